@@ -25,13 +25,19 @@ from penstock.app.scope import Scope
 from penstock.brokers.redis import RedisStreamsBroker
 from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.config import load_settings
-from penstock.dead_letters.filters import Wanted
+from penstock.dead_letters.filters import DeadLetterFilter
 from penstock.messaging.broker import Broker
-from penstock.messaging.death import Death, Try, with_death
+from penstock.messaging.death import AttemptRecord, Death, with_death
 from penstock.messaging.message import Outgoing
-from penstock.operations.dead_letters.acting import HowToReplay, Replaying
-from penstock.operations.dead_letters.letters import Asked, grouped, letters, letters_of_queue, opened_ledger
-from penstock.operations.inspection import View, view
+from penstock.operations.dead_letters.acting import ReplayOperation, ReplayOptions
+from penstock.operations.dead_letters.letters import (
+    DeadLetterSelection,
+    grouped,
+    letters,
+    letters_of_queue,
+    opened_ledger,
+)
+from penstock.operations.inspection import ScopeView, view
 
 QUEUE, DEAD = "orders", "orders-dlq"
 ERRORS, REPLAYED, PAGE_SHOWN, AT_ONCE = 3, 1_000, 100, 5_000
@@ -44,7 +50,9 @@ MEASURED = ("list", "groups", "filter", "replay")
 
 def death(number: int) -> Death:
     """As a worker writes it: about two kilobytes."""
-    attempt = Try(started_at=1.7e9, ended_at=1.7e9 + 1, worker="host-12-01ABC", end="failed", reason="KeyError: 7")
+    attempt = AttemptRecord(
+        started_at=1.7e9, ended_at=1.7e9 + 1, worker="host-12-01ABC", end="failed", reason="KeyError: 7"
+    )
     return Death(
         reason=f"KeyError: 'order {number}'",
         exception=f"KeyError: 'order {number}'",
@@ -76,37 +84,39 @@ def measured(what: str) -> dict[str, float]:
     return {**found, "peak MB": _peak_mb()}
 
 
-def _list(seen: View) -> dict[str, float]:
+def _list(seen: ScopeView) -> dict[str, float]:
     def first_page() -> None:
-        with closing(letters_of_queue(seen.broker, DEAD, Wanted())) as found:
+        with closing(letters_of_queue(seen.broker, DEAD, DeadLetterFilter())) as found:
             assert len([letter.death for letter in islice(found, PAGE_SHOWN)]) == PAGE_SHOWN
 
     return {"first page": _seconds(first_page)}
 
 
-def _groups(seen: View) -> dict[str, float]:
+def _groups(seen: ScopeView) -> dict[str, float]:
     began_at = time.perf_counter()
     first: list[float] = []
-    grouping = grouped(seen, Asked(), first=lambda _: first.append(time.perf_counter() - began_at))
+    grouping = grouped(seen, DeadLetterSelection(), first=lambda _: first.append(time.perf_counter() - began_at))
     assert len(grouping.groups()) == ERRORS
     exact = time.perf_counter() - began_at
     return {"first page": min([*first, exact]), "exact": exact, "letters": grouping.letters}
 
 
-def _filter(seen: View) -> dict[str, float]:
+def _filter(seen: ScopeView) -> dict[str, float]:
     def look() -> None:
-        with closing(letters(seen, Asked(wanted=Wanted(error="nothing of the kind")))) as found:
+        with closing(letters(seen, DeadLetterSelection(wanted=DeadLetterFilter(error="nothing of the kind")))) as found:
             assert next(found, None) is None
 
     return {"all letters": _seconds(look)}
 
 
-def _replay(seen: View) -> dict[str, float]:
-    asked = Asked(wanted=Wanted(error=f"step{ERRORS - 1}"), limit=REPLAYED)
+def _replay(seen: ScopeView) -> dict[str, float]:
+    asked = DeadLetterSelection(wanted=DeadLetterFilter(error=f"step{ERRORS - 1}"), limit=REPLAYED)
 
     def replay() -> None:
         with closing(opened_ledger(seen)) as ledger:
-            doing = Replaying(seen, asked, HowToReplay(), ledger=ledger, stopped=lambda: False, told=lambda _: None)
+            doing = ReplayOperation(
+                seen, asked, ReplayOptions(), ledger=ledger, stopped=lambda: False, told=lambda _: None
+            )
             assert doing.run(say=print).sent == REPLAYED
 
     return {f"{REPLAYED:,} sent": _seconds(replay)}

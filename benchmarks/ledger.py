@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from penstock.ledger import Ledger
-from penstock.ledger.records import BatchOutcome, Candidate, Carrier, Claim, ObjectResult, WorkDone, WorkStanding
+from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectClaims, ObjectResult, WorkDone, WorkStanding
 
 PIPELINE = "file:///benchmark"
 
@@ -100,7 +100,7 @@ def _candidate(name: str) -> Candidate:
     )
 
 
-def _outcome(claim: Claim) -> BatchOutcome:
+def _outcome(claim: ObjectClaims) -> BatchOutcome:
     results = [ObjectResult(object_id=object_id, rows=50, lines_quarantined=0) for object_id in claim.claimed]
     return BatchOutcome(pipeline=PIPELINE, attempt_id=claim.attempt_id, processed=results, rows=50 * len(results))
 

@@ -26,7 +26,7 @@ from tests.services.mariadb_server import MariadbServer, install_template
 from tests.services.postgresql_server import PostgresqlServer
 
 from penstock.ledger import Ledger
-from penstock.ledger.records import BatchOutcome, Candidate, Carrier, Claim, ObjectResult
+from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectClaims, ObjectResult
 
 PIPELINE = "clicks"
 BATCH = 5_000  # objects, of the rows that are there
@@ -222,7 +222,7 @@ def candidate(name: str) -> Candidate:
     )
 
 
-def outcome(claim: Claim) -> BatchOutcome:
+def outcome(claim: ObjectClaims) -> BatchOutcome:
     results = [ObjectResult(object_id=object_id, rows=50, lines_quarantined=0) for object_id in claim.claimed]
     return BatchOutcome(pipeline=PIPELINE, attempt_id=claim.attempt_id, processed=results, rows=50 * len(results))
 

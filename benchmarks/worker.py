@@ -24,10 +24,10 @@ from penstock.events import Bus
 from penstock.handlers.context import Context
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.function_handler import FunctionHandler
-from penstock.messaging.broker import Ask, Broker, Turn
+from penstock.messaging.broker import Broker, ReceiveRequest, TurnResult
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, BatchHandler, HeldClaim, Place
+from penstock.messaging.handler import Answer, BatchHandler, ExecutionPlace, HeldClaim
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.schema import Queue
 from penstock.messaging.settlement import Ack, Settlement
@@ -93,10 +93,10 @@ class BareHandler:
     name = "bench"
     timeout_seconds = 300.0
 
-    def __init__(self, place: Place, seconds: float = 0.0) -> None:
+    def __init__(self, place: ExecutionPlace, seconds: float = 0.0) -> None:
         self.place = place
         self.begun = 0
-        self._kind = BareOnLoop if place is Place.LOOP else Bare
+        self._kind = BareOnLoop if place is ExecutionPlace.LOOP else Bare
         self._seconds = seconds
 
     def weigh(self, delivery: Delivery) -> int:  # noqa: ARG002 # the protocol's
@@ -132,16 +132,16 @@ class CostlessBroker(MemoryBroker):
     def turn(
         self,
         settlements: Sequence[tuple[Delivery, Settlement]],
-        asks: Sequence[Ask],
+        asks: Sequence[ReceiveRequest],
         *,
         lease_seconds: float,  # noqa: ARG002 # the protocol's, as is the next
         wait_seconds: float = 0.0,  # noqa: ARG002
-    ) -> Turn:
+    ) -> TurnResult:
         self.unsettled -= len(settlements)
         if not self.unsettled:
             self.done.set()
         first, self._given = self._given, self._given + sum(ask.messages_max for ask in asks)
-        return Turn(deliveries=self._ready[first : self._given])
+        return TurnResult(deliveries=self._ready[first : self._given])
 
 
 def plain(body: bytes, context: Context) -> None:
@@ -157,7 +157,7 @@ def worker(broker: Broker, *lines: Line) -> Worker:
     return Worker(broker=broker, lines=lines, settings=settings, clock=SystemClock(), bus=Bus())
 
 
-def drained(broker: SqliteBroker, place: Place, messages: int, seconds: float = 0.0) -> float:
+def drained(broker: SqliteBroker, place: ExecutionPlace, messages: int, seconds: float = 0.0) -> float:
     """Send that many messages, work them off; answers the seconds that the work took."""
     queue = f"{place} {seconds}"
     for first in range(0, messages, 5_000):
@@ -173,7 +173,7 @@ def drained(broker: SqliteBroker, place: Place, messages: int, seconds: float = 
 
 def empty_handlers(broker: SqliteBroker, messages: int) -> None:
     print(f"handlers that do nothing, {messages:,} messages, concurrency {CONCURRENCY}: messages a second")
-    for place in (Place.POOL, Place.LOOP):
+    for place in (ExecutionPlace.POOL, ExecutionPlace.LOOP):
         cpu_before = time.process_time()
         rate = messages / drained(broker, place, messages)
         microseconds = (time.process_time() - cpu_before) / messages * 1e6
@@ -183,14 +183,14 @@ def empty_handlers(broker: SqliteBroker, messages: int) -> None:
 def sleepers(broker: SqliteBroker, _: int) -> None:
     ideal_seconds = SLEEPS * SLEEP_SECONDS / CONCURRENCY
     print(f"{SLEEPS:,} sleeps of {SLEEP_SECONDS * 1_000:g} ms, concurrency {CONCURRENCY}; at best {ideal_seconds:g} s")
-    for place in (Place.POOL, Place.LOOP):
+    for place in (ExecutionPlace.POOL, ExecutionPlace.LOOP):
         cpu_before = time.process_time()
         took_seconds = drained(broker, place, SLEEPS, SLEEP_SECONDS)
         print(f"  {place:>5}: {took_seconds:10.2f} s, {time.process_time() - cpu_before:.2f} s of a core")
 
 
 def idle(broker: SqliteBroker, _: int) -> None:
-    lines = [Line(queue=f"idle {n}", handler=BareHandler(Place.LOOP)) for n in range(3)]
+    lines = [Line(queue=f"idle {n}", handler=BareHandler(ExecutionPlace.LOOP)) for n in range(3)]
     for line in lines:
         broker.send(line.queue, [Outgoing(body=BODY)])  # which makes the queue
     stop, quiet = StopSignal(), threading.Event()
@@ -208,8 +208,8 @@ def idle(broker: SqliteBroker, _: int) -> None:
 def alone(_: SqliteBroker, messages: int) -> None:
     print(f"the worker alone, {messages:,} messages, concurrency {CONCURRENCY}: messages a second")
     handlers: dict[str, BatchHandler] = {
-        "nothing, on the pool": BareHandler(Place.POOL),
-        "nothing, on the loop": BareHandler(Place.LOOP),
+        "nothing, on the pool": BareHandler(ExecutionPlace.POOL),
+        "nothing, on the loop": BareHandler(ExecutionPlace.LOOP),
         "def, with its context": function_handler(plain),
         "async def, likewise": function_handler(coroutine),
     }

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tests.chaos.transforms import AT_GATE, GATE
 
-from penstock.app.pipelines.plan import Blueprint
+from penstock.app.pipelines.plan import PipelineBlueprint
 from penstock.app.spark import Spark
 from penstock.cli.main import main
 from penstock.ledger.records import ObjectResult
@@ -31,7 +31,7 @@ from penstock.pipeline.spark.source.ddl import columns_read
 from penstock.pipeline.spark.source.plan import ReadPlan, make_plan
 from penstock.pipeline.spark.source.reading import partition_task, read_partition
 from penstock.pipeline.spark.source.report import ReadingId, Summary, summarise
-from penstock.pipeline.spark.table_schema import Agree, Agreement, agreement
+from penstock.pipeline.spark.table_schema import Agree, SchemaAgreement, agreement
 from penstock.sinks.manifest import encode
 from penstock.sinks.parquet import WrittenFile, list_files
 from penstock.sinks.schema import encode as encode_columns
@@ -106,7 +106,9 @@ class InProcessEngine:
             size_bytes = sink.tell()
         return WrittenFile(path=path, rows=rows.num_rows, size_bytes=size_bytes)
 
-    def _result(self, plan: ReadPlan, summary: Summary, agreed: Agreement, written: list[WrittenFile]) -> RunResult:
+    def _result(
+        self, plan: ReadPlan, summary: Summary, agreed: SchemaAgreement, written: list[WrittenFile]
+    ) -> RunResult:
         folder = run_files(plan.attempt_id, RUN)
         files = list_files(self._declaration.table, folder, partition_by=(), schema=agreed.schema, written=written)
         self._probe(Step.MANIFESTED)
@@ -167,12 +169,12 @@ class InProcessEngine:
 def replace_spark() -> None:
     """Let this process start no Spark, and give its pipelines this engine."""
 
-    def engine(blueprint: Blueprint, _: Any) -> InProcessEngine:
+    def engine(blueprint: PipelineBlueprint, _: Any) -> InProcessEngine:
         agree = partial(agreement, blueprint.ledger, blueprint.tables.rows, blueprint.declaration.pipeline)
         return InProcessEngine(blueprint.declaration, agree=agree, probe=blueprint.tools.probe)
 
     setattr(Spark, "session", lambda _: None)  # noqa: B010 # as the next, not an assignment that mypy could allow
-    setattr(Blueprint, "_engine", engine)  # noqa: B010
+    setattr(PipelineBlueprint, "_engine", engine)  # noqa: B010
 
 
 if __name__ == "__main__":

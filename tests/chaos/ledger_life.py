@@ -14,12 +14,12 @@ from typing import Any
 from penstock.errors import ClaimLost, TemporaryError
 from penstock.ledger import Ledger
 from penstock.ledger.records import (
+    AttemptFailure,
     BatchOutcome,
     Candidate,
     Carrier,
-    Claim,
     FailedObject,
-    Failure,
+    ObjectClaims,
     ObjectResult,
     WorkBegun,
     WorkDone,
@@ -91,7 +91,9 @@ class Life:
 
     def _nothing(self) -> None:
         claim = self._claim(self._some())
-        failed = [FailedObject(object_id=id, failure=Failure.RETRY, reason="", refund=True) for id in claim.claimed]
+        failed = [
+            FailedObject(object_id=id, failure=AttemptFailure.RETRY, reason="", refund=True) for id in claim.claimed
+        ]
         if claim.claimed:
             self._ledger.extend(claim.attempt_id, lease_seconds=LEASE_SECONDS)
             self._ledger.commit(
@@ -105,7 +107,7 @@ class Life:
                 claim.attempt_id, reason="", outcome="given_back", refund=True, unattributed=self._chance.random() < 0.5
             )
 
-    def _claim(self, numbers: Sequence[int]) -> Claim:
+    def _claim(self, numbers: Sequence[int]) -> ObjectClaims:
         attempt_id = self._fresh()
         # A message of its own, that knows better than every end that the database recorded; or the first one.
         news = Carrier(message_id=attempt_id, enqueued_at=LATER) if self._child.last or self._is_news() else None
@@ -121,7 +123,7 @@ class Life:
                 )
             raise
 
-    def _commit(self, claim: Claim, *, failures: bool) -> None:
+    def _commit(self, claim: ObjectClaims, *, failures: bool) -> None:
         if not claim.claimed:
             return
         bad = {id for id in claim.claimed if failures and self._chance.random() < 0.2}
@@ -139,8 +141,10 @@ class Life:
 
     def _failed(self, id: bytes) -> FailedObject:
         """Tried again, found missing for the first time, deleted, or replaced."""
-        failure = self._chance.choice((Failure.RETRY, Failure.RETRY, Failure.GONE, Failure.SUPERSEDED))
-        missing = failure is Failure.GONE or (failure is Failure.RETRY and self._chance.random() < 0.5)
+        failure = self._chance.choice(
+            (AttemptFailure.RETRY, AttemptFailure.RETRY, AttemptFailure.GONE, AttemptFailure.SUPERSEDED)
+        )
+        missing = failure is AttemptFailure.GONE or (failure is AttemptFailure.RETRY and self._chance.random() < 0.5)
         return FailedObject(object_id=id, failure=failure, reason="", missing=missing)
 
     def _is_news(self) -> bool:

@@ -15,12 +15,12 @@ from tests.services.sql_proxy import Plan, SqlProxy
 from penstock.errors import TemporaryError
 from penstock.ledger import Ledger
 from penstock.ledger.records import (
+    AttemptFailure,
     BatchOutcome,
     Candidate,
     Carrier,
-    Claim,
     FailedObject,
-    Failure,
+    ObjectClaims,
     ObjectResult,
     WorkBegun,
     WorkBusy,
@@ -81,7 +81,7 @@ class Story:
 
     # Objects
 
-    def claim(self, worker: str = "w") -> Claim:
+    def claim(self, worker: str = "w") -> ObjectClaims:
         """Claimed by one attempt or another; those that the ledger did not answer for hold nothing."""
         again, self._free = self._free[:2], self._free[2:]
         fresh = [self.fresh("object").encode().rjust(16, b"\0") for _ in range(OBJECTS_AT_ONCE - len(again))]
@@ -99,7 +99,7 @@ class Story:
             assert all(each.attempts == self._counted[id] for id, each in claim.claimed.items())
             return claim
 
-    def _claim(self, ids: list[bytes], attempt_id: str, worker: str) -> Claim:
+    def _claim(self, ids: list[bytes], attempt_id: str, worker: str) -> ObjectClaims:
         candidates = [candidate(id) for id in ids]
         return self.ledger.claim(
             PIPELINE, candidates, attempt_id=attempt_id, worker=worker, lease_seconds=LEASE_SECONDS
@@ -120,12 +120,14 @@ class Story:
         """Some objects processed, one that is to come again, now and then a new schema."""
         claim = self.claim()
         *done, failed = sorted(claim.claimed)
-        failure = self.chance.choice(list(Failure))
+        failure = self.chance.choice(list(AttemptFailure))
         outcome = BatchOutcome(
             pipeline=PIPELINE,
             attempt_id=claim.attempt_id,
             processed=[ObjectResult(object_id=id, rows=7, lines_quarantined=0) for id in done],
-            failed=[FailedObject(object_id=failed, failure=failure, reason="test", refund=failure is Failure.RETRY)],
+            failed=[
+                FailedObject(object_id=failed, failure=failure, reason="test", refund=failure is AttemptFailure.RETRY)
+            ],
             rows=7 * len(done),
             schema_id=self._schemas,
             new_schema="{}" if self.chance.random() < 0.2 else None,
@@ -135,7 +137,7 @@ class Story:
         assert books.attempt(self.url, claim.attempt_id) == ("committed", None)
         assert books.batches_of(self.url, claim.attempt_id) == [seq]
         assert self.ask("commit", lambda: self.ledger.commit(outcome)) == seq, "asked again, it answers the same"
-        if failure is Failure.RETRY:
+        if failure is AttemptFailure.RETRY:
             self._free.append(failed)
             self._counted[failed] -= 1
 
@@ -143,7 +145,7 @@ class Story:
         """All objects failed: no batch, and what is refunded is refunded once."""
         claim = self.claim()
         failed = [
-            FailedObject(object_id=id, failure=Failure.RETRY, reason="test", refund=True)
+            FailedObject(object_id=id, failure=AttemptFailure.RETRY, reason="test", refund=True)
             for id in sorted(claim.claimed)
         ]
         outcome = BatchOutcome(pipeline=PIPELINE, attempt_id=claim.attempt_id, processed=(), failed=failed)
@@ -167,7 +169,7 @@ class Story:
         assert books.held_by(self.url, claim.attempt_id) == set()
         self._free += claim.claimed  # charged: they stay counted
 
-    def _came_back(self, claim: Claim) -> None:
+    def _came_back(self, claim: ObjectClaims) -> None:
         assert books.held_by(self.url, claim.attempt_id) == set()
         self._free += claim.claimed
         self._counted.subtract(set(claim.claimed))

@@ -11,14 +11,22 @@ import pyarrow.parquet as pq
 from ulid import ULID
 
 from penstock.app.housekeeping import Presence
-from penstock.app.paths import LEDGER_FILE, Places, declared_places, places
-from penstock.app.state import QUEUE_FILE, State, open_state
+from penstock.app.paths import LEDGER_FILE, TablePaths, declared_places, places
+from penstock.app.state import QUEUE_FILE, StateFolder, open_state
 from penstock.app.tables import Tables
 from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.config import load_settings
 from penstock.events import Bus, WorkerStarted
 from penstock.ledger import Ledger
-from penstock.ledger.records import BatchOutcome, Candidate, Carrier, Claim, FailedObject, Failure, ObjectResult
+from penstock.ledger.records import (
+    AttemptFailure,
+    BatchOutcome,
+    Candidate,
+    Carrier,
+    FailedObject,
+    ObjectClaims,
+    ObjectResult,
+)
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import DeadLetter
@@ -47,7 +55,7 @@ HOSTILE_NAMES = (
 class Scene:
     """One table's history, told as one goes along. The state is closed between calls, as between processes."""
 
-    where: Places
+    where: TablePaths
     source: Path
     queue: str = ""  # of an app; an ingest's follows from the source
 
@@ -102,7 +110,9 @@ class Scene:
                 )
             )
 
-    def fail(self, name: str, failure: Failure, reason: str, *, version: str = "1", message_id: str = "m") -> None:
+    def fail(
+        self, name: str, failure: AttemptFailure, reason: str, *, version: str = "1", message_id: str = "m"
+    ) -> None:
         with self._state() as state:
             claim = self._claim(state, [name], version=version, message_id=message_id)
             failed = [FailedObject(object_id=id, failure=failure, reason=reason) for id in claim.claimed]
@@ -165,12 +175,14 @@ class Scene:
         return self.queue or self.where.queue(self.source)
 
     @contextmanager
-    def _state(self) -> Iterator[State]:
+    def _state(self) -> Iterator[StateFolder]:
         with open_state(self.where.state) as state:
             state.ledger.ensure_pipeline(self.where.pipeline)
             yield state
 
-    def _claim(self, state: State, names: Sequence[str], *, version: str = "1", message_id: str = "m") -> Claim:
+    def _claim(
+        self, state: StateFolder, names: Sequence[str], *, version: str = "1", message_id: str = "m"
+    ) -> ObjectClaims:
         refs = [self.ref(name, version=version) for name in names]
         wanted = [
             Candidate(

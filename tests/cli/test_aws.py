@@ -16,7 +16,7 @@ from tests.services.s3_stub import S3Stub, refusal
 from penstock.app.paths import LEDGER_FILE, places
 from penstock.app.scope import Scope
 from penstock.brokers.sqs.facts import looking
-from penstock.brokers.sqs.queues import Queues
+from penstock.brokers.sqs.queues import SqsQueues
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.ledger import Ledger
@@ -24,7 +24,7 @@ from penstock.messaging.clock import SystemClock
 from penstock.objects.s3_facts import try_table
 from penstock.operations.doctor import checks
 from penstock.operations.doctor.aws import clocks, scene_of
-from penstock.operations.doctor.findings import Verdict
+from penstock.operations.doctor.findings import FindingLevel
 from penstock.storage.address import S3Address
 
 FAILED, CHECK_FOUND_PROBLEMS = "failed", 3
@@ -330,10 +330,10 @@ def test_without_an_app_nothing_is_known_of_its_queues(penstock: Call, whole: Aw
 def test_doctor_needs_no_right_to_list_queues(
     penstock: Call, whole: AwsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Queues) -> None:
+    def refuse(self: SqsQueues) -> None:
         raise ConfigurationError("refused: sqs:ListQueues")
 
-    monkeypatch.setattr(Queues, "names", refuse)
+    monkeypatch.setattr(SqsQueues, "names", refuse)
     said = penstock("doctor", "--app", "cloudy:app", "--json")
     by_check = {one["check"]: one for one in said.document}
     assert by_check["broker"]["verdict"] == "ok"
@@ -442,13 +442,13 @@ def test_a_package_that_is_missing_is_named(penstock: Call, here: Path, monkeypa
 @pytest.mark.parametrize(
     ("ahead_seconds", "verdict", "words"),
     [
-        (0.4, Verdict.OK, "0 s apart"),
-        (-60.0, Verdict.OK, "60 s apart"),
-        (61.0, Verdict.WARNING, "61 s ahead of"),
-        (-90.0, Verdict.WARNING, "90 s behind"),
+        (0.4, FindingLevel.OK, "0 s apart"),
+        (-60.0, FindingLevel.OK, "60 s apart"),
+        (61.0, FindingLevel.WARNING, "61 s ahead of"),
+        (-90.0, FindingLevel.WARNING, "90 s behind"),
     ],
 )
-def test_clocks(ahead_seconds: float, verdict: Verdict, words: str) -> None:
+def test_clocks(ahead_seconds: float, verdict: FindingLevel, words: str) -> None:
     found = clocks(ahead_seconds)
     assert (found[0], words in found[1]) == (verdict, True)
 

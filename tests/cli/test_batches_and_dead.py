@@ -9,7 +9,7 @@ from tests.cli.conftest import Call
 from tests.cli.scene import Scene
 
 from penstock.brokers.sqlite.broker import SqliteBroker
-from penstock.ledger.records import Failure
+from penstock.ledger.records import AttemptFailure
 from penstock.messaging.death import Death, with_death
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import DeadLetter
@@ -149,7 +149,7 @@ def test_letters_of_every_queue_of_an_app_and_its_dead_objects(
 ) -> None:
     app_scene.bury(b"1", "failed 3 times", exception="KeyError: 'x'")
     Scene.of_app(tmp_path, "views").bury(b"2", "rejected")
-    app_scene.fail("a", Failure.DEAD, "truncated")
+    app_scene.fail("a", AttemptFailure.DEAD, "truncated")
     one, two, three = penstock("dead", "list", "--json").document
     assert (one["kind"], one["queue"], one["exception"]) == ("message", "clicks-files-dlq", "KeyError: 'x'")
     assert (two["queue"], two["exception"], two["attempts"]) == ("views-files-dlq", None, 1)
@@ -177,7 +177,7 @@ def test_a_queue_that_is_not_there(penstock: Call, app_scene: Scene) -> None:
 
 
 def test_a_dead_object_that_was_mended_says_so(penstock: Call, scene: Scene) -> None:
-    scene.fail("a", Failure.DEAD, "truncated")
+    scene.fail("a", AttemptFailure.DEAD, "truncated")
     assert [dead["replaced"] for dead in penstock("dead", "list", "--json").document] == [False]
     scene.process("a", version="2")
     assert [dead["replaced"] for dead in penstock("dead", "list", "--json").document] == [True]

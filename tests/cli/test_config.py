@@ -10,7 +10,7 @@ from penstock.cli.config import PlatformName
 from penstock.config import Settings, load_settings
 from penstock.errors import ConfigurationError
 from penstock.operations.doctor.checks import machine_checks
-from penstock.operations.doctor.findings import Verdict
+from penstock.operations.doctor.findings import FindingLevel
 from penstock.operations.shutdown_budget import PLATFORMS, plan
 
 USAGE, CONFIGURATION = 2, 78
@@ -57,7 +57,7 @@ def test_a_variable_that_names_no_setting_is_told_and_not_refused(
     assert said.exit_code == 0
     assert said.err.startswith("PENSTOCK_PORT in the environment names no setting")
     (finding,) = [found for found in machine_checks_until("settings") if found.check == "settings"]
-    assert finding.verdict is Verdict.WARNING
+    assert finding.verdict is FindingLevel.WARNING
     assert "PENSTOCK_PORT" in finding.found
 
 

@@ -10,12 +10,12 @@ import pytest
 from tests.cli.conftest import Call, Said
 from tests.cli.scene import Scene
 
-from penstock.app.scope import Asked
+from penstock.app.scope import ScopeRequest
 from penstock.errors import ConfigurationError
-from penstock.ledger.records import Failure
+from penstock.ledger.records import AttemptFailure
 from penstock.operations.doctor import checks
 from penstock.operations.doctor.checks import SparkNeed, machine_checks, state_checks
-from penstock.operations.doctor.findings import Verdict
+from penstock.operations.doctor.findings import FindingLevel
 
 CHECK_FOUND_PROBLEMS = 3
 WELL = "runs"
@@ -23,7 +23,7 @@ WELL = "runs"
 
 @pytest.fixture(autouse=True)
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_spark", lambda environ: (Verdict.OK, WELL))
+    monkeypatch.setattr(checks, "_spark", lambda environ: (FindingLevel.OK, WELL))
 
 
 def verdicts(said: Said) -> dict[str, str]:
@@ -66,8 +66,8 @@ def test_a_ledger_apart_is_told_with_the_names_of_what_records_in_it(
     app_scene.process("a")
     module = tmp_path / "shop_of_the_scene.py"
     module.write_text(module.read_text().replace("App()", "App(broker='redis://127.0.0.1:1')"))
-    (found,) = (one for one in state_checks(Asked(app=shop)) if one.check == "ledger")
-    assert found.verdict is Verdict.FAILED
+    (found,) = (one for one in state_checks(ScopeRequest(app=shop)) if one.check == "ledger")
+    assert found.verdict is FindingLevel.FAILED
     assert "what clicks, views did once would be done once a host" in found.found
 
 
@@ -94,7 +94,7 @@ def _no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_untested_deltalake_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.pipeline.extra.DELTALAKE_TESTED", ((0, 1, 0), (0, 2, 0)))
     found = next(one for one in machine_checks({}, spark=SparkNeed.NEEDED) if one.check == "spark extra")
-    assert found.verdict is Verdict.WARNING
+    assert found.verdict is FindingLevel.WARNING
     assert "is outside the range that Penstock is tested with, >=0.1.0,<0.2.0: install one of those" in found.found
 
 
@@ -186,7 +186,7 @@ def test_a_disk_that_is_nearly_full_and_a_table_with_dead_objects_are_warned_of(
     penstock: Call, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checks, "FREE_BYTES_MIN", 2**80)
-    scene.fail("a", Failure.DEAD, "bad")
+    scene.fail("a", AttemptFailure.DEAD, "bad")
     said = penstock("doctor")
     assert said.exit_code == 0
     assert (verdicts(said)["disk"], verdicts(said)["table"]) == ("warning", "warning")
@@ -196,7 +196,7 @@ def test_a_disk_that_is_nearly_full_and_a_table_with_dead_objects_are_warned_of(
 
 
 def test_the_state_of_an_app_is_looked_at_too(penstock: Call, app_scene: Scene) -> None:
-    app_scene.fail("a", Failure.DEAD, "bad")
+    app_scene.fail("a", AttemptFailure.DEAD, "bad")
     said = penstock("doctor")
     assert said.exit_code == 0
     found = verdicts(said)
@@ -237,7 +237,7 @@ def test_an_app_is_called_by_its_name(penstock: Call, app_scene: Scene, shop: st
 
 
 def test_a_table_and_an_app_are_both_looked_at(penstock: Call, scene: Scene, app_scene: Scene) -> None:
-    scene.fail("a", Failure.DEAD, "bad")
+    scene.fail("a", AttemptFailure.DEAD, "bad")
     said = penstock("doctor")
     assert {"app", "table"} <= verdicts(said).keys()
     assert f"-> `penstock status --table {scene.where.table}` shows more" in said.out

@@ -10,7 +10,7 @@ from tests.cli.scene import Scene
 
 from penstock.app.paths import LEDGER_FILE
 from penstock.ledger import Ledger
-from penstock.ledger.records import Failure, OwnedName
+from penstock.ledger.records import AttemptFailure, OwnedName
 
 APP = """
 from penstock import App, DeltaSink, ObjectSource, cleanup
@@ -54,7 +54,7 @@ def clerk(app_scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "landing-of-bills" / "a").write_text("1")
     (tmp_path / "list.jsonl").write_text('{"uri": "landing-of-bills/a"}')
     app_scene.process("a")
-    app_scene.fail("b", Failure.DEAD, "truncated")
+    app_scene.fail("b", AttemptFailure.DEAD, "truncated")
     return app_scene
 
 

@@ -14,7 +14,7 @@ from tests.cli.process import DEADLINE_SECONDS, Process, Start
 from tests.cli.scene import Scene
 
 from penstock.brokers.sqlite.broker import SqliteBroker
-from penstock.ledger.records import Failure
+from penstock.ledger.records import AttemptFailure
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import DeadLetter
 
@@ -115,7 +115,7 @@ def test_a_monitor_answers_for_queues_letters_ledger_and_table(
     broker.send("orders", [Outgoing(body=b"1"), Outgoing(body=b"2"), Outgoing(body=b"3", delay_seconds=600)])
     assert broker.receive("orders", messages_max=1, lease_seconds=600)
     app_scene.process("a", "b")
-    app_scene.fail("c", Failure.RETRY, "again")
+    app_scene.fail("c", AttemptFailure.RETRY, "again")
     late(here, 2 * HOUR)
 
     monitor = start("monitor", "shop:app")

@@ -6,7 +6,7 @@ import pytest
 from tests.cli.conftest import Call
 from tests.cli.scene import HOSTILE_NAMES, Scene
 
-from penstock.ledger.records import Failure
+from penstock.ledger.records import AttemptFailure
 
 USAGE = 2
 
@@ -19,7 +19,7 @@ def test_an_empty_ledger_says_so(penstock: Call, scene: Scene) -> None:
 
 def test_the_list_has_a_row_an_object_in_the_order_of_their_names(penstock: Call, scene: Scene) -> None:
     scene.process("b", "a", rows=3, bad_lines=1)
-    scene.fail("c", Failure.DEAD, f"{scene.ref('c').uri} is a truncated gzip")
+    scene.fail("c", AttemptFailure.DEAD, f"{scene.ref('c').uri} is a truncated gzip")
     said = penstock("objects", "list")
     rows = [line.split() for line in said.out.splitlines()[1:]]
     assert [row[0] for row in rows] == [f"{scene.source}/{name}" for name in "abc"]
@@ -38,7 +38,7 @@ def test_the_list_has_a_row_an_object_in_the_order_of_their_names(penstock: Call
 
 def test_the_list_is_filtered_by_state_and_by_text(penstock: Call, scene: Scene) -> None:
     scene.process("2026-01-01/a", "2026-01-02/a")
-    scene.fail("2026-01-01/bad", Failure.DEAD, "bad")
+    scene.fail("2026-01-01/bad", AttemptFailure.DEAD, "bad")
 
     def listed(*options: str) -> list[str]:
         return [d["object"].rpartition("landing/")[2] for d in penstock("objects", "list", "--json", *options).document]
@@ -69,7 +69,7 @@ def test_options_that_make_no_sense(penstock: Call, scene: Scene, options: tuple
 
 
 def test_show_has_every_version_with_its_attempts(penstock: Call, scene: Scene) -> None:
-    scene.fail("a", Failure.RETRY, "Permission denied")
+    scene.fail("a", AttemptFailure.RETRY, "Permission denied")
     scene.process("a")
     scene.process("a", version="2")
     said = penstock("objects", "show", scene.ref("a").uri)
@@ -100,7 +100,7 @@ def test_show_of_an_unknown_object_says_how_to_find_one(penstock: Call, scene: S
 
 def test_hostile_names_are_printed_and_not_obeyed(penstock: Call, scene: Scene) -> None:
     for name in HOSTILE_NAMES:
-        scene.fail(name, Failure.DEAD, f"{name} is bad".encode("utf-8", "backslashreplace").decode())
+        scene.fail(name, AttemptFailure.DEAD, f"{name} is bad".encode("utf-8", "backslashreplace").decode())
     said = penstock("objects", "list")
     assert len(said.out.splitlines()) == 1 + len(HOSTILE_NAMES), "one line an object, whatever its name holds"
     assert not {"\x1b", "\u202e", "\x00"} & set(said.out)
@@ -133,7 +133,7 @@ def test_long_names_are_not_folded_where_a_program_reads(penstock: Call, scene: 
 
 def test_objects_of_an_app_say_whose_they_are(penstock: Call, app_scene: Scene, tmp_path: Path) -> None:
     app_scene.process("a")
-    Scene.of_app(tmp_path, "views").fail("a", Failure.DEAD, "bad")
+    Scene.of_app(tmp_path, "views").fail("a", AttemptFailure.DEAD, "bad")
     header, first, second = penstock("objects", "list").out.splitlines()
     assert header.split()[:3] == ["pipeline", "object", "state"]
     assert [line.split()[0] for line in (first, second)] == ["clicks", "views"]
@@ -150,7 +150,7 @@ def test_show_has_the_object_as_each_pipeline_of_the_app_knows_it(
     penstock: Call, app_scene: Scene, tmp_path: Path
 ) -> None:
     app_scene.process("a")
-    Scene.of_app(tmp_path, "views").fail("a", Failure.DEAD, "bad")
+    Scene.of_app(tmp_path, "views").fail("a", AttemptFailure.DEAD, "bad")
     said = penstock("objects", "show", "landing/a")
     assert [line.split()[1] for line in said.out.splitlines() if line.startswith("pipeline")] == ["clicks", "views"]
     (document,) = penstock("objects", "show", "landing/a", "--pipeline", "views", "--json").document

@@ -9,7 +9,7 @@ from tests.cli.conftest import Call
 from tests.cli.scene import Scene
 from tests.services.aws_server import AwsServer
 
-from penstock.ledger.records import Failure
+from penstock.ledger.records import AttemptFailure
 
 
 @pytest.fixture
@@ -75,8 +75,8 @@ def test_one_line_that_names_no_object_is_one(penstock: Call, scene: Scene, done
 
 def test_what_waits_or_is_dead_is_replaced_and_what_is_done_known(penstock: Call, scene: Scene) -> None:
     scene.process("a")
-    scene.fail("b", Failure.RETRY, "not now")
-    scene.fail("c", Failure.DEAD, "bad")
+    scene.fail("b", AttemptFailure.RETRY, "not now")
+    scene.fail("c", AttemptFailure.DEAD, "bad")
     said = penstock("objects", "import", "--processed", write(scene, "a", "b", "c", "d"), "--table", scene.table)
     assert "3 imported as processed (1 dead, 1 unprocessed before), 1 known already" in said.out
     assert penstock("dead", "list", "--json").document == []

@@ -19,12 +19,12 @@ from tests.cli.process import SRC
 from tests.cli.scene import Scene
 
 from penstock.app.loading import load_app
-from penstock.app.scope import Asked as ScopeAsked
+from penstock.app.scope import ScopeRequest as ScopeAsked
 from penstock.app.scope import find_scope
 from penstock.app.serving import serve
 from penstock.app.state import QUEUE_FILE
 from penstock.brokers.sqlite.broker import SqliteBroker
-from penstock.ledger.records import Failure
+from penstock.ledger.records import AttemptFailure
 from penstock.messaging.broker import Broker
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message
@@ -32,7 +32,7 @@ from penstock.messaging.steps import Step
 from penstock.objects.notification import parse
 from penstock.operations.dead_letters.letters import opened_ledger
 from penstock.operations.inspection import view
-from penstock.operations.objects.retry import Asked, plan, retry
+from penstock.operations.objects.retry import RetrySelection, plan, retry
 from penstock.testing import FakeClock
 from penstock.worker.shutdown import StopSignal
 
@@ -261,7 +261,7 @@ def test_who_looks_for_the_letter_of_an_object_without_one_is_told_of_the_other_
 
 def test_it_stops_between_two_chunks_and_keeps_to_the_rate(penstock: Call, post: Post) -> None:
     post.die("a", "b", "c", "d")
-    clock, asked = FakeClock(auto_advance=True), Asked(rate=1)
+    clock, asked = FakeClock(auto_advance=True), RetrySelection(rate=1)
     told: list[float] = []
 
     def announced(times: int) -> int:
@@ -291,7 +291,7 @@ def test_it_stops_between_two_chunks_and_keeps_to_the_rate(penstock: Call, post:
 def test_what_lives_again_before_its_turn_is_left_alone(penstock: Call, post: Post) -> None:
     post.die("a", "b", "c")
     post.mend()
-    asked = Asked(rate=1)
+    asked = RetrySelection(rate=1)
     with view(find_scope(ScopeAsked(app="post:app"), here=post.folder)) as seen:
         planned = plan(seen, asked)
         with closing(opened_ledger(seen)) as ledger:
@@ -388,7 +388,7 @@ def test_archived_objects_are_known(penstock: Call, post: Post) -> None:
 
 
 def test_a_table_of_ingest_knows_its_queue(penstock: Call, scene: Scene) -> None:
-    scene.fail("a", Failure.DEAD, "bad")
+    scene.fail("a", AttemptFailure.DEAD, "bad")
     scene.process("b")
     assert "run its `penstock ingest`" in penstock("objects", "retry", "--yes").err
     scene.send("elsewhere")
@@ -402,7 +402,7 @@ def test_a_table_of_ingest_knows_its_queue(penstock: Call, scene: Scene) -> None
 
 
 def test_several_sources_need_a_queue_to_be_named(penstock: Call, scene: Scene) -> None:
-    scene.fail("a", Failure.DEAD, "bad")
+    scene.fail("a", AttemptFailure.DEAD, "bad")
     scene.send("elsewhere")
     scene.source = scene.source.with_name("other")
     scene.send("elsewhere")
@@ -412,7 +412,7 @@ def test_several_sources_need_a_queue_to_be_named(penstock: Call, scene: Scene) 
 
 
 def test_an_app_has_to_say_which_queue(penstock: Call, app_scene: Scene, shop: str) -> None:
-    app_scene.fail("a", Failure.DEAD, "bad")
+    app_scene.fail("a", AttemptFailure.DEAD, "bad")
     app_scene.send("elsewhere")
     said = penstock("objects", "retry", "--yes")
     assert (said.exit_code, said.out) == (USAGE, "")
@@ -427,7 +427,7 @@ def test_an_app_has_to_say_which_queue(penstock: Call, app_scene: Scene, shop: s
 
 
 def test_later_versions_need_no_retry_of_earlier_ones(penstock: Call, scene: Scene) -> None:
-    scene.fail("a", Failure.DEAD, "bad")
+    scene.fail("a", AttemptFailure.DEAD, "bad")
     scene.process("a", version="2")
     scene.send("elsewhere")
     said = penstock("objects", "retry", "--yes")
@@ -436,13 +436,15 @@ def test_later_versions_need_no_retry_of_earlier_ones(penstock: Call, scene: Sce
     assert penstock("objects", "retry", scene.ref("a").uri, "--yes", "--json").document["sent"] == 1, "it was named"
 
 
-@pytest.mark.parametrize("state", [Failure.DEAD, Failure.GONE, Failure.SUPERSEDED])
-def test_only_those_in_the_state_that_was_given_are_announced(penstock: Call, scene: Scene, state: Failure) -> None:
-    for number, failure in enumerate((Failure.DEAD, Failure.GONE, Failure.SUPERSEDED)):
+@pytest.mark.parametrize("state", [AttemptFailure.DEAD, AttemptFailure.GONE, AttemptFailure.SUPERSEDED])
+def test_only_those_in_the_state_that_was_given_are_announced(
+    penstock: Call, scene: Scene, state: AttemptFailure
+) -> None:
+    for number, failure in enumerate((AttemptFailure.DEAD, AttemptFailure.GONE, AttemptFailure.SUPERSEDED)):
         for name in "ab"[: 1 + (failure is state)]:
             scene.fail(f"{name}-{failure.value}-{number}", failure, "bad")
     scene.send("elsewhere")
-    only = () if state is Failure.DEAD else ("--only", state.value)
+    only = () if state is AttemptFailure.DEAD else ("--only", state.value)
     assert penstock("objects", "retry", *only, "--filter", "a-", "--dry-run", "--json").document["objects"] == 1
     assert penstock("objects", "retry", *only, "--yes", "--json").document["sent"] == 2
     announced = {ref.uri for message in waiting(scene) for ref in parse(message.body, buckets_allowed=None).objects}

@@ -17,7 +17,7 @@ from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectState
 from penstock.objects.reference import ObjectRef
-from penstock.pipeline.reconcile.alone import FOLDERS_MAX, LeftOut, Listed, MissingAlone, ReconcileScope
+from penstock.pipeline.reconcile.alone import FOLDERS_MAX, ExistingObject, LeftOut, MissingAlone, ReconcileScope
 
 FOUND, STOPPED = 3, 75
 SRC = Path(__file__).parents[2] / "src"
@@ -172,5 +172,5 @@ def test_keys_that_no_notification_can_name_are_left_out_and_strange_ones_are_no
         assert [ref.key for chunk in found.chunks() for ref in chunk] == strange
 
 
-def _listed(key: str) -> Listed:
-    return Listed(ObjectRef(bucket="b", key=key, size_bytes=1, version_id=None, etag="e"), 1.0)
+def _listed(key: str) -> ExistingObject:
+    return ExistingObject(ObjectRef(bucket="b", key=key, size_bytes=1, version_id=None, etag="e"), 1.0)

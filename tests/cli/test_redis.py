@@ -19,7 +19,7 @@ from penstock.brokers.redis import RedisStreamsBroker
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import DeadLetter
 from penstock.operations.doctor import checks
-from penstock.operations.doctor.findings import Verdict
+from penstock.operations.doctor.findings import FindingLevel
 
 SECRET = "hunter2"
 USAGE, CHECK_FOUND_PROBLEMS, TEMPORARY, CONFIGURATION = 2, 3, 75, 78
@@ -49,7 +49,7 @@ def here(tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -
     folder = tmp_path / "app"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(checks, "_spark", lambda environ: (Verdict.OK, "runs"))
+    monkeypatch.setattr(checks, "_spark", lambda environ: (FindingLevel.OK, "runs"))
     monkeypatch.setenv("PENSTOCK_BROKER", f"redis://shop:{SECRET}@127.0.0.1:{server.port}/1")
     (folder / "shop.py").write_text(APP)
     (folder / "penstock.toml").write_text("lease_seconds = 600\n")

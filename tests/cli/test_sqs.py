@@ -15,7 +15,7 @@ from tests.services.aws_server import REGION, AwsServer
 
 from penstock.app.spark import Spark
 from penstock.brokers.sqs import SqsBroker
-from penstock.ledger.records import Failure
+from penstock.ledger.records import AttemptFailure
 from penstock.messaging.broker import QueueSettings, listed_name
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import DeadLetter
@@ -276,7 +276,7 @@ def test_dead_objects_are_listed_beside_letters_that_cannot_be(
     penstock: Call, broker: SqsBroker, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = Scene.of_app(here)
-    scene.fail("a.jsonl", Failure.DEAD, "it is no JSON")
+    scene.fail("a.jsonl", AttemptFailure.DEAD, "it is no JSON")
     scene.process("a.jsonl", version="2")
     bury(broker)
     for options in ((), ("--pipeline", "clicks")):

@@ -11,10 +11,10 @@ from deltalake import DeltaTable, write_deltalake
 from tests.cli.conftest import Call, Said
 from tests.cli.scene import SCHEMA, Scene
 
-from penstock.app.scope import Asked, Scope, find_scope
+from penstock.app.scope import Scope, ScopeRequest, find_scope
 from penstock.brokers.sqlite import broker
-from penstock.ledger.records import Failure
-from penstock.operations.status.standing import Standing
+from penstock.ledger.records import AttemptFailure
+from penstock.operations.status.standing import Status
 from penstock.operations.status.status import standing
 
 USAGE, CHECK_FOUND_PROBLEMS, CONFIGURATION = 2, 3, 78
@@ -48,7 +48,7 @@ def test_what_is_committed_and_not_published_is_told_until_it_is(penstock: Call,
 
 
 def test_the_dead_are_told(penstock: Call, scene: Scene) -> None:
-    scene.fail("a", Failure.DEAD, "bad")
+    scene.fail("a", AttemptFailure.DEAD, "bad")
     scene.bury(b"?", "no JSON")
     assert verdict(penstock("status")) == "dead objects: 1; dead letters: 1"
     assert penstock("status", "--json").document["troubles"] == ["dead objects: 1", "dead letters: 1"]
@@ -57,7 +57,7 @@ def test_the_dead_are_told(penstock: Call, scene: Scene) -> None:
 def test_what_waits_is_a_trouble_only_where_nobody_works(penstock: Call, scene: Scene) -> None:
     scene.send("a", "b")
     assert verdict(penstock("status")) == "unconsumed: messages waiting with no worker running: 2"
-    scene.fail("a", Failure.RETRY, "once more")
+    scene.fail("a", AttemptFailure.RETRY, "once more")
     assert verdict(penstock("status")) == "unconsumed: objects waiting with no worker running: 1"
     with scene.worker() as worker:
         said = penstock("status")
@@ -123,7 +123,7 @@ def test_looking_at_nothing_makes_nothing(penstock: Call, tmp_path: Path, monkey
 
 def test_a_dead_version_that_a_later_one_replaced_is_no_trouble(penstock: Call, scene: Scene) -> None:
     letter = scene.bury(b"{}", "truncated")
-    scene.fail("a", Failure.DEAD, "truncated", message_id=letter)
+    scene.fail("a", AttemptFailure.DEAD, "truncated", message_id=letter)
     scene.publish()
     assert verdict(penstock("status")) == "dead objects: 1; dead letters: 1"
     scene.process("a", version="2")
@@ -141,7 +141,7 @@ def test_where_letters_cannot_be_looked_at_nobody_knows_how_many_were_replaced(
 ) -> None:
     monkeypatch.setattr(broker, "_CAPABILITIES", replace(broker._CAPABILITIES, browsable=False))
     letter = scene.bury(b"{}", "truncated")
-    scene.fail("a", Failure.DEAD, "truncated", message_id=letter)
+    scene.fail("a", AttemptFailure.DEAD, "truncated", message_id=letter)
     scene.publish()
     assert penstock("status", "--json").document["dead_letters_replaced"] == 0
     scene.process("a", version="2")
@@ -153,10 +153,10 @@ def test_where_letters_cannot_be_looked_at_nobody_knows_how_many_were_replaced(
 
 def test_what_no_later_version_replaced_stays_a_trouble(penstock: Call, scene: Scene) -> None:
     scene.process("a")
-    scene.fail("a", Failure.DEAD, "an earlier version is no help", version="2")
-    scene.fail("b", Failure.DEAD, "bad", message_id="m-b")
-    scene.fail("b", Failure.DEAD, "still bad", version="2", message_id="m-b")
-    scene.fail("c", Failure.DEAD, "bad", message_id="m-b")
+    scene.fail("a", AttemptFailure.DEAD, "an earlier version is no help", version="2")
+    scene.fail("b", AttemptFailure.DEAD, "bad", message_id="m-b")
+    scene.fail("b", AttemptFailure.DEAD, "still bad", version="2", message_id="m-b")
+    scene.fail("c", AttemptFailure.DEAD, "bad", message_id="m-b")
     scene.process("c", version="2")
     scene.bury(b"?", "no JSON")
     scene.publish()
@@ -166,7 +166,7 @@ def test_what_no_later_version_replaced_stays_a_trouble(penstock: Call, scene: S
 def test_a_letter_about_several_objects_stays_until_all_are_replaced(penstock: Call, scene: Scene) -> None:
     letter = scene.bury(b"{}", "two records")
     for name in ("a", "b"):
-        scene.fail(name, Failure.DEAD, "bad", message_id=letter)
+        scene.fail(name, AttemptFailure.DEAD, "bad", message_id=letter)
     scene.process("a", version="2")
     scene.publish()
     assert verdict(penstock("status")) == "dead objects: 1; dead letters: 1"
@@ -265,7 +265,7 @@ def test_an_app_with_handlers_alone_has_no_ledger_and_none_is_made(
 def test_the_settings_say_where_the_state_of_an_app_is(
     penstock: Call, app_scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    app_scene.fail("a", Failure.DEAD, "bad")
+    app_scene.fail("a", AttemptFailure.DEAD, "bad")
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     said = penstock("status")
@@ -326,7 +326,7 @@ def test_settings_that_cannot_be_read_are_no_matter_for_a_table(
 
 def test_a_check_fails_where_something_needs_a_person_and_only_then(penstock: Call, app_scene: Scene) -> None:
     assert penstock("status", "--check").exit_code == 0
-    app_scene.fail("a", Failure.DEAD, "bad")
+    app_scene.fail("a", AttemptFailure.DEAD, "bad")
     said = penstock("status", "--check", "--json")
     assert said.exit_code == CHECK_FOUND_PROBLEMS
     document = json.loads(said.out)
@@ -353,7 +353,7 @@ def test_a_line_of_a_queue_tells_ages_as_the_verdict_does(
 ) -> None:
     app_scene.send("a")
 
-    def later(scope: Scope) -> Standing:
+    def later(scope: Scope) -> Status:
         found = standing(scope)
         queues = [replace(one, oldest_visible_message_age_seconds=1285.0) for one in found.queues]
         return replace(found, queues=queues)
@@ -367,7 +367,7 @@ def test_a_line_of_a_queue_tells_ages_as_the_verdict_does(
 def test_an_object_that_waits_for_too_long_is_overdue(
     penstock: Call, app_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app_scene.fail("a", Failure.RETRY, "once more")
+    app_scene.fail("a", AttemptFailure.RETRY, "once more")
     with app_scene.serving("clicks-files"):
         assert verdict(penstock("status")) == "at work"
         monkeypatch.setenv("PENSTOCK_OVERDUE_AFTER_SECONDS", "0.000001")
@@ -379,8 +379,8 @@ def test_an_object_that_waits_for_too_long_is_overdue(
 
 def test_an_ingest_is_not_late_with_what_it_found(scene: Scene) -> None:
     scene.send("a")
-    scene.fail("a", Failure.RETRY, "once more")
-    scope = find_scope(Asked(), here=Path.cwd())
+    scene.fail("a", AttemptFailure.RETRY, "once more")
+    scope = find_scope(ScopeRequest(), here=Path.cwd())
     impatient = scope.settings.model_copy(update={"late_after_seconds": 1e-6, "overdue_after_seconds": 1e-6})
     with scene.worker():
         found = standing(replace(scope, settings=impatient))
@@ -426,7 +426,7 @@ def test_what_only_looks_shows_an_app_and_a_table_of_one_folder(
 
 
 def test_the_status_of_both_names_the_troubles_of_both(penstock: Call, scene: Scene, app_scene: Scene) -> None:
-    scene.fail("a", Failure.DEAD, "bad")
+    scene.fail("a", AttemptFailure.DEAD, "bad")
     app_scene.send("b")
     said = penstock("status", "--check")
     assert said.exit_code == CHECK_FOUND_PROBLEMS
@@ -510,7 +510,7 @@ def test_an_overwrite_is_told_and_a_deliberate_delete_is_not(penstock: Call, sce
 
 def test_the_commands_that_are_named_bring_failed_objects_back(penstock: Call, scene: Scene) -> None:
     scene.send("b")  # as an ingest does
-    scene.fail("a", Failure.DEAD, "bad")
+    scene.fail("a", AttemptFailure.DEAD, "bad")
     for verb in (("status",), ("objects", "list"), ("objects", "show", scene.ref("a").uri)):
         said = penstock(*verb)
         replay, retry = re.findall(r"`(penstock [^`]+)`", said.out + said.err)

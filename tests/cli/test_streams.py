@@ -15,7 +15,7 @@ from tests.cli.scene import Scene
 
 from penstock.cli import main as cli
 from penstock.cli import status as status_verb
-from penstock.ledger.records import Failure
+from penstock.ledger.records import AttemptFailure
 
 SECONDS_MAX = 60
 FAILED, TEMPORARY_FAILURE, INTERRUPTED = 1, 75, 130
@@ -85,7 +85,7 @@ def test_talk_goes_to_stderr_and_data_to_stdout(scene: Scene) -> None:
 
 def test_a_narrow_terminal_folds_long_names_and_leaves_empty_columns_out(scene: Scene) -> None:
     name = "a-long-name-" * 10
-    scene.fail(name, Failure.DEAD, "it is bad")
+    scene.fail(name, AttemptFailure.DEAD, "it is bad")
     lines = in_a_terminal("objects", "list", columns=80)
     assert max(map(len, lines)) <= 80
     assert "rows" not in lines[0]

@@ -21,13 +21,13 @@ from rich.console import Console
 from tests.cli.conftest import Call
 from tests.cli.scene import Scene
 
-from penstock.app.scope import Asked, find_scope
-from penstock.cli.top import Keys
+from penstock.app.scope import ScopeRequest, find_scope
+from penstock.cli.top import KeyReader
 from penstock.cli.top_screen import lines, screen
 from penstock.errors import TemporaryError
-from penstock.ledger.records import Failure
-from penstock.operations.status.status import Looks
-from penstock.operations.status.top import Frame, Watch
+from penstock.ledger.records import AttemptFailure
+from penstock.operations.status.status import StatusReader
+from penstock.operations.status.top import StatusWatch, TopFrame
 
 SRC = Path(__file__).parents[2] / "src"
 USAGE = 2
@@ -101,7 +101,7 @@ def test_one_look_has_the_verdict_and_a_row_a_queue_and_pipeline(penstock: Call,
     app_scene.process("x")
     app_scene.send("a", "b")
     app_scene.bury(b"?", "no JSON")
-    app_scene.fail("d", Failure.DEAD, "bad")
+    app_scene.fail("d", AttemptFailure.DEAD, "bad")
     said = penstock("top", "--once")
     assert (said.exit_code, said.err) == (0, "")
     head, queues, row, pipelines, pipeline = said.out.splitlines()
@@ -274,13 +274,13 @@ def test_other_keys_do_nothing(app_scene: Scene, terminal: Callable[..., Termina
 def test_without_a_terminal_and_after_it_has_gone_only_time_passes() -> None:
     ours, theirs = pty.openpty()
     os.write(ours, b"x")
-    pressed = Keys(theirs)
+    pressed = KeyReader(theirs)
     os.close(ours)
     assert not pressed.quits_within(0.05)
     assert not pressed.quits_within(0.05)
     os.close(theirs)
     began_at = time.monotonic()
-    assert not Keys(None).quits_within(0.05)
+    assert not KeyReader(None).quits_within(0.05)
     assert time.monotonic() - began_at >= 0.05
 
 
@@ -288,26 +288,26 @@ def test_without_a_terminal_and_after_it_has_gone_only_time_passes() -> None:
 
 
 def test_a_server_that_is_away_is_told_and_asked_again(app_scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Watch(find_scope(Asked(), here=Path.cwd()))
+    watch = StatusWatch(find_scope(ScopeRequest(), here=Path.cwd()))
     assert watch.look().verdict == "all well"
-    look = Looks.look
+    look = StatusReader.look
 
-    def away(_: Looks) -> None:
+    def away(_: StatusReader) -> None:
         raise TemporaryError("the broker at redis://h: Connection refused")
 
-    monkeypatch.setattr(Looks, "look", away)
+    monkeypatch.setattr(StatusReader, "look", away)
     frame = watch.look()
     assert frame.verdict == "cannot be told: the broker at redis://h: Connection refused"
     assert frame.standing is None
     assert lines(frame).splitlines()[0].endswith(frame.verdict)
-    monkeypatch.setattr(Looks, "look", look)
+    monkeypatch.setattr(StatusReader, "look", look)
     assert watch.look().verdict == "all well"
 
 
 def test_a_screen_keeps_what_it_saw_while_nothing_can_be_asked(app_scene: Scene) -> None:
     app_scene.send("a")
-    seen = Watch(find_scope(Asked(), here=Path.cwd())).look()
-    away = Frame(at=seen.at + 7, standing=None, error="Connection refused")
+    seen = StatusWatch(find_scope(ScopeRequest(), here=Path.cwd())).look()
+    away = TopFrame(at=seen.at + 7, standing=None, error="Connection refused")
     console = Console(width=150, record=True, file=io.StringIO())
     console.print(screen(away, seen, name="here", every_seconds=2.0, width=150))
     text = console.export_text()
@@ -320,7 +320,7 @@ def test_a_screen_keeps_what_it_saw_while_nothing_can_be_asked(app_scene: Scene)
 
 def test_a_narrow_terminal_does_without_the_least_columns(app_scene: Scene) -> None:
     app_scene.send("a")
-    frame = Watch(find_scope(Asked(), here=Path.cwd())).look()
+    frame = StatusWatch(find_scope(ScopeRequest(), here=Path.cwd())).look()
 
     def heads(width: int) -> list[str]:
         console = Console(width=width, record=True, file=io.StringIO())
@@ -334,7 +334,7 @@ def test_a_narrow_terminal_does_without_the_least_columns(app_scene: Scene) -> N
 
 
 def test_a_long_name_does_not_wrap_the_head_line(app_scene: Scene) -> None:
-    frame = Watch(find_scope(Asked(), here=Path.cwd())).look()
+    frame = StatusWatch(find_scope(ScopeRequest(), here=Path.cwd())).look()
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(screen(frame, None, name="sqlite:///" + "x" * 80, every_seconds=2.0, width=80))
     head, below, *_ = console.export_text().splitlines()

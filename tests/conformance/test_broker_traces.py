@@ -4,7 +4,7 @@ import pytest
 from tests.conformance.broker_stands import LEASE, Stand, receive
 from tests.traced import Traces, context_in, linked, traceparent
 
-from penstock.messaging.broker import Ask, Broker, QueueSettings, send_each
+from penstock.messaging.broker import Broker, QueueSettings, ReceiveRequest, send_each
 from penstock.messaging.message import Outgoing
 from penstock.messaging.replay import Replay, letter_replay_id, replayed
 from penstock.messaging.settlement import Ack, DeadLetter, Release
@@ -46,10 +46,10 @@ def test_a_message_takes_the_context_of_its_sending_along(broker: Broker, traces
 def test_a_turn_that_brings_something_is_a_receive_and_one_that_does_not_leaves_nothing(
     broker: Broker, traces: Traces
 ) -> None:
-    assert not broker.turn([], [Ask(queue="q", messages_max=10)], lease_seconds=LEASE).deliveries
+    assert not broker.turn([], [ReceiveRequest(queue="q", messages_max=10)], lease_seconds=LEASE).deliveries
     assert not traces.spans
     broker.send("q", [Outgoing(body=b"1")])
-    turn = broker.turn([], [Ask(queue="q", messages_max=10)], lease_seconds=LEASE)
+    turn = broker.turn([], [ReceiveRequest(queue="q", messages_max=10)], lease_seconds=LEASE)
     assert len(turn.deliveries) == 1
     assert linked(traces.only("receive q")) == [traceparent(traces.only("send q"))]
 

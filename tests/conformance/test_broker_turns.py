@@ -7,7 +7,7 @@ import pytest
 from tests.conformance.broker_stands import LEASE, Stand, Waiting, bodies, outgoing, receive
 
 from penstock.errors import ConfigurationError, TemporaryError
-from penstock.messaging.broker import Ask, Broker, Listening, Turn
+from penstock.messaging.broker import Broker, Listening, ReceiveRequest, TurnResult
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 
@@ -19,8 +19,8 @@ def broker(stand: Stand) -> Broker:
     return stand.broker()
 
 
-def turn(broker: Broker, settlements: Sequence[tuple[Delivery, Settlement]] = (), **asked: int) -> Turn:
-    asks = [Ask(queue=queue, messages_max=count) for queue, count in asked.items()]
+def turn(broker: Broker, settlements: Sequence[tuple[Delivery, Settlement]] = (), **asked: int) -> TurnResult:
+    asks = [ReceiveRequest(queue=queue, messages_max=count) for queue, count in asked.items()]
     return broker.turn(settlements, asks, lease_seconds=LEASE)
 
 
@@ -122,7 +122,7 @@ def test_a_settlement_that_makes_no_sense_is_answered_and_the_receive_goes_on(br
 def test_a_lease_that_makes_no_sense_is_answered_and_what_was_settled_stays_settled(broker: Broker) -> None:
     broker.send("q", outgoing("a", "b"))
     (delivery,) = receive(broker, 1)
-    came = broker.turn([(delivery, Ack())], [Ask(queue="q", messages_max=5)], lease_seconds=-1.0)
+    came = broker.turn([(delivery, Ack())], [ReceiveRequest(queue="q", messages_max=5)], lease_seconds=-1.0)
     assert came.settle_error is None
     assert came.receive_error is not None
     assert came.receive_error[0] == "q"
@@ -143,7 +143,7 @@ def test_after_closing_both_halves_answer_that_it_is_away(broker: Broker) -> Non
 
 
 def test_a_turn_waits_for_one_queue_and_never_for_several(stand: Stand, broker: Broker) -> None:
-    one, two = Ask(queue="one", messages_max=1), Ask(queue="two", messages_max=1)
+    one, two = ReceiveRequest(queue="one", messages_max=1), ReceiveRequest(queue="two", messages_max=1)
     assert not broker.turn([], [one, two], lease_seconds=LEASE, wait_seconds=20).deliveries  # time stands still
     alone = Waiting(stand, lambda: broker.turn([], [one], lease_seconds=LEASE, wait_seconds=20).deliveries)
     stand.advance(19)

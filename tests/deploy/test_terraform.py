@@ -14,7 +14,7 @@ import pytest
 from tests.deploy.reading import read_hcl
 from tests.deploy.tools import STARTER, terraform
 
-from penstock.cli.init import TEMPLATES, VALUES, Wanted, aws_files, wanted
+from penstock.cli.init import TEMPLATES, VALUES, StarterNames, aws_files, wanted
 from penstock.config import Settings
 
 SOURCE, DLQ, DEAD = (f"${{aws_sqs_queue.{name}.arn}}" for name in ("source", "dlq", "dead"))
@@ -226,8 +226,8 @@ def test_the_values_are_what_was_named_and_the_settings() -> None:
     }
 
 
-@pytest.mark.parametrize("names", [Wanted(queue="q", bucket="b-b", prefixes=("a/",), table=None)])
-def test_every_value_has_a_variable(names: Wanted) -> None:
+@pytest.mark.parametrize("names", [StarterNames(queue="q", bucket="b-b", prefixes=("a/",), table=None)])
+def test_every_value_has_a_variable(names: StarterNames) -> None:
     settings = Settings.model_construct(aws_region="eu-west-1")
     values = json.loads(aws_files(names, settings)[VALUES])
     assert values["region"] == "eu-west-1"

@@ -10,14 +10,14 @@ import pytest
 
 from penstock.cli.dead.acting import replay_document
 from penstock.cli.dead.documents import plan_document
-from penstock.dead_letters.canary import Fate
-from penstock.dead_letters.groups import Group
+from penstock.dead_letters.canary import CanaryResult
+from penstock.dead_letters.groups import FailureGroup
 from penstock.ledger.dead_letters import AuditRow
 from penstock.operations.dead_letters.acting import ReplayReport
-from penstock.operations.dead_letters.letters import Plan
+from penstock.operations.dead_letters.letters import DeadLetterPlan
 
 PAGE = (Path(__file__).parents[2] / "docs" / "fix" / "dead-letters.md").read_text(encoding="utf-8")
-PLAN = Plan(letters=0, by_queue={}, groups=(), others=0, ids_met=frozenset())
+PLAN = DeadLetterPlan(letters=0, by_queue={}, groups=(), others=0, ids_met=frozenset())
 
 
 def row(verb: str) -> str:
@@ -29,11 +29,11 @@ def row(verb: str) -> str:
 @pytest.mark.parametrize(
     ("verb", "fields"),
     [
-        ("each group", [field.name for field in dataclasses.fields(Group)]),
+        ("each group", [field.name for field in dataclasses.fields(FailureGroup)]),
         ("`audit`", [field.name for field in dataclasses.fields(AuditRow)]),
         ("`dead replay --dry-run`, `dead purge --dry-run`", plan_document(PLAN)),
         ("`dead replay`", replay_document(ReplayReport())),
-        ("`dead replay`", get_args(get_type_hints(Fate)["verdict"])),
+        ("`dead replay`", get_args(get_type_hints(CanaryResult)["verdict"])),
         ("`dead replay`", get_args(get_type_hints(ReplayReport)["outcome"])),
     ],
 )

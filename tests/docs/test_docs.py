@@ -20,7 +20,7 @@ from penstock.messaging.death import Death
 from penstock.messaging.delivery import PreviousAttempt
 from penstock.messaging.steps import Step
 from penstock.operations.ingest.ingest import IngestReport
-from penstock.operations.status.status import Standing
+from penstock.operations.status.status import Status
 from penstock.pipeline.spark.source.quarantine import QUARANTINE_SCHEMA
 from penstock.testing import plugin
 
@@ -80,7 +80,7 @@ def test_every_state_of_an_object_is_documented(state: ObjectState) -> None:
 
 
 def test_every_problem_that_status_reports_is_in_troubleshooting() -> None:
-    nothing = Standing(
+    nothing = Status(
         table="t",
         table_version=None,
         objects={ObjectState.DEAD: 1, ObjectState.UNPROCESSED: 1},

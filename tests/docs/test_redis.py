@@ -16,15 +16,15 @@ from tests.services.redis_server import RedisServer
 from penstock.app import backends
 from penstock.brokers.redis import RedisStreamsBroker
 from penstock.brokers.redis.facts import try_everything
-from penstock.brokers.redis.keys import Keys
-from penstock.brokers.redis.recovery import Sweeping
+from penstock.brokers.redis.keys import QueueKeys
+from penstock.brokers.redis.recovery import LeaseSweeper
 from penstock.brokers.redis.server import Server
 from penstock.config import Settings
 from penstock.errors import PenstockError, TemporaryError
 from penstock.events import tell_nobody
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter
-from penstock.operations.doctor.findings import Verdict
+from penstock.operations.doctor.findings import FindingLevel
 from penstock.operations.doctor.redis import redis_checks
 from penstock.testing import FakeClock
 
@@ -66,7 +66,7 @@ def test_the_user_can_work(start_redis: StartRedis, version: str) -> None:
     server = start_redis(version, users=f"user default off\n{documented_user()}", tcp=True)
     for url in (f"unix://shop:PASSWORD@{server.socket}", server.tcp_url.replace("//", "//shop:PASSWORD@")):
         found = everything(Settings(broker=url))
-        assert found["redis rights"].startswith(Verdict.OK), found
+        assert found["redis rights"].startswith(FindingLevel.OK), found
     with closing(RedisStreamsBroker(url, holder="me")) as broker:
         broker.send("q", [Outgoing(body=b"{}")] * 2_001)  # three scripts in one transaction
         deliveries = broker.receive("q", messages_max=2, lease_seconds=LEASE_SECONDS)
@@ -79,7 +79,7 @@ def test_the_user_can_work_in_a_cluster(start_redis: StartRedis) -> None:
     server = start_redis(cluster=True, users=f"user default off\n{documented_user()} {more}")
     found = everything(Settings(broker=server.cluster_url.replace("//", "//shop:PASSWORD@")))
     assert "a cluster" in found["redis"]
-    assert found["redis rights"].startswith(Verdict.OK), found
+    assert found["redis rights"].startswith(FindingLevel.OK), found
 
 
 @pytest.mark.parametrize("command", ["xadd", "xclaim", "smembers", "evalsha"])
@@ -139,9 +139,9 @@ def test_a_backlog_of_others_is_answered_with_nothing_once_for_every_20_000(redi
 
 @pytest.mark.parametrize("page", ["run/redis", "run/brokers", "run/commands", "why/guarantees"])
 def test_the_pages_say_how_long_others_wait_for_what_a_host_held_that_is_gone(page: str) -> None:
-    sweeping = Sweeping(
+    sweeping = LeaseSweeper(
         Server("redis://localhost"),  # connects when asked, and is not
-        Keys("penstock"),
+        QueueKeys("penstock"),
         every_seconds=None,
         clock=FakeClock(),
         random=lambda: 1.0,

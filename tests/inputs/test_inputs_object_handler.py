@@ -25,7 +25,7 @@ from penstock.objects.notification import announce
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectReader, ObjectStore
 from penstock.pipeline.objects.declaration import ObjectContext
-from penstock.pipeline.objects.stream import IncomingObject, Line
+from penstock.pipeline.objects.stream import IncomingObject, ObjectLine
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ class Lines(Function):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lines: list[Line] = []
+        self.lines: list[ObjectLine] = []
 
     def __call__(self, obj: IncomingObject) -> None:
         self.calls.append(obj.key)

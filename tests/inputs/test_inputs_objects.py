@@ -15,7 +15,7 @@ import pytest
 from penstock.errors import InvalidMessage, ObjectGone, ObjectSuperseded, ObjectUnreadable
 from penstock.ledger.rules import is_later
 from penstock.objects.local_store import LocalStore
-from penstock.objects.notification import Kind, Notification, announce, parse
+from penstock.objects.notification import Notification, NotificationKind, announce, parse
 from penstock.objects.reference import ObjectRef
 
 
@@ -302,13 +302,13 @@ def test_row_54_multi_part_upload_announced_twice() -> None:
 
 def test_row_55_test_event() -> None:
     test_event = {"Service": "Amazon S3", "Event": "s3:TestEvent", "Bucket": "landing", "RequestId": "x", "HostId": "y"}
-    assert read(json.dumps(test_event).encode()) == Notification(kind=Kind.TEST_EVENT)
+    assert read(json.dumps(test_event).encode()) == Notification(kind=NotificationKind.TEST_EVENT)
     wrapped = {"Type": "Notification", "Message": json.dumps(test_event)}
-    assert read(json.dumps(wrapped).encode()) == Notification(kind=Kind.TEST_EVENT)
+    assert read(json.dumps(wrapped).encode()) == Notification(kind=NotificationKind.TEST_EVENT)
 
 
 def test_row_56_records_empty() -> None:
-    assert read(b'{"Records": []}') == Notification(kind=Kind.EMPTY)
+    assert read(b'{"Records": []}') == Notification(kind=NotificationKind.EMPTY)
 
 
 def test_row_57_an_object_deleted_meanwhile_is_gone(tmp_path: Path) -> None:

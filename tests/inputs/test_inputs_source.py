@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from penstock.ledger.records import Failure
+from penstock.ledger.records import AttemptFailure
 from penstock.objects.local_store import LocalStore
 from penstock.pipeline.spark.engine import read_failure
 from penstock.pipeline.spark.source.options import ReadOptions
@@ -70,7 +70,9 @@ def refused(tmp_path: Path, name: str, data: bytes, options: ReadOptions = JSONL
     rows, summary = read(plan)
     assert (ids(rows), sorted(summary.readings), sorted(summary.failures)) == ([1, 1], [0, 2], [1])
     failure = summary.failures[1]
-    assert read_failure(failure).failure is (Failure.DEAD if failure.kind == "too_large" else Failure.RETRY)
+    assert read_failure(failure).failure is (
+        AttemptFailure.DEAD if failure.kind == "too_large" else AttemptFailure.RETRY
+    )
     return failure.reason
 
 
@@ -181,7 +183,7 @@ def test_row_31_an_object_over_the_size_limit_is_dead_at_once_and_not_opened(
     assert (rows, sorted(summary.readings)) == ([], [0])
     failure = read_failure(summary.failures[1])
     assert (failure.failure, failure.reason) == (
-        Failure.DEAD,
+        AttemptFailure.DEAD,
         f"file://{tmp_path}/in/large has 5001 bytes, more than the limit of 5000 for one object",
     )
 

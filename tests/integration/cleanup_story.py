@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from sqlalchemy import update
 from ulid import ULID
 
-from penstock.app.paths import Places, declared_places
+from penstock.app.paths import TablePaths, declared_places
 from penstock.app.tables import Tables
 from penstock.config import load_settings
 from penstock.events import Bus
@@ -45,7 +45,7 @@ class Story:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def where(self) -> Places:
+    def where(self) -> TablePaths:
         settings = load_settings(state=str(self.folder / ".penstock"))
         return declared_places(PIPELINE, self.folder / "lake" / PIPELINE, settings)
 

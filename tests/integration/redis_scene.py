@@ -5,9 +5,9 @@ from typing import Any
 from tests.services.redis_server import RedisServer
 
 from penstock.brokers.redis import RedisStreamsBroker
-from penstock.brokers.redis.keys import Keys
+from penstock.brokers.redis.keys import QueueKeys
 from penstock.events import Event
-from penstock.messaging.broker import Ask
+from penstock.messaging.broker import ReceiveRequest
 from penstock.messaging.death import death_of
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
@@ -15,7 +15,7 @@ from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 
 LEASE = 60.0
 NOW = 0.0  # a lease that is over as soon as somebody looks
-STREAM = Keys("penstock").stream("q")
+STREAM = QueueKeys("penstock").stream("q")
 GROUP = "penstock"
 
 
@@ -69,7 +69,7 @@ def entry(delivery: Delivery) -> str:
 def cycle(broker: RedisStreamsBroker, queue: str = "q") -> None:
     """One message of each fate, dead letters looked at; the queue is empty before and behind it."""
     broker.send(queue, outgoing("ack", "release", "die", "delay"))
-    turn = broker.turn((), [Ask(queue=queue, messages_max=9)], lease_seconds=LEASE)
+    turn = broker.turn((), [ReceiveRequest(queue=queue, messages_max=9)], lease_seconds=LEASE)
     acked, released, dead, delayed = turn.deliveries
     assert broker.extend(turn.deliveries, lease_seconds=LEASE) == []
     fates: list[tuple[Delivery, Settlement]] = [
@@ -78,7 +78,7 @@ def cycle(broker: RedisStreamsBroker, queue: str = "q") -> None:
         (dead, DeadLetter(reason="x")),
         (delayed, Release(delay_seconds=60)),
     ]
-    turn = broker.turn(fates, [Ask(queue=queue, messages_max=9)], lease_seconds=LEASE)
+    turn = broker.turn(fates, [ReceiveRequest(queue=queue, messages_max=9)], lease_seconds=LEASE)
     assert (turn.failures, turn.settle_error, turn.receive_error) == ([], None, None)
     assert bodies(list(turn.deliveries)) == ["release"]
     assert broker.stats(queue).delayed == 1

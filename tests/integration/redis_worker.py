@@ -9,7 +9,7 @@ from penstock.events import Bus, Event
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, HeldClaim, Place
+from penstock.messaging.handler import Answer, ExecutionPlace, HeldClaim
 from penstock.messaging.settlement import Ack
 from penstock.worker.line import Line
 from penstock.worker.settings import WorkerSettings
@@ -52,7 +52,7 @@ class QuickExecution:
 class QuickHandler:
     name = "quick"
     timeout_seconds = None
-    place = Place.LOOP
+    place = ExecutionPlace.LOOP
 
     def weigh(self, delivery: Delivery) -> int:
         return 1

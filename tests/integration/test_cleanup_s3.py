@@ -10,7 +10,7 @@ from tests.services.aws_server import AwsServer
 
 from penstock.errors import ConfigurationError, ObjectDenied
 from penstock.messaging.steps import Step
-from penstock.objects.cleanup import ALREADY, CHANGED, DONE, GONE, Cleaner, Outcome, second_name
+from penstock.objects.cleanup import ALREADY, CHANGED, DONE, GONE, Cleaner, CleanupOutcome, second_name
 from penstock.objects.cleanup_s3 import Copier, S3Deleter, S3Mover, S3Tagger
 from penstock.objects.reference import ObjectRef
 from penstock.storage.address import s3_address
@@ -164,7 +164,7 @@ def test_with_both_names_taken_the_object_stays(s3: Any, moto: AwsServer) -> Non
     ref = put(s3)
     for key in ("clicks/a.jsonl", second_name("clicks/a.jsonl", ref)):
         s3.put_object(Bucket=DONE_BUCKET, Key=key, Body=b"somebody's")
-    assert mover(moto).clean(ref).outcome is Outcome.REFUSED
+    assert mover(moto).clean(ref).outcome is CleanupOutcome.REFUSED
     assert keys(s3) == ["in/a.jsonl"]
 
 
@@ -238,7 +238,7 @@ def test_tags_are_added_to_those_there_are(bucket: Any, moto: AwsServer) -> None
 def test_an_eleventh_tag_is_refused_with_the_reason(bucket: Any, moto: AwsServer) -> None:
     ref = put(bucket, Tagging="&".join(f"t{number}=v" for number in range(10)))
     cleaned = tagger(moto).clean(ref)
-    assert (cleaned.outcome, cleaned.reason) == (Outcome.REFUSED, "it would have more than 10 tags")
+    assert (cleaned.outcome, cleaned.reason) == (CleanupOutcome.REFUSED, "it would have more than 10 tags")
     assert len(tags(bucket, ref)) == 10
 
 
@@ -273,14 +273,14 @@ def test_object_lock_is_told_and_nothing_copied(s3: Any, moto: AwsServer, how: H
         locked = {"ObjectLockMode": "GOVERNANCE", "ObjectLockRetainUntilDate": until}
     ref = put(s3, **locked)
     cleaned = how(moto).clean(ref)
-    assert (cleaned.outcome, cleaned.reason) == (Outcome.REFUSED, f"Object Lock keeps it ({lock})")
+    assert (cleaned.outcome, cleaned.reason) == (CleanupOutcome.REFUSED, f"Object Lock keeps it ({lock})")
     assert (versions(s3, ref.key), keys(s3, DONE_BUCKET)) == ([ref.version_id], [])
 
 
 @every_way
 def test_what_lies_outside_the_source_is_never_touched(s3: Any, moto: AwsServer, how: How) -> None:
     ref = put(s3, "inside/a")
-    assert how(moto).clean(ref).outcome is Outcome.REFUSED
+    assert how(moto).clean(ref).outcome is CleanupOutcome.REFUSED
     assert (keys(s3), tags(s3, ref)) == (["inside/a"], {})
 
 

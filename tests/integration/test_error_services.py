@@ -19,7 +19,7 @@ from penstock.monitoring.errors.hook import ErrorReporter
 from penstock.monitoring.errors.occurrences import ErrorContext, ErrorHook
 from penstock.monitoring.errors.services import ReportingSettings, services
 from penstock.monitoring.errors.services.chat import TITLE_CHARS_MAX, TRACEBACK_CHARS_MAX
-from penstock.monitoring.errors.services.service import NotTaken
+from penstock.monitoring.errors.services.service import ReportRejected
 
 SECRET = "hunter2"
 DEADLINE_SECONDS = 60.0
@@ -105,7 +105,7 @@ def test_sentry_has_what_is_left_in_words(there: Receiver) -> None:
 def test_sentry_that_refuses_is_told_of(there: Receiver) -> None:
     hook = one(sentry_dsn=there.sentry_dsn)
     there.status = 403
-    with pytest.raises(NotTaken, match="status_403"):
+    with pytest.raises(ReportRejected, match="status_403"):
         hook(None, context())
     there.status = 200
     hook(None, context())  # and what was said of the last one is forgotten
@@ -113,7 +113,7 @@ def test_sentry_that_refuses_is_told_of(there: Receiver) -> None:
 
 def test_sentry_that_is_not_there_is_told_of(there: Receiver) -> None:
     dsn = there.sentry_dsn.replace(f":{there.port}", ":1")
-    with pytest.raises(NotTaken, match="Sentry did not"):
+    with pytest.raises(ReportRejected, match="Sentry did not"):
         one(sentry_dsn=dsn)(None, context())
 
 
@@ -268,7 +268,7 @@ def test_a_title_is_one_line_of_bounded_length(there: Receiver) -> None:
 
 def test_a_chat_that_refuses_is_told_of_without_its_address(there: Receiver) -> None:
     there.status = 500
-    with pytest.raises(NotTaken, match=r"notify_urls 1 \(json\) did not take") as told:
+    with pytest.raises(ReportRejected, match=r"notify_urls 1 \(json\) did not take") as told:
         one(notify_urls=(f"json://user:{SECRET}@127.0.0.1:{there.port}/{SECRET}",))(None, context())
     assert SECRET not in str(told.value)
 

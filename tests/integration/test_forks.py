@@ -22,7 +22,7 @@ from penstock.messaging import forks
 from penstock.messaging.message import Outgoing
 from penstock.transactions import create_tables
 from penstock.transactions.sessions import engine_of
-from penstock.transactions.store import Store
+from penstock.transactions.store import TransactionStore
 
 __all__ = ["scene"]
 
@@ -83,7 +83,7 @@ def test_a_copy_goes_on_with_the_database_of_an_outbox(tmp_path: Path) -> None:
     engine = create_engine(address)
     create_tables(engine)
     engine.dispose()
-    store = Store(engine_of(address), owned=True)
+    store = TransactionStore(engine_of(address), owned=True)
     assert not store.claim(b"a", lease_seconds=1, rows_max=1, bytes_max=1)
     with copied(lambda: [file for file in open_files() if "shop.db" in file]) as copy:
         assert copy.ask() == "[]"

@@ -23,7 +23,7 @@ from penstock.messaging.message import Outgoing
 from penstock.monitoring.endpoint import Address, Endpoint
 from penstock.monitoring.metrics.meters import Meters
 from penstock.worker.line import Line
-from penstock.worker.liveness import Pulse
+from penstock.worker.liveness import Liveness
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
@@ -146,7 +146,7 @@ class HangingBroker(MemoryBroker):
 def test_a_worker_whose_receive_never_returns_is_not_alive_until_it_does() -> None:
     broker, stop, clock = HangingBroker(), StopSignal(), SystemClock()
     broker.send("q", [Outgoing(body=b"{}")])
-    pulse = Pulse(clock)
+    pulse = Liveness(clock)
     worker = Worker(
         broker=broker,
         lines=[Line(queue="q", handler=ToyHandler([]))],

@@ -15,7 +15,7 @@ from tests.integration.transactions_scene import UserDatabase
 from penstock import App, Message
 from penstock.app.relays import forget_inbox
 from penstock.dead_letters.letters import letters_in
-from penstock.dead_letters.operator import Errand, Sender
+from penstock.dead_letters.operator import ReplayItem, ReplaySender
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.message import DEDUPLICATION_ATTRIBUTE, ORIGIN_ATTRIBUTE, Outgoing
 from penstock.messaging.replay import NoLog
@@ -246,8 +246,8 @@ def test_a_dead_letter_that_is_replayed_has_no_second_effect(engine: Engine) -> 
         assert new(engine, DEPOT, delivery.message) is is_new
         assert not broker.settle([(delivery, DeadLetter(reason="the answer of COMMIT was lost"))])
         with letters_in(broker, "orders-dlq") as letters:
-            errands = [Errand(letter=letter, queue="orders") for page in letters.pages() for letter in page]
-            assert len(Sender(broker, NoLog(), clock=SystemClock()).send(letters, errands).ids) == 1
+            errands = [ReplayItem(letter=letter, queue="orders") for page in letters.pages() for letter in page]
+            assert len(ReplaySender(broker, NoLog(), clock=SystemClock()).send(letters, errands).ids) == 1
 
 
 def test_what_is_sent_further_with_all_attributes_is_a_message_of_its_own() -> None:

@@ -142,14 +142,14 @@ class Story:
 def pings(monkeypatch: pytest.MonkeyPatch) -> list[threading.Event]:
     """The rounds of the watches, which are shortened; each is an event that is set when its ping failed."""
     failed: list[threading.Event] = []
-    away = outage.Outage._away
+    away = outage.OutageWatch._away
 
-    def counted(self: outage.Outage, error: str, *, by_request: bool) -> None:
+    def counted(self: outage.OutageWatch, error: str, *, by_request: bool) -> None:
         away(self, error, by_request=by_request)
         if not by_request:
             failed.append(threading.Event())
 
-    monkeypatch.setattr(outage.Outage, "_away", counted)
+    monkeypatch.setattr(outage.OutageWatch, "_away", counted)
     monkeypatch.setattr(outage, "CHECK_SECONDS", 0.1)
     monkeypatch.setattr(outage, "PAUSE_SECONDS_MIN", 0.05)
     monkeypatch.setattr(outage, "PAUSE_SECONDS_MAX", 0.2)

@@ -12,7 +12,7 @@ from tests.services.redis_server import RedisServer
 from penstock.brokers.redis import RedisStreamsBroker
 from penstock.brokers.redis.facts import try_everything
 from penstock.errors import ConfigurationError, TemporaryError
-from penstock.messaging.broker import Ask, QueueSettings
+from penstock.messaging.broker import QueueSettings, ReceiveRequest
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import DeadLetter
 
@@ -112,7 +112,7 @@ def test_a_cluster(start_redis: StartRedis, version: str) -> None:
         cycle(broker)
         broker.send("b", [Outgoing(body=b"%d" % n, group=str(n % 3)) for n in range(5_000)])
         assert broker.stats("b").visible == 5_000
-        asks = [Ask(queue=queue, messages_max=7) for queue in ("a", "b", "c")]
+        asks = [ReceiveRequest(queue=queue, messages_max=7) for queue in ("a", "b", "c")]
         turn = broker.turn((), asks, lease_seconds=LEASE)
         assert [each.message.body for each in turn.deliveries] == [b"%d" % n for n in range(7)]
         broker.send("c", outgoing("of c"))

@@ -13,16 +13,16 @@ from tests.services.redis_server import VERSIONS, RedisServer
 from penstock.brokers.redis import RedisStreamsBroker
 from penstock.brokers.redis.server import Server
 from penstock.errors import TemporaryError
-from penstock.messaging.broker import Ask, Turn
+from penstock.messaging.broker import ReceiveRequest, TurnResult
 
 StartRedis = Callable[..., RedisServer]
 
 
-def turn(broker: RedisStreamsBroker, *queues: str) -> Turn:
-    return broker.turn((), [Ask(queue=queue, messages_max=1) for queue in queues], lease_seconds=LEASE)
+def turn(broker: RedisStreamsBroker, *queues: str) -> TurnResult:
+    return broker.turn((), [ReceiveRequest(queue=queue, messages_max=1) for queue in queues], lease_seconds=LEASE)
 
 
-def failed(turn: Turn) -> str | None:
+def failed(turn: TurnResult) -> str | None:
     return turn.receive_error and turn.receive_error[0]
 
 

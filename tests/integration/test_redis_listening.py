@@ -8,7 +8,7 @@ from tests.integration.redis_scene import LEASE, outgoing
 from tests.services.redis_server import RedisServer
 
 from penstock.brokers.redis import RedisStreamsBroker
-from penstock.messaging.broker import Ask
+from penstock.messaging.broker import ReceiveRequest
 from penstock.messaging.message import Outgoing
 
 SECONDS = 60.0  # far more than it takes
@@ -46,7 +46,7 @@ def test_a_delay_that_ended_in_a_paused_queue_hides_no_other(redis_server: Redis
         broker.pause("paused")
         broker.send("paused", [Outgoing(body=b"soon", delay_seconds=0.001)])
         broker.send("q", [Outgoing(body=b"later", delay_seconds=60.0)])
-        asks = [Ask(queue=queue, messages_max=1) for queue in ("paused", "q")]
+        asks = [ReceiveRequest(queue=queue, messages_max=1) for queue in ("paused", "q")]
         turn = broker.turn((), asks, lease_seconds=LEASE)
         assert not turn.deliveries
         assert turn.next_in_seconds is not None

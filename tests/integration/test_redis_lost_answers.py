@@ -14,7 +14,7 @@ from tests.services.redis_server import RedisServer
 from penstock.brokers.redis import RedisStreamsBroker
 from penstock.brokers.redis.server import scripts
 from penstock.errors import TemporaryError, UnknownOutcome
-from penstock.messaging.broker import Ask, QueueSettings
+from penstock.messaging.broker import QueueSettings, ReceiveRequest
 from penstock.messaging.delivery import AttemptEnd
 from penstock.messaging.settlement import Ack, Release
 
@@ -57,11 +57,11 @@ def test_a_turn_whose_answer_is_lost_acks_once_and_brings_its_messages_again(
     broker.send("q", outgoing("a", "b"))
     (first,) = broker.receive("q", messages_max=1, lease_seconds=LEASE)
     trap = proxy.swallow(SETTLE)
-    turn = broker.turn([(first, Ack())], [Ask(queue="q", messages_max=1)], lease_seconds=LEASE)
+    turn = broker.turn([(first, Ack())], [ReceiveRequest(queue="q", messages_max=1)], lease_seconds=LEASE)
     trap.wait()
     assert isinstance(turn.settle_error, TemporaryError)
     assert turn.receive_error is not None
-    turn = broker.turn([(first, Ack())], [Ask(queue="q", messages_max=1)], lease_seconds=LEASE)
+    turn = broker.turn([(first, Ack())], [ReceiveRequest(queue="q", messages_max=1)], lease_seconds=LEASE)
     assert [failure.lost for failure in turn.failures] == [True]  # it was done the first time
     assert [delivery.message.body for delivery in turn.deliveries] == [b"b"]
     assert broker.stats("q").in_flight == 1

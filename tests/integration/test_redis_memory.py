@@ -15,7 +15,7 @@ from tests.services.redis_server import VERSIONS, RedisServer
 
 from penstock.brokers.redis import RedisStreamsBroker
 from penstock.brokers.redis.server import Server, script
-from penstock.messaging.broker import Ask
+from penstock.messaging.broker import ReceiveRequest
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Settlement
@@ -49,7 +49,7 @@ def through(broker: RedisStreamsBroker, messages: list[Outgoing], settlement: Se
     done = 0
     settlements: list[tuple[Delivery, Settlement]] = []
     while done < len(messages):
-        turn = broker.turn(settlements, [Ask(queue="q", messages_max=PAGE)], lease_seconds=LEASE)
+        turn = broker.turn(settlements, [ReceiveRequest(queue="q", messages_max=PAGE)], lease_seconds=LEASE)
         assert (turn.failures, turn.settle_error, turn.receive_error) == ([], None, None)
         settlements = [(each, settlement or Ack()) for each in turn.deliveries]
         done += len(settlements)
@@ -168,7 +168,7 @@ def test_full_batches_of_fifty_cost_a_tenth_of_a_command_a_message(redis_server:
         received = 0
         settlements: list[tuple[Delivery, Settlement]] = []
         while received < count:
-            turn = broker.turn(settlements, [Ask(queue="q", messages_max=50)], lease_seconds=LEASE)
+            turn = broker.turn(settlements, [ReceiveRequest(queue="q", messages_max=50)], lease_seconds=LEASE)
             settlements = [(each, Ack()) for each in turn.deliveries]
             received += len(settlements)
         broker.settle(settlements)

@@ -10,7 +10,7 @@ from tests.services.redis_server import VERSIONS, RedisServer
 
 from penstock.brokers.redis import RedisStreamsBroker
 from penstock.brokers.redis.server import scripts
-from penstock.messaging.broker import Ask
+from penstock.messaging.broker import ReceiveRequest
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import DeadLetter, Release
 
@@ -52,7 +52,7 @@ def work_without(server: RedisServer, command: str) -> None:
         ) * 2:
             broker.turn([settlement], (), lease_seconds=OVER)
         for _ in range(4):
-            broker.turn((), [Ask(queue="q", messages_max=4)], lease_seconds=OVER)
+            broker.turn((), [ReceiveRequest(queue="q", messages_max=4)], lease_seconds=OVER)
 
 
 def everything(server: RedisServer) -> list[bytes]:

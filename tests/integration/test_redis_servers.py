@@ -13,7 +13,7 @@ from tests.services.redis_server import RedisServer
 
 from penstock.brokers.redis import RedisStreamsBroker
 from penstock.errors import TemporaryError
-from penstock.messaging.broker import Ask
+from penstock.messaging.broker import ReceiveRequest
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 
@@ -72,7 +72,7 @@ def test_a_server_that_forgot_its_scripts_gets_them_again(start_redis: StartRedi
         forgets()
         broker.send("q", outgoing(*range(2_001)))  # three scripts in one transaction
         forgets()
-        turn = broker.turn([(before, Ack())], [Ask(queue="q", messages_max=1)], lease_seconds=LEASE)
+        turn = broker.turn([(before, Ack())], [ReceiveRequest(queue="q", messages_max=1)], lease_seconds=LEASE)
         assert (turn.failures, turn.settle_error, turn.receive_error) == ([], None, None)
         assert bodies(list(turn.deliveries)) == ["0"]
         forgets()

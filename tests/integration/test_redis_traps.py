@@ -11,7 +11,7 @@ from tests.integration.redis_scene import GROUP, LEASE, NOW, STREAM, Scene, bodi
 from penstock.brokers import shared
 from penstock.brokers.redis import RedisStreamsBroker
 from penstock.brokers.redis.server import Server, script
-from penstock.messaging.broker import Ask
+from penstock.messaging.broker import ReceiveRequest
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 
 # --- XGROUP DELCONSUMER drops what the consumer has pending
@@ -160,7 +160,7 @@ def test_a_turn_over_three_full_queues_brings_what_was_asked_of_one(scene: Scene
     broker = scene.broker()
     for queue in "abc":
         broker.send(queue, outgoing(*range(9)))
-    asks = [Ask(queue=queue, messages_max=count) for queue, count in (("a", 5), ("b", 4), ("c", 3))]
+    asks = [ReceiveRequest(queue=queue, messages_max=count) for queue, count in (("a", 5), ("b", 4), ("c", 3))]
     turn = broker.turn((), asks, lease_seconds=LEASE)
     assert [(each.queue, each.message.body) for each in turn.deliveries] == [("a", b"%d" % n) for n in range(5)]
     assert [broker.stats(queue).visible for queue in "abc"] == [4, 9, 9]

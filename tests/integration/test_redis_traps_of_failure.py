@@ -16,7 +16,7 @@ from tests.services.fault_proxy import FaultProxy
 from tests.services.redis_server import RedisServer
 
 from penstock.brokers.redis import RedisStreamsBroker
-from penstock.brokers.redis.keys import Keys
+from penstock.brokers.redis.keys import QueueKeys
 from penstock.brokers.redis.server import Server
 from penstock.errors import TemporaryError
 from penstock.events import Event, MessagesReceived, MessagesVanished
@@ -207,7 +207,7 @@ def test_a_purge_within_a_millisecond_makes_no_receipt_fit_again(scene: Scene) -
     assert len(receipts) == 200
 
 
-@pytest.mark.parametrize("harm", ["FLUSHALL", f"DEL {Keys('penstock').settings('q')}"])
+@pytest.mark.parametrize("harm", ["FLUSHALL", f"DEL {QueueKeys('penstock').settings('q')}"])
 def test_a_queue_gets_its_settings_again(scene: Scene, harm: str) -> None:
     settings = QueueSettings(name="q", receives_max=2, dead_letter_queue="graves")
     broker, sender = scene.broker(queues=[settings]), scene.broker("sender")
@@ -226,7 +226,7 @@ def test_a_queue_gets_its_settings_again(scene: Scene, harm: str) -> None:
 def test_a_worker_needs_no_sender_to_name_the_store_again(scene: Scene) -> None:
     broker = scene.broker()
     broker.send("q", outgoing("before"))
-    scene.raw.delete(Keys("penstock").settings("q"))
+    scene.raw.delete(QueueKeys("penstock").settings("q"))
     (delivery,) = take(broker)
     assert delivery.message.body == b"before"
     assert not broker.settle([(delivery, Ack())])

@@ -16,7 +16,7 @@ from tests.services.aws_server import REGION, AwsServer
 
 from penstock.app.queues import messages_in
 from penstock.brokers.sqs import SqsBroker
-from penstock.brokers.sqs.client import Api
+from penstock.brokers.sqs.client import SqsApi
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import DeadReplayed, Event
 from penstock.integrations.aws_lambda import ReplayFunction
@@ -326,9 +326,9 @@ def test_the_role_of_the_template_suffices(stage: Stage, monkeypatch: pytest.Mon
     stage.bury(Outgoing(body=b"poison"), reject=True)
     stage.bury(Outgoing(body=b"due"))
     allowed, refused = rights(), set[tuple[str, str]]()
-    ask = Api.ask
+    ask = SqsApi.ask
 
-    def asked(self: Api, operation: str, *, queue: str = "", **parameters: Any) -> Mapping[str, Any]:
+    def asked(self: SqsApi, operation: str, *, queue: str = "", **parameters: Any) -> Mapping[str, Any]:
         wanted = (ACTIONS[operation], str(parameters.get("QueueUrl", parameters.get("QueueName"))).rpartition("/")[2])
         if wanted in allowed:
             return ask(self, operation, queue=queue, **parameters)
@@ -339,7 +339,7 @@ def test_the_role_of_the_template_suffices(stage: Stage, monkeypatch: pytest.Mon
         mapping = stage.mapping(function)
         while stage.broker.stats("q-dlq").visible:
             with monkeypatch.context() as patch:
-                patch.setattr(Api, "ask", asked)
+                patch.setattr(SqsApi, "ask", asked)
                 assert mapping.run() == []
     assert bodies(stage.waiting()) == ["due"]
     assert bodies(stage.waiting("-dead")) == ["poison"]

@@ -14,7 +14,7 @@ from penstock.objects.notification import parse
 from penstock.objects.reference import ObjectRef
 from penstock.objects.s3_listing import S3Listing
 from penstock.objects.s3_store import S3Store
-from penstock.objects.scanner import Reason
+from penstock.objects.scanner import SkipReason
 from penstock.storage.address import S3Address, s3_address
 
 BUCKET = "landing"
@@ -149,7 +149,7 @@ def test_what_is_left_out_is_told(moto: AwsServer, s3: Any) -> None:
     tried = listing(moto, f"s3://{BUCKET}/in", excluded=[*excluded, S3Address(bucket="elsewhere", prefix="in/a")])
     assert keys(listed(tried)) == ["in/a", "in/not-empty/", "in/owner"]
     report = tried.report()
-    assert report.ignored == {Reason.HIDDEN: 3, Reason.EXCLUDED: 2, Reason.FOLDER_MARKER: 2}
+    assert report.ignored == {SkipReason.HIDDEN: 3, SkipReason.EXCLUDED: 2, SkipReason.FOLDER_MARKER: 2}
     assert (report.found, report.size_bytes, report.problems_count) == (3, 3, 0)
 
 
@@ -170,7 +170,7 @@ def test_tables_are_no_source_wherever_a_page_ends(
     put(s3, "in/t/z", "in/u/A", "in/u/_penstock/ledger.db", "in/v/_delta_log_of_mine/x", "in/w/x/_delta_log/0", "in/z")
     tried = listing(moto, f"s3://{BUCKET}/in", page_keys=page_keys)
     assert keys(listed(tried)) == ["in/0", "in/v/_delta_log_of_mine/x", "in/z"]
-    assert tried.report().ignored == {Reason.EXCLUDED: 8}
+    assert tried.report().ignored == {SkipReason.EXCLUDED: 8}
 
 
 def test_a_table_that_was_deleted_hides_nothing(moto: AwsServer, versioned: Any) -> None:

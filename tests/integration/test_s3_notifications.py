@@ -19,7 +19,7 @@ from tests.services.s3_scene import (
     as_s3_documents_it,
 )
 
-from penstock.objects.notification import Ignored, Kind, Notification, parse
+from penstock.objects.notification import Ignored, Notification, NotificationKind, parse
 from penstock.objects.reference import ObjectRef
 
 PART_BYTES_MIN = 5 * 2**20
@@ -38,7 +38,7 @@ def open_way(moto: AwsServer) -> OpenWay:
         opened = Announced(moto, way, versioned=versioned)
         if way != "eventbridge":
             [test_event] = opened.arrived()
-            assert parse(test_event, buckets_allowed=frozenset()).kind is Kind.TEST_EVENT
+            assert parse(test_event, buckets_allowed=frozenset()).kind is NotificationKind.TEST_EVENT
         return opened
 
     return open_one
@@ -153,7 +153,7 @@ def test_row_54_an_upload_in_parts_by_eventbridge(open_way: OpenWay) -> None:
 def test_row_55_the_test_event_is_the_first_to_arrive(moto: AwsServer, way: Way) -> None:
     announced = Announced(moto, way)
     [body] = announced.arrived()
-    assert parse(body, buckets_allowed=frozenset()) == Notification(kind=Kind.TEST_EVENT)
+    assert parse(body, buckets_allowed=frozenset()) == Notification(kind=NotificationKind.TEST_EVENT)
 
 
 def test_row_55_eventbridge_sends_no_test_event(moto: AwsServer) -> None:

@@ -24,7 +24,7 @@ from penstock.messaging.clock import SystemClock
 from penstock.messaging.settlement import Release
 from penstock.monitoring.metrics.meters import Meters
 from penstock.operations.monitor.monitor import Monitor, watches_of
-from penstock.operations.status.status import Looks
+from penstock.operations.status.status import StatusReader
 from penstock.storage.aws import Aws
 from penstock.testing import FakeClock
 from penstock.worker.shutdown import StopSignal
@@ -174,7 +174,7 @@ def test_who_looks_at_a_status_again_and_again_knows_when_nothing_waited(on_moto
     broker = on_moto.broker(QueueSettings(name="q"))
     app, _ = monitored(on_moto.server, tmp_path, clock, [])
     settings = app.settings.model_copy(update={"ledger": f"sqlite:///{tmp_path / 'ledger.db'}"})
-    looks = Looks(Scope(settings=settings, served={"q": "q"}), clock=clock)
+    looks = StatusReader(Scope(settings=settings, served={"q": "q"}), clock=clock)
     assert looks.look().messages_visible == 0
     broker.send("q", outgoing("a", "b"))
     with worker(tmp_path, clock, enqueued_at=clock.now() - 40):

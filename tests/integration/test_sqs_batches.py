@@ -12,7 +12,7 @@ from tests.integration.sqs_scene import Scene, bodies, numbered, outgoing, scene
 
 from penstock.brokers.sqs import SqsBroker
 from penstock.errors import ConfigurationError, TemporaryError
-from penstock.messaging.broker import Ask
+from penstock.messaging.broker import ReceiveRequest
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 
@@ -140,7 +140,7 @@ def test_at_full_batches_three_tenths_of_a_call_a_message_are_enough(broker: Sqs
     done: list[str] = []
     settling: Sequence[tuple[Delivery, Settlement]] = ()
     while True:
-        turn = broker.turn(settling, [Ask(queue="q", messages_max=50)], lease_seconds=60)
+        turn = broker.turn(settling, [ReceiveRequest(queue="q", messages_max=50)], lease_seconds=60)
         assert not turn.failures
         assert (turn.settle_error, turn.receive_error) == (None, None)
         if not turn.deliveries:
@@ -156,7 +156,7 @@ def test_while_a_poll_waits_turns_cost_nothing_and_what_it_brings_is_theirs(brok
     told = threading.Event()
     ear = broker.listen(["q"], told.set)
     try:
-        broker.turn([], [Ask(queue="q", messages_max=5)], lease_seconds=60)
+        broker.turn([], [ReceiveRequest(queue="q", messages_max=5)], lease_seconds=60)
         gate.calls.clear()
         ear.want({"q"})
         give_up, tick = time.monotonic() + DEADLINE_SECONDS, threading.Event()
@@ -164,11 +164,11 @@ def test_while_a_poll_waits_turns_cost_nothing_and_what_it_brings_is_theirs(brok
             assert time.monotonic() < give_up, "nobody polls"
             tick.wait(0.005)
         for _ in range(TURNS):
-            assert not broker.turn([], [Ask(queue="q", messages_max=5)], lease_seconds=60).deliveries
+            assert not broker.turn([], [ReceiveRequest(queue="q", messages_max=5)], lease_seconds=60).deliveries
         assert gate.counts()["ReceiveMessage"] < TURNS / 4  # polls of a second each, and no looks
         broker.send("q", outgoing("a", "b"))
         assert told.wait(DEADLINE_SECONDS)
-        turn = broker.turn([], [Ask(queue="q", messages_max=5)], lease_seconds=60)
+        turn = broker.turn([], [ReceiveRequest(queue="q", messages_max=5)], lease_seconds=60)
         assert bodies(turn.deliveries)[0] == "a"
     finally:
         ear.close()

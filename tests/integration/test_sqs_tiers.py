@@ -16,8 +16,8 @@ from tests.unit.pipeline.objects.scene import Scene as ObjectScene
 
 from penstock.brokers.sqs import SqsBroker
 from penstock.brokers.sqs.facts import looking
-from penstock.dead_letters.policy import ReplayPolicy, Source, Sources
-from penstock.dead_letters.replayer import Desk, Forgetting, ReplayHandler
+from penstock.dead_letters.policy import ReplayPolicy, ReplayTarget, ReplayTargets
+from penstock.dead_letters.replayer import ReplayContext, ReplayHandler, ReplayLogCleanup
 from penstock.errors import Reject
 from penstock.events import Bus
 from penstock.ledger import Ledger
@@ -28,7 +28,7 @@ from penstock.messaging.death import DEATH_ATTRIBUTE, death_of, set_aside_reason
 from penstock.messaging.replay import COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, NoLog
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.objects.notification import announce
-from penstock.operations.doctor.findings import Verdict
+from penstock.operations.doctor.findings import FindingLevel
 from penstock.operations.doctor.sqs import dead_letters
 from penstock.pipeline.objects.stream import IncomingObject
 
@@ -60,8 +60,8 @@ def wear_out(broker: SqsBroker) -> None:
 def replayer(broker: SqsBroker, *, replays_max: int = 3) -> ReplayHandler:
     clock = SystemClock()
     policy = ReplayPolicy(replays_max=replays_max, base_seconds=AT_ONCE_SECONDS)
-    desk = Desk(
-        sources=Sources([Source(queue="q", policy=policy)]),
+    desk = ReplayContext(
+        sources=ReplayTargets([ReplayTarget(queue="q", policy=policy)]),
         retention_seconds=broker.retention_seconds("q-dlq"),
         broker=broker,
         log=NoLog(),
@@ -69,7 +69,7 @@ def replayer(broker: SqsBroker, *, replays_max: int = 3) -> ReplayHandler:
         clock=clock,
         random=lambda: 0.5,
     )
-    return ReplayHandler(desk, Forgetting(lambda _: 0, clock=clock, random=lambda: 0.5))
+    return ReplayHandler(desk, ReplayLogCleanup(lambda _: 0, clock=clock, random=lambda: 0.5))
 
 
 def replay(broker: SqsBroker, *, replays_max: int = 3) -> int:
@@ -128,12 +128,12 @@ def test_the_trap_a_first_tier_with_the_queues_own_count_is_skipped(scene: Scene
 @pytest.mark.parametrize(
     ("receives", "said", "words"),
     [
-        (20, Verdict.WARNING, "the first look hands it on"),
-        (30, Verdict.WARNING, "only 10 looks are left"),
-        (1_000, Verdict.OK, "after 20 receives"),
+        (20, FindingLevel.WARNING, "the first look hands it on"),
+        (30, FindingLevel.WARNING, "only 10 looks are left"),
+        (1_000, FindingLevel.OK, "after 20 receives"),
     ],
 )
-def test_doctor_sees_the_trap(scene: Scene, receives: int, said: Verdict, words: str) -> None:
+def test_doctor_sees_the_trap(scene: Scene, receives: int, said: FindingLevel, words: str) -> None:
     chained(scene, receives=20, first_tier_receives=receives)
     with looking(scene.server.aws, clock=SystemClock()) as look:
         found = dead_letters(look.queue("q"), look.dead_letters("q"), attempts_max=4)

@@ -15,7 +15,7 @@ from tests.services.plugin import StartAws
 
 from penstock.brokers.sqs import SqsBroker
 from penstock.errors import ConfigurationError, TemporaryError, UnknownOutcome
-from penstock.messaging.broker import Ask, QueueSettings
+from penstock.messaging.broker import QueueSettings, ReceiveRequest
 from penstock.messaging.death import DEATH_ATTRIBUTE, death_of
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release
@@ -92,7 +92,7 @@ def test_a_server_that_is_away_is_a_fault_that_passes(start_moto: StartAws) -> N
         broker.send("q", outgoing("a", "b"))
         (delivery, _) = take(broker)
         server.leave()
-        turn = broker.turn([(delivery, Ack())], [Ask(queue="q", messages_max=1)], lease_seconds=LEASE)
+        turn = broker.turn([(delivery, Ack())], [ReceiveRequest(queue="q", messages_max=1)], lease_seconds=LEASE)
         assert isinstance(turn.settle_error, TemporaryError)
         assert turn.receive_error is not None
         assert isinstance(turn.receive_error[1], TemporaryError)
@@ -264,9 +264,11 @@ def test_a_released_message_of_a_fifo_queue_holds_up_its_group_and_comes_first(s
     (first,) = [each for each in take(broker, queue="q.fifo") if each.message.group == "a"]
     broker.send("q.fifo", [Outgoing(body=b"a1", group="a")])
     assert "a1" not in bodies(take(broker, queue="q.fifo"))
-    turn = broker.turn([(first, Release())], [Ask(queue="q.fifo", messages_max=1)], lease_seconds=LEASE)
+    turn = broker.turn([(first, Release())], [ReceiveRequest(queue="q.fifo", messages_max=1)], lease_seconds=LEASE)
     assert bodies(turn.deliveries) == ["a0"]
-    turn = broker.turn([(turn.deliveries[0], Ack())], [Ask(queue="q.fifo", messages_max=1)], lease_seconds=LEASE)
+    turn = broker.turn(
+        [(turn.deliveries[0], Ack())], [ReceiveRequest(queue="q.fifo", messages_max=1)], lease_seconds=LEASE
+    )
     assert bodies(turn.deliveries) == ["a1"]
 
 
@@ -343,7 +345,7 @@ def test_a_missing_queue_is_named_with_what_to_do_and_nothing_is_created(scene: 
             take(broker, queue=queue)
         with pytest.raises(ConfigurationError, match=r"missing.*create it"):
             broker.send(queue, outgoing("a"))
-    turn = broker.turn([], [Ask(queue="missing", messages_max=1)], lease_seconds=LEASE)
+    turn = broker.turn([], [ReceiveRequest(queue="missing", messages_max=1)], lease_seconds=LEASE)
     assert turn.receive_error is not None
     assert isinstance(turn.receive_error[1], ConfigurationError)
     assert list(broker.queue_names()) == ["q", "q-dead", "q-dlq"]

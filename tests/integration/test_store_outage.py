@@ -125,14 +125,14 @@ def pings(monkeypatch: pytest.MonkeyPatch) -> list[threading.Event]:
     """The rounds of the watches, which are shortened, as are the clients' own tries; one is added for each that
     failed."""
     failed: list[threading.Event] = []
-    away = outage.Outage._away
+    away = outage.OutageWatch._away
 
-    def counted(self: outage.Outage, error: str, *, by_request: bool) -> None:
+    def counted(self: outage.OutageWatch, error: str, *, by_request: bool) -> None:
         away(self, error, by_request=by_request)
         if not by_request:
             failed.append(threading.Event())
 
-    monkeypatch.setattr(outage.Outage, "_away", counted)
+    monkeypatch.setattr(outage.OutageWatch, "_away", counted)
     for name, seconds in {
         "CHECK_SECONDS": 0.1,
         "PAUSE_SECONDS_MIN": 0.05,

@@ -22,8 +22,8 @@ from penstock.errors import ConfigurationError, TemporaryError, UnknownOutcome
 from penstock.events import Event, OutboxRefused, OutboxSent, RelayFailed
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.message import OUTBOX_ID_ATTRIBUTE, Outgoing
-from penstock.transactions.relay import QUEUE_REST_SECONDS, Relay, Relayed, RelaySettings
-from penstock.transactions.store import Store
+from penstock.transactions.relay import QUEUE_REST_SECONDS, Relay, RelayResult, RelaySettings
+from penstock.transactions.store import TransactionStore
 
 SETTINGS = RelaySettings(every_seconds=0.02, rows_max=10)
 
@@ -81,7 +81,7 @@ class Scene:
         engine = create_engine(self.database.url)
         self.opened.callback(engine.dispose)
         return Relay(
-            Store(engine),
+            TransactionStore(engine),
             broker=lambda: self.broker,
             settings=settings,
             clock=clock or SystemClock(),
@@ -108,13 +108,13 @@ def scene(user_database: UserDatabase) -> Iterator[Scene]:
 def test_rows_are_sent_and_deleted(scene: Scene) -> None:
     scene.send("orders", 1, 2, 3, group="g", attributes={"a": "b"})
     scene.send("mails", "m")
-    assert scene.relay().step() == Relayed(held=4, sent=4)
+    assert scene.relay().step() == RelayResult(held=4, sent=4)
     assert (scene.broker.bodies("orders"), scene.broker.bodies("mails")) == ([b"1", b"2", b"3"], [b"m"])
     assert scene.database.outbox_rows() == 0
     sent = scene.broker.calls[-1][1][0]
     assert (sent.group, sent.attributes["a"], sent.deduplication_id) == ("g", "b", sent.attributes[OUTBOX_ID_ATTRIBUTE])
     assert {event.queue for event in scene.events if isinstance(event, OutboxSent)} == {"orders", "mails"}
-    assert scene.relay().step() == Relayed()
+    assert scene.relay().step() == RelayResult()
 
 
 def test_the_senders_deduplication_id_goes_before_ours(scene: Scene) -> None:
@@ -128,9 +128,9 @@ def test_what_is_not_committed_is_not_sent(scene: Scene) -> None:
     with scene.engine.connect() as connection, connection.begin() as transaction:
         scene.app.outbox(connection).send("orders", 1)
         if scene.database.kind != "sqlite":  # where a relay would wait for the writer's end
-            assert scene.relay().step() == Relayed()
+            assert scene.relay().step() == RelayResult()
         transaction.rollback()
-    assert scene.relay().step() == Relayed()
+    assert scene.relay().step() == RelayResult()
     assert scene.broker.calls == []
 
 
@@ -151,9 +151,9 @@ def test_a_row_that_is_refused_lets_the_others_pass_and_says_why(scene: Scene) -
     scene.broker.refused_bodies = {b"2"}
     scene.send("orders", 1, 2, 3, group="g")
     relay = scene.relay()
-    assert relay.step() == Relayed(held=3, sent=2, refused=1)
+    assert relay.step() == RelayResult(held=3, sent=2, refused=1)
     assert scene.broker.bodies("orders") == [b"1", b"3"]
-    assert relay.step() == Relayed(), "it waits"
+    assert relay.step() == RelayResult(), "it waits"
     (event,) = [event for event in scene.events if isinstance(event, OutboxRefused)]
     assert (event.tries, "does not take it" in event.reason, event.delay_seconds > 0) == (1, True, True)
     (row,) = scene.relay()._store.waiting(limit=9)
@@ -174,7 +174,7 @@ def test_a_queue_that_is_missing_does_not_hold_up_the_others(scene: Scene) -> No
     assert scene.database.outbox_rows() == 40
     scene.all_due()
     scene.broker.refused_queues = set()
-    assert relay.step() == Relayed(), "it rests"
+    assert relay.step() == RelayResult(), "it rests"
     while scene.relay().step().held:
         pass
     assert list(map(int, scene.broker.bodies("missing"))) == list(range(40))
@@ -187,7 +187,7 @@ def test_rows_that_wait_beside_refused_ones_keep_their_order(scene: Scene) -> No
     assert relay.step().refused == 3
     scene.broker.refused_queues = set()
     scene.send("missing", 10, group="g")
-    assert relay.step() == Relayed(), "what comes later passes nothing that was never refused"
+    assert relay.step() == RelayResult(), "what comes later passes nothing that was never refused"
     assert scene.relay().step().sent == 8, "another relay finds out for itself"
     assert list(map(int, scene.broker.bodies("missing"))) == list(range(3, 11))
 
@@ -197,9 +197,9 @@ def test_a_resting_queue_is_tried_again_soon(scene: Scene) -> None:
     scene.send("missing", *range(4))
     relay = scene.relay(clock=(clock := StoppedClock()))
     assert relay.step().refused == 3
-    assert relay.step() == Relayed()
+    assert relay.step() == RelayResult()
     clock.time += QUEUE_REST_SECONDS
-    assert relay.step() == Relayed(held=1, refused=1)
+    assert relay.step() == RelayResult(held=1, refused=1)
 
 
 def test_once_tries_every_row_and_ends(scene: Scene) -> None:
@@ -215,7 +215,7 @@ def test_rows_of_a_relay_that_died_are_free_when_its_lease_ends(scene: Scene) ->
     dead = scene.relay()._store.claim(b"x" * 16, lease_seconds=60.0, rows_max=10, bytes_max=10**6)
     assert len(dead) == 2
     scene.send("orders", 3)
-    assert scene.relay().step() == Relayed(), "the third has to wait for the first two"
+    assert scene.relay().step() == RelayResult(), "the third has to wait for the first two"
     with scene.engine.begin() as connection:
         connection.execute(
             text("UPDATE penstock_outbox SET claimed_until = claimed_until - 61 WHERE claim_id IS NOT NULL")
@@ -233,7 +233,7 @@ def test_a_relay_that_comes_late_deletes_nothing_that_another_holds(scene: Scene
     store.delete(b"a" * 16, [row.id])
     store.release(b"a" * 16)
     assert scene.database.outbox_rows() == 1
-    assert scene.relay().step() == Relayed()
+    assert scene.relay().step() == RelayResult()
 
 
 def test_a_batch_is_bounded_in_bytes_but_takes_one_row_of_any_size(scene: Scene) -> None:

@@ -16,7 +16,7 @@ from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.events import Bus, DeliverySettled, Event
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, HeldClaim, Place
+from penstock.messaging.handler import Answer, ExecutionPlace, HeldClaim
 from penstock.messaging.settlement import Ack, Settlement
 from penstock.worker.batcher import Limits
 from penstock.worker.line import Line
@@ -97,7 +97,7 @@ class ToyHandler:
     name = "toy"
     timeout_seconds = None
 
-    def __init__(self, stubborn: bool, place: Place) -> None:
+    def __init__(self, stubborn: bool, place: ExecutionPlace) -> None:
         self.stubborn = stubborn
         self.place = place
 
@@ -118,7 +118,7 @@ def listen() -> None:
 
 def main() -> None:
     path, name, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-    handler = ToyHandler(stubborn=options.pop("stubborn", False), place=Place(options.pop("place", "thread")))
+    handler = ToyHandler(stubborn=options.pop("stubborn", False), place=ExecutionPlace(options.pop("place", "thread")))
     limits = Limits(messages_max=options.pop("batch_messages_max", 5_000), bytes_max=2**40, wait_seconds=30.0)
     stop = StopSignal()
     stop.install()

@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.handlers import breaker
-from penstock.handlers.breaker import CALM, PROBE_SECONDS_MAX, BreakerPolicy, Closed, Fault, Open, State, Tried
+from penstock.handlers.breaker import (
+    CALM,
+    PROBE_SECONDS_MAX,
+    BreakerFailure,
+    BreakerPolicy,
+    ClosedState,
+    OpenState,
+    State,
+    TriedMessages,
+)
 
 KINDS = ("refused", "hung")
 MESSAGES = range(6)
@@ -50,7 +59,7 @@ def taken(state: State, step: Step, policy: BreakerPolicy, now: float) -> tuple[
         case "leave":
             return breaker.left(state, receipts), False
         case "fail":
-            fault = Fault(
+            fault = BreakerFailure(
                 fingerprint=step.kind, error="no", message_ids=frozenset({f"m{step.message}"}), receipts=receipts
             )
             verdict = breaker.failed(state, fault, policy=policy, now=now, random=lambda: step.random)
@@ -72,11 +81,11 @@ def test_whatever_happens(walk: list[Step], policy: BreakerPolicy) -> None:
         if state is CALM:
             since_success = {kind: set() for kind in KINDS}
         # Only an open breaker excuses, and it opens for nothing less than so many messages that failed alike.
-        assert not excused or isinstance(state, Open)
-        if isinstance(state, Open) and isinstance(before, Closed):
+        assert not excused or isinstance(state, OpenState)
+        if isinstance(state, OpenState) and isinstance(before, ClosedState):
             assert excused
             assert len(since_success[state.fingerprint]) >= policy.failures > 0
-        if isinstance(state, Open):
+        if isinstance(state, OpenState):
             # It never sticks: whatever is at work, another probe is admitted at a time that is known and near.
             opens_at = breaker.opens_at(state, now=now)
             assert breaker.admits(state, now=now if opens_at is None else opens_at) == 1
@@ -91,7 +100,7 @@ def test_whatever_happens(walk: list[Step], policy: BreakerPolicy) -> None:
                 assert alone_until - now < PROBE_SECONDS_MAX
                 assert breaker.admits(state, now=state.overdue_at) == 1
                 beside = breaker.began(state, frozenset({"another"}), now=state.overdue_at)
-                assert isinstance(beside, Open)
+                assert isinstance(beside, OpenState)
                 assert breaker.is_probe(beside, state.probe)
                 assert breaker.is_probe(beside, frozenset({"another"}))
                 assert breaker.admits(beside, now=state.overdue_at) == 0
@@ -106,9 +115,9 @@ def test_a_success_of_the_probe_brings_back_calm_from_any_state(walk: list[Step]
     for step in walk:
         now += step.seconds if step.what == "wait" else 0.0
         state, _ = taken(state, step, policy, now)
-    if isinstance(state, Open) and state.probe is None:
+    if isinstance(state, OpenState) and state.probe is None:
         state = breaker.began(state, frozenset({"p"}), now=state.until)
-    tried = (*state.overdue, state.probe) if isinstance(state, Open) and state.probe else (frozenset({"p"}),)
+    tried = (*state.overdue, state.probe) if isinstance(state, OpenState) and state.probe else (frozenset({"p"}),)
     for receipts in tried:  # of one that is overdue, too
         assert breaker.succeeded(state, receipts) is CALM
 
@@ -118,7 +127,7 @@ def test_in_a_queue_where_all_fail_a_message_nobody_tried_is_tried_before_any_a_
     queued: int,
 ) -> None:
     """The queue hands out the first that is not passed over in this look, as one in order of age does."""
-    tried, seen = Tried(), []
+    tried, seen = TriedMessages(), []
     for _ in range(2 * queued):
         for message in range(queued):
             if not tried.passes_over(f"m{message}"):

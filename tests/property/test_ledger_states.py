@@ -16,12 +16,12 @@ from penstock.errors import ClaimLost
 from penstock.ledger import Ledger
 from penstock.ledger.archive import ArchiveFile
 from penstock.ledger.records import (
+    AttemptFailure,
     AttemptState,
     BatchOutcome,
     Candidate,
     Carrier,
     FailedObject,
-    Failure,
     ObjectResult,
     ObjectState,
 )
@@ -39,7 +39,7 @@ MESSAGES = st.fixed_dictionaries(
         "replay_id": st.sampled_from([None, None, "r-1", "r-2"]),
     }
 )
-ENDINGS = st.lists(st.sampled_from([None, None, *Failure]), min_size=len(NAMES), max_size=len(NAMES))
+ENDINGS = st.lists(st.sampled_from([None, None, *AttemptFailure]), min_size=len(NAMES), max_size=len(NAMES))
 
 
 @dataclass
@@ -209,7 +209,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.tries)
     @rule(data=st.data(), endings=ENDINGS, refund=st.booleans(), unattributed=st.booleans(), missing=st.booleans())
     def commit(
-        self, data: st.DataObject, endings: list[Failure | None], refund: bool, unattributed: bool, missing: bool
+        self, data: st.DataObject, endings: list[AttemptFailure | None], refund: bool, unattributed: bool, missing: bool
     ) -> None:
         attempt = self.any_attempt(data)
         held = self.held_by(attempt) or list(NAMES)  # a stale worker still believes that it holds something
@@ -293,23 +293,25 @@ class LedgerMachine(RuleBasedStateMachine):
         assert since is not None
         return carrier.enqueued_at > since
 
-    def miss(self, name: str, failure: Failure | None, attempt: str, *, missing: bool) -> None:
+    def miss(self, name: str, failure: AttemptFailure | None, attempt: str, *, missing: bool) -> None:
         """Looks that did not find it are remembered until one finds it."""
         thing = self.things[name]
-        if failure is Failure.GONE or (missing and failure is Failure.RETRY):
+        if failure is AttemptFailure.GONE or (missing and failure is AttemptFailure.RETRY):
             if thing.missed_at is None:
                 thing.missed_at, thing.sought_at = self.time, self.tries[attempt].began_at
         else:
-            superseded = failure is Failure.SUPERSEDED
+            superseded = failure is AttemptFailure.SUPERSEDED
             thing.missed_at, thing.sought_at = None, self.tries[attempt].began_at if superseded else None
 
-    def leave(self, name: str, failure: Failure | None, seq: int | None, *, refund: bool, unattributed: bool) -> None:
+    def leave(
+        self, name: str, failure: AttemptFailure | None, seq: int | None, *, refund: bool, unattributed: bool
+    ) -> None:
         thing = self.things[name]
         thing.holder = None
         if failure is None:
             thing.state, thing.batch = "processed", seq
             return
-        thing.state = "unprocessed" if failure is Failure.RETRY else failure.value
+        thing.state = "unprocessed" if failure is AttemptFailure.RETRY else failure.value
         thing.dead_at = self.time
         thing.attempts -= refund
         thing.unattributed += unattributed
@@ -317,7 +319,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def free(self, attempt: str, *, refund: bool = False, unattributed: bool = False) -> None:
         self.tries[attempt].state = "abandoned"
         for name in self.held_by(attempt):
-            self.leave(name, Failure.RETRY, None, refund=refund, unattributed=unattributed)
+            self.leave(name, AttemptFailure.RETRY, None, refund=refund, unattributed=unattributed)
 
     def free_where(self, chosen: Callable[[Try], bool]) -> list[str]:
         given_up = [id for id, one in self.tries.items() if one.state == "open" and chosen(one)]
@@ -384,7 +386,7 @@ def _candidate(name: str, carrier: Carrier) -> Candidate:
 
 
 def _outcome(
-    attempt: str, ends: dict[str, Failure | None], *, refund: bool, unattributed: bool, missing: bool
+    attempt: str, ends: dict[str, AttemptFailure | None], *, refund: bool, unattributed: bool, missing: bool
 ) -> BatchOutcome:
     failed = [
         FailedObject(
@@ -393,7 +395,7 @@ def _outcome(
             reason="told to",
             refund=refund,
             unattributed=unattributed,
-            missing=missing and failure is Failure.RETRY,
+            missing=missing and failure is AttemptFailure.RETRY,
         )
         for name, failure in ends.items()
         if failure is not None

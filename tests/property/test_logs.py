@@ -13,7 +13,7 @@ from tests.unit.monitoring.made import ANY_TEXT, lines_in, made
 from penstock.events import Event, MessagesReceived, ObjectFailed, ObjectStarted
 from penstock.monitoring.logs.listener import configure_logs
 from penstock.monitoring.logs.plans import ROWS, LogSettings
-from penstock.monitoring.logs.rows import Row, rows_of
+from penstock.monitoring.logs.rows import LogRow, rows_of
 from penstock.testing import FakeClock
 
 ANY_EVENT = st.one_of([made(kind) for kind in ROWS])
@@ -53,7 +53,7 @@ def test_texts_and_whole_numbers_come_back_as_they_were(event: Event) -> None:
             assert line[name] == said
 
 
-def said_by(event: Event, row: Row) -> list[tuple[str, object]]:
+def said_by(event: Event, row: LogRow) -> list[tuple[str, object]]:
     values = [(name, attrgetter(source)(event)) for name, source in row.fields.items() if isinstance(source, str)]
     texts = [(name, value.encode("utf-8", "backslashreplace").decode()) for name, value in values if type(value) is str]
     return texts + [(name, value) for name, value in values if type(value) in (int, bool)]

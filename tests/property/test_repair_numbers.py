@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pipeline.maintenance.repair import numbers_of
-from penstock.pipeline.maintenance.table_history import Shown, Tail
+from penstock.pipeline.maintenance.table_history import TableTail, VisibleCommit
 from penstock.sinks.manifest import DataFile, attempt_token
 from penstock.sinks.sink import Position
 
@@ -18,9 +18,9 @@ class Table:
         self.position = Position(seq=seq, attempt_token=token)
 
 
-def tail(has_files: Sequence[bool], publishes: Sequence[int], forgotten_after: int) -> Tail:
+def tail(has_files: Sequence[bool], publishes: Sequence[int], forgotten_after: int) -> TableTail:
     """A table to which batches 1.. were published in these steps; those with files name them."""
-    shown: list[Shown] = []
+    shown: list[VisibleCommit] = []
     position, agrees_at = 0, 0
     for upto in sorted(set(publishes)):
         some = [seq for seq in range(position + 1, min(upto, len(has_files)) + 1) if has_files[seq - 1]]
@@ -32,11 +32,11 @@ def tail(has_files: Sequence[bool], publishes: Sequence[int], forgotten_after: i
             agrees_at = some[-1]
         else:
             shown.append(
-                Shown(after_seq=position, seq=some[-1], token=token, version=0, committed_at=None, files=files)
+                VisibleCommit(after_seq=position, seq=some[-1], token=token, version=0, committed_at=None, files=files)
             )
         position = some[-1]
     table = Table(position, attempt_token(f"a{position}") if position else None)
-    return Tail(uri="t", table=table, agrees_at=agrees_at, shown=shown)  # type: ignore[arg-type]  # a double
+    return TableTail(uri="t", table=table, agrees_at=agrees_at, shown=shown)  # type: ignore[arg-type]  # a double
 
 
 batches = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=12)

@@ -8,8 +8,8 @@ from penstock.messaging.death import (
     PAST_ATTRIBUTE,
     PAST_MAX,
     SET_ASIDE_ATTRIBUTE,
+    AttemptRecord,
     Death,
-    Try,
     buried,
     death_of,
     decode_death,
@@ -29,7 +29,7 @@ USERS = st.dictionaries(NAMES, VALUES, max_size=10)
 TEXTS = st.text(max_size=50)
 MOMENTS = st.floats(allow_nan=False, allow_infinity=False)
 TRIES = st.builds(
-    Try, started_at=MOMENTS, ended_at=MOMENTS, worker=TEXTS, end=st.just("failed"), reason=st.none() | TEXTS
+    AttemptRecord, started_at=MOMENTS, ended_at=MOMENTS, worker=TEXTS, end=st.just("failed"), reason=st.none() | TEXTS
 )
 DEATHS = st.builds(
     Death,

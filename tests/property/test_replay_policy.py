@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from penstock.dead_letters.policy import (
     RETENTION_SHARE_KEPT,
-    Hold,
+    HideFor,
+    MoveToFinal,
+    ReplayAfter,
     ReplayPolicy,
-    Send,
-    SetAside,
     ceiling_seconds,
     next_step,
     planned,
@@ -49,7 +49,7 @@ SLACK = 1e-6  # seconds: what doubles lose at times of today
 
 def plan(
     letter: Message, policy: ReplayPolicy, retention: float | None, letter_retention: float | None, now: float
-) -> Replay | SetAside:
+) -> Replay | MoveToFinal:
     return planned(
         letter,
         letter_queue="q-dlq",
@@ -67,8 +67,8 @@ def test_a_wait_is_within_its_ceiling_and_leaves_some_of_the_retention(
 ) -> None:
     replay = plan(letter, policy, retention, letter_retention, now)
     so_far = replays_so_far(letter.attributes)
-    assert isinstance(replay, SetAside) == (so_far >= policy.replays_max)
-    if isinstance(replay, SetAside):
+    assert isinstance(replay, MoveToFinal) == (so_far >= policy.replays_max)
+    if isinstance(replay, MoveToFinal):
         return
     assert replay.count == so_far + 1 <= policy.replays_max
     assert replay.replay_id == letter_replay_id("q-dlq", letter)
@@ -85,7 +85,7 @@ def test_whoever_plans_it_again_draws_the_same_wait(
 ) -> None:
     first = plan(letter, policy, retention, None, now)
     again = plan(letter, policy, retention, None, now + later)
-    if isinstance(first, SetAside) or isinstance(again, SetAside):
+    if isinstance(first, MoveToFinal) or isinstance(again, MoveToFinal):
         assert first == again
     else:
         waits = first.due_at - now, again.due_at - (now + later)
@@ -102,7 +102,7 @@ def test_a_step_never_asks_for_more_than_the_broker_can(
     due_at: float, now: float, delay_max: float, hold_max: float
 ) -> None:
     step = next_step(replay_due(due_at), now=now, delay_seconds_max=delay_max, hold_seconds_max=hold_max)
-    if isinstance(step, Send):
+    if isinstance(step, ReplayAfter):
         assert 0.0 <= step.delay_seconds <= delay_max
     else:
         assert 0.0 < step.seconds <= hold_max
@@ -121,7 +121,7 @@ def test_holds_and_the_delay_together_meet_the_time(
     begin = 1.7e9
     replay, now, holds = replay_due(begin + wait), begin, 0
     step = next_step(replay, now=now, delay_seconds_max=delay_max, hold_seconds_max=hold_max)
-    while isinstance(step, Hold):
+    while isinstance(step, HideFor):
         now, holds = now + max(step.seconds, 0.001) + late, holds + 1  # no broker is finer than that
         assert holds <= wait / hold_max + 2
         step = next_step(replay, now=now, delay_seconds_max=delay_max, hold_seconds_max=hold_max)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from tests.simulation.stage import Crash, Stage
 
 from penstock.errors import PublishConflict, PublishHalted, TemporaryError
-from penstock.ledger.records import Failure, ObjectResult
+from penstock.ledger.records import AttemptFailure, ObjectResult
 from penstock.messaging.steps import Step
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.engine import ReadFailure, RunBroken, RunCancelled, RunRequest, RunResult
@@ -160,12 +160,12 @@ def _read(thing: Thing) -> ReadFailure | None:
     thing.reads += 1
     if thing.kind is Kind.UNREADABLE or (thing.kind is Kind.FLAKY and thing.reads == 1):
         thing.charges += 1
-        return ReadFailure(failure=Failure.RETRY, reason="permission denied")
+        return ReadFailure(failure=AttemptFailure.RETRY, reason="permission denied")
     if thing.kind is Kind.GONE:
         thing.charges += 1
-        return ReadFailure(failure=Failure.GONE, reason="not there")
+        return ReadFailure(failure=AttemptFailure.GONE, reason="not there")
     if thing.kind is Kind.SUPERSEDED:
-        return ReadFailure(failure=Failure.SUPERSEDED, reason="another version is there")
+        return ReadFailure(failure=AttemptFailure.SUPERSEDED, reason="another version is there")
     return None
 
 

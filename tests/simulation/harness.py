@@ -34,7 +34,7 @@ from penstock.messaging.settlement import Ack, Release, Settlement
 from penstock.messaging.steps import Step
 from penstock.objects.notification import announce, parse
 from penstock.objects.reference import ObjectRef
-from penstock.pipeline.attempt import AttemptSettings, Surroundings
+from penstock.pipeline.attempt import AttemptSettings, PipelineRuntime
 from penstock.pipeline.batch import BatchExecution, PipelineHandler
 from penstock.pipeline.failures import FailureStreak
 from penstock.pipeline.spark.table_schema import agreement
@@ -355,7 +355,7 @@ class Worker:
         self._tables = play.tables(self._ledger)
         agree = partial(agreement, self._ledger, play.rows, play.pipeline)
         self._settings = settings
-        self._around = Surroundings(
+        self._around = PipelineRuntime(
             ledger=self._ledger,
             engine=FakeEngine(play.world, agree),
             parse=partial(parse, buckets_allowed=None),

@@ -5,9 +5,9 @@ Letters and messages have numbers for ids there; the replay id of a letter is th
 
 from functools import lru_cache
 
-from penstock.dead_letters.policy import ReplayPolicy, SetAside, planned
-from penstock.ledger.records import Carrier, ClaimedObject, EndedObject, FailedObject, Failure, ObjectState
-from penstock.ledger.rules import DeadObject, revives
+from penstock.dead_letters.policy import MoveToFinal, ReplayPolicy, planned
+from penstock.ledger.records import AttemptFailure, Carrier, ClaimedObject, EndedObject, FailedObject, ObjectState
+from penstock.ledger.rules import DeadObjectState, revives
 from penstock.messaging.death import Death, buried
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message
@@ -15,9 +15,9 @@ from penstock.messaging.replay import COUNTER_ATTRIBUTE, Replay, replay_id_of, r
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.pipeline.engine import ReadFailure
 from penstock.pipeline.notifications import (
-    Dead,
-    Done,
-    Later,
+    ObjectDead,
+    ObjectDone,
+    ObjectLater,
     ObjectOutcome,
     carrier_of,
     ended_outcome,
@@ -28,7 +28,7 @@ from penstock.pipeline.notifications import (
 
 NONE = -1
 QUEUE, FIRST_TIER = "q", "q-dlq"
-_LATER = Later(delay_seconds=1.0)
+_LATER = ObjectLater(delay_seconds=1.0)
 
 Outcome = tuple[str, int]  # done | later | dead, and for the last one the id of the carrier
 
@@ -43,7 +43,7 @@ def gives_life(message: int, time: int, replay: int, *, carrier: int, dead_at: i
     """Whether the message revives the dead object, whose carrier is older than its death."""
     return revives(
         Carrier(message_id=str(message), enqueued_at=time, replay_id=replay_name(replay)),
-        DeadObject(
+        DeadObjectState(
             carrier=Carrier(message_id=str(carrier), enqueued_at=dead_at - 1),
             dead_at=dead_at,
             replay_ids=frozenset(name for number in spent if (name := replay_name(number))),
@@ -63,7 +63,7 @@ def way_back(letter: int, count: int, replays_max: int) -> int | None:
         letter_retention_seconds=None,
         now=0.0,
     )
-    return None if isinstance(plan, SetAside) else plan.count
+    return None if isinstance(plan, MoveToFinal) else plan.count
 
 
 @lru_cache(None)
@@ -88,7 +88,7 @@ def sent_back(letter: int, count: int, new_count: int) -> tuple[int, int]:
 @lru_cache(None)
 def dies(attempts: int, attempts_max: int) -> bool:
     """Whether a failure of its own is an object's last."""
-    return _verdict(attempts, attempts_max, carrier=0).failure is Failure.DEAD
+    return _verdict(attempts, attempts_max, carrier=0).failure is AttemptFailure.DEAD
 
 
 def failed(attempts: int, attempts_max: int, carrier: int) -> Outcome:
@@ -135,25 +135,25 @@ def _claimed(attempts: int, carrier: int) -> ClaimedObject:
 
 @lru_cache(None)
 def _verdict(attempts: int, attempts_max: int, carrier: int) -> FailedObject:
-    failure = ReadFailure(failure=Failure.RETRY, reason="bad")
+    failure = ReadFailure(failure=AttemptFailure.RETRY, reason="bad")
     return verdict(_claimed(attempts, carrier), failure, attempts_max=attempts_max)
 
 
 def _told(outcome: ObjectOutcome) -> Outcome:
     match outcome:
-        case Done():
+        case ObjectDone():
             return "done", NONE
-        case Later():
+        case ObjectLater():
             return "later", NONE
-        case Dead():
+        case ObjectDead():
             return "dead", int(outcome.carrier_message_id)
 
 
 def _outcome(kind: str, carrier: int) -> ObjectOutcome:
     match kind:
         case "done":
-            return Done()
+            return ObjectDone()
         case "later":
             return _LATER
         case _:
-            return Dead(reason="bad", carrier_message_id=str(carrier))
+            return ObjectDead(reason="bad", carrier_message_id=str(carrier))

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from penstock.config import Settings
 from penstock.events import Event, LinesQuarantined
 from penstock.monitoring.logs.object_rows import OBJECT_ROWS
-from penstock.monitoring.logs.rows import Row
+from penstock.monitoring.logs.rows import LogRow
 from penstock.objects.local_store import LocalStore
 from penstock.operations.ingest.ingest import ingest
 from penstock.operations.ingest.pipeline import IngestRequest
@@ -56,7 +56,7 @@ def test_records_with_line_breaks_are_quarantined_once_wherever_the_file_is_cut(
     assert sorted((row["offset"], row["raw"]) for row in found) == bad
     (told,) = [event for event in heard if isinstance(event, LinesQuarantined)]
     row = OBJECT_ROWS[LinesQuarantined]
-    assert isinstance(row, Row)
+    assert isinstance(row, LogRow)
     logged = row.fields["sample"]
     assert callable(logged)
     assert told.count == RECORDS

@@ -17,7 +17,7 @@ from sqlalchemy import delete, insert
 from tests.integration.fleet import wait_for
 
 from penstock import App, DeltaSink, ObjectSource, Pipeline
-from penstock.app.context import Tools
+from penstock.app.context import PipelineTools
 from penstock.app.pending import announce_all
 from penstock.app.reconcile import ReconcileReport, ReconcileRequest, reconcile
 from penstock.app.reconcile_target import target_in
@@ -25,7 +25,15 @@ from penstock.cli.reconcile import sentence
 from penstock.config import Settings
 from penstock.errors import UsageError
 from penstock.events import Bus, Event, ObjectsMissing, ReconcileFinished, ReconcileProgressed
-from penstock.ledger.records import BatchOutcome, Candidate, Carrier, FailedObject, Failure, ObjectResult, ObjectState
+from penstock.ledger.records import (
+    AttemptFailure,
+    BatchOutcome,
+    Candidate,
+    Carrier,
+    FailedObject,
+    ObjectResult,
+    ObjectState,
+)
 from penstock.ledger.schema import archived_objects, objects
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.steps import no_probe
@@ -98,7 +106,7 @@ class Scene:
         )
         assert len(claim.claimed) == len(refs)
 
-    def end(self, refs: Sequence[ObjectRef], attempt_id: str, failure: Failure | None = None) -> None:
+    def end(self, refs: Sequence[ObjectRef], attempt_id: str, failure: AttemptFailure | None = None) -> None:
         """They were processed; or failed so."""
         self.claim(refs, attempt_id)
         ids = [ref.object_id for ref in refs]
@@ -123,7 +131,7 @@ class Scene:
         self.app.ledger.database.transact(lambda connection: connection.execute(insert(archived_objects), rows))
 
     def reconcile(self, spark: SparkSession, request: ReconcileRequest = NOW) -> ReconcileReport:
-        tools = Tools(stop=self.stop, clock=SystemClock(), bus=Bus(self.heard.append), probe=no_probe)
+        tools = PipelineTools(stop=self.stop, clock=SystemClock(), bus=Bus(self.heard.append), probe=no_probe)
         return reconcile(target_in(self.app, "clicks"), request, spark=spark, tools=tools)
 
     def announced(self) -> list[ObjectRef]:
@@ -167,10 +175,10 @@ def test_what_was_lost_on_purpose_is_announced_and_nothing_else(
     parts = iter([refs[start : start + 30] for start in range(0, 330, 30)])
     # Known, each in a way of its own.
     scene.end(next(parts), "processed")
-    scene.end(next(parts), "dead", Failure.DEAD)
+    scene.end(next(parts), "dead", AttemptFailure.DEAD)
     seemed_gone, seemed_superseded = next(parts), next(parts)
-    scene.end(seemed_gone, "gone", Failure.GONE)
-    scene.end(seemed_superseded, "superseded", Failure.SUPERSEDED)
+    scene.end(seemed_gone, "gone", AttemptFailure.GONE)
+    scene.end(seemed_superseded, "superseded", AttemptFailure.SUPERSEDED)
     scene.archive(next(parts))
     # Lost, each in a way of its own.
     never_announced = next(parts)
@@ -181,7 +189,7 @@ def test_what_was_lost_on_purpose_is_announced_and_nothing_else(
     announce_all(scene.app.broker, QUEUE, purged)
     scene.app.broker.purge(QUEUE)
     freed = next(parts)
-    scene.end(freed, "to be tried again, and its message purged", Failure.RETRY)
+    scene.end(freed, "to be tried again, and its message purged", AttemptFailure.RETRY)
     crashed = next(parts)
     live = next(parts)
     scene.claim(live, "live")

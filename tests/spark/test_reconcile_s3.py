@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from tests.services.aws_server import AwsServer
 
 from penstock import App, DeltaSink, ObjectSource
-from penstock.app.context import Tools
+from penstock.app.context import PipelineTools
 from penstock.app.reconcile import ReconcileReport, ReconcileRequest, reconcile
 from penstock.app.reconcile_target import target_in
 from penstock.config import Settings
@@ -126,7 +126,7 @@ class Scene:
         self.app.ledger.commit(BatchOutcome(pipeline="clicks", attempt_id="a", processed=processed))
 
     def reconcile(self, spark: SparkSession, request: ReconcileRequest = NOW) -> ReconcileReport:
-        tools = Tools(stop=StopSignal(), clock=SystemClock(), bus=Bus(), probe=no_probe)
+        tools = PipelineTools(stop=StopSignal(), clock=SystemClock(), bus=Bus(), probe=no_probe)
         return reconcile(target_in(self.app, "clicks"), request, spark=spark, tools=tools)
 
     def announced(self) -> list[ObjectRef]:

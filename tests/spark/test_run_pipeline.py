@@ -9,7 +9,7 @@ from penstock import App, DeltaSink, ObjectSource
 from penstock.config import Settings
 from penstock.errors import FaultPersists, TemporaryError, UsageError
 from penstock.ledger import Ledger
-from penstock.ledger.records import Claim
+from penstock.ledger.records import ObjectClaims
 from penstock.testing import TestWorker, run_pipeline
 
 
@@ -75,7 +75,7 @@ def test_a_run_that_is_to_end_says_so_where_its_ledger_takes_no_claims(
             max_wait=0.1,
         )
 
-        def full(*_: object, **__: object) -> Claim:
+        def full(*_: object, **__: object) -> ObjectClaims:
             raise TemporaryError("its disk is full")
 
         monkeypatch.setattr(Ledger, "claim", full)

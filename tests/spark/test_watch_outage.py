@@ -59,14 +59,14 @@ class Heard:
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
-    heard, away = Heard(), outage.Outage._away
+    heard, away = Heard(), outage.OutageWatch._away
 
-    def counted(self: outage.Outage, error: str, *, by_request: bool) -> None:
+    def counted(self: outage.OutageWatch, error: str, *, by_request: bool) -> None:
         away(self, error, by_request=by_request)
         if not by_request:
             heard.ping_failed()
 
-    monkeypatch.setattr(outage.Outage, "_away", counted)
+    monkeypatch.setattr(outage.OutageWatch, "_away", counted)
     for name, seconds in {
         "CHECK_SECONDS": 0.1,
         "PAUSE_SECONDS_MIN": 0.05,

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Self
 from weakref import WeakSet
 
-from penstock.app.context import Incidents
+from penstock.app.context import EventForwarder
 from penstock.app.handlers import Handlers
 from penstock.app.naming import checked_name, module_that_calls, worker_id
 from penstock.app.pipelines.service import PipelineService
@@ -29,7 +29,7 @@ from penstock.messaging.message import (
     Attributes,
     Outgoing,
 )
-from penstock.messaging.schema import Codec, Queue
+from penstock.messaging.schema import BodyCodec, Queue
 from penstock.messaging.threads import AsideThreads
 from penstock.messaging.tracing import Tracing
 from penstock.monitoring.errors.hook import ErrorHook
@@ -51,7 +51,7 @@ def _setting(name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sender:
-    codec: Codec[Any]
+    codec: BodyCodec[Any]
     attributes: Attributes
 
 
@@ -89,7 +89,7 @@ class App(Handlers, Transactional):
         self.on_error = on_error
         self.listeners = tuple(listeners)
         self.worker = worker_id()
-        self.incidents = Incidents()  # what the broker tells of; a worker passes it on to its listeners
+        self.incidents = EventForwarder()  # what the broker tells of; a worker passes it on to its listeners
         self._lock = threading.Lock()
         self._sending = AsideThreads("send", threads_max=SENDING_THREADS_MAX)
         self._broker: Broker | None = None if broker is None or isinstance(broker, str) else broker  # under the lock
@@ -323,7 +323,7 @@ class App(Handlers, Transactional):
     def _sender(self, queue: Queue[Any] | str) -> _Sender:
         sender = self._senders.get(queue)
         if sender is None:
-            codec: Codec[Any] = Codec(self._contract(queue))
+            codec: BodyCodec[Any] = BodyCodec(self._contract(queue))
             sender = _Sender(codec=codec, attributes=codec.attributes())
             with self._lock:
                 self._senders[queue] = sender

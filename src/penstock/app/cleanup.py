@@ -160,7 +160,7 @@ Address = str | PathLike[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
+class SourceReader:
     """Something of an app that reads a source: a pipeline, or an object handler."""
 
     name: str
@@ -178,7 +178,7 @@ def overlap(one: Address, other: Address) -> bool:
     return not is_s3(str(one)) and (_is_folder_above(one, other) or _is_folder_above(other, one))
 
 
-def check_apart(readers: Sequence[Reader]) -> None:
+def check_apart(readers: Sequence[SourceReader]) -> None:
     """Raise `UsageError` where one reader's cleanup would take away what another one reads, or where moved objects
     would come to lie where something is read or written: there they would announce themselves once more."""
     for reader in readers:
@@ -193,7 +193,7 @@ def check_apart(readers: Sequence[Reader]) -> None:
                     )
 
 
-def _check_target(reader: Reader, target: Address, readers: Sequence[Reader]) -> None:
+def _check_target(reader: SourceReader, target: Address, readers: Sequence[SourceReader]) -> None:
     for other in readers:
         if overlap(target, other.source):
             whose = "its own source" if other is reader else f"the source of {other.name}"
@@ -209,7 +209,7 @@ def _check_target(reader: Reader, target: Address, readers: Sequence[Reader]) ->
                 )
 
 
-def _written(reader: Reader) -> Iterator[str]:
+def _written(reader: SourceReader) -> Iterator[str]:
     if reader.table is not None:
         table = str(reader.table).rstrip("/")
         yield from (table, f"{table}{QUARANTINE_SUFFIX}")

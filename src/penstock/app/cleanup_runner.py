@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from penstock.app.cleanup import Cleanup, Delete, Keep, Move, Tag, overlap
 from penstock.app.paths import real
-from penstock.app.rounds import Rounds
-from penstock.app.sources import Source
+from penstock.app.rounds import PeriodicJob
+from penstock.app.sources import SourceLocation
 from penstock.errors import UsageError
 from penstock.events import Bus
 from penstock.ledger import Ledger
@@ -17,7 +17,7 @@ from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe
 from penstock.objects.cleanup import Cleaner
-from penstock.pipeline.maintenance.cleanup import Pass, SourceCleanup, Swept
+from penstock.pipeline.maintenance.cleanup import CleanupPass, CleanupPassResult, SourceCleanup
 from penstock.storage.address import S3Address, is_s3, s3_address
 from penstock.storage.files import Files
 from penstock.worker.shutdown import StopSignal
@@ -31,7 +31,7 @@ MORE_SECONDS = 5.0  # after one that ended at its bound
 def source_cleanup(
     cleanup: Cleanup,
     *,
-    source: Source,
+    source: SourceLocation,
     pipeline: str,
     own: Sequence[Files],
     shown_to: Callable[[int, int], int],
@@ -79,7 +79,7 @@ def moved_to(cleanup: Cleanup) -> tuple[S3Address, ...]:
     return (s3_address(target),) if is_s3(target) else ()
 
 
-def _cleaner(cleanup: Tag | Move | Delete, source: Source, probe: Probe) -> Cleaner:
+def _cleaner(cleanup: Tag | Move | Delete, source: SourceLocation, probe: Probe) -> Cleaner:
     if source.is_local:
         from penstock.objects.cleanup_local import FileDeleter, FileMover
 
@@ -96,17 +96,17 @@ def _cleaner(cleanup: Tag | Move | Delete, source: Source, probe: Probe) -> Clea
     return S3Deleter(address, aws, probe=probe)
 
 
-class Caretaker(Rounds):
+class CleanupRunner(PeriodicJob):
     """Cleans up again and again."""
 
     def __init__(self, work: SourceCleanup, *, stop: StopSignal, bus: Bus, clock: Clock, random: Random) -> None:
         super().__init__(NAME, clock=clock, random=random, tell=bus.emit, stop=stop)
         self._work = work
 
-    def once(self, *, objects_max: int | None = PASS_OBJECTS) -> Swept | None:
+    def once(self, *, objects_max: int | None = PASS_OBJECTS) -> CleanupPassResult | None:
         """One pass; a failure is told as an event, and is None."""
         try:
-            swept = self._work.run(Pass(objects_max=objects_max, stopped=self._is_over))
+            swept = self._work.run(CleanupPass(objects_max=objects_max, stopped=self._is_over))
         except Exception as error:  # store, ledger or table away, or no right to it: another pass tries again
             self._failed(error)
             return None

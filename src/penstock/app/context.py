@@ -20,7 +20,7 @@ from penstock.monitoring.errors.hook import ErrorHook
 from penstock.worker.shutdown import StopSignal
 
 
-class Incidents:
+class EventForwarder:
     """A listener that passes on to another. What comes while nobody hears is for nobody."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class HasQueue(Protocol):
         ...
 
 
-class Home(Protocol):
+class AppContext(Protocol):
     """The app."""
 
     @property
@@ -64,7 +64,7 @@ class Home(Protocol):
         ...
 
     @property
-    def incidents(self) -> Incidents:
+    def incidents(self) -> EventForwarder:
         """What its broker tells of."""
         ...
 
@@ -105,7 +105,7 @@ class Home(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tools:
+class PipelineTools:
     """What every part of a pipeline's work is handed."""
 
     stop: StopSignal

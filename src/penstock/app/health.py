@@ -10,25 +10,25 @@ from contextlib import contextmanager
 
 from penstock.monitoring.health import Answer, Health
 from penstock.monitoring.metrics.meters import Meters
-from penstock.worker.liveness import Lag, Phase, Pulse
+from penstock.worker.liveness import LagSampler, Liveness, Phase
 from penstock.worker.shutdown import StopSignal
 
 IN_FLIGHT, SLOTS = "worker_in_flight_messages", "worker_slots"
 LAST_POLL, LAG = "worker_last_poll_timestamp_seconds", "loop_lag_seconds"
 
 
-def worker_health(pulse: Pulse, stop: StopSignal) -> Health:
+def worker_health(pulse: Liveness, stop: StopSignal) -> Health:
     """Of the worker with this pulse, in the process that ``stop`` ends."""
     return Health(live=lambda: live(pulse), ready=lambda: ready(pulse, stop), started=lambda: started(pulse))
 
 
-def live(pulse: Pulse) -> Answer:
+def live(pulse: Liveness) -> Answer:
     """Whether it moves: a restart would help it only if not. While it starts and stops it is alive."""
     troubles = pulse.troubles
     return not troubles, "; ".join(troubles) or f"the worker is {pulse.phase}"
 
 
-def ready(pulse: Pulse, stop: StopSignal) -> Answer:
+def ready(pulse: Liveness, stop: StopSignal) -> Answer:
     """Whether it takes messages."""
     if stop.requested or pulse.phase is Phase.STOPPING:
         return False, "the worker is stopping"
@@ -48,20 +48,20 @@ def ready(pulse: Pulse, stop: StopSignal) -> Answer:
     return bool(serving), "; ".join(sentences)
 
 
-def started(pulse: Pulse) -> Answer:
+def started(pulse: Liveness) -> Answer:
     """Whether it has begun to serve: its lifespans are entered then, and its queues are known."""
     begun = pulse.phase is not Phase.STARTING
     return begun, "the worker has started" if begun else "the worker is starting"
 
 
 @contextmanager
-def gauged(pulse: Pulse, meters: Meters | None, *, worker: str) -> Iterator[None]:
+def gauged(pulse: Liveness, meters: Meters | None, *, worker: str) -> Iterator[None]:
     """Until the block ends: how its lines stand is looked up when the meters are read, and its lag is sampled. Without
     meters nobody wants to know, and nothing is done."""
     if meters is None:
         yield
         return
-    lag = Lag(
+    lag = LagSampler(
         clock=pulse.clock, observe=lambda seconds: meters.observe(LAG, (worker,), seconds), loop=lambda: pulse.loop()
     )
     thread = threading.Thread(target=lag.run, name="penstock-lag", daemon=True)
@@ -76,7 +76,7 @@ def gauged(pulse: Pulse, meters: Meters | None, *, worker: str) -> Iterator[None
             meters.replace(name, {})
 
 
-def look_up(pulse: Pulse, meters: Meters, *, worker: str) -> None:
+def look_up(pulse: Liveness, meters: Meters, *, worker: str) -> None:
     """Set the gauges of the worker's lines to what is so now."""
     lines = pulse.lines()
     meters.replace(IN_FLIGHT, {(line.queue, worker): line.in_flight for line in lines})

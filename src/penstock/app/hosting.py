@@ -3,24 +3,31 @@
 import random
 from functools import partial
 
-from penstock.app.context import Home
+from penstock.app.context import AppContext
 from penstock.app.kill import killing_probe
-from penstock.app.service import Host
+from penstock.app.service import ServiceContext
 from penstock.app.sources import StoreOutages
 from penstock.app.spark import Spark
 from penstock.events import Bus
-from penstock.handlers.outage import Outage
+from penstock.handlers.outage import OutageWatch
 from penstock.messaging.clock import Clock
 from penstock.messaging.tracing import Tracing
 from penstock.worker.shutdown import StopSignal
 
 
 def host_of(
-    home: Home, *, sessions: Spark, bus: Bus, clock: Clock, stop: StopSignal, tracing: Tracing, breaks: bool = True
-) -> Host:
+    home: AppContext,
+    *,
+    sessions: Spark,
+    bus: Bus,
+    clock: Clock,
+    stop: StopSignal,
+    tracing: Tracing,
+    breaks: bool = True,
+) -> ServiceContext:
     """Without resources, which are added when they are entered."""
-    outage = partial(Outage, bus=bus, clock=clock, refunds=home.broker.capabilities.refunds)
-    return Host(
+    outage = partial(OutageWatch, bus=bus, clock=clock, refunds=home.broker.capabilities.refunds)
+    return ServiceContext(
         worker=home.worker,
         settings=home.settings,
         broker=home.broker,

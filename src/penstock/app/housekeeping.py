@@ -16,7 +16,7 @@ from penstock.app.backends import SQLITE
 from penstock.app.naming import own_version
 from penstock.app.processes import PROCESSES_FOLDER, RECORD_SUFFIX, ProcessRegistry
 from penstock.app.registry import RecordKeeper
-from penstock.app.rounds import Rounds
+from penstock.app.rounds import PeriodicJob
 from penstock.brokers.memory.broker import MemoryBroker
 from penstock.config import Settings
 from penstock.errors import ConfigurationError
@@ -36,7 +36,7 @@ SWEEP_SECONDS_MAX = 5.0  # a look at the locks costs next to nothing, and a dead
 
 
 @runtime_checkable
-class Holding(Protocol):
+class HolderAwareBroker(Protocol):
     """A broker that knows who holds what."""
 
     def release_holder(self, holder: str) -> int:
@@ -45,11 +45,11 @@ class Holding(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sweeper:
+class DeadProcessSweeper:
     """Frees what the dead held: in a queue that knows who holds what, in the ledger where there is one, on the disk."""
 
     processes: ProcessRegistry
-    broker: Holding | Broker
+    broker: HolderAwareBroker | Broker
     ledger: "Callable[[], Ledger | None]"  # asked only when somebody is dead
     scratch: Path  # holds a folder for each process
 
@@ -62,13 +62,13 @@ class Sweeper:
                     for pipeline in ledger.pipelines():
                         ledger.abandon_worker(pipeline.id, worker)
                     ledger.abandon_worker_works(worker)
-                if isinstance(self.broker, Holding):
+                if isinstance(self.broker, HolderAwareBroker):
                     self.broker.release_holder(worker)
                 shutil.rmtree(self.scratch / worker, ignore_errors=True)
         return len(workers)
 
 
-class Housekeeper(Rounds):
+class Housekeeper(PeriodicJob):
     """Sweeps at once and then every so often. What it leaves in the middle another process can finish."""
 
     def __init__(
@@ -141,7 +141,7 @@ class Presence:
                     "setting state."
                 ) from error
             stack.callback(self._keeper.end)
-            sweeper = Sweeper(
+            sweeper = DeadProcessSweeper(
                 processes=processes,
                 broker=self._broker,
                 ledger=lambda: ledger() if _has_ledger(self._settings) else None,

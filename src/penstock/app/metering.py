@@ -12,7 +12,7 @@ from penstock.events import Listener
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.monitoring.endpoint import address_of
 from penstock.monitoring.health import Health
-from penstock.monitoring.metrics.exporter import Exporter, Outlet
+from penstock.monitoring.metrics.exporter import Exporter, MetricsDestination
 from penstock.monitoring.metrics.listener import MetricsListener
 from penstock.monitoring.metrics.meters import Meters
 
@@ -129,15 +129,15 @@ def _otel(settings: Settings, *, worker: str) -> "Otel":
     return open_otel(resource, version=own_version(), system=system_of(settings))
 
 
-def _outlets(settings: Settings, *, worker: str, meters: Meters, clock: Clock) -> Sequence[Outlet]:
-    outlets: list[Outlet] = []
+def _outlets(settings: Settings, *, worker: str, meters: Meters, clock: Clock) -> Sequence[MetricsDestination]:
+    outlets: list[MetricsDestination] = []
     wanted = set(settings.metrics_export)
     if "emf" in wanted:
         from penstock.monitoring.logs.lines import LineWriter
-        from penstock.monitoring.metrics.cloudwatch import EmfOutlet
+        from penstock.monitoring.metrics.cloudwatch import EmfDestination
 
         outlets.append(
-            EmfOutlet(
+            EmfDestination(
                 LineWriter(sys.stderr),  # where the log goes: standard output is for what commands print
                 namespace=settings.cloudwatch_namespace,
                 properties=_properties(settings, worker),
@@ -146,11 +146,11 @@ def _outlets(settings: Settings, *, worker: str, meters: Meters, clock: Clock) -
             )
         )
     if "cloudwatch" in wanted:
-        from penstock.monitoring.metrics.cloudwatch import CloudWatchOutlet, require_boto3
+        from penstock.monitoring.metrics.cloudwatch import CloudWatchDestination, require_boto3
 
         require_boto3()
         outlets.append(
-            CloudWatchOutlet(
+            CloudWatchDestination(
                 lambda: settings.aws.client("cloudwatch"),
                 namespace=settings.cloudwatch_namespace,
                 catalogue=meters.catalogue,

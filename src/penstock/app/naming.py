@@ -22,7 +22,7 @@ from penstock.app.service import Service, needs_objects
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.app.context import Home
+    from penstock.app.context import AppContext
     from penstock.ledger import Ledger
     from penstock.ledger.records import OwnedName, WorkOwner
 
@@ -51,7 +51,7 @@ def module_that_calls() -> str:
     return name if name != "__main__" else _main_name(frame.f_globals)
 
 
-def register(home: "Home", services: Sequence[Service]) -> "Mapping[str, WorkOwner]":
+def register(home: "AppContext", services: Sequence[Service]) -> "Mapping[str, WorkOwner]":
     """Register the names that these services use in the app's ledger; return the owners of keys, by handler.
 
     Raises `ConfigurationError` for a name that belongs to another app.
@@ -65,7 +65,7 @@ def register(home: "Home", services: Sequence[Service]) -> "Mapping[str, WorkOwn
     return _registered(home, uses) if uses else {}
 
 
-def register_pipeline(home: "Home", name: str, *, queue: str) -> None:
+def register_pipeline(home: "AppContext", name: str, *, queue: str) -> None:
     """As `register`, for a pipeline that is run alone."""
     from penstock.ledger.records import OwnedName
 
@@ -88,13 +88,13 @@ class ObjectNames:
         ledger.owners.check(self.app, is_named=self.is_named, uses=uses)
 
 
-def object_names(home: "Home", services: Sequence[Service], *, only: str | None = None) -> ObjectNames:
+def object_names(home: "AppContext", services: Sequence[Service], *, only: str | None = None) -> ObjectNames:
     """Return the names of the pipelines and object handlers among an app's services. ``only``: this one alone."""
     queues = {one.name: one.queue_name for one in services if needs_objects(one) and only in (None, one.name)}
     return ObjectNames(app=home.name, is_named=home.is_named, queues=queues)
 
 
-def _registered(home: "Home", uses: "Sequence[OwnedName]") -> "Mapping[str, WorkOwner]":
+def _registered(home: "AppContext", uses: "Sequence[OwnedName]") -> "Mapping[str, WorkOwner]":
     found: Mapping[str, WorkOwner] = home.ledger.owners.register(home.name, is_named=home.is_named, uses=uses)
     return found
 

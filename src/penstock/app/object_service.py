@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.app.cleanup import Cleanup, Keep, Reader
-from penstock.app.service import Host, Opened, busy_seconds_max
-from penstock.app.sources import Source, source_at
+from penstock.app.cleanup import Cleanup, Keep, SourceReader
+from penstock.app.service import OpenedService, ServiceContext, busy_seconds_max
+from penstock.app.sources import SourceLocation, source_at
 from penstock.errors import UsageError
 from penstock.events import Bus
 from penstock.messaging.clock import Clock
@@ -37,12 +37,12 @@ class ObjectService:
         return name
 
     @property
-    def reader(self) -> Reader:
+    def reader(self) -> SourceReader:
         """What it reads, and what becomes of that."""
-        return Reader(name=self.name, source=self.source, cleanup=self.source_cleanup)
+        return SourceReader(name=self.name, source=self.source, cleanup=self.source_cleanup)
 
-    def open(self, host: Host, *, weight: int) -> Opened:
-        from penstock.app.cleanup_runner import Caretaker, moved_to  # loads the ledger, so not with the declaration
+    def open(self, host: ServiceContext, *, weight: int) -> OpenedService:
+        from penstock.app.cleanup_runner import CleanupRunner, moved_to  # loads the ledger, so not with the declaration
         from penstock.objects.notification import parse_others
         from penstock.pipeline.objects.handler import ObjectHandler, ObjectHandlerTools
 
@@ -77,14 +77,14 @@ class ObjectService:
         )
         work = self.cleaning(source, ledger=tools.ledger, bus=host.bus, probe=host.probe, clock=host.clock)
         if work is None:
-            return Opened(line=line, close=lambda: None)
+            return OpenedService(line=line, close=lambda: None)
         tools.ledger.ensure_pipeline(self.name)
-        caretaker = Caretaker(work, stop=host.stop, bus=host.bus, clock=host.clock, random=host.random)
+        caretaker = CleanupRunner(work, stop=host.stop, bus=host.bus, clock=host.clock, random=host.random)
         caretaker.start()
-        return Opened(line=line, close=caretaker.end)
+        return OpenedService(line=line, close=caretaker.end)
 
     def cleaning(
-        self, source: Source, *, ledger: "Ledger", bus: Bus, probe: Probe, clock: Clock
+        self, source: SourceLocation, *, ledger: "Ledger", bus: Bus, probe: Probe, clock: Clock
     ) -> "SourceCleanup | None":
         """Return what cleans up the source; None where objects are kept."""
         from penstock.app.cleanup_runner import all_visible, source_cleanup

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.transactions.sessions import AsyncSessions, SyncSession
 
 
-class Make(Protocol):
+class MakeMessage(Protocol):
     """`App.outgoing`."""
 
     def __call__(
@@ -31,7 +31,7 @@ class Make(Protocol):
 class Outbox:
     """The outbox as one session, or connection, writes it."""
 
-    def __init__(self, session: "SyncSession", make: Make) -> None:
+    def __init__(self, session: "SyncSession", make: MakeMessage) -> None:
         self._session = session
         self._make = make
 
@@ -76,7 +76,7 @@ class Outbox:
 class AsyncOutbox:
     """As `Outbox`, for async sessions and connections."""
 
-    def __init__(self, session: "AsyncSessions", make: Make) -> None:
+    def __init__(self, session: "AsyncSessions", make: MakeMessage) -> None:
         self._session = session
         self._make = make
 
@@ -113,7 +113,7 @@ class AsyncOutbox:
         return [_id(row) for row in rows]
 
 
-def _rows(make: Make, queue: Queue[Any] | str, bodies: Iterable[Any], **options: Any) -> Sequence[Row]:
+def _rows(make: MakeMessage, queue: Queue[Any] | str, bodies: Iterable[Any], **options: Any) -> Sequence[Row]:
     return [_row(queue, make(queue, body, **options)) for body in bodies]
 
 

@@ -24,7 +24,7 @@ WORK_FOLDER = "work"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class TablePaths:
     """A table in a folder or in S3, its quarantine beside it, and a folder of this host. Paths are real paths."""
 
     table: Files
@@ -65,7 +65,9 @@ def real(path: str | PathLike[str]) -> Path:
         raise UsageError(f"The path {path} leads nowhere: {error}.") from error
 
 
-def places(table: str | PathLike[str], state: str | PathLike[str] | None = None, *, aws: Aws | None = None) -> Places:
+def places(
+    table: str | PathLike[str], state: str | PathLike[str] | None = None, *, aws: Aws | None = None
+) -> TablePaths:
     """The places of a table. Raises `UsageError` for an address that is neither a folder nor in S3."""
     address = check_address("table", table)
     if state is not None:
@@ -78,7 +80,7 @@ def places(table: str | PathLike[str], state: str | PathLike[str] | None = None,
     if root.exists() and not root.is_dir():
         raise UsageError(f"The table {root} is a file; give the folder that is to hold the table.")
     files = LocalFiles(root)
-    return Places(
+    return TablePaths(
         table=files,
         quarantine=files.beside(f"{root.name}{QUARANTINE_SUFFIX}"),
         state=real(state) if state is not None else root / STATE_FOLDER,
@@ -86,7 +88,7 @@ def places(table: str | PathLike[str], state: str | PathLike[str] | None = None,
     )
 
 
-def _places_in_s3(address: S3Address, state: str | PathLike[str] | None, aws: Aws) -> Places:
+def _places_in_s3(address: S3Address, state: str | PathLike[str] | None, aws: Aws) -> TablePaths:
     """Its state is in a folder of this user's, named after the table, unless another one is named."""
     if not address.prefix:
         raise UsageError(f"The table cannot be the whole bucket {address}; give a prefix in it.")
@@ -95,7 +97,7 @@ def _places_in_s3(address: S3Address, state: str | PathLike[str] | None, aws: Aw
 
     files = S3Files(address, aws)
     digest = hashlib.sha256(files.uri.encode()).hexdigest()[:8]
-    return Places(
+    return TablePaths(
         table=files,
         quarantine=files.beside(f"{files.name}{QUARANTINE_SUFFIX}"),
         state=real(state) if state is not None else user_state_path("penstock") / f"{files.name}-{digest}",
@@ -103,12 +105,12 @@ def _places_in_s3(address: S3Address, state: str | PathLike[str] | None, aws: Aw
     )
 
 
-def declared_places(name: str, table: str | PathLike[str], settings: Settings) -> Places:
+def declared_places(name: str, table: str | PathLike[str], settings: Settings) -> TablePaths:
     """The places of a pipeline that an app declares: the app's state, and a table under the pipeline's name."""
     return replace(places(table, settings.state, aws=settings.aws), name=name)
 
 
-def find_table(table: str | None, state: str | None, *, here: Path, aws: Aws | None = None) -> Places:
+def find_table(table: str | None, state: str | None, *, here: Path, aws: Aws | None = None) -> TablePaths:
     """The table that an operator's verb means: the one named, else the one here, else the only one below here."""
     if table is not None:
         found = places(table, state, aws=aws)

@@ -29,7 +29,7 @@ from penstock.objects.reference import ObjectRef
 CALM_SECONDS = 6.0  # a poll is 5 at most
 
 
-class Emptiness:
+class QueueDrainCheck:
     """Of one queue. Asked by one thread at a time."""
 
     def __init__(self, broker: Broker, queue: str, *, clock: Clock) -> None:
@@ -73,7 +73,7 @@ ANNOUNCEMENTS_MAX = 5  # of one object by one process, before we say that someth
 _SYSTEM_CLOCK = SystemClock()  # holds no state
 
 
-class Goal:
+class PendingObjects:
     """Every object of a scan in a terminal state. Objects may be added; any thread may call it."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Goal:
         self._queue = queue
         self._free_the_dead = free_the_dead
         self._probe = probe
-        self._emptiness = Emptiness(broker, queue, clock=clock)
+        self._emptiness = QueueDrainCheck(broker, queue, clock=clock)
         self._lock = threading.RLock()  # every field below is read and written under it
         self._announcements: Counter[bytes] = Counter()
         self._refs: dict[bytes, ObjectRef] = {}

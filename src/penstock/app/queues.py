@@ -13,7 +13,7 @@ from penstock.app.backends import MEMORY, SQLITE, aws_of, is_sqs, open_broker
 from penstock.app.registry import SERVING, WorkerRecord, Workers
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, PenstockError, UsageError
-from penstock.messaging.age_estimate import Estimate
+from penstock.messaging.age_estimate import AgeEstimate
 from penstock.messaging.broker import AgeSource, Broker, QueueStats, listed_name, names_dead_letters
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.tracing import unwrapped
@@ -30,14 +30,14 @@ class QueueAges:
     oldest_visible_seconds: float | None
 
 
-class Ages:
+class AgeReader:
     """The ages of one broker's queues. For one thread; who looks again and again keeps it."""
 
     def __init__(self, broker: Broker, *, clock: Clock | None = None, cloudwatch: "CloudWatch | None" = None) -> None:
         self.cloudwatch = cloudwatch
         self._exact = broker.capabilities.exact_stats
         self._clock = clock or SystemClock()
-        self._empty: dict[str, Estimate] = {}  # when nothing was visible at a look of ours, by queue
+        self._empty: dict[str, AgeEstimate] = {}  # when nothing was visible at a look of ours, by queue
 
     @property
     def oldest_source(self) -> AgeSource:
@@ -75,22 +75,22 @@ class Ages:
     def _estimated(self, queue: str, visible: int, workers: Iterable[WorkerRecord]) -> float | None:
         now = self._clock.now()
         if visible == 0:
-            self._empty[queue] = Estimate(empty_at=now)
+            self._empty[queue] = AgeEstimate(empty_at=now)
             return None
         # One that drains saw the queue's head long ago, and what others took since it does not know.
         seen = [each.seen[queue] for each in workers if each.state == SERVING and queue in each.seen]
-        estimate = Estimate.merged([*seen, self._empty.get(queue, Estimate())])
+        estimate = AgeEstimate.merged([*seen, self._empty.get(queue, AgeEstimate())])
         return estimate.visible_age_seconds(now, visible=visible)
 
 
-def ages_of(settings: Settings, broker: Broker, *, clock: Clock | None = None) -> Ages:
+def ages_of(settings: Settings, broker: Broker, *, clock: Clock | None = None) -> AgeReader:
     """With CloudWatch, where the broker is SQS: each look at it costs something. Raises `ConfigurationError`."""
     clock = clock or SystemClock()
     if broker.capabilities.exact_stats or not is_sqs(settings.broker):
-        return Ages(broker, clock=clock)
+        return AgeReader(broker, clock=clock)
     from penstock.brokers.sqs.cloudwatch import CloudWatch
 
-    return Ages(broker, clock=clock, cloudwatch=CloudWatch(aws_of(settings.broker, settings.aws), clock=clock))
+    return AgeReader(broker, clock=clock, cloudwatch=CloudWatch(aws_of(settings.broker, settings.aws), clock=clock))
 
 
 @runtime_checkable
@@ -107,7 +107,7 @@ class TakesForeign(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueStanding:
+class QueueStatus:
     """How one queue stands now. Ages are None where nothing waits, or where nobody can tell; beside each stands who
     tells it: the broker (exact), CloudWatch, or an estimate from what workers of this host received."""
 
@@ -165,11 +165,11 @@ def check_shared(settings: Settings) -> None:
 
 
 def standings(
-    settings: Settings, broker: Broker, names: Sequence[str] | None = None, *, ages: Ages | None = None
-) -> Sequence[QueueStanding]:
+    settings: Settings, broker: Broker, names: Sequence[str] | None = None, *, ages: AgeReader | None = None
+) -> Sequence[QueueStatus]:
     """Of these queues, or of every one that the broker knows of. ``ages`` to look again and again with the same one, or
     to ask CloudWatch too."""
-    ages = ages or Ages(broker)
+    ages = ages or AgeReader(broker)
     workers = Workers(Path(settings.state)).records()
     names = broker.queue_names() if names is None else names
     told: Mapping[str, float] = {}
@@ -178,7 +178,7 @@ def standings(
     return [_standing(broker, name, workers, ages, told) for name in names]
 
 
-def standing_of(settings: Settings, broker: Broker, queue: str, *, ages: Ages | None = None) -> QueueStanding:
+def standing_of(settings: Settings, broker: Broker, queue: str, *, ages: AgeReader | None = None) -> QueueStatus:
     """Of one queue. Raises `UsageError` for one that the broker does not know of."""
     check_known(broker, queue)
     return standings(settings, broker, [queue], ages=ages)[0]
@@ -203,13 +203,13 @@ def messages_in(broker: Broker, queue: str) -> int:
 
 
 def _standing(
-    broker: Broker, queue: str, workers: Sequence[WorkerRecord], ages: Ages, told: Mapping[str, float]
-) -> QueueStanding:
+    broker: Broker, queue: str, workers: Sequence[WorkerRecord], ages: AgeReader, told: Mapping[str, float]
+) -> QueueStatus:
     stats = broker.stats(queue)
     age: QueueAges = ages.of(queue, stats, told=told, workers=workers)
     key, unread = _foreign(broker, queue)
     letters = () if names_dead_letters(queue) else [messages_in(broker, tier) for tier in tiers(broker, queue)]
-    return QueueStanding(
+    return QueueStatus(
         queue=queue,
         visible=stats.visible,
         in_flight=stats.in_flight,

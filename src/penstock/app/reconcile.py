@@ -12,30 +12,30 @@ from typing import TYPE_CHECKING, Any
 
 from ulid import ULID
 
-from penstock.app.context import Tools
+from penstock.app.context import PipelineTools
 from penstock.app.pending import announce_all
-from penstock.app.reconcile_target import Target
+from penstock.app.reconcile_target import ReconcileTarget
 from penstock.errors import PenstockError, UsageError
 from penstock.events import ObjectsMissing, ReconcileFinished, ReconcileProgressed
-from penstock.ledger.pipelines import Comparison
+from penstock.ledger.pipelines import ReconcileResult
 from penstock.objects.reference import LOCAL_BUCKET
 from penstock.objects.s3_facts import INVENTORY_REMEDY, require_no_versions
 from penstock.objects.scanner import CHUNK_OBJECTS
-from penstock.pipeline.reconcile.alone import Prefix, ReconcileScope
+from penstock.pipeline.reconcile.alone import MissingPrefix, ReconcileScope
 from penstock.pipeline.reconcile.manifest import Inventory, find_inventory
 from penstock.storage.address import S3Address, s3_address
 
 if TYPE_CHECKING:
     from penstock.pipeline.reconcile.alone import MissingAlone
-    from penstock.pipeline.reconcile.missing import Missing
+    from penstock.pipeline.reconcile.missing import MissingObjects
     from penstock.pipeline.spark.session import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class ReconcileScan:
     """``as_of``: objects that were stored before are looked at; ``seen_at``: what is listed existed then."""
 
-    target: Target
+    target: ReconcileTarget
     inventory: Inventory | None
     all_versions: bool
     as_of: float
@@ -46,7 +46,7 @@ class Look:
         """What is looked through, for people."""
         return self.target.source.address if self.inventory is None else self.inventory.uri
 
-    def missing(self, spark: "Session") -> "Missing":
+    def missing(self, spark: "Session") -> "MissingObjects":
         """Look. The answer has to be closed."""
         from penstock.pipeline.reconcile.missing import find_missing, known_frame
 
@@ -97,8 +97,8 @@ class Look:
 
 
 def look_at(
-    target: Target, *, inventory: str | None, older_than_seconds: float, all_versions: bool, now: float
-) -> Look:
+    target: ReconcileTarget, *, inventory: str | None, older_than_seconds: float, all_versions: bool, now: float
+) -> ReconcileScan:
     """Find the inventory, if one is named. Raises `UsageError` and `ConfigurationError` for one that does not do."""
     source = target.source
     found = None
@@ -109,10 +109,10 @@ def look_at(
         _check(found, s3_address(source.address), target)
     seen_at = now if found is None else found.manifest.created_at
     as_of = seen_at - older_than_seconds
-    return Look(target=target, inventory=found, all_versions=all_versions, as_of=as_of, seen_at=seen_at)
+    return ReconcileScan(target=target, inventory=found, all_versions=all_versions, as_of=as_of, seen_at=seen_at)
 
 
-def _check(inventory: Inventory, address: S3Address, target: Target) -> None:
+def _check(inventory: Inventory, address: S3Address, target: ReconcileTarget) -> None:
     manifest = inventory.manifest
     if manifest.source_bucket != address.bucket:
         raise UsageError(
@@ -125,7 +125,7 @@ def _check(inventory: Inventory, address: S3Address, target: Target) -> None:
         )
 
 
-def _keys(target: Target, bucket: str) -> Sequence[str]:
+def _keys(target: ReconcileTarget, bucket: str) -> Sequence[str]:
     """The prefixes in this bucket that Penstock writes itself."""
     places = [s3_address(one.uri) for one in target.own if not one.is_local]
     return [place.prefix for place in places if place.bucket == bucket]
@@ -159,19 +159,21 @@ class ReconcileReport:
     listed: int = 0
     missing: int = 0
     sent: int = 0  # messages, one an object
-    prefixes: tuple[Prefix, ...] = ()  # the first folders, those with the most missing ones first
+    prefixes: tuple[MissingPrefix, ...] = ()  # the first folders, those with the most missing ones first
     left_out: Mapping[str, int]  # why, how many: objects that nobody knows and that are not missing
     problems: tuple[str, ...] = ()  # what could not be looked at
     seconds: float = 0.0
     stopped: bool = False  # before all was looked at or sent
 
 
-def needs_spark(target: Target, request: ReconcileRequest) -> bool:
+def needs_spark(target: ReconcileTarget, request: ReconcileRequest) -> bool:
     """Return True unless the comparison is made in this process: for an object handler's listing."""
     return not target.alone or request.inventory is not None
 
 
-def reconcile(target: Target, request: ReconcileRequest, *, spark: "Session | None", tools: Tools) -> ReconcileReport:
+def reconcile(
+    target: ReconcileTarget, request: ReconcileRequest, *, spark: "Session | None", tools: PipelineTools
+) -> ReconcileReport:
     """Look, send and record; a dry run only looks. A stop ends it soon and without a record; what was sent stays sent.
 
     Without ``spark`` the source is listed and compared here, which `needs_spark` says is enough. Raises `UserError` for
@@ -212,7 +214,7 @@ def reconcile(target: Target, request: ReconcileRequest, *, spark: "Session | No
 
 
 def _on_spark(
-    look: Look, request: ReconcileRequest, report: ReconcileReport, spark: "Session", tools: Tools
+    look: ReconcileScan, request: ReconcileRequest, report: ReconcileReport, spark: "Session", tools: PipelineTools
 ) -> ReconcileReport:
     from penstock.pipeline.reconcile.missing import jobs
 
@@ -221,7 +223,7 @@ def _on_spark(
         return _found_and_sent(look.missing(spark), look, request, report, tools)
 
 
-def _alone(look: Look, tools: Tools) -> "MissingAlone":
+def _alone(look: ReconcileScan, tools: PipelineTools) -> "MissingAlone":
     def told(listed: int) -> None:
         tools.bus.emit(ReconcileProgressed(pipeline=look.target.pipeline, what="objects", done=listed, total=listed))
 
@@ -229,7 +231,11 @@ def _alone(look: Look, tools: Tools) -> "MissingAlone":
 
 
 def _found_and_sent(
-    looked: "Missing | MissingAlone", look: Look, request: ReconcileRequest, report: ReconcileReport, tools: Tools
+    looked: "MissingObjects | MissingAlone",
+    look: ReconcileScan,
+    request: ReconcileRequest,
+    report: ReconcileReport,
+    tools: PipelineTools,
 ) -> ReconcileReport:
     with closing(looked) as found:
         report = replace(
@@ -258,7 +264,9 @@ def _found_and_sent(
     return replace(report, stopped=tools.stop.requested)
 
 
-def _send(target: Target, found: "Missing | MissingAlone", request: ReconcileRequest, tools: Tools) -> int:
+def _send(
+    target: ReconcileTarget, found: "MissingObjects | MissingAlone", request: ReconcileRequest, tools: PipelineTools
+) -> int:
     """Announce them, a chunk at a time; answers how many."""
     total = found.count if request.limit is None else min(found.count, request.limit)
     chunk_objects = CHUNK_OBJECTS if request.rate is None else max(1, min(CHUNK_OBJECTS, int(request.rate)))
@@ -277,9 +285,9 @@ def _send(target: Target, found: "Missing | MissingAlone", request: ReconcileReq
     return sent
 
 
-def _record(target: Target, report: ReconcileReport) -> None:
+def _record(target: ReconcileTarget, report: ReconcileReport) -> None:
     target.ledger.record_reconciliation(
-        Comparison(
+        ReconcileResult(
             pipeline=report.pipeline,
             as_of=report.as_of,
             source=report.source,
@@ -291,7 +299,7 @@ def _record(target: Target, report: ReconcileReport) -> None:
     )
 
 
-def _tell(report: ReconcileReport, tools: Tools) -> None:
+def _tell(report: ReconcileReport, tools: PipelineTools) -> None:
     tools.bus.emit(
         ReconcileFinished(
             pipeline=report.pipeline,
@@ -306,7 +314,7 @@ def _tell(report: ReconcileReport, tools: Tools) -> None:
 
 
 @contextmanager
-def _stoppable(tools: Tools, spark: "Session", tag: str) -> Iterator[None]:
+def _stoppable(tools: PipelineTools, spark: "Session", tag: str) -> Iterator[None]:
     """A stop cancels what Spark is at. Other requests, such as for stacks, wake the watcher too and change nothing."""
     from penstock.pipeline.reconcile.missing import cancelled_when
 
@@ -331,5 +339,5 @@ def _stoppable(tools: Tools, spark: "Session", tag: str) -> Iterator[None]:
             asked.set()
 
 
-def _messages(target: Target) -> int:
+def _messages(target: ReconcileTarget) -> int:
     return target.broker.stats(target.queue).messages

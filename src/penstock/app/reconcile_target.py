@@ -9,7 +9,7 @@ from penstock.app.naming import object_names
 from penstock.app.object_service import ObjectService
 from penstock.app.paths import declared_places
 from penstock.app.pipelines.service import PipelineService
-from penstock.app.sources import Source, source_at, source_of
+from penstock.app.sources import SourceLocation, source_at, source_of
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.messaging.broker import Broker
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class ReconcileTarget:
     """``own`` is what Penstock writes itself, which is no source. ``alone``: it is compared in this process, without
     Spark, for what works on its objects needs none."""
 
     pipeline: str
-    source: Source
+    source: SourceLocation
     own: Sequence[Files]
     queue: str
     ledger: Ledger
@@ -35,7 +35,7 @@ class Target:
     alone: bool = False
 
 
-def target_in(app: "App", name: str) -> Target:
+def target_in(app: "App", name: str) -> ReconcileTarget:
     """Return a pipeline or object handler of an app. Raises `UsageError` if the app has none of that name, and
     `ConfigurationError` if the ledger holds another app's objects under it."""
     found = {service.name: service for service in app.services if _has_objects(service)}
@@ -46,13 +46,13 @@ def target_in(app: "App", name: str) -> Target:
     return _target_of(app, found[name])
 
 
-def targets_in(app: "App", services: "Sequence[Service]") -> Sequence[Target]:
+def targets_in(app: "App", services: "Sequence[Service]") -> Sequence[ReconcileTarget]:
     """Return those of all pipelines and object handlers among these."""
     return [_target_of(app, service) for service in services if _has_objects(service)]
 
 
 @contextmanager
-def target_of_table(scope: "Scope", source: str) -> Iterator[Target]:
+def target_of_table(scope: "Scope", source: str) -> Iterator[ReconcileTarget]:
     """The table of an ingest, fed from that source."""
     from penstock.app.backends import open_broker
     from penstock.app.scope import scope_ledger
@@ -65,7 +65,7 @@ def target_of_table(scope: "Scope", source: str) -> Iterator[Target]:
         stack.callback(ledger.close)
         broker = open_broker(scope.settings, holder="")
         stack.callback(broker.close)
-        yield Target(
+        yield ReconcileTarget(
             pipeline=where.pipeline,
             source=found,
             own=where.own,
@@ -79,7 +79,7 @@ def _has_objects(service: Any) -> bool:
     return isinstance(service, PipelineService | ObjectService)
 
 
-def _target_of(app: "App", service: Any) -> Target:
+def _target_of(app: "App", service: Any) -> ReconcileTarget:
     own: Sequence[Files] = ()
     if isinstance(service, PipelineService):
         declared = service.pipeline.declaration
@@ -88,7 +88,7 @@ def _target_of(app: "App", service: Any) -> Target:
     else:
         source = source_at(service.source, app.settings.aws)
     app.ledger.ensure_pipeline(service.name)
-    return Target(
+    return ReconcileTarget(
         pipeline=service.name,
         source=source,
         own=own,

@@ -39,7 +39,7 @@ from penstock.events import (
     WorkerDraining,
     WorkerStarted,
 )
-from penstock.messaging.age_estimate import Estimate
+from penstock.messaging.age_estimate import AgeEstimate
 from penstock.messaging.broker import listed_name, names_dead_letters
 from penstock.messaging.clock import Clock
 from penstock.messaging.settlement import Release
@@ -99,7 +99,7 @@ class SeenAges(ChoosyListener):
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._seen: dict[str, Estimate] = {}  # under the lock, by queue
+        self._seen: dict[str, AgeEstimate] = {}  # under the lock, by queue
 
     def hears(self, kind: type[Event]) -> bool:
         return kind in SEEN
@@ -108,16 +108,16 @@ class SeenAges(ChoosyListener):
         match event:
             case MessagesReceived(first_enqueued_at=float(enqueued_at)):
                 with self._lock:
-                    seen = self._seen.get(event.queue, Estimate())
+                    seen = self._seen.get(event.queue, AgeEstimate())
                     self._seen[event.queue] = seen.received(enqueued_at, now=self._clock.now())
             case QueueSeenEmpty():
                 with self._lock:
-                    self._seen[event.queue] = self._seen.get(event.queue, Estimate()).empty(now=self._clock.now())
+                    self._seen[event.queue] = self._seen.get(event.queue, AgeEstimate()).empty(now=self._clock.now())
             case _:
                 pass
 
     @property
-    def estimates(self) -> Mapping[str, Estimate]:
+    def estimates(self) -> Mapping[str, AgeEstimate]:
         """By queue."""
         with self._lock:
             return dict(self._seen)
@@ -182,7 +182,7 @@ class WorkerRecord:
     beat_at: float
     paused: Mapping[str, str] = field(default_factory=dict)  # by queue: the error for which its breaker is open
     unserved: Mapping[str, str] = field(default_factory=dict)  # by queue: any other reason why it is not served
-    seen: Mapping[str, Estimate] = field(default_factory=dict)  # by queue: what its receives say of ages
+    seen: Mapping[str, AgeEstimate] = field(default_factory=dict)  # by queue: what its receives say of ages
     settled: Mapping[str, int] = field(default_factory=dict)  # by queue: messages that left it through this worker
     metrics_address: str | None = None  # HOST:PORT where it answers for its metrics and its health, if it does
 
@@ -388,7 +388,7 @@ def _send(pid: int, number: signal.Signals, *, only_if: Callable[[], bool]) -> b
 def _read(path: Path) -> WorkerRecord | None:
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
-        seen = {queue: Estimate(**estimate) for queue, estimate in written.get("seen", {}).items()}
+        seen = {queue: AgeEstimate(**estimate) for queue, estimate in written.get("seen", {}).items()}
         known = {name: value for name, value in written.items() if name in _FIELDS}  # newer workers add others
         return WorkerRecord(**{**known, "queues": tuple(written["queues"]), "seen": seen})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):  # gone meanwhile, or of another version

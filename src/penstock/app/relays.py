@@ -13,8 +13,8 @@ from penstock.messaging.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from penstock.app.app import App
-    from penstock.transactions.relay import Relay, Relayed
-    from penstock.transactions.store import Store, Waiting
+    from penstock.transactions.relay import Relay, RelayResult
+    from penstock.transactions.store import TransactionStore, WaitingRow
 
 CLOSE_SECONDS = 2.0  # of a worker's stop timeout: for what a relay is sending at the end
 
@@ -46,12 +46,12 @@ def relaying(
                 tell(ThreadLeftBehind(thread=thread.name))
 
 
-def relay_once(app: "App", *, tell: Listener) -> "Relayed":
+def relay_once(app: "App", *, tell: Listener) -> "RelayResult":
     """Send what the outboxes of the app hold now, refused rows too. Raises `PenstockError` where something is away."""
-    from penstock.transactions.relay import Relayed
+    from penstock.transactions.relay import RelayResult
 
     stores(app)
-    total = Relayed()
+    total = RelayResult()
     for relay in _opened(app, tell=tell, clock=SystemClock(), random=random.random):
         total += relay.once()
     return total
@@ -63,7 +63,7 @@ def counts(app: "App") -> tuple[int, int]:
     return sum(rows for rows, _ in found), sum(refused for _, refused in found)
 
 
-def waiting_rows(app: "App", *, limit: int) -> "Sequence[Waiting]":
+def waiting_rows(app: "App", *, limit: int) -> "Sequence[WaitingRow]":
     """The oldest rows of the app's outboxes."""
     rows = [row for store in stores(app) for row in store.waiting(limit=limit)]
     return sorted(rows, key=lambda row: row.created_at)[:limit]
@@ -76,7 +76,7 @@ def forget_inbox(app: "App", *, older_than_seconds: float) -> int:
     return sum(forget(store, older_than_seconds) for store in stores(app))
 
 
-def stores(app: "App") -> "Sequence[Store]":
+def stores(app: "App") -> "Sequence[TransactionStore]":
     """The databases of the app's relays. Raises `UsageError` where there are none."""
     if not app.relays:
         raise UsageError("The app names no database with an outbox: declare it with app.relay(engine).")

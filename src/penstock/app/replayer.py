@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from penstock.app.backends import check_queues, is_sqs
 from penstock.app.queues import check_known, check_shared
-from penstock.app.service import Host
+from penstock.app.service import ServiceContext
 from penstock.config import ReplayQueue, Settings
-from penstock.dead_letters.policy import ReplayPolicy, Source, Sources
-from penstock.dead_letters.replayer import Desk, Forgetting, ReplayHandler, keep_seconds
+from penstock.dead_letters.policy import ReplayPolicy, ReplayTarget, ReplayTargets
+from penstock.dead_letters.replayer import ReplayContext, ReplayHandler, ReplayLogCleanup, keep_seconds
 from penstock.dead_letters.sample import SampleSettings
 from penstock.errors import ConfigurationError, UsageError
 from penstock.messaging.broker import Broker, listed_name, names_dead_letters, names_second_tier
@@ -56,12 +56,12 @@ _BYTES_MAX = 16 * 1024**2  # of one batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FirstTier:
+class ReplayedQueue:
     """A queue of dead letters, and the queues that they come back to."""
 
     queue: str
     second_tier: str
-    sources: tuple[Source, ...]
+    sources: tuple[ReplayTarget, ...]
 
 
 def replayed_queues(app: "App", queues: Iterable[str] | None = None) -> Sequence[str]:
@@ -84,7 +84,7 @@ def replayed_queues(app: "App", queues: Iterable[str] | None = None) -> Sequence
     return found
 
 
-def tiers_to_serve(app: "App", queues: Iterable[str] | None = None) -> Sequence[FirstTier]:
+def tiers_to_serve(app: "App", queues: Iterable[str] | None = None) -> Sequence[ReplayedQueue]:
     """As `first_tiers`, for a replayer that does nothing else. Raises `ConfigurationError` where there are none, and
     `UsageError` for a queue that the app has no handler for and the broker does not know of."""
     check_shared(app.settings)
@@ -101,7 +101,7 @@ def tiers_to_serve(app: "App", queues: Iterable[str] | None = None) -> Sequence[
     return tiers
 
 
-def first_tiers(app: "App", queues: Sequence[str]) -> Sequence[FirstTier]:
+def first_tiers(app: "App", queues: Sequence[str]) -> Sequence[ReplayedQueue]:
     """Where the dead letters of these queues lie, one for those that share it. Other queues of the app whose letters
     lie there as well get theirs back, too.
 
@@ -120,7 +120,7 @@ def first_tiers(app: "App", queues: Sequence[str]) -> Sequence[FirstTier]:
             "off = true for their queue in replay_queues, or let the handler go."
         )
     found = [
-        FirstTier(
+        ReplayedQueue(
             queue=tier,
             second_tier=broker.dead_letter_queue(tier),
             sources=tuple(_sources(broker, settings, [queue for queue, where in tiers.items() if where == tier])),
@@ -136,7 +136,7 @@ def first_tiers(app: "App", queues: Sequence[str]) -> Sequence[FirstTier]:
     return found
 
 
-def check_tiers(tiers: Sequence[FirstTier], settings: Settings, *, clock: Clock) -> None:
+def check_tiers(tiers: Sequence[ReplayedQueue], settings: Settings, *, clock: Clock) -> None:
     """Raise `ConfigurationError` for a tier that is not there, before anything is received. Only on SQS a queue has to
     be made by somebody."""
     if not is_sqs(settings.broker):
@@ -158,7 +158,7 @@ def check_tiers(tiers: Sequence[FirstTier], settings: Settings, *, clock: Clock)
             ) from error
 
 
-def replay_lines(tiers: Sequence[FirstTier], host: Host) -> Sequence[Line]:
+def replay_lines(tiers: Sequence[ReplayedQueue], host: ServiceContext) -> Sequence[Line]:
     """What a worker serves the tiers by: one batch of each at once, so that handlers keep their slots."""
     if not tiers:
         return ()
@@ -166,7 +166,7 @@ def replay_lines(tiers: Sequence[FirstTier], host: Host) -> Sequence[Line]:
     retentions: Mapping[str, float | None] = {tier.queue: broker.retention_seconds(tier.queue) for tier in tiers}
     log = host.ledger().replays
     older_than_seconds = keep_seconds(retentions.values())
-    forgetting = Forgetting(
+    forgetting = ReplayLogCleanup(
         lambda limit: log.forget(older_than_seconds=older_than_seconds, limit=limit),
         clock=host.clock,
         random=host.random,
@@ -175,8 +175,8 @@ def replay_lines(tiers: Sequence[FirstTier], host: Host) -> Sequence[Line]:
         Line(
             queue=tier.queue,
             handler=ReplayHandler(
-                Desk(
-                    sources=Sources(tier.sources),
+                ReplayContext(
+                    sources=ReplayTargets(tier.sources),
                     retention_seconds=retentions[tier.queue],
                     broker=broker,
                     log=log,
@@ -219,8 +219,8 @@ def _handled(app: "App") -> Sequence[str]:
     return [service.queue_name for service in app.services]
 
 
-def _sources(broker: Broker, settings: Settings, queues: Iterable[str]) -> Iterable[Source]:
+def _sources(broker: Broker, settings: Settings, queues: Iterable[str]) -> Iterable[ReplayTarget]:
     for queue in queues:
         policy = replay_policy(settings, queue)
         if policy is not None:
-            yield Source(queue=queue, policy=policy, retention_seconds=broker.retention_seconds(queue))
+            yield ReplayTarget(queue=queue, policy=policy, retention_seconds=broker.retention_seconds(queue))

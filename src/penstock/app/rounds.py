@@ -17,7 +17,7 @@ from penstock.worker.shutdown import StopSignal
 END_SECONDS = 1.0
 
 
-class Rounds(ABC):
+class PeriodicJob(ABC):
     """One round after another until it is ended, or the worker is asked to stop. Each begins once at most."""
 
     def __init__(

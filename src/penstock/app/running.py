@@ -18,7 +18,7 @@ from penstock.app.app import App
 from penstock.app.backends import is_sqs
 from penstock.app.health import gauged, worker_health
 from penstock.app.registry import SeenAges
-from penstock.app.replayer import FirstTier
+from penstock.app.replayer import ReplayedQueue
 from penstock.app.serving import serve
 from penstock.app.telemetry import Process, open_telemetry
 from penstock.config import Settings
@@ -26,8 +26,8 @@ from penstock.events import Bus, ChoosyListener, Event, Listener, WorkerFailed, 
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.failure import end_of
 from penstock.monitoring.metrics.meters import Meters
-from penstock.worker.lifecycle import Conclusion
-from penstock.worker.liveness import Pulse
+from penstock.worker.lifecycle import WorkerOutcome
+from penstock.worker.liveness import Liveness
 from penstock.worker.shutdown import StopSignal
 
 FOLDER = "forced"  # in a state folder: an empty file for each worker, by its id
@@ -76,10 +76,10 @@ def forced_shutdowns(settings: Settings, *, worker: str, meters: Meters | None) 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class WorkerRole:
     """What a worker is to do, and until when. ``tiers``: replay these, and nothing else."""
 
-    tiers: Sequence[FirstTier] | None = None
+    tiers: Sequence[ReplayedQueue] | None = None
     until: Callable[[], bool] | None = None
     listeners: Sequence[Listener] = ()
 
@@ -90,14 +90,14 @@ def run_worker(
     stop: StopSignal,
     queues: Mapping[str, int] | None = None,
     process: Process = "worker",
-    prepare: Callable[[], Part] = Part,
-) -> Conclusion:
+    prepare: Callable[[], WorkerRole] = WorkerRole,
+) -> WorkerOutcome:
     """Serve until asked to stop. Raises what stopped the worker, after log and error hook have heard of it.
 
     ``prepare`` says what part of a worker's work it does, once the log is open; all of it by default.
     """
     failures = _Failures()
-    pulse = Pulse(SystemClock())
+    pulse = Liveness(SystemClock())
     heard = open_telemetry(
         app.settings,
         worker=app.worker,
@@ -133,7 +133,7 @@ def run_worker(
     return conclusion
 
 
-def must_leave(conclusion: Conclusion) -> bool:
+def must_leave(conclusion: WorkerOutcome) -> bool:
     """Whether something goes on that nobody can end: then the process is left without waiting for it."""
     return bool(conclusion.threads_left) or conclusion.outcome == "forced"
 

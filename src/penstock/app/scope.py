@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.app.backends import MEMORY, SQLITE, open_ledger
-from penstock.app.paths import LEDGER_FILE, Places, declared_places, find_table, places, tables_here
+from penstock.app.paths import LEDGER_FILE, TablePaths, declared_places, find_table, places, tables_here
 from penstock.app.state import QUEUE_FILE, check_owner
 from penstock.config import Settings, load_settings, shown
 from penstock.errors import ConfigurationError, UsageError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ScopeRequest:
     """What a command line names. A table goes before the others."""
 
     table: str | None = None
@@ -55,9 +55,9 @@ class Scope:
     """``settings`` are those of the addresses: broker, ledger and state."""
 
     settings: Settings
-    table: Places | None = None  # whose state this is; None: an app's
+    table: TablePaths | None = None  # whose state this is; None: an app's
     pipeline: str | None = None  # the one that is meant; None: all of them
-    tables: Mapping[str, Places] = field(default_factory=dict)  # as far as they are known, by pipeline
+    tables: Mapping[str, TablePaths] = field(default_factory=dict)  # as far as they are known, by pipeline
     tableless: frozenset[str] = frozenset()  # object handlers, as far as they are known
     served: Mapping[str, str] = field(default_factory=dict)  # what of the app is fed from which queue, as far as known
     names: "ObjectNames | None" = None  # those of the app that a command may act on; None: not known
@@ -86,7 +86,7 @@ class Scope:
         return sorted({*self.served.values()} or self.settings.queues)
 
     @property
-    def tables_meant(self) -> Mapping[str, Places]:
+    def tables_meant(self) -> Mapping[str, TablePaths]:
         """The tables of the pipelines that are meant. Raises `UsageError` where there is none whose folder is known."""
         if not self.tables and not self.tableless:
             raise UsageError(
@@ -116,7 +116,7 @@ def scope_ledger(scope: Scope, *, probe: Probe = no_probe) -> "Ledger":
     return ledger
 
 
-def find_scope(asked: Asked, *, here: Path, make: bool = False) -> Scope:
+def find_scope(asked: ScopeRequest, *, here: Path, make: bool = False) -> Scope:
     """What is named; else the table here or the only one below, or the state of the app whose settings hold here, which
     need not be there yet for who is to ``make`` it.
 
@@ -147,7 +147,7 @@ def find_scope(asked: Asked, *, here: Path, make: bool = False) -> Scope:
     return _of_table(find_table(None, None, here=here))
 
 
-def find_scopes(asked: Asked, *, here: Path) -> Sequence[Scope]:
+def find_scopes(asked: ScopeRequest, *, here: Path) -> Sequence[Scope]:
     """Return what a command looks at that changes nothing: what is named; else the app's state here and then the tables
     here. Raises as `find_scope` does, but not where an app and tables lie in one folder.
     """
@@ -172,15 +172,15 @@ def scopes_here(here: Path) -> Sequence[Scope]:
 
 def options_for(table: str, *, state: str | None = None, here: Path) -> str:
     """What a hint has to add to a verb, so that it looks at this table: nothing where it does so by itself."""
-    asked = Asked(table=table, state=state)
+    asked = ScopeRequest(table=table, state=state)
     try:
-        where = find_scope(Asked(), here=here).table
+        where = find_scope(ScopeRequest(), here=here).table
     except (UsageError, ConfigurationError):
         return asked.options
     return "" if state is None and where is not None and str(where.table) == str(places(table).table) else asked.options
 
 
-def _of_table(where: Places, options: str = "") -> Scope:
+def _of_table(where: TablePaths, options: str = "") -> Scope:
     settings = Settings.model_construct(
         broker=f"{SQLITE}{where.state / QUEUE_FILE}",
         ledger=f"{SQLITE}{where.state / LEDGER_FILE}",
@@ -195,7 +195,7 @@ def _of_table(where: Places, options: str = "") -> Scope:
     )
 
 
-def _of_app(asked: Asked, *, make: bool) -> Scope:
+def _of_app(asked: ScopeRequest, *, make: bool) -> Scope:
     from penstock.app.loading import load_app
     from penstock.app.naming import object_names
     from penstock.app.object_service import ObjectService

@@ -12,8 +12,8 @@ from penstock.events import Bus
 from penstock.handlers.breaker import OFF, BreakerPolicy, LineBreaker
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.function_handler import FunctionHandler, bookkeeping_threads
-from penstock.handlers.keys import Begun, Busy, Done, Keys
-from penstock.handlers.outage import Outage
+from penstock.handlers.keys import IdempotencyKeys, KeyBegun, KeyBusy, KeyDone
+from penstock.handlers.outage import OutageWatch
 from penstock.messaging.backoff import Random
 from penstock.messaging.broker import Broker
 from penstock.messaging.call import NO_RESOURCES
@@ -50,7 +50,7 @@ BATCH_BYTES_MAX = 1024**3  # of one batch's bodies; their number is what bounds 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class ServiceContext:
     """The worker that a service is opened in, and what it stands on."""
 
     worker: str
@@ -62,7 +62,7 @@ class Host:
     random: Random
     probe: Probe
     stop: StopSignal
-    outage: Outage  # of the ledger
+    outage: OutageWatch  # of the ledger
     stores: StoreOutages
     bookkeeping: AsideThreads = field(default_factory=bookkeeping_threads)  # shared by the async handlers
     spark: Callable[[], Any] = _no_spark  # the session that the worker's pipelines share, started when first asked for
@@ -75,12 +75,12 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class LaterKeys:
+class LazyKeys:
     """The keys of a handler, made when they are first used; raises `TemporaryError` then while the ledger is away."""
 
-    made: Callable[[], Keys]
+    made: Callable[[], IdempotencyKeys]
 
-    def begin(self, key: str) -> Begun | Busy | Done:
+    def begin(self, key: str) -> KeyBegun | KeyBusy | KeyDone:
         return self.made().begin(key)
 
     def forget(self) -> None:
@@ -88,7 +88,7 @@ class LaterKeys:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class OpenedService:
     """A service at work: its line, and how it is closed when the worker has ended."""
 
     line: Line
@@ -108,7 +108,7 @@ class Service(Protocol):
         """What it is fed from."""
         ...
 
-    def open(self, host: Host, *, weight: int) -> Opened:
+    def open(self, host: ServiceContext, *, weight: int) -> OpenedService:
         """Make ready to serve. Raises `UserError` for what a person has to mend first."""
         ...
 
@@ -127,10 +127,10 @@ class FunctionService:
     def queue_name(self) -> str:
         return self.declaration.queue.name
 
-    def open(self, host: Host, *, weight: int) -> Opened:
+    def open(self, host: ServiceContext, *, weight: int) -> OpenedService:
         keys = None
         if self.declaration.idempotency is not None:
-            keys = LaterKeys(lru_cache(partial(self._keys, host)))
+            keys = LazyKeys(lru_cache(partial(self._keys, host)))
         breaker = self._breaker(host)
         handler = FunctionHandler(
             self.declaration,
@@ -152,9 +152,9 @@ class FunctionService:
             limits=self._limits(),
             in_flight_max=self.declaration.concurrency,
         )
-        return Opened(line=line, close=handler.close)
+        return OpenedService(line=line, close=handler.close)
 
-    def _keys(self, host: Host) -> Keys:
+    def _keys(self, host: ServiceContext) -> IdempotencyKeys:
         from penstock.handlers.once import LedgerKeys
 
         return LedgerKeys(
@@ -167,7 +167,7 @@ class FunctionService:
             busy_seconds_max=busy_seconds_max(host.broker),
         )
 
-    def _breaker(self, host: Host) -> LineBreaker:
+    def _breaker(self, host: ServiceContext) -> LineBreaker:
         given, settings = self.declaration.breaker_failures, host.settings
         policy = BreakerPolicy(
             failures=settings.breaker_failures if given is None else given,

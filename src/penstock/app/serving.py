@@ -22,22 +22,22 @@ from penstock.app.naming import register
 from penstock.app.pipelines.service import PipelineService
 from penstock.app.relays import CLOSE_SECONDS as RELAY_CLOSE_SECONDS
 from penstock.app.relays import relaying
-from penstock.app.replayer import FirstTier, check_tiers, first_tiers, replay_lines
-from penstock.app.service import Host, Service, needs_ledger, needs_objects
+from penstock.app.replayer import ReplayedQueue, check_tiers, first_tiers, replay_lines
+from penstock.app.service import Service, ServiceContext, needs_ledger, needs_objects
 from penstock.app.spark import app_spark
 from penstock.app.telemetry import guarded
 from penstock.app.tracing import traced
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import Bus, Listener
 from penstock.handlers.declaration import HandlerDeclaration
-from penstock.handlers.keys import Keys
-from penstock.handlers.outage import Outage
+from penstock.handlers.keys import IdempotencyKeys
+from penstock.handlers.outage import OutageWatch
 from penstock.handlers.ticker import CLAIM_SECONDS, REMEMBERED_SECONDS, ScheduledKeys, Ticker
 from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock, SystemClock
-from penstock.worker.lifecycle import Conclusion
+from penstock.worker.lifecycle import WorkerOutcome
 from penstock.worker.line import Line
-from penstock.worker.liveness import Pulse
+from penstock.worker.liveness import Liveness
 from penstock.worker.pools import EventLoop
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shutdown import StopSignal
@@ -45,7 +45,7 @@ from penstock.worker.worker import Worker
 
 if TYPE_CHECKING:
     from penstock.app.app import App
-    from penstock.app.reconcile_target import Target
+    from penstock.app.reconcile_target import ReconcileTarget
     from penstock.pipeline.spark.session import Session
 
 
@@ -53,7 +53,7 @@ _GLANCE_SECONDS = 0.2  # a signal's handler may run in this very thread, so no e
 
 
 def await_ledger(
-    open_ledger: Callable[[], object], *, outage: Outage, stop: StopSignal, clock: Clock, random: Random
+    open_ledger: Callable[[], object], *, outage: OutageWatch, stop: StopSignal, clock: Clock, random: Random
 ) -> None:
     """Open it, again and again while it is away. Raises what a person has to mend; `TemporaryError` after a stop."""
     never = threading.Event()
@@ -71,21 +71,21 @@ def await_ledger(
 
 
 @contextmanager
-def reconciling(app: "App", services: Sequence[Service], host: Host) -> Iterator[None]:
+def reconciling(app: "App", services: Sequence[Service], host: ServiceContext) -> Iterator[None]:
     """Reconcile the pipelines and object handlers among these every so often, until the block ends."""
     every_seconds = host.settings.reconcile_every_seconds
     if every_seconds is None or not any(map(needs_objects, services)):
         yield
         return
-    from penstock.app.context import Tools
+    from penstock.app.context import PipelineTools
     from penstock.app.jobs.reconcile import ReconcileDuty
     from penstock.app.reconcile import ReconcileRequest, reconcile
     from penstock.app.reconcile_target import targets_in
 
     request = ReconcileRequest(older_than_seconds=host.settings.reconcile_older_than_seconds)
 
-    def work(target: "Target", stop: "StopSignal") -> None:
-        tools = Tools(stop=stop, clock=host.clock, bus=host.bus, probe=host.probe)
+    def work(target: "ReconcileTarget", stop: "StopSignal") -> None:
+        tools = PipelineTools(stop=stop, clock=host.clock, bus=host.bus, probe=host.probe)
         reconcile(target, request, spark=None if target.alone else host.spark(), tools=tools)
 
     duty = ReconcileDuty(
@@ -119,10 +119,10 @@ def serve(
     settings: WorkerSettings | None = None,
     resident: bool = True,
     spark: "Session | None" = None,
-    tiers: Sequence[FirstTier] | None = None,
-    pulse: Pulse | None = None,
+    tiers: Sequence[ReplayedQueue] | None = None,
+    pulse: Liveness | None = None,
     metrics_address: Callable[[], str | None] = lambda: None,
-) -> Conclusion:
+) -> WorkerOutcome:
     """Run a worker on the app's queues until ``stop``, or until ``until`` (asked when idle) answers True.
 
     ``queues`` names those to serve with their weights; by default those of the settings, else all that have a handler.
@@ -207,7 +207,7 @@ def serve(
         return worker.run(stop, until)
 
 
-def _meet_ledger(host: Host, owners: Callable[[], object], *, waits: bool) -> None:
+def _meet_ledger(host: ServiceContext, owners: Callable[[], object], *, waits: bool) -> None:
     """Open the ledger and register the names in it. One that is away is waited for, if anything needs it to begin;
     else its queues are paused, and the names are registered when it is back.
 
@@ -253,14 +253,14 @@ def worker_settings(app: "App") -> WorkerSettings:
     )
 
 
-def _resources(app: "App", host: Host, event_loop: EventLoop, stack: ExitStack) -> Mapping[str, Any]:
+def _resources(app: "App", host: ServiceContext, event_loop: EventLoop, stack: ExitStack) -> Mapping[str, Any]:
     """What the app's lifespans yield; they are left with the stack."""
     lifespans = Lifespans(app.lifespans, loop_of=event_loop.started, bus=host.bus, close_seconds=LIFESPAN_CLOSE_SECONDS)
     stack.callback(lifespans.close)
     return lifespans.open()
 
 
-def _open(services: Sequence[tuple[Service, int]], host: Host, stack: ExitStack) -> Sequence[Line]:
+def _open(services: Sequence[tuple[Service, int]], host: ServiceContext, stack: ExitStack) -> Sequence[Line]:
     lines: list[Line] = []
     for service, weight in services:
         opened = service.open(host, weight=weight)
@@ -269,7 +269,7 @@ def _open(services: Sequence[tuple[Service, int]], host: Host, stack: ExitStack)
     return lines
 
 
-def _begin_duties(app: "App", services: Sequence[Service], host: Host, stack: ExitStack) -> None:
+def _begin_duties(app: "App", services: Sequence[Service], host: ServiceContext, stack: ExitStack) -> None:
     """What a worker does beside its queues, until the stack is left."""
     _tick(app, services, host, stack)
     _archive(services, host, stack)
@@ -285,12 +285,12 @@ def _claims_ticks(app: "App") -> frozenset[str]:
     return frozenset(one.name for one in app.declarations if one.schedule is not None)
 
 
-def tick_keys(app: str, host: Host) -> ScheduledKeys:
+def tick_keys(app: str, host: ServiceContext) -> ScheduledKeys:
     """Return what makes the keys of a scheduled handler's ticks, in the ledger."""
     from penstock.handlers.once import LedgerKeys
     from penstock.ledger.records import WorkOwner
 
-    def keys(declaration: HandlerDeclaration) -> Keys:
+    def keys(declaration: HandlerDeclaration) -> IdempotencyKeys:
         return LedgerKeys(
             ledger=host.ledger(),
             handler=declaration.name,
@@ -303,7 +303,7 @@ def tick_keys(app: str, host: Host) -> ScheduledKeys:
     return keys
 
 
-def _tick(app: "App", services: Sequence[Service], host: Host, stack: ExitStack) -> None:
+def _tick(app: "App", services: Sequence[Service], host: ServiceContext, stack: ExitStack) -> None:
     """Send what the clock sends, for the queues that are served here."""
     served = {service.queue_name for service in services}
     scheduled = [one for one in app.declarations if one.schedule is not None and one.queue.name in served]
@@ -316,7 +316,7 @@ def _tick(app: "App", services: Sequence[Service], host: Host, stack: ExitStack)
     stack.callback(ticker.end)
 
 
-def _collect_garbage(services: Sequence[Service], host: Host, stack: ExitStack) -> None:
+def _collect_garbage(services: Sequence[Service], host: ServiceContext, stack: ExitStack) -> None:
     """Delete what dead attempts and compactions left in the tables, now and then."""
     if not any(isinstance(service, PipelineService) for service in services):
         return
@@ -327,7 +327,7 @@ def _collect_garbage(services: Sequence[Service], host: Host, stack: ExitStack) 
         stack.enter_context(keeper.beside())
 
 
-def _archive(services: Sequence[Service], host: Host, stack: ExitStack) -> None:
+def _archive(services: Sequence[Service], host: ServiceContext, stack: ExitStack) -> None:
     """Let rows of objects that were processed long ago leave the ledger, where the settings say so."""
     days = host.settings.archive_after_days
     if days is None or not any(map(needs_objects, services)):

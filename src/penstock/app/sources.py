@@ -11,9 +11,9 @@ from functools import partial
 from os import PathLike
 from typing import Protocol
 
-from penstock.app.paths import Places, real
+from penstock.app.paths import TablePaths, real
 from penstock.errors import UsageError
-from penstock.handlers.outage import Outage, WatchedService, store_service
+from penstock.handlers.outage import OutageWatch, WatchedService, store_service
 from penstock.objects.local_store import LocalRoot, LocalStore
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef
 from penstock.objects.scanner import Scanner, ScanReport
@@ -25,7 +25,7 @@ from penstock.storage.files import Files
 from penstock.storage.s3 import ping_bucket
 
 
-class Scan(Protocol):
+class SourceScan(Protocol):
     """One walk through a source."""
 
     def chunks(self) -> Iterator[Sequence[ObjectRef]]:
@@ -38,7 +38,7 @@ class Scan(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class SourceLocation:
     """What is read, and nothing outside it. ``address``: a folder's real path, or s3://BUCKET/PREFIX."""
 
     address: str
@@ -62,7 +62,7 @@ class Source:
         """Whose notifications are for us."""
         return frozenset({LOCAL_BUCKET if self.is_local else s3_address(self.address).bucket})
 
-    def holds(self, other: "Source") -> bool:
+    def holds(self, other: "SourceLocation") -> bool:
         """Whether the other one is this one, or in it."""
         return f"{other.address}/".startswith(f"{self.address.rstrip('/')}/")
 
@@ -73,7 +73,7 @@ class Source:
         else:
             ping_bucket(s3_address(self.address).bucket, self.aws)
 
-    def scan(self, part: "Source | None" = None, *, own: Sequence[Files] = ()) -> Scan:
+    def scan(self, part: "SourceLocation | None" = None, *, own: Sequence[Files] = ()) -> SourceScan:
         """A walk through it, or through a part of it. ``own``: what Penstock writes itself, which is left out."""
         address = self.address if part is None else part.address
         if self.is_local:
@@ -85,20 +85,20 @@ class Source:
         return S3Listing(s3_address(address), aws=self.aws, excluded=excluded)
 
 
-def source_at(source: str | PathLike[str], aws: Aws) -> Source:
+def source_at(source: str | PathLike[str], aws: Aws) -> SourceLocation:
     """What a user's address leads to. Raises `UsageError` where it is no folder that is there, and no address in S3."""
     text = check_address("source", source)
     if is_s3(text):
         require_aws()
-        return Source(address=str(s3_address(text)), aws=aws)
+        return SourceLocation(address=str(s3_address(text)), aws=aws)
     folder = real(text)
     if not folder.is_dir():
         what = "is a file; give the folder it lies in" if folder.exists() else "does not exist; give the folder to read"
         raise UsageError(f"The source {folder} {what}.")
-    return Source(address=str(folder), aws=aws)
+    return SourceLocation(address=str(folder), aws=aws)
 
 
-def source_of(source: str | PathLike[str], where: Places) -> Source:
+def source_of(source: str | PathLike[str], where: TablePaths) -> SourceLocation:
     """The source of a table. Raises `UsageError` as `source_at`, and for a place that Penstock writes itself."""
     found = source_at(source, where.aws)
     for own in where.own:
@@ -112,39 +112,39 @@ def source_of(source: str | PathLike[str], where: Places) -> Source:
 
 
 class MakeOutage(Protocol):
-    """Make the `Outage` of one service for this worker."""
+    """Make the `OutageWatch` of one service for this worker."""
 
-    def __call__(self, *, service: WatchedService, ping: Callable[[], object]) -> Outage: ...
+    def __call__(self, *, service: WatchedService, ping: Callable[[], object]) -> OutageWatch: ...
 
 
 class StoreOutages:
-    """One `Outage` for each store or pair of stores, shared by all queues that need it. Used by one thread."""
+    """One `OutageWatch` for each store or pair of stores, shared by all queues that need it. Used by one thread."""
 
     def __init__(self, make: MakeOutage) -> None:
         self._make = make
-        self._made: dict[str, Outage] = {}
+        self._made: dict[str, OutageWatch] = {}
 
-    def of(self, *places: Source) -> Outage:
+    def of(self, *places: SourceLocation) -> OutageWatch:
         """Return the outage of work that needs all these places."""
         name = " and ".join(dict.fromkeys(place.address for place in places))
         if name not in self._made:
             self._made[name] = self._make(service=store_service(name), ping=partial(_ping, places))
         return self._made[name]
 
-    def of_pipeline(self, source: Source, where: Places) -> Outage:
+    def of_pipeline(self, source: SourceLocation, where: TablePaths) -> OutageWatch:
         """Return the outage of what its runs read, and of the table where it is in S3."""
         table = where.table
-        return self.of(source, *(() if table.is_local else (Source(address=table.uri, aws=where.aws),)))
+        return self.of(source, *(() if table.is_local else (SourceLocation(address=table.uri, aws=where.aws),)))
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Ask all of them until the block ends; see `Outage.watching`."""
+        """Ask all of them until the block ends; see `OutageWatch.watching`."""
         with ExitStack() as stack:
             for outage in self._made.values():
                 stack.enter_context(outage.watching())
             yield
 
 
-def _ping(places: tuple[Source, ...]) -> None:
+def _ping(places: tuple[SourceLocation, ...]) -> None:
     for place in places:
         place.ping()

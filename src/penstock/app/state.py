@@ -11,8 +11,8 @@ from pathlib import Path
 from ulid import ULID
 
 from penstock.app.backends import open_ledger
-from penstock.app.housekeeping import SCRATCH_FOLDER, Sweeper
-from penstock.app.paths import LEDGER_FILE, Places
+from penstock.app.housekeeping import SCRATCH_FOLDER, DeadProcessSweeper
+from penstock.app.paths import LEDGER_FILE, TablePaths
 from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry
 from penstock.app.spark import SPARK_LOG_FILE
 from penstock.brokers.sqlite.broker import SqliteBroker
@@ -26,7 +26,7 @@ QUEUE_FILE = "queue.db"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class StateFolder:
     """An opened state folder, and this process's name on it."""
 
     directory: Path
@@ -47,12 +47,12 @@ class State:
     def free_what_the_dead_held(self) -> int:
         """Abandon attempts and works, end leases and remove scratch of processes proven dead; answers how many."""
         scratch = self.directory / SCRATCH_FOLDER
-        return Sweeper(
+        return DeadProcessSweeper(
             processes=self.processes, broker=self.broker, ledger=lambda: self.ledger, scratch=scratch
         ).sweep()
 
 
-def check_owner(ledger: Ledger, where: Places) -> None:
+def check_owner(ledger: Ledger, where: TablePaths) -> None:
     """Raise `ConfigurationError` for a table whose folder was moved or copied, its state in it.
 
     A ledger beside the table is that of one table, and knows it by its real path. Under another one it would be a new
@@ -67,7 +67,7 @@ def check_owner(ledger: Ledger, where: Places) -> None:
 
 
 @contextmanager
-def open_state(directory: Path, *, shared: Settings | None = None, probe: Probe = no_probe) -> Iterator[State]:
+def open_state(directory: Path, *, shared: Settings | None = None, probe: Probe = no_probe) -> Iterator[StateFolder]:
     """Open the state in that folder, made if need be, and be registered as alive on it until the block ends.
 
     ``shared``: settings whose ledger, one that hosts share, stands in for the file in the folder.
@@ -84,7 +84,7 @@ def open_state(directory: Path, *, shared: Settings | None = None, probe: Probe 
         else:
             ledger = Ledger.open(f"sqlite:///{directory / LEDGER_FILE}", probe=probe)
         broker = SqliteBroker(directory / QUEUE_FILE, holder=worker)
-        state = State(directory=directory, worker=worker, ledger=ledger, broker=broker, processes=processes)
+        state = StateFolder(directory=directory, worker=worker, ledger=ledger, broker=broker, processes=processes)
         try:
             yield state
         finally:

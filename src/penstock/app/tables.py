@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 
-from penstock.app.paths import Places
+from penstock.app.paths import TablePaths
 from penstock.errors import TableError, TemporaryError
 from penstock.events import Bus, UpkeepFailed
 from penstock.ledger import Ledger
@@ -13,7 +13,7 @@ from penstock.ledger.records import BatchRow
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.pipeline.maintenance.compact import collect_leftovers
-from penstock.pipeline.maintenance.gc import Collected, collect
+from penstock.pipeline.maintenance.gc import CollectedGarbage, collect
 from penstock.pipeline.maintenance.table_history import BatchFiles, KeptRows, Shortfall, shortfall
 from penstock.pipeline.publish import Published, check_tip, publish, rows_schema
 from penstock.pipeline.spark.source.quarantine import QUARANTINE_SCHEMA
@@ -29,7 +29,7 @@ class Tables:
 
     def __init__(
         self,
-        places: Places,
+        places: TablePaths,
         ledger: Ledger,
         *,
         partition_by: Sequence[str] | None = (),
@@ -172,7 +172,7 @@ class Tables:
         except TemporaryError as error:
             self._bus.emit(UpkeepFailed(handler="gc", error=str(error)))
 
-    def collect_garbage(self, *, dry_run: bool) -> Collected:
+    def collect_garbage(self, *, dry_run: bool) -> CollectedGarbage:
         """Delete all files that no batch names, looking into every attempt's folder. Raises `PublishHalted` where the
         ledger is not the table's: what it calls garbage may be what the table shows."""
         collected = self._collect(dry_run=dry_run, stragglers=True)
@@ -189,7 +189,7 @@ class Tables:
             raise TemporaryError(f"what compactions left cannot be listed or deleted: {error}") from error
         return collected
 
-    def _collect(self, *, dry_run: bool, stragglers: bool) -> Collected:
+    def _collect(self, *, dry_run: bool, stragglers: bool) -> CollectedGarbage:
         for sink in (self.rows, self.quarantine):
             check_tip(self._ledger, sink.load(), pipeline=self._places.pipeline, where=sink.uri)
         return collect(

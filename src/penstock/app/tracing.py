@@ -13,7 +13,7 @@ from penstock.monitoring.logs.listener import TraceIds
 from penstock.worker.line import Line
 
 if TYPE_CHECKING:
-    from penstock.monitoring.traces.provider import Service
+    from penstock.monitoring.traces.provider import TelemetryResource
     from penstock.monitoring.traces.tracing import OtelTracing
 
 PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http", "opentelemetry.semconv")
@@ -51,11 +51,11 @@ def trace_ids_of(settings: Settings) -> TraceIds | None:
     return trace_ids
 
 
-def otel_service(settings: Settings, *, worker: str) -> "Service":
+def otel_service(settings: Settings, *, worker: str) -> "TelemetryResource":
     """As OpenTelemetry is told of this service; its own variables count where the settings say nothing."""
-    from penstock.monitoring.traces.provider import Service
+    from penstock.monitoring.traces.provider import TelemetryResource
 
-    return Service(
+    return TelemetryResource(
         name=settings.service if "service" in settings.model_fields_set else None,
         version=settings.service_version,
         environment=settings.environment,

@@ -13,11 +13,11 @@ from penstock.handlers.durations import Duration, seconds_of
 from penstock.messaging.message import Message
 
 if TYPE_CHECKING:
-    from penstock.app.outbox import AsyncOutbox, Make, Outbox
+    from penstock.app.outbox import AsyncOutbox, MakeMessage, Outbox
     from penstock.transactions.inbox import Recipient
     from penstock.transactions.relay import RelaySettings
     from penstock.transactions.sessions import AsyncSessions, Database, SyncSession
-    from penstock.transactions.store import Store
+    from penstock.transactions.store import TransactionStore
 
 EVERY_SECONDS = 1.0
 LEASE_SECONDS = 30.0
@@ -29,11 +29,11 @@ REMEMBERED = "14 days"  # as long as a message may wait in a queue
 class RelayDeclaration:
     """One database whose outbox is relayed."""
 
-    store: "Store"
+    store: "TransactionStore"
     settings: "RelaySettings"
 
 
-class Answer:
+class InboxAnswer:
     """Whether a message is new, to be awaited. Asking it without is a mistake that would let everything pass."""
 
     def __init__(self, answer: Awaitable[bool]) -> None:
@@ -52,7 +52,7 @@ class Answer:
 class Transactional:
     """Effects that are one commit with what the user writes."""
 
-    outgoing_in_trace: "Make"  # this and the next two are the `App`'s
+    outgoing_in_trace: "MakeMessage"  # this and the next two are the `App`'s
     name: str
     queue_name_of: Callable[[str], str | None]
 
@@ -111,7 +111,11 @@ class Transactional:
         name, found = _whose(message, handler)
         recipient = self._recipient(name)
         writer: Any = session
-        return Answer(record_async(writer, recipient, found)) if is_async(session) else record(writer, recipient, found)
+        return (
+            InboxAnswer(record_async(writer, recipient, found))
+            if is_async(session)
+            else record(writer, recipient, found)
+        )
 
     def relay(
         self,
@@ -129,7 +133,7 @@ class Transactional:
         """
         from penstock.transactions.relay import RelaySettings
         from penstock.transactions.sessions import engine_of
-        from penstock.transactions.store import Store
+        from penstock.transactions.store import TransactionStore
 
         lease_seconds = seconds_of("lease", lease)
         if lease_seconds < LEASE_SECONDS_MIN:
@@ -139,7 +143,7 @@ class Transactional:
             lease_seconds=lease_seconds,
             inbox_seconds=None if inbox_retention is None else seconds_of("inbox_retention", inbox_retention),
         )
-        store = Store(engine_of(database), owned=isinstance(database, str))
+        store = TransactionStore(engine_of(database), owned=isinstance(database, str))
         self._relays += (RelayDeclaration(store=store, settings=settings),)
 
     def wake_by(self, wakers: Sequence[Callable[[], None]]) -> None:

@@ -24,17 +24,17 @@ from typing import TypeVar
 from penstock.errors import ConfigurationError
 from penstock.messaging.broker import (
     SECOND_TIER_SUFFIX,
-    Ask,
     Broker,
     Capabilities,
     QueueSettings,
     QueueStats,
+    ReceiveRequest,
     SettleFailure,
-    Turn,
+    TurnResult,
     conventional_dead_letter_queue,
     names_dead_letters,
 )
-from penstock.messaging.death import DIED, TRIES_MAX, Death, Try
+from penstock.messaging.death import DIED, TRIES_MAX, AttemptRecord, Death
 from penstock.messaging.delivery import Delivery, PreviousAttempt
 from penstock.messaging.message import NO_ATTRIBUTES, UNREADABLE_ATTRIBUTE, Attributes, Outgoing
 from penstock.messaging.settlement import DeadLetter, Release, Settlement
@@ -72,7 +72,7 @@ LOST = "the lease ended, or the message is settled already, or gone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandOver:
+class ReceiptHandle:
     """What a receipt says: which message, and which of its hand-overs. Hand-overs are numbered without a gap and for
     ever, dead-lettering and refunds included, so a receipt never repeats."""
 
@@ -91,18 +91,18 @@ def seq_of(store: str, id: str) -> int | None:
     return _number(tail) if head == store else None
 
 
-def receipt(store: str, hand_over: HandOver) -> str:
+def receipt(store: str, hand_over: ReceiptHandle) -> str:
     """What the holder of this hand-over settles and extends with."""
     return f"{store}-{hand_over.seq}-{hand_over.number}"
 
 
-def hand_over_of(store: str, receipt: str) -> HandOver | None:
+def hand_over_of(store: str, receipt: str) -> ReceiptHandle | None:
     """The reverse of `receipt`; None for a receipt that this store never gave."""
     parts = receipt.rsplit("-", 2)
     if len(parts) != 3 or parts[0] != store:
         return None
     seq, number = _number(parts[1]), _number(parts[2])
-    return None if seq is None or number is None else HandOver(seq=seq, number=number)
+    return None if seq is None or number is None else ReceiptHandle(seq=seq, number=number)
 
 
 def _number(text: str) -> int | None:
@@ -218,10 +218,12 @@ def death_by_settlement(
     worker: str,
     first_failed_at: float | None,
     now: float,
-    tries: Sequence[Try] = (),
+    tries: Sequence[AttemptRecord] = (),
 ) -> Death:
     """Of a message that its holder gave up on; ``tries`` are the attempts before this one."""
-    last = Try(started_at=delivery.received_at, ended_at=now, worker=worker, end=DIED, reason=settlement.reason)
+    last = AttemptRecord(
+        started_at=delivery.received_at, ended_at=now, worker=worker, end=DIED, reason=settlement.reason
+    )
     return Death(
         reason=settlement.reason,
         exception=settlement.exception,
@@ -240,9 +242,9 @@ def death_by_settlement(
     )
 
 
-def tried(attempt: PreviousAttempt) -> Try:
+def tried(attempt: PreviousAttempt) -> AttemptRecord:
     """A hand-over that ended, as a death tells of it."""
-    return Try(
+    return AttemptRecord(
         started_at=attempt.started_at,
         ended_at=attempt.ended_at,
         worker=attempt.worker,
@@ -345,12 +347,12 @@ _remembered = lru_cache(maxsize=256)(_decoded)  # nobody can write to what it an
 def one_by_one(
     broker: Broker,
     settlements: Sequence[tuple[Delivery, Settlement]],
-    asks: Sequence[Ask],
+    asks: Sequence[ReceiveRequest],
     *,
     lease_seconds: float,
     wait_seconds: float,
-) -> Turn:
-    """Settle, then receive from one queue after the other until one has messages. Raises nothing: see `Turn`."""
+) -> TurnResult:
+    """Settle, then receive from one queue after the other until one has messages. Raises nothing: see `TurnResult`."""
     failures, settle_error = _settled(broker, settlements)
     for ask in asks:
         try:
@@ -361,10 +363,10 @@ def one_by_one(
                 wait_seconds=wait_seconds if len(asks) == 1 else 0.0,
             )
         except Exception as error:
-            return Turn(failures=failures, settle_error=settle_error, receive_error=(ask.queue, error))
+            return TurnResult(failures=failures, settle_error=settle_error, receive_error=(ask.queue, error))
         if deliveries:
-            return Turn(failures=failures, settle_error=settle_error, deliveries=deliveries)
-    return Turn(failures=failures, settle_error=settle_error)
+            return TurnResult(failures=failures, settle_error=settle_error, deliveries=deliveries)
+    return TurnResult(failures=failures, settle_error=settle_error)
 
 
 def _settled(
@@ -382,7 +384,7 @@ class Arrivals:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._events: set[threading.Event] = set()  # written under the lock by receivers
-        self._ears: tuple[Ear, ...] = ()  # replaced under the lock by those who listen
+        self._ears: tuple[LocalArrivalListener, ...] = ()  # replaced under the lock by those who listen
 
     @contextmanager
     def watch(self) -> Iterator[threading.Event]:
@@ -396,9 +398,9 @@ class Arrivals:
             with self._lock:
                 self._events.discard(event)
 
-    def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> "Ear":
+    def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> "LocalArrivalListener":
         """An ear at these queues; it is told in the thread that calls `tell` here."""
-        ear = Ear(queues, tell, leave=self._forget)
+        ear = LocalArrivalListener(queues, tell, leave=self._forget)
         with self._lock:
             self._ears = (*self._ears, ear)
         return ear
@@ -412,15 +414,17 @@ class Arrivals:
         for ear in ears:
             ear.hear(queue)
 
-    def _forget(self, gone: "Ear") -> None:
+    def _forget(self, gone: "LocalArrivalListener") -> None:
         with self._lock:
             self._ears = tuple(ear for ear in self._ears if ear is not gone)
 
 
-class Ear:
+class LocalArrivalListener:
     """`penstock.messaging.broker.Listening` within one process."""
 
-    def __init__(self, queues: Sequence[str], tell: Callable[[], None], *, leave: "Callable[[Ear], None]") -> None:
+    def __init__(
+        self, queues: Sequence[str], tell: Callable[[], None], *, leave: "Callable[[LocalArrivalListener], None]"
+    ) -> None:
         self._queues = frozenset(queues)
         self._tell = tell
         self._leave = leave

@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli.options import grouped_options
 from penstock.cli.output import Json, moment, print_json, print_table
-from penstock.cli.where import Where
+from penstock.cli.where import ScopeOptions
 
 if TYPE_CHECKING:
     from penstock.ledger.dead_letters import AuditRow
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @grouped_options
 def audit(
-    where: Where,
+    where: ScopeOptions,
     limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many, the newest.")] = 100,
     json_: Json = False,
 ) -> None:

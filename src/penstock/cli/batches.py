@@ -16,12 +16,12 @@ from penstock.cli.output import (
     printable,
     talk,
 )
-from penstock.cli.where import Where, first_of, print_each
+from penstock.cli.where import ScopeOptions, first_of, print_each
 
 if TYPE_CHECKING:
     from penstock.app.scope import Scope
     from penstock.ledger.records import BatchRow
-    from penstock.operations.tables.batches import BatchDetails, Shown
+    from penstock.operations.tables.batches import BatchDetails, BatchInTable
 
 app = typer.Typer(help="Committed batches: rows, bytes, seconds a stage.", no_args_is_help=True)
 
@@ -34,7 +34,7 @@ def _group() -> None:
 @app.command("list")
 @grouped_options
 def list_(
-    where: Where,
+    where: ScopeOptions,
     limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many, the newest.")] = 50,
     json_: Json = False,
 ) -> None:
@@ -90,7 +90,7 @@ def _listed(scope: "Scope", *, limit: int, quiet: bool) -> list[dict[str, Any]]:
 @grouped_options
 def show(
     seq: Annotated[int, typer.Argument(metavar="BATCH", min=1, help="The batch's number in its pipeline.")],
-    where: Where,
+    where: ScopeOptions,
     limit: Annotated[int, typer.Option("--limit", min=0, max=100_000, help="At most so many objects.")] = 20,
     json_: Json = False,
 ) -> None:
@@ -186,7 +186,7 @@ def _spark(url: str | None) -> str:
     return url if reached(url) else f"{url} (nobody answers there: the application has ended, or is elsewhere)"
 
 
-def _standing(shown: "Shown", committed_at: float) -> str:
+def _standing(shown: "BatchInTable", committed_at: float) -> str:
     whose = f"{shown.uri}: " if shown.uri else ""
     files = counted(len(shown.files), "file")
     if shown.visible is None:

@@ -10,11 +10,11 @@ import typer
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS
 from penstock.cli.options import grouped_options
 from penstock.cli.output import Json, print_json, printable
-from penstock.cli.where import Where
+from penstock.cli.where import ScopeOptions
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.app.scope import Asked
+    from penstock.app.scope import ScopeRequest
     from penstock.operations.doctor.findings import Finding
 
 TryNotification = Annotated[
@@ -35,7 +35,7 @@ SendTestError = Annotated[
 
 @grouped_options
 def doctor(
-    where: Where,
+    where: ScopeOptions,
     app: Annotated[str | None, typer.Argument(metavar="[APP]", help="The same as --app.")] = None,
     try_notification: TryNotification = False,
     send_test_error: SendTestError = False,
@@ -46,7 +46,7 @@ def doctor(
 
     With --send-test-error only that is done: a test error goes to the app's on_error and to every service that the
     settings name, once from each kind of process."""
-    from penstock.operations.doctor.findings import Finding, Verdict
+    from penstock.operations.doctor.findings import Finding, FindingLevel
 
     asked = where.led_by(app).asked
     findings: list[Finding] = []
@@ -58,11 +58,11 @@ def doctor(
         print_json([dataclasses.asdict(finding) for finding in findings])
     elif not send_test_error:
         print(printable(_result(findings)))
-    if any(finding.verdict is Verdict.FAILED for finding in findings):
+    if any(finding.verdict is FindingLevel.FAILED for finding in findings):
         raise typer.Exit(CHECK_FOUND_PROBLEMS)
 
 
-def _checks(asked: "Asked", *, try_notification: bool) -> "Iterator[Finding]":
+def _checks(asked: "ScopeRequest", *, try_notification: bool) -> "Iterator[Finding]":
     from penstock.operations.doctor.checks import machine_checks, spark_need, state_checks
 
     yield from machine_checks(os.environ, spark=spark_need(asked))
@@ -71,12 +71,12 @@ def _checks(asked: "Asked", *, try_notification: bool) -> "Iterator[Finding]":
 
 def _result(findings: "Sequence[Finding]") -> str:
     """Return one line that honours every check."""
-    from penstock.operations.doctor.findings import Verdict
+    from penstock.operations.doctor.findings import FindingLevel
 
-    def checks(verdict: Verdict) -> list[str]:
+    def checks(verdict: FindingLevel) -> list[str]:
         return list(dict.fromkeys(one.check for one in findings if one.verdict is verdict))
 
-    failed, warned = checks(Verdict.FAILED), checks(Verdict.WARNING)
+    failed, warned = checks(FindingLevel.FAILED), checks(FindingLevel.WARNING)
     if not failed and not warned:
         return f"Result: all {len(findings)} checks are well."
     told = [f"failed: {', '.join(failed)}"] if failed else ["nothing failed"]
@@ -84,7 +84,7 @@ def _result(findings: "Sequence[Finding]") -> str:
     return f"Result: {'; '.join(told)}."
 
 
-def _test_errors(asked: "Asked") -> "Iterator[Finding]":
+def _test_errors(asked: "ScopeRequest") -> "Iterator[Finding]":
     from penstock.operations.doctor.trial_errors import trial_errors
 
     if asked.table is not None or asked.state is not None or asked.pipeline is not None:

@@ -114,7 +114,7 @@ def ingest(
 
     require_spark()
     from penstock.app.cleanup import cleanup_of
-    from penstock.app.scope import Asked, options_for
+    from penstock.app.scope import ScopeRequest, options_for
     from penstock.app.telemetry import is_logged
     from penstock.cli.exits import leave_job, stoppable
     from penstock.config import load_settings
@@ -151,7 +151,7 @@ def ingest(
             metrics_address=metrics,
         ),
     )
-    with stoppable() as stop, IngestProgress(options=Asked(table=table, state=state).options) as progress:
+    with stoppable() as stop, IngestProgress(options=ScopeRequest(table=table, state=state).options) as progress:
         if is_logged(request.settings):
             progress.silence()
         report = run(request, stop=stop, listeners=(progress,))

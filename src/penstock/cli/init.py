@@ -202,7 +202,7 @@ _PART_WORDS = "letters, digits and ! - _ . ' ( ), since S3 wants others encoded 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class StarterNames:
     """Names that were checked. None: what the variables have by default."""
 
     queue: str | None
@@ -211,7 +211,7 @@ class Wanted:
     table: S3Address | None
 
 
-def wanted(*, queue: str | None, bucket: str | None, prefixes: Sequence[str], table: str | None) -> Wanted:
+def wanted(*, queue: str | None, bucket: str | None, prefixes: Sequence[str], table: str | None) -> StarterNames:
     """What a command line names. Raises `UsageError` for what AWS would not take, or what would go round in circles."""
     if queue is not None:
         _check_queue(queue)
@@ -228,17 +228,17 @@ def wanted(*, queue: str | None, bucket: str | None, prefixes: Sequence[str], ta
     where = None if table is None else _table(table)
     if where is not None and where.bucket == bucket:
         _check_apart(where, found or ("",))
-    return Wanted(queue=queue, bucket=bucket, prefixes=found, table=where)
+    return StarterNames(queue=queue, bucket=bucket, prefixes=found, table=where)
 
 
-def aws_files(names: Wanted, settings: "Settings") -> Mapping[str, str]:
+def aws_files(names: StarterNames, settings: "Settings") -> Mapping[str, str]:
     """The text of each file, by its name."""
     starter = files("penstock.cli") / AWS_FOLDER
     texts = {name: (starter / name).read_text(encoding="utf-8") for name in TEMPLATES}
     return {**texts, VALUES: json.dumps(_values(names, settings), indent=2) + "\n"}
 
 
-def _values(names: Wanted, settings: "Settings") -> Mapping[str, Any]:
+def _values(names: StarterNames, settings: "Settings") -> Mapping[str, Any]:
     given: dict[str, Any] = {
         "region": settings.aws_region,
         "queue": names.queue,

@@ -14,7 +14,7 @@ from penstock.cli.output import (
     print_json,
     printable,
 )
-from penstock.cli.where import Where
+from penstock.cli.where import ScopeOptions
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ ToRevision = Annotated[str | None, typer.Argument(metavar="[REVISION]", help="Su
 @app.command()
 @grouped_options
 def show(
-    where: Where,
+    where: ScopeOptions,
     json_: Json = False,
 ) -> None:
     """Show the ledger's address, server, revision, how many rows its tables have, and its archive."""
@@ -64,7 +64,7 @@ def show(
 @app.command()
 @grouped_options
 def upgrade(
-    where: Where,
+    where: ScopeOptions,
     revision: ToRevision = None,
     json_: Json = False,
 ) -> None:
@@ -77,7 +77,7 @@ def upgrade(
 @app.command()
 @grouped_options
 def downgrade(
-    where: Where,
+    where: ScopeOptions,
     revision: ToRevision = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do it: what only the later tables hold is lost.")] = False,
     json_: Json = False,
@@ -100,7 +100,7 @@ def downgrade(
 @app.command()
 @grouped_options
 def archive(
-    where: Where,
+    where: ScopeOptions,
     older_than: Annotated[
         str, typer.Option("--older-than", metavar="AGE", help="Batches committed so long ago; at least 15 days.")
     ] = "90 days",
@@ -142,7 +142,7 @@ def archive(
 
 
 @contextmanager
-def _revisions(where: Where) -> "Iterator[Revisions]":
+def _revisions(where: ScopeOptions) -> "Iterator[Revisions]":
     from penstock.app.scope import is_there
     from penstock.ledger.migrate import Revisions
 

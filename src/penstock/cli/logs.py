@@ -22,12 +22,12 @@ import typer
 
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS
 from penstock.cli.output import Json, counted, print_json, print_table, printable, talk
-from penstock.cli.progress import Pace
+from penstock.cli.progress import ProgressPace
 from penstock.cli.where import object_uri
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.monitoring.diagnoses import Diagnoser, Diagnoses, Found, Line, Outage, Story
+    from penstock.monitoring.diagnoses import Diagnoser, Diagnoses, Found, LogLine, OutageFinding, Story
 
 
 app = typer.Typer(help="What workers and ingests wrote about their work.", no_args_is_help=True)
@@ -68,13 +68,13 @@ def diagnose(
     """
     from penstock.monitoring.diagnoses import Diagnoser, Story
 
-    window = _Window(since=_moment("--since", since), until=_moment("--until", until))
+    window = _TimeWindow(since=_moment("--since", since), until=_moment("--until", until))
     for file in files:
         _check(file)
     story = None if object_ is None else Story(object_uri(object_))
     with tempfile.SpooledTemporaryFile(SPOOL_BYTES, "w+", encoding="utf-8") as spool:
         diagnoser = Diagnoser(spool)  # type: ignore[arg-type]  # a text file, which typeshed does not say of it
-        read = _Read(window)
+        read = _FileReader(window)
         for line in read.all(files):
             _take(line, diagnoser, story)
         found = diagnoser.diagnoses()
@@ -93,13 +93,13 @@ def diagnose(
         raise typer.Exit(CHECK_FOUND_PROBLEMS)
 
 
-def _take(line: "Line", diagnoser: "Diagnoser", story: "Story | None") -> None:
+def _take(line: "LogLine", diagnoser: "Diagnoser", story: "Story | None") -> None:
     if story is None or story.take(line):
         diagnoser.take(line)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Window:
+class _TimeWindow:
     """From then and before that, as the log writes times."""
 
     since: str | None
@@ -109,19 +109,19 @@ class _Window:
         return (self.since is None or ts >= self.since) and (self.until is None or ts < self.until)
 
 
-class _Read:
+class _FileReader:
     """Reads files, and counts."""
 
-    def __init__(self, window: _Window) -> None:
+    def __init__(self, window: _TimeWindow) -> None:
         self.ours = 0  # of Penstock, in the window
         self._window = window
-        self._pace = Pace()
+        self._pace = ProgressPace()
         self._lines = 0
         self._others = 0  # of other programs, or torn
         self._metrics = 0  # of ours, among the log
         self._outside = 0
 
-    def all(self, files: Sequence[str]) -> "Iterator[Line]":
+    def all(self, files: Sequence[str]) -> "Iterator[LogLine]":
         from penstock.monitoring.diagnoses import Unwrapping
 
         for file in files:
@@ -312,7 +312,7 @@ def print_diagnoses(found: "Diagnoses", *, limit: int, lines: int) -> None:
         talk(remark)
 
 
-def print_story(lines: "Sequence[Line]", found: "Diagnoses", *, uri: str) -> None:
+def print_story(lines: "Sequence[LogLine]", found: "Diagnoses", *, uri: str) -> None:
     """Every line about the object, then what is wrong with it."""
     print_table(
         ("ts", "event", "worker", "attempt", "what"),
@@ -334,7 +334,7 @@ def print_story(lines: "Sequence[Line]", found: "Diagnoses", *, uri: str) -> Non
 
 
 def document(
-    found: "Diagnoses", *, summary: Mapping[str, Any], story: "Sequence[Line] | None", limit: int
+    found: "Diagnoses", *, summary: Mapping[str, Any], story: "Sequence[LogLine] | None", limit: int
 ) -> Mapping[str, Any]:
     """The same for programs."""
     diagnoses = {
@@ -358,7 +358,7 @@ def _print_section(title: str, meaning: str, advice: str, found: "Sequence[Found
     print(f"  -> {advice}\n")
 
 
-def _print_outages(found: "Sequence[Outage]", *, limit: int) -> None:
+def _print_outages(found: "Sequence[OutageFinding]", *, limit: int) -> None:
     if not found:
         print("Outages: none.")
         return
@@ -372,19 +372,19 @@ def _print_outages(found: "Sequence[Outage]", *, limit: int) -> None:
     print("  -> Nothing is lost in an outage: messages wait. Look at the service that the error names.\n")
 
 
-def _lasted(one: "Outage") -> str:
+def _lasted(one: "OutageFinding") -> str:
     seconds = _seconds_of(one)
     return "" if seconds is None else f" ({seconds:,.0f} s)"
 
 
-def _seconds_of(one: "Outage") -> float | None:
+def _seconds_of(one: "OutageFinding") -> float | None:
     try:
         return (datetime.fromisoformat(one.ended_ts or "") - datetime.fromisoformat(one.began_ts)).total_seconds()
     except ValueError:  # it did not end, or digits that are no time
         return None
 
 
-def _outage_row(one: "Outage") -> Mapping[str, Any]:
+def _outage_row(one: "OutageFinding") -> Mapping[str, Any]:
     row = {**dataclasses.asdict(one), "seconds": _seconds_of(one)}
     return {name: value for name, value in row.items() if value is not None}
 
@@ -413,7 +413,7 @@ def _facts(one: "Found") -> str:
     return "".join(f", {fact}" for fact in facts if fact)
 
 
-def _told(line: "Line") -> Iterator[str]:
+def _told(line: "LogLine") -> Iterator[str]:
     for name in _TOLD:
         if name in line.fields and not (name == "message_id" and line.event.startswith("object.")):
             value = line.fields[name]

@@ -12,7 +12,7 @@ from penstock.cli.queues import age_of, oldest, oldest_visible
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.operations.monitor.look import Look
+    from penstock.operations.monitor.look import MonitorSample
 
 
 def monitor(
@@ -21,7 +21,7 @@ def monitor(
         str | None,
         typer.Option("--address", metavar="HOST:PORT", help="Where to answer, as in the setting monitor_address."),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Look once, print what is there, and exit.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="MonitorSample once, print what is there, and exit.")] = False,
     json_: Json = False,
 ) -> None:
     """Measure the app's queues, dead letters and ledger until SIGTERM or Ctrl-C, and answer for the numbers: /metrics,
@@ -46,7 +46,7 @@ def monitor(
             leave_now(0)
 
 
-def _report(look: "Look", *, json_: bool) -> int:
+def _report(look: "MonitorSample", *, json_: bool) -> int:
     """Print it; answers the exit code."""
     if json_:
         print_json(dataclasses.asdict(look))
@@ -57,7 +57,7 @@ def _report(look: "Look", *, json_: bool) -> int:
     return TEMPORARY_FAILURE if look.errors else 0
 
 
-def _print(look: "Look") -> None:
+def _print(look: "MonitorSample") -> None:
     if look.queues or "broker" not in look.errors:
         print_table(
             ("queue", "visible", "in flight", "delayed", "oldest visible", "oldest"),

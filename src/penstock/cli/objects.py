@@ -21,14 +21,14 @@ from penstock.cli.output import (
     printable,
     talk,
 )
-from penstock.cli.where import Where, first_of, object_uri, print_each
+from penstock.cli.where import ScopeOptions, first_of, object_uri, print_each
 from penstock.errors import UsageError
 from penstock.ledger.records import ObjectAttempt, ObjectRow, ObjectState
 
 if TYPE_CHECKING:
     from penstock.app.scope import Scope
     from penstock.operations.archived_objects import ArchivedVersion
-    from penstock.operations.inspection import View
+    from penstock.operations.inspection import ScopeView
 
 LOCAL = "file://"  # what need not be read in every row
 
@@ -40,7 +40,7 @@ app.command("retry")(retry)
 @app.command("list")
 @grouped_options
 def list_(
-    where: Where,
+    where: ScopeOptions,
     only: Annotated[ObjectState | None, typer.Option("--only", help="Objects in this state alone.")] = None,
     filter_: Annotated[str | None, typer.Option("--filter", help="Objects whose address contains this text.")] = None,
     older_than: Annotated[
@@ -143,7 +143,7 @@ def _listed(scope: "Scope", wanted: _Wanted, *, quiet: bool) -> list[dict[str, A
 @grouped_options
 def show(
     uri: Annotated[str, typer.Argument(metavar="OBJECT", help="The object's address (file:///...), or its path.")],
-    where: Where,
+    where: ScopeOptions,
     json_: Json = False,
 ) -> None:
     """Show one object: every version of it that was seen, with all attempts."""
@@ -231,7 +231,7 @@ def _attempt(attempt: ObjectAttempt) -> dict[str, Any]:
     }
 
 
-def _archived_rows(seen: "View", pipeline: str, uri_contains: str | None) -> Iterator[ObjectRow]:
+def _archived_rows(seen: "ScopeView", pipeline: str, uri_contains: str | None) -> Iterator[ObjectRow]:
     """From the archive's files; none of them is opened where nothing is archived."""
     if not seen.ledger.archives.count(pipeline):
         return
@@ -241,7 +241,7 @@ def _archived_rows(seen: "View", pipeline: str, uri_contains: str | None) -> Ite
     yield from (one.row for one in found)
 
 
-def _archived_versions(seen: "View", address: str, meant: Sequence[str]) -> "Sequence[ArchivedVersion]":
+def _archived_versions(seen: "ScopeView", address: str, meant: Sequence[str]) -> "Sequence[ArchivedVersion]":
     from penstock.operations.archived_objects import find_archived
 
     return [one for one in find_archived(seen.ledger, address, seen.scope.aws) if one.pipeline in meant]

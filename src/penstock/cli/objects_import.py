@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.output import Json, counted, print_json, printable, talk
-from penstock.cli.progress import Pace
+from penstock.cli.progress import ProgressPace
 from penstock.cli.where import StateFolder
 
 if TYPE_CHECKING:
-    from penstock.operations.objects.importing import Imported
+    from penstock.operations.objects.importing import ObjectImportReport
 
 BUSY_SHOWN = 20
 
@@ -71,11 +71,11 @@ def import_(
     )
 
 
-def _teller() -> "Callable[[Imported], None]":
+def _teller() -> "Callable[[ObjectImportReport], None]":
     """A line every few seconds, for lists of millions."""
-    pace = Pace()
+    pace = ProgressPace()
 
-    def tell(done: "Imported") -> None:
+    def tell(done: "ObjectImportReport") -> None:
         if pace.is_due():
             talk(f"{done.new + done.known + len(done.busy):,} of {counted(done.listed, 'object')}")
 

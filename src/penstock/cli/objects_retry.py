@@ -11,17 +11,17 @@ from penstock.cli import output
 from penstock.cli.dead import options
 from penstock.cli.options import grouped_options
 from penstock.cli.output import Json, counted, print_json, print_table, printable, talk
-from penstock.cli.where import Where, object_uri
+from penstock.cli.where import ScopeOptions, object_uri
 from penstock.errors import UsageError
 from penstock.ledger.records import ObjectState
 
 if TYPE_CHECKING:
-    from penstock.operations.objects.retry import Plan
+    from penstock.operations.objects.retry import RetryPlan
 
 NONE = "No such objects."
 
 
-class Ended(StrEnum):
+class EndedState(StrEnum):
     """The states that can be named."""
 
     DEAD = "dead"
@@ -31,14 +31,14 @@ class Ended(StrEnum):
 
 @grouped_options
 def retry(
-    where: Where,
+    where: ScopeOptions,
     uris: Annotated[
         list[str] | None,
         typer.Argument(metavar="[OBJECT]...", help="Their addresses, or paths; default: all that are dead."),
     ] = None,
     only: Annotated[
-        Ended, typer.Option("--only", help="All in this state; objects that are named may be in any of them.")
-    ] = Ended.DEAD,
+        EndedState, typer.Option("--only", help="All in this state; objects that are named may be in any of them.")
+    ] = EndedState.DEAD,
     filter_: Annotated[str | None, typer.Option("--filter", help="Those whose address contains this text.")] = None,
     queue: Annotated[
         str | None,
@@ -66,7 +66,7 @@ def retry(
     from penstock.config import load_settings
     from penstock.operations.dead_letters.letters import opened_ledger
     from penstock.operations.inspection import view
-    from penstock.operations.objects.retry import Asked, plan
+    from penstock.operations.objects.retry import RetrySelection, plan
     from penstock.operations.objects.retry import retry as announce_anew
 
     nameless = next((uri for uri in uris or () if not uri), None)
@@ -76,7 +76,9 @@ def retry(
     if not (yes or dry_run):
         output.must_be_told("objects retry")
     named = [object_uri(uri) for uri in uris or ()]
-    asked = Asked(uris=named, state=ObjectState(only.value), uri_contains=filter_, queue=queue, limit=limit, rate=rate)
+    asked = RetrySelection(
+        uris=named, state=ObjectState(only.value), uri_contains=filter_, queue=queue, limit=limit, rate=rate
+    )
     scope, probe = where.scope(), killing_probe(load_settings().kill_at)
     with view(scope) as seen:
         planned = plan(seen, asked)
@@ -109,7 +111,7 @@ def retry(
         raise typer.Exit(stopped_code(stop))
 
 
-def _say_left_out(planned: "Plan") -> None:
+def _say_left_out(planned: "RetryPlan") -> None:
     for uri in planned.unknown:
         talk(printable(f"The ledger knows no object {uri}."))
     for uri, state in planned.not_dead:
@@ -120,7 +122,7 @@ def _say_left_out(planned: "Plan") -> None:
         talk(printable(f"Of the ledger's pipelines the app does not have {', '.join(planned.others)}: left alone."))
 
 
-def _say_letters(planned: "Plan") -> None:
+def _say_letters(planned: "RetryPlan") -> None:
     if planned.letters:
         lying = ", ".join(f"{name} {count:,}" for name, count in planned.letters.items())
         talk(
@@ -131,7 +133,7 @@ def _say_letters(planned: "Plan") -> None:
         )
 
 
-def _print_plan(planned: "Plan", *, json_: bool) -> None:
+def _print_plan(planned: "RetryPlan", *, json_: bool) -> None:
     if json_:
         print_json({"objects": planned.objects.total(), **_document(planned, planned.by_queue)})
         return
@@ -139,7 +141,7 @@ def _print_plan(planned: "Plan", *, json_: bool) -> None:
     print_table(("objects", "to"), [(count, name) for name, count in planned.by_queue.items()], empty=NONE)
 
 
-def _print_sent(sent: Mapping[str, int], planned: "Plan", *, interrupted: bool, json_: bool) -> None:
+def _print_sent(sent: Mapping[str, int], planned: "RetryPlan", *, interrupted: bool, json_: bool) -> None:
     total = sum(sent.values())
     if json_:
         print_json({"sent": total, "interrupted": interrupted, **_document(planned, sent)})
@@ -151,7 +153,7 @@ def _print_sent(sent: Mapping[str, int], planned: "Plan", *, interrupted: bool, 
     print(printable(f"{_said(total)} announced anew{f' ({into})' if into else ''}."))
 
 
-def _document(planned: "Plan", by_queue: Mapping[str, int]) -> dict[str, Any]:
+def _document(planned: "RetryPlan", by_queue: Mapping[str, int]) -> dict[str, Any]:
     return {
         "by_queue": dict(by_queue),
         "letters": dict(planned.letters),

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 LINE_EVERY_SECONDS = 5.0
 
 
-class Pace:
+class ProgressPace:
     """Tells when a line is due. For one thread at a time."""
 
     def __init__(self, *, at_once: bool = False, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -79,7 +79,7 @@ class IngestProgress:
     def __init__(self, *, options: str = "", monotonic: Callable[[], float] = time.monotonic) -> None:
         """``options`` lead the verbs of a hint to what is worked on."""
         self._options = options
-        self._pace = Pace(at_once=True, monotonic=monotonic)
+        self._pace = ProgressPace(at_once=True, monotonic=monotonic)
         self.forced = False  # a thread would not end: written once, read when the job is over
         self._terminal = sys.stderr.isatty()
         self._lock = threading.Lock()

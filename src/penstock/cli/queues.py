@@ -24,25 +24,25 @@ from penstock.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from penstock.app.queues import QueueStanding
-    from penstock.operations.monitor.look import QueueLook
+    from penstock.app.queues import QueueStatus
+    from penstock.operations.monitor.look import QueueSample
 
 
-def state_of(one: "QueueStanding") -> str:
+def state_of(one: "QueueStatus") -> str:
     """Whether it is handed over: empty where it is."""
     if one.paused:
         return "paused"
     return "breaker" if one.breaker is not None else "unserved" if one.unserved is not None else ""
 
 
-def oldest_visible(one: "QueueStanding | QueueLook") -> str:
+def oldest_visible(one: "QueueStatus | QueueSample") -> str:
     """How long its oldest visible message has waited. An estimate says that it is one."""
     seconds = one.oldest_visible_message_age_seconds
     age = age_of(seconds if one.visible else seconds or None)
     return f"about {age}" if age and one.oldest_visible_message_age_source == "estimated" else age
 
 
-def oldest(one: "QueueStanding | QueueLook") -> str:
+def oldest(one: "QueueStatus | QueueSample") -> str:
     """How old its oldest message is. Brokers call the age of no message 0; to people it is none."""
     there = one.visible or one.in_flight or one.delayed
     return age_of(one.oldest_message_age_seconds) if there else ""
@@ -192,11 +192,11 @@ def _set_paused(queue: str, *, paused: bool, json_: bool) -> None:
         print(printable(f"{queue} is {'paused' if paused else 'handed over'}."))
 
 
-def _question(standing: "QueueStanding") -> str:
+def _question(standing: "QueueStatus") -> str:
     messages = counted(standing.messages, "message")
     return f"Delete all {messages} of {standing.queue}, {standing.in_flight:,} of them in flight?"
 
 
-def _letters(standing: "QueueStanding") -> str:
+def _letters(standing: "QueueStatus") -> str:
     aside = standing.dead_letters_set_aside
     return f"{standing.dead_letters:,}" + (f" ({aside:,} for people)" if aside else "")

@@ -10,19 +10,19 @@ import typer
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS
 from penstock.cli.options import duration
 from penstock.cli.output import Json, counted, moment, print_json, printable, talk
-from penstock.cli.progress import Pace
-from penstock.cli.where import StateFolder, Where
+from penstock.cli.progress import ProgressPace
+from penstock.cli.where import ScopeOptions, StateFolder
 from penstock.errors import UsageError
 from penstock.events import Event, ReconcileProgressed
 
 if TYPE_CHECKING:
     from penstock.app.reconcile import ReconcileReport, ReconcileRequest
-    from penstock.app.reconcile_target import Target
+    from penstock.app.reconcile_target import ReconcileTarget
     from penstock.app.telemetry import Telemetry
     from penstock.config import Settings
     from penstock.worker.shutdown import StopSignal
 
-    _Opened = tuple[Target, Settings, Telemetry]
+    _Opened = tuple[ReconcileTarget, Settings, Telemetry]
 
 PREFIXES_SHOWN = 5
 
@@ -65,7 +65,7 @@ def reconcile(
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Announce so many objects at most.")] = None,
     rate: Annotated[float | None, typer.Option("--rate", min=0.1, help="Messages a second at most.")] = None,
     master: Annotated[
-        str | None, typer.Option("--master", envvar="SPARK_MASTER", help="Where Spark runs; default: local[*].")
+        str | None, typer.Option("--master", envvar="SPARK_MASTER", help="ScopeOptions Spark runs; default: local[*].")
     ] = None,
     json_: Json = False,
 ) -> None:
@@ -166,7 +166,7 @@ def _of_table(table: str, source: str, *, state: str | None, master: str | None)
     from penstock.app.telemetry import is_logged, open_reports
     from penstock.config import load_settings
 
-    scope = Where(table=table, state=state).scope()
+    scope = ScopeOptions(table=table, state=state).scope()
     here = load_settings(spark_master=master).model_copy(update={"state": scope.settings.state})
     heard = open_reports(here, worker=worker_id(), process="reconcile", tell=_Progress(silent=is_logged(here)))
     with heard.told(), target_of_table(scope, source) as target:
@@ -196,14 +196,14 @@ def _of_app(app_name: str, pipeline: str, *, state: str | None, master: str | No
 
 
 def _run(
-    target: "Target",
+    target: "ReconcileTarget",
     request: "ReconcileRequest",
     settings: "Settings",
     stop: "StopSignal",
     heard: "Telemetry",
 ) -> "ReconcileReport":
     from penstock.app.backends import check_queues
-    from penstock.app.context import Tools
+    from penstock.app.context import PipelineTools
     from penstock.app.kill import killing_probe
     from penstock.app.naming import worker_id
     from penstock.app.reconcile import needs_spark
@@ -214,7 +214,7 @@ def _run(
     clock, bus = SystemClock(), Bus(*heard.listeners_of(look=request.dry_run))
     if not request.dry_run:
         check_queues([target.queue], settings, clock=clock)
-    tools = Tools(stop=stop, clock=clock, bus=bus, probe=killing_probe(settings.kill_at))
+    tools = PipelineTools(stop=stop, clock=clock, bus=bus, probe=killing_probe(settings.kill_at))
     if not needs_spark(target, request):
         return run_reconcile(target, request, spark=None, tools=tools)
     from penstock.app.spark import app_spark
@@ -240,7 +240,7 @@ class _Progress:
     def __init__(self, *, silent: bool) -> None:
         """``silent``: the log goes to standard error instead."""
         self._silent = silent
-        self._pace = Pace(at_once=True)
+        self._pace = ProgressPace(at_once=True)
 
     def __call__(self, event: Event) -> None:
         from penstock.cli.progress import told

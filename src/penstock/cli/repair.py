@@ -7,17 +7,17 @@ import typer
 from penstock.cli.options import grouped_options
 from penstock.cli.output import Json, Yes, confirmed, counted, declined, must_be_told, print_json, printable, talk
 from penstock.cli.tables import App, DryRun, Name, pipelines
-from penstock.cli.where import Where
+from penstock.cli.where import ScopeOptions
 
 if TYPE_CHECKING:
-    from penstock.pipeline.maintenance.repair import Findings
+    from penstock.pipeline.maintenance.repair import RepairFindings
 
 SHOWN = 10  # addresses of objects that have to be announced again
 
 
 @grouped_options
 def repair(
-    where: Where,
+    where: ScopeOptions,
     app: App = None,
     name: Name = None,
     dry_run: DryRun = False,
@@ -55,7 +55,7 @@ def repair(
         print_json(documents)
 
 
-def told(findings: "Findings") -> list[str]:
+def told(findings: "RepairFindings") -> list[str]:
     """What was found, for people."""
     whose, repair = findings.pipeline, findings.repair
     if repair is None:
@@ -80,7 +80,7 @@ def told(findings: "Findings") -> list[str]:
     return lines + _warnings(findings)
 
 
-def _warnings(findings: "Findings") -> list[str]:
+def _warnings(findings: "RepairFindings") -> list[str]:
     lines = []
     if findings.unnamed:
         numbers = ", ".join(map(str, findings.unnamed))
@@ -106,7 +106,7 @@ def _warnings(findings: "Findings") -> list[str]:
     return lines
 
 
-def document(findings: "Findings", *, repaired: bool) -> dict[str, Any]:
+def document(findings: "RepairFindings", *, repaired: bool) -> dict[str, Any]:
     """The same for programs."""
     repair = findings.repair
     return {

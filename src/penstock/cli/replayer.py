@@ -14,8 +14,8 @@ from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.app.app import App
-    from penstock.app.running import Part
-    from penstock.operations.dead_letters.replay_once import Replayed, Tally
+    from penstock.app.running import WorkerRole
+    from penstock.operations.dead_letters.replay_once import ReplayCounts, ReplayTally
 
 
 def replayer(
@@ -44,9 +44,9 @@ def replayer(
     if json_ and not once:
         raise UsageError("--json is for the report of --once; without it there is none, and the log tells.")
     names = None if queues is None else _names(queues)
-    tally: list[Tally] = []
+    tally: list[ReplayTally] = []
 
-    def prepare(app: "App") -> "Part":
+    def prepare(app: "App") -> "WorkerRole":
         part, told = _part(app, names, once=once)
         tally.append(told)
         return part
@@ -60,24 +60,24 @@ def replayer(
     )
 
 
-def _part(app: "App", queues: "list[str] | None", *, once: bool) -> "tuple[Part, Tally]":
+def _part(app: "App", queues: "list[str] | None", *, once: bool) -> "tuple[WorkerRole, ReplayTally]":
     from penstock.app.replayer import tiers_to_serve, with_sample
-    from penstock.app.running import Part
+    from penstock.app.running import WorkerRole
     from penstock.dead_letters.sample import sample_settings
     from penstock.messaging.clock import SystemClock
-    from penstock.operations.dead_letters.replay_once import NothingDue, Tally
+    from penstock.operations.dead_letters.replay_once import NothingDue, ReplayTally
 
     sample = sample_settings(os.environ)
     app.settings = with_sample(app.settings, sample)
     if queues is None and not app.settings.queues and sample.queue is not None:
         queues = [sample.queue]
     tiers = tiers_to_serve(app, queues)
-    tally = Tally()
+    tally = ReplayTally()
     until = NothingDue(app.broker, tiers, clock=SystemClock()) if once else None
-    return Part(tiers=tiers, until=until, listeners=(tally,) if once else ()), tally
+    return WorkerRole(tiers=tiers, until=until, listeners=(tally,) if once else ()), tally
 
 
-def _report(found: "Mapping[str, Replayed]", *, json_: bool) -> int:
+def _report(found: "Mapping[str, ReplayCounts]", *, json_: bool) -> int:
     """Print it; answers the exit code."""
     if json_:
         print_json({queue: dataclasses.asdict(each) for queue, each in found.items()})

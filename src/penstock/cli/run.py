@@ -46,12 +46,12 @@ def run(
         raise UsageError("--metrics is for a run that stays up; one with --available-now ends before it is asked.")
     require_spark()
     from penstock.app.loading import load_app
-    from penstock.app.scope import Asked
+    from penstock.app.scope import ScopeRequest
     from penstock.app.telemetry import is_logged
     from penstock.cli.exits import leave_job, stoppable
     from penstock.config import with_flags
 
-    options = Asked(app=app_name, pipeline=pipeline).options
+    options = ScopeRequest(app=app_name, pipeline=pipeline).options
     with stoppable() as stop, IngestProgress(options=options) as progress:
         app = load_app(app_name)
         app.settings = with_flags(

@@ -17,7 +17,7 @@ import typer
 from penstock.cli.exits import INTERRUPTED
 from penstock.cli.options import duration
 from penstock.cli.output import Json, counted, print_json, printable, talk
-from penstock.cli.progress import Pace
+from penstock.cli.progress import ProgressPace
 from penstock.errors import InvalidMessage, PenstockError, UnknownOutcome, UsageError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ IDS_SHOWN_MAX = 1_000
 
 
 @dataclass(slots=True, kw_only=True)
-class Tally:
+class SendTally:
     """What is known of the sending so far."""
 
     deduplicated: bool
@@ -156,7 +156,7 @@ def send(
     typed = body is None and file in (None, STDIN) and sys.stdin.isatty()
     with _sender(app, queue) as sender, _progress(_size(file) if body is None else None, bar=not typed) as told:
         deduplicated = one and _drops_duplicates(sender, queue)
-        tally = Tally(deduplicated=deduplicated)
+        tally = SendTally(deduplicated=deduplicated)
         maker = _Maker(
             sender, queue, raw=raw, group=group, delay_seconds=delay_seconds, deduplication_id=deduplication_id
         )
@@ -251,7 +251,7 @@ def _json(line: bytes) -> object:
         raise UsageError(f"{error}; text that need not be JSON is sent with --raw.") from error
 
 
-def _send_all(maker: _Maker, chunks: Iterator[Sequence[Line]], told: Sent, tally: Tally) -> None:
+def _send_all(maker: _Maker, chunks: Iterator[Sequence[Line]], told: Sent, tally: SendTally) -> None:
     """Send chunk by chunk, and keep the tally."""
     try:
         for lines in chunks:
@@ -312,7 +312,7 @@ def _size(file: str | None) -> int | None:
 def _progress(bytes_total: int | None, *, bar: bool) -> Iterator[Sent]:
     """A bar on a terminal, unless somebody types there; else a line now and then."""
     if not (bar and sys.stderr.isatty()):
-        yield _Lines()
+        yield _SendProgress()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -331,12 +331,12 @@ def _progress(bytes_total: int | None, *, bar: bool) -> Iterator[Sent]:
         yield told
 
 
-class _Lines:
+class _SendProgress:
     """How many were sent, said every few seconds."""
 
     def __init__(self) -> None:
         self._sent = 0
-        self._pace = Pace()
+        self._pace = ProgressPace()
 
     def __call__(self, messages: int, _size_bytes: int) -> None:
         self._sent += messages

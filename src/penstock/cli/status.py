@@ -18,18 +18,18 @@ from penstock.cli.output import (
     printable,
 )
 from penstock.cli.queues import age_of
-from penstock.cli.where import Where
+from penstock.cli.where import ScopeOptions
 from penstock.ledger.records import ObjectState
 
 if TYPE_CHECKING:
-    from penstock.app.queues import QueueStanding
+    from penstock.app.queues import QueueStatus
     from penstock.app.scope import Scope
-    from penstock.operations.status.standing import PipelineStanding, Standing
+    from penstock.operations.status.standing import PipelineStatus, Status
 
 
 @grouped_options
 def status(
-    where: Where,
+    where: ScopeOptions,
     check: Annotated[bool, typer.Option("--check", help="Exit code 3 where something needs a person.")] = False,
     json_: Json = False,
 ) -> None:
@@ -52,7 +52,7 @@ def status(
         raise typer.Exit(CHECK_FOUND_PROBLEMS)
 
 
-def _print(found: "Standing", scope: "Scope") -> None:
+def _print(found: "Status", scope: "Scope") -> None:
     print(printable(found.verdict))
     print_fields(_of_app(found, ledger=scope.name) if found.table is None else _of_table(found))
     for one in found.pipelines:
@@ -60,7 +60,7 @@ def _print(found: "Standing", scope: "Scope") -> None:
             print(printable(f"-> {advice_in(scope, pipeline=one.pipeline)}"))
 
 
-def _document_of_all(scopes: "Sequence[Scope]", found: "Sequence[Standing]") -> dict[str, Any]:
+def _document_of_all(scopes: "Sequence[Scope]", found: "Sequence[Status]") -> dict[str, Any]:
     """What concerns a person of all of them, and each under ``scopes``."""
     documents = [{"scope": scope.title, **document_of(one)} for scope, one in zip(scopes, found, strict=True)]
     together = ("words", "troubles", "warnings", "notes")
@@ -71,7 +71,7 @@ def _document_of_all(scopes: "Sequence[Scope]", found: "Sequence[Standing]") -> 
     }
 
 
-def document_of(found: "Standing") -> dict[str, Any]:
+def document_of(found: "Status") -> dict[str, Any]:
     """All of it as JSON."""
     return {
         "verdict": found.verdict,
@@ -110,7 +110,7 @@ def objects_by_state(counts: Mapping[ObjectState, int]) -> dict[str, int]:
     return {state.value: counts.get(state, 0) for state in ObjectState}
 
 
-def _of_table(found: "Standing") -> Mapping[str, object]:
+def _of_table(found: "Status") -> Mapping[str, object]:
     return {
         "table": f"{found.table} ({_version(found.table_version)})",
         "objects": _objects(found.objects, found.objects_replaced),
@@ -127,7 +127,7 @@ def _of_table(found: "Standing") -> Mapping[str, object]:
     }
 
 
-def _of_app(found: "Standing", *, ledger: str) -> Mapping[str, object]:
+def _of_app(found: "Status", *, ledger: str) -> Mapping[str, object]:
     return {
         "ledger": ledger,
         **{f"pipeline {one.pipeline}": _pipeline(one) for one in found.pipelines},
@@ -137,7 +137,7 @@ def _of_app(found: "Standing", *, ledger: str) -> Mapping[str, object]:
     }
 
 
-def _pipeline(one: "PipelineStanding") -> str:
+def _pipeline(one: "PipelineStatus") -> str:
     table = "" if one.table is None else f"; table {one.table} ({_version(one.table_version)})"
     objects = _objects(one.objects, one.objects_replaced)
     reconciled = f"; reconciled: {text}" if (text := _reconciled(one)) else ""
@@ -146,7 +146,7 @@ def _pipeline(one: "PipelineStanding") -> str:
     return f"objects: {objects}{overdue}; batches: {batches}{table}{reconciled}"
 
 
-def _reconciled(one: "PipelineStanding") -> str:
+def _reconciled(one: "PipelineStatus") -> str:
     """What the latest reconcile came to; empty where there was none."""
     last = one.reconciled
     if last is None:
@@ -155,7 +155,7 @@ def _reconciled(one: "PipelineStanding") -> str:
     return f"{missing} as of {moment(last.as_of)}"
 
 
-def _queue(one: "QueueStanding") -> str:
+def _queue(one: "QueueStatus") -> str:
     messages = _messages(
         visible=one.visible,
         in_flight=one.in_flight,
@@ -168,7 +168,7 @@ def _queue(one: "QueueStanding") -> str:
     return f"{messages}{letters}{paused}{unserved}"
 
 
-def _workers(found: "Standing") -> str:
+def _workers(found: "Status") -> str:
     from penstock.app.registry import SERVING
 
     states = {record.worker: record.state for record in found.records if record.state != SERVING}
@@ -193,7 +193,7 @@ def _batches(committed: int, unpublished: int | None) -> str:
     return f"{committed:,} committed, {unpublished:,} not yet published"
 
 
-def _letters(found: "Standing") -> str:
+def _letters(found: "Status") -> str:
     replaced = found.dead_letters_replaced
     aside = found.dead_letters_set_aside
     notes = [f"{aside:,} of them set aside for people"] if aside else []

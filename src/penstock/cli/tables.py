@@ -17,12 +17,12 @@ import typer
 
 from penstock.cli.options import grouped_options
 from penstock.cli.output import Json, counted, print_json, printable, talk
-from penstock.cli.where import Where
+from penstock.cli.where import ScopeOptions
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.operations.tables.upkeep import Kept
-    from penstock.pipeline.maintenance.compact import Compacted
+    from penstock.operations.tables.upkeep import MaintainedPipeline
+    from penstock.pipeline.maintenance.compact import CompactionResult
 
 
 App = Annotated[
@@ -33,7 +33,9 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done,
 
 
 @contextmanager
-def pipelines(*, app: str | None, name: str | None, where: Where) -> Iterator[Mapping[str, "Kept"]]:
+def pipelines(
+    *, app: str | None, name: str | None, where: ScopeOptions
+) -> Iterator[Mapping[str, "MaintainedPipeline"]]:
     """The pipelines that a command line means. Their log goes to stderr, as a worker's does."""
     from penstock.pipeline.extra import require_spark
 
@@ -59,7 +61,7 @@ def pipelines(*, app: str | None, name: str | None, where: Where) -> Iterator[Ma
 
 @grouped_options
 def publish(
-    where: Where,
+    where: ScopeOptions,
     app: App = None,
     name: Name = None,
     json_: Json = False,
@@ -77,7 +79,7 @@ def publish(
 
 @grouped_options
 def gc(
-    where: Where,
+    where: ScopeOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, delete nothing.")] = False,
     json_: Json = False,
 ) -> None:
@@ -133,7 +135,7 @@ TARGET = "128 MiB"
 
 @grouped_options
 def compact(
-    where: Where,
+    where: ScopeOptions,
     app: App = None,
     name: Name = None,
     target_size: Annotated[
@@ -169,7 +171,7 @@ def compact(
         print_json(documents)
 
 
-def _print(found: Sequence["Compacted"], deleted: Mapping[str, int], *, dry_run: bool) -> None:
+def _print(found: Sequence["CompactionResult"], deleted: Mapping[str, int], *, dry_run: bool) -> None:
     would = "would be " if dry_run else ""
     for one in found:
         if one.merged:

@@ -17,7 +17,7 @@ import typer
 
 from penstock.cli.options import duration, grouped_options
 from penstock.cli.output import Json, print_json, printable
-from penstock.cli.where import Where
+from penstock.cli.where import ScopeOptions
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from penstock.app.scope import Scope
-    from penstock.operations.status.top import Frame, Watch
+    from penstock.operations.status.top import StatusWatch, TopFrame
 
-    Watches = Sequence[tuple[str, Watch]]  # with the heading of each, where there are several
+    Watches = Sequence[tuple[str, StatusWatch]]  # with the heading of each, where there are several
 
 
 EVERY_SECONDS = 2.0
@@ -38,7 +38,7 @@ EVERY_SECONDS_MIN = 0.5
 
 @grouped_options
 def top(
-    where: Where,
+    where: ScopeOptions,
     every: Annotated[
         str | None, typer.Option("--every", metavar="DURATION", help="Look so often; 2 s, on SQS 15 s, by itself.")
     ] = None,
@@ -50,11 +50,11 @@ def top(
     Where the output is no terminal, or one that can only go on (TERM=dumb), each look is a block of lines; with --json
     a line of JSON.
     """
-    from penstock.operations.status.top import Watch
+    from penstock.operations.status.top import StatusWatch
 
     scopes = where.scopes()
     every_seconds = max(_every(every, scope) for scope in scopes)
-    watches = [(scope.title if len(scopes) > 1 else "", Watch(scope)) for scope in scopes]
+    watches = [(scope.title if len(scopes) > 1 else "", StatusWatch(scope)) for scope in scopes]
     if once:
         _print_once(watches, json_=json_)
         return
@@ -126,7 +126,7 @@ def _refresh(watches: "Watches", *, name: str, every_seconds: float) -> None:
 
     from penstock.cli.top_screen import screen
 
-    last: list[Frame | None] = [None] * len(watches)
+    last: list[TopFrame | None] = [None] * len(watches)
     with ExitStack() as stack:
         pressed = stack.enter_context(keys())
         live = stack.enter_context(Live(screen=True, auto_refresh=False))
@@ -145,7 +145,7 @@ def _refresh(watches: "Watches", *, name: str, every_seconds: float) -> None:
 QUIT = frozenset({"q", "Q", "\x03"})
 
 
-class Keys:
+class KeyReader:
     """What is pressed at the terminal. ``descriptor`` None: there is none."""
 
     def __init__(self, descriptor: int | None) -> None:
@@ -171,11 +171,11 @@ class Keys:
 
 
 @contextmanager
-def keys() -> Iterator[Keys]:
+def keys() -> Iterator[KeyReader]:
     """Until the block ends, keys come as they are pressed and are not shown. Ctrl-C stays an interruption."""
     descriptor = _terminal()
     if descriptor is None:
-        yield Keys(None)
+        yield KeyReader(None)
         return
     import termios
     import tty
@@ -183,7 +183,7 @@ def keys() -> Iterator[Keys]:
     before = termios.tcgetattr(descriptor)
     try:
         tty.setcbreak(descriptor)
-        yield Keys(descriptor)
+        yield KeyReader(descriptor)
     finally:
         with suppress(termios.error):  # the terminal has gone
             termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -13,9 +13,9 @@ from penstock.operations.status.standing import span
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from penstock.app.queues import QueueStanding
-    from penstock.operations.status.standing import PipelineStanding, Standing
-    from penstock.operations.status.top import Flow, Frame
+    from penstock.app.queues import QueueStatus
+    from penstock.operations.status.standing import PipelineStatus, Status
+    from penstock.operations.status.top import QueueFlow, TopFrame
 
 QUEUE_COLUMNS = (
     "queue",
@@ -42,7 +42,7 @@ _NAMES = frozenset({"queue", "state", "pipeline"})  # columns of words; the othe
 _STYLES = {"lost": "bold white on red", "unconsumed": "bold white on red", "dead": "bold red", "late": "bold yellow"}
 
 
-def document(frame: "Frame") -> dict[str, Any]:
+def document(frame: "TopFrame") -> dict[str, Any]:
     """One look as JSON: that of `penstock status`, with the flow of each queue."""
     if frame.standing is None:
         return {"at": frame.at, "verdict": frame.verdict, "error": frame.error}
@@ -52,7 +52,7 @@ def document(frame: "Frame") -> dict[str, Any]:
     return {"at": frame.at, "error": None, **told}
 
 
-def lines(frame: "Frame") -> str:
+def lines(frame: "TopFrame") -> str:
     """One look as lines, for who reads no terminal."""
     from rich.console import Console
 
@@ -65,7 +65,9 @@ def lines(frame: "Frame") -> str:
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
 
 
-def screen(frame: "Frame", last: "Frame | None", *, name: str, every_seconds: float, width: int) -> "RenderableType":
+def screen(
+    frame: "TopFrame", last: "TopFrame | None", *, name: str, every_seconds: float, width: int
+) -> "RenderableType":
     """One look as a screen so many characters wide. While nothing can be told, the tables are those of the ``last``
     look that could."""
     from rich.console import Group
@@ -85,7 +87,7 @@ def screen(frame: "Frame", last: "Frame | None", *, name: str, every_seconds: fl
 
 
 def _tables(
-    standing: "Standing", flows: "Mapping[str, Flow]"
+    standing: "Status", flows: "Mapping[str, QueueFlow]"
 ) -> Sequence[tuple[Sequence[str], Sequence[Sequence[str]]]]:
     queues = [_queue(one, flows[one.queue]) for one in standing.queues]
     pipelines = [_pipeline(one) for one in standing.pipelines]
@@ -93,7 +95,7 @@ def _tables(
     return [(columns, rows) for columns, rows in found if rows]
 
 
-def _queue(one: "QueueStanding", flow: "Flow") -> Sequence[str]:
+def _queue(one: "QueueStatus", flow: "QueueFlow") -> Sequence[str]:
     first_tier = one.dead_letters - one.dead_letters_set_aside
     return (
         one.queue,
@@ -113,7 +115,7 @@ def _queue(one: "QueueStanding", flow: "Flow") -> Sequence[str]:
     )
 
 
-def _pipeline(one: "PipelineStanding") -> Sequence[str]:
+def _pipeline(one: "PipelineStatus") -> Sequence[str]:
     missing = 0 if one.reconciled is None else one.reconciled.missing
     return (
         one.pipeline,
@@ -155,13 +157,13 @@ def _fitting(
     return [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]
 
 
-def _workers(standing: "Standing") -> str:
+def _workers(standing: "Status") -> str:
     told = [f"{one.worker} ({one.state}, {one.in_flight:,} in flight)" for one in standing.records]
     told += [name for name in standing.workers if name not in {one.worker for one in standing.records}]
     return ", ".join(told) or ("none on this host" if standing.workers_elsewhere else "none running")
 
 
-def _style(frame: "Frame") -> str:
+def _style(frame: "TopFrame") -> str:
     if frame.standing is None:
         return "bold white on red"
     words = frame.standing.words

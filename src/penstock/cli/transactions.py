@@ -14,7 +14,7 @@ from penstock.cli.output import Json, counted, print_json, print_table, talk
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.transactions.store import Waiting
+    from penstock.transactions.store import WaitingRow
 
 
 outbox_app = typer.Typer(
@@ -106,7 +106,7 @@ def _once(app_name: str, *, json_: bool) -> None:
         raise typer.Exit(CHECK_FOUND_PROBLEMS)
 
 
-def _state(row: "Waiting") -> str:
+def _state(row: "WaitingRow") -> str:
     if row.sending:
         return "being sent"
     return f"again in {row.due_in_seconds:,.0f} s" if row.due_in_seconds else "waits"

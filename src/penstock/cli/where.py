@@ -12,7 +12,7 @@ from penstock.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.app.scope import Asked, Scope
+    from penstock.app.scope import Scope, ScopeRequest
 
 Table = Annotated[
     str | None,
@@ -32,7 +32,7 @@ AppName = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
+class ScopeOptions:
     """Where to look: the options of every verb that looks somewhere."""
 
     table: Table = None
@@ -41,12 +41,12 @@ class Where:
     app_name: AppName = None
 
     @property
-    def asked(self) -> "Asked":
-        from penstock.app.scope import Asked
+    def asked(self) -> "ScopeRequest":
+        from penstock.app.scope import ScopeRequest
 
-        return Asked(table=self.table, state=self.state, pipeline=self.pipeline, app=self.app_name)
+        return ScopeRequest(table=self.table, state=self.state, pipeline=self.pipeline, app=self.app_name)
 
-    def led_by(self, app: str | None, pipeline: str | None = None) -> "Where":
+    def led_by(self, app: str | None, pipeline: str | None = None) -> "ScopeOptions":
         """The same with what was named by arguments. Raises `UsageError` where both ways are taken."""
         if app and self.app_name:
             raise UsageError("Name the app once: APP, or --app.")

@@ -23,7 +23,7 @@ from penstock.errors import UsageError
 if TYPE_CHECKING:
     from penstock.app.app import App
     from penstock.app.registry import WorkerRecord, Workers
-    from penstock.app.running import Part
+    from penstock.app.running import WorkerRole
     from penstock.app.telemetry import Process
     from penstock.config import Settings
 
@@ -257,7 +257,7 @@ def run_here(
     lifeline: int | None = None,
     number: int = 0,
     process: "Process" = "worker",
-    prepare: "Callable[[App], Part] | None" = None,
+    prepare: "Callable[[App], WorkerRole] | None" = None,
     conclude: Callable[[], int] = lambda: 0,
 ) -> NoReturn:
     """The worker of this process. From the first line on a signal is a request, also while the app is loaded.
@@ -273,7 +273,7 @@ def run_here(
     try:
         from penstock.app.loading import load_app
         from penstock.app.metering import metrics_beside
-        from penstock.app.running import Part, must_leave, run_worker
+        from penstock.app.running import WorkerRole, must_leave, run_worker
         from penstock.config import with_flags
         from penstock.operations.supervisor import end_with_parent, ready_for_signals
 
@@ -284,7 +284,7 @@ def run_here(
         served.settings = metrics_beside(with_flags(served.settings, **flags), number)
         leave_in_time(stop, served.settings.stop_timeout_seconds - MARGIN_SECONDS, FAILED)
         conclusion = run_worker(
-            served, stop=stop, process=process, prepare=Part if prepare is None else partial(prepare, served)
+            served, stop=stop, process=process, prepare=WorkerRole if prepare is None else partial(prepare, served)
         )
         reported = conclude()
     except BaseException as error:

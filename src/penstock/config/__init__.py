@@ -4,7 +4,14 @@ Precedence: what the caller gives (flags) > environment (``PENSTOCK_...``) > sec
 default. No other room reads the environment.
 """
 
-from penstock.config.reading import Effective, load_effective, load_settings, shown, unknown_variables, with_flags
+from penstock.config.reading import (
+    EffectiveSettings,
+    load_effective,
+    load_settings,
+    shown,
+    unknown_variables,
+    with_flags,
+)
 from penstock.config.settings import (
     SETTINGS_FILE,
     STOP_TIMEOUT_SECONDS_MAX,
@@ -17,7 +24,7 @@ __all__ = [
     "SETTINGS_FILE",
     "STOP_TIMEOUT_SECONDS_MAX",
     "STOP_TIMEOUT_SECONDS_MIN",
-    "Effective",
+    "EffectiveSettings",
     "ReplayQueue",
     "Settings",
     "load_effective",

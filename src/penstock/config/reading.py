@@ -50,7 +50,7 @@ _UNPARSED = re.compile(r'parsing value for field "(?P<name>\w+)" from source "(?
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effective:
+class EffectiveSettings:
     """The settings, and where each of them comes from."""
 
     settings: Settings
@@ -72,7 +72,7 @@ def load_settings(**given: Any) -> Settings:
         raise SettingUnfit(f"{SETTINGS_FILE} in the current folder cannot be read: {error}.") from error
 
 
-def load_effective(**given: Any) -> Effective:
+def load_effective(**given: Any) -> EffectiveSettings:
     """As `load_settings`, and where each of them comes from."""
     settings = load_settings(**given)
     folder = _secrets_folder()
@@ -82,7 +82,7 @@ def load_effective(**given: Any) -> Effective:
         origins |= dict.fromkeys(SecretsSettingsSource(Settings, secrets_dir=folder)(), f"secrets directory {folder}")
     origins |= {name: f"{PREFIX}{name.upper()}" for name in EnvSettingsSource(Settings)()}
     origins |= dict.fromkeys(_present(given), "flag")
-    return Effective(settings=settings, origins=origins)
+    return EffectiveSettings(settings=settings, origins=origins)
 
 
 def with_flags(settings: Settings, **given: Any) -> Settings:

@@ -32,19 +32,19 @@ class Canary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fate:
+class CanaryResult:
     """What became of it, as a sentence, too."""
 
     verdict: Literal["settled", "died", "unknown", "not watched"]
     told: str
 
 
-def unwatched(canary: Canary) -> Fate:
+def unwatched(canary: Canary) -> CanaryResult:
     """Of one whose turn to be watched never came: it was sent all the same."""
-    return Fate(verdict="not watched", told=f"it was sent to {canary.queue} and not watched any more")
+    return CanaryResult(verdict="not watched", told=f"it was sent to {canary.queue} and not watched any more")
 
 
-def watch(canary: Canary, broker: Broker, *, seconds: float, clock: Clock, stopped: Callable[[], bool]) -> Fate:
+def watch(canary: Canary, broker: Broker, *, seconds: float, clock: Clock, stopped: Callable[[], bool]) -> CanaryResult:
     """Look again and again, until it is settled or dead, the time is over, or somebody asks to stop."""
     began_at = clock.monotonic()
     rest_seconds = _LOOK_SECONDS_MIN
@@ -56,7 +56,7 @@ def watch(canary: Canary, broker: Broker, *, seconds: float, clock: Clock, stopp
         if not there and (broker.capabilities.exact_stats or empty >= _EMPTY_LOOKS):
             return _fate(canary, broker)
         if isinstance(there, Message) and _died_before(canary, there):
-            return Fate(verdict="died", told=f"it died, and is in {canary.queue} again already")
+            return CanaryResult(verdict="died", told=f"it died, and is in {canary.queue} again already")
         now = clock.monotonic()
         left = began_at + seconds - now
         if left <= 0 or stopped():
@@ -80,24 +80,24 @@ def _messages(broker: Broker, queue: str) -> Iterator[Message]:
         after = page[-1].id
 
 
-def _fate(canary: Canary, broker: Broker) -> Fate:
+def _fate(canary: Canary, broker: Broker) -> CanaryResult:
     """Of one that is gone from its queue: a broker adds to the dead letters before it takes away."""
     for queue in canary.dead_letter_queues:
         with letters_in(broker, queue) as letters:
             for page in letters.pages():
                 if found := next((each for each in page if _is_it(canary, each.message)), None):
                     why = found.death.reason if found.death is not None else "it does not say of what"
-                    return Fate(verdict="died", told=f"it died again, and is in {queue} as {found.id}: {why}")
-    return Fate(verdict="settled", told=f"it is gone from {canary.queue} and not among the dead letters")
+                    return CanaryResult(verdict="died", told=f"it died again, and is in {queue} as {found.id}: {why}")
+    return CanaryResult(verdict="settled", told=f"it is gone from {canary.queue} and not among the dead letters")
 
 
-def _undecided(canary: Canary, broker: Broker, *, seconds: float) -> Fate:
+def _undecided(canary: Canary, broker: Broker, *, seconds: float) -> CanaryResult:
     if broker.capabilities.browsable:
-        return Fate(verdict="unknown", told=f"it is still in {canary.queue} after {seconds:.0f} s")
+        return CanaryResult(verdict="unknown", told=f"it is still in {canary.queue} after {seconds:.0f} s")
     died = _fate(canary, broker)
     if died.verdict == "died":
         return died
-    return Fate(
+    return CanaryResult(
         verdict="unknown",
         told=f"after {seconds:.0f} s it is not among the dead letters, but {canary.queue} is not empty, and SQS does "
         "not tell of a single message whether it is still there",

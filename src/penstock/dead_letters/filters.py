@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.dead_letters.groups import NO_REASON, key_of
-from penstock.dead_letters.letters import Letter
+from penstock.dead_letters.letters import DeadLetteredMessage
 from penstock.errors import InvalidMessage
 from penstock.messaging.broker import conventional_source, listed_name, names_dead_letters
 from penstock.messaging.death import DEATH_ATTRIBUTE, PAST_ATTRIBUTE, past_of, set_aside_reason
@@ -13,7 +13,7 @@ from penstock.objects.notification import parse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class DeadLetterFilter:
     """What a letter has to be like; what is None or empty asks nothing."""
 
     handler: str | None = None
@@ -26,9 +26,9 @@ class Wanted:
 
     @property
     def asks_nothing(self) -> bool:
-        return self == Wanted()
+        return self == DeadLetterFilter()
 
-    def matches(self, letter: Letter, *, now: float) -> bool:
+    def matches(self, letter: DeadLetteredMessage, *, now: float) -> bool:
         """Whether it is such a one. What costs least is asked first."""
         message = letter.message
         return (
@@ -38,7 +38,7 @@ class Wanted:
             and (self.object_uri is None or self.object_uri in objects_of(message))
         )
 
-    def ids_met(self, letter: Letter) -> frozenset[str]:
+    def ids_met(self, letter: DeadLetteredMessage) -> frozenset[str]:
         """Those of the ids asked for that are this letter's, of any of its lives."""
         return self.ids & ids_of(letter) if self.ids else self.ids
 
@@ -47,7 +47,7 @@ class Wanted:
             return False
         return self.younger_than_seconds is None or age_seconds < self.younger_than_seconds
 
-    def _died_so(self, letter: Letter) -> bool:
+    def _died_so(self, letter: DeadLetteredMessage) -> bool:
         if self.handler is None and self.error is None and not self.ids:
             return True
         if not self._may_have_died_so(letter):
@@ -63,7 +63,7 @@ class Wanted:
         sought = self.error.casefold()
         return any(sought in text.casefold() for text in (*told, set_aside_reason(letter.message.attributes)) if text)
 
-    def _may_have_died_so(self, letter: Letter) -> bool:
+    def _may_have_died_so(self, letter: DeadLetteredMessage) -> bool:
         """A look at the text of its death, which costs a twentieth of decoding it; whoever passes is asked properly."""
         text = letter.message.attributes.get(DEATH_ATTRIBUTE)
         if not isinstance(text, str):
@@ -85,7 +85,7 @@ def _is_plain(text: str) -> bool:
     return text.isascii() and text.isprintable() and not set(text) & set('"\\<>')
 
 
-def ids_of(letter: Letter) -> frozenset[str]:
+def ids_of(letter: DeadLetteredMessage) -> frozenset[str]:
     """Its own, the one it had in the queue it died in, and those of the lives before."""
     death = letter.death
     before = [each.message_id for each in past_of(letter.message.attributes)]
@@ -101,7 +101,7 @@ def objects_of(message: Message) -> frozenset[str]:
     return frozenset(ref.uri for ref in found.objects)
 
 
-def origins_of(letter: Letter) -> Sequence[str]:
+def origins_of(letter: DeadLetteredMessage) -> Sequence[str]:
     """The queues it may have come from, by whoever tells: the broker, its death, an earlier death, or the name of where
     it lies. A queue of dead letters is none. Deaths may be forged."""
     death = letter.death

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from penstock.dead_letters.letters import Letter
+from penstock.dead_letters.letters import DeadLetteredMessage
 from penstock.messaging.death import DEATH_ATTRIBUTE, Death
 from penstock.messaging.message import NO_ATTRIBUTES
 
@@ -31,7 +31,7 @@ _PARTS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class FailureGroup:
     """Letters that died of the same. Times are epoch seconds: when they became dead letters."""
 
     key: str  # what `--error` finds them by
@@ -45,10 +45,10 @@ class Group:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Tally:
+class _GrowingGroup:
     """A group that grows."""
 
-    example: Letter
+    example: DeadLetteredMessage
     reason: str
     count: int = 0
     first_at: float = float("inf")
@@ -61,11 +61,11 @@ class Grouping:
 
     def __init__(self, *, groups_max: int = GROUPS_MAX) -> None:
         self._groups_max = groups_max
-        self._groups: dict[str, _Tally] = {}
+        self._groups: dict[str, _GrowingGroup] = {}
         self.letters = 0
         self.others = 0  # letters of groups beyond the bound
 
-    def add(self, letters: Iterable[Letter]) -> None:
+    def add(self, letters: Iterable[DeadLetteredMessage]) -> None:
         """Count these, too."""
         for letter in letters:
             self.letters += 1
@@ -78,11 +78,11 @@ class Grouping:
             tally.first_at, tally.last_at = min(tally.first_at, at), max(tally.last_at, at)
             tally.queues[letter.queue] = None
 
-    def groups(self) -> Sequence[Group]:
+    def groups(self) -> Sequence[FailureGroup]:
         """The largest first."""
         found = sorted(self._groups.items(), key=lambda item: (-item[1].count, item[1].first_at))
         return [
-            Group(
+            FailureGroup(
                 key=key,
                 count=tally.count,
                 first_at=tally.first_at,
@@ -95,7 +95,7 @@ class Grouping:
             for key, tally in found
         ]
 
-    def _tally(self, key: str | None, letter: Letter) -> _Tally | None:
+    def _tally(self, key: str | None, letter: DeadLetteredMessage) -> _GrowingGroup | None:
         tally = None if key is None else self._groups.get(key)
         if tally is not None:
             return tally
@@ -104,7 +104,9 @@ class Grouping:
         if key not in self._groups:
             if len(self._groups) >= self._groups_max:
                 return None
-            self._groups[key] = _Tally(example=_slim(letter), reason=NO_REASON if death is None else death.reason)
+            self._groups[key] = _GrowingGroup(
+                example=_slim(letter), reason=NO_REASON if death is None else death.reason
+            )
         return self._groups[key]
 
 
@@ -115,7 +117,7 @@ def key_of(death: Death | None) -> str:
     return death.fingerprint or normalised(death.reason)
 
 
-def _quick_key(letter: Letter) -> str | None:
+def _quick_key(letter: DeadLetteredMessage) -> str | None:
     """As `key_of`, read out of the text of a death as Penstock writes it, without decoding the rest, which is mostly a
     traceback; None where that does not do. Quotes inside a text have a backslash before them, so that no text is taken
     for a field."""
@@ -132,7 +134,7 @@ def _quick_key(letter: Letter) -> str | None:
     return None if told is None else normalised(told)
 
 
-def _slim(letter: Letter) -> Letter:
+def _slim(letter: DeadLetteredMessage) -> DeadLetteredMessage:
     """Without what takes memory."""
     return replace(letter, message=replace(letter.message, body=b"", attributes=NO_ATTRIBUTES))
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.dead_letters.letters import Letter
+from penstock.dead_letters.letters import DeadLetteredMessage
 from penstock.errors import UsageError
 from penstock.messaging.death import DEATH_ATTRIBUTE
 from penstock.messaging.message import ORIGIN_ATTRIBUTE, Attributes, Message, Outgoing
@@ -22,7 +22,7 @@ _IMPORTED = "import"  # where such a letter lies, as far as the record of replay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class ExportedMessage:
     """A letter as a line holds it."""
 
     queue: str
@@ -57,7 +57,7 @@ class Kept:
         )
 
 
-def line_of(letter: Letter) -> bytes:
+def line_of(letter: DeadLetteredMessage) -> bytes:
     """One line, with its end."""
     message = letter.message
     fields = {
@@ -72,16 +72,16 @@ def line_of(letter: Letter) -> bytes:
     return json.dumps(fields).encode("ascii") + b"\n"
 
 
-def read_line(line: bytes, *, number: int, file: str) -> Kept:
+def read_line(line: bytes, *, number: int, file: str) -> ExportedMessage:
     """Raises `UsageError`, naming file and line, for one that no export wrote."""
     try:
         fields = json.loads(line)
         if not isinstance(fields, dict):
-            raise _Garbled("it is no JSON object")
+            raise _MalformedLine("it is no JSON object")
         if fields["penstock_letter"] != FORMAT:
-            raise _Garbled(f"it is of another format than {FORMAT}")
-        return Kept(queue=_text(fields["queue"]), message=_message(fields), digest=_digest(line))
-    except _Garbled as error:
+            raise _MalformedLine(f"it is of another format than {FORMAT}")
+        return ExportedMessage(queue=_text(fields["queue"]), message=_message(fields), digest=_digest(line))
+    except _MalformedLine as error:
         why = str(error)
     except KeyError as error:
         why = f"it has no {error.args[0]}"
@@ -92,7 +92,7 @@ def read_line(line: bytes, *, number: int, file: str) -> Kept:
     raise UsageError(f"Line {number:,} of {file} is no dead letter that was exported: {why}.")
 
 
-class _Garbled(Exception):
+class _MalformedLine(Exception):
     """What is wrong, in words."""
 
 

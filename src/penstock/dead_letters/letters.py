@@ -27,7 +27,7 @@ _REPEATS_MAX = 5  # receives in a row that bring nothing new
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Letter:
+class DeadLetteredMessage:
     """A dead letter where it lies."""
 
     queue: str
@@ -44,14 +44,14 @@ class Letter:
         return death_of(self.message.attributes)
 
 
-class Letters(Protocol):
+class DeadLetterReader(Protocol):
     """The letters of one queue. Used by one thread, until it is closed."""
 
     @property
     def queue(self) -> str: ...
 
-    def pages(self) -> Iterator[Sequence[Letter]]:
-        """Each letter once, a page at a time, nearly oldest first. Not twice over one and the same `Letters`."""
+    def pages(self) -> Iterator[Sequence[DeadLetteredMessage]]:
+        """Yield each letter once, a page at a time, nearly oldest first. Iterate a reader once."""
         ...
 
     def remove(self, ids: Sequence[str]) -> int:
@@ -67,25 +67,25 @@ class Letters(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-def letters_in(broker: Broker, queue: str, *, clock: Clock | None = None) -> Letters:
+def letters_in(broker: Broker, queue: str, *, clock: Clock | None = None) -> DeadLetterReader:
     """The letters of a queue, in the way that its broker offers."""
     if broker.capabilities.browsable:
-        return BrowsedLetters(broker, queue)
-    return HeldLetters(broker, queue, clock=clock or SystemClock())
+        return BrowsingReader(broker, queue)
+    return ReceivingReader(broker, queue, clock=clock or SystemClock())
 
 
-class BrowsedLetters:
-    """`Letters` that are looked at where they lie."""
+class BrowsingReader:
+    """`DeadLetterReader` that are looked at where they lie."""
 
     def __init__(self, broker: Broker, queue: str) -> None:
         self.queue = queue
         self._broker = broker
 
-    def pages(self) -> Iterator[Sequence[Letter]]:
+    def pages(self) -> Iterator[Sequence[DeadLetteredMessage]]:
         after: str | None = None
         while page := self._broker.browse(self.queue, messages_max=PAGE, after_id=after):
             after = page[-1].id
-            yield [Letter(queue=self.queue, message=message) for message in page]
+            yield [DeadLetteredMessage(queue=self.queue, message=message) for message in page]
 
     def remove(self, ids: Sequence[str]) -> int:
         return self._broker.discard(self.queue, ids) if ids else 0
@@ -100,8 +100,8 @@ class BrowsedLetters:
         self.close()
 
 
-class HeldLetters:
-    """`Letters` that are received, and held by a thread of their own until they are removed or given back.
+class ReceivingReader:
+    """`DeadLetterReader` that are received, and held by a thread of their own until they are removed or given back.
 
     Of each one held the receipt is kept and no body: SQS lets 120,000 be out at once, and 20,000 of a FIFO queue. There
     a group hands over nothing more while one of its letters is held: so remove those of a page before the next one is
@@ -118,7 +118,7 @@ class HeldLetters:
         self._closed = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="penstock-letters", daemon=True)
 
-    def pages(self) -> Iterator[Sequence[Letter]]:
+    def pages(self) -> Iterator[Sequence[DeadLetteredMessage]]:
         repeats = 0
         self._keeper.start()
         while repeats < _REPEATS_MAX and (received := self._receive()):
@@ -127,7 +127,10 @@ class HeldLetters:
                 self._held |= {one.message.id: _slim(one) for one in received}
             repeats = 0 if fresh else repeats + 1
             if fresh:
-                yield [Letter(queue=self.queue, message=one.message, moved_from=one.moved_from) for one in fresh]
+                yield [
+                    DeadLetteredMessage(queue=self.queue, message=one.message, moved_from=one.moved_from)
+                    for one in fresh
+                ]
 
     def remove(self, ids: Sequence[str]) -> int:
         with self._lock:

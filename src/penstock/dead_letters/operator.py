@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.dead_letters.filters import Wanted
-from penstock.dead_letters.letters import Letter, Letters
+from penstock.dead_letters.filters import DeadLetterFilter
+from penstock.dead_letters.letters import DeadLetteredMessage, DeadLetterReader
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.messaging.broker import Broker, chunk_of, send_each
 from penstock.messaging.clock import Clock
@@ -28,10 +28,10 @@ Told = Callable[[int], None]  # of how many more are done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Errand:
+class ReplayItem:
     """A letter and the queue it is to go to."""
 
-    letter: Letter
+    letter: DeadLetteredMessage
     queue: str
 
     @property
@@ -48,20 +48,20 @@ class Errand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class ReplayedChunk:
     """The outcome of a chunk. ``ids`` are those in their queues, in the order of ``errands``.
 
     The letters of ``refused`` and of those that are named nowhere here stay where they are.
     """
 
-    errands: Sequence[Errand]  # that were sent
+    errands: Sequence[ReplayItem]  # that were sent
     ids: Sequence[str]
     sent_before: int  # were in their queues already, and only their letters were deleted
-    refused: Sequence[tuple[Errand, ConfigurationError]] = ()  # their queues never take these messages
+    refused: Sequence[tuple[ReplayItem, ConfigurationError]] = ()  # their queues never take these messages
     failed: PenstockError | None = None  # why the rest was not sent, or why it is unknown whether it was
 
 
-class Sender:
+class ReplaySender:
     """Sends letters back."""
 
     def __init__(self, broker: Broker, log: ReplayLog, *, clock: Clock, probe: Probe = no_probe) -> None:
@@ -70,7 +70,7 @@ class Sender:
         self._clock = clock
         self._probe = probe
 
-    def send(self, letters: Letters, errands: Sequence[Errand]) -> Sent:
+    def send(self, letters: DeadLetterReader, errands: Sequence[ReplayItem]) -> ReplayedChunk:
         """Send a chunk, and then delete the letters of those that were taken.
 
         Safe to do again wherever it broke off: what a queue took is marked before more is sent. Raises an error of a
@@ -80,11 +80,11 @@ class Sender:
         known = self._log.open(list(intents.values()))
         self._probe(Step.REPLAY_INTENDED)
         due = [errand for errand in errands if not known[errand.replay.replay_id].sent]
-        by_queue: dict[str, list[Errand]] = defaultdict(list)
+        by_queue: dict[str, list[ReplayItem]] = defaultdict(list)
         for errand in due:
             by_queue[errand.queue].append(errand)
-        taken: list[tuple[Errand, str]] = []
-        refused: list[tuple[Errand, ConfigurationError]] = []
+        taken: list[tuple[ReplayItem, str]] = []
+        refused: list[tuple[ReplayItem, ConfigurationError]] = []
         failed: PenstockError | None = None
         for some in self._parts(by_queue):
             try:
@@ -102,7 +102,7 @@ class Sender:
         self._probe(Step.REPLAY_MARKED)
         before = [errand for errand in errands if known[errand.replay.replay_id].sent]
         letters.remove([errand.letter.id for errand in [*before, *(errand for errand, _ in taken)]])
-        return Sent(
+        return ReplayedChunk(
             errands=[errand for errand, _ in taken],
             ids=[id for _, id in taken],
             sent_before=len(before),
@@ -110,14 +110,14 @@ class Sender:
             failed=failed,
         )
 
-    def _parts(self, by_queue: Mapping[str, Sequence[Errand]]) -> Iterator[Sequence[Errand]]:
+    def _parts(self, by_queue: Mapping[str, Sequence[ReplayItem]]) -> Iterator[Sequence[ReplayItem]]:
         """As many of one queue as are sent before they are marked."""
         for together in by_queue.values():
             size = chunk_of(self._broker, len(together))
             for start in range(0, len(together), size):
                 yield together[start : start + size]
 
-    def _send(self, some: Sequence[Errand]) -> Sequence[tuple[Errand, str | PenstockError]]:
+    def _send(self, some: Sequence[ReplayItem]) -> Sequence[tuple[ReplayItem, str | PenstockError]]:
         """Send messages to one queue and mark those that it took."""
         # What is on record may be the replayer's intent, with a count and a queue of its own: what is sent is ours.
         outgoing = [replayed(each.letter.message, each.replay, delay_seconds=0.0) for each in some]
@@ -129,7 +129,7 @@ class Sender:
         return outcomes
 
 
-class Pace:
+class ReplayRate:
     """Holds a row of chunks to a rate. Used by one thread."""
 
     def __init__(self, per_second: float | None, *, clock: Clock, stopped: Stopped) -> None:
@@ -155,8 +155,8 @@ class Pace:
 
 
 def matching(
-    letters: Letters, wanted: Wanted, *, clock: Clock, stopped: Stopped, until: float = math.inf
-) -> Iterator[Sequence[Letter]]:
+    letters: DeadLetterReader, wanted: DeadLetterFilter, *, clock: Clock, stopped: Stopped, until: float = math.inf
+) -> Iterator[Sequence[DeadLetteredMessage]]:
     """Those that are wanted, page by page, until somebody asks to stop. Who sends them back gives ``until``: what died
     after that is left alone, or it would come again and again."""
     for page in letters.pages():

@@ -39,32 +39,32 @@ class ReplayPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetAside:
+class MoveToFinal:
     """It goes to the second tier, for people."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
+class HideFor:
     """It stays where it is, hidden for so long."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Send:
+class ReplayAfter:
     """It goes back to its queue, visible there after so long."""
 
     delay_seconds: float
 
 
-def poison(letter: Message) -> SetAside | None:
+def poison(letter: Message) -> MoveToFinal | None:
     """Why a letter is not replayed at all; None where it may be."""
     death = death_of(letter.attributes)
     if death is None or not death.poison:
         return None
-    return SetAside(reason=f"another attempt cannot help: {death.reason}")
+    return MoveToFinal(reason=f"another attempt cannot help: {death.reason}")
 
 
 def planned(
@@ -76,7 +76,7 @@ def planned(
     retention_seconds: float | None,
     letter_retention_seconds: float | None,
     now: float,
-) -> Replay | SetAside:
+) -> Replay | MoveToFinal:
     """The replay that is to be put on record, or why there is none any more.
 
     ``retention_seconds`` is the queue's, ``letter_retention_seconds`` that of where the letter lies; None: for ever. No
@@ -88,7 +88,7 @@ def planned(
     so_far = replays_so_far(letter.attributes)
     if so_far >= policy.replays_max:
         times = "once" if so_far == 1 else f"{so_far} times"
-        return SetAside(reason=f"replayed {times}, and dead again" if so_far else "its queue is not replayed")
+        return MoveToFinal(reason=f"replayed {times}, and dead again" if so_far else "its queue is not replayed")
     replay_id = letter_replay_id(letter_queue, letter)
     cap_seconds = policy.cap_seconds if policy.cap_seconds is not None else retention_seconds
     longest_seconds = ceiling_seconds(so_far, base_seconds=policy.base_seconds, cap_seconds=cap_seconds)
@@ -105,12 +105,14 @@ def planned(
     )
 
 
-def next_step(replay: Replay, *, now: float, delay_seconds_max: float, hold_seconds_max: float) -> Hold | Send:
+def next_step(
+    replay: Replay, *, now: float, delay_seconds_max: float, hold_seconds_max: float
+) -> HideFor | ReplayAfter:
     """What to do now for a replay on record: a wait that the queue itself cannot keep is kept by hiding the letter."""
     wait_seconds = max(replay.due_at - now, 0.0)
     if wait_seconds <= delay_seconds_max:
-        return Send(delay_seconds=wait_seconds)
-    return Hold(seconds=min(wait_seconds - delay_seconds_max, hold_seconds_max))
+        return ReplayAfter(delay_seconds=wait_seconds)
+    return HideFor(seconds=min(wait_seconds - delay_seconds_max, hold_seconds_max))
 
 
 def ceiling_seconds(so_far: int, *, base_seconds: float, cap_seconds: float | None) -> float:
@@ -125,7 +127,7 @@ def spread(replay_id: str) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ReplayTarget:
     """A queue whose dead letters come back to it."""
 
     queue: str
@@ -133,21 +135,21 @@ class Source:
     retention_seconds: float | None = None  # of the queue; None: for ever, or nobody can tell
 
 
-class Sources:
+class ReplayTargets:
     """Those of one first tier: at least one."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[ReplayTarget]) -> None:
         self._all = tuple(sources)
-        self._by_name: Mapping[str, Source] = {listed_name(source.queue): source for source in sources}
+        self._by_name: Mapping[str, ReplayTarget] = {listed_name(source.queue): source for source in sources}
 
-    def __iter__(self) -> Iterator[Source]:
+    def __iter__(self) -> Iterator[ReplayTarget]:
         return iter(self._all)
 
-    def named(self, queue: str) -> Source | None:
+    def named(self, queue: str) -> ReplayTarget | None:
         """The one of this name, URL or ARN."""
         return self._by_name.get(listed_name(queue))
 
-    def of(self, letter: Delivery) -> Source | SetAside:
+    def of(self, letter: Delivery) -> ReplayTarget | MoveToFinal:
         """Where it died; or why nobody can say. What a letter says of itself may be forged: it opens no other queue.
 
         What the broker moved by itself nobody wrote a death on: one that it has is an older one, or the sender's.
@@ -160,6 +162,8 @@ class Sources:
             if len(self._all) == 1:
                 return self._all[0]
             names = ", ".join(source.queue for source in self._all)
-            return SetAside(reason=f"nothing says which queue it died in: {names} share this one")
+            return MoveToFinal(reason=f"nothing says which queue it died in: {names} share this one")
         found = self.named(queue)
-        return found or SetAside(reason=f"it died in the queue {queue[:200]}, whose dead letters do not come back here")
+        return found or MoveToFinal(
+            reason=f"it died in the queue {queue[:200]}, whose dead letters do not come back here"
+        )

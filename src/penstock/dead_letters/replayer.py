@@ -16,14 +16,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from penstock.dead_letters.policy import Hold, Send, SetAside, Source, Sources, next_step, planned
+from penstock.dead_letters.policy import (
+    HideFor,
+    MoveToFinal,
+    ReplayAfter,
+    ReplayTarget,
+    ReplayTargets,
+    next_step,
+    planned,
+)
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.events import Bus, DeadReplayed, ReplaysUnmarked
 from penstock.messaging.backoff import Random, backoff_seconds
 from penstock.messaging.broker import Broker, is_fifo, send_each
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, HeldClaim, Place, ServiceWatch, Unwatched
+from penstock.messaging.handler import Answer, ExecutionPlace, HeldClaim, ServiceWatch, Unwatched
 from penstock.messaging.replay import Replay, ReplayLog, letter_replay_id, replayed, replays_so_far
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.messaging.steps import Probe, Step, no_probe
@@ -31,10 +39,10 @@ from penstock.messaging.steps import Probe, Step, no_probe
 Result = Literal["sent", "already_sent", "held", "put_back", "set_aside"]
 
 
-class Telling:
+class ReplayEvents:
     """Any thread may call it."""
 
-    def __init__(self, bus: Bus, sources: Sources) -> None:
+    def __init__(self, bus: Bus, sources: ReplayTargets) -> None:
         self._bus = bus
         self._sources = sources
 
@@ -73,7 +81,7 @@ class Telling:
         so_far = replays_so_far(letter.message.attributes)
         self._bus.emit(
             DeadReplayed(
-                queue=source.queue if isinstance(source, Source) else None,
+                queue=source.queue if isinstance(source, ReplayTarget) else None,
                 letter_queue=letter.queue,
                 message_id=letter.message.id,
                 replay_id=letter_replay_id(letter.queue, letter.message),
@@ -96,7 +104,7 @@ _HOLD_MARGIN_SECONDS = 60.0  # SQS counts from the receive for how long a messag
 _AWAY_BASE_SECONDS, _AWAY_CAP_SECONDS = 1.0, 60.0  # until the next try, while broker or log are away
 
 
-class Away:
+class UnavailableStreak:
     """Batches in a row that met a broker or a log that was away. Written by whoever runs one: one at a time does."""
 
     def __init__(self) -> None:
@@ -104,10 +112,10 @@ class Away:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
+class ReplayContext:
     """One first tier, and what replaying its letters takes. ``retention_seconds`` is that tier's."""
 
-    sources: Sources
+    sources: ReplayTargets
     retention_seconds: float | None
     broker: Broker
     log: ReplayLog
@@ -115,12 +123,12 @@ class Desk:
     clock: Clock
     random: Random
     probe: Probe = no_probe
-    away: Away = field(default_factory=Away)
+    away: UnavailableStreak = field(default_factory=UnavailableStreak)
     ledger_watch: ServiceWatch = field(default_factory=Unwatched)  # of the log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Planned:
+class _PlannedReplay:
     """A letter, and its replay as it is on record."""
 
     letter: Delivery
@@ -130,10 +138,10 @@ class _Planned:
 class ReplayExecution:
     """A `penstock.messaging.handler.Execution`. It holds nothing but its deliveries."""
 
-    def __init__(self, letters: Sequence[Delivery], desk: Desk) -> None:
+    def __init__(self, letters: Sequence[Delivery], desk: ReplayContext) -> None:
         self._letters = letters
         self._desk = desk
-        self._telling = Telling(desk.bus, desk.sources)
+        self._telling = ReplayEvents(desk.bus, desk.sources)
         self._gone = threading.Event()  # set by whoever interrupts: nothing more is sent then
         self._now = 0.0  # epoch seconds, of this batch; written by the thread that runs
 
@@ -174,18 +182,18 @@ class ReplayExecution:
         with self._desk.ledger_watch.asked():
             on_record = self._recorded([plan for _, plan in plans])
         answers: dict[str, Settlement] = {}
-        due: dict[str, list[tuple[_Planned, Send]]] = {}
+        due: dict[str, list[tuple[_PlannedReplay, ReplayAfter]]] = {}
         for letter, plan in plans:
             # An intent on record may be that of a person who died behind the send: it is carried out, not given up.
             replay = on_record.get(_id_of(letter)) or plan
-            if isinstance(replay, SetAside):
+            if isinstance(replay, MoveToFinal):
                 answers[letter.receipt] = self._set_aside(letter, replay.reason)
             elif replay.sent:
-                answers[letter.receipt] = self._sent(_Planned(letter=letter, replay=replay), new_message_id=None)
+                answers[letter.receipt] = self._sent(_PlannedReplay(letter=letter, replay=replay), new_message_id=None)
             else:
-                one = _Planned(letter=letter, replay=replay)
+                one = _PlannedReplay(letter=letter, replay=replay)
                 step = self._next_step(one)
-                if isinstance(step, Send):
+                if isinstance(step, ReplayAfter):
                     due.setdefault(one.replay.queue, []).append((one, step))
                 else:
                     answers[letter.receipt] = self._hold(one, step)
@@ -193,9 +201,9 @@ class ReplayExecution:
             answers |= self._send(queue, sends, away)
         return answers
 
-    def _plan(self, letter: Delivery) -> Replay | SetAside:
+    def _plan(self, letter: Delivery) -> Replay | MoveToFinal:
         source = self._desk.sources.of(letter)
-        if isinstance(source, SetAside):
+        if isinstance(source, MoveToFinal):
             return source
         return planned(
             letter.message,
@@ -207,7 +215,7 @@ class ReplayExecution:
             now=self._now,
         )
 
-    def _recorded(self, plans: Iterable[Replay | SetAside]) -> Mapping[str, Replay]:
+    def _recorded(self, plans: Iterable[Replay | MoveToFinal]) -> Mapping[str, Replay]:
         """Every letter's replay that is on record, now at the latest. A person may have sent one that is set aside."""
         replays = [plan for plan in plans if isinstance(plan, Replay)]
         ids = {_id_of(letter) for letter in self._letters} - {replay.replay_id for replay in replays}
@@ -218,7 +226,7 @@ class ReplayExecution:
         self._desk.probe(Step.REPLAY_INTENDED)
         return {**known, **opened}
 
-    def _next_step(self, one: _Planned) -> Hold | Send:
+    def _next_step(self, one: _PlannedReplay) -> HideFor | ReplayAfter:
         capabilities = self._desk.broker.capabilities
         held_seconds = self._now - one.letter.received_at
         return next_step(
@@ -236,7 +244,7 @@ class ReplayExecution:
         retention_seconds = None if source is None else source.retention_seconds
         return most if retention_seconds is None else min(most, _DELAYED_SHARE_MAX * retention_seconds)
 
-    def _send(self, queue: str, sends: Sequence[tuple[_Planned, Send]], away: int) -> Answer:
+    def _send(self, queue: str, sends: Sequence[tuple[_PlannedReplay, ReplayAfter]], away: int) -> Answer:
         desk = self._desk
         if self._gone.is_set():
             return {one.letter.receipt: Release(refund=True) for one, _ in sends}
@@ -247,7 +255,7 @@ class ReplayExecution:
         self._mark(sent)
         return {one.letter.receipt: self._outcome(one, outcome, away) for one, outcome in outcomes}
 
-    def _mark(self, sent: Sequence[_Planned]) -> None:
+    def _mark(self, sent: Sequence[_PlannedReplay]) -> None:
         try:
             self._desk.log.sent([one.replay.replay_id for one in sent])
         except TemporaryError as error:
@@ -257,18 +265,18 @@ class ReplayExecution:
 
     # What becomes of a letter
 
-    def _outcome(self, one: _Planned, outcome: str | PenstockError, away: int) -> Settlement:
+    def _outcome(self, one: _PlannedReplay, outcome: str | PenstockError, away: int) -> Settlement:
         if isinstance(outcome, ConfigurationError):
             return self._set_aside(one.letter, f"its queue {one.replay.queue} does not take it: {outcome}")
         if isinstance(outcome, PenstockError):
             return self._put_back(one.letter, one.replay, outcome, away)
         return self._sent(one, new_message_id=outcome)
 
-    def _sent(self, one: _Planned, *, new_message_id: str | None) -> Settlement:
+    def _sent(self, one: _PlannedReplay, *, new_message_id: str | None) -> Settlement:
         self._telling.sent(one.letter, one.replay, new_message_id=new_message_id)
         return Ack()
 
-    def _hold(self, one: _Planned, step: Hold) -> Settlement:
+    def _hold(self, one: _PlannedReplay, step: HideFor) -> Settlement:
         self._telling.held(one.letter, one.replay)
         return Release(delay_seconds=step.seconds, refund=True)
 
@@ -306,7 +314,7 @@ def keep_seconds(retentions: Iterable[float | None]) -> float:
     return max(known, default=UNKNOWN_RETENTION_SECONDS) + _SLACK_SECONDS
 
 
-class Forgetting:
+class ReplayLogCleanup:
     """One for all first tiers of a replayer. ``forget(limit)`` deletes the oldest and answers how many."""
 
     def __init__(self, forget: Callable[[int], int], *, clock: Clock, random: Random) -> None:
@@ -327,7 +335,7 @@ class Forgetting:
 class ReplayHandler:
     """A `penstock.messaging.handler.BatchHandler` for one first tier."""
 
-    def __init__(self, desk: Desk, forgetting: Forgetting) -> None:
+    def __init__(self, desk: ReplayContext, forgetting: ReplayLogCleanup) -> None:
         self._desk = desk
         self._forgetting = forgetting
 
@@ -336,8 +344,8 @@ class ReplayHandler:
         return NAME
 
     @property
-    def place(self) -> Place:
-        return Place.POOL
+    def place(self) -> ExecutionPlace:
+        return ExecutionPlace.POOL
 
     @property
     def timeout_seconds(self) -> float | None:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import Interrupted
-from penstock.handlers.breaker import Party
-from penstock.handlers.call import Call, Opened, Surroundings
+from penstock.handlers.breaker import ExecutionDeliveries
+from penstock.handlers.call import Call, HandlerRuntime, OpenedMessage
 from penstock.handlers.context import BatchContext, Item, item_of
 from penstock.handlers.function_call import OwnTask
-from penstock.messaging.call import CallTime, Control
+from penstock.messaging.call import CallTime, ExecutionControl
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.forks import OwnProcess
 from penstock.messaging.handler import Answer, HeldClaim
@@ -23,10 +23,10 @@ from penstock.messaging.settlement import Settlement
 class BatchCall:
     """A `penstock.messaging.handler.Execution` over several calls' steps and one call."""
 
-    def __init__(self, deliveries: Sequence[Delivery], around: Surroundings) -> None:
+    def __init__(self, deliveries: Sequence[Delivery], around: HandlerRuntime) -> None:
         self._around = around
-        self._control = Control(gives_back=around.declaration.on_stop == "give_back")
-        self._party = Party(tuple(deliveries))
+        self._control = ExecutionControl(gives_back=around.declaration.on_stop == "give_back")
+        self._party = ExecutionDeliveries(tuple(deliveries))
         self._calls = [Call(delivery, around, self._party) for delivery in deliveries]
         self._settled: dict[str, Settlement] = {}  # written by the thread that runs, before the function is called
         self._open: list[tuple[Call, Item[Any]]] = []  # as above
@@ -66,7 +66,7 @@ class BatchCall:
     def _begin(self) -> Sequence[Item[Any]]:
         for delivery, call in zip(self._deliveries, self._calls, strict=True):
             opened = call.open()
-            if isinstance(opened, Opened):
+            if isinstance(opened, OpenedMessage):
                 self._open.append((call, item_of(delivery, opened.body)))
             else:
                 self._settled.update(opened)
@@ -127,7 +127,7 @@ class PlainBatchCall(BatchCall):
 class AsyncBatchCall(BatchCall):
     """Of an async function, a task on the worker's event loop."""
 
-    def __init__(self, deliveries: Sequence[Delivery], around: Surroundings) -> None:
+    def __init__(self, deliveries: Sequence[Delivery], around: HandlerRuntime) -> None:
         super().__init__(deliveries, around)
         self._task = OwnTask()
 

@@ -61,7 +61,7 @@ class BreakerPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class BreakerFailure:
     """One execution's failure. ``message_ids`` and ``receipts`` are of all its deliveries."""
 
     fingerprint: str
@@ -71,14 +71,14 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closed:
+class ClosedState:
     """All is well, or nearly so."""
 
     streaks: Streaks = field(default_factory=lambda: NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Open:
+class OpenState:
     """Nothing begins before ``until`` (monotonic, as all times), and then one execution at a time: the ``probe``, and
     after ``overdue_at`` the next one, beside those that are overdue."""
 
@@ -99,29 +99,31 @@ class Open:
         return fingerprint == self.fingerprint or len(self.streaks.get(fingerprint, ())) >= KIN_MIN
 
 
-State = Closed | Open
-CALM = Closed()
+State = ClosedState | OpenState
+CALM = ClosedState()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class BreakerDecision:
     """What a failure comes to; ``excused``: it is the outage's and not the message's."""
 
     state: State
     excused: bool
 
 
-def failed(state: State, fault: Fault, *, policy: BreakerPolicy, now: float, random: Random) -> Verdict:
+def failed(
+    state: State, fault: BreakerFailure, *, policy: BreakerPolicy, now: float, random: Random
+) -> BreakerDecision:
     """The function raised, or ran out of time."""
     if policy.failures == 0:
-        return Verdict(state=state, excused=False)
+        return BreakerDecision(state=state, excused=False)
     streaks = _counted(state.streaks, fault, groups_max=max(policy.failures, KIN_MIN))
-    if isinstance(state, Open):
+    if isinstance(state, OpenState):
         return _failed_while_open(replace(state, streaks=streaks), fault, policy=policy, now=now, random=random)
     count = len(streaks[fault.fingerprint])
     if count < policy.failures:
-        return Verdict(state=Closed(streaks=streaks), excused=False)
-    opened = Open(
+        return BreakerDecision(state=ClosedState(streaks=streaks), excused=False)
+    opened = OpenState(
         streaks=streaks,
         fingerprint=fault.fingerprint,
         error=fault.error,
@@ -129,27 +131,27 @@ def failed(state: State, fault: Fault, *, policy: BreakerPolicy, now: float, ran
         opened_at=now,
         until=now + policy.ceiling_seconds(0) * random(),
     )
-    return Verdict(state=opened, excused=True)
+    return BreakerDecision(state=opened, excused=True)
 
 
 def succeeded(state: State, receipts: frozenset[str]) -> State:
     """The function returned. While open that is news of a probe alone: others may have been served long ago."""
-    return state if isinstance(state, Open) and not is_probe(state, receipts) else CALM
+    return state if isinstance(state, OpenState) and not is_probe(state, receipts) else CALM
 
 
 def answered(state: State, receipts: frozenset[str]) -> State:
     """The function ended with a word about its message alone: rejected, or to be tried at a time it names."""
-    return Closed(streaks=state.streaks) if isinstance(state, Open) and is_probe(state, receipts) else state
+    return ClosedState(streaks=state.streaks) if isinstance(state, OpenState) and is_probe(state, receipts) else state
 
 
 def left(state: State, receipts: frozenset[str]) -> State:
     """The execution ended without having called the function, or was broken off: another one may be the probe."""
-    return _without(state, receipts) if isinstance(state, Open) else state
+    return _without(state, receipts) if isinstance(state, OpenState) else state
 
 
 def began(state: State, receipts: frozenset[str], *, now: float) -> State:
     """An execution begins: it is the probe, if one is due."""
-    if not isinstance(state, Open) or not admits(state, now=now):
+    if not isinstance(state, OpenState) or not admits(state, now=now):
         return state
     overdue = state.overdue if state.probe is None else (*state.overdue, state.probe)
     alone_seconds = backoff_seconds(
@@ -160,17 +162,17 @@ def began(state: State, receipts: frozenset[str], *, now: float) -> State:
 
 def admits(state: State, *, now: float) -> int | None:
     """How many messages may be at hand for what begins next; None: any number."""
-    if isinstance(state, Closed):
+    if isinstance(state, ClosedState):
         return None
     return 1 if now >= _next_at(state) else 0
 
 
 def opens_at(state: State, *, now: float) -> float | None:
     """When a probe may begin; None where that is not a matter of time."""
-    return _next_at(state) if isinstance(state, Open) and now < _next_at(state) else None
+    return _next_at(state) if isinstance(state, OpenState) and now < _next_at(state) else None
 
 
-def is_probe(state: Open, receipts: frozenset[str]) -> bool:
+def is_probe(state: OpenState, receipts: frozenset[str]) -> bool:
     """Whether that is what is being tried, however long."""
     return any(not tried.isdisjoint(receipts) for tried in (*state.overdue, state.probe or frozenset()))
 
@@ -179,13 +181,13 @@ def delay_seconds(state: State, *, policy: BreakerPolicy, now: float, random: Ra
     """How long what was excused stays away: somewhat beyond the pause, so that another message is the next probe; and
     twice as long with each of its ``tries``, or a few that always fail, at the head of their queue, would be the probe
     in turns and those behind them never."""
-    rest_seconds = max(state.until - now, 0.0) if isinstance(state, Open) else 0.0
-    probes = state.probes if isinstance(state, Open) else 0
+    rest_seconds = max(state.until - now, 0.0) if isinstance(state, OpenState) else 0.0
+    probes = state.probes if isinstance(state, OpenState) else 0
     away_seconds = policy.ceiling_seconds(probes) * 2.0 ** (min(max(tries, 1), 16) - 1)
     return rest_seconds + min(away_seconds, AWAY_SECONDS_MAX) * (1.0 + random()) / 2.0
 
 
-class Tried:
+class TriedMessages:
     """Which messages were tried while the breaker is open, so that each probe is a message that was not, if there is
     one. Else some that fail for a reason of their own, at the head of their queue, would be tried again and again, and
     those behind them never.
@@ -223,32 +225,34 @@ class Tried:
         return True
 
 
-def _next_at(state: Open) -> float:
+def _next_at(state: OpenState) -> float:
     """When the next probe may begin."""
     return state.until if state.probe is None else state.overdue_at
 
 
-def _without(state: Open, receipts: frozenset[str]) -> Open:
+def _without(state: OpenState, receipts: frozenset[str]) -> OpenState:
     """The same without this probe."""
     overdue = tuple(tried for tried in state.overdue if tried.isdisjoint(receipts))
     ended = state.probe is not None and not state.probe.isdisjoint(receipts)
     return replace(state, probe=None if ended else state.probe, overdue=overdue)
 
 
-def _failed_while_open(state: Open, fault: Fault, *, policy: BreakerPolicy, now: float, random: Random) -> Verdict:
+def _failed_while_open(
+    state: OpenState, fault: BreakerFailure, *, policy: BreakerPolicy, now: float, random: Random
+) -> BreakerDecision:
     probing, same = is_probe(state, fault.receipts), state.explains(fault.fingerprint)
     if not probing:
-        return Verdict(state=state, excused=same)
+        return BreakerDecision(state=state, excused=same)
     if not same:  # so the outage is over, unless the next failure says otherwise
-        return failed(Closed(streaks=state.streaks), fault, policy=policy, now=now, random=random)
+        return failed(ClosedState(streaks=state.streaks), fault, policy=policy, now=now, random=random)
     rest = _without(state, fault.receipts)
     if rest.overdue != state.overdue:  # the pause is that of those that answer in time
-        return Verdict(state=rest, excused=True)
+        return BreakerDecision(state=rest, excused=True)
     pause_seconds = policy.ceiling_seconds(state.probes + 1) * random()
-    return Verdict(state=replace(rest, probes=state.probes + 1, until=now + pause_seconds), excused=True)
+    return BreakerDecision(state=replace(rest, probes=state.probes + 1, until=now + pause_seconds), excused=True)
 
 
-def _counted(streaks: Streaks, fault: Fault, *, groups_max: int) -> Streaks:
+def _counted(streaks: Streaks, fault: BreakerFailure, *, groups_max: int) -> Streaks:
     groups = streaks.get(fault.fingerprint, ())
     if groups and groups[-1] == fault.message_ids:  # a batch tells of each of its messages
         return streaks
@@ -265,7 +269,7 @@ OFF = BreakerPolicy(failures=0)
 
 
 @dataclass(frozen=True)  # without slots: the sets are made when they are asked for, which is seldom
-class Party:
+class ExecutionDeliveries:
     """The deliveries of one execution: they are tried together and may fail together."""
 
     deliveries: Sequence[Delivery]
@@ -308,7 +312,7 @@ class LineBreaker:
         self._refunds = refunds
         self._lock = threading.Lock()
         self._state: State = CALM  # this and the rest: written under the lock
-        self._tried = Tried()
+        self._tried = TriedMessages()
         self._closed_at: float | None = None  # epoch seconds; the last time
 
     # -- by the worker -------------------------------------------------------------------------------------------
@@ -316,12 +320,12 @@ class LineBreaker:
     def admits(self) -> int | None:
         """How many messages may be at hand for what begins next; None: any number."""
         state = self._state
-        return None if isinstance(state, Closed) else admits(state, now=self._clock.monotonic())
+        return None if isinstance(state, ClosedState) else admits(state, now=self._clock.monotonic())
 
     def opens_at(self) -> float | None:
         """When it admits one without anybody's doing (monotonic)."""
         state = self._state
-        return None if isinstance(state, Closed) else opens_at(state, now=self._clock.monotonic())
+        return None if isinstance(state, ClosedState) else opens_at(state, now=self._clock.monotonic())
 
     def put_back_seconds(self) -> float:
         """What nobody began is for other workers, whose breakers may be closed."""
@@ -333,9 +337,9 @@ class LineBreaker:
         """An execution of these is about to begin."""
         if not self._closed:
             now = self._clock.monotonic()
-            self._change(lambda state: began(state, Party(deliveries).receipts, now=now))
+            self._change(lambda state: began(state, ExecutionDeliveries(deliveries).receipts, now=now))
 
-    def holds_back(self, party: Party) -> float | None:
+    def holds_back(self, party: ExecutionDeliveries) -> float | None:
         """Asked before the function is called: for how many seconds to put the message back instead; None: call.
 
         That is for what began just before the breaker opened, and for a probe that was tried before.
@@ -344,7 +348,7 @@ class LineBreaker:
             return None
         with self._lock:
             state = self._state
-            if isinstance(state, Closed):
+            if isinstance(state, ClosedState):
                 return None
             if not is_probe(state, party.receipts):
                 return 0.0
@@ -357,27 +361,31 @@ class LineBreaker:
         if self._refunds:
             return False
         closed_at = self._closed_at
-        return isinstance(self._state, Open) or (closed_at is not None and delivery.message.enqueued_at <= closed_at)
+        return isinstance(self._state, OpenState) or (
+            closed_at is not None and delivery.message.enqueued_at <= closed_at
+        )
 
-    def succeeded(self, party: Party) -> None:
+    def succeeded(self, party: ExecutionDeliveries) -> None:
         """The function returned."""
         if self._state is not CALM:
             self._change(lambda state: succeeded(state, party.receipts))
 
-    def answered(self, party: Party) -> None:
+    def answered(self, party: ExecutionDeliveries) -> None:
         """The function ended with a word about its message alone."""
         if not self._closed:
             self._change(lambda state: answered(state, party.receipts))
 
-    def left(self, party: Party) -> None:
+    def left(self, party: ExecutionDeliveries) -> None:
         """The execution ended without a word of what the handler stands on."""
         if not self._closed:
             self._change(lambda state: left(state, party.receipts))
 
-    def failed(self, party: Party, *, fingerprint: str, error: str) -> float | None:
+    def failed(self, party: ExecutionDeliveries, *, fingerprint: str, error: str) -> float | None:
         """The function raised or ran out of time. Where that is the outage's failure and not the message's: for how
         many seconds to put the message back, uncharged."""
-        fault = Fault(fingerprint=fingerprint, error=error, message_ids=party.message_ids, receipts=party.receipts)
+        fault = BreakerFailure(
+            fingerprint=fingerprint, error=error, message_ids=party.message_ids, receipts=party.receipts
+        )
         now, delay_seconds = self._clock.monotonic(), None
         with self._lock:
             before = self._state
@@ -396,7 +404,7 @@ class LineBreaker:
 
     @property
     def _closed(self) -> bool:
-        return isinstance(self._state, Closed)
+        return isinstance(self._state, ClosedState)
 
     def _change(self, step: Callable[[State], State]) -> None:
         """Take the step, and tell of it afterwards."""
@@ -408,10 +416,10 @@ class LineBreaker:
 
     def _become(self, after: State) -> None:
         """Under the lock."""
-        if isinstance(self._state, Open) and isinstance(after, Closed):
+        if isinstance(self._state, OpenState) and isinstance(after, ClosedState):
             self._closed_at = self._clock.now()
-            self._tried = Tried()
-        if isinstance(self._state, Closed) and isinstance(after, Open):
+            self._tried = TriedMessages()
+        if isinstance(self._state, ClosedState) and isinstance(after, OpenState):
             for message_ids in after.streaks[after.fingerprint]:
                 self._tried.add(message_ids)
         self._state = after
@@ -426,8 +434,10 @@ class LineBreaker:
         )
 
     def _tell(self, before: State, after: State) -> None:
-        again = isinstance(before, Open) and isinstance(after, Open) and before.fingerprint != after.fingerprint
-        if isinstance(before, Open) and (again or isinstance(after, Closed)):
+        again = (
+            isinstance(before, OpenState) and isinstance(after, OpenState) and before.fingerprint != after.fingerprint
+        )
+        if isinstance(before, OpenState) and (again or isinstance(after, ClosedState)):
             self._bus.emit(
                 BreakerClosed(
                     queue=self._queue,
@@ -436,7 +446,7 @@ class LineBreaker:
                     probes=before.probes + 1,
                 )
             )
-        if isinstance(after, Open) and (again or isinstance(before, Closed)):
+        if isinstance(after, OpenState) and (again or isinstance(before, ClosedState)):
             self._bus.emit(
                 BreakerOpened(
                     queue=self._queue,

@@ -22,26 +22,26 @@ from penstock.events import (
     MessageSkipped,
     MessageStarted,
 )
-from penstock.handlers.breaker import LineBreaker, Party
+from penstock.handlers.breaker import ExecutionDeliveries, LineBreaker
 from penstock.handlers.context import Context
 from penstock.handlers.decision import Exhausted, TimedOut, decide, decide_newer, delay_asked, exhausted
 from penstock.handlers.declaration import HandlerDeclaration
-from penstock.handlers.keys import Busy, Claim, Done, Keys
-from penstock.handlers.outage import Outage
+from penstock.handlers.keys import IdempotencyKeys, KeyBusy, KeyClaim, KeyDone
+from penstock.handlers.outage import OutageWatch
 from penstock.messaging.backoff import Random, backoff_seconds
-from penstock.messaging.call import NO_RESOURCES, CallTime, Control
+from penstock.messaging.call import NO_RESOURCES, CallTime, ExecutionControl
 from penstock.messaging.clock import Clock
 from penstock.messaging.declarations import takes_context
 from penstock.messaging.delivery import Delivery, PreviousAttempt
-from penstock.messaging.failure import Failure, failure_of, fingerprint
+from penstock.messaging.failure import FailureDetails, failure_of, fingerprint
 from penstock.messaging.forks import OwnProcess
 from penstock.messaging.handler import Answer, HeldClaim
-from penstock.messaging.schema import Codec
+from penstock.messaging.schema import BodyCodec
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.messaging.threads import AsideThreads
 from penstock.messaging.tracing import NO_TRACING, Tracing
 
-Step = TypeVar("Step", "Keyed | Opened | Answer", "Opened | Answer")
+Step = TypeVar("Step", "KeyedMessage | OpenedMessage | Answer", "OpenedMessage | Answer")
 
 GIVEN_BACK = Release(refund=True)
 BUSY_JITTER_SECONDS = 1.0
@@ -53,33 +53,33 @@ class NotBegun(TemporaryError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class HandlerRuntime:
     """What the calls of one handler share."""
 
     declaration: HandlerDeclaration
-    codec: Codec[Any]
+    codec: BodyCodec[Any]
     function: Callable[..., Any]  # the user's, or what runs it in another process
     wants_context: bool
     bus: Bus
     clock: Clock
     random: Random
-    outage: Outage
+    outage: OutageWatch
     breaker: LineBreaker
     tracing: Tracing = NO_TRACING
-    keys: Keys | None = None  # of an idempotent handler
+    keys: IdempotencyKeys | None = None  # of an idempotent handler
     bookkeeping: AsideThreads | None = None  # where async calls talk to the ledger; set with `keys`
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
 
 
-class Keyed(NamedTuple):
+class KeyedMessage(NamedTuple):
     """A message of an idempotent handler that was read, before its key is claimed."""
 
-    keys: Keys
+    keys: IdempotencyKeys
     body: Any
     key: str
 
 
-class Opened(NamedTuple):
+class OpenedMessage(NamedTuple):
     """A message that can be worked on, and what is known of it beside its delivery."""
 
     body: Any
@@ -96,15 +96,15 @@ class Call:
     called so far is not called any more, and a claim that comes late is given back.
     """
 
-    def __init__(self, delivery: Delivery, around: Surroundings, party: Party | None = None) -> None:
+    def __init__(self, delivery: Delivery, around: HandlerRuntime, party: ExecutionDeliveries | None = None) -> None:
         """``party``: of a call that takes several deliveries; they fail and succeed together."""
         self._delivery = delivery
         self._around = around
-        self._party = party or Party((delivery,))
-        self._control = Control(gives_back=around.declaration.on_stop == "give_back")
+        self._party = party or ExecutionDeliveries((delivery,))
+        self._control = ExecutionControl(gives_back=around.declaration.on_stop == "give_back")
         self._lock = threading.Lock()
         self._ended = False  # under the lock
-        self._claim: Claim | None = None  # under the lock; written by the thread that runs
+        self._claim: KeyClaim | None = None  # under the lock; written by the thread that runs
         self._given: Answer | None = None  # what the run came to; written by the thread that runs
         self._time = CallTime(around.clock)  # of the user's code: key, cleanup, function
         self._process = OwnProcess()  # around the same
@@ -136,7 +136,7 @@ class Call:
         if not self._ends():  # the run was quicker by a moment
             return self._given or self._answer(self._later("its end was being recorded when its timeout was over"))
         raised = TimedOut(f"it ran longer than its timeout of {self._around.declaration.timeout_seconds:g} s")
-        failure = Failure(error_type="TimedOut", error=str(raised), traceback=self._where() or "")
+        failure = FailureDetails(error_type="TimedOut", error=str(raised), traceback=self._where() or "")
         return self._answer(self._fail(raised, failure))
 
     def give_back(self) -> None:
@@ -155,12 +155,12 @@ class Call:
 
     # -- steps of a run ------------------------------------------------------------------------------------------
 
-    def open(self) -> Opened | Answer:
+    def open(self) -> OpenedMessage | Answer:
         """Read the message and claim its key; answers what to call with, or that there is nothing to call."""
         read = self.read()
-        return self.claimed(read) if isinstance(read, Keyed) else read
+        return self.claimed(read) if isinstance(read, KeyedMessage) else read
 
-    def read(self) -> Keyed | Opened | Answer:
+    def read(self) -> KeyedMessage | OpenedMessage | Answer:
         """The first half of `open`, which asks no ledger."""
         if self._ended:
             return {}
@@ -170,7 +170,7 @@ class Call:
             return self._answer(Release(delay_seconds=held_seconds, refund=True, reason=QUEUE_PAUSED))
         return self._called_or_left(self._read())
 
-    def claimed(self, read: Keyed) -> Opened | Answer:
+    def claimed(self, read: KeyedMessage) -> OpenedMessage | Answer:
         """The second half: claim the key in the ledger."""
         if self._ended:
             return {}
@@ -213,7 +213,7 @@ class Call:
             return self._gives(self._later(str(raised)), first)
         return self._gives(self._fail(raised, failure_of(raised)), first) if first else {}
 
-    def cleaned(self, opened: Opened) -> Any:
+    def cleaned(self, opened: OpenedMessage) -> Any:
         """Call cleanup, where there is one; answers what it returned. Only where there is something to clean."""
         cleanup = self._around.declaration.cleanup
         if cleanup is None:
@@ -222,13 +222,13 @@ class Call:
             return cleanup(opened.body, self.context(opened))
         return cleanup(opened.body)
 
-    def called(self, opened: Opened) -> Any:
+    def called(self, opened: OpenedMessage) -> Any:
         """Call the function; answers what it returned: of an async one, what is to be awaited."""
         if self._around.wants_context:
             return self._around.function(opened.body, self.context(opened))
         return self._around.function(opened.body)
 
-    def context(self, opened: Opened) -> Context:
+    def context(self, opened: OpenedMessage) -> Context:
         """What a function is handed beside the body, where it takes it."""
         return Context(
             message=self._delivery.message,
@@ -246,11 +246,11 @@ class Call:
 
     def _called_or_left(self, opened: "Step") -> "Step":
         """Where the function is not called, that says nothing of what it stands on."""
-        if not isinstance(opened, Keyed | Opened):
+        if not isinstance(opened, KeyedMessage | OpenedMessage):
             self._around.breaker.left(self._party)
         return opened
 
-    def _read(self) -> Keyed | Opened | Answer:
+    def _read(self) -> KeyedMessage | OpenedMessage | Answer:
         try:
             body = self._around.codec.decode(self._delivery.message)
         except InvalidMessage as invalid:
@@ -265,7 +265,7 @@ class Call:
                 key = self._key(body)
         except Exception as error:
             return self._answer(self._fail(error, failure_of(error)))
-        return Keyed(self._around.keys, body, key)
+        return KeyedMessage(self._around.keys, body, key)
 
     def _key(self, body: Any) -> str:
         function = self._around.declaration.idempotency
@@ -274,7 +274,7 @@ class Call:
             raise TypeError(f"the idempotency key has to be text of at least one character, and it is {key!r}")
         return key
 
-    def _claimed(self, read: Keyed) -> Opened | Answer:
+    def _claimed(self, read: KeyedMessage) -> OpenedMessage | Answer:
         keys, body, key = read
         outage = self._around.outage
         refusal = outage.refusal
@@ -285,10 +285,10 @@ class Call:
                 begun = keys.begin(key)
         except TemporaryError as away:
             return self._ledger_away(str(away))
-        if isinstance(begun, Done):
+        if isinstance(begun, KeyDone):
             self._emit(MessageSkipped, reason="already_done", key=key)
             return self._answer(Ack())
-        if isinstance(begun, Busy):
+        if isinstance(begun, KeyBusy):
             self._emit(MessageSkipped, reason="in_progress", key=key)
             delay_seconds = begun.seconds + BUSY_JITTER_SECONDS * self._around.random()
             return self._answer(Release(delay_seconds=delay_seconds, refund=True, reason="its key is being worked on"))
@@ -306,16 +306,16 @@ class Call:
         delay_seconds = self._around.outage.pause_seconds(self._around.random)
         return self._answer(Release(delay_seconds=delay_seconds, refund=True, reason=reason))
 
-    def _opened(self, body: Any, key: str | None, previous: PreviousAttempt | None) -> Opened | Answer:
+    def _opened(self, body: Any, key: str | None, previous: PreviousAttempt | None) -> OpenedMessage | Answer:
         used_up = exhausted(self._delivery, self._around.declaration.retry)
         if used_up is not None and not self._around.breaker.spares(self._delivery):
-            failure = Failure(error_type=type(used_up).__name__, error=str(used_up), traceback="")
+            failure = FailureDetails(error_type=type(used_up).__name__, error=str(used_up), traceback="")
             return self._answer(self._fail(used_up, failure))
         self._began_at = self._around.clock.monotonic()
         self._emit(MessageStarted, enqueued_at=self._delivery.message.enqueued_at)
-        return Opened(body, key, previous, cleanup=previous is not None or self._delivery.attempt > 1)
+        return OpenedMessage(body, key, previous, cleanup=previous is not None or self._delivery.attempt > 1)
 
-    def _fail(self, raised: BaseException, failure: Failure) -> Settlement:
+    def _fail(self, raised: BaseException, failure: FailureDetails) -> Settlement:
         excused_seconds = self._excused_seconds(raised, failure)
         if self._claim is not None:
             try:
@@ -337,7 +337,7 @@ class Call:
         )
         return settlement
 
-    def _excused_seconds(self, raised: BaseException, failure: Failure) -> float | None:
+    def _excused_seconds(self, raised: BaseException, failure: FailureDetails) -> float | None:
         """Tell the breaker; answers a wait where the failure is an outage's."""
         breaker = self._around.breaker
         if isinstance(raised, Exhausted):
@@ -374,7 +374,7 @@ class Call:
         return settlement
 
     def _decide(
-        self, raised: BaseException, failure: Failure | None, excused_seconds: float | None = None
+        self, raised: BaseException, failure: FailureDetails | None, excused_seconds: float | None = None
     ) -> Settlement:
         return decide(
             raised,

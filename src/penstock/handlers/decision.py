@@ -11,7 +11,7 @@ from penstock.handlers.declaration import RetryPolicy
 from penstock.handlers.durations import seconds_of
 from penstock.messaging.backoff import Random, backoff_seconds
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.failure import Failure, fingerprint
+from penstock.messaging.failure import FailureDetails, fingerprint
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 
 NEWER_POLL_SECONDS = 30.0  # between two looks at a message of a newer schema, spread by up to half
@@ -36,7 +36,7 @@ class TimedOut(Exception):
 
 def decide(
     raised: BaseException | None,
-    failure: Failure | None,
+    failure: FailureDetails | None,
     *,
     delivery: Delivery,
     policy: RetryPolicy,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from penstock.handlers.call import Call, Keyed, Opened, Surroundings
+from penstock.handlers.call import Call, HandlerRuntime, KeyedMessage, OpenedMessage
 from penstock.messaging.declarations import run_to_its_end
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer
@@ -23,14 +23,14 @@ from penstock.messaging.handler import Answer
 class PlainCall(Call):
     """On a thread of the pool."""
 
-    def __init__(self, delivery: Delivery, around: Surroundings) -> None:
+    def __init__(self, delivery: Delivery, around: HandlerRuntime) -> None:
         super().__init__(delivery, around)
         self._thread_id: int | None = None  # written by the thread that runs
 
     def run(self) -> Answer:
         self._thread_id = threading.get_ident()
         opened = self.open()
-        if not isinstance(opened, Opened):
+        if not isinstance(opened, OpenedMessage):
             return opened
         try:
             with self._time.counted(), self._process:
@@ -78,7 +78,7 @@ Result = TypeVar("Result")
 class AsyncCall(Call):
     """A task on the worker's event loop."""
 
-    def __init__(self, delivery: Delivery, around: Surroundings) -> None:
+    def __init__(self, delivery: Delivery, around: HandlerRuntime) -> None:
         super().__init__(delivery, around)
         self._task = OwnTask()
         self._bookkeeping = around.bookkeeping
@@ -86,8 +86,8 @@ class AsyncCall(Call):
     async def run(self) -> Answer:
         self._task.begin()
         read = self.read()
-        opened = await self._aside(self.claimed, read) if isinstance(read, Keyed) else read
-        if not isinstance(opened, Opened):
+        opened = await self._aside(self.claimed, read) if isinstance(read, KeyedMessage) else read
+        if not isinstance(opened, OpenedMessage):
             return opened
         try:
             with self._time.counted(), self._process:

@@ -7,18 +7,18 @@ from penstock.errors import ConfigurationError
 from penstock.events import Bus
 from penstock.handlers.batch_call import AsyncBatchCall, PlainBatchCall
 from penstock.handlers.breaker import OFF, LineBreaker
-from penstock.handlers.call import Surroundings
+from penstock.handlers.call import HandlerRuntime
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.function_call import AsyncCall, PlainCall
-from penstock.handlers.keys import Keys
-from penstock.handlers.outage import Outage
-from penstock.handlers.process_call import ChildCall, Children
+from penstock.handlers.keys import IdempotencyKeys
+from penstock.handlers.outage import OutageWatch
+from penstock.handlers.process_call import ChildCall, ChildProcesses
 from penstock.messaging.backoff import Random
 from penstock.messaging.call import NO_RESOURCES
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Execution, Place
-from penstock.messaging.schema import Codec
+from penstock.messaging.handler import Execution, ExecutionPlace
+from penstock.messaging.schema import BodyCodec
 from penstock.messaging.threads import AsideThreads
 from penstock.messaging.tracing import NO_TRACING, Tracing
 
@@ -41,9 +41,9 @@ class FunctionHandler:
         bus: Bus,
         clock: Clock,
         random: Random,
-        keys: Keys | None = None,
+        keys: IdempotencyKeys | None = None,
         bookkeeping: AsideThreads | None = None,
-        outage: Outage | None = None,
+        outage: OutageWatch | None = None,
         breaker: LineBreaker | None = None,
         resources: Mapping[str, Any] = NO_RESOURCES,
         tracing: Tracing = NO_TRACING,
@@ -54,15 +54,15 @@ class FunctionHandler:
         self._declaration = declaration
         self._forget_at = clock.monotonic() + FORGET_SECONDS * random()  # written by the job's thread
         self._is_async = declaration.is_async  # asked once: the answer takes a while
-        self._around = Surroundings(
+        self._around = HandlerRuntime(
             declaration=declaration,
-            codec=Codec(declaration.queue),
+            codec=BodyCodec(declaration.queue),
             function=declaration.function,
             wants_context=declaration.wants_context,
             bus=bus,
             clock=clock,
             random=random,
-            outage=outage or Outage(bus=bus, clock=clock),
+            outage=outage or OutageWatch(bus=bus, clock=clock),
             breaker=breaker
             or LineBreaker(
                 OFF, queue=declaration.queue.name, handler=declaration.name, bus=bus, clock=clock, random=random
@@ -73,7 +73,7 @@ class FunctionHandler:
             tracing=tracing,
         )
         self._children = (
-            Children(
+            ChildProcesses(
                 declaration.function,
                 declaration.queue,
                 wants_context=declaration.wants_context,
@@ -88,8 +88,8 @@ class FunctionHandler:
         return self._declaration.name
 
     @property
-    def place(self) -> Place:
-        return Place.LOOP if self._is_async else Place.POOL
+    def place(self) -> ExecutionPlace:
+        return ExecutionPlace.LOOP if self._is_async else ExecutionPlace.POOL
 
     @property
     def timeout_seconds(self) -> float | None:

@@ -7,7 +7,7 @@ from penstock.messaging.delivery import PreviousAttempt
 from penstock.messaging.handler import HeldClaim
 
 
-class Claim(Protocol):
+class KeyClaim(Protocol):
     """Our attempt on one key; ended by exactly one of the last three. They raise `TemporaryError` when unsure."""
 
     @property
@@ -29,31 +29,31 @@ class Claim(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class KeyBegun:
     """The key is ours."""
 
-    claim: Claim
+    claim: KeyClaim
     previous: PreviousAttempt | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Busy:
+class KeyBusy:
     """Another attempt works on it, for as long as its lease holds."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class KeyDone:
     """It was completed before, with this outcome (JSON)."""
 
     outcome: str
 
 
-class Keys(Protocol):
+class IdempotencyKeys(Protocol):
     """The keys of one handler."""
 
-    def begin(self, key: str) -> Begun | Busy | Done:
+    def begin(self, key: str) -> KeyBegun | KeyBusy | KeyDone:
         """Try to claim the key. Raises `TemporaryError` when that cannot be told."""
         ...
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ulid import ULID
 
 from penstock.errors import TemporaryError
-from penstock.handlers.keys import Begun, Busy, Done
+from penstock.handlers.keys import KeyBegun, KeyBusy, KeyDone
 from penstock.ledger import Ledger
 from penstock.ledger.records import WorkAttempt, WorkBusy, WorkDone, WorkOwner
 from penstock.messaging.delivery import AttemptEnd, PreviousAttempt
@@ -35,7 +35,7 @@ class WorkKeeper:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerKeys:
-    """`penstock.handlers.keys.Keys` in the ledger."""
+    """`penstock.handlers.keys.IdempotencyKeys` in the ledger."""
 
     ledger: Ledger
     handler: str
@@ -46,7 +46,7 @@ class LedgerKeys:
     owner: WorkOwner | None = None  # part of each key's identity; None: the handler's name is all of it
     new_attempt_id: Callable[[], str] = lambda: str(ULID())
 
-    def begin(self, key: str) -> Begun | Busy | Done:
+    def begin(self, key: str) -> KeyBegun | KeyBusy | KeyDone:
         attempt_id = self.new_attempt_id()
         begun = self.ledger.begin_work(
             self.handler,
@@ -58,11 +58,11 @@ class LedgerKeys:
             retention_seconds=self.retention_seconds,
         )
         if isinstance(begun, WorkDone):
-            return Done(outcome=begun.outcome)
+            return KeyDone(outcome=begun.outcome)
         if isinstance(begun, WorkBusy):
             most = self.busy_seconds_max
-            return Busy(seconds=begun.seconds if most is None else min(begun.seconds, most))
-        return Begun(claim=LedgerClaim(keys=self, attempt_id=attempt_id), previous=_previous(begun.previous))
+            return KeyBusy(seconds=begun.seconds if most is None else min(begun.seconds, most))
+        return KeyBegun(claim=LedgerClaim(keys=self, attempt_id=attempt_id), previous=_previous(begun.previous))
 
     def forget(self) -> None:
         if self.owner is None or self.owner.is_plain:  # then keys that an earlier version recorded are among its own
@@ -75,7 +75,7 @@ class LedgerKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerClaim:
-    """`penstock.handlers.keys.Claim` in the ledger."""
+    """`penstock.handlers.keys.KeyClaim` in the ledger."""
 
     keys: LedgerKeys
     attempt_id: str

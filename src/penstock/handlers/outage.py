@@ -70,7 +70,7 @@ def store_service(address: str) -> WatchedService:
     )
 
 
-class Outage:
+class OutageWatch:
     """A `penstock.messaging.handler.ServiceWatch` of one worker's service, by default the ledger. Any thread may call
     it.
 
@@ -274,7 +274,7 @@ class Outage:
 class OutageGate:
     """A `penstock.worker.line.Gate` of one queue that needs the service."""
 
-    def __init__(self, outage: Outage) -> None:
+    def __init__(self, outage: OutageWatch) -> None:
         self._outage = outage
 
     def admits(self) -> int | None:

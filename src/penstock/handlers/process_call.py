@@ -38,17 +38,17 @@ from types import FrameType
 from typing import Any, Protocol
 
 from penstock.errors import ClaimLost, ConfigurationError, PenstockError, Reject, Retry
-from penstock.handlers.call import NotBegun, Opened, Surroundings
+from penstock.handlers.call import HandlerRuntime, NotBegun, OpenedMessage
 from penstock.handlers.context import Context
 from penstock.handlers.decision import delay_asked
 from penstock.handlers.function_call import PlainCall
 from penstock.messaging.call import TellRetry
 from penstock.messaging.delivery import Delivery, PreviousAttempt
-from penstock.messaging.failure import Failure, failure_of
+from penstock.messaging.failure import FailureDetails, failure_of
 from penstock.messaging.forks import OwnProcess
 from penstock.messaging.handler import HeldClaim
 from penstock.messaging.message import Message
-from penstock.messaging.schema import Codec, Queue
+from penstock.messaging.schema import BodyCodec, Queue
 from penstock.messaging.tracing import Carrier, Continuing
 
 PIECE_BYTES = 1 << 20  # read at a time, at most
@@ -130,27 +130,27 @@ class SentCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retrying:
+class CallRetrying:
     """A call inside the function failed and is tried again there; the answer is yet to come."""
 
     tries: int
     delay_seconds: float
-    failure: Failure
+    failure: FailureDetails
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Returned:
+class CallReturned:
     """The function returned this."""
 
     result: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Raised:
+class CallRaised:
     """The function raised; of the exception itself only words travel."""
 
     kind: str  # reject, retry, other
-    failure: Failure
+    failure: FailureDetails
     delay_seconds: float | None
 
 
@@ -170,7 +170,7 @@ def serve(
         signal.siginterrupt(number, False)
     _end_with_parent()
     pipe = Pipe(connection)
-    codec: Codec[Any] = Codec(queue)
+    codec: BodyCodec[Any] = BodyCodec(queue)
     while True:
         try:
             call: SentCall = pipe.receive()
@@ -206,12 +206,12 @@ def _end_with_parent() -> None:
 
 
 def _tell_retry(pipe: Pipe, tries: int, delay_seconds: float, raised: BaseException) -> None:
-    pipe.send(Retrying(tries=tries, delay_seconds=delay_seconds, failure=failure_of(raised)))
+    pipe.send(CallRetrying(tries=tries, delay_seconds=delay_seconds, failure=failure_of(raised)))
 
 
 def _run(
-    call: SentCall, function: Callable[..., Any], codec: Codec[Any], wants_context: bool, tell_retry: TellRetry
-) -> Returned | Raised:
+    call: SentCall, function: Callable[..., Any], codec: BodyCodec[Any], wants_context: bool, tell_retry: TellRetry
+) -> CallReturned | CallRaised:
     context = Context(
         message=call.message,
         queue=call.queue,
@@ -230,8 +230,8 @@ def _run(
         failure = failure_of(raised)
         kind = "reject" if isinstance(raised, Reject) else "retry" if isinstance(raised, Retry) else "other"
         delay_seconds = delay_asked(raised)
-        return Raised(kind=kind, failure=failure, delay_seconds=delay_seconds)
-    return Returned(result=result)
+        return CallRaised(kind=kind, failure=failure, delay_seconds=delay_seconds)
+    return CallReturned(result=result)
 
 
 END_SECONDS = 0.5  # for children that were asked to end, all together
@@ -240,7 +240,7 @@ END_SECONDS = 0.5  # for children that were asked to end, all together
 class ChildFailed(PenstockError):
     """What a child's function raised, in words; ``traceback`` is the child's."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: FailureDetails) -> None:
         super().__init__(failure.summary)
         self.failure = failure  # `failure_of` takes it as it is
 
@@ -249,7 +249,7 @@ class ChildDied(PenstockError):
     """The process ended in the middle of a call: killed, out of memory, a crash in C code."""
 
 
-class Child:
+class ChildProcess:
     """One process, driven by the thread that took it."""
 
     def __init__(
@@ -285,8 +285,8 @@ class Child:
         try:
             self._pipe.send(sent)
             self.busy = True
-            answer: Retrying | Returned | Raised = self._pipe.receive()
-            while isinstance(answer, Retrying):
+            answer: CallRetrying | CallReturned | CallRaised = self._pipe.receive()
+            while isinstance(answer, CallRetrying):
                 tell_retry(answer.tries, answer.delay_seconds, ChildFailed(answer.failure))
                 answer = self._pipe.receive()
             self.busy = False
@@ -295,7 +295,7 @@ class Child:
             code = self._process.exitcode
             how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
             raise ChildDied(f"the handler's process ended in the middle of the message ({how})") from error
-        if isinstance(answer, Returned):
+        if isinstance(answer, CallReturned):
             return answer.result
         raise _exception_of(answer)
 
@@ -319,7 +319,7 @@ class Child:
         return self._process.exitcode is not None
 
 
-class Children:
+class ChildProcesses:
     """The children of one handler: made when they are needed, kept for the next call. Any thread may call it."""
 
     def __init__(
@@ -336,19 +336,19 @@ class Children:
         self._wants_context = wants_context
         self._continuing = continuing
         self._lock = threading.Lock()
-        self._idle: list[Child] = []  # under the lock, as is the next
+        self._idle: list[ChildProcess] = []  # under the lock, as is the next
         self._closed = False
 
-    def take(self) -> Child:
+    def take(self) -> ChildProcess:
         """A child for one call, to be put back or killed."""
         with self._lock:
             while self._idle:
                 child = self._idle.pop()
                 if child.alive:
                     return child
-        return Child(self._function, self._queue, self._wants_context, self._continuing)
+        return ChildProcess(self._function, self._queue, self._wants_context, self._continuing)
 
-    def put_back(self, child: Child) -> None:
+    def put_back(self, child: ChildProcess) -> None:
         """The call is over."""
         with self._lock:
             keep = child.alive and not self._closed
@@ -383,7 +383,7 @@ def _end_of(process: SpawnProcess) -> Connection | int:
     return process.sentinel
 
 
-def _exception_of(raised: Raised) -> PenstockError:
+def _exception_of(raised: CallRaised) -> PenstockError:
     if raised.kind == "reject":
         return Reject(raised.failure.error)
     if raised.kind == "retry":
@@ -411,10 +411,10 @@ def _check_importable(function: Callable[..., Any]) -> None:
 class ChildCall(PlainCall):
     """A thread of the pool waits for the child. Interrupting kills it: C code that hangs hears nothing else."""
 
-    def __init__(self, delivery: Delivery, around: Surroundings, children: Children) -> None:
+    def __init__(self, delivery: Delivery, around: HandlerRuntime, children: ChildProcesses) -> None:
         super().__init__(delivery, around)
         self._children = children
-        self._child: Child | None = None  # taken away under the lock; written by the thread that runs
+        self._child: ChildProcess | None = None  # taken away under the lock; written by the thread that runs
 
     def claim(self) -> HeldClaim | None:
         """As of any call. A child that was suspended must not keep its lease: it is then given up as lost."""
@@ -432,7 +432,7 @@ class ChildCall(PlainCall):
         super().interrupt()
         self._kill()
 
-    def called(self, opened: Opened) -> Any:
+    def called(self, opened: OpenedMessage) -> Any:
         context = self.context(opened)
         sent = SentCall(
             message=replace(context.message, attributes=dict(context.message.attributes)),  # a proxy cannot travel

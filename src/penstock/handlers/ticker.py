@@ -26,13 +26,13 @@ from penstock.errors import (
 )
 from penstock.events import Bus, TickFailed, TickSent
 from penstock.handlers.declaration import HandlerDeclaration
-from penstock.handlers.keys import Begun, Busy, Claim, Keys
+from penstock.handlers.keys import IdempotencyKeys, KeyBegun, KeyBusy, KeyClaim
 from penstock.handlers.schedule import Schedule
 from penstock.messaging.backoff import Random
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
 from penstock.messaging.message import Message, Outgoing
-from penstock.messaging.schema import Codec
+from penstock.messaging.schema import BodyCodec
 
 CATCH_UP_SECONDS = 120.0  # well within the brokers' deduplication windows (5 minutes)
 JITTER_SECONDS = 1.0
@@ -44,7 +44,7 @@ CLAIM_SECONDS = 30.0
 CLAIM_ANSWER_SECONDS = 5.0  # that the ledger has to extend a claim
 REMEMBERED_SECONDS = 86_400.0
 
-ScheduledKeys = Callable[[HandlerDeclaration], Keys]
+ScheduledKeys = Callable[[HandlerDeclaration], IdempotencyKeys]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class _Due:
     declaration: HandlerDeclaration
     schedule: Schedule
     at: float  # epoch seconds, the broker's clock
-    keys: Keys | None  # of its ticks; None: the broker drops duplicates
+    keys: IdempotencyKeys | None  # of its ticks; None: the broker drops duplicates
 
 
 class Ticker:
@@ -146,11 +146,11 @@ class Ticker:
             return False
         return True
 
-    def _send_claimed(self, due: _Due, keys: Keys) -> bool:
+    def _send_claimed(self, due: _Due, keys: IdempotencyKeys) -> bool:
         """Claim, send, record. While another worker has the claim nothing is sent, and the claim is tried again."""
         begun = keys.begin(f"{due.at:.0f}")
-        if not isinstance(begun, Begun):
-            return not isinstance(begun, Busy)
+        if not isinstance(begun, KeyBegun):
+            return not isinstance(begun, KeyBusy)
         try:
             self._extend(begun.claim)
             self._send(due)
@@ -167,7 +167,7 @@ class Ticker:
         begun.claim.finish("null")
         return True
 
-    def _extend(self, claim: Claim) -> None:
+    def _extend(self, claim: KeyClaim) -> None:
         """Extend a claim. Raises `TemporaryError` if it is lost, or about to be: another worker sends the tick then."""
         held = claim.held
         extension = held.keeper.extend([held.id], lease_seconds=CLAIM_SECONDS, answer_seconds=CLAIM_ANSWER_SECONDS)
@@ -185,7 +185,7 @@ class Ticker:
                     entry.keys.forget()
 
     def _send(self, due: _Due) -> None:
-        codec: Codec[Any] = Codec(due.declaration.queue)
+        codec: BodyCodec[Any] = BodyCodec(due.declaration.queue)
         outgoing = Outgoing(
             body=codec.encode(tick_body(due.at)),
             attributes=codec.attributes(),
@@ -202,7 +202,7 @@ def tick_body(at: float) -> dict[str, str]:
 
 def check_tick(declaration: HandlerDeclaration) -> None:
     """Raise `UsageError` where the queue's model would not take what a tick sends."""
-    codec: Codec[Any] = Codec(declaration.queue)
+    codec: BodyCodec[Any] = BodyCodec(declaration.queue)
     try:
         body = codec.encode(tick_body(0.0))
         codec.decode(Message(id="tick", body=body, enqueued_at=0.0, attributes=codec.attributes()))

@@ -34,8 +34,8 @@ from penstock.app.replayer import replay_policy, with_sample
 from penstock.app.telemetry import Telemetry, guarded, open_telemetry
 from penstock.app.tracing import tracing_of
 from penstock.config import Settings, load_settings, shown
-from penstock.dead_letters.policy import Source, Sources, spread
-from penstock.dead_letters.replayer import NAME, Desk, ReplayExecution
+from penstock.dead_letters.policy import ReplayTarget, ReplayTargets, spread
+from penstock.dead_letters.replayer import NAME, ReplayContext, ReplayExecution
 from penstock.dead_letters.sample import SampleSettings, sample_settings
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import Bus, Listener, SettleFailed, WorkerFailed
@@ -51,7 +51,7 @@ from penstock.storage.aws import require_aws
 
 if TYPE_CHECKING:
     from penstock.brokers.sqs import SqsBroker
-    from penstock.brokers.sqs.envelope import Received
+    from penstock.brokers.sqs.envelope import SqsDelivery
     from penstock.ledger import Ledger
 
 
@@ -65,7 +65,7 @@ class LambdaParts:
         self._listeners = tuple(listeners)
         self._clock = clock
         self._probe = probe
-        self._desks: dict[str, Desk] = {}  # by the ARN of the first tier; written by the one thread that calls
+        self._desks: dict[str, ReplayContext] = {}  # by the ARN of the first tier; written by the one thread that calls
 
     @cached_property
     def bus(self) -> Bus:
@@ -92,14 +92,14 @@ class LambdaParts:
         address = settings.broker if is_sqs(settings.broker) else SQS
         return SqsBroker(aws_of(address, settings.aws), holder=self._worker, clock=self._clock)
 
-    def desk(self, arn: str) -> Desk:
+    def desk(self, arn: str) -> ReplayContext:
         """A first tier, and what replaying its letters takes."""
         if arn not in self._desks:
             sources = self._sources()
             log = NoLog() if self._ledger is None else self._ledger.replays
             if self._sample.queue is not None:
                 self._believe(self._sample.queue, arn)
-            self._desks[arn] = Desk(
+            self._desks[arn] = ReplayContext(
                 sources=sources,
                 retention_seconds=self.broker.retention_seconds(arn.rpartition(":")[2]),
                 broker=tracing_of(self._settings, worker=self._worker).broker(self.broker),
@@ -143,7 +143,7 @@ class LambdaParts:
             )
         return open_ledger(self._settings)
 
-    def _sources(self) -> Sources:
+    def _sources(self) -> ReplayTargets:
         """The queues that letters may go back to."""
         named = [listed_name(self._sample.queue)] if self._sample.queue is not None else list(self._settings.queues)
         if not named:
@@ -153,7 +153,7 @@ class LambdaParts:
         policies = {queue: replay_policy(self._settings, queue) for queue in named}
         found = [
             # The function may not look at its queues; the cap is what it is told of their retention.
-            Source(queue=queue, policy=policy, retention_seconds=policy.cap_seconds)
+            ReplayTarget(queue=queue, policy=policy, retention_seconds=policy.cap_seconds)
             for queue, policy in policies.items()
             if policy is not None
         ]
@@ -162,7 +162,7 @@ class LambdaParts:
                 f"The dead letters of {', '.join(named)} are not replayed, by the setting replay_queues: then let no "
                 "queue invoke this function."
             )
-        return Sources(found)
+        return ReplayTargets(found)
 
     def _believe(self, main_url: str, arn: str) -> None:
         """The URLs of the tiers follow from that of the queue, in the same account and region as SQS has it: so the
@@ -181,10 +181,10 @@ class LambdaParts:
 DELAY_SECONDS_MAX = 900.0  # of a message that is sent on SQS
 
 
-class Unrecorded(NoLog):
+class UnrecordedReplays(NoLog):
     """A `penstock.messaging.replay.ReplayLog` for these letters, planned at ``now``."""
 
-    def __init__(self, letters: "Sequence[Received]", *, now: float) -> None:
+    def __init__(self, letters: "Sequence[SqsDelivery]", *, now: float) -> None:
         self._letters = {letter_replay_id(letter.queue, letter.message): letter for letter in letters}
         self._now = now
 
@@ -243,7 +243,7 @@ class ReplayFunction:
 
     # --- one call
 
-    def _stay(self, desk: Desk, letters: "Sequence[Received]") -> set[str]:
+    def _stay(self, desk: ReplayContext, letters: "Sequence[SqsDelivery]") -> set[str]:
         """The receipts of those that stay where they are."""
         if not is_fifo(letters[0].queue):
             return self._brought_on(desk, letters)
@@ -258,17 +258,17 @@ class ReplayFunction:
             waiting = [letter for letter in behind if letter.receipt not in stay]
         return stay
 
-    def _brought_on(self, desk: Desk, letters: "Sequence[Received]") -> set[str]:
+    def _brought_on(self, desk: ReplayContext, letters: "Sequence[SqsDelivery]") -> set[str]:
         """One step. What was sent goes, whether or not it could be deleted: Lambda deletes what is not named."""
         if isinstance(desk.log, NoLog):
-            desk = replace(desk, log=Unrecorded(letters, now=self._clock.now()))
+            desk = replace(desk, log=UnrecordedReplays(letters, now=self._clock.now()))
         answer = ReplayExecution(letters, desk).run()
         unsettled = self._settle(desk, [(letter, answer[letter.receipt]) for letter in letters])
         held = {receipt for receipt, settlement in answer.items() if isinstance(settlement, Release)}
         lasting = {receipt for receipt, settlement in answer.items() if not isinstance(settlement, Ack)}
         return held | (unsettled & lasting)
 
-    def _settle(self, desk: Desk, settlements: "Sequence[tuple[Received, Settlement]]") -> set[str]:
+    def _settle(self, desk: ReplayContext, settlements: "Sequence[tuple[SqsDelivery, Settlement]]") -> set[str]:
         """Answers the receipts of what could not be settled: that comes back by itself, after the queue's own time."""
         try:
             failures = desk.broker.settle(settlements)
@@ -309,10 +309,10 @@ class ReplayFunction:
         self._parts.telemetry.flush(REPORTS_SECONDS)
 
 
-def _firsts(letters: "Sequence[Received]") -> "Sequence[Received]":
+def _firsts(letters: "Sequence[SqsDelivery]") -> "Sequence[SqsDelivery]":
     """The first of each group."""
     seen: set[str | None] = set()
-    firsts: list[Received] = []
+    firsts: list[SqsDelivery] = []
     for letter in letters:
         if letter.message.group not in seen:
             seen.add(letter.message.group)

@@ -267,7 +267,7 @@ _LEAVE_ATTEMPTS = delete(object_attempts).where(
 _ONE = select(archives).where(archives.c.id == bindparam("of_id"))
 
 
-class _Fenced(Exception):
+class _ArchiveFenced(Exception):
     """Somebody else came first, or a commit of our own that arrived late."""
 
 
@@ -301,7 +301,7 @@ class Archives(ArchiveQueries):
                 self._database.transact(work, before_commit=partial(self._probe, Step.ARCHIVING))
             except OutcomeUnknown as error:  # running it again finds out: one that did commit is met as a fence
                 unknown = error
-            except _Fenced:
+            except _ArchiveFenced:
                 return self._counts(archive_id)
             else:
                 self._probe(Step.ARCHIVED)
@@ -323,13 +323,13 @@ class Archives(ArchiveQueries):
         binds = {"in_pipeline": retiring.pipeline, **range_of(retiring.batches)}
         connection.execute(self._add_progress, {"pipeline": retiring.pipeline, "task": ARCHIVING, "done_seq": 0})
         if connection.execute(_ADVANCE, {**binds, "was": retiring.after_seq}).rowcount != 1:
-            raise _Fenced
+            raise _ArchiveFenced
         identities = connection.execute(self._add_identities, {**binds, "archive": archive_id}).rowcount
         archive = new_archive(
             retiring.pipeline, archive_id, uri=file.uri, objects_=identities, bytes_=file.bytes, source=RETIRED
         )
         if connection.execute(self._add, archive).rowcount != 1:
-            raise _Fenced
+            raise _ArchiveFenced
         _leave(connection, binds, retiring.batches, objects_=file.objects)
 
     def _counts(self, archive_id: str) -> bool:

@@ -36,9 +36,9 @@ from penstock.ledger.records import (
     AttemptState,
     Candidate,
     Carrier,
-    Claim,
     ClaimedObject,
     EndedObject,
+    ObjectClaims,
     ObjectState,
 )
 from penstock.ledger.revivals import carry, renumber, revive
@@ -197,10 +197,10 @@ class Claims:
 
     def claim(
         self, pipeline: str, candidates: Sequence[Candidate], *, attempt_id: str, worker: str, lease_seconds: float
-    ) -> Claim:
+    ) -> ObjectClaims:
         """Claim what is free among the candidates; see `penstock.ledger.ledger.Ledger.claim`."""
         if not candidates:
-            return Claim(attempt_id=attempt_id, claimed={}, busy={}, ended={})
+            return ObjectClaims(attempt_id=attempt_id, claimed={}, busy={}, ended={})
         named = _named(candidates)
         opening = {
             "in_pipeline": pipeline,
@@ -222,7 +222,9 @@ class Claims:
                 )
             raise
         new = {id: _new_object(id, named[id][0].carrier) for id in named if id in found.ours}
-        claim = Claim(attempt_id=attempt_id, claimed={**new, **taken.claimed}, busy=taken.busy, ended=taken.ended)
+        claim = ObjectClaims(
+            attempt_id=attempt_id, claimed={**new, **taken.claimed}, busy=taken.busy, ended=taken.ended
+        )
         if claim.claimed:
             self._probe(Step.ATTEMPT_OPENED)
         return claim
@@ -277,13 +279,13 @@ class Claims:
         named: Mapping[bytes, Sequence[Candidate]],
         *,
         opened: bool,
-    ) -> Claim:
+    ) -> ObjectClaims:
         """Take what is free among objects heard of before. ``opened``: the attempt holds others already."""
         first = [wanted_object(id, messages[0].carrier) for id, messages in named.items()]
         holding = {"extended": opening["fresh"], "lease_seconds": opening["lease_seconds"]}
         sequenced = _may_be_superseded(named)
 
-        def take(connection: Connection) -> Claim:
+        def take(connection: Connection) -> ObjectClaims:
             # Nobody gives it up from here on, until what is taken for it is its own.
             if opened and connection.execute(_EXTEND, holding).rowcount != 1:
                 raise TemporaryError(f"attempt {opening['fresh']} was given up while it claimed: claim again")
@@ -310,7 +312,7 @@ class Claims:
         return self._database.transact(take)
 
 
-_NOTHING = Claim(attempt_id="", claimed={}, busy={}, ended={})
+_NOTHING = ObjectClaims(attempt_id="", claimed={}, busy={}, ended={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,7 +372,7 @@ def _read_back(
     *,
     claimed: int,
     archived: set[bytes],
-) -> Claim:
+) -> ObjectClaims:
     """What the database says we hold, and how the rest stands."""
     held = connection.execute(_READ_BACK, binds).all() if claimed else []
     ours = [row for row in held if row.object_id in carriers]
@@ -380,7 +382,7 @@ def _read_back(
         archived = set(connection.scalars(ARCHIVED, binds))
     rest = [row for row in rest if row.object_id not in archived]
     ended = {row.object_id: _ended_object(row) for row in rest if row.state in TERMINAL}
-    return Claim(
+    return ObjectClaims(
         attempt_id=binds["fresh"],
         claimed={row.object_id: _claimed_object(row, carriers[row.object_id]) for row in ours},
         busy={row.object_id: max(0.0, row.lease_left or 0.0) for row in rest if row.state not in TERMINAL},

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, bindparam, case, func, insert, null, select, 
 from penstock.errors import ClaimLost, ConfigurationError, SchemaMoved, TemporaryError
 from penstock.ledger.database import Database, OutcomeUnknown
 from penstock.ledger.dialects import DatabaseNow
-from penstock.ledger.records import AttemptState, BatchOutcome, Failure, ObjectState
+from penstock.ledger.records import AttemptFailure, AttemptState, BatchOutcome, ObjectState
 from penstock.ledger.rows import Values, leaving_objects, new_batch
 from penstock.ledger.schema import attempts, batches, leaving, object_attempts, objects, pipelines, table_schemas
 from penstock.ledger.sets import among, fill, of_pipeline
@@ -67,7 +67,7 @@ _LEAVE = (
     )
     .where(_HELD, objects.c.object_id == leaving.c.object_id)
 )
-_UNFOUND = (Failure.GONE, Failure.SUPERSEDED)
+_UNFOUND = (AttemptFailure.GONE, AttemptFailure.SUPERSEDED)
 _BEGAN_AT = select(attempts.c.started_at).where(attempts.c.id == bindparam("ours"))
 _STILL_HELD = select(func.count()).select_from(objects).where(_HELD)
 _NOTE_FAILURES = (
@@ -95,7 +95,7 @@ _LOOK = (
 )
 
 
-class _Fenced(Exception):
+class _CommitFenced(Exception):
     """The attempt is not open: lost, or ended by a commit of our own that arrived late."""
 
 
@@ -123,7 +123,7 @@ class Commits:
                 return self._record(outcome, rows)
             except OutcomeUnknown as error:
                 unknown = error
-            except _Fenced:
+            except _CommitFenced:
                 return self._look(outcome)
         raise TemporaryError(
             f"attempt {outcome.attempt_id}: no answer to {TRIES_MAX} commits, try again later"
@@ -177,7 +177,7 @@ def _end_attempt(connection: Connection, outcome: BatchOutcome) -> None:
         "new_reason": reason,
     }
     if connection.execute(_END_ATTEMPT, binds).rowcount != 1:
-        raise _Fenced
+        raise _CommitFenced
 
 
 def _leave(connection: Connection, outcome: BatchOutcome, rows: Sequence[Values], *, seq: int | None) -> None:

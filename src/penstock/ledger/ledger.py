@@ -20,18 +20,18 @@ from penstock.ledger.dialects.sqlite import is_in_memory
 from penstock.ledger.known_ids import IDS_END, KnownIds
 from penstock.ledger.migrate import migrate
 from penstock.ledger.owners import Owners
-from penstock.ledger.pipelines import Comparison, Pipelines, Reconciliation, Reconciliations
-from penstock.ledger.progress import Progress, Tellings
-from penstock.ledger.queries import Ages, Queries
+from penstock.ledger.pipelines import Pipelines, ReconcileResult, Reconciliation, Reconciliations
+from penstock.ledger.progress import PublishProgress, TaskProgress
+from penstock.ledger.queries import LedgerAges, Queries
 from penstock.ledger.records import (
     AttemptRow,
     BatchOutcome,
     BatchRow,
     Candidate,
-    Claim,
     LedgerRepair,
     LedgerRepaired,
     ObjectAttempt,
+    ObjectClaims,
     ObjectRow,
     ObjectState,
     PipelineRow,
@@ -57,15 +57,15 @@ class Ledger:
         self._claims = Claims(database, probe, self._abandonments)
         self._commits = Commits(database, probe)
         self._repairs = Repairs(database, probe)
-        self._tellings = Tellings(database)
-        self._progress = Progress(database)
+        self._tellings = PublishProgress(database)
+        self._progress = TaskProgress(database)
         self._queries = Queries(database)
         self._known_ids = KnownIds(database)
         self.archives = Archives(database, probe)  # rows that left `objects`
         self.adoptions = Adoptions(database)  # objects that somebody else processed
         self.replays = Replays(database)  # dead letters on their way back
         self.audits = Audits(database)  # what people did to queues
-        self.ages = Ages(database)  # how long objects and batches wait
+        self.ages = LedgerAges(database)  # how long objects and batches wait
         self._reconciliations = Reconciliations(database)
         self._works = Works(database)
         self.owners = Owners(database)  # which app a name belongs to
@@ -126,7 +126,7 @@ class Ledger:
 
     def claim(
         self, pipeline: str, candidates: Sequence[Candidate], *, attempt_id: str, worker: str, lease_seconds: float
-    ) -> Claim:
+    ) -> ObjectClaims:
         """Take every candidate that is free, for an attempt id never used before.
 
         Charges an attempt to each object taken. First gives up attempts of the pipeline that are past their lease.
@@ -271,7 +271,7 @@ class Ledger:
         """Whether it is in memory, which other processes do not see."""
         return self.is_of_this_host and is_in_memory(self.database.engine.url)
 
-    def record_reconciliation(self, comparison: Comparison) -> None:
+    def record_reconciliation(self, comparison: ReconcileResult) -> None:
         """Remember what a reconcile came to, in the place of the one before."""
         self._reconciliations.record(comparison)
 

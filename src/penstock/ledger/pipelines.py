@@ -85,7 +85,7 @@ _NOW = select(DatabaseNow())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class ReconcileResult:
     """What a reconcile came to."""
 
     pipeline: str
@@ -98,7 +98,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reconciliation(Comparison):
+class Reconciliation(ReconcileResult):
     """One that is on record."""
 
     finished_at: float
@@ -111,7 +111,7 @@ class Reconciliations:
         self._database = database
         self._add = database.dialect.insert_or_ignore(reconciliations)
 
-    def record(self, comparison: Comparison) -> None:
+    def record(self, comparison: ReconcileResult) -> None:
         """In the place of the one before."""
         values = {**asdict(comparison), "source": storable(comparison.source), "finished_at": DatabaseNow()}
         row = reconciliations.c.pipeline == comparison.pipeline

@@ -54,7 +54,7 @@ _PROCESSED = (
 )
 
 
-class Progress:
+class TaskProgress:
     """One row a pipeline and task."""
 
     def __init__(self, database: Database) -> None:
@@ -97,7 +97,7 @@ _ADVANCE_PUBLISHED = (
 )
 
 
-class Tellings:
+class PublishProgress:
     """One row a pipeline that somebody wants to hear of."""
 
     def __init__(self, database: Database) -> None:

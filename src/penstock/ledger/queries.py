@@ -322,7 +322,7 @@ _COMMITTED = select((DatabaseNow() - batches.c.committed_at).label("age")).where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class UnprocessedObjects:
     """What of a pipeline is not processed. Ages are by the database's clock."""
 
     objects: Mapping[ObjectState, int]  # of every state but processed
@@ -332,20 +332,20 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class ProcessedCount:
     """How many objects are processed, archived ones too, as of a batch."""
 
     processed: int
     seq: int
 
 
-class Ages:
+class LedgerAges:
     """Questions of a monitor. Each is one consistent look and changes nothing."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def waiting(self, pipeline: str, *, overdue_after_seconds: float) -> Waiting:
+    def waiting(self, pipeline: str, *, overdue_after_seconds: float) -> UnprocessedObjects:
         """Takes as long as there are unfinished objects; the processed ones cost nothing."""
         binds = {"in_pipeline": pipeline}
         with self._database.reading() as connection:
@@ -354,28 +354,28 @@ class Ages:
             committed_seq = _committed_seq(connection, pipeline)
             now = float(connection.execute(_NOW).scalar_one())
         counts = {ObjectState(row.state): int(row.objects_in_it) for row in rows}
-        return Waiting(
+        return UnprocessedObjects(
             objects=dict.fromkeys(_OTHERS, 0) | counts,
             oldest_age_seconds=0.0 if waiting.oldest_at is None else max(0.0, now - waiting.oldest_at),
             overdue=int(waiting.overdue or 0),
             committed_seq=committed_seq,
         )
 
-    def tally(self, pipeline: str) -> Tally:
+    def tally(self, pipeline: str) -> ProcessedCount:
         """Reads an entry of an index for every processed object: to be asked rarely."""
         binds = {"in_pipeline": pipeline}
         with self._database.reading() as connection:
             seq = _committed_seq(connection, pipeline)
             processed = connection.execute(_PROCESSED, binds).scalar_one()
             archived = connection.execute(ARCHIVED_COUNT, binds).scalar_one()
-        return Tally(processed=int(processed) + int(archived), seq=seq)
+        return ProcessedCount(processed=int(processed) + int(archived), seq=seq)
 
-    def brought_up(self, pipeline: str, tally: Tally) -> Tally:
+    def brought_up(self, pipeline: str, tally: ProcessedCount) -> ProcessedCount:
         """The tally with what was committed since, from the batches. It does not know of a ledger that was repaired."""
         with self._database.reading() as connection:
             seq = _committed_seq(connection, pipeline)
             since = connection.execute(_SINCE, {"in_pipeline": pipeline, "after_seq": tally.seq}).scalar_one()
-        return Tally(processed=tally.processed + int(since), seq=seq)
+        return ProcessedCount(processed=tally.processed + int(since), seq=seq)
 
     def seconds_since_commit(self, pipeline: str, seq: int) -> float | None:
         """How long ago this batch was committed; None where there is none."""

@@ -82,7 +82,7 @@ class EndedObject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class ObjectClaims:
     """What a claim brought, by object id: each candidate is in exactly one of the three."""
 
     attempt_id: str
@@ -91,7 +91,7 @@ class Claim:
     ended: Mapping[bytes, EndedObject]
 
 
-class Failure(StrEnum):
+class AttemptFailure(StrEnum):
     """How an object leaves an attempt without being processed."""
 
     RETRY = "retry"
@@ -105,7 +105,7 @@ class FailedObject:
     """One object that leaves its attempt without rows, and why."""
 
     object_id: bytes
-    failure: Failure
+    failure: AttemptFailure
     reason: str
     refund: bool = False  # the fault was not the object's: the attempt is not counted
     unattributed: bool = False  # the run broke and nobody could be blamed: counts as one more unattributed failure

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, and_, bindparam, case, or_, select, update
 
 from penstock.ledger.records import UNREAD, Candidate, Carrier, ObjectState
 from penstock.ledger.rows import AnyRow, Values, carrier_of, wanted_object
-from penstock.ledger.rules import DeadObject, UnreadObject, latest, restores, revives
+from penstock.ledger.rules import DeadObjectState, UnreadObject, latest, restores, revives
 from penstock.ledger.schema import object_attempts, objects, wanted
 from penstock.ledger.sets import in_state, is_in, is_wanted, of_pipeline
 
@@ -106,7 +106,7 @@ def revive(
         replay_ids = spent.get(row.object_id, frozenset())
         ended = {**binds, "revived": row.object_id, "ended_in": row.attempt_id, "ended_as": row.state}
         if row.state == ObjectState.DEAD.value:
-            death = DeadObject(carrier=_carrier(row), dead_at=row.dead_at, replay_ids=replay_ids)
+            death = DeadObjectState(carrier=_carrier(row), dead_at=row.dead_at, replay_ids=replay_ids)
             if any(revives(one.carrier, death) for one in named[row.object_id]):
                 connection.execute(_REVIVE, ended)
             continue
@@ -136,7 +136,9 @@ def carry(
     found = connection.execute(_LIVING_AGAIN, binds).all()
     spent = _replays_spent(connection, binds["in_pipeline"]) if found else {}
     for row in found:
-        death = DeadObject(carrier=_carrier(row), dead_at=row.dead_at, replay_ids=spent.get(row.object_id, frozenset()))
+        death = DeadObjectState(
+            carrier=_carrier(row), dead_at=row.dead_at, replay_ids=spent.get(row.object_id, frozenset())
+        )
         messages = (one.carrier for one in named[row.object_id])
         reviver = next((carrier for carrier in messages if revives(carrier, death)), None)
         if reviver is not None:

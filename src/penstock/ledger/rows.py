@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from sqlalchemy import Row
 
 from penstock.ledger.records import (
+    AttemptFailure,
     AttemptRow,
     AttemptState,
     BatchOutcome,
@@ -18,7 +19,6 @@ from penstock.ledger.records import (
     Candidate,
     Carrier,
     FailedObject,
-    Failure,
     ObjectAttempt,
     ObjectResult,
     ObjectRow,
@@ -38,10 +38,10 @@ Values = dict[str, Any]  # the parameters of one statement, by column
 
 # How a failure leaves the object. A retried one is free again; the others end here.
 _STATE_AFTER = {
-    Failure.RETRY: ObjectState.UNPROCESSED,
-    Failure.DEAD: ObjectState.DEAD,
-    Failure.GONE: ObjectState.GONE,
-    Failure.SUPERSEDED: ObjectState.SUPERSEDED,
+    AttemptFailure.RETRY: ObjectState.UNPROCESSED,
+    AttemptFailure.DEAD: ObjectState.DEAD,
+    AttemptFailure.GONE: ObjectState.GONE,
+    AttemptFailure.SUPERSEDED: ObjectState.SUPERSEDED,
 }
 
 
@@ -120,7 +120,7 @@ def _failed(failed: FailedObject) -> Values:
         "lines_quarantined": None,
         "refund": int(failed.refund),
         "unattributed": int(failed.unattributed),
-        "missing": int(failed.missing or failed.failure is Failure.GONE),
+        "missing": int(failed.missing or failed.failure is AttemptFailure.GONE),
     }
 
 

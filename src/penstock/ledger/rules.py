@@ -16,7 +16,7 @@ _TRACEBACK = "\nTraceback (most recent call last):\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadObject:
+class DeadObjectState:
     """What decides whether a dead object lives again, and who carries it then: the carrier on record, when it died
     last, and every replay spent on it."""
 
@@ -35,7 +35,7 @@ def is_later(sequencer: str, than: str) -> bool:
     return sequencer.ljust(width, "0") > than.ljust(width, "0")
 
 
-def revives(carrier: Carrier, dead: DeadObject) -> bool:
+def revives(carrier: Carrier, dead: DeadObjectState) -> bool:
     """Whether a message gives a dead object another life, or carries one that lives again.
 
     It does with a replay id not yet spent on the object, or when it was enqueued after the death (sent back from a

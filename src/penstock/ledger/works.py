@@ -145,7 +145,7 @@ _FORGET_EXPIRED = _FORGET.where(_IS_EXPIRED)
 _FORGET_OLD = _FORGET.where(_IS_OLD)
 
 
-class _Moved(Exception):
+class _ChangedMeanwhile(Exception):
     """Somebody else's change came between a look and what followed from it: look again."""
 
 
@@ -274,7 +274,7 @@ class Works:
                 return ask()
             except OutcomeUnknown as error:
                 unknown = error
-            except _Moved:
+            except _ChangedMeanwhile:
                 pass
         if unknown is not None:
             raise OutcomeUnknown(
@@ -291,7 +291,7 @@ class Works:
             row = connection.execute(_LOOK, opening).one_or_none()
             if row is None:
                 _refuse_used(connection, opening["fresh"])
-                raise _Moved  # forgotten since the insert met it
+                raise _ChangedMeanwhile  # forgotten since the insert met it
             return _standing(row, opening["fresh"])
 
         return self._database.transact(take)
@@ -340,7 +340,7 @@ def _standing(row: AnyRow, attempt_id: str) -> WorkStanding:
     if row.state == WorkState.DONE:
         return work_done(row)
     if row.state == WorkState.FREE:
-        raise _Moved  # it came free after we tried to take it
+        raise _ChangedMeanwhile  # it came free after we tried to take it
     if row.attempt_id == attempt_id:
         return WorkBegun(previous=previous_attempt(row))
     return WorkBusy(seconds=max(0.0, row.lease_left))
@@ -348,7 +348,7 @@ def _standing(row: AnyRow, attempt_id: str) -> WorkStanding:
 
 def _changed(rows: int) -> bool:
     if rows != 1:
-        raise _Moved
+        raise _ChangedMeanwhile
     return True
 
 

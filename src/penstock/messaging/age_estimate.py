@@ -17,7 +17,7 @@ FRESH_SECONDS = 60.0  # after which a receive that brought nothing says no more 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class AgeEstimate:
     """What was seen of one queue. Times are epoch seconds, of when we looked."""
 
     window_at: float | None = None  # when the first of the latest receives was
@@ -26,7 +26,7 @@ class Estimate:
     received_at: float | None = None  # the latest
     empty_at: float | None = None  # when a receive waited in vain, or nothing was visible
 
-    def received(self, enqueued_at: float, *, now: float) -> "Estimate":
+    def received(self, enqueued_at: float, *, now: float) -> "AgeEstimate":
         """A message came for the first time; it was sent at ``enqueued_at``, as the broker says."""
         waited_seconds = now - enqueued_at
         age = None if self.window_at is None or self._emptied else now - self.window_at
@@ -42,7 +42,7 @@ class Estimate:
             received_at=now,
         )
 
-    def empty(self, *, now: float) -> "Estimate":
+    def empty(self, *, now: float) -> "AgeEstimate":
         """Nothing waited."""
         return replace(self, empty_at=now)
 
@@ -65,16 +65,16 @@ class Estimate:
         return max(0.0, min(ages))
 
     @classmethod
-    def merged(cls, estimates: Iterable[Self]) -> "Estimate":
+    def merged(cls, estimates: Iterable[Self]) -> "AgeEstimate":
         """What several have seen: the latest receives of any, and the latest empty moment."""
         several = list(estimates)
         heard = [one for one in several if one.received_at is not None]
         empty = [one.empty_at for one in several if one.empty_at is not None]
         if not heard:
-            return Estimate(empty_at=max(empty, default=None))
+            return AgeEstimate(empty_at=max(empty, default=None))
         latest_at = max(one.received_at or 0.0 for one in heard)
         recent = [one for one in heard if latest_at - (one.received_at or 0.0) < WINDOW_SECONDS]
-        return Estimate(
+        return AgeEstimate(
             window_at=max(one.window_at or 0.0 for one in recent),
             head_seconds=max(one._waited_seconds for one in recent),
             received_at=latest_at,

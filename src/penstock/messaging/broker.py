@@ -153,7 +153,7 @@ class SettleFailure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class ReceiveRequest:
     """How many messages of a queue a worker has room for."""
 
     queue: str
@@ -161,7 +161,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class TurnResult:
     """What one turn at a broker came to. Its two halves fail apart, so errors are values here.
 
     ``deliveries`` are all of one queue: the first of those asked that had any. ``receive_error`` names the queue that
@@ -224,11 +224,11 @@ class Broker(Protocol):
     def turn(
         self,
         settlements: Sequence[tuple[Delivery, Settlement]],
-        asks: Sequence[Ask],
+        asks: Sequence[ReceiveRequest],
         *,
         lease_seconds: float,
         wait_seconds: float = 0.0,
-    ) -> Turn:
+    ) -> TurnResult:
         """Settle, then receive from the first of the queues that has any message; in one round trip where possible.
 
         As `settle` and `receive` one after the other, but that errors are answered, not raised. It waits as `receive`

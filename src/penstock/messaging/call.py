@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tenacity import AsyncRetrying, RetryCallState, Retrying
 
 
-class Control:
+class ExecutionControl:
     """Of one execution. Told by other threads, asked by the one that runs."""
 
     __slots__ = ("_gives_back", "_lock", "_on_end", "_over", "_sleeper", "_stopping")
@@ -104,7 +104,7 @@ class CallContext:
 
     handler: str
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)  # what the app's lifespans gave
-    control: Control = field(default_factory=Control, repr=False)
+    control: ExecutionControl = field(default_factory=ExecutionControl, repr=False)
     tell_retry: TellRetry = field(default=tell_nobody, repr=False)
 
     @property

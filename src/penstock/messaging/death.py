@@ -96,7 +96,7 @@ def _past_time(value: object) -> float:
     return float(value)
 
 
-__all__ = ["DEATH_ATTRIBUTE", "SET_ASIDE_ATTRIBUTE", "Death", "Try", "buried", "death_of", "set_aside_reason"]
+__all__ = ["DEATH_ATTRIBUTE", "SET_ASIDE_ATTRIBUTE", "AttemptRecord", "Death", "buried", "death_of", "set_aside_reason"]
 
 SET_ASIDE_ATTRIBUTE = "penstock-set-aside"
 DEATH_BYTES_MAX = 64 * 1024
@@ -108,7 +108,7 @@ _TRY_CHARS_MAX = 200  # of each text of an attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Try:
+class AttemptRecord:
     """One attempt of a message that died. Times are epoch seconds by the broker's clock."""
 
     started_at: float
@@ -135,7 +135,7 @@ class Death:
     poison: bool = False
     fingerprint: str | None = None
     handler: str | None = None
-    tries: tuple[Try, ...] = ()  # as many of its attempts as the broker remembers, oldest first
+    tries: tuple[AttemptRecord, ...] = ()  # as many of its attempts as the broker remembers, oldest first
 
 
 def with_death(attributes: Attributes, death: Death) -> Attributes:
@@ -223,13 +223,13 @@ def _read(fields: Mapping[str, object]) -> Death:
     )
 
 
-def _tries(value: object) -> tuple[Try, ...]:
+def _tries(value: object) -> tuple[AttemptRecord, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         raise TypeError
     return tuple(
-        Try(
+        AttemptRecord(
             started_at=_time(each["started_at"]),
             ended_at=_time(each["ended_at"]),
             worker=_text(each["worker"]),
@@ -240,7 +240,7 @@ def _tries(value: object) -> tuple[Try, ...]:
     )
 
 
-def _brief(tried: Try) -> Mapping[str, object]:
+def _brief(tried: AttemptRecord) -> Mapping[str, object]:
     """What is kept of an attempt: of what it failed with, the beginning."""
     return {
         **asdict(tried),

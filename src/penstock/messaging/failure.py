@@ -27,7 +27,7 @@ _LIBRARY = re.compile(  # the standard library, PySpark and packages that were s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class FailureDetails:
     """An exception in words."""
 
     error_type: str
@@ -40,13 +40,13 @@ class Failure:
         return f"{self.error_type}: {self.error}" if self.error else self.error_type
 
 
-def failure_of(raised: BaseException) -> Failure:
+def failure_of(raised: BaseException) -> FailureDetails:
     """Describe it; one that has a ``failure`` of its own, because it comes from another process, is described by that.
 
     Nothing that the exception's own methods do can make this raise.
     """
     described = vars(raised).get("failure")
-    if isinstance(described, Failure):
+    if isinstance(described, FailureDetails):
         return described
     try:
         error = str(raised)
@@ -57,10 +57,10 @@ def failure_of(raised: BaseException) -> Failure:
         text = "".join(tracebacks.TracebackException.from_exception(raised, capture_locals=False).format())
     except Exception:
         text = f"{type(raised).__name__}: {error}\n"
-    return Failure(error_type=type(raised).__name__, error=error, traceback=text[-TRACEBACK_CHARS_MAX:])
+    return FailureDetails(error_type=type(raised).__name__, error=error, traceback=text[-TRACEBACK_CHARS_MAX:])
 
 
-def end_of(raised: BaseException) -> Failure:
+def end_of(raised: BaseException) -> FailureDetails:
     """Describe what ended a worker. A person's mistake is one sentence: where our code noticed it helps nobody.
 
     The traceback of a transform leads into the user's own code, and stays.

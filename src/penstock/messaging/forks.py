@@ -26,7 +26,7 @@ from penstock.errors import ConfigurationError, TemporaryError, UsageError
 WAIT_SECONDS = 5.0  # the longest that a fork waits, in all, for transactions under way
 
 
-class Copied(Protocol):
+class ForkGuarded(Protocol):
     """Something that a copy of the process cannot use as it is."""
 
     def begin_in_copy(self) -> None:
@@ -135,7 +135,7 @@ class OwnSockets:
             )
 
 
-def renew_in_copies(thing: Copied) -> None:
+def renew_in_copies(thing: ForkGuarded) -> None:
     """Call the thing's `begin_in_copy` in each copy of this process, as long as the thing lives."""
     with _forks.lock:
         _forks.things.add(thing)
@@ -155,7 +155,7 @@ class _Forks:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.files: WeakSet[EmbeddedFile] = WeakSet()  # this and the next: written under the lock
-        self.things: WeakSet[Copied] = WeakSet()
+        self.things: WeakSet[ForkGuarded] = WeakSet()
         self.refused: set[tuple[int, int]] = set()  # files that the parent had open; written in a new copy
         self._process = os.getpid()
 

@@ -50,7 +50,7 @@ class HeldClaim:
 Answer = Mapping[str, Settlement]  # a settlement for every delivery, by receipt; what it says is recorded already
 
 
-class Place(StrEnum):
+class ExecutionPlace(StrEnum):
     """Where executions run."""
 
     THREAD = "thread"  # each in a thread of its own, beside the shared slots: few and long (pipelines)
@@ -109,7 +109,7 @@ class BatchHandler(Protocol):
         ...
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ExecutionPlace:
         """Where its executions run."""
         ...
 

@@ -189,7 +189,7 @@ BODY_BYTES_MAX = 1024 * 1024  # larger bodies are no messages of ours, and would
 PROBLEMS_SHOWN_MAX = 3
 
 
-class Codec(Generic[Body]):
+class BodyCodec(Generic[Body]):
     """Reads and writes the bodies of one queue. Made once, used by any thread."""
 
     def __init__(self, queue: Queue[Body]) -> None:

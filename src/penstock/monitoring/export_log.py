@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from penstock.messaging.clock import Clock, SystemClock
-from penstock.monitoring.errors.outlets import Seldom
+from penstock.monitoring.errors.outlets import Throttle
 
 QUIET_SECONDS = 600.0  # between two words on a place that stays away
 
@@ -18,7 +18,7 @@ class ExportLog(logging.Filter):
     def __init__(self, clock: Clock) -> None:
         super().__init__()
         self._tell: Callable[[str], None] | None = None
-        self._words = Seldom(QUIET_SECONDS, clock)  # two threads at once may tell it twice, which harms nobody
+        self._words = Throttle(QUIET_SECONDS, clock)  # two threads at once may tell it twice, which harms nobody
 
     def told_to(self, tell: Callable[[str], None]) -> None:
         """From now on ``tell`` hears the first word, and one every ten minutes while there are more."""

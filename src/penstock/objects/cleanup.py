@@ -14,7 +14,7 @@ from penstock.objects.reference import ObjectRef
 ASIDE_PREFIX = ".penstock-cleanup-"
 
 
-class Outcome(StrEnum):
+class CleanupOutcome(StrEnum):
     """How it went with one object."""
 
     DONE = "done"
@@ -25,28 +25,28 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cleaned:
+class CleanupResult:
     """What became of one object. ``reason`` is told of a refusal alone, and is the same for the same cause."""
 
-    outcome: Outcome
+    outcome: CleanupOutcome
     reason: str = ""
 
 
-DONE = Cleaned(outcome=Outcome.DONE)
-ALREADY = Cleaned(outcome=Outcome.ALREADY)
-GONE = Cleaned(outcome=Outcome.GONE)
-CHANGED = Cleaned(outcome=Outcome.CHANGED)
+DONE = CleanupResult(outcome=CleanupOutcome.DONE)
+ALREADY = CleanupResult(outcome=CleanupOutcome.ALREADY)
+GONE = CleanupResult(outcome=CleanupOutcome.GONE)
+CHANGED = CleanupResult(outcome=CleanupOutcome.CHANGED)
 
 
-def refused(reason: str) -> Cleaned:
+def refused(reason: str) -> CleanupResult:
     """The object stays as it is, for this reason."""
-    return Cleaned(outcome=Outcome.REFUSED, reason=reason)
+    return CleanupResult(outcome=CleanupOutcome.REFUSED, reason=reason)
 
 
 class Cleaner(Protocol):
     """Tags, moves or deletes the objects of one source. Any thread may call it."""
 
-    def clean(self, ref: ObjectRef) -> Cleaned:
+    def clean(self, ref: ObjectRef) -> CleanupResult:
         """Do it to this version. Raises `ObjectDenied` without the right to it, `TemporaryError` where another try may
         succeed, `ConfigurationError` where the store cannot do it exactly; nothing else was touched then."""
         ...

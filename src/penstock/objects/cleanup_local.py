@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from penstock.errors import ConfigurationError, ObjectDenied, TemporaryError
 from penstock.messaging.steps import Probe, Step, no_probe
-from penstock.objects.cleanup import ASIDE_PREFIX, CHANGED, DONE, GONE, Cleaned, refused, second_name
+from penstock.objects.cleanup import ASIDE_PREFIX, CHANGED, DONE, GONE, CleanupResult, refused, second_name
 from penstock.objects.local_store import LocalStore, etag_of
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef, encode_key
 
@@ -30,7 +30,7 @@ _NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Aside:
+class _RenamedFile:
     """A file that has left its name, in the folder that is open as ``folder``."""
 
     folder: int
@@ -46,7 +46,7 @@ class _FileCleaner(ABC):
         self._store = LocalStore(root)
         self._probe = probe
 
-    def clean(self, ref: ObjectRef) -> Cleaned:
+    def clean(self, ref: ObjectRef) -> CleanupResult:
         path = ref.key_bytes
         if ref.bucket != LOCAL_BUCKET or not self._store.contains(path):
             return refused("it lies outside the source")
@@ -62,7 +62,7 @@ class _FileCleaner(ABC):
             self._store.check_missing(path)
         return cleaned
 
-    def _cleaned(self, ref: ObjectRef, folder: int, name: bytes) -> Cleaned:
+    def _cleaned(self, ref: ObjectRef, folder: int, name: bytes) -> CleanupResult:
         hidden = encode_key(f"{ASIDE_PREFIX}{ref.object_id.hex()}")
         status = _status(folder, hidden)
         if status is None:  # else an earlier try died here
@@ -75,7 +75,7 @@ class _FileCleaner(ABC):
             os.rename(name, hidden, src_dir_fd=folder, dst_dir_fd=folder)
             self._probe(Step.SET_ASIDE)
             status = os.stat(hidden, dir_fd=folder, follow_symlinks=False)
-        aside = _Aside(folder=folder, name=hidden, status=status)
+        aside = _RenamedFile(folder=folder, name=hidden, status=status)
         if not _is_version(ref, status):
             _put_back(ref, aside, name)
             return CHANGED
@@ -89,14 +89,14 @@ class _FileCleaner(ABC):
         return ended
 
     @abstractmethod
-    def _end(self, ref: ObjectRef, aside: _Aside) -> Cleaned:
+    def _end(self, ref: ObjectRef, aside: _RenamedFile) -> CleanupResult:
         """Do what is asked; whatever is not `DONE` has left the file where it was."""
 
 
 class FileDeleter(_FileCleaner):
     """Deletes files."""
 
-    def _end(self, ref: ObjectRef, aside: _Aside) -> Cleaned:  # noqa: ARG002 - the base class's signature
+    def _end(self, ref: ObjectRef, aside: _RenamedFile) -> CleanupResult:  # noqa: ARG002 - the base class's signature
         os.unlink(aside.name, dir_fd=aside.folder)
         return DONE
 
@@ -108,7 +108,7 @@ class FileMover(_FileCleaner):
         super().__init__(root, probe=probe)
         self._target = os.fsencode(target)
 
-    def _end(self, ref: ObjectRef, aside: _Aside) -> Cleaned:
+    def _end(self, ref: ObjectRef, aside: _RenamedFile) -> CleanupResult:
         plain = os.path.join(self._target, os.path.relpath(ref.key_bytes, self._root))  # noqa: PTH118 - bytes
         folder = os.path.dirname(plain)  # noqa: PTH120 - bytes
         os.makedirs(folder, exist_ok=True)  # noqa: PTH103 - bytes
@@ -158,7 +158,7 @@ def _is_version(ref: ObjectRef, status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_size == ref.size_bytes and etag_of(status) == ref.etag
 
 
-def _put_back(ref: ObjectRef, aside: _Aside, name: bytes) -> None:
+def _put_back(ref: ObjectRef, aside: _RenamedFile, name: bytes) -> None:
     """Under its name; where that is taken by now under another one that scans find: nothing that came is lost."""
     for back in (name, encode_key(second_name(os.fsdecode(name), ref))):
         try:
@@ -174,7 +174,7 @@ def _put_back(ref: ObjectRef, aside: _Aside, name: bytes) -> None:
         return
 
 
-def _linked(ref: ObjectRef, aside: _Aside, path: bytes) -> bool:
+def _linked(ref: ObjectRef, aside: _RenamedFile, path: bytes) -> bool:
     """Give the file that name too; False where another one has it."""
     try:
         os.link(aside.name, path, src_dir_fd=aside.folder, follow_symlinks=False)

@@ -23,11 +23,11 @@ from urllib.parse import urlencode
 
 from penstock.errors import ConfigurationError, ObjectDenied, PenstockError, TemporaryError
 from penstock.messaging.steps import Probe, Step, no_probe
-from penstock.objects.cleanup import ALREADY, ASIDE_PREFIX, CHANGED, DONE, GONE, Cleaned, refused, second_name
+from penstock.objects.cleanup import ALREADY, ASIDE_PREFIX, CHANGED, DONE, GONE, CleanupResult, refused, second_name
 from penstock.objects.reference import ObjectRef
 from penstock.storage.address import S3Address
 from penstock.storage.aws import Aws
-from penstock.storage.s3 import Kind, fault_of, is_of_s3, requester, service_client
+from penstock.storage.s3 import RefusalKind, fault_of, is_of_s3, requester, service_client
 
 COPY_BYTES_MAX = 1 << 30  # in one request; S3 takes five times that, and answers late then
 PART_BYTES = 512 << 20
@@ -51,7 +51,7 @@ class TargetTaken(PenstockError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Copy:
+class _PlannedCopy:
     """One copy to be made."""
 
     ref: ObjectRef
@@ -86,12 +86,12 @@ class Copier:
         ``facts`` is S3's answer to a HEAD of the version. Raises `TargetTaken`, and as boto3 does.
         """
         for name in (key, second_name(key, ref)):
-            wanted = _Copy(ref=ref, facts=facts, bucket=bucket, key=name)
+            wanted = _PlannedCopy(ref=ref, facts=facts, bucket=bucket, key=name)
             if self._is_there(wanted, by_id=name != key) or self._copied(wanted):
                 return
         raise TargetTaken(f"{ref.uri} has no key left in {bucket}")
 
-    def _copied(self, wanted: _Copy) -> bool:
+    def _copied(self, wanted: _PlannedCopy) -> bool:
         """Make it, unless something is there; False where that is another object."""
         if self._head(wanted) is not None:
             return False
@@ -102,33 +102,33 @@ class Copier:
                 self._in_parts(wanted)
         except Exception as error:
             # Either the source is another one by now, or somebody was at the key before us.
-            if not (is_of_s3(error) and fault_of(error).kind is Kind.CHANGED) or self._head(wanted) is None:
+            if not (is_of_s3(error) and fault_of(error).kind is RefusalKind.CHANGED) or self._head(wanted) is None:
                 raise
             return False
         return True
 
-    def _is_there(self, wanted: _Copy, *, by_id: bool) -> bool:
+    def _is_there(self, wanted: _PlannedCopy, *, by_id: bool) -> bool:
         there = self._head(wanted)
         if there is None or there["ContentLength"] != wanted.ref.size_bytes:
             return False
         return by_id or all(there.get(name) == wanted.facts.get(name) for name in ("ETag", *_SYSTEM_METADATA))
 
-    def _head(self, wanted: _Copy) -> Facts | None:
+    def _head(self, wanted: _PlannedCopy) -> Facts | None:
         try:
             found: Facts = self._client.head_object(**wanted.at, **self._payer)
         except Exception as error:
-            if is_of_s3(error) and fault_of(error).kind is Kind.MISSING:
+            if is_of_s3(error) and fault_of(error).kind is RefusalKind.MISSING:
                 return None
             raise
         return found
 
-    def _at_once(self, wanted: _Copy) -> None:
+    def _at_once(self, wanted: _PlannedCopy) -> None:
         kept = {name: wanted.facts[name] for name in _KEPT if wanted.facts.get(name)}
         self._client.copy_object(
             **wanted.at, **wanted.source, **kept, **self._if_nothing_there("CopyObject"), **self._payer
         )
 
-    def _in_parts(self, wanted: _Copy) -> None:
+    def _in_parts(self, wanted: _PlannedCopy) -> None:
         kept = {name: wanted.facts[name] for name in (*_SYSTEM_METADATA, *_KEPT) if wanted.facts.get(name)}
         tags = self._tags(wanted.ref)
         tagging = {"Tagging": urlencode(tags)} if tags else {}
@@ -143,11 +143,11 @@ class Copier:
             self._client.abort_multipart_upload(**part_of)
             raise
 
-    def _part(self, wanted: _Copy, part_of: Mapping[str, Any], number: int, span: str) -> dict[str, Any]:
+    def _part(self, wanted: _PlannedCopy, part_of: Mapping[str, Any], number: int, span: str) -> dict[str, Any]:
         answer = self._client.upload_part_copy(**part_of, **wanted.source, PartNumber=number, CopySourceRange=span)
         return {"PartNumber": number, "ETag": answer["CopyPartResult"]["ETag"]}
 
-    def _spans(self, wanted: _Copy) -> list[str]:
+    def _spans(self, wanted: _PlannedCopy) -> list[str]:
         size = wanted.ref.size_bytes
         step = max(self.part_bytes, -(-size // PARTS_MAX))
         return [f"bytes={start}-{min(start + step, size) - 1}" for start in range(0, size, step)]
@@ -188,7 +188,7 @@ class _S3Cleaner(ABC):
         self._conditions_hold = False  # this and the next: found out once, under the lock
         self._bucket_is_there = False
 
-    def clean(self, ref: ObjectRef) -> Cleaned:
+    def clean(self, ref: ObjectRef) -> CleanupResult:
         if not self._source.holds(ref.bucket, ref.key):
             return refused("it lies outside the source")
         try:
@@ -205,10 +205,10 @@ class _S3Cleaner(ABC):
         return met
 
     @abstractmethod
-    def _cleaned(self, ref: ObjectRef, facts: Facts) -> Cleaned:
+    def _cleaned(self, ref: ObjectRef, facts: Facts) -> CleanupResult:
         """Do it to the object that is there in the right version; raises as boto3 does."""
 
-    def _met(self, ref: ObjectRef, error: Exception) -> Cleaned:
+    def _met(self, ref: ObjectRef, error: Exception) -> CleanupResult:
         return outcome_of(ref, error)
 
     @property
@@ -220,7 +220,7 @@ class _S3Cleaner(ABC):
         at = {"Bucket": ref.bucket, "Key": ref.key}
         return at | ({"VersionId": ref.version_id} if ref.version_id else {"IfMatch": f'"{ref.etag}"'})
 
-    def _removed(self, ref: ObjectRef) -> Cleaned:
+    def _removed(self, ref: ObjectRef) -> CleanupResult:
         if not ref.version_id:
             self._check_conditions(ref.bucket)
         self._client.delete_object(**self._version(ref), **requester(self._aws))
@@ -235,11 +235,11 @@ class _S3Cleaner(ABC):
             try:
                 self._client.head_bucket(Bucket=bucket)
             except Exception as error:
-                if is_of_s3(error) and fault_of(error).kind in (Kind.MISSING, Kind.NO_BUCKET):
+                if is_of_s3(error) and fault_of(error).kind in (RefusalKind.MISSING, RefusalKind.NO_BUCKET):
                     raise ObjectDenied(f"s3://{bucket} cannot be cleaned up: there is no such bucket") from None
                 if not is_of_s3(error):
                     raise
-                if (fault := fault_of(error)).kind is not Kind.DENIED:  # it is there, and we may not look
+                if (fault := fault_of(error)).kind is not RefusalKind.DENIED:  # it is there, and we may not look
                     raise _fault(f"s3://{bucket} cannot be cleaned up: {fault.text}", fault.kind) from None
             self._bucket_is_there = True
 
@@ -252,7 +252,7 @@ class _S3Cleaner(ABC):
             try:
                 self._client.delete_object(Bucket=bucket, Key=key, IfMatch=_NO_ETAG, **requester(self._aws))
             except Exception as error:
-                if not is_of_s3(error) or fault_of(error).kind not in (Kind.MISSING, Kind.CHANGED):
+                if not is_of_s3(error) or fault_of(error).kind not in (RefusalKind.MISSING, RefusalKind.CHANGED):
                     raise
                 self._conditions_hold = True
                 return
@@ -265,7 +265,7 @@ class _S3Cleaner(ABC):
 class S3Deleter(_S3Cleaner):
     """Deletes the version that was processed, for good; in a bucket without versions, the object."""
 
-    def _cleaned(self, ref: ObjectRef, facts: Facts) -> Cleaned:
+    def _cleaned(self, ref: ObjectRef, facts: Facts) -> CleanupResult:
         return _lock_of(facts) or self._removed(ref)
 
 
@@ -277,7 +277,7 @@ class S3Mover(_S3Cleaner):
         self._target = target
         self._copier = Copier(aws)
 
-    def _cleaned(self, ref: ObjectRef, facts: Facts) -> Cleaned:
+    def _cleaned(self, ref: ObjectRef, facts: Facts) -> CleanupResult:
         if locked := _lock_of(facts):
             return locked
         if not ref.version_id:
@@ -302,7 +302,7 @@ class S3Tagger(_S3Cleaner):
         super().__init__(source, aws, probe=probe)
         self._tags = dict(tags)
 
-    def _cleaned(self, ref: ObjectRef, facts: Facts) -> Cleaned:  # noqa: ARG002 - the base class's signature
+    def _cleaned(self, ref: ObjectRef, facts: Facts) -> CleanupResult:  # noqa: ARG002 - the base class's signature
         before = self._read(ref)
         wanted = before | self._tags
         if wanted == before:
@@ -315,7 +315,7 @@ class S3Tagger(_S3Cleaner):
             self._client.head_object(**self._version(ref), **requester(self._aws))
         return DONE
 
-    def _met(self, ref: ObjectRef, error: Exception) -> Cleaned:
+    def _met(self, ref: ObjectRef, error: Exception) -> CleanupResult:
         met = outcome_of(ref, error)
         if met is CHANGED and not ref.version_id:
             self._take_off(ref)
@@ -347,30 +347,30 @@ class S3Tagger(_S3Cleaner):
         return {name: value for name, value in self._version(ref).items() if name != "IfMatch"}
 
 
-def outcome_of(ref: ObjectRef, error: Exception) -> Cleaned:
+def outcome_of(ref: ObjectRef, error: Exception) -> CleanupResult:
     """What S3's refusal means for the object. Raises what is no matter of this object alone, as `Cleaner` says."""
     fault = fault_of(error)
     match fault.kind:
-        case Kind.MISSING:
+        case RefusalKind.MISSING:
             return GONE
-        case Kind.CHANGED:
+        case RefusalKind.CHANGED:
             return CHANGED
-        case Kind.DENIED if _is_lock(error):
+        case RefusalKind.DENIED if _is_lock(error):
             return refused("Object Lock keeps it")
-        case Kind.INVALID if ref.version_id:
+        case RefusalKind.INVALID if ref.version_id:
             return GONE  # a version id that never was one of this bucket
-        case Kind.ARCHIVED | Kind.INVALID | Kind.RANGE:
+        case RefusalKind.ARCHIVED | RefusalKind.INVALID | RefusalKind.RANGE:
             return refused(fault.text)
     raise _fault(f"{ref.uri} cannot be cleaned up: {fault.text}", fault.kind) from None
 
 
-def _fault(text: str, kind: Kind) -> PenstockError:
-    if kind in (Kind.DENIED, Kind.LOCKED, Kind.NO_BUCKET):
+def _fault(text: str, kind: RefusalKind) -> PenstockError:
+    if kind in (RefusalKind.DENIED, RefusalKind.LOCKED, RefusalKind.NO_BUCKET):
         return ObjectDenied(text)
-    return ConfigurationError(f"{text}.") if kind is Kind.SETTINGS else TemporaryError(text)
+    return ConfigurationError(f"{text}.") if kind is RefusalKind.SETTINGS else TemporaryError(text)
 
 
-def _lock_of(facts: Facts) -> Cleaned | None:
+def _lock_of(facts: Facts) -> CleanupResult | None:
     """Why S3 would refuse to delete the version, as far as we may see it: asked before a copy is made for nothing."""
     until = facts.get("ObjectLockRetainUntilDate")
     if facts.get("ObjectLockLegalHoldStatus") == "ON":

@@ -166,7 +166,7 @@ _DEVICE_FAULTS = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})  # of one 
 _DELETED = b" (deleted)"  # how Linux marks the path of an open file that has lost its name
 
 
-class LocalReader:
+class LocalObjectReader:
     """An open file, by its descriptor. See `ObjectReader`."""
 
     __slots__ = ("_descriptor", "_offset", "_ref")
@@ -257,7 +257,7 @@ class LocalStore:
         _check_regular(uri, status)
         return reference(real, status)
 
-    def open(self, ref: ObjectRef) -> LocalReader:
+    def open(self, ref: ObjectRef) -> LocalObjectReader:
         """Open this version: `openat`, `fstat` and `readlink`, whatever the size."""
         path = self._path(ref)
         try:
@@ -273,7 +273,7 @@ class LocalStore:
         except BaseException:
             os.close(descriptor)
             raise
-        return LocalReader(ref, descriptor)
+        return LocalObjectReader(ref, descriptor)
 
     def read_range(self, ref: ObjectRef, offset: int, length_bytes: int) -> bytes:
         with self.open(ref) as reader:

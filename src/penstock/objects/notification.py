@@ -218,7 +218,7 @@ _MINIO_SOURCE = "minio:s3"
 _EMPTY_ETAG = "d41d8cd98f00b204e9800998ecf8427e"  # MD5 of no bytes
 
 
-class Kind(StrEnum):
+class NotificationKind(StrEnum):
     """What a notification is about."""
 
     RECORDS = "records"
@@ -238,7 +238,7 @@ class Ignored:
 class Notification:
     """What a message announces. Its objects take effect even where ``problems`` make the message a dead letter."""
 
-    kind: Kind
+    kind: NotificationKind
     objects: tuple[ObjectRef, ...] = ()  # each object version once, in the order announced
     ignored: tuple[Ignored, ...] = ()
     problems: tuple[str, ...] = ()  # of the records that nobody can work on; at most 20 and a count of the rest
@@ -291,7 +291,7 @@ def _read(document: Mapping[str, object], buckets_allowed: frozenset[str] | None
     if "detail-type" in document:
         return _notification([_read_bridged(document, buckets_allowed)], [])
     if document.get("Event") == "s3:TestEvent":
-        return Notification(kind=Kind.TEST_EVENT)
+        return Notification(kind=NotificationKind.TEST_EVENT)
     raise InvalidMessage("Records is missing, and it is neither an EventBridge notification nor a test event")
 
 
@@ -299,7 +299,7 @@ def _read_records(records: object, buckets_allowed: frozenset[str] | None) -> No
     if not isinstance(records, list):
         raise InvalidMessage(f"Records must be a list, not {show(records)}")
     if not records:
-        return Notification(kind=Kind.EMPTY)
+        return Notification(kind=NotificationKind.EMPTY)
     read: list[ObjectRef | Ignored] = []
     problems: list[str] = []
     for number, record in enumerate(records, start=1):
@@ -321,7 +321,7 @@ def _notification(read: Sequence[ObjectRef | Ignored], problems: Sequence[str]) 
         if isinstance(item, ObjectRef):
             distinct.setdefault(item.object_id, item)
     return Notification(
-        kind=Kind.RECORDS,
+        kind=NotificationKind.RECORDS,
         objects=tuple(distinct.values()),
         ignored=tuple(item for item in read if isinstance(item, Ignored)),
         problems=tuple(shown),

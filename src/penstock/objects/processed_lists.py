@@ -21,7 +21,7 @@ _FIELDS = frozenset({"uri", "bucket", "key", "size", "size_bytes", "etag", "vers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class ListedObject:
     """One line: an object, or why it is none."""
 
     line: int
@@ -34,7 +34,7 @@ class _NoObjectError(Exception):
     """What is wrong with a line."""
 
 
-def read_list(lines: Iterable[bytes]) -> Iterator[Listed]:
+def read_list(lines: Iterable[bytes]) -> Iterator[ListedObject]:
     """Every line that is not blank, in order."""
     numbered = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
     first = next(numbered, None)
@@ -48,28 +48,28 @@ def read_list(lines: Iterable[bytes]) -> Iterator[Listed]:
         yield from _of_csv(first, numbered)
 
 
-def _of_json(number: int, line: bytes) -> Listed:
+def _of_json(number: int, line: bytes) -> ListedObject:
     try:
         fields = json.loads(line.decode("utf-8-sig", "surrogateescape"))
     except ValueError as error:
-        return Listed(line=number, ref=None, problem=f"is no JSON: {error}")
+        return ListedObject(line=number, ref=None, problem=f"is no JSON: {error}")
     if not isinstance(fields, dict):
-        return Listed(line=number, ref=None, problem="is no JSON object")
+        return ListedObject(line=number, ref=None, problem="is no JSON object")
     return _listed(number, fields)
 
 
-def _of_csv(first: tuple[int, bytes], rest: Iterator[tuple[int, bytes]]) -> Iterator[Listed]:
+def _of_csv(first: tuple[int, bytes], rest: Iterator[tuple[int, bytes]]) -> Iterator[ListedObject]:
     header = _cells(first[1].removeprefix(b"\xef\xbb\xbf"))
     names = [name.strip().lower() for name in header]
     if not ({"uri"} <= {*names} or {"bucket", "key"} <= {*names}):
         problem = "is neither JSON nor a header of CSV that names uri, or bucket and key"
-        yield Listed(line=first[0], ref=None, problem=problem)
+        yield ListedObject(line=first[0], ref=None, problem=problem)
         return
     for number, line in rest:
         cells = _cells(line)
         if len(cells) != len(names):
             problem = f"has {len(cells)} fields, and the header {len(names)}"
-            yield Listed(line=number, ref=None, problem=problem)
+            yield ListedObject(line=number, ref=None, problem=problem)
         else:
             yield _listed(number, dict(zip(names, cells, strict=True)))
 
@@ -79,11 +79,11 @@ def _cells(line: bytes) -> list[str]:
     return next(csv.reader([line.decode("utf-8", "surrogateescape").rstrip("\r\n")]), [])
 
 
-def _listed(number: int, fields: Mapping[str, Any]) -> Listed:
+def _listed(number: int, fields: Mapping[str, Any]) -> ListedObject:
     try:
-        return Listed(line=number, ref=_reference(fields), tells_version="version_id" in fields)
+        return ListedObject(line=number, ref=_reference(fields), tells_version="version_id" in fields)
     except _NoObjectError as error:
-        return Listed(line=number, ref=None, problem=str(error))
+        return ListedObject(line=number, ref=None, problem=str(error))
 
 
 def _reference(fields: Mapping[str, Any]) -> ObjectRef:

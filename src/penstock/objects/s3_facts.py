@@ -15,7 +15,7 @@ from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.messaging.clock import Clock
 from penstock.storage.address import S3, S3Address
 from penstock.storage.aws import Aws, clock_ahead_seconds
-from penstock.storage.s3 import Kind, fault_of, is_identity, is_of_s3, requester, service_client
+from penstock.storage.s3 import RefusalKind, fault_of, is_identity, is_of_s3, requester, service_client
 
 _DESTINATIONS = {  # of a notification configuration: what its parts are called, and where each leads
     "QueueConfigurations": "QueueArn",
@@ -26,7 +26,7 @@ _BRIDGE = "EventBridgeConfiguration"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoticeRule:
+class NotificationRule:
     """One line of a bucket's notification configuration."""
 
     arn: str  # of a queue, a topic or a function
@@ -36,10 +36,10 @@ class NoticeRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notices:
+class NotificationConfiguration:
     """A bucket's notification configuration."""
 
-    rules: tuple[NoticeRule, ...]
+    rules: tuple[NotificationRule, ...]
     to_event_bridge: bool
 
 
@@ -48,7 +48,7 @@ class SourceFacts:
     """A bucket and a prefix that is read. None: this user may not look, which the work does not need."""
 
     versioning: str | None  # Enabled, Suspended or never
-    notices: Notices | None
+    notices: NotificationConfiguration | None
     tried_key: str | None  # of the object that was read; None where there is none yet
     clock_ahead_seconds: float | None
 
@@ -85,7 +85,7 @@ def check_identity(address: S3Address, aws: Aws) -> None:
     try:
         service_client(aws).list_objects_v2(Bucket=address.bucket, MaxKeys=1, **requester(aws))
     except Exception as error:
-        if is_of_s3(error) and not is_identity(error) and fault_of(error).kind is not Kind.PASSING:
+        if is_of_s3(error) and not is_identity(error) and fault_of(error).kind is not RefusalKind.PASSING:
             return
         raise _meant(f"{address} cannot be asked for", error) from error
 
@@ -134,7 +134,7 @@ def _check_condition(client: Any, at: Mapping[str, str], file: str) -> None:
     try:
         client.put_object(**at, Body=b"twice", IfNoneMatch="*")
     except Exception as error:
-        if is_of_s3(error) and fault_of(error).kind is Kind.CHANGED:
+        if is_of_s3(error) and fault_of(error).kind is RefusalKind.CHANGED:
             return
         raise _meant(f"{file} cannot be written on a condition", error) from error
     raise ConfigurationError(
@@ -151,7 +151,7 @@ def _versioning(client: Any, bucket: str) -> str | None:
     return str(answer.get("Status") or "never")
 
 
-def _notices(client: Any, bucket: str) -> Notices | None:
+def _notices(client: Any, bucket: str) -> NotificationConfiguration | None:
     try:
         answer = _asked("notices", lambda: client.get_bucket_notification_configuration(Bucket=bucket))
     except PenstockError:
@@ -159,13 +159,13 @@ def _notices(client: Any, bucket: str) -> Notices | None:
     rules = [
         _rule(each, each[arn]) for part, arn in _DESTINATIONS.items() for each in answer.get(part, ()) if arn in each
     ]
-    return Notices(rules=tuple(rules), to_event_bridge=_BRIDGE in answer)
+    return NotificationConfiguration(rules=tuple(rules), to_event_bridge=_BRIDGE in answer)
 
 
-def _rule(told: Mapping[str, Any], arn: str) -> NoticeRule:
+def _rule(told: Mapping[str, Any], arn: str) -> NotificationRule:
     filters: Sequence[Mapping[str, str]] = told.get("Filter", {}).get("Key", {}).get("FilterRules", ())
     values = {each["Name"].lower(): unquote_plus(each["Value"]) for each in filters}
-    return NoticeRule(
+    return NotificationRule(
         arn=arn,
         events=tuple(told.get("Events", ())),
         prefix=values.get("prefix", ""),
@@ -185,7 +185,7 @@ def _meant(what: str, error: Exception) -> Exception:
     if not is_of_s3(error):
         return error
     fault = fault_of(error)
-    return (TemporaryError if fault.kind is Kind.PASSING else ConfigurationError)(f"{what}: {fault.text}.")
+    return (TemporaryError if fault.kind is RefusalKind.PASSING else ConfigurationError)(f"{what}: {fault.text}.")
 
 
 NEVER_VERSIONED = "never"

@@ -25,10 +25,10 @@ from typing import Any, NoReturn
 
 from penstock.errors import ConfigurationError, TemporaryError, UsageError
 from penstock.objects.reference import ObjectRef
-from penstock.objects.scanner import CHUNK_OBJECTS, TABLE_FOLDERS, Reason, ScanReport, Tally
+from penstock.objects.scanner import CHUNK_OBJECTS, TABLE_FOLDERS, ScanReport, ScanTally, SkipReason
 from penstock.storage.address import S3Address
 from penstock.storage.aws import Aws
-from penstock.storage.s3 import Kind, code_of, fault_of, is_identity, is_of_s3, requester, service_client
+from penstock.storage.s3 import RefusalKind, code_of, fault_of, is_identity, is_of_s3, requester, service_client
 
 PAGE_KEYS = 1_000  # S3 gives no more at once
 PROBES_MAX = 600  # requests: a second or two of looking, before thousands of pages are read
@@ -72,12 +72,12 @@ def s3_spans(address: S3Address, aws: Aws, *, parts: int, whole_keys_max: int = 
 
 def spans(peek: Peek, below: str, *, parts: int, probes_max: int = PROBES_MAX) -> Sequence[Span]:
     """Spans that together are all keys below a beginning."""
-    cuts = sorted(_branches(_Bounded(peek, probes_max), below, parts))[1:]
+    cuts = sorted(_branches(_BoundedPeek(peek, probes_max), below, parts))[1:]
     ends = [*cuts, None]
     return [Span(after=after, until=until) for after, until in zip(["", *cuts], ends, strict=True)]
 
 
-class _Bounded:
+class _BoundedPeek:
     """A peek that answers nothing more once it was asked often enough."""
 
     def __init__(self, peek: Peek, probes_max: int) -> None:
@@ -95,7 +95,7 @@ class _Bounded:
         return self._peek(beginning, after)
 
 
-def _branches(peek: _Bounded, below: str, parts: int) -> Sequence[str]:
+def _branches(peek: _BoundedPeek, below: str, parts: int) -> Sequence[str]:
     """The first keys of about so many branches, in no order."""
     first = peek(below, "")
     if first is None:
@@ -259,15 +259,15 @@ class S3Pages:
         if not is_of_s3(error):
             raise error
         fault = fault_of(error)
-        if fault.kind is Kind.DENIED and not is_identity(error):
+        if fault.kind is RefusalKind.DENIED and not is_identity(error):
             raise ConfigurationError(
                 f"{self._address} cannot be listed: access is denied; grant s3:ListBucket and s3:ListBucketVersions."
             ) from None
         text = f"{self._address} cannot be listed: {fault.text}."
         match fault.kind:
-            case Kind.PASSING:
+            case RefusalKind.PASSING:
                 raise TemporaryError(text) from None
-            case Kind.SETTINGS | Kind.DENIED | Kind.LOCKED:
+            case RefusalKind.SETTINGS | RefusalKind.DENIED | RefusalKind.LOCKED:
                 raise ConfigurationError(text) from None
             case _:
                 raise UsageError(text) from None
@@ -281,7 +281,7 @@ def _last_key(operation: str, page: Mapping[str, Any]) -> str | None:
 def _may_be_asked_otherwise(error: Exception) -> bool:
     if not is_of_s3(error) or is_identity(error):
         return False
-    return fault_of(error).kind is Kind.DENIED or code_of(error) in _NOT_KNOWN_HERE
+    return fault_of(error).kind is RefusalKind.DENIED or code_of(error) in _NOT_KNOWN_HERE
 
 
 ARCHIVED = ("GLACIER", "DEEP_ARCHIVE")  # not GLACIER_IR, which is read like any other
@@ -307,14 +307,14 @@ class S3Listing:
         self._pages = S3Pages(address, aws, page_keys=page_keys)
         self._excluded = tuple(excluded)
         self._chunk_objects = chunk_objects
-        self._tally = Tally()
+        self._tally = ScanTally()
 
     def chunks(self) -> Iterator[Sequence[ObjectRef]]:
         """List by name, in chunks of at most ``chunk_objects``; one page of S3's is held at a time.
 
         The first chunk raises `UsageError` where the prefix cannot be listed; each may raise `TemporaryError`.
         """
-        self._tally = Tally()
+        self._tally = ScanTally()
         objects = self._objects()
         while chunk := tuple(islice(objects, self._chunk_objects)):
             yield chunk
@@ -324,7 +324,7 @@ class S3Listing:
         return self._tally.report()
 
     def _objects(self) -> Iterator[ObjectRef]:
-        judge = PageJudge(self._pages, self._excluded)
+        judge = PageFilter(self._pages, self._excluded)
         for page in self._pages:
             judge.learn(page)
             for entry in page.entries:
@@ -339,30 +339,30 @@ class S3Listing:
                     yield ref
 
 
-class PageJudge:
+class PageFilter:
     """Tells objects of a listing from what is none to work on. Pages are learnt in their order."""
 
     def __init__(self, pages: S3Pages, excluded: Sequence[S3Address]) -> None:
         self._pages = pages
         self._excluded = excluded
-        self._tables = _Tables(pages)
+        self._tables = _TablePrefixes(pages)
 
     def learn(self, page: Page) -> None:
         """Know the tables that the keys of this page lie in."""
         self._tables.learn(page)
 
-    def left_out(self, key: str, size_bytes: int) -> Reason | None:
+    def left_out(self, key: str, size_bytes: int) -> SkipReason | None:
         """Return why a key of the pages learnt so far is no object to work on; None for one that is."""
         bucket = self._pages.bucket
         if any(there.holds(bucket, key) for there in self._excluded) or self._tables.hold(key):
-            return Reason.EXCLUDED
+            return SkipReason.EXCLUDED
         if key.endswith("/") and size_bytes == 0:
-            return Reason.FOLDER_MARKER
+            return SkipReason.FOLDER_MARKER
         parts = key.removeprefix(self._pages.below).split("/")
-        return Reason.HIDDEN if any(_is_hidden(part) for part in parts) else None
+        return SkipReason.HIDDEN if any(_is_hidden(part) for part in parts) else None
 
 
-class _Tables:
+class _TablePrefixes:
     """The tables and states of pipelines that lie below the prefix: their files are no source, whoever wrote them.
 
     S3 lists by name, and ``2024/part`` comes before ``_delta_log/``. But a folder's keys come together, so all is known

@@ -31,7 +31,7 @@ from penstock.messaging.backoff import backoff_seconds
 from penstock.objects.reference import ObjectRef
 from penstock.storage.address import S3Address
 from penstock.storage.aws import Aws
-from penstock.storage.s3 import Kind, bucket_client, fault_of, is_nameable, is_of_s3, requester, service_client
+from penstock.storage.s3 import RefusalKind, bucket_client, fault_of, is_nameable, is_of_s3, requester, service_client
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -42,7 +42,7 @@ CHUNK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class FetchedRange:
     """What came: how large the whole object is, and the bytes asked for. Breaking off `chunks` ends the connection."""
 
     size_bytes: int
@@ -52,7 +52,7 @@ class Answer:
 class Fetch(Protocol):
     """Asks for the bytes [start, stop) of a version; (0, 0) is an object of no bytes. Raises as `refuse`."""
 
-    def __call__(self, ref: ObjectRef, start: int, stop: int) -> Answer: ...
+    def __call__(self, ref: ObjectRef, start: int, stop: int) -> FetchedRange: ...
 
 
 def fetch_of(ref: ObjectRef, aws: Aws) -> Fetch:
@@ -66,14 +66,14 @@ class NamedFetch:
 
     aws: Aws
 
-    def __call__(self, ref: ObjectRef, start: int, stop: int) -> Answer:
+    def __call__(self, ref: ObjectRef, start: int, stop: int) -> FetchedRange:
         options: GetOptions = {"version": ref.version_id} if ref.version_id else {"if_match": _quoted(ref)}
         if stop > start:
             options["range"] = (start, stop)
         with explained(ref):
             got = bucket_client(ref.bucket, self.aws).get(ref.key, options=options)
         whole = stop - start <= WHOLE_BYTES_MAX
-        return Answer(size_bytes=got.meta["size"], chunks=_at_once(got) if whole else got.stream(CHUNK_BYTES))
+        return FetchedRange(size_bytes=got.meta["size"], chunks=_at_once(got) if whole else got.stream(CHUNK_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class LiteralFetch:
 
     aws: Aws
 
-    def __call__(self, ref: ObjectRef, start: int, stop: int) -> Answer:
+    def __call__(self, ref: ObjectRef, start: int, stop: int) -> FetchedRange:
         asked: dict[str, Any] = {"Bucket": ref.bucket, "Key": ref.key, **requester(self.aws)}
         if ref.version_id:
             asked["VersionId"] = ref.version_id
@@ -95,7 +95,7 @@ class LiteralFetch:
         told, _, total = got.get("ContentRange", "").rpartition("/")
         if stop > start and not told.startswith(f"bytes {start}-"):  # obstore looks for itself
             raise TemporaryError(f"{ref.uri} cannot be read: S3 sent other bytes than it was asked for")
-        return Answer(
+        return FetchedRange(
             size_bytes=int(total) if total.isdigit() else got["ContentLength"],
             chunks=got["Body"].iter_chunks(CHUNK_BYTES),
         )
@@ -121,21 +121,21 @@ def refuse(ref: ObjectRef, error: Exception) -> NoReturn:
     fault = fault_of(error)
     text = f"{ref.uri} cannot be read: {fault.text}"
     match fault.kind:
-        case Kind.MISSING:
+        case RefusalKind.MISSING:
             raise ObjectGone(f"{ref.uri}: {fault.text}") from None
-        case Kind.CHANGED:
+        case RefusalKind.CHANGED:
             raise ObjectSuperseded(f"{ref.uri} changed: announced as version {ref.etag}, now another one") from None
-        case Kind.DENIED | Kind.LOCKED | Kind.NO_BUCKET:
+        case RefusalKind.DENIED | RefusalKind.LOCKED | RefusalKind.NO_BUCKET:
             raise ObjectDenied(text) from None
-        case Kind.RANGE:
+        case RefusalKind.RANGE:
             raise ObjectUnreadable(f"{ref.uri} has fewer bytes than the {ref.size_bytes:,} announced") from None
-        case Kind.INVALID if ref.version_id:
+        case RefusalKind.INVALID if ref.version_id:
             raise ObjectGone(f"{ref.uri} has no version {ref.version_id!r}") from None
-        case Kind.ARCHIVED | Kind.INVALID:
+        case RefusalKind.ARCHIVED | RefusalKind.INVALID:
             raise ObjectUnreadable(text) from None
-        case Kind.SETTINGS:
+        case RefusalKind.SETTINGS:
             raise ConfigurationError(text + ".") from None
-        case Kind.PASSING:
+        case RefusalKind.PASSING:
             raise TemporaryError(text) from None
 
 
@@ -176,10 +176,10 @@ class S3Store:
         stop = min(offset + length_bytes, ref.size_bytes)
         return self._body(ref, offset, stop).rest() if stop > offset else b""
 
-    def _body(self, ref: ObjectRef, start: int, stop: int) -> "_Body":
+    def _body(self, ref: ObjectRef, start: int, stop: int) -> "_ResumingBody":
         if not self.contains(ref.bucket, ref.key):
             raise ObjectUnreadable(f"{ref.uri} is outside {self.address}, and is not read")
-        return _Body(ref, fetch_of(ref, self.aws), start, stop, self.pause)
+        return _ResumingBody(ref, fetch_of(ref, self.aws), start, stop, self.pause)
 
 
 def held_bytes(ref: ObjectRef) -> int:
@@ -196,13 +196,13 @@ class S3Reader:
 
     __slots__ = ("_begin", "_closed", "_head", "_next", "_offset", "_ref", "_stream")
 
-    def __init__(self, ref: ObjectRef, head: bytes, begin: Callable[[int, int], "_Body"]) -> None:
+    def __init__(self, ref: ObjectRef, head: bytes, begin: Callable[[int, int], "_ResumingBody"]) -> None:
         self._ref = ref
         self._head = head  # the object's first bytes
         self._begin = begin
         self._offset = 0  # where `read` goes on
         self._next = -1  # where the last `pread` ended
-        self._stream: _Body | None = None
+        self._stream: _ResumingBody | None = None
         self._closed = False
 
     @property
@@ -251,7 +251,7 @@ class S3Reader:
         return self._stream.take(stop - offset)
 
 
-class _Body:
+class _ResumingBody:
     """The bytes [at, stop) of a version, in order; goes on where it broke off, under the same condition."""
 
     __slots__ = ("_chunks", "_fetch", "_fetched", "_held", "_pause", "_ref", "_stop", "at")
@@ -302,7 +302,7 @@ class _Body:
         except Exception as error:
             if not (is_of_s3(error) or isinstance(error, OSError)):
                 raise
-            if fault_of(error).kind is not Kind.PASSING:
+            if fault_of(error).kind is not RefusalKind.PASSING:
                 refuse(self._ref, error)
             return b""
 

@@ -31,7 +31,7 @@ TABLE_FOLDERS = (
 PROBLEMS_MAX = 100  # kept as text; beyond that only counted
 
 
-class Reason(StrEnum):
+class SkipReason(StrEnum):
     """Why something that lies there is no object to work on."""
 
     HIDDEN = "hidden"  # its name starts with a dot
@@ -49,18 +49,18 @@ class ScanReport:
 
     found: int
     size_bytes: int  # of what was found
-    ignored: Mapping[Reason, int]  # locally, a hidden or excluded folder counts once, with all it holds
+    ignored: Mapping[SkipReason, int]  # locally, a hidden or excluded folder counts once, with all it holds
     problems: Sequence[str]  # what could not be looked at, or was refused: sentences, at most 100
     problems_count: int
 
 
 @dataclass(slots=True)
-class Tally:
+class ScanTally:
     """The report in the making; written by the thread that walks."""
 
     found: int = 0
     size_bytes: int = 0
-    ignored: Counter[Reason] = field(default_factory=Counter)
+    ignored: Counter[SkipReason] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     problems_count: int = 0
 
@@ -68,7 +68,7 @@ class Tally:
         self.found += 1
         self.size_bytes += ref.size_bytes
 
-    def ignore(self, reason: Reason) -> None:
+    def ignore(self, reason: SkipReason) -> None:
         self.ignored[reason] += 1
 
     def note(self, problem: str) -> None:
@@ -91,7 +91,7 @@ _TABLE_FOLDERS = tuple(b"/" + os.fsencode(name) for name in TABLE_FOLDERS)
 
 
 @dataclass(frozen=True, slots=True)
-class _Folder:
+class _FolderToWalk:
     """To be walked later."""
 
     path: bytes
@@ -102,7 +102,7 @@ class _Problem:
     text: str
 
 
-class _Entry:
+class _PathEntry:
     """What `os.scandir` would say of one path. Raises OSError where there is nothing."""
 
     def __init__(self, path: bytes) -> None:
@@ -140,7 +140,7 @@ class Scanner:
         self._excluded = frozenset(os.path.realpath(os.fsencode(path)) for path in excluded)
         self._excluded_prefixes = tuple(path.rstrip(b"/") + b"/" for path in self._excluded)
         self._chunk_objects = chunk_objects
-        self._tally = Tally()
+        self._tally = ScanTally()
         self._linked: set[bytes] = set()  # targets yielded through a link, in this walk
         _check_folder(self._folder)
 
@@ -161,12 +161,12 @@ class Scanner:
         if not named.startswith(self._folder.rstrip(b"/") + b"/") or self._is_passed_over(named):
             return
         try:
-            found = self._look(_Entry(named))
+            found = self._look(_PathEntry(named))
         except OSError:  # gone again, or not to be looked at: the next walk tells
             return
         if isinstance(found, ObjectRef):
             yield found
-        elif isinstance(found, _Folder):
+        elif isinstance(found, _FolderToWalk):
             yield from self._walk(found.path)
 
     def report(self) -> ScanReport:
@@ -174,7 +174,7 @@ class Scanner:
         return self._tally.report()
 
     def _begin_anew(self) -> None:
-        self._tally = Tally()
+        self._tally = ScanTally()
         self._linked = set()
 
     def _is_passed_over(self, path: bytes) -> bool:
@@ -197,11 +197,11 @@ class Scanner:
                     case ObjectRef() as ref:
                         self._tally.find(ref)
                         yield ref
-                    case Reason() as reason:
+                    case SkipReason() as reason:
                         self._tally.ignore(reason)
                     case _Problem() as problem:
                         self._tally.note(problem.text)
-                    case _Folder() as folder:
+                    case _FolderToWalk() as folder:
                         folders.append(folder.path)
             pending.extend(reversed(folders))
 
@@ -214,41 +214,45 @@ class Scanner:
                 raise TemporaryError(
                     f"{_show(folder)} was there and is not there now; is its file system mounted?"
                 ) from error
-            self._tally.ignore(Reason.VANISHED)
+            self._tally.ignore(SkipReason.VANISHED)
         except OSError as error:
             self._tally.note(_problem(folder, error).text)
         return ()
 
-    def _look(self, entry: "os.DirEntry[bytes] | _Entry") -> ObjectRef | Reason | _Problem | _Folder:
+    def _look(self, entry: "os.DirEntry[bytes] | _PathEntry") -> ObjectRef | SkipReason | _Problem | _FolderToWalk:
         try:
             if entry.name.startswith(b"."):
-                return Reason.HIDDEN
+                return SkipReason.HIDDEN
             if entry.is_file(follow_symlinks=False):
                 return reference(entry.path, entry.stat(follow_symlinks=False))
             if entry.is_symlink():
                 return self._follow(entry.path)
             if not entry.is_dir(follow_symlinks=False):
-                return Reason.SPECIAL
-            return Reason.EXCLUDED if entry.path in self._excluded or _is_table(entry.path) else _Folder(entry.path)
+                return SkipReason.SPECIAL
+            return (
+                SkipReason.EXCLUDED
+                if entry.path in self._excluded or _is_table(entry.path)
+                else _FolderToWalk(entry.path)
+            )
         except FileNotFoundError:
-            return Reason.VANISHED
+            return SkipReason.VANISHED
         except OSError as error:
             return _problem(entry.path, error)
 
-    def _follow(self, link: bytes) -> ObjectRef | Reason | _Problem:
+    def _follow(self, link: bytes) -> ObjectRef | SkipReason | _Problem:
         try:
             target = os.path.realpath(link, strict=True)
             status = os.stat(target, follow_symlinks=False)  # noqa: PTH116 - pathlib takes no bytes
         except OSError as error:
-            return Reason.LINK_BROKEN if error.errno in _LEADS_NOWHERE else _problem(link, error)
+            return SkipReason.LINK_BROKEN if error.errno in _LEADS_NOWHERE else _problem(link, error)
         if self._is_excluded(target):
-            return Reason.EXCLUDED
+            return SkipReason.EXCLUDED
         if self._is_walked(target) or target in self._linked:
-            return Reason.LINK_TO_SCANNED
+            return SkipReason.LINK_TO_SCANNED
         if stat.S_ISDIR(status.st_mode):
             return _Problem(f"{_show(link)}: links to folders are not followed; this one leads to {_show(target)}")
         if not stat.S_ISREG(status.st_mode):
-            return Reason.SPECIAL
+            return SkipReason.SPECIAL
         if not self._store.contains(target):
             return _Problem(f"{_show(link)}: leads out of the folders that may be read, to {_show(target)}")
         self._linked.add(target)

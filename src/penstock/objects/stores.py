@@ -49,7 +49,7 @@ def ahead(
         yield store
         return
     pool = ThreadPoolExecutor(opened_max, thread_name_prefix="penstock-s3-ahead")
-    opening = _Ahead(store, refs, pool, opened_max=opened_max, held_bytes_max=held_bytes_max)
+    opening = _PrefetchingStore(store, refs, pool, opened_max=opened_max, held_bytes_max=held_bytes_max)
     try:
         yield opening
     finally:
@@ -57,7 +57,7 @@ def ahead(
         opening.close()
 
 
-class _Ahead:
+class _PrefetchingStore:
     """See `ObjectStore`."""
 
     def __init__(

@@ -32,7 +32,7 @@ Changes = Callable[[bytes, threading.Event], Iterable[Collection[bytes]]]  # fol
 
 
 @dataclass(frozen=True, slots=True)
-class _Sight:
+class _FileSighting:
     """How a file looked when it was last seen to change (monotonic)."""
 
     version: str | None
@@ -64,7 +64,7 @@ class Watcher:
         self._settle_seconds = settle_seconds
         self._rescan_seconds = rescan_seconds
         self._changes = changes or folder_changes
-        self._pending: dict[bytes, _Sight] = {}
+        self._pending: dict[bytes, _FileSighting] = {}
         self._rescan_at = clock.monotonic()
         self._told = ""  # what was told last, so that it is told once
         self.scans = 0  # whole walks so far; any thread may look
@@ -117,7 +117,7 @@ class Watcher:
 
     def _await_rest(self, ref: ObjectRef, now: float) -> None:
         if len(self._pending) < PENDING_MAX or ref.key_bytes in self._pending:
-            self._pending[ref.key_bytes] = _Sight(version=ref.etag, since=now)
+            self._pending[ref.key_bytes] = _FileSighting(version=ref.etag, since=now)
         else:
             self._rescan_at = min(self._rescan_at, now + self._settle_seconds)
 

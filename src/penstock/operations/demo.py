@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from penstock.app.paths import Places, places
+from penstock.app.paths import TablePaths, places
 from penstock.app.state import open_state
 from penstock.errors import PenstockError, UsageError
 from penstock.messaging.message import Outgoing
@@ -115,7 +115,7 @@ class DemoPlaces:
     """Where the demo's files and tables lie, in one folder of its own."""
 
     logs: Path
-    tables: Places
+    tables: TablePaths
 
     @staticmethod
     def under(folder: Path) -> "DemoPlaces":

@@ -19,7 +19,7 @@ PAGE = 1_000  # objects looked at in one go
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadObject:
+class GivenUpObject:
     """An object that was given up on; ``replaced``: a later version of it was processed since."""
 
     pipeline: str
@@ -27,7 +27,7 @@ class DeadObject:
     replaced: bool
 
 
-class View:
+class ScopeView:
     """A scope, looked at. Ledger and broker are opened when first asked for; one that nobody made yet is an empty one
     in memory, since looking makes nothing, unless told to ``make`` the broker's."""
 
@@ -88,14 +88,14 @@ class View:
         state: ObjectState = ObjectState.DEAD,
         uri_contains: str | None = None,
         page: int = PAGE,
-    ) -> Iterator[DeadObject]:
+    ) -> Iterator[GivenUpObject]:
         """The dead objects of a pipeline, or those that ended in another ``state``, by id; a page is read ahead."""
         after: bytes | None = None
         dead = partial(self.ledger.objects, pipeline, state=state, uri_contains=uri_contains, limit=page)
         while rows := dead(after=after):
             changed = self.ledger.other_versions(pipeline, {row.object_id for row in rows}) > 0
             for row in rows:
-                yield DeadObject(pipeline=pipeline, row=row, replaced=changed and self._is_replaced(pipeline, row))
+                yield GivenUpObject(pipeline=pipeline, row=row, replaced=changed and self._is_replaced(pipeline, row))
             after = rows[-1].object_id
 
     def _is_replaced(self, pipeline: str, dead: ObjectRow) -> bool:
@@ -115,11 +115,11 @@ class View:
 
 
 @contextmanager
-def view(scope: Scope, *, make: bool = False) -> Iterator[View]:
+def view(scope: Scope, *, make: bool = False) -> Iterator[ScopeView]:
     """Look at what the scope means, until the block ends; with a queue that is made if need be, for who puts something
     there."""
     with ExitStack() as closing:
-        seen = View(scope, closing, make=make)
+        seen = ScopeView(scope, closing, make=make)
         if scope.table is not None:
             _ = seen.ledger  # one that is another table's is refused at once
         yield seen

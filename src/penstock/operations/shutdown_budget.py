@@ -71,7 +71,7 @@ PLATFORMS: Mapping[str, Platform] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class StopPhase:
     """A part of stopping, in its order."""
 
     name: str
@@ -80,13 +80,13 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class StopPlan:
     """A budget that fits."""
 
     platform: str
     platform_seconds: float
     stop_timeout_seconds: float  # what is left for the worker: its setting
-    parts: Sequence[Part]
+    parts: Sequence[StopPhase]
     platform_line: str
     platform_where: str
     setting_line: str
@@ -98,7 +98,7 @@ def plan(
     platform_seconds: float | None = None,
     pre_stop_seconds: float = 0.0,
     drain_seconds: float | None = None,
-) -> Plan:
+) -> StopPlan:
     """How the platform's seconds are spent; by default as many as it grants by itself.
 
     Raises `ConfigurationError` when stopping cannot fit, or the platform never grants so much.
@@ -126,7 +126,7 @@ def plan(
     except ConfigurationError as error:
         raise ConfigurationError(f"{platform.name} grants {granted:g} s{hook}: {error}.") from error
     seconds = f"{granted:g}"
-    return Plan(
+    return StopPlan(
         platform=platform.name,
         platform_seconds=granted,
         stop_timeout_seconds=left,
@@ -145,7 +145,7 @@ def _check_bounds(*given_seconds: float | None) -> None:
             )
 
 
-def _parts(found: StopBudget, pre_stop_seconds: float) -> Sequence[Part]:
+def _parts(found: StopBudget, pre_stop_seconds: float) -> Sequence[StopPhase]:
     spent = (
         ("hook before the signal", pre_stop_seconds),
         ("stop fetching", found.intake_seconds),
@@ -154,10 +154,10 @@ def _parts(found: StopBudget, pre_stop_seconds: float) -> Sequence[Part]:
         ("flush settlements, logs, reports", found.flush_seconds),
         ("margin", found.margin_seconds),
     )
-    parts: list[Part] = []
+    parts: list[StopPhase] = []
     at_seconds = 0.0
     for name, seconds in spent:
         at_seconds += seconds
         if seconds or name != "hook before the signal":
-            parts.append(Part(name=name, seconds=seconds, ends_at_seconds=at_seconds))
+            parts.append(StopPhase(name=name, seconds=seconds, ends_at_seconds=at_seconds))
     return parts

@@ -35,7 +35,7 @@ Spawn = Callable[[int], int]
 
 
 @dataclass(slots=True)
-class _Place:
+class _ProcessSlot:
     """One of the N. A child, or the time at which the next one is started, or neither: nobody comes here any more."""
 
     pid: int | None = None
@@ -63,7 +63,7 @@ class Supervisor:
         tell: Listener,
     ) -> None:
         self._spawn = spawn
-        self._places = [_Place() for _ in range(processes)]
+        self._places = [_ProcessSlot() for _ in range(processes)]
         self._stop_timeout_seconds = stop_timeout_seconds
         self._restarts = restarts
         self._clock = clock
@@ -145,7 +145,7 @@ class Supervisor:
                 if place.pid == pid:
                     self._ended(place, os.waitstatus_to_exitcode(status))
 
-    def _ended(self, place: _Place, exit_code: int) -> None:
+    def _ended(self, place: _ProcessSlot, exit_code: int) -> None:
         assert place.pid is not None
         process, place.pid = place.pid, None
         now = self._clock.monotonic()

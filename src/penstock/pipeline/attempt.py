@@ -21,10 +21,10 @@ from ulid import ULID
 from penstock.errors import ClaimLost, PartAway, SchemaMoved, TemporaryError, TransformError, UserError
 from penstock.events import Bus, ObjectTakenOver
 from penstock.ledger import Ledger
-from penstock.ledger.records import BatchOutcome, Claim, FailedObject, Failure, ObjectAttempt
+from penstock.ledger.records import AttemptFailure, BatchOutcome, FailedObject, ObjectAttempt, ObjectClaims
 from penstock.messaging.backoff import Random, backoff_seconds
 from penstock.messaging.clock import Clock, SystemClock
-from penstock.messaging.failure import Failure as Raised
+from penstock.messaging.failure import FailureDetails as Raised
 from penstock.messaging.handler import Extension, HeldClaim, ServiceWatch, Unwatched
 from penstock.messaging.tracing import NO_TRACING, Tracing
 from penstock.objects.reference import ObjectRef
@@ -39,10 +39,10 @@ from penstock.pipeline.engine import (
 )
 from penstock.pipeline.failures import FailureStreak
 from penstock.pipeline.notifications import (
-    Done,
-    Later,
+    NotificationDelivery,
+    ObjectDone,
+    ObjectLater,
     ObjectOutcome,
-    Parcel,
     Parse,
     candidates,
     ended_outcome,
@@ -53,7 +53,7 @@ from penstock.pipeline.notifications import (
     timed_out,
     verdict,
 )
-from penstock.pipeline.reporting import Telling, Work
+from penstock.pipeline.reporting import BatchEvents, ClaimedWork
 
 GIVEN_BACK = "the batch was given back"
 
@@ -68,16 +68,16 @@ class AttemptKeeper:
         return self.ledger.extend_attempts(ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
 
 
-class Hold:
+class ClaimGuard:
     """Of one execution, which has one attempt at a time."""
 
-    def __init__(self, ledger: Ledger, telling: Telling, *, lease_seconds: float) -> None:
+    def __init__(self, ledger: Ledger, telling: BatchEvents, *, lease_seconds: float) -> None:
         self._ledger = ledger
         self._telling = telling
         self._lease_seconds = lease_seconds
         self.lock = threading.Lock()  # all fields below are written under it
-        self._work: Work | None = None  # the attempt that is ours and open, as far as we know
-        self._ended: Work | None = None  # the attempt whose end was told
+        self._work: ClaimedWork | None = None  # the attempt that is ours and open, as far as we know
+        self._ended: ClaimedWork | None = None  # the attempt whose end was told
         self._taken = threading.Event()  # not set while the run thread takes an attempt
         self._taken.set()
         self._committing = False  # the ledger decides now; a heartbeat has nothing to say any more
@@ -86,8 +86,8 @@ class Hold:
     # The run thread
 
     def take(
-        self, claim: Callable[[], Claim | None], refs: Mapping[bytes, ObjectRef]
-    ) -> tuple[Claim | None, Work | None]:
+        self, claim: Callable[[], ObjectClaims | None], refs: Mapping[bytes, ObjectRef]
+    ) -> tuple[ObjectClaims | None, ClaimedWork | None]:
         """Claim, and hold what that brought. Raises `RunCancelled` once the execution was stopped."""
         with self.lock:
             if self._stopped:
@@ -99,12 +99,12 @@ class Hold:
             self._taken.set()
 
     def _take(
-        self, claim: Callable[[], Claim | None], refs: Mapping[bytes, ObjectRef]
-    ) -> tuple[Claim | None, Work | None]:
+        self, claim: Callable[[], ObjectClaims | None], refs: Mapping[bytes, ObjectRef]
+    ) -> tuple[ObjectClaims | None, ClaimedWork | None]:
         answer = claim()  # without the lock: heartbeats and stops must not wait for the ledger
         if answer is None or not answer.claimed:
             return answer, None
-        work = Work(claim=answer, refs={id: ref for id, ref in refs.items() if id in answer.claimed})
+        work = ClaimedWork(claim=answer, refs={id: ref for id, ref in refs.items() if id in answer.claimed})
         with self.lock:
             stopped = self._stopped
             if not stopped:
@@ -115,7 +115,7 @@ class Hold:
             raise RunCancelled(GIVEN_BACK)
         return answer, work
 
-    def commit(self, work: Work, outcome: BatchOutcome) -> int | None:
+    def commit(self, work: ClaimedWork, outcome: BatchOutcome) -> int | None:
         """End the attempt by a commit, whose end the caller tells. Raises what `Ledger.commit` does."""
         with self.lock:
             self._committing = True
@@ -124,7 +124,7 @@ class Hold:
             self._work, self._ended = None, work
         return seq
 
-    def abandon(self, work: Work, *, reason: str, outcome: str) -> None:
+    def abandon(self, work: ClaimedWork, *, reason: str, outcome: str) -> None:
         """End the attempt without a charge, as far as the ledger can be reached; else its lease ends by itself."""
         with suppress(TemporaryError):
             self.give_up(work, reason=reason, outcome=outcome)
@@ -133,18 +133,18 @@ class Hold:
 
     # Any thread
 
-    def give_up(self, work: Work, *, reason: str, outcome: str) -> None:
+    def give_up(self, work: ClaimedWork, *, reason: str, outcome: str) -> None:
         """The same; raises where the ledger cannot be reached."""
         ours = self._ledger.abandon(work.attempt_id, reason=reason, outcome=outcome, refund=True, unattributed=False)
         if ours and self._end(work):
             self._telling.given_back(work, reason)
 
-    def lost(self, work: Work) -> None:
+    def lost(self, work: ClaimedWork) -> None:
         """Somebody ended the attempt. If it was one of us, that was told."""
         if self._end(work):
             self._telling.lost(work)
 
-    def stop(self) -> Work | None:
+    def stop(self) -> ClaimedWork | None:
         """No attempt is taken any more; answers the one that is held."""
         with self.lock:
             self._stopped = True
@@ -159,7 +159,7 @@ class Hold:
         """After `stop`: end `await_taken`. The run thread still gives up what it takes later."""
         self._taken.set()
 
-    def fail(self, work: Work, outcome: BatchOutcome) -> bool:
+    def fail(self, work: ClaimedWork, outcome: BatchOutcome) -> bool:
         """End the attempt from outside the run; True where the caller is to tell. Raises as `Ledger.commit` does."""
         try:
             self._ledger.commit(outcome)
@@ -182,14 +182,14 @@ class Hold:
         self.lost(work)
         return True
 
-    def _end(self, work: Work) -> bool:
+    def _end(self, work: ClaimedWork) -> bool:
         """True for the one who tells the attempt's end."""
         with self.lock:
             first, self._ended = self._ended is not work, work
         return first
 
 
-AT_ONCE = Later(delay_seconds=0.0, refund=True)  # not begun, or broken off by a stop: another worker may go on
+AT_ONCE = ObjectLater(delay_seconds=0.0, refund=True)  # not begun, or broken off by a stop: another worker may go on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +209,7 @@ class AttemptSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class PipelineRuntime:
     """What a batch needs from the rooms around it."""
 
     ledger: Ledger
@@ -231,14 +231,16 @@ class Surroundings:
 class Attempts:
     """The attempts of one batch, one after another. Driven by the thread that runs it."""
 
-    def __init__(self, settings: AttemptSettings, around: Surroundings, *, hold: Hold, telling: Telling) -> None:
+    def __init__(
+        self, settings: AttemptSettings, around: PipelineRuntime, *, hold: ClaimGuard, telling: BatchEvents
+    ) -> None:
         self._settings = settings
         self._around = around
         self._hold = hold
         self._telling = telling
         self._worked = False  # whether a run has come to its end
 
-    def of_group(self, group: Sequence[Parcel]) -> Mapping[bytes, ObjectOutcome]:
+    def of_group(self, group: Sequence[NotificationDelivery]) -> Mapping[bytes, ObjectOutcome]:
         """Claim what is free of the group, run and commit it; answers what became of each object.
 
         Raises `RunGivenBack` where the run gave its work back, `RunCancelled` where somebody took it, and what nobody
@@ -257,7 +259,7 @@ class Attempts:
             self._worked = True
         return outcomes
 
-    def timed_out(self, work: Work, *, where: str) -> Mapping[bytes, ObjectOutcome]:
+    def timed_out(self, work: ClaimedWork, *, where: str) -> Mapping[bytes, ObjectOutcome]:
         """End the attempt, from another thread, since the batch's time is over; ``where`` is the stack of its run."""
         reason = f"timed out after {self._settings.timeout_seconds or 0.0:g} s"
         failed = timed_out(
@@ -276,10 +278,10 @@ class Attempts:
         if not ours:  # the run came to its end just now, or somebody took it over: the next delivery finds out
             return {}
         raised = Raised(error_type="TimedOut", error=reason, traceback=where)
-        cause = ReadFailure(failure=Failure.RETRY, reason=reason, raised=raised)
+        cause = ReadFailure(failure=AttemptFailure.RETRY, reason=reason, raised=raised)
         return self._failed(work, failed, dict.fromkeys(work.refs, cause))
 
-    def _claim(self, group: Sequence[Parcel]) -> Claim | None:
+    def _claim(self, group: Sequence[NotificationDelivery]) -> ObjectClaims | None:
         """Claim what is free of the group; None when the ledger could not tell whether we did."""
         attempt_id = self._around.new_attempt_id()
         try:
@@ -303,16 +305,16 @@ class Attempts:
         with suppress(TemporaryError):  # where even this fails the attempt's lease ends by itself
             self._around.ledger.abandon(attempt_id, reason=reason, outcome="failed", refund=True, unattributed=False)
 
-    def _unclaimed(self, claim: Claim) -> dict[bytes, ObjectOutcome]:
+    def _unclaimed(self, claim: ObjectClaims) -> dict[bytes, ObjectOutcome]:
         jitter_seconds = min(1.0, self._settings.lease_seconds / 10) * self._around.random()
         most = float("inf") if self._settings.busy_seconds_max is None else self._settings.busy_seconds_max
         busy: dict[bytes, ObjectOutcome] = {
-            object_id: Later(delay_seconds=min(seconds, most) + jitter_seconds, refund=True)
+            object_id: ObjectLater(delay_seconds=min(seconds, most) + jitter_seconds, refund=True)
             for object_id, seconds in claim.busy.items()
         }
         return busy | {object_id: ended_outcome(ended) for object_id, ended in claim.ended.items()}
 
-    def _work(self, work: Work, *, claim_seconds: float) -> dict[bytes, ObjectOutcome]:
+    def _work(self, work: ClaimedWork, *, claim_seconds: float) -> dict[bytes, ObjectOutcome]:
         """Run and commit what is claimed; every way it can end is an outcome for each object."""
         try:
             self._telling.claimed(work, seconds=claim_seconds)
@@ -341,7 +343,7 @@ class Attempts:
             text = f"{type(defect).__name__}: {defect}"
             return self._broken(work, RunBroken(text, fingerprint=text))
 
-    def _attempts_before(self, work: Work) -> Mapping[bytes, ObjectAttempt]:
+    def _attempts_before(self, work: ClaimedWork) -> Mapping[bytes, ObjectAttempt]:
         """Return the attempts that were made on these objects before. Only the log needs them."""
         again = [object_id for object_id, claimed in work.claim.claimed.items() if claimed.attempts > 1]
         if not again or not self._around.bus.hears(ObjectTakenOver):
@@ -351,7 +353,7 @@ class Attempts:
         except TemporaryError:  # the commit will find out whether the ledger is away
             return {}
 
-    def _run_and_commit(self, work: Work) -> dict[bytes, ObjectOutcome]:
+    def _run_and_commit(self, work: ClaimedWork) -> dict[bytes, ObjectOutcome]:
         request = RunRequest(attempt_id=work.attempt_id, objects=tuple(work.refs.values()), claimed=work.claim.claimed)
         began_at = self._around.clock.monotonic()
         with self._stage("spark run", work):
@@ -364,14 +366,14 @@ class Attempts:
         self._commit(work, result, failed)
         if result.works or any(done.rows for done in result.processed):  # without a row a transform has shown nothing
             self._around.streak.clear()
-        done: dict[bytes, ObjectOutcome] = {processed.object_id: Done() for processed in result.processed}
+        done: dict[bytes, ObjectOutcome] = {processed.object_id: ObjectDone() for processed in result.processed}
         outcomes = done | self._failed(work, failed, result.failed)
         refusal = _nothing_but_refusals(result)
         if refusal is not None:  # nobody is charged, so a job that is to end has to count them like other faults
             self.add_fault(refusal)
         return outcomes
 
-    def _commit(self, work: Work, result: RunResult, failed: Sequence[FailedObject]) -> None:
+    def _commit(self, work: ClaimedWork, result: RunResult, failed: Sequence[FailedObject]) -> None:
         began_at = self._around.clock.monotonic()
         outcome = BatchOutcome(
             pipeline=self._settings.pipeline,
@@ -393,7 +395,7 @@ class Attempts:
         if seq is not None:
             self._telling.committed(work, result, seq, seconds=self._around.clock.monotonic() - began_at)
 
-    def _stage(self, name: str, work: Work) -> AbstractContextManager[None]:
+    def _stage(self, name: str, work: ClaimedWork) -> AbstractContextManager[None]:
         """A span, where batches are worth one beside that of their messages."""
         if not self._settings.tells_batches:
             return nullcontext()
@@ -401,7 +403,7 @@ class Attempts:
             name, pipeline=self._settings.pipeline, attempt_id=work.attempt_id, objects=len(work.refs)
         )
 
-    def _broken(self, work: Work, broken: RunBroken) -> dict[bytes, ObjectOutcome]:
+    def _broken(self, work: ClaimedWork, broken: RunBroken) -> dict[bytes, ObjectOutcome]:
         """Nobody could be blamed: everybody is a suspect, and nobody dies of it in company."""
         self._telling.broken(work, broken)
         suspects = list(work.claim.claimed.values())
@@ -423,8 +425,10 @@ class Attempts:
         if isinstance(meaning, TransformError):
             self._telling.given_back(work, str(meaning))
             raise meaning
-        cause = ReadFailure(failure=Failure.RETRY, reason=str(broken), raised=broken.raised)
-        dead = {one.object_id: cause for one in failed if one.failure is Failure.DEAD}  # of which one died, alone
+        cause = ReadFailure(failure=AttemptFailure.RETRY, reason=str(broken), raised=broken.raised)
+        dead = {
+            one.object_id: cause for one in failed if one.failure is AttemptFailure.DEAD
+        }  # of which one died, alone
         return self._failed(work, failed, dead)
 
     def _worked_before(self) -> bool:
@@ -432,7 +436,7 @@ class Attempts:
         last = self._around.ledger.batch(self._settings.pipeline, row.next_seq - 1)
         return last is not None and last.rows > 0
 
-    def _infrastructure(self, work: Work, fault: TemporaryError) -> dict[bytes, ObjectOutcome]:
+    def _infrastructure(self, work: ClaimedWork, fault: TemporaryError) -> dict[bytes, ObjectOutcome]:
         """The machinery failed: nobody is charged, and when it goes on failing the worker hears of it."""
         self._hold.abandon(work, reason=str(fault), outcome="failed")
         self.add_fault(fault)
@@ -442,7 +446,7 @@ class Attempts:
         return dict.fromkeys(work.refs, self._fault_later())
 
     def _failed(
-        self, work: Work, failed: Sequence[FailedObject], causes: Mapping[bytes, ReadFailure] | None = None
+        self, work: ClaimedWork, failed: Sequence[FailedObject], causes: Mapping[bytes, ReadFailure] | None = None
     ) -> dict[bytes, ObjectOutcome]:
         self._telling.failed(work, failed, causes)
         outcomes: dict[bytes, ObjectOutcome] = {}
@@ -465,7 +469,7 @@ class Attempts:
         refunds = self._around.streak.refund(failure.object_id) if cause is not None and cause.refund else 0
         return max(attempts, self._around.streak.faults, refunds)
 
-    def _lost(self, work: Work) -> dict[bytes, ObjectOutcome]:
+    def _lost(self, work: ClaimedWork) -> dict[bytes, ObjectOutcome]:
         self._hold.lost(work)
         return dict.fromkeys(work.refs, replace(self._later(1), refund=True))
 
@@ -483,11 +487,11 @@ class Attempts:
         # An outage has a growing wait of its own; the streak's is for faults that pause no queue.
         return paused_seconds or self._later(max(1, self._around.streak.faults)).delay_seconds
 
-    def _fault_later(self) -> Later:
-        return Later(delay_seconds=self.fault_seconds(), refund=True)
+    def _fault_later(self) -> ObjectLater:
+        return ObjectLater(delay_seconds=self.fault_seconds(), refund=True)
 
-    def _later(self, attempt: int) -> Later:
-        return Later(
+    def _later(self, attempt: int) -> ObjectLater:
+        return ObjectLater(
             delay_seconds=backoff_seconds(
                 attempt=attempt,
                 base_seconds=self._settings.backoff_base_seconds,

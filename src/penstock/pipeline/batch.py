@@ -12,28 +12,35 @@ from contextlib import suppress
 from penstock.errors import InvalidMessage, PenstockError, TemporaryError
 from penstock.events import AttemptAbandoned
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, HeldClaim, Place
+from penstock.messaging.handler import Answer, ExecutionPlace, HeldClaim
 from penstock.messaging.settlement import DeadLetter, Release, Settlement
-from penstock.pipeline.attempt import AT_ONCE, Attempts, AttemptSettings, Hold, Surroundings
+from penstock.pipeline.attempt import AT_ONCE, Attempts, AttemptSettings, ClaimGuard, PipelineRuntime
 from penstock.pipeline.engine import RunGivenBack
-from penstock.pipeline.notifications import ObjectOutcome, Parcel, groups, open_parcel, parts, settle_parcel
-from penstock.pipeline.reporting import Telling
+from penstock.pipeline.notifications import (
+    NotificationDelivery,
+    ObjectOutcome,
+    groups,
+    open_parcel,
+    parts,
+    settle_parcel,
+)
+from penstock.pipeline.reporting import BatchEvents
 
 
 class BatchExecution:
     """A `penstock.messaging.handler.Execution` over one batch of notifications."""
 
-    def __init__(self, deliveries: Sequence[Delivery], settings: AttemptSettings, around: Surroundings) -> None:
+    def __init__(self, deliveries: Sequence[Delivery], settings: AttemptSettings, around: PipelineRuntime) -> None:
         self._deliveries = deliveries
         self._settings = settings
         self._around = around
-        telling = Telling(settings.pipeline, around.bus, batches=settings.tells_batches)
+        telling = BatchEvents(settings.pipeline, around.bus, batches=settings.tells_batches)
         self._telling = telling
-        self._hold = Hold(around.ledger, telling, lease_seconds=settings.lease_seconds)
+        self._hold = ClaimGuard(around.ledger, telling, lease_seconds=settings.lease_seconds)
         self._attempts = Attempts(settings, around, hold=self._hold, telling=telling)
         # The rest is written by the run thread: always as a whole, so that others read one state or the next.
         self._settled: Mapping[str, Settlement] = {}  # by receipt: messages without objects to work on
-        self._parcels: Sequence[Parcel] = ()
+        self._parcels: Sequence[NotificationDelivery] = ()
         self._outcomes: Mapping[bytes, ObjectOutcome] = {}  # of objects that the batch is done with
         self._invalid: Set[str] = frozenset()  # by receipt: deliveries with bad records that an event was emitted for
         self._thread_id: int | None = None
@@ -112,10 +119,10 @@ class BatchExecution:
 
     def _open(self) -> None:
         settlements: dict[str, Settlement] = {}
-        parcels: list[Parcel] = []
+        parcels: list[NotificationDelivery] = []
         for delivery in self._deliveries:
             opened = open_parcel(delivery, self._around.parse, handler=self._settings.pipeline)
-            if isinstance(opened, Parcel):
+            if isinstance(opened, NotificationDelivery):
                 parcels.append(opened)
             else:
                 settlements[delivery.receipt] = opened
@@ -123,7 +130,7 @@ class BatchExecution:
                     self._telling.invalid(delivery, opened.reason)
         self._settled, self._parcels = settlements, parcels
 
-    def _suspects(self) -> Sequence[Parcel]:
+    def _suspects(self) -> Sequence[NotificationDelivery]:
         """Return the parcels to be put into groups: a delivery's objects together, unless some of them are suspects."""
         ids = {ref.object_id for parcel in self._parcels for ref in parcel.objects}
         failures: Mapping[bytes, int] = {}
@@ -144,7 +151,7 @@ class BatchExecution:
 class PipelineHandler:
     """A `penstock.messaging.handler.BatchHandler`."""
 
-    def __init__(self, settings: AttemptSettings, around: Surroundings) -> None:
+    def __init__(self, settings: AttemptSettings, around: PipelineRuntime) -> None:
         self._settings = settings
         self._around = around
 
@@ -153,8 +160,8 @@ class PipelineHandler:
         return self._settings.pipeline
 
     @property
-    def place(self) -> Place:
-        return Place.THREAD  # few and long: a run waits for Spark
+    def place(self) -> ExecutionPlace:
+        return ExecutionPlace.THREAD  # few and long: a run waits for Spark
 
     @property
     def timeout_seconds(self) -> float | None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.errors import PenstockError
-from penstock.ledger.records import ClaimedObject, Failure, ObjectResult
-from penstock.messaging.failure import Failure as Raised
+from penstock.ledger.records import AttemptFailure, ClaimedObject, ObjectResult
+from penstock.messaging.failure import FailureDetails as Raised
 from penstock.objects.reference import ObjectRef
 
 
@@ -45,10 +45,10 @@ class RunRequest:
 class ReadFailure:
     """Why one object was not processed.
 
-    `Failure.GONE`, `SUPERSEDED`, `RETRY` for what another look may mend, `DEAD` for what none can.
+    `AttemptFailure.GONE`, `SUPERSEDED`, `RETRY` for what another look may mend, `DEAD` for what none can.
     """
 
-    failure: Failure
+    failure: AttemptFailure
     reason: str
     refund: bool = False  # of a RETRY: the fault is hardly the object's, so the attempt does not count
     delay_seconds: float | None = None  # of a RETRY: until then; None leaves it to the backoff

@@ -17,11 +17,19 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from penstock.errors import InvalidMessage, TransformError
-from penstock.ledger.records import Candidate, Carrier, ClaimedObject, EndedObject, FailedObject, Failure, ObjectState
+from penstock.ledger.records import (
+    AttemptFailure,
+    Candidate,
+    Carrier,
+    ClaimedObject,
+    EndedObject,
+    FailedObject,
+    ObjectState,
+)
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.replay import replay_id_in
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
-from penstock.objects.notification import Kind, Notification
+from penstock.objects.notification import Notification, NotificationKind
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.engine import ReadFailure, RunBroken
 from penstock.pipeline.failures import FailureStreak, every_run_failed
@@ -30,7 +38,7 @@ Parse = Callable[[bytes], Notification]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parcel:
+class NotificationDelivery:
     """A delivery and the objects it names."""
 
     delivery: Delivery
@@ -44,12 +52,12 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class ObjectDone:
     """Nothing is left to do for the object: processed, gone, superseded, or dead by another message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Later:
+class ObjectLater:
     """The object is busy elsewhere or is to be tried again."""
 
     delay_seconds: float
@@ -57,7 +65,7 @@ class Later:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dead:
+class ObjectDead:
     """The object is given up on, and the message with this id carried it."""
 
     reason: str
@@ -67,23 +75,23 @@ class Dead:
     lasting: bool = False  # rejected or unreadable: another attempt cannot help
 
 
-ObjectOutcome = Done | Later | Dead
+ObjectOutcome = ObjectDone | ObjectLater | ObjectDead
 
 
-def open_parcel(delivery: Delivery, parse: Parse, *, handler: str) -> Parcel | Settlement:
+def open_parcel(delivery: Delivery, parse: Parse, *, handler: str) -> NotificationDelivery | Settlement:
     """Read the notification; a message without objects is settled at once, by the pipeline or function ``handler``."""
     try:
         notification = parse(delivery.message.body)
     except InvalidMessage as invalid:
         return DeadLetter(reason=str(invalid), poison=True, handler=handler)
     if not notification.objects and not notification.problems:
-        return Ack(reason="test_event" if notification.kind is Kind.TEST_EVENT else "no_objects")
+        return Ack(reason="test_event" if notification.kind is NotificationKind.TEST_EVENT else "no_objects")
     if not notification.objects:
         return settle_by(problems=notification.problems, outcomes=(), message_id=delivery.message.id, handler=handler)
-    return Parcel(delivery=delivery, objects=notification.objects, problems=notification.problems)
+    return NotificationDelivery(delivery=delivery, objects=notification.objects, problems=notification.problems)
 
 
-def settle_parcel(parcel: Parcel, outcomes: Mapping[bytes, ObjectOutcome], *, handler: str) -> Settlement:
+def settle_parcel(parcel: NotificationDelivery, outcomes: Mapping[bytes, ObjectOutcome], *, handler: str) -> Settlement:
     """A delivery stays whole: how it ends follows from the outcomes of all its objects."""
     settlement = settle_by(
         problems=parcel.problems,
@@ -101,11 +109,11 @@ def settle_by(
 
     The letter is poison where a record is bad, or where nothing that it carried can be helped by another attempt.
     """
-    later = [outcome for outcome in outcomes if isinstance(outcome, Later)]
+    later = [outcome for outcome in outcomes if isinstance(outcome, ObjectLater)]
     if later:
         delay_seconds = max(outcome.delay_seconds for outcome in later)
         return Release(delay_seconds=delay_seconds, refund=all(outcome.refund for outcome in later))
-    dead = [o for o in outcomes if isinstance(o, Dead) and o.carrier_message_id == message_id]
+    dead = [o for o in outcomes if isinstance(o, ObjectDead) and o.carrier_message_id == message_id]
     if dead or problems:
         told = next((o for o in dead if o.exception is not None), None)  # a letter has place for one
         return DeadLetter(
@@ -118,7 +126,9 @@ def settle_by(
     return Ack()
 
 
-def parts(parcel: Parcel, failures: Mapping[bytes, int], *, singly: bool = False) -> list[Parcel]:
+def parts(
+    parcel: NotificationDelivery, failures: Mapping[bytes, int], *, singly: bool = False
+) -> list[NotificationDelivery]:
     """What may share a run: the objects that nobody suspects together, each suspect by itself.
 
     ``failures`` are the unattributed ones, by object id. A delivery stays whole in its batch and is settled as a whole,
@@ -136,7 +146,7 @@ def parts(parcel: Parcel, failures: Mapping[bytes, int], *, singly: bool = False
     return [replace(parcel, objects=clear), *suspects] if clear else suspects
 
 
-def candidates(parcels: Sequence[Parcel]) -> list[Candidate]:
+def candidates(parcels: Sequence[NotificationDelivery]) -> list[Candidate]:
     """The objects of a group, once for each message that names them: the ledger says which of these carries an object.
 
     That is the first, or for a dead object the first that may revive it.
@@ -173,11 +183,11 @@ GONE_AFTER_SECONDS = 5.0  # between the two looks that make a missing object a d
 def verdict(claimed: ClaimedObject, failure: ReadFailure, *, attempts_max: int) -> FailedObject:
     """An object that was not processed: look again where that may help, give up where it has had its attempts."""
     found = failure.failure
-    if found is Failure.GONE:
+    if found is AttemptFailure.GONE:
         return _missing(claimed, failure.reason)
-    if found is Failure.RETRY and claimed.attempts >= attempts_max and not failure.refund:
-        found = Failure.DEAD
-    refund = failure.refund and found is Failure.RETRY
+    if found is AttemptFailure.RETRY and claimed.attempts >= attempts_max and not failure.refund:
+        found = AttemptFailure.DEAD
+    refund = failure.refund and found is AttemptFailure.RETRY
     return FailedObject(
         object_id=claimed.object_id,
         failure=found,
@@ -197,7 +207,7 @@ def _missing(claimed: ClaimedObject, reason: str) -> FailedObject:
     gone = claimed.missing_seconds is not None and claimed.missing_seconds >= GONE_AFTER_SECONDS
     return FailedObject(
         object_id=claimed.object_id,
-        failure=Failure.GONE if gone else Failure.RETRY,
+        failure=AttemptFailure.GONE if gone else AttemptFailure.RETRY,
         reason=reason,
         refund=not gone,
         missing=True,
@@ -214,13 +224,14 @@ def timed_out(
     """
     if not first:
         return [
-            FailedObject(object_id=one.object_id, failure=Failure.RETRY, reason=reason, refund=True) for one in claimed
+            FailedObject(object_id=one.object_id, failure=AttemptFailure.RETRY, reason=reason, refund=True)
+            for one in claimed
         ]
     if len(claimed) == 1:
-        failure = ReadFailure(failure=Failure.RETRY, reason=reason)
+        failure = ReadFailure(failure=AttemptFailure.RETRY, reason=reason)
         return [verdict(claimed[0], failure, attempts_max=attempts_max)]
     broken = RunBroken(reason, fingerprint="timed out")
-    return [suspicion(one, broken, Failure.RETRY, attempts_max=attempts_max) for one in claimed]
+    return [suspicion(one, broken, AttemptFailure.RETRY, attempts_max=attempts_max) for one in claimed]
 
 
 def sentence(
@@ -230,7 +241,7 @@ def sentence(
     *,
     attempts_max: int,
     worked_before: Callable[[], bool],
-) -> TransformError | Failure:
+) -> TransformError | AttemptFailure:
     """What a broken run means: the error to stop with, or how its objects leave it.
 
     An object dies only of its last attempt, alone, and in a pipeline that works: one that committed a batch in this
@@ -240,22 +251,22 @@ def sentence(
     if pause is not None:
         return pause
     if len(suspects) > 1 or suspects[0].attempts < attempts_max:
-        return Failure.RETRY
+        return AttemptFailure.RETRY
     if streak.succeeded:
-        return Failure.DEAD
+        return AttemptFailure.DEAD
     if streak.reprieve(suspects[0].object_id):
-        return Failure.RETRY
-    return Failure.DEAD if worked_before() else every_run_failed(broken)
+        return AttemptFailure.RETRY
+    return AttemptFailure.DEAD if worked_before() else every_run_failed(broken)
 
 
 def suspicion(
-    suspect: ClaimedObject, broken: RunBroken, meaning: TransformError | Failure, *, attempts_max: int
+    suspect: ClaimedObject, broken: RunBroken, meaning: TransformError | AttemptFailure, *, attempts_max: int
 ) -> FailedObject:
     """How a suspect leaves a broken run. One that lives on keeps its last attempt for a run of its own."""
-    dead = meaning is Failure.DEAD
+    dead = meaning is AttemptFailure.DEAD
     return FailedObject(
         object_id=suspect.object_id,
-        failure=Failure.DEAD if dead else Failure.RETRY,
+        failure=AttemptFailure.DEAD if dead else AttemptFailure.RETRY,
         reason=str(broken),
         refund=isinstance(meaning, TransformError) or (not dead and suspect.attempts >= attempts_max),
         unattributed=True,
@@ -264,32 +275,32 @@ def suspicion(
 
 
 def failure_outcome(
-    failed: FailedObject, claimed: ClaimedObject, *, later: Later, cause: ReadFailure | None = None
+    failed: FailedObject, claimed: ClaimedObject, *, later: ObjectLater, cause: ReadFailure | None = None
 ) -> ObjectOutcome:
     """What a failure means for the messages that named the object; ``later`` is when to try again."""
     match failed.failure:
-        case Failure.RETRY if cause is not None and cause.delay_seconds is not None:
+        case AttemptFailure.RETRY if cause is not None and cause.delay_seconds is not None:
             return replace(later, delay_seconds=cause.delay_seconds)
-        case Failure.RETRY:
+        case AttemptFailure.RETRY:
             return later
-        case Failure.DEAD:
+        case AttemptFailure.DEAD:
             raised = cause.raised if cause is not None else None
-            return Dead(
+            return ObjectDead(
                 reason=failed.reason,
                 carrier_message_id=claimed.carrier.message_id,
                 exception=raised.summary if raised is not None else None,
                 traceback=raised.traceback if raised is not None else None,
-                lasting=cause is not None and cause.failure is Failure.DEAD,
+                lasting=cause is not None and cause.failure is AttemptFailure.DEAD,
             )
-        case Failure.GONE | Failure.SUPERSEDED:
-            return Done()
+        case AttemptFailure.GONE | AttemptFailure.SUPERSEDED:
+            return ObjectDone()
 
 
 def ended_outcome(ended: EndedObject) -> ObjectOutcome:
     """An object that was terminal before we came; a dead one takes its own carrier down again, and no other message."""
     if ended.state is ObjectState.DEAD and ended.carrier is not None:
-        return Dead(reason=ended.reason or "dead", carrier_message_id=ended.carrier.message_id)
-    return Done()
+        return ObjectDead(reason=ended.reason or "dead", carrier_message_id=ended.carrier.message_id)
+    return ObjectDone()
 
 
 class Suspect(Protocol):

@@ -57,7 +57,7 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Chunk:
+class _PublishChunk:
     """Batches that go into one commit, as files; the last of them has some."""
 
     tip: BatchRow
@@ -66,7 +66,7 @@ class _Chunk:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Look:
+class _ReadPosition:
     """How far this call has read. Used by one thread."""
 
     position: Position = START
@@ -94,7 +94,7 @@ def publish(
     one we can write, `PublishHalted` where table and ledger disagree, `TemporaryError` where others keep coming
     first.
     """
-    look = _Look()
+    look = _ReadPosition()
     conflicts = 0
     began_at = clock.monotonic()
     while True:
@@ -178,9 +178,9 @@ def _publish_some(
     manifest_of: ManifestOf,
     schema_of: SchemaOf,
     probe: Probe,
-    look: _Look,
+    look: _ReadPosition,
     after: Published | None,
-) -> _Chunk | None:
+) -> _PublishChunk | None:
     """One commit to the table, at most; None when nothing is left to publish."""
     table = sink.load()
     position = check_tip(ledger, table, pipeline=pipeline, where=sink.uri)
@@ -228,7 +228,7 @@ class _RolledBack(Exception):
 
 def _next_chunk(
     ledger: Ledger, pipeline: str, manifest_of: ManifestOf, start: Position
-) -> tuple[_Chunk | None, Position]:
+) -> tuple[_PublishChunk | None, Position]:
     """The next batches for one commit, ending at one with files, and the last batch that was read.
 
     A commit must end at a batch with files, so that position and files move together: batches without any are passed
@@ -247,7 +247,7 @@ def _next_chunk(
             tip = batch
     if tip is None:
         return None, looked_to
-    return _Chunk(tip=tip, batches=tip.seq - start.seq, files=files), looked_to
+    return _PublishChunk(tip=tip, batches=tip.seq - start.seq, files=files), looked_to
 
 
 def _in_order(ledger: Ledger, pipeline: str, start: Position) -> Iterator[BatchRow]:

@@ -26,7 +26,7 @@ from penstock.events import (
     ObjectTakenOver,
     RunFailed,
 )
-from penstock.ledger.records import TAKEN_OVER, Claim, FailedObject, ObjectAttempt, ObjectResult, ObjectState
+from penstock.ledger.records import TAKEN_OVER, FailedObject, ObjectAttempt, ObjectClaims, ObjectResult, ObjectState
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.failure import failure_of
 from penstock.objects.reference import ObjectRef
@@ -43,10 +43,10 @@ _SKIPPED = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Work:
+class ClaimedWork:
     """What one claim brought, and what of the group belongs to it."""
 
-    claim: Claim
+    claim: ObjectClaims
     refs: Mapping[bytes, ObjectRef]  # the claimed ones
 
     @property
@@ -54,7 +54,7 @@ class Work:
         return self.claim.attempt_id
 
 
-class Telling:
+class BatchEvents:
     """Any thread may tell."""
 
     def __init__(self, pipeline: str, bus: Bus, *, batches: bool = True) -> None:
@@ -63,7 +63,7 @@ class Telling:
         self._bus = bus
         self._batches = batches
 
-    def claimed(self, work: Work, *, seconds: float) -> None:
+    def claimed(self, work: ClaimedWork, *, seconds: float) -> None:
         """The attempt is open, and what it holds is begun."""
         if self._batches:
             size_bytes = sum(ref.size_bytes for ref in work.refs.values())
@@ -86,7 +86,7 @@ class Telling:
                 )
             )
 
-    def taken_over(self, work: Work, before: Mapping[bytes, ObjectAttempt]) -> None:
+    def taken_over(self, work: ClaimedWork, before: Mapping[bytes, ObjectAttempt]) -> None:
         """Emit an event for each object whose attempt before ended with its worker or its lease."""
         for object_id, attempt in before.items():
             if attempt.outcome in TAKEN_OVER:
@@ -102,7 +102,7 @@ class Telling:
                     )
                 )
 
-    def written(self, work: Work, result: RunResult, *, seconds: float) -> None:
+    def written(self, work: ClaimedWork, result: RunResult, *, seconds: float) -> None:
         """The run has written its files."""
         if self._batches:
             self._bus.emit(
@@ -119,14 +119,14 @@ class Telling:
         """Report ``count`` faults of the machinery in a row."""
         self._bus.emit(FaultsRepeated(pipeline=self._pipeline, count=count, error=str(fault)))
 
-    def skipped(self, claim: Claim, refs: Mapping[bytes, ObjectRef]) -> None:
+    def skipped(self, claim: ObjectClaims, refs: Mapping[bytes, ObjectRef]) -> None:
         """What the claim did not bring."""
         for object_id in claim.busy:
             self._skip(refs[object_id], "in_progress")
         for object_id, ended in claim.ended.items():
             self._skip(refs[object_id], _SKIPPED[ended.state])
 
-    def committed(self, work: Work, result: RunResult, seq: int, *, seconds: float) -> None:
+    def committed(self, work: ClaimedWork, result: RunResult, seq: int, *, seconds: float) -> None:
         """The batch counts."""
         if self._batches:
             self._bus.emit(
@@ -156,7 +156,7 @@ class Telling:
                 self._quarantined(uri, processed, result)
 
     def failed(
-        self, work: Work, failed: Sequence[FailedObject], causes: Mapping[bytes, ReadFailure] | None = None
+        self, work: ClaimedWork, failed: Sequence[FailedObject], causes: Mapping[bytes, ReadFailure] | None = None
     ) -> None:
         """These left the attempt unprocessed, ``causes`` being what the run said of them."""
         for failure in failed:
@@ -192,13 +192,13 @@ class Telling:
             )
         )
 
-    def broken(self, work: Work, broken: RunBroken) -> None:
+    def broken(self, work: ClaimedWork, broken: RunBroken) -> None:
         """A run failed with nobody to blame."""
         self._bus.emit(
             RunFailed(pipeline=self._pipeline, attempt_id=work.attempt_id, objects=len(work.refs), error=str(broken))
         )
 
-    def given_back(self, work: Work, reason: str) -> None:
+    def given_back(self, work: ClaimedWork, reason: str) -> None:
         """The attempt was abandoned through no fault of its objects."""
         self.abandoned(work.attempt_id, reason)
         for ref in work.refs.values():
@@ -206,7 +206,7 @@ class Telling:
                 ObjectGivenBack(pipeline=self._pipeline, object_uri=ref.uri, attempt_id=work.attempt_id, reason=reason)
             )
 
-    def lost(self, work: Work) -> None:
+    def lost(self, work: ClaimedWork) -> None:
         """The attempt is not open any more, and it was not we who ended it."""
         for ref in work.refs.values():
             self._bus.emit(

@@ -123,16 +123,16 @@ def _session(aws: Aws) -> "Session":
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class CredentialSource:
     """Which of boto3's providers found credentials: env, shared-credentials-file, container-role, iam-role, ..."""
 
     provider: str
     region: str | None  # None: none is set
 
 
-def access(aws: Aws) -> Access:
+def access(aws: Aws) -> CredentialSource:
     """Looked up on this machine, or at its metadata service. Raises `ConfigurationError`."""
-    return Access(provider=aws.credentials().method, region=aws.session().region_name)
+    return CredentialSource(provider=aws.credentials().method, region=aws.session().region_name)
 
 
 def clock_ahead_seconds(answer: Any, *, now: float) -> float | None:

@@ -31,7 +31,7 @@ _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,60})</Code>")
 _TEXT_CHARS_MAX = 160
 
 
-class Kind(Enum):
+class RefusalKind(Enum):
     """What a caller can do about a refusal."""
 
     MISSING = "missing"  # no such object or version; a delete marker
@@ -47,51 +47,54 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class S3Fault:
     """A refusal, understood. ``text`` ends without a full stop."""
 
-    kind: Kind
+    kind: RefusalKind
     text: str
 
 
 _ELSEWHERE = "the bucket is in another region: set aws_region"
 _BY_CODE = {
     "AccessDenied": (
-        Kind.DENIED,
+        RefusalKind.DENIED,
         "access is denied: look at permissions (403, also of a missing object where s3:ListBucket is not granted)",
     ),
-    "NoSuchBucket": (Kind.NO_BUCKET, "there is no such bucket: make it, or mend its name"),
-    "NoSuchKey": (Kind.MISSING, "there is no such object"),
-    "NoSuchUpload": (Kind.PASSING, "somebody has ended the upload: a rule of the bucket's, or an earlier try of ours"),
-    "NoSuchVersion": (Kind.MISSING, "there is no such version"),
-    "MethodNotAllowed": (Kind.MISSING, "it is deleted: that version is a delete marker"),
-    "PreconditionFailed": (Kind.CHANGED, "it is there in another version"),
-    "ConditionalRequestConflict": (Kind.PASSING, "somebody else writes it at this moment"),
-    "InvalidRange": (Kind.RANGE, "it has no bytes there"),
-    "InvalidArgument": (Kind.INVALID, "S3 finds no sense in the request (InvalidArgument)"),
-    "InvalidBucketName": (Kind.INVALID, "no bucket can have that name"),
-    "KeyTooLongError": (Kind.INVALID, "no object can have so long a name"),
-    "InvalidObjectState": (Kind.ARCHIVED, "it is archived (Glacier): restore it first"),
-    "PermanentRedirect": (Kind.SETTINGS, _ELSEWHERE),
-    "AuthorizationHeaderMalformed": (Kind.SETTINGS, _ELSEWHERE),
-    "RequestTimeTooSkewed": (Kind.PASSING, "this machine's clock is wrong: set it"),
-    "ExpiredToken": (Kind.PASSING, "the credentials have expired: get new ones"),
-    "RequestTimeout": (Kind.PASSING, "the server waited too long for bytes"),
-    "SlowDown": (Kind.PASSING, "too many requests: S3 asks to slow down (503 SlowDown)"),
+    "NoSuchBucket": (RefusalKind.NO_BUCKET, "there is no such bucket: make it, or mend its name"),
+    "NoSuchKey": (RefusalKind.MISSING, "there is no such object"),
+    "NoSuchUpload": (
+        RefusalKind.PASSING,
+        "somebody has ended the upload: a rule of the bucket's, or an earlier try of ours",
+    ),
+    "NoSuchVersion": (RefusalKind.MISSING, "there is no such version"),
+    "MethodNotAllowed": (RefusalKind.MISSING, "it is deleted: that version is a delete marker"),
+    "PreconditionFailed": (RefusalKind.CHANGED, "it is there in another version"),
+    "ConditionalRequestConflict": (RefusalKind.PASSING, "somebody else writes it at this moment"),
+    "InvalidRange": (RefusalKind.RANGE, "it has no bytes there"),
+    "InvalidArgument": (RefusalKind.INVALID, "S3 finds no sense in the request (InvalidArgument)"),
+    "InvalidBucketName": (RefusalKind.INVALID, "no bucket can have that name"),
+    "KeyTooLongError": (RefusalKind.INVALID, "no object can have so long a name"),
+    "InvalidObjectState": (RefusalKind.ARCHIVED, "it is archived (Glacier): restore it first"),
+    "PermanentRedirect": (RefusalKind.SETTINGS, _ELSEWHERE),
+    "AuthorizationHeaderMalformed": (RefusalKind.SETTINGS, _ELSEWHERE),
+    "RequestTimeTooSkewed": (RefusalKind.PASSING, "this machine's clock is wrong: set it"),
+    "ExpiredToken": (RefusalKind.PASSING, "the credentials have expired: get new ones"),
+    "RequestTimeout": (RefusalKind.PASSING, "the server waited too long for bytes"),
+    "SlowDown": (RefusalKind.PASSING, "too many requests: S3 asks to slow down (503 SlowDown)"),
     "InvalidAccessKeyId": (
-        Kind.DENIED,
+        RefusalKind.DENIED,
         "AWS does not know the access key (InvalidAccessKeyId): look at the credentials",
     ),
     "SignatureDoesNotMatch": (
-        Kind.DENIED,
+        RefusalKind.DENIED,
         "the secret key does not fit the access key (SignatureDoesNotMatch): look at the credentials",
     ),
 }
 _WHO_WE_ARE = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"})
 _BY_STATUS = {
     301: _BY_CODE["PermanentRedirect"],
-    307: (Kind.PASSING, "the bucket is being moved"),
-    401: (Kind.DENIED, "the credentials are refused (401): look at them"),
+    307: (RefusalKind.PASSING, "the bucket is being moved"),
+    401: (RefusalKind.DENIED, "the credentials are refused (401): look at them"),
     403: _BY_CODE["AccessDenied"],
     404: _BY_CODE["NoSuchKey"],
     405: _BY_CODE["MethodNotAllowed"],
@@ -109,28 +112,32 @@ _CONNECTION = (
 )
 
 
-def fault_of(error: Exception) -> Fault:
+def fault_of(error: Exception) -> S3Fault:
     """What an error of obstore or boto3 means. What nobody knows may pass."""
     status, code, message = _said(error)
     if code.startswith("KMS.") or (code == "AccessDenied" and "kms:" in message):
-        return Fault(kind=Kind.LOCKED, text=f"its encryption key cannot be used ({code}): look at KMS and its policy")
+        return S3Fault(
+            kind=RefusalKind.LOCKED, text=f"its encryption key cannot be used ({code}): look at KMS and its policy"
+        )
     if code in _BY_CODE:
         kind, text = _BY_CODE[code]
-        return Fault(kind=kind, text=text)
+        return S3Fault(kind=kind, text=text)
     if status in _BY_STATUS:
         kind, text = _BY_STATUS[status]
-        return Fault(kind=kind, text=text)
+        return S3Fault(kind=kind, text=text)
     if isinstance(error, FileNotFoundError):
-        return Fault(kind=Kind.MISSING, text="there is no such object")
+        return S3Fault(kind=RefusalKind.MISSING, text="there is no such object")
     if _NO_REDIRECT in message:
-        return Fault(kind=Kind.SETTINGS, text=_ELSEWHERE)
+        return S3Fault(kind=RefusalKind.SETTINGS, text=_ELSEWHERE)
     if status or code:
-        return Fault(kind=Kind.PASSING, text=f"S3 answers {' '.join(str(part) for part in (status, code) if part)}")
+        return S3Fault(
+            kind=RefusalKind.PASSING, text=f"S3 answers {' '.join(str(part) for part in (status, code) if part)}"
+        )
     told = f"{type(error).__name__} {message}"
     for sign, text in _CONNECTION:
         if sign in told:
-            return Fault(kind=Kind.PASSING, text=text)
-    return Fault(kind=Kind.PASSING, text=f"S3 cannot be asked: {_first_line(message)}")
+            return S3Fault(kind=RefusalKind.PASSING, text=text)
+    return S3Fault(kind=RefusalKind.PASSING, text=f"S3 cannot be asked: {_first_line(message)}")
 
 
 def code_of(error: Exception) -> str:
@@ -155,13 +162,13 @@ def refuse(address: str, error: Exception) -> NoReturn:
     """Raise it as the files of a table and of runs do: ``address`` is what was asked for."""
     fault = fault_of(error)
     text = f"{address} cannot be used: {fault.text}."
-    if fault.kind in (Kind.PASSING, Kind.CHANGED, Kind.RANGE):
+    if fault.kind in (RefusalKind.PASSING, RefusalKind.CHANGED, RefusalKind.RANGE):
         raise TemporaryError(text) from None
-    if fault.kind is Kind.SETTINGS:
+    if fault.kind is RefusalKind.SETTINGS:
         raise ConfigurationError(text) from None
-    if fault.kind is Kind.NO_BUCKET:
+    if fault.kind is RefusalKind.NO_BUCKET:
         raise TableNowhere(text) from None
-    if fault.kind in (Kind.DENIED, Kind.LOCKED):
+    if fault.kind in (RefusalKind.DENIED, RefusalKind.LOCKED):
         raise TableDenied(text) from None
     raise TableError(text) from None
 
@@ -209,7 +216,7 @@ _TOKEN = "AWS_SESSION_TOKEN"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class BucketLocation:
     """Where a bucket is asked for."""
 
     endpoint_url: str
@@ -286,19 +293,19 @@ def _service_client(aws: Aws, read_seconds: float, tries_max: int) -> Any:
 
 
 @MadeOnce
-def place_of(bucket: str, aws: Aws) -> Place:
+def place_of(bucket: str, aws: Aws) -> BucketLocation:
     """Endpoint and region, as boto3 finds them in the settings, the environment and AWS's configuration files.
 
     AWS itself is asked for the bucket's region, which need not be that of the queues. Raises `ConfigurationError`.
     """
     if aws.endpoint_url is not None:  # nothing to find out: no client of boto3 is made, which takes a while
-        return Place(endpoint_url=aws.endpoint_url, region=aws.session().region_name or _REGION)
+        return BucketLocation(endpoint_url=aws.endpoint_url, region=aws.session().region_name or _REGION)
     client = service_client(aws)
     endpoint, region = client.meta.endpoint_url, client.meta.region_name or ""
     if _AWS_ENDPOINT in endpoint and (there := region_of(bucket, client)) not in (None, region):
         moved = aws.session().client("s3", region_name=there)
         endpoint, region = moved.meta.endpoint_url, moved.meta.region_name
-    return Place(endpoint_url=endpoint, region=_REGION if region in _REGION_OF_NOBODY else region)
+    return BucketLocation(endpoint_url=endpoint, region=_REGION if region in _REGION_OF_NOBODY else region)
 
 
 def region_of(bucket: str, client: Any) -> str | None:

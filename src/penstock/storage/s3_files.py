@@ -25,7 +25,7 @@ from penstock.storage.address import S3, S3Address
 from penstock.storage.aws import Aws
 from penstock.storage.files import FileInfo
 from penstock.storage.s3 import (
-    Kind,
+    RefusalKind,
     bucket_client,
     check_nameable,
     code_of,
@@ -366,7 +366,7 @@ class S3Files:
         except Exception as error:
             if not is_of_s3(error):
                 raise
-            if fault_of(error).kind is Kind.MISSING:
+            if fault_of(error).kind is RefusalKind.MISSING:
                 raise FileNotFoundError(f"{self._address(path)} is not there") from None
             refuse(self._address(path), error)
 

@@ -12,13 +12,13 @@ from penstock.app.handlers import Handlers
 from penstock.events import Bus, Event, MessageFailed
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.function_handler import FunctionHandler
-from penstock.handlers.keys import Begun, Busy, Done
+from penstock.handlers.keys import KeyBegun, KeyBusy, KeyDone
 from penstock.messaging.call import NO_RESOURCES
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery, PreviousAttempt
 from penstock.messaging.handler import Answer, HeldClaim
 from penstock.messaging.message import NO_ATTRIBUTES, Message
-from penstock.messaging.schema import Codec
+from penstock.messaging.schema import BodyCodec
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.testing.recorder import Sent, recorded
 
@@ -75,7 +75,7 @@ def perform(
     checked. An idempotent handler finds its key free. One with ``isolation="process"`` runs in the test's process.
     """
     declaration = app.declaration_of(handler)
-    codec: Codec[Any] = Codec(declaration.queue)
+    codec: BodyCodec[Any] = BodyCodec(declaration.queue)
     message = Message(
         id="message-1",
         body=body if isinstance(body, bytes) else codec.encode(body),
@@ -144,8 +144,8 @@ class _FreeClaim:
 class _FreeKeys:
     """Every key is free, and nothing is remembered."""
 
-    def begin(self, key: str) -> Begun | Busy | Done:  # noqa: ARG002 - the signature is `Keys`'s
-        return Begun(claim=_FreeClaim(), previous=None)
+    def begin(self, key: str) -> KeyBegun | KeyBusy | KeyDone:  # noqa: ARG002 - the signature is `Keys`'s
+        return KeyBegun(claim=_FreeClaim(), previous=None)
 
     def forget(self) -> None:
         """There is nothing to forget."""

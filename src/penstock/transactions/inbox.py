@@ -26,7 +26,7 @@ from penstock.messaging.broker import listed_name
 from penstock.messaging.message import DEDUPLICATION_ATTRIBUTE, ORIGIN_ATTRIBUTE, OUTBOX_ID_ATTRIBUTE, Message
 from penstock.transactions.outbox import ID_BYTES
 from penstock.transactions.sessions import AsyncSessions, SyncSession, dialect_of, explained
-from penstock.transactions.tables import Now, inbox
+from penstock.transactions.tables import ServerNow, inbox
 
 _SHOWN_CHARS_MAX = 1_000
 _KEY = [inbox.c.inbox_id]
@@ -34,7 +34,7 @@ _REFUSED = "\ufffd"  # for what databases do not take in a text for people
 _EARLIER_KEY = re.compile(r" #([0-9a-f]{32})\Z")  # how the text of a row under the earlier key ends
 
 
-class Identity(NamedTuple):
+class MessageIdentity(NamedTuple):
     """What is the same in two messages that are one thing."""
 
     kind: str
@@ -50,7 +50,7 @@ class Recipient:
     handler: str
 
 
-def identity_of(message: Message) -> Identity:
+def identity_of(message: Message) -> MessageIdentity:
     """Return the outbox's id, else the sender's deduplication id, else the broker's message id.
 
     A replayed message keeps the message id of its first delivery. A broker gives each send a message id of its own, so
@@ -59,13 +59,13 @@ def identity_of(message: Message) -> Identity:
     for kind, name in (("outbox", OUTBOX_ID_ATTRIBUTE), ("deduplication", DEDUPLICATION_ATTRIBUTE)):
         value = message.attributes.get(name)
         if value:
-            return Identity(kind, _bytes(value))
-    return Identity("message", _bytes(message.attributes.get(ORIGIN_ATTRIBUTE) or message.id))
+            return MessageIdentity(kind, _bytes(value))
+    return MessageIdentity("message", _bytes(message.attributes.get(ORIGIN_ATTRIBUTE) or message.id))
 
 
 def record(session: SyncSession, recipient: Recipient, message: Message) -> bool:
     """Return True if the message is new to its recipient. Other transactions then wait for this one's end."""
-    entry = _Entry(recipient, identity_of(message))
+    entry = _InboxRows(recipient, identity_of(message))
     with explained():
         count = _inserted(session.execute(entry.insertion(dialect_of(session))))
         if count != 1:
@@ -75,7 +75,7 @@ def record(session: SyncSession, recipient: Recipient, message: Message) -> bool
 
 async def record_async(session: AsyncSessions, recipient: Recipient, message: Message) -> bool:
     """As `record`."""
-    entry = _Entry(recipient, identity_of(message))
+    entry = _InboxRows(recipient, identity_of(message))
     with explained():
         count = _inserted(await session.execute(entry.insertion(dialect_of(session))))
         if count != 1:
@@ -96,10 +96,10 @@ def _inserted(result: object) -> int:
     return count
 
 
-class _Entry:
+class _InboxRows:
     """The two rows of one message and its recipient, under the current and the earlier key."""
 
-    def __init__(self, recipient: Recipient, identity: Identity) -> None:
+    def __init__(self, recipient: Recipient, identity: MessageIdentity) -> None:
         self._recipient = recipient
         self._identity = identity
         # The name, URL and ARN of an SQS queue give one owner. The row with the earlier key has a digest of the
@@ -151,7 +151,7 @@ class _Entry:
 
     def _values(self, key: bytes, handler: str) -> Mapping[str, Any]:
         message = f"{self._identity.kind}:{_shown(self._identity.value)}"
-        return {"inbox_id": key, "handler": handler, "message": message, "done_at": Now()}
+        return {"inbox_id": key, "handler": handler, "message": message, "done_at": ServerNow()}
 
 
 def _digest(*parts: bytes) -> bytes:

@@ -13,10 +13,10 @@ from penstock.errors import UsageError
 from penstock.messaging.message import NO_ATTRIBUTES, Attributes, Outgoing
 from penstock.messaging.schema import BODY_BYTES_MAX
 from penstock.transactions.sessions import AsyncSessions, SyncSession, explained
-from penstock.transactions.tables import Now, outbox
+from penstock.transactions.tables import ServerNow, outbox
 
 ID_BYTES = 16
-_INSERT = insert(outbox).values(created_at=Now())
+_INSERT = insert(outbox).values(created_at=ServerNow())
 
 Row = Mapping[str, Any]  # values of the table's columns
 

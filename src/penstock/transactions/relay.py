@@ -18,7 +18,7 @@ from penstock.messaging.backoff import Random, backoff_seconds
 from penstock.messaging.broker import PARTIAL_CHUNK, Broker, TriesEach
 from penstock.messaging.clock import Clock
 from penstock.transactions.outbox import ID_BYTES
-from penstock.transactions.store import Held, Store
+from penstock.transactions.store import ClaimedRow, TransactionStore
 
 FAILED_BASE_SECONDS, FAILED_CAP_SECONDS = 0.5, 30.0  # of the relay, where broker or database are away
 REFUSED_BASE_SECONDS, REFUSED_CAP_SECONDS = 10.0, 600.0  # of a row that the broker refused
@@ -41,15 +41,17 @@ class RelaySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Relayed:
+class RelayResult:
     """What a look at the outbox came to."""
 
     held: int = 0
     sent: int = 0
     refused: int = 0
 
-    def __add__(self, other: "Relayed") -> "Relayed":
-        return Relayed(held=self.held + other.held, sent=self.sent + other.sent, refused=self.refused + other.refused)
+    def __add__(self, other: "RelayResult") -> "RelayResult":
+        return RelayResult(
+            held=self.held + other.held, sent=self.sent + other.sent, refused=self.refused + other.refused
+        )
 
 
 class Relay:
@@ -57,7 +59,7 @@ class Relay:
 
     def __init__(
         self,
-        store: Store,
+        store: TransactionStore,
         *,
         broker: Callable[[], Broker],
         settings: RelaySettings,
@@ -98,7 +100,7 @@ class Relay:
         self._ended = True
         self._woken.set()
 
-    def once(self) -> Relayed:
+    def once(self) -> RelayResult:
         """Send what is there now, refused rows too. Raises `PenstockError` where broker or database are away."""
         self._store.hasten()
         total = step = self.step(in_a_row_max=None)
@@ -107,7 +109,7 @@ class Relay:
             total += step
         return total
 
-    def step(self, *, in_a_row_max: int | None = REFUSED_IN_A_ROW_MAX) -> Relayed:
+    def step(self, *, in_a_row_max: int | None = REFUSED_IN_A_ROW_MAX) -> RelayResult:
         """Claim some rows, send them, delete them. What could not be sent is free again. Raises as `once`.
 
         ``in_a_row_max``: after so many refusals their queue rests for a moment; None: each row is tried.
@@ -123,9 +125,9 @@ class Relay:
             resting=self._still_resting(claimed_at),
         )
         if not held:
-            return Relayed()
+            return RelayResult()
         until = claimed_at + self._settings.lease_seconds * LEASE_SHARE
-        shift = _Shift(self._store, self._broker(), claim_id, over=lambda: self._over(until), random=self._random)
+        shift = _ClaimedRows(self._store, self._broker(), claim_id, over=lambda: self._over(until), random=self._random)
         try:
             for queue, rows in _by_queue(held).items():
                 shift.send(queue, rows, in_a_row_max=in_a_row_max)
@@ -135,7 +137,7 @@ class Relay:
             self._resting |= dict.fromkeys(shift.refusing, self._clock.monotonic() + QUEUE_REST_SECONDS)
             if shift.left(held):
                 self._store.release(claim_id)
-        return Relayed(held=len(held), sent=shift.sent, refused=shift.refused)
+        return RelayResult(held=len(held), sent=shift.sent, refused=shift.refused)
 
     def _still_resting(self, now: float) -> Collection[str]:
         self._resting = {queue: until for queue, until in self._resting.items() if until > now}
@@ -144,7 +146,7 @@ class Relay:
     def _over(self, until: float) -> bool:
         return self._ended or self._clock.monotonic() > until
 
-    def _seconds_after(self, step: Relayed) -> float:
+    def _seconds_after(self, step: RelayResult) -> float:
         """A look that found something is followed by the next at once."""
         return 0.0 if step.held else self._settings.every_seconds * (0.5 + self._random())
 
@@ -170,7 +172,7 @@ class Relay:
             self._tell(InboxForgotten(database=self._store.place, count=count))
 
 
-def forget(store: Store, older_than_seconds: float, *, calls_max: int | None = None) -> int:
+def forget(store: TransactionStore, older_than_seconds: float, *, calls_max: int | None = None) -> int:
     """Delete what the inbox has held for longer, in short transactions; return the number of messages."""
     count = calls = 0
     while calls_max is None or calls < calls_max:
@@ -181,11 +183,11 @@ def forget(store: Store, older_than_seconds: float, *, calls_max: int | None = N
     return count
 
 
-class _Shift:
+class _ClaimedRows:
     """The rows of one claim on their way."""
 
     def __init__(
-        self, store: Store, broker: Broker, claim_id: bytes, *, over: Callable[[], bool], random: Random
+        self, store: TransactionStore, broker: Broker, claim_id: bytes, *, over: Callable[[], bool], random: Random
     ) -> None:
         self._store = store
         self._broker = broker
@@ -198,11 +200,11 @@ class _Shift:
         self.refusing: set[str] = set()  # queues that seem to be refused as a whole
         self.events: list[OutboxSent | OutboxRefused] = []
 
-    def left(self, held: Sequence[Held]) -> bool:
+    def left(self, held: Sequence[ClaimedRow]) -> bool:
         """Whether rows of the claim are held still."""
         return not self._settled.issuperset(row.id for row in held)
 
-    def send(self, queue: str, rows: Sequence[Held], *, in_a_row_max: int | None) -> None:
+    def send(self, queue: str, rows: Sequence[ClaimedRow], *, in_a_row_max: int | None) -> None:
         """Send the rows of one queue, in their order. What the broker took is deleted before more is sent.
 
         Raises the first error of a row that is to be tried again.
@@ -212,7 +214,7 @@ class _Shift:
         else:
             self._send_whole(queue, rows, in_a_row_max)
 
-    def _send_parts(self, broker: TriesEach, queue: str, rows: Sequence[Held], in_a_row_max: int | None) -> None:
+    def _send_parts(self, broker: TriesEach, queue: str, rows: Sequence[ClaimedRow], in_a_row_max: int | None) -> None:
         """The broker may take some messages of a call and not others, and reports which."""
         in_a_row = 0
         for start in range(0, len(rows), PARTIAL_CHUNK):
@@ -238,7 +240,7 @@ class _Shift:
             if failed:
                 raise failed[0]
 
-    def _send_whole(self, queue: str, rows: Sequence[Held], in_a_row_max: int | None) -> None:
+    def _send_whole(self, queue: str, rows: Sequence[ClaimedRow], in_a_row_max: int | None) -> None:
         """All in one call, which the broker takes as a whole or not at all; if it refuses that, each alone."""
         if self._over():
             return
@@ -250,7 +252,7 @@ class _Shift:
             else:
                 self._send_each(queue, rows, in_a_row_max)
 
-    def _send_each(self, queue: str, rows: Sequence[Held], in_a_row_max: int | None) -> None:
+    def _send_each(self, queue: str, rows: Sequence[ClaimedRow], in_a_row_max: int | None) -> None:
         in_a_row = 0
         for row in rows:
             if self._over():
@@ -265,11 +267,11 @@ class _Shift:
                 self.refusing.add(queue)
                 return
 
-    def _send(self, queue: str, rows: Sequence[Held]) -> None:
+    def _send(self, queue: str, rows: Sequence[ClaimedRow]) -> None:
         ids = self._broker.send(queue, [row.outgoing for row in rows])
         self._sent(queue, list(zip(rows, ids, strict=True)))
 
-    def _sent(self, queue: str, taken: Sequence[tuple[Held, str]]) -> None:
+    def _sent(self, queue: str, taken: Sequence[tuple[ClaimedRow, str]]) -> None:
         """The broker has these rows, under these ids."""
         if not taken:
             return
@@ -278,7 +280,7 @@ class _Shift:
         self.sent += len(taken)
         self.events.append(OutboxSent(queue=queue, message_ids=tuple(id for _, id in taken)))
 
-    def _refuse(self, row: Held, error: ConfigurationError) -> None:
+    def _refuse(self, row: ClaimedRow, error: ConfigurationError) -> None:
         seconds = min(REFUSED_CAP_SECONDS, REFUSED_BASE_SECONDS * 2.0 ** min(row.tries, 20)) * (0.5 + self._random())
         reason = _told(error)
         self._store.refuse(self._claim_id, row.id, reason=reason, wait_seconds=seconds)
@@ -291,7 +293,7 @@ class _Shift:
         )
 
 
-def _by_queue(rows: Iterable[Held]) -> Mapping[str, Sequence[Held]]:
+def _by_queue(rows: Iterable[ClaimedRow]) -> Mapping[str, Sequence[ClaimedRow]]:
     """Each queue's, in their order; sorting keeps it."""
     in_order = sorted(rows, key=lambda row: row.queue)
     return {queue: list(of_queue) for queue, of_queue in groupby(in_order, key=lambda row: row.queue)}

@@ -26,11 +26,11 @@ from penstock.messaging.message import OUTBOX_ID_ATTRIBUTE, Outgoing
 from penstock.transactions.inbox import count_messages
 from penstock.transactions.outbox import digest, read_attributes
 from penstock.transactions.sessions import explained
-from penstock.transactions.tables import Now, inbox, outbox
+from penstock.transactions.tables import ServerNow, inbox, outbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class DueRow:
     """A row that is due, as a look found it."""
 
     id: int
@@ -39,9 +39,9 @@ class Seen:
     claimed: bool  # another relay is sending it
 
 
-def takeable(rows: Iterable[Seen], *, rows_max: int, bytes_max: int) -> Sequence[Seen]:
+def takeable(rows: Iterable[DueRow], *, rows_max: int, bytes_max: int) -> Sequence[DueRow]:
     """Those of the rows, given by id, that may be taken: at least one where any may, whatever its size."""
-    taken: list[Seen] = []
+    taken: list[DueRow] = []
     busy: set[bytes] = set()
     size = 0
     for row in rows:
@@ -55,7 +55,7 @@ def takeable(rows: Iterable[Seen], *, rows_max: int, bytes_max: int) -> Sequence
     return taken
 
 
-def unbroken(wanted: Iterable[Seen], got: Set[int]) -> Sequence[int]:
+def unbroken(wanted: Iterable[DueRow], got: Set[int]) -> Sequence[int]:
     """The ids of those that were got, each stream's up to the first that was not."""
     kept: list[int] = []
     broken: set[bytes] = set()
@@ -72,8 +72,8 @@ FORGET_ROWS = 1_000  # deleted in one transaction
 SQLITE = "sqlite"
 IN_MEMORY = ":memory:"
 
-_claimed = outbox.c.claimed_until > Now()
-_due = outbox.c.due_at <= Now()
+_claimed = outbox.c.claimed_until > ServerNow()
+_due = outbox.c.due_at <= ServerNow()
 # SQLite locks as a whole, and only for who writes: a writer that has read before may be refused without waiting. So a
 # transaction that looks first begins by writing nothing.
 _LOCK_SQLITE = update(outbox).where(false()).values(tries=outbox.c.tries)
@@ -87,7 +87,7 @@ _FREE = {"claim_id": None, "claimed_until": 0.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class ClaimedRow:
     """A row in this relay's hands."""
 
     id: int
@@ -98,7 +98,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class WaitingRow:
     """A row as people see it. Times are epoch seconds, the database's clock."""
 
     id: int
@@ -115,14 +115,14 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forgotten:
+class ForgottenRows:
     """The rows of an inbox that one transaction deleted."""
 
     messages: int  # that they recorded
     is_all: bool  # no older rows are left
 
 
-class Store:
+class TransactionStore:
     """The tables of one database. Any thread may use it."""
 
     def __init__(self, engine: Engine, *, owned: bool = False) -> None:
@@ -153,13 +153,13 @@ class Store:
         rows_max: int,
         bytes_max: int,
         resting: Collection[str] = (),
-    ) -> Sequence[Held]:
+    ) -> Sequence[ClaimedRow]:
         """Hold the oldest rows that are due and free, for so long; by id. None of the queues that are ``resting``."""
         others = _LOOK.where(outbox.c.queue_id.not_in([digest(queue) for queue in resting])) if resting else _LOOK
         with self._transaction() as connection:
             if self._on_sqlite:
                 connection.execute(_LOCK_SQLITE)
-            look = [Seen(**row) for row in connection.execute(others).mappings()]
+            look = [DueRow(**row) for row in connection.execute(others).mappings()]
             wanted = takeable(look, rows_max=rows_max, bytes_max=bytes_max)
             if not wanted:
                 return ()
@@ -172,9 +172,9 @@ class Store:
                 outbox.c.id.in_(kept), not_(_claimed)
             )  # no lock holds them where an engine commits by itself
             connection.execute(
-                update(outbox).where(still_free).values(claim_id=claim_id, claimed_until=Now() + lease_seconds)
+                update(outbox).where(still_free).values(claim_id=claim_id, claimed_until=ServerNow() + lease_seconds)
             )
-            left = (outbox.c.created_at + outbox.c.delay_seconds - Now()).label("delay_left")
+            left = (outbox.c.created_at + outbox.c.delay_seconds - ServerNow()).label("delay_left")
             mine = select(outbox, left).where(_of(claim_id, kept)).order_by(outbox.c.id)
             rows = connection.execute(mine).mappings()
             return [_held(row) for row in rows]
@@ -191,7 +191,7 @@ class Store:
 
     def refuse(self, claim_id: bytes, id: int, *, reason: str, wait_seconds: float) -> None:
         """The broker does not take it: it stays, with the reason, and waits."""
-        values = {**_FREE, "due_at": Now() + wait_seconds, "tries": outbox.c.tries + 1, "reason": reason}
+        values = {**_FREE, "due_at": ServerNow() + wait_seconds, "tries": outbox.c.tries + 1, "reason": reason}
         with self._transaction() as connection:
             connection.execute(update(outbox).where(_of(claim_id, [id])).values(values))
 
@@ -208,22 +208,22 @@ class Store:
             ).one()
             return rows, refused
 
-    def waiting(self, *, limit: int) -> Sequence[Waiting]:
+    def waiting(self, *, limit: int) -> Sequence[WaitingRow]:
         """The oldest rows."""
         columns = [column for column in outbox.c if column.name not in ("body", "attributes")]
-        query = select(*columns, Now().label("now")).order_by(outbox.c.id).limit(limit)
+        query = select(*columns, ServerNow().label("now")).order_by(outbox.c.id).limit(limit)
         with self._transaction() as connection:
             return [_waiting(row) for row in connection.execute(query).mappings()]
 
-    def forget(self, older_than_seconds: float) -> Forgotten:
+    def forget(self, older_than_seconds: float) -> ForgottenRows:
         """Delete some rows of the inbox that are older."""
-        is_old = inbox.c.done_at < Now() - older_than_seconds
+        is_old = inbox.c.done_at < ServerNow() - older_than_seconds
         old = select(inbox.c.inbox_id, inbox.c.handler).where(is_old).limit(FORGET_ROWS)
         with self._transaction() as connection:
             rows = connection.execute(old).all()
             if rows:
                 connection.execute(delete(inbox).where(inbox.c.inbox_id.in_([row.inbox_id for row in rows])))
-        return Forgotten(messages=count_messages([row.handler for row in rows]), is_all=len(rows) < FORGET_ROWS)
+        return ForgottenRows(messages=count_messages([row.handler for row in rows]), is_all=len(rows) < FORGET_ROWS)
 
     def close(self) -> None:
         """Give back connections; those of a user's engine are the user's. It can be used again."""
@@ -256,7 +256,7 @@ def _of(claim_id: bytes, ids: Sequence[int]) -> ColumnElement[bool]:
     return and_(outbox.c.id.in_(ids), outbox.c.claim_id == claim_id)
 
 
-def _held(row: RowMapping) -> Held:
+def _held(row: RowMapping) -> ClaimedRow:
     outbox_id = bytes(row["outbox_id"]).hex()
     outgoing = Outgoing(
         body=bytes(row["body"]),
@@ -266,12 +266,12 @@ def _held(row: RowMapping) -> Held:
         deduplication_id=row["deduplication_id"] or outbox_id,
         delay_seconds=max(0.0, row["delay_left"]) if row["delay_seconds"] else 0.0,
     )
-    return Held(id=row["id"], outbox_id=outbox_id, queue=row["queue"], outgoing=outgoing, tries=row["tries"])
+    return ClaimedRow(id=row["id"], outbox_id=outbox_id, queue=row["queue"], outgoing=outgoing, tries=row["tries"])
 
 
-def _waiting(row: RowMapping) -> Waiting:
+def _waiting(row: RowMapping) -> WaitingRow:
     now = row["now"]
-    return Waiting(
+    return WaitingRow(
         id=row["id"],
         outbox_id=bytes(row["outbox_id"]).hex(),
         queue=row["queue"],

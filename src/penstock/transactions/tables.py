@@ -104,25 +104,25 @@ def create_tables(bind: Engine | Connection) -> None:
     metadata.create_all(bind)
 
 
-class Now(FunctionElement[float]):
+class ServerNow(FunctionElement[float]):
     """Epoch seconds by the database's clock, at this statement."""
 
     type = Double()
     inherit_cache = True
 
 
-@compiles(Now, "sqlite")
-def _sqlite(_element: Now, _compiler: Any, **_: Any) -> str:
+@compiles(ServerNow, "sqlite")
+def _sqlite(_element: ServerNow, _compiler: Any, **_: Any) -> str:
     return "((julianday('now') - 2440587.5) * 86400.0)"  # the host's clock: there is no server
 
 
-@compiles(Now, "mysql")
-@compiles(Now, "mariadb")
-def _mysql(_element: Now, _compiler: Any, **_: Any) -> str:
+@compiles(ServerNow, "mysql")
+@compiles(ServerNow, "mariadb")
+def _mysql(_element: ServerNow, _compiler: Any, **_: Any) -> str:
     # Not UNIX_TIMESTAMP of a local time, which is ambiguous in the hour that a change of clocks repeats.
     return "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(6)) / 1e6)"
 
 
-@compiles(Now, "postgresql")
-def _postgresql(_element: Now, _compiler: Any, **_: Any) -> str:
+@compiles(ServerNow, "postgresql")
+def _postgresql(_element: ServerNow, _compiler: Any, **_: Any) -> str:
     return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)"

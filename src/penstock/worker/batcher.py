@@ -43,7 +43,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collecting:
+class OpenBatch:
     """A batch that is still open. ``opened_at`` is the monotonic time of its first delivery."""
 
     deliveries: tuple[Delivery, ...] = ()
@@ -51,12 +51,12 @@ class Collecting:
     opened_at: float = 0.0
 
 
-NOTHING = Collecting()
+NOTHING = OpenBatch()
 
 
 def collect(
-    collecting: Collecting, arrived: Sequence[tuple[Delivery, int]], *, limits: Limits, now: float
-) -> tuple[Collecting, tuple[Batch, ...]]:
+    collecting: OpenBatch, arrived: Sequence[tuple[Delivery, int]], *, limits: Limits, now: float
+) -> tuple[OpenBatch, tuple[Batch, ...]]:
     """Add deliveries with their weights in bytes; answers what stays open and the batches that closed by it.
 
     A delivery is never split from its weight: one that would carry the batch over ``bytes_max`` closes it and begins
@@ -83,10 +83,10 @@ def collect(
             close(ClosedBy.BYTES)
     if not held:
         return NOTHING, tuple(closed)
-    return Collecting(deliveries=tuple(held), bytes=weight, opened_at=opened_at), tuple(closed)
+    return OpenBatch(deliveries=tuple(held), bytes=weight, opened_at=opened_at), tuple(closed)
 
 
-def due(collecting: Collecting, *, limits: Limits, now: float, receive_was_empty: bool) -> Batch | None:
+def due(collecting: OpenBatch, *, limits: Limits, now: float, receive_was_empty: bool) -> Batch | None:
     """The open batch, closed, if a free place should take it now; None while it is empty or worth waiting for."""
     if not collecting.deliveries:
         return None

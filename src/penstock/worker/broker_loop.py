@@ -12,19 +12,19 @@ from dataclasses import replace
 
 from penstock.errors import PublishHalted, TemporaryError, UserError
 from penstock.events import Bus, UpkeepFailed
-from penstock.messaging.broker import Broker, Turn
+from penstock.messaging.broker import Broker, TurnResult
 from penstock.messaging.clock import Clock
-from penstock.worker.jobs import Upkeep
-from penstock.worker.liveness import Sign
-from penstock.worker.queue_scheduler import Asking, Hearing, ServedLine
+from penstock.worker.jobs import BackgroundJob
+from penstock.worker.liveness import LifeSign
+from penstock.worker.queue_scheduler import ArrivalFlag, QueueScheduler, ServedLine
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
 from penstock.worker.shutdown import UNSTARTED
 
-NOTHING_TO_DO = Turn()
+NOTHING_TO_DO = TurnResult()
 
 
-class Exchange:
+class BrokerExchange:
     """Turns at the broker, and the ear that tells when one makes sense. The I/O thread's alone."""
 
     def __init__(
@@ -32,8 +32,8 @@ class Exchange:
         *,
         broker: Broker,
         settler: Settler,
-        asking: Asking,
-        hearing: Hearing,
+        asking: QueueScheduler,
+        hearing: ArrivalFlag,
         settings: WorkerSettings,
         lines: int,
     ) -> None:
@@ -116,19 +116,19 @@ FINAL_UPKEEPS_MAX = 5
 Until = Callable[[], bool]
 
 
-class Loop:
+class BrokerLoop:
     """One run of the broker's thread."""
 
     def __init__(
         self,
         *,
         lines: Sequence[ServedLine],
-        exchange: Exchange,
+        exchange: BrokerExchange,
         settler: Settler,
         settings: WorkerSettings,
         clock: Clock,
         bus: Bus,
-        sign: Sign,
+        sign: LifeSign,
         wake: threading.Event,
         until: Until | None,
         until_met: Callable[[], None],
@@ -317,7 +317,7 @@ class Loop:
             for upkeep in served.upkeeps:
                 self._last_of(upkeep, served.executors.concluded)
 
-    def _last_of(self, upkeep: Upkeep, concluded: int) -> None:
+    def _last_of(self, upkeep: BackgroundJob, concluded: int) -> None:
         self._await(upkeep)
         for left in reversed(range(FINAL_UPKEEPS_MAX)):
             if not self._quitting:
@@ -333,7 +333,7 @@ class Loop:
     def _ends_at_once(self) -> bool:
         return self._quitting
 
-    def _await(self, upkeep: Upkeep) -> None:
+    def _await(self, upkeep: BackgroundJob) -> None:
         """Wait for the run that is under way, if there is one, unless the worker is to end at once."""
         while upkeep.running and not self._quitting:
             self._wake.clear()

@@ -16,19 +16,19 @@ from collections.abc import Callable, Sequence
 from penstock.errors import PublishHalted, TemporaryError, UserError
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Place
+from penstock.messaging.handler import ExecutionPlace
 from penstock.messaging.settlement import Release
 from penstock.messaging.threads import begin_thread_or_do
 from penstock.worker.line import Line
-from penstock.worker.pools import LOOP_THREAD, Places, start_thread
+from penstock.worker.pools import LOOP_THREAD, ExecutionPools, start_thread
 from penstock.worker.running_batch import (
-    Answered,
-    Course,
-    Endings,
-    Failed,
-    Fatal,
-    Flight,
+    BatchRuntime,
+    Outcomes,
     Result,
+    RunFatal,
+    RunningBatch,
+    RunRaised,
+    RunReturned,
     awaited_result_of,
     result_of,
 )
@@ -36,7 +36,7 @@ from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
 
 
-class Timeouts:
+class ExecutionTimeouts:
     """The running executions of one line, by the time at which each is to be asked. Called under the line's lock.
 
     New ones have the same bound after their begin, so they stay in order. Only those that outlived it get to the heap.
@@ -46,16 +46,16 @@ class Timeouts:
         """``timeout_seconds`` None: no execution is ever overdue."""
         self._timeout_seconds = timeout_seconds
         self._clock = clock
-        self._young: dict[Flight, float] = {}
-        self._old: list[tuple[float, int, Flight]] = []
+        self._young: dict[RunningBatch, float] = {}
+        self._old: list[tuple[float, int, RunningBatch]] = []
         self._pushed = 0  # tells entries of the heap with equal times apart
 
-    def add(self, flights: Sequence[Flight]) -> None:
+    def add(self, flights: Sequence[RunningBatch]) -> None:
         """Watch executions that are about to begin."""
         if self._timeout_seconds is not None:
             self._young.update(dict.fromkeys(flights, self._clock.monotonic() + self._timeout_seconds))
 
-    def remove(self, flight: Flight) -> None:
+    def remove(self, flight: RunningBatch) -> None:
         """Forget an execution that has returned."""
         self._young.pop(flight, None)
 
@@ -66,7 +66,7 @@ class Timeouts:
         old = self._old[0][0] if self._old else None
         return min((at for at in (young, old) if at is not None), default=None)
 
-    def overdue(self) -> Sequence[Flight]:
+    def overdue(self) -> Sequence[RunningBatch]:
         """Take out the executions whose timeout is over."""
         if self._timeout_seconds is None:
             return ()
@@ -80,8 +80,8 @@ class Timeouts:
                 heapq.heappush(self._old, (now + left_seconds, self._pushed, flight))
         return found
 
-    def _due(self, now: float) -> Sequence[Flight]:
-        due: list[Flight] = []
+    def _due(self, now: float) -> Sequence[RunningBatch]:
+        due: list[RunningBatch] = []
         while (at := self.next_at()) is not None and at <= now:
             if self._old and self._old[0][0] == at:
                 due.append(heapq.heappop(self._old)[2])
@@ -112,16 +112,16 @@ class Slots:
         return self._total - self.taken
 
 
-class Executors:
+class Executor:
     """One line's executions."""
 
     def __init__(
         self,
         *,
         line: Line,
-        places: Places,
+        places: ExecutionPools,
         slots: Slots,
-        endings: Endings,
+        endings: Outcomes,
         settler: Settler,
         settings: WorkerSettings,
         clock: Clock,
@@ -130,16 +130,16 @@ class Executors:
         halt: Callable[[BaseException], bool],
     ) -> None:
         self._handler = line.handler
-        self._course = Course(
+        self._course = BatchRuntime(
             handler=line.handler.name,
             queue=line.queue,
             lock=slots.lock,
             lost=self._lose,
-            thread=LOOP_THREAD if line.handler.place is Place.LOOP else "",
+            thread=LOOP_THREAD if line.handler.place is ExecutionPlace.LOOP else "",
         )
         self._place = line.handler.place
         self._shares_slots = line.shares_slots
-        self._timeouts = Timeouts(line.handler.timeout_seconds, clock=clock)  # under the lock
+        self._timeouts = ExecutionTimeouts(line.handler.timeout_seconds, clock=clock)  # under the lock
         self._flights_max = line.places(settings)
         self._places = places
         self._slots = slots
@@ -150,12 +150,12 @@ class Executors:
         self._fail = fail
         self._halt = halt
         self._lock = slots.lock
-        self._running: dict[Flight, None] = {}  # under the lock, oldest first; until the run is at its end
-        self._stranded: list[Flight] = []  # under the lock; the run ended and the batch is not settled
+        self._running: dict[RunningBatch, None] = {}  # under the lock, oldest first; until the run is at its end
+        self._stranded: list[RunningBatch] = []  # under the lock; the run ended and the batch is not settled
         self._draining = False  # under the lock
         self._begun = 0  # written by the I/O thread
-        self._answered: list[tuple[Flight, Answered]] = []  # this and the next: the loop's thread alone
-        self._landing: list[Flight] = []
+        self._answered: list[tuple[RunningBatch, RunReturned]] = []  # this and the next: the loop's thread alone
+        self._landing: list[RunningBatch] = []
 
     @property
     def concluded(self) -> int:
@@ -185,12 +185,12 @@ class Executors:
             pending = any(flight.ended and not flight.settled for flight in self._stranded)
             return pending or any(not flight.parted for flight in self._running)
 
-    def unsettled(self) -> Sequence[Flight]:
+    def unsettled(self) -> Sequence[RunningBatch]:
         """The batches whose deliveries are not settled: the end is open, or recorded in the ledger at this moment."""
         with self._lock:
             return [flight for flight in (*self._running, *self._stranded) if not flight.settled]
 
-    def unended(self) -> Sequence[Flight]:
+    def unended(self) -> Sequence[RunningBatch]:
         """The batches whose end is open."""
         with self._lock:
             return [flight for flight in (*self._running, *self._stranded) if not flight.ended]
@@ -211,7 +211,7 @@ class Executors:
         What the handler raises halts the line if nothing can mend it, and is raised if that ends the worker; anything
         else counts as a failed run.
         """
-        flights: list[Flight] = []
+        flights: list[RunningBatch] = []
         try:
             for number, deliveries in enumerate(batches):
                 try:
@@ -245,12 +245,12 @@ class Executors:
         for flight in flights:
             self._endings.drain(flight)
 
-    def _flight(self, deliveries: Sequence[Delivery]) -> Flight:
+    def _flight(self, deliveries: Sequence[Delivery]) -> RunningBatch:
         execution = self._handler.begin(deliveries)
         self._begun += 1
-        return Flight(self._course, execution, deliveries, self._begun)
+        return RunningBatch(self._course, execution, deliveries, self._begun)
 
-    def _start(self, flights: Sequence[Flight]) -> None:
+    def _start(self, flights: Sequence[RunningBatch]) -> None:
         if not flights:
             return
         with self._lock:
@@ -262,11 +262,11 @@ class Executors:
         left = list(flights)  # those that have not begun
         try:
             match self._place:
-                case Place.POOL:
+                case ExecutionPlace.POOL:
                     self._places.pool.start(self._fly, flights)
-                case Place.LOOP:
+                case ExecutionPlace.LOOP:
                     self._places.loop.start(self._fly_async, flights)
-                case Place.THREAD:
+                case ExecutionPlace.THREAD:
                     while left:
                         start_thread(left[0].name, self._fly, left[0])
                         del left[0]
@@ -279,7 +279,7 @@ class Executors:
             for flight in flights:
                 self._endings.drain(flight)
 
-    def _fly(self, flight: Flight) -> None:
+    def _fly(self, flight: RunningBatch) -> None:
         flight.thread = threading.current_thread().name
         try:
             self._conclude(flight, result_of(flight.execution))
@@ -288,13 +288,13 @@ class Executors:
         finally:
             self._land([flight])
 
-    async def _fly_async(self, flight: Flight) -> None:
+    async def _fly_async(self, flight: RunningBatch) -> None:
         result = await awaited_result_of(flight.execution)
         try:
-            if isinstance(result, Answered):
+            if isinstance(result, RunReturned):
                 if flight.end():
                     self._answered.append((flight, result))
-            elif isinstance(result, Failed) and not flight.ended:
+            elif isinstance(result, RunRaised) and not flight.ended:
                 # It frees the claim, which may block.
                 await self._places.aside.run(self._conclude, flight, result, urgent=True)
             else:
@@ -320,7 +320,7 @@ class Executors:
         finally:
             self._land(landing)
 
-    def _land(self, flights: Sequence[Flight]) -> None:
+    def _land(self, flights: Sequence[RunningBatch]) -> None:
         """The runs are over, and their places are free."""
         with self._lock:
             for flight in flights:
@@ -332,26 +332,26 @@ class Executors:
                 self._slots.taken -= len(flights)
         self._freed()
 
-    def _conclude(self, flight: Flight, result: Result) -> None:
+    def _conclude(self, flight: RunningBatch, result: Result) -> None:
         """The one place that turns a result into an ending."""
-        if isinstance(result, Fatal):
+        if isinstance(result, RunFatal):
             # Where it ends the worker the batch stays unended: stopping gives it back with everything else.
             if self._halt(result.error) and flight.end(settles=False):
                 self._endings.halted(flight, result.error)
-        elif isinstance(result, Answered):
+        elif isinstance(result, RunReturned):
             if flight.end():
                 self._endings.answered([(flight, result.settlements)])
         elif flight.end(settles=False):
             self._endings.failed(flight, result.error)
 
-    def _lose(self, flight: Flight) -> None:
+    def _lose(self, flight: RunningBatch) -> None:
         """In the heartbeat's thread."""
         if flight.end():
             self._endings.claim_lost(flight)
             self._part(flight)
             self._freed()
 
-    def _time_out(self, flight: Flight) -> None:
+    def _time_out(self, flight: RunningBatch) -> None:
         try:
             self._endings.timed_out(flight)
         except BaseException as defect:  # a listener that raises, say: the worker has to hear of it
@@ -360,7 +360,7 @@ class Executors:
         self._freed()
         self._endings.interrupt(flight)
 
-    def _part(self, flight: Flight) -> None:
+    def _part(self, flight: RunningBatch) -> None:
         flight.parted = True
         # Interrupting may block, and the caller has other things to keep going.
         begin_thread_or_do(self._endings.interrupt, flight, name="penstock-interrupt")

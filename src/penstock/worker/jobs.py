@@ -7,11 +7,11 @@ from penstock.events import Bus, UpkeepFailed
 from penstock.messaging.backoff import Random, backoff_seconds
 from penstock.messaging.clock import Clock
 from penstock.messaging.threads import begin_thread
-from penstock.worker.liveness import Sign
+from penstock.worker.liveness import LifeSign
 from penstock.worker.settings import WorkerSettings
 
 
-class Upkeep:
+class BackgroundJob:
     """One background job of one handler. The I/O thread begins it when it is due, one run at a time.
 
     ``in_a_hurry``: for a worker that is to finish, a run follows each batch as soon as the line is idle, since what
@@ -46,7 +46,7 @@ class Upkeep:
         self._halt = halt
         self._fail = fail
         self.name = f"penstock-upkeep-{handler}-{job}"  # its thread's
-        self.sign = Sign(self.name, clock)
+        self.sign = LifeSign(self.name, clock)
         self._silent = False  # written by the thread that runs the worker; never unset
         # The rest is written by the I/O thread while nothing runs, else by the job's thread.
         self.running = False

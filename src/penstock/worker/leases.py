@@ -35,14 +35,14 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import ClaimKeeper, HeldClaim
 from penstock.messaging.threads import begin_thread_or_do
-from penstock.worker.liveness import CALL_SECONDS_MAX, Sign
+from penstock.worker.liveness import CALL_SECONDS_MAX, LifeSign
 from penstock.worker.settings import WorkerSettings
 
 TRIES = 5  # of one beat
 TRY_AGAIN_SECONDS = 1.0
 
 
-class Beats:
+class HeartbeatCalls:
     """At most one thread for each key: a queue, or a keeper of claims. Daemons: one that hangs is left behind.
 
     Work that is due while earlier work of its key still runs follows it at once. So calls that take longer than a beat
@@ -106,7 +106,7 @@ class Beats:
         return following
 
 
-class Claimed(Protocol):
+class HoldsClaim(Protocol):
     """A batch at work that may hold a claim. No method blocks."""
 
     @property
@@ -127,13 +127,13 @@ class Claimed(Protocol):
         ...
 
 
-Holding = tuple[Claimed, HeldClaim]
+Holding = tuple[HoldsClaim, HeldClaim]
 
 _AS_LONG = 4 / 3  # how much longer a larger call may take whose size is not what takes the time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Pace:
+class _KeeperResponse:
     """Of a keeper's last call that it answered."""
 
     count: int
@@ -147,8 +147,8 @@ class ClaimBeat:
     def __init__(
         self,
         *,
-        claims: Callable[[], Sequence[Claimed]],
-        beats: Beats,
+        claims: Callable[[], Sequence[HoldsClaim]],
+        beats: HeartbeatCalls,
         settings: WorkerSettings,
         clock: Clock,
         bus: Bus,
@@ -164,7 +164,7 @@ class ClaimBeat:
         self._ends_at: dict[HeldClaim, float] = {}  # under the lock (monotonic): a lower bound, once it was extended
         # The number of claims in one call, and the pace of the last one; each written by the thread of that keeper.
         self._sizes: dict[ClaimKeeper, int] = {}
-        self._paces: dict[ClaimKeeper, _Pace] = {}
+        self._paces: dict[ClaimKeeper, _KeeperResponse] = {}
 
     def begin(self) -> None:
         """Begin to extend all claims; waits for no answer."""
@@ -231,7 +231,7 @@ class ClaimBeat:
         size_matters = True
         if answered:
             size_matters = _size_matters(before, count, seconds)
-            self._paces[keeper] = _Pace(count=count, seconds=seconds, size_matters=size_matters)
+            self._paces[keeper] = _KeeperResponse(count=count, seconds=seconds, size_matters=size_matters)
         if share > 1 / 2 and size_matters:
             self._sizes[keeper] = max(min(count, size) // 2, 1)
         elif (share < 1 / 8 or not size_matters) and count == size:
@@ -263,7 +263,7 @@ class ClaimBeat:
         return [(claimed, claim) for claimed, claim in group if claim.id in extension.late]
 
 
-def _size_matters(before: _Pace | None, count: int, seconds: float) -> bool:
+def _size_matters(before: _KeeperResponse | None, count: int, seconds: float) -> bool:
     """Return False if calls are known to take about as long for few claims as for many."""
     if before is None or count == 1:  # fewer than one claim is none
         return count > 1
@@ -285,7 +285,7 @@ def _nothing() -> None:
     pass
 
 
-class Book:
+class LeaseBook:
     """Which leases we hold, and when each will have ended if nobody extends it again. Any thread may call it."""
 
     def __init__(self, *, clock: Clock, lease_seconds: float, call_over: Callable[[], None] = _nothing) -> None:
@@ -388,13 +388,13 @@ class Heartbeat:
         self,
         *,
         broker: Broker,
-        book: Book,
-        claims: Callable[[], Sequence[Claimed]],
+        book: LeaseBook,
+        claims: Callable[[], Sequence[HoldsClaim]],
         settings: WorkerSettings,
         clock: Clock,
         bus: Bus,
         random: Random,
-        sign: Sign,
+        sign: LifeSign,
     ) -> None:
         self._broker = broker
         self._book = book
@@ -404,7 +404,7 @@ class Heartbeat:
         self._random = random
         self._sign = sign
         self._ended = threading.Event()  # set by the thread that runs the worker
-        self._beats = Beats(clock, changed=self._give_sign)
+        self._beats = HeartbeatCalls(clock, changed=self._give_sign)
         self._claim_beat = ClaimBeat(
             claims=claims, beats=self._beats, settings=settings, clock=clock, bus=bus, ended=self._ended
         )

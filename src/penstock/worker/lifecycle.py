@@ -36,12 +36,12 @@ from penstock.worker.broker_loop import Until
 from penstock.worker.liveness import Phase
 from penstock.worker.pools import LOOP_THREAD
 from penstock.worker.queue_scheduler import ServedLine
-from penstock.worker.running_batch import Flight
+from penstock.worker.running_batch import RunningBatch
 from penstock.worker.shutdown import BOOK_SHARE, BROKER_SHARE, UNSTARTED, StopSignal, give_back, release_pending
-from penstock.worker.wiring import Calls, Parts, Tools
+from penstock.worker.wiring import WorkerCallbacks, WorkerParts, WorkerTools
 
 
-class Helper:
+class MachineryThread:
     """One such thread. A daemon: one that hangs is left behind."""
 
     def __init__(
@@ -114,17 +114,17 @@ _UNWIND_SECONDS = 0.5  # of the flush: for threads that were told to end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conclusion:
+class WorkerOutcome:
     """How a worker ended. With ``threads_left``, or forced, the process has to be left by `os._exit`."""
 
     outcome: Outcome
     threads_left: tuple[str, ...] = ()
 
 
-class Shift:
+class WorkerLifecycle:
     """One call of `Worker.run`, from the first receive to the last settlement."""
 
-    def __init__(self, tools: Tools, stop: StopSignal, until: Until | None) -> None:
+    def __init__(self, tools: WorkerTools, stop: StopSignal, until: Until | None) -> None:
         self._tools = tools
         self._budget = tools.settings.budget
         self._clock = tools.clock
@@ -145,12 +145,14 @@ class Shift:
         self._failure_told = False
         self._drain_ends_at: float | None = None
         self._stop_began_at: float | None = None
-        self._releasing: Sequence[Helper] = ()
+        self._releasing: Sequence[MachineryThread] = ()
         self._broken_off = False  # a run in a thread of its own
         self._threads_left: list[str] = []
         self._outcome: Outcome = "forced"
-        calls = Calls(freed=self.freed, changed=self.changed, until_met=self.until_met, fail=self.fail, halt=self.halt)
-        self._parts = Parts(tools, calls, wake=self._wake, until=until)
+        calls = WorkerCallbacks(
+            freed=self.freed, changed=self.changed, until_met=self.until_met, fail=self.fail, halt=self.halt
+        )
+        self._parts = WorkerParts(tools, calls, wake=self._wake, until=until)
         self._pulse.lines = self._parts.standings
         self._pulse.upkeeps = [upkeep.sign for upkeep in self._parts.upkeeps()]
         self._pulse.loop = lambda: self._parts.places.loop.loop
@@ -221,11 +223,11 @@ class Shift:
             self._pulse.phase = Phase.STOPPING
             self._end_threads()
 
-    def conclusion(self) -> Conclusion:
+    def conclusion(self) -> WorkerOutcome:
         """How it ended; raises what ended it."""
         if self._error is not None:
             raise self._error
-        return Conclusion(outcome=self._outcome, threads_left=tuple(self._threads_left))
+        return WorkerOutcome(outcome=self._outcome, threads_left=tuple(self._threads_left))
 
     def _serve(self) -> None:
         queues = tuple(line.queue for line in self._tools.lines)
@@ -271,9 +273,9 @@ class Shift:
         """
         seconds = self._budget.release_seconds
         deadline = self._clock.monotonic() + seconds
-        alone: list[Flight] = []
-        group: list[Flight] = []
-        pending: list[Flight] = []
+        alone: list[RunningBatch] = []
+        group: list[RunningBatch] = []
+        pending: list[RunningBatch] = []
         for served in self._parts.lines:
             for flight in served.executors.unsettled():
                 # Ended by somebody who waits for the ledger: all that is left to do is to release its messages.
@@ -339,8 +341,8 @@ class Shift:
             return ends_at
         return max(ends_at, self._stop_began_at + self._budget.stop_timeout_seconds - self._budget.margin_seconds)
 
-    def _helper(self, name: str, work: Callable[[], object]) -> Helper:
-        return Helper(name, work, changed=self.changed, fail=self.fail)
+    def _helper(self, name: str, work: Callable[[], object]) -> MachineryThread:
+        return MachineryThread(name, work, changed=self.changed, fail=self.fail)
 
     def _start_lines(self) -> None:
         """Start what lines wait for, one after another; try again, with growing waits, after a temporary fault. Errors
@@ -422,7 +424,7 @@ class Shift:
             self._drain_ends_at = self._clock.monotonic() + self._budget.drain_seconds
         return self._never() if self._drain_ends_at is None else self._drain_ends_at
 
-    def _give_back_flights(self, flights: Sequence[Flight], seconds: float) -> None:
+    def _give_back_flights(self, flights: Sequence[RunningBatch], seconds: float) -> None:
         self._refused += give_back(
             flights=flights,
             book=self._parts.book,
@@ -432,7 +434,7 @@ class Shift:
             seconds=seconds,
         )
 
-    def _release_pending(self, flights: Sequence[Flight], seconds: float) -> None:
+    def _release_pending(self, flights: Sequence[RunningBatch], seconds: float) -> None:
         """Release what was ended before and waits for the ledger, with little time left for it to answer."""
         self._refused += release_pending(
             flights=flights, book=self._parts.book, settler=self._parts.settler, clock=self._clock, seconds=seconds

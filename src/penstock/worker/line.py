@@ -6,7 +6,7 @@ from typing import Protocol
 
 from penstock.errors import ConfigurationError
 from penstock.messaging.broker import same_queue
-from penstock.messaging.handler import BatchHandler, Place
+from penstock.messaging.handler import BatchHandler, ExecutionPlace
 from penstock.worker.batcher import EACH_ALONE, Limits
 from penstock.worker.settings import WorkerSettings
 
@@ -46,7 +46,7 @@ class Gates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class SlowStart:
     """Something that a line needs before it can receive, and that takes long to start.
 
     ``run`` starts it, in the worker's thread `penstock-start`. It raises `UserError` if a person has to fix something,
@@ -75,7 +75,7 @@ class Line:
     in_flight_max: int | None = None
     fetch_max: int | None = None
     gate: Gate | None = None
-    start: Start | None = None
+    start: SlowStart | None = None
 
     def __post_init__(self) -> None:
         numbers = {
@@ -94,7 +94,7 @@ class Line:
     @property
     def shares_slots(self) -> bool:
         """Whether its executions take slots of the worker; the others have threads of their own."""
-        return self.handler.place is not Place.THREAD
+        return self.handler.place is not ExecutionPlace.THREAD
 
     def places(self, settings: WorkerSettings) -> int:
         """How many executions it may have at once, whatever the others do."""

@@ -33,7 +33,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineStanding:
+class LineHealth:
     """How one line of a worker stands now."""
 
     queue: str
@@ -44,7 +44,7 @@ class LineStanding:
     awaits: str | None = None  # what it waits for before its first receive
 
 
-class Sign:
+class LifeSign:
     """Signs of life of one thread: with each one it says how long it may take until the next."""
 
     def __init__(self, thread: str, clock: Clock) -> None:
@@ -84,16 +84,16 @@ class Sign:
         )
 
 
-class Pulse:
+class Liveness:
     """The pulse of one worker. Made before it, and still there when it has ended."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.io = Sign("penstock-io", clock)
-        self.heartbeat = Sign("penstock-heartbeat", clock)
+        self.io = LifeSign("penstock-io", clock)
+        self.heartbeat = LifeSign("penstock-heartbeat", clock)
         self.phase = Phase.STARTING  # this and the rest: written by the shift's thread
-        self.lines: Callable[[], Sequence[LineStanding]] = tuple
-        self.upkeeps: Sequence[Sign] = ()
+        self.lines: Callable[[], Sequence[LineHealth]] = tuple
+        self.upkeeps: Sequence[LifeSign] = ()
         self.loop: Callable[[], asyncio.AbstractEventLoop | None] = _no_loop  # while one runs
 
     @property
@@ -112,7 +112,7 @@ def _no_loop() -> None:
 SAMPLE_SECONDS = 0.5
 
 
-class Lag:
+class LagSampler:
     """Samples the lag until told to end. ``loop``: the event loop as it is at the moment, if there is one."""
 
     def __init__(

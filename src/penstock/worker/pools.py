@@ -15,22 +15,22 @@ from typing import Any
 
 from penstock.errors import TemporaryError
 from penstock.messaging.threads import AsideThreads, begin_thread
-from penstock.worker.running_batch import Flight
+from penstock.worker.running_batch import RunningBatch
 
 LOOP_THREAD = "penstock-loop"
 ASIDE_THREADS_MAX = 8
 
-Fly = Callable[[Flight], None]
-FlyAsync = Callable[[Flight], Coroutine[Any, Any, None]]
+Fly = Callable[[RunningBatch], None]
+FlyAsync = Callable[[RunningBatch], Coroutine[Any, Any, None]]
 
 
-def start_thread(name: str, fly: Fly, flight: Flight) -> None:
+def start_thread(name: str, fly: Fly, flight: RunningBatch) -> None:
     """Run one in a thread of its own, for few and long runs. Raises `TemporaryError` if no thread can be started."""
     flight.thread = name
     begin_thread(fly, flight, name=name)
 
 
-class Pool:
+class ThreadPool:
     """Threads for `def` handlers: made when needed, never more than ``threads_max``.
 
     One thread at a time is on its way: before it takes a flight, each calls the next one if more are waiting. So work
@@ -43,13 +43,13 @@ class Pool:
         self._calls: SimpleQueue[None] = SimpleQueue()  # one ends the sleep of one thread
         self._lock = threading.Lock()
         # This and the rest: under the lock. It needs no bound of its own: a flight has its slot before it comes here.
-        self._waiting: deque[tuple[Fly, Flight]] = deque()
+        self._waiting: deque[tuple[Fly, RunningBatch]] = deque()
         self._threads = 0
         self._asleep = 0
         self._coming = False  # a thread is on its way
         self._closed = False
 
-    def start(self, fly: Fly, flights: Sequence[Flight]) -> None:
+    def start(self, fly: Fly, flights: Sequence[RunningBatch]) -> None:
         """Run these. Only the I/O thread calls it. Raises `TemporaryError`, and runs none, if the pool has no thread
         and cannot start one."""
         with self._lock:
@@ -143,7 +143,7 @@ class EventLoop:
         """Whether its thread has ended, or never was."""
         return self._thread is None or self._over
 
-    def start(self, fly: FlyAsync, flights: Sequence[Flight]) -> None:
+    def start(self, fly: FlyAsync, flights: Sequence[RunningBatch]) -> None:
         """Run these, handed over in one call. Only the I/O thread calls it. Raises as `started` does."""
         self.started().call_soon_threadsafe(self._take, fly, flights)
 
@@ -185,18 +185,18 @@ class EventLoop:
         finally:
             self._loop = None
 
-    def _take(self, fly: FlyAsync, flights: Sequence[Flight]) -> None:
+    def _take(self, fly: FlyAsync, flights: Sequence[RunningBatch]) -> None:
         loop = asyncio.get_running_loop()
         for flight in flights:
             # The loop itself keeps tasks by weak references only; the flight is kept until it has landed.
             flight.task = loop.create_task(fly(flight), name=flight.name)
 
 
-class Places:
+class ExecutionPools:
     """The places that all lines of a worker share. A loop handed in is used, and left as it is at the end."""
 
     def __init__(self, *, concurrency: int, ended: Callable[[], None], event_loop: EventLoop | None = None) -> None:
-        self.pool = Pool(threads_max=concurrency)
+        self.pool = ThreadPool(threads_max=concurrency)
         self.loop = event_loop or EventLoop(ended=ended)
         self.aside = AsideThreads("aside", threads_max=ASIDE_THREADS_MAX)  # for what blocks beside the loop
         self._owns_loop = event_loop is None

@@ -5,16 +5,16 @@ from collections import deque
 from collections.abc import Sequence
 
 from penstock.events import Bus, MessagesReceived, MessageTakenOver
-from penstock.messaging.broker import Ask
+from penstock.messaging.broker import ReceiveRequest
 from penstock.messaging.delivery import AttemptEnd, Delivery
 from penstock.messaging.steps import Probe, Step
 from penstock.worker.batcher import NOTHING, collect, due
-from penstock.worker.leases import Book
+from penstock.worker.leases import LeaseBook
 from penstock.worker.line import Line
 from penstock.worker.settings import WorkerSettings
 
 
-class Intake:
+class PrefetchBuffer:
     """Collects, and asks never beyond the free slots of the batches that may be open.
 
     A line with threads of its own collects its next batch ahead, so that a long run is followed at once by the next. A
@@ -28,7 +28,7 @@ class Intake:
         *,
         line: Line,
         receive_max: int,
-        book: Book,
+        book: LeaseBook,
         settings: WorkerSettings,
         bus: Bus,
         probe: Probe,
@@ -62,9 +62,9 @@ class Intake:
         with self._lock:
             return 0 if self._closed else self._limits.messages_max * places - len(self._collecting.deliveries)
 
-    def ask(self, room: int) -> Ask:
+    def ask(self, room: int) -> ReceiveRequest:
         """What to ask the broker for, with that much room, of which there must be some."""
-        return Ask(queue=self._line.queue, messages_max=min(self._fetch_max, room))
+        return ReceiveRequest(queue=self._line.queue, messages_max=min(self._fetch_max, room))
 
     def came(self, arrived: Sequence[Delivery], now: float) -> None:
         """What was asked for, or nothing. It is in the heartbeat's book, and collected, when this returns."""

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from penstock.errors import UserError
 from penstock.events import Bus, ReceiveFailed
 from penstock.messaging.backoff import Random, backoff_seconds, idle_seconds
-from penstock.messaging.broker import Ask, Broker, Listening, Turn
+from penstock.messaging.broker import Broker, Listening, ReceiveRequest, TurnResult
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
-from penstock.worker.executor import Executors
-from penstock.worker.jobs import Upkeep
+from penstock.worker.executor import Executor
+from penstock.worker.jobs import BackgroundJob
 from penstock.worker.line import Line
-from penstock.worker.prefetch import Intake
+from penstock.worker.prefetch import PrefetchBuffer
 from penstock.worker.settings import WorkerSettings
 
 
@@ -64,9 +64,9 @@ class ServedLine:
     """A line with what serves it. The mutable fields are the I/O thread's."""
 
     line: Line
-    intake: Intake
-    executors: Executors
-    upkeeps: Sequence[Upkeep]
+    intake: PrefetchBuffer
+    executors: Executor
+    upkeeps: Sequence[BackgroundJob]
     ask_at: float  # monotonic: not before
     polled_at: float | None = None  # monotonic: when the broker last answered for it
     receive_failures: int = 0  # in a row
@@ -128,7 +128,7 @@ class ServedLine:
 CALM_SECONDS = 0.002  # after a false alarm, until the next is believed: a bound for looks, and hardly a delay
 
 
-class Asking:
+class QueueScheduler:
     """One look at the lines at a time, in rotation's order, until one brings something. The I/O thread's alone.
 
     One idle state for the worker: its waits grow while no line brings anything, and the first message resets them for
@@ -150,7 +150,7 @@ class Asking:
         self._random = random
         self._idle_seconds = settings.idle_floor_seconds
         self._began_at = 0.0  # the last look, as is the next: lines by index in rotation's order, None for no room
-        self._looked_at: Sequence[tuple[int, Ask | None]] = ()
+        self._looked_at: Sequence[tuple[int, ReceiveRequest | None]] = ()
         self._full: str | None = None  # the queue of which the last look brought all that was asked for
         self._found_empty: Set[str] = frozenset()
         self._alarmed = False  # an arrival was told of, and nothing came so far
@@ -171,7 +171,7 @@ class Asking:
         """The queues with room."""
         return frozenset(served.line.queue for served in self._lines if served.room > 0)
 
-    def asks(self) -> Sequence[Ask]:
+    def asks(self) -> Sequence[ReceiveRequest]:
         """Whom to ask for how much: the lines with room whose time has come; where there is none, the unheard ones.
 
         What comes of it is to be told by `came`.
@@ -188,7 +188,7 @@ class Asking:
         ]
         return [ask for _, ask in self._looked_at if ask is not None]
 
-    def came(self, turn: Turn, *, heard: Set[str]) -> bool:
+    def came(self, turn: TurnResult, *, heard: Set[str]) -> bool:
         """What the last `asks` came to; answers whether any message arrived.
 
         ``heard``: the queues of which arrivals since the look are told. Raises `UserError` when a broker never can do
@@ -246,7 +246,7 @@ class Asking:
             self._alarmed = False
             self._calm_until = self._clock.monotonic() + CALM_SECONDS
 
-    def _arrived(self, served: ServedLine, turn: Turn) -> None:
+    def _arrived(self, served: ServedLine, turn: TurnResult) -> None:
         self._alarmed, self._calm_until = False, 0.0
         served.receive_failures = 0
         served.polled_at = self._clock.monotonic()
@@ -299,7 +299,7 @@ class Asking:
             served.ask_at = ask_at
 
 
-class Hearing:
+class ArrivalFlag:
     """Whether the broker is to tell of the next arrival, and whether it did. The I/O thread's, but for the telling."""
 
     def __init__(self, *, broker: Broker, queues: Sequence[str], wake: threading.Event) -> None:

@@ -5,8 +5,8 @@ what becomes of its deliveries; whatever the others come to say later is ignored
 
 What becomes of a batch that ended: its settlements, what is told of it, how long a line that keeps failing waits.
 
-Each method is for the one caller that ended the flight (`Flight.end`), whatever thread that is. A method that asks the
-ledger settles only if no stop has done so meanwhile (`Flight.settles`).
+Each method is for the one caller that ended the batch (`RunningBatch.end`), whatever thread that is. A method that asks
+the ledger settles only if no stop has done so meanwhile (`RunningBatch.settles`).
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from penstock.worker.settler import Settler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class BatchRuntime:
     """What all flights of a line share.
 
     ``lock`` may be that of other lines too: it is held for a moment, and a lock for each message would be waste.
@@ -38,11 +38,11 @@ class Course:
     handler: str  # its name
     queue: str
     lock: threading.Lock
-    lost: "Callable[[Flight], None]"
+    lost: "Callable[[RunningBatch], None]"
     thread: str = ""  # the name of the thread that all are on
 
 
-class Flight:
+class RunningBatch:
     """One batch at work. Any thread may call it."""
 
     __slots__ = (
@@ -57,7 +57,7 @@ class Flight:
         "thread",
     )
 
-    def __init__(self, course: Course, execution: Execution, deliveries: Sequence[Delivery], number: int) -> None:
+    def __init__(self, course: BatchRuntime, execution: Execution, deliveries: Sequence[Delivery], number: int) -> None:
         self.execution = execution
         self.deliveries = deliveries
         self.thread = course.thread  # the name of the thread it is on; on the pool written by that when it begins
@@ -129,27 +129,27 @@ class Flight:
         self._course.lost(self)
 
 
-class Answered(NamedTuple):
+class RunReturned(NamedTuple):
     """The run ended, with settlements by receipt."""
 
     settlements: Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class RunRaised:
     """The run raised; another try may go better."""
 
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fatal:
+class RunFatal:
     """The run raised what no further try can mend: the worker stops and a person has to look."""
 
     error: PenstockError
 
 
-Result = Answered | Failed | Fatal
+Result = RunReturned | RunRaised | RunFatal
 
 
 def result_of(execution: Execution) -> Result:
@@ -160,8 +160,8 @@ def result_of(execution: Execution) -> Result:
         return _failed_by(error)
     if inspect.iscoroutine(answer):
         answer.close()
-        return Failed(error=TypeError("the execution answered a coroutine, which only the place LOOP awaits"))
-    return Answered(settlements=answer)  # type: ignore[arg-type] # the protocol knows no other coroutines
+        return RunRaised(error=TypeError("the execution answered a coroutine, which only the place LOOP awaits"))
+    return RunReturned(settlements=answer)  # type: ignore[arg-type] # the protocol knows no other coroutines
 
 
 async def awaited_result_of(execution: Execution) -> Result:
@@ -170,21 +170,21 @@ async def awaited_result_of(execution: Execution) -> Result:
         answer = execution.run()
         if inspect.iscoroutine(answer):
             answer = await answer
-        return Answered(settlements=answer)  # type: ignore[arg-type] # as above
+        return RunReturned(settlements=answer)  # type: ignore[arg-type] # as above
     except BaseException as error:  # CancelledError too: the task ends here, and its slot is freed
         return _failed_by(error)
 
 
-def _failed_by(error: BaseException) -> Failed | Fatal:
+def _failed_by(error: BaseException) -> RunRaised | RunFatal:
     """What an exception means."""
-    return Fatal(error=error) if isinstance(error, UserError | PublishHalted) else Failed(error=error)
+    return RunFatal(error=error) if isinstance(error, UserError | PublishHalted) else RunRaised(error=error)
 
 
 GIVEN_BACK = Release(refund=True)  # as an execution answers that ends itself because the worker stops
 CLAIM_LOST = "the claim was lost: somebody else works on it, or will"
 
 
-class Endings:
+class Outcomes:
     """One line's."""
 
     def __init__(
@@ -223,18 +223,18 @@ class Endings:
         """When the next batch may begin (monotonic): failures in a row make a line of few and long runs wait."""
         return self._not_before
 
-    def answered(self, answers: Sequence[tuple[Flight, Answer]]) -> None:
+    def answered(self, answers: Sequence[tuple[RunningBatch, Answer]]) -> None:
         """These runs answered."""
         self._settler.submit([pair for flight, answer in answers for pair in self._settlements(flight, answer)])
         self._count(failed=False, batches=len(answers))
 
-    def failed(self, flight: Flight, error: BaseException) -> None:
+    def failed(self, flight: RunningBatch, error: BaseException) -> None:
         """The run raised. Frees what it held, which may block."""
         self._free_claim(flight)
         if flight.settles():
             self.put_off(flight.deliveries, f"{type(error).__name__}: {error}")
 
-    def halted(self, flight: Flight, error: BaseException) -> None:
+    def halted(self, flight: RunningBatch, error: BaseException) -> None:
         """Nothing is wrong with these messages: back they go, uncharged, to whoever can work on them."""
         self._free_claim(flight)
         if not flight.settles():
@@ -243,12 +243,12 @@ class Endings:
         self._count(failed=False)
         self._tell(flight.deliveries, f"{type(error).__name__}: {error}")
 
-    def claim_lost(self, flight: Flight) -> None:
+    def claim_lost(self, flight: RunningBatch) -> None:
         """Nothing is acked: what the run comes to is fenced off by now. The machinery failed, not the work, so it costs
         no attempt: one that was the message's last would kill it."""
         self._put_back(flight.deliveries, failed=False, why=CLAIM_LOST, refund=True)
 
-    def timed_out(self, flight: Flight) -> None:
+    def timed_out(self, flight: RunningBatch) -> None:
         """Records the end, which may block. Settling takes the deliveries out of the heartbeat's book: a hung run keeps
         no lease."""
         try:
@@ -268,7 +268,7 @@ class Endings:
             f"{flight.thread} until it ends",
         )
 
-    def put_back_unbegun(self, flight: Flight, why: str) -> None:
+    def put_back_unbegun(self, flight: RunningBatch, why: str) -> None:
         """Release an execution for which no thread could be started, without counting an attempt."""
         self._put_back(flight.deliveries, failed=True, why=why, refund=True)
 
@@ -276,21 +276,21 @@ class Endings:
         """No settlement came of these: back they go, each after a wait that grows with its attempts."""
         self._put_back(deliveries, failed=True, why=why)
 
-    def interrupt(self, flight: Flight) -> None:
+    def interrupt(self, flight: RunningBatch) -> None:
         """May block: it cancels a Spark run, say."""
         try:
             flight.execution.interrupt()
         except Exception as error:
             self._tell(flight.deliveries, f"interrupting failed: {type(error).__name__}: {error}")
 
-    def drain(self, flight: Flight) -> None:
+    def drain(self, flight: RunningBatch) -> None:
         """The worker has begun to stop."""
         try:
             flight.execution.drain()
         except Exception as error:
             self._tell(flight.deliveries, f"telling it of the stop failed: {type(error).__name__}: {error}")
 
-    def _settlements(self, flight: Flight, answer: Answer) -> Sequence[tuple[Delivery, Settlement]]:
+    def _settlements(self, flight: RunningBatch, answer: Answer) -> Sequence[tuple[Delivery, Settlement]]:
         settlements: list[tuple[Delivery, Settlement]] = []
         for delivery in flight.deliveries:
             settlement = answer.get(delivery.receipt)
@@ -302,7 +302,7 @@ class Endings:
             settlements.append((delivery, settlement))
         return settlements
 
-    def _free_claim(self, flight: Flight) -> None:
+    def _free_claim(self, flight: RunningBatch) -> None:
         # A run that failed should have freed its claim itself. One that could not would keep the objects of its batch
         # from everybody until the lease ends; to free them twice does no harm.
         try:

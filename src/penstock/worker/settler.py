@@ -20,12 +20,12 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Ack, Release, Settlement, operation_of
 from penstock.messaging.steps import Probe, Step
-from penstock.worker.leases import Book
+from penstock.worker.leases import LeaseBook
 from penstock.worker.settings import WorkerSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
+class PendingSettlement:
     """A settlement that was refused or put off, and is tried again. ``lease_ends_at`` and ``due_at``: monotonic."""
 
     delivery: Delivery
@@ -37,7 +37,7 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class SettlementGroup:
     """Settlements for one call, their deliveries out of the book."""
 
     settlements: Sequence[tuple[Delivery, Settlement]] = ()
@@ -45,7 +45,7 @@ class Group:
     tries: Mapping[str, int] = field(default_factory=dict)  # by receipt: how often it was tried before, if it was
 
 
-NOTHING_DUE = Group()
+NOTHING_DUE = SettlementGroup()
 
 
 class Settler:
@@ -55,7 +55,7 @@ class Settler:
         self,
         *,
         broker: Broker,
-        book: Book,
+        book: LeaseBook,
         settings: WorkerSettings,
         clock: Clock,
         bus: Bus,
@@ -77,7 +77,9 @@ class Settler:
         # Under the lock: added to by any thread, taken from by the I/O thread.
         self._fresh: list[tuple[Delivery, Settlement]] = []
         self._fresh_since = 0.0  # under the lock: when the first of these came (monotonic), where they may linger
-        self._again: list[Pending] = []  # under the lock, as is the next: what failed, written by the I/O thread
+        self._again: list[
+            PendingSettlement
+        ] = []  # under the lock, as is the next: what failed, written by the I/O thread
         self._applying: Sequence[Delivery] = ()  # the group the I/O thread is at
 
     def submit(self, settlements: Iterable[tuple[Delivery, Settlement]]) -> None:
@@ -111,7 +113,7 @@ class Settler:
         while (group := self.take_due(lingering=False)).settlements:
             self.applied(group, *self._called(group.settlements))
 
-    def take_due(self, *, lingering: bool = True) -> Group:
+    def take_due(self, *, lingering: bool = True) -> SettlementGroup:
         """The next group of what is due, to be settled by the I/O thread, who alone calls it, and told to `applied`.
 
         Where each call has its price, a few may wait a moment for others (``lingering``), as the broker says.
@@ -131,7 +133,7 @@ class Settler:
             self._probe(Step.SETTLING)
         return group
 
-    def applied(self, group: Group, failures: Sequence[SettleFailure], error: Exception | None) -> None:
+    def applied(self, group: SettlementGroup, failures: Sequence[SettleFailure], error: Exception | None) -> None:
         """What became of the group: the broker's answer, or an error for all of it. Only the I/O thread calls it.
 
         Raises `UserError` when the broker never can do it; everything else is tried again later.
@@ -154,7 +156,9 @@ class Settler:
         while left:
             refused: list[tuple[Delivery, Settlement]] = []
             for start in range(0, len(left), self._settings.settle_max):
-                group = Group(settlements=left[start : start + self._settings.settle_max], lease_ends_at=ends_at)
+                group = SettlementGroup(
+                    settlements=left[start : start + self._settings.settle_max], lease_ends_at=ends_at
+                )
                 self._probe(Step.SETTLING)
                 again = self._outcome(group, *self._called(group.settlements))
                 refused += [(pending.delivery, pending.settlement) for pending in again]
@@ -171,7 +175,7 @@ class Settler:
         """Whether what is fresh is too little for a call of its own; under the lock."""
         return self._linger_seconds > 0 and len(self._fresh) < self._batch
 
-    def _take_again(self, now: float, count: int) -> list[Pending]:
+    def _take_again(self, now: float, count: int) -> list[PendingSettlement]:
         if not self._again:
             return []
         due = [pending for pending in self._again if self._due_at(pending) <= now][:count]
@@ -179,17 +183,19 @@ class Settler:
         self._again = [pending for pending in self._again if pending.delivery.receipt not in taken]
         return due
 
-    def _due_at(self, pending: Pending) -> float:
+    def _due_at(self, pending: PendingSettlement) -> float:
         over = pending.put_off and not self._book.is_extended_now(pending.delivery)
         return 0.0 if over else pending.due_at
 
-    def _group(self, fresh: Sequence[tuple[Delivery, Settlement]], again: Sequence[Pending]) -> Group:
+    def _group(
+        self, fresh: Sequence[tuple[Delivery, Settlement]], again: Sequence[PendingSettlement]
+    ) -> SettlementGroup:
         ends_at = self._book.unregister([delivery for delivery, _ in fresh], wait_seconds=0.0)
         if not self._fenced:
             fresh = self._without_extended(fresh, ends_at)
         if not again:
-            return Group(settlements=fresh, lease_ends_at=ends_at)
-        return Group(
+            return SettlementGroup(settlements=fresh, lease_ends_at=ends_at)
+        return SettlementGroup(
             settlements=[*fresh, *((pending.delivery, pending.settlement) for pending in again)],
             lease_ends_at={**ends_at, **{pending.delivery.receipt: pending.lease_ends_at for pending in again}},
             tries={pending.delivery.receipt: pending.tries for pending in again},
@@ -201,7 +207,7 @@ class Settler:
         """Put off settlements that an extension under way could undo; return the rest. Nothing undoes an ack."""
         due_at = self._clock.monotonic() + self._settings.heartbeat_interval_seconds
         put_off = {
-            delivery.receipt: Pending(
+            delivery.receipt: PendingSettlement(
                 delivery=delivery,
                 settlement=settlement,
                 lease_ends_at=ends_at.get(delivery.receipt, 0.0),  # 0 if it was lost
@@ -227,7 +233,9 @@ class Settler:
         except Exception as error:
             return (), error
 
-    def _outcome(self, group: Group, failures: Sequence[SettleFailure], error: Exception | None) -> list[Pending]:
+    def _outcome(
+        self, group: SettlementGroup, failures: Sequence[SettleFailure], error: Exception | None
+    ) -> list[PendingSettlement]:
         """Tell; answers what has to be tried again."""
         if isinstance(error, UserError):
             raise error
@@ -237,7 +245,7 @@ class Settler:
             self._counted(group.settlements, refused)
         if error is None and not failures and not self._bus.hears(DeliverySettled):
             return []
-        again: list[Pending] = []
+        again: list[PendingSettlement] = []
         for delivery, settlement in group.settlements:
             failure = refused.get(delivery.receipt)
             if error is not None:
@@ -268,7 +276,7 @@ class Settler:
             )
         )
 
-    def _refused(self, group: Group, settlement: Settlement, failure: SettleFailure) -> bool:
+    def _refused(self, group: SettlementGroup, settlement: Settlement, failure: SettleFailure) -> bool:
         """Tell it; answers whether another try can help."""
         delivery = failure.delivery
         now = self._clock.monotonic()
@@ -285,7 +293,7 @@ class Settler:
         )
         return not lost
 
-    def _later(self, group: Group, delivery: Delivery, settlement: Settlement) -> Pending:
+    def _later(self, group: SettlementGroup, delivery: Delivery, settlement: Settlement) -> PendingSettlement:
         tries = group.tries.get(delivery.receipt, 0) + 1
         wait_seconds = backoff_seconds(
             attempt=tries,
@@ -293,7 +301,7 @@ class Settler:
             cap_seconds=self._settings.retry_cap_seconds,
             random=self._random,
         )
-        return Pending(
+        return PendingSettlement(
             delivery=delivery,
             settlement=settlement,
             lease_ends_at=group.lease_ends_at[delivery.receipt],

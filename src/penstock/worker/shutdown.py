@@ -15,8 +15,8 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Release
 from penstock.messaging.threads import begin_thread
-from penstock.worker.leases import Book
-from penstock.worker.running_batch import Flight
+from penstock.worker.leases import LeaseBook
+from penstock.worker.running_batch import RunningBatch
 from penstock.worker.settler import Settler
 
 UNSTARTED = Release(delay_seconds=0.0, refund=True)  # nobody worked on it, so it costs no attempt
@@ -150,8 +150,8 @@ class StopSignal:
 
 def give_back(
     *,
-    flights: Sequence[Flight],
-    book: Book,
+    flights: Sequence[RunningBatch],
+    book: LeaseBook,
     settler: Settler,
     clock: Clock,
     bus: Bus,
@@ -178,11 +178,11 @@ def give_back(
         except Exception as error:
             bus.emit(GiveBackFailed(handler=handler, step=what, error=f"{type(error).__name__}: {error}"))
 
-    def unfreed(flight: Flight, error: Exception) -> None:
+    def unfreed(flight: RunningBatch, error: Exception) -> None:
         told = f"{type(error).__name__}: {error}"
         bus.emit(GiveBackFailed(handler=flight.handler, step="free what the batch holds", error=told))
 
-    def release(released: Sequence[Flight]) -> None:
+    def release(released: Sequence[RunningBatch]) -> None:
         deliveries = _deliveries(released)
         left.extend(deliveries)
         refused = settler.settle_by(
@@ -196,7 +196,7 @@ def give_back(
     )
     claimless = [flight for flight in flights if not _holds_claim(flight)]
     holding = [flight for flight in flights if flight not in set(claimless)]
-    freeings = [_Freeing(claimless, unfreed, threads=1), _Freeing(holding, unfreed, threads=FREEING_THREADS)]
+    freeings = [_ClaimRelease(claimless, unfreed, threads=1), _ClaimRelease(holding, unfreed, threads=FREEING_THREADS)]
     for freeing in freeings:
         freeing.start()
     for freeing in freeings:
@@ -211,7 +211,7 @@ def give_back(
 
 
 def release_pending(
-    *, flights: Sequence[Flight], book: Book, settler: Settler, clock: Clock, seconds: float
+    *, flights: Sequence[RunningBatch], book: LeaseBook, settler: Settler, clock: Clock, seconds: float
 ) -> Sequence[Delivery]:
     """Release the messages of batches that ended and wait for the ledger; answers what the broker did not take.
 
@@ -230,10 +230,12 @@ def release_pending(
     )
 
 
-class _Freeing:
+class _ClaimRelease:
     """Frees what batches hold, in threads of its own, since a ledger may not answer for longer than a stop may take."""
 
-    def __init__(self, flights: Sequence[Flight], failed: Callable[[Flight, Exception], None], *, threads: int) -> None:
+    def __init__(
+        self, flights: Sequence[RunningBatch], failed: Callable[[RunningBatch, Exception], None], *, threads: int
+    ) -> None:
         self.flights = flights
         self.over = threading.Event()
         self._failed = failed
@@ -255,7 +257,7 @@ class _Freeing:
                     self._run()
                 return
 
-    def give_up(self) -> Sequence[Flight]:
+    def give_up(self) -> Sequence[RunningBatch]:
         """Begin no more; return the batches that were not freed."""
         with self._lock:
             self._given_up = True
@@ -274,7 +276,7 @@ class _Freeing:
                 if not self._open:
                     self.over.set()
 
-    def _free(self, flight: Flight) -> None:
+    def _free(self, flight: RunningBatch) -> None:
         try:
             flight.execution.give_back()
         except Exception as error:
@@ -284,11 +286,11 @@ class _Freeing:
                 self._failed(flight, error)
 
 
-def _deliveries(flights: Iterable[Flight]) -> list[Delivery]:
+def _deliveries(flights: Iterable[RunningBatch]) -> list[Delivery]:
     return [delivery for flight in flights for delivery in flight.deliveries]
 
 
-def _holds_claim(flight: Flight) -> bool:
+def _holds_claim(flight: RunningBatch) -> bool:
     try:
         return flight.execution.claim() is not None
     except ClaimLost:

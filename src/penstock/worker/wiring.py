@@ -11,22 +11,22 @@ from penstock.messaging.backoff import Random
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe
-from penstock.worker.broker_loop import Exchange, Loop, Until
-from penstock.worker.executor import Executors, Slots
-from penstock.worker.jobs import Upkeep
-from penstock.worker.leases import Book, Heartbeat
+from penstock.worker.broker_loop import BrokerExchange, BrokerLoop, Until
+from penstock.worker.executor import Executor, Slots
+from penstock.worker.jobs import BackgroundJob
+from penstock.worker.leases import Heartbeat, LeaseBook
 from penstock.worker.line import Line
-from penstock.worker.liveness import LineStanding, Pulse
-from penstock.worker.pools import EventLoop, Places
-from penstock.worker.prefetch import Intake
-from penstock.worker.queue_scheduler import Asking, Hearing, ServedLine
-from penstock.worker.running_batch import Endings, Flight
+from penstock.worker.liveness import LineHealth, Liveness
+from penstock.worker.pools import EventLoop, ExecutionPools
+from penstock.worker.prefetch import PrefetchBuffer
+from penstock.worker.queue_scheduler import ArrivalFlag, QueueScheduler, ServedLine
+from penstock.worker.running_batch import Outcomes, RunningBatch
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tools:
+class WorkerTools:
     """What a worker was given."""
 
     broker: Broker
@@ -36,7 +36,7 @@ class Tools:
     bus: Bus
     probe: Probe
     random: Random
-    pulse: Pulse
+    pulse: Liveness
     event_loop: EventLoop | None = None
     address: str | None = None  # the broker's, for people
     metrics_address: str | None = None  # where somebody answers for the worker
@@ -46,7 +46,7 @@ Halt = Callable[[str, BaseException], bool]  # a queue is served no more; False:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calls:
+class WorkerCallbacks:
     """Whom the parts tell."""
 
     freed: Callable[[], None]
@@ -56,13 +56,15 @@ class Calls:
     halt: Halt
 
 
-class Parts:
+class WorkerParts:
     """The parts of one life."""
 
-    def __init__(self, tools: Tools, calls: Calls, *, wake: threading.Event, until: Until | None) -> None:
+    def __init__(
+        self, tools: WorkerTools, calls: WorkerCallbacks, *, wake: threading.Event, until: Until | None
+    ) -> None:
         self._tools = tools
         self._calls = calls
-        self.book = Book(clock=tools.clock, lease_seconds=tools.settings.lease_seconds, call_over=calls.freed)
+        self.book = LeaseBook(clock=tools.clock, lease_seconds=tools.settings.lease_seconds, call_over=calls.freed)
         self.settler = Settler(
             broker=tools.broker,
             book=self.book,
@@ -72,7 +74,9 @@ class Parts:
             probe=tools.probe,
             random=tools.random,
         )
-        self.places = Places(concurrency=tools.settings.concurrency, ended=calls.changed, event_loop=tools.event_loop)
+        self.places = ExecutionPools(
+            concurrency=tools.settings.concurrency, ended=calls.changed, event_loop=tools.event_loop
+        )
         slots = Slots(tools.settings.concurrency)
         first_ask_at = tools.clock.monotonic() + tools.settings.start_jitter_seconds * tools.random()
         self.lines = [
@@ -97,20 +101,20 @@ class Parts:
             sign=tools.pulse.heartbeat,
         )
 
-    def unended(self) -> Sequence[Flight]:
+    def unended(self) -> Sequence[RunningBatch]:
         """The batches whose end is open."""
         return [flight for served in self.lines for flight in served.executors.unended()]
 
-    def upkeeps(self) -> Sequence[Upkeep]:
+    def upkeeps(self) -> Sequence[BackgroundJob]:
         """The background jobs of all lines."""
         return [upkeep for served in self.lines for upkeep in served.upkeeps]
 
-    def standings(self) -> Sequence[LineStanding]:
+    def standings(self) -> Sequence[LineHealth]:
         """How each line stands now. Any thread may ask."""
         held = Counter(delivery.queue for delivery in self.book.deliveries())
         to_wall = self._tools.clock.now() - self._tools.clock.monotonic()
         return [
-            LineStanding(
+            LineHealth(
                 queue=served.line.queue,
                 in_flight=held[served.line.queue],
                 slots=served.line.places(self._tools.settings),
@@ -121,9 +125,9 @@ class Parts:
             for served in self.lines
         ]
 
-    def _intake(self, line: Line) -> Intake:
+    def _intake(self, line: Line) -> PrefetchBuffer:
         tools = self._tools
-        return Intake(
+        return PrefetchBuffer(
             line=line,
             receive_max=tools.broker.capabilities.receive_max,
             book=self.book,
@@ -132,13 +136,13 @@ class Parts:
             probe=tools.probe,
         )
 
-    def _executors(self, line: Line, slots: Slots) -> Executors:
+    def _executors(self, line: Line, slots: Slots) -> Executor:
         tools = self._tools
-        return Executors(
+        return Executor(
             line=line,
             places=self.places,
             slots=slots,
-            endings=Endings(
+            endings=Outcomes(
                 line=line,
                 lock=slots.lock,
                 settler=self.settler,
@@ -155,10 +159,10 @@ class Parts:
             halt=partial(self._calls.halt, line.queue),
         )
 
-    def _upkeeps(self, line: Line, *, in_a_hurry: bool) -> Sequence[Upkeep]:
+    def _upkeeps(self, line: Line, *, in_a_hurry: bool) -> Sequence[BackgroundJob]:
         tools = self._tools
         return [
-            Upkeep(
+            BackgroundJob(
                 handler=line.handler.name,
                 job=name,
                 work=work,
@@ -174,9 +178,9 @@ class Parts:
             for name, work in line.handler.jobs().items()
         ]
 
-    def _loop(self, wake: threading.Event, until: Until | None) -> Loop:
+    def _loop(self, wake: threading.Event, until: Until | None) -> BrokerLoop:
         tools = self._tools
-        return Loop(
+        return BrokerLoop(
             lines=self.lines,
             exchange=self._exchange(wake),
             settler=self.settler,
@@ -190,19 +194,19 @@ class Parts:
             fail=self._calls.fail,
         )
 
-    def _exchange(self, wake: threading.Event) -> Exchange:
+    def _exchange(self, wake: threading.Event) -> BrokerExchange:
         tools = self._tools
-        return Exchange(
+        return BrokerExchange(
             broker=tools.broker,
             settler=self.settler,
-            asking=Asking(
+            asking=QueueScheduler(
                 lines=self.lines,
                 settings=tools.settings,
                 clock=tools.clock,
                 bus=tools.bus,
                 random=tools.random,
             ),
-            hearing=Hearing(broker=tools.broker, queues=[line.queue for line in tools.lines], wake=wake),
+            hearing=ArrivalFlag(broker=tools.broker, queues=[line.queue for line in tools.lines], wake=wake),
             settings=tools.settings,
             lines=len(tools.lines),
         )

@@ -10,13 +10,13 @@ from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe, no_probe
 from penstock.worker.broker_loop import Until
-from penstock.worker.lifecycle import Conclusion, Shift
+from penstock.worker.lifecycle import WorkerLifecycle, WorkerOutcome
 from penstock.worker.line import Line, check_lines
-from penstock.worker.liveness import Pulse
+from penstock.worker.liveness import Liveness
 from penstock.worker.pools import EventLoop
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shutdown import StopSignal
-from penstock.worker.wiring import Tools
+from penstock.worker.wiring import WorkerTools
 
 _JOIN_SECONDS = 1.0  # a signal that another thread of the process took is seen by the main thread within it
 
@@ -39,13 +39,13 @@ class Worker:
         bus: Bus,
         probe: Probe = no_probe,
         random: Random = system_random,
-        pulse: Pulse | None = None,
+        pulse: Liveness | None = None,
         event_loop: EventLoop | None = None,
         address: str | None = None,
         metrics_address: str | None = None,
     ) -> None:
         check_lines(tuple(lines))
-        self._tools = Tools(
+        self._tools = WorkerTools(
             broker=broker,
             lines=tuple(lines),
             settings=settings,
@@ -53,13 +53,13 @@ class Worker:
             bus=bus,
             probe=probe,
             random=random,
-            pulse=pulse or Pulse(clock),
+            pulse=pulse or Liveness(clock),
             event_loop=event_loop,
             address=address,
             metrics_address=metrics_address,
         )
 
-    def run(self, stop: StopSignal, until: Until | None = None) -> Conclusion:
+    def run(self, stop: StopSignal, until: Until | None = None) -> WorkerOutcome:
         """Serve until asked to stop, or until ``until`` (asked when idle and after each batch) answers True.
 
         Its outcome is "drained" when everything in flight came to its end, "given_back" when some of it went back to
@@ -69,7 +69,7 @@ class Worker:
         `PublishHalted` of a handler, after everything in flight was given back; and the last failure of the upkeep that
         follows ``until``.
         """
-        shift = Shift(self._tools, stop, until)
+        shift = WorkerLifecycle(self._tools, stop, until)
         # The caller's thread only waits: if it is the main thread, signal handlers run in the middle of it, and they
         # must not meet it inside an event that they set (see `StopSignal`).
         thread = threading.Thread(target=shift.live, name="penstock-worker", daemon=True)

@@ -9,12 +9,12 @@ from typing import Any
 
 from penstock.ledger import Ledger
 from penstock.ledger.records import (
+    AttemptFailure,
     BatchOutcome,
     Candidate,
     Carrier,
-    Claim,
     FailedObject,
-    Failure,
+    ObjectClaims,
     ObjectResult,
     ObjectState,
     WorkRow,
@@ -63,9 +63,9 @@ def candidates(*names: str) -> list[Candidate]:
 
 
 def outcome(
-    claim: Claim,
+    claim: ObjectClaims,
     *,
-    failed: Mapping[str, Failure] | None = None,
+    failed: Mapping[str, AttemptFailure] | None = None,
     refund: bool = False,
     pipeline: str = PIPELINE,
     **fields: Any,
@@ -103,7 +103,7 @@ class Desk:
         worker: str = "worker-1",
         lease_seconds: float = LEASE_SECONDS,
         pipeline: str = PIPELINE,
-    ) -> Claim:
+    ) -> ObjectClaims:
         return self.ledger.claim(
             pipeline, wanted, attempt_id=attempt or self.fresh(), worker=worker, lease_seconds=lease_seconds
         )
@@ -111,7 +111,7 @@ class Desk:
     def process(self, *names: str) -> int | None:
         return self.ledger.commit(outcome(self.claim(candidates(*names))))
 
-    def fail(self, failure: Failure, wanted: Candidate, name: str) -> None:
+    def fail(self, failure: AttemptFailure, wanted: Candidate, name: str) -> None:
         claim = self.claim([wanted])
         assert self.ledger.commit(outcome(claim, failed={name: failure})) is None
 

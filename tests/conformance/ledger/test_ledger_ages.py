@@ -3,8 +3,8 @@
 from sqlalchemy import update
 from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidate, candidates, object_id_of
 
-from penstock.ledger.queries import Tally
-from penstock.ledger.records import Failure, ObjectState
+from penstock.ledger.queries import ProcessedCount
+from penstock.ledger.records import AttemptFailure, ObjectState
 from penstock.ledger.schema import batches, objects
 
 HOUR = 3_600.0
@@ -29,7 +29,7 @@ def test_of_a_pipeline_without_objects_nothing_waits(desk: Desk) -> None:
 
 def test_what_waits_is_counted_and_aged_whether_free_or_claimed(desk: Desk) -> None:
     desk.process("done", "also done")
-    desk.fail(Failure.RETRY, candidate("free"), "free")
+    desk.fail(AttemptFailure.RETRY, candidate("free"), "free")
     desk.claim(candidates("held", "late"))
     for name, hours in (("done", 9), ("free", 2), ("late", 3)):
         seen_before(desk, name, hours * HOUR)
@@ -46,13 +46,13 @@ def test_a_tally_is_brought_up_by_the_batches_and_is_what_counting_finds(desk: D
     ages = desk.ledger.ages
     desk.process("a", "b")
     tally = ages.tally(PIPELINE)
-    assert tally == Tally(processed=2, seq=1)
+    assert tally == ProcessedCount(processed=2, seq=1)
     desk.process("c")
     desk.process("d", "e", "f")
     brought = ages.brought_up(PIPELINE, tally)
-    assert brought == Tally(processed=6, seq=3) == ages.tally(PIPELINE)
+    assert brought == ProcessedCount(processed=6, seq=3) == ages.tally(PIPELINE)
     assert ages.brought_up(PIPELINE, brought) == brought
-    assert ages.tally("unheard of") == Tally(processed=0, seq=0)
+    assert ages.tally("unheard of") == ProcessedCount(processed=0, seq=0)
     assert brought.processed == desk.ledger.counts(PIPELINE)[ObjectState.PROCESSED]
 
 

@@ -8,13 +8,13 @@ from tests.conformance.ledger.shelf import FILE, adopt, archive, contents, hot, 
 from penstock.errors import ConfigurationError
 from penstock.ledger import Ledger
 from penstock.ledger.archive import ARCHIVING, ArchiveFile
-from penstock.ledger.records import Failure, ObjectState
+from penstock.ledger.records import AttemptFailure, ObjectState
 from penstock.messaging.steps import Step
 
 
 def test_processed_rows_leave_and_their_identities_stay(desk: Desk) -> None:
     claim = desk.claim(candidates("a", "b", "poison"))
-    desk.ledger.commit(outcome(claim, failed={"poison": Failure.DEAD}))
+    desk.ledger.commit(outcome(claim, failed={"poison": AttemptFailure.DEAD}))
     desk.claim(candidates("busy"))
     assert archive(desk.ledger)
     assert hot(desk.ledger) == ids(["poison", "busy"])
@@ -70,7 +70,7 @@ def test_a_replay_and_a_late_redrive_find_an_archived_object_done(desk: Desk) ->
 
 
 def test_what_goes_into_the_file_is_all_that_is_known(desk: Desk) -> None:
-    desk.fail(Failure.RETRY, candidate("a", version_id="v-1", sequencer="0A"), "a")
+    desk.fail(AttemptFailure.RETRY, candidate("a", version_id="v-1", sequencer="0A"), "a")
     desk.process("a")
     (row,) = desk.ledger.objects(PIPELINE)
     timeline = desk.ledger.attempts_of(PIPELINE, object_id_of("a"))
@@ -219,8 +219,8 @@ def test_adopting_again_adds_nothing(desk: Desk) -> None:
 
 def test_what_is_at_work_or_known_is_left_alone_and_the_rest_replaced(desk: Desk) -> None:
     desk.process("done")
-    desk.fail(Failure.RETRY, candidate("waiting"), "waiting")
-    desk.fail(Failure.DEAD, candidate("dead"), "dead")
+    desk.fail(AttemptFailure.RETRY, candidate("waiting"), "waiting")
+    desk.fail(AttemptFailure.DEAD, candidate("dead"), "dead")
     claim = desk.claim(candidates("busy"))
     names = ["done", "waiting", "dead", "busy", "new"]
     looked = desk.ledger.adoptions.look(PIPELINE, candidates(*names))

@@ -7,7 +7,7 @@ from tests.conformance.ledger.shelf import adopt, archive, hot, ids
 
 from penstock.ledger import Ledger
 from penstock.ledger.archive import ARCHIVING, ArchiveFile
-from penstock.ledger.records import Failure, ObjectState
+from penstock.ledger.records import AttemptFailure, ObjectState
 from penstock.messaging.steps import Step
 
 ROUNDS = 6
@@ -44,7 +44,7 @@ def test_the_archive_commits_after_a_statement_of_the_claim(server_desk: Desk, w
 
 
 def test_an_import_commits_between_registering_and_taking(shared_desk: Desk) -> None:
-    shared_desk.fail(Failure.RETRY, candidate("a"), "a")  # known, and free
+    shared_desk.fail(AttemptFailure.RETRY, candidate("a"), "a")  # known, and free
 
     def import_now(step: Step) -> None:
         if step is Step.OBJECTS_REGISTERED:

@@ -17,7 +17,7 @@ from tests.conformance.ledger.desk import (
     outcome,
 )
 
-from penstock.ledger.records import AttemptState, Candidate, Carrier, Failure, ObjectState
+from penstock.ledger.records import AttemptFailure, AttemptState, Candidate, Carrier, ObjectState
 from penstock.ledger.schema import attempts
 
 A, B, C = (object_id_of(name) for name in "abc")
@@ -70,12 +70,12 @@ def test_every_candidate_is_in_exactly_one_part_of_the_claim(desk: Desk) -> None
     assert (set(claim.claimed), set(claim.busy), set(claim.ended)) == ({C}, {B}, {A})
 
 
-@pytest.mark.parametrize("failure", [Failure.DEAD, Failure.GONE, Failure.SUPERSEDED])
-def test_an_ended_object_is_told_with_its_reason(desk: Desk, failure: Failure) -> None:
+@pytest.mark.parametrize("failure", [AttemptFailure.DEAD, AttemptFailure.GONE, AttemptFailure.SUPERSEDED])
+def test_an_ended_object_is_told_with_its_reason(desk: Desk, failure: AttemptFailure) -> None:
     desk.fail(failure, candidate("a", message="m-9"), "a")
     ended = desk.claim(candidates("a")).ended[A]
     assert (ended.state, ended.reason) == (ObjectState(failure.value), f"a is {failure}")
-    carrier = Carrier(message_id="m-9", enqueued_at=BEFORE) if failure is Failure.DEAD else None
+    carrier = Carrier(message_id="m-9", enqueued_at=BEFORE) if failure is AttemptFailure.DEAD else None
     assert ended.carrier == carrier
 
 
@@ -86,7 +86,7 @@ def test_a_processed_object_has_ended(desk: Desk) -> None:
 
 
 def test_an_object_to_be_retried_is_free_and_charged_again(desk: Desk) -> None:
-    desk.fail(Failure.RETRY, candidate("a"), "a")
+    desk.fail(AttemptFailure.RETRY, candidate("a"), "a")
     assert desk.claim(candidates("a")).claimed[A].attempts == 2
 
 
@@ -154,8 +154,8 @@ def test_the_first_of_several_messages_that_name_an_object_carries_it(desk: Desk
 
 
 def test_the_carrier_is_the_message_of_the_last_claim(desk: Desk) -> None:
-    desk.fail(Failure.RETRY, candidate("a", message="m-1"), "a")
-    desk.fail(Failure.DEAD, candidate("a", message="m-2"), "a")
+    desk.fail(AttemptFailure.RETRY, candidate("a", message="m-1"), "a")
+    desk.fail(AttemptFailure.DEAD, candidate("a", message="m-2"), "a")
     carrier = desk.claim(candidates("a")).ended[A].carrier
     assert carrier is not None
     assert carrier.message_id == "m-2"
@@ -193,7 +193,7 @@ def test_row_59_of_two_in_one_claim_the_newer_is_taken(desk: Desk) -> None:
 
 def test_row_59_a_newer_one_that_is_tried_again_supersedes_an_older_one_that_comes_with_it(desk: Desk) -> None:
     new, old = sequenced("new", "0055AB"), sequenced("old", "0055AA")
-    desk.fail(Failure.RETRY, new, "new")
+    desk.fail(AttemptFailure.RETRY, new, "new")
     claim = desk.claim([old, new, candidate("a")])
     assert set(claim.claimed) == {object_id_of("new"), A}
     assert set(claim.ended) == {object_id_of("old")}
@@ -203,14 +203,14 @@ def test_row_59_a_newer_one_that_is_tried_again_supersedes_an_older_one_that_com
 
 def test_row_59_a_newer_one_that_lives_again_does_too(desk: Desk) -> None:
     new, old = sequenced("new", "0055AB"), sequenced("old", "0055AA")
-    desk.fail(Failure.DEAD, new, "new")
+    desk.fail(AttemptFailure.DEAD, new, "new")
     again = replace(new, carrier=replace(new.carrier, replay_id="replay"))
     claim = desk.claim([old, again])
     assert (set(claim.claimed), set(claim.ended)) == ({object_id_of("new")}, {object_id_of("old")})
 
 
 def test_row_59_a_newer_one_that_waits_elsewhere_supersedes_nothing_yet(desk: Desk) -> None:
-    desk.fail(Failure.RETRY, sequenced("new", "0055AB"), "new")
+    desk.fail(AttemptFailure.RETRY, sequenced("new", "0055AB"), "new")
     claim = desk.claim([sequenced("old", "0055AA"), candidate("a")])
     assert set(claim.claimed) == {object_id_of("old"), A}
     assert [ended for _, ended, _ in desk.timeline("old")] == ["open"]
@@ -226,7 +226,7 @@ def test_row_59_the_shorter_sequencer_is_padded_on_the_right(desk: Desk) -> None
 
 def test_row_59_a_newer_one_that_never_arrived_supersedes_nothing(desk: Desk) -> None:
     new = sequenced("new", "0055AB")
-    desk.ledger.commit(outcome(desk.claim([new]), failed={"new": Failure.GONE}))
+    desk.ledger.commit(outcome(desk.claim([new]), failed={"new": AttemptFailure.GONE}))
     assert set(desk.claim([sequenced("old", "0055AA")]).claimed) == {object_id_of("old")}
 
 

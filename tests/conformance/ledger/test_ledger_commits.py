@@ -7,7 +7,7 @@ from sqlalchemy import text
 from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidate, candidates, object_id_of, outcome
 
 from penstock.errors import ClaimLost, ConfigurationError, SchemaMoved
-from penstock.ledger.records import AttemptState, BatchOutcome, FailedObject, Failure, ObjectResult, ObjectState
+from penstock.ledger.records import AttemptFailure, AttemptState, BatchOutcome, FailedObject, ObjectResult, ObjectState
 
 A, B = object_id_of("a"), object_id_of("b")
 
@@ -52,10 +52,10 @@ def test_the_attempt_is_committed(desk: Desk) -> None:
 def test_failed_objects_leave_in_the_same_transaction(desk: Desk) -> None:
     claim = desk.claim(candidates("ok", "again", "dead", "gone", "old"))
     failed = {
-        "again": Failure.RETRY,
-        "dead": Failure.DEAD,
-        "gone": Failure.GONE,
-        "old": Failure.SUPERSEDED,
+        "again": AttemptFailure.RETRY,
+        "dead": AttemptFailure.DEAD,
+        "gone": AttemptFailure.GONE,
+        "old": AttemptFailure.SUPERSEDED,
     }
     assert desk.ledger.commit(outcome(claim, failed=failed)) == 1
     assert {name: desk.state(name) for name in ("ok", *failed)} == {
@@ -78,8 +78,8 @@ def test_failed_objects_leave_in_the_same_transaction(desk: Desk) -> None:
 def test_a_refund_takes_the_charge_off_and_an_unattributed_failure_is_remembered(desk: Desk) -> None:
     claim = desk.claim(candidates("a", "b"))
     failed = [
-        FailedObject(object_id=A, failure=Failure.RETRY, reason="", refund=True),
-        FailedObject(object_id=B, failure=Failure.RETRY, reason="", unattributed=True),
+        FailedObject(object_id=A, failure=AttemptFailure.RETRY, reason="", refund=True),
+        FailedObject(object_id=B, failure=AttemptFailure.RETRY, reason="", unattributed=True),
     ]
     desk.ledger.commit(BatchOutcome(pipeline=PIPELINE, attempt_id=claim.attempt_id, processed=[], failed=failed))
     again = desk.claim(candidates("a", "b")).claimed
@@ -88,7 +88,7 @@ def test_a_refund_takes_the_charge_off_and_an_unattributed_failure_is_remembered
 
 def test_nothing_processed_is_no_batch_and_its_files_may_go(desk: Desk) -> None:
     claim = desk.claim(candidates("a"), attempt="first")
-    failed = outcome(claim, failed={"a": Failure.DEAD}, new_schema="{}")
+    failed = outcome(claim, failed={"a": AttemptFailure.DEAD}, new_schema="{}")
     assert desk.ledger.commit(failed) is None
     assert desk.ledger.batches(PIPELINE) == []
     assert desk.ledger.abandoned_attempts(PIPELINE) == ["first"]
@@ -113,7 +113,7 @@ def test_a_stale_attempt_without_anything_processed_changes_nothing(desk: Desk) 
     desk.claim(candidates("a"))
     before = desk.everything()
     with pytest.raises(ClaimLost):
-        desk.ledger.commit(outcome(stale, failed={"a": Failure.DEAD}))
+        desk.ledger.commit(outcome(stale, failed={"a": AttemptFailure.DEAD}))
     assert desk.everything() == before
 
 
@@ -219,7 +219,7 @@ def test_a_lost_claim_goes_before_a_moved_schema(desk: Desk) -> None:
 def test_a_reason_may_hold_anything(desk: Desk) -> None:
     claim = desk.claim([candidate("a")])
     reason = "cannot read /landing/\udcff\0 " + "x" * 10_000
-    failed = [FailedObject(object_id=A, failure=Failure.DEAD, reason=reason)]
+    failed = [FailedObject(object_id=A, failure=AttemptFailure.DEAD, reason=reason)]
     desk.ledger.commit(BatchOutcome(pipeline=PIPELINE, attempt_id=claim.attempt_id, processed=[], failed=failed))
     kept = desk.claim(candidates("a")).ended[A].reason
     assert kept is not None

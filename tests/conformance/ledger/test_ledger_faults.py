@@ -9,7 +9,7 @@ from tests.conformance.ledger.lost import replies_lost
 
 from penstock.errors import ClaimLost, ConfigurationError, PenstockError, TemporaryError
 from penstock.ledger import Ledger
-from penstock.ledger.records import Failure, ObjectState
+from penstock.ledger.records import AttemptFailure, ObjectState
 from penstock.messaging.steps import Step
 
 A = object_id_of("a")
@@ -45,7 +45,7 @@ def test_the_steps_come_in_their_order(desk: Desk) -> None:
 
 
 def test_a_crash_after_registering_holds_what_is_new_until_the_lease_ends(desk: Desk) -> None:
-    desk.fail(Failure.RETRY, candidate("known"), "known")
+    desk.fail(AttemptFailure.RETRY, candidate("known"), "known")
     with pytest.raises(Crash):
         Desk(crashing_at(desk, Step.OBJECTS_REGISTERED)).claim(
             candidates("a", "known"), attempt="crashed", lease_seconds=OVER
@@ -56,7 +56,7 @@ def test_a_crash_after_registering_holds_what_is_new_until_the_lease_ends(desk: 
 
 
 def test_a_claim_whose_attempt_was_given_up_before_it_took_the_rest_is_lost(desk: Desk) -> None:
-    desk.fail(Failure.RETRY, candidate("known"), "known")
+    desk.fail(AttemptFailure.RETRY, candidate("known"), "known")
 
     def give_up(step: Step) -> None:
         if step is Step.OBJECTS_REGISTERED:
@@ -79,7 +79,7 @@ def test_the_lease_runs_from_the_last_part_of_a_claim() -> None:
     ledger = Ledger.open("sqlite://", probe=slow, now=lambda: moments[-1])
     ledger.ensure_pipeline(PIPELINE)
     desk = Desk(ledger)
-    desk.fail(Failure.RETRY, candidate("known"), "known")
+    desk.fail(AttemptFailure.RETRY, candidate("known"), "known")
     moments.append(1_000.0)
     desk.claim(candidates("a", "known"), attempt="slow", lease_seconds=60.0)
     attempt = ledger.attempt("slow")
@@ -90,7 +90,7 @@ def test_the_lease_runs_from_the_last_part_of_a_claim() -> None:
 
 @pytest.mark.parametrize("error", [TemporaryError, ConfigurationError])
 def test_a_claim_that_breaks_off_between_its_two_parts_holds_nothing(desk: Desk, error: type[PenstockError]) -> None:
-    desk.fail(Failure.RETRY, candidate("known"), "known")
+    desk.fail(AttemptFailure.RETRY, candidate("known"), "known")
 
     def away(step: Step) -> None:
         if step is Step.OBJECTS_REGISTERED:
@@ -145,7 +145,7 @@ def test_a_crash_after_giving_up_left_the_objects_free(desk: Desk) -> None:
 def test_a_commit_whose_answer_is_lost_counts_once(desk: Desk, committed: bool, times: int) -> None:
     claim = desk.claim(candidates("a", "b"))
     with replies_lost(desk.ledger.database.engine, times=times, committed=committed):
-        assert desk.ledger.commit(outcome(claim, failed={"b": Failure.DEAD})) == 1
+        assert desk.ledger.commit(outcome(claim, failed={"b": AttemptFailure.DEAD})) == 1
     assert [batch.attempt_id for batch in desk.ledger.batches(PIPELINE)] == [claim.attempt_id]
     assert (desk.state("a"), desk.state("b")) == (ObjectState.PROCESSED, ObjectState.DEAD)
     assert desk.process("c") == 2
@@ -153,7 +153,7 @@ def test_a_commit_whose_answer_is_lost_counts_once(desk: Desk, committed: bool, 
 
 @pytest.mark.parametrize("committed", [True, False])
 def test_an_end_without_a_batch_whose_answer_is_lost_counts_once(desk: Desk, committed: bool) -> None:
-    failed = outcome(desk.claim(candidates("a")), failed={"a": Failure.RETRY}, refund=True)
+    failed = outcome(desk.claim(candidates("a")), failed={"a": AttemptFailure.RETRY}, refund=True)
     with replies_lost(desk.ledger.database.engine, times=1, committed=committed):
         assert desk.ledger.commit(failed) is None
     assert desk.claim(candidates("a")).claimed[A].attempts == 1, "refunded once"
@@ -188,7 +188,9 @@ def test_a_claim_lost_while_the_answer_was_waited_for_is_lost(shared_desk: Desk)
 
 @pytest.mark.parametrize("committed", [True, False])
 def test_a_claim_whose_answer_is_lost_holds_nothing(desk: Desk, committed: bool) -> None:
-    desk.fail(Failure.RETRY, candidate("a"), "a")  # registered, so that the next COMMIT that matters is the claim's
+    desk.fail(
+        AttemptFailure.RETRY, candidate("a"), "a"
+    )  # registered, so that the next COMMIT that matters is the claim's
     engine = desk.ledger.database.engine
     with contextlib.ExitStack() as stack:
 

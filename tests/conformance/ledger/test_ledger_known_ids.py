@@ -11,8 +11,8 @@ from tests.conformance.ledger.desk import BEFORE, OVER, PIPELINE, Desk, candidat
 from penstock.errors import TemporaryError
 from penstock.ledger import known_ids
 from penstock.ledger.known_ids import ID_BYTES, IDS_END, KnownIds, known_ids_at
-from penstock.ledger.pipelines import Comparison
-from penstock.ledger.records import Failure
+from penstock.ledger.pipelines import ReconcileResult
+from penstock.ledger.records import AttemptFailure
 from penstock.ledger.schema import archived_objects
 
 NOW = time.time()
@@ -45,9 +45,13 @@ def test_an_empty_ledger_knows_nothing(desk: Desk) -> None:
 
 def test_ended_live_and_archived_objects_are_known_and_no_others(desk: Desk) -> None:
     desk.process("processed-1", "processed-2")
-    for name, failure in {"dead": Failure.DEAD, "gone": Failure.GONE, "superseded": Failure.SUPERSEDED}.items():
+    for name, failure in {
+        "dead": AttemptFailure.DEAD,
+        "gone": AttemptFailure.GONE,
+        "superseded": AttemptFailure.SUPERSEDED,
+    }.items():
         desk.ledger.commit(outcome(desk.claim(candidates(name)), failed={name: failure}))
-    desk.ledger.commit(outcome(desk.claim(candidates("waits")), failed={"waits": Failure.RETRY}))
+    desk.ledger.commit(outcome(desk.claim(candidates("waits")), failed={"waits": AttemptFailure.RETRY}))
     given_back = desk.claim(candidates("given back"))
     desk.ledger.abandon(given_back.attempt_id, reason="stop", outcome="given_back", refund=True, unattributed=False)
     desk.claim(candidates("late"), lease_seconds=OVER, pipeline="other")  # claims give up those that are over
@@ -120,10 +124,12 @@ def test_another_process_reads_them_by_the_url(shared_desk: Desk) -> None:
 def test_the_latest_reconciliation_is_on_record(desk: Desk) -> None:
     assert desk.ledger.reconciliation(PIPELINE) is None
     assert desk.ledger.seconds_since_reconciliation(PIPELINE) is None
-    first = Comparison(
+    first = ReconcileResult(
         pipeline=PIPELINE, as_of=1.0, source="s3://landing/a\0", listed=10, missing=3, sent=2, seconds=0.5
     )
-    second = Comparison(pipeline=PIPELINE, as_of=2.0, source="s3://landing", listed=11, missing=0, sent=0, seconds=1.5)
+    second = ReconcileResult(
+        pipeline=PIPELINE, as_of=2.0, source="s3://landing", listed=11, missing=0, sent=0, seconds=1.5
+    )
     for comparison in (first, second, second):
         desk.ledger.record_reconciliation(comparison)
     found = desk.ledger.reconciliation(PIPELINE)

@@ -9,7 +9,7 @@ from sqlalchemy import update
 from tests.conformance.ledger.desk import Desk
 
 from penstock.errors import ConfigurationError
-from penstock.handlers.keys import Begun, Busy, Done
+from penstock.handlers.keys import KeyBegun, KeyBusy, KeyDone
 from penstock.handlers.once import LedgerKeys
 from penstock.ledger import Ledger
 from penstock.ledger.migrate import downgrade
@@ -41,7 +41,7 @@ def keys(
 
 def finish(keys: LedgerKeys, key: str) -> None:
     begun = keys.begin(key)
-    assert isinstance(begun, Begun)
+    assert isinstance(begun, KeyBegun)
     assert begun.claim.finish("null")
 
 
@@ -61,7 +61,7 @@ def test_like_named_handlers_of_two_apps_never_meet(desk: Desk) -> None:
     refunds = keys(desk.ledger, "refunds", queue="refunds")
     finish(orders, "42")
     finish(refunds, "42")
-    assert isinstance(orders.begin("42"), Done)
+    assert isinstance(orders.begin("42"), KeyDone)
     assert [(row.app, row.queue, row.key) for row in sorted(desk.ledger.works(), key=lambda row: str(row.app))] == [
         ("orders", "orders", "42"),
         ("refunds", "refunds", "42"),
@@ -78,7 +78,7 @@ def test_the_same_app_deployed_twice_has_two_names_and_two_sets_of_keys(desk: De
 def test_every_process_of_an_app_finds_the_same_keys(shared_desk: Desk) -> None:
     finish(keys(shared_desk.ledger, "shop", queue="orders"), "42")
     other = Ledger.open(shared_desk.url)
-    assert isinstance(keys(other, "shop", queue="orders").begin("42"), Done)
+    assert isinstance(keys(other, "shop", queue="orders").begin("42"), KeyDone)
     other.close()
 
 
@@ -89,7 +89,7 @@ ARN, URL = "arn:aws:sqs:eu-west-1:111122223333:orders", "https://sqs.eu-west-1.a
 def test_a_queue_is_one_however_it_is_spelled(desk: Desk, first: str) -> None:
     finish(keys(desk.ledger, "shop", queue=first), "42")
     for spelled in ("orders", URL, ARN, first):
-        assert isinstance(keys(desk.ledger, "shop", queue=spelled).begin("42"), Done)
+        assert isinstance(keys(desk.ledger, "shop", queue=spelled).begin("42"), KeyDone)
     with pytest.raises(ConfigurationError, match="belong to the app 'shop'"):
         keys(desk.ledger, "depot", queue="orders")
 
@@ -164,15 +164,15 @@ def test_one_apps_retention_leaves_the_completions_of_others_alone(desk: Desk) -
         "each row expires as its own app said, whoever looks"
     )
     thumbs.forget()
-    assert isinstance(billing.begin("1"), Done)
+    assert isinstance(billing.begin("1"), KeyDone)
 
 
 def test_what_an_earlier_version_completed_still_counts_after_the_upgrade(shared_url: str) -> None:
     before_the_upgrade(shared_url, "42")
     ledger = Ledger.open(shared_url)
     shop = keys(ledger, "shop", queue="orders")
-    assert isinstance(shop.begin("42"), Done)
-    assert isinstance(shop.begin("43"), Begun)
+    assert isinstance(shop.begin("42"), KeyDone)
+    assert isinstance(shop.begin("43"), KeyBegun)
     ledger.close()
 
 
@@ -186,8 +186,8 @@ def test_old_and_new_workers_side_by_side_agree_on_every_key(shared_url: str) ->
         return ledger.begin_work("handle", key, attempt_id=f"old {key}", worker="old", lease_seconds=60.0)
 
     assert isinstance(old_begins("held by old"), WorkBegun)
-    assert not isinstance(shop.begin("held by old"), Begun | Done)
-    assert isinstance(shop.begin("held by new"), Begun)
+    assert not isinstance(shop.begin("held by old"), KeyBegun | KeyDone)
+    assert isinstance(shop.begin("held by new"), KeyBegun)
     assert isinstance(old_begins("held by new"), WorkBusy)
     finish(shop, "done by new")
     assert isinstance(old_begins("done by new"), WorkDone)
@@ -250,13 +250,13 @@ def test_keys_of_an_app_are_found_by_0005_and_after_the_next_upgrade(shared_url:
     for number in (0, 1_000, 2_000):
         finish(shop, f"{number}")
     finish(replace(shop, owner=WorkOwner(app="shop", queue="orders", purpose="tick")), "1800000000")
-    assert isinstance(shop.begin("left open"), Begun)
+    assert isinstance(shop.begin("left open"), KeyBegun)
     back_to_0005(ledger)
     again = Ledger.open(shared_url)
     assert isinstance(again.begin_work("handle", "2000", attempt_id="a", worker="w", lease_seconds=60.0), WorkDone)
     shop = keys(again, "shop", queue="orders")
-    assert isinstance(shop.begin("0"), Done)
-    assert isinstance(shop.begin("left open"), Busy)
+    assert isinstance(shop.begin("0"), KeyDone)
+    assert isinstance(shop.begin("left open"), KeyBusy)
     assert len(again.works()) == 4, "0005 knows no ticks"
     again.close()
 
@@ -271,5 +271,5 @@ def test_a_downgrade_that_would_lose_completed_keys_is_refused(shared_url: str) 
         back_to_0005(ledger)
     ledger.close()
     again = Ledger.open(shared_url)
-    assert isinstance(keys(again, "orders", queue="orders").begin("42"), Done), "an upgrade leads back"
+    assert isinstance(keys(again, "orders", queue="orders").begin("42"), KeyDone), "an upgrade leads back"
     back_to_0005(again, "base")

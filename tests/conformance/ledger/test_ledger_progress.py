@@ -3,7 +3,7 @@
 from sqlalchemy import update
 from tests.conformance.ledger.desk import PIPELINE, Desk, candidates, object_id_of, outcome
 
-from penstock.ledger.records import Failure
+from penstock.ledger.records import AttemptFailure
 from penstock.ledger.schema import batches
 
 TASK = "cleanup"
@@ -36,7 +36,7 @@ def test_progress_only_grows_and_each_task_and_pipeline_has_its_own(desk: Desk) 
 
 def test_a_batch_gives_what_it_processed_and_nothing_else(desk: Desk) -> None:
     claim = desk.claim(candidates("good", "bad", "better"))
-    seq = desk.ledger.commit(outcome(claim, failed={"bad": Failure.DEAD}))
+    seq = desk.ledger.commit(outcome(claim, failed={"bad": AttemptFailure.DEAD}))
     desk.process("later")
     assert seq is not None
     found = desk.ledger.processed_objects(PIPELINE, seq)

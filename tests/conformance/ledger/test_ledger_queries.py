@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidate, candidates, object_id_of, outcome
 
-from penstock.ledger.records import FailedObject, Failure, ObjectState
+from penstock.ledger.records import AttemptFailure, FailedObject, ObjectState
 
 UNKNOWN = b"?" * 16
 
@@ -50,7 +50,7 @@ def test_states_leave_out_what_was_never_heard_of(desk: Desk) -> None:
 def test_live_is_what_a_running_lease_holds(desk: Desk) -> None:
     desk.process("done")
     desk.claim(candidates("held"))
-    desk.fail(Failure.RETRY, candidate("free"), "free")
+    desk.fail(AttemptFailure.RETRY, candidate("free"), "free")
     desk.claim(candidates("expired"), lease_seconds=OVER)
     ids = [object_id_of(name) for name in ("done", "held", "free", "expired")]
     assert desk.ledger.live(PIPELINE, [*ids, UNKNOWN]) == {object_id_of("held")}
@@ -101,8 +101,8 @@ def test_changed_files_are_counted(desk: Desk) -> None:
 def test_counts_name_every_state(desk: Desk) -> None:
     desk.process("a", "b")
     desk.claim(candidates("c"))
-    desk.fail(Failure.DEAD, candidate("d"), "d")
-    desk.fail(Failure.RETRY, candidate("e"), "e")
+    desk.fail(AttemptFailure.DEAD, candidate("d"), "d")
+    desk.fail(AttemptFailure.RETRY, candidate("e"), "e")
     assert desk.ledger.counts(PIPELINE) == {
         ObjectState.UNPROCESSED: 1,
         ObjectState.PROCESSING: 1,
@@ -115,7 +115,9 @@ def test_counts_name_every_state(desk: Desk) -> None:
 
 def test_a_timeline_is_in_order_with_what_every_attempt_was_worth(desk: Desk) -> None:
     desk.claim(candidates("a", "b"), attempt="z", worker="one", lease_seconds=OVER)
-    desk.ledger.commit(outcome(desk.claim(candidates("a"), attempt="y", worker="two"), failed={"a": Failure.RETRY}))
+    desk.ledger.commit(
+        outcome(desk.claim(candidates("a"), attempt="y", worker="two"), failed={"a": AttemptFailure.RETRY})
+    )
     desk.ledger.commit(outcome(desk.claim(candidates("a"), attempt="x", worker="three")))
     rows = desk.ledger.attempts_of(PIPELINE, object_id_of("a"))
     assert [(row.attempt_id, row.worker, row.outcome) for row in rows] == [
@@ -132,7 +134,7 @@ def test_five_thousand_objects_at_once(desk: Desk) -> None:
     names = [f"object {number}" for number in range(5_000)]
     claim = desk.claim(candidates(*names))
     assert len(claim.claimed) == 5_000
-    failed = dict.fromkeys(names[:10], Failure.RETRY)
+    failed = dict.fromkeys(names[:10], AttemptFailure.RETRY)
     assert desk.ledger.commit(outcome(claim, failed=failed)) == 1
     ids = [object_id_of(name) for name in names]
     assert len(desk.ledger.states(PIPELINE, ids)) == 5_000
@@ -142,7 +144,9 @@ def test_five_thousand_objects_at_once(desk: Desk) -> None:
 
 def test_the_attempts_before_one_are_the_latest_of_others(desk: Desk) -> None:
     desk.claim(candidates("a", "b"), attempt="z", worker="one", lease_seconds=OVER)
-    desk.ledger.commit(outcome(desk.claim(candidates("a"), attempt="y", worker="two"), failed={"a": Failure.RETRY}))
+    desk.ledger.commit(
+        outcome(desk.claim(candidates("a"), attempt="y", worker="two"), failed={"a": AttemptFailure.RETRY})
+    )
     desk.claim(candidates("a", "b", "c"), attempt="x", worker="three")
     before = desk.ledger.attempts_before(PIPELINE, "x", [object_id_of(name) for name in "abc"])
     assert {id: (one.attempt_id, one.worker, one.outcome) for id, one in before.items()} == {
@@ -156,7 +160,7 @@ def test_an_attempt_keeps_the_traceback_of_what_failed(desk: Desk) -> None:
     claim = desk.claim(candidates("a"), attempt="z")
     failed = FailedObject(
         object_id=object_id_of("a"),
-        failure=Failure.DEAD,
+        failure=AttemptFailure.DEAD,
         reason="ValueError: two\nlines (t.py:8)",
         traceback='Traceback (most recent call last):\n  File "t.py", line 8\nValueError: two\nlines\n',
     )
@@ -184,7 +188,11 @@ def test_what_needs_no_message_is_known_among_others(desk: Desk) -> None:
     desk.process("done")
     desk.claim(candidates("held"))
     desk.claim(candidates("left"), lease_seconds=OVER)
-    for failure, name in ((Failure.DEAD, "dead"), (Failure.RETRY, "again"), (Failure.GONE, "gone")):
+    for failure, name in (
+        (AttemptFailure.DEAD, "dead"),
+        (AttemptFailure.RETRY, "again"),
+        (AttemptFailure.GONE, "gone"),
+    ):
         desk.fail(failure, candidate(name), name)
     names = ("done", "held", "left", "dead", "again", "gone")
     ids = {object_id_of(name): name for name in names}

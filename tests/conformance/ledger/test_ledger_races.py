@@ -13,7 +13,7 @@ from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidates, obje
 
 from penstock.errors import ClaimLost
 from penstock.ledger import Ledger
-from penstock.ledger.records import AttemptState, Claim, ObjectState
+from penstock.ledger.records import AttemptState, ObjectClaims, ObjectState
 from penstock.messaging.steps import Step
 
 NAMES = [f"object {number}" for number in range(200)]
@@ -76,7 +76,7 @@ def test_commit_against_take_over_has_one_winner(shared_desk: Desk) -> None:
     for round_ in range(5):
         claim = shared_desk.claim(candidates(f"{round_}"), attempt=f"old {round_}", lease_seconds=OVER)
 
-        def race(number: int, claim: Claim = claim, round_: int = round_) -> str:
+        def race(number: int, claim: ObjectClaims = claim, round_: int = round_) -> str:
             if number % 2:
                 try:
                     return f"committed {shared_desk.ledger.commit(outcome(claim))}"

@@ -4,7 +4,7 @@ import pytest
 from tests.conformance.ledger.crowd import once_after
 from tests.conformance.ledger.desk import AFTER, BEFORE, PIPELINE, Desk, candidate, object_id_of, outcome
 
-from penstock.ledger.records import Carrier, Claim, Failure, ObjectRow, ObjectState
+from penstock.ledger.records import AttemptFailure, Carrier, ObjectClaims, ObjectRow, ObjectState
 
 REPLAYS_LOOKED_UP = "object_attempts.replay_id ... IS NOT NULL"  # of objects seen dead
 A = object_id_of("a")
@@ -13,17 +13,17 @@ REVIVER = Carrier(message_id="m-2", enqueued_at=BEFORE, replay_id="r-1")
 
 def die(desk: Desk, *, message: str = "m-1", replay: str | None = None, enqueued_at: float = BEFORE) -> None:
     wanted = candidate("a", message=message, replay=replay, enqueued_at=enqueued_at)
-    desk.fail(Failure.DEAD, wanted, "a")
+    desk.fail(AttemptFailure.DEAD, wanted, "a")
     assert desk.state("a") is ObjectState.DEAD
 
 
 def live_again(desk: Desk, *, message: str = "m-2", replay: str = "r-1") -> None:
     """Revived, failed once, and free between two attempts."""
-    desk.fail(Failure.RETRY, candidate("a", message=message, replay=replay), "a")
+    desk.fail(AttemptFailure.RETRY, candidate("a", message=message, replay=replay), "a")
     assert desk.state("a") is ObjectState.UNPROCESSED
 
 
-def give_back(desk: Desk, claim: Claim) -> None:
+def give_back(desk: Desk, claim: ObjectClaims) -> None:
     desk.ledger.abandon(claim.attempt_id, reason="", outcome="given_back", refund=True, unattributed=False)
 
 
@@ -72,7 +72,7 @@ def test_of_several_messages_the_first_that_may_revives_and_carries(desk: Desk) 
 
 
 def test_a_revived_object_counts_its_attempts_anew_and_keeps_its_history(desk: Desk) -> None:
-    desk.fail(Failure.RETRY, candidate("a"), "a")
+    desk.fail(AttemptFailure.RETRY, candidate("a"), "a")
     die(desk)
     claim = desk.claim([candidate("a", replay="r-1")])
     assert claim.claimed[A].attempts == 1
@@ -95,15 +95,15 @@ def test_a_message_of_before_the_death_takes_part_in_the_next_life_and_does_not_
     live_again(desk)
     slept = desk.claim([candidate("a", message="m-1")])
     assert slept.claimed[A].carrier == REVIVER
-    desk.ledger.commit(outcome(slept, failed={"a": Failure.DEAD}))
+    desk.ledger.commit(outcome(slept, failed={"a": AttemptFailure.DEAD}))
     for message, replay in (("m-1", None), ("m-2", "r-1")):
         found = desk.claim([candidate("a", message=message, replay=replay)])
         assert found.ended[A].carrier == REVIVER, "so the one is acked, and the other is the letter"
 
 
-@pytest.mark.parametrize("failure", [Failure.RETRY, Failure.DEAD])
-def test_an_object_that_never_died_is_carried_by_who_claimed_it_last(desk: Desk, failure: Failure) -> None:
-    desk.fail(Failure.RETRY, candidate("a", message="m-1", enqueued_at=AFTER), "a")
+@pytest.mark.parametrize("failure", [AttemptFailure.RETRY, AttemptFailure.DEAD])
+def test_an_object_that_never_died_is_carried_by_who_claimed_it_last(desk: Desk, failure: AttemptFailure) -> None:
+    desk.fail(AttemptFailure.RETRY, candidate("a", message="m-1", enqueued_at=AFTER), "a")
     claim = desk.claim([candidate("a", message="m-2")])
     assert claim.claimed[A].carrier.message_id == "m-2"
     desk.ledger.commit(outcome(claim, failed={"a": failure}))
@@ -126,7 +126,7 @@ def test_who_might_have_revived_it_takes_it_over(
     newer = candidate("a", message=message, replay=replay, enqueued_at=enqueued_at)
     claim = desk.claim([candidate("a", message="m-1"), newer])
     assert claim.claimed[A].carrier == newer.carrier == row_of(desk).carrier
-    desk.ledger.commit(outcome(claim, failed={"a": Failure.RETRY}))
+    desk.ledger.commit(outcome(claim, failed={"a": AttemptFailure.RETRY}))
     old = desk.claim([candidate("a", message="m-1")])
     assert old.claimed[A].carrier == newer.carrier
 
@@ -143,14 +143,14 @@ def test_a_replay_that_did_not_carry_is_not_spent(desk: Desk) -> None:
     die(desk)
     live_again(desk)
     both = desk.claim([candidate("a", message="m-3", replay="r-2"), candidate("a", message="m-4", replay="r-3")])
-    desk.ledger.commit(outcome(both, failed={"a": Failure.DEAD}))
+    desk.ledger.commit(outcome(both, failed={"a": AttemptFailure.DEAD}))
     assert set(desk.claim([candidate("a", message="m-4", replay="r-3")]).claimed) == {A}
 
 
 def test_lives_of_several_objects_of_a_claim_are_carried_each_by_its_own(desk: Desk) -> None:
     die(desk)
     live_again(desk)
-    desk.fail(Failure.RETRY, candidate("b"), "b")
+    desk.fail(AttemptFailure.RETRY, candidate("b"), "b")
     claim = desk.claim([candidate(name, message="m-9") for name in "abc"])
     carriers = {name: claim.claimed[object_id_of(name)].carrier.message_id for name in "abc"}
     assert carriers == {"a": "m-2", "b": "m-9", "c": "m-9"}

@@ -4,11 +4,11 @@ import pytest
 from tests.conformance.ledger.crowd import once_after
 from tests.conformance.ledger.desk import AFTER, BEFORE, PIPELINE, Desk, candidate, candidates, object_id_of, outcome
 
-from penstock.ledger.records import BatchOutcome, Candidate, Claim, FailedObject, Failure, ObjectState
+from penstock.ledger.records import AttemptFailure, BatchOutcome, Candidate, FailedObject, ObjectClaims, ObjectState
 
 A, B = object_id_of("a"), object_id_of("b")
 REPLAYS_LOOKED_UP = "object_attempts.replay_id ... IS NOT NULL"  # of objects that have ended
-UNREAD = (Failure.GONE, Failure.SUPERSEDED)
+UNREAD = (AttemptFailure.GONE, AttemptFailure.SUPERSEDED)
 FIRST, SECOND, THIRD = "0061", "0062", "0063"
 
 
@@ -23,11 +23,11 @@ def overtake(desk: Desk) -> None:
     assert desk.claim([of_key("a", FIRST)]).ended[A].state is ObjectState.SUPERSEDED
 
 
-def miss(desk: Desk, wanted: Candidate) -> Claim:
+def miss(desk: Desk, wanted: Candidate) -> ObjectClaims:
     """A look that does not find it, and is not the last one."""
     claim = desk.claim([wanted])
     failed = FailedObject(
-        object_id=wanted.object_id, failure=Failure.RETRY, reason="missing", refund=True, missing=True
+        object_id=wanted.object_id, failure=AttemptFailure.RETRY, reason="missing", refund=True, missing=True
     )
     desk.ledger.commit(BatchOutcome(pipeline=PIPELINE, attempt_id=claim.attempt_id, processed=[], failed=[failed]))
     return claim
@@ -45,7 +45,7 @@ def miss(desk: Desk, wanted: Candidate) -> Claim:
     ],
 )
 def test_what_takes_it_again(
-    desk: Desk, failure: Failure, message: str, replay: str | None, enqueued_at: float, restored: bool
+    desk: Desk, failure: AttemptFailure, message: str, replay: str | None, enqueued_at: float, restored: bool
 ) -> None:
     desk.fail(failure, candidate("a"), "a")
     claim = desk.claim([candidate("a", message=message, replay=replay, enqueued_at=enqueued_at)])
@@ -59,7 +59,7 @@ def test_what_takes_it_again(
 
 @pytest.mark.parametrize("failure", UNREAD)
 def test_its_carrier_never_takes_it_again_even_if_its_broker_is_ahead_of_the_database(
-    desk: Desk, failure: Failure
+    desk: Desk, failure: AttemptFailure
 ) -> None:
     desk.fail(failure, candidate("a", enqueued_at=AFTER), "a")
     assert set(desk.claim([candidate("a", enqueued_at=AFTER)]).ended) == {A}
@@ -67,7 +67,7 @@ def test_its_carrier_never_takes_it_again_even_if_its_broker_is_ahead_of_the_dat
 
 @pytest.mark.parametrize("failure", [*UNREAD, None], ids=["gone", "superseded", "half way to gone"])
 def test_its_carrier_is_the_message_that_restored_it_whatever_else_was_claimed_with_it(
-    desk: Desk, failure: Failure | None
+    desk: Desk, failure: AttemptFailure | None
 ) -> None:
     """Else the same message would restore it again and again where its broker's clock is ahead of the database's."""
     if failure is None:
@@ -77,7 +77,7 @@ def test_its_carrier_is_the_message_that_restored_it_whatever_else_was_claimed_w
     old, new = candidate("a"), candidate("a", message="m-2", enqueued_at=AFTER)
     claim = desk.claim([old, new])
     assert claim.claimed[A].carrier.message_id == "m-2"
-    desk.ledger.commit(outcome(claim, failed={"a": Failure.GONE}))
+    desk.ledger.commit(outcome(claim, failed={"a": AttemptFailure.GONE}))
     assert set(desk.claim([old, new]).ended) == {A}
 
 
@@ -88,7 +88,7 @@ def test_what_was_processed_is_never_taken_again(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("failure", UNREAD)
-def test_two_announcements_of_one_life_are_read_once(desk: Desk, failure: Failure) -> None:
+def test_two_announcements_of_one_life_are_read_once(desk: Desk, failure: AttemptFailure) -> None:
     desk.fail(failure, candidate("a"), "a")
     both = [candidate("a", message=name, enqueued_at=AFTER) for name in ("m-2", "m-3")]
     claim = desk.claim(both[:1])
@@ -99,7 +99,7 @@ def test_two_announcements_of_one_life_are_read_once(desk: Desk, failure: Failur
 
 
 @pytest.mark.parametrize("failure", UNREAD)
-def test_a_claimer_that_slept_over_another_life_does_not_begin_one(server_desk: Desk, failure: Failure) -> None:
+def test_a_claimer_that_slept_over_another_life_does_not_begin_one(server_desk: Desk, failure: AttemptFailure) -> None:
     server_desk.fail(failure, candidate("a"), "a")
     ends = candidate("a", message="m-3", enqueued_at=AFTER)
     with once_after(server_desk.ledger, REPLAYS_LOOKED_UP, lambda: server_desk.fail(failure, ends, "a")) as done:
@@ -112,7 +112,7 @@ def test_looks_that_miss_it_are_remembered_until_one_finds_it(desk: Desk) -> Non
     assert miss(desk, candidate("a")).claimed[A].missing_seconds is None
     again = miss(desk, candidate("a")).claimed[A]
     assert (again.attempts, again.missing_seconds is not None) == (1, True)
-    desk.fail(Failure.RETRY, candidate("a"), "a")  # found, and failed for another reason
+    desk.fail(AttemptFailure.RETRY, candidate("a"), "a")  # found, and failed for another reason
     assert miss(desk, candidate("a")).claimed[A].missing_seconds is None
 
 
@@ -146,7 +146,7 @@ def test_a_later_event_of_what_was_overtaken_is_read(desk: Desk) -> None:
 
 
 def test_a_later_event_of_what_waits_is_not_overtaken(desk: Desk) -> None:
-    desk.fail(Failure.RETRY, of_key("a", FIRST), "a")
+    desk.fail(AttemptFailure.RETRY, of_key("a", FIRST), "a")
     desk.ledger.commit(outcome(desk.claim([of_key("b", SECOND)])))
     assert set(desk.claim([of_key("a", THIRD, message="m-2")]).claimed) == {A}
 
@@ -169,30 +169,30 @@ def test_a_listing_that_saw_what_was_overtaken_has_it_looked_for_once(desk: Desk
     overtake(desk)
     claim = desk.claim([of_key("a", None, message="m-2")])
     assert set(claim.claimed) == {A}, "the order of events says nothing of a listing: the store decides"
-    desk.ledger.commit(outcome(claim, failed={"a": Failure.SUPERSEDED}))
+    desk.ledger.commit(outcome(claim, failed={"a": AttemptFailure.SUPERSEDED}))
     for message in ("m-2", "m-3"):
         assert set(desk.claim([of_key("a", None, message=message)]).ended) == {A}
     assert set(desk.claim([of_key("a", None, message="m-4", enqueued_at=AFTER)]).claimed) == {A}
 
 
 def test_a_dead_object_s_later_event_is_not_overtaken(desk: Desk) -> None:
-    desk.fail(Failure.DEAD, of_key("a", FIRST), "a")
+    desk.fail(AttemptFailure.DEAD, of_key("a", FIRST), "a")
     desk.ledger.commit(outcome(desk.claim([of_key("b", SECOND)])))
     assert set(desk.claim([of_key("a", THIRD, message="m-2", enqueued_at=AFTER)]).claimed) == {A}
 
 
 def test_in_the_life_after_any_message_that_claims_it_carries_it(desk: Desk) -> None:
-    desk.fail(Failure.DEAD, candidate("a"), "a")
-    desk.fail(Failure.GONE, candidate("a", message="m-2", replay="r-1"), "a")
+    desk.fail(AttemptFailure.DEAD, candidate("a"), "a")
+    desk.fail(AttemptFailure.GONE, candidate("a", message="m-2", replay="r-1"), "a")
     claim = desk.claim([candidate("a", message="m-3", enqueued_at=AFTER)])
-    desk.ledger.commit(outcome(claim, failed={"a": Failure.RETRY}))
+    desk.ledger.commit(outcome(claim, failed={"a": AttemptFailure.RETRY}))
     claim = desk.claim([candidate("a", message="m-4")])
     assert claim.claimed[A].carrier.message_id == "m-4"
 
 
 def test_when_they_ended_is_told_of_those_that_were_never_read(desk: Desk) -> None:
     desk.process("c")
-    desk.fail(Failure.DEAD, candidate("d"), "d")
+    desk.fail(AttemptFailure.DEAD, candidate("d"), "d")
     for name, failure in zip("ab", UNREAD, strict=True):
         desk.fail(failure, candidate(name), name)
     desk.claim(candidates("e"))

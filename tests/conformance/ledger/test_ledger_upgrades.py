@@ -9,7 +9,7 @@ from tests.conformance.ledger.desk import AFTER, HANDLER, PIPELINE, Desk, candid
 from penstock.ledger import Ledger
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.migrate import downgrade
-from penstock.ledger.records import Failure, ObjectState, WorkBegun, WorkDone, WorkOwner
+from penstock.ledger.records import AttemptFailure, ObjectState, WorkBegun, WorkDone, WorkOwner
 from penstock.ledger.schema import metadata, objects, works
 
 SINCE_0001 = {
@@ -31,7 +31,7 @@ def of_revision(url: str, revision: str) -> Desk:
     desk = Desk(Ledger.open(url))
     desk.ledger.ensure_pipeline(PIPELINE)
     desk.process("a", "b")
-    desk.fail(Failure.DEAD, candidate("c"), "c")
+    desk.fail(AttemptFailure.DEAD, candidate("c"), "c")
     desk.claim(candidates("d"))
     with desk.ledger.database.writing() as connection:
         downgrade(connection, revision)
@@ -83,9 +83,9 @@ def test_up_from_0001_with_data_and_down_again(shared_url: str) -> None:
     again.close()
 
 
-@pytest.mark.parametrize("failure", [Failure.GONE, Failure.SUPERSEDED])
+@pytest.mark.parametrize("failure", [AttemptFailure.GONE, AttemptFailure.SUPERSEDED])
 def test_objects_that_0007_found_missing_or_replaced_are_taken_again_by_what_was_announced_since(
-    shared_url: str, failure: Failure
+    shared_url: str, failure: AttemptFailure
 ) -> None:
     """Their rows say when they ended, and not when they were sought."""
     old = of_revision(shared_url, "0008")

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 from tests.conformance.ledger.desk import PIPELINE, Desk, candidate, outcome
 
-from penstock.ledger.records import Candidate, Failure, WorkOwner
+from penstock.ledger.records import AttemptFailure, Candidate, WorkOwner
 
 PAGE = (Path(__file__).parents[3] / "docs" / "run" / "ledger.md").read_text(encoding="utf-8")
 SECTION = PAGE.split("## Reading it with SQL")[1].split("\n## ")[0]
@@ -35,7 +35,7 @@ def named(key: str) -> Candidate:
 def busy(desk: Desk) -> Desk:
     """A ledger in which there is something of everything."""
     desk.ledger.commit(outcome(desk.claim([named("2026-01-01/a"), named("2026-01-01/b")])))
-    desk.fail(Failure.DEAD, named("2026-01-02/bad"), "2026-01-02/bad")
+    desk.fail(AttemptFailure.DEAD, named("2026-01-02/bad"), "2026-01-02/bad")
     desk.claim([named("2026-01-03/now")], worker="worker-7")
     owner = WorkOwner(app="shop", queue="orders")
     desk.ledger.begin_work(

@@ -8,7 +8,13 @@ from tests.conformance.publishing.test_compaction import ids, published, sink
 
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.steps import Probe, Step, no_probe
-from penstock.pipeline.maintenance.compact import AGE_SECONDS_MIN, Compacted, Leftovers, collect_leftovers, compact
+from penstock.pipeline.maintenance.compact import (
+    AGE_SECONDS_MIN,
+    CompactionResult,
+    Leftovers,
+    collect_leftovers,
+    compact,
+)
 from penstock.testing import FakeClock
 
 
@@ -31,7 +37,7 @@ def dying_at(step: Step) -> Probe:
     return probe
 
 
-def compacted(mill: Mill, probe: Probe = no_probe) -> Compacted | None:
+def compacted(mill: Mill, probe: Probe = no_probe) -> CompactionResult | None:
     return compact(sink(mill), clock=FakeClock(auto_advance=True), probe=probe)
 
 

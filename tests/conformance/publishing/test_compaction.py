@@ -18,7 +18,7 @@ from penstock.errors import PublishConflict, TableError, TemporaryError
 from penstock.events import Bus
 from penstock.messaging.steps import Step, no_probe
 from penstock.pipeline.maintenance import compact as compacting
-from penstock.pipeline.maintenance.compact import Compacted, compact
+from penstock.pipeline.maintenance.compact import CompactionResult, compact
 from penstock.pipeline.maintenance.gc import collect
 from penstock.pipeline.publish import publish, rows_schema
 from penstock.sinks.delta.log import replace_files
@@ -51,7 +51,7 @@ def published(mill: Mill) -> None:
     )
 
 
-def compacted(mill: Mill, **options: object) -> Compacted:
+def compacted(mill: Mill, **options: object) -> CompactionResult:
     done = compact(sink(mill), clock=FakeClock(auto_advance=True), **options)  # type: ignore[arg-type]  # the tests' own
     assert done is not None
     return done

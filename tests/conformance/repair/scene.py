@@ -16,15 +16,15 @@ from deltalake.exceptions import TableNotFoundError
 from sqlalchemy import delete, insert, select
 from ulid import ULID
 
-from penstock.app.paths import Places
+from penstock.app.paths import TablePaths
 from penstock.app.tables import Tables
 from penstock.events import Bus, Event
 from penstock.ledger import Ledger
-from penstock.ledger.records import BatchOutcome, Candidate, Carrier, Claim, ObjectResult, ObjectState
+from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectClaims, ObjectResult, ObjectState
 from penstock.ledger.schema import metadata
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.batch_record import BatchRecord, RecordedObject, save
-from penstock.pipeline.maintenance.repair import Findings, Repairer
+from penstock.pipeline.maintenance.repair import Repairer, RepairFindings
 from penstock.pipeline.spark.source.quarantine import QUARANTINE_SCHEMA
 from penstock.sinks.manifest import DataFile, encode
 from penstock.sinks.parquet import list_files
@@ -55,9 +55,9 @@ class Scene:
         self.ledger.ensure_pipeline(PIPELINE)
 
     @property
-    def places(self) -> Places:
+    def places(self) -> TablePaths:
         table = self.root or LocalFiles(self.folder / "table")
-        return Places(
+        return TablePaths(
             table=table,
             quarantine=table.beside("table_quarantine"),
             state=self.folder / "state",
@@ -71,7 +71,7 @@ class Scene:
 
     # A worker's life
 
-    def claim(self, *numbers: int, worker: str = "w") -> Claim:
+    def claim(self, *numbers: int, worker: str = "w") -> ObjectClaims:
         candidates = [
             Candidate(
                 object_id=ref(number).object_id,
@@ -182,7 +182,7 @@ class Scene:
         tables = self.tables
         return Repairer(self.ledger, pipeline=PIPELINE, rows=tables.rows, quarantine=tables.quarantine, **options)
 
-    def repair(self, **options: Any) -> Findings:
+    def repair(self, **options: Any) -> RepairFindings:
         """Look, repair, and let the next process publish."""
         repairer = self.repairer(**options)
         findings = repairer.find()

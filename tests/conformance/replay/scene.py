@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from tests.conformance.broker_stands import LEASE, Stand
 
-from penstock.dead_letters.policy import ReplayPolicy, Source, Sources
-from penstock.dead_letters.replayer import Desk, Forgetting, ReplayHandler
+from penstock.dead_letters.policy import ReplayPolicy, ReplayTarget, ReplayTargets
+from penstock.dead_letters.replayer import ReplayContext, ReplayHandler, ReplayLogCleanup
 from penstock.events import Bus, DeadReplayed, Event
 from penstock.messaging.broker import Broker, QueueSettings
 from penstock.messaging.delivery import Delivery
@@ -74,11 +74,12 @@ class Scene:
         broker = broker or self.broker
         clock = self.stand.clock
         all_sources = [
-            Source(queue=queue, policy=policy, retention_seconds=broker.retention_seconds(queue)) for queue in sources
+            ReplayTarget(queue=queue, policy=policy, retention_seconds=broker.retention_seconds(queue))
+            for queue in sources
         ]
         return ReplayHandler(
-            Desk(
-                sources=Sources(all_sources),
+            ReplayContext(
+                sources=ReplayTargets(all_sources),
                 retention_seconds=broker.retention_seconds(FIRST),
                 broker=broker,
                 log=self.log,
@@ -87,7 +88,7 @@ class Scene:
                 random=lambda: 0.5,
                 probe=probe,
             ),
-            Forgetting(lambda limit: 0, clock=clock, random=lambda: 0.5),
+            ReplayLogCleanup(lambda limit: 0, clock=clock, random=lambda: 0.5),
         )
 
     def is_due_in(self, seconds: float) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.conformance.ledger.desk import PIPELINE, Desk, candidate, outcome
 
 from penstock import App
-from penstock.app.jobs.archive import ONE_AT_A_TIME, ArchiveKeeper, Store, archive_place
+from penstock.app.jobs.archive import ONE_AT_A_TIME, ArchiveKeeper, PipelineArchive, archive_place
 from penstock.app.serving import serve
 from penstock.config import Settings, load_settings
 from penstock.errors import ConfigurationError
@@ -38,11 +38,11 @@ def told() -> list[Event]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(pipeline=PIPELINE, place=LocalFiles(tmp_path / "archive"), cleans_up=False)
+def store(tmp_path: Path) -> PipelineArchive:
+    return PipelineArchive(pipeline=PIPELINE, place=LocalFiles(tmp_path / "archive"), cleans_up=False)
 
 
-def keeper(desk: Desk, told: list[Event], *stores: Store, **fields: Any) -> ArchiveKeeper:
+def keeper(desk: Desk, told: list[Event], *stores: PipelineArchive, **fields: Any) -> ArchiveKeeper:
     given: dict[str, Any] = {
         "ledger": lambda: desk.ledger,
         "worker": "w-1",
@@ -56,7 +56,7 @@ def keeper(desk: Desk, told: list[Event], *stores: Store, **fields: Any) -> Arch
     return ArchiveKeeper(stores, **(given | fields))
 
 
-def test_a_pass_archives_what_is_old_and_tells_of_it(desk: Desk, told: list[Event], store: Store) -> None:
+def test_a_pass_archives_what_is_old_and_tells_of_it(desk: Desk, told: list[Event], store: PipelineArchive) -> None:
     desk.process("a", "b")
     one = keeper(desk, told, store)
     assert one.once() is False
@@ -66,7 +66,7 @@ def test_a_pass_archives_what_is_old_and_tells_of_it(desk: Desk, told: list[Even
 
 
 def test_a_pass_is_bounded_and_says_that_there_is_more(
-    desk: Desk, told: list[Event], store: Store, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, told: list[Event], store: PipelineArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archiving.Archivist.run, "__kwdefaults__", {"files_max": None, "objects_max": 1})
     for number in range(6):
@@ -77,7 +77,7 @@ def test_a_pass_is_bounded_and_says_that_there_is_more(
     assert [event.objects for event in told if isinstance(event, ObjectsArchived)] == [5, 1]
 
 
-def test_while_another_worker_is_at_it_nothing_is_done(desk: Desk, told: list[Event], store: Store) -> None:
+def test_while_another_worker_is_at_it_nothing_is_done(desk: Desk, told: list[Event], store: PipelineArchive) -> None:
     desk.process("a")
     desk.begin(PIPELINE, handler=ONE_AT_A_TIME, worker="w-2", attempt="other")
     assert keeper(desk, told, store).once() is False
@@ -89,11 +89,11 @@ def test_while_another_worker_is_at_it_nothing_is_done(desk: Desk, told: list[Ev
 
 
 def test_a_failure_is_told_once_and_does_not_stop_the_others(
-    desk: Desk, told: list[Event], store: Store, tmp_path: Path
+    desk: Desk, told: list[Event], store: PipelineArchive, tmp_path: Path
 ) -> None:
     desk.process("a")
     (tmp_path / "file").touch()
-    broken = Store(pipeline="other", place=LocalFiles(tmp_path / "file" / "below"), cleans_up=False)
+    broken = PipelineArchive(pipeline="other", place=LocalFiles(tmp_path / "file" / "below"), cleans_up=False)
     desk.ledger.ensure_pipeline("other")
     other = Desk(desk.ledger, numbers=desk.numbers)
     claim = other.claim([candidate("of another")], pipeline="other")
@@ -107,10 +107,10 @@ def test_a_failure_is_told_once_and_does_not_stop_the_others(
     assert any(isinstance(event, ObjectsArchived) for event in told)
 
 
-def test_rows_wait_for_a_declared_cleanup(desk: Desk, told: list[Event], store: Store) -> None:
+def test_rows_wait_for_a_declared_cleanup(desk: Desk, told: list[Event], store: PipelineArchive) -> None:
     desk.process("a")
-    waiting = Store(pipeline=PIPELINE, place=store.place, cleans_up=True)
-    unknown = Store(pipeline=PIPELINE, place=store.place, cleans_up=None)
+    waiting = PipelineArchive(pipeline=PIPELINE, place=store.place, cleans_up=True)
+    unknown = PipelineArchive(pipeline=PIPELINE, place=store.place, cleans_up=None)
     assert waiting.up_to_seq(desk.ledger, older_than_seconds=0.0) == 0
     assert unknown.up_to_seq(desk.ledger, older_than_seconds=0.0) == 1
     desk.process("b")
@@ -120,7 +120,7 @@ def test_rows_wait_for_a_declared_cleanup(desk: Desk, told: list[Event], store: 
     assert store.up_to_seq(desk.ledger, older_than_seconds=0.0) == 2
 
 
-def test_it_runs_beside_a_block_and_ends_with_it(desk: Desk, store: Store) -> None:
+def test_it_runs_beside_a_block_and_ends_with_it(desk: Desk, store: PipelineArchive) -> None:
     desk.process("a")
     archived = threading.Event()
     bus = Bus(lambda event: archived.set() if isinstance(event, ObjectsArchived) else None)

@@ -7,7 +7,7 @@ import pytest
 from penstock.app.serving import await_ledger
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import Bus, Event, LedgerAway, LedgerBack
-from penstock.handlers.outage import Outage
+from penstock.handlers.outage import OutageWatch
 from penstock.testing import FakeClock
 from penstock.worker.shutdown import StopSignal
 
@@ -29,7 +29,7 @@ class Scene:
             raise answer
 
     def run(self) -> None:
-        outage = Outage(bus=Bus(self.told.append), clock=self.clock)
+        outage = OutageWatch(bus=Bus(self.told.append), clock=self.clock)
         await_ledger(self.open, outage=outage, stop=self.stop, clock=self.clock, random=lambda: 0.5)
 
 

@@ -6,11 +6,11 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.app.cleanup_runner import MORE_SECONDS, PASS_OBJECTS, REST_SECONDS, Caretaker
+from penstock.app.cleanup_runner import MORE_SECONDS, PASS_OBJECTS, REST_SECONDS, CleanupRunner
 from penstock.app.rounds import END_SECONDS
 from penstock.errors import TemporaryError
 from penstock.events import Bus, Event, UpkeepFailed
-from penstock.pipeline.maintenance.cleanup import Pass, SourceCleanup, Swept
+from penstock.pipeline.maintenance.cleanup import CleanupPass, CleanupPassResult, SourceCleanup
 from penstock.worker.shutdown import StopSignal
 
 DEADLINE_SECONDS = 60.0
@@ -41,17 +41,17 @@ class Rests:
 class Work:
     """Answers each pass by the test's function, and remembers its bounds."""
 
-    def __init__(self, answer: Callable[[Pass], Swept]) -> None:
+    def __init__(self, answer: Callable[[CleanupPass], CleanupPassResult]) -> None:
         self.answer = answer
-        self.passes: list[Pass] = []
+        self.passes: list[CleanupPass] = []
 
-    def run(self, bounds: Pass) -> Swept:
+    def run(self, bounds: CleanupPass) -> CleanupPassResult:
         self.passes.append(bounds)
         return self.answer(bounds)
 
 
-def caretaker(work: Work, clock: Any, *, told: list[Event], stop: StopSignal | None = None) -> Caretaker:
-    return Caretaker(
+def caretaker(work: Work, clock: Any, *, told: list[Event], stop: StopSignal | None = None) -> CleanupRunner:
+    return CleanupRunner(
         cast(SourceCleanup, work),
         stop=stop or StopSignal(),
         bus=Bus(told.append),
@@ -66,7 +66,7 @@ def told() -> list[Event]:
 
 
 def test_a_pass_is_bounded_and_rests_follow_by_what_is_left(told: list[Event]) -> None:
-    left = [Swept(more=True), Swept()]
+    left = [CleanupPassResult(more=True), CleanupPassResult()]
     work, clock = Work(lambda bounds: left.pop(0)), Rests(2)
     keeper = caretaker(work, clock, told=told)
     keeper.start()
@@ -79,11 +79,11 @@ def test_a_pass_is_bounded_and_rests_follow_by_what_is_left(told: list[Event]) -
 def test_the_same_failure_is_told_once_and_again_after_a_success(told: list[Event]) -> None:
     answers: list[Exception | None] = [TemporaryError("away")] * 3 + [None, TemporaryError("away")]
 
-    def answer(bounds: Pass) -> Swept:
+    def answer(bounds: CleanupPass) -> CleanupPassResult:
         failure = answers.pop(0)
         if failure is not None:
             raise failure
-        return Swept()
+        return CleanupPassResult()
 
     keeper = caretaker(Work(answer), Rests(), told=told)
     assert [keeper.once() is None for _ in range(5)] == [True, True, True, False, True]
@@ -93,7 +93,7 @@ def test_the_same_failure_is_told_once_and_again_after_a_success(told: list[Even
 def test_another_failure_is_told_too(told: list[Event]) -> None:
     answers = [TemporaryError("away"), TemporaryError("denied")]
 
-    def answer(bounds: Pass) -> Swept:
+    def answer(bounds: CleanupPass) -> CleanupPassResult:
         raise answers.pop(0)
 
     keeper = caretaker(Work(answer), Rests(), told=told)
@@ -107,11 +107,11 @@ def test_a_worker_that_drains_ends_the_pass(told: list[Event], ask: Callable[[St
     stop = StopSignal()
     heard: list[bool] = []
 
-    def answer(bounds: Pass) -> Swept:
+    def answer(bounds: CleanupPass) -> CleanupPassResult:
         heard.append(bounds.stopped())
         ask(stop)
         heard.append(bounds.stopped())
-        return Swept()
+        return CleanupPassResult()
 
     caretaker(Work(answer), Rests(), told=told, stop=stop).once()
     assert heard == [False, True]
@@ -120,10 +120,10 @@ def test_a_worker_that_drains_ends_the_pass(told: list[Event], ask: Callable[[St
 def test_an_end_does_not_wait_for_a_store_that_hangs(told: list[Event]) -> None:
     hanging, released = threading.Event(), threading.Event()
 
-    def answer(bounds: Pass) -> Swept:
+    def answer(bounds: CleanupPass) -> CleanupPassResult:
         hanging.set()
         released.wait(DEADLINE_SECONDS)
-        return Swept()
+        return CleanupPassResult()
 
     keeper = caretaker(Work(answer), Rests(), told=told)
     keeper.start()

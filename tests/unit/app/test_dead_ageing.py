@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import pytest
 
-from penstock.app.jobs.dead_letters import FILE_LETTERS_MAX, TOLD_EVERY_SECONDS, Ageing
+from penstock.app.jobs.dead_letters import FILE_LETTERS_MAX, TOLD_EVERY_SECONDS, ExpiryWatch
 from penstock.brokers.memory.broker import MemoryBroker
 from penstock.dead_letters.jsonl import read_line
 from penstock.errors import TemporaryError
@@ -71,7 +71,7 @@ class Scene:
         queues = [QueueSettings(name=name, retention_seconds=RETENTION_SECONDS) for name in (FIRST, SECOND)]
         self.broker = Broker(clock=self.clock, queues=queues)
         self.told: list[Event] = []
-        self.duty = Ageing(
+        self.duty = ExpiryWatch(
             [FIRST, SECOND],
             broker=self.broker,
             archive=None if archive is None else Files(archive),
@@ -123,7 +123,7 @@ def test_letters_that_wait_long_are_told_once_a_day_while_they_do() -> None:
 def test_it_is_told_again_after_a_day_and_anew_when_it_came_to_an_end() -> None:
     scene = Scene(None)
     scene.broker = Broker(clock=scene.clock, queues=[QueueSettings(name=FIRST, retention_seconds=10 * 86_400.0)])
-    duty = Ageing(
+    duty = ExpiryWatch(
         [FIRST],
         broker=scene.broker,
         archive=None,
@@ -196,7 +196,7 @@ def test_many_letters_make_several_files(scene: Scene, tmp_path: Path) -> None:
 def test_the_rest_is_shorter_where_letters_stay_shorter(scene: Scene) -> None:
     assert scene.duty.once() == 60.0
     scene.broker = Broker(clock=scene.clock)
-    duty = Ageing(
+    duty = ExpiryWatch(
         [FIRST],
         broker=scene.broker,
         archive=None,
@@ -211,7 +211,7 @@ def test_the_rest_is_shorter_where_letters_stay_shorter(scene: Scene) -> None:
 def test_where_a_look_is_a_receive_there_are_few_and_sooner_when_one_failed(tmp_path: Path) -> None:
     clock = FakeClock()
     broker = Receiving(clock=clock)
-    duty = Ageing(
+    duty = ExpiryWatch(
         [FIRST],
         broker=broker,
         archive=Files(tmp_path),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.app.pending import CALM_SECONDS, Emptiness
+from penstock.app.pending import CALM_SECONDS, QueueDrainCheck
 from penstock.brokers.memory.broker import MemoryBroker
 from penstock.messaging.broker import Capabilities
 from penstock.messaging.message import Outgoing
@@ -25,8 +25,8 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def emptiness(broker: Any, clock: FakeClock) -> Emptiness:
-    return Emptiness(broker, "q", clock=clock)
+def emptiness(broker: Any, clock: FakeClock) -> QueueDrainCheck:
+    return QueueDrainCheck(broker, "q", clock=clock)
 
 
 def test_exact_counts_are_believed_at_once(clock: FakeClock) -> None:

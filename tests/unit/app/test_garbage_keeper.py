@@ -7,7 +7,7 @@ from penstock.app.tables import Tables
 from penstock.errors import TemporaryError
 from penstock.events import Bus, Event, GarbageCollected, UpkeepFailed
 from penstock.ledger import Ledger
-from penstock.pipeline.maintenance.gc import Collected
+from penstock.pipeline.maintenance.gc import CollectedGarbage
 from penstock.testing import FakeClock
 from penstock.worker.shutdown import StopSignal
 
@@ -19,12 +19,12 @@ class FakeTables:
         self.collected = 0
         self.error: Exception | None = None
 
-    def collect_garbage(self, *, dry_run: bool) -> Collected:
+    def collect_garbage(self, *, dry_run: bool) -> CollectedGarbage:
         assert not dry_run
         if self.error is not None:
             raise self.error
         self.collected += 1
-        return Collected(attempts=1, compactions=2, files=3, bytes=4, unknown=())
+        return CollectedGarbage(attempts=1, compactions=2, files=3, bytes=4, unknown=())
 
 
 class Scene:

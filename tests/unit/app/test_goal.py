@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.app.paths import Places, places
-from penstock.app.pending import ANNOUNCEMENTS_MAX, CALM_SECONDS, Goal
-from penstock.app.state import State, open_state
+from penstock.app.paths import TablePaths, places
+from penstock.app.pending import ANNOUNCEMENTS_MAX, CALM_SECONDS, PendingObjects
+from penstock.app.state import StateFolder, open_state
 from penstock.brokers.memory.broker import MemoryBroker
 from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectResult
 from penstock.messaging.broker import Broker, Capabilities, QueueStats
@@ -25,19 +25,21 @@ REFS = [ObjectRef(bucket=LOCAL_BUCKET, key=f"/in/{name}", size_bytes=1, etag="1"
 
 
 @pytest.fixture
-def where(tmp_path: Path) -> Places:
+def where(tmp_path: Path) -> TablePaths:
     return places(tmp_path / "table")
 
 
 @pytest.fixture
-def state(where: Places) -> Iterator[State]:
+def state(where: TablePaths) -> Iterator[StateFolder]:
     with open_state(where.state) as opened:
         opened.ledger.ensure_pipeline(where.pipeline)
         yield opened
 
 
-def new_goal(state: State, where: Places, *, broker: Broker | None = None, clock: Clock | None = None) -> Goal:
-    return Goal(
+def new_goal(
+    state: StateFolder, where: TablePaths, *, broker: Broker | None = None, clock: Clock | None = None
+) -> PendingObjects:
+    return PendingObjects(
         ledger=state.ledger,
         broker=broker or state.broker,
         pipeline=where.pipeline,
@@ -49,15 +51,15 @@ def new_goal(state: State, where: Places, *, broker: Broker | None = None, clock
     )
 
 
-def received(state: State) -> list[Delivery]:
+def received(state: StateFolder) -> list[Delivery]:
     return list(state.broker.receive(QUEUE, messages_max=10, lease_seconds=LEASE_SECONDS))
 
 
-def acked(state: State, deliveries: list[Delivery]) -> None:
+def acked(state: StateFolder, deliveries: list[Delivery]) -> None:
     assert not state.broker.settle([(delivery, Ack()) for delivery in deliveries])
 
 
-def processed(state: State, where: Places) -> None:
+def processed(state: StateFolder, where: TablePaths) -> None:
     carrier = Carrier(message_id="1", enqueued_at=1.0)
     candidates = [
         Candidate(
@@ -78,7 +80,7 @@ def processed(state: State, where: Places) -> None:
     state.ledger.commit(BatchOutcome(pipeline=where.pipeline, attempt_id="one", processed=results))
 
 
-def test_a_goal_announces_each_object_once(state: State, where: Places) -> None:
+def test_a_goal_announces_each_object_once(state: StateFolder, where: TablePaths) -> None:
     new_goal(state, where).begin()
     assert state.broker.stats(QUEUE).visible == len(REFS)
 
@@ -94,7 +96,7 @@ class Forgetful(MemoryBroker):
         return replace(super().stats(queue), visible=0, in_flight=0, delayed=0)
 
 
-def test_what_a_broker_does_not_count_yet_is_not_announced_again(state: State, where: Places) -> None:
+def test_what_a_broker_does_not_count_yet_is_not_announced_again(state: StateFolder, where: TablePaths) -> None:
     broker, clock = Forgetful(), FakeClock()
     goal = new_goal(state, where, broker=broker, clock=clock)
     goal.begin()
@@ -106,13 +108,15 @@ def test_what_a_broker_does_not_count_yet_is_not_announced_again(state: State, w
     assert len(broker.receive(QUEUE, messages_max=10, lease_seconds=LEASE_SECONDS)) == len(REFS)
 
 
-def test_what_a_killed_ingest_announced_is_not_announced_again(state: State, where: Places) -> None:
+def test_what_a_killed_ingest_announced_is_not_announced_again(state: StateFolder, where: TablePaths) -> None:
     new_goal(state, where).begin()
     new_goal(state, where).begin()
     assert len(received(state)) == len(REFS)
 
 
-def test_objects_are_announced_again_when_the_queue_is_empty_and_they_are_not_done(state: State, where: Places) -> None:
+def test_objects_are_announced_again_when_the_queue_is_empty_and_they_are_not_done(
+    state: StateFolder, where: TablePaths
+) -> None:
     goal = new_goal(state, where)
     goal.begin()
     deliveries = received(state)
@@ -123,7 +127,7 @@ def test_objects_are_announced_again_when_the_queue_is_empty_and_they_are_not_do
     assert len(received(state)) == len(REFS)
 
 
-def test_a_goal_is_reached_when_all_is_processed_and_no_message_waits(state: State, where: Places) -> None:
+def test_a_goal_is_reached_when_all_is_processed_and_no_message_waits(state: StateFolder, where: TablePaths) -> None:
     goal = new_goal(state, where)
     goal.begin()
     processed(state, where)
@@ -132,14 +136,16 @@ def test_a_goal_is_reached_when_all_is_processed_and_no_message_waits(state: Sta
     assert goal.reached()
 
 
-def test_a_scan_tells_of_the_messages_that_were_there(state: State, where: Places) -> None:
+def test_a_scan_tells_of_the_messages_that_were_there(state: StateFolder, where: TablePaths) -> None:
     new_goal(state, where).begin()
     processed(state, where)
     scanned = new_goal(state, where).scanned("/in")
     assert (scanned.found, scanned.unfinished, scanned.messages) == (len(REFS), 0, len(REFS))
 
 
-def test_messages_that_a_killed_ingest_did_not_live_to_settle_are_something_to_do(state: State, where: Places) -> None:
+def test_messages_that_a_killed_ingest_did_not_live_to_settle_are_something_to_do(
+    state: StateFolder, where: TablePaths
+) -> None:
     new_goal(state, where).begin()
     processed(state, where)
     goal = new_goal(state, where)

@@ -8,12 +8,12 @@ import pytest
 from penstock.app.health import gauged, look_up, worker_health
 from penstock.monitoring.metrics.meters import Meters
 from penstock.testing.fake_clock import FakeClock
-from penstock.worker.liveness import LineStanding, Phase, Pulse
+from penstock.worker.liveness import LineHealth, Liveness, Phase
 from penstock.worker.shutdown import StopSignal
 
 
-def line(queue: str, *, halted: bool = False, polled_at: float | None = 5.0, awaits: str | None = None) -> LineStanding:
-    return LineStanding(queue=queue, in_flight=3, slots=10, polled_at=polled_at, halted=halted, awaits=awaits)
+def line(queue: str, *, halted: bool = False, polled_at: float | None = 5.0, awaits: str | None = None) -> LineHealth:
+    return LineHealth(queue=queue, in_flight=3, slots=10, polled_at=polled_at, halted=halted, awaits=awaits)
 
 
 @pytest.fixture
@@ -22,9 +22,9 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def pulse(clock: FakeClock) -> Pulse:
+def pulse(clock: FakeClock) -> Liveness:
     """Of a worker that serves two queues."""
-    pulse = Pulse(clock)
+    pulse = Liveness(clock)
     pulse.phase = Phase.SERVING
     pulse.lines = lambda: [line("mails"), line("orders")]
     pulse.io.give(10.0, "resting")
@@ -33,20 +33,20 @@ def pulse(clock: FakeClock) -> Pulse:
 
 
 def test_a_worker_that_starts_is_alive_and_neither_ready_nor_started(clock: FakeClock) -> None:
-    health = worker_health(Pulse(clock), StopSignal())
+    health = worker_health(Liveness(clock), StopSignal())
     assert health.live() == (True, "the worker is starting")
     assert health.ready() == (False, "the worker is starting")
     assert health.started() == (False, "the worker is starting")
 
 
-def test_a_worker_that_serves_is_all_three(pulse: Pulse) -> None:
+def test_a_worker_that_serves_is_all_three(pulse: Liveness) -> None:
     health = worker_health(pulse, StopSignal())
     assert health.live() == (True, "the worker is serving")
     assert health.ready() == (True, "serving mails, orders")
     assert health.started() == (True, "the worker has started")
 
 
-def test_a_queue_that_waits_for_spark_is_named_and_keeps_none_but_itself_from_being_ready(pulse: Pulse) -> None:
+def test_a_queue_that_waits_for_spark_is_named_and_keeps_none_but_itself_from_being_ready(pulse: Liveness) -> None:
     health = worker_health(pulse, StopSignal())
     pulse.lines = lambda: [line("mails"), line("clicks", awaits="Spark")]
     assert health.ready() == (True, "serving mails; waiting: clicks for Spark")
@@ -56,7 +56,7 @@ def test_a_queue_that_waits_for_spark_is_named_and_keeps_none_but_itself_from_be
     assert health.ready() == (True, "serving mails; halted until a restart: clicks")
 
 
-def test_a_worker_that_is_stuck_is_not_alive_whatever_it_says_of_itself(pulse: Pulse, clock: FakeClock) -> None:
+def test_a_worker_that_is_stuck_is_not_alive_whatever_it_says_of_itself(pulse: Liveness, clock: FakeClock) -> None:
     health = worker_health(pulse, StopSignal())
     clock.advance(11.0)
     pulse.heartbeat.give(60.0, "waiting")
@@ -66,7 +66,7 @@ def test_a_worker_that_is_stuck_is_not_alive_whatever_it_says_of_itself(pulse: P
     assert health.started() == (True, "the worker has started")
 
 
-def test_both_threads_are_named_when_both_are_stuck(pulse: Pulse, clock: FakeClock) -> None:
+def test_both_threads_are_named_when_both_are_stuck(pulse: Liveness, clock: FakeClock) -> None:
     clock.advance(100.0)
     ok, sentence = worker_health(pulse, StopSignal()).live()
     assert not ok
@@ -74,7 +74,7 @@ def test_both_threads_are_named_when_both_are_stuck(pulse: Pulse, clock: FakeClo
     assert "penstock-heartbeat" in sentence
 
 
-def test_a_paused_worker_is_alive_and_not_ready_from_the_signal_on(pulse: Pulse) -> None:
+def test_a_paused_worker_is_alive_and_not_ready_from_the_signal_on(pulse: Liveness) -> None:
     stop = StopSignal()
     health = worker_health(pulse, stop)
     stop.pause()
@@ -84,7 +84,7 @@ def test_a_paused_worker_is_alive_and_not_ready_from_the_signal_on(pulse: Pulse)
     assert health.started()[0]
 
 
-def test_a_worker_that_stops_is_alive_and_not_ready_from_the_signal_on(pulse: Pulse, clock: FakeClock) -> None:
+def test_a_worker_that_stops_is_alive_and_not_ready_from_the_signal_on(pulse: Liveness, clock: FakeClock) -> None:
     stop = StopSignal()
     health = worker_health(pulse, stop)
     stop.request()
@@ -102,7 +102,7 @@ def test_a_worker_that_stops_is_alive_and_not_ready_from_the_signal_on(pulse: Pu
     ],
 )
 def test_a_worker_is_ready_as_long_as_one_queue_is_served(
-    pulse: Pulse, lines: Sequence[LineStanding], answer: tuple[bool, str]
+    pulse: Liveness, lines: Sequence[LineHealth], answer: tuple[bool, str]
 ) -> None:
     pulse.lines = lambda: lines
     assert worker_health(pulse, StopSignal()).ready() == answer
@@ -111,7 +111,7 @@ def test_a_worker_is_ready_as_long_as_one_queue_is_served(
 # Gauges
 
 
-def test_gauges_are_of_each_queue_and_this_worker(pulse: Pulse) -> None:
+def test_gauges_are_of_each_queue_and_this_worker(pulse: Liveness) -> None:
     meters = Meters()
     pulse.lines = lambda: [line("mails", polled_at=None), line("orders")]
     look_up(pulse, meters, worker="w1")
@@ -121,11 +121,11 @@ def test_gauges_are_of_each_queue_and_this_worker(pulse: Pulse) -> None:
     assert values["worker_last_poll_timestamp_seconds"] == {("orders", "w1"): 5.0}, "mails was never answered"
 
 
-def test_gauges_are_looked_up_when_they_are_read_and_the_lag_is_sampled(pulse: Pulse, clock: FakeClock) -> None:
+def test_gauges_are_looked_up_when_they_are_read_and_the_lag_is_sampled(pulse: Liveness, clock: FakeClock) -> None:
     meters = Meters()
     looks = 0
 
-    def lines() -> Sequence[LineStanding]:
+    def lines() -> Sequence[LineHealth]:
         nonlocal looks
         looks += 1
         return [line("mails")]

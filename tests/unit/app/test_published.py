@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.app.pipelines.published import SEND_MAX, Herald, PublishedBatch
+from penstock.app.pipelines.published import SEND_MAX, PublishedBatch, PublishNotifier
 from penstock.brokers.memory.broker import MemoryBroker
 from penstock.errors import PenstockError, TemporaryError
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectResult
 from penstock.messaging.message import Outgoing
-from penstock.messaging.schema import Codec, Queue
+from penstock.messaging.schema import BodyCodec, Queue
 from penstock.testing import FakeClock
 
 QUEUE = Queue("clicks-published", PublishedBatch)
@@ -28,8 +28,8 @@ class Scene:
         self.clock = FakeClock()
         self.broker = MemoryBroker(clock=self.clock)
 
-    def herald(self, *, broker: MemoryBroker | None = None, ledger: Ledger | None = None) -> Herald:
-        return Herald(
+    def herald(self, *, broker: MemoryBroker | None = None, ledger: Ledger | None = None) -> PublishNotifier:
+        return PublishNotifier(
             ledger=ledger or self.ledger,
             broker=broker or self.broker,
             queue=QUEUE,
@@ -55,7 +55,7 @@ class Scene:
             )
 
     def told(self) -> list[PublishedBatch]:
-        codec = Codec(QUEUE)
+        codec = BodyCodec(QUEUE)
         found = [codec.decode(message) for message in self.broker.browse(QUEUE.name, messages_max=1_000)]
         assert all(isinstance(one, PublishedBatch) for one in found)
         return found  # type: ignore[return-value]  # as was just looked at

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from penstock.app.jobs.reconcile import ReconcileDuty
-from penstock.app.reconcile_target import Target
-from penstock.app.sources import Source
+from penstock.app.reconcile_target import ReconcileTarget
+from penstock.app.sources import SourceLocation
 from penstock.brokers.memory.broker import MemoryBroker
 from penstock.errors import TemporaryError
 from penstock.events import Event, UpkeepFailed
 from penstock.ledger import Ledger
-from penstock.ledger.pipelines import Comparison
+from penstock.ledger.pipelines import ReconcileResult
 from penstock.ledger.records import WorkBegun
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.message import Outgoing
@@ -50,13 +50,15 @@ class Scene:
     looks: int = 0  # of all workers, whether something is due
 
     @property
-    def target(self) -> Target:
-        source = Source(address="/landing", aws=Aws())
-        return Target(pipeline="clicks", source=source, own=(), queue="events", ledger=self.ledger, broker=self.broker)
+    def target(self) -> ReconcileTarget:
+        source = SourceLocation(address="/landing", aws=Aws())
+        return ReconcileTarget(
+            pipeline="clicks", source=source, own=(), queue="events", ledger=self.ledger, broker=self.broker
+        )
 
     def begin(
         self,
-        work: Callable[[Target, StopSignal], object],
+        work: Callable[[ReconcileTarget, StopSignal], object],
         *,
         worker: str = "w1",
         every_seconds: float = NEVER_AGAIN_SECONDS,
@@ -89,7 +91,7 @@ class Scene:
 
     def record(self, *, sent: int = 0) -> None:
         self.ledger.record_reconciliation(
-            Comparison(pipeline="clicks", as_of=1.0, source="s", listed=1, missing=sent, sent=sent, seconds=0.1)
+            ReconcileResult(pipeline="clicks", as_of=1.0, source="s", listed=1, missing=sent, sent=sent, seconds=0.1)
         )
 
     def claim_is_free(self) -> bool:
@@ -115,7 +117,7 @@ class Work:
         self.count = 0
         self._scene = scene
 
-    def __call__(self, _target: Target, _stop: StopSignal) -> None:
+    def __call__(self, _target: ReconcileTarget, _stop: StopSignal) -> None:
         self.count += 1
         self._scene.record()
 
@@ -139,7 +141,7 @@ def test_it_is_due_again_after_the_period(scene: Scene) -> None:
 def test_one_worker_at_a_time(scene: Scene) -> None:
     at_once, most, go_on = [0], [0], threading.Event()
 
-    def work(_target: Target, _stop: StopSignal) -> None:
+    def work(_target: ReconcileTarget, _stop: StopSignal) -> None:
         at_once[0] += 1
         most[0] = max(most[0], at_once[0])
         go_on.wait(PATIENCE_SECONDS)
@@ -159,7 +161,7 @@ def test_one_worker_at_a_time(scene: Scene) -> None:
 def test_the_claim_is_kept_longer_than_its_lease(scene: Scene) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    def work(_target: Target, _stop: StopSignal) -> None:
+    def work(_target: ReconcileTarget, _stop: StopSignal) -> None:
         begun.set()
         go_on.wait(PATIENCE_SECONDS)
         scene.record()
@@ -182,7 +184,7 @@ def _held_seconds(scene: Scene) -> float:
 def test_a_failure_is_told_and_tried_again(scene: Scene) -> None:
     tries: list[int] = []
 
-    def work(_target: Target, _stop: StopSignal) -> None:
+    def work(_target: ReconcileTarget, _stop: StopSignal) -> None:
         tries.append(1)
         if len(tries) == 1:
             raise TemporaryError("S3 is away")
@@ -196,7 +198,7 @@ def test_a_failure_is_told_and_tried_again(scene: Scene) -> None:
 def test_a_stop_in_the_middle_ends_it_soon_and_frees_the_claim(scene: Scene) -> None:
     begun, told = threading.Event(), threading.Event()
 
-    def work(_target: Target, stop: StopSignal) -> None:
+    def work(_target: ReconcileTarget, stop: StopSignal) -> None:
         begun.set()
         with stop.watched_by(told):
             assert told.wait(PATIENCE_SECONDS)
@@ -212,7 +214,7 @@ def test_a_stop_in_the_middle_ends_it_soon_and_frees_the_claim(scene: Scene) -> 
 def test_what_fails_after_the_stop_was_asked_for_is_no_failure(scene: Scene) -> None:
     begun, ended = threading.Event(), threading.Event()
 
-    def work(_target: Target, stop: StopSignal) -> None:
+    def work(_target: ReconcileTarget, stop: StopSignal) -> None:
         told = threading.Event()
         begun.set()
         with stop.watched_by(told):
@@ -232,7 +234,7 @@ def test_what_fails_after_the_stop_was_asked_for_is_no_failure(scene: Scene) -> 
 def test_work_that_does_not_hear_of_the_stop_does_not_hold_it_up(scene: Scene) -> None:
     begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
-    def work(_target: Target, _stop: StopSignal) -> None:
+    def work(_target: ReconcileTarget, _stop: StopSignal) -> None:
         begun.set()
         go_on.wait(PATIENCE_SECONDS)
         ended.set()
@@ -262,7 +264,7 @@ def test_work_whose_claim_cannot_be_extended_ends_before_another_begins(
 ) -> None:
     at_once, most, begun, ended = [0], [0], [0], [0]
 
-    def work(_target: Target, stop: StopSignal) -> None:
+    def work(_target: ReconcileTarget, stop: StopSignal) -> None:
         begun[0] += 1
         at_once[0] += 1
         most[0] = max(most[0], at_once[0])
@@ -286,7 +288,7 @@ def test_work_that_ignores_the_stop_keeps_its_claim_and_no_second_one_begins(
     monkeypatch.setattr("penstock.app.jobs.reconcile.END_SECONDS", 0.01)
     begun, go_on = [0], threading.Event()
 
-    def work(_target: Target, _stop: StopSignal) -> None:
+    def work(_target: ReconcileTarget, _stop: StopSignal) -> None:
         begun[0] += 1
         go_on.wait(PATIENCE_SECONDS)
 
@@ -300,9 +302,11 @@ def test_work_that_ignores_the_stop_keeps_its_claim_and_no_second_one_begins(
     wait_until(lambda: begun[0] >= 2)
 
 
-def _target_with(ledger: Any) -> Target:
-    source = Source(address="/landing", aws=Aws())
-    return Target(pipeline="clicks", source=source, own=(), queue="events", ledger=ledger, broker=MemoryBroker())
+def _target_with(ledger: Any) -> ReconcileTarget:
+    source = SourceLocation(address="/landing", aws=Aws())
+    return ReconcileTarget(
+        pipeline="clicks", source=source, own=(), queue="events", ledger=ledger, broker=MemoryBroker()
+    )
 
 
 def test_it_waits_while_what_the_last_one_sent_is_in_the_queue(scene: Scene) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.app.app import App
-from penstock.app.replayer import FirstTier, first_tiers, replayed_queues, tiers_to_serve
+from penstock.app.replayer import ReplayedQueue, first_tiers, replayed_queues, tiers_to_serve
 from penstock.brokers.memory.broker import MemoryBroker
 from penstock.config import ReplayQueue, Settings
 from penstock.dead_letters.policy import ReplayPolicy
@@ -14,7 +14,7 @@ from penstock.events import DeadReplayed
 from penstock.messaging.broker import Capabilities, QueueSettings
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import DeadLetter
-from penstock.operations.dead_letters.replay_once import NothingDue, Replayed, Tally
+from penstock.operations.dead_letters.replay_once import NothingDue, ReplayCounts, ReplayTally
 from penstock.testing import FakeClock
 
 SHARED = (
@@ -35,7 +35,7 @@ def app(*handled: str, **settings: object) -> App:
 
 def names(tiers: object) -> list[tuple[str, str, list[str]]]:
     assert isinstance(tiers, list)
-    assert all(isinstance(tier, FirstTier) for tier in tiers)
+    assert all(isinstance(tier, ReplayedQueue) for tier in tiers)
     return [(tier.queue, tier.second_tier, [source.queue for source in tier.sources]) for tier in tiers]
 
 
@@ -110,7 +110,7 @@ class Roughly(MemoryBroker):
 
 def test_where_counts_are_rough_one_look_is_no_proof() -> None:
     broker, clock = Roughly(), FakeClock()
-    due = NothingDue(broker, [FirstTier(queue="c-dlq", second_tier="c-dead", sources=())], clock=clock)
+    due = NothingDue(broker, [ReplayedQueue(queue="c-dlq", second_tier="c-dead", sources=())], clock=clock)
     assert not due()
     clock.advance(5)
     assert not due()
@@ -134,7 +134,7 @@ def told(replay_id: str, result: str, queue: str | None = "q") -> DeadReplayed:
 
 
 def test_the_tally_counts_what_became_of_each_letter_in_the_end() -> None:
-    tally = Tally()
+    tally = ReplayTally()
     assert (tally.hears(DeadReplayed), tally.report()) == (True, {})
     for event in (
         told("1", "put_back"),
@@ -147,6 +147,6 @@ def test_the_tally_counts_what_became_of_each_letter_in_the_end() -> None:
     ):
         tally(event)
     assert tally.report() == {
-        "q": Replayed(sent=2, held=1, put_back=1),
-        "unknown": Replayed(set_aside=1),
+        "q": ReplayCounts(sent=2, held=1, put_back=1),
+        "unknown": ReplayCounts(set_aside=1),
     }

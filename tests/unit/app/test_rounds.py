@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from penstock.app.rounds import Rounds
+from penstock.app.rounds import PeriodicJob
 from penstock.events import Event, UpkeepFailed
 from penstock.messaging.clock import SystemClock
 from penstock.worker.shutdown import StopSignal
@@ -14,7 +14,7 @@ DEADLINE_SECONDS = 60.0
 LONG_SECONDS = 3_600.0
 
 
-class Watchman(Rounds):
+class Watchman(PeriodicJob):
     """Does what the test says; each round is one call."""
 
     def __init__(self, go: Callable[["Watchman"], float], told: list[Event], stop: StopSignal | None = None) -> None:

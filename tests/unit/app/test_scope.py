@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.app.paths import Places, declared_places, places
-from penstock.app.scope import Asked, Scope, find_scope, find_scopes, options_for, scopes_here
+from penstock.app.paths import TablePaths, declared_places, places
+from penstock.app.scope import Scope, ScopeRequest, find_scope, find_scopes, options_for, scopes_here
 from penstock.config import Settings
 from penstock.errors import UsageError
 
@@ -16,7 +16,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path.resolve()
 
 
-def table(folder: Path) -> Places:
+def table(folder: Path) -> TablePaths:
     """A table of `penstock ingest`, as far as it is looked for."""
     where = places(folder)
     where.state.mkdir(parents=True)
@@ -31,44 +31,44 @@ def app_state(folder: Path) -> None:
 
 def test_a_scope_has_the_addresses_of_what_was_found(here: Path) -> None:
     where = table(here / "clicks")
-    scope = find_scope(Asked(), here=here)
+    scope = find_scope(ScopeRequest(), here=here)
     assert (scope.table, scope.pipeline, scope.tables_meant) == (where, where.pipeline, {where.pipeline: where})
     assert scope.settings.ledger == f"sqlite:///{where.state}/ledger.db"
     assert scope.settings.state == str(where.state)
     app_state(here)
-    scope = find_scope(Asked(pipeline="clicks"), here=here)
+    scope = find_scope(ScopeRequest(pipeline="clicks"), here=here)
     assert (scope.table, scope.pipeline, scope.options) == (None, "clicks", " --pipeline clicks")
     assert scope.settings.ledger == "sqlite:///.penstock/ledger.db"
     assert [one.table for one in scopes_here(here)] == [None, where]
-    assert [one.table for one in find_scopes(Asked(), here=here)] == [None, where]
-    assert [one.table for one in find_scopes(Asked(table="clicks"), here=here)] == [where]
-    assert [one.table for one in find_scopes(Asked(pipeline="clicks"), here=here)] == [None]
+    assert [one.table for one in find_scopes(ScopeRequest(), here=here)] == [None, where]
+    assert [one.table for one in find_scopes(ScopeRequest(table="clicks"), here=here)] == [where]
+    assert [one.table for one in find_scopes(ScopeRequest(pipeline="clicks"), here=here)] == [None]
     with pytest.raises(UsageError, match="give --table FOLDER"):
-        find_scope(Asked(), here=here)
+        find_scope(ScopeRequest(), here=here)
     views = table(here / "views")
-    assert [one.table for one in find_scopes(Asked(), here=here)] == [None, where, views]
+    assert [one.table for one in find_scopes(ScopeRequest(), here=here)] == [None, where, views]
 
 
 def test_several_tables_without_an_app_have_to_be_named(here: Path) -> None:
     table(here / "clicks")
     table(here / "views")
     with pytest.raises(UsageError, match="clicks, views"):
-        find_scopes(Asked(), here=here)
+        find_scopes(ScopeRequest(), here=here)
 
 
 def test_a_table_named_goes_before_the_rest(here: Path) -> None:
     where = table(here / "clicks")
     app_state(here)
-    assert find_scope(Asked(table="clicks", pipeline="x", app="nothing:app"), here=here).table == where
+    assert find_scope(ScopeRequest(table="clicks", pipeline="x", app="nothing:app"), here=here).table == where
 
 
 def test_the_folder_of_workers_can_be_another_than_the_setting(here: Path) -> None:
     app_state(here)
-    assert find_scope(Asked(pipeline="x", state="other"), here=here).settings.state == "other"
+    assert find_scope(ScopeRequest(pipeline="x", state="other"), here=here).settings.state == "other"
 
 
 def test_nothing_to_look_at_says_where_was_looked(here: Path) -> None:
-    for asked in (Asked(), Asked(pipeline="x")):
+    for asked in (ScopeRequest(), ScopeRequest(pipeline="x")):
         with pytest.raises(UsageError, match=r"sqlite:///\.penstock/ledger\.db"):
             find_scope(asked, here=here)
     assert scopes_here(here) == []

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.conformance.publishing.mill import Mill
 
-from penstock.app.paths import Places, places
+from penstock.app.paths import TablePaths, places
 from penstock.app.tables import Tables
 from penstock.errors import PublishHalted, TableError
 from penstock.events import Bus, Event, UpkeepFailed
@@ -22,12 +22,12 @@ from penstock.sinks.parquet import list_files
 
 
 @pytest.fixture
-def where(tmp_path: Path) -> Places:
+def where(tmp_path: Path) -> TablePaths:
     return places(tmp_path / "clicks")
 
 
 @pytest.fixture
-def mill(where: Places) -> Iterator[Mill]:
+def mill(where: TablePaths) -> Iterator[Mill]:
     ledger = Ledger.open("sqlite://")
     yield Mill(root=Path(str(where.table)), ledger=ledger, pipeline=where.pipeline)
     ledger.close()
@@ -39,11 +39,11 @@ def told() -> list[Event]:
 
 
 @pytest.fixture
-def tables(where: Places, mill: Mill, told: list[Event]) -> Tables:
+def tables(where: TablePaths, mill: Mill, told: list[Event]) -> Tables:
     return Tables(where, mill.ledger, bus=Bus(told.append))
 
 
-def write_quarantine(where: Places, attempt_id: str) -> Sequence[DataFile]:
+def write_quarantine(where: TablePaths, attempt_id: str) -> Sequence[DataFile]:
     schema = QUARANTINE_SCHEMA
     directory = Path(str(where.quarantine)) / "data" / attempt_id / "r0"
     directory.mkdir(parents=True)
@@ -52,18 +52,18 @@ def write_quarantine(where: Places, attempt_id: str) -> Sequence[DataFile]:
     return list_files(where.quarantine, f"data/{attempt_id}/r0", partition_by=(), schema=schema)
 
 
-def quarantined_batch(where: Places, mill: Mill, ids: Sequence[int]) -> None:
+def quarantined_batch(where: TablePaths, mill: Mill, ids: Sequence[int]) -> None:
     attempt_id = mill.claim()
     mill.commit(attempt_id, mill.write(attempt_id, ids), quarantine=write_quarantine(where, attempt_id))
 
 
-def test_nothing_committed_makes_nothing(tables: Tables, where: Places) -> None:
+def test_nothing_committed_makes_nothing(tables: Tables, where: TablePaths) -> None:
     tables.publish()
     assert (tables.version(), tables.has_quarantine(), tables.unpublished()) == (None, False, 0)
     assert not Path(str(where.table)).exists()
 
 
-def test_the_quarantine_is_made_when_something_was_quarantined(tables: Tables, where: Places, mill: Mill) -> None:
+def test_the_quarantine_is_made_when_something_was_quarantined(tables: Tables, where: TablePaths, mill: Mill) -> None:
     mill.batch([1])
     tables.publish()
     assert not tables.has_quarantine()
@@ -75,7 +75,7 @@ def test_the_quarantine_is_made_when_something_was_quarantined(tables: Tables, w
 
 
 def test_unpublished_counts_batches_with_files_that_one_of_the_tables_lacks(
-    tables: Tables, where: Places, mill: Mill
+    tables: Tables, where: TablePaths, mill: Mill
 ) -> None:
     mill.batch([1])
     mill.batch([])
@@ -97,7 +97,9 @@ def test_unpublished_counts_batches_with_files_that_one_of_the_tables_lacks(
     assert tables.unpublished() == 0
 
 
-def test_other_partition_columns_are_refused_unless_one_only_looks(tables: Tables, where: Places, mill: Mill) -> None:
+def test_other_partition_columns_are_refused_unless_one_only_looks(
+    tables: Tables, where: TablePaths, mill: Mill
+) -> None:
     mill.batch([1])
     tables.publish()
     with pytest.raises(TableError, match="--partition-by"):
@@ -112,7 +114,7 @@ def abandoned(mill: Mill) -> Path:
     return mill.root / files[0].path
 
 
-def test_a_sweep_deletes_what_abandoned_attempts_left(tables: Tables, where: Places, mill: Mill) -> None:
+def test_a_sweep_deletes_what_abandoned_attempts_left(tables: Tables, where: TablePaths, mill: Mill) -> None:
     mill.batch([1])
     tables.publish()
     garbage = abandoned(mill)
@@ -151,7 +153,7 @@ def test_a_sweep_without_anything_abandoned_reads_no_manifest(
     tables.sweep()
 
 
-def test_nothing_is_deleted_by_a_ledger_that_is_not_the_tables(tables: Tables, where: Places, mill: Mill) -> None:
+def test_nothing_is_deleted_by_a_ledger_that_is_not_the_tables(tables: Tables, where: TablePaths, mill: Mill) -> None:
     """A ledger brought back from a backup calls attempts abandoned that the table shows."""
     mill.batch([1])
     tables.publish()

@@ -6,14 +6,14 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from penstock.brokers.sqs.calls import AtOnce, Batches
-from penstock.brokers.sqs.client import Api, QueueRef
-from penstock.brokers.sqs.envelope import Received
-from penstock.brokers.sqs.leases import Leases, Settled
+from penstock.brokers.sqs.calls import BatchCalls, ParallelCalls
+from penstock.brokers.sqs.client import QueueRef, SqsApi
+from penstock.brokers.sqs.envelope import SqsDelivery
+from penstock.brokers.sqs.leases import SettledDeliveries, SqsLeases
 from penstock.brokers.sqs.limits import MESSAGE_BYTES_MAX
-from penstock.brokers.sqs.queues import Queues
-from penstock.brokers.sqs.send import Sending
-from penstock.brokers.sqs.settle import Settling
+from penstock.brokers.sqs.queues import SqsQueues
+from penstock.brokers.sqs.send import SqsSender
+from penstock.brokers.sqs.settle import SqsSettler
 from penstock.messaging.broker import SettleFailure
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message
@@ -27,7 +27,7 @@ NOW = 1_700_000_000.0
 Answers = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | Exception]
 
 
-class FakeApi(Api):
+class FakeApi(SqsApi):
     """Answers batches with success, and everything else with nothing, unless the test says otherwise."""
 
     region = "us-east-1"
@@ -86,15 +86,15 @@ def instant_clock() -> FakeClock:
     return FakeClock(NOW, auto_advance=True)
 
 
-def batches(api: Api, clock: FakeClock | None = None) -> Batches:
-    at_once = AtOnce("test", threads=2)
-    return Batches(api, lambda _: at_once, clock=clock or instant_clock(), random=lambda: 0.5)
+def batches(api: SqsApi, clock: FakeClock | None = None) -> BatchCalls:
+    at_once = ParallelCalls("test", threads=2)
+    return BatchCalls(api, lambda _: at_once, clock=clock or instant_clock(), random=lambda: 0.5)
 
 
-class KnownQueues(Queues):
+class KnownQueues(SqsQueues):
     """Every queue is there; its dead-letter queue is what the test says."""
 
-    def __init__(self, api: Api, *, dead_letters: QueueRef | Exception | None = None) -> None:
+    def __init__(self, api: SqsApi, *, dead_letters: QueueRef | Exception | None = None) -> None:
         super().__init__(api, clock=instant_clock())
         self._dead_letters = dead_letters
         self.message_bytes_max = MESSAGE_BYTES_MAX
@@ -113,8 +113,8 @@ class KnownQueues(Queues):
 
 def received(
     number: int, *, queue: str = "q", attempt: int = 1, began_at: float = 0.0, body: bytes = b"{}", **message: Any
-) -> Received:
-    return Received(
+) -> SqsDelivery:
+    return SqsDelivery(
         message=Message(id=f"m{number}", body=body, enqueued_at=NOW - 10, **message),
         queue=queue,
         receipt=f"r{number}",
@@ -131,16 +131,16 @@ class Scene:
     def __init__(self, answers: Answers | None = None, *, dead_letters: Any = None) -> None:
         self.clock = instant_clock()
         self.api = FakeApi(answers)
-        self.settled = Settled()
+        self.settled = SettledDeliveries()
         queues = self.queues = KnownQueues(self.api, dead_letters=dead_letters)
         calls = batches(self.api, self.clock)
-        self.settling = Settling(
+        self.settling = SqsSettler(
             queues=queues,
             batches=calls,
-            leases=Leases(queues, calls, self.settled, extending=calls, clock=self.clock),
-            sending=Sending(self.api, queues, calls),
+            leases=SqsLeases(queues, calls, self.settled, extending=calls, clock=self.clock),
+            sending=SqsSender(self.api, queues, calls),
             settled=self.settled,
-            at_once=AtOnce("test", threads=2),
+            at_once=ParallelCalls("test", threads=2),
             holder="worker-7",
             clock=self.clock,
         )

@@ -4,14 +4,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.brokers import shared
-from penstock.brokers.shared import HandOver, decode_attributes, decode_group, encode_attributes, encode_group
+from penstock.brokers.shared import ReceiptHandle, decode_attributes, decode_group, encode_attributes, encode_group
 
 SEQS = st.integers(0, 10**15)
 
 
 @given(SEQS, SEQS)
 def test_receipts_and_ids_read_back(seq: int, number: int) -> None:
-    hand_over = HandOver(seq=seq, number=number)
+    hand_over = ReceiptHandle(seq=seq, number=number)
     assert shared.hand_over_of("store", shared.receipt("store", hand_over)) == hand_over
     assert shared.seq_of("store", shared.message_id("store", seq)) == seq
     assert shared.hand_over_of("other", shared.receipt("store", hand_over)) is None

@@ -5,7 +5,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from penstock.brokers.redis.keys import Keys
+from penstock.brokers.redis.keys import QueueKeys
 from penstock.messaging.broker import conventional_dead_letter_queue
 
 NAMES = [
@@ -29,7 +29,7 @@ NAMES = [
 ]
 PARTS = st.lists(st.sampled_from(["-dlq", "-dead", *"{}%-dlq:ä \x00*"]), min_size=1, max_size=9)
 TEXTS = PARTS.map("".join) | st.text(min_size=1, max_size=9)
-KEYS = Keys("penstock")
+KEYS = QueueKeys("penstock")
 
 
 def keys_of(queue: str) -> list[str]:
@@ -69,7 +69,7 @@ def test_a_plain_name_can_be_read_in_its_key() -> None:
     assert KEYS.stream("orders-dead") == "penstock:{orders}-dead:stream"
     assert KEYS.wake("-dlq") == "penstock:{-dlq}:wake"
     assert KEYS.wake("-dead") == "penstock:{-dead}:wake"
-    assert Keys("shop").settings("q") == "shop:{q}:queue"
+    assert QueueKeys("shop").settings("q") == "shop:{q}:queue"
 
 
 def test_a_name_that_has_to_be_escaped_has_an_unescaped_key_that_nothing_reads() -> None:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.services.plugin import Servers
 from tests.services.redis_server import VERSIONS
 
-from penstock.brokers.redis.records import State, entry_of, milliseconds, state_of
+from penstock.brokers.redis.records import MessageState, entry_of, milliseconds, state_of
 from penstock.brokers.redis.server import scripts
-from penstock.messaging.death import TRIES_MAX, Try
+from penstock.messaging.death import TRIES_MAX, AttemptRecord
 from penstock.messaging.delivery import AttemptEnd, PreviousAttempt
 
 ENDED = """
@@ -31,7 +31,7 @@ HAND_OVERS = st.lists(
 HandOver = tuple[int, int, str, str, str]
 
 
-def after(state: State, hand_over: HandOver) -> State:
+def after(state: MessageState, hand_over: HandOver) -> MessageState:
     """The rule in other words than the script's: refunds are no failures; whatever else ended is the last failure."""
     started, at, kind, worker, reason = hand_over
     failed_at = None if kind == "G" else at / 1000
@@ -47,14 +47,16 @@ def after(state: State, hand_over: HandOver) -> State:
     )
 
 
-def tries(hand_overs: list[HandOver]) -> list[Try]:
+def tries(hand_overs: list[HandOver]) -> list[AttemptRecord]:
     """The last ten; of those before the last one no character moves the cursor."""
     plain = [
         (started, at, kind, "".join(map(plain_of, worker)), "".join(map(plain_of, reason)))
         for started, at, kind, worker, reason in hand_overs[:-1]
     ]
     return [
-        Try(started_at=started / 1000, ended_at=at / 1000, worker=worker, end=ENDS[kind].value, reason=reason or None)
+        AttemptRecord(
+            started_at=started / 1000, ended_at=at / 1000, worker=worker, end=ENDS[kind].value, reason=reason or None
+        )
         for started, at, kind, worker, reason in [*plain, *hand_overs[-1:]][-TRIES_MAX:]
     ]
 
@@ -77,7 +79,7 @@ def test_a_state_says_what_happened_on_the_server(
     text, is_state, *numbers = ended(
         servers, version, f"{seq} {enqueued}", *(part for one in hand_overs for part in one)
     )
-    expected = State(seq=seq, enqueued_at=enqueued / 1000)
+    expected = MessageState(seq=seq, enqueued_at=enqueued / 1000)
     for hand_over in hand_overs:
         expected = after(expected, hand_over)
     state = state_of(text)

@@ -1,16 +1,16 @@
 """When a queue of the Redis broker is swept."""
 
-from penstock.brokers.redis.keys import Keys
-from penstock.brokers.redis.recovery import Sweeping
+from penstock.brokers.redis.keys import QueueKeys
+from penstock.brokers.redis.recovery import LeaseSweeper
 from penstock.brokers.redis.server import Server
 from penstock.testing import FakeClock
 
 
 def test_who_looks_with_a_longer_lease_makes_no_worker_wait_for_its_sweep() -> None:
     clock = FakeClock()
-    sweeping = Sweeping(
+    sweeping = LeaseSweeper(
         Server("redis://localhost"),  # connects when asked, and is not
-        Keys("penstock"),
+        QueueKeys("penstock"),
         every_seconds=None,
         clock=clock,
         random=lambda: 1.0,

@@ -11,11 +11,11 @@ from tests.unit.brokers.sqs_doubles import received, succeeded
 
 from penstock.brokers.sqs import SqsBroker
 from penstock.brokers.sqs.broker import EXTENDERS, SETTLERS
-from penstock.brokers.sqs.client import Api
+from penstock.brokers.sqs.client import SqsApi
 from penstock.brokers.sqs.leases import CHANGE
 from penstock.brokers.sqs.settle import DELETE
 from penstock.errors import ConfigurationError, TemporaryError
-from penstock.messaging.broker import Ask, QueueSettings
+from penstock.messaging.broker import QueueSettings, ReceiveRequest
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack
 from penstock.storage.aws import Aws
@@ -97,7 +97,7 @@ def test_after_the_closing_everything_is_away(broker: SqsBroker) -> None:
     for attempt in attempts:
         with pytest.raises(TemporaryError, match="closed"):
             attempt()
-    turn = broker.turn([(received(1), Ack())], [Ask(queue="q", messages_max=1)], lease_seconds=1)
+    turn = broker.turn([(received(1), Ack())], [ReceiveRequest(queue="q", messages_max=1)], lease_seconds=1)
     assert isinstance(turn.settle_error, TemporaryError)
     assert turn.receive_error is not None
 
@@ -109,7 +109,7 @@ class Hanging:
         self.gate = threading.Event()
         self._waiting = threading.Semaphore(0)
 
-        def ask(_: Api, asked: str, *, queue: str = "", **parameters: Any) -> Mapping[str, Any]:
+        def ask(_: SqsApi, asked: str, *, queue: str = "", **parameters: Any) -> Mapping[str, Any]:
             if asked == "get_queue_url":
                 return {"QueueUrl": f"http://sqs/1/{parameters['QueueName']}"}
             if (asked, queue) == hangs:
@@ -118,7 +118,7 @@ class Hanging:
             return succeeded(parameters["Entries"])
 
         hangs = (operation, queue)
-        monkeypatch.setattr(Api, "ask", ask)
+        monkeypatch.setattr(SqsApi, "ask", ask)
 
     def until_waiting(self, count: int) -> None:
         for _ in range(count):

@@ -16,7 +16,7 @@ from botocore.exceptions import (
 )
 from tests.unit.brokers.sqs_doubles import Q, client_error
 
-from penstock.brokers.sqs.client import Api, QueueMissing
+from penstock.brokers.sqs.client import QueueMissing, SqsApi
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError, UnknownOutcome
 from penstock.storage.aws import NO_CREDENTIALS, Aws
 
@@ -28,7 +28,7 @@ def answered(status: int) -> dict[str, Any]:
     return {"ResponseMetadata": {"HTTPStatusCode": status}}
 
 
-class Scripted(Api):
+class Scripted(SqsApi):
     """Whose clients raise what the test says."""
 
     def __init__(self, *errors: Exception | None) -> None:
@@ -217,7 +217,7 @@ def test_nothing_is_asked_after_the_closing() -> None:
 
 
 def test_receives_and_sends_are_asked_once_and_waits_are_longer_than_polls() -> None:
-    api = Api(Aws(region="us-east-1", endpoint_url=URL), pollers=5, poll_seconds=20)
+    api = SqsApi(Aws(region="us-east-1", endpoint_url=URL), pollers=5, poll_seconds=20)
     configs = {name: api._config(name) for name in ("receive", "send", "control")}
     assert {name: config.retries["total_max_attempts"] for name, config in configs.items()} == {
         "receive": 1,

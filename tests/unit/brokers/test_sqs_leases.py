@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.unit.brokers.sqs_doubles import FakeApi, KnownQueues, batches, instant_clock, received, succeeded
 
-from penstock.brokers.sqs.leases import CHANGE, MARGIN_SECONDS, Leases, Settled
+from penstock.brokers.sqs.leases import CHANGE, MARGIN_SECONDS, SettledDeliveries, SqsLeases
 from penstock.brokers.sqs.limits import LEASE_SECONDS_MAX
 from penstock.errors import TemporaryError
 from penstock.messaging.delivery import Delivery
@@ -22,9 +22,9 @@ class Scene:
 
         self.clock = instant_clock()
         self.api = FakeApi(answer)
-        self.settled = Settled()
+        self.settled = SettledDeliveries()
         calls = batches(self.api, self.clock)
-        self.leases = Leases(KnownQueues(self.api), calls, self.settled, extending=calls, clock=self.clock)
+        self.leases = SqsLeases(KnownQueues(self.api), calls, self.settled, extending=calls, clock=self.clock)
 
     def extend(self, *deliveries: Delivery, lease_seconds: float = 60.0) -> Sequence[Delivery]:
         return self.leases.extend(deliveries, lease_seconds)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from tests.unit.brokers.sqs_doubles import received
 
-from penstock.brokers.sqs.envelope import Received
-from penstock.brokers.sqs.listener import LEASE_SECONDS, Ear
-from penstock.brokers.sqs.receive import Catch, Expected, Held
+from penstock.brokers.sqs.envelope import SqsDelivery
+from penstock.brokers.sqs.listener import LEASE_SECONDS, SqsArrivalListener
+from penstock.brokers.sqs.receive import PolledBatch, PolledMessages, PollRequest
 from penstock.errors import TemporaryError
 from penstock.testing import FakeClock
 
@@ -28,15 +28,15 @@ class Scene:
 
     def __init__(self) -> None:
         self.clock = FakeClock()
-        self.held = Held(self.clock, unclaimed_seconds=1.0)
+        self.held = PolledMessages(self.clock, unclaimed_seconds=1.0)
         self.told = threading.Semaphore(0)
         self.times_told = 0
         self.polls: list[tuple[str, int, float, float]] = []
         self.released: list[str] = []
         self.fault: Exception | None = None
         self._arrived = threading.Condition()
-        self._answers: dict[str, list[Sequence[Received]]] = {}
-        self.ear = Ear(
+        self._answers: dict[str, list[Sequence[SqsDelivery]]] = {}
+        self.ear = SqsArrivalListener(
             ("a", "b"),
             self._tell,
             held=self.held,
@@ -68,7 +68,7 @@ class Scene:
         self.times_told += 1
         self.told.release()
 
-    def _poll(self, queue: str, count: int, lease_seconds: float, wait_seconds: float) -> Sequence[Received]:
+    def _poll(self, queue: str, count: int, lease_seconds: float, wait_seconds: float) -> Sequence[SqsDelivery]:
         with self._arrived:
             self.polls.append((queue, count, lease_seconds, wait_seconds))
             if self.fault is not None:
@@ -126,7 +126,7 @@ def test_an_empty_poll_is_followed_by_another(scene: Scene) -> None:
 def test_a_poll_asks_for_what_was_asked_last_and_for_one_at_first(scene: Scene) -> None:
     scene.ear.want({"a"})
     scene.await_polls(1)
-    scene.held.expect("a", Expected(messages_max=50, lease_seconds=7.0))
+    scene.held.expect("a", PollRequest(messages_max=50, lease_seconds=7.0))
     scene.answer("a")
     scene.await_polls(2)
     assert scene.polls[:2] == [("a", 1, LEASE_SECONDS, 0.1), ("a", 10, 7.0, 0.1)]
@@ -201,13 +201,13 @@ def test_no_fault_of_any_kind_ends_its_listening(scene: Scene) -> None:
 # --- what is held
 
 
-def catch(*numbers: int, lease_seconds: float = 60.0, full: bool = False, began_at: float = 0.0) -> Catch:
+def catch(*numbers: int, lease_seconds: float = 60.0, full: bool = False, began_at: float = 0.0) -> PolledBatch:
     deliveries = [received(n, began_at=began_at) for n in numbers]
-    return Catch(deliveries=deliveries, lease_seconds=lease_seconds, was_full=full)
+    return PolledBatch(deliveries=deliveries, lease_seconds=lease_seconds, was_full=full)
 
 
-def held_with(*catches: Catch) -> Held:
-    held = Held(FakeClock(), unclaimed_seconds=1.0)
+def held_with(*catches: PolledBatch) -> PolledMessages:
+    held = PolledMessages(FakeClock(), unclaimed_seconds=1.0)
     for each in catches:
         held.poll_begins("q")
         held.poll_ends("q", each)
@@ -235,7 +235,7 @@ def test_short_leases_are_held_no_longer_than_a_quarter_of_them() -> None:
 @pytest.mark.parametrize("all", [True, False])
 def test_what_is_past_its_lease_is_not_taken_from_whoever_has_it_now(all: bool) -> None:
     clock = FakeClock()
-    held = Held(clock, unclaimed_seconds=1.0)
+    held = PolledMessages(clock, unclaimed_seconds=1.0)
     for n, lease_seconds in ((1, 10.0), (2, 30.0)):
         held.poll_begins("q")
         held.poll_ends("q", catch(n, lease_seconds=lease_seconds, began_at=clock.monotonic()))
@@ -252,7 +252,7 @@ def test_an_emptied_queue_holds_nothing() -> None:
 
 
 def test_a_wait_ends_when_the_poll_does() -> None:
-    held = Held(FakeClock(), unclaimed_seconds=1.0)
+    held = PolledMessages(FakeClock(), unclaimed_seconds=1.0)
     held.poll_begins("q")
     waiting = threading.Thread(target=held.wait, args=("q", DEADLINE_SECONDS))
     waiting.start()

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from botocore.stub import Stubber
 
-from penstock.brokers.sqs.client import Api, QueueRef
-from penstock.brokers.sqs.move import LOOK_SECONDS, MoveProgress, Movers, MoveStatus, Moving
-from penstock.brokers.sqs.queues import Queues
+from penstock.brokers.sqs.client import QueueRef, SqsApi
+from penstock.brokers.sqs.move import LOOK_SECONDS, MoveInProgress, MoveProgress, MoveStarter, MoveStatus
+from penstock.brokers.sqs.queues import SqsQueues
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.storage.aws import Aws
 from penstock.testing import FakeClock
@@ -27,10 +27,10 @@ class Scene:
 
     def __init__(self) -> None:
         self.clock = FakeClock(NOW, auto_advance=True)
-        self.api = Api(Aws(region="eu-west-1"), pollers=1, poll_seconds=1.0)
+        self.api = SqsApi(Aws(region="eu-west-1"), pollers=1, poll_seconds=1.0)
         self.stub = Stubber(self.api._client("control"))
         self.stub.activate()
-        self.movers = Movers(self.api, _Known(self.api, clock=self.clock), clock=self.clock)
+        self.movers = MoveStarter(self.api, _Known(self.api, clock=self.clock), clock=self.clock)
 
     def arns(self, *names: str) -> None:
         for name in names:
@@ -60,10 +60,10 @@ class Scene:
             "cancel_message_move_task", {"ApproximateNumberOfMessagesMoved": 1}, {"TaskHandle": HANDLE}
         )
 
-    def begun(self, destination: str | None = ORDERS, *, per_second: int | None = None) -> Moving:
+    def begun(self, destination: str | None = ORDERS, *, per_second: int | None = None) -> MoveInProgress:
         return self.movers.start(DEAD, destination, per_second=per_second)
 
-    def under_way(self) -> Moving:
+    def under_way(self) -> MoveInProgress:
         """One that was begun after another had ended."""
         self.arns(DEAD, ORDERS)
         self.listed(task("COMPLETED", started_at=BEFORE, moved=7))
@@ -71,7 +71,7 @@ class Scene:
         return self.begun()
 
 
-class _Known(Queues):
+class _Known(SqsQueues):
     def find(self, queue: str) -> QueueRef:
         return QueueRef(name=queue, url=queue if queue.startswith(URL) else URL + queue)
 

@@ -10,7 +10,7 @@ from tests.unit.brokers.sqs_doubles import FakeApi, client_error, instant_clock
 from penstock.brokers.sqs import facts
 from penstock.brokers.sqs.client import QueueMissing, meant
 from penstock.brokers.sqs.limits import valid_name
-from penstock.brokers.sqs.queues import POLICY_SECONDS, Queues
+from penstock.brokers.sqs.queues import POLICY_SECONDS, SqsQueues
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.messaging.broker import QueueSettings
 from penstock.storage.aws import Aws
@@ -26,7 +26,7 @@ class Account:
         self.readable = True
         self.clock = instant_clock()
         self.api = FakeApi(self._answer)
-        self.known = Queues(self.api, clock=self.clock)
+        self.known = SqsQueues(self.api, clock=self.clock)
 
     def _answer(self, operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any] | Exception:
         name = parameters.get("QueueName") or str(parameters.get("QueueUrl", "")).rpartition("/")[2]
@@ -249,7 +249,7 @@ def test_whether_a_queue_is_there_is_known_without_the_right_to_its_attributes(
     account = Account(q={})
     account.readable = readable
     monkeypatch.setattr(facts, "Api", lambda *_, **__: account.api)
-    look = facts.Looking(Aws(), clock=account.clock)
+    look = facts.SqsInspector(Aws(), clock=account.clock)
     for there in ("q", f"{HOME}/q"):
         look.check_is_there(there)
     for missing in ("nope", f"{HOME}/nope"):

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from tests.unit.brokers.sqs_doubles import FakeApi, KnownQueues, instant_clock
 
-from penstock.brokers.sqs.calls import Answer, AtOnce
-from penstock.brokers.sqs.envelope import Received
-from penstock.brokers.sqs.queues import Queues
-from penstock.brokers.sqs.receive import Receiving
+from penstock.brokers.sqs.calls import Answer, ParallelCalls
+from penstock.brokers.sqs.envelope import SqsDelivery
+from penstock.brokers.sqs.queues import SqsQueues
+from penstock.brokers.sqs.receive import ReceiveCalls
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.testing import FakeClock
 
 
-class Rounds(AtOnce):
+class Rounds(ParallelCalls):
     """Tells how many calls were made at once."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Line:
         self.lock = threading.Lock()
         api = FakeApi(self._answer)
         self.rounds = Rounds()
-        self.receiving = Receiving(api, KnownQueues(api), self.rounds, pollers=5, clock=instant_clock())
+        self.receiving = ReceiveCalls(api, KnownQueues(api), self.rounds, pollers=5, clock=instant_clock())
         self.api = api
 
     def take(self, count: int) -> int:
@@ -65,7 +65,7 @@ def test_messages_of_an_answer_that_comes_a_lease_late_are_not_taken(seconds: fl
         return {"Messages": [{"MessageId": "m", "ReceiptHandle": "r", "Body": "b"}]}
 
     api = FakeApi(answer)
-    receiving = Receiving(api, KnownQueues(api), AtOnce("test", threads=1), pollers=1, clock=clock)
+    receiving = ReceiveCalls(api, KnownQueues(api), ParallelCalls("test", threads=1), pollers=1, clock=clock)
     assert len(receiving.poll("q", 1, 30.0, wait_seconds=20.0)) == count
 
 
@@ -132,10 +132,10 @@ class Moved:
     def __init__(self, *, receives: int, policy: Mapping[str, Any] | Exception | None) -> None:
         self._receives, self._policy = receives, policy
         self.api = FakeApi(self._answer)
-        queues = Queues(self.api, clock=instant_clock())
-        self._receiving = Receiving(self.api, queues, Rounds(), pollers=1, clock=instant_clock())
+        queues = SqsQueues(self.api, clock=instant_clock())
+        self._receiving = ReceiveCalls(self.api, queues, Rounds(), pollers=1, clock=instant_clock())
 
-    def taken(self) -> Received:
+    def taken(self) -> SqsDelivery:
         (delivery,) = self._receiving.take("orders-dlq", 1, 30)
         return delivery
 

@@ -9,13 +9,13 @@ from tests.unit.brokers.sqs_doubles import Answers, FakeApi, KnownQueues, Q, bat
 from penstock.brokers.sqs.calls import TRIES
 from penstock.brokers.sqs.envelope import opened
 from penstock.brokers.sqs.limits import MESSAGE_BYTES_MAX
-from penstock.brokers.sqs.send import SEND, Sending
+from penstock.brokers.sqs.send import SEND, SqsSender
 from penstock.errors import ConfigurationError, TemporaryError, UnknownOutcome
 from penstock.messaging.message import Outgoing
 
 
-def sending(api: FakeApi) -> Sending:
-    return Sending(api, KnownQueues(api), batches(api))
+def sending(api: FakeApi) -> SqsSender:
+    return SqsSender(api, KnownQueues(api), batches(api))
 
 
 def numbered(count: int, **fields: Any) -> list[Outgoing]:

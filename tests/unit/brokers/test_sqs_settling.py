@@ -9,7 +9,7 @@ from tests.unit.brokers.sqs_doubles import NOW, Answers, Scene, client_error, re
 
 from penstock.brokers.sqs.client import QueueMissing
 from penstock.brokers.sqs.envelope import opened, size_bytes
-from penstock.brokers.sqs.leases import CHANGE, REMEMBERED_MAX, Settled
+from penstock.brokers.sqs.leases import CHANGE, REMEMBERED_MAX, SettledDeliveries
 from penstock.brokers.sqs.limits import LEASE_SECONDS_MAX, MESSAGE_BYTES_MAX
 from penstock.brokers.sqs.send import SEND
 from penstock.brokers.sqs.settle import DELETE
@@ -241,7 +241,7 @@ def test_what_cannot_go_without_notes_goes_with_them_and_sqs_says_what_it_thinks
 
 
 def test_it_remembers_so_many_and_no_more() -> None:
-    settled = Settled()
+    settled = SettledDeliveries()
     for n in range(REMEMBERED_MAX + 1):
         settled.add(received(n))
     assert received(0) not in settled

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from tests.unit.brokers.sqs_doubles import FakeApi, KnownQueues, batches, received, succeeded
 
-from penstock.brokers.sqs.calls import AtOnce
-from penstock.brokers.sqs.leases import CHANGE, Leases, Settled
-from penstock.brokers.sqs.receive import Catch, Held, Receiving, Taking
+from penstock.brokers.sqs.calls import ParallelCalls
+from penstock.brokers.sqs.leases import CHANGE, SettledDeliveries, SqsLeases
+from penstock.brokers.sqs.receive import PolledBatch, PolledMessages, ReceiveCalls, SqsReceiver
 from penstock.errors import TemporaryError
 from penstock.testing import FakeClock
 
@@ -21,17 +21,17 @@ class Scene:
     def __init__(self, *, lease_seconds: float = LEASE) -> None:
         self.clock = FakeClock()
         self.api = FakeApi()
-        self.held = Held(self.clock, unclaimed_seconds=1.0)
+        self.held = PolledMessages(self.clock, unclaimed_seconds=1.0)
         queues, calls = KnownQueues(self.api), batches(self.api)
-        self.taking = Taking(
+        self.taking = SqsReceiver(
             held=self.held,
-            receiving=Receiving(self.api, queues, AtOnce("test", threads=2), pollers=2, clock=self.clock),
-            leases=Leases(queues, calls, Settled(), extending=calls, clock=self.clock),
+            receiving=ReceiveCalls(self.api, queues, ParallelCalls("test", threads=2), pollers=2, clock=self.clock),
+            leases=SqsLeases(queues, calls, SettledDeliveries(), extending=calls, clock=self.clock),
             poll_seconds=5.0,
             clock=self.clock,
         )
         deliveries = [received(n, began_at=self.clock.monotonic()) for n in (1, 2)]
-        for catch in (Catch(deliveries=deliveries, lease_seconds=lease_seconds, was_full=False), None):
+        for catch in (PolledBatch(deliveries=deliveries, lease_seconds=lease_seconds, was_full=False), None):
             self.held.poll_begins("q")
             if catch is not None:
                 self.held.poll_ends("q", catch)

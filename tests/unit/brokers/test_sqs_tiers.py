@@ -6,7 +6,7 @@ import pytest
 from tests.unit.brokers.sqs_doubles import NOW, Scene, received
 
 from penstock.brokers.sqs.client import QueueRef
-from penstock.brokers.sqs.envelope import Received, opened, sealed, size_bytes
+from penstock.brokers.sqs.envelope import SqsDelivery, opened, sealed, size_bytes
 from penstock.brokers.sqs.leases import CHANGE
 from penstock.brokers.sqs.limits import LEASE_SECONDS_MAX
 from penstock.brokers.sqs.send import SEND
@@ -38,7 +38,7 @@ def sent_letter(scene: Scene) -> Attributes:
     return attributes
 
 
-def letter_with_room(free_bytes: int, scene: Scene) -> Received:
+def letter_with_room(free_bytes: int, scene: Scene) -> SqsDelivery:
     """A letter that leaves so many bytes of what the queue takes."""
     room = scene.queues.message_bytes_max - size_bytes(sealed(b"", LETTER, None, fifo=False)) - free_bytes
     return received(1, queue="q-dlq", body=b"x" * room, attributes=LETTER)

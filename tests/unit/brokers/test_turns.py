@@ -7,7 +7,7 @@ import pytest
 from penstock.brokers.memory.broker import MemoryBroker
 from penstock.brokers.shared import one_by_one
 from penstock.errors import TemporaryError
-from penstock.messaging.broker import Ask, SettleFailure
+from penstock.messaging.broker import ReceiveRequest, SettleFailure
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Ack, Settlement
@@ -46,8 +46,8 @@ def broker() -> Spied:
     return Spied()
 
 
-def asks(**counts: int) -> list[Ask]:
-    return [Ask(queue=queue, messages_max=count) for queue, count in counts.items()]
+def asks(**counts: int) -> list[ReceiveRequest]:
+    return [ReceiveRequest(queue=queue, messages_max=count) for queue, count in counts.items()]
 
 
 def test_all_are_asked_in_order_until_one_has_messages_and_none_waits_beside_others(broker: Spied) -> None:

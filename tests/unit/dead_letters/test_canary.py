@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.brokers.memory.broker import MemoryBroker
-from penstock.dead_letters.canary import Canary, Fate, watch
+from penstock.dead_letters.canary import Canary, CanaryResult, watch
 from penstock.messaging.clock import Clock
 from penstock.messaging.message import Outgoing
 from penstock.messaging.replay import Replay, letter_replay_id, replayed
@@ -61,7 +61,7 @@ def done(broker: MemoryBroker) -> None:
     assert not broker.settle([(delivery, Ack())])
 
 
-def fate(canary: Canary, broker: MemoryBroker, clock: Clock, *, stopped: bool = False) -> Fate:
+def fate(canary: Canary, broker: MemoryBroker, clock: Clock, *, stopped: bool = False) -> CanaryResult:
     return watch(canary, broker, seconds=30.0, clock=clock, stopped=lambda: stopped)
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from penstock.dead_letters.filters import Wanted, origins_of, source_of
-from penstock.dead_letters.letters import Letter
+from penstock.dead_letters.filters import DeadLetterFilter, origins_of, source_of
+from penstock.dead_letters.letters import DeadLetteredMessage
 from penstock.messaging.death import DEATH_ATTRIBUTE, SET_ASIDE_ATTRIBUTE, Death, encode_death, with_past
 from penstock.messaging.message import Message
 
@@ -27,14 +27,14 @@ BODY = json.dumps(
 
 def letter(
     *, queue: str = "orders-dlq", body: bytes = b"1", at: float = NOW - 60, moved_from: str | None = None, **fields: Any
-) -> Letter:
+) -> DeadLetteredMessage:
     """One that died of these; of nothing without any."""
     attributes: dict[str, str | bytes] = dict(fields.pop("attributes", {}))
     if fields:
         given = {"reason": "r", "attempts": 1, "worker": "w", "queue": "orders", "message_id": "m", **fields}
         attributes[DEATH_ATTRIBUTE] = encode_death(Death(**given, last_failed_at=1.0, enqueued_at=1.0))
     message = Message(id="l", body=body, enqueued_at=at, attributes=attributes)
-    return Letter(queue=queue, message=message, moved_from=moved_from)
+    return DeadLetteredMessage(queue=queue, message=message, moved_from=moved_from)
 
 
 KNOWN = letter(
@@ -55,42 +55,44 @@ KNOWN = letter(
 @pytest.mark.parametrize(
     ("wanted", "matches"),
     [
-        (Wanted(), True),
-        (Wanted(handler="bill"), True),
-        (Wanted(handler="ship"), False),
-        (Wanted(error="keyerror"), True),
-        (Wanted(error="SEVEN"), True),
-        (Wanted(error="shop.py"), True),
-        (Wanted(error="Replayed Often"), True),
-        (Wanted(error="bill|KeyError|shop.py:f"), True),
-        (Wanted(error="timeout"), False),
-        (Wanted(older_than_seconds=59.0), True),
-        (Wanted(older_than_seconds=61.0), False),
-        (Wanted(younger_than_seconds=61.0), True),
-        (Wanted(younger_than_seconds=59.0), False),
-        (Wanted(attributes={"tenant": "7"}), True),
-        (Wanted(attributes={"tenant": "7", "raw": "\\xff"}), True),
-        (Wanted(attributes={"tenant": "8"}), False),
-        (Wanted(attributes={"nothing": ""}), False),
-        (Wanted(ids=frozenset({"l"})), True),
-        (Wanted(ids=frozenset({"m"})), True),
-        (Wanted(ids=frozenset({"earlier"})), True),
-        (Wanted(ids=frozenset({"ear"})), False),
-        (Wanted(ids=frozenset({"x"})), False),
-        (Wanted(object_uri="s3://landing/a b/c"), True),
-        (Wanted(object_uri="s3://landing/a"), False),
-        (Wanted(handler="bill", error="timeout"), False),
+        (DeadLetterFilter(), True),
+        (DeadLetterFilter(handler="bill"), True),
+        (DeadLetterFilter(handler="ship"), False),
+        (DeadLetterFilter(error="keyerror"), True),
+        (DeadLetterFilter(error="SEVEN"), True),
+        (DeadLetterFilter(error="shop.py"), True),
+        (DeadLetterFilter(error="Replayed Often"), True),
+        (DeadLetterFilter(error="bill|KeyError|shop.py:f"), True),
+        (DeadLetterFilter(error="timeout"), False),
+        (DeadLetterFilter(older_than_seconds=59.0), True),
+        (DeadLetterFilter(older_than_seconds=61.0), False),
+        (DeadLetterFilter(younger_than_seconds=61.0), True),
+        (DeadLetterFilter(younger_than_seconds=59.0), False),
+        (DeadLetterFilter(attributes={"tenant": "7"}), True),
+        (DeadLetterFilter(attributes={"tenant": "7", "raw": "\\xff"}), True),
+        (DeadLetterFilter(attributes={"tenant": "8"}), False),
+        (DeadLetterFilter(attributes={"nothing": ""}), False),
+        (DeadLetterFilter(ids=frozenset({"l"})), True),
+        (DeadLetterFilter(ids=frozenset({"m"})), True),
+        (DeadLetterFilter(ids=frozenset({"earlier"})), True),
+        (DeadLetterFilter(ids=frozenset({"ear"})), False),
+        (DeadLetterFilter(ids=frozenset({"x"})), False),
+        (DeadLetterFilter(object_uri="s3://landing/a b/c"), True),
+        (DeadLetterFilter(object_uri="s3://landing/a"), False),
+        (DeadLetterFilter(handler="bill", error="timeout"), False),
     ],
 )
-def test_a_letter_matches_all_that_is_asked(wanted: Wanted, matches: bool) -> None:
+def test_a_letter_matches_all_that_is_asked(wanted: DeadLetterFilter, matches: bool) -> None:
     assert wanted.matches(KNOWN, now=NOW) is matches
-    assert wanted.asks_nothing is (wanted == Wanted())
+    assert wanted.asks_nothing is (wanted == DeadLetterFilter())
 
 
-@pytest.mark.parametrize("wanted", [Wanted(handler="bill"), Wanted(error="r"), Wanted(ids=frozenset({"m"}))])
-def test_a_letter_that_says_nothing_matches_no_question_about_its_death(wanted: Wanted) -> None:
+@pytest.mark.parametrize(
+    "wanted", [DeadLetterFilter(handler="bill"), DeadLetterFilter(error="r"), DeadLetterFilter(ids=frozenset({"m"}))]
+)
+def test_a_letter_that_says_nothing_matches_no_question_about_its_death(wanted: DeadLetterFilter) -> None:
     assert not wanted.matches(letter(), now=NOW)
-    assert not Wanted(object_uri="s3://b/k").matches(letter(body=b"no notification"), now=NOW)
+    assert not DeadLetterFilter(object_uri="s3://b/k").matches(letter(body=b"no notification"), now=NOW)
 
 
 @pytest.mark.parametrize(
@@ -108,11 +110,11 @@ def test_a_letter_that_says_nothing_matches_no_question_about_its_death(wanted: 
 )
 def test_text_is_sought_in_what_was_said_and_not_in_how_it_is_written(error: str, matches: bool) -> None:
     found = letter(reason='no "x" in it über a\nb back\\slash')
-    assert Wanted(error=error).matches(found, now=NOW) is matches
+    assert DeadLetterFilter(error=error).matches(found, now=NOW) is matches
 
 
 def test_the_name_of_the_group_without_a_reason_finds_its_letters() -> None:
-    assert Wanted(error="no reason was recorded").matches(letter(), now=NOW)
+    assert DeadLetterFilter(error="no reason was recorded").matches(letter(), now=NOW)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,7 @@ def test_the_name_of_the_group_without_a_reason_finds_its_letters() -> None:
         (letter(queue="lost", moved_from="mails-dlq"), None),
     ],
 )
-def test_where_a_letter_came_from(found: Letter, origin: str | None) -> None:
+def test_where_a_letter_came_from(found: DeadLetteredMessage, origin: str | None) -> None:
     assert next(iter(origins_of(found)), None) == origin
 
 

@@ -4,7 +4,7 @@ from penstock.dead_letters.replayer import (
     FORGET_MAX,
     FORGET_SECONDS,
     UNKNOWN_RETENTION_SECONDS,
-    Forgetting,
+    ReplayLogCleanup,
     keep_seconds,
 )
 from penstock.testing import FakeClock
@@ -21,7 +21,7 @@ def test_it_is_done_now_and_then_and_until_nothing_is_left() -> None:
         asked.append(count)
         return count
 
-    forgetting = Forgetting(forget, clock=clock, random=lambda: 0.5)
+    forgetting = ReplayLogCleanup(forget, clock=clock, random=lambda: 0.5)
     forgetting.care()
     assert asked == []
     clock.advance(FORGET_SECONDS / 2)
@@ -40,7 +40,7 @@ def test_a_look_has_an_end_however_much_there_is() -> None:
         asked.append(limit)
         return limit
 
-    Forgetting(forget, clock=clock, random=lambda: 0.0).care()
+    ReplayLogCleanup(forget, clock=clock, random=lambda: 0.0).care()
     assert len(asked) == 20
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.dead_letters.groups import NO_REASON, Grouping, key_of, normalised
-from penstock.dead_letters.letters import Letter
+from penstock.dead_letters.letters import DeadLetteredMessage
 from penstock.messaging.death import DEATH_ATTRIBUTE, Death, death_of, encode_death
 from penstock.messaging.message import Message
 
@@ -22,9 +22,11 @@ def death(**fields: Any) -> Death:
     return Death(**{**given, "last_failed_at": 2.0, "enqueued_at": 1.0, **fields})
 
 
-def letter(value: str | bytes | None, *, at: float = 5.0, id: str = "l", queue: str = "orders-dlq") -> Letter:
+def letter(
+    value: str | bytes | None, *, at: float = 5.0, id: str = "l", queue: str = "orders-dlq"
+) -> DeadLetteredMessage:
     attributes = {} if value is None else {DEATH_ATTRIBUTE: value}
-    return Letter(queue=queue, message=Message(id=id, body=b"", enqueued_at=at, attributes=attributes))
+    return DeadLetteredMessage(queue=queue, message=Message(id=id, body=b"", enqueued_at=at, attributes=attributes))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.dead_letters.jsonl import line_of, read_line
-from penstock.dead_letters.letters import Letter
+from penstock.dead_letters.letters import DeadLetteredMessage
 from penstock.errors import UsageError
 from penstock.messaging.message import Message
 
@@ -27,7 +27,7 @@ MESSAGES = st.builds(
 
 @given(queue=TEXT, message=MESSAGES)
 def test_nothing_is_lost(queue: str, message: Message) -> None:
-    line = line_of(Letter(queue=queue, message=message))
+    line = line_of(DeadLetteredMessage(queue=queue, message=message))
     assert line.endswith(b"\n")
     assert line.isascii()
     assert len(line.splitlines()) == 1
@@ -37,14 +37,14 @@ def test_nothing_is_lost(queue: str, message: Message) -> None:
 
 def test_text_is_text_and_what_is_none_says_so() -> None:
     message = Message(id="l", body=b"\xff", enqueued_at=1.0, attributes={"a": b"\x00", "b": '{"base64": "AA=="}'})
-    fields = json.loads(line_of(Letter(queue="q", message=message)))
+    fields = json.loads(line_of(DeadLetteredMessage(queue="q", message=message)))
     assert fields["body_base64"] == base64.b64encode(b"\xff").decode()
     assert fields["attributes"] == {"a": {"base64": "AA=="}, "b": '{"base64": "AA=="}'}
 
 
 def test_a_letter_has_one_intent_whatever_surrounds_its_line_and_wherever_it_goes() -> None:
-    line = line_of(Letter(queue="q", message=Message(id="l", body=b"1", enqueued_at=1.0)))
-    other = line_of(Letter(queue="q", message=Message(id="m", body=b"1", enqueued_at=1.0)))
+    line = line_of(DeadLetteredMessage(queue="q", message=Message(id="l", body=b"1", enqueued_at=1.0)))
+    other = line_of(DeadLetteredMessage(queue="q", message=Message(id="m", body=b"1", enqueued_at=1.0)))
     once, again = read_line(line, number=1, file="letters"), read_line(line.strip() + b"\r\n", number=7, file="letters")
     assert once.intent("q") == again.intent("q")
     assert once.intent("q").replay_id == once.intent("elsewhere").replay_id

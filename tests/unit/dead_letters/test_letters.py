@@ -6,7 +6,14 @@ from collections.abc import Sequence
 import pytest
 
 from penstock.brokers.memory.broker import MemoryBroker
-from penstock.dead_letters.letters import HELD_SECONDS, PAGE, BrowsedLetters, HeldLetters, Letters, letters_in
+from penstock.dead_letters.letters import (
+    HELD_SECONDS,
+    PAGE,
+    BrowsingReader,
+    DeadLetterReader,
+    ReceivingReader,
+    letters_in,
+)
 from penstock.errors import TemporaryError
 from penstock.messaging.broker import Capabilities, SettleFailure
 from penstock.messaging.delivery import Delivery
@@ -62,20 +69,20 @@ def bury(broker: Broker, count: int) -> list[str]:
     return list(broker.send(QUEUE, [Outgoing(body=b"%d" % number) for number in range(count)]))
 
 
-def ids(letters: Letters) -> list[str]:
+def ids(letters: DeadLetterReader) -> list[str]:
     return [letter.id for page in letters.pages() for letter in page]
 
 
 def test_which_way_depends_on_the_broker(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(letters_in(broker, QUEUE), BrowsedLetters)
+    assert isinstance(letters_in(broker, QUEUE), BrowsingReader)
     blind = {name: getattr(broker.capabilities, name) for name in Capabilities.__slots__} | {"browsable": False}
     monkeypatch.setattr(Broker, "capabilities", Capabilities(**blind))
-    assert isinstance(letters_in(broker, QUEUE), HeldLetters)
+    assert isinstance(letters_in(broker, QUEUE), ReceivingReader)
 
 
 def test_looked_at_page_by_page_and_nothing_changes(broker: Broker) -> None:
     sent = bury(broker, 2 * PAGE + 1)
-    with BrowsedLetters(broker, QUEUE) as letters:
+    with BrowsingReader(broker, QUEUE) as letters:
         assert [len(page) for page in letters.pages()] == [PAGE, PAGE, 1]
         assert ids(letters) == sent
         assert letters.remove(sent[:3]) == 3
@@ -85,7 +92,7 @@ def test_looked_at_page_by_page_and_nothing_changes(broker: Broker) -> None:
 
 def test_those_that_were_received_are_given_back_or_removed(broker: Broker, clock: FakeClock) -> None:
     sent = bury(broker, 3)
-    with HeldLetters(broker, QUEUE, clock=clock) as letters:
+    with ReceivingReader(broker, QUEUE, clock=clock) as letters:
         assert ids(letters) == sent
         assert broker.stats(QUEUE).visible == 0
         assert letters.remove([sent[1], "none of them"]) == 1
@@ -95,7 +102,7 @@ def test_those_that_were_received_are_given_back_or_removed(broker: Broker, cloc
 
 def test_they_are_held_as_long_as_it_takes(broker: Broker, clock: FakeClock) -> None:
     bury(broker, 2)
-    with HeldLetters(broker, QUEUE, clock=clock) as letters:
+    with ReceivingReader(broker, QUEUE, clock=clock) as letters:
         ids(letters)
         for _ in range(6):  # twice the time that they are held for
             clock.advance(HELD_SECONDS / 3)
@@ -106,7 +113,7 @@ def test_they_are_held_as_long_as_it_takes(broker: Broker, clock: FakeClock) -> 
 
 def test_one_that_could_not_be_deleted_is_told(broker: Broker, clock: FakeClock) -> None:
     (sent,) = bury(broker, 1)
-    with HeldLetters(broker, QUEUE, clock=clock) as letters:
+    with ReceivingReader(broker, QUEUE, clock=clock) as letters:
         assert ids(letters) == [sent]
         broker.failing = ("it came too late", True)
         assert letters.remove([sent]) == 0
@@ -118,7 +125,7 @@ def test_one_that_could_not_be_deleted_is_told(broker: Broker, clock: FakeClock)
 
 def test_a_broker_that_is_away_at_the_end_is_no_failure(broker: Broker, clock: FakeClock) -> None:
     bury(broker, 1)
-    with HeldLetters(broker, QUEUE, clock=clock) as letters:
+    with ReceivingReader(broker, QUEUE, clock=clock) as letters:
         ids(letters)
         broker.away = True
     broker.away = False
@@ -131,7 +138,7 @@ def test_what_comes_again_and_again_ends_the_look(broker: Broker, clock: FakeClo
     (sent,) = bury(broker, 1)
     (delivery,) = broker.receive(QUEUE, messages_max=1, lease_seconds=60)
 
-    class Repeating(HeldLetters):
+    class Repeating(ReceivingReader):
         def _receive(self) -> Sequence[Delivery]:
             return [delivery]
 

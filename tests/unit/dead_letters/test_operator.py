@@ -6,9 +6,9 @@ from types import MappingProxyType
 import pytest
 
 from penstock.brokers.memory.broker import MemoryBroker
-from penstock.dead_letters.filters import Wanted
-from penstock.dead_letters.letters import BrowsedLetters
-from penstock.dead_letters.operator import CHUNK, Errand, Pace, Sender, matching
+from penstock.dead_letters.filters import DeadLetterFilter
+from penstock.dead_letters.letters import BrowsingReader
+from penstock.dead_letters.operator import CHUNK, ReplayItem, ReplayRate, ReplaySender, matching
 from penstock.errors import TemporaryError
 from penstock.messaging.death import SET_ASIDE_ATTRIBUTE
 from penstock.messaging.message import ORIGIN_ATTRIBUTE, Message, Outgoing
@@ -63,10 +63,10 @@ def broker(clock: FakeClock) -> MemoryBroker:
     return MemoryBroker(clock=clock, deduplication_window_seconds=300.0)
 
 
-def errands(broker: MemoryBroker, count: int, *, to: str = QUEUE) -> list[Errand]:
+def errands(broker: MemoryBroker, count: int, *, to: str = QUEUE) -> list[ReplayItem]:
     attributes = MappingProxyType({COUNTER_ATTRIBUTE: "3", SET_ASIDE_ATTRIBUTE: "often enough"})
     broker.send(FIRST, [Outgoing(body=b"%d" % number, attributes=attributes) for number in range(count)])
-    return [Errand(letter=letter, queue=to) for page in BrowsedLetters(broker, FIRST).pages() for letter in page]
+    return [ReplayItem(letter=letter, queue=to) for page in BrowsingReader(broker, FIRST).pages() for letter in page]
 
 
 def there(broker: MemoryBroker, queue: str = QUEUE) -> list[Message]:
@@ -79,7 +79,7 @@ def test_they_go_and_are_marked_and_only_then_deleted(broker: MemoryBroker, cloc
     def probe(step: Step) -> None:
         seen.append((step, len(there(broker)), len(log.marked), len(there(broker, FIRST))))
 
-    sent = Sender(broker, log, clock=clock, probe=probe).send(BrowsedLetters(broker, FIRST), errands(broker, 2))
+    sent = ReplaySender(broker, log, clock=clock, probe=probe).send(BrowsingReader(broker, FIRST), errands(broker, 2))
     assert seen == [
         (Step.REPLAY_INTENDED, 0, 0, 2),
         (Step.REPLAY_SENT, 2, 0, 2),
@@ -103,8 +103,8 @@ def test_broken_off_anywhere_the_next_one_ends_it(broker: MemoryBroker, clock: F
 
     log, meant = Log(), errands(broker, 3)
     with pytest.raises(Broken):
-        Sender(broker, log, clock=clock, probe=probe).send(BrowsedLetters(broker, FIRST), meant)
-    again = Sender(broker, log, clock=clock).send(BrowsedLetters(broker, FIRST), meant)
+        ReplaySender(broker, log, clock=clock, probe=probe).send(BrowsingReader(broker, FIRST), meant)
+    again = ReplaySender(broker, log, clock=clock).send(BrowsingReader(broker, FIRST), meant)
     assert (len(there(broker)), there(broker, FIRST)) == (3, [])
     assert again.sent_before == (3 if step is Step.REPLAY_MARKED else 0)
 
@@ -116,7 +116,7 @@ def test_an_intent_of_the_replayer_s_is_carried_out_as_the_person_says(broker: M
     log.known[id] = Replay(
         replay_id=id, letter_queue=FIRST, letter_id=errand.letter.id, queue=QUEUE, count=2, due_at=9e9
     )
-    Sender(broker, log, clock=clock).send(BrowsedLetters(broker, FIRST), [errand])
+    ReplaySender(broker, log, clock=clock).send(BrowsingReader(broker, FIRST), [errand])
     (message,) = there(broker, "elsewhere")
     assert (message.attributes[COUNTER_ATTRIBUTE], log.marked) == ("0", [id])
 
@@ -128,7 +128,7 @@ def test_without_the_record_nothing_is_sent(broker: MemoryBroker, clock: FakeClo
 
     meant = errands(broker, 1)
     with pytest.raises(TemporaryError):
-        Sender(broker, Away(), clock=clock).send(BrowsedLetters(broker, FIRST), meant)
+        ReplaySender(broker, Away(), clock=clock).send(BrowsingReader(broker, FIRST), meant)
     assert (there(broker), len(there(broker, FIRST))) == ([], 1)
 
 
@@ -137,24 +137,24 @@ def test_what_died_after_it_began_is_left_alone(broker: MemoryBroker, clock: Fak
     began_at = clock.now()
     clock.advance(1)
     errands(broker, 1)
-    with BrowsedLetters(broker, FIRST) as letters:
-        found = matching(letters, Wanted(), clock=clock, stopped=lambda: False, until=began_at)
+    with BrowsingReader(broker, FIRST) as letters:
+        found = matching(letters, DeadLetterFilter(), clock=clock, stopped=lambda: False, until=began_at)
         assert [letter.message.enqueued_at for page in found for letter in page] == [began_at]
 
 
 def test_nothing_is_looked_at_any_more_after_a_request_to_stop(broker: MemoryBroker, clock: FakeClock) -> None:
     errands(broker, 1)
-    with BrowsedLetters(broker, FIRST) as letters:
-        assert list(matching(letters, Wanted(), clock=clock, stopped=lambda: True)) == []
+    with BrowsingReader(broker, FIRST) as letters:
+        assert list(matching(letters, DeadLetterFilter(), clock=clock, stopped=lambda: True)) == []
 
 
 @pytest.mark.parametrize(("rate", "chunk"), [(None, CHUNK), (0.5, 1), (7.9, 7), (1_000.0, CHUNK)])
 def test_a_chunk_is_no_more_than_a_second_s_worth(clock: FakeClock, rate: float | None, chunk: int) -> None:
-    assert Pace(rate, clock=clock, stopped=lambda: False).chunk == chunk
+    assert ReplayRate(rate, clock=clock, stopped=lambda: False).chunk == chunk
 
 
 def test_the_rate_is_kept_over_all_chunks(clock: FakeClock) -> None:
-    pace = Pace(10.0, clock=clock, stopped=lambda: False)
+    pace = ReplayRate(10.0, clock=clock, stopped=lambda: False)
     for _ in range(5):
         clock.advance(0.3)  # what sending takes is no reason to be slower
         pace.wait(10)
@@ -162,6 +162,6 @@ def test_the_rate_is_kept_over_all_chunks(clock: FakeClock) -> None:
 
 
 def test_a_wait_for_the_rate_ends_when_somebody_asks_to_stop(clock: FakeClock) -> None:
-    pace = Pace(0.001, clock=clock, stopped=lambda: clock.monotonic() > 1.0)
+    pace = ReplayRate(0.001, clock=clock, stopped=lambda: clock.monotonic() > 1.0)
     pace.wait(1)
     assert clock.monotonic() < 2.0

@@ -6,8 +6,8 @@ from typing import cast
 import pytest
 from tests.unit.brokers.sqs_partial import PartialQueue, away, denied, throttled, unanswered
 
-from penstock.dead_letters.letters import Letter, Letters
-from penstock.dead_letters.operator import Errand, Sender, Sent
+from penstock.dead_letters.letters import DeadLetteredMessage, DeadLetterReader
+from penstock.dead_letters.operator import ReplayedChunk, ReplayItem, ReplaySender
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.ledger import Ledger
 from penstock.messaging.clock import SystemClock
@@ -40,16 +40,18 @@ class Scene:
         self.ledger = Ledger.open("sqlite://")
         self.held = Held()
 
-    def send(self, probe: Probe = no_probe) -> Sent:
+    def send(self, probe: Probe = no_probe) -> ReplayedChunk:
         errands = [
-            Errand(
-                letter=Letter(queue="orders-dlq", message=Message(id=id, body=id.encode(), enqueued_at=1.0)),
+            ReplayItem(
+                letter=DeadLetteredMessage(
+                    queue="orders-dlq", message=Message(id=id, body=id.encode(), enqueued_at=1.0)
+                ),
                 queue="orders",
             )
             for id in sorted(self.held.ids, key=int)
         ]
-        return Sender(self.broker, self.ledger.replays, clock=SystemClock(), probe=probe).send(
-            cast(Letters, self.held), errands
+        return ReplaySender(self.broker, self.ledger.replays, clock=SystemClock(), probe=probe).send(
+            cast(DeadLetterReader, self.held), errands
         )
 
     def drain(self) -> None:

@@ -7,10 +7,10 @@ import pytest
 
 from penstock.dead_letters.policy import (
     RETENTION_SHARE_KEPT,
-    Hold,
+    HideFor,
+    MoveToFinal,
+    ReplayAfter,
     ReplayPolicy,
-    Send,
-    SetAside,
     ceiling_seconds,
     next_step,
     planned,
@@ -54,7 +54,7 @@ def plan(
     retention: float | None = 14 * DAY,
     letter_retention: float | None = 14 * DAY,
     now: float = NOW,
-) -> Replay | SetAside:
+) -> Replay | MoveToFinal:
     return planned(
         of,
         letter_queue="q-dlq",
@@ -127,7 +127,7 @@ def test_a_ceiling_grows_without_end_nor_overflow() -> None:
     ],
 )
 def test_over_the_limit_it_is_for_people(counter: str | None, replays_max: int, reason: str) -> None:
-    assert plan(letter(counter), ReplayPolicy(replays_max=replays_max)) == SetAside(reason=reason)
+    assert plan(letter(counter), ReplayPolicy(replays_max=replays_max)) == MoveToFinal(reason=reason)
 
 
 def test_the_last_one_that_is_allowed_is_made() -> None:
@@ -143,7 +143,7 @@ def test_a_counter_that_is_garbled_begins_anew(counter: str) -> None:
 
 def test_poison_comes_before_everything() -> None:
     poisoned = letter("9", died=replace(DEATH, poison=True))
-    expected = SetAside(reason="another attempt cannot help: no such colour")
+    expected = MoveToFinal(reason="another attempt cannot help: no such colour")
     assert plan(poisoned) == poison(poisoned) == expected
 
 
@@ -170,16 +170,16 @@ def test_a_letter_at_the_end_of_its_retention_goes_back_now() -> None:
 @pytest.mark.parametrize(
     ("due_in_seconds", "step"),
     [
-        (-100.0, Send(delay_seconds=0.0)),
-        (0.0, Send(delay_seconds=0.0)),
-        (900.0, Send(delay_seconds=900.0)),
-        (901.0, Hold(seconds=1.0)),
-        (5_000.0, Hold(seconds=4_100.0)),
-        (43_200.0 + 900.0, Hold(seconds=43_200.0)),
-        (DAY * 10, Hold(seconds=43_200.0)),
+        (-100.0, ReplayAfter(delay_seconds=0.0)),
+        (0.0, ReplayAfter(delay_seconds=0.0)),
+        (900.0, ReplayAfter(delay_seconds=900.0)),
+        (901.0, HideFor(seconds=1.0)),
+        (5_000.0, HideFor(seconds=4_100.0)),
+        (43_200.0 + 900.0, HideFor(seconds=43_200.0)),
+        (DAY * 10, HideFor(seconds=43_200.0)),
     ],
 )
-def test_what_a_queue_cannot_delay_the_letter_waits_for(due_in_seconds: float, step: Hold | Send) -> None:
+def test_what_a_queue_cannot_delay_the_letter_waits_for(due_in_seconds: float, step: HideFor | ReplayAfter) -> None:
     replay = replace(REPLAY, due_at=NOW + due_in_seconds)
     assert next_step(replay, now=NOW, delay_seconds_max=900.0, hold_seconds_max=43_200.0) == step
 

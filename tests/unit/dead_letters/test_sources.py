@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.dead_letters.policy import ReplayPolicy, SetAside, Source, Sources
+from penstock.dead_letters.policy import MoveToFinal, ReplayPolicy, ReplayTarget, ReplayTargets
 from penstock.messaging.death import DEATH_ATTRIBUTE, Death, encode_death
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message
@@ -11,8 +11,8 @@ URL = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
 ARN = "arn:aws:sqs:eu-west-1:123456789012:orders"
 
 
-def sources(*queues: str) -> Sources:
-    return Sources([Source(queue=queue, policy=ReplayPolicy()) for queue in queues])
+def sources(*queues: str) -> ReplayTargets:
+    return ReplayTargets([ReplayTarget(queue=queue, policy=ReplayPolicy()) for queue in queues])
 
 
 def letter(*, died_in: str | None = None, moved_from: str | None = None) -> Delivery:
@@ -31,26 +31,28 @@ def letter(*, died_in: str | None = None, moved_from: str | None = None) -> Deli
 def test_a_queue_is_known_by_its_name_url_or_arn(served: str, said: str) -> None:
     for one in (letter(died_in=said), letter(moved_from=said)):
         found = sources("mails", served).of(one)
-        assert isinstance(found, Source)
+        assert isinstance(found, ReplayTarget)
         assert found.queue == served  # by the name that it is served by
 
 
 def test_the_broker_says_it_before_a_death_does_that_its_sender_may_have_written() -> None:
     found = sources("a", "b").of(letter(died_in="a", moved_from="b"))
-    assert isinstance(found, Source)
+    assert isinstance(found, ReplayTarget)
     assert found.queue == "b"
-    assert isinstance(sources("a").of(letter(died_in="a", moved_from="b")), SetAside)
+    assert isinstance(sources("a").of(letter(died_in="a", moved_from="b")), MoveToFinal)
     back = sources("a", "b").of(letter(died_in="a", moved_from="a-dlq"))  # from tier to tier: its death is its own
-    assert isinstance(back, Source)
+    assert isinstance(back, ReplayTarget)
     assert back.queue == "a"
 
 
 def test_where_nothing_says_it_only_one_is_possible_or_nobody_knows() -> None:
     found = sources("only").of(letter())
-    assert isinstance(found, Source)
-    assert sources("a", "b").of(letter()) == SetAside(reason="nothing says which queue it died in: a, b share this one")
+    assert isinstance(found, ReplayTarget)
+    assert sources("a", "b").of(letter()) == MoveToFinal(
+        reason="nothing says which queue it died in: a, b share this one"
+    )
 
 
 def test_a_forged_death_opens_no_other_queue() -> None:
     found = sources("only").of(letter(died_in="salaries"))
-    assert found == SetAside(reason="it died in the queue salaries, whose dead letters do not come back here")
+    assert found == MoveToFinal(reason="it died in the queue salaries, whose dead letters do not come back here")

@@ -8,21 +8,21 @@ from penstock.handlers.breaker import (
     CALM,
     PROBE_SECONDS,
     PROBE_SECONDS_MAX,
+    BreakerDecision,
+    BreakerFailure,
     BreakerPolicy,
-    Closed,
-    Fault,
-    Open,
+    ClosedState,
+    OpenState,
     State,
-    Tried,
-    Verdict,
+    TriedMessages,
 )
 
 POLICY = BreakerPolicy(failures=3, pause_seconds_max=8.0)
 NOW = 100.0
 
 
-def fault(*numbers: int, fingerprint: str = "refused") -> Fault:
-    return Fault(
+def fault(*numbers: int, fingerprint: str = "refused") -> BreakerFailure:
+    return BreakerFailure(
         fingerprint=fingerprint,
         error=f"{fingerprint}: no",
         message_ids=frozenset(f"m{number}" for number in numbers),
@@ -31,26 +31,26 @@ def fault(*numbers: int, fingerprint: str = "refused") -> Fault:
 
 
 def failed(
-    state: State, one: Fault, *, now: float = NOW, random: float = 0.5, policy: BreakerPolicy = POLICY
-) -> Verdict:
+    state: State, one: BreakerFailure, *, now: float = NOW, random: float = 0.5, policy: BreakerPolicy = POLICY
+) -> BreakerDecision:
     return breaker.failed(state, one, policy=policy, now=now, random=lambda: random)
 
 
-def after(*faults: Fault, state: State = CALM) -> State:
+def after(*faults: BreakerFailure, state: State = CALM) -> State:
     for one in faults:
         state = failed(state, one).state
     return state
 
 
-def opened() -> Open:
+def opened() -> OpenState:
     state = after(fault(1), fault(2), fault(3))
-    assert isinstance(state, Open)
+    assert isinstance(state, OpenState)
     return state
 
 
-def probing() -> Open:
+def probing() -> OpenState:
     state = breaker.began(opened(), frozenset({"r9"}), now=NOW + 10)
-    assert isinstance(state, Open)
+    assert isinstance(state, OpenState)
     assert state.probe == frozenset({"r9"})
     return state
 
@@ -60,36 +60,36 @@ def test_it_opens_once_so_many_different_messages_failed_alike_and_the_last_one_
     for number in (2, 3):
         verdicts.append(failed(verdicts[-1].state, fault(number)))
     assert [verdict.excused for verdict in verdicts] == [False, False, True]
-    assert [type(verdict.state) for verdict in verdicts] == [Closed, Closed, Open]
+    assert [type(verdict.state) for verdict in verdicts] == [ClosedState, ClosedState, OpenState]
     state = verdicts[-1].state
-    assert isinstance(state, Open)
+    assert isinstance(state, OpenState)
     assert (state.fingerprint, state.failures, state.error, state.opened_at) == ("refused", 3, "refused: no", NOW)
     assert state.until == NOW + 0.5
 
 
 def test_one_message_that_fails_again_and_again_does_not_open_it() -> None:
-    assert isinstance(after(*[fault(1)] * 20, *[fault(2)] * 20), Closed)
+    assert isinstance(after(*[fault(1)] * 20, *[fault(2)] * 20), ClosedState)
 
 
 def test_batches_that_have_a_message_in_common_count_once() -> None:
-    assert isinstance(after(*[fault(1, number) for number in range(2, 30)]), Closed)
-    assert isinstance(after(fault(1, 2), fault(3, 4), fault(5, 6)), Open)
+    assert isinstance(after(*[fault(1, number) for number in range(2, 30)]), ClosedState)
+    assert isinstance(after(fault(1, 2), fault(3, 4), fault(5, 6)), OpenState)
 
 
 def test_a_success_in_between_forgets_the_row() -> None:
     state = breaker.succeeded(after(fault(1), fault(2)), frozenset({"r3"}))
     assert state is CALM
-    assert isinstance(after(fault(4), fault(5), state=state), Closed)
+    assert isinstance(after(fault(4), fault(5), state=state), ClosedState)
 
 
 def test_a_row_goes_on_over_failures_of_another_kind() -> None:
     """What is down may refuse some calls and let others hang."""
-    assert isinstance(after(fault(1), fault(11, fingerprint="hung"), fault(2), fault(3)), Open)
+    assert isinstance(after(fault(1), fault(11, fingerprint="hung"), fault(2), fault(3)), OpenState)
 
 
 def test_a_message_of_its_own_mind_neither_counts_nor_interrupts() -> None:
     state = breaker.answered(after(fault(1), fault(2)), frozenset({"r7"}))
-    assert isinstance(after(fault(3), state=state), Open)
+    assert isinstance(after(fault(3), state=state), OpenState)
 
 
 def test_no_failures_is_never() -> None:
@@ -97,7 +97,7 @@ def test_no_failures_is_never() -> None:
     state: State = CALM
     for number in range(100):
         verdict = failed(state, fault(number), policy=policy)
-        assert verdict == Verdict(state=CALM, excused=False)
+        assert verdict == BreakerDecision(state=CALM, excused=False)
         state = verdict.state
 
 
@@ -125,7 +125,7 @@ def test_another_kind_that_came_with_the_first_is_the_same_outage() -> None:
     state = breaker.began(after(hung[0], hung[1], fault(1), fault(2), fault(3)), frozenset({"r13"}), now=NOW + 1)
     verdict = failed(state, hung[2])
     assert verdict.excused
-    assert isinstance(verdict.state, Open)
+    assert isinstance(verdict.state, OpenState)
 
 
 def test_a_probe_that_fails_in_the_same_way_is_followed_by_a_longer_pause_up_to_the_bound() -> None:
@@ -137,11 +137,11 @@ def test_a_probe_that_fails_in_the_same_way_is_followed_by_a_longer_pause_up_to_
         verdict = failed(state, fault(number), random=1.0, now=now)
         assert verdict.excused
         state = verdict.state
-        assert isinstance(state, Open)
+        assert isinstance(state, OpenState)
         assert state.probe is None
         ceilings.append(state.until - now)
     assert ceilings == [2.0, 4.0, 8.0, 8.0, 8.0, 8.0]
-    assert isinstance(state, Open)
+    assert isinstance(state, OpenState)
     assert (state.probes, state.opened_at) == (6, NOW)
 
 
@@ -156,15 +156,15 @@ def test_the_success_of_what_began_before_it_opened_says_nothing() -> None:
 
 def test_a_probe_that_fails_in_another_way_closes_it_and_is_that_message_s_own_failure() -> None:
     verdict = failed(probing(), fault(9, fingerprint="a bug"))
-    assert isinstance(verdict.state, Closed)
+    assert isinstance(verdict.state, ClosedState)
     assert not verdict.excused
 
 
 def test_after_a_close_without_a_success_one_failure_of_the_old_kind_opens_it_again() -> None:
     closed = breaker.answered(probing(), frozenset({"r9"}))
-    assert isinstance(closed, Closed)
+    assert isinstance(closed, ClosedState)
     assert failed(closed, fault(20)).excused
-    assert isinstance(after(fault(20), state=closed), Open)
+    assert isinstance(after(fault(20), state=closed), OpenState)
 
 
 def test_a_probe_that_was_broken_off_makes_room_for_another() -> None:
@@ -176,10 +176,10 @@ def test_a_probe_that_was_broken_off_makes_room_for_another() -> None:
 # A probe that hangs
 
 
-def beside_one_that_hangs() -> Open:
+def beside_one_that_hangs() -> OpenState:
     """Message 9 hangs since `NOW` + 10, and message 10 is tried beside it."""
     state = breaker.began(probing(), frozenset({"r10"}), now=NOW + 10 + PROBE_SECONDS)
-    assert isinstance(state, Open)
+    assert isinstance(state, OpenState)
     assert (state.probe, state.overdue) == (frozenset({"r10"}), (frozenset({"r9"}),))
     return state
 
@@ -209,13 +209,13 @@ def test_the_more_probes_hang_the_longer_it_is_until_the_next() -> None:
 @pytest.mark.parametrize("receipt", ["r9", "r10"])
 def test_whichever_of_them_succeeds_closes_it(receipt: str) -> None:
     assert breaker.succeeded(beside_one_that_hangs(), frozenset({receipt})) is CALM
-    assert isinstance(breaker.answered(beside_one_that_hangs(), frozenset({receipt})), Closed)
+    assert isinstance(breaker.answered(beside_one_that_hangs(), frozenset({receipt})), ClosedState)
 
 
 def test_one_that_hung_and_fails_at_last_is_excused_and_holds_up_nobody() -> None:
     verdict = failed(beside_one_that_hangs(), fault(9), now=NOW + 200)
     assert verdict.excused
-    assert isinstance(verdict.state, Open)
+    assert isinstance(verdict.state, OpenState)
     assert (verdict.state.probe, verdict.state.overdue, verdict.state.probes) == (frozenset({"r10"}), (), 0)
 
 
@@ -231,7 +231,7 @@ def test_one_that_fails_beside_one_that_hangs_is_followed_by_the_usual_pause() -
 def test_either_may_be_broken_off() -> None:
     state = beside_one_that_hangs()
     hung_left = breaker.left(state, frozenset({"r9"}))
-    assert isinstance(hung_left, Open)
+    assert isinstance(hung_left, OpenState)
     assert (hung_left.probe, hung_left.overdue) == (state.probe, ())
     other_left = breaker.left(state, frozenset({"r10"}))
     assert breaker.admits(other_left, now=NOW + 80) == 1
@@ -243,7 +243,7 @@ def test_a_breaker_of_one_failure_opens_for_each_kind() -> None:
     assert first.excused
     state = breaker.began(first.state, frozenset({"r2"}), now=NOW + 10)
     second = failed(state, fault(2, fingerprint="hung"), policy=policy)
-    assert isinstance(second.state, Open)
+    assert isinstance(second.state, OpenState)
     assert second.state.fingerprint == "hung"
 
 
@@ -275,7 +275,7 @@ def test_what_is_remembered_is_bounded() -> None:
 
 
 def test_a_tried_message_is_passed_over_while_others_are_found() -> None:
-    tried = Tried()
+    tried = TriedMessages()
     tried.add(frozenset({"m1"}))
     assert not tried.passes_over("m2")
     assert tried.passes_over("m1")
@@ -286,7 +286,7 @@ def test_a_tried_message_is_passed_over_while_others_are_found() -> None:
 
 
 def test_tries_are_counted_by_message() -> None:
-    tried = Tried()
+    tried = TriedMessages()
     for _ in range(3):
         tried.add(frozenset({"m1", "m2"}))
     tried.add(frozenset({"m1"}))
@@ -294,7 +294,7 @@ def test_tries_are_counted_by_message() -> None:
 
 
 def test_how_many_tried_messages_are_remembered_is_bounded() -> None:
-    tried = Tried(messages_max=2)
+    tried = TriedMessages(messages_max=2)
     for number in range(3):
         tried.add(frozenset({f"m{number}"}))
     assert [tried.passes_over(f"m{number}") for number in range(3)] == [False, True, True]

@@ -21,8 +21,8 @@ from penstock.events import (
     MessageSkipped,
 )
 from penstock.handlers.function_handler import FunctionHandler
-from penstock.handlers.keys import Begun, Busy, Done
-from penstock.handlers.outage import PAUSE_SECONDS_MIN, Outage
+from penstock.handlers.keys import KeyBegun, KeyBusy, KeyDone
+from penstock.handlers.outage import PAUSE_SECONDS_MIN, OutageWatch
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import AttemptEnd, Delivery, PreviousAttempt
 from penstock.messaging.handler import HeldClaim
@@ -36,18 +36,18 @@ DEADLINE_SECONDS = 60.0
 class Keys:
     """Remembers keys as the ledger does, and says what was asked of it."""
 
-    def __init__(self, answer: Begun | Busy | Done | Exception | None = None) -> None:
+    def __init__(self, answer: KeyBegun | KeyBusy | KeyDone | Exception | None = None) -> None:
         self.answer = answer
         self.told: list[str] = []
         self.ours = True  # whether the claim is still ours
         self.previous: PreviousAttempt | None = None
         self.finish_fault: Exception | None = None
 
-    def begin(self, key: str) -> Begun | Busy | Done:
+    def begin(self, key: str) -> KeyBegun | KeyBusy | KeyDone:
         self.told.append(f"begin {key}")
         if isinstance(self.answer, Exception):
             raise self.answer
-        return self.answer or Begun(claim=self, previous=self.previous)
+        return self.answer or KeyBegun(claim=self, previous=self.previous)
 
     def forget(self) -> None:
         self.told.append("forget")
@@ -84,7 +84,7 @@ class Desk:
         function: Callable[..., Any],
         *,
         keys: Keys | None = None,
-        outage: Outage | None = None,
+        outage: OutageWatch | None = None,
         **options: Any,
     ) -> None:
         app = Handlers()
@@ -114,13 +114,13 @@ def test_an_idempotent_call_is_recorded_before_it_is_acked() -> None:
 
 
 def test_a_duplicate_of_finished_work_is_acked_and_not_called() -> None:
-    desk = Desk(lambda message: pytest.fail("called"), keys=Keys(Done(outcome="1")))
+    desk = Desk(lambda message: pytest.fail("called"), keys=Keys(KeyDone(outcome="1")))
     assert desk.handler.begin([delivery()]).run() == {"r1": Ack()}
     assert [event.reason for event in desk.told(MessageSkipped)] == ["already_done"]
 
 
 def test_a_duplicate_of_running_work_waits_for_its_lease_uncharged() -> None:
-    desk = Desk(lambda message: pytest.fail("called"), keys=Keys(Busy(seconds=30.0)))
+    desk = Desk(lambda message: pytest.fail("called"), keys=Keys(KeyBusy(seconds=30.0)))
     (settlement,) = desk.handler.begin([delivery()]).run().values()  # type: ignore[union-attr]
     assert isinstance(settlement, Release)
     assert settlement.refund
@@ -163,11 +163,11 @@ def test_a_ledger_that_takes_no_claims_is_told_once_and_when_it_is_back() -> Non
     assert len(desk.told(LedgerBack)) == 1
 
 
-@pytest.mark.parametrize("read", [Busy(seconds=1.0), Done(outcome="1")])
-def test_a_key_that_was_only_read_does_not_say_that_the_ledger_takes_claims(read: Busy | Done) -> None:
+@pytest.mark.parametrize("read", [KeyBusy(seconds=1.0), KeyDone(outcome="1")])
+def test_a_key_that_was_only_read_does_not_say_that_the_ledger_takes_claims(read: KeyBusy | KeyDone) -> None:
     """Its disk is full: it answers questions and takes no claim. Every other key is another worker's."""
     keys, clock = Keys(), FakeClock()
-    outage = Outage(bus=Bus(), clock=clock, random=lambda: 0.5, ping=lambda: None)
+    outage = OutageWatch(bus=Bus(), clock=clock, random=lambda: 0.5, ping=lambda: None)
     gate = outage.gate("q")
     desk = Desk(lambda message: None, keys=keys, outage=outage)
     began = clock.monotonic()
@@ -244,7 +244,7 @@ def test_work_that_kills_its_worker_each_time_is_given_up_without_another_call()
     )
     assert keys.told[1].startswith("fail Exhausted")
     assert [event.final for event in desk.told(MessageFailed)] == [True]
-    done = Desk(lambda message: pytest.fail("called"), keys=Keys(Done(outcome="1")), max_attempts=3)
+    done = Desk(lambda message: pytest.fail("called"), keys=Keys(KeyDone(outcome="1")), max_attempts=3)
     assert done.handler.begin([delivery(attempt=4, previous=died)]).run() == {"r1": Ack()}
 
 

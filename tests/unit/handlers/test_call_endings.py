@@ -13,7 +13,7 @@ from penstock import Handlers, Item, Queue, Retry
 from penstock.errors import TemporaryError, UsageError
 from penstock.events import Bus, Event, MessageFailed, MessageFinished, MessageGivenBack, MessageStarted
 from penstock.handlers.function_handler import FunctionHandler
-from penstock.handlers.keys import Begun
+from penstock.handlers.keys import KeyBegun
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import HeldClaim
@@ -66,10 +66,10 @@ class Keys:
         self.asked, self.gate = threading.Event(), threading.Event()
         self.gate.set()
 
-    def begin(self, key: str) -> Begun:
+    def begin(self, key: str) -> KeyBegun:
         self.asked.set()
         assert self.gate.wait(DEADLINE_SECONDS)
-        return Begun(claim=self.claim, previous=None)
+        return KeyBegun(claim=self.claim, previous=None)
 
     def forget(self) -> None:
         pass

@@ -344,6 +344,6 @@ def test_a_number_below_none_is_refused() -> None:
 
 
 def _party(number: int) -> Any:
-    from penstock.handlers.breaker import Party
+    from penstock.handlers.breaker import ExecutionDeliveries
 
-    return Party((delivery(number),))
+    return ExecutionDeliveries((delivery(number),))

@@ -16,7 +16,7 @@ from penstock.handlers.outage import (
     PAUSE_SECONDS_MAX,
     PAUSE_SECONDS_MIN,
     PING_SECONDS_MAX,
-    Outage,
+    OutageWatch,
 )
 from penstock.messaging.clock import SystemClock
 from penstock.testing import FakeClock
@@ -26,7 +26,7 @@ class Scene:
     def __init__(self) -> None:
         self.heard: list[Event] = []
         self.clock = FakeClock()
-        self.outage = Outage(bus=Bus(self.heard.append), clock=self.clock)
+        self.outage = OutageWatch(bus=Bus(self.heard.append), clock=self.clock)
 
     def claim_fails(self, words: str = "away") -> None:
         with pytest.raises(TemporaryError), self.outage.asked():
@@ -82,7 +82,7 @@ class Watched(Scene):
     def __init__(self) -> None:
         super().__init__()
         self.fault: Exception | None = None
-        self.outage = Outage(bus=Bus(self.heard.append), clock=self.clock, random=lambda: 0.999, ping=self.ping)
+        self.outage = OutageWatch(bus=Bus(self.heard.append), clock=self.clock, random=lambda: 0.999, ping=self.ping)
         self.gate = self.outage.gate("mail")
 
     def ping(self) -> None:
@@ -188,7 +188,7 @@ def test_a_ledger_that_does_not_answer_in_time_is_away_until_it_does() -> None:
 
 def test_where_receives_count_a_message_stays_away_until_all_workers_know() -> None:
     scene = Scene()
-    counted = Outage(bus=Bus(), clock=scene.clock, refunds=False)
+    counted = OutageWatch(bus=Bus(), clock=scene.clock, refunds=False)
     assert counted.pause_seconds(lambda: 0.0) == COUNTED_RELEASE_SECONDS / 2
     assert COUNTED_RELEASE_SECONDS / 2 >= CHECK_SECONDS + PING_SECONDS_MAX
 
@@ -216,13 +216,13 @@ def test_a_watch_that_ended_by_a_defect_is_told_to_the_worker() -> None:
         raise defect
 
     quick = replace(LEDGER, patience=0.001)
-    outage = Outage(bus=Bus(raises), clock=SystemClock(), random=lambda: 0.0, ping=scene.ping, service=quick)
+    outage = OutageWatch(bus=Bus(raises), clock=SystemClock(), random=lambda: 0.0, ping=scene.ping, service=quick)
     scene.fault = TemporaryError("away")
     with outage.watching(), pytest.raises(ValueError, match="a listener that raises"):
         ask_until_it_raises(outage)
 
 
-def ask_until_it_raises(outage: Outage) -> None:
+def ask_until_it_raises(outage: OutageWatch) -> None:
     give_up = time.monotonic() + 60.0
     while time.monotonic() < give_up:
         outage.admits()

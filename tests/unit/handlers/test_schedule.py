@@ -13,7 +13,7 @@ from penstock import Handlers
 from penstock.brokers.memory.broker import MemoryBroker
 from penstock.errors import ConfigurationError, UnknownOutcome
 from penstock.events import Bus, Event, TickFailed, TickSent
-from penstock.handlers.keys import Begun, Busy, Done
+from penstock.handlers.keys import KeyBegun, KeyBusy, KeyDone
 from penstock.handlers.once import LedgerKeys
 from penstock.handlers.schedule import Cron, Every
 from penstock.handlers.ticker import CATCH_UP_SECONDS, CLAIM_SECONDS, REMEMBERED_SECONDS, Ticker
@@ -221,7 +221,7 @@ def test_where_the_broker_drops_no_duplicates_the_ledger_lets_one_worker_send_ea
 
 def test_a_tick_whose_worker_died_before_it_was_sent_is_sent_by_another() -> None:
     fleet = Fleet(1_800_000_000)
-    assert isinstance(fleet.keys("dead").begin("1800000000"), Begun)
+    assert isinstance(fleet.keys("dead").begin("1800000000"), KeyBegun)
     fleet.step()
     assert fleet.bench.bodies() == [], "another worker may be sending it right now"
     fleet.bench.clock.advance(CLAIM_SECONDS + 1)
@@ -269,7 +269,7 @@ class Halting:
     keys: LedgerKeys
     meanwhile: Callable[[], None]
 
-    def begin(self, key: str) -> Begun | Busy | Done:
+    def begin(self, key: str) -> KeyBegun | KeyBusy | KeyDone:
         begun = self.keys.begin(key)
         self.meanwhile()
         return begun

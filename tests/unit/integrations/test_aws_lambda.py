@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from penstock.brokers.sqs.envelope import Received
+from penstock.brokers.sqs.envelope import SqsDelivery
 from penstock.brokers.sqs.lambda_records import deliveries_of, queue_arn_of
 from penstock.dead_letters.policy import spread
 from penstock.errors import ConfigurationError, UsageError
-from penstock.integrations.aws_lambda import DELAY_SECONDS_MAX, ReplayFunction, Unrecorded, handler
+from penstock.integrations.aws_lambda import DELAY_SECONDS_MAX, ReplayFunction, UnrecordedReplays, handler
 from penstock.messaging.death import Death, with_death
 from penstock.messaging.message import Attributes, Message
 from penstock.messaging.replay import Replay, letter_replay_id, replays_so_far
@@ -201,8 +201,10 @@ def test_what_ends_a_call_reaches_log_and_error_hook(
 # --- when a letter is due without a record
 
 
-def letter(*, queue: str = "orders-dlq", attributes: Attributes | None = None, first: float = NOW - 500.0) -> Received:
-    return Received(
+def letter(
+    *, queue: str = "orders-dlq", attributes: Attributes | None = None, first: float = NOW - 500.0
+) -> SqsDelivery:
+    return SqsDelivery(
         message=Message(id="m1", body=b"x", enqueued_at=NOW - 1_000.0, attributes=attributes or {}),
         queue=queue,
         receipt="r1",
@@ -220,13 +222,13 @@ def died(at: float) -> Attributes:
     return with_death({}, death)
 
 
-def due_at(one: Received, *, wait_seconds: float, now: float = NOW) -> float:
+def due_at(one: SqsDelivery, *, wait_seconds: float, now: float = NOW) -> float:
     """When it is due whose wait was drawn like this."""
     id = letter_replay_id(one.queue, one.message)
     planned = Replay(
         replay_id=id, letter_queue=one.queue, letter_id="m1", queue="orders", count=1, due_at=now + wait_seconds
     )
-    return Unrecorded([one], now=now).open([planned])[id].due_at
+    return UnrecordedReplays([one], now=now).open([planned])[id].due_at
 
 
 def test_a_letter_that_tells_of_its_death_is_due_a_wait_after_it_whenever_it_is_looked_at() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.ledger.records import Carrier
-from penstock.ledger.rules import REASON_CHARS_MAX, DeadObject, is_later, revives, storable, told
+from penstock.ledger.rules import REASON_CHARS_MAX, DeadObjectState, is_later, revives, storable, told
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_sequencers_compare_as_text_padded_on_the_right(sequencer: str, than: st
     assert is_later(sequencer, than) is later
 
 
-DEAD = DeadObject(
+DEAD = DeadObjectState(
     carrier=Carrier(message_id="m", enqueued_at=100.0, replay_id="r-1"), dead_at=200.0, replay_ids=frozenset({"r-1"})
 )
 
@@ -47,7 +47,7 @@ def test_who_revives(carrier: Carrier, life: bool) -> None:
 
 def test_a_broker_ahead_of_the_database_does_not_revive_by_redelivery() -> None:
     ahead = Carrier(message_id="m", enqueued_at=900.0)
-    assert not revives(ahead, DeadObject(carrier=ahead, dead_at=200.0, replay_ids=frozenset()))
+    assert not revives(ahead, DeadObjectState(carrier=ahead, dead_at=200.0, replay_ids=frozenset()))
 
 
 @pytest.mark.parametrize(

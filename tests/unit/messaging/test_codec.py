@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from penstock import Message, Queue
 from penstock.errors import InvalidMessage, NewerMessage, UsageError
-from penstock.messaging.schema import SCHEMA_ATTRIBUTE, TYPE_ATTRIBUTE, Codec
+from penstock.messaging.schema import SCHEMA_ATTRIBUTE, TYPE_ATTRIBUTE, BodyCodec
 
 ID = UUID("12345678-1234-5678-1234-567812345678")
 
@@ -58,12 +58,12 @@ class Numbered(msgspec.Struct):
     ids=lambda body: type(body).__name__,
 )
 def test_what_is_sent_is_read(body: Any) -> None:
-    codec = Codec(Queue("q", type(body)))
+    codec = BodyCodec(Queue("q", type(body)))
     assert codec.decode(message(codec.encode(body), **codec.attributes())) == body
 
 
 def test_a_mapping_may_hold_what_json_would() -> None:
-    codec = Codec(Queue("q", Strict))
+    codec = BodyCodec(Queue("q", Strict))
     sent = codec.encode({"id": str(ID), "at": "2026-02-03T00:00:00Z"})
     assert codec.decode(message(sent)) == Strict(id=ID, at=datetime(2026, 2, 3, tzinfo=UTC))
     with pytest.raises(UsageError, match="at: "):
@@ -75,14 +75,14 @@ def test_an_upcast_may_change_the_value_in_place_and_leave_what_is_no_json() -> 
         value["at"] = datetime(2026, 2, 3, tzinfo=UTC)
         return value
 
-    codec = Codec(Queue("q", Strict, schema=2, upcasts={1: to_second}))
+    codec = BodyCodec(Queue("q", Strict, schema=2, upcasts={1: to_second}))
     unmarked = message(b'{"id": "12345678-1234-5678-1234-567812345678"}')
     for _ in range(2):
         assert codec.decode(unmarked) == Strict(id=ID, at=datetime(2026, 2, 3, tzinfo=UTC))
 
 
 def test_a_type_in_bytes_is_the_same_type() -> None:
-    codec = Codec(Queue("q", Narrow))
+    codec = BodyCodec(Queue("q", Narrow))
     assert codec.decode(message(b'{"price": 1}', **{TYPE_ATTRIBUTE: b"Narrow"})) == Narrow(price=1)
     with pytest.raises(NewerMessage, match=r"\\\\xff"):
         codec.decode(message(b'{"price": 1}', **{TYPE_ATTRIBUTE: b"\xff"}))
@@ -91,13 +91,13 @@ def test_a_type_in_bytes_is_the_same_type() -> None:
 @pytest.mark.parametrize("forged", ["0", "-1", "1.0", "", "²", "9" * 40, b"\xff", " 1", "1e3"])
 def test_a_forged_version_is_refused(forged: str | bytes) -> None:
     with pytest.raises(InvalidMessage, match="holds a number from 1"):
-        Codec(Queue("q", Narrow)).decode(message(b'{"price": 1}', **{SCHEMA_ATTRIBUTE: forged}))
+        BodyCodec(Queue("q", Narrow)).decode(message(b'{"price": 1}', **{SCHEMA_ATTRIBUTE: forged}))
 
 
 def test_json_that_python_alone_would_take_is_still_refused() -> None:
     for body in (b'{"price": 1, "price": 2}', b'{"price": NaN}', b'\xef\xbb\xbf{"price": 1}'):
         with pytest.raises(InvalidMessage):
-            Codec(Queue("q", Narrow)).decode(message(body))
+            BodyCodec(Queue("q", Narrow)).decode(message(body))
 
 
 def message(body: bytes, **attributes: Any) -> Message:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 import pytest
 
 from penstock.errors import Interrupted
-from penstock.messaging.call import Control
+from penstock.messaging.call import ExecutionControl
 
 DEADLINE_SECONDS = 60.0
 LONG_SECONDS = 60.0
 
 
 def test_a_stop_ends_only_what_gives_back_and_an_end_everything() -> None:
-    finishing, giving_back = Control(), Control(gives_back=True)
+    finishing, giving_back = ExecutionControl(), ExecutionControl(gives_back=True)
     for control in (finishing, giving_back):
         control.check()
         control.stop()
@@ -27,10 +27,10 @@ def test_a_stop_ends_only_what_gives_back_and_an_end_everything() -> None:
         finishing.check()
 
 
-@pytest.mark.parametrize("tell", [Control.stop, Control.end])
-def test_whoever_watches_hears_of_the_end_however_early_it_comes(tell: Callable[[Control], None]) -> None:
+@pytest.mark.parametrize("tell", [ExecutionControl.stop, ExecutionControl.end])
+def test_whoever_watches_hears_of_the_end_however_early_it_comes(tell: Callable[[ExecutionControl], None]) -> None:
     heard: list[str] = []
-    control = Control(gives_back=True)
+    control = ExecutionControl(gives_back=True)
     control.watch(lambda: heard.append("while watching"))
     tell(control)
     control.watch(lambda: heard.append("at once"))
@@ -39,9 +39,9 @@ def test_whoever_watches_hears_of_the_end_however_early_it_comes(tell: Callable[
     assert heard == ["while watching", "at once"]
 
 
-@pytest.mark.parametrize("tell", [Control.stop, Control.end])
-def test_the_end_of_the_work_ends_a_sleep(tell: Callable[[Control], None]) -> None:
-    control, begun = Control(gives_back=True), threading.Event()
+@pytest.mark.parametrize("tell", [ExecutionControl.stop, ExecutionControl.end])
+def test_the_end_of_the_work_ends_a_sleep(tell: Callable[[ExecutionControl], None]) -> None:
+    control, begun = ExecutionControl(gives_back=True), threading.Event()
 
     def sleep() -> None:
         begun.set()
@@ -56,7 +56,7 @@ def test_the_end_of_the_work_ends_a_sleep(tell: Callable[[Control], None]) -> No
 
 
 def test_work_that_has_ended_does_not_sleep() -> None:
-    control = Control()
+    control = ExecutionControl()
     control.end()
     sleeper = threading.Thread(target=control.sleep, args=(LONG_SECONDS,), daemon=True)
     sleeper.start()

@@ -14,8 +14,8 @@ from penstock.messaging.death import (
     PAST_ATTRIBUTE,
     SET_ASIDE_ATTRIBUTE,
     TRIES_MAX,
+    AttemptRecord,
     Death,
-    Try,
     buried,
     death_of,
     decode_death,
@@ -135,7 +135,7 @@ def test_garbage_never_raises(value: str | bytes) -> None:
 
 # --- attempts, and letters that go on
 
-TRY = Try(started_at=1.5, ended_at=2.5, worker="w", end="failed", reason="no lock")
+TRY = AttemptRecord(started_at=1.5, ended_at=2.5, worker="w", end="failed", reason="no lock")
 
 
 def test_attempts_come_back_and_of_many_the_last_ones() -> None:

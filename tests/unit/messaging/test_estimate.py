@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.messaging.age_estimate import FRESH_SECONDS, WINDOW_SECONDS, Estimate
+from penstock.messaging.age_estimate import FRESH_SECONDS, WINDOW_SECONDS, AgeEstimate
 
-NOTHING = Estimate()
+NOTHING = AgeEstimate()
 
 
 def test_nothing_visible_is_0_and_nothing_known_is_no_number() -> None:
@@ -62,11 +62,11 @@ def test_of_several_workers_the_latest_receives_count() -> None:
     asleep = NOTHING.received(10.0, now=20.0)
     here = NOTHING.received(980.0, now=1_000.0)
     there = NOTHING.received(970.0, now=1_001.0)
-    merged = Estimate.merged([asleep, here, there])
+    merged = AgeEstimate.merged([asleep, here, there])
     assert merged.visible_age_seconds(1_001.0, visible=1) == 31.0
-    assert Estimate.merged([asleep, Estimate(empty_at=900.0)]).visible_age_seconds(1_000.0, visible=1) == 100.0
-    assert Estimate.merged([]) == NOTHING
-    assert Estimate.merged([Estimate(empty_at=5.0)]).empty_at == 5.0
+    assert AgeEstimate.merged([asleep, AgeEstimate(empty_at=900.0)]).visible_age_seconds(1_000.0, visible=1) == 100.0
+    assert AgeEstimate.merged([]) == NOTHING
+    assert AgeEstimate.merged([AgeEstimate(empty_at=5.0)]).empty_at == 5.0
 
 
 def test_a_clock_that_was_set_back_begins_a_new_look() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.dead_letters.jsonl import line_of, read_line
-from penstock.dead_letters.letters import Letter
+from penstock.dead_letters.letters import DeadLetteredMessage
 from penstock.messaging.death import (
     DEATH_ATTRIBUTE,
     PAST_ATTRIBUTE,
@@ -121,7 +121,7 @@ def test_a_letter_that_sqs_moved_has_the_id_of_its_message() -> None:
     aside = buried(USERS, DeadLetter(reason="", set_aside=True), replace(death(), message_id="m7"))  # under another id
     second_tier = Message(id="l2", body=b"", attributes=aside, enqueued_at=7.0)
     assert replayed(second_tier, REPLAY, delay_seconds=0.0).attributes[ORIGIN_ATTRIBUTE] == "m7"
-    line = read_line(line_of(Letter(queue="q-dlq", message=moved)), number=1, file="f")
+    line = read_line(line_of(DeadLetteredMessage(queue="q-dlq", message=moved)), number=1, file="f")
     imported = Message(id="l3", body=b"", attributes=line.outgoing(REPLAY).attributes, enqueued_at=8.0)
     assert replayed(imported, REPLAY, delay_seconds=0.0).attributes[ORIGIN_ATTRIBUTE] == "m7"
 

@@ -15,7 +15,7 @@ import pytest
 from penstock.messaging.clock import SystemClock
 from penstock.monitoring.logs.lines import LineWriter
 from penstock.monitoring.metrics.catalogue import METRICS, PREFIX, Metric
-from penstock.monitoring.metrics.cloudwatch import EmfOutlet
+from penstock.monitoring.metrics.cloudwatch import EmfDestination
 from penstock.monitoring.metrics.meters import Meters, Reading
 
 AT_SECONDS = 1_764_000_000.1234
@@ -29,7 +29,7 @@ class Stopped(SystemClock):
 
 def lines_of(reading: Reading, catalogue: dict[str, Metric] | None = None) -> list[str]:
     stream = io.StringIO()
-    EmfOutlet(
+    EmfDestination(
         LineWriter(stream),
         namespace="Shop",
         properties={"service": "shop", "worker": "w1"},

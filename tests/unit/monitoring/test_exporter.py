@@ -16,8 +16,8 @@ from penstock.messaging.clock import Clock, SystemClock
 from penstock.monitoring.export_log import QUIET_SECONDS
 from penstock.monitoring.logs.lines import LineWriter
 from penstock.monitoring.metrics.catalogue import METRICS
-from penstock.monitoring.metrics.cloudwatch import CALLS_MAX, DATA_MAX, CloudWatchOutlet, EmfOutlet
-from penstock.monitoring.metrics.exporter import Exporter, Outlet
+from penstock.monitoring.metrics.cloudwatch import CALLS_MAX, DATA_MAX, CloudWatchDestination, EmfDestination
+from penstock.monitoring.metrics.exporter import Exporter, MetricsDestination
 from penstock.monitoring.metrics.meters import NOTHING_READ, Meters, Reading, changes
 
 DEADLINE_SECONDS = 60.0
@@ -53,7 +53,7 @@ class Leaping(SystemClock):
 @contextmanager
 def exporting(
     meters: Meters,
-    outlet: Outlet,
+    outlet: MetricsDestination,
     *,
     told: list[Event] | None = None,
     clock: Clock | None = None,
@@ -152,7 +152,7 @@ def test_a_flush_starts_what_was_not_started() -> None:
 
 def lines_of(*readings: Meters, properties: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
     stream = io.StringIO()
-    outlet = EmfOutlet(
+    outlet = EmfDestination(
         LineWriter(stream), namespace="Shop", properties=properties or {}, catalogue=METRICS, clock=SystemClock()
     )
     for meters in readings:
@@ -239,7 +239,7 @@ def test_a_stream_that_takes_no_lines_is_a_failure() -> None:
 
     meters = Meters()
     meters.count(RECEIVED, ("orders",))
-    outlet = EmfOutlet(LineWriter(Full()), namespace="Shop", properties={}, catalogue=METRICS, clock=SystemClock())
+    outlet = EmfDestination(LineWriter(Full()), namespace="Shop", properties={}, catalogue=METRICS, clock=SystemClock())
     with pytest.raises(OSError, match="did not take it"):
         outlet.export(meters.read())
 
@@ -258,8 +258,8 @@ class Calls:
         self.sent.append(MetricData)
 
 
-def sender(calls: Calls) -> CloudWatchOutlet:
-    return CloudWatchOutlet(lambda: calls, namespace="Shop", catalogue=METRICS, clock=SystemClock())
+def sender(calls: Calls) -> CloudWatchDestination:
+    return CloudWatchDestination(lambda: calls, namespace="Shop", catalogue=METRICS, clock=SystemClock())
 
 
 def received(queues: int) -> Reading:

@@ -21,7 +21,7 @@ from penstock.messaging.settlement import Ack, DeadLetter
 from penstock.monitoring.errors.hook import ErrorContext
 from penstock.monitoring.logs.listener import configure_logs
 from penstock.monitoring.logs.plans import ROWS, LogSettings
-from penstock.monitoring.logs.rows import Row, rows_of
+from penstock.monitoring.logs.rows import LogRow, rows_of
 from penstock.testing import FakeClock
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -32,7 +32,7 @@ COMMON = {"ts", "level", "event", "msg", "service", "version", "environment", "w
 
 
 def table_in_code() -> dict[str, tuple[set[str], set[str]]]:
-    rows: dict[str, list[Row]] = defaultdict(list)
+    rows: dict[str, list[LogRow]] = defaultdict(list)
     for entry in ROWS.values():
         for row in rows_of(entry):
             rows[row.name].append(row)

@@ -13,7 +13,7 @@ import pytest
 from penstock.errors import ConfigurationError, ObjectDenied, TemporaryError
 from penstock.messaging.steps import Step
 from penstock.objects import cleanup_local
-from penstock.objects.cleanup import ASIDE_PREFIX, CHANGED, DONE, GONE, Cleaner, Outcome, second_name
+from penstock.objects.cleanup import ASIDE_PREFIX, CHANGED, DONE, GONE, Cleaner, CleanupOutcome, second_name
 from penstock.objects.cleanup_local import FileDeleter, FileMover
 from penstock.objects.local_store import LocalStore
 from penstock.objects.reference import ObjectRef
@@ -179,7 +179,7 @@ def test_with_both_names_taken_the_file_stays(source: Path, target: Path) -> Non
     ref = put(source / "a")
     for name in ("a", second_name("a", ref)):
         put(target / name, "somebody's")
-    assert FileMover(str(source), str(target)).clean(ref).outcome is Outcome.REFUSED
+    assert FileMover(str(source), str(target)).clean(ref).outcome is CleanupOutcome.REFUSED
     assert files(source) == {"a": "one"}
 
 
@@ -211,7 +211,7 @@ def test_a_folder_that_became_a_link_leads_nowhere(make: Make, source: Path, tmp
 
 def test_what_lies_outside_the_source_is_never_touched(make: Make, source: Path) -> None:
     ref = put(source.parent / "a")
-    assert make().clean(ref).outcome is Outcome.REFUSED
+    assert make().clean(ref).outcome is CleanupOutcome.REFUSED
     assert ref.etag == LocalStore(source.parent).describe(source.parent / "a").etag
 
 

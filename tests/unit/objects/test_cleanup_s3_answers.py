@@ -7,7 +7,7 @@ from tests.services.aws_server import aws_at
 from tests.services.s3_stub import Answered, Asked, S3Stub, refusal
 
 from penstock.errors import ConfigurationError, ObjectDenied, TemporaryError
-from penstock.objects.cleanup import CHANGED, DONE, GONE, Outcome
+from penstock.objects.cleanup import CHANGED, DONE, GONE, CleanupOutcome
 from penstock.objects.cleanup_s3 import S3Deleter, S3Tagger
 from penstock.objects.reference import ObjectRef
 from penstock.storage import s3
@@ -89,7 +89,7 @@ def test_what_changed_since_the_look_is_left_alone(stub: S3Stub, delete: Answere
 def test_a_lock_that_only_the_refusal_tells_of_keeps_the_object(stub: S3Stub, message: str) -> None:
     answer(stub, delete=refusal(403, "AccessDenied", message))
     cleaned = S3Deleter(SOURCE, aws_at(stub.url)).clean(VERSION)
-    assert (cleaned.outcome, cleaned.reason) == (Outcome.REFUSED, "Object Lock keeps it")
+    assert (cleaned.outcome, cleaned.reason) == (CleanupOutcome.REFUSED, "Object Lock keeps it")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from penstock.errors import (
     ObjectUnreadable,
     TemporaryError,
 )
-from penstock.objects.local_store import LocalReader, LocalStore, etag_of
+from penstock.objects.local_store import LocalObjectReader, LocalStore, etag_of
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
 
@@ -334,7 +334,10 @@ def test_a_root_may_be_one_file_and_a_link_to_a_folder(file: Path, root: Path) -
 
 def test_a_range_that_cannot_be_read_is_named(store: LocalStore, file: Path) -> None:
     memory = os.open("/proc/self/mem", os.O_RDONLY)  # nothing is mapped at its beginning: EIO
-    with LocalReader(store.describe(file), memory) as reader, pytest.raises(DeviceFailed, match="error") as raised:
+    with (
+        LocalObjectReader(store.describe(file), memory) as reader,
+        pytest.raises(DeviceFailed, match="error") as raised,
+    ):
         reader.pread(100, 50)
     assert (raised.value.offset, raised.value.length_bytes) == (100, 50)
 

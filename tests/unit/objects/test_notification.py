@@ -9,7 +9,7 @@ from urllib.parse import unquote_plus
 import pytest
 
 from penstock.errors import InvalidMessage
-from penstock.objects.notification import BODY_BYTES_MAX, Ignored, Kind, Notification, announce, parse
+from penstock.objects.notification import BODY_BYTES_MAX, Ignored, Notification, NotificationKind, announce, parse
 from penstock.objects.reference import ObjectRef
 
 RECORD: dict[str, Any] = {
@@ -81,11 +81,11 @@ def refusal_of(document: object, buckets_allowed: frozenset[str] | None = None) 
 
 
 def test_s3_json() -> None:
-    assert read_records(RECORD) == Notification(kind=Kind.RECORDS, objects=(EXPECTED,))
+    assert read_records(RECORD) == Notification(kind=NotificationKind.RECORDS, objects=(EXPECTED,))
 
 
 def test_eventbridge() -> None:
-    assert read(BRIDGED) == Notification(kind=Kind.RECORDS, objects=(EXPECTED,))
+    assert read(BRIDGED) == Notification(kind=NotificationKind.RECORDS, objects=(EXPECTED,))
 
 
 def test_a_key_of_eventbridge_is_taken_as_it_is() -> None:
@@ -117,7 +117,7 @@ def test_every_creation_is_one(prefix: str, name: str) -> None:
 def test_what_announces_no_content_is_ignored(event: str) -> None:
     notification = read_records(without(changed(RECORD, "eventName", event), "s3.object.size"))
     assert notification == Notification(
-        kind=Kind.RECORDS, ignored=(Ignored(event=event, uri="s3://landing/a/b.jsonl"),)
+        kind=NotificationKind.RECORDS, ignored=(Ignored(event=event, uri="s3://landing/a/b.jsonl"),)
     )
 
 

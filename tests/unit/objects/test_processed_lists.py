@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from penstock.objects.local_store import LocalStore
-from penstock.objects.processed_lists import Listed, read_list
+from penstock.objects.processed_lists import ListedObject, read_list
 from penstock.objects.reference import ObjectRef
 
 
-def read(text: str | bytes) -> list[Listed]:
+def read(text: str | bytes) -> list[ListedObject]:
     data = text.encode() if isinstance(text, str) else text
     return list(read_list(data.splitlines(keepends=True)))
 

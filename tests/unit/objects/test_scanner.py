@@ -9,7 +9,7 @@ import pytest
 from penstock.errors import UsageError
 from penstock.objects.local_store import LocalStore
 from penstock.objects.reference import ObjectRef
-from penstock.objects.scanner import PROBLEMS_MAX, Reason, Scanner, ScanReport
+from penstock.objects.scanner import PROBLEMS_MAX, Scanner, ScanReport, SkipReason
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_hidden_excluded_and_special_entries_are_counted(folder: Path) -> None:
     (folder / "to-part").symlink_to(folder / "table" / "data" / "part-0.parquet")
     found, report = scan(folder, excluded=(folder / "table", folder / "not-there"))
     assert names(found, folder) == ["good"]
-    assert report.ignored == {Reason.HIDDEN: 2, Reason.SPECIAL: 2, Reason.EXCLUDED: 3}
+    assert report.ignored == {SkipReason.HIDDEN: 2, SkipReason.SPECIAL: 2, SkipReason.EXCLUDED: 3}
     assert report.problems == ()
 
 
@@ -86,7 +86,7 @@ def test_tables_of_others_are_no_source(folder: Path, own: str) -> None:
     write(folder / "other" / "data" / "part-0.parquet")
     found, report = scan(folder)
     assert names(found, folder) == ["good"]
-    assert report.ignored == {Reason.EXCLUDED: 1}
+    assert report.ignored == {SkipReason.EXCLUDED: 1}
 
 
 @pytest.mark.parametrize("own", ["_delta_log", "_penstock"])
@@ -95,7 +95,7 @@ def test_state_that_a_mistake_left_at_the_top_of_the_source_is_no_data(folder: P
     write(folder / own / "ledger.db")
     scanner = Scanner(folder, store=LocalStore(folder))
     assert names([ref for chunk in scanner.chunks() for ref in chunk], folder) == ["good"]
-    assert scanner.report().ignored == {Reason.EXCLUDED: 1}
+    assert scanner.report().ignored == {SkipReason.EXCLUDED: 1}
     assert list(scanner.at(folder / own / "ledger.db")) == []
 
 
@@ -104,7 +104,7 @@ def test_an_excluded_folder_may_be_named_through_a_link(folder: Path) -> None:
     (folder.parent / "link").symlink_to(folder)
     found, report = scan(folder.parent / "link", excluded=(folder.parent / "link" / "table",))
     assert found == []
-    assert report.ignored == {Reason.EXCLUDED: 1}
+    assert report.ignored == {SkipReason.EXCLUDED: 1}
 
 
 def test_links_within_the_folder_add_nothing(folder: Path) -> None:
@@ -118,7 +118,7 @@ def test_links_within_the_folder_add_nothing(folder: Path) -> None:
     (folder / "dangling").symlink_to("nowhere")
     found, report = scan(folder)
     assert names(found, folder) == ["a", "sub/b"]
-    assert report.ignored == {Reason.LINK_TO_SCANNED: 4, Reason.LINK_BROKEN: 2}
+    assert report.ignored == {SkipReason.LINK_TO_SCANNED: 4, SkipReason.LINK_BROKEN: 2}
 
 
 def test_a_link_to_a_hidden_file_is_that_file_once(folder: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_link_to_a_hidden_file_is_that_file_once(folder: Path) -> None:
     (folder / "again").symlink_to("..data/a")
     found, report = scan(folder)
     assert [ref.key for ref in found] == [str(target)]
-    assert report.ignored == {Reason.HIDDEN: 2, Reason.LINK_TO_SCANNED: 1}
+    assert report.ignored == {SkipReason.HIDDEN: 2, SkipReason.LINK_TO_SCANNED: 1}
 
 
 def test_links_out_of_the_roots_are_refused_aloud(folder: Path) -> None:
@@ -171,7 +171,7 @@ def test_what_cannot_be_listed_is_a_problem_and_the_rest_is_found(
     found, report = scan(folder)
     assert names(found, folder) == ["a", "z/d"]
     assert report.problems == (f"{folder}/locked: Permission denied",)
-    assert report.ignored == {Reason.VANISHED: 1}
+    assert report.ignored == {SkipReason.VANISHED: 1}
 
 
 def test_paths_too_long_for_the_system_are_problems(folder: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_file_deleted_between_listing_and_looking_is_counted(folder: Path) -> 
     next(chunks)
     (folder / "b").unlink()
     assert list(chunks) == []
-    assert scanner.report().ignored == {Reason.VANISHED: 1}
+    assert scanner.report().ignored == {SkipReason.VANISHED: 1}
 
 
 def test_problems_are_kept_in_part_and_counted(folder: Path) -> None:

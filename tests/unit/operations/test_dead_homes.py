@@ -3,26 +3,26 @@
 import pytest
 
 from penstock.brokers.memory.broker import MemoryBroker
-from penstock.dead_letters.letters import Letter
+from penstock.dead_letters.letters import DeadLetteredMessage
 from penstock.messaging.broker import QueueSettings
 from penstock.messaging.death import Death, with_death
 from penstock.messaging.message import NO_ATTRIBUTES, Message, Outgoing
-from penstock.operations.dead_letters.letters import Homes
+from penstock.operations.dead_letters.letters import HomeQueues
 
 
-def homes() -> Homes:
+def homes() -> HomeQueues:
     broker = MemoryBroker(queues=[QueueSettings(name="mails", dead_letter_queue="graves")])
     for queue in ("orders", "secrets", "mails"):
         broker.send(queue, [Outgoing(body=b"1")])
-    return Homes(broker)
+    return HomeQueues(broker)
 
 
-def letter(queue: str, *, says: str | None, moved_from: str | None = None) -> Letter:
+def letter(queue: str, *, says: str | None, moved_from: str | None = None) -> DeadLetteredMessage:
     death = Death(
         reason="r", attempts=1, last_failed_at=2.0, worker="w", queue=says or "", message_id="m", enqueued_at=1.0
     )
     attributes = NO_ATTRIBUTES if says is None else with_death({}, death)
-    return Letter(
+    return DeadLetteredMessage(
         queue=queue, message=Message(id="l", body=b"1", enqueued_at=3.0, attributes=attributes), moved_from=moved_from
     )
 
@@ -38,7 +38,7 @@ def letter(queue: str, *, says: str | None, moved_from: str | None = None) -> Le
         (letter("graves", says=None, moved_from="mails"), "mails"),
     ],
 )
-def test_where_it_came_from(found: Letter, home: str) -> None:
+def test_where_it_came_from(found: DeadLetteredMessage, home: str) -> None:
     assert homes().of(found) == home
 
 

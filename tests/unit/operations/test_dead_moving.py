@@ -12,13 +12,13 @@ import pytest
 from penstock.app.scope import Scope
 from penstock.brokers.memory.broker import MemoryBroker
 from penstock.config import load_settings
-from penstock.dead_letters.filters import Wanted
+from penstock.dead_letters.filters import DeadLetterFilter
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.messaging.message import Outgoing
 from penstock.operations.dead_letters.acting import move
-from penstock.operations.dead_letters.letters import Asked
-from penstock.operations.inspection import View, view
+from penstock.operations.dead_letters.letters import DeadLetterSelection
+from penstock.operations.inspection import ScopeView, view
 
 
 @dataclass(frozen=True)
@@ -66,20 +66,22 @@ def ledger() -> Iterator[Ledger]:
 
 
 @pytest.fixture
-def seen(tmp_path: Path) -> Iterator[View]:
+def seen(tmp_path: Path) -> Iterator[ScopeView]:
     settings = load_settings(state=str(tmp_path), broker=f"sqlite:///{tmp_path}/q.db", ledger="sqlite://")
     with view(Scope(settings=settings)) as seen:
         yield seen
 
 
-def broker_of(seen: View, broker: MemoryBroker) -> Any:
+def broker_of(seen: ScopeView, broker: MemoryBroker) -> Any:
     seen.__dict__["broker"] = broker  # in the place of the one that would be opened
     for queue in ("orders", "orders-dlq", "orders-dead", "other"):
         broker.send(queue, [Outgoing(body=b"1")])
     return broker
 
 
-def moved(seen: View, ledger: Ledger, asked: Asked, *, stopped: bool = False, **given: Any) -> tuple[int, list[int]]:
+def moved(
+    seen: ScopeView, ledger: Ledger, asked: DeadLetterSelection, *, stopped: bool = False, **given: Any
+) -> tuple[int, list[int]]:
     told: list[int] = []
     options: dict[str, Any] = {"to": None, "rate": None, **given}
     count = move(seen, asked, ledger=ledger, stopped=lambda: stopped and bool(told), told=told.append, **options)
@@ -89,13 +91,17 @@ def moved(seen: View, ledger: Ledger, asked: Asked, *, stopped: bool = False, **
 @pytest.mark.parametrize(
     ("asked", "options", "call"),
     [
-        (Asked(queue="orders", tier="dlq"), {}, ("orders-dlq", None, None)),
-        (Asked(queue="orders", tier="dead"), {"rate": 7.5}, ("orders-dead", "orders", 7)),
-        (Asked(queue="orders-dlq"), {"to": "other", "rate": 0.5}, ("orders-dlq", "other", 1)),
+        (DeadLetterSelection(queue="orders", tier="dlq"), {}, ("orders-dlq", None, None)),
+        (DeadLetterSelection(queue="orders", tier="dead"), {"rate": 7.5}, ("orders-dead", "orders", 7)),
+        (DeadLetterSelection(queue="orders-dlq"), {"to": "other", "rate": 0.5}, ("orders-dlq", "other", 1)),
     ],
 )
 def test_a_queue_is_moved_and_it_is_on_record(
-    seen: View, ledger: Ledger, asked: Asked, options: dict[str, Any], call: tuple[str, str | None, int | None]
+    seen: ScopeView,
+    ledger: Ledger,
+    asked: DeadLetterSelection,
+    options: dict[str, Any],
+    call: tuple[str, str | None, int | None],
 ) -> None:
     broker = broker_of(seen, Broker())
     assert moved(seen, ledger, asked, **options) == (7, [0, 3, 4])
@@ -104,24 +110,29 @@ def test_a_queue_is_moved_and_it_is_on_record(
     assert (row.action, row.queue, row.messages, row.outcome) == ("move", call[0], 7, "done")
 
 
-def test_a_request_to_stop_cancels_it(seen: View, ledger: Ledger) -> None:
+def test_a_request_to_stop_cancels_it(seen: ScopeView, ledger: Ledger) -> None:
     broker = broker_of(seen, Broker())
-    assert moved(seen, ledger, Asked(queue="orders", tier="dlq"), stopped=True) == (0, [0])
+    assert moved(seen, ledger, DeadLetterSelection(queue="orders", tier="dlq"), stopped=True) == (0, [0])
     assert broker.task.closed
     assert ledger.audits.latest(limit=1)[0].outcome == "interrupted"
 
 
 @pytest.mark.parametrize(
-    "asked", [Asked(), Asked(queue="orders", limit=1), Asked(queue="orders", wanted=Wanted(error="x"))]
+    "asked",
+    [
+        DeadLetterSelection(),
+        DeadLetterSelection(queue="orders", limit=1),
+        DeadLetterSelection(queue="orders", wanted=DeadLetterFilter(error="x")),
+    ],
 )
-def test_a_move_knows_no_filters(seen: View, ledger: Ledger, asked: Asked) -> None:
+def test_a_move_knows_no_filters(seen: ScopeView, ledger: Ledger, asked: DeadLetterSelection) -> None:
     broker = broker_of(seen, Broker())
     with pytest.raises(UsageError, match="whole queues"):
         moved(seen, ledger, asked)
     assert broker.asked == []
 
 
-def test_a_broker_that_cannot(seen: View, ledger: Ledger) -> None:
+def test_a_broker_that_cannot(seen: ScopeView, ledger: Ledger) -> None:
     broker_of(seen, MemoryBroker())
     with pytest.raises(UsageError, match="is for SQS"):
-        moved(seen, ledger, Asked(queue="orders"))
+        moved(seen, ledger, DeadLetterSelection(queue="orders"))

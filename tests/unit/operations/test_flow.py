@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from penstock.app.queues import QueueStanding
+from penstock.app.queues import QueueStatus
 from penstock.app.registry import WorkerRecord
 from penstock.ledger.records import ObjectState
-from penstock.operations.status.standing import Standing
-from penstock.operations.status.top import UNKNOWN, Flow, Flows
+from penstock.operations.status.standing import Status
+from penstock.operations.status.top import UNKNOWN, FlowTracker, QueueFlow
 
 START = 1_000.0
 
 
-def queue(name: str, messages: int) -> QueueStanding:
-    given: dict[str, Any] = dict.fromkeys(field.name for field in fields(QueueStanding))
-    return QueueStanding(**{**given, "queue": name, "visible": messages, "in_flight": 0, "delayed": 0})
+def queue(name: str, messages: int) -> QueueStatus:
+    given: dict[str, Any] = dict.fromkeys(field.name for field in fields(QueueStatus))
+    return QueueStatus(**{**given, "queue": name, "visible": messages, "in_flight": 0, "delayed": 0})
 
 
 def worker(name: str, *, beat_at: float, started_at: float = START - 500, **settled: int) -> WorkerRecord:
@@ -43,8 +43,8 @@ def standing(
     name: str = "q",
     elsewhere: bool = False,
     silent: bool = False,
-) -> Standing:
-    return Standing(
+) -> Status:
+    return Status(
         table=None,
         table_version=None,
         objects=dict.fromkeys(ObjectState, 0),
@@ -63,9 +63,9 @@ def standing(
     )
 
 
-def flow_of(*looks: tuple[float, Standing]) -> Flow:
+def flow_of(*looks: tuple[float, Status]) -> QueueFlow:
     """The flow of the only queue in the last look."""
-    flows = Flows()
+    flows = FlowTracker()
     found = [flows.since(one, at=at) for at, one in looks]
     (last,) = found[-1].values()
     return last
@@ -84,7 +84,7 @@ def test_what_left_is_told_by_workers_and_what_came_follows() -> None:
         (0.0, standing(100, [worker("a", beat_at=START, q=10), worker("b", beat_at=START, q=70)])),
         (10.0, standing(80, [worker("a", beat_at=START + 10, q=40), worker("b", beat_at=START + 5, q=80)])),
     )
-    assert flow == Flow(in_per_second=3.0, out_per_second=5.0, net_per_second=-2.0, drained_in_seconds=40.0)
+    assert flow == QueueFlow(in_per_second=3.0, out_per_second=5.0, net_per_second=-2.0, drained_in_seconds=40.0)
 
 
 def test_a_worker_that_is_new_counts_from_its_start_and_one_that_is_gone_not_at_all() -> None:
@@ -103,7 +103,7 @@ def test_a_record_that_was_not_written_since_tells_nothing() -> None:
 @pytest.mark.parametrize("unseen", [{"elsewhere": True}, {"silent": True}])
 def test_where_workers_cannot_be_seen_only_the_change_is_known(unseen: dict[str, Any]) -> None:
     flow = flow_of((0.0, standing(100, **unseen)), (10.0, standing(50, **unseen)))
-    assert flow == Flow(in_per_second=None, out_per_second=None, net_per_second=-5.0, drained_in_seconds=10.0)
+    assert flow == QueueFlow(in_per_second=None, out_per_second=None, net_per_second=-5.0, drained_in_seconds=10.0)
 
 
 @pytest.mark.parametrize(("after", "drained_in_seconds"), [(100, None), (130, None), (0, 0.0), (75, 30.0)])

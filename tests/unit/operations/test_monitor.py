@@ -11,15 +11,15 @@ from penstock.config import Settings
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import Event, LookFailed, LookRecovered, ObjectsOverdue
 from penstock.ledger import Ledger
-from penstock.ledger.pipelines import Comparison
+from penstock.ledger.pipelines import ReconcileResult
 from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectResult
 from penstock.messaging.broker import Broker, QueueSettings, QueueStats
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.monitoring.metrics.meters import Meters
 from penstock.operations.monitor.ledger import LedgerWatch
-from penstock.operations.monitor.look import TOLD_EVERY_SECONDS, Look, Notices, PipelineLook, gauges
-from penstock.operations.monitor.monitor import Monitor, Watches
+from penstock.operations.monitor.look import TOLD_EVERY_SECONDS, MonitorSample, OverdueNotices, PipelineSample, gauges
+from penstock.operations.monitor.monitor import Monitor, MonitorTargets
 from penstock.operations.monitor.process import to_meters
 from penstock.operations.monitor.queues import LETTERS_SECONDS, TIERS_SECONDS, QueueWatch
 from penstock.testing import FakeClock
@@ -50,7 +50,7 @@ class Scene:
         self.settings = Settings.model_construct(state=str(state))
 
     def monitor(self, queues: Sequence[str] = ("orders",), pipelines: Sequence[str] = ()) -> Monitor:
-        watches = Watches(
+        watches = MonitorTargets(
             queue_names=tuple(queues),
             pipeline_names=tuple(pipelines),
             queues=QueueWatch(queues, broker=self._broker, settings=self.settings, clock=self.clock)
@@ -81,7 +81,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         made.ledger.close()
 
 
-def values(look: Look) -> Mapping[str, Mapping[tuple[str, ...], float]]:
+def values(look: MonitorSample) -> Mapping[str, Mapping[tuple[str, ...], float]]:
     meters = Meters()
     to_meters(look, meters)
     return meters.read().values
@@ -167,7 +167,7 @@ def test_what_is_away_has_no_numbers_and_is_told_once_and_once_when_it_is_back(s
         scene.clock.advance(20)
         to_meters(monitor.look(), meters)
     gone = meters.read().values
-    names = [name for name in gauges(Look(at=0.0)) if gone[name]]
+    names = [name for name in gauges(MonitorSample(at=0.0)) if gone[name]]
     assert names == ["monitor_up"]
     assert gone["monitor_up"] == {("broker",): 0}
     assert gone["monitor_looks_failed_total"] == {("broker",): 3}
@@ -210,7 +210,7 @@ def test_the_ledger_is_told_by_states_ages_and_the_latest_reconcile(scene: Scene
     processed(scene.ledger)
     processed(scene.ledger, claim_only=True)
     scene.ledger.record_reconciliation(
-        Comparison(pipeline=PIPELINE, as_of=1.0, source="s3://b", listed=9, missing=7, sent=7, seconds=1.0)
+        ReconcileResult(pipeline=PIPELINE, as_of=1.0, source="s3://b", listed=9, missing=7, sent=7, seconds=1.0)
     )
     now[0] += 5_000
     scene.clock.advance(20)
@@ -265,8 +265,8 @@ def test_a_look_that_takes_long_is_taken_more_rarely_and_ages_go_on(scene: Scene
     assert replace(again, oldest_unprocessed_age_seconds=100.0) == first
 
 
-def overdue(count: int) -> PipelineLook:
-    return PipelineLook(
+def overdue(count: int) -> PipelineSample:
+    return PipelineSample(
         pipeline=PIPELINE,
         objects={},
         oldest_unprocessed_age_seconds=5_000.0,
@@ -278,7 +278,7 @@ def overdue(count: int) -> PipelineLook:
 
 def test_overdue_objects_are_told_when_it_begins_and_once_an_hour() -> None:
     clock, told = FakeClock(), list[Event]()
-    notices = Notices(after_seconds=3_600.0, clock=clock, tell=told.append)
+    notices = OverdueNotices(after_seconds=3_600.0, clock=clock, tell=told.append)
     notices.hear([overdue(0)])
     assert told == []
     notices.hear([overdue(2)])
@@ -298,5 +298,5 @@ def test_overdue_objects_are_told_when_it_begins_and_once_an_hour() -> None:
 
 def test_every_gauge_of_a_look_is_in_the_catalogue() -> None:
     meters = Meters()
-    to_meters(Look(at=0.0), meters)
-    assert set(gauges(Look(at=0.0))) <= set(meters.catalogue)
+    to_meters(MonitorSample(at=0.0), meters)
+    assert set(gauges(MonitorSample(at=0.0))) <= set(meters.catalogue)

@@ -7,33 +7,33 @@ from typing import Any
 import pytest
 
 from penstock.app.paths import places
-from penstock.app.queues import Ages
+from penstock.app.queues import AgeReader
 from penstock.app.registry import DRAINING, SERVING, WorkerRecord
 from penstock.brokers import shared
-from penstock.messaging.age_estimate import Estimate
+from penstock.messaging.age_estimate import AgeEstimate
 from penstock.messaging.broker import QueueStats
 from penstock.operations.monitor.ledger import TableWatch
-from penstock.operations.monitor.look import Look, PipelineLook
-from penstock.operations.monitor.process import JITTER_SHARE, STUCK_SECONDS, Looking
+from penstock.operations.monitor.look import MonitorSample, PipelineSample
+from penstock.operations.monitor.process import JITTER_SHARE, STUCK_SECONDS, MonitorLoop
 from penstock.testing import FakeClock
 from penstock.worker.shutdown import StopSignal
 
 
-def looking(stop: StopSignal, clock: FakeClock, random: float = 0.5) -> Looking:
-    return Looking(every_seconds=20.0, stop=stop, clock=clock, random=lambda: random)
+def looking(stop: StopSignal, clock: FakeClock, random: float = 0.5) -> MonitorLoop:
+    return MonitorLoop(every_seconds=20.0, stop=stop, clock=clock, random=lambda: random)
 
 
 def test_it_is_ready_after_its_first_look_and_looks_until_it_is_stopped() -> None:
     stop, clock = StopSignal(), FakeClock(auto_advance=True)
     it = looking(stop, clock)
     answers: list[bool] = []
-    found: list[Look] = []
+    found: list[MonitorSample] = []
 
-    def look() -> Look:
+    def look() -> MonitorSample:
         answers.append(it.health.ready()[0])
-        return Look(at=clock.now())
+        return MonitorSample(at=clock.now())
 
-    def publish(look: Look) -> None:
+    def publish(look: MonitorSample) -> None:
         found.append(look)
         if len(found) == 3:
             stop.request()
@@ -50,12 +50,12 @@ def test_rests_differ_a_little(random: float, share: float) -> None:
     stop, clock = StopSignal(), FakeClock(auto_advance=True)
     at: list[float] = []
 
-    def publish(_: Look) -> None:
+    def publish(_: MonitorSample) -> None:
         at.append(clock.now())
         if len(at) == 2:
             stop.request()
 
-    looking(stop, clock, random).run(lambda: Look(at=0.0), publish)
+    looking(stop, clock, random).run(lambda: MonitorSample(at=0.0), publish)
     assert at[1] - at[0] == pytest.approx(20.0 * share)
 
 
@@ -64,13 +64,13 @@ def test_a_look_that_does_not_end_is_no_life() -> None:
     it = looking(stop, clock)
     lives: list[bool] = []
 
-    def look() -> Look:
+    def look() -> MonitorSample:
         clock.advance(STUCK_SECONDS)
         lives.append(it.health.live()[0])
         clock.advance(1)
         lives.append(it.health.live()[0])
         stop.request()
-        return Look(at=0.0)
+        return MonitorSample(at=0.0)
 
     it.run(look, lambda _: None)
     assert lives == [True, False]
@@ -78,13 +78,13 @@ def test_a_look_that_does_not_end_is_no_life() -> None:
 
 
 class Silent:
-    """A broker that tells no ages, as far as `Ages` asks it."""
+    """A broker that tells no ages, as far as `AgeReader` asks it."""
 
     class capabilities:  # noqa: N801 - stands for an attribute
         exact_stats = False
 
 
-def record(state: str, **seen: Estimate) -> WorkerRecord:
+def record(state: str, **seen: AgeEstimate) -> WorkerRecord:
     return WorkerRecord(
         worker="w",
         host="h",
@@ -113,8 +113,8 @@ def stats(visible: int) -> QueueStats:
 def test_the_estimate_is_of_workers_that_serve_and_of_empty_moments_that_were_looked_at() -> None:
     clock = FakeClock()
     broker: Any = Silent()
-    ages = Ages(broker, clock=clock)
-    seen = Estimate().received(clock.now() - 50, now=clock.now())
+    ages = AgeReader(broker, clock=clock)
+    seen = AgeEstimate().received(clock.now() - 50, now=clock.now())
 
     def visible(count: int, workers: Sequence[WorkerRecord]) -> float | None:
         return ages.of("q", stats(count), told={}, workers=workers).oldest_visible_seconds
@@ -153,8 +153,8 @@ class Batches:
         return 100.0 * seq
 
 
-def look(committed_seq: int, pipeline: str = "clicks") -> PipelineLook:
-    return PipelineLook(
+def look(committed_seq: int, pipeline: str = "clicks") -> PipelineSample:
+    return PipelineSample(
         pipeline=pipeline,
         objects={},
         oldest_unprocessed_age_seconds=0.0,

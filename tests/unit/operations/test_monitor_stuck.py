@@ -1,12 +1,12 @@
 """A look that does not come to an end: what the one before it saw is told no more."""
 
 from penstock.monitoring.metrics.meters import Meters
-from penstock.operations.monitor.look import Look, QueueLook
-from penstock.operations.monitor.process import BLIND_SECONDS, STUCK_SECONDS, Looking, forget_old, to_meters
+from penstock.operations.monitor.look import MonitorSample, QueueSample
+from penstock.operations.monitor.process import BLIND_SECONDS, STUCK_SECONDS, MonitorLoop, forget_old, to_meters
 from penstock.testing import FakeClock
 from penstock.worker.shutdown import StopSignal
 
-ORDERS = QueueLook(
+ORDERS = QueueSample(
     queue="orders",
     visible=3,
     in_flight=0,
@@ -24,7 +24,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.clock, self.stop, self.meters = FakeClock(auto_advance=True), StopSignal(), Meters()
-        self.looking = Looking(every_seconds=20, stop=self.stop, clock=self.clock, random=lambda: 0.5)
+        self.looking = MonitorLoop(every_seconds=20, stop=self.stop, clock=self.clock, random=lambda: 0.5)
         self.meters.before_reading(lambda: forget_old(self.looking, self.meters))
         self.seen: list[tuple[dict[tuple[str, ...], float], dict[tuple[str, ...], float]]] = []
         self.live: list[bool] = []
@@ -33,7 +33,7 @@ class Scene:
     def run(self) -> None:
         self.looking.run(self._look, lambda look: to_meters(look, self.meters))
 
-    def _look(self) -> Look:
+    def _look(self) -> MonitorSample:
         self._looks += 1
         if self._looks == 2:
             for seconds in (BLIND_SECONDS - 1, 2.0, STUCK_SECONDS):
@@ -42,7 +42,7 @@ class Scene:
         if self._looks == 3:
             self._read()
             self.stop.request()
-        return Look(at=self.clock.now(), queues=(ORDERS,), up={"broker": True, "ledger": True})
+        return MonitorSample(at=self.clock.now(), queues=(ORDERS,), up={"broker": True, "ledger": True})
 
     def _read(self) -> None:
         values = self.meters.read().values
@@ -66,13 +66,13 @@ def test_it_is_blind_long_before_its_platform_ends_it() -> None:
 
 def test_the_first_look_has_none_before_it() -> None:
     clock, stop, meters = FakeClock(auto_advance=True), StopSignal(), Meters()
-    looking = Looking(every_seconds=20, stop=stop, clock=clock, random=lambda: 0.5)
+    looking = MonitorLoop(every_seconds=20, stop=stop, clock=clock, random=lambda: 0.5)
 
-    def look() -> Look:
+    def look() -> MonitorSample:
         clock.advance(10 * BLIND_SECONDS)
         forget_old(looking, meters)
         assert meters.read().values["monitor_up"] == {}
         stop.request()
-        return Look(at=clock.now())
+        return MonitorSample(at=clock.now())
 
     looking.run(look, lambda _: None)

@@ -9,7 +9,7 @@ from penstock.app.backends import RedisAddress
 from penstock.brokers.redis import facts
 from penstock.brokers.redis.facts import ServerFacts
 from penstock.errors import TemporaryError
-from penstock.operations.doctor.findings import Verdict
+from penstock.operations.doctor.findings import FindingLevel
 from penstock.operations.doctor.redis import clocks, durability, memory, rights, server
 
 MIB = 1024**2
@@ -28,7 +28,7 @@ WELL = ServerFacts(
     clock_ahead_seconds=0.001,
     round_trip_seconds=0.0004,
 )
-OK, WARNING, FAILED = Verdict.OK, Verdict.WARNING, Verdict.FAILED
+OK, WARNING, FAILED = FindingLevel.OK, FindingLevel.WARNING, FindingLevel.FAILED
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ OK, WARNING, FAILED = Verdict.OK, Verdict.WARNING, Verdict.FAILED
         ({"version": None, "is_primary": None}, OK, "of a version that this user may not see"),
     ],
 )
-def test_the_server(changed: dict[str, Any], verdict: Verdict, words: str) -> None:
+def test_the_server(changed: dict[str, Any], verdict: FindingLevel, words: str) -> None:
     found = server(replace(WELL, **changed))
     assert (found[0], words in found[1]) == (verdict, True), found
 
@@ -62,7 +62,7 @@ def test_the_server(changed: dict[str, Any], verdict: Verdict, words: str) -> No
         ({"eviction": None}, WARNING, "may not see"),
     ],
 )
-def test_its_memory(changed: dict[str, Any], verdict: Verdict, words: str) -> None:
+def test_its_memory(changed: dict[str, Any], verdict: FindingLevel, words: str) -> None:
     found = memory(replace(WELL, **changed))
     assert (found[0], words in found[1]) == (verdict, True), found
 
@@ -81,7 +81,7 @@ def test_its_memory(changed: dict[str, Any], verdict: Verdict, words: str) -> No
         ({"replicas": 2, "replicas_min": 1}, OK, "2 replicas, min-replicas-to-write 1: a failover loses"),
     ],
 )
-def test_what_it_keeps(changed: dict[str, Any], verdict: Verdict, words: str) -> None:
+def test_what_it_keeps(changed: dict[str, Any], verdict: FindingLevel, words: str) -> None:
     found = durability(replace(WELL, **changed))
     assert (found[0], words in found[1]) == (verdict, True), found
 
@@ -90,7 +90,7 @@ def test_what_it_keeps(changed: dict[str, Any], verdict: Verdict, words: str) ->
     ("ahead_seconds", "verdict", "words"),
     [(0.001, OK, "ahead of"), (-3.0, WARNING, "3.000 s behind"), (2.5, WARNING, "2.5")],
 )
-def test_its_clock(ahead_seconds: float, verdict: Verdict, words: str) -> None:
+def test_its_clock(ahead_seconds: float, verdict: FindingLevel, words: str) -> None:
     found = clocks(replace(WELL, clock_ahead_seconds=ahead_seconds))
     assert (found[0], words in found[1]) == (verdict, True), found
 

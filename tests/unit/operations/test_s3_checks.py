@@ -2,19 +2,19 @@
 
 import pytest
 
-from penstock.objects.s3_facts import NoticeRule, Notices, SourceFacts
-from penstock.operations.doctor.findings import Verdict
+from penstock.objects.s3_facts import NotificationConfiguration, NotificationRule, SourceFacts
+from penstock.operations.doctor.findings import FindingLevel
 from penstock.operations.doctor.s3 import notices, source
 from penstock.storage.address import S3Address
 
-OK, WARNING, FAILED = Verdict.OK, Verdict.WARNING, Verdict.FAILED
+OK, WARNING, FAILED = FindingLevel.OK, FindingLevel.WARNING, FindingLevel.FAILED
 ARN = "arn:aws:sqs:eu-west-1:123456789012:orders"
 HERE = S3Address(bucket="landing", prefix="in/a")
 ALL = ("s3:ObjectCreated:*",)
 
 
-def rule(prefix: str = "", *, suffix: str = "", events: tuple[str, ...] = ALL, arn: str = ARN) -> NoticeRule:
-    return NoticeRule(arn=arn, events=events, prefix=prefix, suffix=suffix)
+def rule(prefix: str = "", *, suffix: str = "", events: tuple[str, ...] = ALL, arn: str = ARN) -> NotificationRule:
+    return NotificationRule(arn=arn, events=events, prefix=prefix, suffix=suffix)
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,13 @@ def rule(prefix: str = "", *, suffix: str = "", events: tuple[str, ...] = ALL, a
         ([], FAILED, "announces nothing"),
     ],
 )
-def test_whether_new_objects_are_announced(rules: list[NoticeRule], verdict: Verdict, words: str) -> None:
-    found = notices(HERE, Notices(rules=tuple(rules), to_event_bridge=False), queue="orders", arn=ARN)
+def test_whether_new_objects_are_announced(rules: list[NotificationRule], verdict: FindingLevel, words: str) -> None:
+    found = notices(HERE, NotificationConfiguration(rules=tuple(rules), to_event_bridge=False), queue="orders", arn=ARN)
     assert (found[0], words in found[1]) == (verdict, True), found
 
 
 def test_event_bridge_is_not_followed() -> None:
-    found = notices(HERE, Notices(rules=(), to_event_bridge=True), queue="orders", arn=ARN)
+    found = notices(HERE, NotificationConfiguration(rules=(), to_event_bridge=True), queue="orders", arn=ARN)
     assert found[0] is WARNING
     assert "by EventBridge; whether that leads to orders is not looked at" in found[1]
 

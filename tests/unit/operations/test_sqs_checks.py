@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from penstock.brokers.sqs.facts import QueueFacts
-from penstock.operations.doctor.findings import Verdict
+from penstock.operations.doctor.findings import FindingLevel
 from penstock.operations.doctor.sqs import bucket_may_send, dead_letters, queue, second_tier
 
-OK, WARNING, FAILED = Verdict.OK, Verdict.WARNING, Verdict.FAILED
+OK, WARNING, FAILED = FindingLevel.OK, FindingLevel.WARNING, FindingLevel.FAILED
 DAY = 86_400
 ARN = "arn:aws:sqs:eu-west-1:123456789012:orders"
 LETTERS_ARN = f"{ARN}-dlq"
@@ -52,7 +52,7 @@ LETTERS = replace(
         ({"kms_key": "alias/ours"}, True, WARNING, "kms:GenerateDataKey*"),
     ],
 )
-def test_a_queue_by_itself(changed: dict[str, Any], announces: bool, verdict: Verdict, words: str) -> None:
+def test_a_queue_by_itself(changed: dict[str, Any], announces: bool, verdict: FindingLevel, words: str) -> None:
     found = queue(replace(WELL, **changed), lease_seconds=60.0, announces=announces)
     assert (found[0], words in found[1]) == (verdict, True), found
 
@@ -77,7 +77,7 @@ def test_a_queue_by_itself(changed: dict[str, Any], announces: bool, verdict: Ve
     ],
 )
 def test_its_dead_letters(
-    changed: dict[str, Any], letters_changed: dict[str, Any], verdict: Verdict, words: str
+    changed: dict[str, Any], letters_changed: dict[str, Any], verdict: FindingLevel, words: str
 ) -> None:
     found = dead_letters(replace(WELL, **changed), replace(LETTERS, **letters_changed), attempts_max=ATTEMPTS)
     assert (found[0], words in found[1]) == (verdict, True), found
@@ -103,7 +103,7 @@ SECOND = replace(LETTERS, name="orders-dead", arn=f"{ARN}-dead")
     ],
 )
 def test_its_second_tier(
-    letters_changed: dict[str, Any], changed: dict[str, Any], verdict: Verdict, words: str
+    letters_changed: dict[str, Any], changed: dict[str, Any], verdict: FindingLevel, words: str
 ) -> None:
     found = second_tier(WELL, replace(LETTERS, **letters_changed), replace(SECOND, **changed))
     assert (found[0], words in found[1]) == (verdict, True), found
@@ -151,6 +151,6 @@ def statement(**changed: Any) -> dict[str, Any]:
         (None, FAILED),
     ],
 )
-def test_whether_the_bucket_may_send(statements: Any, verdict: Verdict) -> None:
+def test_whether_the_bucket_may_send(statements: Any, verdict: FindingLevel) -> None:
     found = bucket_may_send(replace(WELL, policy={"Statement": statements}), "landing")
     assert found[0] is verdict, found

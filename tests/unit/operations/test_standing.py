@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from penstock.app.backends import has_workers_elsewhere
-from penstock.app.queues import QueueStanding
+from penstock.app.queues import QueueStatus
 from penstock.config import Settings
 from penstock.ledger.records import ObjectState
-from penstock.operations.status.standing import PipelineStanding, Standing
+from penstock.operations.status.standing import PipelineStatus, Status
 from penstock.operations.status.status import late_queues
 
-NOBODY_HERE = Standing(
+NOBODY_HERE = Status(
     table=None,
     table_version=None,
     objects=dict.fromkeys(ObjectState, 0),
@@ -58,7 +58,7 @@ def test_which_brokers_hosts_share(address: str, elsewhere: bool) -> None:
 WELL = replace(NOBODY_HERE, messages_visible=0, messages_in_flight=0, messages_delayed=0, workers=("w1",))
 
 
-def queue(name: str = "orders", *, age_seconds: float | None = 1.0, **given: Any) -> QueueStanding:
+def queue(name: str = "orders", *, age_seconds: float | None = 1.0, **given: Any) -> QueueStatus:
     numbers: dict[str, Any] = {
         "visible": 1,
         "in_flight": 0,
@@ -71,16 +71,16 @@ def queue(name: str = "orders", *, age_seconds: float | None = 1.0, **given: Any
         "unserved": None,
         "workers": (),
     }
-    known = {field.name for field in fields(QueueStanding)}
+    known = {field.name for field in fields(QueueStatus)}
     sources = {"oldest_visible_message_age_source": "exact", "oldest_message_age_source": "exact"}
-    return QueueStanding(
+    return QueueStatus(
         queue=name,
         oldest_visible_message_age_seconds=age_seconds,
         **{name: value for name, value in {**sources, **numbers, **given}.items() if name in known},
     )
 
 
-def late(*queues: QueueStanding, seen_all: bool = True, **settings: Any) -> Standing:
+def late(*queues: QueueStatus, seen_all: bool = True, **settings: Any) -> Status:
     return replace(WELL, late=late_queues(queues, Settings(**settings), seen_all=seen_all))
 
 
@@ -120,7 +120,7 @@ def test_what_a_replay_brings_back_is_a_warning_and_no_trouble() -> None:
 
 
 def test_overdue_objects_are_lost_to_those_who_wait_for_them() -> None:
-    pipeline = PipelineStanding(
+    pipeline = PipelineStatus(
         pipeline="clicks",
         objects=WELL.objects,
         objects_replaced=0,

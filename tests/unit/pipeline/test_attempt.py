@@ -34,7 +34,7 @@ from penstock.events import (
     RunFailed,
 )
 from penstock.ledger import Ledger
-from penstock.ledger.records import BatchOutcome, Claim, Failure, ObjectResult, ObjectState
+from penstock.ledger.records import AttemptFailure, BatchOutcome, ObjectClaims, ObjectResult, ObjectState
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import HeldClaim, ServiceWatch, Unwatched
@@ -42,7 +42,7 @@ from penstock.messaging.message import Message
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.objects.notification import announce, parse
 from penstock.objects.reference import ObjectRef
-from penstock.pipeline.attempt import AttemptSettings, Surroundings
+from penstock.pipeline.attempt import AttemptSettings, PipelineRuntime
 from penstock.pipeline.batch import BatchExecution
 from penstock.pipeline.engine import ReadFailure, RunBroken, RunCancelled, RunRequest, RunResult
 from penstock.pipeline.failures import FailureStreak
@@ -120,7 +120,7 @@ class Pipeline:
             backoff_base_seconds=1.0,
             backoff_cap_seconds=300.0,
         )
-        self._around = Surroundings(
+        self._around = PipelineRuntime(
             ledger=ledger,
             engine=engine,
             parse=partial(parse, buckets_allowed=None),
@@ -179,7 +179,7 @@ def told(events: Sequence[Event], kind: type[Event]) -> int:
     return sum(isinstance(event, kind) for event in events)
 
 
-def unreadable(*names: str, failure: Failure = Failure.RETRY) -> Answer:
+def unreadable(*names: str, failure: AttemptFailure = AttemptFailure.RETRY) -> Answer:
     ids = {ref(name).object_id for name in names}
 
     def answer(request: RunRequest) -> RunResult:
@@ -243,7 +243,7 @@ def test_an_unreadable_object_is_retried_alone_and_dies_with_its_message(ledger:
 
 def test_refusals_that_nobody_is_charged_for_end_a_job_that_is_to_end(ledger: Ledger) -> None:
     """Two objects that may never be read forgive each other in every run."""
-    denied = ReadFailure(failure=Failure.RETRY, reason="s3://bucket/a cannot be read: 403", refund=True)
+    denied = ReadFailure(failure=AttemptFailure.RETRY, reason="s3://bucket/a cannot be read: 403", refund=True)
     names = {ref(name).object_id: denied for name in ("a", "b")}
     engine = Engine(lambda request: result(request, {one: names[one] for one in names}))
     pipeline = Pipeline(ledger, engine)
@@ -258,7 +258,7 @@ def test_refusals_that_nobody_is_charged_for_end_a_job_that_is_to_end(ledger: Le
 def test_an_object_that_only_other_hosts_fail_on_is_tried_more_and_more_seldom_while_others_succeed(
     ledger: Ledger,
 ) -> None:
-    host = ReadFailure(failure=Failure.RETRY, reason="look at mounts and rights on w7", refund=True)
+    host = ReadFailure(failure=AttemptFailure.RETRY, reason="look at mounts and rights on w7", refund=True)
     pipeline = Pipeline(ledger, Engine(lambda request: result(request, {ref("bad").object_id: host})))
     found = [pipeline.run("bad", f"good-{number}") for number in range(10)]
     assert all(good == Ack() for _, good in found)
@@ -355,7 +355,7 @@ def test_an_object_is_gone_only_after_two_looks_apart() -> None:
         engine = Engine(unreadable("a"))
         pipeline = Pipeline(ledger, engine)
         pipeline.run("a")  # a failure of another kind is no look
-        engine.answer = unreadable("a", failure=Failure.GONE)
+        engine.answer = unreadable("a", failure=AttemptFailure.GONE)
         assert pipeline.run("a") == [Release(delay_seconds=5.5, refund=True)]
         now[0] += 3.0
         assert pipeline.run("a") == [Release(delay_seconds=2.5, refund=True)], "still within one outage"
@@ -368,18 +368,18 @@ def test_a_look_that_found_the_object_begins_the_count_anew() -> None:
     now = [1_000.0]
     with closing(Ledger.open("sqlite://", now=lambda: now[0])) as ledger:
         ledger.ensure_pipeline(PIPELINE)
-        engine = Engine(unreadable("a", failure=Failure.GONE))
+        engine = Engine(unreadable("a", failure=AttemptFailure.GONE))
         pipeline = Pipeline(ledger, engine)
         pipeline.run("a")
         now[0] += 60.0
         engine.answer = unreadable("a")
         pipeline.run("a")
-        engine.answer = unreadable("a", failure=Failure.GONE)
+        engine.answer = unreadable("a", failure=AttemptFailure.GONE)
         assert pipeline.run("a") == [Release(delay_seconds=5.5, refund=True)]
 
 
 def test_a_superseded_object_is_done_at_once(ledger: Ledger) -> None:
-    pipeline = Pipeline(ledger, Engine(unreadable("a", failure=Failure.SUPERSEDED)))
+    pipeline = Pipeline(ledger, Engine(unreadable("a", failure=AttemptFailure.SUPERSEDED)))
     assert pipeline.run("a") == [Ack()]
     assert pipeline.state("a") is ObjectState.SUPERSEDED
 
@@ -543,7 +543,7 @@ def test_a_stop_waits_for_a_claim_that_does_not_come_until_it_interrupts_the_wor
     claiming, answers = threading.Event(), threading.Event()
     claim = ledger.claim
 
-    def slowly(*args: Any, **named: Any) -> Claim:
+    def slowly(*args: Any, **named: Any) -> ObjectClaims:
         claiming.set()
         assert answers.wait(2 * DEADLINE_SECONDS)
         return claim(*args, **named)
@@ -686,7 +686,7 @@ def test_objects_are_told_after_the_ledger_has_recorded_them(ledger: Ledger) -> 
         if isinstance(event, ObjectFinished | ObjectFailed | ObjectGivenBack):
             states.append(pipeline.state(event.object_uri.removeprefix("s3://bucket/")))
 
-    pipeline = Pipeline(ledger, Engine(unreadable("gone", failure=Failure.SUPERSEDED)), listen=listen)
+    pipeline = Pipeline(ledger, Engine(unreadable("gone", failure=AttemptFailure.SUPERSEDED)), listen=listen)
     pipeline.run("a", "gone")
     assert states == [ObjectState.PROCESSED, ObjectState.SUPERSEDED]
 

@@ -11,13 +11,13 @@ from sqlalchemy import delete, update
 from penstock.errors import ObjectDenied, TemporaryError
 from penstock.events import Bus, Event, SourceCleaned
 from penstock.ledger import Ledger
-from penstock.ledger.records import BatchOutcome, Candidate, Carrier, FailedObject, Failure, ObjectResult
+from penstock.ledger.records import AttemptFailure, BatchOutcome, Candidate, Carrier, FailedObject, ObjectResult
 from penstock.ledger.schema import batches, objects
 from penstock.messaging.steps import Step, no_probe
-from penstock.objects.cleanup import ALREADY, CHANGED, DONE, GONE, Cleaned, refused
+from penstock.objects.cleanup import ALREADY, CHANGED, DONE, GONE, CleanupResult, refused
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.maintenance import cleanup
-from penstock.pipeline.maintenance.cleanup import TASK, Pass, SourceCleanup, Swept
+from penstock.pipeline.maintenance.cleanup import TASK, CleanupPass, CleanupPassResult, SourceCleanup
 
 DEADLINE_SECONDS = 60.0
 CLICKS, VIEWS = "clicks", "views"
@@ -33,11 +33,11 @@ class Died(BaseException):
 class Hand:
     """A cleaner that remembers, and answers as it is told."""
 
-    answers: Mapping[str, Cleaned | Exception] = field(default_factory=dict)
+    answers: Mapping[str, CleanupResult | Exception] = field(default_factory=dict)
     done: list[str] = field(default_factory=list)  # appended to by several threads
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def clean(self, ref: ObjectRef) -> Cleaned:
+    def clean(self, ref: ObjectRef) -> CleanupResult:
         answer = self.answers.get(ref.key, DONE)
         if isinstance(answer, Exception):
             raise answer
@@ -110,7 +110,7 @@ class Site:
         attempt_id = self.claim(*keys, pipeline=pipeline, version=version)
         self.commit(attempt_id, *keys, version=version, pipeline=pipeline)
 
-    def fail(self, failure: Failure, key: str, *, pipeline: str = CLICKS) -> None:
+    def fail(self, failure: AttemptFailure, key: str, *, pipeline: str = CLICKS) -> None:
         failed = FailedObject(object_id=reference(key).object_id, failure=failure, reason="as the test wants it")
         attempt_id = self.claim(key, pipeline=pipeline)
         self.commit(attempt_id, pipeline=pipeline, failed=[failed])
@@ -134,8 +134,8 @@ class Site:
             clock=self.clock,
         )
 
-    def run(self, *, bounds: Pass | None = None, **options: Any) -> Swept:
-        return self.work(**options).run(bounds or Pass())
+    def run(self, *, bounds: CleanupPass | None = None, **options: Any) -> CleanupPassResult:
+        return self.work(**options).run(bounds or CleanupPass())
 
     @property
     def done_to(self) -> int:
@@ -183,8 +183,10 @@ def test_what_is_done_is_not_looked_at_again(site: Site) -> None:
     assert (site.hand.done, site.done_to) == (["a", "b"], 2)
 
 
-@pytest.mark.parametrize("failure", [Failure.DEAD, Failure.GONE, Failure.SUPERSEDED, Failure.RETRY])
-def test_what_was_not_processed_is_never_touched(site: Site, failure: Failure) -> None:
+@pytest.mark.parametrize(
+    "failure", [AttemptFailure.DEAD, AttemptFailure.GONE, AttemptFailure.SUPERSEDED, AttemptFailure.RETRY]
+)
+def test_what_was_not_processed_is_never_touched(site: Site, failure: AttemptFailure) -> None:
     attempt_id = site.claim("good", "bad")
     failed = FailedObject(object_id=reference("bad").object_id, failure=failure, reason="bad")
     site.commit(attempt_id, "good", failed=[failed])
@@ -243,7 +245,7 @@ def test_a_limit_is_kept_to_the_object_and_the_next_pass_goes_on(site: Site, mon
     monkeypatch.setattr(cleanup, "PAGE_OBJECTS", 5)
     keys = names(*range(23))
     site.process(*keys)
-    work, most = site.work(), Pass(objects_max=10)
+    work, most = site.work(), CleanupPass(objects_max=10)
     passes = [work.run(most) for _ in range(3)]
     assert [(swept.objects, swept.more, swept.batches) for swept in passes] == [
         (10, True, 0),
@@ -257,20 +259,20 @@ def test_another_process_goes_on_after_a_limit_too(site: Site) -> None:
     keys = names(*range(23))
     site.process(*keys)
     for _ in range(3):
-        site.run(bounds=Pass(objects_max=10))
+        site.run(bounds=CleanupPass(objects_max=10))
         site.hand.answers = dict.fromkeys(site.hand.done, GONE)
     assert (set(site.hand.done), site.done_to) == (set(keys), 1)
 
 
 def test_a_stop_is_heard_between_objects(site: Site) -> None:
     site.process(*names(*range(50)))
-    swept = site.run(bounds=Pass(stopped=lambda: len(site.hand.done) >= 8))
+    swept = site.run(bounds=CleanupPass(stopped=lambda: len(site.hand.done) >= 8))
     assert (swept.objects, swept.more, site.done_to) == (8, True, 0)
 
 
 def test_a_rate_is_kept(site: Site) -> None:
     site.process(*names(*range(40)))
-    site.run(bounds=Pass(per_second=4.0))
+    site.run(bounds=CleanupPass(per_second=4.0))
     assert site.clock.monotonic() == pytest.approx(10.0, abs=1.0)
 
 
@@ -281,7 +283,7 @@ def test_the_tables_are_asked_anew_before_a_batch_that_comes_much_later(site: Si
     def restored(step: Step) -> None:
         site.shown = 1
 
-    assert site.run(bounds=Pass(per_second=0.1), probe=restored).objects == 10
+    assert site.run(bounds=CleanupPass(per_second=0.1), probe=restored).objects == 10
     assert site.done_to == 1
 
 
@@ -289,7 +291,7 @@ def test_versions_of_a_key_follow_one_another(site: Site) -> None:
     at_work: set[str] = set()
 
     class Careful(Hand):
-        def clean(self, ref: ObjectRef) -> Cleaned:
+        def clean(self, ref: ObjectRef) -> CleanupResult:
             with self.lock:
                 assert ref.key not in at_work
                 at_work.add(ref.key)
@@ -320,7 +322,7 @@ def test_tags_wait_for_nobody(site: Site) -> None:
 
 
 def test_what_is_dead_in_another_pipeline_is_kept_for_it(site: Site) -> None:
-    site.fail(Failure.DEAD, "b", pipeline=VIEWS)
+    site.fail(AttemptFailure.DEAD, "b", pipeline=VIEWS)
     site.process("a", "b")
     swept = site.run()
     assert (site.hand.done, site.done_to) == (["a"], 1)
@@ -360,12 +362,12 @@ def test_batches_are_looked_up_a_few_at_a_time(site: Site, monkeypatch: pytest.M
         site.process(f"{number}")
     work = site.work()
     assert [list(work.due()), list(work.due(most=2))] == [[1, 2, 3, 4, 5], [1, 2]]
-    assert work.run(Pass()).batches == 5
+    assert work.run(CleanupPass()).batches == 5
     assert (site.hand.done, site.done_to) == ([*"01234"], 5)
 
 
 def test_a_stop_is_heard_between_batches_that_have_nothing_left(site: Site) -> None:
     site.process("a")
     site.ledger.database.transact(lambda connection: connection.execute(delete(objects)))
-    swept = site.run(bounds=Pass(stopped=lambda: True))
+    swept = site.run(bounds=CleanupPass(stopped=lambda: True))
     assert (swept.more, site.done_to) == (True, 0)

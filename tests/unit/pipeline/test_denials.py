@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.ledger.records import Failure
+from penstock.ledger.records import AttemptFailure
 from penstock.pipeline.failures import OBJECTS_REMEMBERED_MAX, Denials
 from penstock.pipeline.spark.engine import judged
 from penstock.pipeline.spark.source.report import FailureKind, ObjectFailure
@@ -43,7 +43,7 @@ def refused(*object_ids: bytes, kind: FailureKind = FailureKind.DENIED) -> dict[
 def test_a_run_that_was_refused_several_objects_charges_none_of_them(kind: FailureKind) -> None:
     found = judged(refused(A, B, kind=kind), Denials())
     assert [failure.refund for failure in found.values()] == [True, True]
-    assert {failure.failure for failure in found.values()} == {Failure.RETRY}
+    assert {failure.failure for failure in found.values()} == {AttemptFailure.RETRY}
 
 
 def test_a_run_that_was_refused_one_object_charges_it_until_another_is_refused_too() -> None:

@@ -13,7 +13,7 @@ from penstock.events import AttemptAbandoned, Bus, Event
 from penstock.ledger import Ledger
 from penstock.ledger.records import AttemptState
 from penstock.messaging.steps import Probe, Step, no_probe
-from penstock.pipeline.maintenance.gc import Collected, collect, is_attempt_id
+from penstock.pipeline.maintenance.gc import CollectedGarbage, collect, is_attempt_id
 from penstock.storage.local import LocalFiles
 
 
@@ -38,7 +38,7 @@ def work(mill: Mill, attempt_id: str) -> Path:
 
 def sweep(
     mill: Mill, *, probe: Probe = no_probe, dry_run: bool = False, stragglers: bool = True, bus: Bus | None = None
-) -> Collected:
+) -> CollectedGarbage:
     return collect(
         mill.ledger,
         pipeline=PIPELINE,
@@ -60,7 +60,7 @@ def files_below(folder: Path) -> set[str]:
 
 
 def test_nothing_there_is_nothing_to_do(mill: Mill) -> None:
-    assert sweep(mill) == Collected(attempts=0, files=0, bytes=0, unknown=())
+    assert sweep(mill) == CollectedGarbage(attempts=0, files=0, bytes=0, unknown=())
 
 
 @pytest.mark.parametrize("stragglers", [True, False])
@@ -71,7 +71,7 @@ def test_all_of_an_abandoned_attempt_goes(mill: Mill, stragglers: bool) -> None:
     plan = work(mill, attempt_id)
     size_bytes = sum(file.size_bytes for file in files) + plan.stat().st_size
     abandon(mill, attempt_id)
-    assert sweep(mill, stragglers=stragglers) == Collected(attempts=1, files=4, bytes=size_bytes, unknown=())
+    assert sweep(mill, stragglers=stragglers) == CollectedGarbage(attempts=1, files=4, bytes=size_bytes, unknown=())
     for root in (mill.root, quarantine_root(mill)):
         assert list((root / "data").iterdir()) == []
     assert list((mill.root / "_penstock" / "work").iterdir()) == []
@@ -83,7 +83,7 @@ def test_an_open_attempt_is_not_touched(mill: Mill, stragglers: bool) -> None:
     mill.write(attempt_id, [1])
     work(mill, attempt_id)
     before = files_below(mill.root)
-    assert sweep(mill, stragglers=stragglers) == Collected(attempts=0, files=0, bytes=0, unknown=())
+    assert sweep(mill, stragglers=stragglers) == CollectedGarbage(attempts=0, files=0, bytes=0, unknown=())
     assert files_below(mill.root) == before
 
 
@@ -137,7 +137,7 @@ def test_of_a_committed_attempt_only_what_its_batch_does_not_name_goes(mill: Mil
     assert sweep(mill).files == 4
     assert files_below(mill.root / "data") == {f"{attempt_id}/r1/part-0.parquet"}
     assert files_below(quarantine_root(mill) / "data") == {f"{attempt_id}/r0/bad.parquet"}
-    assert sweep(mill) == Collected(attempts=0, files=0, bytes=0, unknown=())
+    assert sweep(mill) == CollectedGarbage(attempts=0, files=0, bytes=0, unknown=())
 
 
 def test_the_sweep_after_an_ingest_takes_only_the_work_of_committed_attempts(mill: Mill) -> None:
@@ -216,7 +216,7 @@ def test_a_data_folder_that_is_a_link_is_left_alone(mill: Mill, tmp_path: Path) 
     abandon(mill, attempt_id)
     (mill.root / "data").rename(tmp_path / "elsewhere")
     (mill.root / "data").symlink_to(tmp_path / "elsewhere")
-    assert sweep(mill) == Collected(attempts=0, files=0, bytes=0, unknown=(f"{mill.root}/data",))
+    assert sweep(mill) == CollectedGarbage(attempts=0, files=0, bytes=0, unknown=(f"{mill.root}/data",))
     assert len(files_below(tmp_path / "elsewhere")) == 1
 
 
@@ -226,7 +226,7 @@ def test_a_work_folder_that_is_a_link_is_left_alone(mill: Mill, tmp_path: Path) 
     abandon(mill, attempt_id)
     plan.parents[2].rename(tmp_path / "elsewhere")
     plan.parents[2].symlink_to(tmp_path / "elsewhere")
-    assert sweep(mill) == Collected(attempts=0, files=0, bytes=0, unknown=(f"{mill.root}/_penstock/work",))
+    assert sweep(mill) == CollectedGarbage(attempts=0, files=0, bytes=0, unknown=(f"{mill.root}/_penstock/work",))
     assert len(files_below(tmp_path / "elsewhere")) == 1
 
 

@@ -8,14 +8,14 @@ from penstock.errors import InvalidMessage
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message
 from penstock.messaging.settlement import Ack, DeadLetter, Release
-from penstock.objects.notification import Kind, Notification
+from penstock.objects.notification import Notification, NotificationKind
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.notifications import (
-    Dead,
-    Done,
-    Later,
+    NotificationDelivery,
+    ObjectDead,
+    ObjectDone,
+    ObjectLater,
     ObjectOutcome,
-    Parcel,
     candidates,
     open_parcel,
     parts,
@@ -32,38 +32,42 @@ def delivery(message_id: str = "m1", **attributes: str | bytes) -> Delivery:
     return Delivery(message=message, queue="q", receipt=f"r-{message_id}", attempt=1, received_at=11.0)
 
 
-def parcel(*objects: ObjectRef, problems: tuple[str, ...] = (), message_id: str = "m1") -> Parcel:
-    return Parcel(delivery=delivery(message_id), objects=objects, problems=problems)
+def parcel(*objects: ObjectRef, problems: tuple[str, ...] = (), message_id: str = "m1") -> NotificationDelivery:
+    return NotificationDelivery(delivery=delivery(message_id), objects=objects, problems=problems)
 
 
 @pytest.mark.parametrize(
     ("outcomes", "expected"),
     [
-        pytest.param((Done(), Done()), Ack(), id="all done"),
-        pytest.param((Done(), Later(delay_seconds=3.0)), Release(delay_seconds=3.0), id="one to be retried"),
+        pytest.param((ObjectDone(), ObjectDone()), Ack(), id="all done"),
         pytest.param(
-            (Later(delay_seconds=1.0), Later(delay_seconds=4.0)),
+            (ObjectDone(), ObjectLater(delay_seconds=3.0)), Release(delay_seconds=3.0), id="one to be retried"
+        ),
+        pytest.param(
+            (ObjectLater(delay_seconds=1.0), ObjectLater(delay_seconds=4.0)),
             Release(delay_seconds=4.0),
             id="the longest wait counts",
         ),
         pytest.param(
-            (Later(delay_seconds=1.0, refund=True), Later(delay_seconds=2.0)),
+            (ObjectLater(delay_seconds=1.0, refund=True), ObjectLater(delay_seconds=2.0)),
             Release(delay_seconds=2.0, refund=False),
             id="one that was tried costs the attempt",
         ),
         pytest.param(
-            (Later(delay_seconds=1.0, refund=True), Done()),
+            (ObjectLater(delay_seconds=1.0, refund=True), ObjectDone()),
             Release(delay_seconds=1.0, refund=True),
             id="busy elsewhere",
         ),
         pytest.param(
-            (Dead(reason="broken", carrier_message_id="m1"), Done()),
+            (ObjectDead(reason="broken", carrier_message_id="m1"), ObjectDone()),
             DeadLetter(reason="broken"),
             id="dead by this message",
         ),
-        pytest.param((Dead(reason="broken", carrier_message_id="other"), Done()), Ack(), id="dead by another message"),
         pytest.param(
-            (Dead(reason="broken", carrier_message_id="m1"), Later(delay_seconds=1.0)),
+            (ObjectDead(reason="broken", carrier_message_id="other"), ObjectDone()), Ack(), id="dead by another message"
+        ),
+        pytest.param(
+            (ObjectDead(reason="broken", carrier_message_id="m1"), ObjectLater(delay_seconds=1.0)),
             Release(delay_seconds=1.0),
             id="work left goes before the dead letter",
         ),
@@ -78,25 +82,27 @@ def test_a_delivery_ends_by_the_outcomes_of_all_its_objects(
 
 
 def test_an_ack_names_the_objects_that_the_message_announced() -> None:
-    settlement = settle_parcel(parcel(A, B), {A.object_id: Done(), B.object_id: Done()}, handler="clicks")
+    settlement = settle_parcel(parcel(A, B), {A.object_id: ObjectDone(), B.object_id: ObjectDone()}, handler="clicks")
     assert isinstance(settlement, Ack)
     assert settlement.objects == (A.uri, B.uri)
 
 
 def test_a_bad_record_makes_a_dead_letter_once_its_siblings_are_done() -> None:
     bad = parcel(A, problems=("record 2 has no key",))
-    assert settle_parcel(bad, {A.object_id: Done()}, handler="clicks") == DeadLetter(reason="record 2 has no key")
-    assert settle_parcel(bad, {A.object_id: Later(delay_seconds=1.0)}, handler="clicks") == Release(delay_seconds=1.0)
+    assert settle_parcel(bad, {A.object_id: ObjectDone()}, handler="clicks") == DeadLetter(reason="record 2 has no key")
+    assert settle_parcel(bad, {A.object_id: ObjectLater(delay_seconds=1.0)}, handler="clicks") == Release(
+        delay_seconds=1.0
+    )
 
 
 def test_a_message_without_objects_is_settled_when_opened() -> None:
-    tried = open_parcel(delivery(), lambda body: Notification(kind=Kind.TEST_EVENT), handler="clicks")
-    empty = open_parcel(delivery(), lambda body: Notification(kind=Kind.EMPTY), handler="clicks")
+    tried = open_parcel(delivery(), lambda body: Notification(kind=NotificationKind.TEST_EVENT), handler="clicks")
+    empty = open_parcel(delivery(), lambda body: Notification(kind=NotificationKind.EMPTY), handler="clicks")
     assert tried == empty == Ack()
     assert isinstance(tried, Ack)
     assert isinstance(empty, Ack)
     assert (tried.reason, empty.reason) == ("test_event", "no_objects")
-    bad = Notification(kind=Kind.RECORDS, problems=("record 1 has no key",))
+    bad = Notification(kind=NotificationKind.RECORDS, problems=("record 1 has no key",))
     assert open_parcel(delivery(), lambda body: bad, handler="clicks") == DeadLetter(reason="record 1 has no key")
 
 
@@ -132,8 +138,8 @@ def test_where_runs_hold_one_object_each_is_a_part_of_its_own() -> None:
 
 def test_a_dead_letter_tells_the_first_exception_that_its_objects_died_of() -> None:
     outcomes: dict[bytes, ObjectOutcome] = {
-        A.object_id: Dead(reason="too large", carrier_message_id="m1"),
-        B.object_id: Dead(reason="no", carrier_message_id="m1", exception="ValueError: no", traceback="where"),
+        A.object_id: ObjectDead(reason="too large", carrier_message_id="m1"),
+        B.object_id: ObjectDead(reason="no", carrier_message_id="m1", exception="ValueError: no", traceback="where"),
     }
     assert settle_parcel(parcel(A, B), outcomes, handler="clicks") == DeadLetter(
         reason="too large; no", exception="ValueError: no", traceback="where"
@@ -141,7 +147,7 @@ def test_a_dead_letter_tells_the_first_exception_that_its_objects_died_of() -> N
 
 
 def test_a_replayed_message_carries_its_replay_id() -> None:
-    replayed = Parcel(delivery=delivery("m9", **{"penstock-replay-id": "r7"}), objects=(A,), problems=())
+    replayed = NotificationDelivery(delivery=delivery("m9", **{"penstock-replay-id": "r7"}), objects=(A,), problems=())
     assert [candidate.carrier.replay_id for candidate in candidates([replayed])] == ["r7"]
 
 
@@ -149,7 +155,7 @@ def test_a_replay_id_that_no_replay_can_have_is_none() -> None:
     """MySQL refuses a text of 64 KiB, and with it the claims of all messages that are begun together."""
     forged: list[str | bytes] = ["r" * 70_000, b"r7"]
     for id in forged:
-        message = Parcel(delivery=delivery("m9", **{"penstock-replay-id": id}), objects=(A,), problems=())
+        message = NotificationDelivery(delivery=delivery("m9", **{"penstock-replay-id": id}), objects=(A,), problems=())
         assert [candidate.carrier.replay_id for candidate in candidates([message])] == [None]
 
 
@@ -160,12 +166,14 @@ def test_a_letter_says_who_gave_up_and_whether_another_attempt_can_help() -> Non
         assert isinstance(settlement, DeadLetter)
         return settlement.poison, settlement.handler
 
-    lasting = Dead(reason="no", carrier_message_id="m1", lasting=True)
-    tried = Dead(reason="failed 4 times", carrier_message_id="m1")
-    of_another = Dead(reason="no", carrier_message_id="other", lasting=True)
-    assert letter(lasting, Done()) == letter(lasting, lasting) == letter(lasting, of_another) == (True, "clicks")
+    lasting = ObjectDead(reason="no", carrier_message_id="m1", lasting=True)
+    tried = ObjectDead(reason="failed 4 times", carrier_message_id="m1")
+    of_another = ObjectDead(reason="no", carrier_message_id="other", lasting=True)
+    assert letter(lasting, ObjectDone()) == letter(lasting, lasting) == letter(lasting, of_another) == (True, "clicks")
     assert letter(lasting, tried) == letter(tried, of_another) == (False, "clicks")
-    assert letter(tried, Done(), problems=("record 3 has no key",)) == (True, "clicks")
-    unread = open_parcel(delivery(), lambda body: Notification(kind=Kind.RECORDS, problems=("no key",)), handler="c")
+    assert letter(tried, ObjectDone(), problems=("record 3 has no key",)) == (True, "clicks")
+    unread = open_parcel(
+        delivery(), lambda body: Notification(kind=NotificationKind.RECORDS, problems=("no key",)), handler="c"
+    )
     assert isinstance(unread, DeadLetter)
     assert (unread.poison, unread.handler) == (True, "c")

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.ledger.records import Carrier, ClaimedObject, FailedObject, Failure
-from penstock.messaging.failure import Failure as Raised
+from penstock.ledger.records import AttemptFailure, Carrier, ClaimedObject, FailedObject
+from penstock.messaging.failure import FailureDetails as Raised
 from penstock.pipeline.engine import ReadFailure, RunBroken
 from penstock.pipeline.failures import FailureStreak
 from penstock.pipeline.notifications import (
     GONE_AFTER_SECONDS,
-    Dead,
-    Done,
-    Later,
+    ObjectDead,
+    ObjectDone,
+    ObjectLater,
     failure_outcome,
     look_again_seconds,
     sentence,
@@ -21,7 +21,7 @@ from penstock.pipeline.notifications import (
 )
 
 CARRIER = Carrier(message_id="m1", enqueued_at=1.0)
-LATER = Later(delay_seconds=7.0)
+LATER = ObjectLater(delay_seconds=7.0)
 
 
 def claimed(attempts: int = 1, name: bytes = b"a") -> ClaimedObject:
@@ -31,13 +31,15 @@ def claimed(attempts: int = 1, name: bytes = b"a") -> ClaimedObject:
 @pytest.mark.parametrize(
     ("failure", "attempts", "expected"),
     [
-        (Failure.RETRY, 1, Failure.RETRY),
-        (Failure.RETRY, 3, Failure.DEAD),
-        (Failure.SUPERSEDED, 1, Failure.SUPERSEDED),
-        (Failure.DEAD, 1, Failure.DEAD),
+        (AttemptFailure.RETRY, 1, AttemptFailure.RETRY),
+        (AttemptFailure.RETRY, 3, AttemptFailure.DEAD),
+        (AttemptFailure.SUPERSEDED, 1, AttemptFailure.SUPERSEDED),
+        (AttemptFailure.DEAD, 1, AttemptFailure.DEAD),
     ],
 )
-def test_an_object_is_judged_by_its_own_attempts(failure: Failure, attempts: int, expected: Failure) -> None:
+def test_an_object_is_judged_by_its_own_attempts(
+    failure: AttemptFailure, attempts: int, expected: AttemptFailure
+) -> None:
     judged = verdict(claimed(attempts), ReadFailure(failure=failure, reason="no"), attempts_max=3)
     assert judged == FailedObject(object_id=b"a", failure=expected, reason="no")
 
@@ -45,30 +47,32 @@ def test_an_object_is_judged_by_its_own_attempts(failure: Failure, attempts: int
 @pytest.mark.parametrize(
     ("attempts", "missing_seconds", "expected"),
     [
-        pytest.param(1, None, Failure.RETRY, id="the first look"),
-        pytest.param(3, None, Failure.RETRY, id="the first look, after failures of another kind, at the last attempt"),
-        pytest.param(2, GONE_AFTER_SECONDS - 0.1, Failure.RETRY, id="two looks in one outage"),
-        pytest.param(1, GONE_AFTER_SECONDS, Failure.GONE, id="two looks apart"),
+        pytest.param(1, None, AttemptFailure.RETRY, id="the first look"),
+        pytest.param(
+            3, None, AttemptFailure.RETRY, id="the first look, after failures of another kind, at the last attempt"
+        ),
+        pytest.param(2, GONE_AFTER_SECONDS - 0.1, AttemptFailure.RETRY, id="two looks in one outage"),
+        pytest.param(1, GONE_AFTER_SECONDS, AttemptFailure.GONE, id="two looks apart"),
     ],
 )
 def test_a_missing_object_is_gone_after_two_looks_apart(
-    attempts: int, missing_seconds: float | None, expected: Failure
+    attempts: int, missing_seconds: float | None, expected: AttemptFailure
 ) -> None:
     one = replace(claimed(attempts), missing_seconds=missing_seconds)
-    judged = verdict(one, ReadFailure(failure=Failure.GONE, reason="no"), attempts_max=3)
-    refund = expected is Failure.RETRY
+    judged = verdict(one, ReadFailure(failure=AttemptFailure.GONE, reason="no"), attempts_max=3)
+    refund = expected is AttemptFailure.RETRY
     assert judged == FailedObject(object_id=b"a", failure=expected, reason="no", refund=refund, missing=True)
     assert look_again_seconds(one) == max(0.0, GONE_AFTER_SECONDS - (missing_seconds or 0.0))
 
 
 def test_what_is_hardly_the_object_s_fault_is_refunded_also_at_its_last_attempt() -> None:
-    failure = ReadFailure(failure=Failure.RETRY, reason="denied", refund=True)
+    failure = ReadFailure(failure=AttemptFailure.RETRY, reason="denied", refund=True)
     judged = verdict(claimed(3), failure, attempts_max=3)
-    assert (judged.failure, judged.refund) == (Failure.RETRY, True)
+    assert (judged.failure, judged.refund) == (AttemptFailure.RETRY, True)
 
 
-@pytest.mark.parametrize(("names", "expected"), [([b"a"], Failure.DEAD), ([b"a", b"b"], Failure.RETRY)])
-def test_an_object_dies_of_a_broken_run_only_alone(names: list[bytes], expected: Failure) -> None:
+@pytest.mark.parametrize(("names", "expected"), [([b"a"], AttemptFailure.DEAD), ([b"a", b"b"], AttemptFailure.RETRY)])
+def test_an_object_dies_of_a_broken_run_only_alone(names: list[bytes], expected: AttemptFailure) -> None:
     streak = FailureStreak()
     streak.clear()  # a run has succeeded
     suspects = [claimed(3, name) for name in names]
@@ -79,32 +83,32 @@ def test_an_object_dies_of_a_broken_run_only_alone(names: list[bytes], expected:
 def test_running_out_of_time_alone_is_an_attempt() -> None:
     [first] = timed_out([claimed(1)], "late", attempts_max=2, first=True)
     [last] = timed_out([claimed(2)], "late", attempts_max=2, first=True)
-    assert (first.failure, first.refund, first.reason) == (Failure.RETRY, False, "late")
-    assert (last.failure, last.reason) == (Failure.DEAD, "late")
+    assert (first.failure, first.refund, first.reason) == (AttemptFailure.RETRY, False, "late")
+    assert (last.failure, last.reason) == (AttemptFailure.DEAD, "late")
 
 
 def test_running_out_of_what_others_left_of_the_time_is_none() -> None:
     [judged] = timed_out([claimed(2)], "late", attempts_max=2, first=False)
-    assert (judged.failure, judged.refund) == (Failure.RETRY, True)
+    assert (judged.failure, judged.refund) == (AttemptFailure.RETRY, True)
 
 
 def test_running_out_of_time_together_makes_suspects() -> None:
     judged = timed_out([claimed(1, b"a"), claimed(2, b"b")], "late", attempts_max=2, first=True)
     assert [(one.failure, one.refund, one.unattributed) for one in judged] == [
-        (Failure.RETRY, False, True),
-        (Failure.RETRY, True, True),  # it keeps its last attempt for a run of its own
+        (AttemptFailure.RETRY, False, True),
+        (AttemptFailure.RETRY, True, True),  # it keeps its last attempt for a run of its own
     ]
 
 
 def test_a_cause_may_choose_the_delay_and_tell_what_was_raised() -> None:
-    retry = FailedObject(object_id=b"a", failure=Failure.RETRY, reason="no")
-    dead = FailedObject(object_id=b"a", failure=Failure.DEAD, reason="no")
+    retry = FailedObject(object_id=b"a", failure=AttemptFailure.RETRY, reason="no")
+    dead = FailedObject(object_id=b"a", failure=AttemptFailure.DEAD, reason="no")
     raised = Raised(error_type="ValueError", error="no", traceback="where")
-    cause = ReadFailure(failure=Failure.RETRY, reason="no", delay_seconds=0.0, raised=raised)
-    assert failure_outcome(retry, claimed(), later=LATER, cause=cause) == Later(delay_seconds=0.0)
+    cause = ReadFailure(failure=AttemptFailure.RETRY, reason="no", delay_seconds=0.0, raised=raised)
+    assert failure_outcome(retry, claimed(), later=LATER, cause=cause) == ObjectLater(delay_seconds=0.0)
     assert failure_outcome(retry, claimed(), later=LATER) == LATER
-    assert failure_outcome(dead, claimed(), later=LATER, cause=cause) == Dead(
+    assert failure_outcome(dead, claimed(), later=LATER, cause=cause) == ObjectDead(
         reason="no", carrier_message_id="m1", exception="ValueError: no", traceback="where"
     )
-    gone = FailedObject(object_id=b"a", failure=Failure.GONE, reason="no")
-    assert failure_outcome(gone, claimed(), later=LATER) == Done()
+    gone = FailedObject(object_id=b"a", failure=AttemptFailure.GONE, reason="no")
+    assert failure_outcome(gone, claimed(), later=LATER) == ObjectDone()

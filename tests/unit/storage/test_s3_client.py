@@ -13,7 +13,15 @@ from tests.services.s3_stub import Answered, S3Stub, refusal
 
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.storage.aws import Aws
-from penstock.storage.s3 import Place, bucket_client, delta_options, is_nameable, place_of, region_of, service_client
+from penstock.storage.s3 import (
+    BucketLocation,
+    bucket_client,
+    delta_options,
+    is_nameable,
+    place_of,
+    region_of,
+    service_client,
+)
 
 DEADLINE_SECONDS = 60.0
 REGIONS = itertools.count()  # what is found is kept for each value of `Aws`: each test has one of its own
@@ -79,7 +87,7 @@ def test_the_environment_names_the_endpoint(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert place_of("lake", aws) == Place(endpoint_url=expected, region=aws.region or "")
+    assert place_of("lake", aws) == BucketLocation(endpoint_url=expected, region=aws.region or "")
 
 
 def test_the_settings_outdo_the_environment(aws: Aws, stub: S3Stub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +101,7 @@ def test_a_region_is_not_needed_of_other_servers(stub: S3Stub, monkeypatch: pyte
     monkeypatch.delenv("AWS_REGION", raising=False)
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     place = place_of("lake", Aws(endpoint_url=stub.url))
-    assert place == Place(endpoint_url=stub.url, region="us-east-1")
+    assert place == BucketLocation(endpoint_url=stub.url, region="us-east-1")
 
 
 @pytest.mark.parametrize("status", [200, 301, 403, 404])
@@ -135,7 +143,7 @@ def test_aws_s_own_endpoint_is_that_of_the_bucket_s_region(
 ) -> None:
     client = Buckets("https://s3.amazonaws.com", region, told)
     monkeypatch.setattr("penstock.storage.s3.service_client", lambda aws: client)
-    assert place_of("lake", aws) == Place(endpoint_url=endpoint, region=told)
+    assert place_of("lake", aws) == BucketLocation(endpoint_url=endpoint, region=told)
 
 
 def test_both_clients_and_delta_ask_as_the_profile_says(stub: S3Stub, somebody: str) -> None:

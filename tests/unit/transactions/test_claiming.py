@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.transactions.store import Seen, takeable, unbroken
+from penstock.transactions.store import DueRow, takeable, unbroken
 
 
-def row(id: int, stream: str = "s", *, size: int = 1, claimed: bool = False) -> Seen:
-    return Seen(id=id, stream_id=stream.encode(), body_bytes=size, claimed=claimed)
+def row(id: int, stream: str = "s", *, size: int = 1, claimed: bool = False) -> DueRow:
+    return DueRow(id=id, stream_id=stream.encode(), body_bytes=size, claimed=claimed)
 
 
-def ids(rows: list[Seen], *, rows_max: int = 100, bytes_max: int = 100) -> list[int]:
+def ids(rows: list[DueRow], *, rows_max: int = 100, bytes_max: int = 100) -> list[int]:
     return [one.id for one in takeable(rows, rows_max=rows_max, bytes_max=bytes_max)]
 
 

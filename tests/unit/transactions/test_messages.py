@@ -12,10 +12,10 @@ from penstock.app.app import App
 from penstock.errors import ConfigurationError, UsageError
 from penstock.messaging.message import Message, Outgoing
 from penstock.transactions import create_tables
-from penstock.transactions.inbox import Identity, identity_of
+from penstock.transactions.inbox import MessageIdentity, identity_of
 from penstock.transactions.outbox import read_attributes, row_of, written_attributes
 from penstock.transactions.sessions import engine_of
-from penstock.transactions.store import Store
+from penstock.transactions.store import TransactionStore
 from penstock.transactions.tables import inbox, outbox
 
 
@@ -45,14 +45,16 @@ def test_a_row_fills_columns_that_there_are() -> None:
 @pytest.mark.parametrize(
     ("attributes", "identity"),
     [
-        ({}, Identity("message", b"m")),
-        ({"penstock-deduplication-id": "d"}, Identity("deduplication", b"d")),
-        ({"penstock-deduplication-id": "d", "penstock-outbox-id": "o"}, Identity("outbox", b"o")),
-        ({"penstock-outbox-id": b"\xff"}, Identity("outbox", b"\xff")),
-        ({"penstock-outbox-id": ""}, Identity("message", b"m")),
+        ({}, MessageIdentity("message", b"m")),
+        ({"penstock-deduplication-id": "d"}, MessageIdentity("deduplication", b"d")),
+        ({"penstock-deduplication-id": "d", "penstock-outbox-id": "o"}, MessageIdentity("outbox", b"o")),
+        ({"penstock-outbox-id": b"\xff"}, MessageIdentity("outbox", b"\xff")),
+        ({"penstock-outbox-id": ""}, MessageIdentity("message", b"m")),
     ],
 )
-def test_a_message_is_known_by_what_its_sender_said(attributes: Mapping[str, str | bytes], identity: Identity) -> None:
+def test_a_message_is_known_by_what_its_sender_said(
+    attributes: Mapping[str, str | bytes], identity: MessageIdentity
+) -> None:
     assert identity_of(Message(id="m", body=b"", enqueued_at=0.0, attributes=attributes)) == identity
 
 
@@ -86,12 +88,12 @@ def test_a_lease_in_which_nothing_can_be_sent_is_refused() -> None:
 
 def test_what_is_said_of_a_database_holds_no_secrets() -> None:
     address = "postgresql+psycopg://u:hidden@h/db?password=hidden"
-    assert Store(engine_of(address)).place == "postgresql+psycopg://u:***@h/db?password=***"
+    assert TransactionStore(engine_of(address)).place == "postgresql+psycopg://u:***@h/db?password=***"
 
 
 def test_a_parameter_that_the_driver_does_not_know_is_told_as_such() -> None:
     with pytest.raises(ConfigurationError, match="does not take a parameter of the database's address"):
-        Store(engine_of("mysql+pymysql://u@127.0.0.1:1/db?nonsense=1")).counts()
+        TransactionStore(engine_of("mysql+pymysql://u@127.0.0.1:1/db?nonsense=1")).counts()
 
 
 def test_done_before_is_said_of_a_key_that_is_there_and_of_nothing_else() -> None:
@@ -126,7 +128,7 @@ def test_an_app_gives_back_connections_that_it_opened_itself(tmp_path: Path) -> 
     mine.dispose()
 
 
-def engine_of_store(store: Store) -> Engine:
+def engine_of_store(store: TransactionStore) -> Engine:
     return store._engine
 
 

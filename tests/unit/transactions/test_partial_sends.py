@@ -15,7 +15,7 @@ from penstock.messaging.broker import PARTIAL_CHUNK
 from penstock.messaging.clock import SystemClock
 from penstock.transactions import create_tables
 from penstock.transactions.relay import Relay, RelaySettings
-from penstock.transactions.store import Store
+from penstock.transactions.store import TransactionStore
 
 
 class Died(BaseException):
@@ -37,9 +37,9 @@ class Scene:
         with self.engine.begin() as connection:
             self.app.outbox(connection).send_many(queue, range(count), group=group)
 
-    def relay(self, store: Store | None = None) -> Relay:
+    def relay(self, store: TransactionStore | None = None) -> Relay:
         return Relay(
-            store or Store(self.engine),
+            store or TransactionStore(self.engine),
             broker=lambda: self.broker,
             settings=RelaySettings(),
             clock=SystemClock(),
@@ -123,7 +123,7 @@ def test_a_relay_that_is_killed_sends_at_most_one_call_again(scene: Scene, call:
     scene.write(40)
     marks = 0
 
-    class Dying(Store):
+    class Dying(TransactionStore):
         def delete(self, claim_id: bytes, ids: list[int]) -> None:  # type: ignore[override]  # as the relay calls it
             nonlocal marks
             super().delete(claim_id, ids)

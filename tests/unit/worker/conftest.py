@@ -12,16 +12,16 @@ import pytest
 from penstock.brokers.shared import one_by_one
 from penstock.errors import TemporaryError
 from penstock.events import Bus, Event
-from penstock.messaging.broker import Ask, Capabilities, QueueStats, SettleFailure, Turn
+from penstock.messaging.broker import Capabilities, QueueStats, ReceiveRequest, SettleFailure, TurnResult
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, Extension, HeldClaim, Place
+from penstock.messaging.handler import Answer, ExecutionPlace, Extension, HeldClaim
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Ack, Release, Settlement
 from penstock.worker.batcher import Limits
-from penstock.worker.lifecycle import Conclusion
+from penstock.worker.lifecycle import WorkerOutcome
 from penstock.worker.line import Line
-from penstock.worker.liveness import Pulse
+from penstock.worker.liveness import Liveness
 from penstock.worker.pools import EventLoop
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shutdown import StopSignal
@@ -207,11 +207,11 @@ class FakeBroker:
     def turn(
         self,
         settlements: Sequence[tuple[Delivery, Settlement]],
-        asks: Sequence[Ask],
+        asks: Sequence[ReceiveRequest],
         *,
         lease_seconds: float,
         wait_seconds: float = 0.0,
-    ) -> Turn:
+    ) -> TurnResult:
         self.turns.append((len(settlements), [ask.queue for ask in asks]))
         turn = one_by_one(self, settlements, asks, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
         return turn if turn.deliveries else replace(turn, next_in_seconds=self.next_in_seconds)
@@ -375,7 +375,7 @@ class ToyKeeper:
 class ToyHandler:
     journal: list[str]
     name: str = "toy"
-    place: Place = Place.THREAD
+    place: ExecutionPlace = ExecutionPlace.THREAD
     timeout_seconds: float | None = None
     blocking: bool = False
     obedient: bool = True
@@ -401,7 +401,7 @@ class ToyHandler:
     def begin(self, deliveries: Sequence[Delivery]) -> ToyExecution:
         if self.begin_faults:
             raise self.begin_faults.pop(0)
-        execution = (LoopExecution if self.place is Place.LOOP else ToyExecution)(self, deliveries)
+        execution = (LoopExecution if self.place is ExecutionPlace.LOOP else ToyExecution)(self, deliveries)
         self.executions.append(execution)
         return execution
 
@@ -439,8 +439,8 @@ class Life:
         self.until: Callable[[], bool] | None = None
         self.lines: Sequence[Line] = ()
         self.event_loop: EventLoop | None = None
-        self.pulse: Pulse | None = None
-        self.conclusion: Conclusion | None = None
+        self.pulse: Liveness | None = None
+        self.conclusion: WorkerOutcome | None = None
         self.error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
@@ -493,7 +493,7 @@ class Life:
         assert execution.started.wait(DEADLINE_SECONDS)
         return execution
 
-    def serve(self, place: Place, **numbers: Any) -> ToyHandler:
+    def serve(self, place: ExecutionPlace, **numbers: Any) -> ToyHandler:
         """One more line, of its own handler, each message alone; its queue has the handler's name."""
         handler = ToyHandler(self.journal, place=place, **numbers.pop("handler", {}))
         handler.name = numbers.setdefault("queue", handler.name)

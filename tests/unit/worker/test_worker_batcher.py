@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.messaging.delivery import Delivery
-from penstock.worker.batcher import NOTHING, ClosedBy, Collecting, Limits, collect, due
+from penstock.worker.batcher import NOTHING, ClosedBy, Limits, OpenBatch, collect, due
 
 Make = Callable[..., Delivery]
 LIMITS = Limits(messages_max=3, bytes_max=100, wait_seconds=30.0)
@@ -14,7 +14,7 @@ LIMITS = Limits(messages_max=3, bytes_max=100, wait_seconds=30.0)
 def test_it_closes_by_count(delivery: Make) -> None:
     still_open, closed = collect(NOTHING, [(delivery(n), 1) for n in range(4)], limits=LIMITS, now=5.0)
     assert [(len(batch.deliveries), batch.closed_by) for batch in closed] == [(3, ClosedBy.COUNT)]
-    assert still_open == Collecting(deliveries=(delivery(3),), bytes=1, opened_at=5.0)
+    assert still_open == OpenBatch(deliveries=(delivery(3),), bytes=1, opened_at=5.0)
 
 
 def test_it_closes_before_a_delivery_that_would_carry_it_over_the_bytes(delivery: Make) -> None:

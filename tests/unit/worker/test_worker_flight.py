@@ -6,12 +6,12 @@ from typing import cast
 
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Execution
-from penstock.worker.running_batch import Course, Flight
+from penstock.worker.running_batch import BatchRuntime, RunningBatch
 
 
-def flight_of(delivery: Delivery) -> Flight:
-    course = Course(handler="h", queue="q", lock=threading.Lock(), lost=lambda _: None)
-    return Flight(course, cast("Execution", object()), [delivery], 1)
+def flight_of(delivery: Delivery) -> RunningBatch:
+    course = BatchRuntime(handler="h", queue="q", lock=threading.Lock(), lost=lambda _: None)
+    return RunningBatch(course, cast("Execution", object()), [delivery], 1)
 
 
 def test_the_first_caller_decides_and_settles(delivery: Callable[..., Delivery]) -> None:

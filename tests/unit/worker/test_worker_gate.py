@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.messaging.handler import Place
+from penstock.messaging.handler import ExecutionPlace
 from penstock.worker.batcher import Limits
 from penstock.worker.line import Line
 from penstock.worker.shutdown import UNSTARTED
@@ -33,15 +33,17 @@ class FakeGate:
         return self.at
 
 
-def gated(life: "Life", gate: FakeGate, place: Place = Place.POOL, **numbers: object) -> "ToyHandler":
+def gated(life: "Life", gate: FakeGate, place: ExecutionPlace = ExecutionPlace.POOL, **numbers: object) -> "ToyHandler":
     handler = life.serve(place, queue="gated", **numbers)
     *others, line = life.lines
     life.lines = [*others, Line(queue=line.queue, handler=handler, limits=line.limits, gate=gate)]
     return handler
 
 
-@pytest.mark.parametrize("place", [Place.POOL, Place.LOOP])
-def test_a_shut_line_is_not_asked_and_the_others_are(life: "Life", eventually: Eventually, place: Place) -> None:
+@pytest.mark.parametrize("place", [ExecutionPlace.POOL, ExecutionPlace.LOOP])
+def test_a_shut_line_is_not_asked_and_the_others_are(
+    life: "Life", eventually: Eventually, place: ExecutionPlace
+) -> None:
     gated(life, FakeGate(0), place)
     life.serve(place, queue="mail")
     life.broker.put(*range(5), queue="gated")
@@ -60,7 +62,7 @@ def test_it_is_asked_for_one_where_one_is_admitted_and_for_no_more_while_that_is
     gate = FakeGate(1)
     limits = Limits(messages_max=5, bytes_max=1_000, wait_seconds=1_000.0)  # waits for others to join
     handler = gated(life, gate, limits=limits)
-    life.serve(Place.POOL, queue="mail")
+    life.serve(ExecutionPlace.POOL, queue="mail")
     life.broker.put(1, 2, 3, queue="gated")
     life.start(fetch_max=50)
     eventually(lambda: "gated" in life.broker.asked_of, "one is received")
@@ -73,8 +75,10 @@ def test_it_is_asked_for_one_where_one_is_admitted_and_for_no_more_while_that_is
     assert life.end() == "drained"
 
 
-@pytest.mark.parametrize("place", [Place.POOL, Place.LOOP])
-def test_what_is_held_when_it_shuts_goes_back_unstarted(life: "Life", eventually: Eventually, place: Place) -> None:
+@pytest.mark.parametrize("place", [ExecutionPlace.POOL, ExecutionPlace.LOOP])
+def test_what_is_held_when_it_shuts_goes_back_unstarted(
+    life: "Life", eventually: Eventually, place: ExecutionPlace
+) -> None:
     class Shutting(FakeGate):
         def admits(self) -> int | None:
             return 0 if len(life.broker.asked) >= 2 else None

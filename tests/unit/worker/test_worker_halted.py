@@ -9,9 +9,9 @@ from penstock.errors import RestartNeeded, UsageError, UserError
 from penstock.events import Event, LineHalted, WorkerDraining, WorkerFailed, WorkerStopped
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Place
+from penstock.messaging.handler import ExecutionPlace
 from penstock.messaging.settlement import Settlement
-from penstock.worker.liveness import Phase, Pulse
+from penstock.worker.liveness import Liveness, Phase
 
 if TYPE_CHECKING:
     from tests.unit.worker.conftest import Life, ToyHandler
@@ -40,13 +40,13 @@ def ends(life: "Life") -> list[Event]:
     return [event for event in life.events if isinstance(event, WorkerDraining | WorkerFailed | WorkerStopped)]
 
 
-@pytest.mark.parametrize("place", list(Place))
+@pytest.mark.parametrize("place", list(ExecutionPlace))
 @pytest.mark.parametrize("where", [in_run, in_begin, in_upkeep])
 def test_one_line_is_halted_and_its_messages_go_back_uncharged(
-    life: "Life", eventually: Eventually, place: Place, where: Callable[["ToyHandler"], None]
+    life: "Life", eventually: Eventually, place: ExecutionPlace, where: Callable[["ToyHandler"], None]
 ) -> None:
     broken = life.serve(place, queue="broken")
-    life.serve(Place.POOL, queue="mail")
+    life.serve(ExecutionPlace.POOL, queue="mail")
     where(broken)
     life.broker.put(0, 1, 2, queue="broken")
     life.start(upkeep_seconds=0.01)
@@ -63,7 +63,7 @@ def test_one_line_is_halted_and_its_messages_go_back_uncharged(
 
 def test_the_last_line_to_be_halted_ends_the_worker(life: "Life") -> None:
     for queue in ("a", "b"):
-        in_run(life.serve(Place.POOL, queue=queue))
+        in_run(life.serve(ExecutionPlace.POOL, queue=queue))
         life.broker.put(0 if queue == "a" else 1, queue=queue)
     life.start()
     life.end()
@@ -83,9 +83,9 @@ def test_a_worker_that_only_a_new_process_replaces_drains_and_says_so(
     life: "Life", eventually: Eventually, where: Callable[..., None]
 ) -> None:
     gone = RestartNeeded("Spark went away")
-    spark = life.serve(Place.THREAD, queue="spark")
-    mail = life.serve(Place.POOL, queue="mail", handler={"blocking": True})
-    life.pulse = Pulse(SystemClock())
+    spark = life.serve(ExecutionPlace.THREAD, queue="spark")
+    mail = life.serve(ExecutionPlace.POOL, queue="mail", handler={"blocking": True})
+    life.pulse = Liveness(SystemClock())
     life.broker.put(10, queue="mail")
     life.start(upkeep_seconds=0.01)
     running = life.running(handler=mail)
@@ -117,8 +117,8 @@ def test_a_failure_while_it_stops_is_told_before_the_end(life: "Life", eventuall
 
 
 def test_a_worker_that_is_to_finish_ends_with_the_first(life: "Life") -> None:
-    in_run(life.serve(Place.POOL, queue="broken"))
-    life.serve(Place.POOL, queue="mail")
+    in_run(life.serve(ExecutionPlace.POOL, queue="broken"))
+    life.serve(ExecutionPlace.POOL, queue="mail")
     life.broker.put(0, queue="broken")
     life.until = lambda: False
     life.start()

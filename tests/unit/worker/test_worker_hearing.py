@@ -10,7 +10,7 @@ import pytest
 from penstock.brokers.memory.broker import MemoryBroker
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import ReceiveFailed
-from penstock.messaging.handler import Place
+from penstock.messaging.handler import ExecutionPlace
 from penstock.messaging.message import Outgoing
 from penstock.worker.queue_scheduler import CALM_SECONDS
 
@@ -42,7 +42,7 @@ def stopped(life: "Life") -> str | None:
 
 
 def test_what_an_idle_worker_is_told_of_begins_at_once(life: "Life", eventually: Eventually) -> None:
-    life.serve(Place.POOL, queue="mail")
+    life.serve(ExecutionPlace.POOL, queue="mail")
     life.start(**SLOWLY)
     for number in range(3):
         ear = resting(life, eventually)
@@ -54,7 +54,7 @@ def test_what_an_idle_worker_is_told_of_begins_at_once(life: "Life", eventually:
 
 
 def test_a_worker_over_a_real_broker_begins_at_once_what_is_sent(life: "Life", eventually: Eventually) -> None:
-    life.serve(Place.LOOP, queue="mail")
+    life.serve(ExecutionPlace.LOOP, queue="mail")
     broker = MemoryBroker()
     life.broker = cast("FakeBroker", broker)
     life.start(**SLOWLY)
@@ -66,7 +66,7 @@ def test_a_worker_over_a_real_broker_begins_at_once_what_is_sent(life: "Life", e
 
 def test_it_wants_to_be_told_before_it_looks(life: "Life", eventually: Eventually) -> None:
     """An arrival between the look and the rest would wait for the next look."""
-    life.serve(Place.POOL, queue="mail")
+    life.serve(ExecutionPlace.POOL, queue="mail")
     wanted: list[list[bool]] = []
     receive = life.broker.receive
 
@@ -88,7 +88,7 @@ def test_a_false_alarm_lets_every_line_be_asked_once_and_the_next_one_waits_a_mo
 ) -> None:
     life.clock = clock
     for queue in ("a", "b", "c"):
-        life.serve(Place.POOL, queue=queue)
+        life.serve(ExecutionPlace.POOL, queue=queue)
     life.start(**SLOWLY)
     ear = resting(life, eventually, lines=3)
     ear.tell()
@@ -108,7 +108,7 @@ def test_after_a_told_message_the_next_one_is_asked_for_at_once_again(
     life: "Life", clock: "FakeClock", eventually: Eventually
 ) -> None:
     life.clock = clock
-    life.serve(Place.POOL, queue="mail")
+    life.serve(ExecutionPlace.POOL, queue="mail")
     life.start(**SLOWLY)
     ear = resting(life, eventually)
     for number in range(4):
@@ -120,7 +120,7 @@ def test_after_a_told_message_the_next_one_is_asked_for_at_once_again(
 
 def test_a_line_whose_receive_failed_is_left_alone_even_if_told_of(life: "Life", eventually: Eventually) -> None:
     for queue in ("away", "mail"):
-        life.serve(Place.POOL, queue=queue)
+        life.serve(ExecutionPlace.POOL, queue=queue)
     life.broker.away = {"away"}
     life.start(**SLOWLY, retry_base_seconds=1_000.0, retry_cap_seconds=1_000.0)
     ear = resting(life, eventually, lines=2)
@@ -136,8 +136,8 @@ def test_a_line_whose_receive_failed_is_left_alone_even_if_told_of(life: "Life",
 def test_without_room_nothing_is_to_be_told_and_with_room_again_a_look_makes_up_for_it(
     life: "Life", eventually: Eventually
 ) -> None:
-    full = life.serve(Place.POOL, queue="full", handler={"blocking": True})
-    life.serve(Place.POOL, queue="mail")
+    full = life.serve(ExecutionPlace.POOL, queue="full", handler={"blocking": True})
+    life.serve(ExecutionPlace.POOL, queue="mail")
     life.start(concurrency=1, **SLOWLY)
     ear = resting(life, eventually, lines=2)
     life.broker.put(0, queue="full")
@@ -152,8 +152,8 @@ def test_without_room_nothing_is_to_be_told_and_with_room_again_a_look_makes_up_
 
 
 def test_a_full_line_is_not_listened_for_while_another_has_room(life: "Life", eventually: Eventually) -> None:
-    full = life.serve(Place.POOL, queue="full", in_flight_max=1, handler={"blocking": True})
-    life.serve(Place.POOL, queue="mail")
+    full = life.serve(ExecutionPlace.POOL, queue="full", in_flight_max=1, handler={"blocking": True})
+    life.serve(ExecutionPlace.POOL, queue="mail")
     life.start(**SLOWLY)
     ear = resting(life, eventually, lines=2)
     eventually(lambda: ear.wanted_of == {"full", "mail"})
@@ -170,7 +170,7 @@ def test_a_full_line_is_not_listened_for_while_another_has_room(life: "Life", ev
 
 
 def test_while_there_is_a_backlog_nothing_is_to_be_told(life: "Life", eventually: Eventually) -> None:
-    life.serve(Place.POOL, queue="mail")
+    life.serve(ExecutionPlace.POOL, queue="mail")
     life.broker.put(*range(200), queue="mail")
     life.start(concurrency=4, fetch_max=2, **SLOWLY)
     eventually(lambda: len(life.broker.acked()) == 200)
@@ -183,8 +183,8 @@ def test_while_there_is_a_backlog_nothing_is_to_be_told(life: "Life", eventually
 def test_where_looks_cost_the_others_are_heard_while_one_queue_has_a_backlog(
     life: "Life", eventually: Eventually
 ) -> None:
-    busy = life.serve(Place.POOL, queue="busy", handler={"blocking": True})
-    life.serve(Place.POOL, queue="mail")
+    busy = life.serve(ExecutionPlace.POOL, queue="busy", handler={"blocking": True})
+    life.serve(ExecutionPlace.POOL, queue="mail")
     life.broker.capabilities = replace(life.broker.capabilities, looks_cost=True)
     life.broker.put(*range(4), queue="busy")
     life.start(concurrency=3, fetch_max=1, **SLOWLY)
@@ -204,7 +204,7 @@ def test_where_looks_cost_the_others_are_heard_while_one_queue_has_a_backlog(
 def test_a_worker_that_drains_is_told_nothing_and_in_the_end_the_ear_is_closed(
     life: "Life", eventually: Eventually
 ) -> None:
-    mail = life.serve(Place.POOL, queue="mail", handler={"blocking": True})
+    mail = life.serve(ExecutionPlace.POOL, queue="mail", handler={"blocking": True})
     life.broker.put(0, queue="mail")
     life.start(**SLOWLY)
     execution, ear = life.running(0, mail), ear_of(life, eventually)
@@ -218,7 +218,7 @@ def test_a_worker_that_drains_is_told_nothing_and_in_the_end_the_ear_is_closed(
 
 
 def test_a_paused_worker_is_told_nothing(life: "Life", eventually: Eventually) -> None:
-    life.serve(Place.POOL, queue="mail")
+    life.serve(ExecutionPlace.POOL, queue="mail")
     life.start(**SLOWLY)
     ear = resting(life, eventually)
     life.stop.pause()
@@ -230,7 +230,7 @@ def test_where_the_broker_knows_when_a_delay_ends_it_is_asked_then(
     life: "Life", clock: "FakeClock", eventually: Eventually
 ) -> None:
     life.clock = clock
-    life.serve(Place.POOL, queue="mail")
+    life.serve(ExecutionPlace.POOL, queue="mail")
     life.broker.next_in_seconds = 7.0
     life.start(**SLOWLY)
     resting(life, eventually)
@@ -245,7 +245,7 @@ def test_a_false_alarm_keeps_no_line_from_being_asked_at_its_time(
     life: "Life", clock: "FakeClock", eventually: Eventually
 ) -> None:
     life.clock = clock
-    life.serve(Place.POOL, queue="mail")
+    life.serve(ExecutionPlace.POOL, queue="mail")
     life.broker.next_in_seconds = 7.0
     life.start(**SLOWLY)
     ear = resting(life, eventually)
@@ -264,7 +264,7 @@ def test_a_delay_that_is_over_and_brought_nothing_does_not_make_it_spin(
 ) -> None:
     """As where a queue is paused."""
     life.clock = clock
-    life.serve(Place.POOL, queue="mail")
+    life.serve(ExecutionPlace.POOL, queue="mail")
     life.broker.next_in_seconds = 0.0
     life.start(**SLOWLY)
     resting(life, eventually)
@@ -277,7 +277,7 @@ def test_a_delay_that_is_over_and_brought_nothing_does_not_make_it_spin(
 
 
 def test_settling_and_asking_is_one_turn(life: "Life", eventually: Eventually) -> None:
-    first, second = (life.serve(Place.POOL, queue=queue, handler={"blocking": True}) for queue in ("a", "b"))
+    first, second = (life.serve(ExecutionPlace.POOL, queue=queue, handler={"blocking": True}) for queue in ("a", "b"))
     life.broker.put(0, queue="a")
     life.broker.put(1, queue="b")
     life.start(concurrency=2, fetch_max=1)
@@ -296,7 +296,7 @@ def test_without_room_and_anything_to_settle_there_is_no_turn(
     life: "Life", clock: "FakeClock", eventually: Eventually
 ) -> None:
     life.clock = clock
-    mail = life.serve(Place.POOL, queue="mail", handler={"blocking": True})
+    mail = life.serve(ExecutionPlace.POOL, queue="mail", handler={"blocking": True})
     life.broker.put(*range(9), queue="mail")
     life.start(concurrency=1)
     life.running(0, mail)
@@ -313,7 +313,7 @@ def test_without_room_and_anything_to_settle_there_is_no_turn(
 def test_what_was_received_in_a_turn_is_given_back_if_its_settlements_stop_the_worker(
     life: "Life", eventually: Eventually
 ) -> None:
-    mail = life.serve(Place.POOL, queue="mail", handler={"blocking": True})
+    mail = life.serve(ExecutionPlace.POOL, queue="mail", handler={"blocking": True})
     life.broker.put(0, queue="mail")
     life.start(concurrency=1)
     execution = life.running(0, mail)
@@ -326,9 +326,9 @@ def test_what_was_received_in_a_turn_is_given_back_if_its_settlements_stop_the_w
     assert life.broker.released().keys() == {"m1"}
 
 
-@pytest.mark.parametrize("place", [Place.POOL, Place.LOOP])
+@pytest.mark.parametrize("place", [ExecutionPlace.POOL, ExecutionPlace.LOOP])
 def test_a_settle_that_fails_in_a_turn_is_tried_again_and_the_receive_goes_on(
-    life: "Life", eventually: Eventually, place: Place
+    life: "Life", eventually: Eventually, place: ExecutionPlace
 ) -> None:
     life.serve(place, queue="mail")
     life.broker.settle_faults = [TemporaryError("away")] * 2
@@ -341,7 +341,7 @@ def test_a_settle_that_fails_in_a_turn_is_tried_again_and_the_receive_goes_on(
 def test_until_is_asked_when_what_a_batch_came_to_is_settled_though_others_are_at_work(
     life: "Life", eventually: Eventually
 ) -> None:
-    mail = life.serve(Place.POOL, queue="mail", handler={"blocking": True})
+    mail = life.serve(ExecutionPlace.POOL, queue="mail", handler={"blocking": True})
     life.broker.put(0, 1, queue="mail")
     life.until = lambda: len(life.broker.acked()) == 1
     life.start(concurrency=2, **SLOWLY)

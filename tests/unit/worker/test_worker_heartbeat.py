@@ -10,8 +10,8 @@ from penstock.errors import ClaimLost, TemporaryError
 from penstock.events import Bus, Event, HeartbeatFailed, LeaseLost, LeasesEndangered, LeasesExtended
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Extension, HeldClaim
-from penstock.worker.leases import TRIES, Book, Claimed, Heartbeat
-from penstock.worker.liveness import Sign
+from penstock.worker.leases import TRIES, Heartbeat, HoldsClaim, LeaseBook
+from penstock.worker.liveness import LifeSign
 from penstock.worker.settings import WorkerSettings
 
 DEADLINE_SECONDS = 60.0
@@ -70,11 +70,11 @@ class Batch:
 class Beating:
     def __init__(self, broker: "FakeBroker", clock: "FakeClock", eventually: Eventually) -> None:
         self.events: list[Event] = []
-        self.claims: list[Claimed] = []
+        self.claims: list[HoldsClaim] = []
         self.keeper = Keeper()
-        self.book = Book(clock=clock, lease_seconds=LEASE_SECONDS)
+        self.book = LeaseBook(clock=clock, lease_seconds=LEASE_SECONDS)
         self.broker = broker
-        self.sign = Sign("penstock-heartbeat", clock)
+        self.sign = LifeSign("penstock-heartbeat", clock)
         self.eventually = eventually
         self._clock = clock
         self.heartbeat = self.made(settle_max=2)
@@ -457,7 +457,7 @@ def test_it_does_not_await_a_call_for_others(standing: Beating, broker: "FakeBro
 
 def test_who_waits_for_a_call_hears_of_its_end(skipping_clock: "SkippingClock", delivery: Make) -> None:
     seen: list[bool] = []
-    book = Book(
+    book = LeaseBook(
         clock=skipping_clock,
         lease_seconds=LEASE_SECONDS,
         call_over=lambda: seen.append(book.is_extended_now(only)),
@@ -471,7 +471,7 @@ def test_who_waits_for_a_call_hears_of_its_end(skipping_clock: "SkippingClock", 
 
 
 def test_a_delivery_that_left_the_book_is_not_extended(skipping_clock: "SkippingClock", delivery: Make) -> None:
-    book = Book(clock=skipping_clock, lease_seconds=LEASE_SECONDS)
+    book = LeaseBook(clock=skipping_clock, lease_seconds=LEASE_SECONDS)
     settled, held = delivery(1), delivery(2)
     book.register([settled, held])
     book.unregister([settled], wait_seconds=0.0)

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.worker.conftest import FakeClock
 
 from penstock.messaging.clock import SystemClock
-from penstock.worker.liveness import Lag
+from penstock.worker.liveness import LagSampler
 from penstock.worker.pools import EventLoop
 
 DEADLINE_SECONDS = 60.0
@@ -29,8 +29,8 @@ class StalledLoop:
         self.calls.pop(0)()
 
 
-def lag_of(clock: FakeClock, loop: Any = None) -> Lag:
-    return Lag(clock=clock, observe=lambda _: None, loop=lambda: loop)
+def lag_of(clock: FakeClock, loop: Any = None) -> LagSampler:
+    return LagSampler(clock=clock, observe=lambda _: None, loop=lambda: loop)
 
 
 def test_who_wakes_in_time_has_no_lag(clock: FakeClock) -> None:
@@ -71,7 +71,7 @@ def test_a_loop_that_does_not_answer_lags_ever_more_and_is_asked_once(clock: Fak
 
 def test_a_loop_that_is_closed_is_forgotten(clock: FakeClock) -> None:
     loops: list[Any] = [StalledLoop()]
-    lag = Lag(clock=clock, observe=lambda _: None, loop=lambda: loops[0])
+    lag = LagSampler(clock=clock, observe=lambda _: None, loop=lambda: loops[0])
     lag.sample(clock.time)
     clock.time += 5.0
     loops[0] = None
@@ -84,7 +84,7 @@ def test_samples_go_on_until_it_ends_and_see_a_blocked_loop(eventually: Eventual
     samples: list[float] = []
     event_loop, blocked = EventLoop(), threading.Event()
     loop: asyncio.AbstractEventLoop = event_loop.started()
-    lag = Lag(clock=SystemClock(), observe=samples.append, loop=lambda: event_loop.loop, every_seconds=0.005)
+    lag = LagSampler(clock=SystemClock(), observe=samples.append, loop=lambda: event_loop.loop, every_seconds=0.005)
     thread = threading.Thread(target=lag.run, daemon=True)
     thread.start()
     try:

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import MessagesReceived, ReceiveFailed, UpkeepFailed, WorkerStarted
-from penstock.messaging.handler import Place
+from penstock.messaging.handler import ExecutionPlace
 from penstock.worker.batcher import Limits
 from penstock.worker.line import Line
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from tests.unit.worker.conftest import Life
 
 Eventually = Callable[..., None]
-SHARED = [Place.POOL, Place.LOOP]
+SHARED = [ExecutionPlace.POOL, ExecutionPlace.LOOP]
 
 
 def test_two_lines_may_not_name_one_queue(life: "Life") -> None:
-    life.serve(Place.POOL, queue="mail")
-    life.serve(Place.LOOP, queue="mail")
+    life.serve(ExecutionPlace.POOL, queue="mail")
+    life.serve(ExecutionPlace.LOOP, queue="mail")
     with pytest.raises(ConfigurationError, match="mail has more than one handler"):
         life.worker()
 
@@ -39,8 +39,8 @@ def test_two_lines_may_not_name_one_queue(life: "Life") -> None:
     ],
 )
 def test_one_queue_spelled_in_two_ways_is_one_queue(life: "Life", other: str, is_refused: bool) -> None:
-    life.serve(Place.POOL, queue="mail" if is_refused else "arn:aws:sqs:eu-west-1:111122223333:mail")
-    life.serve(Place.LOOP, queue=other)
+    life.serve(ExecutionPlace.POOL, queue="mail" if is_refused else "arn:aws:sqs:eu-west-1:111122223333:mail")
+    life.serve(ExecutionPlace.LOOP, queue=other)
     if is_refused:
         with pytest.raises(ConfigurationError, match="more than one handler"):
             life.worker()
@@ -70,7 +70,7 @@ def test_numbers_of_a_line_that_cannot_work_are_refused(life: "Life", wrong: dic
 
 
 @pytest.mark.parametrize("place", SHARED)
-def test_messages_of_all_queues_are_worked_on_each_by_its_own_handler(life: "Life", place: Place) -> None:
+def test_messages_of_all_queues_are_worked_on_each_by_its_own_handler(life: "Life", place: ExecutionPlace) -> None:
     mail, images = life.serve(place, queue="mail"), life.serve(place, queue="images")
     life.broker.put(*range(10), queue="mail")
     life.broker.put(*range(10, 15), queue="images")
@@ -82,15 +82,15 @@ def test_messages_of_all_queues_are_worked_on_each_by_its_own_handler(life: "Lif
 
 
 def test_a_start_is_told(life: "Life") -> None:
-    life.serve(Place.POOL, queue="mail")
-    life.serve(Place.LOOP, queue="images")
+    life.serve(ExecutionPlace.POOL, queue="mail")
+    life.serve(ExecutionPlace.LOOP, queue="images")
     life.until = lambda: True
     life.start(concurrency=7).end()
     assert life.events[0] == WorkerStarted(queues=("mail", "images"), concurrency=7)
 
 
 def test_what_a_receive_brought_is_told(life: "Life") -> None:
-    life.serve(Place.POOL, queue="mail")
+    life.serve(ExecutionPlace.POOL, queue="mail")
     life.broker.queues["mail"] = [(0, 1), (1, 2)]
     life.until = lambda: len(life.broker.acked()) == 2
     life.start().end()
@@ -101,7 +101,9 @@ def test_what_a_receive_brought_is_told(life: "Life") -> None:
 
 
 @pytest.mark.parametrize("place", SHARED)
-def test_two_lines_share_the_slots_and_the_bound_is_hard(life: "Life", eventually: Eventually, place: Place) -> None:
+def test_two_lines_share_the_slots_and_the_bound_is_hard(
+    life: "Life", eventually: Eventually, place: ExecutionPlace
+) -> None:
     blocking = {"blocking": True}
     mail = life.serve(place, queue="mail", handler=blocking)
     images = life.serve(place, queue="images", handler=blocking)
@@ -128,8 +130,8 @@ def test_two_lines_share_the_slots_and_the_bound_is_hard(life: "Life", eventuall
 
 
 def test_a_line_has_a_bound_of_its_own(life: "Life", eventually: Eventually) -> None:
-    mail = life.serve(Place.POOL, queue="mail", in_flight_max=2, handler={"blocking": True})
-    images = life.serve(Place.POOL, queue="images", handler={"blocking": True})
+    mail = life.serve(ExecutionPlace.POOL, queue="mail", in_flight_max=2, handler={"blocking": True})
+    images = life.serve(ExecutionPlace.POOL, queue="images", handler={"blocking": True})
     life.broker.put(*range(10), queue="mail")
     life.broker.put(*range(10, 20), queue="images")
     life.start(concurrency=6)
@@ -141,8 +143,8 @@ def test_a_line_has_a_bound_of_its_own(life: "Life", eventually: Eventually) -> 
 
 
 def test_a_line_with_threads_of_its_own_takes_no_slots(life: "Life") -> None:
-    pipeline = life.serve(Place.THREAD, queue="clicks", handler={"blocking": True})
-    mail = life.serve(Place.POOL, queue="mail", handler={"blocking": True})
+    pipeline = life.serve(ExecutionPlace.THREAD, queue="clicks", handler={"blocking": True})
+    mail = life.serve(ExecutionPlace.POOL, queue="mail", handler={"blocking": True})
     life.broker.put(0, queue="clicks")
     life.broker.put(1, queue="mail")
     life.start(concurrency=1)
@@ -156,7 +158,7 @@ def test_a_line_with_threads_of_its_own_takes_no_slots(life: "Life") -> None:
 
 def test_full_queues_are_read_in_proportion_to_their_weights(life: "Life", eventually: Eventually) -> None:
     for queue, weight in (("urgent", 3), ("rest", 1)):
-        life.serve(Place.POOL, queue=queue, weight=weight)
+        life.serve(ExecutionPlace.POOL, queue=queue, weight=weight)
         life.broker.put(*range(weight * 1_000, weight * 1_000 + 1_000), queue=queue)
     life.start(concurrency=10, fetch_max=5)
     eventually(lambda: len(life.broker.settled) >= 400)
@@ -174,7 +176,7 @@ def test_full_queues_are_read_in_proportion_to_their_weights(life: "Life", event
 def test_an_empty_queue_holds_up_nobody(life: "Life") -> None:
     """With idle waits of 50 s the full queue is read on and on all the same, and the empty one is left alone."""
     for queue in ("empty", "full", "void"):
-        life.serve(Place.POOL, queue=queue)
+        life.serve(ExecutionPlace.POOL, queue=queue)
     life.broker.put(*range(100), queue="full")
     life.until = lambda: len(life.broker.acked()) == 100
     assert life.start(concurrency=2, idle_floor_seconds=50.0, idle_ceiling_seconds=60.0).end() == "drained"
@@ -185,7 +187,7 @@ def test_an_empty_queue_holds_up_nobody(life: "Life") -> None:
 
 def test_a_line_whose_receive_fails_backs_off_alone(life: "Life") -> None:
     for queue in ("mail", "images"):
-        life.serve(Place.POOL, queue=queue)
+        life.serve(ExecutionPlace.POOL, queue=queue)
     life.broker.away = {"mail"}
     life.broker.put(*range(100), queue="images")
     life.until = lambda: len(life.broker.acked()) == 100
@@ -197,7 +199,7 @@ def test_a_line_whose_receive_fails_backs_off_alone(life: "Life") -> None:
 
 def test_when_all_are_empty_it_rests_for_all_together(life: "Life") -> None:
     for queue in ("a", "b", "c"):
-        life.serve(Place.LOOP, queue=queue)
+        life.serve(ExecutionPlace.LOOP, queue=queue)
     life.start(idle_floor_seconds=50.0, idle_ceiling_seconds=60.0, poll_wait_seconds=15.0)
     assert life.broker.receiving.wait(DEADLINE_SECONDS)
     life.stop.request()
@@ -207,7 +209,7 @@ def test_when_all_are_empty_it_rests_for_all_together(life: "Life") -> None:
 
 
 def test_the_first_poll_waits_for_the_start_jitter(life: "Life", eventually: Eventually) -> None:
-    life.serve(Place.POOL, queue="mail")
+    life.serve(ExecutionPlace.POOL, queue="mail")
     life.start(start_jitter_seconds=60.0, idle_ceiling_seconds=60.0)
     eventually(lambda: life.handlers()[0].upkeeps)
     life.stop.request()
@@ -216,8 +218,8 @@ def test_the_first_poll_waits_for_the_start_jitter(life: "Life", eventually: Eve
 
 
 def test_each_handler_has_upkeep_in_its_own_time_whatever_the_others_do(life: "Life", eventually: Eventually) -> None:
-    mail = life.serve(Place.POOL, queue="mail", handler={"blocking": True})
-    images = life.serve(Place.POOL, queue="images", handler={"upkeep_faults": [TemporaryError("away")]})
+    mail = life.serve(ExecutionPlace.POOL, queue="mail", handler={"blocking": True})
+    images = life.serve(ExecutionPlace.POOL, queue="images", handler={"upkeep_faults": [TemporaryError("away")]})
     life.broker.put(0, queue="mail")
     life.start(upkeep_seconds=0.001)
     life.running(0, mail)
@@ -233,8 +235,8 @@ def test_each_handler_has_upkeep_in_its_own_time_whatever_the_others_do(life: "L
 
 def test_a_slow_handler_holds_its_own_slot_and_nothing_else(life: "Life", eventually: Eventually) -> None:
     before = set(threading.enumerate())
-    slow = life.serve(Place.POOL, queue="slow", handler={"blocking": True})
-    life.serve(Place.POOL, queue="quick")
+    slow = life.serve(ExecutionPlace.POOL, queue="slow", handler={"blocking": True})
+    life.serve(ExecutionPlace.POOL, queue="quick")
     life.broker.put(0, queue="slow")
     life.start(concurrency=2)
     execution = life.running(0, slow)

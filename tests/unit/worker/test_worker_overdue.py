@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from penstock.messaging.handler import Place
+from penstock.messaging.handler import ExecutionPlace
 from penstock.testing import FakeClock
-from penstock.worker.executor import Timeouts
+from penstock.worker.executor import ExecutionTimeouts
 
 if TYPE_CHECKING:
     from tests.unit.worker.conftest import Life
@@ -14,7 +14,7 @@ Eventually = Callable[..., None]
 
 
 class Flight:
-    """Stands in for a `penstock.worker.running_batch.Flight`, and for its execution."""
+    """Stands in for a `penstock.worker.running_batch.RunningBatch`, and for its execution."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
@@ -30,7 +30,7 @@ class Flight:
 
 def scene(count: int) -> tuple[FakeClock, Any, list[Any]]:
     clock = FakeClock()
-    timeouts = Timeouts(10.0, clock=clock)
+    timeouts = ExecutionTimeouts(10.0, clock=clock)
     flights = [Flight(clock) for _ in range(count)]
     timeouts.add(flights)  # type: ignore[arg-type] # a stand-in
     return clock, timeouts, flights
@@ -74,7 +74,7 @@ def test_ended_ones_are_neither_asked_nor_waited_for() -> None:
 
 def test_without_a_timeout_nothing_is_kept() -> None:
     clock = FakeClock()
-    timeouts = Timeouts(None, clock=clock)
+    timeouts = ExecutionTimeouts(None, clock=clock)
     timeouts.add([Flight(clock)])  # type: ignore[list-item] # a stand-in
     assert timeouts.next_at() is None
     assert timeouts.overdue() == ()
@@ -82,8 +82,8 @@ def test_without_a_timeout_nothing_is_kept() -> None:
 
 def test_work_that_waits_for_the_ledger_is_not_timed_out(life: "Life", eventually: Eventually) -> None:
     ledger = {"blocking": True, "timeout_seconds": 0.001, "waits_for_ledger": True}
-    mail = life.serve(Place.POOL, queue="mail", handler=ledger)
-    other = life.serve(Place.POOL, queue="other", handler={"blocking": True, "timeout_seconds": 0.001})
+    mail = life.serve(ExecutionPlace.POOL, queue="mail", handler=ledger)
+    other = life.serve(ExecutionPlace.POOL, queue="other", handler={"blocking": True, "timeout_seconds": 0.001})
     life.broker.put(0, queue="mail")
     life.start()
     waiting = life.running(0, mail)

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.events import ExecutionFailed, LeasesExtended
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, Place
+from penstock.messaging.handler import Answer, ExecutionPlace
 from penstock.messaging.settlement import Ack, Release
 from penstock.worker.pools import EventLoop
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Eventually = Callable[..., None]
 
 
-def names_seen(life: "Life", place: Place, concurrency: int) -> list[str]:
+def names_seen(life: "Life", place: ExecutionPlace, concurrency: int) -> list[str]:
     """The names of the threads in which ten messages were worked on."""
     names: list[str] = []
 
@@ -38,11 +38,11 @@ def names_seen(life: "Life", place: Place, concurrency: int) -> list[str]:
 
 
 def test_functions_run_on_at_most_as_many_threads_as_there_are_slots(life: "Life") -> None:
-    assert set(names_seen(life, Place.POOL, 2)) <= {"penstock-pool-1", "penstock-pool-2"}
+    assert set(names_seen(life, ExecutionPlace.POOL, 2)) <= {"penstock-pool-1", "penstock-pool-2"}
 
 
 def test_coroutines_run_in_one_thread(life: "Life") -> None:
-    assert set(names_seen(life, Place.LOOP, 5)) == {"penstock-loop"}
+    assert set(names_seen(life, ExecutionPlace.LOOP, 5)) == {"penstock-loop"}
 
 
 def test_the_loop_of_the_standard_library_does_as_well(life: "Life", monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def test_the_loop_of_the_standard_library_does_as_well(life: "Life", monkeypatch
         kinds.append(type(asyncio.get_running_loop()))
         return {delivery.receipt: Ack() for delivery in deliveries}
 
-    life.serve(Place.LOOP, queue="mail", handler={"answer": answer})
+    life.serve(ExecutionPlace.LOOP, queue="mail", handler={"answer": answer})
     life.broker.put(0, queue="mail")
     life.until = lambda: bool(life.broker.acked())
     assert life.start().end() == "drained"
@@ -61,8 +61,8 @@ def test_the_loop_of_the_standard_library_does_as_well(life: "Life", monkeypatch
     assert kind.__module__.startswith("asyncio.")
 
 
-@pytest.mark.parametrize("place", [Place.POOL, Place.LOOP])
-def test_no_thread_stays_when_the_worker_has_ended(life: "Life", eventually: Eventually, place: Place) -> None:
+@pytest.mark.parametrize("place", [ExecutionPlace.POOL, ExecutionPlace.LOOP])
+def test_no_thread_stays_when_the_worker_has_ended(life: "Life", eventually: Eventually, place: ExecutionPlace) -> None:
     names_seen(life, place, 5)
     eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith(("penstock-pool", "penstock-loop"))])
     assert life.conclusion is not None
@@ -70,9 +70,9 @@ def test_no_thread_stays_when_the_worker_has_ended(life: "Life", eventually: Eve
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), SystemExit(3), asyncio.CancelledError(), KeyboardInterrupt()])
-@pytest.mark.parametrize("place", [Place.POOL, Place.LOOP])
+@pytest.mark.parametrize("place", [ExecutionPlace.POOL, ExecutionPlace.LOOP])
 def test_whatever_a_handler_raises_costs_its_own_message_a_wait_and_nothing_else(
-    life: "Life", place: Place, error: BaseException
+    life: "Life", place: ExecutionPlace, error: BaseException
 ) -> None:
     raised: list[str] = []
 
@@ -101,7 +101,7 @@ def test_a_coroutine_on_the_pool_is_a_defect_that_is_told(life: "Life") -> None:
     def answer(deliveries: Sequence[Delivery]) -> Coroutine[Any, Any, Answer]:
         return work()
 
-    life.serve(Place.POOL, queue="mail", handler={"answer": answer})
+    life.serve(ExecutionPlace.POOL, queue="mail", handler={"answer": answer})
     life.broker.put(0, queue="mail")
     life.until = lambda: bool(life.broker.settled)
     assert life.start().end() == "drained"
@@ -120,8 +120,8 @@ def test_a_handler_that_blocks_the_loop_disturbs_neither_heartbeats_nor_settling
         assert let_go.wait(DEADLINE_SECONDS)  # in the loop's thread: nothing else runs there
         return {delivery.receipt: Ack() for delivery in deliveries}
 
-    life.serve(Place.LOOP, queue="rude", handler={"answer": answer})
-    life.serve(Place.POOL, queue="mail")
+    life.serve(ExecutionPlace.LOOP, queue="rude", handler={"answer": answer})
+    life.serve(ExecutionPlace.POOL, queue="mail")
     life.broker.put(0, queue="rude")
     life.start(lease_seconds=0.2, heartbeat_seconds=0.01)
     assert blocked.wait(DEADLINE_SECONDS)
@@ -140,7 +140,7 @@ def test_tasks_run_side_by_side_and_their_references_are_kept(life: "Life", even
     """A collection of garbage in between takes none of them away, though the loop itself holds them weakly."""
     import gc
 
-    mail = life.serve(Place.LOOP, queue="mail", handler={"blocking": True})
+    mail = life.serve(ExecutionPlace.LOOP, queue="mail", handler={"blocking": True})
     life.broker.put(*range(20), queue="mail")
     life.start(concurrency=20)
     eventually(lambda: len(mail.executions) == 20)
@@ -153,9 +153,9 @@ def test_tasks_run_side_by_side_and_their_references_are_kept(life: "Life", even
     assert life.end() == "drained"
 
 
-@pytest.mark.parametrize("place", [Place.POOL, Place.LOOP])
+@pytest.mark.parametrize("place", [ExecutionPlace.POOL, ExecutionPlace.LOOP])
 def test_a_lost_claim_interrupts_and_its_late_answer_is_ignored(
-    life: "Life", eventually: Eventually, place: Place
+    life: "Life", eventually: Eventually, place: ExecutionPlace
 ) -> None:
     mail = life.serve(place, queue="mail", handler={"blocking": True})
     life.broker.put(0, queue="mail")
@@ -179,7 +179,7 @@ def test_a_loop_that_was_handed_in_is_used_and_left_running(life: "Life") -> Non
         return {delivery.receipt: Ack() for delivery in deliveries}
 
     life.event_loop = event_loop
-    life.serve(Place.LOOP, queue="mail", handler={"answer": answer})
+    life.serve(ExecutionPlace.LOOP, queue="mail", handler={"answer": answer})
     life.broker.put(0, queue="mail")
     life.until = lambda: bool(life.broker.acked())
     assert life.start().end() == "drained"

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from penstock.errors import TemporaryError
-from penstock.worker.pools import Pool
+from penstock.worker.pools import ThreadPool
 
 if TYPE_CHECKING:
-    from penstock.worker.running_batch import Flight
+    from penstock.worker.running_batch import RunningBatch
 
 DEADLINE_SECONDS = 60.0
 Eventually = Callable[..., None]
@@ -25,18 +25,18 @@ class Runs:
         self.threads: set[str] = set()
         self.go_on = threading.Event()
 
-    def blocking(self, flight: "Flight") -> None:
+    def blocking(self, flight: "RunningBatch") -> None:
         self.short(flight)
         assert self.go_on.wait(DEADLINE_SECONDS)
 
-    def short(self, flight: "Flight") -> None:
+    def short(self, flight: "RunningBatch") -> None:
         with self.lock:
             self.begun.append(cast("int", flight))
             self.threads.add(threading.current_thread().name)
 
 
-def numbers(*some: int) -> "list[Flight]":
-    return cast("list[Flight]", list(some))
+def numbers(*some: int) -> "list[RunningBatch]":
+    return cast("list[RunningBatch]", list(some))
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def alive() -> list[str]:
 
 
 def test_work_that_blocks_has_a_thread_each_up_to_the_bound(runs: Runs, eventually: Eventually) -> None:
-    pool = Pool(threads_max=5)
+    pool = ThreadPool(threads_max=5)
     pool.start(runs.blocking, numbers(*range(8)))
     eventually(lambda: len(runs.begun) == 5)
     assert len(runs.threads) == 5
@@ -65,7 +65,7 @@ def test_work_that_blocks_has_a_thread_each_up_to_the_bound(runs: Runs, eventual
 
 def test_a_run_that_blocks_keeps_no_other_from_beginning(runs: Runs, eventually: Eventually) -> None:
     """Whoever takes work calls the next thread before he begins."""
-    pool = Pool(threads_max=2)
+    pool = ThreadPool(threads_max=2)
     pool.start(runs.blocking, numbers(0))
     eventually(lambda: runs.begun == [0])
     for number in range(1, 50):
@@ -78,7 +78,7 @@ def test_a_run_that_blocks_keeps_no_other_from_beginning(runs: Runs, eventually:
 
 def test_groups_of_short_runs_are_all_done_again_and_again(runs: Runs, eventually: Eventually) -> None:
     """A call that is lost between a thread's last look and its sleep would leave work undone for ever."""
-    pool = Pool(threads_max=8)
+    pool = ThreadPool(threads_max=8)
     for group in range(200):
         pool.start(runs.short, numbers(*range(group * 20, group * 20 + 20)))
         if group % 5 == 0:
@@ -89,7 +89,7 @@ def test_groups_of_short_runs_are_all_done_again_and_again(runs: Runs, eventuall
 
 
 def test_closing_lets_waiting_runs_be_done_first(runs: Runs, eventually: Eventually) -> None:
-    pool = Pool(threads_max=1)
+    pool = ThreadPool(threads_max=1)
     pool.start(runs.blocking, numbers(0))
     eventually(lambda: runs.begun == [0])
     pool.start(runs.short, numbers(1, 2))
@@ -103,7 +103,7 @@ def test_closing_lets_waiting_runs_be_done_first(runs: Runs, eventually: Eventua
 def test_without_more_threads_those_there_are_do_the_work(
     runs: Runs, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = Pool(threads_max=5)
+    pool = ThreadPool(threads_max=5)
     pool.start(runs.short, numbers(0))
     eventually(lambda: runs.begun == [0])
 
@@ -124,7 +124,7 @@ def test_without_any_thread_whoever_starts_the_work_hears_of_it(runs: Runs, monk
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(TemporaryError):
-        Pool(threads_max=5).start(runs.short, numbers(0))
+        ThreadPool(threads_max=5).start(runs.short, numbers(0))
 
 
 def test_who_makes_a_thread_holds_no_flight_meanwhile(
@@ -138,7 +138,7 @@ def test_who_makes_a_thread_holds_no_flight_meanwhile(
         eventually(lambda: len(runs.begun) == 3, "all begin while somebody waits for the new thread")
 
     monkeypatch.setattr(threading.Thread, "start", slowly)
-    pool = Pool(threads_max=50)
+    pool = ThreadPool(threads_max=50)
     pool.start(runs.short, numbers(1, 2, 3))
     assert sorted(runs.begun) == [1, 2, 3]
     pool.close()

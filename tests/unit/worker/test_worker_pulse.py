@@ -8,8 +8,8 @@ import pytest
 
 from penstock.errors import TemporaryError, UsageError
 from penstock.events import HeartbeatFailed, LineHalted, ReceiveFailed
-from penstock.messaging.handler import Place
-from penstock.worker.liveness import CALL_SECONDS_MAX, ENDING_SECONDS_MAX, Phase, Pulse, Sign
+from penstock.messaging.handler import ExecutionPlace
+from penstock.worker.liveness import CALL_SECONDS_MAX, ENDING_SECONDS_MAX, LifeSign, Liveness, Phase
 
 DEADLINE_SECONDS = 60.0
 
@@ -21,19 +21,19 @@ TURN_SECONDS_MAX = 300.0
 
 
 @pytest.fixture
-def pulse(life: "Life", clock: "FakeClock") -> Pulse:
+def pulse(life: "Life", clock: "FakeClock") -> Liveness:
     """Of the worker of this life, on a clock that the test moves."""
     life.clock = clock
-    life.pulse = Pulse(clock)
+    life.pulse = Liveness(clock)
     return life.pulse
 
 
-def trouble_of(sign: Sign) -> str | None:
+def trouble_of(sign: LifeSign) -> str | None:
     """Now: it changes without anybody's assigning it."""
     return sign.trouble
 
 
-def phase_of(pulse: Pulse) -> Phase:
+def phase_of(pulse: Liveness) -> Phase:
     """The same."""
     return pulse.phase
 
@@ -42,13 +42,13 @@ def phase_of(pulse: Pulse) -> Phase:
 
 
 def test_a_thread_that_has_not_begun_is_in_no_trouble(clock: "FakeClock") -> None:
-    sign = Sign("io", clock)
+    sign = LifeSign("io", clock)
     clock.time += 10_000
     assert trouble_of(sign) is None
 
 
 def test_a_sign_says_how_long_it_counts(clock: "FakeClock") -> None:
-    sign = Sign("io", clock)
+    sign = LifeSign("io", clock)
     sign.give(10.0, "resting")
     clock.time += 10.0
     assert trouble_of(sign) is None
@@ -59,7 +59,7 @@ def test_a_sign_says_how_long_it_counts(clock: "FakeClock") -> None:
 
 
 def test_a_thread_that_ended_has_a_moment_to_be_noticed(clock: "FakeClock") -> None:
-    sign = Sign("io", clock)
+    sign = LifeSign("io", clock)
     sign.end()
     assert trouble_of(sign) is None
     clock.time += ENDING_SECONDS_MAX + 1
@@ -68,7 +68,7 @@ def test_a_thread_that_ended_has_a_moment_to_be_noticed(clock: "FakeClock") -> N
 
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.STOPPING])
 def test_while_a_worker_starts_or_stops_its_threads_are_not_judged(clock: "FakeClock", phase: Phase) -> None:
-    pulse = Pulse(clock)
+    pulse = Liveness(clock)
     pulse.io.give(10.0, "resting")
     clock.time += 100
     pulse.phase = Phase.SERVING
@@ -80,7 +80,7 @@ def test_while_a_worker_starts_or_stops_its_threads_are_not_judged(clock: "FakeC
 # A worker
 
 
-def test_the_phases_of_a_life(life: "Life", pulse: Pulse, eventually: Eventually) -> None:
+def test_the_phases_of_a_life(life: "Life", pulse: Liveness, eventually: Eventually) -> None:
     assert phase_of(pulse) is Phase.STARTING
     life.start()
     eventually(lambda: phase_of(pulse) is Phase.SERVING)
@@ -92,7 +92,7 @@ def test_the_phases_of_a_life(life: "Life", pulse: Pulse, eventually: Eventually
 
 
 def test_a_receive_that_never_returns_shows(
-    life: "Life", pulse: Pulse, clock: "FakeClock", eventually: Eventually
+    life: "Life", pulse: Liveness, clock: "FakeClock", eventually: Eventually
 ) -> None:
     life.broker.receive_gate = threading.Event()
     life.start()
@@ -111,7 +111,7 @@ def test_a_receive_that_never_returns_shows(
 
 
 def test_a_broker_that_is_away_does_not_show(
-    life: "Life", pulse: Pulse, clock: "FakeClock", eventually: Eventually
+    life: "Life", pulse: Liveness, clock: "FakeClock", eventually: Eventually
 ) -> None:
     life.handler.blocking = True
     life.broker.put(1)
@@ -132,7 +132,7 @@ def test_a_broker_that_is_away_does_not_show(
     life.end()
 
 
-def test_an_upkeep_may_take_its_hour(life: "Life", pulse: Pulse, clock: "FakeClock", eventually: Eventually) -> None:
+def test_an_upkeep_may_take_its_hour(life: "Life", pulse: Liveness, clock: "FakeClock", eventually: Eventually) -> None:
     publishing, done = threading.Event(), threading.Event()
 
     def upkeep() -> None:
@@ -154,7 +154,7 @@ def test_an_upkeep_may_take_its_hour(life: "Life", pulse: Pulse, clock: "FakeClo
 
 
 def test_a_heartbeat_that_hangs_shows_after_a_lease(
-    life: "Life", pulse: Pulse, clock: "FakeClock", eventually: Eventually
+    life: "Life", pulse: Liveness, clock: "FakeClock", eventually: Eventually
 ) -> None:
     life.handler.blocking = True
     life.broker.put(1)
@@ -175,7 +175,7 @@ def test_a_heartbeat_that_hangs_shows_after_a_lease(
 
 
 def test_a_call_may_take_longer_than_a_short_lease(
-    life: "Life", pulse: Pulse, clock: "FakeClock", eventually: Eventually
+    life: "Life", pulse: Liveness, clock: "FakeClock", eventually: Eventually
 ) -> None:
     life.handler.blocking = True
     life.broker.put(1)
@@ -196,12 +196,12 @@ def test_a_call_may_take_longer_than_a_short_lease(
 
 
 def test_lines_tell_what_they_hold_and_when_they_were_asked(
-    life: "Life", pulse: Pulse, clock: "FakeClock", eventually: Eventually
+    life: "Life", pulse: Liveness, clock: "FakeClock", eventually: Eventually
 ) -> None:
     assert pulse.lines() == ()
-    slow = life.serve(Place.POOL, queue="slow", in_flight_max=2)
+    slow = life.serve(ExecutionPlace.POOL, queue="slow", in_flight_max=2)
     slow.blocking = True
-    life.serve(Place.POOL, queue="idle")
+    life.serve(ExecutionPlace.POOL, queue="idle")
     life.broker.put(1, 2, 3, queue="slow")
     life.broker.away = {"idle"}
     life.start(concurrency=7)
@@ -221,10 +221,10 @@ def test_lines_tell_what_they_hold_and_when_they_were_asked(
     assert life.end() == "drained"
 
 
-def test_a_halted_line_shows(life: "Life", pulse: Pulse, eventually: Eventually) -> None:
-    broken = life.serve(Place.POOL, queue="broken")
+def test_a_halted_line_shows(life: "Life", pulse: Liveness, eventually: Eventually) -> None:
+    broken = life.serve(ExecutionPlace.POOL, queue="broken")
     broken.begin_faults = [UsageError("never")]
-    life.serve(Place.POOL, queue="mail")
+    life.serve(ExecutionPlace.POOL, queue="mail")
     life.broker.put(1, queue="broken")
     life.start()
     eventually(lambda: life.told(LineHalted))
@@ -233,9 +233,9 @@ def test_a_halted_line_shows(life: "Life", pulse: Pulse, eventually: Eventually)
     assert life.end() == "drained"
 
 
-def test_the_event_loop_shows_while_it_runs(life: "Life", pulse: Pulse, eventually: Eventually) -> None:
+def test_the_event_loop_shows_while_it_runs(life: "Life", pulse: Liveness, eventually: Eventually) -> None:
     assert pulse.loop() is None
-    handler = life.serve(Place.LOOP, queue="mail")
+    handler = life.serve(ExecutionPlace.LOOP, queue="mail")
     life.broker.put(1, queue="mail")
     life.start()
     life.running(0, handler)

@@ -12,7 +12,7 @@ from penstock.messaging.broker import SettleFailure
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Ack, Release, Settlement
 from penstock.messaging.steps import Step
-from penstock.worker.leases import Book
+from penstock.worker.leases import LeaseBook
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
 
@@ -27,7 +27,7 @@ class Settling:
         self.events: list[Event] = []
         self.taken: list[SettlementsTaken] = []
         self.steps: list[Step] = []
-        self.book = Book(clock=clock, lease_seconds=LEASE_SECONDS)
+        self.book = LeaseBook(clock=clock, lease_seconds=LEASE_SECONDS)
         self.broker = broker
         self.clock = clock
         self.settler = Settler(

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import LineHalted, UpkeepFailed, WorkerStopped
-from penstock.messaging.handler import Place
-from penstock.worker.line import Start
+from penstock.messaging.handler import ExecutionPlace
+from penstock.worker.line import SlowStart
 
 if TYPE_CHECKING:
     from tests.unit.worker.conftest import Life
@@ -38,10 +38,11 @@ class Gate:
 def gate(life: "Life") -> Gate:
     """That of the queue clicks, beside which mail is served."""
     gate = Gate()
-    life.serve(Place.THREAD, queue="clicks")
-    life.serve(Place.POOL, queue="mail")
+    life.serve(ExecutionPlace.THREAD, queue="clicks")
+    life.serve(ExecutionPlace.POOL, queue="mail")
     life.lines = [
-        replace(line, start=Start(awaits="Spark", run=gate)) if line.queue == "clicks" else line for line in life.lines
+        replace(line, start=SlowStart(awaits="Spark", run=gate)) if line.queue == "clicks" else line
+        for line in life.lines
     ]
     life.broker.put(0, queue="clicks")
     life.broker.put(1, queue="mail")

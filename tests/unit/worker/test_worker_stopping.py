@@ -8,9 +8,9 @@ import pytest
 
 from penstock.errors import TemporaryError
 from penstock.events import GiveBackFailed, StacksDumped, ThreadLeftBehind, WorkerDraining, WorkerStopped
-from penstock.messaging.handler import Place
+from penstock.messaging.handler import ExecutionPlace
 from penstock.messaging.settlement import Release
-from penstock.worker.lifecycle import Conclusion
+from penstock.worker.lifecycle import WorkerOutcome
 
 DEADLINE_SECONDS = 60.0
 
@@ -21,12 +21,12 @@ Eventually = Callable[..., None]
 UNSTARTED = Release(delay_seconds=0.0, refund=True)
 AT_ONCE: dict[str, float] = {"drain_seconds": 0.0}
 BLOCKING = {"blocking": True}
-SHARED = [Place.POOL, Place.LOOP]
+SHARED = [ExecutionPlace.POOL, ExecutionPlace.LOOP]
 
 
-@pytest.mark.parametrize("place", list(Place))
+@pytest.mark.parametrize("place", list(ExecutionPlace))
 def test_every_unended_execution_is_told_once_that_it_drains(
-    life: "Life", eventually: Eventually, place: Place
+    life: "Life", eventually: Eventually, place: ExecutionPlace
 ) -> None:
     mail = life.serve(place, queue="mail", in_flight_max=3, handler=BLOCKING)
     life.broker.put(*range(3), queue="mail")
@@ -41,7 +41,7 @@ def test_every_unended_execution_is_told_once_that_it_drains(
 
 
 def test_what_a_drained_execution_answers_counts(life: "Life", eventually: Eventually) -> None:
-    mail = life.serve(Place.LOOP, queue="mail", handler=BLOCKING)
+    mail = life.serve(ExecutionPlace.LOOP, queue="mail", handler=BLOCKING)
     life.broker.put(0, queue="mail")
     life.start()
     execution = life.running(0, mail)
@@ -53,7 +53,7 @@ def test_what_a_drained_execution_answers_counts(life: "Life", eventually: Event
 
 
 @pytest.mark.parametrize("place", SHARED)
-def test_what_shares_the_slots_is_given_back_as_one_group_in_order(life: "Life", place: Place) -> None:
+def test_what_shares_the_slots_is_given_back_as_one_group_in_order(life: "Life", place: ExecutionPlace) -> None:
     mail = life.serve(place, queue="mail", handler=BLOCKING)
     images = life.serve(place, queue="images", handler=BLOCKING)
     life.broker.put(0, 1, queue="mail")
@@ -67,12 +67,12 @@ def test_what_shares_the_slots_is_given_back_as_one_group_in_order(life: "Life",
     steps = [entry for entry in life.journal if not entry.startswith(("extend", "drain", "cancelled"))]
     assert steps == ["give back"] * 4 + ["settle 4"] + ["interrupt"] * 4
     assert life.broker.released() == {f"m{number}": UNSTARTED for number in range(4)}
-    assert life.conclusion == Conclusion(outcome="given_back", threads_left=())
+    assert life.conclusion == WorkerOutcome(outcome="given_back", threads_left=())
     assert life.events[-1] == WorkerStopped(outcome="given_back", given_back=("m0", "m1", "m2", "m3"))
 
 
 def test_the_group_is_out_of_the_book_before_any_claim_is_freed(life: "Life", eventually: Eventually) -> None:
-    mail = life.serve(Place.POOL, queue="mail", handler=BLOCKING)
+    mail = life.serve(ExecutionPlace.POOL, queue="mail", handler=BLOCKING)
     life.broker.put(0, 1, queue="mail")
     life.broker.extend_gate = threading.Event()
     life.start(lease_seconds=0.2, heartbeat_seconds=0.01)
@@ -90,8 +90,8 @@ def test_the_group_is_out_of_the_book_before_any_claim_is_freed(life: "Life", ev
 
 
 def test_one_claim_that_cannot_be_freed_does_not_keep_the_group(life: "Life") -> None:
-    mail = life.serve(Place.POOL, queue="mail", handler={**BLOCKING, "give_back_fault": OSError("away")})
-    images = life.serve(Place.POOL, queue="images", handler=BLOCKING)
+    mail = life.serve(ExecutionPlace.POOL, queue="mail", handler={**BLOCKING, "give_back_fault": OSError("away")})
+    images = life.serve(ExecutionPlace.POOL, queue="images", handler=BLOCKING)
     life.broker.put(0, queue="mail")
     life.broker.put(1, queue="images")
     life.start(**AT_ONCE)
@@ -105,9 +105,11 @@ def test_one_claim_that_cannot_be_freed_does_not_keep_the_group(life: "Life") ->
     ]
 
 
-@pytest.mark.parametrize(("place", "thread"), [(Place.POOL, "penstock-pool-1"), (Place.LOOP, "penstock-loop")])
+@pytest.mark.parametrize(
+    ("place", "thread"), [(ExecutionPlace.POOL, "penstock-pool-1"), (ExecutionPlace.LOOP, "penstock-loop")]
+)
 def test_a_handler_that_ignores_its_interruption_is_given_back_and_left(
-    life: "Life", place: Place, thread: str
+    life: "Life", place: ExecutionPlace, thread: str
 ) -> None:
     mail = life.serve(place, queue="mail", handler={**BLOCKING, "obedient": False})
     life.broker.put(0, queue="mail")
@@ -116,28 +118,28 @@ def test_a_handler_that_ignores_its_interruption_is_given_back_and_left(
     life.stop.request()
     assert life.end() == "given_back"
     assert life.broker.released() == {"m0": UNSTARTED}
-    assert life.conclusion == Conclusion(outcome="given_back", threads_left=(thread,))
+    assert life.conclusion == WorkerOutcome(outcome="given_back", threads_left=(thread,))
     assert life.told(ThreadLeftBehind) == [ThreadLeftBehind(thread=thread)]
     execution.let_go()
 
 
 def test_what_could_not_be_given_back_makes_the_end_forced(life: "Life") -> None:
-    mail = life.serve(Place.POOL, queue="mail", handler=BLOCKING)
+    mail = life.serve(ExecutionPlace.POOL, queue="mail", handler=BLOCKING)
     life.broker.put(0, queue="mail")
     life.start(**AT_ONCE, release_seconds=0.2)
     life.running(0, mail)
     life.broker.settle_faults = [TemporaryError("away")] * 10_000
     life.stop.request()
     assert life.end() == "forced"
-    assert life.conclusion == Conclusion(outcome="forced", threads_left=())
+    assert life.conclusion == WorkerOutcome(outcome="forced", threads_left=())
 
 
 # Pausing
 
 
-@pytest.mark.parametrize("place", list(Place))
+@pytest.mark.parametrize("place", list(ExecutionPlace))
 def test_a_paused_worker_fetches_no_more_finishes_what_is_in_flight_and_stays(
-    life: "Life", eventually: Eventually, place: Place
+    life: "Life", eventually: Eventually, place: ExecutionPlace
 ) -> None:
     mail = life.serve(place, queue="mail", handler=BLOCKING)
     life.broker.put(0, queue="mail")
@@ -175,7 +177,7 @@ def test_pausing_puts_back_what_is_unstarted(life: "Life", eventually: Eventuall
 
 
 def test_a_paused_worker_that_is_stopped_gives_back_what_does_not_end(life: "Life", eventually: Eventually) -> None:
-    mail = life.serve(Place.LOOP, queue="mail", handler=BLOCKING)
+    mail = life.serve(ExecutionPlace.LOOP, queue="mail", handler=BLOCKING)
     life.broker.put(0, queue="mail")
     life.start(**AT_ONCE)
     life.running(0, mail)
@@ -190,8 +192,8 @@ def test_a_paused_worker_that_is_stopped_gives_back_what_does_not_end(life: "Lif
 
 
 def test_the_stacks_of_all_threads_and_tasks_are_told_by_name(life: "Life", eventually: Eventually) -> None:
-    mail = life.serve(Place.LOOP, queue="mail", handler=BLOCKING)
-    images = life.serve(Place.POOL, queue="images", handler=BLOCKING)
+    mail = life.serve(ExecutionPlace.LOOP, queue="mail", handler=BLOCKING)
+    images = life.serve(ExecutionPlace.POOL, queue="images", handler=BLOCKING)
     life.broker.put(0, queue="mail")
     life.broker.put(1, queue="images")
     life.start()
@@ -220,7 +222,7 @@ def test_stacks_are_told_while_a_handler_blocks_the_loop(life: "Life", eventuall
         assert let_go.wait(DEADLINE_SECONDS)
         return {}
 
-    life.serve(Place.LOOP, queue="mail", handler={"answer": the_culprit})
+    life.serve(ExecutionPlace.LOOP, queue="mail", handler={"answer": the_culprit})
     life.broker.put(0, queue="mail")
     life.start()
     assert blocked.wait(DEADLINE_SECONDS)
@@ -259,7 +261,7 @@ def test_a_run_that_was_broken_off_gets_what_the_stop_timeout_has_left(
 
 def test_what_ends_itself_at_a_stop_counts_as_given_back(life: "Life", eventually: Eventually) -> None:
     mail = life.serve(
-        Place.POOL,
+        ExecutionPlace.POOL,
         queue="mail",
         handler={
             "blocking": True,

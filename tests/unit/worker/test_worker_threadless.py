@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.events import ExecutionFailed, UpkeepFailed
-from penstock.messaging.handler import Place
+from penstock.messaging.handler import ExecutionPlace
 
 if TYPE_CHECKING:
     from tests.unit.worker.conftest import Life
@@ -40,10 +40,14 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
 
 @pytest.mark.parametrize(
     ("place", "name"),
-    [(Place.THREAD, "penstock-run"), (Place.POOL, "penstock-pool"), (Place.LOOP, "penstock-loop")],
+    [
+        (ExecutionPlace.THREAD, "penstock-run"),
+        (ExecutionPlace.POOL, "penstock-pool"),
+        (ExecutionPlace.LOOP, "penstock-loop"),
+    ],
 )
 def test_work_without_a_thread_goes_back_uncharged_and_is_done_later(
-    life: "Life", machine: Machine, eventually: Eventually, place: Place, name: str
+    life: "Life", machine: Machine, eventually: Eventually, place: ExecutionPlace, name: str
 ) -> None:
     life.serve(place, queue="mail")
     machine.refuses[name] = 1
@@ -72,7 +76,7 @@ def test_an_upkeep_without_a_thread_is_tried_again(life: "Life", machine: Machin
 
 
 def test_a_timeout_needs_no_thread_to_be_recorded(life: "Life", machine: Machine, eventually: Eventually) -> None:
-    handler = life.serve(Place.POOL, queue="slow", handler={"blocking": True, "timeout_seconds": 0.01})
+    handler = life.serve(ExecutionPlace.POOL, queue="slow", handler={"blocking": True, "timeout_seconds": 0.01})
     machine.refuses["penstock-timeout"] = 1
     life.broker.put(0, queue="slow")
     life.start()
@@ -85,7 +89,7 @@ def test_a_timeout_needs_no_thread_to_be_recorded(life: "Life", machine: Machine
 
 
 def test_claims_are_freed_at_a_stop_without_a_thread_for_it(life: "Life", machine: Machine) -> None:
-    handler = life.serve(Place.POOL, queue="slow", handler={"blocking": True})
+    handler = life.serve(ExecutionPlace.POOL, queue="slow", handler={"blocking": True})
     machine.refuses["penstock-give-back-claims"] = 1
     life.broker.put(0, queue="slow")
     life.start()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.events import ExecutionFailed, ThreadLeftBehind
-from penstock.messaging.handler import Place
+from penstock.messaging.handler import ExecutionPlace
 from penstock.messaging.settlement import Release
 
 DEADLINE_SECONDS = 60.0
@@ -18,9 +18,9 @@ Eventually = Callable[..., None]
 SHORT = {"blocking": True, "timeout_seconds": 0.02}
 
 
-@pytest.mark.parametrize("place", list(Place))
+@pytest.mark.parametrize("place", list(ExecutionPlace))
 def test_past_its_timeout_work_is_settled_first_and_interrupted_then(
-    life: "Life", eventually: Eventually, place: Place
+    life: "Life", eventually: Eventually, place: ExecutionPlace
 ) -> None:
     mail = life.serve(place, queue="mail", handler=SHORT)
     life.broker.put(0, queue="mail")
@@ -34,12 +34,12 @@ def test_past_its_timeout_work_is_settled_first_and_interrupted_then(
     assert life.broker.acked() == []
     told = str(life.told(ExecutionFailed))
     # What shares the slots is told of by its handler, message by message.
-    assert ("timeout of 0.02 s" in told) == (place is Place.THREAD)
+    assert ("timeout of 0.02 s" in told) == (place is ExecutionPlace.THREAD)
 
 
 def test_a_thread_that_ignores_it_keeps_its_slot_and_loses_its_lease(life: "Life", eventually: Eventually) -> None:
-    mail = life.serve(Place.POOL, queue="mail", handler={**SHORT, "obedient": False})
-    images = life.serve(Place.THREAD, queue="images", handler={"blocking": True})
+    mail = life.serve(ExecutionPlace.POOL, queue="mail", handler={**SHORT, "obedient": False})
+    images = life.serve(ExecutionPlace.THREAD, queue="images", handler={"blocking": True})
     life.broker.put(0, 1, queue="mail")
     life.broker.put(2, queue="images")
     life.start(concurrency=1, lease_seconds=0.2, heartbeat_seconds=0.01)
@@ -58,8 +58,8 @@ def test_a_thread_that_ignores_it_keeps_its_slot_and_loses_its_lease(life: "Life
 
 
 def test_other_work_goes_on_while_one_is_past_its_timeout(life: "Life", eventually: Eventually) -> None:
-    mail = life.serve(Place.POOL, queue="mail", handler={**SHORT, "obedient": False})
-    life.serve(Place.LOOP, queue="images", handler={"timeout_seconds": 100.0})
+    mail = life.serve(ExecutionPlace.POOL, queue="mail", handler={**SHORT, "obedient": False})
+    life.serve(ExecutionPlace.LOOP, queue="images", handler={"timeout_seconds": 100.0})
     life.broker.put(0, queue="mail")
     life.start()
     execution = life.running(0, mail)
@@ -72,7 +72,7 @@ def test_other_work_goes_on_while_one_is_past_its_timeout(life: "Life", eventual
 
 
 def test_a_stop_does_not_wait_out_the_drain_for_a_hung_thread_and_names_it(life: "Life") -> None:
-    mail = life.serve(Place.POOL, queue="mail", handler={**SHORT, "obedient": False})
+    mail = life.serve(ExecutionPlace.POOL, queue="mail", handler={**SHORT, "obedient": False})
     life.broker.put(0, queue="mail")
     life.start(stop_timeout_seconds=3_600.0, flush_seconds=0.6)
     execution = life.running(0, mail)
@@ -86,7 +86,9 @@ def test_a_stop_does_not_wait_out_the_drain_for_a_hung_thread_and_names_it(life:
 
 
 def test_timing_out_that_raises_puts_the_message_off(life: "Life", eventually: Eventually) -> None:
-    mail = life.serve(Place.POOL, queue="mail", handler={**SHORT, "time_out_fault": OSError("the ledger is away")})
+    mail = life.serve(
+        ExecutionPlace.POOL, queue="mail", handler={**SHORT, "time_out_fault": OSError("the ledger is away")}
+    )
     life.broker.put(0, queue="mail")
     life.start(backoff_base_seconds=4.0, backoff_cap_seconds=60.0)
     assert life.running(0, mail).interrupted.wait(DEADLINE_SECONDS)
@@ -97,7 +99,7 @@ def test_timing_out_that_raises_puts_the_message_off(life: "Life", eventually: E
 
 
 def test_work_within_its_timeout_is_left_alone(life: "Life") -> None:
-    life.serve(Place.POOL, queue="mail", handler={"timeout_seconds": 100.0})
+    life.serve(ExecutionPlace.POOL, queue="mail", handler={"timeout_seconds": 100.0})
     life.broker.put(*range(20), queue="mail")
     life.until = lambda: len(life.broker.acked()) == 20
     assert life.start().end() == "drained"
@@ -105,7 +107,7 @@ def test_work_within_its_timeout_is_left_alone(life: "Life") -> None:
 
 
 def test_a_timeout_counts_while_it_drains(life: "Life") -> None:
-    mail = life.serve(Place.LOOP, queue="mail", handler={"blocking": True, "timeout_seconds": 0.2})
+    mail = life.serve(ExecutionPlace.LOOP, queue="mail", handler={"blocking": True, "timeout_seconds": 0.2})
     life.broker.put(0, queue="mail")
     life.start(stop_timeout_seconds=3_600.0)
     execution = life.running(0, mail)

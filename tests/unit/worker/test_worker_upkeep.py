@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.events import UpkeepFailed, WorkerStopped
-from penstock.messaging.handler import Place
+from penstock.messaging.handler import ExecutionPlace
 
 if TYPE_CHECKING:
     from tests.unit.worker.conftest import Life
@@ -38,9 +38,9 @@ def hang() -> Iterator[Hang]:
 def test_an_upkeep_that_hangs_delays_neither_receiving_nor_settling_nor_a_stop(
     life: "Life", eventually: Eventually, hang: Hang
 ) -> None:
-    clicks = life.serve(Place.THREAD, queue="clicks")
+    clicks = life.serve(ExecutionPlace.THREAD, queue="clicks")
     clicks.upkeep = hang  # type: ignore[method-assign] # a double
-    mail = life.serve(Place.POOL, queue="mail", handler={"blocking": True})
+    mail = life.serve(ExecutionPlace.POOL, queue="mail", handler={"blocking": True})
     life.broker.put(0, queue="mail")
     life.start(upkeep_seconds=0.001, flush_seconds=0.6)
     execution = life.running(0, mail)
@@ -59,8 +59,8 @@ def test_an_upkeep_that_hangs_delays_neither_receiving_nor_settling_nor_a_stop(
 
 
 def test_work_that_ends_while_a_worker_stops_is_acked_beside_an_upkeep_that_hangs(life: "Life", hang: Hang) -> None:
-    life.serve(Place.THREAD, queue="clicks").upkeep = hang  # type: ignore[method-assign] # a double
-    mail = life.serve(Place.POOL, queue="mail", handler={"blocking": True})
+    life.serve(ExecutionPlace.THREAD, queue="clicks").upkeep = hang  # type: ignore[method-assign] # a double
+    mail = life.serve(ExecutionPlace.POOL, queue="mail", handler={"blocking": True})
     life.broker.put(0, queue="mail")
     life.start(flush_seconds=0.6)
     execution = life.running(0, mail)
@@ -79,7 +79,7 @@ def test_a_job_that_hangs_keeps_no_other_of_its_handler(life: "Life", eventually
         def jobs(self) -> Mapping[str, Callable[[], object]]:
             return {"rows": hang, "quarantine": lambda: runs.append("quarantine")}
 
-    clicks = life.serve(Place.THREAD, queue="clicks")
+    clicks = life.serve(ExecutionPlace.THREAD, queue="clicks")
     clicks.jobs = Jobs().jobs  # type: ignore[method-assign] # a double
     life.start(upkeep_seconds=0.001, flush_seconds=0.6)
     assert hang.begun.wait(DEADLINE_SECONDS)
@@ -144,8 +144,8 @@ def test_a_last_upkeep_that_hangs_ends_with_a_stop(life: "Life", eventually: Eve
 def test_a_timeout_that_cannot_be_recorded_holds_no_other_queue(
     life: "Life", eventually: Eventually, hang: Hang
 ) -> None:
-    mail = life.serve(Place.POOL, queue="mail", handler={"blocking": True, "timeout_seconds": 0.3})
-    life.serve(Place.POOL, queue="other")
+    mail = life.serve(ExecutionPlace.POOL, queue="mail", handler={"blocking": True, "timeout_seconds": 0.3})
+    life.serve(ExecutionPlace.POOL, queue="other")
     life.broker.put(0, queue="mail")
     life.start(lease_seconds=0.5, heartbeat_seconds=0.01)
     execution = life.running(0, mail)

@@ -13,11 +13,11 @@ from ulid import ULID
 
 from penstock.app.cleanup import Keep
 from penstock.app.object_service import ObjectService
-from penstock.app.paths import STATE_FOLDER, Places, declared_places
+from penstock.app.paths import STATE_FOLDER, TablePaths, declared_places
 from penstock.app.pipelines.pipeline import Pipeline
 from penstock.app.pipelines.service import PipelineService
-from penstock.app.rounds import Rounds
-from penstock.app.service import Host, Service
+from penstock.app.rounds import PeriodicJob
+from penstock.app.service import Service, ServiceContext
 from penstock.app.tables import Tables
 from penstock.config import Settings
 from penstock.events import Bus, ObjectsArchived
@@ -27,7 +27,7 @@ from penstock.ledger.records import WorkBegun
 from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe
-from penstock.pipeline.maintenance.archive import Archived, Archivist
+from penstock.pipeline.maintenance.archive import ArchiveResult, Archivist
 from penstock.pipeline.maintenance.cleanup import TASK as CLEANUP
 from penstock.storage.files import Files
 from penstock.storage.local import LocalFiles
@@ -41,7 +41,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Store:
+class PipelineArchive:
     """One pipeline, where its archive lies, and what its rows have to wait for."""
 
     pipeline: str
@@ -62,7 +62,7 @@ class Store:
         return Archivist(ledger=ledger, pipeline=self.pipeline, place=self.place, probe=probe, clock=clock)
 
 
-def archive_place(pipeline: str, settings: Settings, where: Places | None) -> Files:
+def archive_place(pipeline: str, settings: Settings, where: TablePaths | None) -> Files:
     """Where the files of a pipeline lie: below the setting archive; else beside the plans of its table's runs, where
     every host finds them; of an object handler, which has no table, in the state folder of this host."""
     if settings.archive is not None:
@@ -73,17 +73,17 @@ def archive_place(pipeline: str, settings: Settings, where: Places | None) -> Fi
 
 
 def stores(
-    tables: Mapping[str, Places],
+    tables: Mapping[str, TablePaths],
     tableless: Sequence[str],
     ledger: Ledger,
     settings: Settings,
     *,
     cleans_up: Mapping[str, bool],
-) -> Sequence[Store]:
+) -> Sequence[PipelineArchive]:
     """Those of pipelines with tables, and of object handlers. Raises `UsageError` where the setting archive is no
     place for files."""
     with_tables = [
-        Store(
+        PipelineArchive(
             pipeline=pipeline,
             place=archive_place(pipeline, settings, where),
             tables=Tables(where, ledger, partition_by=None, bus=Bus()),
@@ -92,7 +92,7 @@ def stores(
         for pipeline, where in tables.items()
     ]
     without = [
-        Store(pipeline=name, place=archive_place(name, settings, None), cleans_up=cleans_up.get(name))
+        PipelineArchive(pipeline=name, place=archive_place(name, settings, None), cleans_up=cleans_up.get(name))
         for name in tableless
     ]
     return [*with_tables, *without]
@@ -109,7 +109,7 @@ def cleanups_of(readers: Iterable[Pipeline | ObjectService]) -> dict[str, bool]:
 
 
 def archive(
-    store: Store,
+    store: PipelineArchive,
     ledger: Ledger,
     *,
     older_than_seconds: float,
@@ -117,7 +117,7 @@ def archive(
     clock: Clock,
     files_max: int | None = None,
     dry_run: bool = False,
-) -> Archived:
+) -> ArchiveResult:
     """Archive what may go of one pipeline. Raises as `Archivist.run` does, `PublishHalted` where table and ledger are
     not of one history."""
     archivist = store.archivist(ledger, probe=probe, clock=clock)
@@ -128,7 +128,7 @@ def archive(
 
 
 def archive_alone(
-    store: Store,
+    store: PipelineArchive,
     ledger: Ledger,
     *,
     worker: str,
@@ -136,7 +136,7 @@ def archive_alone(
     files_max: int,
     probe: Probe,
     clock: Clock,
-) -> Archived | None:
+) -> ArchiveResult | None:
     """The same beside a worker: None where another worker is at it, so that a fleet does not write each file many
     times over."""
     attempt_id = str(ULID())
@@ -166,12 +166,12 @@ REST_SECONDS = 3_600.0
 MORE_SECONDS = 60.0  # after a pass that ended at its bound
 
 
-class ArchiveKeeper(Rounds):
+class ArchiveKeeper(PeriodicJob):
     """Archives again and again. A file that is left in the middle the next run sweeps away."""
 
     def __init__(
         self,
-        stores: Sequence[Store],
+        stores: Sequence[PipelineArchive],
         *,
         ledger: Callable[[], Ledger],
         worker: str,
@@ -202,7 +202,7 @@ class ArchiveKeeper(Rounds):
     def _round(self) -> float:
         return MORE_SECONDS if self.once() else REST_SECONDS
 
-    def _one(self, store: Store) -> bool:
+    def _one(self, store: PipelineArchive) -> bool:
         try:
             done = archive_alone(
                 store,
@@ -224,7 +224,7 @@ class ArchiveKeeper(Rounds):
         return done.more
 
 
-def keeper_of(services: Sequence[Service], host: Host, *, days: float) -> ArchiveKeeper:
+def keeper_of(services: Sequence[Service], host: ServiceContext, *, days: float) -> ArchiveKeeper:
     """One for the pipelines and object handlers among these services of a worker.
 
     Raises `UsageError` where the setting archive is no place for files.

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from penstock.app.rounds import Rounds
-from penstock.app.service import Host
+from penstock.app.rounds import PeriodicJob
+from penstock.app.service import ServiceContext
 from penstock.dead_letters.jsonl import line_of
-from penstock.dead_letters.letters import Letter, Letters, letters_in
+from penstock.dead_letters.letters import DeadLetteredMessage, DeadLetterReader, letters_in
 from penstock.events import Bus, DeadLettersAgeing, DeadLettersArchived
 from penstock.messaging.backoff import Random
 from penstock.messaging.broker import Broker, listed_name
@@ -36,14 +36,14 @@ _AWAY_REST_SECONDS = 3_600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Aged:
+class AgedMessages:
     """The letters of a queue that have waited long and stay there. Times are epoch seconds."""
 
     letters: int
     oldest_at: float
 
 
-class Ageing(Rounds):
+class ExpiryWatch(PeriodicJob):
     """Looks at the letters of these queues again and again."""
 
     def __init__(
@@ -107,7 +107,7 @@ class Ageing(Rounds):
         else:
             self._told_at.pop(queue, None)
 
-    def _aged(self, letters: Letters, now: float, retention_seconds: float) -> Aged:
+    def _aged(self, letters: DeadLetterReader, now: float, retention_seconds: float) -> AgedMessages:
         archiving = None if self._archive is None else _Archiving(self._archive, letters, self._bus, self._probe)
         count, oldest_at = 0, now
         for page in letters.pages():
@@ -123,9 +123,9 @@ class Ageing(Rounds):
                 break
         if archiving is not None:
             archiving.flush()
-        return Aged(letters=count, oldest_at=oldest_at)
+        return AgedMessages(letters=count, oldest_at=oldest_at)
 
-    def _warn(self, queue: str, aged: Aged, now: float, retention_seconds: float) -> None:
+    def _warn(self, queue: str, aged: AgedMessages, now: float, retention_seconds: float) -> None:
         at = self._clock.monotonic()
         if at - self._told_at.get(queue, float("-inf")) < TOLD_EVERY_SECONDS:
             return
@@ -144,7 +144,7 @@ class Ageing(Rounds):
 class _Archiving:
     """Letters on their way from a queue into files."""
 
-    def __init__(self, files: Files, letters: Letters, bus: Bus, probe: Probe) -> None:
+    def __init__(self, files: Files, letters: DeadLetterReader, bus: Bus, probe: Probe) -> None:
         self._files = files
         self._letters = letters
         self._bus = bus
@@ -154,7 +154,7 @@ class _Archiving:
         self._bytes = 0
         self._first_at = 0.0
 
-    def add(self, letter: Letter) -> None:
+    def add(self, letter: DeadLetteredMessage) -> None:
         line = line_of(letter)
         if self._ids and (len(self._ids) >= FILE_LETTERS_MAX or self._bytes + len(line) > FILE_BYTES_MAX):
             self.flush()
@@ -185,7 +185,7 @@ class _Archiving:
         self._ids, self._lines, self._bytes = [], [], 0
 
 
-def ageing(queues: Sequence[str], host: Host) -> AbstractContextManager[object]:
+def ageing(queues: Sequence[str], host: ServiceContext) -> AbstractContextManager[object]:
     """Look after the letters of these queues, of whichever tier, until the block ends.
 
     Raises `UsageError` where the setting dead_letters_archive is no place for files.
@@ -194,7 +194,7 @@ def ageing(queues: Sequence[str], host: Host) -> AbstractContextManager[object]:
     if not queues:
         return nullcontext()
     address = settings.dead_letters_archive
-    duty = Ageing(
+    duty = ExpiryWatch(
         list(dict.fromkeys(queues)),
         broker=host.broker,
         archive=None if address is None else files_at(address, settings.aws),

@@ -6,8 +6,8 @@ from ulid import ULID
 
 from penstock.app.paths import declared_places
 from penstock.app.pipelines.service import PipelineService
-from penstock.app.rounds import Rounds
-from penstock.app.service import Host, Service
+from penstock.app.rounds import PeriodicJob
+from penstock.app.service import Service, ServiceContext
 from penstock.app.tables import Tables
 from penstock.events import Bus, GarbageCollected
 from penstock.ledger import Ledger
@@ -23,7 +23,7 @@ REST_SECONDS = 6 * 3_600.0
 FIRST_REST_SECONDS = 300.0  # a worker that starts has more urgent things to do
 
 
-class GarbageKeeper(Rounds):
+class GarbageKeeper(PeriodicJob):
     """Collects the garbage of pipelines again and again. A pass that is left in the middle does no harm."""
 
     def __init__(
@@ -87,7 +87,7 @@ class GarbageKeeper(Rounds):
             )
 
 
-def keeper_of(services: Sequence[Service], host: Host) -> GarbageKeeper | None:
+def keeper_of(services: Sequence[Service], host: ServiceContext) -> GarbageKeeper | None:
     """Return the keeper for the pipelines among these services; None if there are none."""
     pipelines = [service.pipeline for service in services if isinstance(service, PipelineService)]
     if not pipelines:

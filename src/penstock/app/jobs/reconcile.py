@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from ulid import ULID
 
-from penstock.app.reconcile_target import Target
+from penstock.app.reconcile_target import ReconcileTarget
 from penstock.errors import PenstockError
 from penstock.events import Listener, UpkeepFailed
 from penstock.ledger.records import WorkBegun, WorkEnding
@@ -38,7 +38,7 @@ RETRY_SECONDS = 300.0  # after a failure; less where it is due more often
 PATIENCE_PERIODS = 4  # for messages of the last one that are still in the queue
 END_SECONDS = 2.0  # for Spark's jobs to be cancelled
 
-Work = Callable[[Target, StopSignal], object]  # reconciles one target until it is done, or until the stop
+Work = Callable[[ReconcileTarget, StopSignal], object]  # reconciles one target until it is done, or until the stop
 
 
 class ReconcileDuty:
@@ -46,7 +46,7 @@ class ReconcileDuty:
 
     def __init__(
         self,
-        targets: Sequence[Target],
+        targets: Sequence[ReconcileTarget],
         work: Work,
         *,
         worker: str,
@@ -101,7 +101,7 @@ class ReconcileDuty:
                 self._clock.wait(asked, left)
                 asked.clear()
 
-    def _attend(self, target: Target) -> None:
+    def _attend(self, target: ReconcileTarget) -> None:
         try:
             rested = self._clock.monotonic() >= self._not_before.get(target.pipeline, 0.0)
             if rested and not self._still_works(target) and self._is_due(target):
@@ -113,14 +113,14 @@ class ReconcileDuty:
             words = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
             self._tell(UpkeepFailed(handler=f"reconcile {target.pipeline}", error=words))
 
-    def _still_works(self, target: Target) -> bool:
+    def _still_works(self, target: ReconcileTarget) -> bool:
         """Return True if a reconcile that was told to stop has not ended: a second one must not run beside it."""
         thread = self._leftover.get(target.pipeline)
         if thread is not None and not thread.is_alive():
             del self._leftover[target.pipeline]
         return target.pipeline in self._leftover
 
-    def _is_due(self, target: Target) -> bool:
+    def _is_due(self, target: ReconcileTarget) -> bool:
         """By the ledger's clock. Not while what the last one sent still waits: it would all be sent once more."""
         seconds = target.ledger.seconds_since_reconciliation(target.pipeline)
         if seconds is None:
@@ -132,7 +132,7 @@ class ReconcileDuty:
             return True
         return has_settled(target.broker, target.queue, seconds=seconds)
 
-    def _claimed(self, target: Target) -> None:
+    def _claimed(self, target: ReconcileTarget) -> None:
         ledger, attempt_id = target.ledger, str(ULID())
         standing = ledger.begin_work(
             HANDLER, target.pipeline, attempt_id=attempt_id, worker=self._worker, lease_seconds=self._lease_seconds
@@ -149,7 +149,7 @@ class ReconcileDuty:
             if not self._still_works(target):  # else the claim ends with its lease, so that no other worker begins now
                 ledger.end_work(attempt_id, outcome=ending, reason=reason)
 
-    def _worked(self, target: Target, attempt_id: str) -> None:
+    def _worked(self, target: ReconcileTarget, attempt_id: str) -> None:
         """Run the work in a thread of its own while this one extends the claim; raise what either of them raised.
 
         The work never outlives its claim: it is told to stop and waited for, however this method is left.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from penstock.app.context import Home
+from penstock.app.context import AppContext
 from penstock.app.pipelines.declaration import PipelineDeclaration
 from penstock.app.pipelines.published import PublishedBatch
 from penstock.errors import UsageError
@@ -39,7 +39,7 @@ class Pipeline:
     def __init__(self, declaration: PipelineDeclaration) -> None:
         self.declaration = declaration
         self.quarantine = QuarantineTable(declaration, self._aws)
-        self._homes: tuple[Home, ...] = ()  # written while apps are put together
+        self._homes: tuple[AppContext, ...] = ()  # written while apps are put together
 
     def __repr__(self) -> str:
         return f"Pipeline({self.name!r})"
@@ -104,7 +104,7 @@ class Pipeline:
         """As its app speaks to AWS; without an app, as AWS's own settings say."""
         return self._homes[0].settings.aws if self._homes else Aws()
 
-    def _home(self) -> Home:
+    def _home(self) -> AppContext:
         if len(self._homes) != 1:
             found = f"{len(self._homes)} apps include it" if self._homes else "no App includes its group"
             raise UsageError(f"The pipeline {self.name} cannot be run by itself, since {found}; it needs exactly one.")

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from penstock.app.cleanup_runner import Caretaker, moved_to, source_cleanup
-from penstock.app.context import Tools
-from penstock.app.paths import Places, declared_places
+from penstock.app.cleanup_runner import CleanupRunner, moved_to, source_cleanup
+from penstock.app.context import PipelineTools
+from penstock.app.paths import TablePaths, declared_places
 from penstock.app.pipelines.declaration import ObjectSource, PipelineDeclaration
-from penstock.app.pipelines.published import Herald
-from penstock.app.service import Host, busy_seconds_max
-from penstock.app.sources import Source, source_of
+from penstock.app.pipelines.published import PublishNotifier
+from penstock.app.service import ServiceContext, busy_seconds_max
+from penstock.app.sources import SourceLocation, source_of
 from penstock.app.spark import SESSION_END_SECONDS
 from penstock.app.tables import Tables
 from penstock.config import Settings
@@ -21,7 +21,7 @@ from penstock.ledger import Ledger
 from penstock.messaging.broker import Broker
 from penstock.messaging.handler import ServiceWatch, Unwatched
 from penstock.objects.notification import parse_others
-from penstock.pipeline.attempt import AttemptSettings, Surroundings
+from penstock.pipeline.attempt import AttemptSettings, PipelineRuntime
 from penstock.pipeline.batch import PipelineHandler
 from penstock.pipeline.engine import CheckedEngine
 from penstock.pipeline.failures import FailureStreak
@@ -36,7 +36,7 @@ from penstock.pipeline.spark.source.options import checked
 from penstock.pipeline.spark.table_schema import agreement, check_partitions
 from penstock.storage.address import S3Address, s3_address
 from penstock.worker.batcher import Limits
-from penstock.worker.line import Gate, Gates, Line, Start
+from penstock.worker.line import Gate, Gates, Line, SlowStart
 from penstock.worker.settings import WorkerSettings, budget
 
 FAULTS_MAX = 3  # infrastructure faults in a row that a bounded job bears before it tells a person
@@ -46,7 +46,7 @@ WAIT_SECONDS = 30.0  # for a batch to fill while messages keep coming
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
+class BatchLimits:
     """How large batches are, and how often they are tried."""
 
     max_objects: int
@@ -59,9 +59,9 @@ class Numbers:
     busy_seconds_max: float | None
 
     @staticmethod
-    def of(settings: Settings, broker: Broker, *, max_wait_seconds: float = WAIT_SECONDS) -> "Numbers":
+    def of(settings: Settings, broker: Broker, *, max_wait_seconds: float = WAIT_SECONDS) -> "BatchLimits":
         """Those of the settings."""
-        return Numbers(
+        return BatchLimits(
             busy_seconds_max=busy_seconds_max(broker),
             max_objects=settings.max_objects,
             max_bytes=settings.max_bytes,
@@ -74,19 +74,19 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blueprint:
+class PipelineBlueprint:
     """One pipeline with all that it needs but Spark."""
 
     declaration: Declaration
     buckets: frozenset[str]  # whose notifications it takes
-    numbers: Numbers
+    numbers: BatchLimits
     worker: str
     ledger: Ledger
     tables: Tables
     publish: Callable[[], object]  # both tables, and whatever follows from it
     publish_jobs: Mapping[str, Callable[[], object]]  # the same, table by table: neither waits for the other
     faults_max: int | None  # infrastructure faults in a row; None bears any number
-    tools: Tools
+    tools: PipelineTools
     ledger_watch: ServiceWatch = field(default_factory=Unwatched)
     store_watch: ServiceWatch = field(default_factory=Unwatched)  # of the stores that runs read and write
     gate: Gate | None = None  # whether it may receive; None: always
@@ -102,9 +102,9 @@ class Blueprint:
     def late_line(self, session: Callable[[], Session], *, queue: str, weight: int) -> Line:
         """Return a line whose Spark starts while other queues are served; its start raises what `line` raises."""
         engine = LateEngine(lambda: self._engine(session()))
-        return self._line(engine, queue=queue, weight=weight, start=Start(awaits=SPARK, run=engine.start))
+        return self._line(engine, queue=queue, weight=weight, start=SlowStart(awaits=SPARK, run=engine.start))
 
-    def _line(self, engine: CheckedEngine, *, queue: str, weight: int = 1, start: Start | None = None) -> Line:
+    def _line(self, engine: CheckedEngine, *, queue: str, weight: int = 1, start: SlowStart | None = None) -> Line:
         limits = Limits(
             messages_max=self.numbers.max_objects,
             bytes_max=self.numbers.max_bytes,
@@ -155,8 +155,8 @@ class Blueprint:
         except SPARK_ERRORS as error:  # Spark's JVM ended since it was started
             raise explain(error) from error
 
-    def _surroundings(self, engine: CheckedEngine) -> Surroundings:
-        return Surroundings(
+    def _surroundings(self, engine: CheckedEngine) -> PipelineRuntime:
+        return PipelineRuntime(
             ledger=self.ledger,
             engine=engine,
             # A run that is to end notices a dead engine at its next batch; without another batch it is done.
@@ -194,22 +194,22 @@ def worker_settings(settings: Settings) -> WorkerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PipelinePlan:
     """A pipeline that can be served once there is a session."""
 
-    source: Source
-    where: Places
-    blueprint: Blueprint
+    source: SourceLocation
+    where: TablePaths
+    blueprint: PipelineBlueprint
     cleanup: SourceCleanup | None  # None: objects are kept
 
-    def caretaker(self, host: Host) -> Caretaker | None:
+    def caretaker(self, host: ServiceContext) -> CleanupRunner | None:
         """Whoever cleans up the source, not begun yet; None where objects are kept."""
         if self.cleanup is None:
             return None
-        return Caretaker(self.cleanup, stop=host.stop, bus=host.bus, clock=host.clock, random=host.random)
+        return CleanupRunner(self.cleanup, stop=host.stop, bus=host.bus, clock=host.clock, random=host.random)
 
 
-def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | None) -> Plan:
+def plan_of(declaration: PipelineDeclaration, host: ServiceContext, *, faults_max: int | None) -> PipelinePlan:
     """Raises `UserError` for what a person has to mend: a folder that is not there, a schema that cannot be read."""
     where = declared_places(declaration.name, declaration.sink.table, host.settings)
     source = source_of(declaration.source.folder, where)
@@ -220,7 +220,7 @@ def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | N
     tables = Tables(where, ledger, partition_by=declaration.sink.partition_by, bus=host.bus, probe=host.probe)
     told = _told(declaration, host, where, tables)
     queue, store_outage = declaration.source.queue, host.stores.of_pipeline(source, where)
-    blueprint = Blueprint(
+    blueprint = PipelineBlueprint(
         declaration=Declaration(
             pipeline=where.pipeline,
             source=source.address,
@@ -240,7 +240,7 @@ def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | N
         publish=partial(_publish, tables.publish, told),
         publish_jobs={name: partial(_publish, job, told) for name, job in tables.publish_jobs.items()},
         faults_max=faults_max,
-        tools=Tools(stop=host.stop, clock=host.clock, bus=host.bus, probe=host.probe, tracing=host.tracing),
+        tools=PipelineTools(stop=host.stop, clock=host.clock, bus=host.bus, probe=host.probe, tracing=host.tracing),
         ledger_watch=host.outage,
         store_watch=store_outage,
         # A run that is to end does not wait for an outage to pass: it fails after a few faults.
@@ -258,7 +258,7 @@ def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | N
         probe=host.probe,
         clock=host.clock,
     )
-    return Plan(source=source, where=where, blueprint=blueprint, cleanup=cleanup)
+    return PipelinePlan(source=source, where=where, blueprint=blueprint, cleanup=cleanup)
 
 
 def read_options(declaration: PipelineDeclaration, *, default_ratio: float) -> ReadOptions:
@@ -280,13 +280,13 @@ def _csv(source: ObjectSource) -> CsvOptions:
     return default if source.delimiter is None else replace(default, delimiter=source.delimiter)
 
 
-def _numbers(declaration: PipelineDeclaration, host: Host) -> Numbers:
+def _numbers(declaration: PipelineDeclaration, host: ServiceContext) -> BatchLimits:
     given = {
         "max_objects": declaration.max_objects,
         "max_bytes": declaration.max_bytes,
         "max_attempts": declaration.max_attempts,
     }
-    numbers = Numbers.of(host.settings, host.broker, max_wait_seconds=declaration.max_wait_seconds)
+    numbers = BatchLimits.of(host.settings, host.broker, max_wait_seconds=declaration.max_wait_seconds)
     return replace(numbers, **{name: value for name, value in given.items() if value is not None})
 
 
@@ -295,12 +295,14 @@ def _publish(publish: Callable[[], None], told: Callable[[], None]) -> None:
     told()
 
 
-def _told(declaration: PipelineDeclaration, host: Host, where: Places, tables: Tables) -> Callable[[], None]:
+def _told(
+    declaration: PipelineDeclaration, host: ServiceContext, where: TablePaths, tables: Tables
+) -> Callable[[], None]:
     """Return how published batches are announced: to a handler of theirs, and to nobody else, so that no queue grows
     unread."""
     if declaration.published.name not in host.handled:
         return lambda: None
-    herald = Herald(
+    herald = PublishNotifier(
         ledger=host.ledger(),
         broker=host.broker,
         queue=declaration.published,

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from penstock.errors import PenstockError
 from penstock.messaging.broker import Broker, send_each
 from penstock.messaging.message import Outgoing
-from penstock.messaging.schema import Codec, Queue
+from penstock.messaging.schema import BodyCodec, Queue
 
 if TYPE_CHECKING:
     from penstock.ledger import Ledger
@@ -36,7 +36,7 @@ class PublishedBatch(BaseModel):
     committed_at: datetime  # UTC, the ledger's clock
 
 
-class Herald:
+class PublishNotifier:
     """Tells of one pipeline's batches. Any thread may call it, and any number of processes."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Herald:
         self._ledger = ledger
         self._broker = broker
         self._queue = queue.name
-        self._codec = Codec(queue)
+        self._codec = BodyCodec(queue)
         self._pipeline = pipeline
         self._table = table
         ledger.begin_telling(pipeline)

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from os import PathLike
 
 from penstock.app.backends import check_queues
-from penstock.app.context import Home
+from penstock.app.context import AppContext
 from penstock.app.health import gauged, worker_health
 from penstock.app.hosting import host_of
 from penstock.app.housekeeping import Presence
 from penstock.app.naming import register_pipeline
-from penstock.app.pending import Emptiness, Goal
+from penstock.app.pending import PendingObjects, QueueDrainCheck
 from penstock.app.pipelines.declaration import PipelineDeclaration
-from penstock.app.pipelines.plan import FAULTS_MAX, Plan, plan_of, worker_settings
-from penstock.app.service import Host
-from penstock.app.sources import Scan, source_of
+from penstock.app.pipelines.plan import FAULTS_MAX, PipelinePlan, plan_of, worker_settings
+from penstock.app.service import ServiceContext
+from penstock.app.sources import SourceScan, source_of
 from penstock.app.spark import app_spark
 from penstock.app.telemetry import guarded, open_telemetry
 from penstock.app.tracing import traced, tracing_of
@@ -28,12 +28,12 @@ from penstock.events import BatchCommitted, Bus, Event, Listener, ObjectFailed
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import SystemClock
 from penstock.pipeline.spark.session import Session
-from penstock.worker.liveness import Pulse
+from penstock.worker.liveness import Liveness
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
 
 
-class Tally:
+class RunTally:
     """A listener. Written by the threads that emit, read when they are done."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class RunReport:
 
 def run(
     declaration: PipelineDeclaration,
-    home: Home,
+    home: AppContext,
     *,
     spark: Session | None,
     available_now: bool,
@@ -97,10 +97,10 @@ def run(
     listeners: Sequence[Listener],
 ) -> RunReport:
     """See `penstock.app.pipelines.pipeline.Pipeline.run`."""
-    clock, tally = SystemClock(), Tally()
+    clock, tally = SystemClock(), RunTally()
     began_at = clock.monotonic()
     tell = Bus(*listeners).emit
-    pulse = Pulse(clock)
+    pulse = Liveness(clock)
     heard = open_telemetry(
         # What ends by itself answers nobody, and may run beside a worker whose address it has.
         home.settings.model_copy(update={"metrics_address": None}) if available_now else home.settings,
@@ -134,7 +134,7 @@ def run(
         plan = plan_of(declaration, host, faults_max=FAULTS_MAX if available_now else None)
         plan.blueprint.check_columns()
         caretaker = plan.caretaker(host)
-        errand = _Errand(plan, host, queue=declaration.source.queue, source=source)
+        errand = _RunGoal(plan, host, queue=declaration.source.queue, source=source)
         plan.blueprint.publish()  # what an earlier process committed and did not live to publish
         errand.begin()
         if not (available_now and errand.done()) and not stop.requested:
@@ -153,7 +153,7 @@ def run(
         return errand.report(tally, stopped=available_now and stop.requested, seconds=seconds)
 
 
-def _worker(plan: Plan, host: Host, *, queue: str, pulse: Pulse) -> Worker:
+def _worker(plan: PipelinePlan, host: ServiceContext, *, queue: str, pulse: Liveness) -> Worker:
     """With Spark started, which may take its time."""
     line = plan.blueprint.line(host.spark(), queue=queue)
     return Worker(
@@ -167,20 +167,22 @@ def _worker(plan: Plan, host: Host, *, queue: str, pulse: Pulse) -> Worker:
     )
 
 
-class _Errand:
+class _RunGoal:
     """What a run is for: the queue empty and, where a folder was named, all that was found in it done."""
 
-    def __init__(self, plan: Plan, host: Host, *, queue: str, source: str | PathLike[str] | None) -> None:
+    def __init__(
+        self, plan: PipelinePlan, host: ServiceContext, *, queue: str, source: str | PathLike[str] | None
+    ) -> None:
         self.queue = queue
         self._plan = plan
         self._host = host
-        self._scan: Scan | None = None
-        self._goal: Goal | None = None
-        self._emptiness = Emptiness(host.broker, queue, clock=host.clock)
+        self._scan: SourceScan | None = None
+        self._goal: PendingObjects | None = None
+        self._emptiness = QueueDrainCheck(host.broker, queue, clock=host.clock)
         if source is not None:
             self._scan = _scan(plan, source)
             objects = [ref for chunk in self._scan.chunks() for ref in chunk]
-            self._goal = Goal(
+            self._goal = PendingObjects(
                 ledger=host.ledger(),
                 broker=host.broker,
                 pipeline=plan.where.pipeline,
@@ -206,7 +208,7 @@ class _Errand:
             self._goal.reached()
         return False
 
-    def report(self, tally: Tally, *, stopped: bool, seconds: float) -> RunReport:
+    def report(self, tally: RunTally, *, stopped: bool, seconds: float) -> RunReport:
         """``stopped``: somebody asked for it before we were done."""
         tables, where = self._plan.blueprint.tables, self._plan.where
         left = self._emptiness.messages()
@@ -233,7 +235,7 @@ class _Errand:
         )
 
 
-def _scan(plan: Plan, source: str | PathLike[str]) -> Scan:
+def _scan(plan: PipelinePlan, source: str | PathLike[str]) -> SourceScan:
     part = source_of(source, plan.where)
     if not plan.source.holds(part):
         raise UsageError(

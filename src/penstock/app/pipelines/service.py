@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from penstock.app.cleanup import Reader
+from penstock.app.cleanup import SourceReader
 from penstock.app.pipelines.pipeline import Pipeline
-from penstock.app.service import Host, Opened
+from penstock.app.service import OpenedService, ServiceContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +22,12 @@ class PipelineService:
         return self.pipeline.declaration.source.queue
 
     @property
-    def reader(self) -> Reader:
+    def reader(self) -> SourceReader:
         """What it reads, and what becomes of that."""
         source, sink = self.pipeline.declaration.source, self.pipeline.declaration.sink
-        return Reader(name=self.name, source=source.folder, cleanup=source.cleanup, table=sink.table)
+        return SourceReader(name=self.name, source=source.folder, cleanup=source.cleanup, table=sink.table)
 
-    def open(self, host: Host, *, weight: int) -> Opened:
+    def open(self, host: ServiceContext, *, weight: int) -> OpenedService:
         host.check_spark()
         from penstock.app.pipelines.plan import plan_of
 
@@ -36,6 +36,6 @@ class PipelineService:
         line = plan.blueprint.late_line(host.spark, queue=self.queue_name, weight=weight)
         caretaker = plan.caretaker(host)
         if caretaker is None:
-            return Opened(line=line, close=lambda: None)
+            return OpenedService(line=line, close=lambda: None)
         caretaker.start()
-        return Opened(line=line, close=caretaker.end)
+        return OpenedService(line=line, close=caretaker.end)

@@ -7,10 +7,18 @@ Several workers of one process share it: each takes a view of its own with `held
 from collections.abc import Callable, Sequence
 
 from penstock.brokers import shared
-from penstock.brokers.memory.store import Store
+from penstock.brokers.memory.store import MemoryStore
 from penstock.brokers.shared import one_by_one
 from penstock.errors import TemporaryError
-from penstock.messaging.broker import Ask, Capabilities, Listening, QueueSettings, QueueStats, SettleFailure, Turn
+from penstock.messaging.broker import (
+    Capabilities,
+    Listening,
+    QueueSettings,
+    QueueStats,
+    ReceiveRequest,
+    SettleFailure,
+    TurnResult,
+)
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message, Outgoing
@@ -32,7 +40,7 @@ class MemoryBroker:
     ) -> None:
         for settings in queues:
             shared.check_settings(settings)
-        self._store = Store(clock or SystemClock(), queues, deduplication_window_seconds)
+        self._store = MemoryStore(clock or SystemClock(), queues, deduplication_window_seconds)
         self._holder = holder
         self._closed = False  # written by the thread that closes
 
@@ -112,11 +120,11 @@ class MemoryBroker:
     def turn(
         self,
         settlements: Sequence[tuple[Delivery, Settlement]],
-        asks: Sequence[Ask],
+        asks: Sequence[ReceiveRequest],
         *,
         lease_seconds: float,
         wait_seconds: float = 0.0,
-    ) -> Turn:
+    ) -> TurnResult:
         return one_by_one(self, settlements, asks, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
 
     def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> Listening:

@@ -77,7 +77,7 @@ class Entry:
 
 
 @dataclass(slots=True, kw_only=True)
-class Line:
+class MemoryQueue:
     """A queue. ``ring`` holds the groups that have ready messages, the next one to be served first."""
 
     settings: QueueSettings
@@ -192,7 +192,7 @@ class Line:
         )
 
 
-class Store:
+class MemoryStore:
     """Every field but the constants is written under the lock."""
 
     def __init__(self, clock: Clock, queues: Sequence[QueueSettings], deduplication_window_seconds: float) -> None:
@@ -200,13 +200,13 @@ class Store:
         self.clock = clock
         self.lock = threading.Lock()
         self.arrivals = Arrivals()
-        self.lines: dict[str, Line] = {settings.name: Line(settings=settings) for settings in queues}
+        self.lines: dict[str, MemoryQueue] = {settings.name: MemoryQueue(settings=settings) for settings in queues}
         self._deduplication_window_seconds = deduplication_window_seconds
         self._seq = 0
 
-    def line(self, queue: str) -> Line:
+    def line(self, queue: str) -> MemoryQueue:
         """The queue, made on its first use."""
-        return self.lines.setdefault(queue, Line(settings=QueueSettings(name=queue)))
+        return self.lines.setdefault(queue, MemoryQueue(settings=QueueSettings(name=queue)))
 
     def settings(self, queue: str) -> QueueSettings:
         """What the queue was told, or what it would be made with."""
@@ -217,7 +217,7 @@ class Store:
         """Where its dead letters go."""
         return shared.dead_letter_queue(self.settings(queue), holds_dead=self._is_dead_letter_queue(queue))
 
-    def put(self, line: Line, message: Outgoing, now: float) -> str:
+    def put(self, line: MemoryQueue, message: Outgoing, now: float) -> str:
         """Answers the message's id, or that of the earlier message which it repeats."""
         if message.deduplication_id is not None:
             earlier = line.seen_before(message.deduplication_id, now)
@@ -251,7 +251,7 @@ class Store:
             line.make_wait(entry, now + lease_seconds)
         return [self._delivery(queue, entry, now) for entry in taken]
 
-    def tended(self, queue: str, now: float) -> Line | None:
+    def tended(self, queue: str, now: float) -> MemoryQueue | None:
         """The queue with leases, delays and retention looked after, as every look at it begins."""
         line = self.lines.get(queue)
         if line is None:
@@ -267,7 +267,7 @@ class Store:
         self._expire(queue, line, now)
         return line
 
-    def held(self, delivery: Delivery, now: float) -> tuple[Line, Entry] | None:
+    def held(self, delivery: Delivery, now: float) -> tuple[MemoryQueue, Entry] | None:
         """The fence: this very hand-over, its lease not over."""
         hand_over = shared.hand_over_of(self.id, delivery.receipt)
         line = self.lines.get(delivery.queue)
@@ -278,7 +278,7 @@ class Store:
         return (line, entry) if holds else None
 
     def apply(
-        self, line: Line, entry: Entry, delivery: Delivery, settlement: Settlement, *, holder: str, now: float
+        self, line: MemoryQueue, entry: Entry, delivery: Delivery, settlement: Settlement, *, holder: str, now: float
     ) -> None:
         """End a hand-over that is held."""
         match settlement:
@@ -319,7 +319,7 @@ class Store:
             group=entry.group,
         )
 
-    def _expire(self, queue: str, line: Line, now: float) -> None:
+    def _expire(self, queue: str, line: MemoryQueue, now: float) -> None:
         expired = line.pop_expired(now)
         if self._is_dead_letter_queue(queue):
             line.dropped += len(expired)
@@ -328,17 +328,17 @@ class Store:
         for entry in expired:
             self._give_up(line, entry, reason, now)
 
-    def _release(self, line: Line, entry: Entry, release: Release, now: float) -> None:
+    def _release(self, line: MemoryQueue, entry: Entry, release: Release, now: float) -> None:
         end = AttemptEnd.GIVEN_BACK if release.refund else AttemptEnd.FAILED
         entry.end(end, now, shared.kept_reason(release.reason))
         line.make_wait(entry, now + release.delay_seconds)
 
-    def _give_up(self, line: Line, entry: Entry, reason: str, now: float) -> None:
+    def _give_up(self, line: MemoryQueue, entry: Entry, reason: str, now: float) -> None:
         """Bury what dies by the broker's own hand."""
         death = self._death(line.settings.name, entry, reason, now)
         self._bury(line, entry, with_death(entry.attributes, death), now)
 
-    def _bury(self, line: Line, entry: Entry, attributes: Attributes, now: float) -> None:
+    def _bury(self, line: MemoryQueue, entry: Entry, attributes: Attributes, now: float) -> None:
         """Into the dead-letter queue: a new age, new attempts, the same id, body, group and attributes."""
         entry.attributes = attributes
         entry.bury(now)
@@ -365,7 +365,7 @@ class Store:
         return Delivery(
             message=self.message(entry),
             queue=queue,
-            receipt=shared.receipt(self.id, shared.HandOver(seq=entry.seq, number=entry.receive_count)),
+            receipt=shared.receipt(self.id, shared.ReceiptHandle(seq=entry.seq, number=entry.receive_count)),
             attempt=entry.attempts,
             received_at=now,
             previous=entry.tries[-1] if entry.tries else None,

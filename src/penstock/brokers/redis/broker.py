@@ -19,24 +19,24 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from penstock.brokers import shared
-from penstock.brokers.redis.keys import Keys, new_store
-from penstock.brokers.redis.listener import Deaf, Ear
-from penstock.brokers.redis.queues import Queues, discard, read_messages, read_stats
+from penstock.brokers.redis.keys import QueueKeys, new_store
+from penstock.brokers.redis.listener import NoArrivalListener, RedisArrivalListener
+from penstock.brokers.redis.queues import RedisQueues, discard, read_messages, read_stats
 from penstock.brokers.redis.records import entry_of, milliseconds, sent
-from penstock.brokers.redis.recovery import Doubts, Sweeping
+from penstock.brokers.redis.recovery import LeaseSweeper, UnconfirmedDeliveries
 from penstock.brokers.redis.server import Server, script
-from penstock.brokers.redis.turn import Turns
+from penstock.brokers.redis.turn import RedisTurns
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import Listener, MessagesVanished, tell_nobody
 from penstock.messaging.backoff import Random
 from penstock.messaging.broker import (
-    Ask,
     Capabilities,
     Listening,
     QueueSettings,
     QueueStats,
+    ReceiveRequest,
     SettleFailure,
-    Turn,
+    TurnResult,
 )
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
@@ -83,13 +83,13 @@ class RedisStreamsBroker:
         self._tell = tell
         self._window_ms = int(deduplication_window_seconds * 1000)
         self._server = Server(url)
-        self._keys = Keys(prefix)
-        self._queues = Queues(self._server, self._keys, queues)
-        self._sweeping = Sweeping(
+        self._keys = QueueKeys(prefix)
+        self._queues = RedisQueues(self._server, self._keys, queues)
+        self._sweeping = LeaseSweeper(
             self._server, self._keys, every_seconds=sweep_seconds, clock=self._clock, random=random, tell=tell
         )
-        self._doubts = Doubts(self._server, self._keys, worker=holder)
-        self._turns = Turns(
+        self._doubts = UnconfirmedDeliveries(self._server, self._keys, worker=holder)
+        self._turns = RedisTurns(
             server=self._server,
             keys=self._keys,
             queues=self._queues,
@@ -135,7 +135,10 @@ class RedisStreamsBroker:
         self, queue: str, *, messages_max: int, lease_seconds: float, wait_seconds: float = 0.0
     ) -> Sequence[Delivery]:
         turn = self.turn(
-            (), [Ask(queue=queue, messages_max=messages_max)], lease_seconds=lease_seconds, wait_seconds=wait_seconds
+            (),
+            [ReceiveRequest(queue=queue, messages_max=messages_max)],
+            lease_seconds=lease_seconds,
+            wait_seconds=wait_seconds,
         )
         if turn.receive_error is not None and not (wait_seconds and self._closed):
             raise turn.receive_error[1]
@@ -151,11 +154,11 @@ class RedisStreamsBroker:
     def turn(
         self,
         settlements: Sequence[tuple[Delivery, Settlement]],
-        asks: Sequence[Ask],
+        asks: Sequence[ReceiveRequest],
         *,
         lease_seconds: float,
         wait_seconds: float = 0.0,
-    ) -> Turn:
+    ) -> TurnResult:
         """One round trip, but for dead letters and clusters."""
         asks = [ask for ask in asks if ask.messages_max > 0]
         turn = self._turns.turn(settlements, asks, lease_seconds)
@@ -271,9 +274,9 @@ class RedisStreamsBroker:
 
     def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> Listening:
         if self._server.is_cluster:  # one command cannot wait for keys of several slots
-            return Deaf()
+            return NoArrivalListener()
         wakes = {queue: self._keys.wake(queue) for queue in queues}
-        return Ear(self._server, wakes, tell, clock=self._clock, random=self._random)
+        return RedisArrivalListener(self._server, wakes, tell, clock=self._clock, random=self._random)
 
     def close(self) -> None:
         """A receiver that waits returns empty; calls after this raise TemporaryError."""
@@ -285,7 +288,7 @@ class RedisStreamsBroker:
     def _consumer(self, lease_seconds: float) -> str:
         return f"{self._holder}|{self._boot}|{milliseconds(lease_seconds)}"
 
-    def _wait(self, ask: Ask, lease_seconds: float, wait_seconds: float) -> Sequence[Delivery]:
+    def _wait(self, ask: ReceiveRequest, lease_seconds: float, wait_seconds: float) -> Sequence[Delivery]:
         """Wait for a token, a delay's or a lease's end, and look again. The server's clock counts."""
         deadline: float | None = None
         try:

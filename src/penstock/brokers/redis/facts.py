@@ -8,10 +8,10 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from penstock.brokers.redis.broker import SEND_MAX, RedisStreamsBroker
-from penstock.brokers.redis.keys import Keys
+from penstock.brokers.redis.keys import QueueKeys
 from penstock.brokers.redis.server import Server
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
-from penstock.messaging.broker import DEAD_LETTER_SUFFIX, Ask
+from penstock.messaging.broker import DEAD_LETTER_SUFFIX, ReceiveRequest
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
@@ -111,7 +111,7 @@ def _try(broker: RedisStreamsBroker) -> None:
 
 
 def _one(broker: RedisStreamsBroker) -> Delivery:
-    turn = broker.turn((), [Ask(queue=_QUEUE, messages_max=1)], lease_seconds=_LEASE_SECONDS)
+    turn = broker.turn((), [ReceiveRequest(queue=_QUEUE, messages_max=1)], lease_seconds=_LEASE_SECONDS)
     if turn.receive_error is not None:
         raise turn.receive_error[1]
     if not turn.deliveries:
@@ -121,7 +121,7 @@ def _one(broker: RedisStreamsBroker) -> Delivery:
 
 def _remove(url: str, prefix: str) -> None:
     """Whatever may be left, key by key, as a cluster wants it. What this user may not remove stays."""
-    keys = Keys(prefix)
+    keys = QueueKeys(prefix)
     names = [keys.queues]
     for queue in (_QUEUE, f"{_QUEUE}{DEAD_LETTER_SUFFIX}"):
         base = keys.base(queue)

@@ -26,7 +26,7 @@ def _shortened(name: str) -> str:
     return name
 
 
-class Keys:
+class QueueKeys:
     """The keys of all queues under one prefix."""
 
     def __init__(self, prefix: str) -> None:

@@ -13,7 +13,7 @@ WAIT_SECONDS = 1.0  # of one look: none is ever broken off (redis-py's connectio
 BACKOFF_BASE_SECONDS, BACKOFF_CAP_SECONDS = 0.2, 5.0
 
 
-class Ear:
+class RedisArrivalListener:
     """`penstock.messaging.broker.Listening`. There is one token at most, so an arrival wakes one worker, not all.
 
     A token that comes when nobody wants it any more is put back for another worker.
@@ -81,7 +81,7 @@ class Ear:
         )
 
 
-class Deaf:
+class NoArrivalListener:
     """Where nothing is heard: a worker asks now and then."""
 
     def want(self, queues: Set[str]) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from penstock.brokers import shared
-from penstock.brokers.redis.keys import Keys, new_store
-from penstock.brokers.redis.records import State, message_of, milliseconds
+from penstock.brokers.redis.keys import QueueKeys, new_store
+from penstock.brokers.redis.records import MessageState, message_of, milliseconds
 from penstock.brokers.redis.server import Command, Server, script
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.messaging.broker import (
@@ -23,10 +23,10 @@ from penstock.messaging.message import Message
 _DEFAULT_RETENTION_SECONDS = QueueSettings(name="default").retention_seconds
 
 
-class Queues:
+class RedisQueues:
     """Keeps the server's list of queues and their settings. Any thread may call it."""
 
-    def __init__(self, server: Server, keys: Keys, given: Sequence[QueueSettings]) -> None:
+    def __init__(self, server: Server, keys: QueueKeys, given: Sequence[QueueSettings]) -> None:
         self._server = server
         self._keys = keys
         self._given = {settings.name: settings for settings in given}
@@ -133,7 +133,7 @@ BROWSE_MAX = 1_000  # messages in one answer
 DISCARD_MAX = 1_000  # messages in one script
 
 
-def read_stats(server: Server, keys: Keys, queue: str) -> QueueStats:
+def read_stats(server: Server, keys: QueueKeys, queue: str) -> QueueStats:
     """What others put into the stream counts as visible."""
     answer = server.ask(*script("stats", [keys.stream(queue)]))
     if not answer:
@@ -151,7 +151,7 @@ def read_stats(server: Server, keys: Keys, queue: str) -> QueueStats:
 
 
 def read_messages(
-    server: Server, keys: Keys, queue: str, *, messages_max: int, after_id: str | None
+    server: Server, keys: QueueKeys, queue: str, *, messages_max: int, after_id: str | None
 ) -> Sequence[Message]:
     """Messages in any state, by the age of their ids; ``after_id`` may have left the queue meanwhile."""
     found: list[Message] = []
@@ -163,13 +163,13 @@ def read_messages(
         count = min(messages_max - len(found), BROWSE_MAX)
         store, rows = server.ask(*script("browse", [keys.stream(queue)], after, count))
         for seq, enqueued, group, head, body in rows:
-            state = State(seq=int(seq), enqueued_at=int(enqueued) / 1000)
+            state = MessageState(seq=int(seq), enqueued_at=int(enqueued) / 1000)
             found.append(message_of(store.decode(), state, group, head, body))
         after = int(rows[-1][0]) if len(rows) == count else None
     return found
 
 
-def discard(server: Server, keys: Keys, queue: str, ids: Sequence[str]) -> int:
+def discard(server: Server, keys: QueueKeys, queue: str, ids: Sequence[str]) -> int:
     """Delete these messages, in whatever state; answers how many were there."""
     store = server.ask("HGET", keys.settings(queue), "store")
     if store is None:

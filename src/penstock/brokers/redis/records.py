@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from penstock.brokers import shared
 from penstock.brokers.shared import decode_attributes, decode_group, encode_attributes, encode_group
-from penstock.messaging.death import Try
+from penstock.messaging.death import AttemptRecord
 from penstock.messaging.delivery import AttemptEnd, Delivery, PreviousAttempt
 from penstock.messaging.message import NO_ATTRIBUTES, Message, Outgoing
 
@@ -18,7 +18,7 @@ _FRESH = 2  # fields of the state of a message that was never handed over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class MessageState:
     """What a message went through so far. Times are epoch seconds."""
 
     seq: int
@@ -31,7 +31,7 @@ class State:
     earlier: bytes = b""  # the attempts before that one, as the scripts keep them
 
     @property
-    def tries(self) -> Sequence[Try]:
+    def tries(self) -> Sequence[AttemptRecord]:
         """All hand-overs that are remembered, oldest first."""
         if self.previous is None:
             return ()
@@ -44,15 +44,15 @@ class State:
         return self.hand_overs - self.refunds
 
 
-def state_of(text: bytes) -> State:
+def state_of(text: bytes) -> MessageState:
     """The state that the scripts wrote (`ended` in common.lua)."""
     line, _, rest = text.partition(b"\n")
     reason, _, earlier = rest.rpartition(b"\0") if b"\0" in rest else (rest, b"", b"")
     fields = line.split(b" ", 11)
     if len(fields) == _FRESH:
-        return State(seq=int(fields[0]), enqueued_at=int(fields[1]) / 1000)
+        return MessageState(seq=int(fields[0]), enqueued_at=int(fields[1]) / 1000)
     first, last, started, ended = (int(field) for field in fields[6:10])
-    return State(
+    return MessageState(
         seq=int(fields[0]),
         enqueued_at=int(fields[1]) / 1000,
         hand_overs=int(fields[3]),
@@ -70,7 +70,7 @@ def state_of(text: bytes) -> State:
     )
 
 
-def message_of(store: str, state: State, group: bytes, head: bytes, body: bytes) -> Message:
+def message_of(store: str, state: MessageState, group: bytes, head: bytes, body: bytes) -> Message:
     """The message itself."""
     return Message(
         id=shared.message_id(store, state.seq),
@@ -87,7 +87,7 @@ def delivery_of(
     entry_id: bytes,
     *,
     at: float,
-    state: State,
+    state: MessageState,
     group: bytes = b"",
     head: bytes = b"",
     body: bytes,
@@ -143,9 +143,9 @@ def sent(messages: Sequence[Outgoing]) -> list[bytes | str]:
     return arguments
 
 
-def _try_of(line: re.Match[bytes]) -> Try:
+def _try_of(line: re.Match[bytes]) -> AttemptRecord:
     started, ended, kind, worker, reason = line.groups()
-    return Try(
+    return AttemptRecord(
         started_at=int(started) / 1000,
         ended_at=int(ended) / 1000,
         worker=worker.decode("utf-8", "replace"),

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.brokers.redis.keys import Keys
-from penstock.brokers.redis.records import State, delivery_of, entry_of, state_of
+from penstock.brokers.redis.keys import QueueKeys
+from penstock.brokers.redis.records import MessageState, delivery_of, entry_of, state_of
 from penstock.brokers.redis.server import Server, script
-from penstock.brokers.redis.settle import Group
+from penstock.brokers.redis.settle import QueueSettlements
 from penstock.events import Listener, MessagesVanished
 from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock
@@ -23,23 +23,23 @@ CONSUMER_IDLE_SECONDS = 3_600.0  # after which a worker that holds nothing is de
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exhausted:
+class ExhaustedDelivery:
     """A message whose last hand-over's lease is over; still pending, for whoever buries it."""
 
     delivery: Delivery
-    state: State  # before that hand-over
+    state: MessageState  # before that hand-over
     started_at: float
     ended_at: float
     worker: str
 
 
-class Sweeping:
+class LeaseSweeper:
     """When each queue is swept next, and how. The I/O thread's, and anybody's who looks at a queue."""
 
     def __init__(
         self,
         server: Server,
-        keys: Keys,
+        keys: QueueKeys,
         *,
         every_seconds: float | None,
         clock: Clock,
@@ -67,11 +67,11 @@ class Sweeping:
             self._swept[queue] = (now, 0.5 + self._random() / 2)
         return due
 
-    def sweep(self, queue: str) -> list[Exhausted]:
+    def sweep(self, queue: str) -> list[ExhaustedDelivery]:
         """Put back what is held past its lease; answers what nobody should get again, which stays as it is."""
         return [dead for _, exhausted in self._pages(queue, "") for dead in exhausted]
 
-    def release(self, queue: str, holder: str) -> tuple[int, list[Exhausted]]:
+    def release(self, queue: str, holder: str) -> tuple[int, list[ExhaustedDelivery]]:
         """Put back what a worker that is proven dead holds; answers how many, and the rest as `sweep` does."""
         pages = list(self._pages(queue, holder))
         return sum(count for count, _ in pages), [dead for _, exhausted in pages for dead in exhausted]
@@ -85,7 +85,7 @@ class Sweeping:
         last = self._swept.get(queue)
         return last is None or last[0] + self.seconds(lease_seconds) * last[1] <= now
 
-    def _pages(self, queue: str, holder: str) -> Iterator[tuple[int, list[Exhausted]]]:
+    def _pages(self, queue: str, holder: str) -> Iterator[tuple[int, list[ExhaustedDelivery]]]:
         stream = self._keys.stream(queue)
         begin = "-"
         while begin:  # ends: the pending list does
@@ -94,10 +94,10 @@ class Sweeping:
                 self._tell(MessagesVanished(queue=queue, entries=tuple(id.decode() for id in vanished)))
             yield int(count), [self._exhausted(queue, fields) for fields in exhausted]
 
-    def _exhausted(self, queue: str, fields: Any) -> Exhausted:
+    def _exhausted(self, queue: str, fields: Any) -> ExhaustedDelivery:
         id, ended, worker, text, group, head, body, store = fields
         state = state_of(text)
-        return Exhausted(
+        return ExhaustedDelivery(
             delivery=delivery_of(
                 queue, store.decode(), id, at=int(ended) / 1000, state=state, group=group, head=head, body=body
             ),
@@ -112,14 +112,14 @@ PUT_BACK_MAX = 1_000  # in one script
 NEVER_ARRIVED = "its delivery never arrived"
 
 
-class Doubts:
+class UnconfirmedDeliveries:
     """Knows what this broker holds, and after a broken call puts back the rest of what the server thinks it holds.
 
     Any thread may call it. What another thread is taking at that moment must not be mistaken for lost, so it waits for
     a moment in which nobody takes.
     """
 
-    def __init__(self, server: Server, keys: Keys, *, worker: str) -> None:
+    def __init__(self, server: Server, keys: QueueKeys, *, worker: str) -> None:
         self._server = server
         self._keys = keys
         self._worker = worker
@@ -174,7 +174,7 @@ class Doubts:
         unknown, gone = self._server.ask(*script("doubts", [self._keys.stream(queue)], consumer, *receipts))
         self._held.get(queue, set()).difference_update(receipts[id.decode()] for id in gone)
         for at in range(0, len(unknown), PUT_BACK_MAX):
-            group = Group(queue=queue)
+            group = QueueSettlements(queue=queue)
             for id in unknown[at : at + PUT_BACK_MAX]:
                 group.release(id.decode(), delay_seconds=0.0, refund=True, reason=NEVER_ARRIVED)
             self._server.ask(*group.command(self._keys, self._worker))

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.brokers import shared
-from penstock.brokers.redis.keys import Keys, new_store
+from penstock.brokers.redis.keys import QueueKeys, new_store
 from penstock.brokers.redis.records import entry_of, milliseconds, state_of
 from penstock.brokers.redis.server import Command, Server, script
 from penstock.messaging.broker import SettleFailure
-from penstock.messaging.death import TRIES_MAX, Death, Try
+from penstock.messaging.death import TRIES_MAX, AttemptRecord, Death
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import UNREADABLE_ATTRIBUTE
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
@@ -21,7 +21,7 @@ VANISHED = "somebody deleted its entry from the stream, so there is nothing left
 
 
 @dataclass(slots=True, kw_only=True)
-class Group:
+class QueueSettlements:
     """The settlements of one queue in one call."""
 
     queue: str
@@ -40,7 +40,7 @@ class Group:
         self.by_entry[entry] = delivery
         self.others += ("dead", entry, head)
 
-    def command(self, keys: Keys, worker: str) -> Command:
+    def command(self, keys: QueueKeys, worker: str) -> Command:
         """The one call."""
         streams = (keys.stream(self.queue), keys.stream(self.dead_letter_queue or self.queue))
         return script("settle", streams, new_store(), worker, len(self.acks), *self.acks, *self.others)
@@ -61,17 +61,17 @@ def grouped(
     *,
     heads: Mapping[str, str | None],
     dead_letter_queues: Mapping[str, str],
-) -> tuple[Sequence[Group], Sequence[SettleFailure]]:
+) -> tuple[Sequence[QueueSettlements], Sequence[SettleFailure]]:
     """Sort settlements by queue; of two for one delivery the first counts. Answers also those that are lost already.
 
     ``heads`` are the attributes of the dead letters, by receipt; ``dead_letter_queues`` are by queue.
     """
-    groups: dict[str, Group] = {}
+    groups: dict[str, QueueSettlements] = {}
     lost: list[SettleFailure] = []
     for delivery, settlement in settlements:
         group = groups.get(delivery.queue)
         if group is None:
-            group = groups[delivery.queue] = Group(
+            group = groups[delivery.queue] = QueueSettlements(
                 queue=delivery.queue, dead_letter_queue=dead_letter_queues.get(delivery.queue, "")
             )
         entry = entry_of(delivery.receipt)
@@ -90,7 +90,7 @@ def grouped(
 
 
 def deaths_by_settlement(
-    server: Server, keys: Keys, dead: Sequence[tuple[Delivery, DeadLetter]], *, worker: str
+    server: Server, keys: QueueKeys, dead: Sequence[tuple[Delivery, DeadLetter]], *, worker: str
 ) -> dict[str, Death]:
     """By receipt. When a message failed first stands in its entry, which does not change while it is handed over."""
     if not dead:
@@ -122,7 +122,7 @@ def death_by_broker(
     first_failed_at: float | None,
     last_failed_at: float,
     worker: str,
-    tries: Sequence[Try],
+    tries: Sequence[AttemptRecord],
 ) -> Death:
     """Return the death of a message that the broker gave up: delivered too often, expired, or unreadable."""
     return Death(

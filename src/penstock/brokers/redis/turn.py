@@ -9,51 +9,51 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.brokers import shared
-from penstock.brokers.redis.keys import Keys, new_store
-from penstock.brokers.redis.queues import Queues, settings_of
-from penstock.brokers.redis.records import State, delivery_of, entry_of, first_delivery_of, state_of
-from penstock.brokers.redis.recovery import Doubts, Exhausted, Sweeping
+from penstock.brokers.redis.keys import QueueKeys, new_store
+from penstock.brokers.redis.queues import RedisQueues, settings_of
+from penstock.brokers.redis.records import MessageState, delivery_of, entry_of, first_delivery_of, state_of
+from penstock.brokers.redis.recovery import ExhaustedDelivery, LeaseSweeper, UnconfirmedDeliveries
 from penstock.brokers.redis.server import Command, Server, script
-from penstock.brokers.redis.settle import Group, death_by_broker, deaths_by_settlement, grouped
+from penstock.brokers.redis.settle import QueueSettlements, death_by_broker, deaths_by_settlement, grouped
 from penstock.brokers.shared import encode_attributes
 from penstock.errors import UserError
-from penstock.messaging.broker import Ask, QueueSettings, SettleFailure, Turn
-from penstock.messaging.death import Death, Try, buried, with_death
+from penstock.messaging.broker import QueueSettings, ReceiveRequest, SettleFailure, TurnResult
+from penstock.messaging.death import AttemptRecord, Death, buried, with_death
 from penstock.messaging.delivery import AttemptEnd, Delivery
 from penstock.messaging.message import UNREADABLE_ATTRIBUTE
 from penstock.messaging.settlement import DeadLetter, Release, Settlement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class TakenMessages:
     """What one look at some queues brought. Times are epoch seconds by the server's clock."""
 
     now: float
     settings: QueueSettings | None = None  # of the queue whose messages these are
     deliveries: Sequence[Delivery] = ()
-    given_up: Sequence[tuple[Delivery, State, str]] = ()  # handed over to us to be buried: and why
+    given_up: Sequence[tuple[Delivery, MessageState, str]] = ()  # handed over to us to be buried: and why
     next_due_at: float | None = None  # where nothing came: when the next delay ends
 
 
-NOTHING = Taken(now=0.0)
+NOTHING = TakenMessages(now=0.0)
 
 
-def take(keys: Keys, store: str, consumer: str, asks: Sequence[Ask]) -> Command:
+def take(keys: QueueKeys, store: str, consumer: str, asks: Sequence[ReceiveRequest]) -> Command:
     """The command that asks the queues, in order, until one has messages."""
     counts = [min(ask.messages_max, shared.CAPABILITIES.receive_max) for ask in asks]
     return script("take", [keys.stream(ask.queue) for ask in asks], consumer, store, *counts)
 
 
-def taken(asks: Sequence[Ask], answer: Sequence[Any]) -> Taken:
+def taken(asks: Sequence[ReceiveRequest], answer: Sequence[Any]) -> TakenMessages:
     """What `take.lua` answered."""
     which, now = int(answer[0]), int(answer[1]) / 1000
     if which == 0:
         due = answer[2] if len(answer) > 2 else None
-        return Taken(now=now, next_due_at=None if due is None else float(due) / 1000)
+        return TakenMessages(now=now, next_due_at=None if due is None else float(due) / 1000)
     queue, store, entries, holds_dead = asks[which - 1].queue, answer[2].decode(), answer[6], bool(answer[7])
     settings = settings_of(queue, retention=answer[3], receives_max=answer[4], dead_letter_queue=answer[5])
     deliveries: list[Delivery] = []
-    given_up: list[tuple[Delivery, State, str]] = []
+    given_up: list[tuple[Delivery, MessageState, str]] = []
     fresh_from = now - settings.retention_seconds
     for id, fields in entries:
         text, body = fields[1], fields[3]  # in the order of take.lua
@@ -73,36 +73,36 @@ def taken(asks: Sequence[Ask], answer: Sequence[Any]) -> Taken:
             given_up.append((delivery, state, shared.reason_exhausted(state.attempts)))
         else:
             deliveries.append(delivery)
-    return Taken(now=now, settings=settings, deliveries=deliveries, given_up=given_up)
+    return TakenMessages(now=now, settings=settings, deliveries=deliveries, given_up=given_up)
 
 
 LOOKS_MAX = 10  # at queues whose next messages turn out to be dead; the next turn goes on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Settling:
+class _SettleCall:
     """Settlements as they are sent, one group a queue; or why they cannot be."""
 
-    groups: Sequence[Group] = ()
+    groups: Sequence[QueueSettlements] = ()
     lost: Sequence[SettleFailure] = ()
     error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
+class RedisTurns:
     """All that hands over and all that ends a hand-over. Any thread may call it."""
 
     server: Server
-    keys: Keys
-    queues: Queues
-    sweeping: Sweeping
-    doubts: Doubts
+    keys: QueueKeys
+    queues: RedisQueues
+    sweeping: LeaseSweeper
+    doubts: UnconfirmedDeliveries
     holder: str
     consumer: Callable[[float], str]  # the consumer's name for a lease of so many seconds
 
     def turn(
-        self, settlements: Sequence[tuple[Delivery, Settlement]], asks: Sequence[Ask], lease_seconds: float
-    ) -> Turn:
+        self, settlements: Sequence[tuple[Delivery, Settlement]], asks: Sequence[ReceiveRequest], lease_seconds: float
+    ) -> TurnResult:
         """One round trip, but for dead letters, sweeps and clusters."""
         receive_error: tuple[str, Exception] | None = None
         settling = self._prepared(settlements)
@@ -128,7 +128,7 @@ class Turns:
         except Exception as error:
             receive_error = (asked[0].queue, error)
         failures, settle_error = self._settled(settling, answers[: len(commands)])
-        return Turn(
+        return TurnResult(
             failures=failures,
             deliveries=got.deliveries,
             settle_error=settle_error,
@@ -136,7 +136,7 @@ class Turns:
             next_in_seconds=None if got.next_due_at is None else max(got.next_due_at - got.now, 0.0),
         )
 
-    def look(self, asks: Sequence[Ask], lease_seconds: float) -> Taken:
+    def look(self, asks: Sequence[ReceiveRequest], lease_seconds: float) -> TakenMessages:
         """Take from the first queue that has any message. Raises what the server raises."""
         with self._taking(asks, lease_seconds):
             return self._live(asks, self._answers(self._take(asks, lease_seconds)), lease_seconds)
@@ -151,7 +151,7 @@ class Turns:
             if tidy:
                 self.sweeping.tidy(queue)
 
-    def bury_exhausted(self, exhausted: Sequence[Exhausted]) -> None:
+    def bury_exhausted(self, exhausted: Sequence[ExhaustedDelivery]) -> None:
         """Dead-letter what was handed over too often, fenced as every settlement is."""
         deaths = {
             dead.delivery.receipt: death_by_broker(
@@ -167,7 +167,7 @@ class Turns:
         }
         self._bury([dead.delivery for dead in exhausted], deaths)
 
-    def _tidy_up(self, asks: Sequence[Ask], lease_seconds: float) -> None:
+    def _tidy_up(self, asks: Sequence[ReceiveRequest], lease_seconds: float) -> None:
         """What comes before a look: doubts and sweeps. In a cluster of these queues alone, since nodes fail apart."""
         queues = [ask.queue for ask in asks]
         self.doubts.resolve(queues if self.server.is_cluster else None)
@@ -175,7 +175,7 @@ class Turns:
 
     # --- settling
 
-    def _prepared(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> _Settling:
+    def _prepared(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> _SettleCall:
         try:
             for _, each in settlements:
                 if isinstance(each, Release):
@@ -190,15 +190,17 @@ class Turns:
                 for delivery, each in dead
             }
         except Exception as error:
-            return _Settling(error=error)
+            return _SettleCall(error=error)
         groups, lost = grouped(settlements, heads=heads, dead_letter_queues=dead_letter_queues)
-        return _Settling(groups=groups, lost=lost)
+        return _SettleCall(groups=groups, lost=lost)
 
     def _dead_letter_queues(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> Mapping[str, str]:
         queues = {delivery.queue for delivery, each in settlements if isinstance(each, DeadLetter)}
         return {queue: self.queues.dead_letter_queue(queue) for queue in queues}
 
-    def _settled(self, settling: _Settling, answers: Sequence[Any]) -> tuple[Sequence[SettleFailure], Exception | None]:
+    def _settled(
+        self, settling: _SettleCall, answers: Sequence[Any]
+    ) -> tuple[Sequence[SettleFailure], Exception | None]:
         if settling.error is not None:
             return (), settling.error
         failures = list(settling.lost)
@@ -220,7 +222,7 @@ class Turns:
         if not deliveries:
             return
         queue = deliveries[0].queue
-        group = Group(queue=queue, dead_letter_queue=self.queues.dead_letter_queue(queue))
+        group = QueueSettlements(queue=queue, dead_letter_queue=self.queues.dead_letter_queue(queue))
         for delivery in deliveries:
             death = with_death(delivery.message.attributes, deaths[delivery.receipt])
             group.bury(delivery, entry_of(delivery.receipt) or "0-0", encode_attributes(death) or "")
@@ -231,18 +233,18 @@ class Turns:
     # --- taking
 
     @contextmanager
-    def _taking(self, asks: Sequence[Ask], lease_seconds: float) -> Iterator[None]:
+    def _taking(self, asks: Sequence[ReceiveRequest], lease_seconds: float) -> Iterator[None]:
         if not asks:
             yield
             return
         with self.doubts.taking([ask.queue for ask in asks], self.consumer(lease_seconds)):
             yield
 
-    def _rounds(self, asks: Sequence[Ask]) -> Sequence[Sequence[Ask]]:
+    def _rounds(self, asks: Sequence[ReceiveRequest]) -> Sequence[Sequence[ReceiveRequest]]:
         """What one script may be asked: all queues, but in a cluster, where they lie apart."""
         return [[ask] for ask in asks] or [()] if self.server.is_cluster else [asks]
 
-    def _take(self, asks: Sequence[Ask], lease_seconds: float) -> Sequence[Command]:
+    def _take(self, asks: Sequence[ReceiveRequest], lease_seconds: float) -> Sequence[Command]:
         return [take(self.keys, new_store(), self.consumer(lease_seconds), asks)] if asks else []
 
     def _answers(self, commands: Sequence[Command]) -> list[Any]:
@@ -254,7 +256,7 @@ class Turns:
         except Exception as error:
             return [error] * len(commands)
 
-    def _live(self, asks: Sequence[Ask], answers: Sequence[Any], lease_seconds: float) -> Taken:
+    def _live(self, asks: Sequence[ReceiveRequest], answers: Sequence[Any], lease_seconds: float) -> TakenMessages:
         """What came, without the dead; looks again where all of it was dead."""
         got = NOTHING
         for _ in range(LOOKS_MAX):
@@ -270,7 +272,7 @@ class Turns:
             answers = self._answers(self._take(asks, lease_seconds))
         return got
 
-    def _give_up(self, got: Taken) -> None:
+    def _give_up(self, got: TakenMessages) -> None:
         if got.settings is not None:
             self.queues.hear(got.settings)
             for delivery in got.deliveries[:1]:
@@ -297,9 +299,9 @@ def _where_it_can(settlement: Settlement, delivery: Delivery, dead_letter_queues
     return settlement
 
 
-def _last_try(dead: Exhausted) -> Try:
+def _last_try(dead: ExhaustedDelivery) -> AttemptRecord:
     """The hand-over that nobody ended."""
-    return Try(
+    return AttemptRecord(
         started_at=dead.started_at,
         ended_at=dead.ended_at,
         worker=dead.worker,

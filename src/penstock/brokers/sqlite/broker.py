@@ -31,19 +31,27 @@ from pathlib import Path
 
 from penstock.brokers import shared
 from penstock.brokers.shared import Arrivals, encode_attributes, encode_group, one_by_one
-from penstock.brokers.sqlite.deliveries import Leasing, Settling
+from penstock.brokers.sqlite.deliveries import SqliteLeases, SqliteSettler
 from penstock.brokers.sqlite.file import QueueFile, statements
-from penstock.brokers.sqlite.queues import QueueRow, Queues, Row, message_of
-from penstock.brokers.sqlite.upkeep import Upkeep
-from penstock.messaging.broker import Ask, Capabilities, Listening, QueueSettings, QueueStats, SettleFailure, Turn
+from penstock.brokers.sqlite.queues import QueueRow, Row, SqliteQueues, message_of
+from penstock.brokers.sqlite.upkeep import SqliteUpkeep
+from penstock.messaging.broker import (
+    Capabilities,
+    Listening,
+    QueueSettings,
+    QueueStats,
+    ReceiveRequest,
+    SettleFailure,
+    TurnResult,
+)
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Ack, Release, Settlement
 
 
-class Sending:
-    def __init__(self, sql: Mapping[str, str], queues: Queues, *, deduplication_window_seconds: float) -> None:
+class SqliteSender:
+    def __init__(self, sql: Mapping[str, str], queues: SqliteQueues, *, deduplication_window_seconds: float) -> None:
         self._sql = sql
         self._queues = queues
         self._deduplication_window_seconds = deduplication_window_seconds
@@ -131,11 +139,11 @@ class SqliteBroker:
         self._sql = statements()
         self._file = QueueFile(Path(path), busy_timeout_seconds=busy_timeout_seconds)
         self._store_id = self._file.store_id
-        self._queues = Queues(self._sql)
-        self._upkeep = Upkeep(self._sql, self._store_id, self._queues)
-        self._sending = Sending(self._sql, self._queues, deduplication_window_seconds=deduplication_window_seconds)
-        self._leasing = Leasing(self._sql, self._store_id, holder, self._queues, self._upkeep)
-        self._settling = Settling(self._sql, holder, self._queues, self._upkeep, self._leasing)
+        self._queues = SqliteQueues(self._sql)
+        self._upkeep = SqliteUpkeep(self._sql, self._store_id, self._queues)
+        self._sending = SqliteSender(self._sql, self._queues, deduplication_window_seconds=deduplication_window_seconds)
+        self._leasing = SqliteLeases(self._sql, self._store_id, holder, self._queues, self._upkeep)
+        self._settling = SqliteSettler(self._sql, holder, self._queues, self._upkeep, self._leasing)
         if queues:
             with self._file.transaction(durable=True) as connection:
                 for settings in queues:
@@ -200,11 +208,11 @@ class SqliteBroker:
     def turn(
         self,
         settlements: Sequence[tuple[Delivery, Settlement]],
-        asks: Sequence[Ask],
+        asks: Sequence[ReceiveRequest],
         *,
         lease_seconds: float,
         wait_seconds: float = 0.0,
-    ) -> Turn:
+    ) -> TurnResult:
         return one_by_one(self, settlements, asks, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
 
     def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> Listening:

@@ -8,8 +8,8 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 
 from penstock.brokers import shared
-from penstock.brokers.sqlite.queues import QueueRow, Queues, Row, delivery_of, tries_of
-from penstock.brokers.sqlite.upkeep import Upkeep
+from penstock.brokers.sqlite.queues import QueueRow, Row, SqliteQueues, delivery_of, tries_of
+from penstock.brokers.sqlite.upkeep import SqliteUpkeep
 from penstock.messaging.death import buried
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import UNREADABLE_ATTRIBUTE, Attributes, Message
@@ -18,10 +18,12 @@ from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 _BODY_BYTES_MAX = shared.CAPABILITIES.body_bytes_max
 
 
-class Leasing:
+class SqliteLeases:
     """Everything runs inside a transaction of the caller's."""
 
-    def __init__(self, sql: Mapping[str, str], store_id: str, holder: str, queues: Queues, upkeep: Upkeep) -> None:
+    def __init__(
+        self, sql: Mapping[str, str], store_id: str, holder: str, queues: SqliteQueues, upkeep: SqliteUpkeep
+    ) -> None:
         self._sql = sql
         self._store_id = store_id
         self._holder = holder
@@ -109,10 +111,12 @@ def _unfit(message: Message) -> str | None:
     return shared.reason_unreadable() if UNREADABLE_ATTRIBUTE in message.attributes else None
 
 
-class Settling:
+class SqliteSettler:
     """Everything runs inside a transaction of the caller's."""
 
-    def __init__(self, sql: Mapping[str, str], holder: str, queues: Queues, upkeep: Upkeep, leasing: Leasing) -> None:
+    def __init__(
+        self, sql: Mapping[str, str], holder: str, queues: SqliteQueues, upkeep: SqliteUpkeep, leasing: SqliteLeases
+    ) -> None:
         self._sql = sql
         self._holder = holder
         self._queues = queues

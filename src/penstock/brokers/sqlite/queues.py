@@ -14,7 +14,7 @@ from typing import Any
 from penstock.brokers import shared
 from penstock.brokers.shared import decode_attributes, decode_group
 from penstock.messaging.broker import DEAD_LETTER_SUFFIX, QueueSettings, names_dead_letters
-from penstock.messaging.death import Try
+from penstock.messaging.death import AttemptRecord
 from penstock.messaging.delivery import AttemptEnd, Delivery, PreviousAttempt
 from penstock.messaging.message import Message
 
@@ -30,7 +30,7 @@ class QueueRow:
     clock_at: float  # when a lease or a delay was last given: the clock was there already
 
 
-class Queues:
+class SqliteQueues:
     def __init__(self, sql: Mapping[str, str]) -> None:
         self._sql = sql
 
@@ -132,18 +132,18 @@ def delivery_of(store: str, queue: str, row: Row, now: float) -> Delivery:
     return Delivery(
         message=message_of(store, row),
         queue=queue,
-        receipt=shared.receipt(store, shared.HandOver(seq=row[0], number=receive_count + 1)),
+        receipt=shared.receipt(store, shared.ReceiptHandle(seq=row[0], number=receive_count + 1)),
         attempt=receive_count + 1 - refunds,
         received_at=now,
         previous=_previous_of(row),
     )
 
 
-def tries_of(text: str | None) -> Sequence[Try]:
+def tries_of(text: str | None) -> Sequence[AttemptRecord]:
     """What the statements wrote of a message's attempts. Of those that an older program began the times are not
     known."""
     return [
-        Try(started_at=started_at, ended_at=ended_at, worker=worker, end=end, reason=reason)
+        AttemptRecord(started_at=started_at, ended_at=ended_at, worker=worker, end=end, reason=reason)
         for started_at, ended_at, worker, end, reason in json.loads(text or "[]")
         if started_at is not None
     ]

@@ -10,15 +10,15 @@ from dataclasses import replace
 
 from penstock.brokers import shared
 from penstock.brokers.shared import decode_attributes, encode_attributes
-from penstock.brokers.sqlite.queues import QueueRow, Queues, Row, tries_of
+from penstock.brokers.sqlite.queues import QueueRow, Row, SqliteQueues, tries_of
 from penstock.messaging.death import Death, with_death
 from penstock.messaging.message import UNREADABLE_ATTRIBUTE, Attributes
 
 ROWS_MAX = 10_000  # looked after in one transaction, so that other writers come in between
 
 
-class Upkeep:
-    def __init__(self, sql: Mapping[str, str], store_id: str, queues: Queues) -> None:
+class SqliteUpkeep:
+    def __init__(self, sql: Mapping[str, str], store_id: str, queues: SqliteQueues) -> None:
         self._sql = sql
         self._store_id = store_id
         self._queues = queues

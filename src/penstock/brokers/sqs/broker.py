@@ -18,28 +18,28 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from penstock.brokers import shared
-from penstock.brokers.sqs.calls import AtOnce, AtOncePerQueue, Batches, outcome
-from penstock.brokers.sqs.client import Api, is_missing
-from penstock.brokers.sqs.envelope import Received
-from penstock.brokers.sqs.leases import Leases, Settled
+from penstock.brokers.sqs.calls import BatchCalls, ParallelCalls, ParallelCallsPerQueue, outcome
+from penstock.brokers.sqs.client import SqsApi, is_missing
+from penstock.brokers.sqs.envelope import SqsDelivery
+from penstock.brokers.sqs.leases import SettledDeliveries, SqsLeases
 from penstock.brokers.sqs.limits import POLL_SECONDS_MAX, capabilities, check_lease
-from penstock.brokers.sqs.listener import Ear
-from penstock.brokers.sqs.move import Movers, Moving
-from penstock.brokers.sqs.queues import Queues, purge, read_stats
-from penstock.brokers.sqs.receive import Expected, Held, Receiving, Taking
-from penstock.brokers.sqs.send import Sending
-from penstock.brokers.sqs.settle import Settling
+from penstock.brokers.sqs.listener import SqsArrivalListener
+from penstock.brokers.sqs.move import MoveInProgress, MoveStarter
+from penstock.brokers.sqs.queues import SqsQueues, purge, read_stats
+from penstock.brokers.sqs.receive import PolledMessages, PollRequest, ReceiveCalls, SqsReceiver
+from penstock.brokers.sqs.send import SqsSender
+from penstock.brokers.sqs.settle import SqsSettler
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.events import Listener, tell_nobody
 from penstock.messaging.backoff import Random
 from penstock.messaging.broker import (
-    Ask,
     Capabilities,
     Listening,
     QueueSettings,
     QueueStats,
+    ReceiveRequest,
     SettleFailure,
-    Turn,
+    TurnResult,
     is_fifo,
 )
 from penstock.messaging.clock import Clock, SystemClock
@@ -91,30 +91,30 @@ class SqsBroker:
         self._random = random
         self._poll_seconds = poll_seconds
         self._capabilities = capabilities(pollers=pollers)
-        self._receivers = AtOnce("receive", threads=pollers * TURNS_MAX)
-        self._settlers = AtOnce("settle", threads=SETTLERS)
-        self._extenders = AtOncePerQueue("extend", threads=EXTENDERS)
-        self._turners = AtOnce("turn", threads=TURNS_MAX)
-        self._ways = AtOnce("ways", threads=SETTLERS)
-        self._api = Api(aws, pollers=pollers, poll_seconds=poll_seconds)
-        self._queues = Queues(self._api, clock=self._clock)
-        self._movers = Movers(self._api, self._queues, clock=self._clock)
-        self._held = Held(self._clock, unclaimed_seconds=UNCLAIMED_SECONDS)
-        self._settled = Settled()
-        batches = Batches(self._api, lambda _: self._settlers, clock=self._clock, random=random)
-        extending = Batches(self._api, self._extenders.of, clock=self._clock, random=random)
-        self._leases = Leases(self._queues, batches, self._settled, extending=extending, clock=self._clock)
-        self._sending = Sending(self._api, self._queues, batches)
-        self._taking = Taking(
+        self._receivers = ParallelCalls("receive", threads=pollers * TURNS_MAX)
+        self._settlers = ParallelCalls("settle", threads=SETTLERS)
+        self._extenders = ParallelCallsPerQueue("extend", threads=EXTENDERS)
+        self._turners = ParallelCalls("turn", threads=TURNS_MAX)
+        self._ways = ParallelCalls("ways", threads=SETTLERS)
+        self._api = SqsApi(aws, pollers=pollers, poll_seconds=poll_seconds)
+        self._queues = SqsQueues(self._api, clock=self._clock)
+        self._movers = MoveStarter(self._api, self._queues, clock=self._clock)
+        self._held = PolledMessages(self._clock, unclaimed_seconds=UNCLAIMED_SECONDS)
+        self._settled = SettledDeliveries()
+        batches = BatchCalls(self._api, lambda _: self._settlers, clock=self._clock, random=random)
+        extending = BatchCalls(self._api, self._extenders.of, clock=self._clock, random=random)
+        self._leases = SqsLeases(self._queues, batches, self._settled, extending=extending, clock=self._clock)
+        self._sending = SqsSender(self._api, self._queues, batches)
+        self._taking = SqsReceiver(
             held=self._held,
-            receiving=Receiving(
+            receiving=ReceiveCalls(
                 self._api, self._queues, self._receivers, pollers=pollers, clock=self._clock, tell=tell
             ),
             leases=self._leases,
             poll_seconds=poll_seconds,
             clock=self._clock,
         )
-        self._settling = Settling(
+        self._settling = SqsSettler(
             queues=self._queues,
             batches=batches,
             leases=self._leases,
@@ -169,7 +169,7 @@ class SqsBroker:
         count = min(messages_max, self._capabilities.receive_max)
         if count < 1:
             return ()
-        self._held.expect(queue, Expected(messages_max=count, lease_seconds=lease_seconds))
+        self._held.expect(queue, PollRequest(messages_max=count, lease_seconds=lease_seconds))
         with self._forgetting([queue]):
             return self._taking.take(queue, count, lease_seconds, wait_seconds)
 
@@ -183,11 +183,11 @@ class SqsBroker:
     def turn(
         self,
         settlements: Sequence[tuple[Delivery, Settlement]],
-        asks: Sequence[Ask],
+        asks: Sequence[ReceiveRequest],
         *,
         lease_seconds: float,
         wait_seconds: float = 0.0,
-    ) -> Turn:
+    ) -> TurnResult:
         """Both at once, but where something released or unlocked is to be received in the same turn."""
 
         def settle() -> Sequence[SettleFailure] | Exception:
@@ -209,7 +209,7 @@ class SqsBroker:
 
     def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> Listening:
         """Polls of ``poll_seconds`` while the worker has room. Closing waits for those under way."""
-        return Ear(
+        return SqsArrivalListener(
             queues,
             tell,
             held=self._held,
@@ -264,7 +264,7 @@ class SqsBroker:
             self._held.drop(queue)
             return count
 
-    def move_all(self, source: str, destination: str | None = None, *, per_second: int | None = None) -> Moving:
+    def move_all(self, source: str, destination: str | None = None, *, per_second: int | None = None) -> MoveInProgress:
         """Let SQS itself move every message of a dead-letter queue, unchanged; iterate for the progress, see `moving`.
 
         Without a destination they go to the one queue whose redrive policy names the source. ``per_second``: 1 to 500;
@@ -299,7 +299,7 @@ class SqsBroker:
 
     # --- inside
 
-    def _asked(self, asks: Sequence[Ask], lease_seconds: float, wait_seconds: float) -> Turn:
+    def _asked(self, asks: Sequence[ReceiveRequest], lease_seconds: float, wait_seconds: float) -> TurnResult:
         """Asked in order until one has messages."""
         for ask in asks:
             try:
@@ -310,12 +310,12 @@ class SqsBroker:
                     wait_seconds=wait_seconds if len(asks) == 1 else 0.0,
                 )
             except Exception as error:
-                return Turn(receive_error=(ask.queue, error))
+                return TurnResult(receive_error=(ask.queue, error))
             if deliveries:
-                return Turn(deliveries=deliveries)
-        return Turn()
+                return TurnResult(deliveries=deliveries)
+        return TurnResult()
 
-    def _give_back(self, deliveries: Sequence[Received]) -> None:
+    def _give_back(self, deliveries: Sequence[SqsDelivery]) -> None:
         self.settle([(delivery, Release(refund=True)) for delivery in deliveries])
 
     @contextmanager
@@ -330,7 +330,7 @@ class SqsBroker:
             raise
 
 
-def _come_again(settlements: Sequence[tuple[Delivery, Settlement]], asks: Sequence[Ask]) -> bool:
+def _come_again(settlements: Sequence[tuple[Delivery, Settlement]], asks: Sequence[ReceiveRequest]) -> bool:
     """Whether what is settled may be received at once: released without delay, or unlocked in a FIFO queue."""
     asked = {ask.queue for ask in asks}
     return any(is_fifo(queue) for queue in asked) or any(
@@ -339,7 +339,7 @@ def _come_again(settlements: Sequence[tuple[Delivery, Settlement]], asks: Sequen
     )
 
 
-def _turn(settled: Sequence[SettleFailure] | Exception, asked: Turn) -> Turn:
+def _turn(settled: Sequence[SettleFailure] | Exception, asked: TurnResult) -> TurnResult:
     if isinstance(settled, Exception):
         return replace(asked, settle_error=settled)
     return replace(asked, failures=settled)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from penstock.brokers.sqs import client
-from penstock.brokers.sqs.client import Api, QueueRef
+from penstock.brokers.sqs.client import QueueRef, SqsApi
 from penstock.brokers.sqs.limits import BATCH_MAX
 from penstock.errors import TemporaryError, UserError
 from penstock.messaging.backoff import Random, backoff_seconds
@@ -20,7 +20,7 @@ from penstock.messaging.clock import Clock
 Answer = TypeVar("Answer")
 
 
-class AtOnce:
+class ParallelCalls:
     """Threads for calls that wait for the network. A call made in one of them must not make others here."""
 
     def __init__(self, name: str, *, threads: int) -> None:
@@ -44,7 +44,7 @@ class AtOnce:
         self._pool.shutdown(wait=False)
 
 
-class AtOncePerQueue:
+class ParallelCallsPerQueue:
     """A pool of threads for each queue, made at its first use. Any thread may call it."""
 
     def __init__(self, name: str, *, threads: int) -> None:
@@ -52,14 +52,14 @@ class AtOncePerQueue:
         self._name = name
         self._threads = threads
         self._lock = threading.Lock()
-        self._by_queue: dict[str, AtOnce] = {}  # under the lock
+        self._by_queue: dict[str, ParallelCalls] = {}  # under the lock
         self._closed = False  # under the lock
 
-    def of(self, queue: str) -> AtOnce:
+    def of(self, queue: str) -> ParallelCalls:
         """Return the pool of this queue."""
         with self._lock:
             if queue not in self._by_queue:
-                self._by_queue[queue] = AtOnce(f"{self._name}-{queue}", threads=self._threads)
+                self._by_queue[queue] = ParallelCalls(f"{self._name}-{queue}", threads=self._threads)
                 if self._closed:
                     self._by_queue[queue].close()
             return self._by_queue[queue]
@@ -91,7 +91,7 @@ Entry = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class FailedEntry:
     """Why one entry failed. ``never``: another try cannot help."""
 
     code: str
@@ -102,17 +102,17 @@ class Failed:
         return f"{self.code}: {self.message}" if self.message else self.code
 
 
-class Batches:
+class BatchCalls:
     """Any thread may call it."""
 
-    def __init__(self, api: Api, at_once: Callable[[str], AtOnce], *, clock: Clock, random: Random) -> None:
+    def __init__(self, api: SqsApi, at_once: Callable[[str], ParallelCalls], *, clock: Clock, random: Random) -> None:
         """``at_once`` returns the threads for the calls of a queue, given its name."""
         self._api = api
         self._at_once = at_once
         self._clock = clock
         self._random = random
 
-    def run(self, queue: QueueRef, operation: str, entries: Sequence[Entry]) -> Mapping[int, Failed]:
+    def run(self, queue: QueueRef, operation: str, entries: Sequence[Entry]) -> Mapping[int, FailedEntry]:
         """Each entry once, ten to a call, all calls at once; answers which failed for good, by their place.
 
         Raises what a call raised if all of them did, or if nobody but a person can mend it. Where only some calls
@@ -126,19 +126,21 @@ class Batches:
         fatal = [error for error in errors if isinstance(error, UserError)]
         if fatal or (errors and len(errors) == len(answers)):
             raise [*fatal, *errors][0]
-        failed: dict[int, Failed] = {}
+        failed: dict[int, FailedEntry] = {}
         for start, answer in zip(starts, answers, strict=True):
             if isinstance(answer, Exception):
                 ends = min(start + BATCH_MAX, len(entries))
-                failed |= dict.fromkeys(range(start, ends), Failed(code=type(answer).__name__, message=str(answer)))
+                failed |= dict.fromkeys(
+                    range(start, ends), FailedEntry(code=type(answer).__name__, message=str(answer))
+                )
             else:
                 failed |= {start + place: each for place, each in answer.items()}
         return failed
 
-    def call(self, queue: QueueRef, operation: str, entries: Sequence[Entry]) -> Mapping[int, Failed]:
+    def call(self, queue: QueueRef, operation: str, entries: Sequence[Entry]) -> Mapping[int, FailedEntry]:
         """At most ten entries; those that failed are tried again up to `TRIES` times in all."""
         left = list(range(len(entries)))
-        failed: dict[int, Failed] = {}
+        failed: dict[int, FailedEntry] = {}
         for tries in range(1, TRIES + 1):
             for_good = {place: each for place, each in failed.items() if each.never}
             failed = {**for_good, **self._tried(queue, operation, entries, left)}
@@ -160,15 +162,15 @@ class Batches:
 
     def _tried(
         self, queue: QueueRef, operation: str, entries: Sequence[Entry], places: Sequence[int]
-    ) -> Mapping[int, Failed]:
+    ) -> Mapping[int, FailedEntry]:
         answer = self._api.on(queue, operation, Entries=[{"Id": str(place), **entries[place]} for place in places])
         return failures(answer, places)
 
 
-def failures(answer: Mapping[str, Any], places: Sequence[int]) -> Mapping[int, Failed]:
+def failures(answer: Mapping[str, Any], places: Sequence[int]) -> Mapping[int, FailedEntry]:
     """Which of the places failed, by the answer to a batch. One that is not told of failed, too."""
     failed = {
-        int(each["Id"]): Failed(
+        int(each["Id"]): FailedEntry(
             code=each.get("Code", ""),
             message=each.get("Message", ""),
             never=bool(each.get("SenderFault")) and not client.is_throttling(each.get("Code", "")),
@@ -176,5 +178,5 @@ def failures(answer: Mapping[str, Any], places: Sequence[int]) -> Mapping[int, F
         for each in answer.get("Failed", ())
     }
     told = {int(each["Id"]) for each in answer.get("Successful", ())} | failed.keys()
-    failed |= {place: Failed(code="NotAnswered", message="") for place in places if place not in told}
+    failed |= {place: FailedEntry(code="NotAnswered", message="") for place in places if place not in told}
     return failed

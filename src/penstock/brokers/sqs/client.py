@@ -218,7 +218,7 @@ class QueueRef:
         return is_fifo(self.url)
 
 
-class Api:
+class SqsApi:
     """One account's SQS. Thread-safe: boto3's clients are."""
 
     def __init__(self, aws: Aws, *, pollers: int, poll_seconds: float) -> None:

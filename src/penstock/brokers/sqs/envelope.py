@@ -222,7 +222,7 @@ def _unpacked(attributes: Mapping[str, Any]) -> dict[str, str | bytes]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Received(Delivery):
+class SqsDelivery(Delivery):
     """``received_at`` is this machine's clock, the others SQS's."""
 
     first_received_at: float  # epoch seconds: the first of its hand-overs
@@ -235,7 +235,7 @@ def source_of(raw: Mapping[str, Any]) -> str | None:
     return str(arn) if arn else None
 
 
-def received(queue: str, raw: Mapping[str, Any], clock: Clock, *, receives_before: int | None = 0) -> Received:
+def received(queue: str, raw: Mapping[str, Any], clock: Clock, *, receives_before: int | None = 0) -> SqsDelivery:
     """A message as `ReceiveMessage` brings it.
 
     ``receives_before`` is how often it was received in the queue from which SQS moved it: SQS's count goes on, and what
@@ -246,7 +246,7 @@ def received(queue: str, raw: Mapping[str, Any], clock: Clock, *, receives_befor
     system: Mapping[str, str] = raw.get("Attributes", {})
     body, attributes, group = opened(raw)
     now = clock.now()
-    return Received(
+    return SqsDelivery(
         message=Message(
             id=raw["MessageId"],
             body=body,
@@ -266,7 +266,7 @@ def received(queue: str, raw: Mapping[str, Any], clock: Clock, *, receives_befor
 
 def held_seconds(delivery: Delivery, clock: Clock) -> float:
     """How long it has been leased already."""
-    if isinstance(delivery, Received):
+    if isinstance(delivery, SqsDelivery):
         return clock.monotonic() - delivery.began_at
     return clock.now() - delivery.received_at
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from penstock.brokers.sqs.client import Api, QueueMissing, QueueRef, is_identity
-from penstock.brokers.sqs.queues import Queues
+from penstock.brokers.sqs.client import QueueMissing, QueueRef, SqsApi, is_identity
+from penstock.brokers.sqs.queues import SqsQueues
 from penstock.errors import ConfigurationError
 from penstock.messaging.clock import Clock
 from penstock.storage.aws import Aws, clock_ahead_seconds
@@ -40,12 +40,12 @@ class QueueFacts:
     clock_ahead_seconds: float | None
 
 
-class Looking:
+class SqsInspector:
     """SQS, looked at. Every method raises what a broker raises."""
 
     def __init__(self, aws: Aws, *, clock: Clock) -> None:
-        self._api = Api(aws, pollers=1, poll_seconds=float(POLL_SECONDS))
-        self._queues = Queues(self._api, clock=clock)
+        self._api = SqsApi(aws, pollers=1, poll_seconds=float(POLL_SECONDS))
+        self._queues = SqsQueues(self._api, clock=clock)
         self._clock = clock
 
     @property
@@ -136,9 +136,9 @@ class Looking:
 
 
 @contextmanager
-def looking(aws: Aws, *, clock: Clock) -> Iterator[Looking]:
+def looking(aws: Aws, *, clock: Clock) -> Iterator[SqsInspector]:
     """Look at SQS until the block ends."""
-    looked = Looking(aws, clock=clock)
+    looked = SqsInspector(aws, clock=clock)
     try:
         yield looked
     finally:

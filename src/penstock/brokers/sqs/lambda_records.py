@@ -9,7 +9,7 @@ import binascii
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.brokers.sqs.envelope import Received, received
+from penstock.brokers.sqs.envelope import SqsDelivery, received
 from penstock.errors import UsageError
 from penstock.messaging.clock import Clock
 
@@ -18,7 +18,7 @@ _FIELDS = ("messageId", "receiptHandle", "body", "eventSourceARN")
 _TYPES = {"binaryValue": "BinaryValue", "stringValue": "StringValue", "dataType": "DataType"}
 
 
-def deliveries_of(event: object, clock: Clock) -> Sequence[Received]:
+def deliveries_of(event: object, clock: Clock) -> Sequence[SqsDelivery]:
     """What an event holds, in its order; the queue of each is its name. Raises `UsageError` for any other event."""
     records = event.get("Records") if isinstance(event, Mapping) else None
     if not isinstance(records, list) or not records:
@@ -31,7 +31,7 @@ def queue_arn_of(event: Mapping[str, Any]) -> str:
     return str(event["Records"][0]["eventSourceARN"])
 
 
-def _delivery(record: object, clock: Clock) -> Received:
+def _delivery(record: object, clock: Clock) -> SqsDelivery:
     if not isinstance(record, Mapping) or record.get("eventSource") != SOURCE:
         raise _foreign(f"a record of it does not come from {SOURCE}")
     missing = [name for name in _FIELDS if not isinstance(record.get(name), str)]

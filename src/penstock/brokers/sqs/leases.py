@@ -14,10 +14,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from penstock.brokers.sqs import client
-from penstock.brokers.sqs.calls import Batches, Failed
+from penstock.brokers.sqs.calls import BatchCalls, FailedEntry
 from penstock.brokers.sqs.envelope import held_seconds
 from penstock.brokers.sqs.limits import LEASE_SECONDS_MAX, whole_seconds
-from penstock.brokers.sqs.queues import Queues
+from penstock.brokers.sqs.queues import SqsQueues
 from penstock.errors import TemporaryError
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
@@ -25,7 +25,7 @@ from penstock.messaging.delivery import Delivery
 REMEMBERED_MAX = 20_000
 
 
-class Settled:
+class SettledDeliveries:
     """The last ones. Any thread may call it."""
 
     def __init__(self) -> None:
@@ -47,10 +47,12 @@ MARGIN_SECONDS = 2.0  # before the ceiling: SQS counts from when it answered, we
 CHANGE = "change_message_visibility_batch"
 
 
-class Leases:
+class SqsLeases:
     """Any thread may call it."""
 
-    def __init__(self, queues: Queues, batches: Batches, settled: Settled, *, extending: Batches, clock: Clock) -> None:
+    def __init__(
+        self, queues: SqsQueues, batches: BatchCalls, settled: SettledDeliveries, *, extending: BatchCalls, clock: Clock
+    ) -> None:
         """``extending`` makes the calls that extend leases, in threads that no other call and no other queue uses."""
         self._queues = queues
         self._batches = batches
@@ -65,7 +67,7 @@ class Leases:
         for delivery in deliveries:
             if delivery not in self._settled and self.left_seconds(delivery) >= 1:
                 by_queue.setdefault(delivery.queue, []).append(delivery)
-        refused: list[Failed] = []
+        refused: list[FailedEntry] = []
         for queue, held in by_queue.items():
             for place, failed in self._changed(self._extending, queue, [(each, lease_seconds) for each in held]):
                 if client.is_gone_handle(failed.code, failed.message):
@@ -76,7 +78,7 @@ class Leases:
             raise TemporaryError(f"{len(refused)} of {len(deliveries)} leases could not be extended: {refused[0]}")
         return lost
 
-    def change(self, queue: str, visibility: Sequence[tuple[Delivery, float]]) -> Sequence[tuple[int, Failed]]:
+    def change(self, queue: str, visibility: Sequence[tuple[Delivery, float]]) -> Sequence[tuple[int, FailedEntry]]:
         """Let deliveries of one queue be hidden for so many seconds from now; answers which failed."""
         return self._changed(self._batches, queue, visibility)
 
@@ -85,8 +87,8 @@ class Leases:
         return LEASE_SECONDS_MAX - MARGIN_SECONDS - held_seconds(delivery, self._clock)
 
     def _changed(
-        self, batches: Batches, queue: str, visibility: Sequence[tuple[Delivery, float]]
-    ) -> Sequence[tuple[int, Failed]]:
+        self, batches: BatchCalls, queue: str, visibility: Sequence[tuple[Delivery, float]]
+    ) -> Sequence[tuple[int, FailedEntry]]:
         entries = [
             {
                 "ReceiptHandle": delivery.receipt,

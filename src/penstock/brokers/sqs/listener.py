@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 
-from penstock.brokers.sqs.envelope import Received
+from penstock.brokers.sqs.envelope import SqsDelivery
 from penstock.brokers.sqs.limits import messages_a_call
-from penstock.brokers.sqs.receive import Catch, Expected, Held
+from penstock.brokers.sqs.receive import PolledBatch, PolledMessages, PollRequest
 from penstock.messaging.backoff import Random, backoff_seconds
 from penstock.messaging.clock import Clock
 
@@ -19,11 +19,11 @@ LEASE_SECONDS = 10.0  # of what comes before anybody asked; who asks gets it cha
 CLOSE_SECONDS = 1.5  # beyond a poll's wait, after which a close waits no more: SQS is away, and a stop has its time
 BACKOFF_BASE_SECONDS, BACKOFF_CAP_SECONDS = 0.2, 5.0
 
-Poll = Callable[[str, int, float, float], Sequence[Received]]  # queue, messages_max, lease and wait in seconds
-Release = Callable[[Sequence[Received]], None]
+Poll = Callable[[str, int, float, float], Sequence[SqsDelivery]]  # queue, messages_max, lease and wait in seconds
+Release = Callable[[Sequence[SqsDelivery]], None]
 
 
-class Ear:
+class SqsArrivalListener:
     """`penstock.messaging.broker.Listening`, with a thread for each queue that was ever wanted."""
 
     def __init__(
@@ -31,7 +31,7 @@ class Ear:
         queues: Iterable[str],
         tell: Callable[[], None],
         *,
-        held: Held,
+        held: PolledMessages,
         poll: Poll,
         release: Release,
         poll_seconds: float,
@@ -109,14 +109,14 @@ class Ear:
 
     def _listen(self, queue: str) -> None:
         """One long poll."""
-        expected = self._held.expected(queue, Expected(messages_max=1, lease_seconds=LEASE_SECONDS))
+        expected = self._held.expected(queue, PollRequest(messages_max=1, lease_seconds=LEASE_SECONDS))
         count = min(expected.messages_max, messages_a_call(queue))
-        catch: Catch | None = None
+        catch: PolledBatch | None = None
         self._held.poll_begins(queue)
         try:
             came = self._poll(queue, count, expected.lease_seconds, self._poll_seconds)
             if came:
-                catch = Catch(deliveries=came, lease_seconds=expected.lease_seconds, was_full=len(came) == count)
+                catch = PolledBatch(deliveries=came, lease_seconds=expected.lease_seconds, was_full=len(came) == count)
         finally:
             self._held.poll_ends(queue, catch)
         if catch is not None and self._told_now(queue):

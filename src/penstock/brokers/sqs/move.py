@@ -16,8 +16,8 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.brokers.sqs.client import Api, QueueRef, code_of
-from penstock.brokers.sqs.queues import Queues
+from penstock.brokers.sqs.client import QueueRef, SqsApi, code_of
+from penstock.brokers.sqs.queues import SqsQueues
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.messaging.clock import Clock
 
@@ -52,7 +52,7 @@ class MoveProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
+class _MoveTask:
     """What identifies a task that was begun."""
 
     source: QueueRef
@@ -62,14 +62,14 @@ class _Task:
     after: int  # when the one before it was begun, by AWS's clock
 
 
-class Moving(Iterator[MoveProgress]):
+class MoveInProgress(Iterator[MoveProgress]):
     """A task under way: iterate for its progress until it is over, and close it, at best by `with`.
 
     Closing, or an exception while it is waited for (Ctrl-C), cancels a task that runs: what was moved stays moved, the
     rest stays where it is. Raises `ConfigurationError` or `TemporaryError` where AWS gives the task up.
     """
 
-    def __init__(self, api: Api, task: _Task, *, clock: Clock) -> None:
+    def __init__(self, api: SqsApi, task: _MoveTask, *, clock: Clock) -> None:
         self._api = api
         self._task = task
         self._clock = clock
@@ -145,15 +145,15 @@ class Moving(Iterator[MoveProgress]):
         )
 
 
-class Movers:
+class MoveStarter:
     """Begins tasks."""
 
-    def __init__(self, api: Api, queues: Queues, *, clock: Clock) -> None:
+    def __init__(self, api: SqsApi, queues: SqsQueues, *, clock: Clock) -> None:
         self._api = api
         self._queues = queues
         self._clock = clock
 
-    def start(self, source: str, destination: str | None, *, per_second: int | None) -> Moving:
+    def start(self, source: str, destination: str | None, *, per_second: int | None) -> MoveInProgress:
         """Raises `ConfigurationError` for what AWS never does, `TemporaryError` where a task runs already."""
         if per_second is not None and not 1 <= per_second <= PER_SECOND_MAX:
             raise ConfigurationError(
@@ -173,11 +173,13 @@ class Movers:
         asked: dict[str, Any] = {"SourceArn": self._arn(found), "DestinationArn": self._arn(target)}
         if per_second is not None:
             asked["MaxNumberOfMessagesPerSecond"] = per_second
-        before = _Task(source=found, destination=target, arn=asked["SourceArn"], handle="", after=0)
+        before = _MoveTask(source=found, destination=target, arn=asked["SourceArn"], handle="", after=0)
         with _meant(found.name, target.name):
             last = max((int(one.get("StartedTimestamp", 0)) for one in _tasks(self._api, before)), default=0)
             answer = self._api.ask("start_message_move_task", queue=found.name, **asked)
-        return Moving(self._api, replace(before, handle=str(answer["TaskHandle"]), after=last), clock=self._clock)
+        return MoveInProgress(
+            self._api, replace(before, handle=str(answer["TaskHandle"]), after=last), clock=self._clock
+        )
 
     def _only_source(self, queue: QueueRef) -> str:
         """The one queue whose dead letters come here, as AWS knows it."""
@@ -197,7 +199,7 @@ class Movers:
         return str(answer["Attributes"]["QueueArn"])
 
 
-def _tasks(api: Api, task: _Task) -> Sequence[Mapping[str, Any]]:
+def _tasks(api: SqsApi, task: _MoveTask) -> Sequence[Mapping[str, Any]]:
     """The last ones of the source, newest first."""
     answer = api.ask("list_message_move_tasks", queue=task.source.name, SourceArn=task.arn, MaxResults=TASKS_MAX)
     return tuple(answer.get("Results", ()))

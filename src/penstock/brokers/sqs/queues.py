@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.brokers import shared
-from penstock.brokers.sqs.client import Api, QueueMissing, QueueRef, code_of, is_invalid
+from penstock.brokers.sqs.client import QueueMissing, QueueRef, SqsApi, code_of, is_invalid
 from penstock.brokers.sqs.limits import (
     OLD_MESSAGE_BYTES_MAX,
     RECEIVES_MAX,
@@ -30,10 +30,10 @@ _PAGE = 1_000
 _CREATION_SECONDS_MIN = 60  # between deleting a queue and creating one of its name; only for what we say
 
 
-class Queues:
+class SqsQueues:
     """Names are looked up once. Any thread may call it."""
 
-    def __init__(self, api: Api, *, clock: Clock) -> None:
+    def __init__(self, api: SqsApi, *, clock: Clock) -> None:
         self._api = api
         self._clock = clock
         self._lock = threading.Lock()
@@ -272,7 +272,7 @@ COUNTS = (
 PURGE_SECONDS = 60  # between two purges of one queue, and how long one may take
 
 
-def read_stats(api: Api, queues: Queues, queue: str) -> QueueStats:
+def read_stats(api: SqsApi, queues: SqsQueues, queue: str) -> QueueStats:
     """As SQS counts, which is eventually right: what was released with a delay is in flight. It tells no ages."""
     try:
         answer = api.on(queues.find(queue), "get_queue_attributes", AttributeNames=list(COUNTS))
@@ -288,7 +288,7 @@ def read_stats(api: Api, queues: Queues, queue: str) -> QueueStats:
     )
 
 
-def purge(api: Api, queues: Queues, queue: str) -> int:
+def purge(api: SqsApi, queues: SqsQueues, queue: str) -> int:
     """Answers how many there were, as near as SQS counted. What is sent within the next minute may go, too."""
     stats = read_stats(api, queues, queue)
     try:

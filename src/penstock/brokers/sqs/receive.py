@@ -15,25 +15,25 @@ from functools import partial
 from math import ceil
 from typing import Any
 
-from penstock.brokers.sqs.calls import AtOnce, outcome
-from penstock.brokers.sqs.client import Api
-from penstock.brokers.sqs.envelope import Received, held_seconds, received, source_of
-from penstock.brokers.sqs.leases import Leases
+from penstock.brokers.sqs.calls import ParallelCalls, outcome
+from penstock.brokers.sqs.client import SqsApi
+from penstock.brokers.sqs.envelope import SqsDelivery, held_seconds, received, source_of
+from penstock.brokers.sqs.leases import SqsLeases
 from penstock.brokers.sqs.limits import messages_a_call, whole_seconds
-from penstock.brokers.sqs.queues import Queues
+from penstock.brokers.sqs.queues import SqsQueues
 from penstock.events import Listener, QueueSeenEmpty, tell_nobody
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 
 
-class Receiving:
+class ReceiveCalls:
     """Any thread may call it."""
 
     def __init__(
         self,
-        api: Api,
-        queues: Queues,
-        at_once: AtOnce,
+        api: SqsApi,
+        queues: SqsQueues,
+        at_once: ParallelCalls,
         *,
         pollers: int,
         clock: Clock,
@@ -48,9 +48,9 @@ class Receiving:
         self._tell = tell
         self._widths: dict[str, int] = {}  # calls at once, by queue; any thread's, the last counts
 
-    def take(self, queue: str, messages_max: int, lease_seconds: float) -> Sequence[Received]:
+    def take(self, queue: str, messages_max: int, lease_seconds: float) -> Sequence[SqsDelivery]:
         """As many as there are, without waiting; SQS may overlook some of few."""
-        taken: list[Received] = []
+        taken: list[SqsDelivery] = []
         width = self._widths.get(queue, 1)
         while len(taken) < messages_max:
             sizes = _sizes(messages_max - len(taken), width, each_max=messages_a_call(queue))
@@ -72,7 +72,7 @@ class Receiving:
 
     def poll(
         self, queue: str, messages_max: int, lease_seconds: float, wait_seconds: float = 0.0
-    ) -> Sequence[Received]:
+    ) -> Sequence[SqsDelivery]:
         """One call, which waits up to that long for the first message.
 
         What is heard a lease after SQS said it, by a process that was halted or a network that held the answer, is not
@@ -96,7 +96,7 @@ class Receiving:
             self._tell(QueueSeenEmpty(queue=queue))
         return [self._received(queue, raw) for raw in messages]
 
-    def _received(self, queue: str, raw: Mapping[str, Any]) -> Received:
+    def _received(self, queue: str, raw: Mapping[str, Any]) -> SqsDelivery:
         source = source_of(raw)
         before = 0 if source is None else self._queues.receives_max(source)
         return received(queue, raw, self._clock, receives_before=before)
@@ -108,23 +108,23 @@ def _sizes(messages_max: int, width: int, *, each_max: int) -> Sequence[int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Catch:
+class PolledBatch:
     """What one poll brought."""
 
-    deliveries: Sequence[Received]
+    deliveries: Sequence[SqsDelivery]
     lease_seconds: float  # it was received with
     was_full: bool  # the poll brought all that it asked for, so there may be more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class PollRequest:
     """What whoever asks a queue asks for: the next poll asks for the same."""
 
     messages_max: int
     lease_seconds: float
 
 
-class Held:
+class PolledMessages:
     """Any thread may call it."""
 
     def __init__(self, clock: Clock, *, unclaimed_seconds: float) -> None:
@@ -132,16 +132,16 @@ class Held:
         self._clock = clock
         self._unclaimed_seconds = unclaimed_seconds
         self._changed = threading.Condition()  # guards all of these
-        self._catches: dict[str, list[Catch]] = {}
+        self._catches: dict[str, list[PolledBatch]] = {}
         self._polls: dict[str, int] = {}  # long polls under way
-        self._expected: dict[str, Expected] = {}
+        self._expected: dict[str, PollRequest] = {}
 
-    def expect(self, queue: str, expected: Expected) -> None:
+    def expect(self, queue: str, expected: PollRequest) -> None:
         """Somebody asks the queue for this."""
         with self._changed:
             self._expected[queue] = expected
 
-    def expected(self, queue: str, otherwise: Expected) -> Expected:
+    def expected(self, queue: str, otherwise: PollRequest) -> PollRequest:
         """What was asked for last."""
         with self._changed:
             return self._expected.get(queue, otherwise)
@@ -150,7 +150,7 @@ class Held:
         with self._changed:
             self._polls[queue] = self._polls.get(queue, 0) + 1
 
-    def poll_ends(self, queue: str, catch: Catch | None) -> None:
+    def poll_ends(self, queue: str, catch: PolledBatch | None) -> None:
         """What it brought is there before anybody sees that the poll is over."""
         with self._changed:
             self._polls[queue] -= 1
@@ -163,7 +163,7 @@ class Held:
         with self._changed:
             return self._polls.get(queue, 0) > 0
 
-    def take(self, queue: str, messages_max: int) -> Catch | None:
+    def take(self, queue: str, messages_max: int) -> PolledBatch | None:
         """Return the oldest catch, cut to that many messages; None if nothing is held.
 
         Drops catches whose lease has ended: other consumers may have received their messages, and SQS, which has no
@@ -178,13 +178,15 @@ class Held:
             first = catches.pop(0)
             rest = first.deliveries[messages_max:]
             if rest:
-                catches.insert(0, Catch(deliveries=rest, lease_seconds=first.lease_seconds, was_full=first.was_full))
-                first = Catch(
+                catches.insert(
+                    0, PolledBatch(deliveries=rest, lease_seconds=first.lease_seconds, was_full=first.was_full)
+                )
+                first = PolledBatch(
                     deliveries=first.deliveries[:messages_max], lease_seconds=first.lease_seconds, was_full=True
                 )
             return first
 
-    def put_back(self, queue: str, catch: Catch) -> None:
+    def put_back(self, queue: str, catch: PolledBatch) -> None:
         """Who took it could not do with it."""
         with self._changed:
             self._catches.setdefault(queue, []).insert(0, catch)
@@ -202,7 +204,7 @@ class Held:
             catches = self._catches.get(queue)
             return self._left_seconds(catches[0]) if catches else None
 
-    def take_overdue(self, queue: str, *, all: bool) -> Sequence[Received]:
+    def take_overdue(self, queue: str, *, all: bool) -> Sequence[SqsDelivery]:
         """What is to go back: what nobody took in time, or all of it. What is past its lease is others' by now: SQS,
         which has no fence, would take it from them."""
         with self._changed:
@@ -221,11 +223,11 @@ class Held:
         with self._changed:
             self._catches.pop(queue, None)
 
-    def _left_seconds(self, catch: Catch) -> float:
+    def _left_seconds(self, catch: PolledBatch) -> float:
         patience = min(self._unclaimed_seconds, catch.lease_seconds / 4)
         return patience - self._age_seconds(catch)
 
-    def _age_seconds(self, catch: Catch) -> float:
+    def _age_seconds(self, catch: PolledBatch) -> float:
         return self._clock.monotonic() - catch.deliveries[0].began_at
 
 
@@ -233,10 +235,12 @@ LOOK_AGAIN_SECONDS = 0.05
 LATE = 1 / 3  # of a lease, after which a worker's heartbeat would have extended it
 
 
-class Taking:
+class SqsReceiver:
     """Any thread may call it."""
 
-    def __init__(self, *, held: Held, receiving: Receiving, leases: Leases, poll_seconds: float, clock: Clock) -> None:
+    def __init__(
+        self, *, held: PolledMessages, receiving: ReceiveCalls, leases: SqsLeases, poll_seconds: float, clock: Clock
+    ) -> None:
         self._held = held
         self._receiving = receiving
         self._leases = leases
@@ -255,7 +259,7 @@ class Taking:
         """Who waits returns when the poll does."""
         self._closed = True
 
-    def poll(self, queue: str, messages_max: int, lease_seconds: float, wait_seconds: float) -> Sequence[Received]:
+    def poll(self, queue: str, messages_max: int, lease_seconds: float, wait_seconds: float) -> Sequence[SqsDelivery]:
         """One call that waits."""
         return self._receiving.poll(queue, messages_max, lease_seconds, wait_seconds)
 
@@ -268,7 +272,7 @@ class Taking:
         lost = outcome(lambda: self._leases.extend(old, lease_seconds)) if old else ()
         return held if isinstance(lost, Exception) else [delivery for delivery in held if delivery not in lost]
 
-    def _taken_now(self, queue: str, messages_max: int, lease_seconds: float) -> Sequence[Received]:
+    def _taken_now(self, queue: str, messages_max: int, lease_seconds: float) -> Sequence[SqsDelivery]:
         """What is held, and more where there seems to be more. What a poll under way would bring is left to it."""
         catch = self._held.take(queue, messages_max)
         if catch is None:
@@ -280,7 +284,9 @@ class Taking:
         more = outcome(lambda: self._receiving.take(queue, wanted, lease_seconds))
         return mine if isinstance(more, Exception) else [*mine, *more]  # an error will be met by the next to ask
 
-    def _awaited(self, queue: str, messages_max: int, lease_seconds: float, wait_seconds: float) -> Sequence[Received]:
+    def _awaited(
+        self, queue: str, messages_max: int, lease_seconds: float, wait_seconds: float
+    ) -> Sequence[SqsDelivery]:
         """Wait for the first message: by polls of our own, or for what a listener's poll brings."""
         deadline = self._clock.monotonic() + wait_seconds
         while not self._closed and (left := deadline - self._clock.monotonic()) > 0:
@@ -293,7 +299,7 @@ class Taking:
                 return taken
         return ()
 
-    def _leased(self, queue: str, catch: Catch, lease_seconds: float) -> Sequence[Received]:
+    def _leased(self, queue: str, catch: PolledBatch, lease_seconds: float) -> Sequence[SqsDelivery]:
         """With the lease that whoever takes them thinks they have. What SQS gave to others meanwhile is left out."""
         if catch.lease_seconds == lease_seconds:
             return catch.deliveries

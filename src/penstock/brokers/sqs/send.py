@@ -7,11 +7,11 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 
 from penstock.brokers import shared
-from penstock.brokers.sqs.calls import TRIES, Batches, Failed, failures
-from penstock.brokers.sqs.client import Api, QueueRef, is_invalid
+from penstock.brokers.sqs.calls import TRIES, BatchCalls, FailedEntry, failures
+from penstock.brokers.sqs.client import QueueRef, SqsApi, is_invalid
 from penstock.brokers.sqs.envelope import Entry, deduplication_id, sealed, size_bytes
 from penstock.brokers.sqs.limits import BATCH_MAX, MESSAGE_BYTES_MAX, check_delay, whole_seconds
-from penstock.brokers.sqs.queues import Queues
+from penstock.brokers.sqs.queues import SqsQueues
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError, UnknownOutcome
 from penstock.messaging.message import Outgoing
 
@@ -19,10 +19,10 @@ SEND = "send_message_batch"
 GROUP = "MessageGroupId"  # which SQS takes for standard queues since 2025, and not every server
 
 
-class Sending:
+class SqsSender:
     """Any thread may call it."""
 
-    def __init__(self, api: Api, queues: Queues, batches: Batches) -> None:
+    def __init__(self, api: SqsApi, queues: SqsQueues, batches: BatchCalls) -> None:
         self._api = api
         self._queues = queues
         self._batches = batches
@@ -171,7 +171,7 @@ class Sending:
     def _tried(self, queue: QueueRef, entries: Sequence[Entry]) -> Sequence[str | PenstockError]:
         """Those that failed are tried again alone. Raises where the call itself failed, and nothing is in."""
         ids: dict[int, str] = {}
-        failed: Mapping[int, Failed] = {}
+        failed: Mapping[int, FailedEntry] = {}
         left = list(range(len(entries)))
         for tries in range(1, TRIES + 1):
             try:
@@ -215,7 +215,7 @@ def _was_refused_unread(error: PenstockError) -> bool:
     return refused and error.__cause__ is not None
 
 
-def _refused(queue: QueueRef, failed: Failed) -> PenstockError:
+def _refused(queue: QueueRef, failed: FailedEntry) -> PenstockError:
     if failed.never:
         return ConfigurationError(f"the queue {queue.name!r} never takes this message: {failed}")
     return TemporaryError(f"the queue {queue.name!r} did not take a message: {failed}")

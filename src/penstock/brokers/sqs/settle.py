@@ -14,12 +14,12 @@ from functools import partial
 
 from penstock.brokers import shared
 from penstock.brokers.sqs import client
-from penstock.brokers.sqs.calls import AtOnce, Batches, Failed
-from penstock.brokers.sqs.envelope import Entry, Received, deduplication_id, sealed, size_bytes, unnoted
-from penstock.brokers.sqs.leases import Leases, Settled
+from penstock.brokers.sqs.calls import BatchCalls, FailedEntry, ParallelCalls
+from penstock.brokers.sqs.envelope import Entry, SqsDelivery, deduplication_id, sealed, size_bytes, unnoted
+from penstock.brokers.sqs.leases import SettledDeliveries, SqsLeases
 from penstock.brokers.sqs.limits import check_hold
-from penstock.brokers.sqs.queues import Queues
-from penstock.brokers.sqs.send import Sending
+from penstock.brokers.sqs.queues import SqsQueues
+from penstock.brokers.sqs.send import SqsSender
 from penstock.errors import ConfigurationError, PenstockError, UserError
 from penstock.messaging.broker import SettleFailure
 from penstock.messaging.clock import Clock
@@ -41,7 +41,7 @@ def dead_letter(
     What another program filled to the brim goes as it came, without a word. When it failed first SQS does not know;
     the time of its first hand-over is told instead.
     """
-    first = delivery.first_received_at if isinstance(delivery, Received) and delivery.attempt > 1 else None
+    first = delivery.first_received_at if isinstance(delivery, SqsDelivery) and delivery.attempt > 1 else None
     death = shared.death_by_settlement(settlement, delivery, worker=worker, first_failed_at=first, now=now)
     message = delivery.message
     for attributes in _told(message.attributes, settlement, death):
@@ -83,18 +83,18 @@ DELETE = "delete_message_batch"
 Failures = list[SettleFailure]
 
 
-class Settling:
+class SqsSettler:
     """Any thread may call it."""
 
     def __init__(
         self,
         *,
-        queues: Queues,
-        batches: Batches,
-        leases: Leases,
-        sending: Sending,
-        settled: Settled,
-        at_once: AtOnce,
+        queues: SqsQueues,
+        batches: BatchCalls,
+        leases: SqsLeases,
+        sending: SqsSender,
+        settled: SettledDeliveries,
+        at_once: ParallelCalls,
         holder: str,
         clock: Clock,
     ) -> None:
@@ -103,7 +103,7 @@ class Settling:
         self._leases = leases
         self._sending = sending
         self._settled = settled
-        self._buried = Settled()  # whose dead letters are sent: if deleting fails, only that is tried again
+        self._buried = SettledDeliveries()  # whose dead letters are sent: if deleting fails, only that is tried again
         self._at_once = at_once
         self._holder = holder
         self._clock = clock
@@ -201,7 +201,7 @@ class Settling:
             _failure(hideable[place], each) for place, each in hidden if client.is_gone_handle(each.code, each.message)
         ]
 
-    def _outcome(self, deliveries: Sequence[Delivery], failed: Iterable[tuple[int, Failed]]) -> Failures:
+    def _outcome(self, deliveries: Sequence[Delivery], failed: Iterable[tuple[int, FailedEntry]]) -> Failures:
         by_place = dict(failed)
         for place, delivery in enumerate(deliveries):
             if place not in by_place:
@@ -209,6 +209,6 @@ class Settling:
         return [_failure(deliveries[place], each) for place, each in by_place.items()]
 
 
-def _failure(delivery: Delivery, failed: Failed) -> SettleFailure:
+def _failure(delivery: Delivery, failed: FailedEntry) -> SettleFailure:
     lost = client.is_gone_handle(failed.code, failed.message)
     return SettleFailure(delivery=delivery, reason=f"{shared.LOST} ({failed})" if lost else str(failed), lost=lost)

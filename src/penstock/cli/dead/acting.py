@@ -13,25 +13,25 @@ import typer
 from penstock.cli import output
 from penstock.cli.dead import options
 from penstock.cli.dead.documents import plan_document, print_groups
-from penstock.cli.dead.options import Limit, Which
+from penstock.cli.dead.options import FilterOptions, Limit
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS, FAILED, TEMPORARY_FAILURE
 from penstock.cli.options import grouped_options
 from penstock.cli.output import Json, print_json, print_table, printable, talk
-from penstock.cli.where import Where
+from penstock.cli.where import ScopeOptions
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.app.scope import Scope
     from penstock.operations.dead_letters.acting import ReplayReport
-    from penstock.operations.dead_letters.letters import Asked, Plan
-    from penstock.operations.inspection import View
+    from penstock.operations.dead_letters.letters import DeadLetterPlan, DeadLetterSelection
+    from penstock.operations.inspection import ScopeView
 
 
 GROUPS_SHOWN = 10  # of a plan
 HOMELESS = "left: nothing tells where they belong, or that queue is not there; give --to QUEUE"
 
 
-def print_plan(planned: "Plan", *, json_: bool, goes: bool) -> None:
+def print_plan(planned: "DeadLetterPlan", *, json_: bool, goes: bool) -> None:
     """What would be done; ``goes``: and where to."""
     if json_:
         print_json(plan_document(planned))
@@ -47,7 +47,7 @@ def print_plan(planned: "Plan", *, json_: bool, goes: bool) -> None:
         print_groups(planned.groups)
 
 
-def tell_plan(planned: "Plan", *, goes: bool) -> None:
+def tell_plan(planned: "DeadLetterPlan", *, goes: bool) -> None:
     """The same in brief, to who is about to be asked."""
     for (source, to), count in _flows(planned):
         way = f" -> {to or HOMELESS}" if goes else ""
@@ -85,11 +85,13 @@ def replay_document(report: "ReplayReport") -> dict[str, Any]:
     }
 
 
-def _flows(planned: "Plan") -> list[tuple[tuple[str, str | None], int]]:
+def _flows(planned: "DeadLetterPlan") -> list[tuple[tuple[str, str | None], int]]:
     return sorted(planned.by_queue.items(), key=lambda flow: -flow[1])
 
 
-def move_all(scope: "Scope", asked: "Asked", *, to: str | None, rate: float | None, yes: bool, json_: bool) -> None:
+def move_all(
+    scope: "Scope", asked: "DeadLetterSelection", *, to: str | None, rate: float | None, yes: bool, json_: bool
+) -> None:
     """Ask, move, and report."""
     from penstock.cli.exits import stoppable, stopped_code
     from penstock.operations.dead_letters.acting import check_movable, move
@@ -125,8 +127,8 @@ CANARY_SECONDS = (
 
 @grouped_options
 def replay(
-    where: Where,
-    which: Which,
+    where: ScopeOptions,
+    which: FilterOptions,
     limit: Limit = None,
     to: Annotated[
         str | None, typer.Option("--to", metavar="QUEUE", help="Send them here; default: where each came from.")
@@ -156,7 +158,7 @@ def replay(
     from penstock.app.kill import killing_probe
     from penstock.cli.exits import stoppable, stopped_code
     from penstock.config import load_settings
-    from penstock.operations.dead_letters.acting import HowToReplay, Replaying
+    from penstock.operations.dead_letters.acting import ReplayOperation, ReplayOptions
     from penstock.operations.dead_letters.letters import opened_ledger
     from penstock.operations.inspection import view
 
@@ -178,14 +180,14 @@ def replay(
             total = planned.letters - planned.homeless
             if total and not output.confirmed(f"Send {options.letters_said(total)} back?"):
                 raise output.declined("sent")
-        how = HowToReplay(to=to, rate=rate, canaries=canary, canary_seconds=canary_timeout)
+        how = ReplayOptions(to=to, rate=rate, canaries=canary, canary_seconds=canary_timeout)
         probe = killing_probe(load_settings().kill_at)
         with (
             stoppable() as stop,
             closing(opened_ledger(seen)) as ledger,
             options.progress("sending", total=total) as told,
         ):
-            replaying = Replaying(
+            replaying = ReplayOperation(
                 seen, asked, how, ledger=ledger, stopped=lambda: stop.requested, told=told, probe=probe
             )
             report = replaying.run(say=lambda text: talk(printable(text)))
@@ -204,8 +206,8 @@ def replay(
 
 @grouped_options
 def purge(
-    where: Where,
-    which: Which,
+    where: ScopeOptions,
+    which: FilterOptions,
     limit: Limit = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be deleted, delete nothing.")] = False,
     yes: output.Yes = False,
@@ -249,7 +251,9 @@ def purge(
         raise typer.Exit(UsageError.exit_code)
 
 
-def _planned(seen: "View", asked: "Asked", *, to: str | None, goes: bool, dry_run: bool, json_: bool) -> "Plan":
+def _planned(
+    seen: "ScopeView", asked: "DeadLetterSelection", *, to: str | None, goes: bool, dry_run: bool, json_: bool
+) -> "DeadLetterPlan":
     """What would be done, told to who is about to be asked. Ends the verb where that was all that was wanted, and where
     ids are named and none of them is a letter's."""
     from penstock.operations.dead_letters.letters import plan

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.output import counted, moment, print_table, printable
 
 if TYPE_CHECKING:
-    from penstock.dead_letters.groups import Group
-    from penstock.dead_letters.letters import Letter
-    from penstock.operations.dead_letters.letters import Plan
-    from penstock.operations.inspection import DeadObject
+    from penstock.dead_letters.groups import FailureGroup
+    from penstock.dead_letters.letters import DeadLetteredMessage
+    from penstock.operations.dead_letters.letters import DeadLetterPlan
+    from penstock.operations.inspection import GivenUpObject
 
 BODY_SHOWN = 120
 
 
-def letter_document(letter: "Letter") -> dict[str, Any]:
+def letter_document(letter: "DeadLetteredMessage") -> dict[str, Any]:
     """Everything there is; what the log tells of is the message's original id."""
     from penstock.dead_letters.filters import origins_of
     from penstock.messaging.death import DEATH_ATTRIBUTE, PAST_ATTRIBUTE, SET_ASIDE_ATTRIBUTE, past_of, set_aside_reason
@@ -52,7 +52,7 @@ def letter_document(letter: "Letter") -> dict[str, Any]:
     }
 
 
-def object_document(dead: "DeadObject") -> dict[str, Any]:
+def object_document(dead: "GivenUpObject") -> dict[str, Any]:
     """A dead object."""
     return {
         "kind": "object",
@@ -65,12 +65,12 @@ def object_document(dead: "DeadObject") -> dict[str, Any]:
     }
 
 
-def group_document(group: "Group") -> dict[str, Any]:
+def group_document(group: "FailureGroup") -> dict[str, Any]:
     """Letters of one error."""
     return asdict(group)
 
 
-def plan_document(plan: "Plan") -> dict[str, Any]:
+def plan_document(plan: "DeadLetterPlan") -> dict[str, Any]:
     """What would be done."""
     return {
         "letters": plan.letters,
@@ -81,7 +81,7 @@ def plan_document(plan: "Plan") -> dict[str, Any]:
     }
 
 
-def print_letter(letter: "Letter") -> None:
+def print_letter(letter: "DeadLetteredMessage") -> None:
     """In a list."""
     message, death = letter.message, letter.death
     attempts = f", after {counted(death.attempts, 'attempt')} by {death.worker}" if death is not None else ""
@@ -96,7 +96,7 @@ def print_letter(letter: "Letter") -> None:
             print(f"    {printable(line)}")
 
 
-def print_object(dead: "DeadObject", *, whose: str) -> None:
+def print_object(dead: "GivenUpObject", *, whose: str) -> None:
     """In a list."""
     attempts = counted(dead.row.attempts, "attempt")
     replaced = "; a later version of it was processed" if dead.replaced else ""
@@ -104,7 +104,7 @@ def print_object(dead: "DeadObject", *, whose: str) -> None:
     print(f"    {printable(dead.row.reason or 'no reason was recorded')}")
 
 
-def print_groups(groups: "Sequence[Group]", *, empty: str = "") -> None:
+def print_groups(groups: "Sequence[FailureGroup]", *, empty: str = "") -> None:
     """A row each for programs; for people a paragraph, so that no name or id is broken by a narrow terminal. The second
     line is a reason, where the group goes by another name."""
     rows = [

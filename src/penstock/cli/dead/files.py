@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.dead import options
-from penstock.cli.dead.options import Limit, Which
+from penstock.cli.dead.options import FilterOptions, Limit
 from penstock.cli.options import grouped_options
 from penstock.cli.output import Json, print_json, printable, talk
-from penstock.cli.where import Where
+from penstock.cli.where import ScopeOptions
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.operations.dead_letters.files import Exported, Place
+    from penstock.operations.dead_letters.files import ExportFile, ExportReport
 
 STDOUT = "-"  # as in `penstock.operations.dead_letters.files`; not imported from there, to keep `--help` quick
 
 
 @grouped_options
 def export(
-    where: Where,
-    which: Which,
+    where: ScopeOptions,
+    which: FilterOptions,
     limit: Limit = None,
     to: Annotated[
         str,
@@ -75,7 +75,7 @@ def export(
 @grouped_options
 def import_(
     file: Annotated[str, typer.Argument(metavar="FILE", help="What an export wrote; a path, or s3://BUCKET/KEY.")],
-    where: Where,
+    where: ScopeOptions,
     queue: Annotated[
         str | None,
         typer.Option(
@@ -121,7 +121,7 @@ def import_(
         raise typer.Exit(stopped_code(stop))
 
 
-def _report(done: "Exported", place: "Place | None", *, json_: bool, remove: bool) -> None:
+def _report(done: "ExportReport", place: "ExportFile | None", *, json_: bool, remove: bool) -> None:
     file = place.address if place is not None and done.letters else None
     if json_:
         fields = {"exported": done.letters, "removed": done.removed, "file": file, "interrupted": done.interrupted}

@@ -17,18 +17,18 @@ from penstock.cli.dead.documents import (
     print_letter,
     print_object,
 )
-from penstock.cli.dead.options import Which
+from penstock.cli.dead.options import FilterOptions
 from penstock.cli.options import grouped_options
 from penstock.cli.output import Json, print_json, printable, talk
-from penstock.cli.where import Where, print_each
+from penstock.cli.where import ScopeOptions, print_each
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.app.scope import Scope
     from penstock.dead_letters.groups import Grouping
-    from penstock.dead_letters.letters import Letter
-    from penstock.operations.dead_letters.letters import Asked
-    from penstock.operations.inspection import DeadObject, View
+    from penstock.dead_letters.letters import DeadLetteredMessage
+    from penstock.operations.dead_letters.letters import DeadLetterSelection
+    from penstock.operations.inspection import GivenUpObject, ScopeView
 
 GROUPS_SHOWN = 100
 FIRST_PAGE = 10  # groups, while the rest is counted
@@ -44,8 +44,8 @@ def _group() -> None:
 @app.command("list")
 @grouped_options
 def list_(
-    where: Where,
-    which: Which,
+    where: ScopeOptions,
+    which: FilterOptions,
     limit: Annotated[
         int, typer.Option("--limit", min=1, max=100_000, help="At most so many a queue, and a pipeline.")
     ] = 100,
@@ -61,7 +61,9 @@ def list_(
         print_json(documents)
 
 
-def _listed(scope: "Scope", where: Where, which: Which, limit: int, *, quiet: bool) -> list[dict[str, Any]]:
+def _listed(
+    scope: "Scope", where: ScopeOptions, which: FilterOptions, limit: int, *, quiet: bool
+) -> list[dict[str, Any]]:
     """Print the dead of a scope, unless ``quiet``; return them as documents."""
     from penstock.operations.inspection import view
 
@@ -87,8 +89,8 @@ def _listed(scope: "Scope", where: Where, which: Which, limit: int, *, quiet: bo
 @app.command()
 @grouped_options
 def groups(
-    where: Where,
-    which: Which,
+    where: ScopeOptions,
+    which: FilterOptions,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1_000, help="At most so many groups.")] = GROUPS_SHOWN,
     json_: Json = False,
 ) -> None:
@@ -149,7 +151,9 @@ def _tell_first(grouping: "Grouping") -> None:
         talk(printable(f"{group.count:>9,}  {group.key}"))
 
 
-def _letters(seen: "View", asked: "Asked", limit: int, cut: list[str]) -> tuple[list["Letter"], UsageError | None]:
+def _letters(
+    seen: "ScopeView", asked: "DeadLetterSelection", limit: int, cut: list[str]
+) -> tuple[list["DeadLetteredMessage"], UsageError | None]:
     """And why none could be looked for, where nobody says in which queues; ``cut`` is told of more than are shown."""
     from penstock.operations.dead_letters.letters import letter_queues, letters_of_queue
 
@@ -159,7 +163,7 @@ def _letters(seen: "View", asked: "Asked", limit: int, cut: list[str]) -> tuple[
         if asked.queue is not None:
             raise
         return [], error
-    letters: list[Letter] = []
+    letters: list[DeadLetteredMessage] = []
     for name in queues:
         with closing(letters_of_queue(seen.broker, name, asked.wanted)) as found:
             letters += islice(found, limit)
@@ -170,7 +174,7 @@ def _letters(seen: "View", asked: "Asked", limit: int, cut: list[str]) -> tuple[
     return letters, None
 
 
-def _more(seen: "View", asked: "Asked", queue: str, limit: int) -> str:
+def _more(seen: "ScopeView", asked: "DeadLetterSelection", queue: str, limit: int) -> str:
     """How many, where that costs no look at each."""
     from penstock.app.queues import messages_in
 
@@ -180,8 +184,8 @@ def _more(seen: "View", asked: "Asked", queue: str, limit: int) -> str:
     return f"{left:,} more in {queue}" if left > 0 else f"more in {queue}"
 
 
-def _objects(seen: "View", limit: int, cut: list[str]) -> list["DeadObject"]:
-    objects: list[DeadObject] = []
+def _objects(seen: "ScopeView", limit: int, cut: list[str]) -> list["GivenUpObject"]:
+    objects: list[GivenUpObject] = []
     for pipeline in seen.pipelines():
         found = seen.dead_objects(pipeline)
         objects += islice(found, limit)
@@ -190,7 +194,7 @@ def _objects(seen: "View", limit: int, cut: list[str]) -> list["DeadObject"]:
     return objects
 
 
-def _print(letters: "Sequence[Letter]", objects: "Sequence[DeadObject]", *, of_all: bool) -> None:
+def _print(letters: "Sequence[DeadLetteredMessage]", objects: "Sequence[GivenUpObject]", *, of_all: bool) -> None:
     for letter in letters:
         print_letter(letter)
     for dead in objects:

@@ -13,14 +13,14 @@ import typer
 
 from penstock.cli.options import duration_if
 from penstock.cli.output import counted, printable, talk
-from penstock.cli.progress import Pace
+from penstock.cli.progress import ProgressPace
 from penstock.cli.where import object_uri
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.dead_letters.operator import Told
-    from penstock.operations.dead_letters.letters import Asked
-    from penstock.operations.inspection import View
+    from penstock.operations.dead_letters.letters import DeadLetterSelection
+    from penstock.operations.inspection import ScopeView
 
 
 HIDDEN = (
@@ -36,7 +36,7 @@ def must_say_something(given: Mapping[str, str | None]) -> None:
             raise UsageError(f"{option} is empty: say what is meant, or leave the option out.")
 
 
-def say_hidden(seen: "View", asked: "Asked") -> None:
+def say_hidden(seen: "ScopeView", asked: "DeadLetterSelection") -> None:
     """What a look costs where there is no other way. Raises `UsageError` where nobody knows where to look."""
     from penstock.operations.dead_letters.letters import letter_queues
 
@@ -44,7 +44,7 @@ def say_hidden(seen: "View", asked: "Asked") -> None:
         talk(HIDDEN)
 
 
-def say_unmet(asked: "Asked", met: Set[str], *, count: int) -> bool:
+def say_unmet(asked: "DeadLetterSelection", met: Set[str], *, count: int) -> bool:
     """Which of the ids that were named are of none of the letters, of which so many were met; answers whether all are
     so. Where the limit ended the search nobody knows."""
     unmet = sorted(asked.wanted.ids - met)
@@ -58,7 +58,7 @@ def say_unmet(asked: "Asked", met: Set[str], *, count: int) -> bool:
 def progress(doing: str, *, total: int | None, bar: bool = True, what: str = "letters") -> "Iterator[Told]":
     """A bar on a terminal, else a line now and then."""
     if not (bar and sys.stderr.isatty()):
-        yield _Lines(doing, total, what)
+        yield _ActProgress(doing, total, what)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -74,7 +74,7 @@ def progress(doing: str, *, total: int | None, bar: bool = True, what: str = "le
         yield told
 
 
-class _Lines:
+class _ActProgress:
     """How many are done, said every few seconds."""
 
     def __init__(self, doing: str, total: int | None, what: str) -> None:
@@ -82,7 +82,7 @@ class _Lines:
         self._what = what
         self._of = "" if total is None else f" of {total:,}"
         self._done = 0
-        self._pace = Pace()
+        self._pace = ProgressPace()
 
     def __call__(self, count: int) -> None:
         self._done += count
@@ -126,7 +126,7 @@ Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so ma
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Which:
+class FilterOptions:
     """The filters."""
 
     queue: Queue = None
@@ -139,17 +139,17 @@ class Which:
     object_: Object = None
     ids: Ids = None
 
-    def asked(self, *, limit: int | None = None) -> "Asked":
+    def asked(self, *, limit: int | None = None) -> "DeadLetterSelection":
         """What the options mean. Raises `UsageError` for one that means nothing."""
-        from penstock.dead_letters.filters import Wanted
-        from penstock.operations.dead_letters.letters import Asked
+        from penstock.dead_letters.filters import DeadLetterFilter
+        from penstock.operations.dead_letters.letters import DeadLetterSelection
 
         pairs = [pair.partition("=") for pair in self.attribute or ()]
         if wrong := next(("".join(pair) for pair in pairs if not (pair[0] and pair[1])), None):
             raise UsageError(f"--attribute {wrong} is no NAME=VALUE.")
         given = {"--error": self.error, "--handler": self.handler, "--queue": self.queue, "--object": self.object_}
         must_say_something({**given, "--id": next((id for id in self.ids or () if not id), None)})
-        wanted = Wanted(
+        wanted = DeadLetterFilter(
             handler=self.handler,
             error=self.error,
             older_than_seconds=duration_if("--older-than", self.older_than),
@@ -158,4 +158,4 @@ class Which:
             object_uri=None if self.object_ is None else object_uri(self.object_),
             ids=frozenset(self.ids or ()),
         )
-        return Asked(queue=self.queue, tier=self.tier, wanted=wanted, limit=limit)
+        return DeadLetterSelection(queue=self.queue, tier=self.tier, wanted=wanted, limit=limit)

@@ -9,12 +9,12 @@ from penstock.cli.dead.documents import letter_document, text_of
 from penstock.cli.dead.options import Queue, TierOption
 from penstock.cli.options import grouped_options
 from penstock.cli.output import Json, counted, moment, print_fields, print_json, printable
-from penstock.cli.where import Where, first_of
+from penstock.cli.where import ScopeOptions, first_of
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.app.scope import Scope
-    from penstock.operations.dead_letters.letters import LetterStory
+    from penstock.operations.dead_letters.letters import DeadLetterHistory
 
 BODY_LINES_SHOWN, BODY_CHARS_SHOWN = 40, 4_000
 
@@ -24,7 +24,7 @@ def show(
     id_: Annotated[
         str, typer.Argument(metavar="ID", help="The letter's id, or one it had in its queue, now or before.")
     ],
-    where: Where,
+    where: ScopeOptions,
     queue: Queue = None,
     tier: TierOption = None,
     full: Annotated[bool, typer.Option("--full", help="All of the body, however long.")] = False,
@@ -32,13 +32,13 @@ def show(
 ) -> None:
     """Show one dead letter: what it died of, each attempt, its earlier deaths and replays, the objects it announces,
     its attributes and its body."""
-    from penstock.operations.dead_letters.letters import Asked, story_of
+    from penstock.operations.dead_letters.letters import DeadLetterSelection, story_of
     from penstock.operations.inspection import view
 
     options.must_say_something({"ID": id_, "--queue": queue})
-    asked = Asked(queue=queue, tier=tier)
+    asked = DeadLetterSelection(queue=queue, tier=tier)
 
-    def look(scope: "Scope") -> "LetterStory":
+    def look(scope: "Scope") -> "DeadLetterHistory":
         with view(scope) as seen:
             options.say_hidden(seen, asked)
             found = story_of(seen, asked, id_)
@@ -53,7 +53,7 @@ def show(
         _print(story, full=full)
 
 
-def _document(story: "LetterStory") -> dict[str, Any]:
+def _document(story: "DeadLetterHistory") -> dict[str, Any]:
     replay = story.replay
     return {
         **letter_document(story.letter),
@@ -67,7 +67,7 @@ def _document(story: "LetterStory") -> dict[str, Any]:
     }
 
 
-def _print(story: "LetterStory", *, full: bool) -> None:
+def _print(story: "DeadLetterHistory", *, full: bool) -> None:
     document = _document(story)
     print_fields(_facts(story, document))
     for title, lines in (
@@ -81,7 +81,7 @@ def _print(story: "LetterStory", *, full: bool) -> None:
     _section("body", _body_lines(text_of(story.letter.message.body), full=full))
 
 
-def _facts(story: "LetterStory", document: dict[str, Any]) -> dict[str, object]:
+def _facts(story: "DeadLetterHistory", document: dict[str, Any]) -> dict[str, object]:
     replay = story.replay
     waits = "" if replay is None or replay.sent else f"intended for {moment(replay.due_at)}, to {replay.queue}"
     sent = f"sent to {replay.queue}; only its letter is left" if replay is not None and replay.sent else ""

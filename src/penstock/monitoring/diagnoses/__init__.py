@@ -4,7 +4,7 @@ Pure: lines go in, findings come out. `docs/fix/logs.md` has the same questions 
 """
 
 from penstock.monitoring.diagnoses.diagnoser import Diagnoser
-from penstock.monitoring.diagnoses.findings import Diagnoses, Found, Later, Outage, Story
-from penstock.monitoring.diagnoses.lines import Line, Unwrapping
+from penstock.monitoring.diagnoses.findings import Diagnoses, Found, LaterAttempt, OutageFinding, Story
+from penstock.monitoring.diagnoses.lines import LogLine, Unwrapping
 
-__all__ = ["Diagnoser", "Diagnoses", "Found", "Later", "Line", "Outage", "Story", "Unwrapping"]
+__all__ = ["Diagnoser", "Diagnoses", "Found", "LaterAttempt", "LogLine", "OutageFinding", "Story", "Unwrapping"]

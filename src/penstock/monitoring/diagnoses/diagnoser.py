@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TextIO
 
 from penstock.monitoring.diagnoses.findings import Diagnoses, Found, after, before, found_in, in_time
-from penstock.monitoring.diagnoses.lines import Line
+from penstock.monitoring.diagnoses.lines import LogLine
 from penstock.monitoring.diagnoses.messages import Messages
 from penstock.monitoring.diagnoses.outages import Outages
 
@@ -18,7 +18,7 @@ Key = tuple[str | None, str]  # pipeline and object
 _ENDS = frozenset(f"object.{end}" for end in ("finished", "failed", "retrying", "given_back", "gone", "superseded"))
 
 
-class _Object:
+class _ObjectHistory:
     """One object of one pipeline."""
 
     __slots__ = ("ended", "failed", "finished", "given_back", "open", "skipped", "started_last", "taken_over")
@@ -39,14 +39,14 @@ class Diagnoser:
 
     def __init__(self, spool: TextIO) -> None:
         """``spool`` is an empty file that can be written and read again."""
-        self._objects: dict[Key, _Object] = {}
+        self._objects: dict[Key, _ObjectHistory] = {}
         self._messages = Messages(spool)
         self._outages = Outages()
         self._last_of: dict[str, str] = {}  # by worker, when it wrote its last line
         self._seen: set[str] = set()  # events
         self.first_ts: str | None = None
         self.last_ts: str | None = None
-        self._takes: Mapping[str, Callable[[_Object, Found], None]] = {
+        self._takes: Mapping[str, Callable[[_ObjectHistory, Found], None]] = {
             "object.started": _started,
             "object.finished": _finished,
             "object.failed": _failed,
@@ -55,7 +55,7 @@ class Diagnoser:
             "object.taken_over": _taken_over,
         }
 
-    def take(self, line: Line) -> None:
+    def take(self, line: LogLine) -> None:
         """One line of ours."""
         ts = line.ts
         self.first_ts = ts if self.first_ts is None or ts < self.first_ts else self.first_ts
@@ -95,14 +95,14 @@ class Diagnoser:
             remarks=tuple(self._remarks()),
         )
 
-    def _take_object(self, line: Line) -> None:
+    def _take_object(self, line: LogLine) -> None:
         uri, attempt_id = line.name("object"), line.name("attempt_id")
         if uri is None:
             return
         key = (line.name("pipeline"), uri)
         one = self._objects.get(key)
         if one is None:
-            one = self._objects[key] = _Object()
+            one = self._objects[key] = _ObjectHistory()
         take = self._takes.get(line.event)
         if take is not None:
             take(one, found_in("object", uri, line.name("pipeline"), line))
@@ -110,7 +110,7 @@ class Diagnoser:
             one.ended += (sys.intern(attempt_id),)
             one.open.pop(attempt_id, None)
 
-    def _died(self, one: _Object) -> Iterator[Found]:
+    def _died(self, one: _ObjectHistory) -> Iterator[Found]:
         for attempt in one.open.values():
             if attempt.ts >= one.started_last:
                 yield replace(attempt, worker_last_ts=self._last_of.get(attempt.worker or ""))
@@ -129,33 +129,33 @@ class Diagnoser:
             )
 
 
-def _started(one: _Object, found: Found) -> None:
+def _started(one: _ObjectHistory, found: Found) -> None:
     one.started_last = max(one.started_last, found.ts)
     if found.attempt_id is not None and found.attempt_id not in one.ended:
         one.open[found.attempt_id] = found
 
 
-def _finished(one: _Object, found: Found) -> None:
+def _finished(one: _ObjectHistory, found: Found) -> None:
     one.finished = in_time((*one.finished, found))
 
 
-def _failed(one: _Object, found: Found) -> None:
+def _failed(one: _ObjectHistory, found: Found) -> None:
     one.failed = in_time((*one.failed, found))
 
 
-def _given_back(one: _Object, found: Found) -> None:
+def _given_back(one: _ObjectHistory, found: Found) -> None:
     one.given_back = in_time((*one.given_back, found))
 
 
-def _taken_over(one: _Object, found: Found) -> None:
+def _taken_over(one: _ObjectHistory, found: Found) -> None:
     one.taken_over = in_time((*one.taken_over, found))
 
 
-def _skipped(one: _Object, found: Found) -> None:
+def _skipped(one: _ObjectHistory, found: Found) -> None:
     if found.reason == "already_processed" and (one.skipped is None or found.ts < one.skipped.ts):
         one.skipped = found
 
 
-def _wrong(one: _Object) -> Iterator[Found]:
+def _wrong(one: _ObjectHistory) -> Iterator[Found]:
     if one.skipped is not None and not (one.finished and before(one.finished[0].ts, one.skipped.ts)):
         yield one.skipped

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from penstock.monitoring.diagnoses.lines import Line
+from penstock.monitoring.diagnoses.lines import LogLine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Later:
+class LaterAttempt:
     """The attempt that brought it to its end after all."""
 
     ts: str
@@ -36,14 +36,14 @@ class Found:
     attempt: int | None = None
     reason: str | None = None
     times: int = 1
-    later: Later | None = None
+    later: LaterAttempt | None = None
     worker_last_ts: str | None = None  # of the last line that the worker wrote
     from_worker: str | None = None  # whose work was taken over
     from_attempt: str | int | None = None  # the number of that attempt, or its id for an object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outage:
+class OutageFinding:
     """A time in which workers could not use a service that they need."""
 
     what: str  # breaker, ledger, queue or look: the events that say so
@@ -63,7 +63,7 @@ class Diagnoses:
     finished: Sequence[Found]  # when and by whom, for what is wrong in the table; ``times``: how often
     died: Sequence[Found]  # an attempt without an end, and none after it
     taken_over: Sequence[Found]  # work of a worker that died or hung, and who went on; ``later``: who finished it
-    outages: Sequence[Outage]
+    outages: Sequence[OutageFinding]
     interrupted: Sequence[Found]  # by a stop; ``later``: the attempt that finished it
     remarks: Sequence[str]  # what these logs cannot tell
 
@@ -83,10 +83,10 @@ class Story:
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
-        self._own: list[Line] = []
-        self._of_attempts: dict[str, list[Line]] = {}
+        self._own: list[LogLine] = []
+        self._of_attempts: dict[str, list[LogLine]] = {}
 
-    def take(self, line: Line) -> bool:
+    def take(self, line: LogLine) -> bool:
         """Answers whether it names the object."""
         objects = line.fields.get("objects")
         if line.name("object") == self._uri or (isinstance(objects, list) and self._uri in objects):
@@ -97,7 +97,7 @@ class Story:
             self._of_attempts.setdefault(attempt_id, []).append(line)
         return False
 
-    def lines(self) -> Sequence[Line]:
+    def lines(self) -> Sequence[LogLine]:
         """All of it."""
         attempts = {line.name("attempt_id") for line in self._own} - {None}
         others = [line for attempt in attempts for line in self._of_attempts.get(attempt or "", ())]
@@ -107,7 +107,7 @@ class Story:
 SKEW = timedelta(seconds=5)  # between the clocks of two hosts; and a finish is told a moment after it is on record
 
 
-def found_in(kind: str, name: str, place: str | None, line: Line) -> Found:
+def found_in(kind: str, name: str, place: str | None, line: LogLine) -> Found:
     """The line as a finding."""
     attempt, reason = line.fields.get("attempt"), line.fields.get("reason")
     attempt_id, worker = line.name("attempt_id"), line.name("worker")
@@ -141,12 +141,12 @@ def before(ts: str, other: str) -> bool:
         return False
 
 
-def after(one: Found, finished: Sequence[Found]) -> Later | None:
+def after(one: Found, finished: Sequence[Found]) -> LaterAttempt | None:
     """The first finish after that."""
     first = min((each for each in finished if each.ts > one.ts), key=lambda each: each.ts, default=None)
     if first is None:
         return None
-    return Later(ts=first.ts, worker=first.worker, attempt_id=first.attempt_id, attempt=first.attempt)
+    return LaterAttempt(ts=first.ts, worker=first.worker, attempt_id=first.attempt_id, attempt=first.attempt)
 
 
 def in_time(found: tuple[Found, ...]) -> tuple[Found, ...]:

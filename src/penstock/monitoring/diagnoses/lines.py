@@ -26,7 +26,7 @@ _NAMES = ("object", "attempt_id", "message_id", "pipeline", "queue", "worker", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class LogLine:
     """One line of our log. Whatever its fields hold was written by anybody: show it with care."""
 
     ts: str  # in UTC to the microsecond, so that texts sort as times do
@@ -46,7 +46,7 @@ class Unwrapping:
         self.metrics = 0  # lines so far that are metrics of ours, in CloudWatch's embedded format
         self._cut = b""
 
-    def lines(self, raw: bytes) -> Iterator[Line | None]:
+    def lines(self, raw: bytes) -> Iterator[LogLine | None]:
         """What this line of the file holds: lines of ours, None for one that is not; nothing where it goes on, and for
         metrics of ours, which are counted."""
         runtime = _RUNTIME.fullmatch(raw.rstrip(b"\r\n"))
@@ -69,7 +69,7 @@ class Unwrapping:
         else:
             yield from self._told(document if text is None else _unwrapped(document))
 
-    def _told(self, document: Mapping[str, Any] | None) -> Iterator[Line | None]:
+    def _told(self, document: Mapping[str, Any] | None) -> Iterator[LogLine | None]:
         if _is_metrics(document):
             self.metrics += 1
         else:
@@ -122,7 +122,7 @@ def _is_metrics(document: Mapping[str, Any] | None) -> bool:
     return document is not None and "_aws" in document and any(name.startswith("penstock_") for name in document)
 
 
-def _ours(document: Mapping[str, Any] | None) -> Line | None:
+def _ours(document: Mapping[str, Any] | None) -> LogLine | None:
     if document is None:
         return None
     ts, event = document.get("ts"), document.get("event")
@@ -130,4 +130,4 @@ def _ours(document: Mapping[str, Any] | None) -> Line | None:
         return None
     if any(not isinstance(document[name], str) for name in _NAMES if name in document):
         return None
-    return Line(ts=ts, event=event, fields=document)
+    return LogLine(ts=ts, event=event, fields=document)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TextIO
 
 from penstock.monitoring.diagnoses.findings import Found, after, found_in
-from penstock.monitoring.diagnoses.lines import Line
+from penstock.monitoring.diagnoses.lines import LogLine
 
 Place = tuple[str | None, str]  # queue and message
 
@@ -37,7 +37,7 @@ class Messages:
         self._starts = 0
         self._ends = 0
 
-    def take(self, line: Line) -> None:
+    def take(self, line: LogLine) -> None:
         """One line of ours; most are none of a message's."""
         message_id = line.name("message_id")
         if message_id is None or (line.event not in (START, TAKEN_OVER) and line.event not in ENDS):
@@ -96,7 +96,7 @@ class Messages:
         if known is not None and known.ts <= found.ts:
             del self._open[key]
 
-    def _take_death(self, place: Place, found: Found, line: Line) -> None:
+    def _take_death(self, place: Place, found: Found, line: LogLine) -> None:
         """The handler's word and the settlement's are of one death; the handler's says more."""
         key, known = (place, found.attempt), self._dead.get((place, found.attempt))
         error = ": ".join(str(line.fields[name]) for name in ("error.type", "error.message") if name in line.fields)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from penstock.monitoring.diagnoses.findings import Outage
-from penstock.monitoring.diagnoses.lines import Line
+from penstock.monitoring.diagnoses.findings import OutageFinding
+from penstock.monitoring.diagnoses.lines import LogLine
 
 # The event that begins an outage -> what it is, and the field that names it. The end has the same field.
 _BEGINS: Mapping[str, tuple[str, str]] = {
@@ -39,7 +39,7 @@ class Outages:
     def __init__(self) -> None:
         self._marks: dict[tuple[str, str, str], list[_Mark]] = {}  # by what, name and worker
 
-    def take(self, line: Line) -> None:
+    def take(self, line: LogLine) -> None:
         """Note a line that begins or ends an outage."""
         begins = line.event in _BEGINS
         found = _BEGINS.get(line.event) or _ENDS.get(line.event)
@@ -56,16 +56,16 @@ class Outages:
         key = (what, name if isinstance(name, str) else "", line.name("worker") or "")
         self._marks.setdefault(key, []).append(mark)
 
-    def found(self) -> Sequence[Outage]:
+    def found(self) -> Sequence[OutageFinding]:
         """Return all outages in the order of their beginnings."""
-        noticed: dict[tuple[str, str], list[Outage]] = {}
+        noticed: dict[tuple[str, str], list[OutageFinding]] = {}
         for (what, name, _), marks in self._marks.items():
             noticed.setdefault((what, name), []).extend(_of_worker(what, name, marks))
         merged = [one for of in noticed.values() for one in _merged(of)]
         return sorted(merged, key=lambda one: (one.began_ts, one.what, one.name))
 
 
-def _of_worker(what: str, name: str, marks: Sequence[_Mark]) -> Iterator[Outage]:
+def _of_worker(what: str, name: str, marks: Sequence[_Mark]) -> Iterator[OutageFinding]:
     """The outages that one worker noticed of one thing."""
     open_: _Mark | None = None
     for mark in sorted(marks, key=lambda one: one.ts):
@@ -73,7 +73,7 @@ def _of_worker(what: str, name: str, marks: Sequence[_Mark]) -> Iterator[Outage]
             open_ = open_ or mark
             continue
         began_ts = _earlier(mark.ts, mark.seconds) if open_ is None else open_.ts
-        yield Outage(
+        yield OutageFinding(
             what=what,
             name=name,
             began_ts=began_ts,
@@ -83,12 +83,12 @@ def _of_worker(what: str, name: str, marks: Sequence[_Mark]) -> Iterator[Outage]
         )
         open_ = None
     if open_ is not None:
-        yield Outage(what=what, name=name, began_ts=open_.ts, ended_ts=None, workers=1, error=open_.error)
+        yield OutageFinding(what=what, name=name, began_ts=open_.ts, ended_ts=None, workers=1, error=open_.error)
 
 
-def _merged(noticed: Sequence[Outage]) -> Sequence[Outage]:
+def _merged(noticed: Sequence[OutageFinding]) -> Sequence[OutageFinding]:
     """Outages of one thing. Those that overlap are one; one without an end lasts until the next begins."""
-    merged: list[Outage] = []
+    merged: list[OutageFinding] = []
     for one in sorted(noticed, key=lambda each: each.began_ts):
         last = merged[-1] if merged else None
         if last is not None and last.ended_ts is not None and one.began_ts <= last.ended_ts:

@@ -15,7 +15,7 @@ from penstock.events import ChoosyListener, Event, Listener
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.failure import failure_of, fingerprint
 from penstock.monitoring.errors.occurrences import ErrorContext, ErrorHook, Occurrence, may_fail, occurrence_of
-from penstock.monitoring.errors.outlets import QUIET_SECONDS, Complaints, Outlet, Report
+from penstock.monitoring.errors.outlets import QUIET_SECONDS, ErrorHookThread, ErrorReport, HookFailures
 
 __all__ = ["ON_ERROR", "ErrorContext", "ErrorHook", "ErrorReporter"]
 
@@ -25,7 +25,7 @@ NO_SERVICES: Mapping[str, ErrorHook] = MappingProxyType({})
 
 
 @dataclass(slots=True)
-class _Known:
+class _KnownFailure:
     """A fingerprint. Both fields are under the reporter's lock."""
 
     reported_at: float
@@ -54,10 +54,10 @@ class ErrorReporter(ChoosyListener):
         self._process = process
         self._clock = SystemClock() if clock is None else clock
         hooks = {**({} if on_error is None else {ON_ERROR: on_error}), **services}
-        self._outlets = [Outlet(name, hook, tell=tell, clock=self._clock) for name, hook in hooks.items()]
-        self._complaints = Complaints(ON_ERROR, tell, self._clock)
+        self._outlets = [ErrorHookThread(name, hook, tell=tell, clock=self._clock) for name, hook in hooks.items()]
+        self._complaints = HookFailures(ON_ERROR, tell, self._clock)
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, _Known] = OrderedDict()  # under the lock; the least recently met first
+        self._known: OrderedDict[str, _KnownFailure] = OrderedDict()  # under the lock; the least recently met first
 
     def hears(self, kind: type[Event]) -> bool:
         return may_fail(kind)
@@ -109,7 +109,7 @@ class ErrorReporter(ChoosyListener):
             occurrences = self._due(name, final=occurrence.final)
             if occurrences is None:
                 return
-            report = Report(
+            report = ErrorReport(
                 process=self._process,
                 worker=self._worker,
                 occurrence=occurrence,
@@ -125,7 +125,7 @@ class ErrorReporter(ChoosyListener):
         known = self._known.get(name)
         first = known is None
         if known is None:
-            known = self._known[name] = _Known(reported_at=now)
+            known = self._known[name] = _KnownFailure(reported_at=now)
             if len(self._known) > FINGERPRINTS_MAX:
                 self._known.popitem(last=False)
         self._known.move_to_end(name)

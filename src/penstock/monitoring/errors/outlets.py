@@ -15,7 +15,7 @@ from penstock.messaging.failure import failure_of
 from penstock.monitoring.errors.occurrences import ErrorContext, ErrorHook, Occurrence
 
 
-class Seldom:
+class Throttle:
     """The first time it is due, and then once in so many seconds. Whoever uses it from several threads locks it."""
 
     def __init__(self, every_seconds: float, clock: Clock) -> None:
@@ -41,7 +41,7 @@ WAITING_MAX = 100  # each holds an exception, and with it the variables of its f
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ErrorReport:
     """One failure on its way to a hook."""
 
     process: str
@@ -74,22 +74,22 @@ class Report:
         )
 
 
-class Outlet:
+class ErrorHookThread:
     """Calls a hook with what is put in, in order. Any thread may call it."""
 
     def __init__(self, name: str, hook: ErrorHook, *, tell: Listener, clock: Clock) -> None:
         self.name = name
         self._hook = hook
         self._clock = clock
-        self._complaints = Complaints(name, tell, clock)
+        self._complaints = HookFailures(name, tell, clock)
         self._lock = threading.Condition()
-        self._waiting: deque[Report] = deque()  # under the lock
+        self._waiting: deque[ErrorReport] = deque()  # under the lock
         self._thread: threading.Thread | None = None  # under the lock; started by the first report
         self._dropped = 0  # under the lock; reports lost because the hook was too slow
         self._idle = threading.Event()  # set and cleared under the lock: nothing waits and no hook runs
         self._idle.set()
 
-    def put(self, report: Report) -> None:
+    def put(self, report: ErrorReport) -> None:
         """Let the hook be called with it, soon. Raises RuntimeError where there is no thread to be had for it."""
         with self._lock:
             self._start()
@@ -115,14 +115,14 @@ class Outlet:
         while True:
             self._call(self._next())  # a call of its own: while it waits it must hold no exception
 
-    def _call(self, report: Report) -> None:
+    def _call(self, report: ErrorReport) -> None:
         try:
             self._hook(report.occurrence.exception, report.context())
         except BaseException as error:  # SystemExit too: it would end this thread, and with it all reports
             self._complaints.hook_failed(error)
         self._complaints.reports_dropped(self._dropped)
 
-    def _next(self) -> Report:
+    def _next(self) -> ErrorReport:
         with self._lock:
             if not self._waiting:
                 self._idle.set()
@@ -131,7 +131,7 @@ class Outlet:
             return self._waiting.popleft()
 
 
-class Complaints:
+class HookFailures:
     """What goes wrong with a hook, told at most once a minute. Any thread may call it."""
 
     def __init__(self, hook: str, tell: Listener, clock: Clock) -> None:
@@ -139,9 +139,9 @@ class Complaints:
         self._tell = tell
         self._lock = threading.Lock()
         self._failures = 0  # not told yet; this and the next three: under the lock
-        self._of_failures = Seldom(QUIET_SECONDS, clock)
+        self._of_failures = Throttle(QUIET_SECONDS, clock)
         self._drops_told = 0
-        self._of_drops = Seldom(QUIET_SECONDS, clock)
+        self._of_drops = Throttle(QUIET_SECONDS, clock)
 
     def hook_failed(self, error: BaseException) -> None:
         """It raised."""

@@ -12,7 +12,7 @@ from typing import TextIO
 from penstock.events import ChoosyListener, Event
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.monitoring.logs.lines import LineLogger, LineWriter, console_logger, json_logger, moment, plain
-from penstock.monitoring.logs.plans import Choice, LogSettings, Plan, make_plans
+from penstock.monitoring.logs.plans import LinePlan, LinePlanChoice, LogSettings, make_plans
 
 TraceIds = Callable[[], tuple[str, str] | None]  # the ids of trace and span that the calling thread is in
 
@@ -23,7 +23,7 @@ class LogListener(ChoosyListener):
     def __init__(
         self,
         *,
-        plans: Mapping[type[Event], Plan | Choice],
+        plans: Mapping[type[Event], LinePlan | LinePlanChoice],
         logger: LineLogger,
         writer: LineWriter,
         clock: Clock,
@@ -52,8 +52,8 @@ class LogListener(ChoosyListener):
         """How many lines were lost because the stream did not take them."""
         return self._writer.dropped
 
-    def _log(self, plan: Plan | Choice | None, event: Event) -> None:
-        while isinstance(plan, Choice):
+    def _log(self, plan: LinePlan | LinePlanChoice | None, event: Event) -> None:
+        while isinstance(plan, LinePlanChoice):
             plan = plan.plans.get(plan.by(event), plan.otherwise)
         if plan is None:
             return

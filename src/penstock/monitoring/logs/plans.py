@@ -21,7 +21,7 @@ from penstock.events import Event
 from penstock.monitoring.logs.lines import block, moment, plain
 from penstock.monitoring.logs.message_rows import MESSAGE_ROWS, REPLAY_ROWS
 from penstock.monitoring.logs.object_rows import BATCH_ROWS, OBJECT_ROWS, RECONCILE_ROWS
-from penstock.monitoring.logs.rows import Cases, Level, Row, Rows, Source, rows_of
+from penstock.monitoring.logs.rows import Level, LogRow, LogRowCases, Rows, Source, rows_of
 from penstock.monitoring.logs.worker_rows import MONITOR_ROWS, WORKER_ROWS
 
 ROWS: Rows = MappingProxyType(
@@ -64,7 +64,7 @@ class LogSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class LinePlan:
     """How the lines of an event are made."""
 
     line: Mapping[str, object]  # level, event, msg
@@ -98,38 +98,38 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """As `Cases`; None: that one is not wanted."""
+class LinePlanChoice:
+    """As `LogRowCases`; None: that one is not wanted."""
 
     by: Callable[[Any], object]
-    plans: Mapping[object, "Plan | Choice | None"]
-    otherwise: "Plan | Choice | None"
+    plans: Mapping[object, "LinePlan | LinePlanChoice | None"]
+    otherwise: "LinePlan | LinePlanChoice | None"
 
 
-def make_plans(settings: LogSettings) -> Mapping[type[Event], Plan | Choice]:
+def make_plans(settings: LogSettings) -> Mapping[type[Event], LinePlan | LinePlanChoice]:
     """The plans of the events that are wanted. Raises `ConfigurationError` for settings that make no sense."""
     _check(settings)
     planned = {event: _plan(entry, settings) for event, entry in ROWS.items()}
     return MappingProxyType({event: plan for event, plan in planned.items() if plan is not None})
 
 
-def _plan(entry: Row | Cases, settings: LogSettings) -> Plan | Choice | None:
-    if isinstance(entry, Row):
+def _plan(entry: LogRow | LogRowCases, settings: LogSettings) -> LinePlan | LinePlanChoice | None:
+    if isinstance(entry, LogRow):
         return _plan_of_row(entry, settings)
     plans = {value: _plan(case, settings) for value, case in entry.rows.items()}
     otherwise = _plan(entry.otherwise, settings)
     if otherwise is None and not any(plans.values()):
         return None
-    return Choice(by=entry.by, plans=plans, otherwise=otherwise)
+    return LinePlanChoice(by=entry.by, plans=plans, otherwise=otherwise)
 
 
-def _plan_of_row(row: Row, settings: LogSettings) -> Plan | None:
+def _plan_of_row(row: LogRow, settings: LogSettings) -> LinePlan | None:
     level = settings.levels.get(row.name, row.level)
     if LEVELS.index(level) < LEVELS.index(settings.level):
         return None
     share = settings.sampling.get(row.name)
     key = None if share is None else _key(row)
-    return Plan(
+    return LinePlan(
         line={"level": level, "event": row.name, "msg": row.msg},
         names=tuple(row.fields),
         values=_getter(tuple(row.fields.values())),
@@ -155,7 +155,7 @@ def _shape(name: str) -> Callable[[Any], object]:
     return block if name in _BLOCKS else plain
 
 
-def _key(row: Row) -> str | None:
+def _key(row: LogRow) -> str | None:
     """The attribute that says what a line is about: its lines are kept, or left out, together."""
     if row.each is not None:
         return row.each
@@ -164,7 +164,7 @@ def _key(row: Row) -> str | None:
 
 
 def _check(settings: LogSettings) -> None:
-    known: dict[str, list[Row]] = {}
+    known: dict[str, list[LogRow]] = {}
     for entry in ROWS.values():
         for row in rows_of(entry):
             known.setdefault(row.name, []).append(row)
@@ -182,7 +182,7 @@ def _check(settings: LogSettings) -> None:
         _check_share(name, share, known[name])
 
 
-def _check_share(name: str, share: float, rows: Iterable[Row]) -> None:
+def _check_share(name: str, share: float, rows: Iterable[LogRow]) -> None:
     if not 0 <= share <= 1:
         raise ConfigurationError(f"The sampling of {name} is a share from 0 to 1, not {share!r}.")
     if any(row.level in ("warning", "error") for row in rows):

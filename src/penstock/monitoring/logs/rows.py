@@ -12,7 +12,7 @@ Source = str | Callable[[Any], object]  # an attribute of the event, with dots f
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class LogRow:
     """One line of the log. ``each`` names an attribute that holds message ids: then each of them gets a line."""
 
     name: str
@@ -23,20 +23,20 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cases:
+class LogRowCases:
     """An event that has several names or levels: ``by`` chooses one of the rows, or else the last."""
 
     by: Callable[[Any], object]
-    rows: Mapping[object, "Row | Cases"]
-    otherwise: "Row | Cases"
+    rows: Mapping[object, "LogRow | LogRowCases"]
+    otherwise: "LogRow | LogRowCases"
 
 
-Rows = Mapping[type[events.Event], Row | Cases]
+Rows = Mapping[type[events.Event], LogRow | LogRowCases]
 
 
-def rows_of(entry: Row | Cases) -> tuple[Row, ...]:
+def rows_of(entry: LogRow | LogRowCases) -> tuple[LogRow, ...]:
     """Every row that an event may get."""
-    if isinstance(entry, Row):
+    if isinstance(entry, LogRow):
         return (entry,)
     inner = [row for case in entry.rows.values() for row in rows_of(case)]
     return (*inner, *rows_of(entry.otherwise))

@@ -122,7 +122,7 @@ VALUES_MAX = 150  # of one metric in a call, likewise
 CALLS_MAX = 20  # that wait
 
 
-class CloudWatchOutlet:
+class CloudWatchDestination:
     """``client`` makes boto3's client when it is needed first. Tries again as boto3 does, before anything waits."""
 
     name = "cloudwatch"
@@ -175,7 +175,7 @@ EMF_VALUES_MAX = 100  # values of a metric in a document
 DOCUMENT_BYTES_MAX = 256 * 1024  # the size of a log event
 
 
-class EmfOutlet:
+class EmfDestination:
     """Write a line for each combination of dimensions that has changes."""
 
     name = "emf"

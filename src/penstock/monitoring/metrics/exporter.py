@@ -7,14 +7,14 @@ from typing import Protocol
 
 from penstock.events import Listener, MetricsExportFailed
 from penstock.messaging.clock import Clock
-from penstock.monitoring.errors.outlets import Seldom
+from penstock.monitoring.errors.outlets import Throttle
 from penstock.monitoring.export_log import QUIET_SECONDS
 from penstock.monitoring.metrics.meters import NOTHING_READ, Meters, Reading, changes
 
 THREAD = "penstock-metrics"
 
 
-class Outlet(Protocol):
+class MetricsDestination(Protocol):
     """A place that metrics go to. Only the exporter's thread calls it."""
 
     @property
@@ -31,14 +31,16 @@ class Outlet(Protocol):
 class Exporter:
     """Reads the meters every so often, and when it is asked to. Nothing that an outlet does reaches the work."""
 
-    def __init__(self, meters: Meters, outlet: Outlet, *, every_seconds: float, clock: Clock, tell: Listener) -> None:
+    def __init__(
+        self, meters: Meters, outlet: MetricsDestination, *, every_seconds: float, clock: Clock, tell: Listener
+    ) -> None:
         self._meters = meters
         self._outlet = outlet
         self._every_seconds = every_seconds
         self._clock = clock
         self._tell = tell
         self._last = NOTHING_READ  # this and the next: the thread's alone
-        self._words = Seldom(QUIET_SECONDS, clock)  # on an outlet that goes on failing
+        self._words = Throttle(QUIET_SECONDS, clock)  # on an outlet that goes on failing
         self._wake = threading.Event()
         self._state = threading.Condition()
         self._thread: threading.Thread | None = None  # this and the next three: under the condition

@@ -39,9 +39,9 @@ class MetricsListener(events.ChoosyListener):
         self._queues = {} if queues is None else dict(queues)
         self._clock = SystemClock() if clock is None else clock
         self._losing = threading.Lock()
-        self._lost = _Remembered()  # under the lock: (queue, message id, attempt) of leases found lost
-        self._runs = _Remembered()  # when a batch's attempt began, by its id
-        self._calls = _Remembered()  # when a function for an object was called, by attempt and object
+        self._lost = _BoundedMemory()  # under the lock: (queue, message id, attempt) of leases found lost
+        self._runs = _BoundedMemory()  # when a batch's attempt began, by its id
+        self._calls = _BoundedMemory()  # when a function for an object was called, by attempt and object
         self._heard: Mapping[type[events.Event], Callable[[Any], None]] = {
             events.MessagesReceived: self._received,
             events.SettlementsTaken: self._settled,
@@ -220,7 +220,7 @@ class MetricsListener(events.ChoosyListener):
         return self._queues.get(handler, "")
 
 
-class _Remembered:
+class _BoundedMemory:
     """Numbers by what they belong to, as many as fit; the oldest is forgotten for a new one. Any thread may use it."""
 
     def __init__(self) -> None:

@@ -64,9 +64,9 @@ class Meters:
             metric.name: {} for metric in catalogue.values() if metric.kind == "gauge"
         }
         self._known: dict[str, set[Labels]] = {metric.name: set() for metric in catalogue.values()}
-        self._tallies: list[tuple[weakref.ref[_Thread], _Tally]] = []
-        self._past = _Tally()  # of threads that have ended
-        self._own = _Own(self._join)
+        self._tallies: list[tuple[weakref.ref[_ThreadLife], _ThreadCounts]] = []
+        self._past = _ThreadCounts()  # of threads that have ended
+        self._own = _OwnCounts(self._join)
 
     @property
     def catalogue(self) -> Mapping[str, Metric]:
@@ -136,9 +136,9 @@ class Meters:
             distributions[name][labels] = Distribution(counts=tuple(map(int, cell[:-1])), sum=cell[-1])
         return Reading(values={**values, **counts}, distributions=distributions)
 
-    def _total(self) -> "_Tally":
+    def _total(self) -> "_ThreadCounts":
         """Of all threads; what those that have ended counted becomes one. Under the lock."""
-        total, living = _Tally(), []
+        total, living = _ThreadCounts(), []
         for thread, tally in self._tallies:
             if thread() is None:  # nobody writes it any more
                 self._past.add(tally)
@@ -149,7 +149,7 @@ class Meters:
         total.add(self._past)
         return total
 
-    def _join(self, thread: "_Thread", tally: "_Tally") -> None:
+    def _join(self, thread: "_ThreadLife", tally: "_ThreadCounts") -> None:
         with self._lock:
             self._tallies.append((weakref.ref(thread), tally))
             if len(self._tallies) % THREADS_LOOK == 0:  # threads come and go, and perhaps nobody reads
@@ -181,14 +181,14 @@ class Meters:
         return tuple(OTHER if listed is None else _said(listed, value) for listed, value in pairs)
 
 
-class _Tally:
+class _ThreadCounts:
     """What one thread has counted. It alone writes it, others read copies."""
 
     def __init__(self) -> None:
         self.counts: dict[_Key, float] = {}
         self.cells: dict[_Key, list[float]] = {}  # of each bucket how many values, and last their sum
 
-    def add(self, other: "_Tally") -> None:
+    def add(self, other: "_ThreadCounts") -> None:
         """Count what another one has, whose thread may go on meanwhile."""
         for key, amount in other.counts.copy().items():
             self.counts[key] = self.counts.get(key, 0.0) + amount
@@ -197,16 +197,16 @@ class _Tally:
             self.cells[key] = cell.copy() if mine is None else [a + b for a, b in zip(mine, cell, strict=True)]
 
 
-class _Thread:
+class _ThreadLife:
     """Lives as long as the thread that it is of, or as its meters."""
 
 
-class _Own(threading.local):
+class _OwnCounts(threading.local):
     """The tally of the thread that asks, made at its first question."""
 
-    def __init__(self, join: Callable[[_Thread, _Tally], None]) -> None:
-        self._thread = _Thread()
-        self.tally = _Tally()
+    def __init__(self, join: Callable[[_ThreadLife, _ThreadCounts], None]) -> None:
+        self._thread = _ThreadLife()
+        self.tally = _ThreadCounts()
         join(self._thread, self.tally)
 
 

@@ -33,7 +33,7 @@ _UNITS = {"seconds": "s", "bytes": "By", "messages": "{message}", "": "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Name:
+class OtelName:
     """What OpenTelemetry calls a metric of the catalogue. ``labels``: what it calls those that it has a word for."""
 
     name: str
@@ -42,25 +42,25 @@ class Name:
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict)  # that every series has
 
 
-def name_of(metric: Metric, *, system: str) -> Name:
+def name_of(metric: Metric, *, system: str) -> OtelName:
     """By the conventions for messaging, where they have it; ``system`` is what they call the broker."""
     match metric.name:
         case "process_duration_seconds":
-            return Name(
+            return OtelName(
                 name=messaging_metrics.MESSAGING_PROCESS_DURATION,
                 unit="s",
                 labels={"queue": DESTINATION, "handler": HANDLER, "outcome": OUTCOME},
                 attributes={SYSTEM: system, OPERATION: "process"},
             )
         case "messages_received_total":
-            return Name(
+            return OtelName(
                 name=messaging_metrics.MESSAGING_CLIENT_CONSUMED_MESSAGES,
                 unit="{message}",
                 labels={"queue": DESTINATION},
                 attributes={SYSTEM: system, OPERATION: "receive"},
             )
     plain = metric.name.removesuffix("_total").removesuffix("_seconds")
-    return Name(name=ours(plain), unit=_UNITS[metric.unit])
+    return OtelName(name=ours(plain), unit=_UNITS[metric.unit])
 
 
 class OtelMeters(Meters):
@@ -70,7 +70,7 @@ class OtelMeters(Meters):
         super().__init__()
         meter = provider.get_meter(SCOPE, version)
         self._recorders = {
-            metric.name: _Recorder(
+            metric.name: _HistogramRecorder(
                 meter, metric, name_of(metric, system=system), series=partial(self._admitted, metric.name)
             )
             for metric in self.catalogue.values()
@@ -85,7 +85,7 @@ class OtelMeters(Meters):
         self._recorders[name].record(labels, value)
 
 
-class OtelOutlet:
+class OtelDestination:
     """Has the counts sent where the application has no provider of its own. Only the exporter's thread calls it."""
 
     name = "otel"
@@ -120,7 +120,7 @@ class Otel:
     """The meters of a process, and how they are sent; None where the application's own provider sees to that."""
 
     meters: OtelMeters
-    outlet: OtelOutlet | None
+    outlet: OtelDestination | None
 
 
 def open_otel(resource: Resource, *, version: str, system: str) -> Otel:
@@ -134,14 +134,14 @@ def open_otel(resource: Resource, *, version: str, system: str) -> Otel:
     reader = PeriodicExportingMetricReader(exporter, export_interval_millis=math.inf)
     provider = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
     meters = OtelMeters(provider, version=version, system=system)
-    return Otel(meters=meters, outlet=OtelOutlet(reader, exporter))
+    return Otel(meters=meters, outlet=OtelDestination(reader, exporter))
 
 
-class _Recorder:
+class _HistogramRecorder:
     """One histogram. Any thread may record. ``series`` answers the one that labels are counted in: the meters say so
     for whoever reads them, and bound them."""
 
-    def __init__(self, meter: Meter, metric: Metric, name: Name, series: Callable[[Labels], Labels]) -> None:
+    def __init__(self, meter: Meter, metric: Metric, name: OtelName, series: Callable[[Labels], Labels]) -> None:
         self._labels = metric.labels
         self._name = name
         self._series = series
@@ -160,7 +160,7 @@ class _Recorder:
         self._histogram.record(value, attributes)
 
 
-def _observable(meter: Meter, metric: Metric, name: Name, read: Callable[[], Reading]) -> None:
+def _observable(meter: Meter, metric: Metric, name: OtelName, read: Callable[[], Reading]) -> None:
     def observed(_: CallbackOptions) -> Iterable[Observation]:
         series = read().values[metric.name]
         return [Observation(value, _attributes(name, metric.labels, labels)) for labels, value in series.items()]
@@ -169,6 +169,6 @@ def _observable(meter: Meter, metric: Metric, name: Name, read: Callable[[], Rea
     make(name.name, [observed], name.unit, metric.help)
 
 
-def _attributes(name: Name, labels: Labels, values: Labels) -> Mapping[str, AttributeValue]:
+def _attributes(name: OtelName, labels: Labels, values: Labels) -> Mapping[str, AttributeValue]:
     named = {name.labels.get(label, label): value for label, value in zip(labels, values, strict=True)}
     return {**name.attributes, **named}

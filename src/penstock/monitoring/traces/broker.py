@@ -16,7 +16,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Tracer
 
 from penstock.errors import PenstockError
-from penstock.messaging.broker import Ask, Broker, Capabilities, Turn
+from penstock.messaging.broker import Broker, Capabilities, ReceiveRequest, TurnResult
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Attributes, Outgoing
 from penstock.messaging.settlement import Settlement
@@ -82,11 +82,11 @@ class TracedBroker:
     def turn(
         self,
         settlements: Sequence[tuple[Delivery, Settlement]],
-        asks: Sequence[Ask],
+        asks: Sequence[ReceiveRequest],
         *,
         lease_seconds: float,
         wait_seconds: float = 0.0,
-    ) -> Turn:
+    ) -> TurnResult:
         began_at = time.time_ns()
         turn = self.inner.turn(settlements, asks, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
         with suppress(Exception):  # as in `receive`

@@ -18,7 +18,7 @@ from opentelemetry.trace import Span, SpanKind, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, BatchHandler, Execution, HeldClaim, Place
+from penstock.messaging.handler import Answer, BatchHandler, Execution, ExecutionPlace, HeldClaim
 from penstock.messaging.settlement import operation_of
 from penstock.monitoring.traces.context import (
     ATTEMPT,
@@ -46,7 +46,7 @@ class TracedHandler:
         return self._inner.name
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ExecutionPlace:
         return self._inner.place
 
     @property

@@ -30,7 +30,7 @@ _CHILD_EXIT_SECONDS = 0.3  # a child that is asked to end is waited for a little
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class TelemetryResource:
     """Whose spans and metrics they are. ``name`` None: what OpenTelemetry's variables say."""
 
     name: str | None
@@ -39,7 +39,7 @@ class Service:
     worker: str | None  # None: of a command that looks
 
 
-def resource_of(service: Service) -> Resource:
+def resource_of(service: TelemetryResource) -> Resource:
     """As OpenTelemetry names a service. What the settings say goes before its variables."""
     name = service.name or OTELResourceDetector().detect().attributes.get(service_attributes.SERVICE_NAME) or NAME
     named = {
@@ -52,7 +52,7 @@ def resource_of(service: Service) -> Resource:
     return Resource.create({key: value for key, value in named.items() if value is not None})
 
 
-def provider_for(service: Service) -> trace.TracerProvider:
+def provider_for(service: TelemetryResource) -> trace.TracerProvider:
     """The process's: what the application set, or ours from here on."""
     there = trace.get_tracer_provider()
     if not isinstance(there, trace.ProxyTracerProvider):
@@ -94,7 +94,7 @@ def _wait_for_nothing(_: float) -> None:
 class ChildTracing:
     """A `penstock.messaging.tracing.Continuing`."""
 
-    service: Service
+    service: TelemetryResource
 
     @contextmanager
     def __call__(self, carrier: Carrier) -> Iterator[None]:

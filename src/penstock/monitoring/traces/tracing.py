@@ -14,10 +14,10 @@ from penstock.monitoring.traces.broker import TracedBroker
 from penstock.monitoring.traces.context import SCOPE, carrier_of, note_error, ours, said
 from penstock.monitoring.traces.handler import TracedHandler
 from penstock.monitoring.traces.listener import TraceListener
-from penstock.monitoring.traces.provider import ChildTracing, Service, begin_flush, provider_for
+from penstock.monitoring.traces.provider import ChildTracing, TelemetryResource, begin_flush, provider_for
 
 
-def otel_tracing(service: Service, *, version: str) -> "OtelTracing":
+def otel_tracing(service: TelemetryResource, *, version: str) -> "OtelTracing":
     """Spans of this process; ``version`` is Penstock's own."""
     return OtelTracing(provider_for(service), version=version, continuing=ChildTracing(service=service))
 

@@ -9,32 +9,32 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Literal, Protocol, runtime_checkable
 
-from penstock.dead_letters.canary import Canary, Fate, unwatched, watch
+from penstock.dead_letters.canary import Canary, CanaryResult, unwatched, watch
 from penstock.dead_letters.filters import source_of
-from penstock.dead_letters.letters import Letter, Letters, letters_in
-from penstock.dead_letters.operator import Errand, Pace, Sender, Sent, Stopped, Told, matching
+from penstock.dead_letters.letters import DeadLetteredMessage, DeadLetterReader, letters_in
+from penstock.dead_letters.operator import ReplayedChunk, ReplayItem, ReplayRate, ReplaySender, Stopped, Told, matching
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.messaging.broker import listed_name, names_second_tier
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.steps import Probe, no_probe
 from penstock.operations.dead_letters.letters import (
-    Asked,
-    Done,
-    Homes,
+    DeadLetterSelection,
+    HomeQueues,
+    QueueResult,
     audited,
     check_destination,
     has_letters,
     letter_queues,
     tiers_of,
 )
-from penstock.operations.inspection import View
+from penstock.operations.inspection import ScopeView
 
 CANARY_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HowToReplay:
+class ReplayOptions:
     """What a command line says of a replay."""
 
     to: str | None = None  # None: each letter to the queue it came from
@@ -59,7 +59,7 @@ class ReplayReport:
     refused: int = 0  # left, as their queues never take them
     refusal: str | None = None  # the first reason
     by_queue: dict[str, int] = field(default_factory=dict)  # where they went
-    fates: list[Fate] = field(default_factory=list)  # of the canaries
+    fates: list[CanaryResult] = field(default_factory=list)  # of the canaries
     ids_met: set[str] = field(default_factory=set)  # of those that were asked for
     outcome: Literal["done", "interrupted", "canary died", "canary unknown"] = "done"
 
@@ -75,21 +75,21 @@ class ReplayReport:
 
 
 @dataclass(slots=True, kw_only=True)
-class Purged:
+class PurgeReport:
     """What a purge came to."""
 
     letters: int = 0
     ids_met: set[str] = field(default_factory=set)  # of those that were asked for
 
 
-class Replaying:
+class ReplayOperation:
     """One replay of the letters that are meant."""
 
     def __init__(
         self,
-        seen: View,
-        asked: Asked,
-        how: HowToReplay,
+        seen: ScopeView,
+        asked: DeadLetterSelection,
+        how: ReplayOptions,
         *,
         ledger: Ledger,
         stopped: Stopped,
@@ -104,10 +104,10 @@ class Replaying:
         self._stopped = stopped
         self._told = told
         self._clock = clock or SystemClock()
-        self._sender = Sender(seen.broker, ledger.replays, clock=self._clock, probe=probe)
+        self._sender = ReplaySender(seen.broker, ledger.replays, clock=self._clock, probe=probe)
         self._began_at = self._clock.now()
-        self._homes = Homes(seen.broker)
-        self._dones: list[Done] = []  # the entries in the audit so far
+        self._homes = HomeQueues(seen.broker)
+        self._dones: list[QueueResult] = []  # the entries in the audit so far
         self._report = ReplayReport()
 
     def run(self, *, say: Callable[[str], None]) -> ReplayReport:
@@ -141,7 +141,7 @@ class Replaying:
                 for done in self._dones:
                     done.outcome = self._report.outcome
 
-    def _watched(self, canary: Canary) -> Fate:
+    def _watched(self, canary: Canary) -> CanaryResult:
         if self._report.outcome != "done":
             return unwatched(canary)
         seconds = self._how.canary_seconds
@@ -169,12 +169,12 @@ class Replaying:
             for errand, id in zip(sent.errands, sent.ids, strict=True)
         ]
 
-    def _sent(self, limit: int | None, entries: ExitStack) -> Iterator[Sent]:
+    def _sent(self, limit: int | None, entries: ExitStack) -> Iterator[ReplayedChunk]:
         """Send at most so many, chunk by chunk. Those that were in their queues already do not count. The queues'
         entries in the audit end with ``entries``."""
         goal = None if limit is None else self._report.sent + limit
         self._report.homeless = 0  # counted anew with each look
-        pace = Pace(self._how.rate, clock=self._clock, stopped=self._stopped)
+        pace = ReplayRate(self._how.rate, clock=self._clock, stopped=self._stopped)
         for queue in letter_queues(self._seen, self._asked):
             if self._stopped() or not has_letters(self._seen.broker, queue):
                 continue
@@ -191,8 +191,13 @@ class Replaying:
                         break
 
     def _chunks(
-        self, letters: Letters, page: Sequence[Errand], pace: Pace, done: Done, goal: int | None
-    ) -> Iterator[Sent]:
+        self,
+        letters: DeadLetterReader,
+        page: Sequence[ReplayItem],
+        pace: ReplayRate,
+        done: QueueResult,
+        goal: int | None,
+    ) -> Iterator[ReplayedChunk]:
         """All of a page before the next is asked for: of a FIFO queue's group there is none until these are gone."""
         report = self._report
         rest = iter(page)
@@ -215,26 +220,26 @@ class Replaying:
                 raise sent.failed
             pace.wait(len(sent.errands))
 
-    def _errands(self, letters: Letters) -> Iterator[Sequence[Errand]]:
+    def _errands(self, letters: DeadLetterReader) -> Iterator[Sequence[ReplayItem]]:
         """Page by page."""
         pages = matching(letters, self._asked.wanted, clock=self._clock, stopped=self._stopped, until=self._began_at)
         for page in pages:
             self._report.ids_met.update(*map(self._asked.wanted.ids_met, page))
-            errands = [Errand(letter=letter, queue=queue) for letter in page if (queue := self._queue_of(letter))]
+            errands = [ReplayItem(letter=letter, queue=queue) for letter in page if (queue := self._queue_of(letter))]
             self._report.homeless += len(page) - len(errands)
             if errands:
                 yield errands
 
-    def _queue_of(self, letter: Letter) -> str | None:
+    def _queue_of(self, letter: DeadLetteredMessage) -> str | None:
         return self._how.to or self._homes.of(letter)
 
 
-def purge(seen: View, asked: Asked, *, ledger: Ledger, stopped: Stopped, told: Told) -> Purged:
+def purge(seen: ScopeView, asked: DeadLetterSelection, *, ledger: Ledger, stopped: Stopped, told: Told) -> PurgeReport:
     """Delete those that are meant and were dead letters when this began."""
     clock = SystemClock()
     began_at = clock.now()
     left = asked.limit
-    purged = Purged()
+    purged = PurgeReport()
     for queue in letter_queues(seen, asked):
         if stopped() or left == 0 or not has_letters(seen.broker, queue):
             continue
@@ -254,30 +259,30 @@ def purge(seen: View, asked: Asked, *, ledger: Ledger, stopped: Stopped, told: T
     return purged
 
 
-class Progress(Protocol):
+class MoveTaskProgress(Protocol):
     """How far a task is."""
 
     @property
     def moved(self) -> int: ...
 
 
-class Task(Iterator[Progress], AbstractContextManager["Task"], Protocol):
+class MoveTask(Iterator[MoveTaskProgress], AbstractContextManager["MoveTask"], Protocol):
     """Moves while it is iterated over; leaving the block before its end cancels it."""
 
 
 @runtime_checkable
-class Mover(Protocol):
+class QueueMover(Protocol):
     """A broker that moves whole queues by itself."""
 
-    def move_all(self, source: str, destination: str | None = None, *, per_second: int | None = None) -> Task:
+    def move_all(self, source: str, destination: str | None = None, *, per_second: int | None = None) -> MoveTask:
         """Without a destination: to the one queue whose dead letters these are."""
         ...
 
 
-def check_movable(seen: View, asked: Asked, *, to: str | None) -> Mover:
+def check_movable(seen: ScopeView, asked: DeadLetterSelection, *, to: str | None) -> QueueMover:
     """Raises `UsageError` for a broker that cannot, for filters, of which a move knows none, and for a destination that
     holds letters."""
-    if not isinstance(seen.broker, Mover):
+    if not isinstance(seen.broker, QueueMover):
         raise UsageError("--move is for SQS, which has tasks for it; leave it out here.")
     if asked.queue is None or not asked.wanted.asks_nothing or asked.limit is not None:
         raise UsageError("--move takes whole queues: give --queue, and --tier if need be, and no other filter.")
@@ -287,7 +292,14 @@ def check_movable(seen: View, asked: Asked, *, to: str | None) -> Mover:
 
 
 def move(
-    seen: View, asked: Asked, *, to: str | None, rate: float | None, ledger: Ledger, stopped: Stopped, told: Told
+    seen: ScopeView,
+    asked: DeadLetterSelection,
+    *,
+    to: str | None,
+    rate: float | None,
+    ledger: Ledger,
+    stopped: Stopped,
+    told: Told,
 ) -> int:
     """Let every letter of the queues that are meant be moved; answers how many were, about.
 

@@ -10,16 +10,23 @@ from pathlib import Path
 from typing import BinaryIO
 
 from penstock.app.kill import killing_probe
-from penstock.dead_letters.jsonl import LINE_BYTES_MAX, Kept, line_of, read_line
-from penstock.dead_letters.letters import PAGE, Letters, letters_in
+from penstock.dead_letters.jsonl import LINE_BYTES_MAX, ExportedMessage, line_of, read_line
+from penstock.dead_letters.letters import PAGE, DeadLetterReader, letters_in
 from penstock.dead_letters.operator import CHUNK, Stopped, Told, matching
 from penstock.errors import PenstockError, UsageError
 from penstock.ledger import Ledger
 from penstock.messaging.broker import chunk_of, listed_name, send_each
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.steps import Probe, Step
-from penstock.operations.dead_letters.letters import Asked, Done, audited, has_letters, letter_queues, place_of_letters
-from penstock.operations.inspection import View
+from penstock.operations.dead_letters.letters import (
+    DeadLetterSelection,
+    QueueResult,
+    audited,
+    has_letters,
+    letter_queues,
+    place_of_letters,
+)
+from penstock.operations.inspection import ScopeView
 from penstock.storage.address import check_address, is_s3, s3_address
 from penstock.storage.aws import Aws
 from penstock.storage.files import Files
@@ -30,7 +37,7 @@ PLACES_MAX = 1_000  # that are remembered: a file may name any number of queues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ExportFile:
     """One file, on a disk or in S3."""
 
     files: Files
@@ -43,7 +50,7 @@ class Place:
 
 
 @dataclass(slots=True, kw_only=True)
-class Exported:
+class ExportReport:
     """What an export came to. Of no letters there is no file. ``interrupted``: there is none either, and every letter
     is where it was, unless some were ``removed`` already: then the file is there."""
 
@@ -54,7 +61,7 @@ class Exported:
 
 
 @dataclass(slots=True, kw_only=True)
-class Imported:
+class ImportReport:
     """What an import came to."""
 
     letters: int = 0
@@ -68,7 +75,7 @@ class _NoFile(Exception):
     """Somebody asked to stop, or there is nothing to write."""
 
 
-def place_of(address: str, aws: Aws) -> Place:
+def place_of(address: str, aws: Aws) -> ExportFile:
     """Raises `UsageError` for what is no address of a file."""
     check_address("file", address)
     if is_s3(address):
@@ -76,39 +83,46 @@ def place_of(address: str, aws: Aws) -> Place:
         folder, _, name = found.prefix.rpartition("/")
         if not name or address.endswith("/"):
             raise UsageError(f"{address} names no file: write s3://BUCKET/PREFIX/letters.jsonl.")
-        return Place(files=files_at(f"s3://{found.bucket}/{folder}".rstrip("/"), aws), name=name)
+        return ExportFile(files=files_at(f"s3://{found.bucket}/{folder}".rstrip("/"), aws), name=name)
     path = Path(os.path.abspath(address))  # noqa: PTH100 - a link stays what it is
     if path.is_dir():
         raise UsageError(f"{address} is a folder: name a file in it.")
-    return Place(files=files_at(str(path.parent), aws), name=path.name)
+    return ExportFile(files=files_at(str(path.parent), aws), name=path.name)
 
 
 def export_to_stream(
-    seen: View, asked: Asked, stream: BinaryIO, *, ledger: Ledger, stopped: Stopped, told: Told
-) -> Exported:
+    seen: ScopeView, asked: DeadLetterSelection, stream: BinaryIO, *, ledger: Ledger, stopped: Stopped, told: Told
+) -> ExportReport:
     """Write those that are meant, a line each."""
     with ExitStack() as opened:
-        exported = Exported()
-        of_queues = _Opened(seen, asked, ledger, opened, stopped, details={"file": STDOUT})
+        exported = ExportReport()
+        of_queues = _OpenedQueues(seen, asked, ledger, opened, stopped, details={"file": STDOUT})
         _write(seen, asked, stream, exported, of_queues, told)
         exported.interrupted = stopped()
         return exported
 
 
 def export_to_file(
-    seen: View, asked: Asked, place: Place, *, ledger: Ledger, remove: bool, stopped: Stopped, told: Told
-) -> Exported:
+    seen: ScopeView,
+    asked: DeadLetterSelection,
+    place: ExportFile,
+    *,
+    ledger: Ledger,
+    remove: bool,
+    stopped: Stopped,
+    told: Told,
+) -> ExportReport:
     """The same into a file, which is there as a whole or not at all; then, if told to, remove what it holds.
 
     Raises `UsageError` where there is a file of that name.
     """
     if place.files.stat(place.name) is not None:
         raise UsageError(f"There is a file {place.address} already: name another one, it may be the only copy.")
-    exported = Exported()
+    exported = ExportReport()
     probe = killing_probe(seen.scope.settings.kill_at)
     with ExitStack() as opened:
         details = {"file": place.address, **({"remove": True} if remove else {})}
-        of_queues = _Opened(seen, asked, ledger, opened, stopped, details=details)
+        of_queues = _OpenedQueues(seen, asked, ledger, opened, stopped, details=details)
         try:
             with place.files.open_output(place.name) as stream:
                 _write(seen, asked, stream, exported, of_queues, told)
@@ -116,7 +130,7 @@ def export_to_file(
                     raise _NoFile
                 probe(Step.LETTERS_WRITTEN)
         except _NoFile:
-            return Exported(interrupted=stopped())
+            return ExportReport(interrupted=stopped())
         if remove:
             exported.removed = _remove(place, of_queues, stopped, probe)
             exported.interrupted = stopped()
@@ -124,16 +138,16 @@ def export_to_file(
 
 
 def import_file(
-    seen: View, place: Place, *, queue: str | None, ledger: Ledger, stopped: Stopped, told: Told
-) -> Imported:
+    seen: ScopeView, place: ExportFile, *, queue: str | None, ledger: Ledger, stopped: Stopped, told: Told
+) -> ImportReport:
     """Put letters back to where they were exported from, or all to the letters of ``queue``; each once, however often.
 
     Raises `UsageError` for a line that no export wrote, or a queue that is not there: what came before it is put back.
     """
-    imported = Imported()
-    places = _Places(seen)
+    imported = ImportReport()
+    places = _ImportTargets(seen)
     details = {"file": place.address}
-    dones: dict[str, Done] = {}
+    dones: dict[str, QueueResult] = {}
     with ExitStack() as opened:
         for chunk in _chunks(_lines(place), CHUNK):
             if stopped():
@@ -155,13 +169,13 @@ def import_file(
     return imported
 
 
-class _Opened:
+class _OpenedQueues:
     """The letters of each queue that is written from, and its entry in the audit; until the stack is closed."""
 
     def __init__(
         self,
-        seen: View,
-        asked: Asked,
+        seen: ScopeView,
+        asked: DeadLetterSelection,
         ledger: Ledger,
         stack: ExitStack,
         stopped: Stopped,
@@ -173,17 +187,24 @@ class _Opened:
         self._ledger = ledger
         self._stack = stack
         self.stopped = stopped
-        self.letters: dict[str, Letters] = {}
-        self.dones: dict[str, Done] = {}
+        self.letters: dict[str, DeadLetterReader] = {}
+        self.dones: dict[str, QueueResult] = {}
 
-    def begin(self, queue: str) -> Letters:
+    def begin(self, queue: str) -> DeadLetterReader:
         self.letters[queue] = self._stack.enter_context(letters_in(self._seen.broker, queue))
         entered = audited(self._ledger, "export", queue=queue, details=self._details, stopped=self.stopped)
         self.dones[queue] = self._stack.enter_context(entered)
         return self.letters[queue]
 
 
-def _write(seen: View, asked: Asked, stream: BinaryIO, exported: Exported, opened: _Opened, told: Told) -> None:
+def _write(
+    seen: ScopeView,
+    asked: DeadLetterSelection,
+    stream: BinaryIO,
+    exported: ExportReport,
+    opened: _OpenedQueues,
+    told: Told,
+) -> None:
     clock = SystemClock()
     for queue in letter_queues(seen, asked):
         if opened.stopped() or exported.letters == asked.limit or not has_letters(seen.broker, queue):
@@ -198,7 +219,7 @@ def _write(seen: View, asked: Asked, stream: BinaryIO, exported: Exported, opene
             told(1)
 
 
-def _remove(place: Place, opened: _Opened, stopped: Stopped, probe: Probe) -> int:
+def _remove(place: ExportFile, opened: _OpenedQueues, stopped: Stopped, probe: Probe) -> int:
     """What the file holds, which is read for it: so no list of ids is kept in memory."""
     if place.files.is_local:
         place.files.make_durable([place.name])
@@ -213,7 +234,7 @@ def _remove(place: Place, opened: _Opened, stopped: Stopped, probe: Probe) -> in
     return removed
 
 
-def _not_replayed(ledger: Ledger, kept: Sequence[Kept]) -> Sequence[Kept]:
+def _not_replayed(ledger: Ledger, kept: Sequence[ExportedMessage]) -> Sequence[ExportedMessage]:
     """Leave out letters that were replayed, which would be duplicated. An export locks nothing, so a letter may be
     replayed while its file is written."""
     ids = [one.replay_id for one in kept]
@@ -221,7 +242,7 @@ def _not_replayed(ledger: Ledger, kept: Sequence[Kept]) -> Sequence[Kept]:
     return [one for one, id in zip(kept, ids, strict=True) if id not in known or not known[id].sent]
 
 
-def _put(seen: View, ledger: Ledger, into: str, kept: Sequence[Kept]) -> int:
+def _put(seen: ScopeView, ledger: Ledger, into: str, kept: Sequence[ExportedMessage]) -> int:
     """Those that are not there yet; answers how many. On record before and after, as a replay is."""
     intents = {one.intent(into).replay_id: one for one in kept}
     known = ledger.replays.open([one.intent(into) for one in intents.values()])
@@ -239,10 +260,10 @@ def _put(seen: View, ledger: Ledger, into: str, kept: Sequence[Kept]) -> int:
     return len(due)
 
 
-class _Places:
+class _ImportTargets:
     """Where letters are put back: never into a queue that is worked on, whatever a line or a person says."""
 
-    def __init__(self, seen: View) -> None:
+    def __init__(self, seen: ScopeView) -> None:
         self._seen = seen
         self._known = set(seen.broker.queue_names())
         self.of = lru_cache(maxsize=PLACES_MAX)(self._of)
@@ -256,7 +277,7 @@ class _Places:
         return place
 
 
-def _lines(place: Place) -> Iterator[Kept]:
+def _lines(place: ExportFile) -> Iterator[ExportedMessage]:
     try:
         with place.files.open_input(place.name) as stream:
             number = 0
@@ -270,6 +291,6 @@ def _lines(place: Place) -> Iterator[Kept]:
         raise UsageError(f"There is no file {place.address}.") from None
 
 
-def _chunks(kept: Iterator[Kept], size: int) -> Iterator[Sequence[Kept]]:
+def _chunks(kept: Iterator[ExportedMessage], size: int) -> Iterator[Sequence[ExportedMessage]]:
     while chunk := list(islice(kept, size)):
         yield chunk

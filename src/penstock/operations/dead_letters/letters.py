@@ -21,9 +21,9 @@ from typing import Literal
 
 from penstock.app.queues import tiers
 from penstock.app.scope import scope_ledger
-from penstock.dead_letters.filters import Wanted, objects_of, origins_of
-from penstock.dead_letters.groups import Group, Grouping
-from penstock.dead_letters.letters import PAGE, Letter, letters_in
+from penstock.dead_letters.filters import DeadLetterFilter, objects_of, origins_of
+from penstock.dead_letters.groups import FailureGroup, Grouping
+from penstock.dead_letters.letters import PAGE, DeadLetteredMessage, letters_in
 from penstock.dead_letters.operator import Stopped, matching
 from penstock.errors import ConfigurationError, UsageError
 from penstock.ledger import Ledger
@@ -31,12 +31,12 @@ from penstock.ledger.records import ObjectRow
 from penstock.messaging.broker import Broker, listed_name, names_dead_letters, names_second_tier
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.replay import Replay, letter_replay_id
-from penstock.operations.inspection import View
+from penstock.operations.inspection import ScopeView
 
 ANSWERS_MAX = 1_000  # that are remembered: letters may name any number of queues
 
 
-class Homes:
+class HomeQueues:
     """The queues of one broker."""
 
     def __init__(self, broker: Broker) -> None:
@@ -44,7 +44,7 @@ class Homes:
         self._known = set(broker.queue_names()) if broker.capabilities.creates_queues else None
         self._is_home = lru_cache(maxsize=ANSWERS_MAX)(self._lie_there)
 
-    def of(self, letter: Letter) -> str | None:
+    def of(self, letter: DeadLetteredMessage) -> str | None:
         """None where it tells of no such queue, or of none that is there."""
         return next((queue for queue in origins_of(letter) if self._is_home(queue, letter.queue)), None)
 
@@ -60,7 +60,7 @@ class Homes:
 FIRST, SECOND = "dlq", "dead"
 
 
-def tiers_asked(seen: View, queue: str | None) -> Mapping[str, str]:
+def tiers_asked(seen: ScopeView, queue: str | None) -> Mapping[str, str]:
     """The queues that hold dead letters and are there, each with its tier: of this queue, or of all of the scope.
 
     Raises `UsageError` for a queue that the broker does not know of.
@@ -85,18 +85,18 @@ def tiers_asked(seen: View, queue: str | None) -> Mapping[str, str]:
     return {name: tier for name, tier in found.items() if listed_name(name) in known}
 
 
-def holds_letters(seen: View, queue: str) -> bool:
+def holds_letters(seen: ScopeView, queue: str) -> bool:
     """Whether it is for dead letters: by its name, or as a queue of the scope sends its own there."""
     named = listed_name(queue)
     return names_dead_letters(named) or named in _held(seen, named)
 
 
-def place_of_letters(seen: View, queue: str) -> str:
+def place_of_letters(seen: ScopeView, queue: str) -> str:
     """Where letters of this queue lie: there, where it holds letters itself; else in its first tier."""
     return queue if holds_letters(seen, queue) else seen.broker.dead_letter_queue(queue)
 
 
-def check_destination(seen: View, queue: str, *, option: str = "--to") -> None:
+def check_destination(seen: ScopeView, queue: str, *, option: str = "--to") -> None:
     """Raise `UsageError` for a queue that nothing can be sent back to: one that holds letters, or is not there.
 
     Where queues are made as they are named, one is there as soon as its dead letters are: what is misspelt has none.
@@ -119,7 +119,7 @@ def tiers_of(broker: Broker, queue: str) -> dict[str, str]:
     return {first: FIRST} if second == first else {first: FIRST, second: SECOND}
 
 
-def _held(seen: View, named: str) -> Mapping[str, str]:
+def _held(seen: ScopeView, named: str) -> Mapping[str, str]:
     """The tiers of the other queues; of no interest where the name tells already."""
     if names_dead_letters(named):
         return {}
@@ -144,12 +144,12 @@ FIRST_PAGE_SECONDS = 0.5  # of groups: what was counted until then is worth a lo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class DeadLetterSelection:
     """Which letters a command line means."""
 
     queue: str | None = None  # theirs before they died, or where they lie
     tier: Tier | None = None
-    wanted: Wanted = field(default_factory=Wanted)
+    wanted: DeadLetterFilter = field(default_factory=DeadLetterFilter)
     limit: int | None = None
 
     @property
@@ -172,21 +172,21 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LetterStory:
+class DeadLetterHistory:
     """One letter, and what the ledger has of it."""
 
-    letter: Letter
+    letter: DeadLetteredMessage
     replay: Replay | None  # its intent, or that it was sent and only its letter is left
     objects: tuple[tuple[str, str | None, ObjectRow | None], ...]  # announced: address, pipeline and row, if any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class DeadLetterPlan:
     """What a verb would be done to."""
 
     letters: int
     by_queue: Mapping[tuple[str, str | None], int]  # where they lie, and where they would go: None if nothing tells
-    groups: Sequence[Group]
+    groups: Sequence[FailureGroup]
     others: int  # letters of groups beyond those that are told apart
     ids_met: frozenset[str]  # of those that were asked for
 
@@ -196,7 +196,7 @@ class Plan:
         return sum(count for (_, to), count in self.by_queue.items() if to is None)
 
 
-def letter_queues(seen: View, asked: Asked) -> Sequence[str]:
+def letter_queues(seen: ScopeView, asked: DeadLetterSelection) -> Sequence[str]:
     """The queues to look into, first tiers before second ones.
 
     Raises `UsageError` for a queue that the broker does not know of.
@@ -208,8 +208,8 @@ def letter_queues(seen: View, asked: Asked) -> Sequence[str]:
 
 
 def letters(
-    seen: View, asked: Asked, *, clock: Clock | None = None, stopped: Stopped = lambda: False
-) -> Generator[Letter, None, None]:
+    seen: ScopeView, asked: DeadLetterSelection, *, clock: Clock | None = None, stopped: Stopped = lambda: False
+) -> Generator[DeadLetteredMessage, None, None]:
     """Those that are meant, queue by queue, at most as many as the limit says in all. To be closed: on SQS they are
     given back then."""
     left = asked.limit
@@ -223,8 +223,13 @@ def letters(
 
 
 def letters_of_queue(
-    broker: Broker, queue: str, wanted: Wanted, *, clock: Clock | None = None, stopped: Stopped = lambda: False
-) -> Generator[Letter, None, None]:
+    broker: Broker,
+    queue: str,
+    wanted: DeadLetterFilter,
+    *,
+    clock: Clock | None = None,
+    stopped: Stopped = lambda: False,
+) -> Generator[DeadLetteredMessage, None, None]:
     """Those of one queue; to be closed."""
     if has_letters(broker, queue):
         with letters_in(broker, queue, clock=clock) as found:
@@ -238,8 +243,8 @@ def has_letters(broker: Broker, queue: str) -> bool:
 
 
 def grouped(
-    seen: View,
-    asked: Asked,
+    seen: ScopeView,
+    asked: DeadLetterSelection,
     *,
     told: Callable[[int], None] = lambda _: None,
     first: Callable[[Grouping], None] = lambda _: None,
@@ -261,9 +266,9 @@ def grouped(
     return grouping
 
 
-def story_of(seen: View, asked: Asked, id: str) -> LetterStory | None:
+def story_of(seen: ScopeView, asked: DeadLetterSelection, id: str) -> DeadLetterHistory | None:
     """The letter of that id, and what the ledger knows of it; None where there is none."""
-    meant = replace(asked, wanted=Wanted(ids=frozenset({id})))
+    meant = replace(asked, wanted=DeadLetterFilter(ids=frozenset({id})))
     with closing(letters(seen, meant)) as found:
         letter = next(found, None)
     if letter is None:
@@ -273,30 +278,30 @@ def story_of(seen: View, asked: Asked, id: str) -> LetterStory | None:
     for uri in sorted(objects_of(letter.message)):
         rows: Sequence[tuple[str | None, ObjectRow | None]] = seen.ledger.find(uri) or [(None, None)]
         objects += [(uri, pipeline, row) for pipeline, row in rows]
-    return LetterStory(
+    return DeadLetterHistory(
         letter=letter, replay=seen.ledger.replays.find([replay_id]).get(replay_id), objects=tuple(objects)
     )
 
 
-def opened_ledger(seen: View) -> Ledger:
+def opened_ledger(seen: ScopeView) -> Ledger:
     """The ledger, made if need be: what is done goes on record before it is done."""
     return scope_ledger(seen.scope)
 
 
-def plan(seen: View, asked: Asked, *, to: str | None, clock: Clock | None = None) -> Plan:
+def plan(seen: ScopeView, asked: DeadLetterSelection, *, to: str | None, clock: Clock | None = None) -> DeadLetterPlan:
     """Look at all that are meant, and count. Raises `UsageError` for a queue that nothing can be sent to."""
     if to is not None:
         check_destination(seen, to)
     grouping = Grouping()
     met: set[str] = set()
-    homes = Homes(seen.broker)
+    homes = HomeQueues(seen.broker)
     by_queue: Counter[tuple[str, str | None]] = Counter()
     with closing(letters(seen, asked, clock=clock)) as found:
         for letter in found:
             grouping.add([letter])
             met |= asked.wanted.ids_met(letter)
             by_queue[letter.queue, to or homes.of(letter)] += 1
-    return Plan(
+    return DeadLetterPlan(
         letters=grouping.letters,
         by_queue=by_queue,
         groups=grouping.groups(),
@@ -314,7 +319,7 @@ def who() -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class Done:
+class QueueResult:
     """What a verb did to one queue of letters."""
 
     queue: str
@@ -325,10 +330,10 @@ class Done:
 @contextmanager
 def audited(
     ledger: Ledger, action: str, *, queue: str, details: Mapping[str, object], stopped: Stopped
-) -> Iterator[Done]:
+) -> Iterator[QueueResult]:
     """On record before anything is done, and completed after; the caller counts."""
     entry = ledger.audits.begin(action, queue=queue, who=who(), details=details)
-    done = Done(queue=queue)
+    done = QueueResult(queue=queue)
     try:
         yield done
     except BaseException:

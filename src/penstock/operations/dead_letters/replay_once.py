@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.app.pending import CALM_SECONDS
-from penstock.app.replayer import FirstTier
+from penstock.app.replayer import ReplayedQueue
 from penstock.events import ChoosyListener, DeadReplayed, Event
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
@@ -15,7 +15,7 @@ UNKNOWN = "unknown"  # stands for the queue of a letter that does not say where 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
+class ReplayCounts:
     """How many letters of a queue came to what."""
 
     sent: int = 0  # messages again, now or before a crash
@@ -24,7 +24,7 @@ class Replayed:
     put_back: int = 0  # broker or ledger were away when they were looked at last
 
 
-class Tally(ChoosyListener):
+class ReplayTally(ChoosyListener):
     """Counts what a replayer tells. Any thread may call it."""
 
     def __init__(self) -> None:
@@ -46,19 +46,20 @@ class Tally(ChoosyListener):
             self._put_back.pop(event.replay_id, None)
             counts["sent" if event.result == "already_sent" else event.result] += 1
 
-    def report(self) -> Mapping[str, Replayed]:
+    def report(self) -> Mapping[str, ReplayCounts]:
         """By queue, sorted."""
         with self._lock:
             left = Counter(self._put_back.values())
             return {
-                queue: Replayed(**dict(counts), put_back=left[queue]) for queue, counts in sorted(self._counts.items())
+                queue: ReplayCounts(**dict(counts), put_back=left[queue])
+                for queue, counts in sorted(self._counts.items())
             }
 
 
 class NothingDue:
     """Whether no first tier has a letter that could be looked at now. Asked by one thread, while it polls."""
 
-    def __init__(self, broker: Broker, tiers: Sequence[FirstTier], *, clock: Clock) -> None:
+    def __init__(self, broker: Broker, tiers: Sequence[ReplayedQueue], *, clock: Clock) -> None:
         self._broker = broker
         self._tiers = tiers
         self._clock = clock

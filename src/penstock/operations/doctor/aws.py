@@ -19,7 +19,7 @@ from penstock.config import Settings
 from penstock.errors import ConfigurationError, UsageError
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.operations.doctor import s3, sqs
-from penstock.operations.doctor.findings import Finding, Verdict, guarded
+from penstock.operations.doctor.findings import Finding, FindingLevel, guarded
 from penstock.storage.address import S3Address, is_s3, s3_address
 from penstock.storage.aws import Aws, require_aws
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from penstock.app.app import App
     from penstock.app.scope import Scope
     from penstock.app.service import Service
-    from penstock.brokers.sqs.facts import Looking, QueueFacts
+    from penstock.brokers.sqs.facts import QueueFacts, SqsInspector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServedQueue:
     """A queue that something of an app is fed from."""
 
     queue: str
@@ -39,10 +39,10 @@ class Served:
     source: S3Address | None  # whose objects are announced there
 
 
-def served_by(app: "App | None", settings: Settings) -> Sequence[Served]:
+def served_by(app: "App | None", settings: Settings) -> Sequence[ServedQueue]:
     """Those that a worker would serve here. ``app`` None: the queues that the settings name, and their attempts."""
     if app is None:
-        return [Served(queue=name, attempts_max=settings.max_attempts, source=None) for name in settings.queues]
+        return [ServedQueue(queue=name, attempts_max=settings.max_attempts, source=None) for name in settings.queues]
     return [
         _of(service, settings)
         for service in app.services
@@ -50,7 +50,7 @@ def served_by(app: "App | None", settings: Settings) -> Sequence[Served]:
     ]
 
 
-def _of(service: "Service", settings: Settings) -> Served:
+def _of(service: "Service", settings: Settings) -> ServedQueue:
     from penstock.app.object_service import ObjectService
     from penstock.app.pipelines.service import PipelineService
     from penstock.app.service import FunctionService
@@ -67,7 +67,7 @@ def _of(service: "Service", settings: Settings) -> Served:
     where: S3Address | None = None
     with suppress(UsageError):
         where = s3_address(source) if is_s3(source) else None
-    return Served(queue=service.queue_name, attempts_max=attempts, source=where)
+    return ServedQueue(queue=service.queue_name, attempts_max=attempts, source=where)
 
 
 CLOCK_APART_SECONDS_MAX = 60.0  # S3 refuses requests from 15 minutes on; its date has whole seconds
@@ -80,12 +80,12 @@ _CLOCK_HINT = "Let this host follow a time server: AWS refuses requests of a clo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class AwsScene:
     """What is looked at, as far as it is in AWS."""
 
     aws: Aws
     broker_is_sqs: bool
-    served: Sequence[Served]
+    served: Sequence[ServedQueue]
     replayed: frozenset[str]  # queues whose dead letters workers send back by themselves
     tables: Sequence[S3Address]
     lease_seconds: float
@@ -96,7 +96,7 @@ class Scene:
         return not (self.broker_is_sqs or self.tables or any(one.source for one in self.served))
 
 
-def scene_of(scope: "Scope", app: "App | None", *, try_notification: bool = False) -> Scene:
+def scene_of(scope: "Scope", app: "App | None", *, try_notification: bool = False) -> AwsScene:
     """Of a scope; ``app`` None: what its settings say, where no app is named.
 
     Raises `ConfigurationError` for a broker's address that is none.
@@ -106,7 +106,7 @@ def scene_of(scope: "Scope", app: "App | None", *, try_notification: bool = Fals
     aws = settings.aws if scope.table is None else scope.table.aws
     served = served_by(app, settings)
     replayed = [one.queue for one in served if settings.replay and replay_policy(settings, one.queue) is not None]
-    return Scene(
+    return AwsScene(
         aws=aws_of(settings.broker, aws) if in_sqs else aws,
         broker_is_sqs=in_sqs,
         served=served,
@@ -117,16 +117,16 @@ def scene_of(scope: "Scope", app: "App | None", *, try_notification: bool = Fals
     )
 
 
-def aws_checks(scene: Scene, *, clock: Clock | None = None) -> Iterator[Finding]:
+def aws_checks(scene: AwsScene, *, clock: Clock | None = None) -> Iterator[Finding]:
     """Nothing where nothing is in AWS. What hangs on a failed one is left out."""
     if scene.is_empty:
         return
     clock = clock or SystemClock()
     reach = guarded("aws", partial(_access, scene, clock))
     yield reach
-    if reach.verdict is Verdict.FAILED:
+    if reach.verdict is FindingLevel.FAILED:
         return
-    looked = _Looked(scene, clock)
+    looked = _FoundQueues(scene, clock)
     yield from looked.queues()
     yield from looked.sources()
     for table in scene.tables:
@@ -134,10 +134,10 @@ def aws_checks(scene: Scene, *, clock: Clock | None = None) -> Iterator[Finding]
     yield from looked.clocks()
 
 
-class _Looked:
+class _FoundQueues:
     """What was found of queues is needed once more for the buckets that announce there."""
 
-    def __init__(self, scene: Scene, clock: Clock) -> None:
+    def __init__(self, scene: AwsScene, clock: Clock) -> None:
         self._scene = scene
         self._clock = clock
         self._queues: dict[str, QueueFacts] = {}
@@ -149,7 +149,7 @@ class _Looked:
         if not self._scene.served:
             yield Finding(
                 check="sqs queue",
-                verdict=Verdict.WARNING,
+                verdict=FindingLevel.WARNING,
                 found="which queues are served is not known here, so none was looked at",
                 hint="Give --app, such as --app shop:app, or set queues.",
             )
@@ -169,26 +169,26 @@ class _Looked:
         if self._ahead_seconds:
             yield guarded("aws clock", partial(clocks, max(self._ahead_seconds, key=abs)), hint=_CLOCK_HINT)
 
-    def _queue(self, look: "Looking", served: Served) -> Iterator[Finding]:
-        def found() -> tuple[Verdict, str]:
+    def _queue(self, look: "SqsInspector", served: ServedQueue) -> Iterator[Finding]:
+        def found() -> tuple[FindingLevel, str]:
             facts = look.queue(served.queue)
             self._queues[served.queue] = facts
             self._heard(facts.clock_ahead_seconds)
             return sqs.queue(facts, lease_seconds=self._scene.lease_seconds, announces=served.source is not None)
 
-        def letters() -> tuple[Verdict, str]:
+        def letters() -> tuple[FindingLevel, str]:
             there, why = _dead_letters(look, served.queue)
             first.extend([] if there is None else [there])
             return sqs.dead_letters(self._queues[served.queue], there, attempts_max=served.attempts_max, why=why)
 
-        def second() -> tuple[Verdict, str]:
+        def second() -> tuple[FindingLevel, str]:
             there, why = _dead_letters(look, first[0].name)
             return sqs.second_tier(self._queues[served.queue], first[0], there, why=why)
 
         first: list[QueueFacts] = []
 
         looked = guarded("sqs queue", found)
-        yield replace(looked, hint=_FAILED_HINT) if looked.verdict is Verdict.FAILED else looked
+        yield replace(looked, hint=_FAILED_HINT) if looked.verdict is FindingLevel.FAILED else looked
         if served.queue in self._queues:
             yield guarded("sqs dead", letters, hint=_QUEUE_HINT)
             if first and served.queue in self._scene.replayed:
@@ -200,12 +200,12 @@ class _Looked:
                     hint=_QUEUE_HINT,
                 )
 
-    def _source(self, served: Served, address: S3Address) -> Iterator[Finding]:
+    def _source(self, served: ServedQueue, address: S3Address) -> Iterator[Finding]:
         from penstock.objects.s3_facts import SourceFacts, inspect_source
 
         seen: list[SourceFacts] = []
 
-        def found() -> tuple[Verdict, str]:
+        def found() -> tuple[FindingLevel, str]:
             seen.append(inspect_source(address, self._scene.aws, clock=self._clock))
             self._heard(seen[0].clock_ahead_seconds)
             return s3.source(address, seen[0])
@@ -222,7 +222,7 @@ class _Looked:
         if self._scene.try_notification:
             yield guarded("s3 test", partial(self._try_notification, served.queue, address))
 
-    def _try_notification(self, queue: str, address: S3Address) -> tuple[Verdict, str]:
+    def _try_notification(self, queue: str, address: S3Address) -> tuple[FindingLevel, str]:
         """S3 itself tries the way, and refuses a configuration that leads nowhere."""
         from penstock.brokers.sqs.facts import looking
         from penstock.objects.s3_facts import put_notices_again
@@ -234,16 +234,16 @@ class _Looked:
             tried = f"{address.bucket}: its notifications were written again as they are, and S3 refused no place"
             if waiting:
                 return (
-                    Verdict.OK,
+                    FindingLevel.OK,
                     (
                         f"{tried}; about {waiting:,} messages wait in {queue}, so the test event was not looked for "
                         "among them: each look costs each of them a receive"
                     ),
                 )
             if look.await_test_event(queue, bucket=address.bucket, since=since, seconds=ARRIVAL_SECONDS_MAX):
-                return Verdict.OK, f"{tried}; its test event arrived in {queue}"
+                return FindingLevel.OK, f"{tried}; its test event arrived in {queue}"
         return (
-            Verdict.WARNING,
+            FindingLevel.WARNING,
             (
                 f"{tried}; no test event was seen in {queue} within {ARRIVAL_SECONDS_MAX:g} s: a worker took it, or "
                 "the notifications lead elsewhere"
@@ -255,7 +255,7 @@ class _Looked:
             self._ahead_seconds.append(ahead_seconds)
 
 
-def _dead_letters(look: "Looking", queue: str) -> "tuple[QueueFacts | None, str]":
+def _dead_letters(look: "SqsInspector", queue: str) -> "tuple[QueueFacts | None, str]":
     """Where a queue's dead letters go; or None, and why they go nowhere."""
     try:
         return look.dead_letters(queue), ""
@@ -263,16 +263,16 @@ def _dead_letters(look: "Looking", queue: str) -> "tuple[QueueFacts | None, str]
         return None, str(error)
 
 
-def clocks(ahead_seconds: float) -> tuple[Verdict, str]:
+def clocks(ahead_seconds: float) -> tuple[FindingLevel, str]:
     """Requests are signed with our time; claims of objects go by the ledger's."""
     apart = abs(ahead_seconds)
     if apart <= CLOCK_APART_SECONDS_MAX:
-        return Verdict.OK, f"AWS's clock and this host's are {apart:.0f} s apart"
+        return FindingLevel.OK, f"AWS's clock and this host's are {apart:.0f} s apart"
     way = "ahead of" if ahead_seconds > 0 else "behind"
-    return Verdict.WARNING, f"AWS's clock is {apart:.0f} s {way} this host's"
+    return FindingLevel.WARNING, f"AWS's clock is {apart:.0f} s {way} this host's"
 
 
-def _access(scene: Scene, clock: Clock) -> tuple[Verdict, str]:
+def _access(scene: AwsScene, clock: Clock) -> tuple[FindingLevel, str]:
     require_aws()
     from importlib.metadata import version
 
@@ -285,12 +285,12 @@ def _access(scene: Scene, clock: Clock) -> tuple[Verdict, str]:
     if aws.endpoint_url is not None:
         words = f"{words}, at {aws.endpoint_url}"
     if found.region is None and scene.broker_is_sqs:
-        return Verdict.FAILED, f"{words}: set aws_region or AWS_REGION, or write sqs://REGION for the broker"
+        return FindingLevel.FAILED, f"{words}: set aws_region or AWS_REGION, or write sqs://REGION for the broker"
     _try_access(scene, clock)
-    return Verdict.OK, words
+    return FindingLevel.OK, words
 
 
-def _try_access(scene: Scene, clock: Clock) -> None:
+def _try_access(scene: AwsScene, clock: Clock) -> None:
     """Ask for one thing that the app uses. Raises where nobody answers or knows us; what else is wrong with it is the
     matter of its own check."""
     addresses = [*scene.tables, *(one.source for one in scene.served if one.source is not None)]
@@ -305,7 +305,7 @@ def _try_access(scene: Scene, clock: Clock) -> None:
             look.check_identity(scene.served[0].queue)
 
 
-def _table(address: S3Address, aws: Aws) -> tuple[Verdict, str]:
+def _table(address: S3Address, aws: Aws) -> tuple[FindingLevel, str]:
     from penstock.objects.s3_facts import try_table
     from penstock.sinks.delta.folder import LOG_FOLDER, check_free
     from penstock.storage.s3_files import S3Files
@@ -314,4 +314,4 @@ def _table(address: S3Address, aws: Aws) -> tuple[Verdict, str]:
     root = S3Files(address, aws)
     if f"{LOG_FOLDER}/" not in root.names():
         check_free(root)
-    return Verdict.OK, f"{address}: wrote a file, was refused to write it twice, read, listed and deleted it"
+    return FindingLevel.OK, f"{address}: wrote a file, was refused to write it twice, read, listed and deleted it"

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from penstock.app.backends import has_local_ledger
 from penstock.config import load_settings, shown, unknown_variables
 from penstock.errors import PenstockError
-from penstock.operations.doctor.findings import Finding, Verdict, guarded
+from penstock.operations.doctor.findings import Finding, FindingLevel, guarded
 
 if TYPE_CHECKING:
-    from penstock.app.scope import Asked, Scope
+    from penstock.app.scope import Scope, ScopeRequest
 
 PYTHON_MIN = (3, 11)
 ONE_LEDGER = (
@@ -39,7 +39,7 @@ class SparkNeed(StrEnum):
     NONE = "none"
 
 
-def spark_need(asked: "Asked") -> SparkNeed:
+def spark_need(asked: "ScopeRequest") -> SparkNeed:
     """Of what is named, or lies here. An app that cannot be loaded is told of by the checks of its state."""
     from penstock.app.loading import load_app
     from penstock.app.paths import tables_here
@@ -70,17 +70,17 @@ def _spark_checks(environ: Mapping[str, str]) -> Iterator[Finding]:
     yield extra
     java = guarded("java", lambda: _java(environ), hint="Set JAVA_HOME to the Java in use, or unset it.")
     yield java
-    if Verdict.FAILED not in (extra.verdict, java.verdict):
+    if FindingLevel.FAILED not in (extra.verdict, java.verdict):
         yield guarded("spark", lambda: _spark(environ))
 
 
 def _lived_with(finding: Finding, hint: str) -> Finding:
-    if finding.verdict is not Verdict.FAILED:
+    if finding.verdict is not FindingLevel.FAILED:
         return finding
-    return replace(finding, verdict=Verdict.WARNING, hint=hint)
+    return replace(finding, verdict=FindingLevel.WARNING, hint=hint)
 
 
-def state_checks(asked: "Asked", *, try_notification: bool = False) -> Iterator[Finding]:
+def state_checks(asked: "ScopeRequest", *, try_notification: bool = False) -> Iterator[Finding]:
     """The state, and the tables, of what is named or lies here. Where nothing is there is nothing to look at.
 
     ``try_notification``: let S3 send a test event to each source's queue.
@@ -91,12 +91,12 @@ def state_checks(asked: "Asked", *, try_notification: bool = False) -> Iterator[
     try:
         scopes = [find_scope(asked, here=here)] if asked.means_app or asked.means_table else scopes_here(here)
     except PenstockError as error:
-        yield Finding(check="app" if asked.means_app else "table", verdict=Verdict.FAILED, found=str(error))
+        yield Finding(check="app" if asked.means_app else "table", verdict=FindingLevel.FAILED, found=str(error))
         return
     for scope in scopes:
         failed: list[str] = []
         for finding in _scope_checks(scope, asked.app, try_notification=try_notification):
-            failed += [finding.check] if finding.verdict is Verdict.FAILED else []
+            failed += [finding.check] if finding.verdict is FindingLevel.FAILED else []
             yield finding
         if not {"broker", "ledger"} & set(failed):
             what = "app" if scope.table is None else "table"
@@ -127,7 +127,7 @@ def _unused_addresses(app: str) -> Iterator[Finding]:
         if name in settings.model_fields_set and name not in own.model_fields_set and given != getattr(own, name):
             yield Finding(
                 check="app settings",
-                verdict=Verdict.WARNING,
+                verdict=FindingLevel.WARNING,
                 found=f"the setting {name} is {shown(name, given)}, but the app {app} uses "
                 f"{shown(name, getattr(own, name))}",
                 hint="Make the app by App.from_config(), which reads the settings.",
@@ -139,7 +139,7 @@ def _app_checks(scope: "Scope") -> Iterator[Finding]:
     yield from _broker_checks(scope)
     ledger = guarded("ledger", partial(_ledger, scope), hint=ONE_LEDGER, when_away=AWAY.format(setting="ledger"))
     yield ledger
-    if not has_local_ledger(scope.settings) and ledger.verdict is not Verdict.FAILED:
+    if not has_local_ledger(scope.settings) and ledger.verdict is not FindingLevel.FAILED:
         yield guarded("ledger server", partial(_ledger_server, scope))
     yield guarded("stopping", partial(_stopping, scope))
 
@@ -166,16 +166,16 @@ def _standing_check(check: str, scope: "Scope", name: str, *, failed: Sequence[s
     return guarded(check, partial(_standing, scope, name, failed), hint=hint)
 
 
-def _standing(scope: "Scope", name: str, failed: Sequence[str]) -> tuple[Verdict, str]:
+def _standing(scope: "Scope", name: str, failed: Sequence[str]) -> tuple[FindingLevel, str]:
     from penstock.operations.status.status import standing
 
     found = standing(scope)
     if found.troubles:
-        return Verdict.WARNING, f"{name}: {found.verdict}"
+        return FindingLevel.WARNING, f"{name}: {found.verdict}"
     if failed:
         checks = ", ".join(dict.fromkeys(failed))
-        return Verdict.WARNING, f"{name}: nothing is late, lost or failed yet, but checks above failed: {checks}"
-    return Verdict.OK, f"{name}: {found.verdict}"
+        return FindingLevel.WARNING, f"{name}: nothing is late, lost or failed yet, but checks above failed: {checks}"
+    return FindingLevel.OK, f"{name}: {found.verdict}"
 
 
 def _broker_checks(scope: "Scope") -> Iterator[Finding]:
@@ -183,13 +183,13 @@ def _broker_checks(scope: "Scope") -> Iterator[Finding]:
 
     broker = guarded("broker", partial(_broker, scope), when_away=AWAY.format(setting="broker"))
     yield broker
-    if is_redis(scope.settings.broker) and broker.verdict is not Verdict.FAILED:
+    if is_redis(scope.settings.broker) and broker.verdict is not FindingLevel.FAILED:
         from penstock.operations.doctor.redis import redis_checks
 
         yield from redis_checks(scope.settings)
 
 
-def _broker(scope: "Scope") -> tuple[Verdict, str]:
+def _broker(scope: "Scope") -> tuple[FindingLevel, str]:
     from penstock.app.backends import is_sqs
     from penstock.operations.inspection import view
 
@@ -197,12 +197,12 @@ def _broker(scope: "Scope") -> tuple[Verdict, str]:
     with view(scope) as seen:
         broker = seen.broker
         if is_sqs(scope.settings.broker):  # a worker need not be permitted to list queues; its own are asked one by one
-            return Verdict.OK, f"{address}, of which more below"
+            return FindingLevel.OK, f"{address}, of which more below"
         queues = len(broker.queue_names())
-    return Verdict.OK, f"{address}; queues: {queues:,}"
+    return FindingLevel.OK, f"{address}; queues: {queues:,}"
 
 
-def _ledger(scope: "Scope") -> tuple[Verdict, str]:
+def _ledger(scope: "Scope") -> tuple[FindingLevel, str]:
     from penstock.app.backends import has_ledger_apart, require_shared_ledger
     from penstock.app.scope import is_there
     from penstock.operations.inspection import view
@@ -211,14 +211,14 @@ def _ledger(scope: "Scope") -> tuple[Verdict, str]:
     with view(scope) as seen:
         found = f"{shown('ledger', address)}; pipelines: {len(seen.ledger.pipelines()):,}"
     if not has_ledger_apart(scope.settings):
-        return Verdict.OK, found
+        return FindingLevel.OK, found
     require_shared_ledger(scope.settings, recorded=scope.recorded)
     if is_there(address):
-        return Verdict.WARNING, f"{found}; it is of this host alone, and hosts may share the broker"
-    return Verdict.OK, found
+        return FindingLevel.WARNING, f"{found}; it is of this host alone, and hosts may share the broker"
+    return FindingLevel.OK, found
 
 
-def _ledger_server(scope: "Scope") -> tuple[Verdict, str]:
+def _ledger_server(scope: "Scope") -> tuple[FindingLevel, str]:
     from penstock.ledger.migrate import Revisions
 
     with closing(Revisions.open(scope.settings.ledger)) as revisions:
@@ -228,38 +228,41 @@ def _ledger_server(scope: "Scope") -> tuple[Verdict, str]:
         took_seconds = time.time() - asked_at
     apart_seconds = abs(there - asked_at - took_seconds / 2)
     clocks = f"its clock and this host's are {apart_seconds:.0f} s apart, which does no harm"
-    return Verdict.OK, f"{server}, answers in {took_seconds * 1_000:.0f} ms; {clocks}"
+    return FindingLevel.OK, f"{server}, answers in {took_seconds * 1_000:.0f} ms; {clocks}"
 
 
-def _stopping(scope: "Scope") -> tuple[Verdict, str]:
+def _stopping(scope: "Scope") -> tuple[FindingLevel, str]:
     from penstock.worker.settings import budget
 
     total_seconds = scope.settings.stop_timeout_seconds
     found = budget(stop_timeout_seconds=total_seconds, drain_seconds=scope.settings.drain_seconds)
-    return Verdict.OK, f"work in flight has {found.drain_seconds:g} of the {total_seconds:g} s that stopping may take"
+    return (
+        FindingLevel.OK,
+        f"work in flight has {found.drain_seconds:g} of the {total_seconds:g} s that stopping may take",
+    )
 
 
 def _python() -> Finding:
     fits = sys.version_info >= PYTHON_MIN
     return Finding(
         check="python",
-        verdict=Verdict.OK if fits else Verdict.FAILED,
+        verdict=FindingLevel.OK if fits else FindingLevel.FAILED,
         found=f"{platform.python_version()} ({sys.executable})",
         hint="" if fits else f"Install Python {'.'.join(map(str, PYTHON_MIN))} or newer, and Penstock with it.",
     )
 
 
-def _settings() -> tuple[Verdict, str]:
+def _settings() -> tuple[FindingLevel, str]:
     settings = load_settings()
     changed = sorted(settings.model_fields_set)
     found = f"set: {', '.join(changed)}" if changed else "all at their defaults"
     unknown = unknown_variables()
     if unknown:
-        return Verdict.WARNING, f"{found}; variables that name no setting: {', '.join(unknown)}"
-    return Verdict.OK, found
+        return FindingLevel.WARNING, f"{found}; variables that name no setting: {', '.join(unknown)}"
+    return FindingLevel.OK, found
 
 
-def _extra() -> tuple[Verdict, str]:
+def _extra() -> tuple[FindingLevel, str]:
     from importlib.metadata import version
 
     from penstock.pipeline.extra import PACKAGES, require_spark, untested_deltalake
@@ -268,16 +271,21 @@ def _extra() -> tuple[Verdict, str]:
     found = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     untested = untested_deltalake(version("deltalake"))
     if untested is not None:
-        return Verdict.WARNING, f"{found}; {untested}: install one of those, or try this one on a copy of a table first"
-    return Verdict.OK, found
+        return (
+            FindingLevel.WARNING,
+            f"{found}; {untested}: install one of those, or try this one on a copy of a table first",
+        )
+    return FindingLevel.OK, found
 
 
-def _java(environ: Mapping[str, str]) -> tuple[Verdict, str]:
+def _java(environ: Mapping[str, str]) -> tuple[FindingLevel, str]:
     from penstock.pipeline.spark.java import find_java
 
     java = find_java(environ)
     notes = "".join(f"; passed over: {note}" for note in java.notes)
-    return (Verdict.WARNING if java.notes else Verdict.OK), f"{java.version} from {java.source}, {java.home}{notes}"
+    return (
+        FindingLevel.WARNING if java.notes else FindingLevel.OK
+    ), f"{java.version} from {java.source}, {java.home}{notes}"
 
 
 def _disk(folder: Path) -> Finding:
@@ -286,7 +294,7 @@ def _disk(folder: Path) -> Finding:
     enough = free_bytes >= FREE_BYTES_MIN
     return Finding(
         check="disk",
-        verdict=Verdict.OK if enough else Verdict.WARNING,
+        verdict=FindingLevel.OK if enough else FindingLevel.WARNING,
         found=f"{free_bytes / 1024**3:.1f} GiB free in {folder}",
         hint=""
         if enough
@@ -294,7 +302,7 @@ def _disk(folder: Path) -> Finding:
     )
 
 
-def _spark(environ: Mapping[str, str]) -> tuple[Verdict, str]:
+def _spark(environ: Mapping[str, str]) -> tuple[FindingLevel, str]:
     """Start a session, send numbers through a Python worker, write Parquet."""
     from penstock.app.spark import session_settings
     from penstock.pipeline.spark.java import find_java
@@ -306,4 +314,4 @@ def _spark(environ: Mapping[str, str]) -> tuple[Verdict, str]:
         scratch, log = Path(folder) / "scratch", Path(folder) / "spark.log"
         try_spark(session_settings(settings, find_java(environ), scratch=scratch, log=log))
     seconds = time.monotonic() - began_at
-    return Verdict.OK, f"runs Python in a worker and writes Parquet on {settings.spark_master} ({seconds:.1f} s)"
+    return FindingLevel.OK, f"runs Python in a worker and writes Parquet on {settings.spark_master} ({seconds:.1f} s)"

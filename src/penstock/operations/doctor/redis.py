@@ -9,7 +9,7 @@ from penstock.app.backends import RedisAddress, parsed, require_redis
 from penstock.config import Settings
 from penstock.errors import PenstockError
 from penstock.messaging.clock import Clock, SystemClock
-from penstock.operations.doctor.findings import Finding, Verdict, guarded
+from penstock.operations.doctor.findings import Finding, FindingLevel, guarded
 
 if TYPE_CHECKING:
     from penstock.brokers.redis.facts import ServerFacts
@@ -30,7 +30,7 @@ def redis_checks(settings: Settings, *, clock: Clock | None = None) -> Iterator[
 
     found: list[ServerFacts] = []
 
-    def look() -> tuple[Verdict, str]:
+    def look() -> tuple[FindingLevel, str]:
         found.append(inspect_server(address.url, clock=clock or SystemClock()))
         return server(found[0])
 
@@ -46,74 +46,83 @@ def redis_checks(settings: Settings, *, clock: Clock | None = None) -> Iterator[
     yield guarded("redis rights", partial(rights, address))
 
 
-def server(facts: "ServerFacts") -> tuple[Verdict, str]:
+def server(facts: "ServerFacts") -> tuple[FindingLevel, str]:
     """Which one it is, and how far away."""
     version = "of a version that this user may not see" if facts.version is None else facts.version
     trip_ms = facts.round_trip_seconds * 1_000
     words = f"Redis {version}{', a cluster (of which one node was asked)' if facts.is_cluster else ''}"
     if facts.is_primary is False:
         return (
-            Verdict.FAILED,
+            FindingLevel.FAILED,
             f"{words}; it is a replica, which takes no writes: name its primary in the setting broker",
         )
     near = facts.round_trip_seconds <= ROUND_TRIP_SECONDS_MAX
-    return (Verdict.OK if near else Verdict.WARNING), f"{words}; a round trip takes {trip_ms:.1f} ms"
+    return (FindingLevel.OK if near else FindingLevel.WARNING), f"{words}; a round trip takes {trip_ms:.1f} ms"
 
 
-def memory(facts: "ServerFacts") -> tuple[Verdict, str]:
+def memory(facts: "ServerFacts") -> tuple[FindingLevel, str]:
     """How near it is to being full, and what happens then."""
     if facts.eviction is None or facts.memory_bytes_max is None:
         return (
-            Verdict.WARNING,
+            FindingLevel.WARNING,
             "this user may not see how full memory is (INFO is denied); see to it that maxmemory-policy is noeviction",
         )
     used_bytes = facts.memory_bytes or 0
     used = f"{used_bytes / MIB:,.0f} MiB used"
     if not facts.memory_bytes_max:
-        return Verdict.OK, f"{used}, no limit (maxmemory is 0): beyond what the host has, the system kills the server"
+        return (
+            FindingLevel.OK,
+            f"{used}, no limit (maxmemory is 0): beyond what the host has, the system kills the server",
+        )
     share = used_bytes / facts.memory_bytes_max
     words = (
         f"{used} of {facts.memory_bytes_max / MIB:,.0f} MiB ({math.floor(share * 100)} %), "
         f"maxmemory-policy {facts.eviction}"
     )
     if facts.eviction.startswith("allkeys"):
-        return Verdict.FAILED, f"{words}: when it is full, messages are deleted; set maxmemory-policy to noeviction"
+        return (
+            FindingLevel.FAILED,
+            f"{words}: when it is full, messages are deleted; set maxmemory-policy to noeviction",
+        )
     if share >= 1:
-        return Verdict.FAILED, f"{words}: it is full, sends are refused, and work goes on; {_ROOM}"
+        return FindingLevel.FAILED, f"{words}: it is full, sends are refused, and work goes on; {_ROOM}"
     if facts.eviction != "noeviction":
         return (
-            Verdict.WARNING,
+            FindingLevel.WARNING,
             f"{words}: when it is full, deduplication ids are forgotten; set maxmemory-policy to noeviction",
         )
     if share >= MEMORY_SHARE_MAX:
-        return Verdict.WARNING, f"{words}: it is nearly full, and then sends are refused; {_ROOM}"
-    return Verdict.OK, f"{words}: when it is full, sends are refused, and work goes on"
+        return FindingLevel.WARNING, f"{words}: it is nearly full, and then sends are refused; {_ROOM}"
+    return FindingLevel.OK, f"{words}: when it is full, sends are refused, and work goes on"
 
 
-def durability(facts: "ServerFacts") -> tuple[Verdict, str]:
+def durability(facts: "ServerFacts") -> tuple[FindingLevel, str]:
     """What would be lost if it crashed, or if a replica took its place."""
     verdict, kept = _kept(facts)
     return verdict, f"{kept}{_copies(facts)}"
 
 
-def _kept(facts: "ServerFacts") -> tuple[Verdict, str]:
+def _kept(facts: "ServerFacts") -> tuple[FindingLevel, str]:
     if facts.appends is None:
-        return Verdict.WARNING, "this user may not see whether anything is kept on disk (INFO is denied)"
+        return FindingLevel.WARNING, "this user may not see whether anything is kept on disk (INFO is denied)"
     if facts.appends:
         match facts.syncs:
             case "always":
-                return Verdict.OK, "appendonly with appendfsync always: a crash loses nothing that was answered"
+                return FindingLevel.OK, "appendonly with appendfsync always: a crash loses nothing that was answered"
             case "no":
-                return Verdict.WARNING, "appendonly with appendfsync no: a power cut loses up to half a minute"
+                return FindingLevel.WARNING, "appendonly with appendfsync no: a power cut loses up to half a minute"
             case "everysec":
-                return Verdict.OK, "appendonly with appendfsync everysec: a crash loses up to two seconds"
+                return FindingLevel.OK, "appendonly with appendfsync everysec: a crash loses up to two seconds"
             case _:
-                return Verdict.OK, "appendonly: a crash loses up to two seconds, or nothing if appendfsync is always"
+                return (
+                    FindingLevel.OK,
+                    "appendonly: a crash loses up to two seconds, or nothing if appendfsync is always",
+                )
     if facts.snapshots == "":
-        return Verdict.WARNING, "neither appendonly nor save: a restart loses every message"
+        return FindingLevel.WARNING, "neither appendonly nor save: a restart loses every message"
     rule = "" if facts.snapshots is None else f" (save {facts.snapshots})"
     return (
-        Verdict.WARNING,
+        FindingLevel.WARNING,
         f"snapshots alone{rule}: a crash loses every message since the last one, and work is repeated",
     )
 
@@ -126,15 +135,15 @@ def _copies(facts: "ServerFacts") -> str:
     return f"; {words}, min-replicas-to-write {needed}: a failover loses what was not copied yet"
 
 
-def clocks(facts: "ServerFacts") -> tuple[Verdict, str]:
+def clocks(facts: "ServerFacts") -> tuple[FindingLevel, str]:
     """Leases and delays are by the server's clock; ages are shown by ours."""
     apart = abs(facts.clock_ahead_seconds)
     fits = apart <= CLOCK_APART_SECONDS_MAX
     way = "ahead of" if facts.clock_ahead_seconds > 0 else "behind"
-    return (Verdict.OK if fits else Verdict.WARNING), f"the server's clock is {apart:.3f} s {way} this host's"
+    return (FindingLevel.OK if fits else FindingLevel.WARNING), f"the server's clock is {apart:.3f} s {way} this host's"
 
 
-def rights(address: RedisAddress) -> tuple[Verdict, str]:
+def rights(address: RedisAddress) -> tuple[FindingLevel, str]:
     """Everything a worker does, once."""
     from penstock.brokers.redis.facts import try_everything
 
@@ -142,6 +151,9 @@ def rights(address: RedisAddress) -> tuple[Verdict, str]:
         try_everything(address.url, prefix=address.prefix)
     except PenstockError as error:
         if _FULL in str(error):
-            return Verdict.FAILED, f"the server is full, so the rights could not be tried; {_ROOM}"
-        return Verdict.FAILED, f"{error}; docs/run/redis.md lists the rights that a user needs"
-    return Verdict.OK, "sent, received, extended, settled and looked at messages in a queue of its own, now removed"
+            return FindingLevel.FAILED, f"the server is full, so the rights could not be tried; {_ROOM}"
+        return FindingLevel.FAILED, f"{error}; docs/run/redis.md lists the rights that a user needs"
+    return (
+        FindingLevel.OK,
+        "sent, received, extended, settled and looked at messages in a queue of its own, now removed",
+    )

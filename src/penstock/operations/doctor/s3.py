@@ -5,11 +5,11 @@ Pure: facts in, verdicts out.
 
 from typing import TYPE_CHECKING
 
-from penstock.operations.doctor.findings import Verdict
+from penstock.operations.doctor.findings import FindingLevel
 from penstock.storage.address import S3Address
 
 if TYPE_CHECKING:
-    from penstock.objects.s3_facts import NoticeRule, Notices, SourceFacts
+    from penstock.objects.s3_facts import NotificationConfiguration, NotificationRule, SourceFacts
 
 _CREATED = "s3:ObjectCreated:"
 _WAYS = ("Put", "Post", "Copy", "CompleteMultipartUpload")  # in which objects come to be
@@ -21,17 +21,19 @@ _VERSIONED = {
 }
 
 
-def source(address: S3Address, facts: "SourceFacts") -> tuple[Verdict, str]:
+def source(address: S3Address, facts: "SourceFacts") -> tuple[FindingLevel, str]:
     """That we may read there was tried when the facts were asked for."""
     tried = "nothing there yet to try reading" if facts.tried_key is None else "listed, and an object asked for"
-    return Verdict.OK, f"{address}: {tried}; {_VERSIONED.get(facts.versioning, facts.versioning)}"
+    return FindingLevel.OK, f"{address}: {tried}; {_VERSIONED.get(facts.versioning, facts.versioning)}"
 
 
-def notices(address: S3Address, found: "Notices | None", *, queue: str, arn: str) -> tuple[Verdict, str]:
+def notices(
+    address: S3Address, found: "NotificationConfiguration | None", *, queue: str, arn: str
+) -> tuple[FindingLevel, str]:
     """Whether the bucket announces new objects in this queue: all of them, by all ways."""
     if found is None:
         return (
-            Verdict.WARNING,
+            FindingLevel.WARNING,
             (
                 f"{address}: how its bucket announces objects may not be seen (s3:GetBucketNotification); see to it "
                 f"that new objects are announced in {queue}"
@@ -46,34 +48,34 @@ def notices(address: S3Address, found: "Notices | None", *, queue: str, arn: str
         rules = ", ".join(f"{rule.prefix}*{rule.suffix}" for rule in direct)
         if not any(_meet(rule, address) for rule in direct):
             return (
-                Verdict.FAILED,
+                FindingLevel.FAILED,
                 (
                     f"{address}: its bucket announces {rules} in {queue}, and nothing of this; let the filter be "
                     f"{address.folder or 'empty'}"
                 ),
             )
         return (
-            Verdict.WARNING,
+            FindingLevel.WARNING,
             f"{address}: its bucket announces only {rules} in {queue}; an ingest or reconcile finds the others",
         )
     if ways:
         return (
-            Verdict.WARNING,
+            FindingLevel.WARNING,
             f"{address}: {queue} does not hear of objects made by {', '.join(ways)}; let the event be {_CREATED}*",
         )
-    return Verdict.OK, f"{address}: its bucket announces new objects in {queue}"
+    return FindingLevel.OK, f"{address}: its bucket announces new objects in {queue}"
 
 
-def _indirect(address: S3Address, found: "Notices", queue: str) -> tuple[Verdict, str]:
+def _indirect(address: S3Address, found: "NotificationConfiguration", queue: str) -> tuple[FindingLevel, str]:
     topics = [rule.arn for rule in found.rules if ":sns:" in rule.arn]
     ways = [*(["EventBridge"] if found.to_event_bridge else []), *topics]
     if not ways:
         return (
-            Verdict.FAILED,
+            FindingLevel.FAILED,
             f"{address}: its bucket announces nothing in {queue}; `penstock init --aws` writes a notification",
         )
     return (
-        Verdict.WARNING,
+        FindingLevel.WARNING,
         f"{address}: its bucket announces objects by {', '.join(ways)}; whether that leads to {queue} is not looked at",
     )
 
@@ -82,10 +84,10 @@ def _is_creation(event: str) -> bool:
     return event.startswith(_CREATED)
 
 
-def _tells_of(rule: "NoticeRule", way: str) -> bool:
+def _tells_of(rule: "NotificationRule", way: str) -> bool:
     return any(event in (f"{_CREATED}*", f"{_CREATED}{way}") for event in rule.events)
 
 
-def _meet(rule: "NoticeRule", address: S3Address) -> bool:
+def _meet(rule: "NotificationRule", address: S3Address) -> bool:
     """Whether some key below the address is announced by the rule."""
     return rule.prefix.startswith(address.folder) or address.folder.startswith(rule.prefix)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from penstock.operations.doctor.findings import Verdict
+from penstock.operations.doctor.findings import FindingLevel
 
 if TYPE_CHECKING:
     from penstock.brokers.sqs.facts import QueueFacts
@@ -24,7 +24,7 @@ _UNTRIED = "receiving, extending and deleting were not tried, since that would t
 _UNITS = ((86_400, "day"), (3_600, "hour"), (60, "minute"))
 
 
-def queue(facts: "QueueFacts", *, lease_seconds: float, announces: bool) -> tuple[Verdict, str]:
+def queue(facts: "QueueFacts", *, lease_seconds: float, announces: bool) -> tuple[FindingLevel, str]:
     """A queue by itself; ``announces``: S3 sends to it."""
     words = (
         f"{facts.name}: its own visibility timeout is {_span(facts.visibility_seconds)}, workers ask for "
@@ -32,34 +32,34 @@ def queue(facts: "QueueFacts", *, lease_seconds: float, announces: bool) -> tupl
         f"{_UNTRIED}"
     )
     if facts.is_fifo and announces:
-        return Verdict.FAILED, f"{words}; it is a FIFO queue, to which S3 sends nothing: use a standard one"
+        return FindingLevel.FAILED, f"{words}; it is a FIFO queue, to which S3 sends nothing: use a standard one"
     if announces and facts.kms_key is not None and facts.kms_key.endswith(_AWS_KEY):
         return (
-            Verdict.FAILED,
+            FindingLevel.FAILED,
             f"{words}; S3 may not use AWS's own key, and its notifications vanish: use SSE-SQS, or a key of your own",
         )
     if announces and facts.kms_key is not None:
         return (
-            Verdict.WARNING,
+            FindingLevel.WARNING,
             (
                 f"{words}; see to it that the key's policy lets {_S3} do kms:GenerateDataKey* and kms:Decrypt, else "
                 "its notifications vanish"
             ),
         )
     if facts.is_fifo:
-        return Verdict.OK, f"{words}; FIFO: in order within a group, one message of a group at a time, no delays"
-    return Verdict.OK, words
+        return FindingLevel.OK, f"{words}; FIFO: in order within a group, one message of a group at a time, no delays"
+    return FindingLevel.OK, words
 
 
 def dead_letters(
     facts: "QueueFacts", letters: "QueueFacts | None", *, attempts_max: int, why: str = ""
-) -> tuple[Verdict, str]:
+) -> tuple[FindingLevel, str]:
     """Where its dead letters go, and whether they get there too early. ``letters`` None: they cannot, for ``why``."""
     if letters is None:
-        return Verdict.FAILED, f"{facts.name}: its dead letters have no place to go: {why}"
+        return FindingLevel.FAILED, f"{facts.name}: its dead letters have no place to go: {why}"
     if facts.receives_max is None:
         return (
-            Verdict.WARNING,
+            FindingLevel.WARNING,
             (
                 f"{facts.name}: Penstock sends dead letters to {letters.arn}, and there is no redrive policy: a "
                 "message that kills its workers comes back until it is past its retention"
@@ -69,14 +69,20 @@ def dead_letters(
     words = f"{facts.name}: to {letters.arn} after {facts.receives_max:,} receives"
     sums = f"max_attempts {attempts_max} and {DEPLOYS_MIN} for deploys, each of which costs a receive, make {needed}"
     if facts.receives_max < attempts_max:
-        return Verdict.FAILED, f"{words}, before its attempts are used up; {sums}: set maxReceiveCount to that or more"
+        return (
+            FindingLevel.FAILED,
+            f"{words}, before its attempts are used up; {sums}: set maxReceiveCount to that or more",
+        )
     if facts.receives_max < needed:
-        return Verdict.WARNING, f"{words}, and a few deploys use that up; {sums}: set maxReceiveCount to that or more"
+        return (
+            FindingLevel.WARNING,
+            f"{words}, and a few deploys use that up; {sums}: set maxReceiveCount to that or more",
+        )
     if letters.receives_max is not None and letters.receives_max < facts.receives_max + LOOKS_MIN:
         looks = max(letters.receives_max - facts.receives_max, 0)
         left = f"only {looks} looks are left" if looks else "the first look hands it on"
         return (
-            Verdict.WARNING,
+            FindingLevel.WARNING,
             (
                 f"{words}, and from there on after {letters.receives_max:,}: the count goes with a message, so that "
                 f"{left}, and it lands where nothing brings it back; set that queue's own maxReceiveCount to 1,000"
@@ -84,58 +90,61 @@ def dead_letters(
         )
     if letters.retention_seconds <= facts.retention_seconds:
         return (
-            Verdict.WARNING,
+            FindingLevel.WARNING,
             (
                 f"{words}, where they are kept for {_span(letters.retention_seconds)}, no longer than in the queue: "
                 "what SQS moves there keeps its age, so it may be gone before anybody looks; set 14 days"
             ),
         )
-    return Verdict.OK, f"{words} ({sums}), kept there for {_span(letters.retention_seconds)}"
+    return FindingLevel.OK, f"{words} ({sums}), kept there for {_span(letters.retention_seconds)}"
 
 
 def second_tier(
     facts: "QueueFacts", letters: "QueueFacts", second: "QueueFacts | None", *, why: str = ""
-) -> tuple[Verdict, str]:
+) -> tuple[FindingLevel, str]:
     """Where letters go that are replayed no more. ``second`` None: nowhere, for ``why``."""
     if second is None:
         return (
-            Verdict.FAILED,
+            FindingLevel.FAILED,
             f"{letters.name}: dead letters of {facts.name} are replayed, and what dies again has no place to go: {why}",
         )
     words = f"{letters.name}: what is replayed no more goes to {second.arn}"
     if second.arn in (facts.arn, letters.arn):
-        return Verdict.FAILED, f"{words}, and so goes in a circle: give it a redrive policy with a queue for people"
+        return (
+            FindingLevel.FAILED,
+            f"{words}, and so goes in a circle: give it a redrive policy with a queue for people",
+        )
     if second.is_fifo != letters.is_fifo:
         kinds = ("a FIFO queue", "a standard queue") if letters.is_fifo else ("a standard queue", "a FIFO queue")
-        return Verdict.FAILED, f"{words}: of {kinds[0]} to {kinds[1]}, which SQS does not do; make both alike"
+        return FindingLevel.FAILED, f"{words}: of {kinds[0]} to {kinds[1]}, which SQS does not do; make both alike"
     if second.retention_seconds <= facts.retention_seconds:
         return (
-            Verdict.WARNING,
+            FindingLevel.WARNING,
             (
                 f"{words}, where they are kept for {_span(second.retention_seconds)}, no longer than in {facts.name}: "
                 "they may be gone before anybody looks; set 14 days"
             ),
         )
-    return Verdict.OK, f"{words}, kept there for {_span(second.retention_seconds)}"
+    return FindingLevel.OK, f"{words}, kept there for {_span(second.retention_seconds)}"
 
 
-def bucket_may_send(facts: "QueueFacts", bucket: str) -> tuple[Verdict, str]:
+def bucket_may_send(facts: "QueueFacts", bucket: str) -> tuple[FindingLevel, str]:
     """Whether the queue's policy lets the bucket send, and only it."""
     found = [one for one in _statements(facts.policy) if _covers(one, facts.arn)]
     for one in found:
         if one.get("Effect") == "Deny" and not one.get("Condition"):
-            return Verdict.FAILED, f"{facts.name}: a statement of its policy denies {_S3} to send; take it out"
+            return FindingLevel.FAILED, f"{facts.name}: a statement of its policy denies {_S3} to send; take it out"
     allowed = [one for one in found if one.get("Effect") == "Allow"]
     named = [one for one in allowed if any(fnmatchcase(f"arn:aws:s3:::{bucket}", each) for each in _sources(one))]
     if named:
-        return Verdict.OK, f"{facts.name}: its policy lets {bucket} send"
+        return FindingLevel.OK, f"{facts.name}: its policy lets {bucket} send"
     if any(not _sources(one) for one in allowed):
         return (
-            Verdict.WARNING,
+            FindingLevel.WARNING,
             f"{facts.name}: its policy lets any bucket send, of any account: add a condition on aws:SourceArn",
         )
     return (
-        Verdict.FAILED,
+        FindingLevel.FAILED,
         f"{facts.name}: its policy does not let {_S3} send for {bucket}; `penstock init --aws` writes one that does",
     )
 

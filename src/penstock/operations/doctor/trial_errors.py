@@ -18,7 +18,7 @@ from penstock.config import load_settings
 from penstock.errors import PenstockError
 from penstock.events import ErrorHookFailed, Event, Listener, MessageFailed
 from penstock.messaging.failure import failure_of
-from penstock.operations.doctor.findings import Finding, Verdict
+from penstock.operations.doctor.findings import Finding, FindingLevel
 
 if TYPE_CHECKING:
     from penstock.app.app import App
@@ -34,7 +34,7 @@ class TrialError(PenstockError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
+class _ProcessKind:
     """How one kind of process opens its telemetry."""
 
     open: Callable[["App | None", Listener], Telemetry]
@@ -51,7 +51,7 @@ def trial_errors(app_name: str | None) -> Iterator[Finding]:
     try:
         app = None if app_name is None else load_app(app_name)
     except PenstockError as error:
-        yield Finding(check="app", verdict=Verdict.FAILED, found=str(error))
+        yield Finding(check="app", verdict=FindingLevel.FAILED, found=str(error))
         return
     anybody = False
     for name, kind in _KINDS.items():
@@ -63,13 +63,13 @@ def trial_errors(app_name: str | None) -> Iterator[Finding]:
     if not anybody:
         yield Finding(
             check="errors",
-            verdict=Verdict.WARNING,
+            verdict=FindingLevel.WARNING,
             found="nobody is told of failures: there is no hook, and the settings name no service",
             hint=NOBODY,
         )
 
 
-def _tried(name: str, kind: _Kind, app: "App | None") -> Sequence[Finding]:
+def _tried(name: str, kind: _ProcessKind, app: "App | None") -> Sequence[Finding]:
     """One finding for those that took it, and one for each that did not. Nothing where there is nobody."""
     failures: dict[str, str] = {}  # by the hook's name; written by the hooks' threads
 
@@ -80,20 +80,20 @@ def _tried(name: str, kind: _Kind, app: "App | None") -> Sequence[Finding]:
     try:
         telemetry = kind.open(app, tell)
     except PenstockError as error:
-        return [Finding(check="settings", verdict=Verdict.FAILED, found=str(error))]
+        return [Finding(check="settings", verdict=FindingLevel.FAILED, found=str(error))]
     reporter = telemetry.reporter
     if reporter is None:
         return []
     try:
         kind.fail(telemetry, name)
     except PenstockError as error:
-        return [Finding(check=name, verdict=Verdict.FAILED, found=str(error))]
+        return [Finding(check=name, verdict=FindingLevel.FAILED, found=str(error))]
     for hook in reporter.unfinished(ANSWER_SECONDS):
         failures.setdefault(hook, f"it has not answered within {ANSWER_SECONDS:g} s")
     taken = [hook for hook in reporter.hooks if hook not in failures]
-    found = [Finding(check=name, verdict=Verdict.OK, found=f"taken by {', '.join(taken)}")] if taken else []
+    found = [Finding(check=name, verdict=FindingLevel.OK, found=f"taken by {', '.join(taken)}")] if taken else []
     return found + [
-        Finding(check=name, verdict=Verdict.FAILED, found=f"{hook}: {error}", hint=UNTAKEN)
+        Finding(check=name, verdict=FindingLevel.FAILED, found=f"{hook}: {error}", hint=UNTAKEN)
         for hook, error in failures.items()
     ]
 
@@ -183,19 +183,19 @@ def _child(telemetry: Telemetry, _: str) -> None:
         raise TrialError(f"A child did not fail within {CHILD_SECONDS:g} s.")
 
 
-_KINDS: Mapping[str, _Kind] = MappingProxyType(
+_KINDS: Mapping[str, _ProcessKind] = MappingProxyType(
     {
-        "worker": _Kind(open=partial(_serving, "worker"), fail=_report),
-        "child": _Kind(open=partial(_serving, "worker"), fail=_child),
-        "supervisor": _Kind(open=partial(_appless, "supervisor"), fail=_report),
-        "replayer": _Kind(open=partial(_serving, "replayer"), fail=_report),
-        "monitor": _Kind(open=partial(_serving, "monitor"), fail=_report),
-        "relay": _Kind(open=partial(_serving, "relay"), fail=_report),
-        "run": _Kind(open=partial(_serving, "run"), fail=_report),
-        "ingest": _Kind(open=partial(_appless, "ingest"), fail=_report),
-        "reconcile": _Kind(open=partial(_ending, "reconcile"), fail=_report),
-        "cleanup": _Kind(open=partial(_ending, "cleanup"), fail=_report),
-        "upkeep": _Kind(open=partial(_ending, "upkeep"), fail=_report),
-        "lambda": _Kind(open=_function, fail=_report),
+        "worker": _ProcessKind(open=partial(_serving, "worker"), fail=_report),
+        "child": _ProcessKind(open=partial(_serving, "worker"), fail=_child),
+        "supervisor": _ProcessKind(open=partial(_appless, "supervisor"), fail=_report),
+        "replayer": _ProcessKind(open=partial(_serving, "replayer"), fail=_report),
+        "monitor": _ProcessKind(open=partial(_serving, "monitor"), fail=_report),
+        "relay": _ProcessKind(open=partial(_serving, "relay"), fail=_report),
+        "run": _ProcessKind(open=partial(_serving, "run"), fail=_report),
+        "ingest": _ProcessKind(open=partial(_appless, "ingest"), fail=_report),
+        "reconcile": _ProcessKind(open=partial(_ending, "reconcile"), fail=_report),
+        "cleanup": _ProcessKind(open=partial(_ending, "cleanup"), fail=_report),
+        "upkeep": _ProcessKind(open=partial(_ending, "upkeep"), fail=_report),
+        "lambda": _ProcessKind(open=_function, fail=_report),
     }
 )

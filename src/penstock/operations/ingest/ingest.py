@@ -10,12 +10,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from penstock.app.context import Tools
+from penstock.app.context import PipelineTools
 from penstock.app.kill import killing_probe
 from penstock.app.naming import worker_id
 from penstock.app.paths import places
-from penstock.app.pending import Goal
-from penstock.app.pipelines.running import Tally
+from penstock.app.pending import PendingObjects
+from penstock.app.pipelines.running import RunTally
 from penstock.app.sources import source_of
 from penstock.app.state import check_owner, open_state
 from penstock.app.tables import Tables
@@ -29,7 +29,7 @@ from penstock.objects.reference import ObjectRef
 from penstock.objects.scanner import ScanReport
 from penstock.objects.watcher import Watcher
 from penstock.operations.ingest.pipeline import IngestPipeline, IngestRequest, check, queue_of, shared_settings
-from penstock.operations.ingest.watching import Watching
+from penstock.operations.ingest.watching import FolderWatch
 from penstock.pipeline.spark.session import Session
 from penstock.worker.shutdown import StopSignal
 
@@ -70,10 +70,10 @@ def ingest(
 
     Raises `UserError` with a sentence for what a person has to mend; what was committed until then stays.
     """
-    tally = Tally()
+    tally = RunTally()
     opened = open_telemetry if request.watch else open_reports
     heard = opened(request.settings, worker=worker_id(), process="ingest", tell=Bus(*listeners).emit)
-    tools = Tools(
+    tools = PipelineTools(
         stop=stop,
         clock=SystemClock(),
         bus=Bus(tally, *heard.listeners),
@@ -84,7 +84,7 @@ def ingest(
         return _ingested(request, tools, tally, spark=spark)
 
 
-def _ingested(request: IngestRequest, tools: Tools, tally: Tally, *, spark: Session | None) -> IngestReport:
+def _ingested(request: IngestRequest, tools: PipelineTools, tally: RunTally, *, spark: Session | None) -> IngestReport:
     began_at = tools.clock.monotonic()
     where = places(request.table, request.state, aws=request.settings.aws)
     source = source_of(request.source, where)
@@ -121,12 +121,12 @@ def _ingested(request: IngestRequest, tools: Tools, tally: Tally, *, spark: Sess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Scan:
+class _IngestScan:
     report: ScanReport | None  # None: nothing was walked
     complete: bool  # False: stopped in the middle, or something is left in the queue
 
 
-def _until_done(work: IngestPipeline, spark: Session | None) -> tuple[Goal, _Scan]:
+def _until_done(work: IngestPipeline, spark: Session | None) -> tuple[PendingObjects, _IngestScan]:
     """What the source holds now, and no more."""
     stop = work.tools.stop
     scanner = work.source.scan(own=work.where.own)
@@ -142,10 +142,10 @@ def _until_done(work: IngestPipeline, spark: Session | None) -> tuple[Goal, _Sca
     if not goal.reached_before() and not stop.requested:
         goal.begin()
         work.serve(sample=objects, until=goal.reached, spark=spark)
-    return goal, _Scan(report=scanner.report(), complete=complete)
+    return goal, _IngestScan(report=scanner.report(), complete=complete)
 
 
-def _watch(work: IngestPipeline, spark: Session | None) -> tuple[Goal, _Scan]:
+def _watch(work: IngestPipeline, spark: Session | None) -> tuple[PendingObjects, _IngestScan]:
     """What the folder holds, and what comes into it until somebody asks to stop."""
     tools, source = work.tools, str(work.source)
     goal = _goal(work, ())
@@ -157,7 +157,7 @@ def _watch(work: IngestPipeline, spark: Session | None) -> tuple[Goal, _Scan]:
         tell=lambda sentence: tools.bus.emit(WatchDisturbed(source=source, reason=sentence)),
         settle_seconds=work.request.settle_seconds,
     )
-    watching = Watching(watcher, goal, stop=tools.stop, bus=tools.bus, clock=tools.clock)
+    watching = FolderWatch(watcher, goal, stop=tools.stop, bus=tools.bus, clock=tools.clock)
     try:
         watching.start()
         tools.bus.emit(goal.scanned(source))
@@ -168,10 +168,10 @@ def _watch(work: IngestPipeline, spark: Session | None) -> tuple[Goal, _Scan]:
             work.serve(sample=goal.objects(), until=watching.tended, spark=spark)
     finally:
         watching.end()
-    return goal, _Scan(report=watcher.report, complete=watcher.scans > 0)
+    return goal, _IngestScan(report=watcher.report, complete=watcher.scans > 0)
 
 
-def _fed(work: IngestPipeline, spark: Session | None) -> tuple[Goal, _Scan]:
+def _fed(work: IngestPipeline, spark: Session | None) -> tuple[PendingObjects, _IngestScan]:
     """What a queue announces: all that is in it now or, watching, all that comes."""
     goal = _goal(work, ())
     sample = () if work.knows_schema() else next(iter(work.source.scan(own=work.where.own).chunks()), ())
@@ -181,11 +181,11 @@ def _fed(work: IngestPipeline, spark: Session | None) -> tuple[Goal, _Scan]:
 
     if not until() and not work.tools.stop.requested:
         work.serve(sample=sample, until=until, spark=spark)
-    return goal, _Scan(report=None, complete=work.request.watch or not goal.messages())
+    return goal, _IngestScan(report=None, complete=work.request.watch or not goal.messages())
 
 
-def _goal(work: IngestPipeline, objects: Sequence[ObjectRef]) -> Goal:
-    return Goal(
+def _goal(work: IngestPipeline, objects: Sequence[ObjectRef]) -> PendingObjects:
+    return PendingObjects(
         ledger=work.state.ledger,
         broker=work.state.broker,
         pipeline=work.where.pipeline,
@@ -196,7 +196,9 @@ def _goal(work: IngestPipeline, objects: Sequence[ObjectRef]) -> Goal:
     )
 
 
-def _report(work: IngestPipeline, goal: Goal, scan: _Scan, tally: Tally, *, seconds: float) -> IngestReport:
+def _report(
+    work: IngestPipeline, goal: PendingObjects, scan: _IngestScan, tally: RunTally, *, seconds: float
+) -> IngestReport:
     where, tables, ledger = work.where, work.tables, work.state.ledger
     states = goal.states()
     count = Counter(states.values())

@@ -8,20 +8,20 @@ from functools import partial
 
 from penstock.app.backends import SQS, check_queues, has_local_ledger, open_broker, require_shared_ledger
 from penstock.app.cleanup import Cleanup, Keep, check_fits
-from penstock.app.cleanup_runner import Caretaker, moved_to, source_cleanup
-from penstock.app.context import Tools
+from penstock.app.cleanup_runner import CleanupRunner, moved_to, source_cleanup
+from penstock.app.context import PipelineTools
 from penstock.app.loading import import_here
-from penstock.app.paths import Places
-from penstock.app.pipelines.plan import FAULTS_MAX, Blueprint, Numbers, worker_settings
-from penstock.app.sources import Source, StoreOutages
+from penstock.app.paths import TablePaths
+from penstock.app.pipelines.plan import FAULTS_MAX, BatchLimits, PipelineBlueprint, worker_settings
+from penstock.app.sources import SourceLocation, StoreOutages
 from penstock.app.spark import Spark
-from penstock.app.state import State
+from penstock.app.state import StateFolder
 from penstock.app.tables import Tables
 from penstock.app.tracing import traced
 from penstock.config import Settings
 from penstock.errors import UsageError
 from penstock.events import SchemaInferred
-from penstock.handlers.outage import Outage
+from penstock.handlers.outage import OutageWatch
 from penstock.objects.reference import ObjectRef
 from penstock.objects.watcher import SETTLE_SECONDS
 from penstock.pipeline.spark.declaration import Declaration, Transform
@@ -74,11 +74,11 @@ class IngestPipeline:
 
     request: IngestRequest
     transform: Transform | None
-    source: Source
-    where: Places
-    state: State
+    source: SourceLocation
+    where: TablePaths
+    state: StateFolder
     tables: Tables
-    tools: Tools
+    tools: PipelineTools
 
     @property
     def queue(self) -> str:
@@ -122,21 +122,21 @@ class IngestPipeline:
             state.ledger.declare_source_schema(self.where.pipeline, blueprint.declaration.read.schema_ddl)
 
     @contextmanager
-    def _paused_by_outages(self, blueprint: Blueprint) -> Iterator[Blueprint]:
+    def _paused_by_outages(self, blueprint: PipelineBlueprint) -> Iterator[PipelineBlueprint]:
         """Watching, pause the queue while ledger, source or table is away, until the block ends. An ingest that is to
         end bears a few faults and then says so."""
         if not self.request.watch:
             yield blueprint
             return
         tools, state = self.tools, self.state
-        make = partial(Outage, bus=tools.bus, clock=tools.clock, refunds=state.broker.capabilities.refunds)
+        make = partial(OutageWatch, bus=tools.bus, clock=tools.clock, refunds=state.broker.capabilities.refunds)
         ledger, stores = make(ping=state.ledger.ping), StoreOutages(make)
         store = stores.of_pipeline(self.source, self.where)
         gate = Gates(ledger.gate(self.queue), store.gate(self.queue))
         with ledger.watching(), stores.watching():
             yield replace(blueprint, ledger_watch=ledger, store_watch=store, gate=gate)
 
-    def caretaker(self) -> Caretaker | None:
+    def caretaker(self) -> CleanupRunner | None:
         """Whoever cleans up the source; None where it is kept."""
         tools, ledger = self.tools, self.state.ledger
         work = source_cleanup(
@@ -152,7 +152,7 @@ class IngestPipeline:
         )
         if work is None:
             return None
-        return Caretaker(work, stop=tools.stop, bus=tools.bus, clock=tools.clock, random=random.random)
+        return CleanupRunner(work, stop=tools.stop, bus=tools.bus, clock=tools.clock, random=random.random)
 
     def knows_schema(self) -> bool:
         """Whether there is one without a sample."""
@@ -171,7 +171,7 @@ class IngestPipeline:
         self.tools.bus.emit(SchemaInferred(pipeline=pipeline, schema=inferred.ddl, notes=inferred.notes))
         return ledger.remember_source_schema(pipeline, inferred.ddl)
 
-    def _blueprint(self, schema: str) -> Blueprint:
+    def _blueprint(self, schema: str) -> PipelineBlueprint:
         where, settings = self.where, self.request.settings
         declaration = Declaration(
             pipeline=where.pipeline,
@@ -184,10 +184,10 @@ class IngestPipeline:
             transform=self.transform,
             partition_by=self.request.partition_by,
         )
-        return Blueprint(
+        return PipelineBlueprint(
             declaration=declaration,
             buckets=self.source.buckets,
-            numbers=Numbers.of(settings, self.state.broker),
+            numbers=BatchLimits.of(settings, self.state.broker),
             worker=self.state.worker,
             ledger=self.state.ledger,
             tables=self.tables,
@@ -221,7 +221,7 @@ def _announcing(request: IngestRequest) -> Settings:
 
 
 @contextmanager
-def queue_of(request: IngestRequest, state: State, tools: Tools) -> Iterator[State]:
+def queue_of(request: IngestRequest, state: StateFolder, tools: PipelineTools) -> Iterator[StateFolder]:
     """The state with the broker that holds the queue: its own unless a queue was named.
 
     Raises `ConfigurationError` where SQS has none such.
@@ -236,7 +236,7 @@ def queue_of(request: IngestRequest, state: State, tools: Tools) -> Iterator[Sta
         yield replace(state, broker=broker)
 
 
-def check(request: IngestRequest, source: Source) -> Transform | None:
+def check(request: IngestRequest, source: SourceLocation) -> Transform | None:
     """Find a user's mistakes before anything is started; answers the transform."""
     if request.watch and request.queue is None and not source.is_local:
         raise UsageError(f"{source} cannot be watched; S3 announces its objects to a queue: name it with --queue.")

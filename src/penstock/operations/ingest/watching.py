@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from penstock.app.pending import Goal
+from penstock.app.pending import PendingObjects
 from penstock.errors import TemporaryError
 from penstock.events import Bus, UpkeepFailed
 from penstock.messaging.clock import Clock
@@ -16,10 +16,10 @@ LOOK_SECONDS = 0.2  # between two looks whether what is waited for is there
 END_SECONDS = 5.0
 
 
-class Watching:
+class FolderWatch:
     """Begins with a walk of the whole folder, which only takes what it finds; what comes later is announced at once."""
 
-    def __init__(self, watcher: Watcher, goal: Goal, *, stop: StopSignal, bus: Bus, clock: Clock) -> None:
+    def __init__(self, watcher: Watcher, goal: PendingObjects, *, stop: StopSignal, bus: Bus, clock: Clock) -> None:
         self._watcher = watcher
         self._goal = goal
         self._stop = stop

@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.app.paths import Places
+from penstock.app.paths import TablePaths
 from penstock.events import Bus
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import Clock
-from penstock.operations.monitor.look import PipelineLook
+from penstock.operations.monitor.look import PipelineSample
 
 if TYPE_CHECKING:
     from penstock.app.tables import Tables
     from penstock.ledger import Ledger
-    from penstock.ledger.queries import Tally
+    from penstock.ledger.queries import ProcessedCount
 
 SHARE = 100.0  # rests after a look, in lengths of that look
 REST_SECONDS_MAX = 300.0
@@ -42,12 +42,12 @@ class LedgerWatch:
         self._ledger = ledger
         self._overdue_after_seconds = overdue_after_seconds
         self._clock = clock
-        self._found: Sequence[PipelineLook] = ()
+        self._found: Sequence[PipelineSample] = ()
         self._found_at = 0.0  # monotonic, as is the next
         self._not_before = 0.0
-        self._tallies: dict[str, tuple[Tally, float]] = {}  # by pipeline, with when to count anew (monotonic)
+        self._tallies: dict[str, tuple[ProcessedCount, float]] = {}  # by pipeline, with when to count anew (monotonic)
 
-    def look(self) -> Sequence[PipelineLook]:
+    def look(self) -> Sequence[PipelineSample]:
         """Raises `TemporaryError` where the ledger is away."""
         began_at = self._clock.monotonic()
         if self._found and began_at < self._not_before:
@@ -62,10 +62,10 @@ class LedgerWatch:
         self._not_before = self._found_at + min(SHARE * (self._found_at - began_at), REST_SECONDS_MAX)
         return found
 
-    def _pipeline(self, ledger: "Ledger", pipeline: str, missing: int | None) -> PipelineLook:
+    def _pipeline(self, ledger: "Ledger", pipeline: str, missing: int | None) -> PipelineSample:
         waiting = ledger.ages.waiting(pipeline, overdue_after_seconds=self._overdue_after_seconds)
         processed = self._processed(ledger, pipeline)
-        return PipelineLook(
+        return PipelineSample(
             pipeline=pipeline,
             objects={
                 state.value: processed if state is ObjectState.PROCESSED else waiting.objects[state]
@@ -95,13 +95,13 @@ class LedgerWatch:
 class TableWatch:
     """How far the tables of pipelines are behind the ledger. For one thread. It needs the packages of the extra."""
 
-    def __init__(self, places: Mapping[str, Places], *, ledger: "Callable[[], Ledger | None]") -> None:
+    def __init__(self, places: Mapping[str, TablePaths], *, ledger: "Callable[[], Ledger | None]") -> None:
         self._places = places
         self._ledger = ledger
         self._tables: dict[str, Tables] = {}
         self._shown: dict[str, int] = {}  # up to which batch all is visible, by pipeline
 
-    def lag_seconds(self, look: PipelineLook) -> float | None:
+    def lag_seconds(self, look: PipelineSample) -> float | None:
         """How long the oldest batch waits that is not visible; 0 where all are, None for what has no table.
 
         Raises `PublishHalted` where table and ledger are not of one history, and `TemporaryError`.
@@ -119,7 +119,7 @@ class TableWatch:
             return 0.0
         return ledger.ages.seconds_since_commit(look.pipeline, shown + 1)
 
-    def _opened(self, places: Places, ledger: "Ledger") -> "Tables":
+    def _opened(self, places: TablePaths, ledger: "Ledger") -> "Tables":
         if places.pipeline not in self._tables:
             from penstock.app.tables import Tables
 
@@ -127,7 +127,7 @@ class TableWatch:
         return self._tables[places.pipeline]
 
 
-def _aged(look: PipelineLook, seconds: float) -> PipelineLook:
+def _aged(look: PipelineSample, seconds: float) -> PipelineSample:
     """The same, so much later."""
     oldest = look.oldest_unprocessed_age_seconds
     return replace(look, oldest_unprocessed_age_seconds=oldest + seconds if oldest else 0.0)

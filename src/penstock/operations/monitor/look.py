@@ -20,7 +20,7 @@ Tier = Literal["dlq", "dead"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueLook:
+class QueueSample:
     """One queue. An age is 0 where nothing is there that could have one, and None where nobody can tell."""
 
     queue: str
@@ -34,7 +34,7 @@ class QueueLook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LettersLook:
+class DeadLetterSample:
     """The dead letters of one tier. ``queue`` is whose they are; of a tier that several queues share, its own name."""
 
     queue: str
@@ -44,7 +44,7 @@ class LettersLook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineLook:
+class PipelineSample:
     """One pipeline or object handler, as the ledger has it."""
 
     pipeline: str
@@ -57,13 +57,13 @@ class PipelineLook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class MonitorSample:
     """Everything, at about ``at`` (epoch seconds)."""
 
     at: float
-    queues: Sequence[QueueLook] = ()
-    dead_letters: Sequence[LettersLook] = ()
-    pipelines: Sequence[PipelineLook] = ()
+    queues: Sequence[QueueSample] = ()
+    dead_letters: Sequence[DeadLetterSample] = ()
+    pipelines: Sequence[PipelineSample] = ()
     up: Mapping[Source, bool] = field(default_factory=dict)  # whether it could be seen, of what there is to be seen
     errors: Mapping[Source, str] = field(default_factory=dict)
 
@@ -71,7 +71,7 @@ class Look:
 TOLD_EVERY_SECONDS = 3_600.0  # while it lasts
 
 
-class Notices:
+class OverdueNotices:
     """When it begins, and once an hour while it lasts. For one thread."""
 
     def __init__(self, *, after_seconds: float, clock: Clock, tell: Listener) -> None:
@@ -80,7 +80,7 @@ class Notices:
         self._tell = tell
         self._told_at: dict[str, float] = {}  # by pipeline, monotonic
 
-    def hear(self, pipelines: Iterable[PipelineLook]) -> None:
+    def hear(self, pipelines: Iterable[PipelineSample]) -> None:
         """Of a look that could be taken."""
         now = self._clock.monotonic()
         for one in pipelines:
@@ -103,7 +103,7 @@ class Notices:
 Samples = Mapping[tuple[str, ...], float]
 
 
-def gauges(look: Look) -> Mapping[str, Samples]:
+def gauges(look: MonitorSample) -> Mapping[str, Samples]:
     """Every gauge that the monitor sets, by its name in the catalogue; empty where nothing could be seen."""
     queues, letters, pipelines = look.queues, look.dead_letters, look.pipelines
     return {

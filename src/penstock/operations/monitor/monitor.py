@@ -17,8 +17,8 @@ from penstock.events import Listener, LookFailed, LookRecovered
 from penstock.messaging.clock import Clock
 from penstock.messaging.failure import failure_of
 from penstock.operations.monitor.ledger import LedgerWatch, TableWatch
-from penstock.operations.monitor.look import Look, PipelineLook, Source
-from penstock.operations.monitor.queues import BrokerLook, QueueWatch
+from penstock.operations.monitor.look import MonitorSample, PipelineSample, Source
+from penstock.operations.monitor.queues import BrokerSample, QueueWatch
 from penstock.pipeline.extra import require_spark
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watches:
+class MonitorTargets:
     """What a monitor looks at, and with what; None where there is nothing to be seen."""
 
     queue_names: tuple[str, ...]
@@ -50,7 +50,7 @@ class Watches:
 class Monitor:
     """Looks again and again, and tells when it can see something no more. For one thread."""
 
-    def __init__(self, watches: Watches, *, clock: Clock, tell: Listener) -> None:
+    def __init__(self, watches: MonitorTargets, *, clock: Clock, tell: Listener) -> None:
         self._watches = watches
         self._clock = clock
         self._tell = tell
@@ -58,13 +58,13 @@ class Monitor:
         if watches.unseen is not None:
             tell(LookFailed(source="tables", error=watches.unseen))
 
-    def look(self) -> Look:
+    def look(self) -> MonitorSample:
         """What is so now. Raises nothing: what could not be seen is said."""
         at, asked, errors = self._clock.now(), list[Source](), dict[Source, str]()
         broker = self._broker(asked, errors)
         pipelines = self._pipelines(asked, errors)
         self._tell_changes(asked, errors)
-        return Look(
+        return MonitorSample(
             at=at,
             queues=() if broker is None else broker.queues,
             dead_letters=() if broker is None else broker.dead_letters,
@@ -73,7 +73,7 @@ class Monitor:
             errors=errors,
         )
 
-    def _broker(self, asked: list[Source], errors: dict[Source, str]) -> BrokerLook | None:
+    def _broker(self, asked: list[Source], errors: dict[Source, str]) -> BrokerSample | None:
         if self._watches.queues is None:
             return None
         asked.append("broker")
@@ -88,7 +88,7 @@ class Monitor:
             errors["cloudwatch"] = found.cloudwatch_error
         return found
 
-    def _pipelines(self, asked: list[Source], errors: dict[Source, str]) -> Sequence[PipelineLook]:
+    def _pipelines(self, asked: list[Source], errors: dict[Source, str]) -> Sequence[PipelineSample]:
         watches = self._watches
         if watches.ledger is None:
             return ()
@@ -99,7 +99,7 @@ class Monitor:
         asked.append("tables")
         return [self._with_lag(one, watches.tables, errors) for one in found]
 
-    def _with_lag(self, look: PipelineLook, tables: TableWatch, errors: dict[Source, str]) -> PipelineLook:
+    def _with_lag(self, look: PipelineSample, tables: TableWatch, errors: dict[Source, str]) -> PipelineSample:
         lag = _tried("tables", lambda: tables.lag_seconds(look), errors)
         return replace(look, commit_to_publish_lag_seconds=lag)
 
@@ -113,7 +113,7 @@ class Monitor:
                 self._tell(LookRecovered(source=source, away_seconds=now - self._away.pop(source)))
 
 
-def watches_of(app: "App", *, clock: Clock) -> Watches:
+def watches_of(app: "App", *, clock: Clock) -> MonitorTargets:
     """What there is to be seen of an app.
 
     Raises `ConfigurationError` where there is nothing at all, for a broker that another process cannot reach, and for a
@@ -139,7 +139,7 @@ def watches_of(app: "App", *, clock: Clock) -> Watches:
     def ledger() -> "Ledger | None":
         return app.ledger if is_there(settings.ledger) else None
 
-    return Watches(
+    return MonitorTargets(
         queue_names=tuple(names),
         pipeline_names=tuple(recorded),
         queues=QueueWatch(names, broker=broker, settings=settings, clock=clock),

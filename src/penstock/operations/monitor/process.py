@@ -15,7 +15,7 @@ from penstock.events import Bus, MonitorStarted, tell_nobody
 from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.monitoring.health import Answer, Health
-from penstock.operations.monitor.look import Look, Notices, gauges
+from penstock.operations.monitor.look import MonitorSample, OverdueNotices, gauges
 from penstock.operations.monitor.monitor import Monitor, watches_of
 from penstock.worker.shutdown import StopSignal
 
@@ -31,7 +31,7 @@ _JOIN_SECONDS = 0.1
 _LEAVE_SECONDS = 0.3  # for a look under way when a stop was asked for
 
 
-class Looking:
+class MonitorLoop:
     """Look, publish, rest. Begun once; what it is at is for its health."""
 
     def __init__(self, *, every_seconds: float, stop: StopSignal, clock: Clock, random: Random) -> None:
@@ -41,7 +41,7 @@ class Looking:
         self._random = random
         self._looks = 0  # this and the next two: written by the thread that looks
         self._began_at: float | None = None  # monotonic, of the look under way
-        self._latest: Look | None = None
+        self._latest: MonitorSample | None = None
 
     @property
     def health(self) -> Health:
@@ -49,14 +49,14 @@ class Looking:
         return Health(live=self._live, ready=self._ready, started=self._ready)
 
     @property
-    def unseen(self) -> Look | None:
+    def unseen(self) -> MonitorSample | None:
         """A look that saw nothing, while one is under way that does not come to an end; else None."""
         latest = self._latest
         if latest is None or self._under_way_seconds <= BLIND_SECONDS:
             return None
-        return Look(at=latest.at, up=dict.fromkeys(latest.up, False))
+        return MonitorSample(at=latest.at, up=dict.fromkeys(latest.up, False))
 
-    def run(self, look: Callable[[], Look], publish: Callable[[Look], None]) -> None:
+    def run(self, look: Callable[[], MonitorSample], publish: Callable[[MonitorSample], None]) -> None:
         """Until a stop is asked for."""
         asked = threading.Event()
         with self._stop.watched_by(asked):
@@ -94,7 +94,7 @@ def run_monitor(app: "App", *, stop: StopSignal) -> bool:
     Raises `ConfigurationError` as `watches_of` does, and where the address cannot be listened at.
     """
     clock, settings = SystemClock(), app.settings
-    looking = Looking(every_seconds=settings.monitor_seconds, stop=stop, clock=clock, random=random.random)
+    looking = MonitorLoop(every_seconds=settings.monitor_seconds, stop=stop, clock=clock, random=random.random)
     heard = open_telemetry(
         settings.model_copy(update={"metrics_address": settings.monitor_address}),
         worker=app.worker,
@@ -106,12 +106,12 @@ def run_monitor(app: "App", *, stop: StopSignal) -> bool:
     with heard.told():
         watches = watches_of(app, clock=clock)
         monitor = Monitor(watches, clock=clock, tell=bus.emit)
-        notices = Notices(after_seconds=settings.overdue_after_seconds, clock=clock, tell=bus.emit)
+        notices = OverdueNotices(after_seconds=settings.overdue_after_seconds, clock=clock, tell=bus.emit)
 
         if heard.meters is not None:
             heard.meters.before_reading(partial(forget_old, looking, heard.meters))
 
-        def publish(look: Look) -> None:
+        def publish(look: MonitorSample) -> None:
             if heard.meters is not None:
                 to_meters(look, heard.meters)
             notices.hear(look.pipelines)
@@ -130,7 +130,7 @@ def run_monitor(app: "App", *, stop: StopSignal) -> bool:
     return ended
 
 
-def look_once(app: "App") -> Look:
+def look_once(app: "App") -> MonitorSample:
     """One look, told to nobody else. Raises `ConfigurationError` as `watches_of` does."""
     clock = SystemClock()
     try:
@@ -139,7 +139,7 @@ def look_once(app: "App") -> Look:
         app.close()
 
 
-def to_meters(look: Look, meters: "Meters") -> None:
+def to_meters(look: MonitorSample, meters: "Meters") -> None:
     """Set every gauge of the monitor to this look's, and count what it could not see."""
     for name, samples in gauges(look).items():
         meters.replace(name, samples)
@@ -147,7 +147,7 @@ def to_meters(look: Look, meters: "Meters") -> None:
         meters.count(FAILED, (source,), 0.0 if up else 1.0)
 
 
-def forget_old(looking: Looking, meters: "Meters") -> None:
+def forget_old(looking: MonitorLoop, meters: "Meters") -> None:
     """Take the numbers away that a look which does not end leaves behind, so that nobody takes them for new ones."""
     unseen = looking.unseen
     if unseen is not None:

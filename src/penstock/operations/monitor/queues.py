@@ -4,31 +4,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.app.queues import Ages, ages_of, tiers
+from penstock.app.queues import AgeReader, ages_of, tiers
 from penstock.app.registry import WorkerRecord, Workers
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.messaging.broker import Broker, QueueStats, listed_name, names_second_tier
 from penstock.messaging.clock import Clock
-from penstock.operations.monitor.look import LettersLook, QueueLook, Tier
+from penstock.operations.monitor.look import DeadLetterSample, QueueSample, Tier
 
 TIERS_SECONDS = 300.0  # how long it is believed where dead letters go
 LETTERS_SECONDS = 50.0  # between two looks at dead letters, which wait for hours: they are most of the queues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerLook:
+class BrokerSample:
     """What was seen there. ``refused``: why some queues could not be, while the others could."""
 
-    queues: Sequence[QueueLook]
-    dead_letters: Sequence[LettersLook]
+    queues: Sequence[QueueSample]
+    dead_letters: Sequence[DeadLetterSample]
     refused: Sequence[str]
     asks_cloudwatch: bool
     cloudwatch_error: str | None
 
 
 @dataclass(slots=True, kw_only=True)
-class _Round:
+class _SampleRound:
     """One look under way."""
 
     broker: Broker
@@ -51,25 +51,25 @@ class QueueWatch:
         self._settings = settings
         self._clock = clock
         self._workers = Workers(Path(settings.state))
-        self._ages: Ages | None = None
+        self._ages: AgeReader | None = None
         self._tiers: Mapping[str, tuple[str, Tier]] = {}
         self._tiers_at: float | None = None  # monotonic
-        self._known: Sequence[LettersLook] = ()
+        self._known: Sequence[DeadLetterSample] = ()
         self._letters_at: float | None = None  # monotonic
 
-    def look(self) -> BrokerLook:
+    def look(self) -> BrokerSample:
         """Raises `TemporaryError` where the broker is away, and `ConfigurationError` where it can never be asked."""
         broker = self._broker()
         if broker is None:
-            return BrokerLook(queues=(), dead_letters=(), refused=(), asks_cloudwatch=False, cloudwatch_error=None)
+            return BrokerSample(queues=(), dead_letters=(), refused=(), asks_cloudwatch=False, cloudwatch_error=None)
         ages = self._ages = self._ages or ages_of(self._settings, broker, clock=self._clock)
         letters = self._letter_queues(broker)
         told, error = self._asked(ages, [*self._queues, *letters])
         exact = broker.capabilities.exact_stats
-        now = _Round(broker=broker, told=told, workers=() if exact else self._workers.records())
+        now = _SampleRound(broker=broker, told=told, workers=() if exact else self._workers.records())
         found = [self._queue(queue, ages, now) for queue in self._queues]
         dead = self._letters(letters, now)
-        return BrokerLook(
+        return BrokerSample(
             queues=[one for one in found if one is not None],
             dead_letters=dead,
             refused=now.refused,
@@ -77,12 +77,12 @@ class QueueWatch:
             cloudwatch_error=error,
         )
 
-    def _queue(self, queue: str, ages: Ages, now: _Round) -> QueueLook | None:
+    def _queue(self, queue: str, ages: AgeReader, now: _SampleRound) -> QueueSample | None:
         stats = _stats(queue, now)
         if stats is None:
             return None
         age = ages.of(queue, stats, told=now.told, workers=now.workers)
-        return QueueLook(
+        return QueueSample(
             queue=queue,
             visible=stats.visible,
             in_flight=stats.in_flight,
@@ -93,7 +93,7 @@ class QueueWatch:
             oldest_visible_message_age_source=ages.oldest_visible_source,
         )
 
-    def _letters(self, queues: Mapping[str, tuple[str, Tier]], now: _Round) -> Sequence[LettersLook]:
+    def _letters(self, queues: Mapping[str, tuple[str, Tier]], now: _SampleRound) -> Sequence[DeadLetterSample]:
         """Of now, or of a moment ago."""
         at = self._clock.monotonic()
         if self._letters_at is None or at - self._letters_at >= LETTERS_SECONDS:
@@ -103,17 +103,17 @@ class QueueWatch:
             self._letters_at = at if len(self._known) == len(found) else None
         return self._known
 
-    def _tier(self, name: str, label: str, tier: Tier, now: _Round) -> LettersLook | None:
+    def _tier(self, name: str, label: str, tier: Tier, now: _SampleRound) -> DeadLetterSample | None:
         stats = _stats(name, now)
         if stats is None:
             return None
         exact = now.broker.capabilities.exact_stats
         age = stats.oldest_enqueued_age_seconds if exact else now.told.get(name)
-        return LettersLook(
+        return DeadLetterSample(
             queue=label, tier=tier, letters=stats.messages, oldest_age_seconds=age if stats.messages else 0.0
         )
 
-    def _asked(self, ages: Ages, queues: Sequence[str]) -> tuple[Mapping[str, float], str | None]:
+    def _asked(self, ages: AgeReader, queues: Sequence[str]) -> tuple[Mapping[str, float], str | None]:
         try:
             return ages.asked(queues), None
         except PenstockError as error:
@@ -127,7 +127,7 @@ class QueueWatch:
         return self._tiers
 
 
-def _stats(queue: str, now: _Round) -> QueueStats | None:
+def _stats(queue: str, now: _SampleRound) -> QueueStats | None:
     try:
         return now.broker.stats(queue)
     except ConfigurationError as error:  # of this one: a right that lacks, a name that none can have

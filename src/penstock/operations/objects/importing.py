@@ -14,14 +14,14 @@ from typing import IO
 from penstock.app.backends import SQLITE, open_ledger
 from penstock.app.naming import object_names
 from penstock.app.object_service import ObjectService
-from penstock.app.paths import LEDGER_FILE, Places, find_table, places
+from penstock.app.paths import LEDGER_FILE, TablePaths, find_table, places
 from penstock.app.pipelines.service import PipelineService
 from penstock.app.state import check_owner
 from penstock.config import Settings, load_settings
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.ledger.records import Candidate, Carrier, ObjectState
-from penstock.objects.processed_lists import Listed, read_list
+from penstock.objects.processed_lists import ListedObject, read_list
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef
 from penstock.objects.s3_facts import INVENTORY_REMEDY, LIST_REMEDY, require_no_versions
 from penstock.storage.address import is_s3
@@ -36,7 +36,7 @@ _NOBODY = Carrier(message_id="", enqueued_at=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class ImportTarget:
     """Whose objects they are."""
 
     pipeline: str
@@ -45,7 +45,7 @@ class Target:
 
 
 @dataclass(slots=True, kw_only=True)
-class Imported:
+class ObjectImportReport:
     """What an import did, or would do. One thread writes it."""
 
     pipeline: str
@@ -67,7 +67,7 @@ class UnreadableError(UsageError):
 
 
 @contextmanager
-def target_of(*, app: str | None, pipeline: str | None, table: str | None, state: str | None) -> Iterator[Target]:
+def target_of(*, app: str | None, pipeline: str | None, table: str | None, state: str | None) -> Iterator[ImportTarget]:
     """The ledger of a table, made where there is none yet, or of a pipeline or object handler of an app."""
     if (app is None) == (table is None) or (app is None) != (pipeline is None):
         raise UsageError("Say whose objects these are: APP PIPELINE, as in shop:app clicks, or --table FOLDER.")
@@ -78,7 +78,7 @@ def target_of(*, app: str | None, pipeline: str | None, table: str | None, state
             open_ledger(settings.model_copy(update={"ledger": f"{SQLITE}{where.state / LEDGER_FILE}"}))
         ) as made:
             check_owner(made, where)
-            yield Target(pipeline=where.pipeline, ledger=made, aws=settings.aws)
+            yield ImportTarget(pipeline=where.pipeline, ledger=made, aws=settings.aws)
         return
     from penstock.app.loading import load_app
 
@@ -90,19 +90,19 @@ def target_of(*, app: str | None, pipeline: str | None, table: str | None, state
         )
     with closing(open_ledger(loaded.settings)) as made:
         object_names(loaded, loaded.services, only=pipeline).check(made)
-        yield Target(pipeline=pipeline or "", ledger=made, aws=loaded.settings.aws)
+        yield ImportTarget(pipeline=pipeline or "", ledger=made, aws=loaded.settings.aws)
 
 
 def import_processed(
-    target: Target, file: str, *, dry_run: bool, told: Callable[[Imported], None] = lambda _: None
-) -> Imported:
+    target: ImportTarget, file: str, *, dry_run: bool, told: Callable[[ObjectImportReport], None] = lambda _: None
+) -> ObjectImportReport:
     """Import a list, ``-`` for standard input; all of it is read before anything is changed.
 
     Done again, or after it was broken off, it goes on: what is known stays as it is. Raises `UnreadableError` where an
     entry names no object, and `ConfigurationError` for entries without version ids of a bucket that may keep versions.
     """
     with _listing(file) as (source, entries):
-        done = Imported(pipeline=target.pipeline, source=source)
+        done = ObjectImportReport(pipeline=target.pipeline, source=source)
         done.listed = _check(source, entries(), target.aws)
         if not dry_run:
             target.ledger.ensure_pipeline(target.pipeline)
@@ -122,7 +122,7 @@ def import_processed(
     return done
 
 
-def _check(source: str, entries: Iterable[Listed], aws: Aws) -> int:
+def _check(source: str, entries: Iterable[ListedObject], aws: Aws) -> int:
     """Return how many entries there are. Every one has to be readable, and to name its object as others do."""
     problems: list[str] = []
     count = bad = 0
@@ -144,7 +144,7 @@ def _check(source: str, entries: Iterable[Listed], aws: Aws) -> int:
 
 
 @contextmanager
-def _listing(file: str) -> Iterator[tuple[str, Callable[[], Iterator[Listed]]]]:
+def _listing(file: str) -> Iterator[tuple[str, Callable[[], Iterator[ListedObject]]]]:
     """The list's name, and how it is read from its beginning, as often as one likes."""
     if file == STDIN:
         with tempfile.TemporaryFile() as kept:
@@ -163,12 +163,12 @@ def _listing(file: str) -> Iterator[tuple[str, Callable[[], Iterator[Listed]]]]:
         raise UsageError(f"The list {file} cannot be read: {error.strerror}.") from error
 
 
-def _from_beginning(file: IO[bytes]) -> Iterator[Listed]:
+def _from_beginning(file: IO[bytes]) -> Iterator[ListedObject]:
     file.seek(0)
     return read_list(file)
 
 
-def _inventory(file: str) -> tuple[str, Callable[[], Iterator[Listed]]]:
+def _inventory(file: str) -> tuple[str, Callable[[], Iterator[ListedObject]]]:
     from penstock.pipeline.extra import require_arrow
 
     require_arrow()
@@ -176,17 +176,17 @@ def _inventory(file: str) -> tuple[str, Callable[[], Iterator[Listed]]]:
 
     found = find_inventory(file if is_s3(file) else str(Path(file).resolve()), load_settings().aws)
 
-    def entries() -> Iterator[Listed]:
+    def entries() -> Iterator[ListedObject]:
         for number, one in enumerate(inventory_refs(found), start=1):
             if isinstance(one, ObjectRef):
-                yield Listed(line=number, ref=one, tells_version=found.manifest.tells_versions)
+                yield ListedObject(line=number, ref=one, tells_version=found.manifest.tells_versions)
             else:
-                yield Listed(line=number, ref=None, problem=one)
+                yield ListedObject(line=number, ref=None, problem=one)
 
     return found.uri, entries
 
 
-def _places(table: str, state: str | None, settings: Settings) -> Places:
+def _places(table: str, state: str | None, settings: Settings) -> TablePaths:
     """Those of a table, whose state may not be there yet; one that has its state elsewhere is refused."""
     where = places(table, state, aws=settings.aws)
     if (where.state / LEDGER_FILE).is_file() or not where.state.exists():

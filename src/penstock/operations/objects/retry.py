@@ -15,7 +15,7 @@ from types import MappingProxyType
 from ulid import ULID
 
 from penstock.app.queues import messages_in
-from penstock.dead_letters.operator import Pace, Stopped, Told
+from penstock.dead_letters.operator import ReplayRate, Stopped, Told
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.ledger.records import UNREAD, ObjectRow, ObjectState
@@ -27,14 +27,14 @@ from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.objects.notification import announce
 from penstock.objects.reference import ObjectRef, decode_key
 from penstock.operations.dead_letters.letters import audited, check_destination, tiers_of
-from penstock.operations.inspection import PAGE, View
+from penstock.operations.inspection import PAGE, ScopeView
 
 RETRIED = frozenset({ObjectState.DEAD}) | UNREAD
 """The ends that `penstock objects retry` opens again: all but processed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RetrySelection:
     """Which ended objects a command line means: these, or all in a state, or those whose address contains a text."""
 
     uris: Sequence[str] = ()
@@ -58,7 +58,7 @@ class Asked:
 
 
 @dataclass(slots=True, kw_only=True)
-class Plan:
+class RetryPlan:
     """What would be announced, and what would not."""
 
     queues: Mapping[str, str] = field(default_factory=dict)  # that feed the pipelines that are meant
@@ -75,11 +75,11 @@ class Plan:
         return {queue: self.objects[pipeline] for pipeline, queue in self.queues.items() if self.objects[pipeline]}
 
 
-def plan(seen: View, asked: Asked) -> Plan:
+def plan(seen: ScopeView, asked: RetrySelection) -> RetryPlan:
     """Look at all that are meant, and count. Raises `UsageError` where nobody says which queue feeds a pipeline, and
     for a queue that nothing can be sent to."""
     queues = _queues(seen, asked.queue)
-    found = Plan(queues=queues, others=sorted(set(seen.pipelines()) - queues.keys()))
+    found = RetryPlan(queues=queues, others=sorted(set(seen.pipelines()) - queues.keys()))
     for uri in dict.fromkeys(asked.uris):
         _judge(seen, uri, found)
     for pipeline in queues:
@@ -91,9 +91,9 @@ def plan(seen: View, asked: Asked) -> Plan:
 
 
 def retry(
-    seen: View,
-    asked: Asked,
-    planned: Plan,
+    seen: ScopeView,
+    asked: RetrySelection,
+    planned: RetryPlan,
     *,
     ledger: Ledger,
     stopped: Stopped,
@@ -107,7 +107,7 @@ def retry(
     meanwhile is left alone.
     """
     sent: Counter[str] = Counter()
-    pace = Pace(asked.rate, clock=clock or SystemClock(), stopped=stopped)
+    pace = ReplayRate(asked.rate, clock=clock or SystemClock(), stopped=stopped)
     for pipeline, queue in planned.queues.items():
         rows = islice(_dead(seen, pipeline, asked, page=pace.chunk), planned.objects[pipeline])
         if stopped() or not (chunk := list(islice(rows, pace.chunk))):
@@ -145,7 +145,7 @@ def announced_anew(pipeline: str, dead: ObjectRow) -> Outgoing:
 
 
 def _dead(
-    seen: View, pipeline: str, asked: Asked, *, found: Plan | None = None, page: int = PAGE
+    seen: ScopeView, pipeline: str, asked: RetrySelection, *, found: RetryPlan | None = None, page: int = PAGE
 ) -> Iterator[ObjectRow]:
     """Those that are meant; replaced ones only where they are named, and else counted in the plan."""
     if asked.uris:
@@ -161,7 +161,7 @@ def _dead(
             found.replaced += 1
 
 
-def _judge(seen: View, uri: str, found: Plan) -> None:
+def _judge(seen: ScopeView, uri: str, found: RetryPlan) -> None:
     """Say of an object that is named, if no version of it can be announced anew, why it needs nothing."""
     states = [row.state for pipeline, row in seen.ledger.find(uri) if pipeline in found.queues]
     if RETRIED.intersection(states):
@@ -174,11 +174,11 @@ def _judge(seen: View, uri: str, found: Plan) -> None:
         found.unknown.append(uri)
 
 
-def _is_archived(seen: View, uri: str, found: Plan) -> bool:
+def _is_archived(seen: ScopeView, uri: str, found: RetryPlan) -> bool:
     return any(one.archive.pipeline in found.queues for one in seen.ledger.archives.find(uri))
 
 
-def _queues(seen: View, given: str | None) -> Mapping[str, str]:
+def _queues(seen: ScopeView, given: str | None) -> Mapping[str, str]:
     """By pipeline, of those that are meant and that the app has. Raises `UsageError` where nobody says."""
     scope, meant = seen.scope, seen.pipelines()
     if scope.served:
@@ -202,7 +202,7 @@ def _queues(seen: View, given: str | None) -> Mapping[str, str]:
     return dict.fromkeys(meant, given)
 
 
-def _queue_of_table(seen: View) -> str:
+def _queue_of_table(seen: ScopeView) -> str:
     names = [name for name in seen.broker.queue_names() if not names_dead_letters(name)]
     if len(names) == 1:
         return names[0]

@@ -6,7 +6,7 @@ from enum import StrEnum
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from penstock.app.queues import QueueStanding
+from penstock.app.queues import QueueStatus
 from penstock.app.registry import WorkerRecord
 from penstock.ledger.records import TERMINAL, ObjectState
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.ledger.pipelines import Reconciliation
 
 
-class Word(StrEnum):
+class TroubleKind(StrEnum):
     """What a trouble comes to, the worst first."""
 
     LOST = "lost"
@@ -27,12 +27,12 @@ class Word(StrEnum):
 class Trouble:
     """Something that needs a person; ``text`` says what and how much."""
 
-    word: Word
+    word: TroubleKind
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LateQueue:
+class LaggingQueue:
     """A queue whose oldest visible message waits for longer than it may."""
 
     queue: str
@@ -45,12 +45,12 @@ class LateQueue:
         late = f"the oldest visible message of {self.queue} is {span(self.age_seconds)} old"
         allowed = f"{span(self.age_seconds - self.after_seconds)} more than it may be"
         if self.unconsumed:
-            return Trouble(word=Word.UNCONSUMED, text=f"{late}, {allowed}, and nobody seems to receive from it")
-        return Trouble(word=Word.LATE, text=f"{late}, {allowed}")
+            return Trouble(word=TroubleKind.UNCONSUMED, text=f"{late}, {allowed}, and nobody seems to receive from it")
+        return Trouble(word=TroubleKind.LATE, text=f"{late}, {allowed}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineStanding:
+class PipelineStatus:
     """How one pipeline stands now. Whether batches are visible is known where the table's folder is."""
 
     pipeline: str
@@ -69,7 +69,7 @@ class PipelineStanding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Status:
     """How everything in a scope stands now, summed up. Messages are those of all queues but the dead letters'."""
 
     table: str | None  # None: an app's state
@@ -92,9 +92,9 @@ class Standing:
     workers_elsewhere: bool = False  # there may be some on other hosts, which cannot be seen from here
     notes: Sequence[str] = ()  # what was not looked at, and why; nobody need do anything, unless it is a slip
     disagreements: Sequence[str] = ()
-    late: Sequence[LateQueue] = ()
-    queues: Sequence[QueueStanding] = ()  # without those of dead letters
-    pipelines: Sequence[PipelineStanding] = ()
+    late: Sequence[LaggingQueue] = ()
+    queues: Sequence[QueueStatus] = ()  # without those of dead letters
+    pipelines: Sequence[PipelineStatus] = ()
     records: Sequence[WorkerRecord] = ()  # what the workers that can be seen say of themselves
 
     @property
@@ -112,10 +112,10 @@ class Standing:
     def findings(self) -> Sequence[Trouble]:
         """The troubles with their words, the worst first."""
         words = {
-            Word.LOST: self._lost(),
-            Word.UNCONSUMED: self._unconsumed(),
-            Word.DEAD: self._dead(),
-            Word.LATE: self._late(),
+            TroubleKind.LOST: self._lost(),
+            TroubleKind.UNCONSUMED: self._unconsumed(),
+            TroubleKind.DEAD: self._dead(),
+            TroubleKind.LATE: self._late(),
         }
         return [Trouble(word=word, text=text) for word, texts in words.items() for text in texts]
 
@@ -188,7 +188,7 @@ class Standing:
                 yield one.unread
         if self.messages_unserved:
             yield f"messages in queues that no worker serves: {self.messages_unserved:,}"
-        yield from self._texts_of_late(Word.UNCONSUMED)
+        yield from self._texts_of_late(TroubleKind.UNCONSUMED)
 
     def _dead(self) -> Iterator[str]:
         if dead := self.objects.get(ObjectState.DEAD, 0) - self.objects_replaced:
@@ -201,9 +201,9 @@ class Standing:
     def _late(self) -> Iterator[str]:
         if self._deserted and self.batches_unpublished:
             yield f"batches committed and not yet published: {self.batches_unpublished:,}"
-        yield from self._texts_of_late(Word.LATE)
+        yield from self._texts_of_late(TroubleKind.LATE)
 
-    def _texts_of_late(self, word: Word) -> Sequence[str]:
+    def _texts_of_late(self, word: TroubleKind) -> Sequence[str]:
         return [one.trouble.text for one in self.late if one.trouble.word is word]
 
     @property
@@ -216,11 +216,11 @@ class Standing:
         return self.messages_visible + self.messages_in_flight + self.messages_delayed
 
 
-def _by_word(findings: Sequence[Trouble]) -> Iterator[tuple[Word, Iterator[Trouble]]]:
+def _by_word(findings: Sequence[Trouble]) -> Iterator[tuple[TroubleKind, Iterator[Trouble]]]:
     return groupby(findings, key=lambda trouble: trouble.word)
 
 
-def _led(word: Word, texts: Sequence[str]) -> str:
+def _led(word: TroubleKind, texts: Sequence[str]) -> str:
     """The word before what it is about, unless that begins with it."""
     told = "; ".join(texts)
     return told if told.startswith(f"{word} ") else f"{word}: {told}"

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING
 
 from penstock.app.backends import SQLITE, has_workers_elsewhere
 from penstock.app.jobs.reconcile import has_settled
-from penstock.app.paths import Places
-from penstock.app.queues import Ages, QueueStanding, messages_in, standings, tiers
+from penstock.app.paths import TablePaths
+from penstock.app.queues import AgeReader, QueueStatus, messages_in, standings, tiers
 from penstock.app.registry import DRAINING, WorkerRecord
 from penstock.app.scope import Scope, is_there
 from penstock.config import Settings
-from penstock.dead_letters.filters import Wanted
+from penstock.dead_letters.filters import DeadLetterFilter
 from penstock.errors import PublishHalted
 from penstock.events import Bus
-from penstock.ledger.queries import Tally
+from penstock.ledger.queries import ProcessedCount
 from penstock.ledger.records import TERMINAL, ObjectState
 from penstock.messaging.broker import conventional_source, listed_name, names_dead_letters, names_second_tier
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.operations.dead_letters.letters import letters_of_queue
-from penstock.operations.inspection import View, view
-from penstock.operations.status.standing import LateQueue, PipelineStanding, Standing
+from penstock.operations.inspection import ScopeView, view
+from penstock.operations.status.standing import LaggingQueue, PipelineStatus, Status
 
 if TYPE_CHECKING:
     from penstock.app.tables import Tables
@@ -41,7 +41,7 @@ class DeadObjects:
     carriers_of_others: set[str]
 
 
-def dead_objects(seen: View, pipeline: str) -> DeadObjects:
+def dead_objects(seen: ScopeView, pipeline: str) -> DeadObjects:
     """Looks at each of them."""
     replaced, others, count = set[str](), set[str](), 0
     for one in seen.dead_objects(pipeline):
@@ -51,7 +51,7 @@ def dead_objects(seen: View, pipeline: str) -> DeadObjects:
     return DeadObjects(replaced=count, carriers_of_replaced=replaced, carriers_of_others=others)
 
 
-def letters_replaced(seen: View, dead: Iterable[DeadObjects]) -> int | None:
+def letters_replaced(seen: ScopeView, dead: Iterable[DeadObjects]) -> int | None:
     """Return the number of dead letters whose objects were all replaced by a later version that was processed.
 
     None if there are such objects and the broker cannot list dead letters without receiving them.
@@ -68,7 +68,7 @@ def letters_replaced(seen: View, dead: Iterable[DeadObjects]) -> int | None:
         letter
         for queue in seen.broker.queue_names()
         if names_dead_letters(queue)
-        for letter in letters_of_queue(seen.broker, queue, Wanted())
+        for letter in letters_of_queue(seen.broker, queue, DeadLetterFilter())
     )
     return sum(letter.death is not None and letter.death.message_id in carriers for letter in letters)
 
@@ -82,7 +82,7 @@ class DeadLetters:
     replayed: int  # in the first tier of queues whose letters somebody sends back
 
 
-def dead_letters(seen: View, every: Sequence[QueueStanding], records: Sequence[WorkerRecord]) -> DeadLetters:
+def dead_letters(seen: ScopeView, every: Sequence[QueueStatus], records: Sequence[WorkerRecord]) -> DeadLetters:
     """Those in the queues that hold such; among the queues of strangers, in the scope's. A queue that several share
     counts once."""
     if seen.queues is None:
@@ -102,7 +102,7 @@ def dead_letters(seen: View, every: Sequence[QueueStanding], records: Sequence[W
     )
 
 
-def _replayed(seen: View, names: Iterable[str], records: Sequence[WorkerRecord]) -> set[str]:
+def _replayed(seen: ScopeView, names: Iterable[str], records: Sequence[WorkerRecord]) -> set[str]:
     """Those of the queues that a living worker replays; on other hosts there may be some, if the settings say so."""
     settings = seen.scope.settings
     replayed = {queue for record in records for queue in record.queues}
@@ -112,7 +112,7 @@ def _replayed(seen: View, names: Iterable[str], records: Sequence[WorkerRecord])
     return replayed
 
 
-__all__ = ["Looks", "PipelineStanding", "Standing", "late_queues", "standing"]
+__all__ = ["PipelineStatus", "Status", "StatusReader", "late_queues", "standing"]
 
 DETAILS_SECONDS = 30.0
 UNNAMED = "no queue is named, so none was looked at: give --app, such as --app shop:app, or set queues"
@@ -122,12 +122,12 @@ UNSHOWN = (
 )
 
 
-def standing(scope: Scope) -> Standing:
+def standing(scope: Scope) -> Status:
     """Look at everything in the scope."""
-    return Looks(scope).look()
+    return StatusReader(scope).look()
 
 
-class Looks:
+class StatusReader:
     """Looks at one scope, again and again. For one thread.
 
     What takes long to find out and hardly changes is found out every `DETAILS_SECONDS`: what of the dead was replaced,
@@ -140,10 +140,10 @@ class Looks:
         self._scope = scope
         self._clock = clock or SystemClock()
         self._details: _Details | None = None
-        self._ages: Ages | None = None
-        self._tallies: dict[str, Tally] = {}
+        self._ages: AgeReader | None = None
+        self._tallies: dict[str, ProcessedCount] = {}
 
-    def look(self) -> Standing:
+    def look(self) -> Status:
         """How everything stands now."""
         scope = self._scope
         with view(scope) as seen:
@@ -154,7 +154,7 @@ class Looks:
             pipelines = [
                 self._pipeline(seen, pipeline, details, reconciled.get(pipeline)) for pipeline in seen.pipelines()
             ]
-            self._ages = self._ages or Ages(seen.broker, clock=self._clock)
+            self._ages = self._ages or AgeReader(seen.broker, clock=self._clock)
             every = standings(scope.settings, seen.broker, seen.queues, ages=self._ages)
             letters = dead_letters(seen, every, records)
             queues = [one for one in every if not names_dead_letters(one.queue)]
@@ -167,7 +167,7 @@ class Looks:
         elsewhere = has_workers_elsewhere(scope.settings)
         seen_all = not elsewhere or bool(silent)
         ages = [age for one in queues if (age := one.oldest_visible_message_age_seconds) is not None]
-        return Standing(
+        return Status(
             table=None if scope.table is None else str(scope.table.table),
             table_version=None if scope.table is None else pipelines[0].table_version,
             objects={state: sum(one.objects[state] for one in pipelines) for state in ObjectState},
@@ -194,7 +194,7 @@ class Looks:
             records=records,
         )
 
-    def _details_of(self, seen: View) -> "_Details":
+    def _details_of(self, seen: ScopeView) -> "_Details":
         now = self._clock.monotonic()
         if self._details is None or now - self._details.at >= DETAILS_SECONDS:
             self._tallies = {}
@@ -208,8 +208,8 @@ class Looks:
         return self._details
 
     def _pipeline(
-        self, seen: View, pipeline: str, details: "_Details", reconciled: "Reconciliation | None"
-    ) -> PipelineStanding:
+        self, seen: ScopeView, pipeline: str, details: "_Details", reconciled: "Reconciliation | None"
+    ) -> PipelineStatus:
         settings = seen.scope.settings
         waiting = seen.ledger.ages.waiting(pipeline, overdue_after_seconds=settings.overdue_after_seconds)
         tally = self._tallies.get(pipeline)
@@ -218,7 +218,7 @@ class Looks:
         objects = {**waiting.objects, ObjectState.PROCESSED: tally.processed}
         table = details.tables.get(pipeline) or _table(seen, pipeline)
         waits = any(number for state, number in objects.items() if state not in TERMINAL)
-        return PipelineStanding(
+        return PipelineStatus(
             pipeline=pipeline,
             objects=objects,
             objects_replaced=min(details.replaced.get(pipeline, 0), objects[ObjectState.DEAD]),
@@ -237,7 +237,7 @@ class Looks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Table:
+class _TableStatus:
     """What is known of a pipeline's table."""
 
     name: str | None
@@ -255,10 +255,10 @@ class _Details:
     at: float
     replaced: Mapping[str, int]  # dead objects of which a later version was processed, by pipeline
     letters_replaced: int | None  # None: not known
-    tables: Mapping[str, _Table]
+    tables: Mapping[str, _TableStatus]
 
 
-def _missing(seen: View, pipeline: str, last: "Reconciliation") -> int:
+def _missing(seen: ScopeView, pipeline: str, last: "Reconciliation") -> int:
     """What the latest reconcile found; without what it announced, once those messages have left the queue: what became
     of these objects shows in their states."""
     seconds = seen.ledger.seconds_since_reconciliation(pipeline) if last.missing and last.sent else None
@@ -271,16 +271,16 @@ def _missing(seen: View, pipeline: str, last: "Reconciliation") -> int:
     return max(0, last.missing - last.sent) if settled else last.missing
 
 
-def _table(seen: View, pipeline: str) -> _Table:
+def _table(seen: ScopeView, pipeline: str) -> _TableStatus:
     row = seen.ledger.pipeline(pipeline)
     committed = row.next_seq - 1 if row else 0
     where = seen.scope.tables.get(pipeline)
     if where is None:
         known = committed == 0 or pipeline in seen.scope.tableless
-        return _Table(name=None, version=None, unpublished=0 if known else None, disagreement=None)
+        return _TableStatus(name=None, version=None, unpublished=0 if known else None, disagreement=None)
     tables = _tables(seen, where)
     shortfalls = tables.shortfalls()
-    return _Table(
+    return _TableStatus(
         name=str(where.table),
         version=tables.version(),
         unpublished=tables.unpublished(),
@@ -290,7 +290,7 @@ def _table(seen: View, pipeline: str) -> _Table:
     )
 
 
-def _tables(seen: View, where: Places) -> "Tables":
+def _tables(seen: ScopeView, where: TablePaths) -> "Tables":
     """Only what lies in tables needs the packages of the extra. Raises `ConfigurationError` where they are missing."""
     from penstock.pipeline.extra import require_spark
 
@@ -300,7 +300,7 @@ def _tables(seen: View, where: Places) -> "Tables":
     return Tables(where, seen.ledger, partition_by=None, bus=Bus())
 
 
-def _disagreement(seen: View, pipeline: str, tables: "Tables", committed: int) -> str | None:
+def _disagreement(seen: ScopeView, pipeline: str, tables: "Tables", committed: int) -> str | None:
     """Why the next publish would halt; or that there is a table of which the ledger knows nothing at all."""
     from penstock.pipeline.publish import check_tip
 
@@ -317,7 +317,7 @@ def _disagreement(seen: View, pipeline: str, tables: "Tables", committed: int) -
     return None
 
 
-def _notes(seen: View, queues: Sequence[QueueStanding]) -> Iterator[str]:
+def _notes(seen: ScopeView, queues: Sequence[QueueStatus]) -> Iterator[str]:
     """Of an app's state: settings that may name the wrong place or queue, which else would look like peace."""
     settings = seen.scope.settings
     if seen.queues is not None and not seen.queues:
@@ -328,10 +328,10 @@ def _notes(seen: View, queues: Sequence[QueueStanding]) -> Iterator[str]:
         yield f"late_queues names queues that were not looked at: {', '.join(unknown)}"
 
 
-def late_queues(queues: Sequence[QueueStanding], settings: Settings, *, seen_all: bool) -> Sequence[LateQueue]:
+def late_queues(queues: Sequence[QueueStatus], settings: Settings, *, seen_all: bool) -> Sequence[LaggingQueue]:
     """The queues whose oldest visible message waits for longer than the settings let it. ``seen_all``: whoever may
     receive is known, so that nothing can be said of a queue by what is in flight."""
-    found: list[LateQueue] = []
+    found: list[LaggingQueue] = []
     own_seconds = {listed_name(name): seconds for name, seconds in settings.late_queues.items()}
     for one in queues:
         after_seconds = own_seconds.get(listed_name(one.queue), settings.late_after_seconds)
@@ -339,12 +339,12 @@ def late_queues(queues: Sequence[QueueStanding], settings: Settings, *, seen_all
         if age_seconds is not None and age_seconds > after_seconds:
             idle = not (seen_all or one.workers or one.in_flight)
             found.append(
-                LateQueue(queue=one.queue, age_seconds=age_seconds, after_seconds=after_seconds, unconsumed=idle)
+                LaggingQueue(queue=one.queue, age_seconds=age_seconds, after_seconds=after_seconds, unconsumed=idle)
             )
     return found
 
 
-def _unserved(queues: Sequence[QueueStanding], records: Sequence[WorkerRecord]) -> int:
+def _unserved(queues: Sequence[QueueStatus], records: Sequence[WorkerRecord]) -> int:
     """Messages that nobody will fetch. A worker that drains finishes what it has in flight, and takes no more."""
     fetching = {record.worker for record in records if record.state != DRAINING}
     left = [one for one in queues if fetching.isdisjoint(one.workers)]

@@ -10,20 +10,20 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from penstock.app.queues import QueueStanding
+from penstock.app.queues import QueueStatus
 from penstock.app.registry import WorkerRecord
 from penstock.app.scope import Scope
 from penstock.errors import TemporaryError
 from penstock.messaging.clock import Clock, SystemClock
-from penstock.operations.status.standing import Standing
-from penstock.operations.status.status import Looks
+from penstock.operations.status.standing import Status
+from penstock.operations.status.status import StatusReader
 
 WINDOW_SECONDS = 10.0  # rates are over so long at least: records are written every two seconds, and stand still between
 LOOKS_MAX = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
+class QueueFlow:
     """Of one queue, in messages a second; None where it cannot be told."""
 
     in_per_second: float | None
@@ -32,27 +32,27 @@ class Flow:
     drained_in_seconds: float | None  # None: not at all, if it goes on like this
 
 
-UNKNOWN = Flow(in_per_second=None, out_per_second=None, net_per_second=None, drained_in_seconds=None)
+UNKNOWN = QueueFlow(in_per_second=None, out_per_second=None, net_per_second=None, drained_in_seconds=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
+class _TimedStatus:
     at: float  # monotonic
-    standing: Standing
+    standing: Status
 
 
-class Flows:
+class FlowTracker:
     """Remembers the looks of the last while."""
 
     def __init__(self) -> None:
-        self._looks: deque[_Look] = deque(maxlen=LOOKS_MAX)
+        self._looks: deque[_TimedStatus] = deque(maxlen=LOOKS_MAX)
 
-    def since(self, standing: Standing, *, at: float) -> Mapping[str, Flow]:
+    def since(self, standing: Status, *, at: float) -> Mapping[str, QueueFlow]:
         """The flow of each queue up to this look (monotonic); unknown in the first."""
         while len(self._looks) > 1 and at - self._looks[1].at >= WINDOW_SECONDS:
             self._looks.popleft()
         before = self._looks[0] if self._looks else None
-        self._looks.append(_Look(at=at, standing=standing))
+        self._looks.append(_TimedStatus(at=at, standing=standing))
         if before is None or at <= before.at:
             return {one.queue: UNKNOWN for one in standing.queues}
         known = {one.queue: one for one in before.standing.queues}
@@ -67,11 +67,11 @@ class Flows:
         }
 
 
-def _flow(now: QueueStanding, before: QueueStanding | None, *, seconds: float, out: float | None) -> Flow:
+def _flow(now: QueueStatus, before: QueueStatus | None, *, seconds: float, out: float | None) -> QueueFlow:
     if before is None:
         return UNKNOWN
     net = (now.messages - before.messages) / seconds
-    return Flow(
+    return QueueFlow(
         in_per_second=None if out is None else max(net + out, 0.0),
         out_per_second=out,
         net_per_second=net,
@@ -79,7 +79,7 @@ def _flow(now: QueueStanding, before: QueueStanding | None, *, seconds: float, o
     )
 
 
-def _out(before: Standing, now: Standing, queue: str) -> float:
+def _out(before: Status, now: Status, queue: str) -> float:
     """What workers say left the queue, a second. Each counts from its start, and its record has a time of its own."""
     known = {record.worker: record for record in before.records}
     return sum(_out_of(known.get(record.worker), record, queue) for record in now.records)
@@ -92,12 +92,12 @@ def _out_of(before: WorkerRecord | None, now: WorkerRecord, queue: str) -> float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class TopFrame:
     """One look. Without a standing ``error`` says what could not be asked."""
 
     at: float  # epoch seconds
-    standing: Standing | None
-    flows: Mapping[str, Flow] = field(default_factory=dict)  # by queue
+    standing: Status | None
+    flows: Mapping[str, QueueFlow] = field(default_factory=dict)  # by queue
     error: str | None = None
 
     @property
@@ -106,19 +106,19 @@ class Frame:
         return self.standing.verdict if self.standing is not None else f"cannot be told: {self.error}"
 
 
-class Watch:
+class StatusWatch:
     """One look after another at a scope. For one thread."""
 
     def __init__(self, scope: Scope, *, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._looks = Looks(scope, clock=self._clock)
-        self._flows = Flows()
+        self._looks = StatusReader(scope, clock=self._clock)
+        self._flows = FlowTracker()
 
-    def look(self) -> Frame:
+    def look(self) -> TopFrame:
         """Now. A server that is away is told in the frame; raises what no waiting mends."""
         try:
             standing = self._looks.look()
         except TemporaryError as error:
-            return Frame(at=self._clock.now(), standing=None, error=str(error))
+            return TopFrame(at=self._clock.now(), standing=None, error=str(error))
         flows = self._flows.since(standing, at=self._clock.monotonic())
-        return Frame(at=self._clock.now(), standing=standing, flows=flows)
+        return TopFrame(at=self._clock.now(), standing=standing, flows=flows)

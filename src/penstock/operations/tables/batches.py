@@ -7,10 +7,10 @@ from importlib.util import find_spec
 from itertools import islice
 from urllib.parse import urlsplit
 
-from penstock.app.paths import Places
+from penstock.app.paths import TablePaths
 from penstock.errors import UsageError
 from penstock.ledger.records import AttemptRow, BatchRow, ObjectRow
-from penstock.operations.inspection import View
+from penstock.operations.inspection import ScopeView
 from penstock.sinks.manifest import DataFile, decode
 from penstock.storage.files import Files
 
@@ -20,7 +20,7 @@ REACHED_SECONDS = 1.0  # for a look whether anybody is at an address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class BatchInTable:
     """How one table shows the batch."""
 
     holds: str  # rows, quarantine
@@ -38,7 +38,7 @@ class BatchDetails:
     batch: BatchRow
     attempt: AttemptRow | None
     objects: Sequence[ObjectRow]
-    tables: Sequence[Shown]  # rows, quarantine
+    tables: Sequence[BatchInTable]  # rows, quarantine
 
     @property
     def seconds(self) -> float | None:
@@ -48,7 +48,7 @@ class BatchDetails:
         return self.batch.committed_at - self.attempt.started_at
 
 
-def details_of(seen: View, seq: int, *, objects_max: int) -> BatchDetails:
+def details_of(seen: ScopeView, seq: int, *, objects_max: int) -> BatchDetails:
     """Raises `UsageError` where there is no such batch, or several pipelines may be meant."""
     pipelines = seen.pipelines()
     if len(pipelines) != 1:
@@ -79,11 +79,11 @@ def reached(url: str) -> bool:
         return False
 
 
-def _shown(batch: BatchRow, places: Places | None) -> Sequence[Shown]:
+def _shown(batch: BatchRow, places: TablePaths | None) -> Sequence[BatchInTable]:
     rows, quarantine = decode(batch.manifest), decode(batch.quarantine_manifest)
     if places is None or find_spec("deltalake") is None:
         named = ((ROWS, rows), (QUARANTINE, quarantine))
-        return [Shown(holds=holds, uri="", files=files, visible=None) for holds, files in named if files]
+        return [BatchInTable(holds=holds, uri="", files=files, visible=None) for holds, files in named if files]
     found = []
     for holds, root, files in ((ROWS, places.table, rows), (QUARANTINE, places.quarantine, quarantine)):
         if files:
@@ -91,17 +91,17 @@ def _shown(batch: BatchRow, places: Places | None) -> Sequence[Shown]:
     return found
 
 
-def _of_table(holds: str, root: Files, batch: BatchRow, files: Sequence[DataFile]) -> Shown:
+def _of_table(holds: str, root: Files, batch: BatchRow, files: Sequence[DataFile]) -> BatchInTable:
     from penstock.sinks.delta.log import commits
     from penstock.sinks.delta.sink import DeltaTableSink
 
     sink = DeltaTableSink(root, pipeline=batch.pipeline, partition_by=None)
     table = sink.load()
     if table is None or table.position.seq < batch.seq:
-        return Shown(holds=holds, uri=sink.uri, files=files, visible=False)
+        return BatchInTable(holds=holds, uri=sink.uri, files=files, visible=False)
     for commit in islice(commits(sink.root), COMMITS_MAX):
         if _brought(commit.added, files):
-            return Shown(
+            return BatchInTable(
                 holds=holds,
                 uri=sink.uri,
                 files=files,
@@ -109,7 +109,7 @@ def _of_table(holds: str, root: Files, batch: BatchRow, files: Sequence[DataFile
                 version=commit.version,
                 shown_at=commit.committed_at,
             )
-    return Shown(holds=holds, uri=sink.uri, files=files, visible=True)
+    return BatchInTable(holds=holds, uri=sink.uri, files=files, visible=True)
 
 
 def _brought(added: Sequence[DataFile], files: Sequence[DataFile]) -> bool:

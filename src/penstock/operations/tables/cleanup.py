@@ -14,7 +14,7 @@ from penstock.app.telemetry import open_reports
 from penstock.errors import UsageError
 from penstock.events import Bus
 from penstock.messaging.clock import Clock, SystemClock
-from penstock.pipeline.maintenance.cleanup import TASK, Pass, SourceCleanup
+from penstock.pipeline.maintenance.cleanup import TASK, CleanupPass, SourceCleanup
 from penstock.worker.shutdown import StopSignal
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _cleaned(
             "ObjectSource(..., cleanup=cleanup.Delete(after='30 days')), or of an object handler "
             "source_cleanup=cleanup.Delete(after='30 days')."
         )
-    bounds = Pass(objects_max=limit, per_second=rate, stopped=lambda: stop.requested)
+    bounds = CleanupPass(objects_max=limit, per_second=rate, stopped=lambda: stop.requested)
     swept = work.count() if dry_run else work.run(bounds)
     stopped = swept.more and stop.requested
     return CleanupReport(

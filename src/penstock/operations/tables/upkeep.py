@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from penstock.app.jobs.archive import archive, cleanups_of, stores
 from penstock.app.kill import killing_probe
 from penstock.app.object_service import ObjectService
-from penstock.app.paths import Places
+from penstock.app.paths import TablePaths
 from penstock.app.scope import Scope, is_there, scope_ledger
 from penstock.app.tables import Tables
 from penstock.config import load_settings
@@ -21,18 +21,18 @@ from penstock.events import Bus, TableCompacted
 from penstock.ledger import Ledger
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.steps import Probe
-from penstock.pipeline.maintenance.archive import Archived, check_retention
-from penstock.pipeline.maintenance.compact import Compacted, Progress, compact
+from penstock.pipeline.maintenance.archive import ArchiveResult, check_retention
+from penstock.pipeline.maintenance.compact import CompactionResult, Progress, compact
 from penstock.pipeline.maintenance.repair import Repairer
 from penstock.sinks.delta.sink import DeltaTableSink
 from penstock.sinks.manifest import decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class MaintainedPipeline:
     """One pipeline whose tables are looked after."""
 
-    places: Places
+    places: TablePaths
     ledger: Ledger
     bus: Bus
     probe: Probe
@@ -64,7 +64,7 @@ class Kept:
         tables.publish()
         return waiting
 
-    def compact(self, *, target_bytes: int, dry_run: bool, progress: Progress) -> Sequence[Compacted]:
+    def compact(self, *, target_bytes: int, dry_run: bool, progress: Progress) -> Sequence[CompactionResult]:
         """Merge small files of both tables, as far as they are there. Raises what `compact` raises."""
         found = []
         for sink in self.sinks:
@@ -103,7 +103,7 @@ class Kept:
         return () if first is None else tuple(first.partition_values)
 
 
-def _told(pipeline: str, done: Compacted) -> TableCompacted:
+def _told(pipeline: str, done: CompactionResult) -> TableCompacted:
     return TableCompacted(
         pipeline=pipeline,
         sink=done.uri,
@@ -116,7 +116,7 @@ def _told(pipeline: str, done: Compacted) -> TableCompacted:
 
 
 @contextmanager
-def kept(scope: Scope, *, bus: Bus) -> Iterator[Mapping[str, Kept]]:
+def kept(scope: Scope, *, bus: Bus) -> Iterator[Mapping[str, MaintainedPipeline]]:
     """The pipelines that the scope means, by name, until the block ends.
 
     Raises `UsageError` where there is no ledger, or no table whose place is known.
@@ -127,12 +127,17 @@ def kept(scope: Scope, *, bus: Bus) -> Iterator[Mapping[str, Kept]]:
     probe = killing_probe(load_settings().kill_at)
     ledger = scope_ledger(scope, probe=probe)
     try:
-        yield {name: Kept(places=places, ledger=ledger, bus=bus, probe=probe) for name, places in tables.items()}
+        yield {
+            name: MaintainedPipeline(places=places, ledger=ledger, bus=bus, probe=probe)
+            for name, places in tables.items()
+        }
     finally:
         ledger.close()
 
 
-def archive_scope(scope: Scope, *, app: str | None, older_than_seconds: float, dry_run: bool) -> Mapping[str, Archived]:
+def archive_scope(
+    scope: Scope, *, app: str | None, older_than_seconds: float, dry_run: bool
+) -> Mapping[str, ArchiveResult]:
     """Archive each pipeline that is meant, and object handlers; answers by pipeline.
 
     Raises `UsageError` for an age below the least one, and where the folders of an app's tables are not known.
@@ -161,7 +166,7 @@ def archive_scope(scope: Scope, *, app: str | None, older_than_seconds: float, d
         }
 
 
-def _tables(scope: Scope, tableless: list[str]) -> Mapping[str, Places]:
+def _tables(scope: Scope, tableless: list[str]) -> Mapping[str, TablePaths]:
     if tableless and not scope.tables:
         return {}
     return scope.tables_meant

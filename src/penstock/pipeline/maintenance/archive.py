@@ -128,7 +128,7 @@ _NAME = re.compile(r"\.?(?P<id>[0-9A-HJKMNP-TV-Z]{26})\.parquet(?P<half>\.\d+)?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Archived:
+class ArchiveResult:
     """What one run did, or would do."""
 
     objects: int = 0
@@ -165,7 +165,7 @@ class Archivist:
 
     def run(
         self, *, older_than_seconds: float, up_to_seq: int, files_max: int | None = None, objects_max: int = OBJECTS_MAX
-    ) -> Archived:
+    ) -> ArchiveResult:
         """Archive the batches that were committed so long ago, as far as ``up_to_seq``, in at most so many files.
 
         Raises `TemporaryError` where another try may succeed, `TableError` where the place cannot be used.
@@ -182,11 +182,11 @@ class Archivist:
             batches += len(retiring.batches)
             files += 1
             written += file.bytes
-        return Archived(
+        return ArchiveResult(
             objects=objects, batches=batches, files=files, bytes=written, swept=swept, more=retiring is not None
         )
 
-    def would(self, *, older_than_seconds: float, up_to_seq: int, objects_max: int = OBJECTS_MAX) -> Archived:
+    def would(self, *, older_than_seconds: float, up_to_seq: int, objects_max: int = OBJECTS_MAX) -> ArchiveResult:
         """What `run` would do now, as the batches say; nothing is changed."""
         objects = batches = files = 0
         after = self.ledger.progress(self.pipeline, ARCHIVING)
@@ -195,7 +195,7 @@ class Archivist:
             objects += sum(batch.objects for batch in retiring.batches)
             batches += len(retiring.batches)
             files += 1
-        return Archived(objects=objects, batches=batches, files=files)
+        return ArchiveResult(objects=objects, batches=batches, files=files)
 
     def _next(
         self, older_than_seconds: float, up_to_seq: int, objects_max: int, *, after: int | None = None

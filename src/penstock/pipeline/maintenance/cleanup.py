@@ -16,7 +16,7 @@ from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectRow, ObjectState
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe, Step
-from penstock.objects.cleanup import Cleaned, Cleaner, Outcome
+from penstock.objects.cleanup import Cleaner, CleanupOutcome, CleanupResult
 from penstock.objects.reference import ObjectRef, decode_key
 
 TASK = "cleanup"  # of the ledger's account
@@ -31,7 +31,7 @@ ARCHIVED = "its row left the ledger for the archive"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
+class CleanupPass:
     """The bounds of one go at it."""
 
     objects_max: int | None = None  # done, at most; None: no bound
@@ -40,7 +40,7 @@ class Pass:
 
 
 @dataclass(slots=True, kw_only=True)
-class Swept:
+class CleanupPassResult:
     """What one pass did. Used by one thread."""
 
     objects: int = 0  # tagged, moved or deleted
@@ -90,18 +90,18 @@ class SourceCleanup:
         up_to = ripe if most is None else min(ripe, done + most)
         return range(done + 1, self._shown_to(done, up_to) + 1)
 
-    def count(self) -> Swept:
+    def count(self) -> CleanupPassResult:
         """What a pass without bounds would look at; touches nothing."""
-        swept = Swept()
+        swept = CleanupPassResult()
         for seq in self.due():
             swept.batches += 1
             swept.objects += sum(len(page) for page in self._pages(seq, b""))
         return swept
 
-    def run(self, bounds: Pass) -> Swept:
+    def run(self, bounds: CleanupPass) -> CleanupPassResult:
         """Do what is due, within bounds. Raises as a `Cleaner` does, and then the batch is not done with."""
-        swept = Swept()
-        pace = _Pace(bounds, self._clock)
+        swept = CleanupPassResult()
+        pace = _CleanupRate(bounds, self._clock)
         while due := self.due(most=BATCHES_A_LOOK):
             checked_at = self._clock.monotonic()
             for seq in due:
@@ -113,14 +113,14 @@ class SourceCleanup:
                 swept.batches += 1
         return swept
 
-    def _batch_told(self, seq: int, swept: Swept, bounds: Pass, pace: "_Pace") -> bool:
-        before = Swept(objects=swept.objects, skipped=Counter(swept.skipped))
+    def _batch_told(self, seq: int, swept: CleanupPassResult, bounds: CleanupPass, pace: "_CleanupRate") -> bool:
+        before = CleanupPassResult(objects=swept.objects, skipped=Counter(swept.skipped))
         try:
             return self._batch(seq, swept, bounds, pace)
         finally:
             self._tell(seq, swept, before)
 
-    def _batch(self, seq: int, swept: Swept, bounds: Pass, pace: "_Pace") -> bool:
+    def _batch(self, seq: int, swept: CleanupPassResult, bounds: CleanupPass, pace: "_CleanupRate") -> bool:
         """One batch; whether it is done with."""
         if bounds.stopped():
             swept.more = True
@@ -151,7 +151,7 @@ class SourceCleanup:
             yield page
             after = page[-1].object_id
 
-    def _free(self, page: Sequence[ObjectRow], swept: Swept) -> Sequence[ObjectRow] | None:
+    def _free(self, page: Sequence[ObjectRow], swept: CleanupPassResult) -> Sequence[ObjectRow] | None:
         """Those that no other pipeline of the ledger needs; None while one has still to read one of them."""
         if not self._exclusive:
             return page
@@ -169,18 +169,18 @@ class SourceCleanup:
             swept.skipped[NEEDED_BY_A_DEAD_ONE] += len(needed)
         return [row for row in page if row.object_id not in needed]
 
-    def _do(self, rows: Sequence[ObjectRow], swept: Swept, pool: Executor) -> None:
+    def _do(self, rows: Sequence[ObjectRow], swept: CleanupPassResult, pool: Executor) -> None:
         """Side by side. Counts what was done beside a failure, too."""
         failures = []
         for done in pool.map(self._one, rows):
-            if isinstance(done, Cleaned):
+            if isinstance(done, CleanupResult):
                 _count(swept, done)
             else:
                 failures.append(done)
         if failures:
             raise failures[0]
 
-    def _one(self, row: ObjectRow) -> Cleaned | BaseException:
+    def _one(self, row: ObjectRow) -> CleanupResult | BaseException:
         try:
             self._probe(Step.CLEANING)
             cleaned = self._cleaner.clean(reference_of(row))
@@ -189,12 +189,12 @@ class SourceCleanup:
             return failure
         return cleaned
 
-    def _count_archived(self, seq: int, found: int, swept: Swept) -> None:
+    def _count_archived(self, seq: int, found: int, swept: CleanupPassResult) -> None:
         batch = self._ledger.batch(self._pipeline, seq)
         if batch is not None and batch.objects > found:
             swept.skipped[ARCHIVED] += batch.objects - found
 
-    def _tell(self, seq: int, swept: Swept, before: Swept) -> None:
+    def _tell(self, seq: int, swept: CleanupPassResult, before: CleanupPassResult) -> None:
         skipped = swept.skipped - before.skipped
         if swept.objects > before.objects or skipped:
             self._bus.emit(
@@ -220,10 +220,10 @@ def reference_of(row: ObjectRow) -> ObjectRef:
     )
 
 
-class _Pace:
+class _CleanupRate:
     """Holds a pass to its rate. Used by one thread."""
 
-    def __init__(self, bounds: Pass, clock: Clock) -> None:
+    def __init__(self, bounds: CleanupPass, clock: Clock) -> None:
         self._bounds = bounds
         self._clock = clock
         self._next_at = clock.monotonic()
@@ -237,7 +237,7 @@ class _Pace:
             self._clock.wait(self._never, min(wait_seconds, 0.5))
 
 
-def _room(swept: Swept, bounds: Pass) -> int:
+def _room(swept: CleanupPassResult, bounds: CleanupPass) -> int:
     """How many objects may be done now."""
     if bounds.stopped():
         return 0
@@ -254,13 +254,13 @@ def _apart(rows: Sequence[ObjectRow], most: int) -> tuple[Sequence[ObjectRow], S
     return taken, left
 
 
-def _count(swept: Swept, cleaned: Cleaned) -> None:
+def _count(swept: CleanupPassResult, cleaned: CleanupResult) -> None:
     match cleaned.outcome:
-        case Outcome.DONE:
+        case CleanupOutcome.DONE:
             swept.objects += 1
-        case Outcome.ALREADY:
+        case CleanupOutcome.ALREADY:
             swept.already += 1
-        case Outcome.REFUSED:
+        case CleanupOutcome.REFUSED:
             swept.skipped[cleaned.reason] += 1
-        case Outcome.GONE | Outcome.CHANGED:
+        case CleanupOutcome.GONE | CleanupOutcome.CHANGED:
             swept.skipped[cleaned.outcome.value] += 1

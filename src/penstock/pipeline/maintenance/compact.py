@@ -159,7 +159,7 @@ Progress = Callable[[int, int], None]  # files done, files there are to do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compacted:
+class CompactionResult:
     """What was done, or would be."""
 
     uri: str
@@ -173,7 +173,7 @@ class Compacted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Bin:
+class _MergeGroup:
     """Files of one partition that become one."""
 
     files: Sequence[LoggedFile]
@@ -195,7 +195,7 @@ def compact(
     clock: Clock,
     progress: Progress = lambda _done, _all: None,
     probe: Probe = no_probe,
-) -> Compacted | None:
+) -> CompactionResult | None:
     """Merge files smaller than half the target, within their partition, up to the target; None where there is no table.
 
     Raises `TableError` for a table with features that we do not keep, `TemporaryError` where others keep coming first:
@@ -220,7 +220,7 @@ def compact(
     if dry_run:
         merged, made = wanted, len(bins)
     bytes_before = sum(file.size_bytes for file in files)
-    return Compacted(
+    return CompactionResult(
         uri=sink.uri,
         table_version=version,
         files_before=len(files),
@@ -232,7 +232,7 @@ def compact(
     )
 
 
-def _bins(files: Sequence[LoggedFile], target_bytes: int) -> list[_Bin]:
+def _bins(files: Sequence[LoggedFile], target_bytes: int) -> list[_MergeGroup]:
     """Small files in the order in which they came, by partition. A file alone needs no merging."""
     partitions: defaultdict[tuple[tuple[str, str | None], ...], list[LoggedFile]] = defaultdict(list)
     for file in sorted(files, key=lambda file: (file.modified_at, file.path)):
@@ -248,12 +248,12 @@ def _bins(files: Sequence[LoggedFile], target_bytes: int) -> list[_Bin]:
                 size_bytes = 0
             found[-1].append(file)
             size_bytes += file.size_bytes
-    return [_Bin(files=files) for files in found if len(files) > 1]
+    return [_MergeGroup(files=files) for files in found if len(files) > 1]
 
 
-def _groups(bins: Sequence[_Bin]) -> Iterator[Sequence[_Bin]]:
+def _groups(bins: Sequence[_MergeGroup]) -> Iterator[Sequence[_MergeGroup]]:
     """What is committed together."""
-    group: list[_Bin] = []
+    group: list[_MergeGroup] = []
     for one in bins:
         if group and sum(other.size_bytes for other in group) + one.size_bytes > COMMIT_BYTES_MAX:
             yield group
@@ -264,7 +264,7 @@ def _groups(bins: Sequence[_Bin]) -> Iterator[Sequence[_Bin]]:
 
 
 def _merge(
-    sink: DeltaTableSink, table: LoadedDelta, group: Sequence[_Bin], clock: Clock, probe: Probe
+    sink: DeltaTableSink, table: LoadedDelta, group: Sequence[_MergeGroup], clock: Clock, probe: Probe
 ) -> tuple[int, Sequence[LoggedFile], Sequence[DataFile]] | None:
     """One commit: its version, what it replaced and what by; None where nothing of the group could be merged."""
     expected = pa.schema([field for field in table.schema if field.name not in table.partition_by])
@@ -291,7 +291,7 @@ def _merge(
     return version, removed, added
 
 
-def _check_rows(root: Files, merged: _Bin, file: DataFile) -> None:
+def _check_rows(root: Files, merged: _MergeGroup, file: DataFile) -> None:
     counted = [one.rows for one in merged.files]
     if all(counted) and sum(counted) != file.rows:
         raise RuntimeError(f"{root}/{file.path} has {file.rows} rows, and the files it is made of have {sum(counted)}")
@@ -341,7 +341,7 @@ def _wait(clock: Clock, conflicts: int) -> None:
     clock.wait(threading.Event(), seconds)
 
 
-def _write(root: Files, merged: _Bin, path: str, expected: pa.Schema) -> WrittenFile | None:
+def _write(root: Files, merged: _MergeGroup, path: str, expected: pa.Schema) -> WrittenFile | None:
     """Write the rows of all of them; None, and no file, if one has columns that are not the table's."""
     rows = 0
     try:

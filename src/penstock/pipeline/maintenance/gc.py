@@ -23,7 +23,7 @@ from penstock.storage.files import FileInfo, Files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collected:
+class CollectedGarbage:
     """What was deleted, or would be by a sweep that is not dry."""
 
     attempts: int
@@ -34,7 +34,7 @@ class Collected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Folder:
+class _AttemptFolder:
     """One attempt's folder, below the root that paths in manifests are relative to."""
 
     root: Files
@@ -45,11 +45,11 @@ class _Folder:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Folders:
+class _AttemptFolders:
     """What lies under one attempt's id."""
 
-    data: list[_Folder] = field(default_factory=list)  # in the tables
-    work: list[_Folder] = field(default_factory=list)
+    data: list[_AttemptFolder] = field(default_factory=list)  # in the tables
+    work: list[_AttemptFolder] = field(default_factory=list)
 
 
 def collect(
@@ -62,7 +62,7 @@ def collect(
     probe: Probe,
     dry_run: bool = False,
     stragglers: bool = True,
-) -> Collected:
+) -> CollectedGarbage:
     """Delete what abandoned attempts left in the tables' roots and in the work folder, and the work of committed ones.
 
     The first of ``roots`` is that of the rows, where the records of batches lie.
@@ -96,7 +96,7 @@ def collect(
             sure=attempt_id in abandoned,
         )
     strange = [str(folder) for id in others if id not in ours for folder in _all(found[id])] if stragglers else []
-    return Collected(
+    return CollectedGarbage(
         attempts=sweep.attempts,
         files=sweep.files,
         bytes=sweep.bytes,
@@ -114,7 +114,9 @@ class _Sweep:
         self.files = 0
         self.bytes = 0
 
-    def attempt(self, *, data: Sequence[_Folder], work: Sequence[_Folder], named: Collection[str], sure: bool) -> None:
+    def attempt(
+        self, *, data: Sequence[_AttemptFolder], work: Sequence[_AttemptFolder], named: Collection[str], sure: bool
+    ) -> None:
         """Clear one attempt's folders of all files but the named ones. ``sure``: it is abandoned, so all of it goes."""
         with _left_for_later("listed"):
             doomed = [(folder, _doomed(folder, named)) for folder in data]
@@ -133,7 +135,7 @@ class _Sweep:
             self._probe(Step.DELETED)
 
 
-def _delete(folder: _Folder, files: Sequence[FileInfo]) -> None:
+def _delete(folder: _AttemptFolder, files: Sequence[FileInfo]) -> None:
     with _left_for_later("deleted"):
         folder.root.delete(file.path for file in files)
         folder.root.prune(folder.path)
@@ -148,13 +150,13 @@ def _left_for_later(done: str) -> Iterator[None]:
         raise TemporaryError(f"garbage cannot be {done}: {error}") from error
 
 
-def _doomed(folder: _Folder, named: Collection[str]) -> Sequence[FileInfo]:
+def _doomed(folder: _AttemptFolder, named: Collection[str]) -> Sequence[FileInfo]:
     return [file for file in folder.root.list(folder.path) if file.path not in named]
 
 
-def _listed(roots: Sequence[Files], work: Files) -> tuple[Mapping[str, _Folders], list[str]]:
+def _listed(roots: Sequence[Files], work: Files) -> tuple[Mapping[str, _AttemptFolders], list[str]]:
     """Folders by the attempt they are named after, and what is named otherwise."""
-    found: defaultdict[str, _Folders] = defaultdict(_Folders)
+    found: defaultdict[str, _AttemptFolders] = defaultdict(_AttemptFolders)
     unknown: list[str] = []
     for root, place in [*((root, DATA_FOLDER) for root in roots), (work, "")]:
         if root.stat(place) is not None:  # a file or a link, and no folder of ours
@@ -162,7 +164,7 @@ def _listed(roots: Sequence[Files], work: Files) -> tuple[Mapping[str, _Folders]
             continue
         for name in root.names(place):
             path = f"{place}/{name}".strip("/")
-            folder, attempt_id = _Folder(root=root, path=path), name.rstrip("/")
+            folder, attempt_id = _AttemptFolder(root=root, path=path), name.rstrip("/")
             if not (name.endswith("/") and is_attempt_id(attempt_id)):
                 unknown.append(str(folder))
             elif place:
@@ -190,5 +192,5 @@ def _named_files(ledger: Ledger, pipeline: str, attempt_ids: Collection[str]) ->
     return frozenset(named)
 
 
-def _all(folders: _Folders) -> Sequence[_Folder]:
+def _all(folders: _AttemptFolders) -> Sequence[_AttemptFolder]:
     return [*folders.data, *folders.work]

@@ -36,7 +36,7 @@ from penstock.ledger.records import (
 )
 from penstock.pipeline.batch_record import DATA_FOLDER, BatchRecord, RecordedObject, load, recorded
 from penstock.pipeline.maintenance.gc import is_attempt_id
-from penstock.pipeline.maintenance.table_history import Shown, Tail, tail_of
+from penstock.pipeline.maintenance.table_history import TableTail, VisibleCommit, tail_of
 from penstock.sinks.delta.sink import DeltaTableSink
 from penstock.sinks.manifest import DataFile, attempt_token, decode, encode
 from penstock.sinks.schema import additions
@@ -46,7 +46,9 @@ from penstock.sinks.schema import encode as encode_columns
 _NO_CARRIER = Carrier(message_id="", enqueued_at=0.0)  # nobody knows which message named an imported object
 
 
-def imported_batch(seq: int, attempt_id: str, *, tails: Sequence[Tail], record: BatchRecord | None) -> ImportedBatch:
+def imported_batch(
+    seq: int, attempt_id: str, *, tails: Sequence[TableTail], record: BatchRecord | None
+) -> ImportedBatch:
     """``tails`` are those of the rows and of the quarantine. Without a record: its files, and no object."""
     rows, quarantine = tails
     if record is None:
@@ -78,7 +80,7 @@ def imported_batch(seq: int, attempt_id: str, *, tails: Sequence[Tail], record: 
     )
 
 
-def _shown_since(tails: Sequence[Tail], attempt_id: str) -> float | None:
+def _shown_since(tails: Sequence[TableTail], attempt_id: str) -> float | None:
     """The commit to the table is what is left of the time of the ledger's."""
     times = [shown.committed_at for tail in tails for shown in tail.shown if attempt_id in shown.files]
     return min((at for at in times if at is not None), default=None)
@@ -89,7 +91,7 @@ def _claimed_at(attempt_id: str) -> float | None:
     return ULID.from_str(attempt_id).timestamp if is_attempt_id(attempt_id) else None
 
 
-def files_of(tail: Tail, attempt_id: str) -> Sequence[DataFile]:
+def files_of(tail: TableTail, attempt_id: str) -> Sequence[DataFile]:
     """What the table shows of an attempt."""
     return [file for shown in tail.shown for file in shown.files.get(attempt_id, ())]
 
@@ -129,7 +131,7 @@ EMPTY_MANIFESTS = frozenset({"", "[]"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
+class RepairNumbers:
     """What a repair has to do, by number."""
 
     agrees_at: int  # up to here the ledger has what the tables show
@@ -139,7 +141,7 @@ class Numbers:
     unshown: Sequence[int]  # batches of the ledger that no table shows and that cannot keep their number
 
 
-def numbers_of(tails: Sequence[Tail], batches: Sequence[BatchRow], *, named: Collection[str]) -> Numbers:
+def numbers_of(tails: Sequence[TableTail], batches: Sequence[BatchRow], *, named: Collection[str]) -> RepairNumbers:
     """``batches`` are the ledger's, after the earliest agreement; ``named`` are attempts whose names are left
     somewhere, for a tip whose files the log does not tell of any more.
 
@@ -161,7 +163,7 @@ def numbers_of(tails: Sequence[Tail], batches: Sequence[BatchRow], *, named: Col
     if imported is None:
         raise _contradiction(tails, tip)
     staying = {seq for seq in empty if seq <= tip and seq not in imported}
-    return Numbers(
+    return RepairNumbers(
         agrees_at=agrees_at,
         tip=tip,
         imported=imported,
@@ -170,12 +172,12 @@ def numbers_of(tails: Sequence[Tail], batches: Sequence[BatchRow], *, named: Col
     )
 
 
-def _first(tails: Sequence[Tail]) -> int:
+def _first(tails: Sequence[TableTail]) -> int:
     """The position before everything that is shown beyond an agreement."""
     return min((tail.shown[0].after_seq for tail in tails if tail.shown), default=0)
 
 
-def _spans(tails: Sequence[Tail], named: Collection[str]) -> Mapping[str, tuple[int, int]]:
+def _spans(tails: Sequence[TableTail], named: Collection[str]) -> Mapping[str, tuple[int, int]]:
     """By attempt, the least and the greatest number that it may have."""
     spans: dict[str, tuple[int, int]] = {}
     by_token = {attempt_token(attempt_id): attempt_id for attempt_id in named}
@@ -193,7 +195,7 @@ def _spans(tails: Sequence[Tail], named: Collection[str]) -> Mapping[str, tuple[
     return spans
 
 
-def _narrowed(shown: Shown, least: int, greatest: int, *, is_tip: bool) -> tuple[int, int]:
+def _narrowed(shown: VisibleCommit, least: int, greatest: int, *, is_tip: bool) -> tuple[int, int]:
     if is_tip:
         return max(least, shown.seq), min(greatest, shown.seq)
     return max(least, shown.after_seq + 1), min(greatest, shown.seq - 1)
@@ -220,7 +222,7 @@ def _is_empty(batch: BatchRow) -> bool:
     return batch.manifest in EMPTY_MANIFESTS and batch.quarantine_manifest in EMPTY_MANIFESTS
 
 
-def _contradiction(tails: Sequence[Tail], seq: int) -> TableError:
+def _contradiction(tails: Sequence[TableTail], seq: int) -> TableError:
     where = " and ".join(tail.uri for tail in tails)
     return TableError(
         f"{where} do not go together with one another, or with the ledger: no numbering of their batches up to {seq} "
@@ -233,7 +235,7 @@ _PAGE = 1_000  # objects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
+class RepairFindings:
     """What a repair would do. Nothing: ledger and tables agree."""
 
     pipeline: str
@@ -266,7 +268,7 @@ class Repairer:
         self._adopt = adopt
         self._next_seq = ledger.ensure_pipeline(pipeline).next_seq  # before anything else is looked at
 
-    def find(self) -> Findings:
+    def find(self) -> RepairFindings:
         """Look, and change nothing.
 
         Raises `PublishHalted` where ledger and tables have nothing in common, `TableError` where they contradict each
@@ -277,7 +279,7 @@ class Repairer:
         self._check_common()
         return self._findings(self._repair())
 
-    def apply(self, findings: Findings, bus: Bus) -> LedgerRepaired | None:
+    def apply(self, findings: RepairFindings, bus: Bus) -> LedgerRepaired | None:
         """Repair what was found; None where there was nothing. Raises `TemporaryError` where the ledger moved since."""
         repair = findings.repair
         if repair is None:
@@ -299,7 +301,7 @@ class Repairer:
     # What is there
 
     @cached_property
-    def _tails(self) -> Sequence[Tail]:
+    def _tails(self) -> Sequence[TableTail]:
         return tail_of(self._rows, self._knows), tail_of(self._quarantine, self._knows)
 
     def _knows(self, seq: int, token: int | None) -> bool:
@@ -313,7 +315,7 @@ class Repairer:
         return {batch.seq: batch for batch in self._ledger.batches_after(self._pipeline, first)}
 
     @cached_property
-    def _numbers(self) -> Numbers:
+    def _numbers(self) -> RepairNumbers:
         return numbers_of(self._tails, list(self._batches.values()), named=self._named())
 
     def _named(self) -> set[str]:
@@ -352,12 +354,12 @@ class Repairer:
 
     # What is to be done
 
-    def _findings(self, repair: LedgerRepair | None) -> Findings:
+    def _findings(self, repair: LedgerRepair | None) -> RepairFindings:
         lost = self._lost if repair is not None else ()
         positions = [tail.position.seq for tail in self._tails]
         imported = self._numbers.imported if repair is not None else {}
         unnamed = sorted(seq for seq, attempt_id in imported.items() if attempt_id not in self._records)
-        return Findings(
+        return RepairFindings(
             pipeline=self._pipeline,
             agrees_at=self._numbers.agrees_at if repair is not None else max(positions),
             ledger_at=self._next_seq - 1,

@@ -36,7 +36,7 @@ Knows = Callable[[int, int | None], bool]  # whether the ledger has a batch of t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class VisibleCommit:
     """One commit that made batches visible: those after ``after_seq`` up to ``seq``, as files by attempt."""
 
     after_seq: int
@@ -48,13 +48,13 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tail:
+class TableTail:
     """One table: how far it is, and what made it so since it last agreed with the ledger."""
 
     uri: str
     table: LoadedDelta | None
     agrees_at: int  # the last batch of which both say the same; 0: none
-    shown: Sequence[Shown]  # oldest first
+    shown: Sequence[VisibleCommit]  # oldest first
     whole: bool = True  # whether the log goes back to the agreement, or to the pipeline's first batch
 
     @property
@@ -62,12 +62,12 @@ class Tail:
         return self.table.position if self.table is not None else Position(seq=0, attempt_token=None)
 
 
-def tail_of(sink: DeltaTableSink, knows: Knows) -> Tail:
+def tail_of(sink: DeltaTableSink, knows: Knows) -> TableTail:
     """Read the log backwards until ledger and table agree. Raises `TableError` where it cannot be read."""
     table = sink.load()
     if table is None or not table.position.seq:
-        return Tail(uri=sink.uri, table=table, agrees_at=0, shown=())
-    newer: list[Shown] = []
+        return TableTail(uri=sink.uri, table=table, agrees_at=0, shown=())
+    newer: list[VisibleCommit] = []
     oldest = table.version + 1
     for commit in commits(sink.root):
         oldest = commit.version
@@ -75,21 +75,23 @@ def tail_of(sink: DeltaTableSink, knows: Knows) -> Tail:
         if seq is None:
             continue
         if knows(seq, token):
-            return Tail(uri=sink.uri, table=table, agrees_at=seq, shown=_linked(newer, seq))
+            return TableTail(uri=sink.uri, table=table, agrees_at=seq, shown=_linked(newer, seq))
         newer.append(_shown(commit, seq, token))
     if oldest == 0:
-        return Tail(uri=sink.uri, table=table, agrees_at=0, shown=_linked(newer, 0))
+        return TableTail(uri=sink.uri, table=table, agrees_at=0, shown=_linked(newer, 0))
     return _from_snapshot(sink, table, newer, oldest, knows)
 
 
-def _from_snapshot(sink: DeltaTableSink, table: LoadedDelta, newer: Sequence[Shown], oldest: int, knows: Knows) -> Tail:
+def _from_snapshot(
+    sink: DeltaTableSink, table: LoadedDelta, newer: Sequence[VisibleCommit], oldest: int, knows: Knows
+) -> TableTail:
     """The log was cleaned up: what its oldest version shows stands for all before it, as far as files still say whose
     they are."""
     snapshot = sink.load_version(oldest)
     position = snapshot.position
     newer = [shown for shown in newer if shown.version > oldest]
     if not position.seq or knows(position.seq, position.attempt_token):
-        return Tail(uri=sink.uri, table=table, agrees_at=position.seq, shown=_linked(newer, position.seq))
+        return TableTail(uri=sink.uri, table=table, agrees_at=position.seq, shown=_linked(newer, position.seq))
     files = [
         DataFile(
             path=file.path,
@@ -100,7 +102,7 @@ def _from_snapshot(sink: DeltaTableSink, table: LoadedDelta, newer: Sequence[Sho
         )
         for file in snapshot.files()
     ]
-    first = Shown(
+    first = VisibleCommit(
         after_seq=0,
         seq=position.seq,
         token=position.attempt_token,
@@ -109,11 +111,11 @@ def _from_snapshot(sink: DeltaTableSink, table: LoadedDelta, newer: Sequence[Sho
         files=_by_attempt(files),
     )
     shown = (first, *_linked(newer, position.seq))
-    return Tail(uri=sink.uri, table=table, agrees_at=0, shown=shown, whole=False)
+    return TableTail(uri=sink.uri, table=table, agrees_at=0, shown=shown, whole=False)
 
 
-def _shown(commit: LogCommit, seq: int, token: int | None) -> Shown:
-    return Shown(
+def _shown(commit: LogCommit, seq: int, token: int | None) -> VisibleCommit:
+    return VisibleCommit(
         after_seq=0,  # until the commit before it is known
         seq=seq,
         token=token,
@@ -131,12 +133,12 @@ def _by_attempt(files: Sequence[DataFile]) -> Mapping[str, Sequence[DataFile]]:
     return dict(found)
 
 
-def _linked(newest_first: Sequence[Shown], after_seq: int) -> Sequence[Shown]:
+def _linked(newest_first: Sequence[VisibleCommit], after_seq: int) -> Sequence[VisibleCommit]:
     """Oldest first, each beginning where the one before it ends."""
     linked = []
     for one in reversed(newest_first):
         linked.append(
-            Shown(
+            VisibleCommit(
                 after_seq=after_seq,
                 seq=one.seq,
                 token=one.token,

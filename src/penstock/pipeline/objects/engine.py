@@ -29,8 +29,8 @@ from penstock.errors import (
     UserError,
 )
 from penstock.ledger import Ledger
-from penstock.ledger.records import Failure, ObjectResult
-from penstock.messaging.call import NO_RESOURCES, CallTime, Control
+from penstock.ledger.records import AttemptFailure, ObjectResult
+from penstock.messaging.call import NO_RESOURCES, CallTime, ExecutionControl
 from penstock.messaging.declarations import run_to_its_end, takes_context
 from penstock.messaging.failure import failure_of
 from penstock.messaging.forks import OwnProcess
@@ -40,8 +40,8 @@ from penstock.objects.store import ObjectStore
 from penstock.pipeline.engine import ReadFailure, RunCancelled, RunGivenBack, RunRequest, RunResult
 from penstock.pipeline.failures import Denials
 from penstock.pipeline.objects.declaration import ObjectContext, ObjectHandlerDeclaration, previous_attempt
-from penstock.pipeline.objects.stream import Fault, IncomingObject
-from penstock.pipeline.reporting import Telling
+from penstock.pipeline.objects.stream import ContentFault, IncomingObject
+from penstock.pipeline.reporting import BatchEvents
 
 
 def call(function: Callable[..., Any], obj: IncomingObject, context: ObjectContext) -> None:
@@ -83,7 +83,7 @@ class EngineTools:
     ledger: Ledger
     store: ObjectStore
     scratch: Path | None  # where content goes that is too large for memory; None: where the system keeps such files
-    telling: Telling
+    telling: BatchEvents
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
     denials: Denials = field(default_factory=Denials)
     store_watch: ServiceWatch = field(default_factory=Unwatched)
@@ -92,7 +92,7 @@ class EngineTools:
 class ObjectEngine:
     """A `penstock.pipeline.engine.Engine` for one execution. Its runs are of one object each."""
 
-    def __init__(self, tools: EngineTools, control: Control, time: CallTime) -> None:
+    def __init__(self, tools: EngineTools, control: ExecutionControl, time: CallTime) -> None:
         self._tools = tools
         self._declaration = tools.declaration
         self._control = control
@@ -104,11 +104,11 @@ class ObjectEngine:
             raise _ending(self._control)
         if ref.size_bytes > self._declaration.object_bytes_max:
             reason = f"{ref.uri} has {ref.size_bytes:,} bytes; at most {self._declaration.object_bytes_max:,} are read"
-            return _failed(ref, ReadFailure(failure=Failure.DEAD, reason=reason))
+            return _failed(ref, ReadFailure(failure=AttemptFailure.DEAD, reason=reason))
         try:
             obj = self._open(ref, request)
         except ObjectError as error:
-            return _failed(ref, self._unread(ref, Fault(error=error, lasting=False)))
+            return _failed(ref, self._unread(ref, ContentFault(error=error, lasting=False)))
         with closing(obj):
             context = self._context(ref, request)
             with self._time.counted():
@@ -160,7 +160,7 @@ class ObjectEngine:
             return failure_by(raised)
         return None
 
-    def _unread(self, ref: ObjectRef, fault: Fault) -> ReadFailure:
+    def _unread(self, ref: ObjectRef, fault: ContentFault) -> ReadFailure:
         """What a fault in reading means; raises what is the machinery's."""
         match fault.error:
             case TemporaryError():
@@ -169,14 +169,14 @@ class ObjectEngine:
             case UserError():
                 raise fault.error
             case ObjectGone():
-                return ReadFailure(failure=Failure.GONE, reason=str(fault.error))
+                return ReadFailure(failure=AttemptFailure.GONE, reason=str(fault.error))
             case ObjectSuperseded():
-                return ReadFailure(failure=Failure.SUPERSEDED, reason=str(fault.error))
+                return ReadFailure(failure=AttemptFailure.SUPERSEDED, reason=str(fault.error))
             case ObjectDenied() | DeviceFailed():
                 refund = self._tools.denials.add(ref.object_id)
-                return ReadFailure(failure=Failure.RETRY, reason=str(fault.error), refund=refund)
+                return ReadFailure(failure=AttemptFailure.RETRY, reason=str(fault.error), refund=refund)
             case _:
-                failure = Failure.DEAD if fault.lasting else Failure.RETRY
+                failure = AttemptFailure.DEAD if fault.lasting else AttemptFailure.RETRY
                 return ReadFailure(failure=failure, reason=str(fault.error))
 
 
@@ -186,18 +186,24 @@ def failure_by(raised: BaseException) -> ReadFailure:
     match raised:
         case Reject():
             return ReadFailure(
-                failure=Failure.DEAD, reason=described.error or "rejected", raised=described, exception=raised
+                failure=AttemptFailure.DEAD, reason=described.error or "rejected", raised=described, exception=raised
             )
         case Retry(delay_seconds=delay_seconds):
             delay = None if delay_seconds is None else max(0.0, delay_seconds)
             return ReadFailure(
-                failure=Failure.RETRY, reason=described.error, delay_seconds=delay, raised=described, exception=raised
+                failure=AttemptFailure.RETRY,
+                reason=described.error,
+                delay_seconds=delay,
+                raised=described,
+                exception=raised,
             )
         case _:
-            return ReadFailure(failure=Failure.RETRY, reason=described.summary, raised=described, exception=raised)
+            return ReadFailure(
+                failure=AttemptFailure.RETRY, reason=described.summary, raised=described, exception=raised
+            )
 
 
-def _ending(control: Control) -> RunCancelled | RunGivenBack:
+def _ending(control: ExecutionControl) -> RunCancelled | RunGivenBack:
     """What the end of the work means to the protocol."""
     if control.over:
         return RunCancelled("the work is no longer ours")

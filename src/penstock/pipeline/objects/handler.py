@@ -12,18 +12,18 @@ from penstock.errors import InvalidMessage
 from penstock.events import Bus
 from penstock.ledger import Ledger
 from penstock.messaging.backoff import Random
-from penstock.messaging.call import NO_RESOURCES, CallTime, Control
+from penstock.messaging.call import NO_RESOURCES, CallTime, ExecutionControl
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Place, ServiceWatch, Unwatched
+from penstock.messaging.handler import ExecutionPlace, ServiceWatch, Unwatched
 from penstock.objects.store import ObjectStore
-from penstock.pipeline.attempt import AttemptSettings, Surroundings
+from penstock.pipeline.attempt import AttemptSettings, PipelineRuntime
 from penstock.pipeline.batch import BatchExecution
 from penstock.pipeline.failures import FailureStreak
-from penstock.pipeline.notifications import Parcel, Parse
+from penstock.pipeline.notifications import NotificationDelivery, Parse
 from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
 from penstock.pipeline.objects.engine import EngineTools, ObjectEngine
-from penstock.pipeline.reporting import Telling
+from penstock.pipeline.reporting import BatchEvents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class ObjectHandler:
     def __init__(self, declaration: ObjectHandlerDeclaration, tools: ObjectHandlerTools) -> None:
         self._declaration = declaration
         self._tools = tools
-        self._telling = Telling(declaration.name, tools.bus)
+        self._telling = BatchEvents(declaration.name, tools.bus)
         self._engine_tools = EngineTools(
             declaration=declaration,
             ledger=tools.ledger,
@@ -85,8 +85,8 @@ class ObjectHandler:
         return self._declaration.name
 
     @property
-    def place(self) -> Place:
-        return Place.POOL
+    def place(self) -> ExecutionPlace:
+        return ExecutionPlace.POOL
 
     @property
     def timeout_seconds(self) -> float | None:
@@ -100,9 +100,9 @@ class ObjectHandler:
             return 0
 
     def begin(self, deliveries: Sequence[Delivery]) -> BatchExecution:
-        control = Control(gives_back=self._declaration.on_stop == "give_back")
+        control = ExecutionControl(gives_back=self._declaration.on_stop == "give_back")
         time = CallTime(self._tools.clock)
-        around = Surroundings(
+        around = PipelineRuntime(
             ledger=self._tools.ledger,
             engine=ObjectEngine(self._engine_tools, control, time),
             parse=self._tools.parse,
@@ -139,8 +139,8 @@ class _Execution(BatchExecution):
         self,
         deliveries: Sequence[Delivery],
         settings: AttemptSettings,
-        around: Surroundings,
-        control: Control,
+        around: PipelineRuntime,
+        control: ExecutionControl,
         time: CallTime,
         prepare: Callable[[], None],
     ) -> None:
@@ -149,7 +149,7 @@ class _Execution(BatchExecution):
         self._time = time
         self._prepare = prepare
 
-    def _suspects(self) -> Sequence[Parcel]:
+    def _suspects(self) -> Sequence[NotificationDelivery]:
         self._prepare()
         return super()._suspects()
 

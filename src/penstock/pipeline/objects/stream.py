@@ -103,7 +103,7 @@ _BOM = b"\xef\xbb\xbf"
 _ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")  # an archive; an empty one
 
 
-class Line(NamedTuple):
+class ObjectLine(NamedTuple):
     """One line of an object."""
 
     number: int  # from 1, bad lines counted
@@ -112,7 +112,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class ContentFault:
     """Why the content cannot be had. ``lasting``: it lies in the content, so that no other look will help."""
 
     error: ObjectError | TemporaryError | UserError
@@ -143,7 +143,7 @@ class IncomingObject:
         self._scratch = scratch
         self._files: list[IO[bytes]] = []
         self._quarantine = Quarantine()
-        self.fault: Fault | None = None  # the first one
+        self.fault: ContentFault | None = None  # the first one
 
     def __repr__(self) -> str:
         return f"IncomingObject({self.uri!r})"
@@ -212,7 +212,7 @@ class IncomingObject:
             raise self._lasting(f"{self.uri} has {self.size_bytes:,} bytes; at most {bytes_max:,} are read at once")
         return b"".join(self._stored())
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[ObjectLine]:
         """Its lines, ended by LF or CRLF, inflated where the name ends in ``.gz``, ``.bz2`` or ``.zst``.
 
         Lines that are no text in the handler's encoding are left out and kept in `quarantined`; they do not fail the
@@ -229,7 +229,7 @@ class IncomingObject:
             number += 1
             text = self._text(raw, number, offset)
             if text is not None:
-                yield Line(number, offset, text)
+                yield ObjectLine(number, offset, text)
             offset += len(raw)
 
     @property
@@ -346,4 +346,4 @@ class IncomingObject:
         return error
 
     def _remember(self, error: ObjectError | TemporaryError | UserError, *, lasting: bool) -> None:
-        self.fault = self.fault or Fault(error=error, lasting=lasting)
+        self.fault = self.fault or ContentFault(error=error, lasting=lasting)

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from penstock.ledger import Ledger
 from penstock.objects.local_store import LocalStore
 from penstock.objects.reference import S3_KEY_BYTES_MAX, ObjectRef, uri_of
-from penstock.objects.s3_listing import PageJudge, S3Pages, is_archived, reference
-from penstock.objects.scanner import CHUNK_OBJECTS, PROBLEMS_MAX, Reason, Scanner
+from penstock.objects.s3_listing import PageFilter, S3Pages, is_archived, reference
+from penstock.objects.scanner import CHUNK_OBJECTS, PROBLEMS_MAX, Scanner, SkipReason
 from penstock.storage.address import S3Address
 from penstock.storage.aws import Aws
 
@@ -50,7 +50,7 @@ class ReconcileScope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prefix:
+class MissingPrefix:
     """A folder of the source, and how many are missing below it."""
 
     uri: str
@@ -61,13 +61,13 @@ SPOOL_BYTES = 8 * 1024 * 1024  # of the missing ones, before they go to the disk
 FOLDERS_MAX = 10_000  # counted apart; those with the fewest missing ones are forgotten first
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")  # as notifications may not name a key
 _REASONS = {
-    Reason.EXCLUDED: LeftOut.EXCLUDED,
-    Reason.FOLDER_MARKER: LeftOut.FOLDER_MARKER,
-    Reason.HIDDEN: LeftOut.HIDDEN,
+    SkipReason.EXCLUDED: LeftOut.EXCLUDED,
+    SkipReason.FOLDER_MARKER: LeftOut.FOLDER_MARKER,
+    SkipReason.HIDDEN: LeftOut.HIDDEN,
 }
 
 
-class Listed(NamedTuple):
+class ExistingObject(NamedTuple):
     """One object that exists. ``left_out`` is for what is none to work on, whoever knows it."""
 
     ref: ObjectRef
@@ -78,13 +78,13 @@ class Listed(NamedTuple):
 class Listing:
     """One look at a source: ``pages`` of what exists, and then the ``problems``."""
 
-    def __init__(self, pages: Iterator[Sequence[Listed]], problems: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, pages: Iterator[Sequence[ExistingObject]], problems: Callable[[], Sequence[str]]) -> None:
         self.pages = pages
         self.problems = problems
 
 
 class MissingAlone:
-    """The same answers as `penstock.pipeline.reconcile.missing.Missing`. One thread uses it."""
+    """The same answers as `penstock.pipeline.reconcile.missing.MissingObjects`. One thread uses it."""
 
     def __init__(self, scope: ReconcileScope) -> None:
         self.listed = 0
@@ -99,11 +99,11 @@ class MissingAlone:
     def left_out(self) -> Mapping[LeftOut, int]:
         return self._left_out
 
-    def prefixes(self) -> Sequence[Prefix]:
+    def prefixes(self) -> Sequence[MissingPrefix]:
         """The first folders, those with the most first."""
         most = sorted(self._folders.items(), key=lambda one: (-one[1], one[0]))[:PREFIXES_MAX]
         scope = self._scope
-        return [Prefix(uri=uri_of(scope.bucket, scope.below + folder), missing=count) for folder, count in most]
+        return [MissingPrefix(uri=uri_of(scope.bucket, scope.below + folder), missing=count) for folder, count in most]
 
     def chunks(self, *, limit: int | None = None, objects_max: int = CHUNK_OBJECTS) -> Iterator[Sequence[ObjectRef]]:
         """The missing objects, or so many of them; ``objects_max`` at once."""
@@ -116,7 +116,7 @@ class MissingAlone:
         """Give the disk back."""
         self._spool.close()
 
-    def take(self, one: Listed) -> None:
+    def take(self, one: ExistingObject) -> None:
         """Count an object that the ledger does not know, and keep it if it is missing."""
         reason = one.left_out or self._judged(one)
         if reason is not None:
@@ -130,7 +130,7 @@ class MissingAlone:
         if len(self._folders) > 2 * FOLDERS_MAX:
             self._folders = Counter(dict(self._folders.most_common(FOLDERS_MAX)))
 
-    def _judged(self, one: Listed) -> LeftOut | None:
+    def _judged(self, one: ExistingObject) -> LeftOut | None:
         key = one.ref.key
         if not self._scope.is_local and (len(one.ref.key_bytes) > S3_KEY_BYTES_MAX or _URL.match(key) or "\0" in key):
             return LeftOut.UNNAMEABLE
@@ -176,16 +176,16 @@ def find_missing_alone(
 def folder_listing(folder: str, *, excluded: Sequence[str]) -> Listing:
     """What a local folder holds. Raises `UsageError` for a folder that cannot be listed."""
     scanner = Scanner(folder, store=LocalStore(folder), excluded=excluded)
-    pages = ([Listed(ref, _changed_at(ref)) for ref in chunk] for chunk in scanner.chunks())
+    pages = ([ExistingObject(ref, _changed_at(ref)) for ref in chunk] for chunk in scanner.chunks())
     return Listing(pages, lambda: scanner.report().problems)
 
 
 def s3_listing(address: S3Address, aws: Aws, *, excluded: Sequence[str], all_versions: bool) -> Listing:
     """What S3 lists below a prefix, in the order of its keys."""
 
-    def pages() -> Iterator[Sequence[Listed]]:
+    def pages() -> Iterator[Sequence[ExistingObject]]:
         found = S3Pages(address, aws, all_versions=all_versions)
-        judge = PageJudge(found, [S3Address(bucket=address.bucket, prefix=prefix) for prefix in excluded])
+        judge = PageFilter(found, [S3Address(bucket=address.bucket, prefix=prefix) for prefix in excluded])
         for page in found:
             judge.learn(page)
             yield [_listed(address.bucket, entry, judge) for entry in page.entries]
@@ -193,11 +193,11 @@ def s3_listing(address: S3Address, aws: Aws, *, excluded: Sequence[str], all_ver
     return Listing(pages(), lambda: ())
 
 
-def _listed(bucket: str, entry: Mapping[str, object], judge: PageJudge) -> Listed:
+def _listed(bucket: str, entry: Mapping[str, object], judge: PageFilter) -> ExistingObject:
     ref, modified_at = reference(bucket, entry), entry["LastModified"].timestamp()  # type: ignore[attr-defined]
     reason = judge.left_out(ref.key, ref.size_bytes)
     left_out = _REASONS[reason] if reason is not None else LeftOut.ARCHIVED if is_archived(entry) else None
-    return Listed(ref, modified_at, left_out)
+    return ExistingObject(ref, modified_at, left_out)
 
 
 def _changed_at(ref: ObjectRef) -> float:

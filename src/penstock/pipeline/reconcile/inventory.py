@@ -104,7 +104,7 @@ def _escaped(path: str) -> str:
 
 def _remote(spark: SparkSession, inventory: Inventory) -> DataFrame:
     columns = _columns(inventory.manifest)
-    task = _Task(
+    task = _InventoryTask(
         root=inventory.root, paths=tuple(inventory.paths), manifest=inventory.manifest, schema=arrow_schema(columns)
     )
     if not inventory.paths:
@@ -114,7 +114,7 @@ def _remote(spark: SparkSession, inventory: Inventory) -> DataFrame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
+class _InventoryTask:
     """Travels to the executors."""
 
     root: Files

@@ -23,7 +23,7 @@ from penstock.ledger import Ledger
 from penstock.ledger.known_ids import ID_BYTES, IDS_END, known_ids_at
 from penstock.objects.reference import S3_KEY_BYTES_MAX, ObjectRef, decode_key, encode_key, uri_of
 from penstock.objects.scanner import CHUNK_OBJECTS, PROBLEMS_MAX, TABLE_FOLDERS
-from penstock.pipeline.reconcile.alone import PREFIXES_MAX, LeftOut, Prefix, ReconcileScope
+from penstock.pipeline.reconcile.alone import PREFIXES_MAX, LeftOut, MissingPrefix, ReconcileScope
 from penstock.pipeline.reconcile.existing import object_id
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
 from penstock.pipeline.spark.progress import watched
@@ -46,7 +46,7 @@ def known_frame(spark: SparkSession, ledger: Ledger, pipeline: str, *, seen_at: 
         table = pa.Table.from_batches(_batches(ledger.known_ids(pipeline, seen_at=seen_at)), schema=_ARROW)
         return spark.createDataFrame(table, KNOWN)
     tasks = min(TASKS_A_CORE * cores(spark), TASKS_MAX)
-    task = _Task(
+    task = _KnownIdsTask(
         url=ledger.secret_url,
         pipeline=pipeline,
         seen_at=seen_at,
@@ -56,7 +56,7 @@ def known_frame(spark: SparkSession, ledger: Ledger, pipeline: str, *, seen_at: 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
+class _KnownIdsTask:
     """Travels to the executors, and is never shown: there is a password in it."""
 
     url: str = field(repr=False)
@@ -91,7 +91,7 @@ _FIRST_FOLDER = r"^[^/]*/"
 _PROBLEM = "problem"
 
 
-class Missing:
+class MissingObjects:
     """What was found; kept on the executors' disks until `close`."""
 
     def __init__(self, kept: DataFrame, scope: ReconcileScope, *, listed: int) -> None:
@@ -112,7 +112,7 @@ class Missing:
         rows = self._judged.where(F.col("left_out") == _PROBLEM).select("problem").limit(PROBLEMS_MAX).collect()
         return sorted(row["problem"] for row in rows)
 
-    def prefixes(self) -> Sequence[Prefix]:
+    def prefixes(self) -> Sequence[MissingPrefix]:
         """The first folders, those with the most first."""
         if not self.count:
             return ()
@@ -121,7 +121,7 @@ class Missing:
         rows = found.orderBy(F.desc("count"), "first").limit(PREFIXES_MAX).collect()
         scope = self._scope
         return [
-            Prefix(uri=uri_of(scope.bucket, scope.below + decode_key(bytes(row["first"]))), missing=row["count"])
+            MissingPrefix(uri=uri_of(scope.bucket, scope.below + decode_key(bytes(row["first"]))), missing=row["count"])
             for row in rows
         ]
 
@@ -149,7 +149,7 @@ class Missing:
         return self._judged.where(F.col("left_out").isNull())
 
 
-def find_missing(existing: DataFrame, known: DataFrame, scope: ReconcileScope) -> Missing:
+def find_missing(existing: DataFrame, known: DataFrame, scope: ReconcileScope) -> MissingObjects:
     """Rows of `EXISTING` but for those whose ids are known. Objects that are told of twice are found once.
 
     A merge join: it spills where memory ends, and neither side has to fit anywhere.
@@ -162,7 +162,7 @@ def find_missing(existing: DataFrame, known: DataFrame, scope: ReconcileScope) -
     kept = unknown.persist(StorageLevel.DISK_ONLY)
     try:
         kept.count()
-        return Missing(kept, scope, listed=observation.get["listed"])
+        return MissingObjects(kept, scope, listed=observation.get["listed"])
     except BaseException:
         kept.unpersist()
         raise

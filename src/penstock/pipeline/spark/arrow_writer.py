@@ -139,7 +139,7 @@ def write_parquet(
     stored = [name for name in frame.columns if name not in partition_by]
     if not stored:
         raise TransformError(f"All columns are partition columns ({', '.join(partition_by)}), and files need another.")
-    task = _Task(
+    task = _WriteTask(
         files=files,
         directory=directory,
         schema=arrow_schema(frame.select(*map(column, stored)).schema).with_metadata(_METADATA),
@@ -173,7 +173,7 @@ def _arranged(frame: DataFrame, stored: Sequence[str], partition_by: Sequence[st
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
+class _WriteTask:
     """What every task does. Travels to the executors."""
 
     files: Files

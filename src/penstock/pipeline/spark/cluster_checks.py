@@ -82,7 +82,7 @@ def _prove(spark: SparkSession, written: Sequence[Files], source: str | None) ->
     if not written and source is None:
         return
     with _Token(written, source) as token:
-        task = _Task(
+        task = _ProofTask(
             token=token.text,
             folder=token.folder,
             places=tuple(written),
@@ -129,7 +129,7 @@ class _Token:
 class _Proof:
     """The rounds of one proof."""
 
-    def __init__(self, spark: SparkSession, task: "_Task") -> None:
+    def __init__(self, spark: SparkSession, task: "_ProofTask") -> None:
         self._spark = spark
         self._task = task
         self._seen: set[str] = set()  # executors that answered
@@ -178,7 +178,7 @@ class _Proof:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
+class _ProofTask:
     """What every task does. Travels to the executors."""
 
     token: str

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import TemporaryError
 from penstock.events import Bus
-from penstock.ledger.records import Failure
+from penstock.ledger.records import AttemptFailure
 from penstock.messaging.clock import Clock
 from penstock.messaging.handler import ServiceWatch, Unwatched
 from penstock.messaging.steps import Probe, no_probe
@@ -29,7 +29,7 @@ from penstock.pipeline.failures import Denials
 from penstock.pipeline.spark.declaration import Declaration
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
 from penstock.pipeline.spark.progress import run_url, watched
-from penstock.pipeline.spark.run import Run, RunTools
+from penstock.pipeline.spark.run import RunTools, SparkRun
 from penstock.pipeline.spark.session import check_jvm
 from penstock.pipeline.spark.source.datasource import register
 from penstock.pipeline.spark.source.report import SHARED, FailureKind, ObjectFailure
@@ -128,7 +128,7 @@ class SparkEngine:
             objects = [ref for ref in request.objects if ref.object_id not in left_out]
             if not objects:
                 return _nothing(left_out)
-            run = Run(self._tools, request.attempt_id, number, objects, cuts)
+            run = SparkRun(self._tools, request.attempt_id, number, objects, cuts)
             try:
                 summary = run.read_and_write()
             except SPARK_ERRORS as error:
@@ -157,11 +157,11 @@ class SparkEngine:
         if self._root is None:
             return found
         for ref in objects:
-            if ref.object_id in found and found[ref.object_id].failure is Failure.GONE:
+            if ref.object_id in found and found[ref.object_id].failure is AttemptFailure.GONE:
                 try:
                     self._root.check_missing(ref.key_bytes)
                 except TemporaryError as away:
-                    found[ref.object_id] = ReadFailure(failure=Failure.RETRY, reason=str(away), refund=True)
+                    found[ref.object_id] = ReadFailure(failure=AttemptFailure.RETRY, reason=str(away), refund=True)
         return found
 
     @contextmanager
@@ -211,13 +211,13 @@ def read_failure(failure: ObjectFailure) -> ReadFailure:
     """What a reading's failure means for the object's next attempt."""
     match failure.kind:
         case FailureKind.GONE:
-            return ReadFailure(failure=Failure.GONE, reason=failure.reason)
+            return ReadFailure(failure=AttemptFailure.GONE, reason=failure.reason)
         case FailureKind.SUPERSEDED:
-            return ReadFailure(failure=Failure.SUPERSEDED, reason=failure.reason)
+            return ReadFailure(failure=AttemptFailure.SUPERSEDED, reason=failure.reason)
         case FailureKind.TOO_LARGE:
-            return ReadFailure(failure=Failure.DEAD, reason=failure.reason)
+            return ReadFailure(failure=AttemptFailure.DEAD, reason=failure.reason)
         case FailureKind.HOST:
-            return ReadFailure(failure=Failure.RETRY, reason=failure.reason, refund=True)
+            return ReadFailure(failure=AttemptFailure.RETRY, reason=failure.reason, refund=True)
         case (
             FailureKind.UNREADABLE
             | FailureKind.REFUSED
@@ -226,7 +226,7 @@ def read_failure(failure: ObjectFailure) -> ReadFailure:
             | FailureKind.QUARANTINE_RATIO
             | FailureKind.DISAGREED
         ):
-            return ReadFailure(failure=Failure.RETRY, reason=failure.reason)
+            return ReadFailure(failure=AttemptFailure.RETRY, reason=failure.reason)
 
 
 def _nothing(left_out: Mapping[bytes, ReadFailure]) -> RunResult:

@@ -20,7 +20,7 @@ from penstock.errors import (
     TemporaryError,
     TransformError,
 )
-from penstock.messaging.failure import Failure as Raised
+from penstock.messaging.failure import FailureDetails as Raised
 from penstock.messaging.failure import place_in
 from penstock.pipeline.engine import RunBroken
 

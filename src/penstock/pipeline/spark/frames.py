@@ -35,8 +35,8 @@ _FILE = "__penstock_file"
 
 
 @dataclass(frozen=True, slots=True)
-class LocalReader:
-    """A `penstock.pipeline.spark.frames.Reader` of the files of a table in a folder."""
+class LocalFrameReader:
+    """A `penstock.pipeline.spark.frames.FrameReader` of the files of a table in a folder."""
 
     spark: SparkSession
     root: Files
@@ -74,8 +74,8 @@ BATCH_ROWS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteReader:
-    """A `penstock.pipeline.spark.frames.Reader` of the files of a table in S3."""
+class RemoteFrameReader:
+    """A `penstock.pipeline.spark.frames.FrameReader` of the files of a table in S3."""
 
     spark: SparkSession
     root: Files
@@ -92,7 +92,7 @@ class RemoteReader:
                     "with a reader that can go there."
                 )
         packs = packed(files, tasks=cores(self.spark))
-        task = _Task(root=self.root, packs=packs, stored=arrow_schema(stored), added=arrow_schema(added))
+        task = _ReadTask(root=self.root, packs=packs, stored=arrow_schema(stored), added=arrow_schema(added))
         numbers = self.spark.range(0, len(packs), 1, len(packs))  # one for each task
         return numbers.mapInArrow(task.rows, StructType([*stored, *added]))
 
@@ -113,7 +113,7 @@ def packed(files: Sequence[TableFile], *, tasks: int) -> Sequence[Sequence[Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
+class _ReadTask:
     """What every task does. Travels to the executors."""
 
     root: Files
@@ -162,7 +162,7 @@ UNION_MAX = 64  # distinct partitions
 Values = tuple[Any, ...]
 
 
-class Reader(Protocol):
+class FrameReader(Protocol):
     """Reads Parquet files of one table. Columns that a file lacks are null in its rows."""
 
     def rows(self, stored: StructType, files: Sequence[TableFile]) -> DataFrame:
@@ -184,7 +184,7 @@ def frame_of(spark: SparkSession, table: ReadableTable, *, union_max: int = UNIO
     if not files:
         return spark.createDataFrame([], schema)
     root = table.root
-    reader: Reader = LocalReader(spark, root) if root.is_local else RemoteReader(spark, root)
+    reader: FrameReader = LocalFrameReader(spark, root) if root.is_local else RemoteFrameReader(spark, root)
     stored = StructType([field for field in schema if field.name not in table.partition_by])
     added = StructType([schema[name] for name in table.partition_by])
     if not added:

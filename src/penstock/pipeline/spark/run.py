@@ -48,7 +48,7 @@ from penstock.pipeline.spark.source.datasource import (
     read,
     summarise,
 )
-from penstock.pipeline.spark.table_schema import Agree, Agreement, check_partitions
+from penstock.pipeline.spark.table_schema import Agree, SchemaAgreement, check_partitions
 from penstock.sinks.manifest import DataFile, encode
 from penstock.sinks.parquet import WrittenFile, list_files
 from penstock.sinks.schema import encode as encode_columns
@@ -154,7 +154,7 @@ class RunTools:
     ui: Callable[[str], str | None]  # where the run of an attempt can be looked at
 
 
-class Run:
+class SparkRun:
     """The ``number``-th run of an attempt, over these objects."""
 
     def __init__(
@@ -167,7 +167,7 @@ class Run:
         self._work = run_work(self._declaration.work, attempt_id, number)
         self._plan = self._made_plan(attempt_id, number, objects, cuts or {})
         self._stopwatch = Stopwatch(tools.clock)
-        self._agreement: Agreement | None = None  # set by read_and_write, as is the next
+        self._agreement: SchemaAgreement | None = None  # set by read_and_write, as is the next
         self._written: Sequence[WrittenFile] | None = None  # the files that count; None: all that are there
 
     def read_and_write(self) -> Summary:

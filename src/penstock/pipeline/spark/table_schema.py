@@ -17,7 +17,7 @@ from penstock.sinks.sink import Sink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
+class SchemaAgreement:
     """The columns a run writes, and what its commit has to say of the table's schema."""
 
     schema: pa.Schema  # of the run's files
@@ -25,18 +25,20 @@ class Agreement:
     new_schema: str | None  # set where the table has to change, the first batch included
 
 
-Agree = Callable[[pa.Schema], Agreement]
+Agree = Callable[[pa.Schema], SchemaAgreement]
 
 
-def agreement(ledger: Ledger, sink: Sink, pipeline: str, wanted: pa.Schema) -> Agreement:
+def agreement(ledger: Ledger, sink: Sink, pipeline: str, wanted: pa.Schema) -> SchemaAgreement:
     """Compare with the table as committed batches will make it. Raises `TableError` naming the first difference."""
     row = ledger.ensure_pipeline(pipeline)
     existing = _existing(sink, row.table_schema)
     if existing is None:
-        return Agreement(schema=wanted, schema_id=row.schema_id, new_schema=encoding.encode(wanted))
+        return SchemaAgreement(schema=wanted, schema_id=row.schema_id, new_schema=encoding.encode(wanted))
     merged = encoding.merge(existing, wanted, table=sink.uri)
     unchanged = row.table_schema is not None and merged.equals(existing)
-    return Agreement(schema=wanted, schema_id=row.schema_id, new_schema=None if unchanged else encoding.encode(merged))
+    return SchemaAgreement(
+        schema=wanted, schema_id=row.schema_id, new_schema=None if unchanged else encoding.encode(merged)
+    )
 
 
 def check_partitions(columns: pa.Schema, partition_by: Sequence[str]) -> None:

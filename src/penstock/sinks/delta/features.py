@@ -34,7 +34,7 @@ _COLUMN_FEATURES = {
 }
 
 
-class Protocol_(Protocol):  # noqa: N801 -- Delta's own word for it is protocol
+class DeltaProtocol(Protocol):
     """The part of deltalake's answer that is looked at."""
 
     @property
@@ -48,7 +48,7 @@ class Protocol_(Protocol):  # noqa: N801 -- Delta's own word for it is protocol
 
 
 def check_features(
-    protocol: Protocol_, configuration: Mapping[str, str | None], schema_json: str, *, where: str
+    protocol: DeltaProtocol, configuration: Mapping[str, str | None], schema_json: str, *, where: str
 ) -> None:
     """Raises `TableError` naming the first feature in use that an append of ours would not keep."""
     feature = next(_refused(protocol, configuration, json.loads(schema_json)), None)
@@ -59,7 +59,9 @@ def check_features(
         )
 
 
-def _refused(protocol: Protocol_, configuration: Mapping[str, str | None], schema: Mapping[str, Any]) -> Iterator[str]:
+def _refused(
+    protocol: DeltaProtocol, configuration: Mapping[str, str | None], schema: Mapping[str, Any]
+) -> Iterator[str]:
     yield from _refused_protocol(protocol)
     yield from _refused_settings(configuration)
     for field in _fields(schema):
@@ -69,7 +71,7 @@ def _refused(protocol: Protocol_, configuration: Mapping[str, str | None], schem
                     yield f"{feature} (column {field['name']})"
 
 
-def _refused_protocol(protocol: Protocol_) -> Iterator[str]:
+def _refused_protocol(protocol: DeltaProtocol) -> Iterator[str]:
     if protocol.min_reader_version not in READER_VERSIONS or protocol.min_writer_version not in WRITER_VERSIONS:
         yield f"protocol version {protocol.min_reader_version}/{protocol.min_writer_version}"
     listed = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}

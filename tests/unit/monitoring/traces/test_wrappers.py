@@ -17,7 +17,7 @@ from tests.traced import Traces, context_in, linked
 from penstock.brokers.memory.broker import MemoryBroker
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, HeldClaim, Place
+from penstock.messaging.handler import Answer, ExecutionPlace, HeldClaim
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.messaging.tracing import NO_TRACING
@@ -41,7 +41,7 @@ class Handler:
     """A handler and its execution at once, which runs as it is told."""
 
     name = "h"
-    place = Place.POOL
+    place = ExecutionPlace.POOL
     timeout_seconds = None
 
     def __init__(self, run: Callable[[], Any]) -> None:
@@ -166,7 +166,7 @@ def test_what_a_run_raises_is_on_its_span_and_goes_on(traces: Traces) -> None:
 def test_a_handler_is_the_same_in_all_else(traces: Traces) -> None:
     inner = Handler(dict)
     handler = traces.tracing.handler(inner, queue="q", system="memory")
-    assert (handler.name, handler.place, handler.timeout_seconds) == ("h", Place.POOL, None)
+    assert (handler.name, handler.place, handler.timeout_seconds) == ("h", ExecutionPlace.POOL, None)
     assert handler.weigh(delivery()) == 7
     handler.jobs()["upkeep"]()
     execution = handler.begin([delivery()])

@@ -23,7 +23,7 @@ from penstock.events import (
 )
 from penstock.ledger.records import ObjectState
 from penstock.messaging.delivery import AttemptEnd, PreviousAttempt
-from penstock.messaging.handler import Place
+from penstock.messaging.handler import ExecutionPlace
 from penstock.messaging.replay import REPLAY_ID_ATTRIBUTE
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.monitoring.errors.occurrences import occurrence_of
@@ -354,7 +354,7 @@ def test_the_worker_s_questions(scene: Scene) -> None:
     scene.announce(scene.put("a", b"12345"))
     scene.send(b"no notification")
     first, second = scene.receive()
-    assert (handler.name, handler.place, handler.timeout_seconds) == (HANDLER, Place.POOL, None)
+    assert (handler.name, handler.place, handler.timeout_seconds) == (HANDLER, ExecutionPlace.POOL, None)
     assert (handler.weigh(first), handler.weigh(second)) == (5, 0)
 
 

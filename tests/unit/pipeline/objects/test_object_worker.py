@@ -22,7 +22,7 @@ from penstock.objects.reference import ObjectRef
 from penstock.pipeline.objects.declaration import ObjectContext, ObjectHandlerDeclaration
 from penstock.pipeline.objects.handler import ObjectHandler, ObjectHandlerTools
 from penstock.pipeline.objects.stream import IncomingObject
-from penstock.worker.lifecycle import Conclusion
+from penstock.worker.lifecycle import WorkerOutcome
 from penstock.worker.line import Line
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shutdown import StopSignal
@@ -71,7 +71,7 @@ class Site:
         lease_seconds: float = 60.0,
         until: Callable[[], bool] | None = None,
         **declared: Any,
-    ) -> "tuple[StopSignal, Future[Conclusion]]":
+    ) -> "tuple[StopSignal, Future[WorkerOutcome]]":
         """A worker at work."""
         bus = Bus(self._tell)
         handler = ObjectHandler(
@@ -97,7 +97,7 @@ class Site:
         stop = StopSignal()
         self._stops.append(stop)
 
-        def work() -> Conclusion:
+        def work() -> WorkerOutcome:
             try:
                 return made.run(stop, until)
             finally:

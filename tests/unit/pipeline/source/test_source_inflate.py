@@ -12,7 +12,7 @@ import zstandard
 
 from penstock.errors import ObjectUnreadable
 from penstock.objects.reference import ObjectRef
-from penstock.pipeline.spark.source.inflate import CODECS, WINDOW_BYTES_MAX, Codec, codec_of, inflate
+from penstock.pipeline.spark.source.inflate import CODECS, WINDOW_BYTES_MAX, CompressionCodec, codec_of, inflate
 
 LINES = b"".join(b'{"id":%d}\n' % number for number in range(60))
 SKIPPABLE = b"\x53\x2a\x4d\x18\x04\x00\x00\x00skip"
@@ -20,7 +20,7 @@ SKIPPABLE = b"\x53\x2a\x4d\x18\x04\x00\x00\x00skip"
 
 @dataclass(frozen=True)
 class Squeezed:
-    codec: Codec
+    codec: CompressionCodec
     squeeze: Callable[[bytes], bytes]
 
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import ObjectUnreadable, TemporaryError, UsageError
-from penstock.objects.local_store import LocalReader, LocalStore
+from penstock.objects.local_store import LocalObjectReader, LocalStore
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.spark.source.infer import infer_schema
 from penstock.pipeline.spark.source.plan import CsvOptions, Piece, ReadOptions, ReadPlan
@@ -225,7 +225,7 @@ def test_a_record_over_the_limit_of_a_line_fails_the_object(tmp_path: Path) -> N
 class ChangingStore(LocalStore):
     """Touches each file between opening and the end of reading."""
 
-    def open(self, ref: ObjectRef) -> LocalReader:
+    def open(self, ref: ObjectRef) -> LocalObjectReader:
         reader = super().open(ref)
         os.utime(ref.key, ns=(1, 1))
         return reader
@@ -240,7 +240,7 @@ def test_a_file_that_changes_while_it_is_read_gives_no_row(tmp_path: Path) -> No
 class FaultyStore(LocalStore):
     """A machine out of descriptors."""
 
-    def open(self, ref: ObjectRef) -> LocalReader:
+    def open(self, ref: ObjectRef) -> LocalObjectReader:
         raise TemporaryError("too many open files")
 
 

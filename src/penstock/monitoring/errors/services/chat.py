@@ -9,7 +9,7 @@ import apprise
 
 from penstock.errors import ConfigurationError
 from penstock.monitoring.errors.occurrences import ErrorContext, ErrorHook
-from penstock.monitoring.errors.services.service import NotTaken, ReportingSettings, safe, safe_traceback
+from penstock.monitoring.errors.services.service import ReportingSettings, ReportRejected, safe, safe_traceback
 
 TITLE_CHARS_MAX = 200
 ERROR_CHARS_MAX = 600
@@ -33,7 +33,7 @@ class ChatHook:
             body_format=apprise.NotifyFormat.TEXT,
         )
         if not taken:
-            raise NotTaken(f"{self._name} did not take the report; does its address still hold, and is it up?")
+            raise ReportRejected(f"{self._name} did not take the report; does its address still hold, and is it up?")
 
 
 def chat_hooks(settings: ReportingSettings) -> Mapping[str, ErrorHook]:

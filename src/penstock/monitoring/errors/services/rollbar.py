@@ -16,8 +16,8 @@ from rollbar.lib import events
 from penstock.monitoring.errors.occurrences import ErrorContext
 from penstock.monitoring.errors.services.service import (
     SEND_SECONDS,
-    NotTaken,
     ReportingSettings,
+    ReportRejected,
     facts,
     head,
     level,
@@ -43,7 +43,9 @@ class RollbarHook:
         with self._words.heard() as words:
             uuid = _reported(exception, context)
         if words or uuid is None:
-            raise NotTaken(f"Rollbar did not take the report: {words[0] if words else 'its settings leave it out'}")
+            raise ReportRejected(
+                f"Rollbar did not take the report: {words[0] if words else 'its settings leave it out'}"
+            )
 
     def _initialised(self) -> bool:
         """Where nobody has done it yet. Answers whether we did."""

@@ -16,8 +16,8 @@ from penstock.errors import ConfigurationError
 from penstock.monitoring.errors.occurrences import ErrorContext
 from penstock.monitoring.errors.services.service import (
     SEND_SECONDS,
-    NotTaken,
     ReportingSettings,
+    ReportRejected,
     error_type,
     facts,
     level,
@@ -65,7 +65,7 @@ class SentryHook:
         event, hint = _event(exception, context, client)
         captured = sentry_sdk.capture_event(event, hint) if theirs else client.capture_event(event, hint)
         if captured is None:
-            raise NotTaken("Sentry's client did not take the report: its own settings leave it out.")
+            raise ReportRejected("Sentry's client did not take the report: its own settings leave it out.")
         _deliver(client, self._monotonic)
 
     def _client(self) -> sentry_sdk.Client:
@@ -106,7 +106,7 @@ def _event(exception: BaseException | None, context: ErrorContext, client: "Base
 
 
 def _deliver(client: "BaseClient", monotonic: Callable[[], float]) -> None:
-    """Wait until it is sent. Raises `NotTaken` where it was not."""
+    """Wait until it is sent. Raises `ReportRejected` where it was not."""
     ends_at = monotonic() + SEND_SECONDS
     client.flush(SEND_SECONDS)
     transport = client.transport
@@ -114,6 +114,6 @@ def _deliver(client: "BaseClient", monotonic: Callable[[], float]) -> None:
         return  # the user's own, which tells nobody
     lost, transport.lost = transport.lost, []
     if lost:
-        raise NotTaken(f"Sentry did not take the report: {', '.join(lost)}.")
+        raise ReportRejected(f"Sentry did not take the report: {', '.join(lost)}.")
     if monotonic() >= ends_at:
-        raise NotTaken(f"Sentry did not answer within {SEND_SECONDS:g} s.")
+        raise ReportRejected(f"Sentry did not answer within {SEND_SECONDS:g} s.")

@@ -32,7 +32,7 @@ class ReportingSettings:
         return None if self.version is None else f"{self.service}@{self.version}"
 
 
-class NotTaken(PenstockError):
+class ReportRejected(PenstockError):
     """A service did not take a report."""
 
 

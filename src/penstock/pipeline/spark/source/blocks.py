@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.pipeline.spark.source.ddl import TIMESTAMP, TIMESTAMP_NTZ
-from penstock.pipeline.spark.source.lines import Reason
+from penstock.pipeline.spark.source.lines import QuarantineReason
 
 Positions = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -47,7 +47,7 @@ class BadLine:
 
     start: int
     raw: bytes
-    reason: Reason
+    reason: QuarantineReason
     detail: str
 
 
@@ -85,7 +85,7 @@ class LineFormat(Protocol):
         """Whether the line is neither a row nor bad."""
         ...
 
-    def reason(self, line: bytes) -> tuple[Reason, str] | None:
+    def reason(self, line: bytes) -> tuple[QuarantineReason, str] | None:
         """Why a line of UTF-8 that is not blank is refused, without Arrow; None where it seems good."""
         ...
 
@@ -96,7 +96,7 @@ class LineFormat(Protocol):
         """
         ...
 
-    def explain(self, refused: Exception) -> tuple[Reason, str]:
+    def explain(self, refused: Exception) -> tuple[QuarantineReason, str]:
         """What `parse` said about a single line that seemed good."""
         ...
 
@@ -117,7 +117,7 @@ class Lines:
         starts[1:] = ends[:-1] + 1
         return Lines(starts=starts, ends=ends)
 
-    def bad(self, block: bytes, index: int, reason: Reason, detail: str) -> BadLine:
+    def bad(self, block: bytes, index: int, reason: QuarantineReason, detail: str) -> BadLine:
         """The line of that number as a bad one."""
         start = int(self.starts[index])
         raw = block[start : int(self.ends[index])].removesuffix(b"\r")
@@ -255,7 +255,7 @@ class _Repair:
 
     def decode(self, shaped: Flags) -> Decoded:
         for index, detail in invalid_utf8(self._block, self._lines):
-            self._refuse(index, Reason.INVALID_UTF8, detail)
+            self._refuse(index, QuarantineReason.INVALID_UTF8, detail)
         for index in np.flatnonzero(~shaped & self._kept).tolist():
             self._judge(index)
         tables = [table for table in self._runs(0, len(self._kept)) if table.num_rows]
@@ -273,7 +273,7 @@ class _Repair:
         elif (verdict := self._form.reason(raw)) is not None:
             self._refuse(index, *verdict)
 
-    def _refuse(self, index: int, reason: Reason, detail: str) -> None:
+    def _refuse(self, index: int, reason: QuarantineReason, detail: str) -> None:
         self._bad[index] = self._lines.bad(self._block, index, reason, detail)
         self._paint(index)
 

@@ -40,7 +40,7 @@ class Quotes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class LineChunk:
     """Whole lines of one object, each with its newline (the object's last line gets one where it has none).
 
     ``offset``: where ``lines`` begins in the (inflated) object. A byte order mark at the object's start is left out:
@@ -59,7 +59,7 @@ class Part:
     quotes: Quotes | None = None
 
 
-def read_lines(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[Part]:
+def read_lines(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[LineChunk]:
     """The lines that begin in the piece, in order. Raises the store's `ObjectError`, and `ObjectUnreadable`."""
     uri = reader.ref.uri
     codec = codec_of(reader.ref)
@@ -80,7 +80,7 @@ def read_lines(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iter
     return _whole_lines(verified, start, options.line_bytes_max, uri)
 
 
-def read_on(reader: ObjectReader, offset: int, options: ReadOptions) -> Iterator[Part]:
+def read_on(reader: ObjectReader, offset: int, options: ReadOptions) -> Iterator[LineChunk]:
     """The lines of a plain object from the start of one on; each part is verified. Raises as `read_lines` does."""
     chunks = _piece_chunks(reader, offset, reader.ref.size_bytes, options.block_bytes)
     for part in _whole_lines(chunks, offset, options.line_bytes_max, reader.ref.uri):
@@ -152,7 +152,7 @@ def _verified(reader: ObjectReader, chunks: Iterator[bytes], held_bytes_max: int
         reader.verify()
 
 
-def _whole_lines(chunks: Iterator[bytes], offset: int, line_bytes_max: int, uri: str) -> Iterator[Part]:
+def _whole_lines(chunks: Iterator[bytes], offset: int, line_bytes_max: int, uri: str) -> Iterator[LineChunk]:
     rest: list[bytes] = []  # of a line whose end is still to come
     rest_bytes = 0
     for chunk in chunks:
@@ -174,10 +174,10 @@ def _whole_lines(chunks: Iterator[bytes], offset: int, line_bytes_max: int, uri:
         yield _part(last, offset)
 
 
-def _part(lines: bytes, offset: int) -> Part:
+def _part(lines: bytes, offset: int) -> LineChunk:
     if offset == 0 and lines.startswith(BOM):
-        return Part(lines=lines[len(BOM) :], offset=len(BOM), marked=True)
-    return Part(lines=lines, offset=offset)
+        return LineChunk(lines=lines[len(BOM) :], offset=len(BOM), marked=True)
+    return LineChunk(lines=lines, offset=offset)
 
 
 def _too_long(uri: str, offset: int, line_bytes_max: int) -> ObjectUnreadable:

@@ -44,7 +44,7 @@ from penstock.pipeline.spark.source.csv_lines import (
     null_texts,
 )
 from penstock.pipeline.spark.source.csv_records import oddly_quoted
-from penstock.pipeline.spark.source.lines import Reason
+from penstock.pipeline.spark.source.lines import QuarantineReason
 from penstock.pipeline.spark.source.options import CsvOptions
 
 _HEXADECIMAL = (b"0x", b"0X")
@@ -92,7 +92,7 @@ class CsvDecoder:
     def is_blank(self, line: bytes) -> bool:
         return is_blank(line, self._csv)
 
-    def reason(self, line: bytes) -> tuple[Reason, str] | None:
+    def reason(self, line: bytes) -> tuple[QuarantineReason, str] | None:
         return self._classifier.reason(line)
 
     def parse(self, block: bytes, rows: int, *, verified: bool) -> pa.Table | Exception:
@@ -102,11 +102,11 @@ class CsvDecoder:
             return self._parse(block, rows, (self._strings, False), (self._others, True), verified=verified)
         return self._parse(block, rows, (self._kinds, False), verified=verified)
 
-    def explain(self, refused: Exception) -> tuple[Reason, str]:
+    def explain(self, refused: Exception) -> tuple[QuarantineReason, str]:
         text = str(refused).splitlines()[0]
         if isinstance(refused, pa.ArrowException) and not text.startswith("CSV parse error"):
-            return Reason.WRONG_TYPE, text.rpartition("Row #1: ")[2]
-        return Reason.MALFORMED, text.removeprefix("CSV parse error: ")
+            return QuarantineReason.WRONG_TYPE, text.rpartition("Row #1: ")[2]
+        return QuarantineReason.MALFORMED, text.removeprefix("CSV parse error: ")
 
     def _shaped(self, block: bytes, lines: Lines, *, plain: bool) -> Flags:
         """Which lines are surely neither blank nor oddly quoted."""

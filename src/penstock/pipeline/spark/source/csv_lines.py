@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from penstock.pipeline.spark.source.lines import Reason, decimal_check, fits_float, is_date, is_moment
+from penstock.pipeline.spark.source.lines import QuarantineReason, decimal_check, fits_float, is_date, is_moment
 from penstock.pipeline.spark.source.options import CsvOptions
 
 TRUE_TEXTS, FALSE_TEXTS = ("true", "True", "TRUE"), ("false", "False", "FALSE")
@@ -120,7 +120,7 @@ class CsvClassifier:
             if place is not None
         ]
 
-    def reason(self, line: bytes) -> tuple[Reason, str] | None:
+    def reason(self, line: bytes) -> tuple[QuarantineReason, str] | None:
         """None for a line that seems good; else the reason and a few words for a person.
 
         ``line`` is valid UTF-8 and not blank.
@@ -128,11 +128,11 @@ class CsvClassifier:
         try:
             found = split(line.decode().removesuffix("\r"), self._csv)
         except Misquoted as misquoted:
-            return Reason.MALFORMED, str(misquoted)
+            return QuarantineReason.MALFORMED, str(misquoted)
         if len(found) != self._fields:
-            return Reason.MALFORMED, f"{len(found)} fields where {self._fields} are expected"
+            return QuarantineReason.MALFORMED, f"{len(found)} fields where {self._fields} are expected"
         wrong = self._wrong(found)
-        return (Reason.WRONG_TYPE, f"field {wrong}") if wrong is not None else None
+        return (QuarantineReason.WRONG_TYPE, f"field {wrong}") if wrong is not None else None
 
     def _wrong(self, found: Sequence[Field]) -> str | None:
         for name, place, check, is_string in self._checks:

@@ -26,7 +26,7 @@ import pyarrow as pa
 from penstock.errors import ObjectUnreadable
 from penstock.objects.store import ObjectReader
 from penstock.pipeline.spark.source.blocks import NEWLINE, RETURN, Flags, Lines
-from penstock.pipeline.spark.source.contents import BOM, BadRecord, Part, Quotes, read_lines, read_on
+from penstock.pipeline.spark.source.contents import BOM, BadRecord, LineChunk, Quotes, read_lines, read_on
 from penstock.pipeline.spark.source.csv_lines import Layout, Misquoted, is_blank, split
 from penstock.pipeline.spark.source.inflate import codec_of
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions
@@ -67,7 +67,7 @@ class Records:
         self._uri = uri
         self._open: _Open | None = None
 
-    def cut(self, parts: Iterator[Part], read_on: Callable[[int], Iterator[Part]]) -> Iterator[Part]:
+    def cut(self, parts: Iterator[LineChunk], read_on: Callable[[int], Iterator[LineChunk]]) -> Iterator[LineChunk]:
         """Yield the parts without records of several lines, these as bad ones, and at the end a part with `Quotes`.
 
         ``read_on`` reads the object from an offset on: the piece owns the records that begin in it. Raises
@@ -82,7 +82,7 @@ class Records:
         quotes = self._quotes()
         if self._open is not None:
             yield self._completed(self._open, read_on(end))
-        yield Part(lines=b"", offset=end, quotes=quotes)
+        yield LineChunk(lines=b"", offset=end, quotes=quotes)
 
     def _quotes(self) -> Quotes:
         ends_open = self._open is not None
@@ -90,7 +90,7 @@ class Records:
             return Quotes(ends_open=ends_open, ends_open_if_open=ends_open, closes_at=None)
         return self._begun_within.quotes(ends_open=ends_open)
 
-    def _without_open(self, part: Part) -> Iterator[Part]:
+    def _without_open(self, part: LineChunk) -> Iterator[LineChunk]:
         at = 0
         if self._open is not None:
             at = self._go_on(self._open, part, 0)
@@ -124,7 +124,7 @@ class Records:
         starts: list[int] = found.starts[odd].tolist() if odd.any() else []
         return starts
 
-    def _go_on(self, record: "_Open", part: Part, at: int) -> int:
+    def _go_on(self, record: "_Open", part: LineChunk, at: int) -> int:
         """Add lines to the record up to the one that closes it; return where that one ends, -1 if none does."""
         end = self._quoting.closing_line_end(part.lines, at)
         record.add(part.lines[at : end if end >= 0 else len(part.lines)])
@@ -135,18 +135,18 @@ class Records:
             )
         return end
 
-    def _closed(self, record: "_Open", *, never: bool = False) -> Part:
+    def _closed(self, record: "_Open", *, never: bool = False) -> LineChunk:
         self._open = None
-        return Part(lines=b"", offset=record.offset, header=record.header, bad=(record.as_bad(never=never),))
+        return LineChunk(lines=b"", offset=record.offset, header=record.header, bad=(record.as_bad(never=never),))
 
-    def _completed(self, record: "_Open", rest: Iterator[Part]) -> Part:
+    def _completed(self, record: "_Open", rest: Iterator[LineChunk]) -> LineChunk:
         for part in rest:
             if self._go_on(record, part, 0) >= 0:
                 return self._closed(record)
         return self._closed(record, never=True)
 
 
-def _slice(part: Part, start: int, end: int) -> Part:
+def _slice(part: LineChunk, start: int, end: int) -> LineChunk:
     if (start, end) == (0, len(part.lines)):
         return part
     return replace(
@@ -157,7 +157,7 @@ def _slice(part: Part, start: int, end: int) -> Part:
 class _Open:
     """A record whose quote is not closed yet."""
 
-    def __init__(self, part: Part, start: int, end: int) -> None:
+    def __init__(self, part: LineChunk, start: int, end: int) -> None:
         marked = part.marked and start == 0
         self.offset = 0 if marked else part.offset + start
         self.header = part.header
@@ -184,7 +184,7 @@ class _BegunWithin:
         self._within = True  # whether they are open if they were
         self._closes_at: int | None = None
 
-    def add(self, part: Part) -> None:
+    def add(self, part: LineChunk) -> None:
         """Take the next lines; without a quote they change nothing."""
         lines, at = part.lines, 0
         while self._closes_at is None or self._within != self._without:
@@ -251,7 +251,7 @@ _FIRST_READ_BYTES = 16 << 10
 _NAMES_TOLD = 5
 
 
-def read_parts(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[Part]:
+def read_parts(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[LineChunk]:
     """The lines of `read_lines`, where there is a header without it, and each part with it.
 
     An object that has a header and no line more gives a part without lines. Records of CSV that go on over several
@@ -272,7 +272,7 @@ def read_parts(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iter
     return records.cut(parts, lambda offset: iter(()) if compressed else read_on(reader, offset, options))
 
 
-def _with_header(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[Part]:
+def _with_header(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[LineChunk]:
     if piece.start == 0 or codec_of(reader.ref) is not None:
         return _behind_header(read_lines(reader, piece, options), options.csv, reader.ref.uri)
     header, end = _header_apart(reader, options.csv)
@@ -310,7 +310,7 @@ def header_names(header: bytes, csv: CsvOptions, uri: str) -> list[str]:
         raise ObjectUnreadable(f"{uri} has a header with {error}") from error
 
 
-def _behind_header(parts: Iterator[Part], csv: CsvOptions, uri: str) -> Iterator[Part]:
+def _behind_header(parts: Iterator[LineChunk], csv: CsvOptions, uri: str) -> Iterator[LineChunk]:
     before = 0  # bytes of blank lines
     for part in parts:
         span = _header_span(part.lines, csv)
@@ -321,7 +321,7 @@ def _behind_header(parts: Iterator[Part], csv: CsvOptions, uri: str) -> Iterator
             continue
         start, end = span
         header = part.lines[start:end].removesuffix(b"\n").removesuffix(b"\r")
-        yield Part(lines=part.lines[end:], offset=part.offset + end, header=header)
+        yield LineChunk(lines=part.lines[end:], offset=part.offset + end, header=header)
         yield from (replace(later, header=header) for later in parts)
 
 

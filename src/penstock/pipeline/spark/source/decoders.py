@@ -14,7 +14,7 @@ from penstock.pipeline.spark.source.csv import CsvDecoder
 from penstock.pipeline.spark.source.csv_records import layout_of
 from penstock.pipeline.spark.source.ddl import parse_ddl
 from penstock.pipeline.spark.source.jsonl import JsonlDecoder
-from penstock.pipeline.spark.source.lines import Reason
+from penstock.pipeline.spark.source.lines import QuarantineReason
 from penstock.pipeline.spark.source.options import ReadOptions
 
 
@@ -34,7 +34,9 @@ class TextDecoder:
         return Decoded(
             rows=pa.table([_strings(block, lines, returns, kept)], schema=self._schema),
             starts=lines.starts[kept],
-            bad=tuple(lines.bad(block, index, Reason.INVALID_UTF8, detail) for index, detail in invalid.items()),
+            bad=tuple(
+                lines.bad(block, index, QuarantineReason.INVALID_UTF8, detail) for index, detail in invalid.items()
+            ),
         )
 
 

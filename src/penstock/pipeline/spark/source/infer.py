@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock.errors import ObjectError, UsageError
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
-from penstock.pipeline.spark.source.contents import Part
+from penstock.pipeline.spark.source.contents import LineChunk
 from penstock.pipeline.spark.source.csv_lines import (
     FALSE_TEXTS,
     TRUE_TEXTS,
@@ -60,9 +60,9 @@ def samples(objects: Sequence[ObjectRef], store: ObjectStore, options: ReadOptio
             yield from _json_samples(lines)
 
 
-def _first_parts(ref: ObjectRef, store: ObjectStore, options: ReadOptions) -> list[Part]:
+def _first_parts(ref: ObjectRef, store: ObjectStore, options: ReadOptions) -> list[LineChunk]:
     stop = ref.size_bytes if codec_of(ref) else min(ref.size_bytes, _BYTES_MAX)
-    parts: list[Part] = []
+    parts: list[LineChunk] = []
     lines = size_bytes = 0
     with store.open(ref) as reader:
         for part in read_parts(reader, Piece(object=0, start=0, stop=stop), options):

@@ -5,7 +5,7 @@ Zstandard's frames (RFC 8878), each with its own end and checksum (Zstandard's i
 are padding, as tape and block devices leave it. Anything else behind it, a wrong checksum or an early end is an error:
 what came out before it is then not the object.
 
-A codec is a `Codec` here; what differs between them is how one member is inflated.
+A codec is a `CompressionCodec` here; what differs between them is how one member is inflated.
 
 Zstandard, by the ``zstandard`` package: one frame, inflated in bounded steps, with a bounded window.
 
@@ -115,7 +115,7 @@ class Inflater(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Codec:
+class CompressionCodec:
     """A way to compress. It goes by the object's name, as Hadoop has it: what is named otherwise is lines."""
 
     name: str
@@ -175,20 +175,20 @@ class _Bz2:
 
 
 CODECS = (
-    Codec(name="gzip", suffixes=(b".gz",), magics=(b"\x1f\x8b",), begin=_Gzip),
-    Codec(name="bzip2", suffixes=(b".bz2",), magics=(b"BZh",), begin=_Bz2),
-    Codec(name="zstd", suffixes=(b".zst", b".zstd"), magics=MAGICS, begin=ZstdFrame),
+    CompressionCodec(name="gzip", suffixes=(b".gz",), magics=(b"\x1f\x8b",), begin=_Gzip),
+    CompressionCodec(name="bzip2", suffixes=(b".bz2",), magics=(b"BZh",), begin=_Bz2),
+    CompressionCodec(name="zstd", suffixes=(b".zst", b".zstd"), magics=MAGICS, begin=ZstdFrame),
 )
 
 
-def codec_of(ref: ObjectRef) -> Codec | None:
+def codec_of(ref: ObjectRef) -> CompressionCodec | None:
     """How the object is compressed, by its name; None for plain lines."""
     name = ref.key_bytes.lower()
     return next((codec for codec in CODECS if name.endswith(codec.suffixes)), None)
 
 
 def inflate(
-    read: Callable[[int], bytes], codec: Codec, *, piece_bytes: int, total_bytes_max: int, uri: str
+    read: Callable[[int], bytes], codec: CompressionCodec, *, piece_bytes: int, total_bytes_max: int, uri: str
 ) -> Iterator[bytes]:
     """The inflated bytes in pieces of at most ``piece_bytes``; when it ends, all checksums were right.
 
@@ -203,7 +203,7 @@ class _Inflation:
     """One object on its way out."""
 
     def __init__(
-        self, read: Callable[[int], bytes], codec: Codec, piece_bytes: int, total_bytes_max: int, uri: str
+        self, read: Callable[[int], bytes], codec: CompressionCodec, piece_bytes: int, total_bytes_max: int, uri: str
     ) -> None:
         self._read = read
         self._codec = codec

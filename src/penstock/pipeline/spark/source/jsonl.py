@@ -33,7 +33,7 @@ from penstock.pipeline.spark.source.blocks import (
     repair,
     text_type,
 )
-from penstock.pipeline.spark.source.lines import BLANKS, Classifier, Reason
+from penstock.pipeline.spark.source.lines import BLANKS, Classifier, QuarantineReason
 
 _OPEN, _CLOSE = b"{}"
 _FINE_FRACTION = re.compile(rb"\.[0-9]{7}")  # of a second, perhaps
@@ -66,7 +66,7 @@ class JsonlDecoder:
     def is_blank(self, line: bytes) -> bool:
         return not line.strip(BLANKS)
 
-    def reason(self, line: bytes) -> tuple[Reason, str] | None:
+    def reason(self, line: bytes) -> tuple[QuarantineReason, str] | None:
         return self._classifier.reason(line)
 
     def parse(self, block: bytes, rows: int, *, verified: bool) -> pa.Table | Exception:
@@ -77,14 +77,14 @@ class JsonlDecoder:
             return self._parse(block, rows, self._fine_options, verified=verified)
         return parsed
 
-    def explain(self, refused: Exception) -> tuple[Reason, str]:
+    def explain(self, refused: Exception) -> tuple[QuarantineReason, str]:
         """Arrow's words about a single line. A declared field of another kind of value is told by "changed from"."""
         text = str(refused).splitlines()[0]
         if text.startswith("JSON parse error") and "changed from" not in text:
-            return Reason.MALFORMED, text.removeprefix("JSON parse error: ").removesuffix(" in row 0")
+            return QuarantineReason.MALFORMED, text.removeprefix("JSON parse error: ").removesuffix(" in row 0")
         if isinstance(refused, pa.ArrowException):
-            return Reason.WRONG_TYPE, text.removeprefix("JSON parse error: ").removesuffix(" in row 0")
-        return Reason.MALFORMED, text
+            return QuarantineReason.WRONG_TYPE, text.removeprefix("JSON parse error: ").removesuffix(" in row 0")
+        return QuarantineReason.MALFORMED, text
 
     def _parse(self, block: bytes, rows: int, options: pj.ParseOptions, *, verified: bool) -> pa.Table | Exception:
         try:

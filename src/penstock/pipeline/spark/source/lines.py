@@ -43,7 +43,7 @@ from typing import Any
 import pyarrow as pa
 
 
-class Reason(StrEnum):
+class QuarantineReason(StrEnum):
     """Why a line is in quarantine."""
 
     INVALID_UTF8 = "invalid UTF-8"
@@ -111,7 +111,7 @@ class Classifier:
     def __init__(self, schema: pa.Schema) -> None:
         self._fields = _Fields({field.name: _check(field.type) for field in schema})
 
-    def reason(self, line: bytes) -> tuple[Reason, str] | None:
+    def reason(self, line: bytes) -> tuple[QuarantineReason, str] | None:
         """None for a line that seems good; else the reason and a few words for a person.
 
         ``line`` is valid UTF-8 and not blank.
@@ -121,16 +121,16 @@ class Classifier:
         except json.JSONDecodeError as error:
             if _ARROW_SPELLINGS.match(error.doc, error.pos):
                 return None
-            return Reason.MALFORMED, f"{error.msg} at character {error.pos}"
+            return QuarantineReason.MALFORMED, f"{error.msg} at character {error.pos}"
         except RecursionError:
             return None  # nested deeper than Python goes; Arrow does not mind
         if not isinstance(value, dict):
-            return Reason.MALFORMED, "not a JSON object"
+            return QuarantineReason.MALFORMED, "not a JSON object"
         try:
             wrong = self._fields.wrong(value)
         except _Twice as twice:
-            return Reason.MALFORMED, f"field {twice} is given twice"
-        return (Reason.WRONG_TYPE, f"field {wrong}") if wrong is not None else None
+            return QuarantineReason.MALFORMED, f"field {twice} is given twice"
+        return (QuarantineReason.WRONG_TYPE, f"field {wrong}") if wrong is not None else None
 
 
 def is_moment(text: str) -> bool:

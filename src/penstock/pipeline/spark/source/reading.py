@@ -18,11 +18,11 @@ from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
 from penstock.objects.stores import ahead
 from penstock.pipeline.spark.source.blocks import Decoded, Decoder
-from penstock.pipeline.spark.source.contents import BOM, Part, Quotes
+from penstock.pipeline.spark.source.contents import BOM, LineChunk, Quotes
 from penstock.pipeline.spark.source.csv_records import read_parts
 from penstock.pipeline.spark.source.ddl import PROVENANCE
 from penstock.pipeline.spark.source.decoders import Decoders
-from penstock.pipeline.spark.source.lines import Reason
+from penstock.pipeline.spark.source.lines import QuarantineReason
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece, ReadPlan
 from penstock.pipeline.spark.source.quarantine import QuarantineFile
@@ -30,9 +30,9 @@ from penstock.pipeline.spark.source.report import (
     SAMPLES_MAX,
     FailureKind,
     ObjectFailure,
+    PartitionReport,
     PieceReading,
     ReadingId,
-    Report,
 )
 from penstock.storage.files import Files
 
@@ -72,7 +72,7 @@ def read_partition(task: PartitionTask, store: ObjectStore, reading: ReadingId) 
     An iterator closed early leaves neither. Raises `TemporaryError` when the machine has a fault that is no object's.
     """
     quarantine = QuarantineFile(task.quarantine, task.quarantine_dir, task.partition)
-    scan = _Scan(task, store, quarantine)
+    scan = _PartitionScan(task, store, quarantine)
     told = False
     try:
         for number, batch in enumerate(scan.batches()):
@@ -80,7 +80,9 @@ def read_partition(task: PartitionTask, store: ObjectStore, reading: ReadingId) 
                 reading.mark_begun()
             yield batch
         file = quarantine.finish()
-        reading.write(Report(partition=task.partition, drain=task.drain, pieces=scan.readings(), quarantine=file))
+        reading.write(
+            PartitionReport(partition=task.partition, drain=task.drain, pieces=scan.readings(), quarantine=file)
+        )
         told = True
     finally:
         if not told:
@@ -88,7 +90,7 @@ def read_partition(task: PartitionTask, store: ObjectStore, reading: ReadingId) 
 
 
 @dataclass(slots=True)
-class _Tally:
+class _PieceTally:
     """What a piece gave so far. Written by the one thread that reads the partition."""
 
     rows: int = 0
@@ -99,7 +101,7 @@ class _Tally:
     quotes: Quotes | None = None  # once the piece was read to its end
 
 
-class _Scan:
+class _PartitionScan:
     """One reading of one partition."""
 
     def __init__(self, task: PartitionTask, store: ObjectStore, quarantine: QuarantineFile) -> None:
@@ -107,11 +109,11 @@ class _Scan:
         self._store = store
         self._quarantine = quarantine
         self._decoders = Decoders(task.options)
-        self._tallies = [_Tally() for _ in task.pieces]
+        self._tallies = [_PieceTally() for _ in task.pieces]
         self._uris = [ref.uri for ref, _ in task.pieces]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        pack: list[tuple[int, Part]] = []
+        pack: list[tuple[int, LineChunk]] = []
         packed_bytes = 0
         packed_for: Decoder | None = None
         for slot, part, decoder in self._parts():
@@ -140,7 +142,7 @@ class _Scan:
             for (_, piece), tally in zip(self._task.pieces, self._tallies, strict=True)
         )
 
-    def _refuse(self, slot: int, offset: int, raw: bytes, reason: Reason, detail: str) -> None:
+    def _refuse(self, slot: int, offset: int, raw: bytes, reason: QuarantineReason, detail: str) -> None:
         """Quarantine one line, or the lines of one record."""
         tally = self._tallies[slot]
         self._quarantine.add(self._uris[slot], offset, raw, reason.value, detail)
@@ -148,7 +150,7 @@ class _Scan:
         if len(tally.samples) < SAMPLES_MAX:
             tally.samples.append((offset, f"{reason.value}: {detail}"[:_SAMPLE_CHARS_MAX]))
 
-    def _parts(self) -> Iterator[tuple[int, Part, Decoder]]:
+    def _parts(self) -> Iterator[tuple[int, LineChunk, Decoder]]:
         """The parts of all pieces in turn; an object that fails ends, and its siblings go on."""
         for tally, (ref, _) in zip(self._tallies, self._task.pieces, strict=True):
             tally.failure = _too_large(ref, self._task.options.object_bytes_max)
@@ -157,7 +159,7 @@ class _Scan:
             for slot in opened:
                 yield from self._parts_of(slot, store)
 
-    def _parts_of(self, slot: int, store: ObjectStore) -> Iterator[tuple[int, Part, Decoder]]:
+    def _parts_of(self, slot: int, store: ObjectStore) -> Iterator[tuple[int, LineChunk, Decoder]]:
         ref, piece = self._task.pieces[slot]
         tally = self._tallies[slot]
         try:
@@ -174,12 +176,12 @@ class _Scan:
         except ObjectError as error:
             tally.failure = ObjectFailure.of(error)
 
-    def _keep_bad_records(self, slot: int, part: Part) -> None:
+    def _keep_bad_records(self, slot: int, part: LineChunk) -> None:
         for record in part.bad:
             self._tallies[slot].parts += 1
-            self._refuse(slot, record.offset, record.raw, Reason.MALFORMED, record.detail)
+            self._refuse(slot, record.offset, record.raw, QuarantineReason.MALFORMED, record.detail)
 
-    def _decode(self, pack: Sequence[tuple[int, Part]], decoder: Decoder) -> Iterator[pa.RecordBatch]:
+    def _decode(self, pack: Sequence[tuple[int, LineChunk]], decoder: Decoder) -> Iterator[pa.RecordBatch]:
         block = pack[0][1].lines if len(pack) == 1 else b"".join(part.lines for _, part in pack)
         origin = _Origin.of(pack)
         decoded = decoder.decode(block, plain=all(part.plain for _, part in pack))
@@ -213,12 +215,12 @@ def _too_large(ref: ObjectRef, bytes_max: int) -> ObjectFailure | None:
 class _Origin:
     """Which part of a block came from where."""
 
-    pack: Sequence[tuple[int, Part]]
+    pack: Sequence[tuple[int, LineChunk]]
     bases: npt.NDArray[np.int64]  # where each part begins in the block
     shifts: npt.NDArray[np.int64]  # from a position in the block to the object's
 
     @staticmethod
-    def of(pack: Sequence[tuple[int, Part]]) -> "_Origin":
+    def of(pack: Sequence[tuple[int, LineChunk]]) -> "_Origin":
         sizes = np.array([len(part.lines) for _, part in pack], dtype=np.int64)
         bases = np.cumsum(sizes) - sizes
         return _Origin(pack=pack, bases=bases, shifts=np.array([part.offset for _, part in pack]) - bases)

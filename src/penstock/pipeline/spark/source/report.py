@@ -93,7 +93,7 @@ class PieceReading:
     lines_quarantined: int = 0
     reasons: Mapping[str, int] = field(
         default_factory=dict
-    )  # the same lines by `penstock.pipeline.spark.source.lines.Reason`
+    )  # the same lines by `penstock.pipeline.spark.source.lines.QuarantineReason`
     samples: Sequence[tuple[int, str]] = ()  # of the first of these lines: offset, reason
     failure: ObjectFailure | None = None
     broken_midway: bool = False  # it failed after some of its lines had left
@@ -101,7 +101,7 @@ class PieceReading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class PartitionReport:
     """One whole reading of one partition."""
 
     partition: int
@@ -114,7 +114,7 @@ class Report:
 class PartitionReadings:
     """All that is known of the readings of one partition, reports in a fixed order."""
 
-    reports: Sequence[Report] = ()
+    reports: Sequence[PartitionReport] = ()
     unfinished: int = 0  # readings that began to hand out rows and left no report
 
 
@@ -130,7 +130,7 @@ class ReadingId:
         """Say that rows may leave from now on."""
         self.files.write(self._path(_BEGUN), b"")
 
-    def write(self, report: Report) -> None:
+    def write(self, report: PartitionReport) -> None:
         """Leave the report: whole, or not at all."""
         self.files.write(self._path(_REPORT), json.dumps(asdict(report), separators=(",", ":")).encode())
 
@@ -144,7 +144,7 @@ def load_readings(files: Files) -> Mapping[int, PartitionReadings]:
     told = [name for name in names if name.endswith(_REPORT)]
     with ThreadPoolExecutor(1 if files.is_local else READS_AT_ONCE) as pool:
         texts = dict(zip(told, pool.map(files.read, told), strict=True))
-    reports: dict[int, list[Report]] = {}
+    reports: dict[int, list[PartitionReport]] = {}
     unfinished: dict[int, int] = {}
     finished = {name.removesuffix(_REPORT) for name in told}
     for name in names:
@@ -159,9 +159,9 @@ def load_readings(files: Files) -> Mapping[int, PartitionReadings]:
     }
 
 
-def _report(values: Mapping[str, Any]) -> Report:
+def _report(values: Mapping[str, Any]) -> PartitionReport:
     quarantine = values["quarantine"]
-    return Report(
+    return PartitionReport(
         partition=values["partition"],
         drain=values["drain"],
         pieces=tuple(_reading(piece) for piece in values["pieces"]),
@@ -189,7 +189,7 @@ class ObjectReading:
 
     rows: int
     lines_quarantined: int
-    reasons: Mapping[str, int]  # the same lines by `penstock.pipeline.spark.source.lines.Reason`
+    reasons: Mapping[str, int]  # the same lines by `penstock.pipeline.spark.source.lines.QuarantineReason`
     samples: Sequence[tuple[int, str]]  # the first of these lines: offset, reason
     bytes: int  # of the object as stored
 
@@ -321,7 +321,7 @@ def _disagreement(readings: Sequence[PieceReading]) -> ObjectFailure:
     return ObjectFailure(kind=FailureKind.DISAGREED, reason=reason)
 
 
-def _by_object(reports: Sequence[Report]) -> Mapping[int, Sequence[PieceReading]]:
+def _by_object(reports: Sequence[PartitionReport]) -> Mapping[int, Sequence[PieceReading]]:
     pieces: dict[int, list[PieceReading]] = {}
     for report in reports:
         for reading in report.pieces:
