@@ -46,8 +46,8 @@ def bill(message):
 # Where a look is a receive it hides the letters for some minutes, beyond the death of who looks: here for seconds.
 PENSTOCK = """
 import runpy
-from penstock.dead_letters.letters import HeldLetters
-HeldLetters.__init__.__kwdefaults__["held_seconds"] = 5.0
+from penstock.dead_letters.letters import ReceivingReader
+ReceivingReader.__init__.__kwdefaults__["held_seconds"] = 5.0
 runpy.run_module("penstock", run_name="__main__")
 """
 

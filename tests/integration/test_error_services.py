@@ -211,12 +211,12 @@ def test_rollbar_has_the_failure_without_variables_and_command_line(there: Recei
 def test_rollbar_that_refuses_is_told_of(there: Receiver, status: int) -> None:
     there.status = status
     code = """
-    from penstock.monitoring.errors.services.service import NotTaken
+    from penstock.monitoring.errors.services.service import ReportRejected
     rollbar_hook = hook(rollbar_token="0123456789")
     for _ in range(2):
         try:
             rollbar_hook(error, context(error))
-        except NotTaken as refused:
+        except ReportRejected as refused:
             print(refused)
     """
     ran = in_a_process(BEGIN + ROLLBAR + textwrap.dedent(code), there.rollbar_endpoint)

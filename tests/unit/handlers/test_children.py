@@ -337,10 +337,10 @@ def test_a_killed_child_is_not_taken_again_while_it_is_still_going(desk: Desk) -
 def test_a_function_typed_into_a_session_is_refused() -> None:
     code = (
         "from penstock import Handlers\n"
-        "from penstock.handlers.process_call import Children\n"
+        "from penstock.handlers.process_call import ChildProcesses\n"
         "from penstock.messaging.schema import Queue\n"
         "def work(message): pass\n"
-        "Children(work, Queue('q'), wants_context=False)\n"
+        "ChildProcesses(work, Queue('q'), wants_context=False)\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert "ConfigurationError" in ended.stderr
