@@ -48,6 +48,7 @@ def test_a_session_whose_workers_lack_penstock_is_told_apart_from_a_faulty_trans
         **inherited,
         "PATH": f"{python.parent}:{os.environ['PATH']}",
         "JAVA_HOME": str(find_java(os.environ).home),
+        "PYSPARK_DRIVER_PYTHON": sys.executable,  # where the bundled Java is looked for; workers ignore it
     }
     found = subprocess.run(
         [sys.executable, "-c", STORY], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
