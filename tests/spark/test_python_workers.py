@@ -39,7 +39,8 @@ theirs.stop()
 def test_a_session_whose_workers_lack_penstock_is_told_apart_from_a_faulty_transform(tmp_path: Path) -> None:
     python = tmp_path / "bin" / "python3"
     python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # without the packages of its environment
+    # Without the packages of its environment, but for the launcher that asks with -P where the bundled Java is.
+    python.write_text(f'#!/bin/sh\n[ "$1" = -P ] && exec {sys.executable} "$@"\nexec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_text('{"id": 1}\n')
@@ -48,7 +49,6 @@ def test_a_session_whose_workers_lack_penstock_is_told_apart_from_a_faulty_trans
         **inherited,
         "PATH": f"{python.parent}:{os.environ['PATH']}",
         "JAVA_HOME": str(find_java(os.environ).home),
-        "PYSPARK_DRIVER_PYTHON": sys.executable,  # where the bundled Java is looked for; workers ignore it
     }
     found = subprocess.run(
         [sys.executable, "-c", STORY], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
