@@ -193,8 +193,8 @@ def _check_text(queue: str, text: str) -> None:
 def dead_letter_queue(settings: QueueSettings, *, holds_dead: bool = False) -> str:
     """Return the queue for dead letters of the queue with these settings.
 
-    If another queue names this one as its dead-letter queue (``holds_dead``), its own dead letters go to a final DLQ,
-    whether or not the name has a dead-letter suffix.
+    If another queue names this one as its dead-letter queue (``holds_dead``), its own dead letters go to a final DLQ by
+    default, even if the name has no dead-letter suffix.
     """
     if settings.dead_letter_queue is None and holds_dead and not names_dead_letters(settings.name):
         return f"{settings.name}{SECOND_TIER_SUFFIX}"

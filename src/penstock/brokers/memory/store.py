@@ -86,8 +86,8 @@ class MemoryQueue:
 
     settings: QueueSettings
     entries: dict[int, Entry] = field(default_factory=dict)
-    ring: dict[str | None, list[int]] = field(default_factory=dict)  # Heaps of seqs: oldest first in each group
-    # heap of (visible_at, seq); entries changed since are skipped
+    ring: dict[str | None, list[int]] = field(default_factory=dict)  # heaps of seqs: oldest first in each group
+    # Heap of (visible_at, seq); entries changed since are skipped
     waiting: list[tuple[float, int]] = field(default_factory=list)
     ages: list[tuple[float, int]] = field(default_factory=list)  # heap of (enqueued_at, seq); likewise
     seen: dict[str, tuple[float, str]] = field(default_factory=dict)  # deduplication id -> (until, message id)
@@ -257,7 +257,7 @@ class MemoryStore:
         return [self._delivery(queue, entry, now) for entry in taken]
 
     def tended(self, queue: str, now: float) -> MemoryQueue | None:
-        """Return the queue after applying due leases, delays and retention. Every read of a queue goes through this."""
+        """Return the queue after applying due leases, delays and retention. Precedes every take, stats and browse."""
         line = self.lines.get(queue)
         if line is None:
             return None

@@ -56,7 +56,7 @@ class SqliteLeases:
                 return [found[seq] for _, seq in picked if seq not in buried]
 
     def held(self, connection: sqlite3.Connection, deliveries: Iterable[Delivery], now: float) -> dict[str, int]:
-        """Return the row id by receipt handle for the deliveries that are still leased. This is the fence."""
+        """Return the row ids, by receipt handle, of the deliveries that are still leased. This is the fence."""
         asked = {delivery.receipt: shared.hand_over_of(self._store_id, delivery.receipt) for delivery in deliveries}
         ids = json.dumps([hand_over.seq for hand_over in asked.values() if hand_over is not None])
         leased: Mapping[int, int] = dict(connection.execute(self._sql["leased"], {"ids": ids, "now": now}).fetchall())
