@@ -309,8 +309,7 @@ class Archives(ArchiveQueries):
         raise TemporaryError(f"archive {archive_id}: no answer to {TRIES_MAX} commits, try again later") from unknown
 
     def disown(self, pipeline: str, archive_id: str) -> bool:
-        """Ensure that a file of this name never counts, so that it can be deleted; return False if it already counts.
-        """
+        """Ensure that a file of this name never counts, so that it may be deleted; return False if it already does."""
         tombstone = new_archive(pipeline, archive_id, uri=None, objects_=0, bytes_=0, source=TOMBSTONE)
 
         def bury(connection: Connection) -> bool:

@@ -183,7 +183,9 @@ def _end_attempt(connection: Connection, outcome: BatchOutcome) -> None:
 
 
 def _leave(connection: Connection, outcome: BatchOutcome, rows: Sequence[Values], *, seq: int | None) -> None:
-    """Set every object of the attempt to the state in the outcome; raise if the outcome does not name exactly these objects.
+    """Set every object of the attempt to its state in the outcome.
+
+    Raises if the outcome does not name exactly the objects that the attempt holds.
     """
     binds = {"ours": outcome.attempt_id, "in_pipeline": outcome.pipeline}
     fill(connection, leaving, rows)

@@ -224,7 +224,7 @@ class Revisions:
         return self._move(revision, up=True)
 
     def downgrade(self, revision: str) -> tuple[str | None, str | None]:
-        """Downgrade the tables to an earlier revision; ``base`` removes all of them. Return the revision before and after.
+        """Downgrade the tables to an earlier revision; ``base`` removes all. Return the revision before and after.
 
         Raises `UsageError` for an unknown or later revision, and `ConfigurationError` if the earlier one cannot hold
         data that must not be lost.

@@ -127,8 +127,7 @@ class _Registration:
         return row
 
     def _take_keys(self, name: str, queue: str) -> WorkOwner:
-        """Register a handler's keys; return their owner. A name may have many owners; one of them has the old identity.
-        """
+        """Register a handler's keys; return their owner. Of several owners of a name, one has the old identity."""
         rows = self._of_name("keys", name)
         mine = [row for row in rows if row.app == self._app and same_queue(row.queue, queue)]
         mine.sort(key=lambda row: (row.queue != queue, not row.plain, row.first_seen_at, row.queue))
