@@ -57,7 +57,8 @@ def list_files(
 
     Args:
         schema: The schema to be written, partition columns included.
-        written: The files to commit, if their writers reported them. The result then holds exactly these, without empty ones.
+        written: The files to commit, if their writers reported them. The result is then exactly these, without empty
+            files.
 
     Raises:
         TemporaryError: A file differs from ``written``: its writer may have another disk at the same path, or this host
