@@ -45,7 +45,7 @@ class BrokerExchange:
         self._hearing = hearing
         self._looks_cost = broker.capabilities.looks_cost
         self._lease_seconds = settings.lease_seconds
-        # with several consumers, the others would wait for the poll
+        # With several consumers, the others would wait for the poll.
         self._poll_wait_seconds = settings.poll_wait_seconds if lines == 1 else 0.0
 
     def open(self) -> None:

@@ -295,7 +295,7 @@ class LeaseBook:
         self._lease_seconds = lease_seconds
         self._call_over = call_over
         self._lock = threading.Lock()
-        # under the lock; by receipt handle, with the end of the lease
+        # Under the lock; by receipt handle, with the end of the lease.
         self._held: dict[str, tuple[Delivery, float]] = {}
         self._calls: dict[str, _Call] = {}  # under the lock; by queue, each written by the thread of that queue
 

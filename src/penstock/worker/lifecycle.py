@@ -132,12 +132,12 @@ class WorkerLifecycle:
         self._pulse = tools.pulse
         self._stop = stop
         self._until = until
-        # so that two consumers halted at once do not each count the other as still served
+        # So that two consumers halted at once do not each count the other as still served.
         self._halting = threading.Lock()
         self._news = threading.Event()  # wakes the lifecycle's thread
         self._wake = threading.Event()  # wakes the I/O thread
         self._left = threading.Event()  # set once the worker stops
-        # written by `penstock-start`: it waits between tries, or ends because the worker stops
+        # Written by `penstock-start`: it waits between tries, or ends because the worker stops.
         self._start_rests = False
         self._met = False  # written by the I/O thread
         self._error: BaseException | None = None  # written once, by the thread that fails first
@@ -328,7 +328,7 @@ class WorkerLifecycle:
         # release of its message holds nothing any more.
         self._leave_behind(self._running(shares_slots=True))
         self._leave_behind(() if places.done else (LOOP_THREAD,))
-        # holds no message either
+        # Holds no message either.
         self._leave_behind(() if self._starting.done or self._start_rests else (START_THREAD,))
         for upkeep in upkeeps:
             upkeep.end()

@@ -203,7 +203,7 @@ class ExecutionPools:
     def __init__(self, *, concurrency: int, ended: Callable[[], None], event_loop: EventLoop | None = None) -> None:
         self.pool = ThreadPool(threads_max=concurrency)
         self.loop = event_loop or EventLoop(ended=ended)
-        # for blocking calls of executions on the loop
+        # For blocking calls of executions on the loop.
         self.aside = AsideThreads("aside", threads_max=ASIDE_THREADS_MAX)
         self._owns_loop = event_loop is None
 

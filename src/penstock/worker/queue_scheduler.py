@@ -151,7 +151,7 @@ class QueueScheduler:
         self._bus = bus
         self._random = random
         self._idle_seconds = settings.idle_floor_seconds
-        # this and the next describe the last poll: consumers by index in rotation order, None for no room
+        # This and the next describe the last poll: consumers by index in rotation order, None for no room.
         self._began_at = 0.0
         self._looked_at: Sequence[tuple[int, ReceiveRequest | None]] = ()
         self._full: str | None = None  # the queue whose last poll filled the request
@@ -297,7 +297,7 @@ class QueueScheduler:
         # A poll's wait in the broker counts as rest; after a slow answer the worker still rests for a moment.
         now = self._clock.monotonic()
         ask_at = max(self._began_at + self._idle_seconds, now + 0.001)
-        # a message that is due and did not come is no reason to hurry
+        # A message that is due and did not come is no reason to hurry.
         if next_in_seconds is not None and next_in_seconds > 0:
             ask_at = min(ask_at, now + max(next_in_seconds, 0.001))
         for served in empty:

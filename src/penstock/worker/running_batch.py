@@ -60,7 +60,7 @@ class RunningBatch:
         self.deliveries = deliveries
         self.thread = course.thread  # the name of its thread; on the pool written by that thread when it begins
         self.task: asyncio.Task[None] | None = None  # on the loop: keeps the task alive; written by the loop's thread
-        # ended from outside and submitted, so the stop does not wait for the run; written by the thread that ended it
+        # Ended from outside and submitted, so the stop does not wait for the run; written by the thread that ended it.
         self.parted = False
         self._course = course
         self._number = number
@@ -203,7 +203,7 @@ class Outcomes:
     ) -> None:
         self._handler = line.handler.name
         self._timeout_seconds = line.handler.timeout_seconds
-        # for few and long runs; many short ones back off per message
+        # For few and long runs; many short ones back off per message.
         self._waits_after_failures = not line.shares_slots
         self._lock = lock
         self._settler = settler

@@ -71,7 +71,7 @@ class WorkerSettings:
     poll_wait_seconds: float = 0.0  # how long a receive may wait in the broker while the worker is idle
     idle_floor_seconds: float = 0.05
     idle_ceiling_seconds: float = 1.0
-    # the first poll waits up to this long, so that workers of one deploy do not poll all at once
+    # The first poll waits up to this long, so that workers of one deploy do not poll all at once.
     start_jitter_seconds: float = 0.1
     lease_seconds: float = 60.0
     heartbeat_seconds: float | None = None  # None: a third of the lease

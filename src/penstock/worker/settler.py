@@ -42,7 +42,7 @@ class SettlementGroup:
     """Settlements for one call; their deliveries are no longer in the lease book."""
 
     settlements: Sequence[tuple[Delivery, Settlement]] = ()
-    # monotonic, by receipt handle; missing if the lease was lost
+    # Monotonic, by receipt handle; missing if the lease was lost.
     lease_ends_at: Mapping[str, float] = field(default_factory=dict)
     tries: Mapping[str, int] = field(default_factory=dict)  # number of earlier tries, by receipt handle
 

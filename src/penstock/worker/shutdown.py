@@ -52,7 +52,7 @@ class StopSignal:
         self._news = 0  # as above: the number of all requests
         self._told = 0  # the last request passed to the events; written by the thread or handler in `_tell`
         self._telling = False  # as above
-        # replaced as a whole, so that handlers see the old or the new tuple
+        # Replaced as a whole, so that handlers see the old or the new tuple.
         self._watching: tuple[threading.Event, ...] = ()
         self._lock = threading.Lock()  # guards the replacing; never taken by a handler
         self._before: dict[int, Any] = {}  # written by the main thread: the replaced handlers
