@@ -59,8 +59,7 @@ class MadeOnce(Generic[_Made]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aws:
-    """AWS access as configured. None means the value that boto3 finds in the environment or in AWS's configuration
-    files."""
+    """The AWS settings. None: the value that boto3 finds in the environment or in AWS's configuration files."""
 
     region: str | None = None
     endpoint_url: str | None = None  # of a compatible server; None: AWS itself

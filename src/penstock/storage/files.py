@@ -25,8 +25,7 @@ class Files(Protocol):
 
     @property
     def uri(self) -> str:
-        """Return the root's canonical address, without a trailing slash: ``file:///srv/clicks``,
-        ``s3://lake/clicks``."""
+        """Return the root's canonical address: ``file:///srv/clicks``, ``s3://lake/clicks``; no slash at its end."""
         ...
 
     @property
@@ -40,8 +39,7 @@ class Files(Protocol):
         ...
 
     def store_options(self) -> Mapping[str, str]:
-        """Return delta-rs's options for this root. They contain secrets: fetch them anew each time and do not store
-        them."""
+        """Return delta-rs's options for this root. They contain secrets that expire: do not store them."""
         ...
 
     def below(self, path: str) -> "Files":
@@ -87,8 +85,7 @@ class Files(Protocol):
         ...
 
     def open_output(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """Open a new file for sequential writing. It appears complete when the block ends, or not at all if the block
-        raises."""
+        """Open a new file for sequential writing. It appears, complete, when the block ends; never if it raises."""
         ...
 
     def make_durable(self, paths: Iterable[str]) -> None:

@@ -95,7 +95,8 @@ class S3Output(io.RawIOBase):
     """A writer of one object, which does not exist before `complete`. ``client`` is boto3's.
 
     ``put`` stores a small object. ``size_of`` returns the size of the existing object, None if there is none.
-    ``explained`` converts the client's errors to Penstock exceptions, so that writers of file formats need not know them.
+    ``explained`` converts the client's errors to Penstock exceptions, so that writers of file formats need not know
+    the client's.
     """
 
     def __init__(

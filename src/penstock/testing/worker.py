@@ -179,8 +179,10 @@ class _Watch:
             self.fatal = None if isinstance(event.exception, Reject) else event.exception
 
     def empty(self) -> bool:
-        """Return True if the queues are empty; advance the clock if only delayed messages remain. Called by the idle
-        worker."""
+        """Return True if the queues are empty. Called by the idle worker.
+
+        Advances the clock if only delayed messages remain.
+        """
         stats = [self._worker.broker.stats(queue) for queue in self._worker.queues()]
         if not any(one.visible or one.in_flight or one.delayed for one in stats):
             self.was_empty = True

@@ -101,8 +101,7 @@ class Relay:
         self._woken.set()
 
     def once(self) -> RelayResult:
-        """Send all present rows, including rejected ones. Raises `PenstockError` if broker or database are
-        unavailable."""
+        """Send all rows, including rejected ones. Raises `PenstockError` if broker or database are unavailable."""
         self._store.hasten()
         total = step = self.step(in_a_row_max=None)
         while step.held and not self._ended:
@@ -243,8 +242,7 @@ class _ClaimedRows:
                 raise failed[0]
 
     def _send_whole(self, queue: str, rows: Sequence[ClaimedRow], in_a_row_max: int | None) -> None:
-        """Send all rows in one call, which the broker accepts or rejects as a whole; if rejected, send them one
-        by one."""
+        """Send all rows in one call, accepted or rejected as a whole; if rejected, send them one by one."""
         if self._over():
             return
         try:

@@ -102,8 +102,7 @@ KNOWN = ("sqlite", "mysql", "mariadb", "postgresql")
 
 
 def engine_of(database: object) -> Engine:
-    """Return the engine, not connected yet. Raises `UsageError` if ``database`` is neither an engine nor its
-    address."""
+    """Return an unconnected engine. Raises `UsageError` if ``database`` is neither an engine nor its address."""
     if is_async_engine(database):
         raise UsageError(
             "A relay is a thread and needs a plain engine: give app.relay one with a driver that is not async "

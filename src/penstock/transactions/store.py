@@ -154,8 +154,7 @@ class TransactionStore:
         bytes_max: int,
         resting: Collection[str] = (),
     ) -> Sequence[ClaimedRow]:
-        """Claim the oldest due and free rows, except those of ``resting`` queues, for ``lease_seconds``; return them by
-        id."""
+        """Claim the oldest due and free rows and return them by id. Rows of ``resting`` queues are left out."""
         others = _LOOK.where(outbox.c.queue_id.not_in([digest(queue) for queue in resting])) if resting else _LOOK
         with self._transaction() as connection:
             if self._on_sqlite:
@@ -235,8 +234,7 @@ class TransactionStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        """Open a transaction. Raises `ConfigurationError` for a missing table, `TemporaryError` for other database
-        errors."""
+        """Open a transaction. Raises `ConfigurationError` if a table is missing, else `TemporaryError`."""
         try:
             with explained(), self._use, self._connected() as connection, connection.begin():
                 yield connection
