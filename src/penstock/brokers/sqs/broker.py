@@ -1,4 +1,4 @@
-"""The broker on SQS, with what it guarantees beyond `penstock.messaging.broker.Broker`, and what it cannot:
+"""The broker on SQS, with its guarantees and limits beyond `penstock.messaging.broker.Broker`:
 
 - Delivery is at least once and in best-effort order, without fence or refunds, as SQS documents. Every receive counts
   as an attempt, even if the message is released before processing starts. FIFO queues keep the order of a group, and
@@ -136,6 +136,8 @@ class SqsBroker:
     def capabilities(self) -> Capabilities:
         return self._capabilities
 
+    # --- sending
+
     def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         """Send in calls of ten, one after the other: after an error, the messages of earlier calls are in the queue.
 
@@ -216,9 +218,7 @@ class SqsBroker:
             return self._leases.extend(deliveries, lease_seconds)
 
     def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> Listening:
-        """Return a listener that polls for ``poll_seconds`` while the worker has free slots. Closing waits for running
-        polls.
-        """
+        """Return a listener that polls while the worker has free slots. Closing waits for polls under way."""
         return SqsArrivalListener(
             queues,
             tell,
@@ -230,7 +230,7 @@ class SqsBroker:
             random=self._random,
         )
 
-    # --- looking
+    # --- inspection
 
     def stats(self, queue: str) -> QueueStats:
         """Return approximate counts without ages; zeros for a missing queue."""
@@ -291,7 +291,7 @@ class SqsBroker:
         with self._forgetting([source] if destination is None else [source, destination]):
             return self._movers.start(source, destination, per_second=per_second)
 
-    # --- steering
+    # --- control
 
     def pause(self, queue: str) -> None:
         raise ConfigurationError(f"The queue {queue!r} cannot be paused on SQS; let its workers drain instead.")
@@ -314,7 +314,7 @@ class SqsBroker:
         for pool in (self._receivers, self._settlers, self._extenders, self._turners, self._ways):
             pool.close()
 
-    # --- inside
+    # --- internals
 
     def _asked(self, asks: Sequence[ReceiveRequest], lease_seconds: float, wait_seconds: float) -> TurnResult:
         """Poll the queues in order until one has messages."""

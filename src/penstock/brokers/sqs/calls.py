@@ -169,7 +169,7 @@ class BatchCalls:
 
 
 def failures(answer: Mapping[str, Any], places: Sequence[int]) -> Mapping[int, FailedEntry]:
-    """Return the failed entries of a batch response, by position. An entry missing from the response counts as failed."""
+    """Return the failed entries of a batch response, by position. An entry missing from it counts as failed."""
     failed = {
         int(each["Id"]): FailedEntry(
             code=each.get("Code", ""),

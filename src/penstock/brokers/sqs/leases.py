@@ -29,7 +29,7 @@ class SettledDeliveries:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # written under the lock; hashes, since receipt handles are long
+        # Written under the lock; hashes, since receipt handles are long
         self._receipts: OrderedDict[int, None] = OrderedDict()
 
     def add(self, delivery: Delivery) -> None:
@@ -48,7 +48,7 @@ CHANGE = "change_message_visibility_batch"
 
 
 class SqsLeases:
-    """Extends leases and changes visibility timeouts. Thread-safe."""
+    """Extend leases and change visibility timeouts. Thread-safe."""
 
     def __init__(
         self, queues: SqsQueues, batches: BatchCalls, settled: SettledDeliveries, *, extending: BatchCalls, clock: Clock

@@ -4,8 +4,7 @@ AWS runs the task: it continues if this process dies, and is cancelled when the 
 message has a new id, a new age and no receives; body and attributes stay, including a death. Messages that arrive
 during the task may be moved as well.
 
-AWS knows the source only of messages that it dead-lettered itself, and a task without destination fails at the first
-message that was sent there instead. So the destination is always given: by the caller, or the one queue whose redrive
+AWS knows the source only of messages that it dead-lettered itself, and a task without destination fails at the first message that it did not. So the destination is always given: by the caller, or the one queue whose redrive
 policy names the source.
 """
 
@@ -159,7 +158,7 @@ class MoveStarter:
         self._clock = clock
 
     def start(self, source: str, destination: str | None, *, per_second: int | None) -> MoveInProgress:
-        """Start a task. Raise `ConfigurationError` if AWS never accepts it, `TemporaryError` if one is running already."""
+        """Start a task. Raise `ConfigurationError` if AWS never accepts it, `TemporaryError` if one is running."""
         if per_second is not None and not 1 <= per_second <= PER_SECOND_MAX:
             raise ConfigurationError(
                 f"{per_second} messages a second cannot be moved: SQS takes 1 to {PER_SECOND_MAX}."

@@ -143,7 +143,7 @@ class SqsQueues:
                 self._ensure_dead_letters(valid_name(name))
         for settings in wanted:
             if settings.receives_max is not None or settings.dead_letter_queue is not None:
-                # else its name determines its dead-letter queue, and SQS itself moves nothing
+                # Otherwise its name determines its dead-letter queue, and SQS itself moves nothing.
                 target = valid_name(shared.dead_letter_queue(settings))
                 self._set_redrive(settings.name, target, settings.receives_max or RECEIVES_MAX)
 
@@ -279,7 +279,7 @@ PURGE_SECONDS = 60  # between two purges of one queue; one takes up to as long
 
 
 def read_stats(api: SqsApi, queues: SqsQueues, queue: str) -> QueueStats:
-    """Return SQS's counts, which are eventually consistent. Messages released with a delay count as in flight. No ages."""
+    """Return SQS's counts, eventually consistent and without ages. Messages released with a delay count as in flight."""
     try:
         answer = api.on(queues.find(queue), "get_queue_attributes", AttributeNames=list(COUNTS))
     except QueueMissing:
@@ -295,7 +295,7 @@ def read_stats(api: SqsApi, queues: SqsQueues, queue: str) -> QueueStats:
 
 
 def purge(api: SqsApi, queues: SqsQueues, queue: str) -> int:
-    """Purge the queue; return how many messages SQS counted before. Messages sent within the next minute may go, too."""
+    """Purge the queue; return SQS's count before. Messages sent within the next minute may be deleted, too."""
     stats = read_stats(api, queues, queue)
     try:
         api.on(queues.find(queue), "purge_queue")

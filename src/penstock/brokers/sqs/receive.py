@@ -241,7 +241,7 @@ LATE = 1 / 3  # of a lease: past this, a worker's heartbeat would have extended 
 
 
 class SqsReceiver:
-    """Receive messages for callers, from the listener's buffer if it holds any, otherwise with new calls. Thread-safe."""
+    """Receive messages from the listener's buffer if it holds any, otherwise with new calls. Thread-safe."""
 
     def __init__(
         self, *, held: PolledMessages, receiving: ReceiveCalls, leases: SqsLeases, poll_seconds: float, clock: Clock

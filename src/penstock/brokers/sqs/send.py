@@ -118,7 +118,7 @@ class SqsSender:
         except PenstockError as error:
             if _is_of_queue(error):
                 return [error] * len(batch), error
-            # one entry may have spoiled the call
+            # One entry may have spoiled the call.
             return list(self._each(queue, batch)) if len(batch) > 1 else [error], None
 
     def _answers(self, queue: QueueRef, batch: Sequence[Entry]) -> Sequence[str | PenstockError]:
@@ -155,7 +155,7 @@ class SqsSender:
         return entry
 
     def _batch(self, queue: QueueRef, entries: Sequence[Entry]) -> Sequence[str | PenstockError]:
-        """Send as `_tried`, but without groups once a standard queue has refused them: the notes have the groups, too."""
+        """Send as `_tried`, but without groups once a standard queue has refused them: the notes hold them."""
         if queue.url in self._groupless:
             return self._tried(queue, [_groupless(entry) for entry in entries])
         try:

@@ -35,11 +35,11 @@ _REASON_CHARS_MAX = 200
 def dead_letter(
     delivery: Delivery, settlement: DeadLetter, *, worker: str, now: float, fifo: bool, bytes_max: int
 ) -> Entry:
-    """What the dead-letter queue is sent: body, group and attributes as they were, and the death; from the first tier
-    to the second, the death that is there and why it goes on.
+    """Return the entry for the dead-letter queue: body, group and attributes unchanged, plus the death.
 
-    What another program filled to the brim goes as it came, without a word. When it failed first SQS does not know;
-    the time of its first hand-over is told instead.
+    From a DLQ to the final DLQ, the entry keeps its death and adds the reason for the move. A message that another
+    program filled up to the size limit is sent without a death. SQS does not record the first failure; the death has
+    the time of the first receive instead.
     """
     first = delivery.first_received_at if isinstance(delivery, SqsDelivery) and delivery.attempt > 1 else None
     death = shared.death_by_settlement(settlement, delivery, worker=worker, first_failed_at=first, now=now)
@@ -56,7 +56,7 @@ def dead_letter(
 
 
 def _told(before: Attributes, settlement: DeadLetter, death: Death) -> Iterator[Attributes]:
-    """Yield the attributes with the whole death, then with ever shorter ones; the earlier deaths are dropped before it."""
+    """Yield the attributes with the whole death, then with shorter ones. Earlier deaths are dropped before this one."""
     whole = buried(before, settlement, death)
     brief = replace(settlement, reason=settlement.reason[:_REASON_CHARS_MAX])
     yield whole
