@@ -56,7 +56,7 @@ def sealed(body: bytes, attributes: Attributes, group: str | None, *, fifo: bool
 
 
 def unnoted(body: bytes, attributes: Attributes, group: str | None, *, fifo: bool) -> Entry | None:
-    """Return the entry without our notes, as other senders write it; None if SQS cannot take the message without them."""
+    """Return the entry without our notes, as other senders write it; None if the message requires them."""
     text, encoding = _written(body)
     plain = all(_is_taken(name, value) or _is_others_note(name, value) for name, value in attributes.items())
     if encoding is not None or not plain or len(attributes) > ATTRIBUTES_MAX:
@@ -222,7 +222,7 @@ def _unpacked(attributes: Mapping[str, Any]) -> dict[str, str | bytes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqsDelivery(Delivery):
-    """A delivery from SQS. ``received_at`` is this machine's clock; the times of message and first receive are SQS's."""
+    """A delivery from SQS. ``received_at`` is by this machine's clock; other epoch times are by that of SQS."""
 
     first_received_at: float  # epoch seconds; of the message's first delivery
     began_at: float  # monotonic; SQS holds a message at most 12 h from here

@@ -4,8 +4,9 @@ AWS runs the task: it continues if this process dies, and is cancelled when the 
 message has a new id, a new age and no receives; body and attributes stay, including a death. Messages that arrive
 during the task may be moved as well.
 
-AWS knows the source only of messages that it dead-lettered itself, and a task without destination fails at the first message that it did not. So the destination is always given: by the caller, or the one queue whose redrive
-policy names the source.
+AWS records the source queue only of messages that it dead-lettered itself; without a destination, a task fails at the
+first other message. So the destination is always given: by the caller, or as the one queue whose redrive policy names
+the source.
 """
 
 import threading

@@ -279,7 +279,7 @@ PURGE_SECONDS = 60  # between two purges of one queue; one takes up to as long
 
 
 def read_stats(api: SqsApi, queues: SqsQueues, queue: str) -> QueueStats:
-    """Return SQS's counts, eventually consistent and without ages. Messages released with a delay count as in flight."""
+    """Return SQS's counts, eventually consistent, without ages. Messages released with a delay count as in flight."""
     try:
         answer = api.on(queues.find(queue), "get_queue_attributes", AttributeNames=list(COUNTS))
     except QueueMissing:
