@@ -22,7 +22,7 @@ class ExportLog(logging.Filter):
         self._words = Throttle(QUIET_SECONDS, clock)  # unlocked: two threads may both report, which is harmless
 
     def told_to(self, tell: Callable[[str], None]) -> None:
-        """Call ``tell`` with the first message from now on, and then with one every ten minutes while there are more."""
+        """Pass the first message from now on to ``tell``, then one every ten minutes while there are more."""
         self._tell = tell
         self._words.begin_anew()
 

@@ -19,7 +19,7 @@ TAKEN_OVER = "message.taken_over"
 ENDS = frozenset(
     f"message.{end}" for end in ("finished", "failed", "given_back", "released", "acked", "dead_lettered", "invalid")
 )
-_LEAVES = frozenset({"message.acked", "message.dead_lettered"})  # events after which the message has left the queue
+_LEAVES = frozenset({"message.acked", "message.dead_lettered"})  # the queue, whichever worker logged it
 _FEW = 20  # starts without an end that are normal: messages in flight
 
 

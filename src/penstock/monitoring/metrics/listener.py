@@ -28,7 +28,7 @@ COUNTED_BY_QUEUE = frozenset(
 FINISHED, RETRIED, FAILED, GIVEN_BACK = "finished", "retried", "failed", "given_back"  # outcomes of work
 
 _ENDS: Mapping[type[Settlement], str] = {Ack: "acked", DeadLetter: "dead_lettered"}
-_OBJECT_OUTCOMES = {"retry": RETRIED, "dead": FAILED}  # other outcomes are neither a failure of the work nor work
+_OBJECT_OUTCOMES = {"retry": RETRIED, "dead": FAILED}  # other outcomes are neither failures nor work
 
 
 class MetricsListener(events.ChoosyListener):

@@ -162,7 +162,7 @@ class Meters:
             self._collectors = tuple(one for one in self._collectors if one is not collect)
 
     def _admitted(self, name: str, labels: Labels) -> Labels:
-        """Return the series to count these labels in, and register it. Called once per thread and labels."""
+        """Return the series to count these labels in, and register it if it is new."""
         with self._lock:
             known = self._known[name]
             if labels not in known:

@@ -100,7 +100,7 @@ class OtelDestination:
         self._exporter = exporter
 
     def export(self, fresh: Reading) -> None:  # noqa: ARG002 - the reader collects for itself
-        """Collect and send. Raises `TemporaryError` if no collector accepted it; OpenTelemetry itself only logs that."""
+        """Collect and send. Raises `TemporaryError` if no collector accepted it, which OpenTelemetry only logs."""
         self._exporter.failed = False
         self._reader.collect(SEND_SECONDS * 1_000)
         if self._exporter.failed:
@@ -138,7 +138,7 @@ def open_otel(resource: Resource, *, version: str, system: str) -> Otel:
         return Otel(meters=OtelMeters(found, version=version, system=system), outlet=None)
     quieten(metric_exporter.__name__)  # OtelDestination reports the failures
     exporter = OtlpExporter()
-    # Without an interval the reader has no thread, which would have to be waited for at the end; the metrics exporter
+    # With an infinite interval the reader starts no thread, which the end would have to wait for; the metrics exporter
     # collects.
     reader = PeriodicExportingMetricReader(exporter, export_interval_millis=math.inf)
     provider = MeterProvider([reader], resource=resource, shutdown_on_exit=False)

@@ -3,5 +3,5 @@
 `tracing` is the entry point, `provider` decides where spans go, `broker` and `handler` wrap what is traced, `listener`
 adds events to spans, `context` has the propagation of a trace, the attribute names, and links and errors of spans.
 
-Only this package and `metrics/otel.py` import OpenTelemetry, and neither is imported while tracing is off.
+Only this package and `metrics/otel.py` import OpenTelemetry, and only if it is switched on.
 """
