@@ -126,7 +126,7 @@ class Retry(PenstockError):
 
 
 class InvalidMessage(PenstockError):
-    """The message can never be processed. Its text is the reason of the dead letter."""
+    """The message can never be processed. It is dead-lettered with this text as the reason."""
 
 
 class NewerMessage(PenstockError):

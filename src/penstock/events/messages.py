@@ -165,7 +165,7 @@ class LeasesEndangered(Event):
 class HeartbeatFailed(Event):
     """A heartbeat could not reach the broker or the ledger.
 
-    It is retried at once or, after the ``last`` try of this heartbeat, with the next one.
+    It is retried; after the ``last`` try of this heartbeat, with the next one.
     """
 
     queue: str
@@ -187,8 +187,7 @@ class SettleFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettlementMissing(Event):
-    """A handler returned no settlement for this delivery, which is a bug in it. The message is released with a
-    delay."""
+    """A handler returned no settlement for this delivery: a bug in it. The message is released with a delay."""
 
     queue: str
     message_id: str
@@ -304,8 +303,7 @@ class DeadReplayed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaysUnmarked(Event):
-    """Replayed messages were sent but could not be marked in the record. Their dead letters are deleted
-    nevertheless."""
+    """Replays were sent but could not be marked in the record. Their dead letters are deleted nevertheless."""
 
     replay_ids: tuple[str, ...]
     error: str

@@ -79,8 +79,7 @@ class ObjectFinished(ObjectEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectGivenBack(ObjectEvent):
-    """The attempt was interrupted by a shutdown, or by a fault that the object did not cause. The object is free
-    again."""
+    """A shutdown, or a fault that the object did not cause, interrupted the attempt. The object is free again."""
 
     reason: str
 

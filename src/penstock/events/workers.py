@@ -50,8 +50,7 @@ class StacksDumped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionFailed(Event):
-    """A handler's batch ended without settlements: it raised, or lost its claim. Its messages are released with a
-    delay."""
+    """A handler's batch raised or lost its claim, and has no settlements. Its messages are released with a delay."""
 
     handler: str
     message_ids: tuple[str, ...]
@@ -112,8 +111,7 @@ class TracesExportFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineHalted(Event):
-    """A handler hit an error that no retry can fix. This worker stops serving its queue, and continues with the
-    others."""
+    """A handler hit an error that no retry can fix. This worker stops serving its queue, but no other queue."""
 
     queue: str
     handler: str

@@ -25,7 +25,7 @@ DEATH_ATTRIBUTE = "penstock-death"  # written by `with_death`
 PAST_ATTRIBUTE = "penstock-past"
 PAST_MAX = 10  # deaths
 _CHARS_MAX = 200  # of each text
-_BYTES_MAX = 128 * 1024  # the maximum is ten entries of four such texts, with twelve bytes for each escaped character
+_BYTES_MAX = 128 * 1024  # fits ten entries of four such texts, with twelve bytes for each escaped character
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ def with_death(attributes: Attributes, death: Death) -> Attributes:
 
 
 def buried(attributes: Attributes, settlement: DeadLetter, death: Death) -> Attributes:
-    """Return the attributes of a dead letter, for the DLQ or the final DLQ."""
+    """Return the attributes of a dead-lettered message, for the DLQ or the final DLQ."""
     if not settlement.set_aside:
         return with_death(attributes, death)
     origin = {} if DEATH_ATTRIBUTE in attributes else {ORIGIN_ATTRIBUTE: death.message_id}  # no death has the id

@@ -16,8 +16,7 @@ class AttemptEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreviousAttempt:
-    """The previous delivery of a message: when, where, and how it ended. Times are epoch seconds by the broker's
-    clock."""
+    """The previous delivery of a message, and how it ended. Times are epoch seconds by the broker's clock."""
 
     started_at: float
     ended_at: float

@@ -43,8 +43,13 @@ class EmbeddedFile:
     """
 
     def __init__(self, what: str, path: Path | None, close: Callable[[], None]) -> None:
-        """``what`` names the file in errors. ``close`` is called while no thread is inside. ``path`` None: in
-        memory."""
+        """Register the file for forks of this process.
+
+        Args:
+            what: Names the file in errors.
+            path: The file; None for a database in memory.
+            close: Closes the connections. Called while no thread is inside.
+        """
         self._what = what
         self._path = None if path is None else path.absolute()  # a copy may change its working directory
         self._close = close

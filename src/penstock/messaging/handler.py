@@ -152,8 +152,7 @@ class ServiceWatch(Protocol):
         ...
 
     def succeeded(self) -> None:
-        """Record that a request did its work. A response alone does not prove that: a ledger on a full disk
-        responds."""
+        """Record that a request did its work; a response alone is no proof: a ledger on a full disk responds."""
         ...
 
     def put_back_seconds(self) -> float:

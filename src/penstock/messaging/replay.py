@@ -29,12 +29,12 @@ class Replay:
     """The recorded replay of one dead-lettered message. Times are epoch seconds."""
 
     replay_id: str
-    letter_queue: str  # the queue that holds the dead letter
+    letter_queue: str  # the queue that holds the dead-lettered message
     letter_id: str
     queue: str  # the destination
     count: int  # number of this replay in a row, from 1
     due_at: float  # earliest time to send it; chosen once
-    sent: bool = False  # it was sent, so its dead letter only remains to be deleted
+    sent: bool = False  # it was sent, and the original message only remains to be deleted
 
 
 class ReplayLog(Protocol):
@@ -70,7 +70,7 @@ class NoLog:
 
 
 def replay_id_of(letter_queue: str, letter_id: str) -> str:
-    """Return 32 hexadecimal digits: always the same for one dead letter, whether by queue name, URL or ARN."""
+    """Return 32 hexadecimal digits, always the same for one message, by its queue's name, URL or ARN."""
     place = f"{listed_name(letter_queue)}\0{letter_id}"
     return hashlib.sha256(place.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
@@ -103,7 +103,7 @@ def replays_so_far(attributes: Attributes) -> int:
 
 
 def replayed(letter: Message, replay: Replay, *, delay_seconds: float) -> Outgoing:
-    """Return the message to send for a dead letter.
+    """Return the message to send for a dead-lettered one.
 
     Body, group and attributes stay unchanged. Its deaths move to the history, and the replay id is added, by which
     an inbox recognises it.

@@ -68,8 +68,7 @@ def load(text: str) -> object:
 
 
 def show(value: object) -> str:
-    """Return a value for an error message: one printable ASCII line of bounded length, containers only by their
-    kind."""
+    """Return a value for an error message: one short printable ASCII line, containers only by kind."""
     match value:
         case dict():
             return "an object"

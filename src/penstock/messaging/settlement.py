@@ -35,8 +35,8 @@ class DeadLetter:
     reason: str
     exception: str | None = None  # type and message, e.g. "ValueError: not a number"
     traceback: str | None = None  # without local variables, which may hold secrets
-    set_aside: bool = False  # for a dead letter: it moves on to the final DLQ for this reason, its death unchanged
-    # The fields below are recorded on the dead letter and do not affect equality.
+    set_aside: bool = False  # from DLQ to final DLQ, for this reason; its death stays unchanged
+    # The fields below are recorded in the message and do not affect equality.
     poison: bool = field(default=False, compare=False)  # rejected or unreadable: another attempt cannot help
     fingerprint: str | None = field(default=None, compare=False)  # from `penstock.messaging.failure`
     handler: str | None = field(default=None, compare=False)  # the handler that gave up
