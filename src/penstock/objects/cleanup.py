@@ -45,7 +45,7 @@ def refused(reason: str) -> CleanupResult:
 
 
 class Cleaner(Protocol):
-    """Tags, moves or deletes the objects of one source. Thread-safe."""
+    """An action on the objects of one source: tag, move or delete. Thread-safe."""
 
     def clean(self, ref: ObjectRef) -> CleanupResult:
         """Clean up this version. If it raises, nothing else was touched.

@@ -94,7 +94,7 @@ class _FileCleaner(ABC):
 
 
 class FileDeleter(_FileCleaner):
-    """Deletes files permanently."""
+    """A cleaner that deletes files."""
 
     def _end(self, ref: ObjectRef, aside: _RenamedFile) -> CleanupResult:  # noqa: ARG002 - the base class's signature
         os.unlink(aside.name, dir_fd=aside.folder)
@@ -102,7 +102,7 @@ class FileDeleter(_FileCleaner):
 
 
 class FileMover(_FileCleaner):
-    """Moves files below another folder of the same file system, under their relative path."""
+    """A cleaner that moves files below another folder of the same file system, under their relative path."""
 
     def __init__(self, root: str, target: str, *, probe: Probe = no_probe) -> None:
         super().__init__(root, probe=probe)

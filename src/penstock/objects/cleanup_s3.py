@@ -72,7 +72,7 @@ class _PlannedCopy:
 
 @dataclass(frozen=True, slots=True)
 class Copier:
-    """Copies objects within S3. Thread-safe."""
+    """A copier of objects within S3. Thread-safe."""
 
     aws: Aws
     copy_bytes_max: int = COPY_BYTES_MAX
@@ -261,14 +261,14 @@ class _S3Cleaner(ABC):
 
 
 class S3Deleter(_S3Cleaner):
-    """Permanently deletes the processed version; in an unversioned bucket, the object."""
+    """A cleaner that permanently deletes the processed version; in an unversioned bucket, the object."""
 
     def _cleaned(self, ref: ObjectRef, facts: Facts) -> CleanupResult:
         return _lock_of(facts) or self._removed(ref)
 
 
 class S3Mover(_S3Cleaner):
-    """Copies the version below the target, under its relative key, and then deletes it from the source."""
+    """A cleaner that copies the version below the target, under its relative key, then deletes it from the source."""
 
     def __init__(self, source: S3Address, target: S3Address, aws: Aws, *, probe: Probe = no_probe) -> None:
         super().__init__(source, aws, probe=probe)
@@ -290,7 +290,7 @@ class S3Mover(_S3Cleaner):
 
 
 class S3Tagger(_S3Cleaner):
-    """Adds tags to the version and keeps its existing tags.
+    """A cleaner that adds tags to the version and keeps its existing tags.
 
     S3 cannot tag conditionally. So in an unversioned bucket the object may be replaced during the request: it is
     checked again afterwards, and our tags are removed from a wrong object, including those of an earlier try.

@@ -1,7 +1,7 @@
 """List the objects below an S3 prefix as references, without opening any.
 
 `S3Listing` yields bounded chunks of the latest versions. It leaves out hidden and excluded objects, tables and folder
-markers, and reports what it left out or what cannot be read. An object gets the same identity as from its notification:
+markers, and reports the objects left out or unreadable. An object gets the same identity as from its notification:
 by version id if it has one, else by ETag.
 
 `S3Pages` lists page by page. Only ListObjectVersions returns version ids. If it is denied, or the store does not have
@@ -284,7 +284,7 @@ ARCHIVED = ("GLACIER", "DEEP_ARCHIVE")  # GLACIER_IR can be read like any other 
 
 
 class S3Listing:
-    """Lists one prefix, or the one object of that name.
+    """The listing of one prefix, or of the one object of that name.
 
     Each call of `chunks` starts a new listing; `report` describes the latest one.
     """
@@ -337,7 +337,7 @@ class S3Listing:
 
 
 class PageFilter:
-    """Separates objects to process from others in a listing. Pages must be learned in order."""
+    """A filter for the objects to process in a listing. Pages must be learned in order."""
 
     def __init__(self, pages: S3Pages, excluded: Sequence[S3Address]) -> None:
         self._pages = pages

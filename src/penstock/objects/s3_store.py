@@ -46,7 +46,7 @@ class FetchedRange:
 
 
 class Fetch(Protocol):
-    """Requests the bytes [start, stop) of a version; (0, 0) for an empty object. Raises the same errors as `refuse`."""
+    """A request for the bytes [start, stop) of a version; (0, 0) for an empty object. Raises the errors of `refuse`."""
 
     def __call__(self, ref: ObjectRef, start: int, stop: int) -> FetchedRange: ...
 
@@ -58,7 +58,7 @@ def fetch_of(ref: ObjectRef, aws: Aws) -> Fetch:
 
 @dataclass(frozen=True, slots=True)
 class NamedFetch:
-    """Fetches with obstore, which is twice as fast as boto3 (measured)."""
+    """A request with obstore, which is twice as fast as boto3 (measured)."""
 
     aws: Aws
 
@@ -74,7 +74,7 @@ class NamedFetch:
 
 @dataclass(frozen=True, slots=True)
 class LiteralFetch:
-    """Fetches with boto3, which takes every key literally: ``../x``, ``/x``, ``a//b``, ``a/``, control characters."""
+    """A request with boto3, which takes every key literally: ``../x``, ``/x``, ``a//b``, ``a/``, control characters."""
 
     aws: Aws
 

@@ -122,7 +122,7 @@ class _PathEntry:
 
 
 class Scanner:
-    """Walks one folder. Each call of `chunks` starts a new walk; `report` describes the latest one."""
+    """A scanner of one folder. Each call of `chunks` starts a new walk; `report` describes the latest one."""
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 Notifications of the operating system name the paths that changed. A file is yielded when its size and modification time
 have not changed for a quiet period, also if it was renamed into place. Notifications get lost (a full buffer, a network
 folder, a name that cannot be decoded), so the whole folder is also walked at the start and every few minutes. The
-consumer gets some objects more than once, and misses none.
+caller gets some objects more than once, and misses none.
 
 The scanner alone decides which names are objects.
 """
@@ -40,7 +40,7 @@ class _FileSighting:
 
 
 class Watcher:
-    """Watches one folder. One thread calls `settled`."""
+    """A watch on one folder. One thread calls `settled`."""
 
     def __init__(
         self,

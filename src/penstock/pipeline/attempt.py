@@ -82,7 +82,7 @@ class ClaimGuard:
         self._committing = False  # the ledger decides from here on; heartbeat results are ignored
         self._stopped = False
 
-    # The run thread
+    # -- called by the run thread ----------------------------------------------------------------------------------
 
     def take(
         self, claim: Callable[[], ObjectClaims | None], refs: Mapping[bytes, ObjectRef]
@@ -130,7 +130,7 @@ class ClaimGuard:
         with self.lock:
             self._work = None
 
-    # Any thread
+    # -- called by any thread --------------------------------------------------------------------------------------
 
     def give_up(self, work: ClaimedWork, *, reason: str, outcome: str) -> None:
         """Like `abandon`, but raise `TemporaryError` if the ledger is unreachable, and keep holding the attempt."""
@@ -283,8 +283,8 @@ class Attempts:
         return self._failed(work, failed, dict.fromkeys(work.refs, cause))
 
     def _claim(self, group: Sequence[NotificationDelivery]) -> ObjectClaims | None:
-        """Claim the free objects of the group. Return None if the ledger's answer was lost and the claim is
-        uncertain."""
+        """Claim the free objects of the group. Return None if the ledger is unreachable, so that the
+        outcome is uncertain."""
         attempt_id = self._around.new_attempt_id()
         try:
             with self._around.ledger_watch.asked():

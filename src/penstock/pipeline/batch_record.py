@@ -136,4 +136,4 @@ def _decoded(data: bytes) -> BatchRecord:
 def _object(fields: dict[str, object]) -> RecordedObject:
     rows, lines = fields.pop("rows"), fields.pop("lines_quarantined")
     key = decode_key(unquote_to_bytes(str(fields.pop("key"))))
-    return RecordedObject(ref=ObjectRef(key=key, **fields), rows=rows, lines_quarantined=lines)  # type: ignore[arg-type]  # a wrong one is a TypeError or found by its id
+    return RecordedObject(ref=ObjectRef(key=key, **fields), rows=rows, lines_quarantined=lines)  # type: ignore[arg-type]  # wrong names raise TypeError; wrong values yield an unknown object id

@@ -84,7 +84,7 @@ class RunResult:
 
 
 class Engine(Protocol):
-    """Runs batches, one at a time or several in parallel."""
+    """An executor of runs, one at a time or several in parallel."""
 
     def run(self, request: RunRequest) -> RunResult:
         """Read, transform and write.

@@ -152,8 +152,7 @@ def check_retention(older_than_seconds: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archivist:
-    """Archives one pipeline. Several may run concurrently: for each file one of them wins, and the others delete
-    theirs."""
+    """The archiver of one pipeline. Several may run concurrently: for each file one wins; the others delete theirs."""
 
     ledger: Ledger
     pipeline: str

@@ -52,8 +52,8 @@ class CleanupPassResult:
 
 
 class SourceCleanup:
-    """Cleans up the objects that one pipeline has processed. Used by one thread at a time; resumes where its pass
-    ended."""
+    """The cleanup of the objects that one pipeline has processed. Used by one thread at a time. A pass resumes after
+    the last object of the previous one."""
 
     def __init__(
         self,
@@ -224,7 +224,7 @@ def reference_of(row: ObjectRow) -> ObjectRef:
 
 
 class _CleanupRate:
-    """Limits the rate of a pass. Used by one thread."""
+    """The rate limit of a pass. Used by one thread."""
 
     def __init__(self, bounds: CleanupPass, clock: Clock) -> None:
         self._bounds = bounds

@@ -108,7 +108,7 @@ def collect(
 
 
 class _Sweep:
-    """Deletes files, or only counts them in a dry run. Used by one thread."""
+    """The deletion of files, or in a dry run only their count. Used by one thread."""
 
     def __init__(self, probe: Probe, *, dry_run: bool) -> None:
         self._probe = probe

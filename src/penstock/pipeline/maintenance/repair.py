@@ -235,7 +235,7 @@ def _contradiction(tails: Sequence[TableTail], seq: int) -> TableError:
 
 
 KNOWN_IN_A_ROW = 200  # consecutive records of known attempts, newest first, after which the search ends
-_PAGE = 1_000  # objects
+_PAGE = 1_000  # objects per query
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +259,7 @@ class RepairFindings:
 
 
 class Repairer:
-    """Inspects one pipeline's ledger and tables once, and applies the repair that it found."""
+    """One inspection of a pipeline's ledger and tables, and the repair that follows from it."""
 
     def __init__(
         self, ledger: Ledger, *, pipeline: str, rows: DeltaTableSink, quarantine: DeltaTableSink, adopt: bool = False

@@ -14,8 +14,8 @@ snapshot, or the log names the commit that removed it. A commit that merged file
 other commit removed a file, and no later one added it again, its rows are gone.
 
 Old commits are deleted from the log. If the commit that removed a file is no longer there, rows are counted: the table,
-without what other writers are known to have appended, must show as many as its batches wrote. If it shows fewer, the
-rows of the batch are assumed to be gone.
+without the rows that other writers are known to have appended, must show as many as its batches wrote. If it shows
+fewer, the rows of the batch are assumed to be gone.
 """
 
 from collections import defaultdict
@@ -41,7 +41,7 @@ class VisibleCommit:
 
     after_seq: int
     seq: int
-    token: int | None  # of the attempt of batch ``seq``
+    token: int | None  # attempt token of batch ``seq``
     version: int
     committed_at: float | None  # epoch seconds
     files: Mapping[str, Sequence[DataFile]]
@@ -258,7 +258,7 @@ class _Change:
 
 
 class KeptRows:
-    """Checks one table for lost rows. Used by one thread at a time. Caches the commits that it has read."""
+    """A check of one table for lost rows. Used by one thread at a time. Caches the commits that it has read."""
 
     def __init__(self, sink: DeltaTableSink) -> None:
         self._sink = sink

@@ -153,7 +153,7 @@ class ObjectEngine:
             if context.previous_attempt is not None and self._declaration.cleanup is not None:
                 call(self._declaration.cleanup, obj, context)
             call(self._declaration.function, obj, context)
-        except BaseException as raised:  # SystemExit too: the object must not hang on what user code does
+        except BaseException as raised:  # SystemExit too: user code must not be able to leave the attempt open
             if self._control.ends and isinstance(raised, Interrupted | CancelledError):
                 raise _ending(self._control) from raised
             return failure_by(raised)

@@ -37,7 +37,7 @@ _LOCAL = "local"
 
 
 def known_frame(spark: SparkSession, ledger: Ledger, pipeline: str, *, seen_at: float) -> DataFrame:
-    """Return a DataFrame of the ids that need no message, to compare with what existed at ``seen_at``.
+    """Return a DataFrame of the ids that need no message, to compare with objects that existed at ``seen_at``.
 
     One column, `KNOWN_ID`; see `Ledger.known_ids`. The driver reads the ledger if the executors cannot reach it.
     """
