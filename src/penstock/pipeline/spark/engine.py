@@ -37,7 +37,7 @@ from penstock.pipeline.spark.table_schema import Agree
 from penstock.storage.address import is_s3
 
 CANCEL_AGAIN_SECONDS = 0.5
-CANCELS_MAX = 120  # then cancel gives up: another worker owns the claim, so the result of the run cannot be committed
+CANCELS_MAX = 120  # then cancel gives up: the claim is no longer ours, so the run cannot be committed
 RUNS_MAX = 10  # per attempt; each leaves out at least one more object or corrects at least one object's cuts
 
 
