@@ -465,7 +465,7 @@ class Heartbeat:
         return self._settings.heartbeat_interval_seconds * (0.8 + 0.2 * self._random())
 
     def _give_sign(self) -> None:
-        """Give a sign of life, dated from the oldest call in progress: a call that never ends shows as a hung thread."""
+        """Give a sign of life dated from the oldest call in progress: a call that never ends shows as a hung thread."""
         begun_at = self._beats.oldest_begun_at
         if begun_at is None:
             self._sign.give(self._settings.lease_seconds, "waiting for its next beat")

@@ -117,7 +117,7 @@ class ServedLine:
         return self.unheard and not self.receive_failures
 
     def due_batches(self, now: float) -> Sequence[Sequence[Delivery]]:
-        """Return the batches to begin now: several for a consumer that shares slots, else one, after any failure delay."""
+        """Return the batches to begin now: several for a consumer that shares slots, else one after any backoff."""
         free = self.executors.free
         if free < 1 or now < self.executors.not_before or self.barred:
             return ()
