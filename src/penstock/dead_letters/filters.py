@@ -1,4 +1,4 @@
-"""Select dead-lettered messages, and find the queue that each came from."""
+"""Select dead-lettered messages, and find the queue in which each one failed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,7 +65,9 @@ class DeadLetterFilter:
         return any(sought in text.casefold() for text in (*told, set_aside_reason(letter.message.attributes)) if text)
 
     def _may_have_died_so(self, letter: DeadLetteredMessage) -> bool:
-        """Return False if the death's text rules out a match. Costs a twentieth of decoding it; `matches` checks the rest.
+        """Return False if the death's text rules out a match.
+
+        The search costs a twentieth of decoding the death, which `matches` then skips.
         """
         text = letter.message.attributes.get(DEATH_ATTRIBUTE)
         if not isinstance(text, str):

@@ -1,4 +1,4 @@
-"""Decide what to do with a message in a DLQ: pure functions of the message, the recorded replay and the time.
+"""Decide how to handle a message in a DLQ: pure functions of the message, the recorded replay and the time.
 
 A message waits uniform(0, min(cap, base x 2^n)) seconds before its replay, where n is the number of its earlier
 replays: exponential backoff with full jitter (Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog 2015).

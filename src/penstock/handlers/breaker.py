@@ -43,7 +43,7 @@ NONE: Streaks = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerPolicy:
-    """When the breaker opens, and how long it waits between probes.
+    """The settings of a breaker: when it opens, and how long it waits between probes.
 
     It opens after ``failures`` failures (0: never). The pause before the next probe grows exponentially from
     `PAUSE_BASE_SECONDS` up to ``pause_seconds_max``, with full jitter. Raises `UsageError` for numbers that cannot

@@ -23,7 +23,7 @@ class BatchContext(CallContext):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context(BatchContext):
-    """Context of one call of a function that takes one message: the message, its attempt, and checkpoints and retries.
+    """Context of one call of a function that takes one message: message, attempt, checkpoints, retries and resources.
 
     Attributes:
         message: The message.

@@ -108,8 +108,8 @@ class AsyncCall(Call):
         self._task.cancel()
 
     async def _aside(self, step: Callable[..., Result], *arguments: Any, urgent: bool = False) -> Result:
-        """Run a step; in another thread if it uses the ledger, which blocks. Steps that end work overtake those that
-        begin it.
+        """Run a step, in another thread if it uses the ledger, which blocks. Steps that end work overtake those that
+        start it.
         """
         if self._bookkeeping is None:
             return step(*arguments)

@@ -85,9 +85,7 @@ class LedgerClaim:
         return HeldClaim(keeper=WorkKeeper(ledger=self.keys.ledger), id=self.attempt_id)
 
     def finish(self, outcome: str) -> bool:
-        """Record the completion, with a few retries while the claim is held: giving up would let the work be done
-        twice.
-        """
+        """Record the completion, with a few retries under the claim: after giving up, the work would be done twice."""
         from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
         finishing = Retrying(

@@ -2,8 +2,8 @@
 
 While the service is down, the worker pauses the queues that need it: a message received then could only be released,
 and on brokers that count each receive (SQS) an outage would use up its attempts. The watch also pings while no message
-arrives, so that every worker detects an outage before it receives. An outage ends when the service answers a request or
-a ping.
+arrives, so that every worker detects an outage before it receives. An outage ends when a request or a ping
+succeeds.
 """
 
 import random as system_random
@@ -22,9 +22,9 @@ from penstock.messaging.threads import begin_thread, begin_thread_or_do
 
 PAUSE_SECONDS_MIN = 1.0
 PAUSE_SECONDS_MAX = 5.0  # work resumes at most this long after the service is back
-CLAIMS_PAUSE_SECONDS_MAX = 60.0  # while the service answers but work fails, for example on a full disk
-CHECK_SECONDS = 5.0  # between two pings of a ledger that answers
-PING_SECONDS_MAX = 10.0  # after which a service that has not answered counts as down
+CLAIMS_PAUSE_SECONDS_MAX = 60.0  # while the service is up but work fails, for example on a full disk
+CHECK_SECONDS = 5.0  # between two pings of a ledger that is up
+PING_SECONDS_MAX = 10.0  # after which a service without a response counts as down
 # Delay of a released message if each receive counts: by then all workers know of the outage.
 COUNTED_RELEASE_SECONDS = 30.0
 STORE_PATIENCE = 2.0  # each ping of an object store is a request that costs money
@@ -34,13 +34,13 @@ _TRIES_MAX = 16  # bounds the exponent of the pauses
 
 
 class MakeAway(Protocol):
-    """Makes the event for a service that went down."""
+    """A function that makes the event for a service that went down."""
 
     def __call__(self, *, error: str, queues: tuple[str, ...]) -> Event: ...
 
 
 class MakeBack(Protocol):
-    """Makes the event for a service that answers again."""
+    """A function that makes the event for a service that is back."""
 
     def __call__(self, *, away_seconds: float, queues: tuple[str, ...]) -> Event: ...
 
@@ -49,7 +49,7 @@ class MakeBack(Protocol):
 class WatchedService:
     """A service that queues need, and the events of its outages.
 
-    ``patience`` multiplies the time between two pings while the service answers, and the delay of released messages if
+    ``patience`` multiplies the time between two pings while the service is up, and the delay of released messages if
     a receive counts as an attempt.
     """
 
@@ -101,7 +101,7 @@ class OutageWatch:
         self._defect: BaseException | None = None  # the error that ended the watch; written by its thread
         self._lock = threading.Lock()
         # The rest is written under the lock; times are monotonic.
-        self._since: float | None = None  # start of the outage; None: the service answers
+        self._since: float | None = None  # start of the outage; None: the service is up
         self._error = ""
         self._pings = 0  # failed pings in this outage
         self._cycles = 0  # outages since a request last did its work
@@ -114,14 +114,14 @@ class OutageWatch:
     def succeeded(self) -> None:
         """Note that a request did its work: the ledger took a claim, or the store returned an object.
 
-        An answer alone does not prove that: a ledger on a full disk still answers.
+        A response alone does not prove that: a ledger on a full disk still responds.
         """
         with self._lock:
             self._cycles = 0
 
     @contextmanager
     def asked(self) -> Iterator[None]:
-        """Wrap a request. A `TemporaryError` in it means that the service is down, a normal end that it answers.
+        """Wrap a request. A `TemporaryError` in it means that the service is down, a normal end that it is up.
 
         A `PartAway` does not show that the whole service is down.
         """
@@ -165,7 +165,7 @@ class OutageWatch:
     def admits(self) -> int | None:
         """Return how many messages may be held for the next execution; None for no limit.
 
-        It is 0 while the service is down. If work failed again although the service answered, it is 1 until a request
+        It is 0 while the service is down. If work failed again although the service was up, it is 1 until a request
         does its work. Raises the error that ended the watch.
         """
         if self._defect is not None:
@@ -230,7 +230,7 @@ class OutageWatch:
                 ping()
             except TemporaryError as error:
                 answers.append(error)
-            except Exception:  # the service answers; the next request reports the error
+            except Exception:  # the service is up; the next request reports the error
                 answers.append(None)
             else:
                 answers.append(None)

@@ -408,8 +408,9 @@ def _check_importable(function: Callable[..., Any]) -> None:
 
 
 class ChildCall(PlainCall):
-    """One call in a child process, for which a thread of the pool waits. Interrupting kills the child, since C code
-    that hangs ignores anything else.
+    """One call in a child process, for which a thread of the pool waits.
+
+    Interrupting kills the child, since C code that hangs ignores anything else.
     """
 
     def __init__(self, delivery: Delivery, around: HandlerRuntime, children: ChildProcesses) -> None:

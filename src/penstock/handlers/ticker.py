@@ -56,7 +56,7 @@ class _Due:
 
 
 class Ticker:
-    """Send the ticks of scheduled handlers until ended. Runs in a thread of its own.
+    """The sender of all ticks of a worker, in a thread of its own.
 
     ``keys`` makes the keys under which a handler's ticks are claimed; needed if the broker does not deduplicate.
     """

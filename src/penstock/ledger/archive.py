@@ -72,7 +72,7 @@ class ArchiveFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveRow:
-    """A place where objects went. ``objects`` is the number of identities that refer to it."""
+    """An archive: one file, or one import of identities. ``objects`` counts the identities that refer to it."""
 
     id: str
     pipeline: str
@@ -98,7 +98,7 @@ class Adoption:
     new: int  # identities not recorded as processed before
     known: int  # already processed or archived
     busy: Sequence[bytes]  # ids of objects in processing, which are left alone
-    replaced: Mapping[ObjectState, int]  # previous states of the new ones, where they had one
+    replaced: Mapping[ObjectState, int]  # previous states of the new ones, if any
 
 
 LOOK_MAX = 10_000  # batches per query

@@ -135,10 +135,11 @@ class Ledger:
     ) -> ObjectClaims:
         """Claim every candidate that is free, for an attempt id never used before.
 
-        First abandons the pipeline's attempts with expired leases. Counts one attempt for each claimed object. If
-        several candidates name one object, the first one is its original message. A failed object is revived for the
-        first candidate that may revive it, and its attempts start from zero. An object without a version id ends as
-        superseded if a later version of its key is known. A claim that takes nothing leaves no attempt behind.
+        Counts one attempt for each claimed object. Abandons the pipeline's expired attempts, so that their objects can
+        be claimed at once. If several candidates name one object, the first one is its original message. A failed
+        object is revived for the first candidate that may revive it, and its attempts start from zero. An object
+        without a version id ends as superseded if a later version of its key is known. A claim that takes nothing
+        leaves no attempt behind.
 
         Raises `TemporaryError` if the outcome is unknown. The objects that this attempt did claim are released or
         expire with the lease, so retry with a new id.

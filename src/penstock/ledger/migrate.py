@@ -48,7 +48,7 @@ def migrate(database: Database) -> None:
 
 @contextmanager
 def revised() -> Iterator[None]:
-    """Add to an error who can change the tables.
+    """Add advice to an error: the upgrade must be run by a user who may change tables.
 
     Wrap only the change itself: an error on reading the tables says nothing about the right to change them.
     """

@@ -66,7 +66,7 @@ class ClaimedObject:
     attempts: int
     unattributed_failures: int  # failed runs with this object in which no object could be blamed
     carrier: Carrier  # the message to dead-letter if the object fails for good
-    # seconds since an attempt first found it missing; None if the last attempt found it
+    # seconds since an attempt first found it missing; None: not missing, or found again since
     missing_seconds: float | None = None
 
 

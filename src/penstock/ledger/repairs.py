@@ -170,7 +170,7 @@ class Repairs:
 
 
 def _lock(connection: Connection, repair: LedgerRepair) -> int:
-    """Lock the pipeline's row; return the id of the schema that is current after the repair."""
+    """Lock the pipeline's row and add a changed schema; return the id of the current schema after the repair."""
     row = connection.execute(_LOCK, {"in_pipeline": repair.pipeline}).one_or_none()
     if row is None:
         raise ConfigurationError(f"the ledger has no pipeline {repair.pipeline}: ensure it before repairing it")

@@ -27,7 +27,7 @@ NOTHING_TO_DO = TurnResult()
 
 
 class BrokerExchange:
-    """Exchange settlements and messages with the broker, and listen for arrivals. Used by the I/O thread only."""
+    """The turns at the broker, and the arrivals to listen for. Used by the I/O thread only."""
 
     def __init__(
         self,

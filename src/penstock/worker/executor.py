@@ -38,7 +38,7 @@ from penstock.worker.settler import Settler
 
 
 class ExecutionTimeouts:
-    """The running executions of one consumer, ordered by their next timeout check. Called under the consumer's lock.
+    """The running executions of one consumer, ordered by their next timeout check. Call under the lock of `Slots`.
 
     New executions all have the same timeout, so they stay in order of their begin. Only those that outlive their first
     bound move to the heap.
@@ -115,7 +115,7 @@ class Slots:
 
 
 class Executor:
-    """Run the batches of one consumer. The I/O thread begins them; pool threads, the loop and timeouts end them."""
+    """The running batches of one consumer. Only the I/O thread begins them; any thread may end them."""
 
     def __init__(
         self,

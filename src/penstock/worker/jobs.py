@@ -33,8 +33,10 @@ class BackgroundJob:
         halt: Callable[[BaseException], object],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """Store the callbacks: ``ended`` is called after each run, ``halt`` with an error that only a person can fix,
-        ``fail`` with an exception of a listener.
+        """Store the job and its callbacks.
+
+        ``ended`` is called after each run, ``halt`` with an error that only a person can fix, ``fail`` with an
+        exception of a listener.
         """
         self._handler = handler
         self._work = work

@@ -44,7 +44,7 @@ TRY_AGAIN_SECONDS = 1.0
 
 
 class HeartbeatCalls:
-    """Run at most one daemon thread per key (a queue or a keeper of claims); one that hangs is left behind.
+    """The threads of heartbeat calls: at most one per key (a queue or a keeper of claims). Hung ones are left behind.
 
     Work submitted while earlier work of its key runs follows immediately. Calls that take longer than a beat thus run
     back to back, instead of in every other beat only.
@@ -120,7 +120,7 @@ class HoldsClaim(Protocol):
         ...
 
     def loses(self, claim: HeldClaim) -> bool:
-        """Return True if it is a loss that the keeper no longer knows the claim."""
+        """Return True if the claim counts as lost when its keeper no longer knows it."""
         ...
 
     def lose(self) -> None:
@@ -143,7 +143,7 @@ class _KeeperResponse:
 
 
 class ClaimBeat:
-    """Extend the claims of the running batches as part of a heartbeat."""
+    """The part of a heartbeat that extends the claims of the running batches."""
 
     def __init__(
         self,
@@ -431,9 +431,7 @@ class Heartbeat:
         return self._beats.idle
 
     def beat(self) -> None:
-        """Start extending all leases and claims without waiting. If calls of the last beat still run, this beat
-        follows.
-        """
+        """Start extending all leases and claims without waiting. Calls of the last beat that still run finish first."""
         for queue, deliveries in self._by_queue().items():
             self._beats.begin(queue, partial(self._extend_queue, queue, deliveries))
         self._claim_beat.begin()
@@ -467,9 +465,7 @@ class Heartbeat:
         return self._settings.heartbeat_interval_seconds * (0.8 + 0.2 * self._random())
 
     def _give_sign(self) -> None:
-        """Give a sign of life. It dates from the oldest call in progress, so a call that never ends shows as a hung
-        thread.
-        """
+        """Give a sign of life dated from the oldest call in progress: a call that never ends shows as a hung thread."""
         begun_at = self._beats.oldest_begun_at
         if begun_at is None:
             self._sign.give(self._settings.lease_seconds, "waiting for its next beat")

@@ -345,8 +345,10 @@ class WorkerLifecycle:
     # Helpers of the phases
 
     def _closing_ends_at(self, now: float) -> float:
-        """Return the end of the flush. If the stop ended runs with their own threads, it extends to the rest of the
-        stop timeout, unless the stop is urgent.
+        """Return the end of the flush.
+
+        If the stop ended runs with their own threads, the flush lasts for the rest of the stop timeout, unless the stop
+        is urgent.
         """
         ends_at = now + self._budget.flush_seconds
         if self._stop_began_at is None or not self._broken_off or self._skips_drain:
@@ -357,8 +359,8 @@ class WorkerLifecycle:
         return MachineryThread(name, work, changed=self.changed, fail=self.fail)
 
     def _start_lines(self) -> None:
-        """Start the prerequisites of consumers, one after another. Retry with exponential backoff after a temporary
-        fault.
+        """Start the prerequisites of consumers, one after another. Retry with exponential backoff after temporary
+        faults.
 
         Errors are ignored once the worker stops.
         """
@@ -450,8 +452,8 @@ class WorkerLifecycle:
         )
 
     def _release_pending(self, flights: Sequence[RunningBatch], seconds: float) -> None:
-        """Release the messages of batches that ended earlier and wait for the ledger, which has little time left to
-        answer.
+        """Release the messages of ended batches whose outcome the ledger has not recorded yet, after a short wait for
+        it.
         """
         self._refused += release_pending(
             flights=flights, book=self._parts.book, settler=self._parts.settler, clock=self._clock, seconds=seconds

@@ -12,7 +12,7 @@ from penstock.worker.settings import WorkerSettings
 
 
 class Gate(Protocol):
-    """Decides how many messages a consumer may hold. The I/O thread calls it in every turn, so no method may block."""
+    """The limit on messages that a consumer may hold. The I/O thread calls it in every turn, so no method may block."""
 
     def admits(self) -> int | None:
         """Return the number of messages that may be held for the next batches; None for no limit.

@@ -96,8 +96,9 @@ class Liveness:
 
     @property
     def troubles(self) -> Sequence[str]:
-        """The faults that waiting cannot fix: threads that ended or hang. Empty while the worker starts or stops; both
-        phases have their own time limits.
+        """The faults that waiting cannot fix: threads that ended or hang.
+
+        Empty while the worker starts or stops; both phases have their own time limits.
         """
         if self.phase in (Phase.STARTING, Phase.STOPPING):
             return ()
@@ -112,7 +113,7 @@ SAMPLE_SECONDS = 0.5
 
 
 class LagSampler:
-    """Sample the lag until ended. ``loop`` returns the current event loop, or None if there is none."""
+    """A sampler of the lag, in a thread of its own. ``loop`` returns the current event loop, None without one."""
 
     def __init__(
         self,

@@ -51,8 +51,9 @@ class ThreadPool:
         self._closed = False
 
     def start(self, fly: Fly, flights: Sequence[RunningBatch]) -> None:
-        """Run batches. Called by the I/O thread only. Raises `TemporaryError`, and runs none, if the pool has no thread
-        and cannot start one.
+        """Run batches. Called by the I/O thread only.
+
+        Raises `TemporaryError`, and runs none, if the pool has no thread and cannot start one.
         """
         with self._lock:
             self._waiting.extend([(fly, flight) for flight in flights])
@@ -127,7 +128,7 @@ class ThreadPool:
 
 
 class EventLoop:
-    """One thread with an asyncio loop, for `async def` handlers; a uvloop if that is installed."""
+    """One thread with an asyncio loop, for `async def` handlers; uses uvloop if installed."""
 
     def __init__(self, *, ended: Callable[[], None] | None = None) -> None:
         self._ended = ended

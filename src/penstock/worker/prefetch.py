@@ -15,7 +15,7 @@ from penstock.worker.settings import WorkerSettings
 
 
 class PrefetchBuffer:
-    """Collect deliveries into batches, and never request more than the free slots can take.
+    """The deliveries of one consumer before their execution. It never requests more than the free slots can take.
 
     A consumer with threads of its own collects its next batch ahead, so that it follows a long run at once. A consumer
     that shares the worker's slots receives only for slots that are free now, so nothing waits leased and unbegun.

@@ -117,9 +117,7 @@ class ServedLine:
         return self.unheard and not self.receive_failures
 
     def due_batches(self, now: float) -> Sequence[Sequence[Delivery]]:
-        """Return the batches to begin now: several for a consumer that shares slots, else one, after any failure
-        backoff.
-        """
+        """Return the batches to begin now: several for a consumer that shares slots, else one after any backoff."""
         free = self.executors.free
         if free < 1 or now < self.executors.not_before or self.barred:
             return ()
@@ -130,7 +128,7 @@ CALM_SECONDS = 0.002  # after a false alarm, until the next is heeded: bounds th
 
 
 class QueueScheduler:
-    """Choose the consumers of each poll, and schedule the next one from the result. Used by the I/O thread only.
+    """The polls of all consumers: which to poll next, and how long to wait. Used by the I/O thread only.
 
     A poll tries the consumers in rotation order until one has messages. The idle state is common to the worker: the
     waits grow while no consumer receives anything, and the first message resets them for all. While others receive
@@ -175,10 +173,9 @@ class QueueScheduler:
         return frozenset(served.line.queue for served in self._lines if served.room > 0)
 
     def asks(self) -> Sequence[ReceiveRequest]:
-        """Return the receive requests of the next poll: consumers with room that are due, else those with missed
-        arrivals.
+        """Return the receive requests of the next poll: consumers that are due, else those with missed arrivals.
 
-        The caller must report the result with `came`.
+        Consumers without room are left out. The caller must report the result with `came`.
         """
         now = self._began_at = self._clock.monotonic()
         rooms = [(index, self._lines[index].room) for index in self._rotation.order()]
@@ -305,7 +302,7 @@ class QueueScheduler:
 
 
 class ArrivalFlag:
-    """Listen for arrivals, and flag the next one. Used by the I/O thread, except `_tell`, which the broker calls."""
+    """The signal that messages arrived. Used by the I/O thread, except `_tell`, which a thread of the broker calls."""
 
     def __init__(self, *, broker: Broker, queues: Sequence[str], wake: threading.Event) -> None:
         self._broker = broker

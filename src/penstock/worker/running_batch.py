@@ -120,7 +120,7 @@ class RunningBatch:
         return None if self._ended else self.execution.claim()
 
     def loses(self, claim: HeldClaim) -> bool:
-        """Return True if it is a loss that the keeper no longer knows the claim."""
+        """Return True if the claim counts as lost when its keeper no longer knows it."""
         return not self._ended and self.execution.loses(claim)
 
     def lose(self) -> None:
@@ -184,7 +184,7 @@ CLAIM_LOST = "the claim was lost: somebody else works on it, or will"
 
 
 class Outcomes:
-    """Apply the outcomes of one consumer's batches.
+    """The outcomes of one consumer's batches: settlements, failure events, and the backoff after failures.
 
     Only the caller that ended the batch (`RunningBatch.end`) calls these methods, in any thread. A method that first
     asks the ledger settles only if no stop has done so meanwhile (`RunningBatch.settles`).

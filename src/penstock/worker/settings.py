@@ -116,16 +116,16 @@ class WorkerSettings:
 
     @property
     def claim_seconds(self) -> float:
-        """Seconds from the start of a beat to the end of a claim extended in it, which is before its message's lease
-        ends.
+        """Seconds from the start of a beat to the end of the claims it extends, which is before their message leases
+        end.
         """
         return self.lease_seconds - min(CLAIMS_END_EARLIER_SECONDS, self.lease_seconds / 10)
 
     @property
     def claim_answer_seconds(self) -> float:
-        """Timeout in seconds of each answer from a keeper of claims during a heartbeat.
+        """Timeout in seconds of each response from a keeper of claims during a heartbeat.
 
-        A call waits for up to four answers (a connection, its settings, the check of an old connection, the call),
+        A call waits for up to four responses (a connection, its settings, the check of an old connection, the call),
         which must fit between two heartbeats.
         """
         return self.heartbeat_interval_seconds / 4

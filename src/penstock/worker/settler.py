@@ -51,7 +51,7 @@ NOTHING_DUE = SettlementGroup()
 
 
 class Settler:
-    """Hold settlements until they are applied: at most one per delivery held, so no bound of its own is needed."""
+    """The settlements not yet applied. It holds at most one per delivery held, so it needs no bound of its own."""
 
     def __init__(
         self,
@@ -115,8 +115,7 @@ class Settler:
             self.applied(group, *self._called(group.settlements))
 
     def take_due(self, *, lingering: bool = True) -> SettlementGroup:
-        """Remove and return the next group of due settlements. Called by the I/O thread only, which reports to
-        `applied`.
+        """Remove and return the next group of due settlements, to be reported with `applied`. For the I/O thread only.
 
         On brokers that charge per call, a few settlements may wait a moment for more (``lingering``).
         """
@@ -136,8 +135,7 @@ class Settler:
         return group
 
     def applied(self, group: SettlementGroup, failures: Sequence[SettleFailure], error: Exception | None) -> None:
-        """Record the result for a group: the broker's failures, or an error for all of it. Called by the I/O thread
-        only.
+        """Record the result for a group: the broker's failures, or an error for all of it. For the I/O thread only.
 
         Raises `UserError` if the broker can never do it; other failures are retried later.
         """

@@ -37,7 +37,7 @@ DUMPING = (signal.SIGTTIN, signal.SIGUSR1)
 
 
 class StopSignal:
-    """Ask workers to stop (once to drain, twice to release at once), to pause, or to dump their stacks.
+    """Requests to workers: to stop (once to drain, twice to release at once), to pause, or to dump their stacks.
 
     Signal handlers only call `request`, `pause` and `ask_for_stacks`. A handler runs between two bytecodes of the main
     thread, wherever that thread is. So the main thread must not wait on an event watched here (`Event` holds a lock
@@ -231,7 +231,7 @@ def release_pending(
 
 
 class _ClaimRelease:
-    """Free the claims of batches in threads of its own, since a ledger may not answer within the time of a stop."""
+    """The threads that free the claims of batches, since a ledger may not answer within the time of a stop."""
 
     def __init__(
         self, flights: Sequence[RunningBatch], failed: Callable[[RunningBatch, Exception], None], *, threads: int

@@ -22,7 +22,7 @@ _JOIN_SECONDS = 1.0  # the main thread handles a signal that another thread rece
 
 
 class Worker:
-    """Feed the messages of queues to their handlers.
+    """A worker: receives the messages of its queues, calls their handlers, and settles.
 
     Args:
         lines: The consumers, one for each queue.

@@ -64,7 +64,7 @@ class RedisStreamsBroker:
         prefix: The beginning of every key.
         sweep_seconds: The interval of the search for ended leases; by default half a lease.
         deduplication_window_seconds: How long a deduplication id is remembered.
-        tell: Receives the events of incidents.
+        tell: Receives incident events (`MessagesVanished`).
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class RedisStreamsBroker:
         self._doubts.let_go(lost.values())
         return list(lost.values())
 
-    # --- looking
+    # --- inspection
 
     def stats(self, queue: str) -> QueueStats:
         """Return the counts and ages after requeueing deliveries past their lease. Entries of other clients count as
@@ -256,7 +256,7 @@ class RedisStreamsBroker:
         """Return how many expired dead letters this queue has deleted."""
         return int(self._server.ask("HGET", self._keys.settings(queue), "dropped") or 0)
 
-    # --- steering
+    # --- control
 
     def pause(self, queue: str) -> None:
         shared.check_queue(queue)
@@ -296,7 +296,7 @@ class RedisStreamsBroker:
         self._closed = True
         self._server.close()
 
-    # --- inside
+    # --- internals
 
     def _consumer(self, lease_seconds: float) -> str:
         return f"{self._holder}|{self._boot}|{milliseconds(lease_seconds)}"

@@ -35,7 +35,7 @@ class ExhaustedDelivery:
 
 
 class LeaseSweeper:
-    """Schedules and runs the sweeps of queues. Used by the I/O thread and by any thread that reads a queue's stats."""
+    """Schedule and run the sweeps of queues. Used by the I/O thread and by any thread that reads a queue's stats."""
 
     def __init__(
         self,
@@ -123,8 +123,8 @@ NEVER_ARRIVED = "its delivery never arrived"
 class UnconfirmedDeliveries:
     """The deliveries this broker holds; after a failed call, it releases all others that the server lists as pending.
 
-    Thread-safe. Deliveries that another thread is receiving at that moment are not lost, so this waits until no call is
-    receiving.
+    Thread-safe. Deliveries that another thread is receiving at that moment are not lost, so the release is postponed
+    until no call is receiving.
     """
 
     def __init__(self, server: Server, keys: QueueKeys, *, worker: str) -> None:

@@ -1,4 +1,4 @@
-"""Turns: settle, sweep and receive in one round trip, and dead-letter what the broker gives up on.
+"""Turns: settle, sweep and receive in one round trip, and dead-letter messages that the broker gives up on.
 
 - `take`, `taken`: the command that receives, and its reply
 - `RedisTurns`: the steps of a turn

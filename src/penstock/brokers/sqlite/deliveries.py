@@ -20,7 +20,7 @@ _BODY_BYTES_MAX = shared.CAPABILITIES.body_bytes_max
 
 
 class SqliteLeases:
-    """Leases messages and checks who holds them. Every method runs inside the caller's transaction."""
+    """Lease messages and verify their holders. Every method runs inside the caller's transaction."""
 
     def __init__(
         self, sql: Mapping[str, str], store_id: str, holder: str, queues: SqliteQueues, upkeep: SqliteUpkeep
@@ -117,7 +117,7 @@ def _unfit(message: Message) -> str | None:
 
 
 class SqliteSettler:
-    """Settles deliveries. Every method runs inside the caller's transaction."""
+    """Settle deliveries. Every method runs inside the caller's transaction."""
 
     def __init__(
         self, sql: Mapping[str, str], holder: str, queues: SqliteQueues, upkeep: SqliteUpkeep, leasing: SqliteLeases

@@ -68,7 +68,10 @@ def explained(error: DBAPIError, place: str) -> PenstockError | None:
 
 
 def leaves_the_connection_useless(context: ExceptionContext) -> None:
-    """Discard connections to a server that shuts down or turned read-only from the pool. A SQLAlchemy event hook."""
+    """Treat a server that shuts down or turned read-only as disconnected, so that its connections leave the pool.
+
+    A SQLAlchemy hook.
+    """
     if code_of(context.original_exception) in READ_ONLY_SERVER | {1053}:
         context.is_disconnect = True
 
@@ -122,7 +125,7 @@ _ESCAPES = str.maketrans({"\0": "\\0", "\\": "\\\\", "\n": "\\n", "\r": "\\r", "
 
 
 def insert_in_parts(cursor: Any, statement: str, parameters: Sequence[tuple[Any, ...]], _context: object) -> bool:
-    """Run an INSERT of many rows; return False for other statements, which the driver runs. A SQLAlchemy event hook."""
+    """Run an INSERT of many rows; return False for other statements, which the driver runs. A SQLAlchemy hook."""
     parts = _INSERT.fullmatch(statement)
     if parts is None:
         return False
@@ -220,7 +223,7 @@ def table_options(dialect: sqlalchemy.Dialect) -> dict[str, str]:
     if dialect.name not in ("mysql", "mariadb"):
         return {}
     collation = MARIADB_COLLATION if getattr(dialect, "is_mariadb", False) else MYSQL_COLLATION
-    # Crash-safe rows, and room for keys of our length in an index.
+    # Crash-safe rows, and index entries long enough for our keys.
     options = {"engine": "InnoDB", "charset": "utf8mb4", "collate": collation, "row_format": "DYNAMIC"}
     return {f"{dialect.name}_{option}": value for option, value in options.items()}
 

@@ -91,7 +91,10 @@ _SESSION_TABLE = re.compile(rf'relation "({"|".join(session_metadata.tables)})"'
 
 
 def leaves_the_connection_useless(context: ExceptionContext) -> None:
-    """Discard connections to a server that turned read-only from the pool. A SQLAlchemy event hook."""
+    """Treat a server that turned read-only as disconnected, so that its connections leave the pool.
+
+    A SQLAlchemy hook.
+    """
     if getattr(context.original_exception, "sqlstate", None) == READ_ONLY_SERVER:
         context.is_disconnect = True
 
@@ -141,7 +144,7 @@ _PARAMETER = re.compile(r"%\((\w+)\)s(?:::(?:DOUBLE PRECISION|\w+))?")
 def insert_as_arrays(
     cursor: Any, statement: str, rows: Sequence[Mapping[str, Any]], context: ExecutionContext | None
 ) -> bool:
-    """Run an INSERT of many rows; return False for other statements, which the driver runs. A SQLAlchemy event hook."""
+    """Run an INSERT of many rows; return False for other statements, which the driver runs. A SQLAlchemy hook."""
     parts = _INSERT.fullmatch(statement)
     compiled = context.compiled if context is not None else None
     if parts is None or not isinstance(compiled, SQLCompiler):

@@ -24,7 +24,7 @@ class BoundedConnection(psycopg.Connection[Any]):
         return super().wait(self._heard(gen), *args, **kwargs)
 
     def commit(self) -> None:
-        """Commit; raise if a statement failed before. PostgreSQL answers that COMMIT with ROLLBACK and no error."""
+        """Commit; raise if a statement failed before. PostgreSQL replies to that COMMIT with ROLLBACK and no error."""
         if self.info.transaction_status == TransactionStatus.INERROR:
             self.rollback()
             raise psycopg.errors.InFailedSqlTransaction("a statement failed before: nothing was committed")

@@ -159,7 +159,7 @@ class _Proof:
             raise self._not_shared(place, f"this host does not see what the host {answer.host} writes")
 
     def _check_source(self, answer: Any) -> None:
-        """Raise if the driver still sees a file that the executor does not; a file deleted for both proves nothing."""
+        """Raise for an unseen file, unless the driver no longer sees it either: a deleted file proves nothing."""
         source = self._task.source
         assert source is not None
         for ref in self._task.sample:

@@ -1,4 +1,4 @@
-"""Infer a schema from a bounded sample, for users who declare none. The caller logs and stores the result.
+"""Infer a schema from a bounded sample, for sources without a declared one. The caller logs and stores it.
 
 `samples` reads the first lines of some objects as values; `infer_schema` counts the kinds of values per field.
 """
