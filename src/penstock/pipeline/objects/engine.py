@@ -68,7 +68,7 @@ async def _cancelled_at_end(answer: Coroutine[Any, Any, Any], context: ObjectCon
 
     context.control.watch(cancel)
     try:
-        with process:  # inside the loop: a forked copy that closed it would remove descriptors from its parent's
+        with process:  # inside the loop: a forked copy that closed it would break the parent's loop
             return await answer
     finally:
         context.control.watch(None)
