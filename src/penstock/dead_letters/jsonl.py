@@ -37,8 +37,8 @@ class ExportedMessage:
     def intent(self, queue: str) -> Replay:
         """Return the replay that imports the message into a queue.
 
-        Its id depends on the line alone, so that a message is imported only once, however often and into whichever
-        queue.
+        Its id depends on the line alone, so the message is sent only once, even if its file is imported again or into
+        another queue.
         """
         return Replay(
             replay_id=replay_id_of(_IMPORTED, self.digest),

@@ -103,10 +103,9 @@ class BrowsingReader:
 class ReceivingReader:
     """A `DeadLetterReader` that receives messages, and holds them until they are removed or released.
 
-    A separate thread extends their visibility timeout. It keeps the receipt handle of each message but not its body:
-    SQS allows 120,000 messages in flight, and 20,000 of a FIFO queue. A FIFO group delivers nothing more while one of
-    its messages is held, so remove those of a page before asking for the next page. Messages behind those that stay are
-    not seen.
+    A separate thread extends their visibility timeout. Up to 120,000 messages can be held (SQS's in-flight limit;
+    20,000 for a FIFO queue), so their bodies are dropped. A FIFO group delivers nothing more while one of its messages
+    is held, so remove those of a page before asking for the next page. Messages behind those that stay are not seen.
     """
 
     def __init__(self, broker: Broker, queue: str, *, clock: Clock, held_seconds: float = HELD_SECONDS) -> None:

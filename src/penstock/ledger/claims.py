@@ -1,11 +1,11 @@
 """Claim objects: exclusive, fenced, and by the database's clock.
 
 The lease is stored on the attempt, so that one heartbeat covers thousands of objects. A claim takes one or two
-transactions; most need only the first. It inserts the objects that the ledger does not know, already claimed, and
-ignores the others. It inserts in id order, so that overlapping claims wait for each other without forming a cycle. The
-second transaction takes the free ones of the others with a compare-and-set, while the attempt is open. An older version
-of a key is left to it if a later version may be among those. A SELECT that locks, followed by an INSERT, would deadlock
-when two claims overlap; this order cannot.
+transactions; most need only the first. The first inserts the objects that the ledger does not know, already claimed,
+and ignores the others. It inserts in id order, so that overlapping claims wait for each other without forming a cycle.
+The second takes those of the others that are free, with a compare-and-set, while the attempt is open. An older version
+of a key is left to the second transaction if that may take a later version. A SELECT that locks, followed by an INSERT,
+would deadlock when two claims overlap; this order cannot.
 
 Rows of processed objects move to the archive at any time, in the transaction that stores their identity there. A
 message that arrives later finds no row and inserts a new one. Inserted and taken objects are therefore looked up in the

@@ -35,7 +35,7 @@ def is_later(sequencer: str, than: str) -> bool:
 
 
 def revives(carrier: Carrier, dead: DeadObjectState) -> bool:
-    """Return True if a message revives a failed object, or is the original message of one that was revived.
+    """Return True if a message revives a failed object, or may become the original message of a revived one.
 
     It revives the object if its replay id has not been used for the object, or if it was enqueued after the failure
     (resent from a broker's console, which sets no replay id). A redelivery of the original message never does, even if

@@ -159,8 +159,7 @@ def _is_version(ref: ObjectRef, status: os.stat_result) -> bool:
 
 
 def _put_back(ref: ObjectRef, aside: _RenamedFile, name: bytes) -> None:
-    """Restore the file's name, or use the fallback name, which scans also find, if it is taken. No file is
-    overwritten."""
+    """Restore the file's name, or if it is taken use the fallback, which scans also find. Overwrite no file."""
     for back in (name, encode_key(second_name(os.fsdecode(name), ref))):
         try:
             os.link(aside.name, back, src_dir_fd=aside.folder, dst_dir_fd=aside.folder, follow_symlinks=False)

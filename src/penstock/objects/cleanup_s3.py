@@ -346,8 +346,7 @@ class S3Tagger(_S3Cleaner):
 
 
 def outcome_of(ref: ObjectRef, error: Exception) -> CleanupResult:
-    """Return the result that S3's error means for this object. Raise errors that concern more than it; see
-    `Cleaner`."""
+    """Return the result that S3's error means for this object. Raise errors of a wider cause; see `Cleaner`."""
     fault = fault_of(error)
     match fault.kind:
         case RefusalKind.MISSING:

@@ -102,8 +102,7 @@ class LocalRoot:
     def found(self, device: int | None = None) -> None:
         """Record that a file was found below the folder. So the folder is the source, even if it was replaced.
 
-        ``device`` is the file's. If it is new, a file system may have been mounted, so the list of mounts is read
-        again.
+        ``device`` is the file's. If it is new, a file system may have been mounted: read the mounts again.
         """
         if self._suspect or self._seen is None:
             self._seen, self._suspect = _identity(self._folder), False

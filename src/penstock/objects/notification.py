@@ -6,8 +6,8 @@ store. Formats: "Event message structure" and "Using EventBridge" in the Amazon 
 in the SNS guide. Only S3 JSON percent-encodes keys, as an HTML form does; EventBridge does not encode them.
 
 The shapes are Pydantic models. Unknown fields are allowed everywhere, since S3 adds some with every minor version.
-Known fields are strict: no text instead of a number, no number instead of text. Exceptions name the stores that need
-them.
+Known fields are strict: no text instead of a number, no number instead of text. The exceptions
+are commented with the stores that need them.
 
 `announce` writes a notification in the format of S3's own, so that one parser reads both. It is used for local files
 and for objects in S3 that S3 did not send a notification for.
@@ -57,8 +57,7 @@ _Token = Annotated[str, _matching(_TOKEN, "at most 1,024 visible ASCII character
 
 
 def _sequencer(value: object) -> object:
-    """Return None for an invalid sequencer. It is not part of the identity, so the object can be processed all the
-    same."""
+    """Return None for an invalid sequencer: it is not part of the identity, so the object can be processed."""
     return value if isinstance(value, str) and _SEQUENCER.fullmatch(value) else None
 
 
@@ -99,8 +98,7 @@ class S3EntityShape(_Shape):
 
 
 class S3RecordShape(_Shape):
-    """One of ``Records``. The version is validated first, so that a record of another major version is rejected for
-    it."""
+    """One of ``Records``. The version is validated first, to reject records of another major version for it."""
 
     event_version: Annotated[str, _matching(_MAJOR_2, '"2.x"')] = Field(alias="eventVersion")
     event_name: str = Field(alias="eventName")

@@ -29,8 +29,7 @@ def key_bytes_max(bucket: str) -> int:
 
 
 def uri_of(bucket: str, key: str) -> str:
-    """Return the address for people, logs and the ``_object`` column: valid Unicode, with only invalid bytes
-    escaped."""
+    """Return the address for people, logs and the ``_object`` column: valid Unicode, invalid bytes escaped."""
     shown = encode_key(key).decode("utf-8", errors="backslashreplace")
     return f"file://{shown}" if bucket == LOCAL_BUCKET else f"s3://{bucket}/{shown}"
 

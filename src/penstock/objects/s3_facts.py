@@ -44,8 +44,7 @@ class NotificationConfiguration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFacts:
-    """A source's bucket and prefix. None: this user lacks the permission to inspect it, which processing does not
-    need."""
+    """A source's bucket and prefix. None: not visible to this user, and not needed for processing."""
 
     versioning: str | None  # Enabled, Suspended or never
     notices: NotificationConfiguration | None
@@ -54,8 +53,7 @@ class SourceFacts:
 
 
 def inspect_source(address: S3Address, aws: Aws, *, clock: Clock) -> SourceFacts:
-    """List the prefix and send a HEAD for its first object. Raise `ConfigurationError` or `TemporaryError` on
-    failure."""
+    """List the prefix and send a HEAD for its first object. Raises `ConfigurationError` and `TemporaryError`."""
     client = service_client(aws)
     listed = _asked(
         f"{address} cannot be listed, which takes s3:ListBucket",

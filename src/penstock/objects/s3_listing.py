@@ -38,8 +38,7 @@ class Span:
     until: str | None = None
 
     def holds(self, key: str) -> bool:
-        """Return True if the key is in the span. S3 orders by UTF-8 bytes, which equals Python's order by code
-        points."""
+        """Return True if the key is in the span. S3's order by UTF-8 equals Python's by code points."""
         return key > self.after and (self.until is None or key <= self.until)
 
 
@@ -50,8 +49,7 @@ Peek = Callable[[str, str], str | None]
 
 
 def s3_spans(address: S3Address, aws: Aws, *, parts: int, whole_keys_max: int = PAGE_KEYS) -> Sequence[Span]:
-    """Return about ``parts`` spans of the keys below a prefix; one if there are few keys. Raises the errors of
-    boto3."""
+    """Return about ``parts`` spans of the keys below a prefix; one for few keys. Raises the errors of boto3."""
 
     def listed(beginning: str, after: str, keys_max: int) -> Any:
         return service_client(aws).list_objects_v2(
@@ -306,8 +304,7 @@ class S3Listing:
         self._tally = ScanTally()
 
     def chunks(self) -> Iterator[Sequence[ObjectRef]]:
-        """Yield references in key order, in chunks of up to ``chunk_objects``. Holds one page of S3's listing in
-        memory.
+        """Yield references in key order, in chunks of up to ``chunk_objects``. Holds one page of S3 in memory.
 
         The first chunk raises `UsageError` if the prefix cannot be listed; each may raise `TemporaryError`.
         """
@@ -360,12 +357,11 @@ class PageFilter:
 
 
 class _TablePrefixes:
-    """The tables and pipeline folders below the prefix. Their files are never source objects, whichever program wrote
-    them.
+    """The tables and pipelines' data below the prefix. Their files are never source objects, no matter the writer.
 
     S3 lists by name, so ``2024/part`` comes before ``_delta_log/``. But the keys of one folder are consecutive: every
-    folder that ends within a page is fully known. For folders that the page cuts off, one more request each checks the
-    rest.
+    folder that ends within a page is fully known. Folders that the page cuts off are checked by requests
+    of their own, once each.
     """
 
     def __init__(self, pages: S3Pages) -> None:

@@ -112,8 +112,7 @@ def refuse(ref: ObjectRef, error: Exception) -> NoReturn:
     """Raise the error that S3's refusal means for the object.
 
     Raises `ObjectGone`, `ObjectSuperseded`, `ObjectUnreadable`, `ConfigurationError`, `TemporaryError`, or
-    `ObjectDenied`. The last also if the bucket is missing or a KMS key cannot be used, since that affects many objects
-    at once.
+    `ObjectDenied`. The last also if the bucket is missing or a KMS key cannot be used: that affects many objects.
     """
     fault = fault_of(error)
     text = f"{ref.uri} cannot be read: {fault.text}"

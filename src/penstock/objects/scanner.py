@@ -153,8 +153,7 @@ class Scanner:
             yield chunk
 
     def at(self, path: AnyPath) -> Iterator[ObjectRef]:
-        """Yield the objects that a walk would find at this path, which may be a file or a folder. Starts a new
-        report."""
+        """Yield the objects that a walk would find at this path (a file or a folder). Starts a new report."""
         self._begin_anew()
         named = os.fsencode(path)
         if not named.startswith(self._folder.rstrip(b"/") + b"/") or self._is_passed_over(named):
@@ -177,8 +176,7 @@ class Scanner:
         self._linked = set()
 
     def _is_passed_over(self, path: bytes) -> bool:
-        """Return True if no walk reaches this path, because a folder above it is hidden, excluded, a table or a
-        link."""
+        """Return True if no walk reaches this path: a folder above it is hidden, excluded, a table or a link."""
         folder = os.path.dirname(path)  # noqa: PTH120 - pathlib takes no bytes
         if os.path.realpath(folder) != folder:
             return True

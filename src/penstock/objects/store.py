@@ -48,6 +48,5 @@ class ObjectStore(Protocol):
         ...
 
     def read_range(self, ref: ObjectRef, offset: int, length_bytes: int) -> bytes:
-        """Return a verified range of this version, shorter only at the end of the object. Raises as `open` and reading
-        do."""
+        """Return a verified range of this version, shorter only at the object's end. Raises as `open` and `read`."""
         ...

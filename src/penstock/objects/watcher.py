@@ -127,8 +127,7 @@ class Watcher:
             self._rescan_at = min(self._rescan_at, now + self._settle_seconds)
 
     def _at_rest(self) -> Sequence[ObjectRef]:
-        """Return the files that have not changed during the quiet period. Deleted files are dropped; changed ones wait
-        again."""
+        """Return the files that are stable after the quiet period. Drop deleted files; changed ones wait again."""
         now = self._clock.monotonic()
         due = [name for name, sight in self._pending.items() if now - sight.since >= self._settle_seconds]
         looker = self._scanner() if due else None
@@ -184,8 +183,7 @@ class Watcher:
 
 
 def folder_changes(folder: bytes, ended: threading.Event) -> Iterator[Collection[bytes]]:
-    """Yield the paths below a folder that the operating system reports as changed, about every half second; mostly
-    none.
+    """Yield the changed paths below a folder, as reported by the operating system about every half second; mostly none.
 
     With ``WATCHFILES_FORCE_POLLING=1`` in the environment, listings are compared instead, for network folders.
     """

@@ -174,8 +174,7 @@ class ClaimGuard:
         return None if work is None else HeldClaim(keeper=AttemptKeeper(ledger=self._ledger), id=work.attempt_id)
 
     def loses(self, claim: HeldClaim) -> bool:
-        """Handle a claim that the ledger no longer knows as open. Return True and emit the loss if it was still
-        held."""
+        """Handle a claim that the ledger no longer knows as open. Return True, and emit the loss, if it was held."""
         with self.lock:
             work = self._work
             if self._committing or work is None or work.attempt_id != claim.id:
@@ -283,8 +282,7 @@ class Attempts:
         return self._failed(work, failed, dict.fromkeys(work.refs, cause))
 
     def _claim(self, group: Sequence[NotificationDelivery]) -> ObjectClaims | None:
-        """Claim the free objects of the group. Return None if the ledger is unreachable, so that the
-        outcome is uncertain."""
+        """Claim the free objects of the group. Return None if the ledger is unreachable: the outcome is uncertain."""
         attempt_id = self._around.new_attempt_id()
         try:
             with self._around.ledger_watch.asked():
@@ -406,8 +404,10 @@ class Attempts:
         )
 
     def _broken(self, work: ClaimedWork, broken: RunBroken) -> dict[bytes, ObjectOutcome]:
-        """Handle a run that failed without naming an object: all its objects become suspects, and only one that ran
-        alone may be dead-lettered."""
+        """Handle a run that failed without naming an object: make all its objects suspects.
+
+        Only an object that ran alone may be dead-lettered.
+        """
         self._telling.broken(work, broken)
         suspects = list(work.claim.claimed.values())
         attempts_max = self._settings.attempts_max
@@ -440,8 +440,7 @@ class Attempts:
         return last is not None and last.rows > 0
 
     def _infrastructure(self, work: ClaimedWork, fault: TemporaryError) -> dict[bytes, ObjectOutcome]:
-        """Handle an infrastructure failure. No attempt is counted; after too many in a row `FaultPersists` ends the
-        run."""
+        """Handle an infrastructure failure without counting an attempt. Too many in a row raise `FaultPersists`."""
         self._hold.abandon(work, reason=str(fault), outcome="failed")
         self.add_fault(fault)
         if isinstance(fault, PartAway):  # other runs still succeed, so faults in a row would be the wrong measure
@@ -506,8 +505,7 @@ class Attempts:
 
 
 def _nothing_but_refusals(result: RunResult) -> TemporaryError | None:
-    """Return an error if the run read no object and no failure was an object's own: see
-    `penstock.pipeline.failures`."""
+    """Return an error if no object was read and no failure was an object's own; see `pipeline.failures`."""
     if result.processed or not result.failed or not all(failure.refund for failure in result.failed.values()):
         return None
     return TemporaryError(next(iter(result.failed.values())).reason)

@@ -104,8 +104,7 @@ class BatchExecution:
     # -- helpers --------------------------------------------------------------------------------------------------
 
     def _answer(self, outcomes: Mapping[bytes, ObjectOutcome]) -> Answer:
-        """Return the settlement of every delivery. Objects without an outcome were not processed: release their
-        messages."""
+        """Return the settlement of every delivery. Messages with unprocessed objects are released."""
         unreached = {ref.object_id: AT_ONCE for parcel in self._parcels for ref in parcel.objects}
         reached: Mapping[bytes, ObjectOutcome] = {**unreached, **outcomes}
         answer: dict[str, Settlement] = {one.receipt: Release(refund=True) for one in self._deliveries}

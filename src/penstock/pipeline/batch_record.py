@@ -2,8 +2,7 @@
 
 The ledger alone decides which batches count. But if the ledger is restored from an old backup, the table may name files
 of batches that the ledger has forgotten. `penstock repair` reads from the records which objects those batches
-processed. Each batch has one small file. gc deletes it with the other files of an abandoned attempt; otherwise it is
-kept.
+processed. Each batch has one small file, which only gc deletes, with the other files of an abandoned attempt.
 
 Attempt ids are ULIDs that Penstock creates, never names from outside, so they are safe in paths.
 """
@@ -34,8 +33,7 @@ def run_work(work: Files, attempt_id: str, run: int) -> Files:
 
 
 def attempt_of(path: str) -> str:
-    """Return the attempt id in the path of a file below `DATA_FOLDER`. For any other path return a string that is no
-    id."""
+    """Return the attempt id in the path of a file below `DATA_FOLDER`; for other paths a string that is no id."""
     folder, _, rest = path.partition("/")
     return rest.partition("/")[0] if folder == DATA_FOLDER else ""
 

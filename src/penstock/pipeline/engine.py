@@ -64,8 +64,7 @@ Reasons = Mapping[bytes, Mapping[str, int]]  # all quarantined lines by object i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """The result of a run: durable files, not visible to readers yet. Each object is in ``processed`` or in
-    ``failed``."""
+    """The durable result of a run, not visible to readers yet. Each object is in ``processed`` or ``failed``."""
 
     processed: Sequence[ObjectResult]
     failed: Mapping[bytes, ReadFailure]  # by object id

@@ -2,8 +2,8 @@
 
 `FailureStreak`: a run that breaks without naming an object may be the fault of the data or of the user's code. A
 success decides. Until this process has committed a batch, the same failure in a few batches without a common object
-stops the pipeline, before any object is dead-lettered. After that the code is known to work, and only a long series
-stops it.
+stops the pipeline, before any object is dead-lettered. After that the code is known to work, and only a longer
+series of failures stops it.
 
 `Denials`: a revoked permission, a wrong policy or a failing disk denies one object after another. If each denial
 counted as an attempt, all objects would be dead-lettered before a person has looked. So a denial counts only while it
@@ -44,8 +44,7 @@ class FailureStreak:
             self.faults = 0
 
     def add(self, broken: RunBroken, object_ids: frozenset[bytes]) -> TransformError | None:
-        """Record a broken run. Return the error to stop with if the cause is clearly not in the data, otherwise
-        None."""
+        """Record a broken run. Return the error to stop with if the cause is clearly not in the data."""
         with self._lock:
             if broken.fingerprint != self._fingerprint:
                 self._fingerprint = broken.fingerprint
@@ -81,8 +80,7 @@ class FailureStreak:
         return count
 
     def add_fault(self, fault: TemporaryError) -> int:
-        """Record an infrastructure fault and return the number in a row. Raise `FaultPersists` if it reaches the
-        limit."""
+        """Record an infrastructure fault. Return the number in a row, or raise `FaultPersists` at the limit."""
         with self._lock:
             self.faults += 1
             count = self.faults
@@ -113,8 +111,7 @@ class Denials:
         self._denied: set[bytes] = set()  # objects denied since the last successful read; written under the lock
 
     def add(self, object_id: bytes) -> bool:
-        """Record a denial. Return True if other objects were denied too, so that it is probably not the object's
-        fault."""
+        """Record a denial. Return True if other objects were denied too: it is probably not the object's fault."""
         with self._lock:
             others = bool(self._denied - {object_id})
             if len(self._denied) < OBJECTS_REMEMBERED_MAX:

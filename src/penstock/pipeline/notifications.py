@@ -1,13 +1,14 @@
 """Open deliveries of notifications, group their objects into runs, and turn the outcomes of objects into settlements.
 
-All pure functions. `verdict`, `sentence` and `suspicion` classify failures, of which there are two kinds. A failure
-that names its object counts only against that object. A failure that names none makes every object of the run a
-suspect; then no object is dead-lettered for a run that it shared, or for an error that may be in the user's code.
+Pure functions, except that `sentence` records the failure in its `FailureStreak`. `verdict`, `sentence` and `suspicion`
+classify failures, of which there are two kinds. A failure that names its object counts only against that object. A
+failure that names none makes every object of the run a suspect; then no object is dead-lettered for a run that it
+shared, or for an error that may be in the user's code.
 
 `groups` decides which suspects share a run: one culprit must not use up the attempts of the others. After k
-unattributed failures an object shares a run only with objects of the same k, and only ``objects_max ** (1 - k /
-(attempts_max - 1))`` of them. With four attempts, a batch of 5,000 with one culprit shrinks to 292, 17 and 1, so that
-an innocent object has its last attempt alone.
+unattributed failures an object shares a run only with objects of the same k, and only
+``objects_max ** (1 - k / (attempts_max - 1))`` of them. With four attempts, a batch of 5,000 with one culprit shrinks
+to 292, 17 and 1, so that an innocent object has its last attempt alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -180,7 +181,7 @@ GONE_AFTER_SECONDS = 5.0  # between two failed checks before a file counts as de
 
 
 def verdict(claimed: ClaimedObject, failure: ReadFailure, *, attempts_max: int) -> FailedObject:
-    """Classify an object that was not processed: RETRY turns into DEAD once its attempts are used up."""
+    """Classify an object that was not processed. RETRY becomes DEAD after the last attempt; for GONE see `_missing`."""
     found = failure.failure
     if found is AttemptFailure.GONE:
         return _missing(claimed, failure.reason)
@@ -262,8 +263,7 @@ def sentence(
 def suspicion(
     suspect: ClaimedObject, broken: RunBroken, meaning: TransformError | AttemptFailure, *, attempts_max: int
 ) -> FailedObject:
-    """Classify one suspect of a broken run. If it is not dead, its last attempt is not counted and stays for a run of
-    its own."""
+    """Classify one suspect of a broken run. Unless it is dead, it keeps its last attempt for a run of its own."""
     dead = meaning is AttemptFailure.DEAD
     return FailedObject(
         object_id=suspect.object_id,
@@ -298,8 +298,7 @@ def failure_outcome(
 
 
 def ended_outcome(ended: EndedObject) -> ObjectOutcome:
-    """Return the outcome of an object that had already ended. A failed one dead-letters its original message again, but
-    no other message."""
+    """Return the outcome of an object that had already ended. A failed one dead-letters its original message only."""
     if ended.state is ObjectState.DEAD and ended.carrier is not None:
         return ObjectDead(reason=ended.reason or "dead", carrier_message_id=ended.carrier.message_id)
     return ObjectDone()
@@ -328,8 +327,7 @@ def group_objects_max(failures: int, *, objects_max: int, attempts_max: int) -> 
 
 
 def groups(suspects: Sequence[S], *, objects_max: int, attempts_max: int) -> list[list[S]]:
-    """Split into runs, unsuspected ones first. A delivery stays whole, even if it has more objects than fit in a
-    run."""
+    """Split into runs, unsuspected ones first. A delivery stays whole, even if it exceeds the limit of a run."""
     answer: list[list[S]] = []
     for failures in sorted({suspect.failures for suspect in suspects}):
         limit = group_objects_max(failures, objects_max=objects_max, attempts_max=attempts_max)

@@ -208,8 +208,7 @@ def _publish_some(
 def _with_schema(
     ledger: Ledger, sink: Sink, pipeline: str, table: LoadedTable | None, position: Position, schema: pa.Schema
 ) -> LoadedTable:
-    """Return a snapshot that has these columns and still the same position: commit only on the state that was
-    checked."""
+    """Return a snapshot with these columns and still the same position, since only that state was checked."""
     if table is not None and not additions(table.schema, schema, table=sink.uri):
         return table
     sink.ensure_schema(schema)

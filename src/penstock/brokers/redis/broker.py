@@ -64,7 +64,7 @@ class RedisStreamsBroker:
         prefix: The beginning of every key.
         sweep_seconds: The interval of the search for ended leases; by default half a lease.
         deduplication_window_seconds: How long a deduplication id is remembered.
-        tell: Receives the events of incidents.
+        tell: Receives incident events (`MessagesVanished`).
     """
 
     def __init__(

@@ -136,7 +136,7 @@ def sent(messages: Sequence[Outgoing]) -> list[bytes | str]:
     arguments: list[bytes | str] = []
     attributes, head = NO_ATTRIBUTES, ""
     for message in messages:
-        if message.attributes is not attributes:  # mostly all messages share one mapping
+        if message.attributes is not attributes:  # usually all messages share one mapping
             attributes, head = message.attributes, encode_attributes(message.attributes) or ""
         arguments += (_how(message), head, message.body)
     return arguments

@@ -123,8 +123,8 @@ NEVER_ARRIVED = "its delivery never arrived"
 class UnconfirmedDeliveries:
     """The deliveries this broker holds; after a failed call, it releases all others that the server lists as pending.
 
-    Thread-safe. Deliveries that another thread is receiving at that moment are not lost, so the release is
-    postponed until no call is receiving.
+    Thread-safe. Deliveries that another thread is receiving at that moment are not lost, so the release is postponed
+    until no call is receiving.
     """
 
     def __init__(self, server: Server, keys: QueueKeys, *, worker: str) -> None:

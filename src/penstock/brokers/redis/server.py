@@ -145,7 +145,7 @@ class Server:
         )
 
     def close(self) -> None:
-        """Close the idle connections; calls under way finish first."""
+        """Close the idle connections. Calls under way are not interrupted."""
         self._closed = True
         if not self.is_cluster:
             self._client.connection_pool.disconnect(inuse_connections=False)

@@ -65,7 +65,8 @@ class SqsBroker:
     Args:
         aws: The account, region and endpoint.
         holder: The name of this worker in dead letters.
-        queues: Queues to create if missing; they get these settings from now on. No other queue is ever created.
+        queues: Queues to create if missing, with their dead-letter queues; they get these settings from now on. Nothing
+            else creates queues.
         pollers: The number of parallel receive calls, of ten messages each.
         poll_seconds: How long a poll waits for an arrival: whole seconds from 1 to 20. Polls are never cancelled, so
             stopping a worker takes that long.

@@ -252,7 +252,7 @@ class SqsApi:
         return self.ask(operation, queue=queue.name, QueueUrl=queue.url, **parameters)
 
     def ask(self, operation: str, *, queue: str = "", **parameters: Any) -> Mapping[str, Any]:
-        """Call an operation that takes no queue URL. ``queue`` is for error messages. Otherwise as `on`."""
+        """Call an operation without a queue URL. ``queue`` only names one for errors. Otherwise as `on`."""
         self.check_open()
         client = self._client_for(operation)
         try:

@@ -35,12 +35,12 @@ class QueueFacts:
     kms_key: str | None  # the owner's key or the AWS managed one; None: SQS's own key, or no encryption
     dead_letter_arn: str | None  # from the redrive policy
     receives_max: int | None  # likewise
-    policy: Mapping[str, Any] = field(default_factory=dict)  # the permissions to send
+    policy: Mapping[str, Any] = field(default_factory=dict)  # access policy: the permissions to send
     clock_ahead_seconds: float | None
 
 
 class SqsInspector:
-    """Read-only inspection of SQS. Every method raises the broker's errors."""
+    """Inspection of SQS. Every method raises the broker's errors."""
 
     def __init__(self, aws: Aws, *, clock: Clock) -> None:
         self._api = SqsApi(aws, pollers=1, poll_seconds=float(POLL_SECONDS))

@@ -100,9 +100,7 @@ class Messages:
             del self._open[key]
 
     def _take_death(self, place: Place, found: Found, line: LogLine) -> None:
-        """Keep one death per attempt: the handler and the settlement both log it, and the handler's line has more
-        detail.
-        """
+        """Keep one death per attempt. Handler and settlement both log it; the handler's line has more detail."""
         key, known = (place, found.attempt), self._dead.get((place, found.attempt))
         error = ": ".join(str(line.fields[name]) for name in ("error.type", "error.message") if name in line.fields)
         told = replace(

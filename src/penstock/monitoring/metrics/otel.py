@@ -1,5 +1,4 @@
-"""Export metrics through OpenTelemetry: the same counts, named by its conventions if they have a name, else
-``penstock.*``.
+"""Export metrics through OpenTelemetry, named by its conventions if they have a name, else ``penstock.*``.
 
 Counters and gauges are read from the meters whenever a reader collects. A histogram records each value in the thread
 that observes it, so it carries exemplars, which lead from a bucket to a trace. If the application has a provider, its

@@ -100,8 +100,8 @@ class SourceCleanup:
         return swept
 
     def run(self, bounds: CleanupPass) -> CleanupPassResult:
-        """Clean up due batches within the bounds. On an error of the `Cleaner`, which propagates, the batch is not
-        finished."""
+        """Clean up due batches within the bounds. If the `Cleaner` raises, the error propagates and the batch stays
+        due."""
         swept = CleanupPassResult()
         pace = _CleanupRate(bounds, self._clock)
         while due := self.due(most=BATCHES_A_LOOK):
@@ -154,8 +154,7 @@ class SourceCleanup:
             after = page[-1].object_id
 
     def _free(self, page: Sequence[ObjectRow], swept: CleanupPassResult) -> Sequence[ObjectRow] | None:
-        """Return the objects that no other pipeline of the ledger needs, or None if one has yet to read some of
-        them."""
+        """Return the objects that no other pipeline needs, or None if one has yet to read some of them."""
         if not self._exclusive:
             return page
         needed: set[bytes] = set()

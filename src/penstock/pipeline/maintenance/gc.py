@@ -64,8 +64,7 @@ def collect(
     dry_run: bool = False,
     stragglers: bool = True,
 ) -> CollectedGarbage:
-    """Delete the files of abandoned attempts, from the tables' roots and the work folder, and the work of committed
-    ones.
+    """Delete the files of abandoned attempts in tables and work folder, and the work of committed attempts.
 
     Args:
         roots: The first is that of the rows, where the records of batches lie.
@@ -120,8 +119,7 @@ class _Sweep:
     def attempt(
         self, *, data: Sequence[_AttemptFolder], work: Sequence[_AttemptFolder], named: Collection[str], sure: bool
     ) -> None:
-        """Delete all files in one attempt's folders except the named ones. ``sure``: abandoned, so count it even if
-        empty."""
+        """Delete all but the named files in one attempt's folders. ``sure``: abandoned, so count it even if empty."""
         with _left_for_later("listed"):
             doomed = [(folder, _doomed(folder, named)) for folder in data]
             doomed += [(folder, _doomed(folder, ())) for folder in work]
@@ -147,8 +145,7 @@ def _delete(folder: _AttemptFolder, files: Sequence[FileInfo]) -> None:
 
 @contextmanager
 def _left_for_later(done: str) -> Iterator[None]:
-    """Turn a `TableError` into a `TemporaryError`: garbage that cannot be deleted must not stop the writing of the
-    table."""
+    """Turn a `TableError` into a `TemporaryError`: undeletable garbage must not stop the writing of the table."""
     try:
         yield
     except TableError as error:

@@ -48,8 +48,7 @@ _NO_CARRIER = Carrier(message_id="", enqueued_at=0.0)  # the message that named 
 def imported_batch(
     seq: int, attempt_id: str, *, tails: Sequence[TableTail], record: BatchRecord | None
 ) -> ImportedBatch:
-    """Return the batch to import. ``tails`` are those of rows and quarantine. Without a record it has files but no
-    objects."""
+    """Return the batch to import. ``tails``: of rows and quarantine. Without a record it has files but no objects."""
     rows, quarantine = tails
     if record is None:
         files, bad_files = files_of(rows, attempt_id), files_of(quarantine, attempt_id)
@@ -335,8 +334,7 @@ class Repairer:
         return {id: record for id, record in found.items() if record is not None and self._is_true(record)}
 
     def _is_true(self, record: BatchRecord) -> bool:
-        """Return True if the record names the files that the tables show. Otherwise raise: it belongs to another
-        batch."""
+        """Return True if the record names the files that the tables show; raise if it belongs to another batch."""
         recorded_files = {file.path for text in (record.manifest, record.quarantine_manifest) for file in decode(text)}
         shown = {file.path for tail in self._tails for file in files_of(tail, record.attempt_id)}
         if record.pipeline == self._pipeline and shown <= recorded_files:

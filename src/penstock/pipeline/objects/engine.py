@@ -68,7 +68,7 @@ async def _cancelled_at_end(answer: Coroutine[Any, Any, Any], context: ObjectCon
 
     context.control.watch(cancel)
     try:
-        with process:  # inside the loop: a forked copy that closed it would remove descriptors from its parent's
+        with process:  # inside: a forked copy that closed its loop would remove descriptors from the parent's
             return await answer
     finally:
         context.control.watch(None)

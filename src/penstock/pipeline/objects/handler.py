@@ -50,8 +50,7 @@ class ObjectHandlerTools:
 
 
 class ObjectHandler:
-    """A `penstock.messaging.handler.BatchHandler`. Each execution handles one delivery, in one of the worker's
-    slots."""
+    """A `penstock.messaging.handler.BatchHandler`. Each execution handles one delivery in one worker slot."""
 
     def __init__(self, declaration: ObjectHandlerDeclaration, tools: ObjectHandlerTools) -> None:
         self._declaration = declaration

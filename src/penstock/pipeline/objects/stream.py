@@ -118,8 +118,7 @@ class ContentFault:
 
 
 class IncomingObject:
-    """One version of one object, as a handler's function receives it. Closed when the function returns. Not
-    thread-safe."""
+    """One version of one object, passed to a handler's function and closed when it returns. Not thread-safe."""
 
     def __init__(
         self,

@@ -42,8 +42,7 @@ def inventory_frame(spark: SparkSession, inventory: Inventory, below: S3Address,
 
 
 def _normalised(found: DataFrame, below: S3Address, *, encoded: bool, all_versions: bool) -> DataFrame:
-    """Filter and convert the rows. Keys in CSV are form-URL-encoded and decoded here, once; other formats hold them
-    raw."""
+    """Filter and convert the rows. Only CSV has form-URL-encoded keys, which are decoded here, once."""
     key = F.try_url_decode(names.KEY) if encoded else F.col(names.KEY)
     marker = F.coalesce(_typed(names.MARKER), F.lit(False))
     latest = F.coalesce(_typed(names.LATEST), F.lit(True))

@@ -49,8 +49,7 @@ class InventoryFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A parsed manifest. ``columns`` maps normalised names (`COLUMNS` and others) to the files' names, in file
-    order."""
+    """A parsed manifest. ``columns`` maps normalised names (as in `COLUMNS`) to the files', in file order."""
 
     source_bucket: str
     destination_bucket: str
@@ -61,8 +60,7 @@ class Manifest:
 
     @property
     def tells_versions(self) -> bool:
-        """True if the inventory lists every version with its id; otherwise it lists only current objects, without
-        ids."""
+        """True if the inventory lists every version with its id; otherwise only current objects, without ids."""
         return VERSION in self.columns
 
 
@@ -158,8 +156,7 @@ def find_inventory(uri: str, aws: Aws) -> Inventory:
 
 
 def _latest(folder: Files) -> str:
-    """Return the folder of the manifest: the given one, or the latest dated subfolder with a checksum, which S3 writes
-    last."""
+    """Return the manifest's folder: the given one, or the latest dated one with a checksum, which S3 writes last."""
     names = folder.names()
     if NAME in names:
         return ""
@@ -170,8 +167,7 @@ def _latest(folder: Files) -> str:
 
 
 def _beside(folder: Path, manifest: Manifest, where: str) -> tuple[Files, Sequence[str]]:
-    """Locate files that were copied with their manifest: under their original paths below some folder, or next to
-    it."""
+    """Locate files that were copied with their manifest, under their original paths or next to it."""
     first = manifest.files[0].key if manifest.files else ""
     for root, path in _places(folder, first):
         if not first or (root / path).is_file():

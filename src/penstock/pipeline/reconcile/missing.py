@@ -71,8 +71,7 @@ class _KnownIdsTask:
 
 
 def _batches(blobs: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
-    """Yield Arrow batches over blobs of concatenated fixed-length ids, without copying the ids: only offsets are
-    made."""
+    """Yield Arrow batches over blobs of concatenated fixed-length ids. The ids are not copied."""
     for blob in blobs:
         count = len(blob) // ID_BYTES
         offsets = np.arange(0, len(blob) + 1, ID_BYTES, dtype=np.int32)
@@ -169,8 +168,7 @@ def find_missing(existing: DataFrame, known: DataFrame, scope: ReconcileScope) -
 
 
 def _tables(kept: DataFrame, scope: ReconcileScope) -> Sequence[str]:
-    """Return the key prefixes of tables below the source. The ledger knows no table's files, so they are among these
-    rows."""
+    """Return the key prefixes of tables below the source. No ledger knows a table's files, so these rows have them."""
     if scope.is_local:
         return ()
     relative = _relative(scope)
@@ -215,8 +213,7 @@ _POOL_PROPERTY = "spark.scheduler.pool"
 
 @contextmanager
 def jobs(spark: SparkSession, tag: str, pipeline: str, bus: Bus) -> Iterator[None]:
-    """Run this thread's Spark jobs under ``tag``, in a pool of their own. Convert Spark's failures to Penstock's
-    errors."""
+    """Run this thread's Spark jobs under ``tag``, in a pool of their own. Raise Penstock's errors for Spark's."""
     context = spark.sparkContext
     context.setJobGroup(tag, f"penstock reconcile {pipeline}")
     context.addJobTag(tag)

@@ -55,9 +55,7 @@ class SparkEngine:
         probe: Probe = no_probe,
         store_watch: ServiceWatch | None = None,
     ) -> None:
-        """Register the data source. ``agree`` compares a run's columns with the table's and raises `TableError` on
-        conflict.
-        """
+        """Register the data source. ``agree`` raises `TableError` if a run's columns do not fit the table's."""
         register(spark)
         self._spark = spark
         self._declaration = declaration
@@ -157,9 +155,7 @@ class SparkEngine:
     def _judged(
         self, failures: Mapping[bytes, ObjectFailure], objects: Sequence[ObjectRef]
     ) -> dict[bytes, ReadFailure]:
-        """Classify failures with `judged`. A missing file does not count as an attempt while its file system is
-        unmounted.
-        """
+        """Classify failures with `judged`; a file missing with its whole file system does not count as an attempt."""
         found = judged(failures, self._denials)
         if self._root is None:
             return found

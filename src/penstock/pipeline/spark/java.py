@@ -38,9 +38,7 @@ _VERSION = re.compile(r"(?:1\.)?(\d+)")  # "17"; Java 8 and older print "1.8"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Java:
-    """A Java that Spark can use. ``home`` is the value for JAVA_HOME; ``notes`` list skipped candidates with the
-    reason.
-    """
+    """A Java that Spark can use. ``home`` is the value for JAVA_HOME; ``notes`` give skipped candidates and why."""
 
     home: Path
     version: int

@@ -182,8 +182,7 @@ class SparkRun:
         return summary if runs_here(self._tools.spark) else look_again(summary, self._plan)
 
     def misread(self) -> Cuts:
-        """After a failed run, return the objects that were cut inside a record, which may have caused it, with new
-        cuts.
+        """After a failed run, return new cuts for objects that were cut inside a record, a possible cause.
 
         Partitions without a report are read once more, without the transform.
         """

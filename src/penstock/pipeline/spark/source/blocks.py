@@ -282,9 +282,7 @@ class _Repair:
         self._painted[start:end] = self._form.filler * (end - start)
 
     def _runs(self, low: int, high: int, *, judged: bool = False) -> Iterator[pa.Table]:
-        """Yield the rows of lines ``low`` to ``high`` in order; narrow down to the lines that Arrow refuses and refuse
-        them.
-        """
+        """Yield the rows of lines ``low`` to ``high`` in order; narrow down to the lines that Arrow refuses."""
         rows = int(np.count_nonzero(self._kept[low:high]))
         if rows == 0:
             return

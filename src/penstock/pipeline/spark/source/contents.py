@@ -135,9 +135,7 @@ def _undisguised(chunks: Iterator[bytes], uri: str) -> Iterator[bytes]:
 
 
 def _verified(reader: ObjectReader, chunks: Iterator[bytes], held_bytes_max: int) -> Iterator[bytes]:
-    """Yield the chunks, holding them until the object is verified or ``held_bytes_max`` is exceeded and they must
-    stream.
-    """
+    """Yield the chunks, held until the object is verified or they exceed ``held_bytes_max`` and must stream."""
     held: list[bytes] = []
     size = 0
     for chunk in chunks:

@@ -6,7 +6,7 @@ end; a lone carriage return ends a row. So a block is parsed whole only if
 - each line has an even number of quotes; the first, third, ... opens a field (it follows the line's start, a delimiter
   or the closing quote it doubles), the others close one. Then Arrow's fields begin and end as the rule in csv_lines.py
   defines, and none continues past its line;
-- no line contains a carriage return;
+- no line contains a carriage return, except before its newline;
 - no line is blank, because Arrow reads a line of blanks as a row;
 - it is UTF-8;
 - Arrow returns exactly one row per line, and no number overflowed its type.

@@ -69,9 +69,7 @@ class Decoders:
         self._known: dict[bytes, Decoder] = {}  # by header; written by the one thread that reads the partition
 
     def of(self, header: bytes, uri: str) -> Decoder:
-        """Return the decoder for lines under this header. Raises `ObjectUnreadable` if the header does not fit the
-        schema.
-        """
+        """Return the decoder for lines under this header. Raises `ObjectUnreadable` if it does not fit the schema."""
         found = self._known.get(header)
         if found is None:
             if len(self._known) >= _KEPT_MAX:
