@@ -1,7 +1,7 @@
-"""Penstock: reliable queue consumers, and S3 objects into an exactly-once table on Spark.
+"""Penstock: reliable queue consumers, and exactly-once ingestion of S3 objects into a table with Spark.
 
-The public names are imported when they are first used, so that a process that only sends messages loads no database, no
-Spark and no Arrow.
+Public names are imported on first use, so that a process that only sends messages loads no database driver, Spark or
+Arrow.
 """
 
 import importlib
@@ -41,7 +41,7 @@ _HOMES = {
     "Retry": "penstock.errors",
 }
 
-_MODULES = {"cleanup": "penstock.app.cleanup"}  # public names of their own, behind one
+_MODULES = {"cleanup": "penstock.app.cleanup"}  # public modules
 
 __all__ = [
     "App",

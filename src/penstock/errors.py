@@ -1,118 +1,124 @@
-"""The exceptions Penstock raises on purpose.
+"""The exceptions that Penstock raises on purpose.
 
 ::
 
     PenstockError
-    ├── UserError                what a person did wrong; the CLI prints it as one sentence and exits with .exit_code
-    │   ├── UsageError           2   wrong arguments: unknown format, missing folder, bad schema text
-    │   ├── ConfigurationError   78  a setting, extra, Java or state file that this process cannot work with
-    │   │   └── SettingUnfit     78  what the environment, a secret or penstock.toml says of a setting
-    │   ├── TableError           1   the table is not one we can write: other schema, unsupported features
-    │   │   ├── TableNowhere     2   the place that was named for it is none: no such bucket
-    │   │   └── TableDenied      78  we are not let in there: credentials or permissions
-    │   ├── TransformError       1   the user's transform raised, or returned something that is no DataFrame
-    │   └── FaultPersists        75  the machinery failed again and again (disk full): a person should look into it
-    │       └── RestartNeeded    75  what this process needs has ended (Spark's JVM): only a new process can get another
-    ├── TemporaryError           75  a fault that another try may not meet: broker or database away
-    │   └── UnknownOutcome       75  the same in the middle of a send: nobody knows whether the messages were taken
-    ├── Reject                   a handler gives its message up; it becomes a dead letter with this reason
-    ├── Retry                    a handler asks for another attempt, perhaps after a delay of its own choice
-    ├── InvalidMessage           a message nobody can work on; it becomes a dead letter with this reason
-    ├── NewerMessage             its type or schema version is for a newer worker; it waits for one
-    ├── ClaimLost                our attempt is no longer open: somebody took it over, stop working on it
+    ├── UserError                a person's mistake; the CLI prints it as one sentence and exits with .exit_code
+    │   ├── UsageError           2   wrong arguments: unknown format, missing folder, invalid schema text
+    │   ├── ConfigurationError   78  a setting, extra, Java or data directory that this process cannot use
+    │   │   └── SettingUnfit     78  invalid value of a setting in the environment, a secret or penstock.toml
+    │   ├── TableError           1   a table that we cannot write: other schema, unsupported features
+    │   │   ├── TableNowhere     2   its location does not exist: no such bucket
+    │   │   └── TableDenied      78  missing credentials or permissions for its location
+    │   ├── TransformError       1   the user's transform raised, or did not return a DataFrame
+    │   └── FaultPersists        75  an infrastructure fault outlasted all retries (disk full): needs a person
+    │       └── RestartNeeded    75  a part of this process ended for good (Spark's JVM): start a new process
+    ├── TemporaryError           75  a fault that a retry may not meet: broker or database unavailable
+    │   ├── PartAway             75  one part of a store is unavailable; the rest may be available
+    │   └── UnknownOutcome       75  the connection broke during a request: it may have been executed
+    ├── Reject                   raised by a handler: dead-letter the message with this reason
+    ├── Retry                    raised by a handler: make another attempt, optionally after a given delay
+    ├── InvalidMessage           the message can never be processed; it is dead-lettered with this reason
+    ├── NewerMessage             its type or schema version needs a newer worker; it waits for one
+    ├── ClaimLost                our attempt is no longer open: another worker took it over, stop working on it
     ├── SchemaMoved              the table's schema changed since the run was planned; plan it again
-    ├── PublishConflict          the table moved under our handle; load it again and look
-    ├── PublishHalted        1   publishing further would damage the table; a person has to look
-    └── ObjectError              one object could not be read; its siblings are not touched
-        ├── ObjectGone           it is no longer there
-        ├── ObjectSuperseded     what is there now is another version
-        └── ObjectUnreadable     it is there and cannot be read: truncated, corrupt, too large
-            └── ObjectRefused    this host could not open or read it; another one may
-                ├── ObjectDenied we are not permitted to: rather a fault of the settings than of the object
-                └── DeviceFailed the disk or file system fails there: perhaps a fault of the machine
+    ├── PublishConflict          the table changed since we loaded it; reload it and check
+    ├── PublishHalted        1   publishing further would damage the table; needs a person
+    └── ObjectError              one object could not be read; the other objects of its batch are unaffected
+        ├── ObjectGone           it was deleted
+        ├── ObjectSuperseded     another version has replaced it
+        └── ObjectUnreadable     it exists but cannot be read: truncated, corrupt, too large
+            └── ObjectRefused    this host could not open or read it; another host may
+                ├── ObjectDenied permission is missing: probably a wrong setting rather than a bad object
+                └── DeviceFailed the disk or file system failed; the machine may be faulty
 
-    Interrupted                  (a BaseException) what `checkpoint` raises when the work is no longer ours: let it pass
+    Interrupted                  (a BaseException) raised by `checkpoint` when the work must end: do not catch it
 
 Every message says what happened, to what, and what to do.
 """
 
 
 class PenstockError(Exception):
-    """The root: everything Penstock raises on purpose."""
+    """The base class of all exceptions that Penstock raises on purpose."""
 
     exit_code = 1
 
 
 class UserError(PenstockError):
-    """A person can mend this; the message says how."""
+    """A problem that a person can fix; the message says how."""
 
 
 class UsageError(UserError):
-    """The arguments do not make sense."""
+    """Invalid arguments."""
 
     exit_code = 2
 
 
 class ConfigurationError(UserError):
-    """A setting, an extra, Java or a state file does not fit."""
+    """A setting, an extra, Java or the data directory cannot be used."""
 
     exit_code = 78
 
 
 class SettingUnfit(ConfigurationError):
-    """A setting cannot be read, or not be what it is said to be, whoever loads it."""
+    """A setting cannot be read or has an invalid value, independent of the code that loads it."""
 
 
 class TableError(UserError):
-    """The table at the end cannot be written as asked."""
+    """The target table cannot be written as requested."""
 
 
 class TableNowhere(TableError):
-    """The place that a table was to have is not there, and not ours to make."""
+    """The location of a table does not exist, and we may not create it."""
 
     exit_code = 2
 
 
 class TableDenied(TableError):
-    """Credentials or permissions do not suffice for the table's place."""
+    """Credentials or permissions for the table's location are missing."""
 
     exit_code = 78
 
 
 class TransformError(UserError):
-    """The user's transform failed before any data flowed."""
+    """The user's transform failed before any data was processed."""
 
 
 class FaultPersists(UserError):
-    """A temporary fault that would not go away within the tries it was given."""
+    """A temporary fault that outlasted all retries."""
 
     exit_code = 75
 
 
 class RestartNeeded(FaultPersists):
-    """Something that this process needs has ended for good, such as Spark's JVM. A new process can get another."""
+    """A part of this process has ended for good, such as Spark's JVM. Only a new process can start another."""
 
 
 class TemporaryError(PenstockError):
-    """Another try may succeed."""
+    """A retry may succeed."""
 
     exit_code = 75
 
 
 class PartAway(TemporaryError):
-    """A part of a store is away, which says nothing of the rest of it."""
+    """One part of a store is unavailable, which proves nothing about the rest."""
 
 
 class UnknownOutcome(TemporaryError):
-    """The connection broke before the answer came: what was asked may have been done. Asking again may do it twice."""
+    """The connection broke before the response: the request may have been executed, and a retry may repeat it."""
 
 
 class Reject(PenstockError):
-    """Raised by a handler: this message will never work, give it up now. The text is the dead letter's reason."""
+    """Raised by a handler to dead-letter its message without further attempts. The text becomes the reason."""
 
 
 class Retry(PenstockError):
-    """Raised by a handler: try again later. Counts as an attempt; without a delay the retry policy chooses one."""
+    """Raised by a handler to request another attempt. Counts as an attempt.
+
+    Args:
+        reason: Recorded for the next attempt.
+        delay_seconds: Wait before the next attempt; None: the retry policy chooses it.
+    """
 
     def __init__(self, reason: str = "the handler asked for another attempt", *, delay_seconds: float | None = None):
         super().__init__(reason)
@@ -120,15 +126,15 @@ class Retry(PenstockError):
 
 
 class InvalidMessage(PenstockError):
-    """The message can never be worked on. Its text is the dead letter's reason."""
+    """The message can never be processed. It is dead-lettered with this text as the reason."""
 
 
 class NewerMessage(PenstockError):
-    """The message's type or schema version is unknown here, and a newer worker may know it."""
+    """The message's type or schema version is unknown here, but a newer worker may know it."""
 
 
 class ClaimLost(PenstockError):
-    """The attempt is not open any more: expired and taken over, or given back."""
+    """The attempt is no longer open: it expired and was taken over, or was released."""
 
 
 class SchemaMoved(PenstockError):
@@ -136,7 +142,7 @@ class SchemaMoved(PenstockError):
 
 
 class PublishConflict(PenstockError):
-    """Somebody else committed to the table since our handle was loaded, or the outcome is unknown."""
+    """Another writer committed to the table since we loaded it, or the outcome of our commit is unknown."""
 
 
 class PublishHalted(PenstockError):
@@ -144,38 +150,38 @@ class PublishHalted(PenstockError):
 
 
 class ObjectError(PenstockError):
-    """One object could not be read as announced."""
+    """One object could not be read as notified."""
 
 
 class ObjectGone(ObjectError):
-    """The object does not exist any more."""
+    """The object was deleted."""
 
 
 class ObjectSuperseded(ObjectError):
-    """The object exists in another version than the one announced."""
+    """The object exists in another version than the notified one."""
 
 
 class ObjectUnreadable(ObjectError):
-    """The object exists in the right version and cannot be read."""
+    """The object exists in the right version but cannot be read."""
 
 
 class ObjectRefused(ObjectUnreadable):
-    """This host could not open the object, or not read a range of it. Another host may be able to."""
+    """This host could not open the object or read a range of it. Another host may be able to."""
 
     def __init__(self, message: str, *, offset: int = 0, length_bytes: int = 0) -> None:
-        """``length_bytes``: the length of the range that could not be read; 0 if the object could not be opened."""
+        """``length_bytes`` is the length of the unreadable range; 0 if the object could not be opened."""
         super().__init__(message)
         self.offset = offset
         self.length_bytes = length_bytes
 
 
 class ObjectDenied(ObjectRefused):
-    """Permission to read the object is missing; often that of many objects at once."""
+    """Permission to read the object is missing, often for many objects at once."""
 
 
 class DeviceFailed(ObjectRefused):
-    """The disk or the file system answers with an error: where it is the object's alone, or wherever one reads."""
+    """The disk or the file system reported an error, for this object alone or for every read."""
 
 
 class Interrupted(BaseException):
-    """The work is no longer ours: given back, past its timeout, or its claim was lost."""
+    """The work must end: it was released, timed out, or lost its claim. Raised by `checkpoint`; do not catch it."""

@@ -1,4 +1,4 @@
 """Declare and run an app: handlers, pipelines, services, background jobs.
 
-The only package in which the others are wired together. A worker imports nothing above it.
+The only package that connects the others to each other. A worker imports no package above it.
 """

@@ -1,4 +1,7 @@
-"""`App`: handlers and pipelines, and the broker and ledger they stand on. A value, not a global."""
+"""`App`: declared handlers and pipelines, with the broker and the ledger they use.
+
+An app is a value that users create, not a process-wide global.
+"""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,16 +37,16 @@ from penstock.messaging.threads import AsideThreads
 from penstock.messaging.tracing import Tracing
 from penstock.monitoring.errors.hook import ErrorHook
 
-SEND_CHUNK = 1_000  # messages handed to the broker in one call
+SEND_CHUNK = 1_000  # messages per broker call
 
-# Every app of this process, for tests alone: a handler under test may send through any of them.
+# All apps of this process. Only tests use it: a handler under test may send through any of them.
 _apps: "WeakSet[App]" = WeakSet()
-_new_app_hooks: "list[Callable[[App], None]]" = []  # for tests alone: the last one is called with each new app
-SENDING_THREADS_MAX = 32  # of `send_async` and `send_many_async`
+_new_app_hooks: "list[Callable[[App], None]]" = []  # only for tests: the last hook is called with each new app
+SENDING_THREADS_MAX = 32  # shared by `send_async` and `send_many_async`
 
 
 def _setting(name: str) -> str | None:
-    """Return what to do about an option that is a setting."""
+    """Return a hint on where to set an option that is a setting; None for other options."""
     if name not in Settings.model_fields:
         return None
     return f"{name} is a setting: App.from_config({name}=...), PENSTOCK_{name.upper()} or penstock.toml."
@@ -56,12 +59,20 @@ class _Sender:
 
 
 class App(Handlers, Transactional):
-    """What a worker serves, and what senders send through.
+    """The handlers and pipelines that a worker serves, and the sender for their queues.
 
-    ``broker`` and ``ledger`` are addresses, or things opened already; by default those of the settings. The ledger is
-    opened only where something needs it: idempotent handlers, object handlers and pipelines. ``on_error(exception,
-    context)`` hears of failures; ``listeners`` of every event. ``name`` is part of the identity of what the ledger
-    records; without one it is the setting ``app_name``, or else the module that makes the app.
+    Sending is thread-safe. After a fork, the child process gets a worker id and a broker connection of its own.
+
+    Args:
+        broker: An address, or an open `Broker`. Default: the setting ``broker``.
+        ledger: An address, or an open `penstock.ledger.Ledger`. Default: the setting ``ledger``. Opened only if needed:
+            by idempotent handlers, object handlers and pipelines.
+        settings: The settings to use. Default: Penstock's defaults, without reading the environment or penstock.toml;
+            see `from_config`.
+        on_error: Called with ``(exception, context)`` for each failure.
+        listeners: Called with every event.
+        name: Part of the identity of everything that the ledger records. Default: the setting ``app_name``, else the
+            module that creates the app.
     """
 
     @checks_options("App", hint=_setting)
@@ -89,14 +100,14 @@ class App(Handlers, Transactional):
         self.on_error = on_error
         self.listeners = tuple(listeners)
         self.worker = worker_id()
-        self.incidents = EventForwarder()  # what the broker tells of; a worker passes it on to its listeners
+        self.incidents = EventForwarder()  # forwards the broker's events; a worker connects it to its listeners
         self._lock = threading.Lock()
         self._sending = AsideThreads("send", threads_max=SENDING_THREADS_MAX)
         self._broker: Broker | None = None if broker is None or isinstance(broker, str) else broker  # under the lock
         self._ledger: Any | None = None if ledger is None or isinstance(ledger, str) else ledger  # as above
         self._opened_elsewhere = self._broker is not None  # as above
         self._opened: Settings | None = None  # as above: the settings that the broker was opened with
-        self._inherited: Settings | None = None  # as above: the same, of the parent process, after a fork
+        self._inherited: Settings | None = None  # as above; after a fork: the parent's `_opened`
         self._stand_in: Any = None  # as above: a test's broker
         self._tracing: Tracing | None = None  # as above
         self._senders: dict[Queue[Any] | str, _Sender] = {}  # as above
@@ -106,7 +117,7 @@ class App(Handlers, Transactional):
             hook(self)
 
     def begin_in_copy(self) -> None:
-        """Get a worker id, and a connection to the same broker, of its own. Called in the child after `os.fork`."""
+        """Take a new worker id and reopen the broker on first use. Called in the child after `os.fork`."""
         self.worker = worker_id()
         self._lock = threading.Lock()
         if not self._opened_elsewhere and self._broker is not None:
@@ -122,12 +133,22 @@ class App(Handlers, Transactional):
         name: str | None = None,
         **given: Any,
     ) -> Self:
-        """An app with the settings of environment and penstock.toml; ``given`` go before both."""
+        """Return an app configured from the environment and penstock.toml.
+
+        Args:
+            on_error: As for `App`.
+            listeners: As for `App`.
+            name: As for `App`.
+            **given: Settings that override both sources.
+
+        Raises:
+            ConfigurationError: If a setting is invalid.
+        """
         return cls(settings=load_settings(**given), on_error=on_error, listeners=listeners, name=name)
 
     @property
     def broker(self) -> Broker:
-        """The broker, opened when first asked for."""
+        """The broker, opened on first use."""
         from penstock.app.backends import open_broker, with_whole_path
 
         with self._lock:
@@ -141,19 +162,19 @@ class App(Handlers, Transactional):
 
     @property
     def tracing(self) -> Tracing:
-        """What traces, where the settings say so. Raises `ConfigurationError` where OpenTelemetry is missing."""
+        """The tracing that the settings ask for. Raises `ConfigurationError` if OpenTelemetry is missing."""
         with self._lock:
             return self._traces()
 
     @property
     def address(self) -> str | None:
-        """The broker's, as people may see it; None where the app was given a broker and not an address."""
+        """The broker's address without its password; None if the app was given an open broker."""
         with self._lock:
             return None if self._opened_elsewhere else str(shown("broker", self.settings.broker))
 
     @property
     def ledger(self) -> Any:
-        """The `penstock.ledger.Ledger`, opened when first asked for."""
+        """The `penstock.ledger.Ledger`, opened on first use."""
         from penstock.app.backends import open_ledger
         from penstock.app.kill import killing_probe
 
@@ -163,7 +184,7 @@ class App(Handlers, Transactional):
             return self._ledger
 
     def swap(self, *, broker: Any, ledger: Any) -> tuple[Any, Any]:
-        """Stand on these from now on (None: on those of the settings); answers what it stood on. For tests."""
+        """Replace the broker and the ledger and return the previous pair. None: reopen from the settings. For tests."""
         with self._lock:
             before = (self._broker, self._ledger)
             self._broker, self._ledger = broker, ledger
@@ -173,11 +194,11 @@ class App(Handlers, Transactional):
 
     @property
     def stand_in(self) -> Any:
-        """The broker that a test put in the place of the app's own, or None."""
+        """The broker that a test put in place of the app's own, or None."""
         return self._stand_in
 
     def close(self) -> None:
-        """Give back connections. The app can be used again."""
+        """Close the broker, the ledger and the relays' databases. The app can be used again afterwards."""
         with self._lock:
             broker, ledger, self._broker, self._ledger = self._broker, self._ledger, None, None
         for opened in (broker, ledger):
@@ -193,7 +214,7 @@ class App(Handlers, Transactional):
         self.close()
 
     def add(self, service: Service) -> None:
-        """As `Handlers.add`; a pipeline knows from here on which app it can be run by."""
+        """Add a service as `Handlers.add` does, and bind a pipeline to this app."""
         super().add(service)
         if isinstance(service, PipelineService):
             service.pipeline.belongs_to(self)
@@ -210,11 +231,22 @@ class App(Handlers, Transactional):
         deduplication_id: str | None = None,
         attributes: Mapping[str, str | bytes] = NO_ATTRIBUTES,
     ) -> str:
-        """Put one message into the queue, durably; answers its id.
+        """Send one message to a queue, durably.
 
-        ``delay``: invisible for so long. ``group``: the tenant it belongs to. ``deduplication_id``: a second send of
-        the same id within the broker's window is dropped. Raises `UsageError` for a body that does not fit the queue's
-        model, `TemporaryError` when the broker is away.
+        Args:
+            queue: The queue or its name.
+            body: The message body, checked against the queue's model.
+            delay: How long the message stays invisible.
+            group: The group (tenant) the message belongs to.
+            deduplication_id: The broker drops a second message with this id within its deduplication window.
+            attributes: Additional message attributes.
+
+        Returns:
+            The message id.
+
+        Raises:
+            UsageError: If the body does not fit the queue's model.
+            TemporaryError: If the broker is unavailable.
         """
         outgoing = self.outgoing(
             queue, body, delay=delay, group=group, deduplication_id=deduplication_id, attributes=attributes
@@ -222,7 +254,7 @@ class App(Handlers, Transactional):
         return self.broker.send(_name(queue), [outgoing])[0]
 
     async def send_async(self, queue: Queue[Any] | str, body: Any, **options: Any) -> str:
-        """As `send`, without blocking the event loop."""
+        """Send one message as `send` does, without blocking the event loop."""
         return await self._sending.run(partial(self.send, queue, body, **options))
 
     def send_many(
@@ -234,10 +266,24 @@ class App(Handlers, Transactional):
         group: str | None = None,
         attributes: Mapping[str, str | bytes] = NO_ATTRIBUTES,
     ) -> list[str]:
-        """Put many messages into the queue, in calls of a thousand; answers their ids, in order.
+        """Send many messages to a queue, 1,000 per broker call.
 
-        Each call is taken as a whole or not at all; on SQS ten messages are, at most, and single ones of these may be
-        refused. What was sent before a failure stays sent.
+        A call succeeds or fails as a whole, except on SQS: it sends up to ten messages per request and may refuse
+        single messages. Messages sent before a failure stay sent.
+
+        Args:
+            queue: The queue or its name.
+            bodies: The message bodies, checked against the queue's model.
+            delay: How long the messages stay invisible.
+            group: The group (tenant) the messages belong to.
+            attributes: Additional attributes of each message.
+
+        Returns:
+            The message ids, in the order of ``bodies``.
+
+        Raises:
+            UsageError: If a body does not fit the queue's model.
+            TemporaryError: If the broker is unavailable.
         """
         ids: list[str] = []
         chunk: list[Outgoing] = []
@@ -251,12 +297,22 @@ class App(Handlers, Transactional):
         return ids
 
     async def send_many_async(self, queue: Queue[Any] | str, bodies: Iterable[Any], **options: Any) -> list[str]:
-        """As `send_many`, without blocking the event loop."""
+        """Send many messages as `send_many` does, without blocking the event loop."""
         return await self._sending.run(partial(self.send_many, queue, bodies, **options))
 
     def announce(self, queue: Queue[Any] | str, folder: str) -> int:
-        """Send a notification for everything below a folder or s3://BUCKET/PREFIX; answers how many. For object
-        handlers and pipelines, which take each version once however often it is announced. What is hidden is left."""
+        """Enqueue a notification for every object below a folder or s3://BUCKET/PREFIX, except hidden files.
+
+        For object handlers and pipelines, which process each object version once regardless of the number of
+        notifications.
+
+        Args:
+            queue: The queue or its name.
+            folder: A folder or s3://BUCKET/PREFIX.
+
+        Returns:
+            The number of notifications sent.
+        """
         from penstock.app.pending import announce_all
         from penstock.app.sources import source_at
 
@@ -276,19 +332,20 @@ class App(Handlers, Transactional):
         deduplication_id: str | None = None,
         attributes: Mapping[str, str | bytes] = NO_ATTRIBUTES,
     ) -> Outgoing:
-        """The message that `send` would send."""
+        """Return the message that `send` would send."""
         sender = self._sender(queue)
-        # A message's identity is its own: passed on to others, the inbox would take them for it and drop them.
+        # Message ids are not copied from one message to the next: the inbox would drop the copies as duplicates.
         clash = sorted((sender.attributes.keys() | IDENTITY_ATTRIBUTES) & attributes.keys())
         if clash:
             raise UsageError(f"The attribute {clash[0]} is Penstock's own; leave it out, or give another name.")
-        # A replay adds the origin. If it were refused, handlers that pass on all attributes would fail in replays.
+        # A replay adds the origin. If it were refused, handlers that forward all attributes would fail in replays.
         added = {name: value for name, value in attributes.items() if name != ORIGIN_ATTRIBUTE}
         if deduplication_id:
-            added[DEDUPLICATION_ATTRIBUTE] = deduplication_id  # for the inbox: brokers forget it, or never looked
+            added[DEDUPLICATION_ATTRIBUTE] = deduplication_id  # for the inbox: the broker's window ends, or it has none
         return Outgoing(
             body=sender.codec.encode(body),
-            # As it is where nothing is added: brokers know one mapping again, and write it once for many messages.
+            # Unchanged if there is nothing to add: brokers recognise the same mapping and serialise it once for many
+            # messages.
             attributes={**sender.attributes, **added} if added else sender.attributes,
             group=group,
             deduplication_id=deduplication_id,
@@ -305,7 +362,9 @@ class App(Handlers, Transactional):
         deduplication_id: str | None = None,
         attributes: Mapping[str, str | bytes] = NO_ATTRIBUTES,
     ) -> Outgoing:
-        """As `outgoing`, with the trace that the caller is in: whoever sends it later is in none of the caller's."""
+        """Return the message of `outgoing` with the caller's trace context, which is lost by the time the relay
+        sends it.
+        """
         outgoing = self.outgoing(
             queue, body, delay=delay, group=group, deduplication_id=deduplication_id, attributes=attributes
         )
@@ -313,7 +372,7 @@ class App(Handlers, Transactional):
         return replace(outgoing, attributes={**carrier, **outgoing.attributes}) if carrier else outgoing
 
     def _traces(self) -> Tracing:
-        """Under the lock."""
+        """Return the tracing, created on first use. The caller holds the lock."""
         if self._tracing is None:
             from penstock.app.tracing import tracing_of
 
@@ -330,7 +389,7 @@ class App(Handlers, Transactional):
         return sender
 
     def _contract(self, queue: Queue[Any] | str) -> Queue[Any]:
-        """A queue named by text is the declared one of that name, if there is one."""
+        """Return the queue, or for a name the declared queue of that name if there is one."""
         if not isinstance(queue, str):
             return queue
         declared = [declaration.queue for declaration in self.declarations if declaration.queue.name == queue]
@@ -338,13 +397,13 @@ class App(Handlers, Transactional):
 
 
 def apps_of_process() -> Sequence[App]:
-    """Return every app that this process has made and still uses. For tests."""
+    """Return every live app of this process. For tests."""
     return tuple(_apps)
 
 
 @contextmanager
 def on_new_app(hook: "Callable[[App], None]") -> Iterator[None]:
-    """Call ``hook`` with each app that is made while the block lasts. For tests."""
+    """Call ``hook`` with each app that is created inside the block. For tests."""
     _new_app_hooks.append(hook)
     try:
         yield

@@ -1,15 +1,11 @@
-"""From the addresses in the settings to a broker and a ledger.
+"""Open the broker and the ledger that the settings name.
 
-The address of a Redis server or cluster, checked before anything is connected: each slip is one sentence.
+Parse and check the addresses of Redis and SQS before anything connects. redis-py ignores some address parameters that
+it does not know and fails on others at the first connection, so every supported parameter is listed here. Messages
+never repeat a password.
 
-redis-py reads what it knows out of an address, passes over some of the rest and fails at the first connection for the
-other. So all that Penstock understands in one is listed here. A password is never said again.
-
-The address of SQS: `sqs://`, or `sqs://REGION`. Everything else stands in AWS's own settings or in ours.
-
-Our queues in SQS, among those of others: whether they are there.
-
-Nobody but its owner makes a queue there.
+Check that the ledger is shared if workers of several hosts may use the broker, and that the queues exist: on SQS,
+workers do not create queues.
 """
 
 import difflib
@@ -40,8 +36,8 @@ if TYPE_CHECKING:
 SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
 PREFIX_DEFAULT = "penstock"
 
-_PREFIX = "prefix"  # the one parameter that is Penstock's own: what the names of all keys begin with
-_PREFIX_FORM = re.compile(r"[A-Za-z0-9_.:-]{1,100}")  # no braces: a cluster distributes keys by what is between them
+_PREFIX = "prefix"  # Penstock's own parameter: the prefix of all key names
+_PREFIX_FORM = re.compile(r"[A-Za-z0-9_.:-]{1,100}")  # no braces: a cluster hashes the part of a key between them
 _ALWAYS = frozenset({_PREFIX, "client_name", "password", "username"})
 _TLS = frozenset(
     {
@@ -58,23 +54,23 @@ _TLS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisAddress:
-    """``url`` without what is Penstock's own in it; ``prefix`` is what the names of all keys begin with."""
+    """A checked Redis address. ``url`` lacks Penstock's own parameter; ``prefix`` begins the names of all keys."""
 
     url: str
     prefix: str
 
 
 def is_redis(address: str) -> bool:
-    """Whether this means a Redis server or cluster, be it in order or not."""
+    """Return True if the scheme is one of Redis, even if the rest of the address is invalid."""
     scheme, found, _ = address.partition("://")
     return bool(found) and scheme in SCHEMES
 
 
 def parsed(address: str) -> RedisAddress:
-    """Raises `ConfigurationError` for the first slip."""
+    """Return the checked address. Raises `ConfigurationError` for the first mistake."""
     try:
         parts = urlsplit(address)
-    except ValueError as error:  # brackets that are no IPv6 address
+    except ValueError as error:  # brackets without an IPv6 address
         raise _unreadable(address) from error
     if parts.scheme == "unix":
         _check_socket(address, parts)
@@ -156,12 +152,14 @@ _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+")
 
 
 def is_sqs(address: str) -> bool:
-    """Whether this means SQS, be it in order or not."""
+    """Return True if the scheme is that of SQS, even if the rest of the address is invalid."""
     return address.startswith(SQS)
 
 
 def aws_of(address: str, aws: Aws) -> Aws:
-    """What the settings say of AWS, in the address's region if it names one. Raises `ConfigurationError`."""
+    """Return the AWS settings, with the address's region if it names one. Raises `ConfigurationError` if it is
+    invalid.
+    """
     region = address.removeprefix(SQS).rstrip("/")
     if not region:
         return aws
@@ -178,9 +176,9 @@ MEMORY = "memory://"
 
 
 def open_broker(settings: Settings, *, holder: str, tell: Listener = tell_nobody) -> Broker:
-    """The broker at ``settings.broker``, traced if they say so; ``tell`` hears of incidents there.
+    """Return the broker at ``settings.broker``, traced if the settings ask for it.
 
-    Raises `ConfigurationError` for an address that is none.
+    ``tell`` receives the broker's events. Raises `ConfigurationError` for an invalid address.
     """
     return tracing_of(settings, worker=holder).broker(_broker(settings, holder=holder, tell=tell))
 
@@ -194,7 +192,7 @@ def with_whole_path(settings: Settings) -> Settings:
 
 
 def open_ledger(settings: Settings, *, probe: Probe = no_probe) -> "Ledger":
-    """The ledger at ``settings.ledger``, its tables brought up to date."""
+    """Open the ledger at ``settings.ledger`` and migrate its tables to the current version."""
     from penstock.ledger import Ledger
 
     if settings.ledger.startswith(SQLITE):
@@ -203,7 +201,7 @@ def open_ledger(settings: Settings, *, probe: Probe = no_probe) -> "Ledger":
 
 
 def system_of(settings: Settings) -> str:
-    """What OpenTelemetry's conventions call the broker of the settings, as `Capabilities.system` does."""
+    """Return OpenTelemetry's name for the broker in the settings, the same as `Capabilities.system`."""
     if is_sqs(settings.broker):
         return "aws_sqs"
     if is_redis(settings.broker):
@@ -212,23 +210,25 @@ def system_of(settings: Settings) -> str:
 
 
 def has_workers_elsewhere(settings: Settings) -> bool:
-    """Whether workers of other hosts may be on this broker: no lock or record of this host tells of them."""
+    """Return True if workers of other hosts may use this broker. This host has no locks or records of them."""
     return not settings.one_host and (is_redis(settings.broker) or is_sqs(settings.broker))
 
 
 def has_ledger_apart(settings: Settings) -> bool:
-    """Whether the ledger is of this host alone while other hosts may work on the same queues."""
+    """Return True if the ledger is local to this host although other hosts may serve the same queues."""
     return has_local_ledger(settings) and has_workers_elsewhere(settings)
 
 
 def has_local_ledger(settings: Settings) -> bool:
-    """Whether the ledger is a file of this host."""
+    """Return True if the ledger is a file on this host."""
     return settings.ledger.startswith(SQLITE)
 
 
 def require_shared_ledger(settings: Settings, *, recorded: Sequence[str]) -> None:
-    """Raise `ConfigurationError` where each host would have its own truth about what these handlers and pipelines did:
-    the ledger is a file of this host, the broker may be that of many, and nobody said that there is one host."""
+    """Raise `ConfigurationError` if each host would keep its own record of what these handlers and pipelines did.
+
+    That is the case if the ledger is a file on this host, the broker may be shared, and the setting one_host is off.
+    """
     if not recorded or not has_ledger_apart(settings):
         return
     raise ConfigurationError(
@@ -240,7 +240,7 @@ def require_shared_ledger(settings: Settings, *, recorded: Sequence[str]) -> Non
 
 
 def require_redis() -> None:
-    """Raise `ConfigurationError`, naming the extra, where the client for Redis is missing. Imports nothing."""
+    """Raise `ConfigurationError`, naming the pip extra, if the Redis client is missing. Imports nothing."""
     if find_spec("redis") is None:
         raise ConfigurationError(
             "The broker is in Redis, and the package redis cannot be found here: run pip install 'penstock[redis]'."
@@ -281,15 +281,15 @@ def _sqs_broker(settings: Settings, *, holder: str, tell: Listener) -> Broker:
     from penstock.brokers.sqs import SqsBroker
     from penstock.brokers.sqs.broker import POLL_SECONDS
 
-    # A poll is never cut short, so a worker that stops has to have the time for one: whole seconds, at least one. It is
-    # over before anything is given back, which it would receive again.
+    # A poll is never interrupted, so it must fit into the drain time of a stopping worker: whole seconds, at least one.
+    # It has to end before messages are released, or it would receive them again.
     stopping = budget(stop_timeout_seconds=settings.stop_timeout_seconds, drain_seconds=settings.drain_seconds)
     tail_seconds = math.floor(stopping.drain_seconds)
     return SqsBroker(aws, holder=holder, poll_seconds=max(min(POLL_SECONDS, tail_seconds), 1), tell=tell)
 
 
 def _made(file: str, what: str) -> Path:
-    """The file's path, its folder made if need be."""
+    """Return the file's path and create its folder if it is missing."""
     if not file:
         raise ConfigurationError(f"The {what}'s address names no file: write {SQLITE}FILE.")
     path = Path(file)
@@ -301,9 +301,9 @@ def _made(file: str, what: str) -> Path:
 
 
 def check_queues(queues: Iterable[str], settings: Settings, *, clock: Clock, waits: bool = False) -> None:
-    """Raise `ConfigurationError` for the first one that is not there: before anything is received from the others.
+    """Raise `ConfigurationError` for the first queue that does not exist, before anything is received from the others.
 
-    Nothing is asked where the broker is another. SQS that is away is no fault to one who ``waits`` for it.
+    Only SQS is checked. ``waits`` ignores `TemporaryError`, for callers that wait for an unavailable SQS.
     """
     if not is_sqs(settings.broker):
         return

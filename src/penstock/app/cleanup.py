@@ -1,13 +1,11 @@
-"""What a user says of the objects that are processed: checked as far as it can be alone, and then frozen.
+"""Declare the cleanup of a pipeline's or object handler's source objects once they are processed.
 
-Whether two addresses can name one object, so that what is moved to the one would be read from the other.
+Usage: ``from penstock import cleanup``, then ``ObjectSource(..., cleanup=cleanup.Delete(after="30 days"))``.
 
-Better one address too many refused than one too few: letter case, Unicode spelling, links, dots and doubled slashes are
-looked through, although a store may tell some of them apart.
-
-What becomes of a pipeline's objects at their source once their rows are published.
-
-``from penstock import cleanup``, then ``ObjectSource(..., cleanup=cleanup.Delete(after="30 days"))``.
+The declarations are checked as far as possible on their own and then frozen. `check_apart` compares the addresses of an
+app's readers, so that no cleanup moves or deletes objects that another one reads, or moves objects to where they would
+be read again. It prefers refusing one address too many: letter case, Unicode forms, links, dots and doubled slashes
+count as equal, although a store may distinguish some of them.
 """
 
 import os
@@ -27,7 +25,7 @@ from penstock.errors import UsageError
 from penstock.handlers.durations import Duration, seconds_of
 from penstock.storage.address import check_address, is_s3, s3_address
 
-TAGS_MAX = 10  # of one object in S3
+TAGS_MAX = 10  # per object in S3
 TAG_NAME_CHARS_MAX = 128
 TAG_VALUE_CHARS_MAX = 256
 PROCESSED_TAG = MappingProxyType({"penstock": "processed"})
@@ -37,17 +35,19 @@ _NOTHING = re.compile(r"\s*0+(\.0+)?\s*([a-zA-Z]+)?\s*")
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Leave them as they are."""
+    """Leave the objects unchanged."""
 
     action: ClassVar[str] = "keep"
-    takes_away: ClassVar[bool] = False  # nobody can read it afterwards where it was
+    takes_away: ClassVar[bool] = False  # True if the object is no longer readable at its source afterwards
     after_seconds: ClassVar[float] = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """Add tags, and keep those that are there, ``after`` so long. In S3 alone. For lifecycle rules of the bucket, such
-    as one that expires what is tagged."""
+    """Add tags to the objects ``after`` this time and keep their other tags. S3 only.
+
+    For lifecycle rules of the bucket, such as one that expires tagged objects.
+    """
 
     tags: Mapping[str, str] = field(default_factory=lambda: PROCESSED_TAG)
     after: Duration = field(default=0, kw_only=True)
@@ -63,8 +63,11 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Move them below ``target``, ``after`` so long, under the key or path that they have in the source: a folder for a
-    folder, s3://BUCKET/PREFIX for a source in S3. Nothing there is overwritten."""
+    """Move the objects below ``target`` ``after`` this time, keeping the key or path they have in the source.
+
+    The target is a folder for a source folder and s3://BUCKET/PREFIX for a source in S3. Existing objects are not
+    overwritten.
+    """
 
     target: str | PathLike[str]
     after: Duration = field(default=0, kw_only=True)
@@ -82,8 +85,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete them ``after`` so long, for good: 0 has to be said. In a bucket that keeps versions exactly the version
-    that was processed."""
+    """Delete the objects for good ``after`` this time, which has no default: write 0 to delete at once.
+
+    In a versioned bucket, exactly the processed version is deleted.
+    """
 
     after: Duration = field(kw_only=True)
     after_seconds: float = field(init=False, repr=False)
@@ -98,7 +103,7 @@ Cleanup: TypeAlias = Keep | Tag | Move | Delete
 
 
 def check_fits(cleanup: object, source: str | PathLike[str]) -> None:
-    """Raise `UsageError` for what cannot be done to the objects of that source."""
+    """Raise `UsageError` for a cleanup that is not possible for the objects of this source."""
     if not isinstance(cleanup, Keep | Tag | Move | Delete):
         raise UsageError(
             f"The source {source} has cleanup={cleanup!r}; write cleanup.Tag(...), cleanup.Move(...) or "
@@ -115,7 +120,9 @@ def check_fits(cleanup: object, source: str | PathLike[str]) -> None:
 
 
 def cleanup_of(action: str | None, *, after: str | None, target: str | None) -> Cleanup:
-    """What a command line asks for. Raises `UsageError` for what does not go together."""
+    """Return the cleanup that command-line options ask for. Raises `UsageError` for options that contradict each
+    other.
+    """
     if (action == "move") != (target is not None):
         raise UsageError("--cleanup move and --cleanup-to ADDRESS go together: the one needs the other.")
     if action in (None, "keep"):
@@ -134,7 +141,7 @@ def cleanup_of(action: str | None, *, after: str | None, target: str | None) -> 
 
 
 def _seconds_of(after: Duration) -> float:
-    """As every duration of ours, and 0, in whatever way it is written."""
+    """Return the seconds of a duration, which unlike other durations may be 0 in any notation."""
     nothing = after == timedelta(0) if isinstance(after, timedelta) else after == 0
     if nothing or (isinstance(after, str) and _NOTHING.fullmatch(after)):
         return 0.0
@@ -161,7 +168,7 @@ Address = str | PathLike[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceReader:
-    """Something of an app that reads a source: a pipeline, or an object handler."""
+    """The source, cleanup and table of one pipeline or object handler."""
 
     name: str
     source: Address
@@ -170,7 +177,7 @@ class SourceReader:
 
 
 def overlap(one: Address, other: Address) -> bool:
-    """Whether one is the other, or lies in it."""
+    """Return True if the addresses are equal or one lies inside the other."""
     if is_s3(str(one)) != is_s3(str(other)):
         return False
     if any(_within(a, b) or _within(b, a) for a in _spellings(one) for b in _spellings(other)):
@@ -179,8 +186,11 @@ def overlap(one: Address, other: Address) -> bool:
 
 
 def check_apart(readers: Sequence[SourceReader]) -> None:
-    """Raise `UsageError` where one reader's cleanup would take away what another one reads, or where moved objects
-    would come to lie where something is read or written: there they would announce themselves once more."""
+    """Raise `UsageError` if a cleanup conflicts with another reader of the app.
+
+    A cleanup must not move or delete objects that another reader reads, and must not move objects to an address where
+    objects are read or tables are written: that would trigger notifications for them again.
+    """
     for reader in readers:
         if isinstance(reader.cleanup, Move):
             _check_target(reader, reader.cleanup.target, readers)
@@ -216,7 +226,7 @@ def _written(reader: SourceReader) -> Iterator[str]:
 
 
 def _spellings(address: Address) -> Iterator[str]:
-    """Ways to write it, each beginning with what stands above it."""
+    """Yield the spellings of an address that may name the same object, normalised so that a parent is a prefix."""
     if is_s3(str(address)):
         found = s3_address(str(address))
         path = f"/{found.bucket}/{found.prefix}"
@@ -232,7 +242,7 @@ def _within(inner: str, outer: str) -> bool:
 
 
 def _is_folder_above(outer: Address, inner: Address) -> bool:
-    """Whether the one is the other or above it by what the file system says: two names of one folder, mounts."""
+    """Return True if the file system reports the same folder, or a parent: two names of one folder, or mounts."""
     above = real(outer)
     return above.exists() and any(_same(above, folder) for folder in (real(inner), *real(inner).parents))
 

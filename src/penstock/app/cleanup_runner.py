@@ -1,7 +1,7 @@
-"""A declared cleanup at work: who does it for a source, and the thread that does it beside a worker.
+"""Run a declared cleanup: build the cleaner of a source, and run it in a background thread of the worker.
 
-The thread does a bounded number of objects at a time and rests in between. Nothing waits for it: what it is at when the
-process ends is done again by the next one, which is harmless.
+The thread processes a bounded number of objects per pass and rests in between. The worker does not wait for it: an
+interrupted pass is repeated by the next process, which is harmless.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,10 +22,10 @@ from penstock.storage.address import S3Address, is_s3, s3_address
 from penstock.storage.files import Files
 from penstock.worker.shutdown import StopSignal
 
-NAME = "cleanup"  # of what failed, in events
-PASS_OBJECTS = 2_000  # at a time, beside a worker
-REST_SECONDS = 300.0  # between two passes that had nothing left to do
-MORE_SECONDS = 5.0  # after one that ended at its bound
+NAME = "cleanup"  # the job's name in events about failures
+PASS_OBJECTS = 2_000  # per pass, in a worker
+REST_SECONDS = 300.0  # after a pass that left nothing to do
+MORE_SECONDS = 5.0  # after a pass that reached its limit
 
 
 def source_cleanup(
@@ -40,10 +40,10 @@ def source_cleanup(
     probe: Probe,
     clock: Clock,
 ) -> SourceCleanup | None:
-    """Return what cleans up that source for a pipeline or an object handler; None where it is kept.
+    """Return the cleanup of a source for a pipeline or an object handler; None if objects are kept.
 
-    ``own`` is what Penstock writes itself, ``shown_to`` that of `SourceCleanup`. Raises `UsageError` for a target that
-    is no place for it, looked at once more with the links that are there now.
+    ``own`` are the places that Penstock itself writes; ``shown_to`` is passed to `SourceCleanup`. Raises `UsageError`
+    for a target that overlaps with the source or with ``own``, checked again here because links may have changed.
     """
     if isinstance(cleanup, Keep):
         return None
@@ -69,12 +69,14 @@ def source_cleanup(
 
 
 def all_visible(_after: int, up_to: int) -> int:
-    """The ``shown_to`` of an object handler, whose work is visible as soon as it is recorded."""
+    """Return ``up_to``: the work of an object handler is visible as soon as it is recorded."""
     return up_to
 
 
 def moved_to(cleanup: Cleanup) -> tuple[S3Address, ...]:
-    """Where in S3 processed objects go, and announce themselves once more."""
+    """Return the S3 address that objects are moved to, where they may trigger notifications again; empty if
+    there is none.
+    """
     target = str(cleanup.target) if isinstance(cleanup, Move) else ""
     return (s3_address(target),) if is_s3(target) else ()
 
@@ -97,17 +99,17 @@ def _cleaner(cleanup: Tag | Move | Delete, source: SourceLocation, probe: Probe)
 
 
 class CleanupRunner(PeriodicJob):
-    """Cleans up again and again."""
+    """A background job that repeats the cleanup of one source."""
 
     def __init__(self, work: SourceCleanup, *, stop: StopSignal, bus: Bus, clock: Clock, random: Random) -> None:
         super().__init__(NAME, clock=clock, random=random, tell=bus.emit, stop=stop)
         self._work = work
 
     def once(self, *, objects_max: int | None = PASS_OBJECTS) -> CleanupPassResult | None:
-        """One pass; a failure is told as an event, and is None."""
+        """Run one pass. Return None for a failure, which is emitted as an event."""
         try:
             swept = self._work.run(CleanupPass(objects_max=objects_max, stopped=self._is_over))
-        except Exception as error:  # store, ledger or table away, or no right to it: another pass tries again
+        except Exception as error:  # store, ledger or table unavailable, or access denied: the next pass retries
             self._failed(error)
             return None
         self._succeeded()

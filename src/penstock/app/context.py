@@ -1,8 +1,8 @@
-"""What pipelines, and what they run on, need of the app that they are declared in.
+"""The context that pipelines and their tools get from the app that declares them.
 
-From a broker, which is opened before there is a worker, to whoever hears of events once there is one.
-
-What every part of a pipeline's work is handed. Imports nothing of Spark: object handlers are reconciled without.
+`AppContext` is the part of `App` that they use. `EventForwarder` connects the broker, which is opened before there is a
+worker, to the worker's listeners. `PipelineTools` carries the common arguments of all pipeline work. Does not import
+Spark: object handlers are reconciled without it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from penstock.worker.shutdown import StopSignal
 
 
 class EventForwarder:
-    """A listener that passes on to another. What comes while nobody hears is for nobody."""
+    """A listener that forwards to another one. Events are dropped while none is set."""
 
     def __init__(self) -> None:
         self._listener: Listener | None = None  # written by the thread that serves
@@ -33,7 +33,7 @@ class EventForwarder:
 
     @contextmanager
     def passing_to(self, listener: Listener) -> Iterator[None]:
-        """Until the block ends; then to whoever heard before."""
+        """Forward to ``listener`` inside the block, then to the previous one again."""
         before, self._listener = self._listener, listener
         try:
             yield
@@ -42,55 +42,55 @@ class EventForwarder:
 
 
 class HasQueue(Protocol):
-    """A service, as far as it matters here."""
+    """A service, as far as this module uses it."""
 
     @property
     def queue_name(self) -> str:
-        """What it is fed from."""
+        """The queue that the service consumes."""
         ...
 
 
 class AppContext(Protocol):
-    """The app."""
+    """The part of an `App` that services and pipelines use."""
 
     @property
     def settings(self) -> Settings:
-        """Its settings."""
+        """The app's settings."""
         ...
 
     @property
     def broker(self) -> Broker:
-        """Its broker, opened."""
+        """The app's broker, opened on first use."""
         ...
 
     @property
     def incidents(self) -> EventForwarder:
-        """What its broker tells of."""
+        """The forwarder of the broker's events."""
         ...
 
     @property
     def ledger(self) -> Any:
-        """Its `penstock.ledger.Ledger`, opened."""
+        """The app's `penstock.ledger.Ledger`, opened on first use."""
         ...
 
     @property
     def name(self) -> str:
-        """What the ledger calls it."""
+        """The app's name in the ledger."""
         ...
 
     @property
     def is_named(self) -> bool:
-        """Return True if somebody gave it that name."""
+        """True if the name was set explicitly."""
         ...
 
     @property
     def worker(self) -> str:
-        """Who this process is."""
+        """The worker id of this process."""
         ...
 
     @property
     def listeners(self) -> Sequence[Listener]:
-        """Who hears its events."""
+        """The user's listeners."""
         ...
 
     @property
@@ -100,13 +100,13 @@ class AppContext(Protocol):
 
     @property
     def services(self) -> Sequence[HasQueue]:
-        """What is declared in it."""
+        """The declared services."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineTools:
-    """What every part of a pipeline's work is handed."""
+    """Arguments that every part of a pipeline's work receives."""
 
     stop: StopSignal
     clock: Clock

@@ -1,4 +1,4 @@
-"""Handlers as values: a module collects its own, and an `App` includes them."""
+"""Handlers as values: a module collects its own in `Handlers`, and an `App` includes them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,14 +26,17 @@ PIPELINE_WAIT_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifespan:
-    """What lives as long as the worker: a generator function, plain or async, that yields its resources once."""
+    """A generator function, plain or async, that yields resources once and lives as long as the worker."""
 
     name: str
     function: Callable[..., Any]
 
 
 class Handlers:
-    """A group of handlers. Decorators leave the functions as they are, so they can be called and tested as such."""
+    """A group of handlers, pipelines and lifespans, declared with decorators.
+
+    Decorators return the function unchanged, so it can be called and tested directly. An `App` is itself such a group.
+    """
 
     def __init__(self) -> None:
         self._services: dict[str, Service] = {}  # by queue
@@ -41,12 +44,12 @@ class Handlers:
 
     @property
     def services(self) -> tuple[Service, ...]:
-        """What was declared, in that order."""
+        """All declared services, in order of declaration."""
         return tuple(self._services.values())
 
     @property
     def declarations(self) -> tuple[HandlerDeclaration, ...]:
-        """The functions among the services."""
+        """The declarations of the message handlers among the services."""
         return tuple(one.declaration for one in self.services if isinstance(one, FunctionService))
 
     @property
@@ -56,7 +59,7 @@ class Handlers:
 
     @property
     def lifespans(self) -> tuple[Lifespan, ...]:
-        """The lifespans, in their order."""
+        """The lifespans, in order of declaration."""
         return tuple(self._lifespans)
 
     @checks_options("@app.handler")
@@ -81,24 +84,39 @@ class Handlers:
         newer_wait: Duration = 3_600.0,
         breaker_failures: int | None = None,
     ) -> Callable[[Function], Function]:
-        """Declare the function below as the handler of a queue.
+        """Declare a function as the handler of a queue.
 
-        It is called with the body (the `Message`, where the queue has no model) and, if it takes two arguments, a
-        `Context`. Returning acks. `Reject` gives the message up; `Retry` and any other exception cost an attempt and
-        wait by exponential backoff with full jitter: uniform(0, min(``retry_cap``, ``retry_base`` x 2^n)). After
-        ``max_attempts`` the message is a dead letter.
+        The function is called with the body (the `Message` if the queue has no model) and, if it takes two arguments, a
+        `Context`. Returning acks the message. `Reject` dead-letters it. `Retry` and any other exception count as an
+        attempt; the next one follows after exponential backoff with full jitter: uniform(0, min(``retry_cap``,
+        ``retry_base`` x 2^n)).
 
-        ``timeout``: then the attempt is over and the lease given up. ``concurrency``: calls at once in one worker.
-        ``idempotency``: body -> key; one recorded completion a key (needs a ledger). ``cleanup``: called, as
-        the function is, before a further attempt, to throw away what a broken one left. ``batch``: the function takes a
-        list of up to so many `Item`s, gathered for at most ``max_wait``, and returns None or a list with None or an
-        exception for each. ``isolation="process"``: every call in a child process that can be killed.
-        ``on_stop="give_back"``: `Context.checkpoint` gives back as soon as the worker stops. ``every`` or ``cron``
-        (UTC): one message a tick is sent, whatever the number of workers. ``newer_wait``: how long a message of a
-        schema version that this code does not know waits for a newer worker. ``breaker_failures``: so many messages in
-        a row that fail alike pause the queue; 0: never; None: what the settings say.
+        Args:
+            queue: The queue or its name.
+            name: The handler's name. Default: the function's name.
+            max_attempts: The message is dead-lettered after this many attempts.
+            retry_base: Backoff before the first retry, before jitter.
+            retry_cap: Upper limit of the backoff, before jitter.
+            timeout: The attempt ends after this time and the lease is given up.
+            concurrency: Maximum number of concurrent calls in one worker.
+            idempotency: Function from body to key. One completion is recorded per key; needs a ledger.
+            cleanup: Called like the function before a retry, to remove the leftovers of an attempt that broke off.
+            batch: Maximum batch size. The function takes a list of `Item` and returns None, or a list with None or an
+                exception per item.
+            max_wait: Maximum time to collect a batch.
+            isolation: "process" runs every call in a child process, which can be killed.
+            on_stop: With "give_back", `Context.checkpoint` releases the message as soon as the worker stops.
+            every: Send one message per interval, independent of the number of workers.
+            cron: Send one message per tick of this cron expression (UTC), independent of the number of workers.
+            newer_wait: How long a message with an unknown newer schema version waits for a newer worker.
+            breaker_failures: Pause the queue after this many consecutive messages that fail alike. 0: never. None: the
+                setting ``breaker_failures``.
 
-        Raises `UsageError` for options that do not go together, and for a second handler of one queue.
+        Returns:
+            A decorator that returns the function unchanged.
+
+        Raises:
+            UsageError: If options contradict each other, or the queue already has a handler.
         """
         contract = _queue_of("@app.handler", queue)
 
@@ -151,15 +169,34 @@ class Handlers:
         max_inflated_bytes: Size = "4 GiB",
         source_cleanup: Cleanup | None = None,
     ) -> Callable[[Function], Function]:
-        """Declare the function below as the handler of the objects that the queue's notifications name.
+        """Declare a function as the handler of the objects named by a queue's notifications.
 
-        It is called with an `IncomingObject` and, if it takes two arguments, an `ObjectContext`; once an object
-        version, recorded in the ledger under ``name``. ``source`` is the folder the objects lie in; nothing outside it
-        is read. An object that cannot be read is tried again and then dead, beside its siblings; one that is gone or
-        was overwritten ends as that. ``cleanup`` is called before an attempt that follows a broken one.
-        ``source_cleanup`` tags, moves or deletes the objects that are processed, as ``penstock.cleanup`` says.
+        The function is called with an `IncomingObject` and, if it takes two arguments, an `ObjectContext`. It runs once
+        per object version, recorded in the ledger under ``name``. An object that cannot be read is retried and then
+        marked as failed, independently of other objects. An object that was deleted or overwritten before it was read
+        is recorded as such.
 
-        Raises `UsageError` for options that do not go together, and for a second handler of one queue.
+        Args:
+            queue: The queue or its name.
+            source: The folder or s3://BUCKET/PREFIX of the objects. Nothing outside it is read.
+            name: The handler's name. Default: the function's name.
+            max_attempts: The object is marked as failed after this many attempts.
+            retry_base: Backoff before the first retry, before jitter.
+            retry_cap: Upper limit of the backoff, before jitter.
+            timeout: The attempt ends after this time.
+            concurrency: Maximum number of concurrent calls in one worker.
+            on_stop: With "give_back", the object's checkpoint releases the message as soon as the worker stops.
+            cleanup: Called before a retry, to remove the leftovers of an attempt that broke off.
+            encoding: The encoding of text.
+            max_object_bytes: Maximum size of an object.
+            max_inflated_bytes: Maximum size after decompression.
+            source_cleanup: How to tag, move or delete processed objects; see ``penstock.cleanup``.
+
+        Returns:
+            A decorator that returns the function unchanged.
+
+        Raises:
+            UsageError: If options contradict each other, or the queue already has a handler.
         """
         queue_name = _queue_of("@app.object_handler", queue).name
 
@@ -210,13 +247,25 @@ class Handlers:
         max_attempts: int | None = None,
         max_quarantine_ratio: float | None = None,
     ) -> Pipeline:
-        """Declare a pipeline on Spark: the objects of ``source``, each version once, through ``transform`` (DataFrame
-        -> DataFrame) into ``sink``.
+        """Declare a Spark pipeline that writes each object version of a source to a sink exactly once.
 
-        A batch takes up to ``max_objects`` and ``max_bytes``, and waits up to ``max_wait`` while more keep coming.
-        An object is dead after ``max_attempts``, and fails where more than ``max_quarantine_ratio`` of its lines cannot
-        be read. Numbers that are not given are those of the app's settings. ``provenance`` adds the columns _object
-        and _offset. Raises `UsageError` for what does not fit, and for a second handler of the source's queue.
+        Args:
+            name: The pipeline's name.
+            source: The objects and their queue.
+            sink: The table to write.
+            transform: Function from DataFrame to DataFrame, applied to each batch.
+            provenance: Add the columns _object and _offset.
+            max_objects: Maximum number of objects in a batch. None: the app's setting, as for the following.
+            max_bytes: Maximum size of a batch.
+            max_wait: Maximum time to wait for more objects of a batch.
+            max_attempts: An object is marked as failed after this many attempts.
+            max_quarantine_ratio: An object fails if more than this share of its lines cannot be read.
+
+        Returns:
+            The pipeline.
+
+        Raises:
+            UsageError: If an option is invalid, or the source's queue already has a handler.
         """
         declaration = declared(
             name,
@@ -235,20 +284,22 @@ class Handlers:
         return made
 
     def lifespan(self, function: Function) -> Function:
-        """Declare a generator function, plain or async, that makes resources before the worker serves, yields them
-        once as a mapping (found in `Context.resources`), and puts them away afterwards; in reverse order of
-        declaration."""
+        """Declare a generator function, plain or async, that provides resources to the worker's handlers.
+
+        The function creates the resources before the worker serves, yields them once as a mapping (see
+        `Context.resources`), and releases them afterwards. Lifespans end in reverse order of declaration.
+        """
         self._lifespans.append(Lifespan(name=_name_of(function), function=function))
         return function
 
     def include(self, group: "Handlers") -> None:
-        """Take the handlers of a group over. Raises `UsageError` where two serve one queue."""
+        """Add all services and lifespans of a group. Raises `UsageError` as `add` does."""
         for service in group.services:
             self.add(service)
         self._lifespans.extend(group.lifespans)
 
     def declaration_of(self, function: Callable[..., Any]) -> HandlerDeclaration:
-        """What was declared of a function. Raises `UsageError` for one that is no handler here."""
+        """Return the declaration of a function. Raises `UsageError` if it is not a message handler of this group."""
         for declaration in self.declarations:
             if declaration.function is function:
                 return declaration
@@ -257,12 +308,16 @@ class Handlers:
         )
 
     def queue_name_of(self, name: str) -> str | None:
-        """Return the queue of the handler or pipeline with this name; None if there is none."""
+        """Return the queue of the handler or pipeline with this name, or None."""
         return next((one.queue_name for one in self.services if one.name == name), None)
 
     def add(self, service: Service) -> None:
-        """Serve this too. Raises `UsageError` where its queue or its name is taken, or where a cleanup would take away
-        what another one reads, or its name is too long for a ledger."""
+        """Add a service.
+
+        Raises:
+            UsageError: If its queue or name is taken, its name is too long for a ledger, or a cleanup conflicts with
+                another source.
+        """
         queue = service.queue_name
         if (chars := len(service.name)) > HANDLER_CHARS_MAX:
             raise UsageError(
@@ -282,7 +337,7 @@ class Handlers:
 
 
 def _queue_of(decorator: str, queue: Any) -> Queue[Any]:
-    """Return the queue. Raises `UsageError` for what is none, such as the function itself."""
+    """Return the queue. Raises `UsageError` for any other value, such as the decorated function itself."""
     if isinstance(queue, Queue):
         return queue
     if isinstance(queue, str):

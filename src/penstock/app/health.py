@@ -1,7 +1,7 @@
-"""How a worker process is, for the platform that runs it: what its probes are answered, and the gauges of its lines.
+"""A worker's health: the answers to the platform's probes, and the gauges of its queues.
 
-No answer asks a broker or a ledger: an outage of theirs is told by metrics and by the log, and a restart would mend
-nothing and lose what is at work.
+No probe queries the broker or the ledger. Metrics and the log report their outages; a restart would fix nothing and
+would lose the work in progress.
 """
 
 import threading
@@ -18,18 +18,18 @@ LAST_POLL, LAG = "worker_last_poll_timestamp_seconds", "loop_lag_seconds"
 
 
 def worker_health(pulse: Liveness, stop: StopSignal) -> Health:
-    """Of the worker with this pulse, in the process that ``stop`` ends."""
+    """Return the probes of the worker with this liveness, in the process that ``stop`` ends."""
     return Health(live=lambda: live(pulse), ready=lambda: ready(pulse, stop), started=lambda: started(pulse))
 
 
 def live(pulse: Liveness) -> Answer:
-    """Whether it moves: a restart would help it only if not. While it starts and stops it is alive."""
+    """Return False if the worker is stuck, so that only a restart helps. A starting or stopping worker is alive."""
     troubles = pulse.troubles
     return not troubles, "; ".join(troubles) or f"the worker is {pulse.phase}"
 
 
 def ready(pulse: Liveness, stop: StopSignal) -> Answer:
-    """Whether it takes messages."""
+    """Return True if the worker takes messages."""
     if stop.requested or pulse.phase is Phase.STOPPING:
         return False, "the worker is stopping"
     if stop.paused or pulse.phase is Phase.PAUSED:
@@ -49,15 +49,18 @@ def ready(pulse: Liveness, stop: StopSignal) -> Answer:
 
 
 def started(pulse: Liveness) -> Answer:
-    """Whether it has begun to serve: its lifespans are entered then, and its queues are known."""
+    """Return True once the worker serves: its lifespans are entered and its queues are known."""
     begun = pulse.phase is not Phase.STARTING
     return begun, "the worker has started" if begun else "the worker is starting"
 
 
 @contextmanager
 def gauged(pulse: Liveness, meters: Meters | None, *, worker: str) -> Iterator[None]:
-    """Until the block ends: how its lines stand is looked up when the meters are read, and its lag is sampled. Without
-    meters nobody wants to know, and nothing is done."""
+    """Update the gauges of the worker's queues at each reading of the meters, and sample the loop lag, inside the
+    block.
+
+    Does nothing without meters.
+    """
     if meters is None:
         yield
         return
@@ -72,12 +75,12 @@ def gauged(pulse: Liveness, meters: Meters | None, *, worker: str) -> Iterator[N
     finally:
         lag.end()
         forget()
-        for name in (IN_FLIGHT, SLOTS, LAST_POLL):  # else the last of what is sent would tell what was so before
+        for name in (IN_FLIGHT, SLOTS, LAST_POLL):  # otherwise the last export would send outdated values
             meters.replace(name, {})
 
 
 def look_up(pulse: Liveness, meters: Meters, *, worker: str) -> None:
-    """Set the gauges of the worker's lines to what is so now."""
+    """Set the gauges of the worker's queues to their current values."""
     lines = pulse.lines()
     meters.replace(IN_FLIGHT, {(line.queue, worker): line.in_flight for line in lines})
     meters.replace(SLOTS, {(line.queue, worker): line.slots for line in lines})

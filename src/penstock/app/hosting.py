@@ -1,4 +1,4 @@
-"""What the services of a worker stand on, put together: for workers, and for a pipeline that is run alone."""
+"""Build the context in which a worker's services, or a pipeline that runs alone, are opened."""
 
 import random
 from functools import partial
@@ -25,7 +25,7 @@ def host_of(
     tracing: Tracing,
     breaks: bool = True,
 ) -> ServiceContext:
-    """Without resources, which are added when they are entered."""
+    """Return the context without resources; the caller adds them once the lifespans are entered."""
     outage = partial(OutageWatch, bus=bus, clock=clock, refunds=home.broker.capabilities.refunds)
     return ServiceContext(
         worker=home.worker,

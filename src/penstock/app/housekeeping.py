@@ -1,8 +1,8 @@
-"""Beside a worker on this host's state: its lock and record, and freeing what processes proven dead held.
+"""Register a worker in this host's data directory, and release everything held by processes that are proven dead.
 
-A worker that was killed leaves leases behind, in the queue and in the ledger. Its lock is free, which is proof, so its
-successor need not wait for them to end. The proof is of this host, wherever the queue is: what a worker of another host
-held comes back when its leases end, or when another worker starts over there.
+A killed worker leaves leases behind in the queue and in the ledger. Its free lock proves that it is dead, so other
+processes need not wait for the leases to expire. The proof covers this host only, even if the queue is shared: messages
+of a worker on another host return when their leases expire, or when another worker starts on that host.
 """
 
 import shutil
@@ -32,29 +32,31 @@ if TYPE_CHECKING:
 
 SCRATCH_FOLDER = "scratch"
 HOUSEKEEPING = "housekeeping"
-SWEEP_SECONDS_MAX = 5.0  # a look at the locks costs next to nothing, and a dead worker's messages wait for it
+SWEEP_SECONDS_MAX = 5.0  # checking the locks is cheap, and a dead worker's messages wait for it
 
 
 @runtime_checkable
 class HolderAwareBroker(Protocol):
-    """A broker that knows who holds what."""
+    """A broker that knows which worker holds each message."""
 
     def release_holder(self, holder: str) -> int:
-        """End all leases of a worker that is proven dead; answers how many."""
+        """End all leases of a worker that is proven dead; return their number."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadProcessSweeper:
-    """Frees what the dead held: in a queue that knows who holds what, in the ledger where there is one, on the disk."""
+    """Releases whatever dead processes held: in the queue if the broker knows the holders, in the ledger, and on
+    disk.
+    """
 
     processes: ProcessRegistry
     broker: HolderAwareBroker | Broker
-    ledger: "Callable[[], Ledger | None]"  # asked only when somebody is dead
-    scratch: Path  # holds a folder for each process
+    ledger: "Callable[[], Ledger | None]"  # called only if a process is dead
+    scratch: Path  # contains one folder per process
 
     def sweep(self) -> int:
-        """Abandon attempts and works, end leases, remove scratch; answers of how many processes."""
+        """Abandon attempts and works, end leases, remove scratch folders. Return the number of dead processes."""
         with self.processes.dead() as workers:
             ledger = self.ledger() if workers else None
             for worker in workers:
@@ -69,7 +71,7 @@ class DeadProcessSweeper:
 
 
 class Housekeeper(PeriodicJob):
-    """Sweeps at once and then every so often. What it leaves in the middle another process can finish."""
+    """A background job that sweeps at once and then periodically. Another process can finish an interrupted sweep."""
 
     def __init__(
         self, sweep: Callable[[], int], *, every_seconds: float, clock: Clock, random: Random, tell: Listener
@@ -81,7 +83,7 @@ class Housekeeper(PeriodicJob):
     def _round(self) -> float:
         try:
             self._sweep()
-        except Exception as error:  # broker or ledger away: the files stay, and so does the work
+        except Exception as error:  # broker or ledger unavailable: the lock files stay, so the next sweep retries
             self._failed(error)
         else:
             self._succeeded()
@@ -89,9 +91,9 @@ class Housekeeper(PeriodicJob):
 
 
 class Presence:
-    """A worker's place among the others of its state: a lock, a record, and the housekeeping that all of them share.
+    """A worker's registration in the data directory: its lock, its record, and the housekeeping.
 
-    On a queue in this process's memory it is nothing at all, for that ends with its only worker.
+    Does nothing for an in-memory queue, which ends with its only worker.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class Presence:
         self._broker = None if isinstance(unwrapped(broker), MemoryBroker) else broker
         self._worker = worker
         self._clock = clock
-        self._state = Path(settings.state).absolute()  # a function may change the working folder
+        self._state = Path(settings.state).absolute()  # absolute, since a handler may change the working directory
         version = settings.service_version or own_version()
         path = self._state / PROCESSES_FOLDER / f"{worker}{RECORD_SUFFIX}"
         self._keeper = RecordKeeper(
@@ -117,15 +119,15 @@ class Presence:
 
     @property
     def listeners(self) -> Sequence[Listener]:
-        """What has to hear the worker's events."""
+        """The listeners that the worker's bus has to include."""
         return () if self._broker is None else (self._keeper,)
 
     @contextmanager
     def kept(self, *, ledger: "Callable[[], Ledger]", tell: Listener, random: Random) -> Iterator[None]:
-        """Be known as alive until the block ends, and keep house for those who are not any more.
+        """Hold the lock, keep the record and run the housekeeping inside the block.
 
-        ``tell`` hears of a housekeeping that failed. Raises `ConfigurationError` where the state folder cannot be
-        written.
+        ``tell`` receives the events of failed housekeeping. Raises `ConfigurationError` if the data directory is not
+        writable.
         """
         if self._broker is None:
             yield
@@ -154,6 +156,6 @@ class Presence:
 
 
 def _has_ledger(settings: Settings) -> bool:
-    """Whether there is a ledger to free anything in: one on this host may never have been made."""
+    """Return True if there is a ledger to sweep: a file ledger may not exist yet."""
     file = settings.ledger.removeprefix(SQLITE)
     return file == settings.ledger or Path(file).is_file()

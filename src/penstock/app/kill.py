@@ -1,4 +1,4 @@
-"""Dying on purpose, at a step of the protocol, for the tests that prove it does no harm."""
+"""Kill the process at a chosen step of the protocol, for the tests that prove that this does no harm."""
 
 import os
 import signal
@@ -9,9 +9,9 @@ from penstock.messaging.steps import Probe, Step, no_probe
 
 
 def killing_probe(kill_at: str | None) -> Probe:
-    """A probe that SIGKILLs the whole process group when the step ``step`` or ``step:n`` is reached (the n-th time).
+    """Return a probe that kills the process group with SIGKILL at ``step``, or at its n-th occurrence for ``step:n``.
 
-    Raises `ConfigurationError` for a step there is not.
+    Raises `ConfigurationError` for an unknown step.
     """
     if kill_at is None:
         return no_probe
@@ -30,7 +30,7 @@ class _KillAt:
     def __init__(self, step: Step, remaining: int) -> None:
         self._step = step
         self._lock = threading.Lock()
-        self._remaining = remaining  # written under the lock, by whichever thread reaches the step
+        self._remaining = remaining  # written under the lock, by any thread that reaches the step
 
     def __call__(self, step: Step) -> None:
         if step is not self._step:

@@ -1,4 +1,4 @@
-"""What lives as long as the worker: lifespans entered in order, left in reverse, each within its time."""
+"""Run the lifespans of a worker: enter them in order, leave them in reverse, each within its share of the time."""
 
 import asyncio
 import inspect
@@ -22,14 +22,14 @@ LoopOf = Callable[[], asyncio.AbstractEventLoop]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entered:
-    """A lifespan that was entered, and how it is left; leaving may block."""
+    """An entered lifespan and the function that leaves it, which may block."""
 
     lifespan: Lifespan
     leave: Callable[[], object]
 
 
 class Lifespans:
-    """The lifespans of one worker. Async ones run on the loop that the async handlers run on."""
+    """The lifespans of one worker. Async ones run on the event loop of the async handlers."""
 
     def __init__(self, lifespans: Sequence[Lifespan], *, loop_of: LoopOf, bus: Bus, close_seconds: float) -> None:
         self._lifespans = lifespans
@@ -39,9 +39,9 @@ class Lifespans:
         self._entered: list[_Entered] = []
 
     def open(self) -> Mapping[str, Any]:
-        """Enter all; answers their resources together.
+        """Enter all lifespans and return their resources as one mapping.
 
-        Raises `UserError` with what a lifespan raised, after the others were left.
+        Raises `UserError` with the error of the first that fails, after leaving those entered before.
         """
         resources: dict[str, Any] = {}
         try:
@@ -53,8 +53,11 @@ class Lifespans:
         return MappingProxyType(resources)
 
     def close(self) -> None:
-        """Leave all, in reverse, within the time they have together. One that fails is told and keeps nobody. One that
-        does not end within its share of what is left is told, and goes on while the others are left."""
+        """Leave all lifespans in reverse order within ``close_seconds``.
+
+        A failure is emitted as an event and does not stop the others. A lifespan that exceeds its share of the
+        remaining time is reported as an event and keeps running in its daemon thread while the others are left.
+        """
         ends_at = time.monotonic() + self._close_seconds
         while self._entered:
             share = (ends_at - time.monotonic()) / len(self._entered)
@@ -118,17 +121,17 @@ class Lifespans:
 
 
 class _AsyncLife:
-    """An async lifespan, entered and left by one task: task groups and cancel scopes bear no other."""
+    """An async lifespan, entered and left by the same task, as task groups and cancel scopes require."""
 
     def __init__(self, lifespan: Lifespan) -> None:
         self.entered: Future[Any] = Future()
         self._left: Future[None] = Future()
         self._function = lifespan.function
-        self._over = asyncio.Event()  # this and the next: of the loop's thread
+        self._over = asyncio.Event()  # this and `_loop` belong to the loop's thread
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def live(self) -> None:
-        """The task."""
+        """Enter the lifespan, wait for `leave`, and leave it. This is the task's coroutine."""
         self._loop = asyncio.get_running_loop()
         try:
             async with asynccontextmanager(self._function)() as found:
@@ -140,7 +143,7 @@ class _AsyncLife:
             self._left.set_result(None)
 
     def leave(self) -> None:
-        """From another thread; returns when it was left, and raises what it raised."""
+        """Leave the lifespan from another thread. Waits until it has ended and raises its exception."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._over.set)
         self._left.result()

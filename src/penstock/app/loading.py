@@ -1,4 +1,4 @@
-"""From ``shop:app`` on a command line to the `App` it names."""
+"""Load the `App` that a command line names as ``shop:app``."""
 
 import importlib
 import sys
@@ -13,10 +13,10 @@ from penstock.messaging.failure import is_library, place_of
 
 
 def load_app(name: str) -> App:
-    """The app that ``module:attribute`` names; the attribute may be a path, as in ``shop.main:service.app``.
+    """Return the app named ``module:attribute``; the attribute may be a path, as in ``shop.main:service.app``.
 
-    Modules of the current folder are found too. Raises `UsageError` for a name that leads to no app, and with what the
-    module raised when it was imported.
+    Modules in the current folder are found too. Raises `UsageError` if the name leads to no app, or with the error that
+    the module raised on import.
     """
     module_name, colon, path = name.partition(":")
     if not (module_name and colon and path):
@@ -35,9 +35,9 @@ def load_app(name: str) -> App:
 
 
 def import_here(module_name: str, *, attribute: str = "NAME") -> ModuleType:
-    """The module of that name, also from the current folder; ``attribute`` is what is wanted of it, for hints.
+    """Import a module, also from the current folder. ``attribute`` is the wanted attribute, for hints in messages.
 
-    Raises `UsageError` where there is none, or it raises; but `SettingUnfit` where that is a setting.
+    Raises `UsageError` if there is no such module or importing it fails, and `SettingUnfit` if a setting is the cause.
     """
     here = Path.cwd()
     if module_name.endswith(".py") and (file := here / module_name).is_file():
@@ -53,14 +53,14 @@ def import_here(module_name: str, *, attribute: str = "NAME") -> ModuleType:
                 f"There is no module {error.name}; it is looked for in {here} and where Python looks."
             ) from error
         raise _raised(module_name, error) from error
-    except SettingUnfit:  # which the module only reads: no line of its code is wrong
+    except SettingUnfit:  # an invalid setting that the module reads; its code is correct
         raise
-    except (Exception, SystemExit) as error:  # a script without a guard may end the process
+    except (Exception, SystemExit) as error:  # a script without a main guard may exit
         raise _raised(module_name, error) from error
 
 
 def _raised(module_name: str, error: BaseException) -> UsageError:
-    """What a module raised, and on which line of the user's code."""
+    """Return an error with the module's exception and the line of the user's code."""
     if isinstance(error, SyntaxError) and Path(error.filename or "").is_file():
         place: str | None = f"{error.filename}:{error.lineno}"
     else:
@@ -71,7 +71,7 @@ def _raised(module_name: str, error: BaseException) -> UsageError:
 
 
 def _innermost(error: BaseException) -> str | None:
-    """For an app that is installed itself: the last line that is not the import machinery's or Penstock's."""
+    """Return the last line outside the import machinery and Penstock, for an app that is itself installed."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_library(frame.filename)]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
 

@@ -1,4 +1,4 @@
-"""The metrics of one process: what is counted, who may ask for it, and where it is sent."""
+"""The metrics of one process: its meters, the endpoint that serves them, and the exporters that send them."""
 
 import sys
 import time
@@ -24,7 +24,7 @@ SETTING = "metrics_address"
 
 
 class Metering:
-    """One process's. ``listener`` is for its bus."""
+    """The metrics of one process. ``listener`` belongs on its bus."""
 
     def __init__(
         self, meters: Meters, *, listener: Listener, endpoint: "Endpoint | None", exporters: Sequence[Exporter]
@@ -36,12 +36,12 @@ class Metering:
 
     @property
     def address(self) -> str | None:
-        """HOST:PORT of the endpoint, with the port it got once it is open."""
+        """HOST:PORT of the endpoint, with the actual port once it is open; None without an endpoint."""
         return None if self._endpoint is None else self._endpoint.address
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """Answer and send until the block ends. Raises `ConfigurationError` where the address is not to be had."""
+        """Serve and export inside the block. Raises `ConfigurationError` if the address cannot be bound."""
         if self._endpoint is not None:
             self._endpoint.open()
         for exporter in self._exporters:
@@ -55,12 +55,12 @@ class Metering:
                 self._endpoint.close()
 
     def begin_flush(self) -> None:
-        """Send now what there is, without waiting for it. Works outside `beside` too."""
+        """Start an export now without waiting for it. Also works outside `beside`."""
         for exporter in self._exporters:
             exporter.begin_flush()
 
     def await_flush(self, seconds: float) -> bool:
-        """Wait, at most so long, until it is sent."""
+        """Wait up to this long for the export; return True if it finished."""
         ends_at = time.monotonic() + seconds
         return all(exporter.await_flush(ends_at - time.monotonic()) for exporter in self._exporters)
 
@@ -75,10 +75,11 @@ def open_metering(
     clock: Clock | None = None,
     setting: str = SETTING,
 ) -> Metering:
-    """What the settings ask for. ``health`` is what the endpoint answers of the process; without one: that it is there.
-    ``setting`` is where people wrote the address.
+    """Return the metering that the settings ask for.
 
-    Raises `ConfigurationError` for an address that is none, and for an extra that is not installed.
+    ``health`` answers the endpoint's probes; by default they report that the process runs. ``setting`` is the name of
+    the setting with the address. Raises `ConfigurationError` for an invalid address and for a pip extra that is not
+    installed.
     """
     clock = SystemClock() if clock is None else clock
     otel = _otel(settings, worker=worker) if "otel" in settings.metrics_export else None
@@ -98,9 +99,9 @@ def open_metering(
 
 
 def metrics_beside(settings: Settings, number: int) -> Settings:
-    """For the process with this number, from 0: it answers so many ports further on.
+    """Return the settings of the process with this number, from 0: its port is the configured port plus the number.
 
-    Raises `ConfigurationError` where there is no such port.
+    Raises `ConfigurationError` if there is no such port.
     """
     if settings.metrics_address is None or not number:
         return settings
@@ -109,7 +110,7 @@ def metrics_beside(settings: Settings, number: int) -> Settings:
 
 
 def running() -> Health:
-    """Of a process of which nothing more is known than that it answers."""
+    """Return probes that only confirm that the process answers."""
 
     def answer() -> tuple[bool, str]:
         return True, "The process runs."
@@ -138,7 +139,7 @@ def _outlets(settings: Settings, *, worker: str, meters: Meters, clock: Clock) -
 
         outlets.append(
             EmfDestination(
-                LineWriter(sys.stderr),  # where the log goes: standard output is for what commands print
+                LineWriter(sys.stderr),  # the log's stream: standard output is for the output of commands
                 namespace=settings.cloudwatch_namespace,
                 properties=_properties(settings, worker),
                 catalogue=meters.catalogue,

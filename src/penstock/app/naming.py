@@ -1,10 +1,8 @@
-"""What an app is called in its ledger, and the names that it registers there.
+"""The names of apps and workers, and the names that an app registers in its ledger.
 
-Every process of one app has to find the same name: workers on all hosts, children, and the same app after a restart. A
-name that somebody gives is that; else it is the module that makes the app, which is the same however the module is
+Every process of one app must use the same app name: workers on all hosts, child processes, and processes after a
+restart. It is the name given by the user, else the module that creates the app, which does not depend on how it is
 started.
-
-Who this process is, for brokers, ledgers and logs.
 """
 
 import os
@@ -31,7 +29,7 @@ NAME_CHARS_MAX = 200
 
 
 def checked_name(name: str) -> str:
-    """Return the name. Raises `UsageError` for one that a ledger cannot keep."""
+    """Return the name. Raises `UsageError` for one that a ledger cannot store."""
     if not name or len(name) > NAME_CHARS_MAX or not name.isprintable():
         raise UsageError(f"App(name={name!r}) does not fit: up to {NAME_CHARS_MAX} printable characters, at least one.")
     return name
@@ -40,7 +38,7 @@ def checked_name(name: str) -> str:
 def module_that_calls() -> str:
     """Return the name of the nearest module up the stack that is not Penstock's own.
 
-    A module that was started as a script is named as it would be if it were imported.
+    A module that runs as a script gets the name that it would be imported by.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_own(str(frame.f_globals.get("__name__", ""))):
@@ -66,7 +64,7 @@ def register(home: "AppContext", services: Sequence[Service]) -> "Mapping[str, W
 
 
 def register_pipeline(home: "AppContext", name: str, *, queue: str) -> None:
-    """As `register`, for a pipeline that is run alone."""
+    """Register the name of a pipeline that runs alone. Raises as `register` does."""
     from penstock.ledger.records import OwnedName
 
     _registered(home, [OwnedName(kind="objects", name=name, queue=queue)])
@@ -89,7 +87,7 @@ class ObjectNames:
 
 
 def object_names(home: "AppContext", services: Sequence[Service], *, only: str | None = None) -> ObjectNames:
-    """Return the names of the pipelines and object handlers among an app's services. ``only``: this one alone."""
+    """Return the names of an app's pipelines and object handlers, or only the name ``only``."""
     queues = {one.name: one.queue_name for one in services if needs_objects(one) and only in (None, one.name)}
     return ObjectNames(app=home.name, is_named=home.is_named, queues=queues)
 
@@ -112,12 +110,12 @@ def _main_name(found: Mapping[str, object]) -> str:
 
 
 def worker_id() -> str:
-    """A name no other process ever has: host, process id, and when."""
+    """Return a name that is unique among all processes: host, process id and ULID."""
     return f"{socket.gethostname()}-{os.getpid()}-{ULID()}"
 
 
 def own_version() -> str:
-    """Of Penstock."""
+    """Return the version of Penstock."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -1,4 +1,4 @@
-"""An object handler as a service: a source's objects, one call each, by the protocol of pipelines without Spark."""
+"""An object handler as a service: one call per object of a source, with the pipelines' protocol but without Spark."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectService:
-    """A declared function for objects. ``declaration`` is its `ObjectHandlerDeclaration`."""
+    """A declared object handler. ``declaration`` is its `ObjectHandlerDeclaration`."""
 
     declaration: Any
     queue_name: str
@@ -29,7 +29,7 @@ class ObjectService:
     concurrency: int | None
     retry_base_seconds: float
     retry_cap_seconds: float
-    source_cleanup: Cleanup = field(default_factory=Keep)  # what becomes of the objects it has processed
+    source_cleanup: Cleanup = field(default_factory=Keep)  # applied to the objects it has processed
 
     @property
     def name(self) -> str:
@@ -38,7 +38,7 @@ class ObjectService:
 
     @property
     def reader(self) -> SourceReader:
-        """What it reads, and what becomes of that."""
+        """The source and its cleanup."""
         return SourceReader(name=self.name, source=self.source, cleanup=self.source_cleanup)
 
     def open(self, host: ServiceContext, *, weight: int) -> OpenedService:
@@ -86,7 +86,7 @@ class ObjectService:
     def cleaning(
         self, source: SourceLocation, *, ledger: "Ledger", bus: Bus, probe: Probe, clock: Clock
     ) -> "SourceCleanup | None":
-        """Return what cleans up the source; None where objects are kept."""
+        """Return the cleanup of the source; None if objects are kept."""
         from penstock.app.cleanup_runner import all_visible, source_cleanup
 
         return source_cleanup(
@@ -103,5 +103,5 @@ class ObjectService:
 
 
 def check_source(name: str, source: str) -> None:
-    """Raise `UsageError` for a source that cannot be one."""
+    """Raise `UsageError` if the source is not a valid address."""
     check_address(f"object handler {name}'s source", source)

@@ -1,4 +1,4 @@
-"""What `App.outbox` answers: `App.send`, into the user's transaction; plain and async."""
+"""The objects that `App.outbox` returns: `App.send` inside the user's transaction, plain and async."""
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class MakeMessage(Protocol):
-    """`App.outgoing`."""
+    """The signature of `App.outgoing`."""
 
     def __call__(
         self,
@@ -29,7 +29,7 @@ class MakeMessage(Protocol):
 
 
 class Outbox:
-    """The outbox as one session, or connection, writes it."""
+    """Writes messages to the outbox in one session or connection."""
 
     def __init__(self, session: "SyncSession", make: MakeMessage) -> None:
         self._session = session
@@ -45,11 +45,14 @@ class Outbox:
         deduplication_id: str | None = None,
         attributes: Mapping[str, str | bytes] = NO_ATTRIBUTES,
     ) -> str:
-        """Write one message into the session's transaction; answers its outbox id.
+        """Write one message in the session's transaction; return its outbox id.
 
-        The parameters are those of `App.send`. The row is inserted at once and committed with the transaction, or
-        never. ``delay`` counts from here. Raises `UsageError` for a body that does not fit the queue's model or that no
-        broker takes, `ConfigurationError` where the database has no outbox.
+        The parameters are those of `App.send`. The row is inserted at once and committed or rolled back with the
+        transaction. ``delay`` counts from this call.
+
+        Raises:
+            UsageError: If the body does not fit the queue's model, or no broker accepts the message.
+            ConfigurationError: If the database has no outbox.
         """
         outgoing = self._make(
             queue, body, delay=delay, group=group, deduplication_id=deduplication_id, attributes=attributes
@@ -67,14 +70,14 @@ class Outbox:
         group: str | None = None,
         attributes: Mapping[str, str | bytes] = NO_ATTRIBUTES,
     ) -> list[str]:
-        """As `send`, for many messages in one statement; all of them or, where one does not fit, none."""
+        """Write many messages as `send` does, in one statement. If one does not fit, none is written."""
         rows = _rows(self._make, queue, bodies, delay=delay, group=group, attributes=attributes)
         write(self._session, rows)
         return [_id(row) for row in rows]
 
 
 class AsyncOutbox:
-    """As `Outbox`, for async sessions and connections."""
+    """Writes messages to the outbox in one async session or connection."""
 
     def __init__(self, session: "AsyncSessions", make: MakeMessage) -> None:
         self._session = session
@@ -90,7 +93,7 @@ class AsyncOutbox:
         deduplication_id: str | None = None,
         attributes: Mapping[str, str | bytes] = NO_ATTRIBUTES,
     ) -> str:
-        """As `Outbox.send`."""
+        """Write one message; see `Outbox.send`."""
         outgoing = self._make(
             queue, body, delay=delay, group=group, deduplication_id=deduplication_id, attributes=attributes
         )
@@ -107,7 +110,7 @@ class AsyncOutbox:
         group: str | None = None,
         attributes: Mapping[str, str | bytes] = NO_ATTRIBUTES,
     ) -> list[str]:
-        """As `Outbox.send_many`."""
+        """Write many messages; see `Outbox.send_many`."""
         rows = _rows(self._make, queue, bodies, delay=delay, group=group, attributes=attributes)
         await write_async(self._session, rows)
         return [_id(row) for row in rows]

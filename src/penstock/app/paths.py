@@ -1,4 +1,4 @@
-"""Where the parts of a table and of its state lie."""
+"""The paths of a table, its quarantine and its data directory."""
 
 import hashlib
 from collections.abc import Sequence
@@ -17,58 +17,62 @@ from penstock.storage.files import Files
 from penstock.storage.local import LocalFiles
 
 LEDGER_FILE = "ledger.db"
-LEVELS_BELOW = 3  # how deep tables are looked for below the current folder
+LEVELS_BELOW = 3  # depth of the search for tables below the current folder
 QUARANTINE_SUFFIX = "_quarantine"
-STATE_FOLDER = "_penstock"  # readers of the table do not look into folders whose names begin so
+STATE_FOLDER = "_penstock"  # readers of the table skip folders with this prefix
 WORK_FOLDER = "work"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePaths:
-    """A table in a folder or in S3, its quarantine beside it, and a folder of this host. Paths are real paths."""
+    """The paths of a table in a folder or in S3, its quarantine, and its data directory on this host. Paths are
+    resolved.
+    """
 
     table: Files
     quarantine: Files
     state: Path
     aws: Aws = field(default_factory=Aws)
-    name: str | None = None  # of a declared pipeline
+    name: str | None = None  # for a declared pipeline
 
     @property
     def pipeline(self) -> str:
-        """The pipeline's id: the name it was declared with, else the table's canonical address."""
+        """The pipeline's id: its declared name, else the table's canonical address."""
         return self.name or self.table.uri
 
     @property
     def work(self) -> Files:
-        """Plans and reports of runs; under the table, since executors have to reach it."""
+        """The folder of plans and reports of runs; below the table, since executors must reach it."""
         return self.table.below(f"{STATE_FOLDER}/{WORK_FOLDER}")
 
     @property
     def own(self) -> tuple[Files, ...]:
-        """What Penstock writes itself."""
+        """The places that Penstock itself writes."""
         return self.table, self.quarantine, LocalFiles(self.state)
 
     def queue(self, source: object) -> str:
-        """The queue of one source of this table: another source's worker would not be allowed to read its files."""
+        """Return the queue of one source of this table. A worker for another source must not read this source's
+        files.
+        """
         digest = hashlib.sha256(f"{self.pipeline}\n{source}".encode(errors="surrogateescape")).hexdigest()[:8]
         return f"ingest-{digest}"
 
 
 def real(path: str | PathLike[str]) -> Path:
-    """The real path behind a user's path or file address. Raises `UsageError` where that leads nowhere."""
+    """Return the resolved path of a user's path or file address. Raises `UsageError` if it cannot be resolved."""
     text = str(path)
     if text.startswith(LOCAL):
         text = fsdecode(unquote_to_bytes(text.removeprefix(LOCAL)))
     try:
         return Path(text).expanduser().resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # no such user, a circle of links, a name with a NUL
+    except (OSError, RuntimeError, ValueError) as error:  # no such user, a loop of links, a name with a NUL
         raise UsageError(f"The path {path} leads nowhere: {error}.") from error
 
 
 def places(
     table: str | PathLike[str], state: str | PathLike[str] | None = None, *, aws: Aws | None = None
 ) -> TablePaths:
-    """The places of a table. Raises `UsageError` for an address that is neither a folder nor in S3."""
+    """Return the paths of a table. Raises `UsageError` for an address that is neither a folder nor in S3."""
     address = check_address("table", table)
     if state is not None:
         check_folder("state", state)
@@ -89,7 +93,7 @@ def places(
 
 
 def _places_in_s3(address: S3Address, state: str | PathLike[str] | None, aws: Aws) -> TablePaths:
-    """Its state is in a folder of this user's, named after the table, unless another one is named."""
+    """Return the paths of a table in S3. The default data directory is a user folder named after the table."""
     if not address.prefix:
         raise UsageError(f"The table cannot be the whole bucket {address}; give a prefix in it.")
     require_aws()
@@ -106,12 +110,12 @@ def _places_in_s3(address: S3Address, state: str | PathLike[str] | None, aws: Aw
 
 
 def declared_places(name: str, table: str | PathLike[str], settings: Settings) -> TablePaths:
-    """The places of a pipeline that an app declares: the app's state, and a table under the pipeline's name."""
+    """Return the paths of a declared pipeline: the app's data directory, and a table under the pipeline's name."""
     return replace(places(table, settings.state, aws=settings.aws), name=name)
 
 
 def find_table(table: str | None, state: str | None, *, here: Path, aws: Aws | None = None) -> TablePaths:
-    """The table that an operator's verb means: the one named, else the one here, else the only one below here."""
+    """Return the table that a command means: the one named, else the one here, else the only one below."""
     if table is not None:
         found = places(table, state, aws=aws)
     else:
@@ -133,7 +137,10 @@ def find_table(table: str | None, state: str | None, *, here: Path, aws: Aws | N
 
 
 def tables_here(here: Path, *, elsewhere: bool = False) -> Sequence[Path]:
-    """The table in this folder, else all that are some levels below; those whose state lies ``elsewhere`` if asked."""
+    """Return the table in this folder, else all tables up to three levels below.
+
+    ``elsewhere`` includes tables whose data directory is elsewhere.
+    """
     patterns = ["", *("/".join(["*"] * depth) + "/" for depth in range(1, LEVELS_BELOW + 1))]
     found = [
         sorted(path.parent for path in here.glob(f"{pattern}{STATE_FOLDER}") if elsewhere or not _lies_elsewhere(path))
@@ -143,5 +150,5 @@ def tables_here(here: Path, *, elsewhere: bool = False) -> Sequence[Path]:
 
 
 def _lies_elsewhere(folder: Path) -> bool:
-    """A pipeline of an app, or an ingest with --state, has only its runs' plans below the table."""
+    """Return True if the folder holds only the plans of runs: a pipeline of an app, or an ingest with --state."""
     return (folder / WORK_FOLDER).is_dir() and not (folder / LEDGER_FILE).is_file()

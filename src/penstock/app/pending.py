@@ -1,14 +1,10 @@
-"""What a scan found, in a terminal state: announcing it, and when that is reached.
+"""Enqueue notifications for the objects of a scan, and detect when all of them have reached a terminal state.
 
-An object that a scan found although the ledger has it as deleted or replaced is not done: that end is out of date.
+An object that the scan found although the ledger has it as deleted or replaced is not done: that state is outdated.
 
-Whether a queue is empty.
-
-Where a broker's counts are only nearly right (SQS: they may be 0 for a while after messages were sent, or received),
-one look is no proof. So they have to say it for longer than a poll takes: the worker that asks polls meanwhile, and a
-poll that waits asks every server that might have a message.
-
-Sending notifications for objects that are there.
+`QueueDrainCheck` detects an empty queue. If a broker's counts are approximate, one check is no proof: on SQS they may
+be 0 for a while after messages were sent or received. So the count must stay 0 for longer than a poll takes. The worker
+that asks polls meanwhile, and a long poll queries every server that might have a message.
 """
 
 import threading
@@ -26,28 +22,30 @@ from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.objects.notification import announce
 from penstock.objects.reference import ObjectRef
 
-CALM_SECONDS = 6.0  # a poll is 5 at most
+CALM_SECONDS = 6.0  # a poll takes at most 5
 
 
 class QueueDrainCheck:
-    """Of one queue. Asked by one thread at a time."""
+    """Checks whether one queue is empty. Used by one thread at a time."""
 
     def __init__(self, broker: Broker, queue: str, *, clock: Clock) -> None:
         self._broker = broker
         self._queue = queue
         self._clock = clock
-        self._since: float | None = None  # monotonic: since then all looks found nothing
+        self._since: float | None = None  # monotonic: every check since then found no messages
 
     def messages(self) -> int:
-        """How many there are, in any state, as near as the broker can tell."""
+        """Return the number of messages in any state, as exact as the broker can count."""
         return self._broker.stats(self._queue).messages
 
     def doubt(self) -> None:
-        """Something was sent to it."""
+        """Restart the check, because a message was sent."""
         self._since = None
 
     def sure(self) -> bool:
-        """Whether there is nothing. Where counts are only nearly right, ask again: the first answer is never yes."""
+        """Return True if the queue is empty. With approximate counts, call it repeatedly: the first call returns
+        False.
+        """
         if self.messages():
             self._since = None
             return False
@@ -58,23 +56,23 @@ class QueueDrainCheck:
         return now - self._since >= CALM_SECONDS
 
 
-SEND_CHUNK = 1_000  # messages handed to the broker in one call
+SEND_CHUNK = 1_000  # messages per broker call
 
 
 def announce_all(broker: Broker, queue: str, refs: Sequence[ObjectRef], *, probe: Probe = no_probe) -> None:
-    """Send one notification an object. Repeats do no harm."""
+    """Send one notification per object. Repeats do no harm."""
     for start in range(0, len(refs), SEND_CHUNK):
         broker.send(queue, [Outgoing(body=announce(ref)) for ref in refs[start : start + SEND_CHUNK]])
         probe(Step.ANNOUNCED)
 
 
-ANNOUNCEMENTS_MAX = 5  # of one object by one process, before we say that something is wrong with it
+ANNOUNCEMENTS_MAX = 5  # of one object by one process; more of them are reported as an error
 
-_SYSTEM_CLOCK = SystemClock()  # holds no state
+_SYSTEM_CLOCK = SystemClock()  # stateless
 
 
 class PendingObjects:
-    """Every object of a scan in a terminal state. Objects may be added; any thread may call it."""
+    """The objects of a scan that are not yet in a terminal state. Objects can be added. Thread-safe."""
 
     def __init__(
         self,
@@ -88,7 +86,7 @@ class PendingObjects:
         objects: Sequence[ObjectRef],
         clock: Clock = _SYSTEM_CLOCK,
     ) -> None:
-        """``free_the_dead`` frees what processes proven dead hold."""
+        """Create it with the first objects. ``free_the_dead`` releases whatever processes proven dead hold."""
         self._ledger = ledger
         self._broker = broker
         self._pipeline = pipeline
@@ -96,39 +94,42 @@ class PendingObjects:
         self._free_the_dead = free_the_dead
         self._probe = probe
         self._emptiness = QueueDrainCheck(broker, queue, clock=clock)
-        self._lock = threading.RLock()  # every field below is read and written under it
+        self._lock = threading.RLock()  # guards every field below
         self._announcements: Counter[bytes] = Counter()
         self._refs: dict[bytes, ObjectRef] = {}
-        self._outdated: dict[bytes, float] = {}  # when those ended that the scan found although they were never read
-        self._unread: set[bytes] = set()  # that ended so since then: another scan may find them again
+        self._outdated: dict[bytes, float] = {}  # end times of the states that the scan proved to be outdated
+        self._unread: set[bytes] = set()  # ended like this since the scan: another scan may find them again
         self.before: dict[bytes, ObjectState] = {}
         self.unfinished: set[bytes] = set()
         self.take(objects)
 
     @property
     def size(self) -> int:
-        """How many objects there are."""
+        """The number of objects."""
         return len(self._refs)
 
     def scanned(self, source: str) -> SourceScanned:
-        """Return the event that reports the scan. Call it before anything is announced."""
+        """Return the event that reports the scan. Call it before the first notification is sent."""
         with self._lock:
             return SourceScanned(
                 source=source, found=self.size, unfinished=len(self.unfinished), messages=self.messages()
             )
 
     def reached_before(self) -> bool:
-        """Whether there is nothing to do, not even messages that a killed process did not live to settle."""
+        """Return True if nothing is left to do: neither objects nor messages that a killed process did not settle."""
         return not self.unfinished and not self._broker.stats(self._queue).visible
 
     def begin(self) -> None:
-        """Announce, unless messages of a process that was killed, or of one beside us, still wait: those are worked
-        off first, and `reached` announces what they did not name. Else every death would double the queue."""
+        """Send notifications, unless the queue holds messages.
+
+        Messages of a killed process, or of one that runs at the same time, are processed first; `reached` then sends
+        notifications for the remaining objects. Otherwise every crash would double the queue.
+        """
         if not self.messages():
             self.announce()
 
     def take(self, objects: Iterable[ObjectRef]) -> Sequence[bytes]:
-        """Make them part of the goal, without a word; answers those that are not done."""
+        """Add objects without sending notifications; return the ids of those that are not done."""
         refs = {ref.object_id: ref for ref in objects}
         with self._lock:
             known = dict(self._ledger.states(self._pipeline, list(refs))) if refs else {}
@@ -144,7 +145,7 @@ class PendingObjects:
             return new
 
     def add(self, objects: Iterable[ObjectRef]) -> None:
-        """Objects that were found later: announced at once unless they are done, or known already."""
+        """Add objects that were found later, and send notifications for those that are new and not done."""
         with self._lock:
             new = self.take(
                 [ref for ref in objects if ref.object_id not in self._refs or ref.object_id in self._unread]
@@ -152,15 +153,18 @@ class PendingObjects:
             self._send([self._refs[object_id] for object_id in new])
 
     def announce(self) -> None:
-        """Send a notification for every unfinished object that nobody works on. Repeats do no harm."""
+        """Send a notification for every unfinished object that no worker is processing. Repeats do no harm."""
         with self._lock:
             live = self._ledger.live(self._pipeline, list(self.unfinished))
             self._send([ref for object_id, ref in self._refs.items() if object_id in self.unfinished - live])
 
     def reached(self) -> bool:
-        """Asked by the idle worker. Where messages are gone but objects are not done (a message was purged, or its
-        sender died between two steps), they are announced again. Messages that only repeat what is done, and wait
-        because somebody was at it, are worked off before we say yes, so that none stays behind."""
+        """Return True if all objects are done. Called by the idle worker.
+
+        If the queue is empty but objects are not done (a message was purged, or its sender died between two steps),
+        their notifications are sent again. Leftover messages for finished objects, delayed because another worker held
+        the object, are processed before this returns True, so that none stays behind.
+        """
         with self._lock:
             states = self._standing(self.unfinished)
             self._unread |= {object_id for object_id, state in states.items() if state in UNREAD}
@@ -174,18 +178,18 @@ class PendingObjects:
             return not stats.visible and not stats.delayed
 
     def objects(self) -> Sequence[ObjectRef]:
-        """All of them."""
+        """Return all objects."""
         with self._lock:
             return list(self._refs.values())
 
     def states(self) -> dict[bytes, ObjectState]:
-        """Where every object stands now; what the ledger never saw is unprocessed."""
+        """Return the current state of every object; unprocessed if the ledger does not know it."""
         with self._lock:
             known = self._standing(self._refs)
             return {object_id: known.get(object_id, ObjectState.UNPROCESSED) for object_id in self._refs}
 
     def _standing(self, object_ids: Collection[bytes]) -> dict[bytes, ObjectState]:
-        """Where these stand, without those whose end is the one that the scan proved to be out of date."""
+        """Return the states of these objects, without those that the scan proved to be outdated."""
         states = dict(self._ledger.states(self._pipeline, list(object_ids)))
         for object_id, ended_at in self._ends_of_unread(states).items():
             if self._outdated.get(object_id) == ended_at:
@@ -197,20 +201,20 @@ class PendingObjects:
         return self._ledger.unread(self._pipeline, unread) if unread else {}
 
     def left(self) -> int:
-        """How many are in no terminal state."""
+        """Return the number of objects that are not in a terminal state."""
         return sum(1 for state in self.states().values() if state not in TERMINAL)
 
     def done_before(self) -> int:
-        """How many were in a terminal state when they were found."""
+        """Return the number of objects that were in a terminal state when they were found."""
         with self._lock:
             return sum(1 for state in self.before.values() if state in TERMINAL)
 
     def messages(self) -> int:
-        """How many are in the queue, in any state, as near as the broker can tell."""
+        """Return the number of messages in the queue in any state, as exact as the broker can count."""
         return self._emptiness.messages()
 
     def emptied(self) -> bool:
-        """Whether there are none in the queue for sure."""
+        """Return True if the queue is proven empty."""
         return self._emptiness.sure()
 
     def _send(self, missing: Sequence[ObjectRef]) -> None:

@@ -1,10 +1,10 @@
-"""Which processes of this state are alive.
+"""The processes of a data directory, and which of them are alive.
 
-Every process holds a lock on a file named after its worker id. The operating system drops the lock with the process,
-however it died, so whoever can take the lock of a file has proof that its owner is gone and may free what it held at
-once, without waiting for leases to end. (Locks are advisory `flock`s: the state lives on one host. A process that is
-forked lets go of its parent's at once.) Beside its lock a process may keep a record of what it is doing; that is for
-people, and proves nothing.
+Every process holds a lock on a file named after its worker id. The operating system drops the lock when the process
+ends, however it ends. A process that can take the lock of a file therefore has proof that the owner is dead, and may
+release whatever it held at once, without waiting for leases to expire. Locks are advisory `flock`s, so a data directory
+lives on one host. A forked process closes its copies of the parent's locks at once. Beside its lock a process may keep
+a record of its activity; the record is for people and proves nothing.
 """
 
 import fcntl
@@ -13,16 +13,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-PROCESSES_FOLDER = "processes"  # in a state folder
+PROCESSES_FOLDER = "processes"  # in a data directory
 RECORD_SUFFIX = ".json"
 
 _SUFFIX = ".lock"
 
-_held: set[int] = set()  # the descriptors of this process's own locks
+_held: set[int] = set()  # descriptors of this process's own locks
 
 
 def _let_go() -> None:
-    """In a forked process: its copies of the descriptors would keep the locks for longer than their owner lives."""
+    """Close the copies of the descriptors in a forked process: they would keep the locks beyond their owner's life."""
     while _held:
         os.close(_held.pop())
 
@@ -31,7 +31,7 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 class ProcessRegistry:
-    """The lock files of one state directory."""
+    """The lock files of one data directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -39,9 +39,9 @@ class ProcessRegistry:
 
     @contextmanager
     def registered(self, worker: str) -> Iterator[None]:
-        """Be alive under this id until the block ends."""
+        """Hold the lock of this worker id inside the block."""
         path = self._lock(worker)
-        starting = path.with_suffix(".starting")  # locked before it has its name: nobody ever sees it unlocked
+        starting = path.with_suffix(".starting")  # locked before it gets its final name, so never visible unlocked
         descriptor = os.open(starting, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         _held.add(descriptor)
         try:
@@ -49,27 +49,28 @@ class ProcessRegistry:
             starting.rename(path)
             yield
         finally:
-            if descriptor in _held:  # not in a forked process, which is not the one that was registered
+            if descriptor in _held:  # not in a forked process, which is not the registered one
                 _held.remove(descriptor)
                 self._forget(worker)
                 os.close(descriptor)
 
     def record(self, worker: str) -> Path:
-        """Where this worker writes what it is doing; gone when it is forgotten."""
+        """Return the path of the worker's record, which is deleted together with its lock."""
         return self._directory / f"{worker}{RECORD_SUFFIX}"
 
     def is_living(self, worker: str) -> bool:
-        """Whether that process holds its lock."""
+        """Return True if that process holds its lock."""
         return _is_held(self._lock(worker)) is True
 
     def living(self) -> list[str]:
-        """The ids of the processes that hold their lock."""
+        """Return the ids of the processes that hold their lock."""
         return [worker for worker, path in self._files() if _is_held(path)]
 
     @contextmanager
     def dead(self) -> Iterator[list[str]]:
-        """The ids of processes that are gone. Their files are removed when the block ends well, so that nothing that
-        was to be done for one of them is forgotten."""
+        """Yield the ids of dead processes and delete their files if the block succeeds, so that no cleanup is
+        skipped.
+        """
         gone = [worker for worker, path in self._files() if _is_held(path) is False]
         yield gone
         for worker in gone:
@@ -79,7 +80,7 @@ class ProcessRegistry:
         return self._directory / f"{worker}{_SUFFIX}"
 
     def _forget(self, worker: str) -> None:
-        """The lock goes last: while it is there, whoever comes after a crash here forgets the rest."""
+        """Delete the files of a worker, the lock last: after a crash in between, the next process deletes the rest."""
         record = self.record(worker)
         for path in (draft_of(record), record, self._lock(worker)):
             with suppress(FileNotFoundError):
@@ -90,18 +91,18 @@ class ProcessRegistry:
 
 
 def draft_of(record: Path) -> Path:
-    """Where a record is written before it takes the place of the one before."""
+    """Return the path where a record is written before it replaces the previous one."""
     return record.with_suffix(".draft")
 
 
 def _is_held(path: Path) -> bool | None:
-    """Whether somebody holds the lock; None where it is gone, since its owner has just ended properly."""
+    """Return True if a process holds the lock; None if the file is gone because its owner has just ended properly."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: who only looks is not taken for an owner
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so as not to pass for an owner
     except BlockingIOError:
         return True
     finally:

@@ -1,6 +1,6 @@
-"""How the queues of the settings' broker stand, and who works on them. For looking from outside, and for senders.
+"""The status of the queues, for commands and senders outside the worker processes.
 
-How old the messages of queues are, and who says so: the broker, CloudWatch, or an estimate of what workers saw.
+Includes the age of messages and its source: the broker, CloudWatch, or an estimate from the receives of workers.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,40 +24,46 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueAges:
-    """Of one queue. Ages are None where nobody can tell; the visible one also where nothing is visible."""
+    """The message ages of one queue. None if unknown; the visible age also if no message is visible."""
 
     oldest_seconds: float | None
     oldest_visible_seconds: float | None
 
 
 class AgeReader:
-    """The ages of one broker's queues. For one thread; who looks again and again keeps it."""
+    """Reads the ages of one broker's queues. For one thread. Keep the instance between reads: it remembers empty
+    queues.
+    """
 
     def __init__(self, broker: Broker, *, clock: Clock | None = None, cloudwatch: "CloudWatch | None" = None) -> None:
         self.cloudwatch = cloudwatch
         self._exact = broker.capabilities.exact_stats
         self._clock = clock or SystemClock()
-        self._empty: dict[str, AgeEstimate] = {}  # when nothing was visible at a look of ours, by queue
+        self._empty: dict[str, AgeEstimate] = {}  # when a read found nothing visible, by queue
 
     @property
     def oldest_source(self) -> AgeSource:
-        """Who tells the age of the oldest message."""
+        """The source of the oldest message's age."""
         return "exact" if self._exact else "cloudwatch"
 
     @property
     def oldest_visible_source(self) -> AgeSource:
-        """The same of the oldest visible one."""
+        """The source of the oldest visible message's age."""
         return "exact" if self._exact else "estimated"
 
     def asked(self, queues: Sequence[str]) -> Mapping[str, float]:
-        """What CloudWatch says of these; nothing where it is not asked. Raises as `CloudWatch.oldest_ages` does."""
+        """Return CloudWatch's ages of these queues; empty without CloudWatch. Raises as `CloudWatch.oldest_ages`
+        does.
+        """
         return {} if self.cloudwatch is None or not queues else self.cloudwatch.oldest_ages(queues)
 
     def of(
         self, queue: str, stats: QueueStats, *, told: Mapping[str, float], workers: Iterable[WorkerRecord]
     ) -> QueueAges:
-        """Of a queue that stands like this. ``told``: what `asked` answered; ``workers`` of this host, which may have
-        received from it."""
+        """Return the ages of a queue with these stats.
+
+        ``told`` is the result of `asked`; ``workers`` are those of this host, which may have received from the queue.
+        """
         if self._exact:
             return QueueAges(
                 oldest_seconds=stats.oldest_message_age_seconds,
@@ -68,7 +74,7 @@ class AgeReader:
         )
 
     def close(self) -> None:
-        """Give back connections."""
+        """Close the connection to CloudWatch."""
         if self.cloudwatch is not None:
             self.cloudwatch.close()
 
@@ -77,14 +83,16 @@ class AgeReader:
         if visible == 0:
             self._empty[queue] = AgeEstimate(empty_at=now)
             return None
-        # One that drains saw the queue's head long ago, and what others took since it does not know.
+        # A draining worker's receives are outdated: it does not know which messages others have received since.
         seen = [each.seen[queue] for each in workers if each.state == SERVING and queue in each.seen]
         estimate = AgeEstimate.merged([*seen, self._empty.get(queue, AgeEstimate())])
         return estimate.visible_age_seconds(now, visible=visible)
 
 
 def ages_of(settings: Settings, broker: Broker, *, clock: Clock | None = None) -> AgeReader:
-    """With CloudWatch, where the broker is SQS: each look at it costs something. Raises `ConfigurationError`."""
+    """Return a reader, with CloudWatch if the broker is SQS; each of its queries is charged. Raises
+    `ConfigurationError`.
+    """
     clock = clock or SystemClock()
     if broker.capabilities.exact_stats or not is_sqs(settings.broker):
         return AgeReader(broker, clock=clock)
@@ -95,21 +103,25 @@ def ages_of(settings: Settings, broker: Broker, *, clock: Clock | None = None) -
 
 @runtime_checkable
 class TakesForeign(Protocol):
-    """A broker into whose queues other clients put messages under a key."""
+    """A broker whose queues other clients can write to under a key."""
 
     def sender_key(self, queue: str) -> str:
-        """The key for those clients."""
+        """Return the key for other clients."""
         ...
 
     def unread_stream(self, queue: str) -> tuple[str, int] | None:
-        """A key that they mistook for it, which no worker reads, and the number of messages there."""
+        """Return a key that they may mistake for it and that no worker reads, with its number of messages; None
+        if unused.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStatus:
-    """How one queue stands now. Ages are None where nothing waits, or where nobody can tell; beside each stands who
-    tells it: the broker (exact), CloudWatch, or an estimate from what workers of this host received."""
+    """The status of one queue. Ages are None if nothing waits or the age is unknown.
+
+    The source of an age is the broker (exact), CloudWatch, or an estimate from the receives of this host's workers.
+    """
 
     queue: str
     visible: int
@@ -119,27 +131,27 @@ class QueueStatus:
     oldest_visible_message_age_source: AgeSource | None
     oldest_message_age_seconds: float | None
     oldest_message_age_source: AgeSource | None
-    dead_letters: int  # of both tiers, also those that wait for their replay
-    dead_letters_set_aside: int  # those of the second tier, which nothing brings back by itself
+    dead_letters: int  # in the DLQ and the final DLQ, including those that wait for their replay
+    dead_letters_set_aside: int  # in the final DLQ, which is not replayed automatically
     paused: bool
-    breaker: str | None  # the error for which a worker of this state folder serves it no more for now
-    unserved: str | None  # any other reason why a worker of this state folder does not serve it, as a sentence
-    workers: tuple[str, ...]  # of this state folder; on a broker that hosts share there may be others
+    breaker: str | None  # the error that opened the circuit breaker of a worker with this data directory
+    unserved: str | None  # any other reason why a worker with this data directory does not serve it, as a sentence
+    workers: tuple[str, ...]  # with this data directory; a shared broker may have others
     sender_key: str | None = None  # for XADD by other clients, on Redis
-    unread: str | None = None  # a sentence about messages that other clients put where no worker reads
+    unread: str | None = None  # a sentence about messages under a key that no worker reads
 
     @property
     def messages(self) -> int:
-        """All that are there, in flight and delayed ones too."""
+        """The number of all messages, including those in flight and delayed."""
         return self.visible + self.in_flight + self.delayed
 
 
 @contextmanager
 def opened(settings: Settings, *, make: bool = False) -> Iterator[Broker]:
-    """The broker, from another process than its workers'.
+    """Open the broker from a process that is not a worker.
 
-    Raises `ConfigurationError` for one that only lives inside a process, and `UsageError` for an embedded queue that is
-    not there, unless told to ``make`` it.
+    Raises `ConfigurationError` for a broker that lives inside one process, and `UsageError` for a SQLite queue that
+    does not exist, unless ``make`` is set.
     """
     check_shared(settings)
     file = settings.broker.removeprefix(SQLITE)
@@ -167,38 +179,40 @@ def check_shared(settings: Settings) -> None:
 def standings(
     settings: Settings, broker: Broker, names: Sequence[str] | None = None, *, ages: AgeReader | None = None
 ) -> Sequence[QueueStatus]:
-    """Of these queues, or of every one that the broker knows of. ``ages`` to look again and again with the same one, or
-    to ask CloudWatch too."""
+    """Return the status of these queues, or of all that the broker knows.
+
+    Pass the same ``ages`` to repeated calls, or one with CloudWatch to query it.
+    """
     ages = ages or AgeReader(broker)
     workers = Workers(Path(settings.state)).records()
     names = broker.queue_names() if names is None else names
     told: Mapping[str, float] = {}
-    with suppress(PenstockError):  # then CloudWatch tells nothing, and all else can be seen
+    with suppress(PenstockError):  # without CloudWatch's ages, everything else is still reported
         told = ages.asked(names)
     return [_standing(broker, name, workers, ages, told) for name in names]
 
 
 def standing_of(settings: Settings, broker: Broker, queue: str, *, ages: AgeReader | None = None) -> QueueStatus:
-    """Of one queue. Raises `UsageError` for one that the broker does not know of."""
+    """Return the status of one queue. Raises `UsageError` if the broker does not know it."""
     check_known(broker, queue)
     return standings(settings, broker, [queue], ages=ages)[0]
 
 
 def check_known(broker: Broker, queue: str) -> None:
-    """Raise `UsageError` for a queue that the broker does not know of, with those it does."""
+    """Raise `UsageError`, listing the known queues, for a queue that the broker does not know."""
     known = broker.queue_names()
     if listed_name(queue) not in known:
         raise UsageError(f"There is no queue {queue}; queues there are: {', '.join(known) or 'none'}.")
 
 
 def tiers(broker: Broker, queue: str) -> tuple[str, str]:
-    """The two queues of its dead letters: those that may be replayed by themselves, and those for people."""
+    """Return the DLQ of a queue, which is replayed automatically, and its final DLQ, which waits for people."""
     first = broker.dead_letter_queue(queue)
     return first, broker.dead_letter_queue(first)
 
 
 def messages_in(broker: Broker, queue: str) -> int:
-    """All that are there, in flight and delayed ones too; none in a queue that is not there."""
+    """Return the number of all messages, including those in flight and delayed; 0 for a queue that does not exist."""
     return broker.stats(queue).messages
 
 
@@ -230,7 +244,7 @@ def _standing(
 
 
 def _foreign(broker: Broker, queue: str) -> tuple[str | None, str | None]:
-    """The key for other clients, and what to say about one that they mistook for it."""
+    """Return the key for other clients, and a sentence about messages under a key that they mistook for it."""
     inner = unwrapped(broker)
     if not isinstance(inner, TakesForeign):
         return None, None

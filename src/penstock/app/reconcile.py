@@ -1,7 +1,7 @@
-"""Reconcile: find objects that are there and were never processed, announce them anew, and put on record what came of
-it. Nothing but messages is sent, so it may be done as often as one likes.
+"""Reconcile: find objects that exist but were never processed, enqueue notifications for them, and record the result.
 
-What a reconcile looks through, and as of when: the source's own listing, or an inventory of it.
+A reconcile only sends messages, so it can be repeated at will. It compares the ledger with the source's own listing or
+with an S3 inventory of the source, as of a given time.
 """
 
 import threading
@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileScan:
-    """``as_of``: objects that were stored before are looked at; ``seen_at``: what is listed existed then."""
+    """The input of one reconcile. Times are epoch seconds.
+
+    ``as_of``: only objects stored before it are considered. ``seen_at``: when the listed objects were known to exist.
+    """
 
     target: ReconcileTarget
     inventory: Inventory | None
@@ -43,11 +46,11 @@ class ReconcileScan:
 
     @property
     def source(self) -> str:
-        """What is looked through, for people."""
+        """The source or inventory that is read, for people."""
         return self.target.source.address if self.inventory is None else self.inventory.uri
 
     def missing(self, spark: "Session") -> "MissingObjects":
-        """Look. The answer has to be closed."""
+        """Find the missing objects with Spark. The caller closes the result."""
         from penstock.pipeline.reconcile.missing import find_missing, known_frame
 
         target = self.target
@@ -57,7 +60,7 @@ class ReconcileScan:
     def missing_alone(
         self, *, seen_at: float, stopped: Callable[[], bool], told: Callable[[int], None]
     ) -> "MissingAlone":
-        """Look in this process alone, at the source's own listing. The answer has to be closed."""
+        """Find the missing objects in this process, from the source's own listing. The caller closes the result."""
         from penstock.pipeline.reconcile.alone import find_missing_alone, folder_listing, s3_listing
 
         target, source, scope = self.target, self.target.source, self._scope()
@@ -99,7 +102,10 @@ class ReconcileScan:
 def look_at(
     target: ReconcileTarget, *, inventory: str | None, older_than_seconds: float, all_versions: bool, now: float
 ) -> ReconcileScan:
-    """Find the inventory, if one is named. Raises `UsageError` and `ConfigurationError` for one that does not do."""
+    """Return the input of a reconcile, with the inventory if one is named.
+
+    Raises `UsageError` or `ConfigurationError` if the inventory does not fit the source.
+    """
     source = target.source
     found = None
     if inventory is not None:
@@ -126,7 +132,7 @@ def _check(inventory: Inventory, address: S3Address, target: ReconcileTarget) ->
 
 
 def _keys(target: ReconcileTarget, bucket: str) -> Sequence[str]:
-    """The prefixes in this bucket that Penstock writes itself."""
+    """Return the prefixes in this bucket that Penstock itself writes."""
     places = [s3_address(one.uri) for one in target.own if not one.is_local]
     return [place.prefix for place in places if place.bucket == bucket]
 
@@ -136,48 +142,49 @@ OLDER_THAN_SECONDS = 900.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileRequest:
-    """What was asked for."""
+    """The options of one reconcile."""
 
-    inventory: str | None = None  # its manifest, or the folder of its lists; None: the source is listed
-    older_than_seconds: float = OLDER_THAN_SECONDS  # younger objects may still be on their way
-    all_versions: bool = False  # of a bucket that keeps versions: those that were overwritten, too
+    inventory: str | None = None  # the manifest, or the folder of lists; None: list the source
+    older_than_seconds: float = OLDER_THAN_SECONDS  # younger objects may still have a notification in flight
+    all_versions: bool = False  # in a versioned bucket: also overwritten versions
     dry_run: bool = False
-    limit: int | None = None  # messages
-    rate: float | None = None  # messages a second
+    limit: int | None = None  # of messages
+    rate: float | None = None  # messages per second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileReport:
-    """What came of it."""
+    """The result of one reconcile."""
 
     pipeline: str
-    source: str  # what was looked through: a folder, a prefix in S3, or an inventory's manifest
+    source: str  # a folder, a prefix in S3, or an inventory's manifest
     queue: str
-    as_of: float  # epoch seconds: objects stored before were looked at
-    messages_waiting: int  # in the queue before: what they announce may be announced once more
+    as_of: float  # epoch seconds: only objects stored before it were considered
+    messages_waiting: int  # in the queue beforehand: their objects may be enqueued a second time
     dry_run: bool
     listed: int = 0
     missing: int = 0
-    sent: int = 0  # messages, one an object
-    prefixes: tuple[MissingPrefix, ...] = ()  # the first folders, those with the most missing ones first
-    left_out: Mapping[str, int]  # why, how many: objects that nobody knows and that are not missing
-    problems: tuple[str, ...] = ()  # what could not be looked at
+    sent: int = 0  # messages, one per object
+    prefixes: tuple[MissingPrefix, ...] = ()  # the folders with the most missing objects, in that order
+    left_out: Mapping[str, int]  # count by reason: objects that are unknown but not missing
+    problems: tuple[str, ...] = ()  # entries that could not be read
     seconds: float = 0.0
-    stopped: bool = False  # before all was looked at or sent
+    stopped: bool = False  # before everything was compared or sent
 
 
 def needs_spark(target: ReconcileTarget, request: ReconcileRequest) -> bool:
-    """Return True unless the comparison is made in this process: for an object handler's listing."""
+    """Return False if the comparison runs in this process: for an object handler without an inventory."""
     return not target.alone or request.inventory is not None
 
 
 def reconcile(
     target: ReconcileTarget, request: ReconcileRequest, *, spark: "Session | None", tools: PipelineTools
 ) -> ReconcileReport:
-    """Look, send and record; a dry run only looks. A stop ends it soon and without a record; what was sent stays sent.
+    """Compare, send and record; a dry run only compares.
 
-    Without ``spark`` the source is listed and compared here, which `needs_spark` says is enough. Raises `UserError` for
-    what a person has to mend, `TemporaryError` where another try may succeed.
+    A stop ends it soon and without a record; messages already sent stay sent. Without ``spark``, the source is listed
+    and compared in this process, which is enough unless `needs_spark`. Raises `UserError` for a problem that a person
+    has to fix, and `TemporaryError` if a retry may succeed.
     """
     began_at = tools.clock.monotonic()
     look = look_at(
@@ -202,12 +209,12 @@ def reconcile(
         else:
             report = _on_spark(look, request, report, spark, tools)
     except PenstockError:
-        if not tools.stop.requested:  # else it is our own cancelling that failed them
+        if not tools.stop.requested:  # otherwise the error comes from our own cancellation
             raise
         report = replace(report, stopped=True)
     report = replace(report, seconds=round(tools.clock.monotonic() - began_at, 3))
     if not report.stopped:
-        if not request.dry_run:  # a mere look must not hide what the last one sent
+        if not request.dry_run:  # a dry run must not hide what the last real one sent
             _record(target, report)
         _tell(report, tools)
     return report
@@ -246,7 +253,7 @@ def _found_and_sent(
             left_out={reason.value: number for reason, number in found.left_out.items()},
             problems=tuple(found.problems),
         )
-        if tools.stop.requested:  # what was found by then may be a part of it
+        if tools.stop.requested:  # the result may be incomplete
             return replace(report, stopped=True)
         if report.missing:
             where = tuple(f"{prefix.uri}: {prefix.missing:,}" for prefix in report.prefixes)
@@ -267,7 +274,7 @@ def _found_and_sent(
 def _send(
     target: ReconcileTarget, found: "MissingObjects | MissingAlone", request: ReconcileRequest, tools: PipelineTools
 ) -> int:
-    """Announce them, a chunk at a time; answers how many."""
+    """Send the notifications chunk by chunk, at most at the requested rate; return their number."""
     total = found.count if request.limit is None else min(found.count, request.limit)
     chunk_objects = CHUNK_OBJECTS if request.rate is None else max(1, min(CHUNK_OBJECTS, int(request.rate)))
     began_at, sent = tools.clock.monotonic(), 0
@@ -315,7 +322,9 @@ def _tell(report: ReconcileReport, tools: PipelineTools) -> None:
 
 @contextmanager
 def _stoppable(tools: PipelineTools, spark: "Session", tag: str) -> Iterator[None]:
-    """A stop cancels what Spark is at. Other requests, such as for stacks, wake the watcher too and change nothing."""
+    """Cancel the Spark jobs on a stop. Other requests, such as for a stack dump, wake the watcher too but change
+    nothing.
+    """
     from penstock.pipeline.reconcile.missing import cancelled_when
 
     cancel = threading.Event()

@@ -1,4 +1,4 @@
-"""What a reconcile is about: a source, the ledger that knows it, and the queue that announces its objects."""
+"""The target of a reconcile: a source, the ledger that knows its objects, and the queue of their notifications."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileTarget:
-    """``own`` is what Penstock writes itself, which is no source. ``alone``: it is compared in this process, without
-    Spark, for what works on its objects needs none."""
+    """A source to reconcile, with its ledger and queue.
+
+    ``own`` are the places that Penstock itself writes, which are no source. ``alone``: compare in this process, because
+    an object handler needs no Spark.
+    """
 
     pipeline: str
     source: SourceLocation
@@ -36,8 +39,11 @@ class ReconcileTarget:
 
 
 def target_in(app: "App", name: str) -> ReconcileTarget:
-    """Return a pipeline or object handler of an app. Raises `UsageError` if the app has none of that name, and
-    `ConfigurationError` if the ledger holds another app's objects under it."""
+    """Return the target of a pipeline or object handler of an app.
+
+    Raises `UsageError` if the app has none of that name, and `ConfigurationError` if the ledger holds another app's
+    objects under it.
+    """
     found = {service.name: service for service in app.services if _has_objects(service)}
     if name not in found:
         known = ", ".join(sorted(found)) or "none"
@@ -47,13 +53,13 @@ def target_in(app: "App", name: str) -> ReconcileTarget:
 
 
 def targets_in(app: "App", services: "Sequence[Service]") -> Sequence[ReconcileTarget]:
-    """Return those of all pipelines and object handlers among these."""
+    """Return the targets of all pipelines and object handlers among these services."""
     return [_target_of(app, service) for service in services if _has_objects(service)]
 
 
 @contextmanager
 def target_of_table(scope: "Scope", source: str) -> Iterator[ReconcileTarget]:
-    """The table of an ingest, fed from that source."""
+    """Yield the target of an ingest's table that is fed from this source."""
     from penstock.app.backends import open_broker
     from penstock.app.scope import scope_ledger
 

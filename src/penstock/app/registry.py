@@ -1,12 +1,11 @@
-"""The workers of one state folder on this host: what each says of itself, and how to reach them.
+"""The workers of one data directory on this host: their records, and how to signal them.
 
-Every worker writes a small record beside its lock: before it takes its first message, soon after every change of its
-state, and every few seconds while it lives. The lock is the proof that it lives; the record says the rest.
+Every worker writes a small record beside its lock: before it receives its first message, soon after every change, and
+every few seconds while it lives. The lock proves that it lives; the record describes it.
 
-Why a worker does not serve a queue: a service that the queue needs is away, or the queue was halted.
-
-What a worker's own receives say of ages: in its record, for those who look on its host; and on SQS as a gauge of the
-worker itself, since the monitor may be on another host, which sees nothing of them.
+`UnservedQueues` collects the reasons why a worker does not serve a queue: an unavailable service, or a halted queue.
+`SeenAges` estimates message ages from the worker's own receives. They are in the record for commands on the same host.
+On SQS the worker also exports them as a gauge, since a monitor on another host cannot see the receives.
 """
 
 import json
@@ -53,11 +52,11 @@ UNSERVED_EVENTS = frozenset({LedgerAway, LedgerBack, LineHalted, StoreAway, Stor
 
 
 class UnservedQueues:
-    """The reasons for the worker of this process, collected from its events. A listener; any thread may call it."""
+    """The reasons why this process's worker does not serve queues, collected from its events. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._reasons: dict[str, dict[str, str]] = {}  # under the lock: by queue and cause, as sentences
+        self._reasons: dict[str, dict[str, str]] = {}  # under the lock: sentences by queue and cause
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -76,7 +75,7 @@ class UnservedQueues:
 
     @property
     def sentences(self) -> Mapping[str, str]:
-        """The reasons, by queue; queues that are served are left out."""
+        """The reasons by queue; queues that are served are left out."""
         with self._lock:
             return {queue: "; ".join(reasons.values()) for queue, reasons in self._reasons.items() if reasons}
 
@@ -94,12 +93,12 @@ GAUGE = "queue_oldest_visible_message_age_seconds"
 
 
 class SeenAges(ChoosyListener):
-    """A listener for the worker's bus. Any thread may call it, and read."""
+    """Estimates message ages from the events on the worker's bus. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._seen: dict[str, AgeEstimate] = {}  # under the lock, by queue
+        self._seen: dict[str, AgeEstimate] = {}  # by queue; under the lock
 
     def hears(self, kind: type[Event]) -> bool:
         return kind in SEEN
@@ -118,13 +117,13 @@ class SeenAges(ChoosyListener):
 
     @property
     def estimates(self) -> Mapping[str, AgeEstimate]:
-        """By queue."""
+        """The estimates by queue."""
         with self._lock:
             return dict(self._seen)
 
     @contextmanager
     def exported(self, meters: "Meters | None") -> Iterator[None]:
-        """Until the block ends the gauge is looked up when the meters are read."""
+        """Update the gauge at each reading of the meters, inside the block."""
         if meters is None:
             yield
             return
@@ -133,11 +132,13 @@ class SeenAges(ChoosyListener):
             yield
         finally:
             forget()
-            meters.replace(GAUGE, {})  # who receives no more knows no more
+            meters.replace(GAUGE, {})  # a worker that receives no more has no current estimate
 
     def look_up(self, meters: "Meters") -> None:
-        """Set the gauge to what is so now; a queue of which nothing is known has no value, and letters have
-        gauges of their own."""
+        """Set the gauge to the current estimates.
+
+        A queue without an estimate has no value. DLQs are left out because they have gauges of their own.
+        """
         now = self._clock.now()
         ages = {
             (queue, "estimated"): estimate.visible_age_seconds(now)
@@ -147,8 +148,8 @@ class SeenAges(ChoosyListener):
         meters.replace(GAUGE, {labels: age for labels, age in ages.items() if age is not None})
 
 
-BEAT_SECONDS = 2.0  # between two records while nothing changes
-GATHER_SECONDS = 0.2  # from a change until it is written, with what else changes meanwhile
+BEAT_SECONDS = 2.0  # between two records without a change
+GATHER_SECONDS = 0.2  # between a change and its record, to collect further changes
 HEARD = frozenset(
     {
         BreakerClosed,
@@ -168,30 +169,30 @@ SERVING, DRAINING, STOPPING = "serving", "draining", "stopping"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """What a worker says of itself. Times are epoch seconds, its host's clock."""
+    """A worker's own description. Times are epoch seconds of its host's clock."""
 
     worker: str
     host: str
-    namespace: str  # which numbering of processes ``pid`` is of: containers have one each
+    namespace: str  # the pid namespace of ``pid``: every container has its own
     pid: int
     version: str
     started_at: float
-    state: str  # serving; draining: fetches no more and stays; stopping
+    state: str  # serving; draining: keeps running but fetches no more; stopping
     queues: tuple[str, ...]
     in_flight: int  # messages whose lease it holds
     beat_at: float
-    paused: Mapping[str, str] = field(default_factory=dict)  # by queue: the error for which its breaker is open
+    paused: Mapping[str, str] = field(default_factory=dict)  # by queue: the error that opened its circuit breaker
     unserved: Mapping[str, str] = field(default_factory=dict)  # by queue: any other reason why it is not served
-    seen: Mapping[str, AgeEstimate] = field(default_factory=dict)  # by queue: what its receives say of ages
-    settled: Mapping[str, int] = field(default_factory=dict)  # by queue: messages that left it through this worker
-    metrics_address: str | None = None  # HOST:PORT where it answers for its metrics and its health, if it does
+    seen: Mapping[str, AgeEstimate] = field(default_factory=dict)  # by queue: the age estimate from its receives
+    settled: Mapping[str, int] = field(default_factory=dict)  # by queue: messages it settled, without releases
+    metrics_address: str | None = None  # HOST:PORT of its metrics and health endpoint, if it has one
 
 
 _FIELDS = frozenset(one.name for one in fields(WorkerRecord))
 
 
 class RecordKeeper(ChoosyListener):
-    """Keeps the record of the worker in this process. A listener for the bus; a thread of its own writes."""
+    """Maintains the record of this process's worker from its events. A thread of its own writes the file."""
 
     def __init__(
         self,
@@ -212,11 +213,11 @@ class RecordKeeper(ChoosyListener):
         self._started_at = clock.now()
         self._writing = threading.Lock()
         self._lock = threading.Lock()
-        self._held: dict[str, set[str]] = {}  # under the lock: message ids by queue
-        self._paused: dict[str, str] = {}  # under the lock: the error, by queue
+        self._held: dict[str, set[str]] = {}  # message ids by queue; under the lock
+        self._paused: dict[str, str] = {}  # the error by queue; under the lock
         self._unserved = UnservedQueues()
         self._seen = SeenAges(clock)
-        self._settled: dict[str, int] = {}  # under the lock, by queue
+        self._settled: dict[str, int] = {}  # by queue; under the lock
         self._queues: tuple[str, ...] = ()  # written by the thread that starts the worker
         self._changed = threading.Event()
         self._ended = threading.Event()
@@ -247,7 +248,7 @@ class RecordKeeper(ChoosyListener):
                 with self._lock:
                     self._paused.pop(event.queue, None)
                 self._changed.set()
-            case WorkerStarted():  # whoever sees it at work finds in its record what it serves
+            case WorkerStarted():  # write at once: the record of a serving worker must name its queues
                 self._queues = event.queues
                 self._try_to_write()
             case WorkerDraining():
@@ -257,18 +258,18 @@ class RecordKeeper(ChoosyListener):
                 self._changed.set()
 
     def start(self) -> None:
-        """Write the first record, and go on. Raises OSError where it cannot be written."""
+        """Write the first record and start the thread. Raises OSError if the record cannot be written."""
         self._write()
         self._thread.start()
 
     def end(self) -> None:
-        """Write no more. The file goes with the lock."""
+        """Stop writing. The file is deleted together with the lock."""
         self._ended.set()
         self._changed.set()
         self._thread.join(BEAT_SECONDS)
 
     def record(self) -> WorkerRecord:
-        """What there is to say now."""
+        """Return the current record."""
         with self._lock:
             in_flight = sum(map(len, self._held.values()))
             paused, settled = dict(self._paused), dict(self._settled)
@@ -300,14 +301,14 @@ class RecordKeeper(ChoosyListener):
         while True:
             self._clock.wait(self._changed, BEAT_SECONDS - GATHER_SECONDS)
             self._changed.clear()
-            # An idle worker that is told to stop has ended by then: it need not wait for a disk that has other things
-            # to do, to say for a moment that it is stopping.
+            # An idle worker that is asked to stop has ended by now. It need not wait for a busy disk only to record for
+            # a moment that it is stopping.
             if self._clock.wait(self._ended, GATHER_SECONDS):
                 return
             self._try_to_write()
 
     def _try_to_write(self) -> None:
-        with suppress(OSError):  # a full disk is no reason to end; the record grows old and shows it
+        with suppress(OSError):  # a full disk must not end the worker; readers see the record's age
             self._write()
 
     def _write(self) -> None:
@@ -318,16 +319,16 @@ class RecordKeeper(ChoosyListener):
 
 
 class Workers:
-    """The living workers of a state folder, for those who look and those who send signals.
+    """The living workers of one data directory, for status commands and signals.
 
-    A broker that several hosts share has other workers besides, which cannot be seen from here.
+    A broker shared by several hosts has other workers, which are invisible here.
     """
 
     def __init__(self, state: Path) -> None:
         self._folder = state / PROCESSES_FOLDER
 
     def records(self) -> Sequence[WorkerRecord]:
-        """Of every worker that lives, and has said something of itself; the oldest first."""
+        """Return the records of all living workers that have one, the oldest worker first."""
         if not self._folder.is_dir():
             return ()
         registry = ProcessRegistry(self._folder)
@@ -335,29 +336,29 @@ class Workers:
         return sorted((record for record in found if record is not None), key=lambda record: record.started_at)
 
     def silent(self) -> Sequence[str]:
-        """The ids of living processes that keep no record: an ingest, or a worker in its first moment."""
+        """Return the ids of living processes without a record: an ingest, or a worker that is just starting."""
         if not self._folder.is_dir():
             return ()
         registry = ProcessRegistry(self._folder)
         return [worker for worker in registry.living() if _read(registry.record(worker)) is None]
 
     def signal(self, record: WorkerRecord, number: signal.Signals) -> bool:
-        """Send a signal to a worker of this host; answers whether it was there to get it.
+        """Send a signal to a worker of this host; return True if it was sent.
 
-        A process id may belong to somebody else by now. So the process is taken hold of first, and the lock looked at
-        afterwards: while the lock is held, that process is the one that wrote the record.
+        The process id may have been reused. So the process is opened first and the lock checked afterwards: while the
+        lock is held, that process is the one that wrote the record.
         """
         registry = ProcessRegistry(self._folder)
         return _send(record.pid, number, only_if=lambda: registry.is_living(record.worker))
 
 
 def is_local(record: WorkerRecord) -> bool:
-    """Whether that process has its number in our numbering: the same host, the same container."""
+    """Return True if the process id is valid here: same host, same container."""
     return (record.host, record.namespace) == (socket.gethostname(), process_namespace())
 
 
 def process_namespace() -> str:
-    """What tells the process numbers of one container from those of another; empty where there is no such thing."""
+    """Return an id of this container's process id namespace; empty if the system has none."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -366,7 +367,7 @@ def process_namespace() -> str:
 
 def _send(pid: int, number: signal.Signals, *, only_if: Callable[[], bool]) -> bool:
     try:
-        if not hasattr(os, "pidfd_open"):  # not on macOS; then there is a moment in between
+        if not hasattr(os, "pidfd_open"):  # on macOS: check, then signal, with a short race between them
             if only_if():
                 os.kill(pid, number)
                 return True
@@ -389,7 +390,7 @@ def _read(path: Path) -> WorkerRecord | None:
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
         seen = {queue: AgeEstimate(**estimate) for queue, estimate in written.get("seen", {}).items()}
-        known = {name: value for name, value in written.items() if name in _FIELDS}  # newer workers add others
+        known = {name: value for name, value in written.items() if name in _FIELDS}  # newer workers add fields
         return WorkerRecord(**{**known, "queues": tuple(written["queues"]), "seen": seen})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # gone meanwhile, or of another version
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # deleted meanwhile, or of another version
         return None

@@ -1,4 +1,4 @@
-"""Relays at work, in threads or once; and what verbs ask of an outbox and an inbox."""
+"""Run an app's outbox relays, in threads or once, and serve the commands for outbox and inbox."""
 
 import random
 import threading
@@ -16,15 +16,18 @@ if TYPE_CHECKING:
     from penstock.transactions.relay import Relay, RelayResult
     from penstock.transactions.store import TransactionStore, WaitingRow
 
-CLOSE_SECONDS = 2.0  # of a worker's stop timeout: for what a relay is sending at the end
+CLOSE_SECONDS = 2.0  # part of a worker's stop timeout: for a relay's last send
 
 
 @contextmanager
 def relaying(
     app: "App", *, tell: Listener, clock: Clock, random: Random, close_seconds: float = CLOSE_SECONDS
 ) -> Iterator[None]:
-    """Every relay of the app works in a thread of its own until the block ends. One that does not end in time is told
-    and left: its rows are free when their lease ends."""
+    """Run every relay of the app in its own thread inside the block.
+
+    A relay that does not end in time is reported as an event and left behind: its rows become free when their lease
+    expires.
+    """
     if not app.relays:
         yield
         return
@@ -47,7 +50,7 @@ def relaying(
 
 
 def relay_once(app: "App", *, tell: Listener) -> "RelayResult":
-    """Send what the outboxes of the app hold now, refused rows too. Raises `PenstockError` where something is away."""
+    """Send the current rows of the app's outboxes, including refused ones. Raises `PenstockError` on an outage."""
     from penstock.transactions.relay import RelayResult
 
     stores(app)
@@ -58,26 +61,26 @@ def relay_once(app: "App", *, tell: Listener) -> "RelayResult":
 
 
 def counts(app: "App") -> tuple[int, int]:
-    """Of all rows in the app's outboxes, and of those that the broker refused."""
+    """Return the number of rows in the app's outboxes, and the number of those that the broker refused."""
     found = [store.counts() for store in stores(app)]
     return sum(rows for rows, _ in found), sum(refused for _, refused in found)
 
 
 def waiting_rows(app: "App", *, limit: int) -> "Sequence[WaitingRow]":
-    """The oldest rows of the app's outboxes."""
+    """Return the oldest rows of the app's outboxes."""
     rows = [row for store in stores(app) for row in store.waiting(limit=limit)]
     return sorted(rows, key=lambda row: row.created_at)[:limit]
 
 
 def forget_inbox(app: "App", *, older_than_seconds: float) -> int:
-    """Delete what the inboxes of the app's databases have held for longer; return the number of messages."""
+    """Delete inbox records older than this from the app's databases; return their number."""
     from penstock.transactions.relay import forget
 
     return sum(forget(store, older_than_seconds) for store in stores(app))
 
 
 def stores(app: "App") -> "Sequence[TransactionStore]":
-    """The databases of the app's relays. Raises `UsageError` where there are none."""
+    """Return the databases of the app's relays. Raises `UsageError` if there are none."""
     if not app.relays:
         raise UsageError("The app names no database with an outbox: declare it with app.relay(engine).")
     return [relay.store for relay in app.relays]

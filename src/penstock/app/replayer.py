@@ -1,7 +1,4 @@
-"""The automatic replayer over an app: which first tiers it serves, and whose letters lie there.
-
-From the settings to how the dead letters of a queue come back.
-"""
+"""Connect the automatic replayer to an app: which DLQs it serves, to which queues, and with which policy."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +25,7 @@ _AS_ALL = ReplayQueue()
 
 
 def with_sample(settings: Settings, sample: SampleSettings) -> Settings:
-    """These settings, and of the AWS sample's those that nothing of ours says."""
+    """Return the settings, with the AWS sample's values for those that are not set here."""
     theirs = {
         "replays_max": sample.replays_max,
         "replay_base_seconds": sample.base_seconds,
@@ -40,7 +37,7 @@ def with_sample(settings: Settings, sample: SampleSettings) -> Settings:
 
 
 def replay_policy(settings: Settings, queue: str) -> ReplayPolicy | None:
-    """Of one queue, which may be named by URL or ARN; None where its dead letters stay where they are."""
+    """Return the policy of one queue, given by name, URL or ARN; None if its dead letters are not replayed."""
     own = settings.replay_queues.get(queue) or settings.replay_queues.get(listed_name(queue)) or _AS_ALL
     if own.off:
         return None
@@ -51,13 +48,13 @@ def replay_policy(settings: Settings, queue: str) -> ReplayPolicy | None:
     )
 
 
-LETTERS_MAX = 100  # in one batch: of each an intent, a message and a mark
-_BYTES_MAX = 16 * 1024**2  # of one batch
+LETTERS_MAX = 100  # per batch; each needs a log entry, a message and a mark
+_BYTES_MAX = 16 * 1024**2  # per batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedQueue:
-    """A queue of dead letters, and the queues that they come back to."""
+    """A DLQ, its final DLQ, and the queues that its messages return to."""
 
     queue: str
     second_tier: str
@@ -65,9 +62,10 @@ class ReplayedQueue:
 
 
 def replayed_queues(app: "App", queues: Iterable[str] | None = None) -> Sequence[str]:
-    """Whose dead letters a replayer brings back: as named, or those of the settings, else all that have a handler.
+    """Return the queues whose dead letters are replayed: the named ones, else those of the settings, else all with a
+    handler.
 
-    Raises `UsageError` for the name of a tier, and `ConfigurationError` where there is none at all.
+    Raises `UsageError` for the name of a DLQ, and `ConfigurationError` if there is no queue at all.
     """
     named = list(queues or app.settings.queues)
     for queue in named:
@@ -85,11 +83,14 @@ def replayed_queues(app: "App", queues: Iterable[str] | None = None) -> Sequence
 
 
 def tiers_to_serve(app: "App", queues: Iterable[str] | None = None) -> Sequence[ReplayedQueue]:
-    """As `first_tiers`, for a replayer that does nothing else. Raises `ConfigurationError` where there are none, and
-    `UsageError` for a queue that the app has no handler for and the broker does not know of."""
+    """Return `first_tiers` for a process that only replays.
+
+    Raises `ConfigurationError` if there are none, and `UsageError` for a queue that has no handler and that the broker
+    does not know.
+    """
     check_shared(app.settings)
     names = replayed_queues(app, queues)
-    if app.broker.capabilities.creates_queues:  # else `check_tiers` says what is not there
+    if app.broker.capabilities.creates_queues:  # otherwise `check_tiers` reports missing queues
         for name in set(names).difference(_handled(app)):
             check_known(app.broker, name)
     tiers = first_tiers(app, names)
@@ -102,10 +103,10 @@ def tiers_to_serve(app: "App", queues: Iterable[str] | None = None) -> Sequence[
 
 
 def first_tiers(app: "App", queues: Sequence[str]) -> Sequence[ReplayedQueue]:
-    """Where the dead letters of these queues lie, one for those that share it. Other queues of the app whose letters
-    lie there as well get theirs back, too.
+    """Return the DLQs of these queues, one entry per DLQ.
 
-    Raises `ConfigurationError` where one has a handler, or where what is given up on would come back.
+    If other queues of the app share a DLQ, their messages are replayed to them too. Raises `ConfigurationError` if a
+    DLQ has a handler, or if messages in the final DLQ would be replayed again.
     """
     broker, settings = app.broker, app.settings
     handled = _handled(app)
@@ -137,8 +138,10 @@ def first_tiers(app: "App", queues: Sequence[str]) -> Sequence[ReplayedQueue]:
 
 
 def check_tiers(tiers: Sequence[ReplayedQueue], settings: Settings, *, clock: Clock) -> None:
-    """Raise `ConfigurationError` for a tier that is not there, before anything is received. Only on SQS a queue has to
-    be made by somebody."""
+    """Raise `ConfigurationError` for a queue that does not exist, before anything is received.
+
+    Only SQS is checked; other brokers create queues on use.
+    """
     if not is_sqs(settings.broker):
         return
     from penstock.brokers.sqs.client import QueueMissing
@@ -159,7 +162,7 @@ def check_tiers(tiers: Sequence[ReplayedQueue], settings: Settings, *, clock: Cl
 
 
 def replay_lines(tiers: Sequence[ReplayedQueue], host: ServiceContext) -> Sequence[Line]:
-    """What a worker serves the tiers by: one batch of each at once, so that handlers keep their slots."""
+    """Return the lines that serve these DLQs. Each has one batch in flight, so that handlers keep their slots."""
     if not tiers:
         return ()
     broker = host.broker
@@ -198,13 +201,15 @@ def replay_lines(tiers: Sequence[ReplayedQueue], host: ServiceContext) -> Sequen
 
 
 def _check_named(broker: Broker, settings: Settings, *, known: set[str]) -> None:
-    """Refuse a queue in the settings that is nobody's: a slip there would let its letters come back as all others."""
+    """Raise `ConfigurationError` for an unknown queue in the settings: with a typo, its queue would get the
+    default policy.
+    """
     for queue in sorted(settings.replay_queues.keys() - known):
         if _is_tier(queue):
             raise ConfigurationError(
                 f"The setting replay_queues.{queue} names a queue of dead letters; name the queue whose they are."
             )
-        # On SQS a worker may not list queues, and there may be other apps' in the same settings.
+        # On SQS a worker may lack the permission to list queues, and the settings may also name queues of other apps.
         if broker.capabilities.creates_queues and queue not in broker.queue_names():
             raise ConfigurationError(
                 f"The setting replay_queues.{queue} names no queue: the app has none of that name, nor has the broker."

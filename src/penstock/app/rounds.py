@@ -1,6 +1,6 @@
-"""What is done beside a worker again and again: in a thread of its own, with rests, and never in the way of an end.
+"""The base class of background jobs: repeated work in a thread of its own, with rests, that never delays shutdown.
 
-Nothing may depend on a round coming to its end: what it is at when the process ends, another round does again.
+No result may depend on a round completing: a round that the end of the process cuts off is repeated later.
 """
 
 import threading
@@ -18,33 +18,36 @@ END_SECONDS = 1.0
 
 
 class PeriodicJob(ABC):
-    """One round after another until it is ended, or the worker is asked to stop. Each begins once at most."""
+    """Repeats a round of work until `end`, or until the worker is asked to stop. Can be started once."""
 
     def __init__(
         self, name: str, *, clock: Clock, random: Random, tell: Listener, stop: StopSignal | None = None
     ) -> None:
-        """``name`` is the thread's and, in events, that of what failed; ``stop`` None: only `end` ends it."""
+        """Create a job.
+
+        ``name`` names the thread and, in events, the failed work. With ``stop`` None, only `end` ends the job.
+        """
         self._name = name
         self._clock = clock
         self._random = random
         self._tell = tell
         self._stop = stop
         self._ended = threading.Event()
-        self._told: dict[str, str] = {}  # the last failure that was told, by whose it is; of whoever does a round
+        self._told: dict[str, str] = {}  # last reported failure by subject; used by the thread of the rounds
         self._thread = threading.Thread(target=self._run, name=f"penstock-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin, with a first round."""
+        """Start the thread with a first round."""
         self._thread.start()
 
     def end(self) -> None:
-        """Begin no more; a round in the middle is waited for a moment, and left then."""
+        """Start no further rounds. Wait a second for the current one, then leave it."""
         self._ended.set()
         self._thread.join(END_SECONDS)
 
     @contextmanager
     def beside(self) -> Iterator[Self]:
-        """At work until the block ends."""
+        """Run the job inside the block."""
         self.start()
         try:
             yield self
@@ -53,13 +56,13 @@ class PeriodicJob(ABC):
 
     @abstractmethod
     def _round(self) -> float:
-        """One round; answers for how many seconds, about, to rest."""
+        """Do one round; return the approximate rest in seconds."""
 
     def _is_over(self) -> bool:
         return self._ended.is_set() or (self._stop is not None and (self._stop.requested or self._stop.paused))
 
     def _failed(self, error: Exception, *, whose: str = "") -> None:
-        """Tell it, once while it stays the same: another round tries again."""
+        """Emit an event for a failure, once while it stays the same. The next round retries."""
         text = f"{whose}: {type(error).__name__}: {error}" if whose else f"{type(error).__name__}: {error}"
         if self._told.get(whose) != text:
             self._told[whose] = text

@@ -1,12 +1,10 @@
-"""A worker as a process: over an app, with its log on stderr and the app's error hook beside it.
+"""Run a worker as a process: an app with its log on stderr and its error hook.
 
-Forced shutdowns that nobody scraped: noted in the state folder as they happen, counted by the next worker there.
-
-A forced end is the last thing that a worker counts, and it is gone before Prometheus asks again. So it leaves a note,
-and the worker that next begins to serve with this state folder counts it, once. Where the folder goes with the worker,
-as with a pod or a task that is deleted, nobody does: the log has the line, and orphaned leases are counted elsewhere.
-
-Only where metrics are scraped and not sent: what is sent has the count already, as the last thing that a process sends.
+Also count forced shutdowns that Prometheus could not scrape. A forced shutdown is the last thing that a worker counts,
+and the worker is gone before the next scrape. So it leaves a note in the data directory, and the next worker that
+serves with this data directory counts it, once. If the directory is deleted with the worker, as with a pod or a task,
+the count is lost: the log still has the line, and orphaned leases are counted separately. Only for scraped metrics:
+exported metrics include the count in the last export of the process.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,13 +28,13 @@ from penstock.worker.lifecycle import WorkerOutcome
 from penstock.worker.liveness import Liveness
 from penstock.worker.shutdown import StopSignal
 
-FOLDER = "forced"  # in a state folder: an empty file for each worker, by its id
+FOLDER = "forced"  # in a data directory: one empty file per worker id
 FORCED = "forced"
 SHUTDOWNS = "shutdowns_total"
 
 
 class ForcedShutdowns(ChoosyListener):
-    """Of one worker: a listener for its bus. What it leaves and takes are files of ``state``."""
+    """A listener that notes and counts the forced shutdowns of a data directory's workers."""
 
     def __init__(self, state: Path, *, worker: str, meters: Meters) -> None:
         self._folder = state / FOLDER
@@ -56,9 +54,11 @@ class ForcedShutdowns(ChoosyListener):
                 pass
 
     def _count_earlier(self) -> None:
-        """Not before the worker serves: one that cannot start is scraped by nobody either."""
+        """Count earlier workers' notes. Called when the worker serves: one that fails to start is not scraped
+        either.
+        """
         for note in self._folder.glob("*"):
-            with suppress(OSError):  # another worker of this folder was quicker, and counts it
+            with suppress(OSError):  # another worker of this data directory has counted it
                 note.unlink()
                 self._meters.count(SHUTDOWNS, (FORCED,))
 
@@ -69,7 +69,7 @@ class ForcedShutdowns(ChoosyListener):
 
 
 def forced_shutdowns(settings: Settings, *, worker: str, meters: Meters | None) -> tuple[ForcedShutdowns, ...]:
-    """One, or none where metrics are not counted or are sent, too."""
+    """Return the listener; empty without metrics, or if metrics are exported."""
     if meters is None or settings.metrics_export:
         return ()
     return (ForcedShutdowns(Path(settings.state), worker=worker, meters=meters),)
@@ -77,7 +77,7 @@ def forced_shutdowns(settings: Settings, *, worker: str, meters: Meters | None) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRole:
-    """What a worker is to do, and until when. ``tiers``: replay these, and nothing else."""
+    """A worker's work and its end condition. With ``tiers``, it only replays these."""
 
     tiers: Sequence[ReplayedQueue] | None = None
     until: Callable[[], bool] | None = None
@@ -92,9 +92,10 @@ def run_worker(
     process: Process = "worker",
     prepare: Callable[[], WorkerRole] = WorkerRole,
 ) -> WorkerOutcome:
-    """Serve until asked to stop. Raises what stopped the worker, after log and error hook have heard of it.
+    """Serve until asked to stop. Raises the error that stopped the worker, after the log and the error hook received
+    it.
 
-    ``prepare`` says what part of a worker's work it does, once the log is open; all of it by default.
+    ``prepare`` is called once the log is open and returns the worker's role; by default, everything.
     """
     failures = _Failures()
     pulse = Liveness(SystemClock())
@@ -123,7 +124,7 @@ def run_worker(
                 metrics_address=lambda: heard.metrics_address,
             )
         except Exception as error:
-            if not failures.told:  # it came to no worker: of a ledger, a lifespan, a queue without a handler
+            if not failures.told:  # failed before there was a worker: ledger, lifespan, queue
                 failure = end_of(error)
                 ended = WorkerFailed(error_type=failure.error_type, error=failure.error, traceback=failure.traceback)
                 Bus(*heard.listeners).emit(ended)
@@ -134,15 +135,15 @@ def run_worker(
 
 
 def must_leave(conclusion: WorkerOutcome) -> bool:
-    """Whether something goes on that nobody can end: then the process is left without waiting for it."""
+    """Return True if threads are left that cannot be ended: then the process exits without waiting for them."""
     return bool(conclusion.threads_left) or conclusion.outcome == "forced"
 
 
 class _Failures(ChoosyListener):
-    """Whether the worker itself said what ended it."""
+    """Records whether the worker itself reported the error that ended it."""
 
     def __init__(self) -> None:
-        self.told = False  # written by the worker's thread, read when it has ended
+        self.told = False  # written by the worker's thread, read after it has ended
 
     def hears(self, kind: type[Event]) -> bool:
         return kind is WorkerFailed

@@ -1,7 +1,7 @@
-"""Where an operator's verb looks: which ledger, broker and state folder, and which of their pipelines.
+"""The scope of a command: the ledger, broker and data directory it uses, and the pipelines it covers.
 
-A table made by `penstock ingest` has all of them below itself, an app where its settings say. The verbs see one `Scope`
-and need not know which of the two it is.
+A table made by `penstock ingest` has all of them below itself; an app has them where its settings say. Commands use a
+`Scope` and need not know which of the two it is.
 """
 
 import shlex
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeRequest:
-    """What a command line names. A table goes before the others."""
+    """The scope options of a command line. A table takes precedence."""
 
     table: str | None = None
     state: str | None = None
@@ -45,49 +45,49 @@ class ScopeRequest:
 
     @property
     def options(self) -> str:
-        """The same once more, for another verb in a hint: empty, or beginning with a space."""
+        """The same options for another command in a hint: empty, or with a leading space."""
         given = {"--table": self.table, "--state": self.state, "--pipeline": self.pipeline, "--app": self.app}
         return "".join(f" {name} {shlex.quote(value)}" for name, value in given.items() if value is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """``settings`` are those of the addresses: broker, ledger and state."""
+    """The resolved scope. ``settings`` hold its addresses: broker, ledger and data directory."""
 
     settings: Settings
-    table: TablePaths | None = None  # whose state this is; None: an app's
-    pipeline: str | None = None  # the one that is meant; None: all of them
-    tables: Mapping[str, TablePaths] = field(default_factory=dict)  # as far as they are known, by pipeline
-    tableless: frozenset[str] = frozenset()  # object handlers, as far as they are known
-    served: Mapping[str, str] = field(default_factory=dict)  # what of the app is fed from which queue, as far as known
-    names: "ObjectNames | None" = None  # those of the app that a command may act on; None: not known
-    on_error: ErrorHook | None = None  # the app's, as far as it is known
-    recorded: Sequence[str] = ()  # what of the app records in the ledger what it did, as far as that is known
-    options: str = ""  # what leads another verb here: empty, or beginning with a space
+    table: TablePaths | None = None  # the table of this data directory; None: an app's
+    pipeline: str | None = None  # the chosen pipeline; None: all
+    tables: Mapping[str, TablePaths] = field(default_factory=dict)  # the known tables, by pipeline
+    tableless: frozenset[str] = frozenset()  # the known object handlers
+    served: Mapping[str, str] = field(default_factory=dict)  # queue by handler or pipeline of the app, if known
+    names: "ObjectNames | None" = None  # the names in the ledger that a command may act on; None: unknown
+    on_error: ErrorHook | None = None  # the app's hook, if known
+    recorded: Sequence[str] = ()  # handlers and pipelines that use the ledger, if known
+    options: str = ""  # options that select this scope: empty, or with a leading space
 
     @property
     def name(self) -> str:
-        """For sentences."""
+        """The table's address, or that of the app's ledger."""
         return str(self.table.table) if self.table is not None else str(shown("ledger", self.settings.ledger))
 
     @property
     def title(self) -> str:
-        """A heading for what is shown of this scope beside others."""
+        """A heading, for output about several scopes."""
         return f"App (ledger {self.name})" if self.table is None else f"Table {self.name}"
 
     @property
     def aws(self) -> Aws:
-        """How to speak to AWS."""
+        """The AWS settings."""
         return self.settings.aws if self.table is None else self.table.aws
 
     @property
     def queues(self) -> Sequence[str]:
-        """The queues that are known to be its own: the app's, else those of the settings."""
+        """The known queues of the scope: the app's, else those of the settings."""
         return sorted({*self.served.values()} or self.settings.queues)
 
     @property
     def tables_meant(self) -> Mapping[str, TablePaths]:
-        """The tables of the pipelines that are meant. Raises `UsageError` where there is none whose folder is known."""
+        """The tables of the chosen pipelines. Raises `UsageError` if no table is known."""
         if not self.tables and not self.tableless:
             raise UsageError(
                 "The folders of an app's tables stand in its code: give --app, such as --app shop:app, or --table."
@@ -117,10 +117,11 @@ def scope_ledger(scope: Scope, *, probe: Probe = no_probe) -> "Ledger":
 
 
 def find_scope(asked: ScopeRequest, *, here: Path, make: bool = False) -> Scope:
-    """What is named; else the table here or the only one below, or the state of the app whose settings hold here, which
-    need not be there yet for who is to ``make`` it.
+    """Return the scope that the options name; else the table here or the only one below, or the app of the current
+    settings.
 
-    Raises `UsageError` where there is neither, or both.
+    With ``make``, the app's data directory need not exist yet. Raises `UsageError` if there is neither a table nor an
+    app, or both.
     """
     if asked.means_table:
         aws = load_settings().aws if asked.table is not None and is_s3(asked.table) else None
@@ -148,8 +149,9 @@ def find_scope(asked: ScopeRequest, *, here: Path, make: bool = False) -> Scope:
 
 
 def find_scopes(asked: ScopeRequest, *, here: Path) -> Sequence[Scope]:
-    """Return what a command looks at that changes nothing: what is named; else the app's state here and then the tables
-    here. Raises as `find_scope` does, but not where an app and tables lie in one folder.
+    """Return the scopes of a read-only command: the named one; else the app here, then the tables here.
+
+    Raises as `find_scope` does, except if an app and tables are in one folder.
     """
     if not (asked.means_app or asked.means_table):
         found = scopes_here(here)
@@ -159,19 +161,19 @@ def find_scopes(asked: ScopeRequest, *, here: Path) -> Sequence[Scope]:
 
 
 def scopes_here(here: Path) -> Sequence[Scope]:
-    """Return everything that can be meant without a name: an app's state, and one table; beside an app all tables."""
+    """Return every scope that needs no name: the app here and one table; with an app, all tables."""
     settings = _settings_here(needed=False)
     found = [Scope(settings=settings)] if settings is not None and _is_there(settings) else []
     tables = tables_here(here)
     for table in tables if found or len(tables) == 1 else ():
-        with suppress(UsageError):  # one whose state lies elsewhere
+        with suppress(UsageError):  # a table whose data directory is elsewhere
             where = find_table(str(table), None, here=here)
             found.append(_of_table(where, options_for(str(where.table), here=here)))
     return found
 
 
 def options_for(table: str, *, state: str | None = None, here: Path) -> str:
-    """What a hint has to add to a verb, so that it looks at this table: nothing where it does so by itself."""
+    """Return the options that select this table in another command; empty if it is the default here."""
     asked = ScopeRequest(table=table, state=state)
     try:
         where = find_scope(ScopeRequest(), here=here).table
@@ -213,7 +215,7 @@ def _of_app(asked: ScopeRequest, *, make: bool) -> Scope:
     pipelines = () if app is None else app.pipelines
     tables = {one.name: declared_places(one.name, one.declaration.sink.table, settings) for one in pipelines}
     name = asked.pipeline or ""
-    if app is None and name.startswith((S3, LOCAL)):  # as `penstock ingest` names its pipelines
+    if app is None and name.startswith((S3, LOCAL)):  # `penstock ingest` names its pipelines by address
         tables = {name: places(name, settings.state, aws=settings.aws)}
     services = () if app is None else app.services
     return Scope(
@@ -230,7 +232,7 @@ def _of_app(asked: ScopeRequest, *, make: bool) -> Scope:
 
 
 def _settings_here(*, needed: bool) -> Settings | None:
-    """None where they cannot be read and can be done without."""
+    """Return the settings; None if they cannot be read and are not ``needed``."""
     try:
         return load_settings()
     except ConfigurationError:
@@ -244,7 +246,9 @@ def _is_there(settings: Settings) -> bool:
 
 
 def is_there(address: str) -> bool:
-    """Whether there is something at a broker's or ledger's address; of a server only a try can tell."""
+    """Return True if the file of a broker or ledger exists. A server counts as present: only a connection can
+    check it.
+    """
     if address.startswith(SQLITE):
         return Path(address.removeprefix(SQLITE)).is_file()
     return address != MEMORY

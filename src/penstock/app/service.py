@@ -1,4 +1,4 @@
-"""What an app serves: functions, object handlers, pipelines. Each opens one line of a worker."""
+"""The services of an app: functions, object handlers and pipelines. Each opens one line of a worker."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -33,30 +33,30 @@ NO_OWNERS: "Mapping[str, WorkOwner]" = MappingProxyType({})
 
 
 def _no_spark() -> Any:
-    raise RuntimeError("this worker was made without Spark")  # a defect: whoever makes a host for pipelines gives one
+    raise RuntimeError("this worker was made without Spark")  # a defect: every context for pipelines has a session
 
 
-# What another worker is at may be done long before its lease ends, so it is looked at again sooner; but only where a
-# look costs the message nothing.
+# Another worker may finish its key or object long before its lease expires, so a busy message is retried sooner; but
+# only if the broker does not count a release as an attempt.
 BUSY_SECONDS_MAX = 5.0
 
 
 def busy_seconds_max(broker: Broker) -> float | None:
-    """Between two looks at a key or an object that is busy; None: what its lease has left."""
+    """Return the maximum delay before a busy key or object is retried; None: until the lease expires."""
     return BUSY_SECONDS_MAX if broker.capabilities.refunds else None
 
 
-BATCH_BYTES_MAX = 1024**3  # of one batch's bodies; their number is what bounds it
+BATCH_BYTES_MAX = 1024**3  # of a batch's bodies; the effective limit is the number of messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceContext:
-    """The worker that a service is opened in, and what it stands on."""
+    """The worker in which services are opened, and the dependencies it gives them."""
 
     worker: str
     settings: Settings
     broker: Broker
-    ledger: "Callable[[], Ledger]"  # opened when first asked for
+    ledger: "Callable[[], Ledger]"  # opens it on first use
     bus: Bus
     clock: Clock
     random: Random
@@ -65,18 +65,20 @@ class ServiceContext:
     outage: OutageWatch  # of the ledger
     stores: StoreOutages
     bookkeeping: AsideThreads = field(default_factory=bookkeeping_threads)  # shared by the async handlers
-    spark: Callable[[], Any] = _no_spark  # the session that the worker's pipelines share, started when first asked for
+    spark: Callable[[], Any] = _no_spark  # session shared by the worker's pipelines, started on first use
     check_spark: Callable[[], None] = _no_spark  # raises `ConfigurationError` if Spark cannot start
-    handled: frozenset[str] = frozenset()  # every queue of the app that has a handler, served here or elsewhere
+    handled: frozenset[str] = frozenset()  # every queue of the app with a handler, served by this worker or not
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
     tracing: Tracing = NO_TRACING
     owners: "Callable[[], Mapping[str, WorkOwner]]" = lambda: NO_OWNERS  # of keys, by handler; registers them first
-    breaks: bool = True  # whether handlers that fail again and again have their queues paused
+    breaks: bool = True  # False: no circuit breaker pauses a queue
 
 
 @dataclass(frozen=True, slots=True)
 class LazyKeys:
-    """The keys of a handler, made when they are first used; raises `TemporaryError` then while the ledger is away."""
+    """The idempotency keys of a handler, created on first use, which raises `TemporaryError` if the ledger is
+    unavailable.
+    """
 
     made: Callable[[], IdempotencyKeys]
 
@@ -89,14 +91,14 @@ class LazyKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedService:
-    """A service at work: its line, and how it is closed when the worker has ended."""
+    """An opened service: its line in the worker, and the function that closes it after the worker has ended."""
 
     line: Line
     close: Callable[[], None]
 
 
 class Service(Protocol):
-    """One queue's worth of an app."""
+    """A handler or pipeline of an app, which serves one queue."""
 
     @property
     def name(self) -> str:
@@ -105,17 +107,17 @@ class Service(Protocol):
 
     @property
     def queue_name(self) -> str:
-        """What it is fed from."""
+        """The queue that the service consumes."""
         ...
 
     def open(self, host: ServiceContext, *, weight: int) -> OpenedService:
-        """Make ready to serve. Raises `UserError` for what a person has to mend first."""
+        """Prepare to serve. Raises `UserError` for a problem that a person has to fix first."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionService:
-    """A declared function."""
+    """A declared message handler as a service."""
 
     declaration: HandlerDeclaration
 
@@ -191,10 +193,10 @@ class FunctionService:
 
 
 def needs_ledger(service: Service) -> bool:
-    """Whether it records what it did: everything but a function without an idempotency key."""
+    """Return True if the service uses the ledger: all but functions without an idempotency key."""
     return not isinstance(service, FunctionService) or service.declaration.idempotency is not None
 
 
 def needs_objects(service: Service) -> bool:
-    """Whether it works on objects, each of which has a row in the ledger."""
+    """Return True if the service processes objects, which have rows in the ledger."""
     return not isinstance(service, FunctionService)

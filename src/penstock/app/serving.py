@@ -1,8 +1,7 @@
-"""A worker over an app: what is served, who is beside it, and in which order all of it is opened and closed.
+"""Serve an app: what a worker runs, with which background jobs, and in which order everything opens and closes.
 
-A ledger that is away while a worker starts is waited for, as a broker is: a restart would find it no sooner.
-
-The regular reconcile of a worker's pipelines and object handlers, if its settings ask for one.
+If the ledger is unavailable when a worker starts, the worker waits for it, as it does for the broker: a restart would
+not help. Also starts the regular reconcile, if the settings ask for one.
 """
 
 import threading
@@ -49,13 +48,16 @@ if TYPE_CHECKING:
     from penstock.pipeline.spark.session import Session
 
 
-_GLANCE_SECONDS = 0.2  # a signal's handler may run in this very thread, so no event that it sets is waited for
+_GLANCE_SECONDS = 0.2  # poll interval: a signal handler may run in this thread, so it cannot wait for the event
 
 
 def await_ledger(
     open_ledger: Callable[[], object], *, outage: OutageWatch, stop: StopSignal, clock: Clock, random: Random
 ) -> None:
-    """Open it, again and again while it is away. Raises what a person has to mend; `TemporaryError` after a stop."""
+    """Open the ledger, retrying while it is unavailable.
+
+    Raises the error that a person has to fix, and `TemporaryError` after a stop.
+    """
     never = threading.Event()
     while True:
         try:
@@ -72,7 +74,7 @@ def await_ledger(
 
 @contextmanager
 def reconciling(app: "App", services: Sequence[Service], host: ServiceContext) -> Iterator[None]:
-    """Reconcile the pipelines and object handlers among these every so often, until the block ends."""
+    """Reconcile the pipelines and object handlers among these services periodically, inside the block."""
     every_seconds = host.settings.reconcile_every_seconds
     if every_seconds is None or not any(map(needs_objects, services)):
         yield
@@ -123,15 +125,24 @@ def serve(
     pulse: Liveness | None = None,
     metrics_address: Callable[[], str | None] = lambda: None,
 ) -> WorkerOutcome:
-    """Run a worker on the app's queues until ``stop``, or until ``until`` (asked when idle) answers True.
+    """Run a worker on the app's queues until ``stop``, or until ``until`` (called when idle) returns True.
 
-    ``queues`` names those to serve with their weights; by default those of the settings, else all that have a handler.
-    A worker that is not ``resident`` leaves no trace in the state folder and sends no ticks: for tests. ``spark`` is a
-    session for its pipelines that is not stopped; without one they share one of the worker's own. With ``tiers`` it is
-    a replayer of these and serves nothing else; without, it replays besides if the settings say so. ``pulse`` is that
-    of the worker, for those who ask how it is, and ``metrics_address`` where they do. Raises `ConfigurationError` for a
-    queue without a handler or one that is not there, for a ledger of this host beside a broker of many, and what
-    stopped the worker.
+    Args:
+        app: The app.
+        stop: The process's stop signal.
+        queues: Queues to serve, with weights. Default: those of the settings, else all with a handler.
+        until: End condition; None: run until ``stop``.
+        listeners: Additional listeners, before the app's own.
+        settings: The worker's numbers. Default: from the app's settings.
+        resident: False leaves no trace in the data directory and sends no ticks, for tests.
+        spark: Session for the pipelines, which is not stopped. Default: the worker starts its own.
+        tiers: Replay only these DLQs and serve nothing else. None: replay as well if the settings ask for it.
+        pulse: The worker's liveness, for probes.
+        metrics_address: Returns the address of the metrics endpoint.
+
+    Raises:
+        ConfigurationError: If a queue has no handler or does not exist, or if the ledger is local to this host beside a
+            shared broker. Also raises any error that stopped the worker.
     """
     clock = SystemClock()
     services = chosen(app, queues) if tiers is None else ()
@@ -159,7 +170,8 @@ def serve(
     own: Sequence[Listener] = (*listeners, *protection, *(presence.listeners if resident else ()))
     bus = Bus(*guarded(app.listeners, tell=Bus(*own).emit), *own)
     sessions = app_spark(app.settings, worker=app.worker, clock=clock, bus=bus, stop=stop, given=spark)
-    # A test would wait for the pauses of a breaker, and never see a message die.
+    # Tests disable the circuit breakers: a test would wait for their pauses, and its messages would not be
+    # dead-lettered.
     host = host_of(app, sessions=sessions, bus=bus, clock=clock, stop=stop, tracing=app.tracing, breaks=resident)
     event_loop = EventLoop()
     with ExitStack() as stack:
@@ -172,7 +184,7 @@ def serve(
         owners = lru_cache(partial(register, app, recording))
         if resident and until is None and needs_watch:
             for service in recording:
-                host.outage.gate(service.queue_name)  # so that an outage names it from the beginning
+                host.outage.gate(service.queue_name)  # so that an outage reports this queue from the start
             waits = bool(tiers) or any(needs_objects(service) or service.name in ticking for service in recording)
             _meet_ledger(host, owners, waits=waits)
             host = replace(host, owners=owners)
@@ -184,7 +196,7 @@ def serve(
             host = replace(host, resources=_resources(app, host, event_loop, stack))
         stack.callback(sessions.close)
         lines = [*_open(services, host, stack), *replay_lines(tiers, host)]
-        if resident and until is None:  # else its look, on SQS, hides what is still to be sent
+        if resident and until is None:  # otherwise its inspection on SQS would hide messages that are still to be sent
             stack.enter_context(ageing([queue for tier in tiers for queue in (tier.queue, tier.second_tier)], host))
         if resident and services:
             _begin_duties(app, [service for service, _ in services], host, stack)
@@ -208,10 +220,10 @@ def serve(
 
 
 def _meet_ledger(host: ServiceContext, owners: Callable[[], object], *, waits: bool) -> None:
-    """Open the ledger and register the names in it. One that is away is waited for, if anything needs it to begin;
-    else its queues are paused, and the names are registered when it is back.
+    """Open the ledger and register the names in it.
 
-    Raises what a person has to mend, and `TemporaryError` after a stop.
+    If the ledger is unavailable, wait for it if ``waits``. Otherwise the queues that need it are paused, and the names
+    are registered once it is back. Raises the error that a person has to fix, and `TemporaryError` after a stop.
     """
     if waits:
         await_ledger(host.ledger, outage=host.outage, stop=host.stop, clock=host.clock, random=host.random)
@@ -222,7 +234,7 @@ def _meet_ledger(host: ServiceContext, owners: Callable[[], object], *, waits: b
 
 
 def chosen(app: "App", queues: Mapping[str, int] | None) -> Sequence[tuple[Service, int]]:
-    """The services to run, each with its weight. Raises `ConfigurationError` where a queue has no handler."""
+    """Return the services to run, each with its weight. Raises `ConfigurationError` for a queue without a handler."""
     by_queue = {service.queue_name: service for service in app.services}
     wanted = dict(queues or app.settings.queues) or dict.fromkeys(by_queue, 1)
     if not wanted:
@@ -240,7 +252,9 @@ def chosen(app: "App", queues: Mapping[str, int] | None) -> Sequence[tuple[Servi
 
 
 def worker_settings(app: "App") -> WorkerSettings:
-    """The worker's numbers, out of the app's settings. Raises `ConfigurationError` where they do not go together."""
+    """Return the worker's numbers from the app's settings. Raises `ConfigurationError` if they contradict each
+    other.
+    """
     settings = app.settings
     return WorkerSettings(
         concurrency=settings.concurrency,
@@ -254,7 +268,7 @@ def worker_settings(app: "App") -> WorkerSettings:
 
 
 def _resources(app: "App", host: ServiceContext, event_loop: EventLoop, stack: ExitStack) -> Mapping[str, Any]:
-    """What the app's lifespans yield; they are left with the stack."""
+    """Enter the app's lifespans and return their resources; the stack leaves them."""
     lifespans = Lifespans(app.lifespans, loop_of=event_loop.started, bus=host.bus, close_seconds=LIFESPAN_CLOSE_SECONDS)
     stack.callback(lifespans.close)
     return lifespans.open()
@@ -270,7 +284,7 @@ def _open(services: Sequence[tuple[Service, int]], host: ServiceContext, stack: 
 
 
 def _begin_duties(app: "App", services: Sequence[Service], host: ServiceContext, stack: ExitStack) -> None:
-    """What a worker does beside its queues, until the stack is left."""
+    """Start the worker's background jobs; the stack ends them."""
     _tick(app, services, host, stack)
     _archive(services, host, stack)
     _collect_garbage(services, host, stack)
@@ -279,14 +293,14 @@ def _begin_duties(app: "App", services: Sequence[Service], host: ServiceContext,
 
 
 def _claims_ticks(app: "App") -> frozenset[str]:
-    """Return the handlers whose ticks are claimed in the ledger, since the broker drops no duplicates."""
+    """Return the handlers whose ticks are claimed in the ledger, because the broker does not deduplicate."""
     if app.broker.capabilities.deduplicates:
         return frozenset()
     return frozenset(one.name for one in app.declarations if one.schedule is not None)
 
 
 def tick_keys(app: str, host: ServiceContext) -> ScheduledKeys:
-    """Return what makes the keys of a scheduled handler's ticks, in the ledger."""
+    """Return a factory of the keys that claim a scheduled handler's ticks in the ledger."""
     from penstock.handlers.once import LedgerKeys
     from penstock.ledger.records import WorkOwner
 
@@ -304,7 +318,7 @@ def tick_keys(app: str, host: ServiceContext) -> ScheduledKeys:
 
 
 def _tick(app: "App", services: Sequence[Service], host: ServiceContext, stack: ExitStack) -> None:
-    """Send what the clock sends, for the queues that are served here."""
+    """Send the ticks of scheduled handlers whose queues are served here."""
     served = {service.queue_name for service in services}
     scheduled = [one for one in app.declarations if one.schedule is not None and one.queue.name in served]
     if not scheduled:
@@ -317,7 +331,7 @@ def _tick(app: "App", services: Sequence[Service], host: ServiceContext, stack: 
 
 
 def _collect_garbage(services: Sequence[Service], host: ServiceContext, stack: ExitStack) -> None:
-    """Delete what dead attempts and compactions left in the tables, now and then."""
+    """Delete leftovers of dead attempts and compactions in the tables, periodically."""
     if not any(isinstance(service, PipelineService) for service in services):
         return
     from penstock.app.jobs.gc import keeper_of
@@ -328,7 +342,7 @@ def _collect_garbage(services: Sequence[Service], host: ServiceContext, stack: E
 
 
 def _archive(services: Sequence[Service], host: ServiceContext, stack: ExitStack) -> None:
-    """Let rows of objects that were processed long ago leave the ledger, where the settings say so."""
+    """Archive ledger rows of objects that were processed long ago, if the settings ask for it."""
     days = host.settings.archive_after_days
     if days is None or not any(map(needs_objects, services)):
         return

@@ -1,6 +1,6 @@
-"""Where objects come from: a folder of this machine, or a prefix in S3.
+"""The sources of objects: a folder on this host or a prefix in S3.
 
-Outages of the stores that a worker's queues need: those of its sources, and those of tables in S3.
+Also the outages of the stores that a worker's queues need: those of its sources, and of tables in S3.
 """
 
 import os
@@ -26,20 +26,20 @@ from penstock.storage.s3 import ping_bucket
 
 
 class SourceScan(Protocol):
-    """One walk through a source."""
+    """One scan of a source."""
 
     def chunks(self) -> Iterator[Sequence[ObjectRef]]:
-        """What is there, bounded numbers at a time."""
+        """Yield the objects in bounded chunks."""
         ...
 
     def report(self) -> ScanReport:
-        """Of the walk so far."""
+        """Return the report of the scan so far."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLocation:
-    """What is read, and nothing outside it. ``address``: a folder's real path, or s3://BUCKET/PREFIX."""
+    """A source; nothing outside it is read. ``address``: a folder's real path, or s3://BUCKET/PREFIX."""
 
     address: str
     aws: Aws
@@ -49,32 +49,34 @@ class SourceLocation:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a folder."""
+        """True for a folder on this host."""
         return not is_s3(self.address)
 
     @property
     def store(self) -> ObjectStore:
-        """Reads its objects."""
+        """The store that reads its objects."""
         return store_at(self.address, self.aws)
 
     @property
     def buckets(self) -> frozenset[str]:
-        """Whose notifications are for us."""
+        """The buckets whose notifications are accepted."""
         return frozenset({LOCAL_BUCKET if self.is_local else s3_address(self.address).bucket})
 
     def holds(self, other: "SourceLocation") -> bool:
-        """Whether the other one is this one, or in it."""
+        """Return True if the other source is this one or inside it."""
         return f"{other.address}/".startswith(f"{self.address.rstrip('/')}/")
 
     def ping(self) -> None:
-        """Raise `TemporaryError` while it is away. Any other answer, such as a denied access, counts as present."""
+        """Raise `TemporaryError` if the source is unavailable. Any other response, such as denied access, counts
+        as available.
+        """
         if self.is_local:
             LocalRoot(os.fsencode(self.address)).check()
         else:
             ping_bucket(s3_address(self.address).bucket, self.aws)
 
     def scan(self, part: "SourceLocation | None" = None, *, own: Sequence[Files] = ()) -> SourceScan:
-        """A walk through it, or through a part of it. ``own``: what Penstock writes itself, which is left out."""
+        """Scan the source, or a part of it, without ``own``, the places that Penstock itself writes."""
         address = self.address if part is None else part.address
         if self.is_local:
             folders = [str(one) for one in own if one.is_local]
@@ -86,7 +88,7 @@ class SourceLocation:
 
 
 def source_at(source: str | PathLike[str], aws: Aws) -> SourceLocation:
-    """What a user's address leads to. Raises `UsageError` where it is no folder that is there, and no address in S3."""
+    """Return the source at a user's address. Raises `UsageError` unless it is an existing folder or an S3 address."""
     text = check_address("source", source)
     if is_s3(text):
         require_aws()
@@ -99,7 +101,7 @@ def source_at(source: str | PathLike[str], aws: Aws) -> SourceLocation:
 
 
 def source_of(source: str | PathLike[str], where: TablePaths) -> SourceLocation:
-    """The source of a table. Raises `UsageError` as `source_at`, and for a place that Penstock writes itself."""
+    """Return the source of a table. Raises `UsageError` as `source_at`, and for a place that Penstock itself writes."""
     found = source_at(source, where.aws)
     for own in where.own:
         if found.address == str(own):
@@ -112,33 +114,35 @@ def source_of(source: str | PathLike[str], where: TablePaths) -> SourceLocation:
 
 
 class MakeOutage(Protocol):
-    """Make the `OutageWatch` of one service for this worker."""
+    """Creates the `OutageWatch` of one service for this worker."""
 
     def __call__(self, *, service: WatchedService, ping: Callable[[], object]) -> OutageWatch: ...
 
 
 class StoreOutages:
-    """One `OutageWatch` for each store or pair of stores, shared by all queues that need it. Used by one thread."""
+    """One `OutageWatch` for each store or combination of stores, shared by all queues that need it. Used by one
+    thread.
+    """
 
     def __init__(self, make: MakeOutage) -> None:
         self._make = make
         self._made: dict[str, OutageWatch] = {}
 
     def of(self, *places: SourceLocation) -> OutageWatch:
-        """Return the outage of work that needs all these places."""
+        """Return the outage watch of work that needs all these places."""
         name = " and ".join(dict.fromkeys(place.address for place in places))
         if name not in self._made:
             self._made[name] = self._make(service=store_service(name), ping=partial(_ping, places))
         return self._made[name]
 
     def of_pipeline(self, source: SourceLocation, where: TablePaths) -> OutageWatch:
-        """Return the outage of what its runs read, and of the table where it is in S3."""
+        """Return the outage watch of a pipeline's source, and of its table if it is in S3."""
         table = where.table
         return self.of(source, *(() if table.is_local else (SourceLocation(address=table.uri, aws=where.aws),)))
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Ask all of them until the block ends; see `OutageWatch.watching`."""
+        """Ping all stores inside the block; see `OutageWatch.watching`."""
         with ExitStack() as stack:
             for outage in self._made.values():
                 stack.enter_context(outage.watching())

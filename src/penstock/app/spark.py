@@ -1,6 +1,6 @@
-"""The Spark session of a process: one for all its pipelines, started when the first asks for it, ended by `close`.
+"""The Spark session of a process: shared by all its pipelines, started on first use, ended by `close`.
 
-A session that was handed in is never stopped nor changed: the work is done in one beside it.
+A session given by the user is neither stopped nor changed: pipelines run in a new session on the same Spark context.
 """
 
 import os
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from penstock.pipeline.spark.session import Session, SessionSettings
 
 SPARK_LOG_FILE = "spark.log"
-SESSION_END_SECONDS = 2.0  # of the stop timeout: Spark gets this long to leave by itself
+SESSION_END_SECONDS = 2.0  # part of the stop timeout: for Spark to end on its own
 
 
 class Spark:
-    """Ask `session` from any thread. PySpark is imported when it is asked."""
+    """The Spark session of one process. Any thread may call `session`. PySpark is imported on first use."""
 
     def __init__(
         self,
@@ -45,12 +45,12 @@ class Spark:
         self._bus = bus
         self._stop = stop
         self._given = given
-        self._starting = threading.Lock()  # held while a session is started, which may take a minute
+        self._starting = threading.Lock()  # held while a session starts, which may take a minute
         self._lock = threading.Lock()  # never held for long
-        self._java: Java | None = None  # once it was found; finding it again does no harm
-        self._beside: Session | None = None  # beside the given one; this and the next: written by the starting thread
-        self._failure: PenstockError | None = None  # why no session will ever start
-        self._own: Session | None = None  # this and the next: under the lock
+        self._java: Java | None = None  # cached; a second search does no harm
+        self._beside: Session | None = None  # derived from the given session; written by the starting thread
+        self._failure: PenstockError | None = None  # as above: why no session will ever start
+        self._own: Session | None = None  # under the lock
         self._closed = False
 
     def check(self) -> None:
@@ -64,8 +64,8 @@ class Spark:
     def session(self) -> "Session":
         """Return the session, which the first call starts while others wait. A failed start is not tried again.
 
-        Raises `ConfigurationError` if Spark does not start, or if its workers cannot run Penstock, and
-        `TemporaryError` after `close`.
+        Raises `ConfigurationError` if Spark does not start, or if its workers cannot run Penstock, and `TemporaryError`
+        after `close`.
         """
         with self._starting:
             if self._failure is not None:
@@ -82,7 +82,7 @@ class Spark:
     def close(self) -> None:
         """End our own session within a few seconds, or at once if the process was asked to stop.
 
-        Does not wait for a session that is still being started: the thread that starts it ends it.
+        Does not wait for a session that is still starting: the thread that starts it ends it.
         """
         with self._lock:
             self._closed = True
@@ -145,7 +145,7 @@ class Spark:
 def app_spark(
     settings: Settings, *, worker: str, clock: Clock, bus: Bus, stop: StopSignal, given: "Session | None" = None
 ) -> Spark:
-    """The session of an app's worker; its files lie in the state folder of the settings."""
+    """Return the session holder of an app's worker. Its files are in the data directory."""
     state = Path(settings.state).absolute()
     return Spark(
         settings,
@@ -159,7 +159,7 @@ def app_spark(
 
 
 def session_settings(settings: Settings, java: "Java", *, scratch: Path, log: Path) -> "SessionSettings":
-    """How a session of our own is started."""
+    """Return the settings to start a session of our own."""
     from penstock.pipeline.spark.session import SessionSettings
 
     return SessionSettings(

@@ -1,4 +1,4 @@
-"""The embedded state: a ledger and a queue in one folder, and who is alive on them."""
+"""The data directory of an ingest: a SQLite ledger and queue in one folder, and the processes that use them."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ QUEUE_FILE = "queue.db"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateFolder:
-    """An opened state folder, and this process's name on it."""
+    """An opened data directory, and this process's worker id in it."""
 
     directory: Path
     worker: str
@@ -37,7 +37,7 @@ class StateFolder:
 
     @property
     def scratch(self) -> Path:
-        """A folder of this process alone; Spark spills there. Not there until somebody makes it."""
+        """The folder for this process's Spark spills, created on first use."""
         return self.directory / SCRATCH_FOLDER / self.worker
 
     @property
@@ -45,7 +45,9 @@ class StateFolder:
         return self.directory / SPARK_LOG_FILE
 
     def free_what_the_dead_held(self) -> int:
-        """Abandon attempts and works, end leases and remove scratch of processes proven dead; answers how many."""
+        """Abandon attempts and works, end leases and delete scratch of processes proven dead; return the number
+        of processes.
+        """
         scratch = self.directory / SCRATCH_FOLDER
         return DeadProcessSweeper(
             processes=self.processes, broker=self.broker, ledger=lambda: self.ledger, scratch=scratch
@@ -53,10 +55,10 @@ class StateFolder:
 
 
 def check_owner(ledger: Ledger, where: TablePaths) -> None:
-    """Raise `ConfigurationError` for a table whose folder was moved or copied, its state in it.
+    """Raise `ConfigurationError` if the table's folder was moved or copied together with its data directory.
 
-    A ledger beside the table is that of one table, and knows it by its real path. Under another one it would be a new
-    table without history, and all that is in it already would be added once more.
+    A ledger inside the table belongs to that one table and knows it by its real path. Under another path it would count
+    as a new table without history, and all its data would be added again.
     """
     known = [pipeline.id for pipeline in ledger.pipelines()]
     if str(where.state.parent) == str(where.table) and known and where.pipeline not in known:
@@ -68,9 +70,9 @@ def check_owner(ledger: Ledger, where: TablePaths) -> None:
 
 @contextmanager
 def open_state(directory: Path, *, shared: Settings | None = None, probe: Probe = no_probe) -> Iterator[StateFolder]:
-    """Open the state in that folder, made if need be, and be registered as alive on it until the block ends.
+    """Open the data directory, creating it if missing, and register this process in it inside the block.
 
-    ``shared``: settings whose ledger, one that hosts share, stands in for the file in the folder.
+    ``shared``: settings whose ledger, shared between hosts, replaces the file in the directory.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The two tables of a local pipeline, rows and quarantine, and what needs no Spark to be done with them."""
+"""The two tables of a pipeline, rows and quarantine, and the operations on them that need no Spark."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,12 +20,12 @@ from penstock.pipeline.spark.source.quarantine import QUARANTINE_SCHEMA
 from penstock.sinks.delta.sink import DeltaTableSink
 from penstock.sinks.manifest import decode
 
-_CLOCK = SystemClock()  # holds no state
+_CLOCK = SystemClock()  # stateless
 EMPTY_MANIFESTS = frozenset({"", "[]"})
 
 
 class Tables:
-    """Both tables of one pipeline. Any process may publish to them; that is what the commit conditions are for."""
+    """Both tables of one pipeline. Any process may publish to them; the commit conditions prevent conflicts."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Tables:
         bus: Bus,
         probe: Probe = no_probe,
     ) -> None:
-        """``partition_by`` None is for looking only: the table may be partitioned in any way."""
+        """Create it. ``partition_by`` None is for reading only: the table may be partitioned in any way."""
         self._places = places
         self._ledger = ledger
         self._partition_by = partition_by
@@ -45,21 +45,21 @@ class Tables:
         self.rows = DeltaTableSink(places.table, pipeline=places.pipeline, partition_by=partition_by)
         self.quarantine = DeltaTableSink(places.quarantine, pipeline=places.pipeline)
         self._kept_rows, self._kept_bad = KeptRows(self.rows), KeptRows(self.quarantine)
-        # Where the last publish of this process ended. Written by any thread that publishes; an older one does no harm.
+        # Where this process's last publish ended. Written by any thread that publishes; an older value does no harm.
         self._rows_published: Published | None = None
         self._quarantine_published: Published | None = None
 
     def publish(self) -> None:
-        """Make visible what is committed, in both tables; the quarantine is made when there is something to put in.
+        """Make committed batches visible in both tables. The quarantine table is created with its first line.
 
-        Raises `TableError`, `PublishHalted`, or `TemporaryError` where another try may succeed.
+        Raises `TableError`, `PublishHalted`, or `TemporaryError` if a retry may succeed.
         """
         self._publish_rows()
         self._publish_quarantine()
 
     @property
     def publish_jobs(self) -> Mapping[str, Callable[[], None]]:
-        """`publish` in two parts, of which neither has to wait for the other."""
+        """`publish` in two independent parts."""
         return {"rows": self._publish_rows, "quarantine": self._publish_quarantine}
 
     def _publish_rows(self) -> None:
@@ -90,21 +90,21 @@ class Tables:
 
     @property
     def visible_to(self) -> int:
-        """Up to which batch both tables show what there is to show, as far as this process has seen it."""
+        """The last batch that both tables show, as far as this process has seen."""
         looks = (self._rows_published, self._quarantine_published)
         return min(0 if look is None else look.visible_to for look in looks)
 
     def version(self) -> int | None:
-        """The rows table's version; None where there is no table yet."""
+        """Return the rows table's version; None if there is no table yet."""
         table = self.rows.load()
         return table.version if table is not None else None
 
     def has_quarantine(self) -> bool:
-        """Whether anything was ever quarantined and published."""
+        """Return True if the quarantine table exists."""
         return self.quarantine.load() is not None
 
     def unpublished(self) -> int:
-        """How many committed batches have files that are not visible yet, in either table."""
+        """Return the number of committed batches with files that are not yet visible in one of the tables."""
         rows_seq = _seq(self.rows)
         quarantine_seq = _seq(self.quarantine)
         return self._count(
@@ -116,8 +116,10 @@ class Tables:
         )
 
     def shown_to(self, after_seq: int, up_to_seq: int) -> int:
-        """Up to which of the batches after that one, and up to the other, both tables show all that there is to show;
-        looked up now. Raises `PublishHalted` where the ledger is not the tables'."""
+        """Return the last batch after ``after_seq`` and up to ``up_to_seq`` that both tables show completely.
+
+        Reads the tables now. Raises `PublishHalted` if the ledger does not belong to the tables.
+        """
         rows_seq, quarantine_seq = (
             check_tip(self._ledger, sink.load(), pipeline=self._places.pipeline, where=sink.uri).seq
             for sink in (self.rows, self.quarantine)
@@ -132,7 +134,7 @@ class Tables:
         return shown
 
     def kept_to(self, after_seq: int, up_to_seq: int) -> int:
-        """Return the same as `shown_to`, for batches whose objects are about to leave their source.
+        """Return the same as `shown_to`, for batches whose objects are about to be moved or deleted at their source.
 
         Also raises `PublishHalted` if rows of these batches may have left a table since. For one thread at a time.
         """
@@ -150,7 +152,7 @@ class Tables:
         return shown
 
     def shortfalls(self) -> Sequence[Shortfall]:
-        """Return what the two tables lack of the rows that their batches wrote."""
+        """Return the shortfalls: rows that batches wrote and that the two tables lack."""
         found = [
             self._shortfall(self.rows, _rows_manifest, 0),
             self._shortfall(self.quarantine, _quarantine_manifest, 1),
@@ -165,16 +167,20 @@ class Tables:
         return self._ledger.written_to(self._places.pipeline, seq)[place]
 
     def sweep(self) -> None:
-        """Delete what abandoned attempts left. Cheap where there are none, and no reason to fail: it is told as an
-        event when it could not be done, and done again next time."""
+        """Delete leftovers of abandoned attempts, which is cheap if there are none.
+
+        A failure is emitted as an event and does not raise; the next sweep retries.
+        """
         try:
             self._collect(dry_run=False, stragglers=False)
         except TemporaryError as error:
             self._bus.emit(UpkeepFailed(handler="gc", error=str(error)))
 
     def collect_garbage(self, *, dry_run: bool) -> CollectedGarbage:
-        """Delete all files that no batch names, looking into every attempt's folder. Raises `PublishHalted` where the
-        ledger is not the table's: what it calls garbage may be what the table shows."""
+        """Delete all files that belong to no batch, including those of every attempt's folder.
+
+        Raises `PublishHalted` if the ledger does not belong to the table: its garbage may then be visible data.
+        """
         collected = self._collect(dry_run=dry_run, stragglers=True)
         try:
             for sink in (self.rows, self.quarantine):

@@ -1,8 +1,7 @@
-"""Who hears of what a process does: its log, its metrics and traces, and whoever is told of failures.
+"""The telemetry of a process: its log, metrics, traces and error reports.
 
-Every kind of process has the same: workers, replayers, the monitor, ingests, runs, reconciles, relays and functions.
-
-The user's listeners: what they raise reaches nothing else.
+Every kind of process uses it: workers, replayers, the monitor, ingests, runs, reconciles, relays and functions. Also
+guards the user's listeners: their exceptions reach nothing else.
 """
 
 import sys
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from penstock.monitoring.traces.tracing import OtelTracing
 
 
-FLUSH_SECONDS = 1.0  # of the stop timeout's margin: for what has not been told yet
-REPORT_SECONDS = 5.0  # for what ends a process by itself: then no platform is waiting
+FLUSH_SECONDS = 1.0  # part of the stop timeout's margin: for reports not sent yet
+REPORT_SECONDS = 5.0  # for processes that end on their own: no platform is waiting
 
 Process = Literal[
     "worker", "supervisor", "replayer", "monitor", "relay", "run", "ingest", "reconcile", "upkeep", "cleanup", "lambda"
@@ -38,7 +37,7 @@ Process = Literal[
 
 
 def attended() -> bool:
-    """Whether somebody sits at a terminal, and reads what this process says in the end."""
+    """Return True if a person at a terminal reads this process's output."""
     try:
         return sys.stdin.isatty() and sys.stderr.isatty()
     except (AttributeError, ValueError):  # there is none, or it was closed
@@ -47,7 +46,7 @@ def attended() -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Telemetry:
-    """Of one process. ``listeners`` are for its bus."""
+    """The telemetry of one process. ``listeners`` belong on its bus."""
 
     listeners: Sequence[Listener]
     reporter: ErrorReporter | None
@@ -57,32 +56,37 @@ class Telemetry:
 
     @property
     def meters(self) -> "Meters | None":
-        """What is counted; None where nobody asks for it."""
+        """The meters; None without metrics."""
         return None if self.metering is None else self.metering.meters
 
     @property
     def metrics_address(self) -> str | None:
-        """HOST:PORT where metrics and health are answered for, while `told` is at work; None where they are not."""
+        """HOST:PORT of the metrics and health endpoint inside `told`; None without one."""
         return None if self.metering is None else self.metering.address
 
     def report(self, error: BaseException, *, handler: str = "", subject: str | None = None) -> None:
-        """Tell of what no event tells: what ends a command, or a worker before it is one. ``subject``: what it is, in a
-        few words, where it is no failure."""
+        """Report a failure without an event: one that ends a command, or a worker before it starts.
+
+        ``subject``: a few words on what it is, if it is not a failure.
+        """
         if self.reporter is not None:
             self.reporter.report(error, handler=handler, subject=subject)
 
     def listeners_of(self, *, look: bool) -> Sequence[Listener]:
-        """For the bus; of a mere ``look`` nobody else is told where whoever takes it sits at the terminal."""
+        """Return the listeners for the bus. A read-only command (``look``) at a terminal is not reported to the
+        error hooks.
+        """
         if look and self.attended():
             return tuple(listener for listener in self.listeners if listener is not self.reporter)
         return self.listeners
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Until the block ends: what ends it early is told of, and at the end everything is flushed. A mistake is not
-        told of to anybody else where whoever made it sits at the terminal.
+        """Run the metrics endpoint and exports inside the block; report the exception that ends it, and flush at the
+        end.
 
-        Metrics are answered for and sent meanwhile. Raises `ConfigurationError` where that cannot be.
+        A `UserError` is not reported if a person at the terminal sees it. Raises `ConfigurationError` if the endpoint
+        cannot be opened.
         """
         seconds = FLUSH_SECONDS
         with ExitStack() as stack:
@@ -99,7 +103,7 @@ class Telemetry:
                 self.flush(seconds)
 
     def flush(self, seconds: float) -> None:
-        """Wait, at most so long, until everything is told. Does not close: what comes later is told, too."""
+        """Wait up to this long until everything is sent. Does not close: later events are still sent."""
         ends_at = time.monotonic() + seconds
         if self.metering is not None:
             self.metering.begin_flush()
@@ -122,12 +126,12 @@ def open_telemetry(
     health: Health | None = None,
     queues: Mapping[str, str] | None = None,
 ) -> Telemetry:
-    """What the settings ask for. ``tell`` hears of commands that show people what they do: in place of the log, unless
-    the setting log_format asks for a log.
-    ``process`` is told with each failure; ``on_error`` is the user's own hook beside the services of the settings.
-    ``health`` answers its platform; ``queues`` names the queue of each pipeline and object handler, for metrics.
+    """Return the telemetry that the settings ask for.
 
-    Raises `ConfigurationError` for what makes no sense, and for an extra that is not installed.
+    ``tell`` shows a command's progress to people: it replaces the log, unless the setting log_format asks for a log.
+    ``process`` is included in each failure report. ``on_error`` is the user's hook, in addition to the configured
+    services. ``health`` answers the platform's probes. ``queues`` maps each pipeline and object handler to its queue,
+    for metrics. Raises `ConfigurationError` for invalid settings, and for a pip extra that is not installed.
     """
     told = _log_or(tell, settings, worker=worker)
     reports = _open_reports(settings, worker=worker, process=process, on_error=on_error, tell=told)
@@ -154,7 +158,7 @@ def open_reports(
     on_error: ErrorHook | None = None,
     tell: Listener | None = None,
 ) -> Telemetry:
-    """As `open_telemetry`, for commands that end by themselves and may run beside a worker: without metrics."""
+    """Return telemetry without metrics, for commands that end on their own and may run beside a worker."""
     told = _log_or(tell, settings, worker=worker)
     return _open_reports(settings, worker=worker, process=process, on_error=on_error, tell=told)
 
@@ -173,7 +177,7 @@ def _open_reports(
 def open_reporter(
     settings: Settings, *, worker: str, process: Process, on_error: ErrorHook | None, tell: Listener
 ) -> ErrorReporter | None:
-    """Who hears of failures: the user's hook, and the services that the settings name. None where there is neither.
+    """Return the reporter of failures to the user's hook and the configured services; None if there is neither.
 
     Raises `ConfigurationError` as `penstock.monitoring.errors.services.services` does.
     """
@@ -201,12 +205,12 @@ def _services(settings: Settings) -> Mapping[str, ErrorHook]:
 
 
 def is_logged(settings: Settings) -> bool:
-    """Return True if a command that shows people what it does is to write the log instead."""
+    """Return True if a command that shows progress to people should write the log instead."""
     return settings.log_format != "auto"
 
 
 def _log_or(tell: Listener | None, settings: Settings, *, worker: str) -> Listener:
-    """The log; beside it, or in its place, what a command shows people."""
+    """Return the log, the command's progress output, or both."""
     if tell is None:
         return open_log(settings, worker=worker)
     if isinstance(tell, LogListener) or not is_logged(settings):
@@ -215,7 +219,7 @@ def _log_or(tell: Listener | None, settings: Settings, *, worker: str) -> Listen
 
 
 def open_log(settings: Settings, *, worker: str | None) -> LogListener:
-    """The log as the settings say, on stderr. Raises `ConfigurationError` for events and levels there are none of."""
+    """Return the log on stderr that the settings ask for. Raises `ConfigurationError` for unknown events and levels."""
     return configure_logs(
         LogSettings(
             format=settings.log_format,
@@ -232,12 +236,12 @@ def open_log(settings: Settings, *, worker: str | None) -> LogListener:
 
 
 class _Guarded:
-    """One listener. Any thread may call it."""
+    """One listener whose exceptions are caught. Thread-safe."""
 
     def __init__(self, listener: Listener, tell: Listener) -> None:
         self._listener = listener
         self._tell = tell
-        self._told = False  # set once, by the thread in which it raised first; two at once may both tell
+        self._told = False  # set by the first thread in which it raises; two at the same time may both report
 
     def __call__(self, event: Event) -> None:
         try:
@@ -250,5 +254,7 @@ class _Guarded:
 
 
 def guarded(listeners: Sequence[Listener], *, tell: Listener) -> Sequence[Listener]:
-    """The same listeners, of which none can harm who emits; ``tell`` hears once of each that raises."""
+    """Wrap the listeners so that their exceptions cannot harm the emitter. ``tell`` gets one event per failing
+    listener.
+    """
     return [_Guarded(listener, tell) for listener in listeners]

@@ -1,4 +1,4 @@
-"""Traces, where the settings ask for them; else nothing, and nothing of OpenTelemetry is imported."""
+"""Tracing, if the settings ask for it. Otherwise it does nothing, and OpenTelemetry is not imported."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,13 +21,17 @@ SWITCHED_ON = "The setting traces is on"
 
 
 def tracing_of(settings: Settings, *, worker: str) -> Tracing:
-    """What the rooms are handed. Raises `ConfigurationError`, naming the extra, where OpenTelemetry is missing."""
+    """Return the tracing for the other packages. Raises `ConfigurationError`, naming the pip extra, without
+    OpenTelemetry.
+    """
     return open_tracing(settings, worker=worker) or NO_TRACING
 
 
 def open_tracing(settings: Settings, *, worker: str, tell: Listener | None = None) -> "OtelTracing | None":
-    """What the settings ask for; all of one process share where spans go. ``tell`` hears when nobody takes them. Raises
-    as `tracing_of`."""
+    """Return the tracing that the settings ask for, or None. All tracing of one process shares an exporter.
+
+    ``tell`` receives an event if spans cannot be exported. Raises as `tracing_of`.
+    """
     if not settings.traces:
         return None
     require_otel(SWITCHED_ON)
@@ -42,7 +46,7 @@ def open_tracing(settings: Settings, *, worker: str, tell: Listener | None = Non
 
 
 def trace_ids_of(settings: Settings) -> TraceIds | None:
-    """What says in which trace and span a thread is, for lines of the log. Raises as `tracing_of`."""
+    """Return the function that finds a thread's trace and span ids, for log lines. Raises as `tracing_of`."""
     if not settings.traces:
         return None
     require_otel(SWITCHED_ON)
@@ -52,7 +56,9 @@ def trace_ids_of(settings: Settings) -> TraceIds | None:
 
 
 def otel_service(settings: Settings, *, worker: str) -> "TelemetryResource":
-    """As OpenTelemetry is told of this service; its own variables count where the settings say nothing."""
+    """Return OpenTelemetry's resource for this service. Its own environment variables apply where settings are
+    missing.
+    """
     from penstock.monitoring.traces.provider import TelemetryResource
 
     return TelemetryResource(
@@ -64,18 +70,18 @@ def otel_service(settings: Settings, *, worker: str) -> "TelemetryResource":
 
 
 def require_otel(what: str) -> None:
-    """Raise `ConfigurationError`, naming the extra, where OpenTelemetry is missing. Imports none of it."""
+    """Raise `ConfigurationError`, naming the pip extra, if OpenTelemetry is missing. Imports none of it."""
     if not all(map(_is_there, PACKAGES)):
         raise ConfigurationError(f"{what}, and OpenTelemetry cannot be found here: run pip install 'penstock[otel]'.")
 
 
 def traced(lines: Sequence[Line], tracing: Tracing, *, system: str) -> Sequence[Line]:
-    """The lines; each execution is a span where there is tracing."""
+    """Return the lines with handlers that trace each execution as a span; unchanged without tracing."""
     return [replace(line, handler=tracing.handler(line.handler, queue=line.queue, system=system)) for line in lines]
 
 
 def _is_there(package: str) -> bool:
     try:
         return find_spec(package) is not None
-    except ModuleNotFoundError:  # of a package around it
+    except ModuleNotFoundError:  # a parent package is missing
         return False

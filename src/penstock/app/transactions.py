@@ -1,6 +1,6 @@
-"""The part of an `App` that stands in the user's own database: outbox, inbox, and the relay between it and the broker.
+"""The part of `App` that uses the user's own database: outbox, inbox, and the relay from outbox to broker.
 
-SQLAlchemy is loaded when one of these is first used.
+SQLAlchemy is imported on first use.
 """
 
 from collections.abc import Awaitable, Callable, Generator, Sequence
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 EVERY_SECONDS = 1.0
 LEASE_SECONDS = 30.0
-LEASE_SECONDS_MIN = 1.0  # with less a relay could be too late for each row that it claims, and send none
-REMEMBERED = "14 days"  # as long as a message may wait in a queue
+LEASE_SECONDS_MIN = 1.0  # a shorter lease could expire before each claimed row is sent
+REMEMBERED = "14 days"  # the longest time that a message may wait in a queue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,9 @@ class RelayDeclaration:
 
 
 class InboxAnswer:
-    """Whether a message is new, to be awaited. Asking it without is a mistake that would let everything pass."""
+    """An awaitable bool: True if the message is new. Using it without ``await`` raises, instead of always being
+    true.
+    """
 
     def __init__(self, answer: Awaitable[bool]) -> None:
         self._answer = answer
@@ -50,19 +52,19 @@ class InboxAnswer:
 
 
 class Transactional:
-    """Effects that are one commit with what the user writes."""
+    """Outbox and inbox of an `App`: effects that commit together with the user's writes."""
 
-    outgoing_in_trace: "MakeMessage"  # this and the next two are the `App`'s
+    outgoing_in_trace: "MakeMessage"  # provided by `App`, as are the next two
     name: str
     queue_name_of: Callable[[str], str | None]
 
     def __init__(self) -> None:
-        self._relays: tuple[RelayDeclaration, ...] = ()  # written where the app is declared
-        self._wakers: tuple[Callable[[], None], ...] = ()  # of relays at work here; replaced as a whole
+        self._relays: tuple[RelayDeclaration, ...] = ()  # written while the app is declared
+        self._wakers: tuple[Callable[[], None], ...] = ()  # of relays running in this process; replaced as a whole
 
     @property
     def relays(self) -> Sequence[RelayDeclaration]:
-        """What was declared, in that order."""
+        """The declared relays, in order of declaration."""
         return self._relays
 
     @overload
@@ -72,9 +74,15 @@ class Transactional:
     def outbox(self, session: "AsyncSessions") -> "AsyncOutbox": ...
 
     def outbox(self, session: "SyncSession | AsyncSessions") -> "Outbox | AsyncOutbox":
-        """Send in the transaction of this session or connection: ``app.outbox(session).send(orders, order)``.
+        """Return the outbox for a session or connection: ``app.outbox(session).send(orders, order)``.
 
-        With an async one, ``await`` each send. Rows are sent by the relay once they are committed, at least once.
+        The relay sends the rows at least once after the commit.
+
+        Args:
+            session: A SQLAlchemy session or connection. With an async one, ``await`` each send.
+
+        Returns:
+            An `Outbox`, or an `AsyncOutbox` for an async session.
         """
         from penstock.app.outbox import AsyncOutbox, Outbox
         from penstock.transactions.sessions import is_async, tell_commits
@@ -96,14 +104,22 @@ class Transactional:
     def inbox(
         self, session: "SyncSession | AsyncSessions", message: Message | Context, *, handler: str | None = None
     ) -> bool | Awaitable[bool]:
-        """Record in the session's transaction that the message takes effect here; answers whether it is new.
+        """Record in the session's transaction that a message takes effect here.
 
-        False: its effect is committed already, so return. ``message`` is the context of a handler; or a message, such
-        as an item's in a batch, and then ``handler`` names who works on it. With an async session, ``await`` it. The
-        record names the app, the handler, and the queue that this app gave to the handler.
+        If the result is False, the effect is already committed: return. The record names the app, the handler, and the
+        handler's queue in this app. Errors with which the database leaves the result open (a deadlock, a lock timeout)
+        are raised: do not catch them, so that the message is delivered again.
 
-        Raises what the database raises where it cannot decide (a deadlock, a lock that lasts): let it pass, and the
-        message comes again. Raises `ConfigurationError` where the database has no inbox.
+        Args:
+            session: A SQLAlchemy session or connection. With an async one, ``await`` the result.
+            message: The handler's context; or a message, such as an item's in a batch, together with ``handler``.
+            handler: The name of the handler.
+
+        Returns:
+            True if the message is new.
+
+        Raises:
+            ConfigurationError: If the database has no inbox.
         """
         from penstock.transactions.inbox import record, record_async
         from penstock.transactions.sessions import is_async
@@ -125,11 +141,16 @@ class Transactional:
         lease: Duration = LEASE_SECONDS,
         inbox_retention: Duration | None = REMEMBERED,
     ) -> None:
-        """Let the app's workers, and ``penstock outbox relay``, send what the outbox in this database holds.
+        """Relay the outbox of a database. The app's workers and ``penstock outbox relay`` send its rows.
 
-        ``database`` is an engine with a plain driver, or its address. An idle relay looks ``every`` second or so. What
-        a relay that died was sending is free after the ``lease``. What the inbox of the same database has held for
-        longer than ``inbox_retention`` is deleted now and then; None: never.
+        Args:
+            database: An engine with a synchronous driver, or its address.
+            every: Poll interval of an idle relay.
+            lease: Rows claimed by a relay that died become free after this time; at least a second.
+            inbox_retention: Inbox records older than this are deleted periodically. None: never.
+
+        Raises:
+            UsageError: If the lease is too short.
         """
         from penstock.transactions.relay import RelaySettings
         from penstock.transactions.sessions import engine_of
@@ -147,7 +168,7 @@ class Transactional:
         self._relays += (RelayDeclaration(store=store, settings=settings),)
 
     def wake_by(self, wakers: Sequence[Callable[[], None]]) -> None:
-        """Who is told of commits from now on."""
+        """Set the functions to call after each commit."""
         self._wakers = tuple(wakers)
 
     def _recipient(self, handler: str) -> "Recipient":

@@ -1,1 +1,1 @@
-"""Queues: one package per broker, and `shared` for the rules that several of them follow."""
+"""Brokers: one package each, and `shared` for the rules that several of them follow."""

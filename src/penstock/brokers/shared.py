@@ -1,13 +1,14 @@
-"""What the brokers in SQLite, in memory and in Redis agree on, so that they can be exchanged.
+"""Rules and helpers shared by the brokers, in reading order:
 
-What they can do and refuse, how ids look, when a broker gives up on a message by itself, and what a dead letter then
-says. Only the embedded two share the forms of receipts and the order of the ring: Redis keeps both in its scripts.
+- the capabilities, limits and id formats of the memory, SQLite and Redis brokers, so that one can replace another
+- checks of queue names, settings and outgoing messages
+- the reasons and death records of messages that a settlement or the broker itself dead-letters
+- text encodings of groups and attributes
+- `one_by_one`: a turn made of single calls, for brokers that gain nothing by combining them
+- `Arrivals`: wake-up of receivers and listeners within one process
 
-How brokers that keep text write attributes and groups down.
-
-A turn at a broker made of its single calls, for brokers that win nothing by combining them.
-
-Who waits for messages in this process, and how they hear of them.
+Only memory and SQLite use the receipt handles and the group rotation defined here; Redis implements both in its
+scripts.
 """
 
 import base64
@@ -41,13 +42,13 @@ from penstock.messaging.settlement import DeadLetter, Release, Settlement
 
 G = TypeVar("G")
 
-QUEUE_CHARS_MAX = 1_024  # of a name; those of SQS are far shorter
+QUEUE_CHARS_MAX = 1_024  # SQS allows far fewer
 
 CAPABILITIES = Capabilities(
     delay_seconds_max=14 * 86_400.0,
     hold_seconds_max=14 * 86_400.0,
-    lease_seconds_max=12 * 3_600.0,  # of one call; extending again and again has no end
-    body_bytes_max=1024 * 1024,  # what SQS takes, so that what runs here fits there
+    lease_seconds_max=12 * 3_600.0,  # per call; a lease can be extended any number of times
+    body_bytes_max=1024 * 1024,  # the limit of SQS, so that every message accepted here also fits there
     receive_max=1_000,
     fenced=True,
     refunds=True,
@@ -56,48 +57,49 @@ CAPABILITIES = Capabilities(
     remembers_attempts=True,
     pausable=True,
 )
-NEVER_HEARD_OF = QueueStats(  # what `stats` says of a queue that nothing was sent to
+NEVER_HEARD_OF = QueueStats(  # the `stats` of a queue that never received a message
     visible=0, in_flight=0, delayed=0, oldest_visible_message_age_seconds=None, oldest_message_age_seconds=None
 )
 ATTRIBUTES_BYTES_MAX = 256 * 1024
 _RETENTION_SECONDS_MAX = 10 * 366 * 86_400.0
 DEDUPLICATION_WINDOW_SECONDS = 300.0  # as on SQS FIFO queues
-REASON_BYTES_MAX = 4 * 1024  # of what is kept of a release's reason, in UTF-8
-RESET_EVERY = 3  # unsuccessful hand-overs after which a message's age begins again, as measured on SQS
-LAST_TIER_HOLD_SECONDS = 900.0  # between two tries to give up on a letter that has no other place to go
-CLOCK_BACK_SECONDS = (
-    1.0  # behind the last lease or delay by more: the host's clock was set back, and no look was merely late
-)
+REASON_BYTES_MAX = 4 * 1024  # of a release's reason, in UTF-8
+RESET_EVERY = 3  # unsuccessful deliveries after which the message's age restarts, as measured on SQS
+LAST_TIER_HOLD_SECONDS = 900.0  # how long a message that fails in the final DLQ stays hidden there
+# If the clock is further than this behind the last lease or delay, it was set back; by less, it was merely read early.
+CLOCK_BACK_SECONDS = 1.0
 LOST = "the lease ended, or the message is settled already, or gone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiptHandle:
-    """What a receipt says: which message, and which of its hand-overs. Hand-overs are numbered without a gap and for
-    ever, dead-lettering and refunds included, so a receipt never repeats."""
+    """The message and the delivery that a receipt handle refers to.
+
+    A message's deliveries are numbered without gaps, through dead-lettering and releases, so a handle is never reused.
+    """
 
     seq: int
     number: int
 
 
 def message_id(store: str, seq: int) -> str:
-    """Ids sort by age within one store; the store's own id keeps them apart from those of any other store."""
+    """Return a message id. Ids sort by age within a store; the store's own id makes them unique across stores."""
     return f"{store}-{seq:012d}"
 
 
 def seq_of(store: str, id: str) -> int | None:
-    """The reverse of `message_id`; None for an id that is not of this store."""
+    """Return the number in an id made by `message_id`; None if the id is not from this store."""
     head, _, tail = id.rpartition("-")
     return _number(tail) if head == store else None
 
 
 def receipt(store: str, hand_over: ReceiptHandle) -> str:
-    """What the holder of this hand-over settles and extends with."""
+    """Return the receipt handle with which the holder settles and extends this delivery."""
     return f"{store}-{hand_over.seq}-{hand_over.number}"
 
 
 def hand_over_of(store: str, receipt: str) -> ReceiptHandle | None:
-    """The reverse of `receipt`; None for a receipt that this store never gave."""
+    """Return the parts of a handle made by `receipt`; None if this store did not issue it."""
     parts = receipt.rsplit("-", 2)
     if len(parts) != 3 or parts[0] != store:
         return None
@@ -110,7 +112,7 @@ def _number(text: str) -> int | None:
 
 
 def check_outgoing(queue: str, messages: Sequence[Outgoing]) -> None:
-    """Refuse a send of which one message can never be taken; then none is."""
+    """Raise ConfigurationError if any of the messages can never be accepted; the caller then sends none of them."""
     check_queue(queue)
     for message in messages:
         _check_size(queue, message)
@@ -121,7 +123,7 @@ def check_outgoing(queue: str, messages: Sequence[Outgoing]) -> None:
 
 
 def check_queue(queue: str) -> None:
-    """Refuse a name that no queue can have."""
+    """Raise ConfigurationError if no queue can have this name."""
     if not queue:
         raise ConfigurationError("a queue needs a name: give it one of at least one character")
     if (chars := len(queue)) > QUEUE_CHARS_MAX:
@@ -133,7 +135,7 @@ def check_queue(queue: str) -> None:
 
 
 def check_settings(settings: QueueSettings) -> None:
-    """Refuse settings that no queue can live with."""
+    """Raise ConfigurationError if the settings are invalid or contradict each other."""
     check_queue(settings.name)
     if settings.dead_letter_queue == settings.name:
         raise ConfigurationError(f"queue {settings.name!r} is its own dead-letter queue: name another one")
@@ -150,18 +152,18 @@ def check_settings(settings: QueueSettings) -> None:
 
 
 def check_seconds(name: str, seconds: float, seconds_max: float) -> None:
-    """Refuse a duration beyond 0 to ``seconds_max``."""
-    if not 0 <= seconds <= seconds_max:  # NaN fails this too
+    """Raise ConfigurationError unless the duration is between 0 and ``seconds_max``."""
+    if not 0 <= seconds <= seconds_max:  # also true for NaN
         raise ConfigurationError(f"{name} is {seconds}: give it a value between 0 and {seconds_max:g}")
 
 
 def check_hold(release: Release) -> None:
-    """Refuse a release that hides a message for too long."""
+    """Raise ConfigurationError if the release hides its message for too long."""
     check_seconds("delay_seconds", release.delay_seconds, CAPABILITIES.hold_seconds_max)
 
 
 def check_wait(wait_seconds: float) -> None:
-    """Refuse a wait that is negative or has no end."""
+    """Raise ConfigurationError unless the wait is finite and not negative."""
     if not 0 <= wait_seconds < math.inf:
         raise ConfigurationError(f"wait_seconds is {wait_seconds}: give it a value of 0 or more, with an end")
 
@@ -189,15 +191,18 @@ def _check_text(queue: str, text: str) -> None:
 
 
 def dead_letter_queue(settings: QueueSettings, *, holds_dead: bool = False) -> str:
-    """Where the queue's dead letters go. Of a queue that was named as another one's dead-letter queue
-    (``holds_dead``), whatever it is called, they go to a second tier."""
+    """Return the queue for dead letters of the queue with these settings.
+
+    If another queue names this one as its dead-letter queue (``holds_dead``), its own dead letters go to a final DLQ by
+    default, even if the name has no dead-letter suffix.
+    """
     if settings.dead_letter_queue is None and holds_dead and not names_dead_letters(settings.name):
         return f"{settings.name}{SECOND_TIER_SUFFIX}"
     return settings.dead_letter_queue or conventional_dead_letter_queue(settings.name)
 
 
 def interleave(heads: Iterable[tuple[G, Sequence[int]]], count: int) -> list[tuple[G, int]]:
-    """One message of each group in the ring's order, then the next of each, until ``count`` are taken.
+    """Take one message of each group in rotation order, then the next of each, until there are ``count``.
 
     ``heads`` holds each group's oldest messages, oldest first.
     """
@@ -220,7 +225,7 @@ def death_by_settlement(
     now: float,
     tries: Sequence[AttemptRecord] = (),
 ) -> Death:
-    """Of a message that its holder gave up on; ``tries`` are the attempts before this one."""
+    """Return the death record of a message whose holder gave up on it. ``tries`` are the attempts before this one."""
     last = AttemptRecord(
         started_at=delivery.received_at, ended_at=now, worker=worker, end=DIED, reason=settlement.reason
     )
@@ -243,7 +248,7 @@ def death_by_settlement(
 
 
 def tried(attempt: PreviousAttempt) -> AttemptRecord:
-    """A hand-over that ended, as a death tells of it."""
+    """Convert an ended delivery to the form stored in a death record."""
     return AttemptRecord(
         started_at=attempt.started_at,
         ended_at=attempt.ended_at,
@@ -254,20 +259,26 @@ def tried(attempt: PreviousAttempt) -> AttemptRecord:
 
 
 def kept_back(settlement: DeadLetter) -> Release:
-    """What becomes of a letter of the second tier that is given up on there: it stays, as there is no other place for
-    it, and nobody gets it again soon."""
+    """Return the release that replaces dead-lettering in the final DLQ.
+
+    No queue follows that one, so the message stays and is hidden for `LAST_TIER_HOLD_SECONDS`.
+    """
     return Release(delay_seconds=LAST_TIER_HOLD_SECONDS, reason=settlement.reason)
 
 
 def kept_reason(reason: str | None) -> str | None:
-    """What is remembered of a release's reason: bounded, and without lone surrogates, which no database takes."""
+    """Return the part of a release's reason to store: at most `REASON_BYTES_MAX`, and without lone surrogates, which no
+    database accepts.
+    """
     if reason is None:
         return None
     return reason.encode("utf-8", "backslashreplace")[:REASON_BYTES_MAX].decode("utf-8", "ignore")
 
 
 def reason_too_large(body_bytes: int) -> str:
-    """Why the broker gave up on a message that came into its file past `check_outgoing`."""
+    """Return the reason for giving up an oversized message that another program wrote to the file, where
+    `check_outgoing` did not see it.
+    """
     return f"its body has {body_bytes} bytes, over the limit of {CAPABILITIES.body_bytes_max}"
 
 
@@ -277,12 +288,12 @@ def reason_unreadable() -> str:
 
 
 def reason_exhausted(attempts: int) -> str:
-    """Why the broker itself gave up on a message that nobody ever settled."""
+    """Return the reason for giving up a message that was delivered ``attempts`` times and never settled."""
     return f"handed over {attempts} times and never settled"
 
 
 def reason_expired(retention_seconds: float) -> str:
-    """Why the broker itself gave up on a message that waited too long."""
+    """Return the reason for giving up a message that outlived its queue's retention."""
     return f"waited longer than its queue's retention of {retention_seconds:g} seconds"
 
 
@@ -291,17 +302,17 @@ _REMEMBERED_SIZE_MAX = 512
 
 
 def encode_group(group: str | None) -> str:
-    """Empty for no group, else a colon and the group, so that one comparison serves both."""
+    """Return ``""`` for no group, else the group after a colon, so that one string comparison covers both cases."""
     return "" if group is None else f":{group}"
 
 
 def decode_group(text: str) -> str | None:
-    """The group that `encode_group` wrote."""
+    """Return the group that `encode_group` encoded."""
     return text[1:] if text else None
 
 
 def encode_attributes(attributes: Attributes) -> str | None:
-    """JSON; a binary value is a list of one base64 text, which no text value can be taken for."""
+    """Return the attributes as JSON. A binary value is a list holding its base64 text, distinct from any text value."""
     if not attributes:
         return None
     return json.dumps(
@@ -315,8 +326,8 @@ def encode_attributes(attributes: Attributes) -> str | None:
 def decode_attributes(text: str | bytes | None) -> Attributes:
     """Return the attributes that `encode_attributes` wrote. Short texts are cached.
 
-    Raises nothing. A text that cannot be decoded becomes one attribute, `UNREADABLE_ATTRIBUTE`, with the beginning of
-    the text: a broker makes that message a dead letter, and the rest of its queue is delivered.
+    Raises nothing. If the text cannot be decoded, return its beginning as the single attribute `UNREADABLE_ATTRIBUTE`:
+    the broker then dead-letters that message and delivers the rest of the queue.
     """
     if not text:
         return NO_ATTRIBUTES
@@ -327,7 +338,7 @@ def _decoded(text: str | bytes) -> Attributes:
     try:
         fields: Mapping[str, object] = json.loads(text)
         return MappingProxyType({name: _value(value) for name, value in fields.items()})
-    except (ValueError, TypeError, AttributeError, RecursionError):  # no JSON, UTF-8 or object; other types of values
+    except (ValueError, TypeError, AttributeError, RecursionError):  # not JSON, UTF-8, an object or a known value type
         shown = text if isinstance(text, str) else bytes(text).decode("utf-8", "backslashreplace")
         return MappingProxyType({UNREADABLE_ATTRIBUTE: shown[:_UNREADABLE_CHARS_MAX]})
 
@@ -341,7 +352,7 @@ def _value(value: object) -> str | bytes:
     raise TypeError
 
 
-_remembered = lru_cache(maxsize=256)(_decoded)  # nobody can write to what it answers
+_remembered = lru_cache(maxsize=256)(_decoded)  # safe to share: the mappings are read-only
 
 
 def one_by_one(
@@ -352,7 +363,10 @@ def one_by_one(
     lease_seconds: float,
     wait_seconds: float,
 ) -> TurnResult:
-    """Settle, then receive from one queue after the other until one has messages. Raises nothing: see `TurnResult`."""
+    """Settle, then receive from one queue after the other until one has messages. Raises nothing; see `TurnResult`.
+
+    Waits up to ``wait_seconds`` only if a single queue is asked.
+    """
     failures, settle_error = _settled(broker, settlements)
     for ask in asks:
         try:
@@ -379,16 +393,19 @@ def _settled(
 
 
 class Arrivals:
-    """Wakes waiting receivers, each by an event of its own, so that none can swallow another's call; and tells ears."""
+    """Wake-up of receivers and listeners in this process. Thread-safe.
+
+    Each waiting receiver has its own event, so no receiver can consume another's wake-up.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._events: set[threading.Event] = set()  # written under the lock by receivers
-        self._ears: tuple[LocalArrivalListener, ...] = ()  # replaced under the lock by those who listen
+        self._events: set[threading.Event] = set()  # changed by receivers under the lock
+        self._ears: tuple[LocalArrivalListener, ...] = ()  # replaced under the lock by `listen` and `_forget`
 
     @contextmanager
     def watch(self) -> Iterator[threading.Event]:
-        """An event that every `tell` sets while the block lasts."""
+        """Yield an event that every `tell` sets until the block ends."""
         event = threading.Event()
         with self._lock:
             self._events.add(event)
@@ -399,14 +416,16 @@ class Arrivals:
                 self._events.discard(event)
 
     def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> "LocalArrivalListener":
-        """An ear at these queues; it is told in the thread that calls `tell` here."""
+        """Return a listener for these queues. Its ``tell`` runs in the thread that calls `Arrivals.tell`."""
         ear = LocalArrivalListener(queues, tell, leave=self._forget)
         with self._lock:
             self._ears = (*self._ears, ear)
         return ear
 
     def tell(self, queue: str | None = None) -> None:
-        """Something may have become visible, in this queue or in any."""
+        """Wake all receivers, and the listeners of this queue (None: of any queue), since messages may have become
+        visible.
+        """
         with self._lock:
             for event in self._events:
                 event.set()
@@ -420,7 +439,7 @@ class Arrivals:
 
 
 class LocalArrivalListener:
-    """`penstock.messaging.broker.Listening` within one process."""
+    """`penstock.messaging.broker.Listening` within one process. Thread-safe."""
 
     def __init__(
         self, queues: Sequence[str], tell: Callable[[], None], *, leave: "Callable[[LocalArrivalListener], None]"
@@ -429,15 +448,15 @@ class LocalArrivalListener:
         self._tell = tell
         self._leave = leave
         self._lock = threading.Lock()
-        self._wanted: Set[str] = frozenset()  # under the lock
-        self._closed = False  # as above; never unset
+        self._wanted: Set[str] = frozenset()  # written under the lock
+        self._closed = False  # written under the lock; never unset
 
     def want(self, queues: Set[str]) -> None:
         with self._lock:
             self._wanted = frozenset() if self._closed else self._queues & queues
 
     def hear(self, queue: str | None) -> None:
-        """Tell, if that is wanted; called without any lock held, for nobody knows what is done there."""
+        """Call ``tell`` if this queue is wanted. The lock is released first, since ``tell`` may do anything."""
         with self._lock:
             if not self._wanted or (queue is not None and queue not in self._wanted):
                 return

@@ -1,6 +1,6 @@
-"""Dead letters: automatic replay, and the operations that people run on them.
+"""Replay dead-lettered messages automatically, and let people browse, replay, purge, export and import them.
 
-Automatic: `policy` decides what happens to a dead-lettered message, `replayer` applies it to batches. Manual: `letters`
-browses and takes messages, `filters` selects them, `groups` groups them by cause, `operator` replays or purges them,
-`canary` replays one first, `jsonl` exports and imports them. `sample` reads the settings of AWS's sample replayer.
+Automatic: `policy` decides on each message, `replayer` applies the decisions to batches. Manual: `letters` browses and
+removes messages, `filters` selects them, `groups` groups them by cause, `operator` replays them, `canary` replays one
+first, `jsonl` exports and imports them. `sample` reads the settings of AWS's sample replayer.
 """

@@ -1,7 +1,7 @@
-"""One letter is sent ahead of the others, and watched until it is settled: does the cause still hold?
+"""Replay one message before the others and watch it until it is settled, to test whether the cause still exists.
 
-It is settled when it is gone from its queue and not back among the dead letters. A queue that cannot be looked into
-tells only that nothing at all is left in it; while other messages keep it busy, nobody can say.
+It is settled once it is deleted from its queue and not back in a DLQ. A queue that cannot be browsed shows only whether
+it is empty; while other messages keep it busy, the result stays unknown.
 """
 
 import threading
@@ -18,34 +18,34 @@ from penstock.messaging.replay import REPLAY_ID_ATTRIBUTE
 
 _LOOK_SECONDS_MIN, _LOOK_SECONDS_MAX = 0.2, 5.0
 _NAP_SECONDS = 0.2
-_EMPTY_LOOKS = 2  # in a row: such counts are estimates
+_EMPTY_LOOKS = 2  # in a row, because these counts are estimates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Canary:
-    """A letter that was sent back."""
+    """A replayed message to watch."""
 
-    queue: str  # where it went
-    message_id: str  # there
+    queue: str  # the queue it was sent to
+    message_id: str  # its id in that queue
     replay_id: str
-    dead_letter_queues: Sequence[str]  # where it would be again
+    dead_letter_queues: Sequence[str]  # the queues it would be in after failing again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryResult:
-    """What became of it, as a sentence, too."""
+    """The result of watching, also as a sentence."""
 
     verdict: Literal["settled", "died", "unknown", "not watched"]
     told: str
 
 
 def unwatched(canary: Canary) -> CanaryResult:
-    """Of one whose turn to be watched never came: it was sent all the same."""
+    """Return the result for a message that was sent but not watched."""
     return CanaryResult(verdict="not watched", told=f"it was sent to {canary.queue} and not watched any more")
 
 
 def watch(canary: Canary, broker: Broker, *, seconds: float, clock: Clock, stopped: Callable[[], bool]) -> CanaryResult:
-    """Look again and again, until it is settled or dead, the time is over, or somebody asks to stop."""
+    """Poll until the message is settled or dead-lettered, the time is over, or ``stopped`` returns True."""
     began_at = clock.monotonic()
     rest_seconds = _LOOK_SECONDS_MIN
     empty = 0
@@ -66,7 +66,7 @@ def watch(canary: Canary, broker: Broker, *, seconds: float, clock: Clock, stopp
 
 
 def _in_queue(canary: Canary, broker: Broker) -> Message | bool:
-    """The message; of a queue that cannot be looked into, whether there is any."""
+    """Return the message, or False. For a queue that cannot be browsed, return True unless it is empty."""
     if not broker.capabilities.browsable:
         stats = broker.stats(canary.queue)
         return bool(stats.visible or stats.in_flight or stats.delayed)
@@ -81,7 +81,7 @@ def _messages(broker: Broker, queue: str) -> Iterator[Message]:
 
 
 def _fate(canary: Canary, broker: Broker) -> CanaryResult:
-    """Of one that is gone from its queue: a broker adds to the dead letters before it takes away."""
+    """Search the DLQs for a message that left its queue: a broker adds to the DLQ before it deletes from the queue."""
     for queue in canary.dead_letter_queues:
         with letters_in(broker, queue) as letters:
             for page in letters.pages():

@@ -1,4 +1,4 @@
-"""Which dead letters a person means, and where each of them came from."""
+"""Select dead-lettered messages, and find the queue in which each one failed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,22 +14,23 @@ from penstock.objects.notification import parse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterFilter:
-    """What a letter has to be like; what is None or empty asks nothing."""
+    """Conditions on a dead-lettered message. None and empty conditions match everything."""
 
     handler: str | None = None
-    error: str | None = None  # a group's key, or text of reason, exception or fingerprint, whatever its letter case
-    older_than_seconds: float | None = None  # since it became a dead letter
+    error: str | None = None  # a group's key, or text in reason, exception or fingerprint; ignores case
+    older_than_seconds: float | None = None  # since it was dead-lettered
     younger_than_seconds: float | None = None
     attributes: Mapping[str, str] = field(default_factory=dict)
-    object_uri: str | None = None  # that the body, a notification, announces
-    ids: frozenset[str] = frozenset()  # its own, or one that it had in the queue it died in, now or before
+    object_uri: str | None = None  # the object that the body, a notification, names
+    # its own id, or one that it had in a queue where it failed, at the last or an earlier failure
+    ids: frozenset[str] = frozenset()
 
     @property
     def asks_nothing(self) -> bool:
         return self == DeadLetterFilter()
 
     def matches(self, letter: DeadLetteredMessage, *, now: float) -> bool:
-        """Whether it is such a one. What costs least is asked first."""
+        """Return True if the message meets every condition. The cheapest conditions are checked first."""
         message = letter.message
         return (
             self._is_of_age(now - message.enqueued_at)
@@ -39,7 +40,7 @@ class DeadLetterFilter:
         )
 
     def ids_met(self, letter: DeadLetteredMessage) -> frozenset[str]:
-        """Those of the ids asked for that are this letter's, of any of its lives."""
+        """Return the requested ids that belong to this message, now or before earlier replays."""
         return self.ids & ids_of(letter) if self.ids else self.ids
 
     def _is_of_age(self, age_seconds: float) -> bool:
@@ -64,7 +65,10 @@ class DeadLetterFilter:
         return any(sought in text.casefold() for text in (*told, set_aside_reason(letter.message.attributes)) if text)
 
     def _may_have_died_so(self, letter: DeadLetteredMessage) -> bool:
-        """A look at the text of its death, which costs a twentieth of decoding it; whoever passes is asked properly."""
+        """Return False if the death's text rules out a match.
+
+        The search costs a twentieth of decoding the death, which `matches` then skips.
+        """
         text = letter.message.attributes.get(DEATH_ATTRIBUTE)
         if not isinstance(text, str):
             return True
@@ -81,19 +85,22 @@ class DeadLetterFilter:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether it stands in JSON as it is, and is no name of a group of reasons, which stands nowhere."""
+    """Return True if the text appears unchanged in JSON.
+
+    False for text with <>: keys of groups contain placeholders, such as <n>, which no message contains.
+    """
     return text.isascii() and text.isprintable() and not set(text) & set('"\\<>')
 
 
 def ids_of(letter: DeadLetteredMessage) -> frozenset[str]:
-    """Its own, the one it had in the queue it died in, and those of the lives before."""
+    """Return the message's id, the one it had in the queue where it failed, and those from before earlier replays."""
     death = letter.death
     before = [each.message_id for each in past_of(letter.message.attributes)]
     return frozenset({letter.id, *before, *([] if death is None else [death.message_id])})
 
 
 def objects_of(message: Message) -> frozenset[str]:
-    """The addresses that the body announces; none where it is no notification."""
+    """Return the URIs of the objects that the body names; empty if it is no notification."""
     try:
         found = parse(message.body, buckets_allowed=None)
     except InvalidMessage:
@@ -102,8 +109,10 @@ def objects_of(message: Message) -> frozenset[str]:
 
 
 def origins_of(letter: DeadLetteredMessage) -> Sequence[str]:
-    """The queues it may have come from, by whoever tells: the broker, its death, an earlier death, or the name of where
-    it lies. A queue of dead letters is none. Deaths may be forged."""
+    """Return the queues that the message may have come from, without DLQs, most reliable source first.
+
+    The sources are the broker, its death, earlier deaths and the name of its queue. Deaths may be forged.
+    """
     death = letter.death
     told = [
         letter.moved_from,
@@ -115,7 +124,7 @@ def origins_of(letter: DeadLetteredMessage) -> Sequence[str]:
 
 
 def source_of(queue: str) -> str | None:
-    """By its name alone, the queue whose dead letters these are, of either tier."""
+    """Return the queue that a DLQ or final DLQ belongs to, by its name alone."""
     source = conventional_source(queue)
     return source if source is None else source_of(source) or source
 

@@ -1,7 +1,7 @@
-"""Dead letters by what they died of: a hundred thousand letters are mostly three reasons.
+"""Group dead-lettered messages by cause: a hundred thousand of them mostly have three causes.
 
-Letters of one fingerprint are one group. Where a death has none, its reason is the group, without what differs from
-message to message: numbers, also those inside words, ids, quoted texts, paths.
+Messages with the same fingerprint form a group. Without a fingerprint, the reason defines the group, after removing
+everything that varies between messages: numbers, also inside words, ids, quoted texts and paths.
 """
 
 import json
@@ -14,7 +14,7 @@ from penstock.dead_letters.letters import DeadLetteredMessage
 from penstock.messaging.death import DEATH_ATTRIBUTE, Death
 from penstock.messaging.message import NO_ATTRIBUTES
 
-GROUPS_MAX = 1_000  # that are told apart; letters of further ones are counted together
+GROUPS_MAX = 1_000  # messages of further groups are counted together
 NO_REASON = "no reason was recorded"
 _REASON_CHARS_MAX = 200
 _FINGERPRINT = re.compile(r'"fingerprint": (null|"(?:[^"\\]|\\.)*")')
@@ -32,13 +32,13 @@ _PARTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureGroup:
-    """Letters that died of the same. Times are epoch seconds: when they became dead letters."""
+    """Messages with the same cause. Times are epoch seconds at which they were dead-lettered."""
 
-    key: str  # what `--error` finds them by
+    key: str  # accepted by `--error`
     count: int
     first_at: float
     last_at: float
-    queues: tuple[str, ...]  # where they lie
+    queues: tuple[str, ...]  # the DLQs that hold them
     reason: str  # of the example
     example_id: str
     example_queue: str
@@ -46,7 +46,7 @@ class FailureGroup:
 
 @dataclass(slots=True, kw_only=True)
 class _GrowingGroup:
-    """A group that grows."""
+    """A group while messages are counted."""
 
     example: DeadLetteredMessage
     reason: str
@@ -57,16 +57,15 @@ class _GrowingGroup:
 
 
 class Grouping:
-    """Counts letters as they are looked at, and keeps one of each group."""
+    """Counts messages by cause and keeps an example of each group. Not thread-safe."""
 
     def __init__(self, *, groups_max: int = GROUPS_MAX) -> None:
         self._groups_max = groups_max
         self._groups: dict[str, _GrowingGroup] = {}
         self.letters = 0
-        self.others = 0  # letters of groups beyond the bound
+        self.others = 0  # messages of groups beyond the limit
 
     def add(self, letters: Iterable[DeadLetteredMessage]) -> None:
-        """Count these, too."""
         for letter in letters:
             self.letters += 1
             tally = self._tally(_quick_key(letter), letter)
@@ -79,7 +78,7 @@ class Grouping:
             tally.queues[letter.queue] = None
 
     def groups(self) -> Sequence[FailureGroup]:
-        """The largest first."""
+        """Return the groups, largest first."""
         found = sorted(self._groups.items(), key=lambda item: (-item[1].count, item[1].first_at))
         return [
             FailureGroup(
@@ -100,7 +99,7 @@ class Grouping:
         if tally is not None:
             return tally
         death = letter.death
-        key = key_of(death)  # also where a quick look was taken in by what somebody forged
+        key = key_of(death)  # the exact key, in case a forged death misled the quick one
         if key not in self._groups:
             if len(self._groups) >= self._groups_max:
                 return None
@@ -111,16 +110,18 @@ class Grouping:
 
 
 def key_of(death: Death | None) -> str:
-    """The group's name."""
+    """Return the key of a death's group."""
     if death is None:
         return NO_REASON
     return death.fingerprint or normalised(death.reason)
 
 
 def _quick_key(letter: DeadLetteredMessage) -> str | None:
-    """As `key_of`, read out of the text of a death as Penstock writes it, without decoding the rest, which is mostly a
-    traceback; None where that does not do. Quotes inside a text have a backslash before them, so that no text is taken
-    for a field."""
+    """Return `key_of` by searching the text of a death as Penstock writes it; None if that is not possible.
+
+    This skips decoding the rest, which is mostly a traceback. Quotes inside a text are escaped, so no text is mistaken
+    for a field.
+    """
     text = letter.message.attributes.get(DEATH_ATTRIBUTE)
     if not isinstance(text, str):
         return NO_REASON
@@ -135,7 +136,7 @@ def _quick_key(letter: DeadLetteredMessage) -> str | None:
 
 
 def _slim(letter: DeadLetteredMessage) -> DeadLetteredMessage:
-    """Without what takes memory."""
+    """Drop body and attributes, to save memory."""
     return replace(letter, message=replace(letter.message, body=b"", attributes=NO_ATTRIBUTES))
 
 
@@ -149,7 +150,7 @@ def _text(quoted: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def normalised(reason: str) -> str:
-    """A reason without what differs from message to message."""
+    """Return a reason without the parts that vary between messages."""
     text = reason[: 4 * _REASON_CHARS_MAX]
     for pattern, name in _PARTS:
         text = pattern.sub(name, text)

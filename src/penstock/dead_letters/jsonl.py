@@ -1,6 +1,6 @@
-"""Dead letters as JSON lines, losing nothing: for a file that is kept, and put back some day.
+"""Export dead-lettered messages as JSON lines without loss, and import them again.
 
-A body or attribute that is no text is written as base64, and says so.
+A body or attribute that is not text is written as base64, under a key that says so.
 """
 
 import base64
@@ -16,26 +16,30 @@ from penstock.messaging.death import DEATH_ATTRIBUTE
 from penstock.messaging.message import ORIGIN_ATTRIBUTE, Attributes, Message, Outgoing
 from penstock.messaging.replay import Replay, letter_replay_id, replay_id_of
 
-FORMAT = 1  # of a line
+FORMAT = 1  # version of the format, in each line
 LINE_BYTES_MAX = 16 * 1024 * 1024
-_IMPORTED = "import"  # where such a letter lies, as far as the record of replays is concerned
+_IMPORTED = "import"  # queue of imported messages in the record of replays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedMessage:
-    """A letter as a line holds it."""
+    """A dead-lettered message as read from a line."""
 
     queue: str
     message: Message
-    digest: str  # of the line: the same letter has the same
+    digest: str  # of the line; identical for the same message
 
     @property
     def replay_id(self) -> str:
-        """The id of a replay of the letter from the queue that it was exported from."""
+        """The id of a replay of the message from the queue that it was exported from."""
         return letter_replay_id(self.queue, self.message)
 
     def intent(self, queue: str) -> Replay:
-        """To put it into that queue: on record once, however often its file is imported, and to wherever."""
+        """Return the replay that imports the message into a queue.
+
+        Its id depends on the line alone, so the message is sent only once, even if its file is imported again or into
+        another queue.
+        """
         return Replay(
             replay_id=replay_id_of(_IMPORTED, self.digest),
             letter_queue=_IMPORTED,
@@ -46,7 +50,7 @@ class ExportedMessage:
         )
 
     def outgoing(self, intent: Replay) -> Outgoing:
-        """Return the letter as it was, with its death; and with its message id, if no death names that."""
+        """Return the message to send: unchanged, with its message id as an attribute if it has no death."""
         message = self.message
         origin = {} if DEATH_ATTRIBUTE in message.attributes else {ORIGIN_ATTRIBUTE: message.id}
         return Outgoing(
@@ -58,7 +62,7 @@ class ExportedMessage:
 
 
 def line_of(letter: DeadLetteredMessage) -> bytes:
-    """One line, with its end."""
+    """Return one line, including the line feed."""
     message = letter.message
     fields = {
         "penstock_letter": FORMAT,
@@ -73,7 +77,7 @@ def line_of(letter: DeadLetteredMessage) -> bytes:
 
 
 def read_line(line: bytes, *, number: int, file: str) -> ExportedMessage:
-    """Raises `UsageError`, naming file and line, for one that no export wrote."""
+    """Parse a line. Raises `UsageError`, naming file and line, for one that no export wrote."""
     try:
         fields = json.loads(line)
         if not isinstance(fields, dict):
@@ -93,7 +97,7 @@ def read_line(line: bytes, *, number: int, file: str) -> ExportedMessage:
 
 
 class _MalformedLine(Exception):
-    """What is wrong, in words."""
+    """A line that no export wrote; the text is the reason."""
 
 
 def _message(fields: Mapping[str, Any]) -> Message:

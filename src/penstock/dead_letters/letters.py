@@ -1,8 +1,8 @@
-"""The dead letters of one queue, for a person's verb: looked at page by page, and taken away when that is meant.
+"""Read the dead-lettered messages of one queue page by page, and delete some, for commands run by people.
 
-Where a broker lets messages be looked at, nothing happens to those that are only looked at. SQS has no such thing:
-there a look is a receive, which hides the letter from everybody else, so it is held as long as the verb works and given
-back at its end. A verb that is killed leaves them hidden for `HELD_SECONDS` at most.
+On browsable brokers, reading changes nothing. SQS cannot be browsed: reading is a receive, which hides messages from
+other consumers, so the reader holds them while the command runs and then makes them visible again. If the command is
+killed, they stay hidden for up to `HELD_SECONDS`.
 """
 
 import threading
@@ -19,20 +19,20 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import NO_ATTRIBUTES, Message
 from penstock.messaging.settlement import Ack, Release
 
-PAGE = 500  # letters in memory at once
+PAGE = 500  # messages in memory at once
 HELD_SECONDS = 300.0
 _EXTEND_SHARE = 1 / 3
-_WAIT_SECONDS = 2.0  # for the first letter of a receive; where none came, there is none left
-_REPEATS_MAX = 5  # receives in a row that bring nothing new
+_WAIT_SECONDS = 2.0  # for the first message of a receive; if none arrives, none is left
+_REPEATS_MAX = 5  # consecutive receives without a new message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetteredMessage:
-    """A dead letter where it lies."""
+    """A dead-lettered message in its queue."""
 
     queue: str
     message: Message
-    moved_from: str | None = None  # as `penstock.messaging.delivery.Delivery` has it
+    moved_from: str | None = None  # as in `penstock.messaging.delivery.Delivery`
 
     @property
     def id(self) -> str:
@@ -40,26 +40,26 @@ class DeadLetteredMessage:
 
     @property
     def death(self) -> Death | None:
-        """What it died of; None where it does not say. Read anew each time."""
+        """Why the message failed; None if not recorded. Decoded at each access."""
         return death_of(self.message.attributes)
 
 
 class DeadLetterReader(Protocol):
-    """The letters of one queue. Used by one thread, until it is closed."""
+    """Reads and deletes the messages of one queue. Used by one thread until it is closed."""
 
     @property
     def queue(self) -> str: ...
 
     def pages(self) -> Iterator[Sequence[DeadLetteredMessage]]:
-        """Yield each letter once, a page at a time, nearly oldest first. Iterate a reader once."""
+        """Yield each message once, in pages, roughly oldest first. Call it once per reader."""
         ...
 
     def remove(self, ids: Sequence[str]) -> int:
-        """Delete letters of pages that came; answers how many were still there. Raises what a broker raises."""
+        """Delete messages of pages already yielded; return how many still existed. Raises the broker's errors."""
         ...
 
     def close(self) -> None:
-        """Let go of those that stay."""
+        """Release the messages that were not removed."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -68,14 +68,14 @@ class DeadLetterReader(Protocol):
 
 
 def letters_in(broker: Broker, queue: str, *, clock: Clock | None = None) -> DeadLetterReader:
-    """The letters of a queue, in the way that its broker offers."""
+    """Return the kind of reader that the broker supports."""
     if broker.capabilities.browsable:
         return BrowsingReader(broker, queue)
     return ReceivingReader(broker, queue, clock=clock or SystemClock())
 
 
 class BrowsingReader:
-    """`DeadLetterReader` that are looked at where they lie."""
+    """A `DeadLetterReader` that browses, without hiding messages."""
 
     def __init__(self, broker: Broker, queue: str) -> None:
         self.queue = queue
@@ -91,7 +91,7 @@ class BrowsingReader:
         return self._broker.discard(self.queue, ids) if ids else 0
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no message is held."""
 
     def __enter__(self) -> Self:
         return self
@@ -101,11 +101,11 @@ class BrowsingReader:
 
 
 class ReceivingReader:
-    """`DeadLetterReader` that are received, and held by a thread of their own until they are removed or given back.
+    """A `DeadLetterReader` that receives messages, and holds them until they are removed or released.
 
-    Of each one held the receipt is kept and no body: SQS lets 120,000 be out at once, and 20,000 of a FIFO queue. There
-    a group hands over nothing more while one of its letters is held: so remove those of a page before the next one is
-    asked for. What lies behind those that stay is not seen.
+    A separate thread extends their visibility timeout. Up to 120,000 messages can be held (SQS's in-flight limit;
+    20,000 for a FIFO queue), so their bodies are dropped. A FIFO group delivers nothing more while one of its messages
+    is held, so remove those of a page before asking for the next page. Messages behind those that stay are not seen.
     """
 
     def __init__(self, broker: Broker, queue: str, *, clock: Clock, held_seconds: float = HELD_SECONDS) -> None:
@@ -114,7 +114,7 @@ class ReceivingReader:
         self._clock = clock
         self._held_seconds = held_seconds
         self._lock = threading.Lock()
-        self._held: dict[str, Delivery] = {}  # under the lock: by the letter's id
+        self._held: dict[str, Delivery] = {}  # guarded by the lock; by message id
         self._closed = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="penstock-letters", daemon=True)
 
@@ -146,7 +146,7 @@ class ReceivingReader:
         return len(gone)
 
     def close(self) -> None:
-        """Those that stay are visible again at once; where the broker is away, when their time is over."""
+        """Make the remaining messages visible again; if the broker is unreachable, they become visible by timeout."""
         self._closed.set()
         if self._keeper.is_alive():
             self._keeper.join(self._held_seconds)
@@ -172,7 +172,7 @@ class ReceivingReader:
         while not self._clock.wait(self._closed, self._held_seconds * _EXTEND_SHARE):
             with self._lock:
                 held = list(self._held.values())
-            with suppress(TemporaryError):  # tried again before their time is over
+            with suppress(TemporaryError):  # retried before the timeout ends
                 for first in range(0, len(held), PAGE):
                     lost = self._broker.extend(held[first : first + PAGE], lease_seconds=self._held_seconds)
                     with self._lock:
@@ -181,5 +181,5 @@ class ReceivingReader:
 
 
 def _slim(delivery: Delivery) -> Delivery:
-    """Enough of it to settle it."""
+    """Drop everything that settling does not need."""
     return replace(delivery, message=replace(delivery.message, body=b"", attributes=NO_ATTRIBUTES))

@@ -1,8 +1,8 @@
-"""What a person does with dead letters: send them back, or delete them; a chunk at a time, so that it can be stopped.
+"""Replay dead-lettered messages on request, in chunks, so that a person can stop it.
 
-A letter goes back as the automatic replayer sends it, with the same replay id and by the same record, so that neither
-sends again what the other one sent: intent, send, mark, delete. Only the counter differs: it begins anew, and with it
-the automatic replays.
+A message is sent as the automatic replayer sends it: same replay id and same record, so that neither repeats a send of
+the other one (intent, send, mark, delete). Only the replay counter differs: it restarts at zero, and so do the
+automatic replays.
 """
 
 import math
@@ -19,24 +19,24 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.replay import Replay, ReplayLog, letter_replay_id, replayed
 from penstock.messaging.steps import Probe, Step, no_probe
 
-CHUNK = 100  # letters between two looks at whether to stop
-_NAP_SECONDS = 0.2  # waiting for the rate, between two such looks
+CHUNK = 100  # messages between two checks of ``stopped``
+_NAP_SECONDS = 0.2  # between two such checks, while waiting for the rate
 _NONE_SO_FAR = 0
 
 Stopped = Callable[[], bool]
-Told = Callable[[int], None]  # of how many more are done
+Told = Callable[[int], None]  # called with the number of messages done since the last call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayItem:
-    """A letter and the queue it is to go to."""
+    """A dead-lettered message and its target queue."""
 
     letter: DeadLetteredMessage
     queue: str
 
     @property
     def replay(self) -> Replay:
-        """Its intent, due when it is sent. The counter begins anew."""
+        """Its replay, to be sent now, with the replay counter at zero."""
         return Replay(
             replay_id=letter_replay_id(self.letter.queue, self.letter.message),
             letter_queue=self.letter.queue,
@@ -49,20 +49,20 @@ class ReplayItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedChunk:
-    """The outcome of a chunk. ``ids`` are those in their queues, in the order of ``errands``.
+    """The outcome of a chunk. ``ids`` are the new message ids, in the order of ``errands``.
 
-    The letters of ``refused`` and of those that are named nowhere here stay where they are.
+    Messages in ``refused``, and those not listed here, stay where they are.
     """
 
-    errands: Sequence[ReplayItem]  # that were sent
+    errands: Sequence[ReplayItem]  # sent now
     ids: Sequence[str]
-    sent_before: int  # were in their queues already, and only their letters were deleted
-    refused: Sequence[tuple[ReplayItem, ConfigurationError]] = ()  # their queues never take these messages
-    failed: PenstockError | None = None  # why the rest was not sent, or why it is unknown whether it was
+    sent_before: int  # were already sent, so only the dead-lettered messages were deleted
+    refused: Sequence[tuple[ReplayItem, ConfigurationError]] = ()  # their queues cannot accept these messages
+    failed: PenstockError | None = None  # why the rest was not sent, or why that is unknown
 
 
 class ReplaySender:
-    """Sends letters back."""
+    """Replays dead-lettered messages from one broker."""
 
     def __init__(self, broker: Broker, log: ReplayLog, *, clock: Clock, probe: Probe = no_probe) -> None:
         self._broker = broker
@@ -71,10 +71,10 @@ class ReplaySender:
         self._probe = probe
 
     def send(self, letters: DeadLetterReader, errands: Sequence[ReplayItem]) -> ReplayedChunk:
-        """Send a chunk, and then delete the letters of those that were taken.
+        """Send a chunk, then delete the dead-lettered messages that were sent.
 
-        Safe to do again wherever it broke off: what a queue took is marked before more is sent. Raises an error of a
-        queue that took nothing of the chunk.
+        Safe to repeat after an interruption at any step: messages that a queue accepted are marked before more are
+        sent. Raises the error of a queue if no message of the chunk was sent.
         """
         intents = {errand.replay.replay_id: replace(errand.replay, due_at=self._clock.now()) for errand in errands}
         known = self._log.open(list(intents.values()))
@@ -92,7 +92,7 @@ class ReplaySender:
             except ConfigurationError as error:
                 if not (taken or len(due) < len(errands)):
                     raise
-                failed = error  # what was taken before is still to be deleted
+                failed = error  # messages accepted before must still be deleted
                 break
             taken += [(errand, answer) for errand, answer in outcomes if isinstance(answer, str)]
             refused += [(errand, answer) for errand, answer in outcomes if isinstance(answer, ConfigurationError)]
@@ -111,15 +111,15 @@ class ReplaySender:
         )
 
     def _parts(self, by_queue: Mapping[str, Sequence[ReplayItem]]) -> Iterator[Sequence[ReplayItem]]:
-        """As many of one queue as are sent before they are marked."""
+        """Yield the messages of one queue that are sent together before they are marked."""
         for together in by_queue.values():
             size = chunk_of(self._broker, len(together))
             for start in range(0, len(together), size):
                 yield together[start : start + size]
 
     def _send(self, some: Sequence[ReplayItem]) -> Sequence[tuple[ReplayItem, str | PenstockError]]:
-        """Send messages to one queue and mark those that it took."""
-        # What is on record may be the replayer's intent, with a count and a queue of its own: what is sent is ours.
+        """Send messages to one queue and mark those that it accepted."""
+        # The recorded intent may be the automatic replayer's, with another count or queue: send our own.
         outgoing = [replayed(each.letter.message, each.replay, delay_seconds=0.0) for each in some]
         outcomes = list(zip(some, send_each(self._broker, some[0].queue, outgoing), strict=True))
         self._probe(Step.REPLAY_SENT)
@@ -130,7 +130,7 @@ class ReplaySender:
 
 
 class ReplayRate:
-    """Holds a row of chunks to a rate. Used by one thread."""
+    """Limit a series of chunks to a rate. Used by one thread."""
 
     def __init__(self, per_second: float | None, *, clock: Clock, stopped: Stopped) -> None:
         self._per_second = per_second
@@ -141,11 +141,11 @@ class ReplayRate:
 
     @property
     def chunk(self) -> int:
-        """How many at once."""
+        """The number of messages per chunk."""
         return CHUNK if self._per_second is None else max(1, min(CHUNK, int(self._per_second)))
 
     def wait(self, done: int) -> None:
-        """After so many more: until the next are due, or somebody asks to stop."""
+        """Wait after ``done`` more messages until the next chunk is due, or ``stopped`` returns True."""
         self._done += done
         if self._per_second is None:
             return
@@ -157,8 +157,11 @@ class ReplayRate:
 def matching(
     letters: DeadLetterReader, wanted: DeadLetterFilter, *, clock: Clock, stopped: Stopped, until: float = math.inf
 ) -> Iterator[Sequence[DeadLetteredMessage]]:
-    """Those that are wanted, page by page, until somebody asks to stop. Who sends them back gives ``until``: what died
-    after that is left alone, or it would come again and again."""
+    """Yield the matching messages page by page until ``stopped`` returns True.
+
+    ``until`` (epoch seconds) excludes messages dead-lettered later. Replays need it: a message that fails again would
+    otherwise be replayed again and again.
+    """
     for page in letters.pages():
         if stopped():
             return

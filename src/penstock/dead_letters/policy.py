@@ -1,11 +1,11 @@
-"""What becomes of a dead letter of the first tier: pure functions from the letter, what is on record, and the time.
+"""Decide how to handle a message in a DLQ: pure functions of the message, the recorded replay and the time.
 
-A letter waits uniform(0, min(cap, base x 2^n)) seconds before its replay, where n counts those it had: exponential
-backoff with full jitter (Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog 2015). The cap is inside the
-draw: capping what was drawn would pile most letters up at the cap. The draw is made of the replay's id, so that it is
-made once, whoever makes it.
+A message waits uniform(0, min(cap, base x 2^n)) seconds before its replay, where n is the number of its earlier
+replays: exponential backoff with full jitter (Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog 2015).
+The cap applies before the jitter: capping the drawn value would cluster most messages at the cap. The random number is
+derived from the replay's id, so every process draws the same one.
 
-Which queues share one first tier, and to which of them a dead letter goes back.
+`ReplayTargets` finds the queue that a message returns to if several queues share one DLQ.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,12 +18,12 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message
 from penstock.messaging.replay import COUNT_MAX, Replay, letter_replay_id, replays_so_far
 
-RETENTION_SHARE_KEPT = 0.1  # of its retention a letter has left, at least, when its replay is due
+RETENTION_SHARE_KEPT = 0.1  # minimum share of its retention that a message has left when its replay is due
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPolicy:
-    """How often and after which waits the dead letters of one queue come back by themselves."""
+    """How often, and after which delays, the dead-lettered messages of one queue are replayed automatically."""
 
     replays_max: int = 3
     base_seconds: float = 2.0
@@ -40,27 +40,27 @@ class ReplayPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveToFinal:
-    """It goes to the second tier, for people."""
+    """Move the message to the final DLQ, for people."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HideFor:
-    """It stays where it is, hidden for so long."""
+    """Hide the message in its DLQ for some seconds."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayAfter:
-    """It goes back to its queue, visible there after so long."""
+    """Send the message back to its queue, visible there after a delay."""
 
     delay_seconds: float
 
 
 def poison(letter: Message) -> MoveToFinal | None:
-    """Why a letter is not replayed at all; None where it may be."""
+    """Return why a message must not be replayed at all; None if it may."""
     death = death_of(letter.attributes)
     if death is None or not death.poison:
         return None
@@ -77,10 +77,10 @@ def planned(
     letter_retention_seconds: float | None,
     now: float,
 ) -> Replay | MoveToFinal:
-    """The replay that is to be put on record, or why there is none any more.
+    """Return the replay to record, or the reason why there is none.
 
-    ``retention_seconds`` is the queue's, ``letter_retention_seconds`` that of where the letter lies; None: for ever. No
-    wait outlives the latter.
+    ``retention_seconds`` is the queue's retention, ``letter_retention_seconds`` the DLQ's; None: unlimited. No delay
+    exceeds the latter.
     """
     rejected = poison(letter)
     if rejected is not None:
@@ -92,7 +92,8 @@ def planned(
     replay_id = letter_replay_id(letter_queue, letter)
     cap_seconds = policy.cap_seconds if policy.cap_seconds is not None else retention_seconds
     longest_seconds = ceiling_seconds(so_far, base_seconds=policy.base_seconds, cap_seconds=cap_seconds)
-    if letter_retention_seconds is not None:  # inside the draw, too, so that nothing piles up at its end
+    # limits the range before the draw, so that messages do not cluster at its end
+    if letter_retention_seconds is not None:
         last_moment = letter.enqueued_at + (1.0 - RETENTION_SHARE_KEPT) * letter_retention_seconds
         longest_seconds = min(longest_seconds, max(last_moment - now, 0.0))
     return Replay(
@@ -108,7 +109,7 @@ def planned(
 def next_step(
     replay: Replay, *, now: float, delay_seconds_max: float, hold_seconds_max: float
 ) -> HideFor | ReplayAfter:
-    """What to do now for a replay on record: a wait that the queue itself cannot keep is kept by hiding the letter."""
+    """Return the next step of a recorded replay. A delay longer than the queue supports is spent hidden in the DLQ."""
     wait_seconds = max(replay.due_at - now, 0.0)
     if wait_seconds <= delay_seconds_max:
         return ReplayAfter(delay_seconds=wait_seconds)
@@ -116,27 +117,27 @@ def next_step(
 
 
 def ceiling_seconds(so_far: int, *, base_seconds: float, cap_seconds: float | None) -> float:
-    """The longest wait after so many replays."""
+    """Return the longest delay after this many replays."""
     grown = base_seconds * 2.0 ** min(so_far, 60)
     return grown if cap_seconds is None else min(cap_seconds, grown)
 
 
 def spread(replay_id: str) -> float:
-    """A number of [0, 1), uniform over ids, which are digests."""
+    """Return a number in [0, 1), uniform over ids, which are digests."""
     return int(replay_id[:13], 16) / 16**13
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayTarget:
-    """A queue whose dead letters come back to it."""
+    """A queue whose dead-lettered messages return to it."""
 
     queue: str
     policy: ReplayPolicy
-    retention_seconds: float | None = None  # of the queue; None: for ever, or nobody can tell
+    retention_seconds: float | None = None  # of the queue; None: unlimited or unknown
 
 
 class ReplayTargets:
-    """Those of one first tier: at least one."""
+    """The queues that share one DLQ; at least one."""
 
     def __init__(self, sources: Sequence[ReplayTarget]) -> None:
         self._all = tuple(sources)
@@ -146,13 +147,14 @@ class ReplayTargets:
         return iter(self._all)
 
     def named(self, queue: str) -> ReplayTarget | None:
-        """The one of this name, URL or ARN."""
+        """Return the queue with this name, URL or ARN."""
         return self._by_name.get(listed_name(queue))
 
     def of(self, letter: Delivery) -> ReplayTarget | MoveToFinal:
-        """Where it died; or why nobody can say. What a letter says of itself may be forged: it opens no other queue.
+        """Return the queue where the message failed, or why that is unknown.
 
-        What the broker moved by itself nobody wrote a death on: one that it has is an older one, or the sender's.
+        The message's own record may be forged, so it can only select one of these queues. A message moved by the broker
+        itself has no death of this failure: a death on it is an older one, or the sender's.
         """
         death = death_of(letter.message.attributes)
         queue = None if death is None else death.queue

@@ -1,14 +1,11 @@
-"""A batch of dead letters on their way back.
+"""The automatic replayer, as a handler of a DLQ.
 
-Plan each, record the intents, send what is due, record that it is sent, and answer: the letters of what is sent are
-acked, which deletes them, the others go on waiting, or to the second tier. A crash between any two of these steps sends
-a message twice at most, under one replay id, and loses none.
+For each batch: plan the replays, record the intents, send the messages that are due, record the sends, and return the
+settlements. Sent messages are acked, which deletes them from the DLQ; the others keep waiting or move to the final DLQ.
+A crash between any two steps sends a message at most twice, under one replay id, and loses none.
 
-What the replayer tells: an event a letter.
-
-Replays that are so old that their letters are gone are forgotten, now and then.
-
-The automatic replayer as the worker sees it: a handler whose queue is a first tier.
+In order: `ReplayEvents` emits one event per message; `ReplayExecution` runs a batch; `ReplayLogCleanup` deletes old
+records; `ReplayHandler` is the worker's view.
 """
 
 import threading
@@ -40,31 +37,31 @@ Result = Literal["sent", "already_sent", "held", "put_back", "set_aside"]
 
 
 class ReplayEvents:
-    """Any thread may call it."""
+    """Emit the replayer's events. Thread-safe."""
 
     def __init__(self, bus: Bus, sources: ReplayTargets) -> None:
         self._bus = bus
         self._sources = sources
 
     def sent(self, letter: Delivery, replay: Replay, *, new_message_id: str | None) -> None:
-        """It is in its queue, as the message of that id; None: and was before."""
+        """The message was sent and has this new id; None: it had been sent before."""
         result: Result = "already_sent" if new_message_id is None else "sent"
         self._tell(letter, replay, result=result, new_message_id=new_message_id)
 
     def held(self, letter: Delivery, replay: Replay) -> None:
-        """It waits where it is."""
+        """The message waits in its DLQ."""
         self._tell(letter, replay, result="held")
 
     def set_aside(self, letter: Delivery, reason: str) -> None:
-        """It goes to the second tier."""
+        """The message moves to the final DLQ."""
         self._tell(letter, None, result="set_aside", reason=reason)
 
     def put_back(self, letter: Delivery, replay: Replay | None, error: PenstockError) -> None:
-        """Broker or log are away; it is looked at again."""
+        """The broker or the log is unavailable; the message is retried."""
         self._tell(letter, replay, result="put_back", reason=_said(error))
 
     def unmarked(self, letters: Sequence[Delivery], error: PenstockError) -> None:
-        """They are in their queues, and the record does not say so."""
+        """The messages were sent, but marking them in the log failed."""
         ids = tuple(letter_replay_id(letter.queue, letter.message) for letter in letters)
         self._bus.emit(ReplaysUnmarked(replay_ids=ids, error=_said(error)))
 
@@ -99,13 +96,16 @@ def _said(error: PenstockError) -> str:
 
 
 NAME = "replayer"
-_DELAYED_SHARE_MAX = 0.5  # of its retention in its queue that a message is invisible there
-_HOLD_MARGIN_SECONDS = 60.0  # SQS counts from the receive for how long a message can be hidden
-_AWAY_BASE_SECONDS, _AWAY_CAP_SECONDS = 1.0, 60.0  # until the next try, while broker or log are away
+_DELAYED_SHARE_MAX = 0.5  # maximum delay of a sent message, as a share of its queue's retention
+_HOLD_MARGIN_SECONDS = 60.0  # SQS limits the total time that a message can be hidden, counted from its receive
+_AWAY_BASE_SECONDS, _AWAY_CAP_SECONDS = 1.0, 60.0  # before a retry, while broker or log are unavailable
 
 
 class UnavailableStreak:
-    """Batches in a row that met a broker or a log that was away. Written by whoever runs one: one at a time does."""
+    """Counts consecutive batches that met an unavailable broker or log. Written by the thread that runs the batch.
+
+    Batches run one at a time.
+    """
 
     def __init__(self) -> None:
         self.in_a_row = 0
@@ -113,7 +113,7 @@ class UnavailableStreak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayContext:
-    """One first tier, and what replaying its letters takes. ``retention_seconds`` is that tier's."""
+    """One DLQ and everything needed to replay its messages. ``retention_seconds`` is the DLQ's."""
 
     sources: ReplayTargets
     retention_seconds: float | None
@@ -129,29 +129,29 @@ class ReplayContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PlannedReplay:
-    """A letter, and its replay as it is on record."""
+    """A message and its recorded replay."""
 
     letter: Delivery
     replay: Replay
 
 
 class ReplayExecution:
-    """A `penstock.messaging.handler.Execution`. It holds nothing but its deliveries."""
+    """A `penstock.messaging.handler.Execution` of one batch. It holds no claim."""
 
     def __init__(self, letters: Sequence[Delivery], desk: ReplayContext) -> None:
         self._letters = letters
         self._desk = desk
         self._telling = ReplayEvents(desk.bus, desk.sources)
-        self._gone = threading.Event()  # set by whoever interrupts: nothing more is sent then
-        self._now = 0.0  # epoch seconds, of this batch; written by the thread that runs
+        self._gone = threading.Event()  # set by the interrupting thread; nothing is sent afterwards
+        self._now = 0.0  # epoch seconds, the time of this batch; written by the running thread
 
     def run(self) -> Answer:
-        """Bring the letters one step on. Raises `ConfigurationError` for a queue or a log that a person has to mend."""
+        """Advance each message by one step. Raises `ConfigurationError` if a person must fix a queue or the log."""
         self._now = self._desk.clock.now()
         away, self._desk.away.in_a_row = self._desk.away.in_a_row, 0
         try:
             return self._answer(away)
-        except TemporaryError as error:  # of the log, before anything was sent
+        except TemporaryError as error:  # raised by the log, before anything was sent
             return {letter.receipt: self._put_back(letter, None, error, away) for letter in self._letters}
 
     def claim(self) -> HeldClaim | None:
@@ -161,7 +161,7 @@ class ReplayExecution:
         return False
 
     def drain(self) -> None:
-        """It takes no longer than a few calls."""
+        """Do nothing: the run takes only a few calls."""
 
     def left_seconds(self, timeout_seconds: float) -> float:
         return timeout_seconds
@@ -170,7 +170,7 @@ class ReplayExecution:
         raise AssertionError("a replayer has no timeout")
 
     def give_back(self) -> None:
-        """What is recorded may be seen by anybody."""
+        """Do nothing: there is no claim, and the recorded intents are visible to every worker."""
 
     def interrupt(self) -> None:
         self._gone.set()
@@ -184,7 +184,7 @@ class ReplayExecution:
         answers: dict[str, Settlement] = {}
         due: dict[str, list[tuple[_PlannedReplay, ReplayAfter]]] = {}
         for letter, plan in plans:
-            # An intent on record may be that of a person who died behind the send: it is carried out, not given up.
+            # A recorded intent may be from a person's replay that died after the send: carry it out.
             replay = on_record.get(_id_of(letter)) or plan
             if isinstance(replay, MoveToFinal):
                 answers[letter.receipt] = self._set_aside(letter, replay.reason)
@@ -216,7 +216,10 @@ class ReplayExecution:
         )
 
     def _recorded(self, plans: Iterable[Replay | MoveToFinal]) -> Mapping[str, Replay]:
-        """Every letter's replay that is on record, now at the latest. A person may have sent one that is set aside."""
+        """Record the planned replays; return the recorded ones of all messages.
+
+        A message whose plan is the final DLQ may still have a recorded replay that a person sent.
+        """
         replays = [plan for plan in plans if isinstance(plan, Replay)]
         ids = {_id_of(letter) for letter in self._letters} - {replay.replay_id for replay in replays}
         known = self._desk.log.find(sorted(ids)) if ids else {}
@@ -259,11 +262,11 @@ class ReplayExecution:
         try:
             self._desk.log.sent([one.replay.replay_id for one in sent])
         except TemporaryError as error:
-            # They are in their queues, so their letters go nevertheless: only if that fails too are they sent again.
+            # They were sent, so their messages are deleted anyway: they are sent again only if that fails too.
             self._telling.unmarked([one.letter for one in sent], error)
         self._desk.probe(Step.REPLAY_MARKED)
 
-    # What becomes of a letter
+    # Settlements of single messages
 
     def _outcome(self, one: _PlannedReplay, outcome: str | PenstockError, away: int) -> Settlement:
         if isinstance(outcome, ConfigurationError):
@@ -285,7 +288,7 @@ class ReplayExecution:
         return DeadLetter(reason=reason, set_aside=True)
 
     def _put_back(self, letter: Delivery, replay: Replay | None, error: PenstockError, away: int) -> Settlement:
-        """Whether it was taken may be unknown: then it is sent again under the same id."""
+        """Retry later. The send may have succeeded: the retry then sends it again under the same id."""
         self._desk.away.in_a_row = away + 1
         self._telling.put_back(letter, replay, error)
         wait_seconds = backoff_seconds(
@@ -301,29 +304,29 @@ def _id_of(letter: Delivery) -> str:
     return letter_replay_id(letter.queue, letter.message)
 
 
-FORGET_SECONDS = 600.0  # between two looks
-FORGET_MAX = 1_000  # rows a look; it goes on at once while there are as many
-_LOOKS_MAX = 20  # one after the other
-UNKNOWN_RETENTION_SECONDS = 366 * 86_400.0  # of a queue that keeps for ever, or does not say
-_SLACK_SECONDS = 86_400.0  # clocks differ, and a letter may be in hand when its retention ends
+FORGET_SECONDS = 600.0  # between two runs
+FORGET_MAX = 1_000  # rows per delete; repeated at once while as many are found
+_LOOKS_MAX = 20  # deletes per run
+UNKNOWN_RETENTION_SECONDS = 366 * 86_400.0  # for unlimited or unknown retention
+_SLACK_SECONDS = 86_400.0  # clocks differ, and a message may be in flight when its retention ends
 
 
 def keep_seconds(retentions: Iterable[float | None]) -> float:
-    """How long a replay has to be on record where first tiers keep letters for so long."""
+    """Return how long replays must be recorded, given the retentions of the DLQs."""
     known = (UNKNOWN_RETENTION_SECONDS if each is None else each for each in retentions)
     return max(known, default=UNKNOWN_RETENTION_SECONDS) + _SLACK_SECONDS
 
 
 class ReplayLogCleanup:
-    """One for all first tiers of a replayer. ``forget(limit)`` deletes the oldest and answers how many."""
+    """Delete expired records, for all DLQs of a replayer. ``forget(limit)`` deletes the oldest; returns the count."""
 
     def __init__(self, forget: Callable[[int], int], *, clock: Clock, random: Random) -> None:
         self._forget = forget
         self._clock = clock
-        self._due_at = clock.monotonic() + FORGET_SECONDS * random()  # monotonic; written by any job
+        self._due_at = clock.monotonic() + FORGET_SECONDS * random()  # monotonic; written by the job
 
     def care(self) -> None:
-        """Forget, if it is time. Raises `TemporaryError` where the log is away."""
+        """Delete expired records if it is time. Raises `TemporaryError` if the log is unavailable."""
         if self._clock.monotonic() < self._due_at:
             return
         for _ in range(_LOOKS_MAX):
@@ -333,7 +336,7 @@ class ReplayLogCleanup:
 
 
 class ReplayHandler:
-    """A `penstock.messaging.handler.BatchHandler` for one first tier."""
+    """A `penstock.messaging.handler.BatchHandler` for one DLQ."""
 
     def __init__(self, desk: ReplayContext, forgetting: ReplayLogCleanup) -> None:
         self._desk = desk

@@ -1,8 +1,8 @@
-"""The settings of AWS's sample replayer, "replaying messages of a dead-letter queue with backoff and jitter", as it
-reads them from its environment: whoever has it deployed can put Penstock in its place.
+"""Read the environment variables of AWS's sample replayer, so that Penstock can replace it.
 
-BACKOFF_RATE is the base in seconds, MAX_ATTEMPS (that is how it spells it) how often a letter comes back,
-MESSAGE_RETENTION_PERIOD the cap in seconds, SQS_MAIN_URL the queue that letters come back to.
+The sample is "replaying messages of a dead-letter queue with backoff and jitter". BACKOFF_RATE is the base in seconds,
+MAX_ATTEMPS (the sample's spelling) the number of replays, MESSAGE_RETENTION_PERIOD the cap in seconds, and SQS_MAIN_URL
+the queue that messages return to.
 """
 
 import math
@@ -15,7 +15,7 @@ from penstock.messaging.replay import COUNT_MAX
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSettings:
-    """What the sample's variables say; None for one that is not set."""
+    """The sample's settings; None if not set."""
 
     replays_max: int | None = None
     base_seconds: float | None = None
@@ -24,7 +24,7 @@ class SampleSettings:
 
 
 def sample_settings(environ: Mapping[str, str]) -> SampleSettings:
-    """What is set there. Raises `ConfigurationError` for the first value that does not fit."""
+    """Return the settings. Raises `ConfigurationError` for the first invalid value."""
     return SampleSettings(
         replays_max=_count(environ, "MAX_ATTEMPS"),
         base_seconds=_seconds(environ, "BACKOFF_RATE"),
@@ -66,5 +66,5 @@ def _url(environ: Mapping[str, str], name: str) -> str | None:
 
 
 def _text(environ: Mapping[str, str], name: str) -> str | None:
-    """The value; None where it is not set, or set to nothing."""
+    """Return the value; None if it is unset or empty."""
     return environ.get(name, "").strip() or None

@@ -1,7 +1,7 @@
-"""Facts in the past tense, and the bus they travel on.
+"""Events and the bus that distributes them.
 
-Rooms emit facts; metrics, logs, progress bars and reports listen. An event is told after the thing is recorded and
-settled, never before, and nothing in the protocol depends on anybody hearing it.
+Packages emit events; metrics, logs, progress bars and reports listen. An event is emitted after its fact is recorded
+and settled, never before, and nothing in the protocol depends on a listener.
 """
 
 from penstock.events.batches import (

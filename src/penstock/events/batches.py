@@ -1,4 +1,4 @@
-"""What happens to batches, to the attempts on them, and to their tables."""
+"""Events of batches, of the attempts on them, and of their tables."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from penstock.events.bus import Event
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkStarted(Event):
-    """A Spark session of our own is there."""
+    """Penstock started a Spark session."""
 
     java: str
     notes: tuple[str, ...]
@@ -16,24 +16,24 @@ class SparkStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchClaimed(Event):
-    """The ledger gave us an attempt on these objects."""
+    """The ledger opened an attempt on these objects."""
 
     pipeline: str
     attempt_id: str
     objects: int
-    bytes: int  # of these objects, as stored
-    seconds: float  # that the claim took
+    bytes: int  # stored size of these objects
+    seconds: float  # duration of the claim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchWritten(Event):
-    """The run of a batch has written its files; they count for nothing until the commit."""
+    """The run of a batch has written its files. They count only after the commit."""
 
     pipeline: str
     attempt_id: str
     rows: int
     lines_quarantined: int
-    seconds: float  # that the run took, with all its repetitions
+    seconds: float  # duration of the run, including all its retries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class BatchProgressed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCommitted(Event):
-    """The ledger recorded the batch: from here on it counts."""
+    """The ledger committed the batch: from now on it counts."""
 
     pipeline: str
     attempt_id: str
@@ -56,8 +56,8 @@ class BatchCommitted(Event):
     objects: int
     rows: int
     lines_quarantined: int
-    bytes: int  # of the objects that were processed, as stored; the ledger keeps the same of the batch
-    seconds: float  # that the ledger took to commit
+    bytes: int  # stored size of the processed objects, as in the batch's ledger row
+    seconds: float  # duration of the ledger commit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +68,12 @@ class BatchPublished(Event):
     sink: str
     seq: int
     table_version: int
-    seconds: float  # that this commit to the table took, with the looks before it and what it waited for others
+    seconds: float  # duration of this commit to the table, including its checks and the wait for other writers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFailed(Event):
-    """A run failed and no object could be named as the cause."""
+    """A run failed, and the cause could not be traced to an object."""
 
     pipeline: str
     attempt_id: str
@@ -83,17 +83,19 @@ class RunFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultsRepeated(Event):
-    """The machinery failed several times in a row for a pipeline or an object handler. No object is charged an attempt,
-    and all are tried again."""
+    """An infrastructure fault occurred several times in a row for a pipeline or an object handler.
+
+    It does not count as an attempt of any object; all objects are retried.
+    """
 
     pipeline: str
-    count: int  # of faults in a row
-    error: str  # the last one
+    count: int  # consecutive faults
+    error: str  # the latest one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptAbandoned(Event):
-    """An attempt was given up durably: given back, expired, or its worker died."""
+    """An attempt was ended durably without a commit: released, expired, or its worker died."""
 
     pipeline: str
     attempt_id: str
@@ -102,18 +104,18 @@ class AttemptAbandoned(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerRolledBack(Event):
-    """The ledger does not have a batch any more that this process read from it.
+    """The ledger no longer contains a batch that this process has read from it.
 
-    The table shows none of the lost batches. Publishing goes on from the table's position.
+    The table contains none of the lost batches. Publishing continues from the table's position.
     """
 
     pipeline: str
     sink: str
-    lost_seq: int  # the number; it may be that of another batch now
+    lost_seq: int  # its number; another batch may have it now
 
     @property
     def error(self) -> str:
-        """A sentence for people."""
+        """Return the error as text for people."""
         return (
             f"The ledger does not have batch {self.lost_seq} of {self.pipeline} any more that it had before: it failed "
             f"over to a replica that lacks its last commits, or was restored. The objects of the lost batches may have "
@@ -123,32 +125,32 @@ class LedgerRolledBack(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerRepairBegan(Event):
-    """A ledger that was rolled back is about to be brought up to its table."""
+    """The repair of a rolled-back ledger from its table has started."""
 
     pipeline: str
-    agrees_at: int  # the last batch that both have
-    shown_at: int  # the last batch that the table shows
+    agrees_at: int  # the last batch that ledger and table share
+    shown_at: int  # the last batch in the table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerRepairEnded(Event):
-    """The ledger has what the table shows."""
+    """The ledger contains every batch of the table again."""
 
     pipeline: str
     batches: int  # imported from the table
-    objects: int  # of these batches, as far as they are known
-    moved: int  # batches committed since the rollback, which follow behind the imported ones
-    withdrawn: int  # batches committed since the rollback that count no more
-    abandoned: int  # attempts that were open
+    objects: int  # of the imported batches, as far as known
+    moved: int  # batches committed since the rollback, now numbered after the imported ones
+    withdrawn: int  # batches committed since the rollback that no longer count
+    abandoned: int  # open attempts that were ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GarbageCollected(Event):
-    """Files that no batch and no version of a table names were deleted."""
+    """Files that belong to no batch and to no table version were deleted."""
 
     pipeline: str
-    attempts: int  # whose files they were
-    compactions: int  # that died before their commit
+    attempts: int  # attempts that wrote such files
+    compactions: int  # compactions that died before their commit
     files: int
     bytes: int
 

@@ -1,4 +1,4 @@
-"""The root of all facts, and the bus they travel on."""
+"""The base class of all events, and the bus that distributes them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -7,37 +7,37 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """The root of all facts."""
+    """The base class of all events."""
 
 
 Listener = Callable[[Event], None]
 
 
 def tell_nobody(_: Event) -> None:
-    """The listener of those who were given none."""
+    """Ignore the event. The default listener."""
 
 
 class ChoosyListener(ABC):
-    """A listener that has no use for some kinds of events."""
+    """A listener that receives only some kinds of events."""
 
     @abstractmethod
     def hears(self, kind: type[Event]) -> bool:
-        """Whether it is to be told of such events; always the same answer."""
+        """Return True if the listener receives events of this kind. The result never changes."""
 
     @abstractmethod
     def __call__(self, event: Event) -> None:
-        """Hear one."""
+        """Receive an event."""
 
 
 class Bus:
-    """Hands each event to every listener, in the emitting thread. A listener that raises is a defect of its own."""
+    """Passes each event to every listener, in the emitting thread. A listener must not raise."""
 
     def __init__(self, *listeners: Listener) -> None:
         self._listeners = listeners  # fixed at construction, so no lock is needed
-        self._hearers: dict[type[Event], tuple[Listener, ...]] = {}  # by kind; whoever meets one first writes it
+        self._hearers: dict[type[Event], tuple[Listener, ...]] = {}  # by kind; filled on first use by any thread
 
     def hears(self, kind: type[Event]) -> bool:
-        """Whether anybody does: what happens to every message need not be put into words for nobody."""
+        """Return True if any listener receives this kind; otherwise the caller need not create the event."""
         return bool(self._hearers_of(kind))
 
     def emit(self, event: Event) -> None:

@@ -1,9 +1,4 @@
-"""What happens to messages: received, worked on, settled, and the leases on them.
-
-What happens to outboxes and inboxes.
-
-What becomes of dead letters.
-"""
+"""Events of messages, their settlements and leases; of outboxes and inboxes; and of dead letters."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +9,7 @@ from penstock.messaging.settlement import Operation, Settlement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverySettled(Event):
-    """The broker took a settlement."""
+    """The broker applied a settlement."""
 
     queue: str
     message_id: str
@@ -24,7 +19,7 @@ class DeliverySettled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettlementsTaken(Event):
-    """The broker took these settlements of one queue in one call: for those who count, and need no event for each."""
+    """The broker applied these settlements of one queue in one call. For listeners that only count."""
 
     queue: str
     settlements: tuple[Settlement, ...]
@@ -32,39 +27,42 @@ class SettlementsTaken(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesReceived(Event):
-    """A receive brought these deliveries. ``redelivered`` of them were handed over before, ``orphaned`` since the lease
-    of the hand-over before ran out: the only trace that a killed worker leaves."""
+    """A receive returned these deliveries.
+
+    ``redelivered`` counts those delivered before; ``orphaned`` counts those whose previous lease expired, which is
+    the only trace of a killed worker.
+    """
 
     queue: str
     message_ids: tuple[str, ...]
     redelivered: int
-    orphaned: int = 0  # 0 where the broker does not remember attempts
-    first_enqueued_at: float | None = None  # epoch seconds, of the oldest that came for the first time, if any did
+    orphaned: int = 0  # 0 if the broker does not remember attempts
+    first_enqueued_at: float | None = None  # epoch seconds; of the oldest first delivery, if there is any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageTakenOver(Event):
-    """This worker received a message whose lease ran out in another worker's hands: that worker died, or hung."""
+    """This worker received a message whose lease expired in another worker, which died or hung."""
 
     queue: str
     message_id: str
-    attempt: int  # this one
-    from_worker: str  # as the broker knows its clients
+    attempt: int  # of this delivery
+    from_worker: str  # the broker's name for that client
     from_attempt: int
-    reason: str | None  # what the broker knows of the end of that lease
+    reason: str | None  # what the broker recorded about the end of that lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesVanished(Event):
-    """Somebody else deleted from the queue what was in hand: an incident, for it cannot be put back."""
+    """Messages that this worker held were deleted from the queue by another program. They cannot be restored."""
 
     queue: str
-    entries: tuple[str, ...]  # as the broker names them
+    entries: tuple[str, ...]  # the broker's names of these messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageEvent(Event):
-    """The root of what happens to one delivery in a handler."""
+    """The base class of the events of one delivery in a handler."""
 
     queue: str
     handler: str
@@ -89,7 +87,7 @@ class MessageFinished(MessageEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFailed(MessageEvent):
-    """The handler raised or ran out of time. ``final``: the message is given up on; else another attempt follows."""
+    """The handler raised or timed out. ``final`` means that the message is dead-lettered; otherwise it is retried."""
 
     enqueued_at: float
     duration_seconds: float
@@ -103,7 +101,7 @@ class MessageFailed(MessageEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRetrying(MessageEvent):
-    """A call inside a handler failed and is tried again there; no attempt is spent."""
+    """A call inside a handler failed and is retried there; this does not count as an attempt."""
 
     tries: int
     delay_seconds: float
@@ -116,19 +114,19 @@ class MessageSkipped(MessageEvent):
     """The handler was not called; ``reason`` is already_done, in_progress or newer_schema."""
 
     reason: str
-    key: str | None = None  # of an idempotent handler
+    key: str | None = None  # the idempotency key, if the handler has one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageInvalid(MessageEvent):
-    """The message can never be worked on and becomes a dead letter."""
+    """The message can never be processed and is dead-lettered."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageGivenBack(MessageEvent):
-    """The handler was broken off by a stop; another worker goes on."""
+    """A shutdown interrupted the handler; another worker continues."""
 
     duration_seconds: float
 
@@ -143,7 +141,7 @@ class LeasesExtended(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseLost(Event):
-    """A heartbeat found that the lease is not ours any more: it ended, or the broker no longer knows the delivery."""
+    """A heartbeat found that the lease ended, or that the broker no longer knows the delivery."""
 
     queue: str
     message_id: str
@@ -152,19 +150,23 @@ class LeaseLost(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasesEndangered(Event):
-    """Leases or claims were not extended for one and a half heartbeats: the service that holds them does not answer, or
-    only slowly. Emitted twice a heartbeat while it lasts."""
+    """Leases or claims were not extended for one and a half heartbeats.
+
+    The service that holds them is unavailable or slow. Emitted twice per heartbeat while this lasts.
+    """
 
     queue: str
     held: Literal["message leases", "claims"]
     count: int
-    seconds_left: float  # of the one that ends first
+    seconds_left: float  # of the lease that expires first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatFailed(Event):
-    """A heartbeat could not reach the broker or the ledger; it is tried again, and where it was the ``last`` try of
-    this beat, with the next one."""
+    """A heartbeat could not reach the broker or the ledger.
+
+    It is retried; after the ``last`` try of this heartbeat, with the next one.
+    """
 
     queue: str
     error: str
@@ -173,7 +175,7 @@ class HeartbeatFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettleFailed(Event):
-    """The broker refused a settlement, or could not be reached; ``lost``: the lease is not ours any more."""
+    """The broker rejected a settlement, or was unavailable. ``lost`` means that the lease had ended."""
 
     queue: str
     message_id: str
@@ -185,7 +187,7 @@ class SettleFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettlementMissing(Event):
-    """A handler answered no settlement for this delivery, which is a defect of the handler; it goes back, delayed."""
+    """A handler returned no settlement for this delivery: a bug in it. The message is released with a delay."""
 
     queue: str
     message_id: str
@@ -193,7 +195,7 @@ class SettlementMissing(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiveFailed(Event):
-    """A receive could not reach the broker; it is tried again after a wait."""
+    """A receive could not reach the broker; it is retried after a wait."""
 
     queue: str
     error: str
@@ -201,29 +203,31 @@ class ReceiveFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerOpened(Event):
-    """Many messages in a row failed in the same way, so what the handler stands on is down, it seems. This worker takes
-    nothing more from the queue, but for one message now and then that tries whether that is over."""
+    """Many messages in a row failed in the same way, so a dependency of the handler is probably down.
+
+    This worker receives nothing from the queue except single messages, at intervals, that probe for recovery.
+    """
 
     queue: str
     handler: str
     fingerprint: str  # of the failures: handler|type|file:function
     failures: int  # in a row
-    error: str  # the last one
+    error: str  # the latest one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerClosed(Event):
-    """A message was worked on, or failed in another way: the worker takes messages from the queue as before."""
+    """A message succeeded, or failed in another way: the worker receives from the queue normally again."""
 
     queue: str
     handler: str
     open_seconds: float
-    probes: int  # messages that were tried meanwhile
+    probes: int  # messages tried while the breaker was open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TickSent(Event):
-    """The message of a scheduled handler was sent, or had been by another worker. ``scheduled_at``: epoch seconds."""
+    """The message of a scheduled handler was sent, by this worker or another. ``scheduled_at``: epoch seconds."""
 
     handler: str
     queue: str
@@ -232,8 +236,10 @@ class TickSent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TickFailed(Event):
-    """The message of a scheduled handler was not sent, and is tried again for a while; or, as ``error`` then says, the
-    outcome of the send is unknown, and it is not sent again."""
+    """The message of a scheduled handler was not sent.
+
+    The send is retried for a while, unless ``error`` reports that its outcome is unknown.
+    """
 
     handler: str
     scheduled_at: float
@@ -242,15 +248,15 @@ class TickFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxSent(Event):
-    """A relay sent rows of an outbox, and the outbox holds them no more."""
+    """A relay sent rows of an outbox and deleted them."""
 
     queue: str
-    message_ids: tuple[str, ...]  # the broker's
+    message_ids: tuple[str, ...]  # assigned by the broker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxRefused(Event):
-    """The broker does not take a row of the outbox. It stays there, and is tried again."""
+    """The broker rejected a row of the outbox. The row stays there and is retried."""
 
     queue: str
     outbox_id: str
@@ -261,40 +267,43 @@ class OutboxRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayFailed(Event):
-    """The broker or the database of an outbox is away; nothing is lost, and it is tried again."""
+    """The broker or the database of an outbox is unavailable. Nothing is lost, and the relay retries."""
 
-    database: str  # its address, for people
+    database: str  # its address without the password
     error: str
     delay_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboxForgotten(Event):
-    """Rows of an inbox that are old enough were deleted."""
+    """Expired rows of an inbox were deleted."""
 
-    database: str  # its address, for people
+    database: str  # its address without the password
     count: int  # messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadReplayed(Event):
-    """A replayer decided what becomes of a dead letter now. ``result`` is sent, already_sent (before a crash, as it is
-    on record), held (its wait is not over), put_back (broker or record are away), or set_aside (to the second tier)."""
+    """A replayer decided about a dead-lettered message.
 
-    queue: str | None  # where the message died, and goes back to; None: nobody can tell
+    ``result`` is sent, already_sent (before a crash, according to the record), held (its wait is not over), put_back
+    (broker or record unavailable), or set_aside (moved to the final DLQ).
+    """
+
+    queue: str | None  # where the message died and returns to; None if unknown
     letter_queue: str
-    message_id: str  # the letter's
+    message_id: str  # of the dead-lettered message
     replay_id: str
-    count: int  # this is its n-th replay in a row; how many it had, of one that is set aside
+    count: int  # number of this replay in a row; for set_aside, the number of earlier replays
     due_at: float | None  # epoch seconds
-    new_message_id: str | None  # of what was sent now
+    new_message_id: str | None  # of the message sent now
     result: Literal["sent", "already_sent", "held", "put_back", "set_aside"]
-    reason: str | None = None  # of what is put back or set aside
+    reason: str | None = None  # of put_back and set_aside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaysUnmarked(Event):
-    """Messages are in their queues again and the record could not be told; their letters are deleted nevertheless."""
+    """Replays were sent but could not be marked in the record. Their dead letters are deleted nevertheless."""
 
     replay_ids: tuple[str, ...]
     error: str
@@ -302,18 +311,18 @@ class ReplaysUnmarked(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLettersAgeing(Event):
-    """Dead letters wait in a queue that deletes them at the end of its retention; told once a day while it lasts."""
+    """Dead letters approach the end of their queue's retention. Emitted daily while this lasts."""
 
     queue: str
-    letters: int  # that have waited for the share of their retention that the settings name
+    letters: int  # those older than the configured share of the retention
     oldest_age_seconds: float
     first_deleted_at: float  # epoch seconds
-    archived: bool  # whether they go to the archive before
+    archived: bool  # True if they are archived before they expire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLettersArchived(Event):
-    """Dead letters near their end left their queue for a file."""
+    """Dead letters that were about to expire were moved to a file."""
 
     queue: str
     letters: int

@@ -1,4 +1,4 @@
-"""What happens to objects, and to the places they come from."""
+"""Events of objects and their sources."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from penstock.events.bus import Event
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceScanned(Event):
-    """A folder was walked; ``unfinished`` of the objects found have no terminal state yet.
+    """A source was scanned; ``unfinished`` counts the objects found that have no terminal state yet.
 
-    ``messages`` is the broker's count of messages in the queue; one that was replayed revives a dead object.
+    ``messages`` is the broker's count of messages in the queue; a replayed one revives a failed object.
     """
 
     source: str
@@ -21,31 +21,31 @@ class SourceScanned(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchBegan(Event):
-    """All that an ingest with --watch needs is there; what comes is taken from now on."""
+    """An ingest with --watch is ready: new objects are detected from now on."""
 
     source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchDisturbed(Event):
-    """A folder that is watched is gone, or its notifications fail; watching goes on."""
+    """A watched folder was deleted, or its notifications fail. Watching continues."""
 
     source: str
-    reason: str  # a sentence
+    reason: str  # one sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaInferred(Event):
-    """No schema was given, so one was made from a sample and is remembered."""
+    """No schema was declared, so one was inferred from a sample and stored."""
 
     pipeline: str
     schema: str
-    notes: tuple[str, ...]  # columns whose values did not agree
+    notes: tuple[str, ...]  # columns with conflicting values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectEvent(Event):
-    """The root of what happens to one object in one attempt."""
+    """The base class of the events of one object in one attempt."""
 
     pipeline: str
     object_uri: str
@@ -54,24 +54,24 @@ class ObjectEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectStarted(ObjectEvent):
-    """An attempt that claimed the object begins to work on it."""
+    """An attempt that claimed the object starts to process it."""
 
-    attempt: int  # of the object, 1-based
+    attempt: int  # number of this attempt on the object, from 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectTakenOver(ObjectEvent):
-    """The attempt before this one ended with its lease or with its worker, and this one goes on with the object."""
+    """The previous attempt ended because its lease expired or its worker died; this one continues with the object."""
 
-    attempt: int  # of the object, 1-based: this one
+    attempt: int  # number of this attempt on the object, from 1
     from_worker: str
     from_attempt_id: str
-    reason: str | None  # how that attempt ended
+    reason: str | None  # how the previous attempt ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectFinished(ObjectEvent):
-    """The ledger has recorded the object as processed."""
+    """The ledger recorded the object as processed."""
 
     rows: int
     lines_quarantined: int
@@ -79,7 +79,7 @@ class ObjectFinished(ObjectEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectGivenBack(ObjectEvent):
-    """The attempt was broken off by a stop, or by a fault that is not the object's; the object is free for another."""
+    """A shutdown, or a fault that the object did not cause, interrupted the attempt. The object is free again."""
 
     reason: str
 
@@ -88,7 +88,7 @@ class ObjectGivenBack(ObjectEvent):
 class ObjectFailed(ObjectEvent):
     """One object left its attempt unprocessed; ``outcome`` is retry, dead, gone or superseded.
 
-    The last three fields are there where a user's function raised.
+    The last three fields are set if a user's function raised.
     """
 
     outcome: str
@@ -100,7 +100,7 @@ class ObjectFailed(ObjectEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectCallRetrying(ObjectEvent):
-    """A call inside a function for the object failed and is tried again there; no attempt is spent."""
+    """A call inside a function for the object failed and is retried there; this does not count as an attempt."""
 
     tries: int
     delay_seconds: float
@@ -110,8 +110,10 @@ class ObjectCallRetrying(ObjectEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectSkipped(Event):
-    """A message named the object and there was nothing to do: ``reason`` is already_processed, in_progress,
-    already_dead, gone or superseded."""
+    """A message named the object, but there was nothing to do.
+
+    ``reason`` is already_processed, in_progress, already_dead, gone or superseded.
+    """
 
     pipeline: str
     object_uri: str
@@ -120,10 +122,10 @@ class ObjectSkipped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinesQuarantined(Event):
-    """Lines of one object could not be read. ``sample`` holds a few of them: (offset, reason).
+    """Lines of one object could not be read. ``sample`` contains a few of them as (offset, reason).
 
-    ``reasons`` counts all of them by one of few words: invalid UTF-8, invalid encoding (an object handler's other than
-    UTF-8), malformed, wrong type.
+    ``reasons`` counts all of them by category: invalid UTF-8, invalid encoding (if an object handler reads another
+    encoding), malformed, wrong type.
     """
 
     pipeline: str
@@ -135,7 +137,7 @@ class LinesQuarantined(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileProgressed(Event):
-    """A reconcile went on: ``what`` it counts is tasks (of Spark, as far as they are known) or messages."""
+    """A reconcile made progress. ``what`` names the unit: tasks (of Spark, as far as known) or messages."""
 
     pipeline: str
     what: str
@@ -145,9 +147,9 @@ class ReconcileProgressed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectsMissing(Event):
-    """Objects are there that were stored before ``as_of`` and never processed: an incident, for somebody lost them.
+    """Objects exist that were stored before ``as_of`` and never processed: notifications were lost.
 
-    ``where``: the first folders with how many, those with the most first.
+    ``where`` lists the folders with the most missing objects and their counts.
     """
 
     pipeline: str
@@ -159,18 +161,17 @@ class ObjectsMissing(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectsOverdue(Event):
-    """Objects that the ledger knows of wait for longer than they should; told when it begins, and once an hour while it
-    lasts."""
+    """Objects known to the ledger have waited too long. Emitted at the start, and hourly while this lasts."""
 
     pipeline: str
     overdue: int
-    oldest_age_seconds: float  # since the ledger heard of it
-    after_seconds: float  # what is too long
+    oldest_age_seconds: float  # since the ledger first recorded the oldest one
+    after_seconds: float  # the threshold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileFinished(Event):
-    """What is there was compared with what is known; ``sent`` of the missing objects were announced anew."""
+    """A reconcile compared the source with the ledger. Notifications were sent for ``sent`` of the missing objects."""
 
     pipeline: str
     source: str
@@ -183,7 +184,7 @@ class ReconcileFinished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectsArchived(Event):
-    """Rows of objects processed long ago left the ledger for files of the archive."""
+    """Rows of objects processed long ago were moved from the ledger to archive files."""
 
     pipeline: str
     objects: int
@@ -192,12 +193,14 @@ class ObjectsArchived(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceCleaned(Event):
-    """Objects of a batch that is published were tagged, moved or deleted at their source; ``skipped`` were left alone
-    for good, for the ``reasons`` that are counted."""
+    """The source objects of a published batch were tagged, moved or deleted.
+
+    ``skipped`` objects are left unchanged for good; ``reasons`` counts why.
+    """
 
     pipeline: str
     action: str  # tag, move or delete
-    seq: int  # the batch's
+    seq: int  # of the batch
     objects: int
     skipped: int
     reasons: Mapping[str, int]

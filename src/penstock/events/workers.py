@@ -1,7 +1,4 @@
-"""What happens to workers themselves, and to what they stand on.
-
-What the monitor meets, and what is seen of queues whose ages nobody tells.
-"""
+"""Events of workers and the services they need, of supervisors, and of the monitor."""
 
 from dataclasses import dataclass
 
@@ -10,17 +7,17 @@ from penstock.events.bus import Event
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStarted(Event):
-    """The worker begins to serve."""
+    """The worker starts to serve its queues."""
 
     queues: tuple[str, ...]
     concurrency: int
-    broker: str | None = None  # its address, for people, where that is known
-    metrics: str | None = None  # HOST:PORT where it answers for its metrics and its health, if it does
+    broker: str | None = None  # its address without the password, if known
+    metrics: str | None = None  # HOST:PORT of the endpoint for metrics and health, if there is one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDraining(Event):
-    """No more messages are fetched; what is in flight goes on."""
+    """The worker stopped receiving; messages in flight continue."""
 
     reason: str
     in_flight: int
@@ -28,7 +25,7 @@ class WorkerDraining(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailed(Event):
-    """The worker cannot go on, and ends; what is in flight goes on or is given back."""
+    """The worker cannot continue and stops; messages in flight are finished or released."""
 
     error_type: str
     error: str
@@ -37,23 +34,23 @@ class WorkerFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStopped(Event):
-    """The worker ended, by a failure or without; ``outcome`` is drained, given_back or forced."""
+    """The worker stopped, after a failure or not; ``outcome`` is drained, given_back or forced."""
 
     outcome: str
     given_back: tuple[str, ...]  # message ids
-    unsettled: tuple[str, ...] = ()  # of these, and of what had ended: the ids that the broker did not take
+    unsettled: tuple[str, ...] = ()  # ids of released or finished messages whose settlement the broker did not apply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StacksDumped(Event):
-    """Somebody asked what every thread is doing."""
+    """A user requested a dump of every thread's stack."""
 
     stacks: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionFailed(Event):
-    """A handler's batch ended without settlements: it raised, or lost its claim. Its deliveries go back, delayed."""
+    """A handler's batch raised or lost its claim, and has no settlements. Its messages are released with a delay."""
 
     handler: str
     message_ids: tuple[str, ...]
@@ -62,7 +59,7 @@ class ExecutionFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepFailed(Event):
-    """A handler's upkeep failed; it is tried again after a wait."""
+    """A background job of a handler failed; it is retried after a wait."""
 
     handler: str
     error: str
@@ -70,7 +67,7 @@ class UpkeepFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveBackFailed(Event):
-    """One step of giving a batch back raised; the steps after it were taken nevertheless."""
+    """One step of releasing a batch raised; the following steps ran nevertheless."""
 
     handler: str
     step: str
@@ -79,8 +76,10 @@ class GiveBackFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorHookFailed(Event):
-    """An error hook raised ``count`` times since this was told last; what it was called with is lost. ``hook`` is the
-    user's own, on_error, or one of the services that the settings name."""
+    """An error hook raised ``count`` times since the last such event; its reports are lost.
+
+    ``hook`` is the user's own, on_error, or a service named in the settings.
+    """
 
     hook: str
     error: str
@@ -89,7 +88,7 @@ class ErrorHookFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorReportsDropped(Event):
-    """An error hook was too slow for what failed: the ``count`` oldest reports since this was told last are lost."""
+    """An error hook was too slow. The ``count`` oldest reports since the last such event are lost."""
 
     hook: str
     count: int
@@ -97,8 +96,7 @@ class ErrorReportsDropped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsExportFailed(Event):
-    """Metrics could not be sent to one of the places that the settings name; told again after ten minutes, if that
-    lasts."""
+    """Metrics could not be sent to a configured destination. Emitted again after ten minutes if this lasts."""
 
     outlet: str
     error: str
@@ -106,15 +104,14 @@ class MetricsExportFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracesExportFailed(Event):
-    """No collector took spans, of a process whose settings say where they go; told again after ten minutes, if that
-    lasts."""
+    """No collector accepted spans, although one is configured. Emitted again after ten minutes if this lasts."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineHalted(Event):
-    """A handler met what no further try can mend. Its queue is served no more by this worker; the others are."""
+    """A handler hit an error that no retry can fix. This worker stops serving its queue, but no other queue."""
 
     queue: str
     handler: str
@@ -123,14 +120,14 @@ class LineHalted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadLeftBehind(Event):
-    """A thread did not end in time, so the process has to be left without it."""
+    """A thread did not end in time, so the process will exit without it."""
 
     thread: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifespanFailed(Event):
-    """A lifespan raised, or took too long, while it put its resources away; the others were left nevertheless."""
+    """A lifespan raised or timed out while closing its resources. The other lifespans were closed nevertheless."""
 
     lifespan: str
     error: str
@@ -138,7 +135,7 @@ class LifespanFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerFailed(Event):
-    """A listener of the user's raised. Told once for each; it goes on being called."""
+    """A user's listener raised. Emitted once per listener, which is still called for later events."""
 
     listener: str
     error: str
@@ -146,12 +143,11 @@ class ListenerFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessEnded(Event):
-    """A worker process that a supervisor watches has ended. ``exit_code`` is negative for a signal, as subprocess has
-    it."""
+    """A supervised worker process ended. ``exit_code`` is negative for a signal, as in subprocess."""
 
     process: int
     exit_code: int
-    restart_in_seconds: float | None  # None: it is not started again
+    restart_in_seconds: float | None  # None: it is not restarted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,30 +159,32 @@ class ProcessKilled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskProtected(Event):
-    """ECS will not scale this task in, nor replace it, while the worker works on something long; it is asked again for
-    as long as that goes on, and told once."""
+    """ECS neither scales in nor replaces this task while the worker is busy with long work.
+
+    The protection is renewed while that lasts, but this event is emitted once.
+    """
 
     expires_in_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskProtectionFailed(Event):
-    """ECS's agent could not be asked for protection, the first time in a row; it is asked again."""
+    """ECS's agent did not grant protection, for the first time in a row; the request is repeated."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerAway(Event):
-    """The ledger does not answer, or takes no claims. The queues that need it are paused until it answers."""
+    """The ledger is unavailable or accepts no claims. The queues that need it are paused until it is available."""
 
     error: str
-    queues: tuple[str, ...] = ()  # that are paused in this worker
+    queues: tuple[str, ...] = ()  # paused in this worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerBack(Event):
-    """The ledger answers again, and the queues that were paused are served."""
+    """The ledger is available again, and the paused queues are served."""
 
     away_seconds: float
     queues: tuple[str, ...] = ()  # that were paused in this worker
@@ -194,17 +192,16 @@ class LedgerBack(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreAway(Event):
-    """The store of a source's objects, or of a table, cannot be used. The queues that need it are paused until it
-    answers."""
+    """The store of a source or a table is unavailable. The queues that need it are paused until it is available."""
 
-    store: str  # its address, as the source or table names it
+    store: str  # its address in the declaration of the source or table
     error: str
-    queues: tuple[str, ...] = ()  # that are paused in this worker
+    queues: tuple[str, ...] = ()  # paused in this worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreBack(Event):
-    """The store answers again, and the queues that were paused are served."""
+    """The store is available again, and the paused queues are served."""
 
     store: str
     away_seconds: float
@@ -213,17 +210,17 @@ class StoreBack(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorStarted(Event):
-    """The monitor looks at these, and answers at ``address``."""
+    """The monitor polls these, and serves metrics at ``address``."""
 
     address: str
-    sources: tuple[str, ...]  # of broker, ledger and tables, those that it asks
+    sources: tuple[str, ...]  # those polled, of broker, ledger and tables
     queues: tuple[str, ...]
     pipelines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookFailed(Event):
-    """The monitor cannot see something: its gauges are gone until it can. Told once while it lasts.
+    """The monitor cannot poll a source, so its gauges are absent. Emitted once until it recovers.
 
     ``source`` is broker, cloudwatch, ledger or tables.
     """
@@ -234,7 +231,7 @@ class LookFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookRecovered(Event):
-    """The monitor sees it again."""
+    """The monitor can poll the source again."""
 
     source: str
     away_seconds: float
@@ -242,6 +239,6 @@ class LookRecovered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSeenEmpty(Event):
-    """A receive that waited for a message of the queue brought none, on a broker that tells no ages."""
+    """A receive waited and returned nothing, on a broker that does not report the age of messages."""
 
     queue: str

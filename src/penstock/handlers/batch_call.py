@@ -1,7 +1,8 @@
-"""Several deliveries in the hands of one function, which answers for each of them.
+"""Call a function with several deliveries.
 
-The function returns None (all are done), or a list beside the one it was given: None for what is done, an exception
-(`Reject`, `Retry`, any other) for what is not, as if the function had raised it for that one alone. Raising fails all.
+The function returns None (all messages are done) or a list parallel to its argument: None for a message that is done,
+an exception (`Reject`, `Retry` or any other) for one that failed, as if the function had raised it for that message
+alone. If the function raises, all messages fail.
 """
 
 import asyncio
@@ -21,18 +22,18 @@ from penstock.messaging.settlement import Settlement
 
 
 class BatchCall:
-    """A `penstock.messaging.handler.Execution` over several calls' steps and one call."""
+    """A `penstock.messaging.handler.Execution` that opens and settles each delivery, and calls the function once."""
 
     def __init__(self, deliveries: Sequence[Delivery], around: HandlerRuntime) -> None:
         self._around = around
         self._control = ExecutionControl(gives_back=around.declaration.on_stop == "give_back")
         self._party = ExecutionDeliveries(tuple(deliveries))
         self._calls = [Call(delivery, around, self._party) for delivery in deliveries]
-        self._settled: dict[str, Settlement] = {}  # written by the thread that runs, before the function is called
+        self._settled: dict[str, Settlement] = {}  # written by the running thread before it calls the function
         self._open: list[tuple[Call, Item[Any]]] = []  # as above
         self._deliveries = deliveries
         self._time = CallTime(around.clock)  # of the user's code
-        self._process = OwnProcess()  # around it
+        self._process = OwnProcess()  # entered around the user's code
 
     def left_seconds(self, timeout_seconds: float) -> float:
         return self._time.left_seconds(timeout_seconds)
@@ -60,7 +61,8 @@ class BatchCall:
                 call.give_back()
 
     def interrupt(self) -> None:
-        self._around.breaker.left(self._party)  # the loss of its claim ends no call
+        # In case it was interrupted without `give_back` or `time_out`, which end the calls.
+        self._around.breaker.left(self._party)
         self._control.end()
 
     def _begin(self) -> Sequence[Item[Any]]:
@@ -70,7 +72,7 @@ class BatchCall:
                 self._open.append((call, item_of(delivery, opened.body)))
             else:
                 self._settled.update(opened)
-        if any(call.ended for call, _ in self._open):  # ended from outside meanwhile: the function is not called
+        if any(call.ended for call, _ in self._open):  # another thread ended it meanwhile: do not call the function
             return ()
         return [item for _, item in self._open]
 
@@ -110,7 +112,7 @@ class BatchCall:
 
 
 class PlainBatchCall(BatchCall):
-    """Of a plain function, on a thread of the pool."""
+    """A batch call of a plain function, in a thread of the pool."""
 
     def run(self) -> Answer:
         items = self._begin()
@@ -125,7 +127,7 @@ class PlainBatchCall(BatchCall):
 
 
 class AsyncBatchCall(BatchCall):
-    """Of an async function, a task on the worker's event loop."""
+    """A batch call of an async function, as a task on the worker's event loop."""
 
     def __init__(self, deliveries: Sequence[Delivery], around: HandlerRuntime) -> None:
         super().__init__(deliveries, around)

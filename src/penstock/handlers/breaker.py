@@ -1,16 +1,18 @@
-"""When failures say something of what a handler stands on, and not of its messages: a breaker. Values in, values out.
+"""Circuit breaker: pause a queue when failures point to a dependency of the handler rather than to its messages.
 
-Closed: everything runs. Once enough executions in a row failed in the same way (one fingerprint), no message in two of
-them and no success in between, it is open: nothing begins for a while, and what fails in that way meanwhile is not the
-messages' fault. When the pause is over one message is a probe. If it fails in the same way, the next pause may be
-longer; anything else closes the breaker. A probe that does not end is not waited for without end: after a minute
-another message is tried beside it, after two more the next, and so on, and whichever succeeds closes the breaker.
+- The breaker's state machine: pure functions from state to state
+- `TriedMessages`: prefers untried messages as probes
+- `LineBreaker`: the breaker of one handler in one worker, the state machine behind a lock. The worker asks it what may
+  begin, and calls report how they ended. Each process has its own breakers.
 
-What failed in a row is only forgotten after a success. So a breaker that was closed by a message of its own mind (one
-that was rejected, say) opens again at the first failure, if the outage is not over.
+Closed: everything runs. The breaker opens after enough consecutive executions failed in the same way (one fingerprint),
+with no message in two of them and no success in between. While it is open, nothing begins for a pause, and failures
+with that fingerprint are not blamed on their messages. After the pause, one message is a probe. If it fails in the same
+way, the next pause may be longer; any other result closes the breaker. No probe is waited for forever: after one minute
+another message is tried in parallel, after two more the next, and so on. The first success closes the breaker.
 
-The breaker of one handler in one worker: the states of `breaker` behind a lock, asked by the worker what may begin
-and told by calls how they ended. Other processes have breakers of their own.
+Only a success resets the counts of consecutive failures. A breaker closed by a message that failed on its own account
+(rejected, for example) thus opens again at the first failure, if the outage is not over.
 """
 
 import threading
@@ -28,21 +30,25 @@ from penstock.messaging.delivery import Delivery
 PAUSE_BASE_SECONDS = 1.0
 FAILURES_DEFAULT = 10
 PAUSE_SECONDS_MAX_DEFAULT = 30.0
-FINGERPRINTS_MAX = 16  # that are counted at once; the ones met longest ago are forgotten
-AWAY_SECONDS_MAX = 300.0  # for which one message may stay away beyond the pause
-PROBE_SECONDS = 60.0  # for which a probe is the only one; twice as long with each that has not ended
+FINGERPRINTS_MAX = 16  # counted at the same time; the least recently seen are dropped
+AWAY_SECONDS_MAX = 300.0  # the maximum delay of one message beyond the pause
+PROBE_SECONDS = 60.0  # for which a probe runs alone; doubled for each probe that has not ended
 PROBE_SECONDS_MAX = 3_600.0
-KIN_MIN = 2  # executions: so many failing in another way, since the last success, belong to the same outage
+KIN_MIN = 2  # executions: this many failures in another way since the last success belong to the same outage
 
 Groups = tuple[frozenset[str], ...]  # the message ids of executions that have no message in common
-Streaks = Mapping[str, Groups]  # by fingerprint, the one met last at the end
+Streaks = Mapping[str, Groups]  # by fingerprint, the last seen at the end
 NONE: Streaks = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerPolicy:
-    """After how many failures it opens (0: never), and how long it may wait for the next probe: full jitter, growing
-    from `PAUSE_BASE_SECONDS`. Raises `UsageError` for numbers that cannot work."""
+    """The settings of a breaker: when it opens, and how long it waits between probes.
+
+    It opens after ``failures`` failures (0: never). The pause before the next probe grows exponentially from
+    `PAUSE_BASE_SECONDS` up to ``pause_seconds_max``, with full jitter. Raises `UsageError` for numbers that cannot
+    work.
+    """
 
     failures: int = FAILURES_DEFAULT
     pause_seconds_max: float = PAUSE_SECONDS_MAX_DEFAULT
@@ -54,7 +60,7 @@ class BreakerPolicy:
             raise UsageError(f"breaker_probe_seconds_max={self.pause_seconds_max:g} has to be more than 0.")
 
     def ceiling_seconds(self, probes: int) -> float:
-        """The longest pause after that many probes failed."""
+        """Return the maximum pause after this many failed probes."""
         return backoff_seconds(
             attempt=probes + 1, base_seconds=PAUSE_BASE_SECONDS, cap_seconds=self.pause_seconds_max, random=_at_most
         )
@@ -62,7 +68,7 @@ class BreakerPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerFailure:
-    """One execution's failure. ``message_ids`` and ``receipts`` are of all its deliveries."""
+    """The failure of one execution. ``message_ids`` and ``receipts`` cover all its deliveries."""
 
     fingerprint: str
     error: str
@@ -72,30 +78,36 @@ class BreakerFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedState:
-    """All is well, or nearly so."""
+    """The breaker is closed; ``streaks`` counts recent failures."""
 
     streaks: Streaks = field(default_factory=lambda: NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenState:
-    """Nothing begins before ``until`` (monotonic, as all times), and then one execution at a time: the ``probe``, and
-    after ``overdue_at`` the next one, beside those that are overdue."""
+    """The breaker is open: nothing begins before ``until`` (monotonic, as all times), then one execution at a time.
+
+    That execution is the ``probe``. After ``overdue_at`` the next probe runs beside those that are overdue.
+    """
 
     streaks: Streaks
-    fingerprint: str  # that opened it
+    fingerprint: str  # the one that opened it
     error: str
-    failures: int  # in a row, with it
+    failures: int  # consecutive failures with this fingerprint
     opened_at: float
     until: float
-    probes: int = 0  # that failed
-    probe: frozenset[str] | None = None  # the receipts of what is being tried
-    overdue_at: float = 0.0  # when it has been tried for so long that it is not the only one any more
-    overdue: Groups = ()  # the receipts of those that are; the ends of each still count, but for its failures
+    probes: int = 0  # failed probes
+    probe: frozenset[str] | None = None  # the receipt handles of the current probe
+    overdue_at: float = 0.0  # when the probe is overdue and another one may begin
+    # The receipt handles of overdue probes; their results still count, except that failures do not extend the pause.
+    overdue: Groups = ()
 
     def explains(self, fingerprint: str) -> bool:
-        """Whether failures of that kind are the outage's: those that opened it, and others that came with them, since
-        what is down may refuse some calls and let others hang."""
+        """Return True if failures with this fingerprint belong to the outage.
+
+        These are the failures that opened the breaker and others that occurred with them: a dependency that is down may
+        refuse some calls and let others hang.
+        """
         return fingerprint == self.fingerprint or len(self.streaks.get(fingerprint, ())) >= KIN_MIN
 
 
@@ -105,7 +117,7 @@ CALM = ClosedState()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerDecision:
-    """What a failure comes to; ``excused``: it is the outage's and not the message's."""
+    """The result of a failure. ``excused``: the outage caused it, not the message."""
 
     state: State
     excused: bool
@@ -114,7 +126,7 @@ class BreakerDecision:
 def failed(
     state: State, fault: BreakerFailure, *, policy: BreakerPolicy, now: float, random: Random
 ) -> BreakerDecision:
-    """The function raised, or ran out of time."""
+    """Return the result of a function that raised or timed out."""
     if policy.failures == 0:
         return BreakerDecision(state=state, excused=False)
     streaks = _counted(state.streaks, fault, groups_max=max(policy.failures, KIN_MIN))
@@ -135,22 +147,22 @@ def failed(
 
 
 def succeeded(state: State, receipts: frozenset[str]) -> State:
-    """The function returned. While open that is news of a probe alone: others may have been served long ago."""
+    """Return the state after a function returned. While open, only a probe counts: others may have run long before."""
     return state if isinstance(state, OpenState) and not is_probe(state, receipts) else CALM
 
 
 def answered(state: State, receipts: frozenset[str]) -> State:
-    """The function ended with a word about its message alone: rejected, or to be tried at a time it names."""
+    """Return the state after a result that concerns the message alone: rejected, or a retry with its own delay."""
     return ClosedState(streaks=state.streaks) if isinstance(state, OpenState) and is_probe(state, receipts) else state
 
 
 def left(state: State, receipts: frozenset[str]) -> State:
-    """The execution ended without having called the function, or was broken off: another one may be the probe."""
+    """Return the state after an execution ended without calling the function, or early: another may be the probe."""
     return _without(state, receipts) if isinstance(state, OpenState) else state
 
 
 def began(state: State, receipts: frozenset[str], *, now: float) -> State:
-    """An execution begins: it is the probe, if one is due."""
+    """Return the state after an execution begins: it is the probe, if one is due."""
     if not isinstance(state, OpenState) or not admits(state, now=now):
         return state
     overdue = state.overdue if state.probe is None else (*state.overdue, state.probe)
@@ -161,26 +173,29 @@ def began(state: State, receipts: frozenset[str], *, now: float) -> State:
 
 
 def admits(state: State, *, now: float) -> int | None:
-    """How many messages may be at hand for what begins next; None: any number."""
+    """Return how many messages may be held for the next execution; None for no limit."""
     if isinstance(state, ClosedState):
         return None
     return 1 if now >= _next_at(state) else 0
 
 
 def opens_at(state: State, *, now: float) -> float | None:
-    """When a probe may begin; None where that is not a matter of time."""
+    """Return when a probe may begin; None if that does not depend on time."""
     return _next_at(state) if isinstance(state, OpenState) and now < _next_at(state) else None
 
 
 def is_probe(state: OpenState, receipts: frozenset[str]) -> bool:
-    """Whether that is what is being tried, however long."""
+    """Return True if these deliveries are a probe, overdue or not."""
     return any(not tried.isdisjoint(receipts) for tried in (*state.overdue, state.probe or frozenset()))
 
 
 def delay_seconds(state: State, *, policy: BreakerPolicy, now: float, random: Random, tries: int = 1) -> float:
-    """How long what was excused stays away: somewhat beyond the pause, so that another message is the next probe; and
-    twice as long with each of its ``tries``, or a few that always fail, at the head of their queue, would be the probe
-    in turns and those behind them never."""
+    """Return for how long to delay an excused message.
+
+    The delay exceeds the pause, so that another message is the next probe, and doubles with each of the message's
+    ``tries``. Otherwise a few messages that always fail, at the head of their queue, would take turns as the probe, and
+    the messages behind them would never be tried.
+    """
     rest_seconds = max(state.until - now, 0.0) if isinstance(state, OpenState) else 0.0
     probes = state.probes if isinstance(state, OpenState) else 0
     away_seconds = policy.ceiling_seconds(probes) * 2.0 ** (min(max(tries, 1), 16) - 1)
@@ -188,20 +203,21 @@ def delay_seconds(state: State, *, policy: BreakerPolicy, now: float, random: Ra
 
 
 class TriedMessages:
-    """Which messages were tried while the breaker is open, so that each probe is a message that was not, if there is
-    one. Else some that fail for a reason of their own, at the head of their queue, would be tried again and again, and
-    those behind them never.
+    """The messages tried while the breaker is open, so that each probe is an untried message if the queue has one.
 
-    Whether there is one shows when a tried message is passed over: another comes, or that one again.
+    Otherwise messages that fail for their own reasons, at the head of their queue, would be tried again and again, and
+    the messages behind them never. The only way to learn if the queue has an untried message is to pass over a tried
+    one: either another message follows, or the same one again.
     """
 
     def __init__(self, *, messages_max: int = 10_000) -> None:
         self._messages_max = messages_max
-        self._passed_at: dict[str, int | None] = {}  # by message id: how many there were when it was passed over
-        self._tries: dict[str, int] = {}  # of the same
+        # By message id: the number of tried messages when it was passed over.
+        self._passed_at: dict[str, int | None] = {}
+        self._tries: dict[str, int] = {}  # number of tries of the same messages
 
     def add(self, message_ids: frozenset[str]) -> None:
-        """These were tried, in vain."""
+        """Record that these messages were tried and failed."""
         for message_id in message_ids:
             self._passed_at.pop(message_id, None)
             self._passed_at[message_id] = None
@@ -211,27 +227,27 @@ class TriedMessages:
             del self._passed_at[oldest], self._tries[oldest]
 
     def tries(self, message_ids: frozenset[str]) -> int:
-        """How often one of these was tried, at most; 0: none was."""
+        """Return the highest number of tries of any of these messages; 0 if none was tried."""
         return max((self._tries.get(message_id, 0) for message_id in message_ids), default=0)
 
     def passes_over(self, message_id: str) -> bool:
-        """Whether to look for another message first."""
+        """Record that a message is passed over and return True, if another message should be tried first."""
         if message_id not in self._passed_at:
             return False
         count = len(self._passed_at)
-        if self._passed_at[message_id] == count:  # and no other was found since
+        if self._passed_at[message_id] == count:  # and no untried message was found since
             return False
         self._passed_at[message_id] = count
         return True
 
 
 def _next_at(state: OpenState) -> float:
-    """When the next probe may begin."""
+    """Return when the next probe may begin."""
     return state.until if state.probe is None else state.overdue_at
 
 
 def _without(state: OpenState, receipts: frozenset[str]) -> OpenState:
-    """The same without this probe."""
+    """Return the state without this probe."""
     overdue = tuple(tried for tried in state.overdue if tried.isdisjoint(receipts))
     ended = state.probe is not None and not state.probe.isdisjoint(receipts)
     return replace(state, probe=None if ended else state.probe, overdue=overdue)
@@ -243,10 +259,10 @@ def _failed_while_open(
     probing, same = is_probe(state, fault.receipts), state.explains(fault.fingerprint)
     if not probing:
         return BreakerDecision(state=state, excused=same)
-    if not same:  # so the outage is over, unless the next failure says otherwise
+    if not same:  # so the outage is over, unless the next failure shows otherwise
         return failed(ClosedState(streaks=state.streaks), fault, policy=policy, now=now, random=random)
     rest = _without(state, fault.receipts)
-    if rest.overdue != state.overdue:  # the pause is that of those that answer in time
+    if rest.overdue != state.overdue:  # an overdue probe does not extend the pause
         return BreakerDecision(state=rest, excused=True)
     pause_seconds = policy.ceiling_seconds(state.probes + 1) * random()
     return BreakerDecision(state=replace(rest, probes=state.probes + 1, until=now + pause_seconds), excused=True)
@@ -254,7 +270,7 @@ def _failed_while_open(
 
 def _counted(streaks: Streaks, fault: BreakerFailure, *, groups_max: int) -> Streaks:
     groups = streaks.get(fault.fingerprint, ())
-    if groups and groups[-1] == fault.message_ids:  # a batch tells of each of its messages
+    if groups and groups[-1] == fault.message_ids:  # a batch reports each of its messages
         return streaks
     apart = (*(group for group in groups if group.isdisjoint(fault.message_ids)), fault.message_ids)
     others = [(name, other) for name, other in streaks.items() if name != fault.fingerprint]
@@ -268,28 +284,28 @@ def _at_most() -> float:
 OFF = BreakerPolicy(failures=0)
 
 
-@dataclass(frozen=True)  # without slots: the sets are made when they are asked for, which is seldom
+@dataclass(frozen=True)  # no slots, since cached_property needs a __dict__; the sets are rarely needed
 class ExecutionDeliveries:
-    """The deliveries of one execution: they are tried together and may fail together."""
+    """The deliveries of one execution, which are tried together and may fail together."""
 
     deliveries: Sequence[Delivery]
 
     @cached_property
     def message_ids(self) -> frozenset[str]:
-        """What tells messages apart, over all their deliveries."""
+        """The ids of the messages, the same in each delivery of a message."""
         return frozenset(delivery.message.id for delivery in self.deliveries)
 
     @cached_property
     def receipts(self) -> frozenset[str]:
-        """What tells these deliveries from all others."""
+        """The receipt handles, unique to these deliveries."""
         return frozenset(delivery.receipt for delivery in self.deliveries)
 
 
 class LineBreaker:
-    """A `penstock.worker.line.Gate` for the worker, and what calls tell of themselves. Any thread may call it.
+    """A `penstock.worker.line.Gate` of one handler's queue, to which calls report their results. Thread-safe.
 
-    ``refunds``: whether a release can give the attempt back. Where none can, a message may have lost its attempts to an
-    outage, so `spares` has to be asked before it is given up on for them.
+    ``refunds``: True if the broker can release a message without counting an attempt. If it cannot, an outage may use
+    up a message's attempts, so call `spares` before giving up on a message for its number of attempts.
     """
 
     def __init__(
@@ -313,36 +329,36 @@ class LineBreaker:
         self._lock = threading.Lock()
         self._state: State = CALM  # this and the rest: written under the lock
         self._tried = TriedMessages()
-        self._closed_at: float | None = None  # epoch seconds; the last time
+        self._closed_at: float | None = None  # epoch seconds; last time it closed
 
-    # -- by the worker -------------------------------------------------------------------------------------------
+    # -- called by the worker --------------------------------------------------------------------------------------
 
     def admits(self) -> int | None:
-        """How many messages may be at hand for what begins next; None: any number."""
+        """Return how many messages may be held for the next execution; None for no limit."""
         state = self._state
         return None if isinstance(state, ClosedState) else admits(state, now=self._clock.monotonic())
 
     def opens_at(self) -> float | None:
-        """When it admits one without anybody's doing (monotonic)."""
+        """Return when the next probe may begin (monotonic); None if that does not depend on time."""
         state = self._state
         return None if isinstance(state, ClosedState) else opens_at(state, now=self._clock.monotonic())
 
     def put_back_seconds(self) -> float:
-        """What nobody began is for other workers, whose breakers may be closed."""
+        """Return 0: messages not begun go to other workers at once, whose breakers may be closed."""
         return 0.0
 
-    # -- by the handler and its calls ----------------------------------------------------------------------------
+    # -- called by the handler and its calls -----------------------------------------------------------------------
 
     def begins(self, deliveries: Sequence[Delivery]) -> None:
-        """An execution of these is about to begin."""
+        """Record that an execution of these deliveries is about to begin."""
         if not self._closed:
             now = self._clock.monotonic()
             self._change(lambda state: began(state, ExecutionDeliveries(deliveries).receipts, now=now))
 
     def holds_back(self, party: ExecutionDeliveries) -> float | None:
-        """Asked before the function is called: for how many seconds to put the message back instead; None: call.
+        """Return the seconds for which to release the message instead of calling the function; None to call it.
 
-        That is for what began just before the breaker opened, and for a probe that was tried before.
+        This stops executions that began just before the breaker opened, and probes of messages tried before.
         """
         if self._closed:
             return None
@@ -353,11 +369,12 @@ class LineBreaker:
             if not is_probe(state, party.receipts):
                 return 0.0
             tried = any(self._tried.passes_over(delivery.message.id) for delivery in party.deliveries)
-            # Where each look costs an attempt the broker's order has to do: it is no order, or nearly none.
+            # If each receive counts as an attempt, passing over would use attempts up. Brokers that count this way
+            # hardly keep an order, so another message follows anyway.
             return self._delay_seconds(party.message_ids) if tried and self._refunds else None
 
     def spares(self, delivery: Delivery) -> bool:
-        """Whether its attempts may have gone to an outage, so that their number says nothing."""
+        """Return True if an outage may have used up attempts of the message, so that their number means nothing."""
         if self._refunds:
             return False
         closed_at = self._closed_at
@@ -366,23 +383,26 @@ class LineBreaker:
         )
 
     def succeeded(self, party: ExecutionDeliveries) -> None:
-        """The function returned."""
+        """Record that the function returned."""
         if self._state is not CALM:
             self._change(lambda state: succeeded(state, party.receipts))
 
     def answered(self, party: ExecutionDeliveries) -> None:
-        """The function ended with a word about its message alone."""
+        """Record a result that concerns the message alone."""
         if not self._closed:
             self._change(lambda state: answered(state, party.receipts))
 
     def left(self, party: ExecutionDeliveries) -> None:
-        """The execution ended without a word of what the handler stands on."""
+        """Record that the execution ended without a result for the breaker."""
         if not self._closed:
             self._change(lambda state: left(state, party.receipts))
 
     def failed(self, party: ExecutionDeliveries, *, fingerprint: str, error: str) -> float | None:
-        """The function raised or ran out of time. Where that is the outage's failure and not the message's: for how
-        many seconds to put the message back, uncharged."""
+        """Record that the function raised or timed out.
+
+        If the outage caused the failure, return the seconds for which to release the message without counting an
+        attempt.
+        """
         fault = BreakerFailure(
             fingerprint=fingerprint, error=error, message_ids=party.message_ids, receipts=party.receipts
         )
@@ -399,7 +419,7 @@ class LineBreaker:
 
     @property
     def is_on(self) -> bool:
-        """Whether it ever opens."""
+        """Return True if the breaker can open."""
         return self._policy.failures > 0
 
     @property
@@ -407,7 +427,7 @@ class LineBreaker:
         return isinstance(self._state, ClosedState)
 
     def _change(self, step: Callable[[State], State]) -> None:
-        """Take the step, and tell of it afterwards."""
+        """Apply a step, then emit the change."""
         with self._lock:
             before = self._state
             self._become(step(before))
@@ -415,7 +435,7 @@ class LineBreaker:
         self._tell(before, after)
 
     def _become(self, after: State) -> None:
-        """Under the lock."""
+        """Set the state. Call under the lock."""
         if isinstance(self._state, OpenState) and isinstance(after, ClosedState):
             self._closed_at = self._clock.now()
             self._tried = TriedMessages()

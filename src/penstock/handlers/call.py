@@ -1,8 +1,8 @@
-"""One delivery in the hands of a function: open the message, claim its key, call, record, decide.
+"""Process one delivery: open the message, claim its key, call the function, record, decide.
 
-The steps are the same for plain and async functions; only the call itself differs in colour, and has a module for each
-(`plain_call`, `async_call`, `child_call`). Whatever a function does comes to one settlement, in one place (`decision`).
-Recorded first, then settled (by the worker), as everywhere.
+The steps are the same for plain and async functions. Only the call itself differs: `function_call` has the plain and
+the async one, `process_call` the one in a child process, and `batch_call` combines the steps of several deliveries.
+Every result of a function maps to one settlement, in `decision`. The result is recorded first, then the worker settles.
 """
 
 import threading
@@ -54,11 +54,11 @@ class NotBegun(TemporaryError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerRuntime:
-    """What the calls of one handler share."""
+    """The fields that all calls of a handler share."""
 
     declaration: HandlerDeclaration
     codec: BodyCodec[Any]
-    function: Callable[..., Any]  # the user's, or what runs it in another process
+    function: Callable[..., Any]  # the user's function, or a function that runs it in another process
     wants_context: bool
     bus: Bus
     clock: Clock
@@ -66,13 +66,13 @@ class HandlerRuntime:
     outage: OutageWatch
     breaker: LineBreaker
     tracing: Tracing = NO_TRACING
-    keys: IdempotencyKeys | None = None  # of an idempotent handler
-    bookkeeping: AsideThreads | None = None  # where async calls talk to the ledger; set with `keys`
+    keys: IdempotencyKeys | None = None  # for an idempotent handler
+    bookkeeping: AsideThreads | None = None  # threads in which async calls use the ledger; set if `keys` is
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
 
 
 class KeyedMessage(NamedTuple):
-    """A message of an idempotent handler that was read, before its key is claimed."""
+    """A decoded message of an idempotent handler, before its key is claimed."""
 
     keys: IdempotencyKeys
     body: Any
@@ -80,24 +80,24 @@ class KeyedMessage(NamedTuple):
 
 
 class OpenedMessage(NamedTuple):
-    """A message that can be worked on, and what is known of it beside its delivery."""
+    """A message that is ready for the function."""
 
     body: Any
-    key: str | None  # of an idempotent handler
+    key: str | None  # for an idempotent handler
     previous: PreviousAttempt | None
-    cleanup: bool  # whether an attempt before this one was broken off
+    cleanup: bool  # whether there was an earlier attempt, which may have left something to clean up
 
 
 class Call:
-    """The steps of one call, as a `penstock.messaging.handler.Execution` without its `run`.
+    """The steps of one call: a `penstock.messaging.handler.Execution` without its `run`.
 
-    A run that comes to its end and a worker that ends it from outside may meet. The first of them ends the call, and
-    only that one tells of it. What a call that was ended has yet to come to is then left out: a function that was not
-    called so far is not called any more, and a claim that comes late is given back.
+    A run may finish while the worker ends it from another thread. The first of them ends the call, and only that one
+    emits its outcome. The steps left are then skipped: a function not yet called is not called any more, and a claim
+    obtained too late is released.
     """
 
     def __init__(self, delivery: Delivery, around: HandlerRuntime, party: ExecutionDeliveries | None = None) -> None:
-        """``party``: of a call that takes several deliveries; they fail and succeed together."""
+        """``party``: all deliveries of the execution, if it has several; they fail and succeed together."""
         self._delivery = delivery
         self._around = around
         self._party = party or ExecutionDeliveries((delivery,))
@@ -105,22 +105,23 @@ class Call:
         self._lock = threading.Lock()
         self._ended = False  # under the lock
         self._claim: KeyClaim | None = None  # under the lock; written by the thread that runs
-        self._given: Answer | None = None  # what the run came to; written by the thread that runs
+        self._given: Answer | None = None  # the result of the run; written by the running thread
         self._time = CallTime(around.clock)  # of the user's code: key, cleanup, function
-        self._process = OwnProcess()  # around the same
-        self._recording = False  # the function returned, and its completion is on its way; written as above
+        self._process = OwnProcess()  # entered around the same code
+        # The function returned and its completion is being recorded; written by the running thread.
+        self._recording = False
         self._began_at = around.clock.monotonic()
 
     @property
     def ended(self) -> bool:
-        """Whether it came to its end, or somebody ended it."""
+        """Return True if the call has finished or was ended from outside."""
         return self._ended
 
-    # -- by the worker, from other threads -----------------------------------------------------------------------
+    # -- called by the worker, in other threads --------------------------------------------------------------------
 
     def claim(self) -> HeldClaim | None:
         claim = self._claim
-        # A claim that is being ended is not ours to extend, and not lost either.
+        # A claim that is being ended need not be extended, and is not lost either.
         return None if claim is None or self._ended else claim.held
 
     def loses(self, claim: HeldClaim) -> bool:  # noqa: ARG002 - a call has one claim
@@ -133,7 +134,7 @@ class Call:
         return self._time.left_seconds(timeout_seconds)
 
     def time_out(self) -> Answer:
-        if not self._ends():  # the run was quicker by a moment
+        if not self._ends():  # the run ended first, by a moment
             return self._given or self._answer(self._later("its end was being recorded when its timeout was over"))
         raised = TimedOut(f"it ran longer than its timeout of {self._around.declaration.timeout_seconds:g} s")
         failure = FailureDetails(error_type="TimedOut", error=str(raised), traceback=self._where() or "")
@@ -141,7 +142,7 @@ class Call:
 
     def give_back(self) -> None:
         first = self._ends()
-        # The completion that is being recorded keeps its claim: freed, the key would have its work done twice.
+        # Keep a claim whose completion is being recorded: if the key were free, the work would be done twice.
         if self._claim is not None and not self._recording:
             self._claim.give_back()
         if first:
@@ -153,15 +154,18 @@ class Call:
             self._around.breaker.left(self._party)
         self._control.end()
 
-    # -- steps of a run ------------------------------------------------------------------------------------------
+    # -- steps of a run --------------------------------------------------------------------------------------------
 
     def open(self) -> OpenedMessage | Answer:
-        """Read the message and claim its key; answers what to call with, or that there is nothing to call."""
+        """Read the message and claim its key.
+
+        Return the opened message, or the settlement if the function must not be called.
+        """
         read = self.read()
         return self.claimed(read) if isinstance(read, KeyedMessage) else read
 
     def read(self) -> KeyedMessage | OpenedMessage | Answer:
-        """The first half of `open`, which asks no ledger."""
+        """Run the first half of `open`, which does not use the ledger."""
         if self._ended:
             return {}
         held_seconds = self._around.breaker.holds_back(self._party)
@@ -171,27 +175,27 @@ class Call:
         return self._called_or_left(self._read())
 
     def claimed(self, read: KeyedMessage) -> OpenedMessage | Answer:
-        """The second half: claim the key in the ledger."""
+        """Run the second half of `open`: claim the key in the ledger."""
         if self._ended:
             return {}
         return self._called_or_left(self._claimed(read))
 
     def returned(self) -> None:
-        """The function returned: from here on a stop leaves the key to its completion."""
+        """Note that the function returned: from now on a stop does not release the key."""
         self._recording = True
 
     def finish(self, result: Any) -> Answer:
-        """The function returned: record that, then ack."""
+        """Record the completion of a function that returned, then ack."""
         self.returned()
         first = self._ends()
         if first:
             self._around.breaker.succeeded(self._party)
-        if self._claim is not None:  # whoever ended the call: what is recorded is not done again
+        if self._claim is not None:  # even if another thread ended the call, so that the work is not repeated
             try:
                 recorded = self._claim.finish(_outcome(result))
-            except TemporaryError as unknown:  # recorded or not: the next delivery finds out
+            except TemporaryError as unknown:  # it may be recorded or not: the next delivery finds out
                 return self._gives(self._later(str(unknown)), first)
-            except Exception as error:  # a result that is no JSON
+            except Exception as error:  # for example a result that cannot be stored as JSON
                 return self._gives(self._fail(error, failure_of(error)), first) if first else {}
             if not recorded:
                 return self._gives(self._later("the claim was lost before the work was recorded"), first)
@@ -204,7 +208,7 @@ class Call:
         return self._gives(Ack(), first)
 
     def failed(self, raised: BaseException) -> Answer:
-        """The function raised: record that, then decide."""
+        """Record the failure of a function that raised, then decide."""
         first = self._ends()
         if isinstance(raised, Interrupted):
             return self._gives(self._gave_back(first), first)
@@ -214,7 +218,7 @@ class Call:
         return self._gives(self._fail(raised, failure_of(raised)), first) if first else {}
 
     def cleaned(self, opened: OpenedMessage) -> Any:
-        """Call cleanup, where there is one; answers what it returned. Only where there is something to clean."""
+        """Call the cleanup function, if any, and return its result. Only for a message that needs cleanup."""
         cleanup = self._around.declaration.cleanup
         if cleanup is None:
             return None
@@ -223,13 +227,13 @@ class Call:
         return cleanup(opened.body)
 
     def called(self, opened: OpenedMessage) -> Any:
-        """Call the function; answers what it returned: of an async one, what is to be awaited."""
+        """Call the function and return its result: an awaitable if it is async."""
         if self._around.wants_context:
             return self._around.function(opened.body, self.context(opened))
         return self._around.function(opened.body)
 
     def context(self, opened: OpenedMessage) -> Context:
-        """What a function is handed beside the body, where it takes it."""
+        """Return the context for functions that take one."""
         return Context(
             message=self._delivery.message,
             queue=self._delivery.queue,
@@ -242,10 +246,10 @@ class Call:
             tell_retry=self.tell_retry,
         )
 
-    # -- parts of these ------------------------------------------------------------------------------------------
+    # -- helpers of the steps --------------------------------------------------------------------------------------
 
     def _called_or_left(self, opened: "Step") -> "Step":
-        """Where the function is not called, that says nothing of what it stands on."""
+        """Report a skipped call to the breaker, since it shows nothing about the dependencies."""
         if not isinstance(opened, KeyedMessage | OpenedMessage):
             self._around.breaker.left(self._party)
         return opened
@@ -319,10 +323,11 @@ class Call:
         excused_seconds = self._excused_seconds(raised, failure)
         if self._claim is not None:
             try:
-                if not self._claim.fail(failure.summary):  # finished just now, or lost: the next delivery finds out
+                # It was finished just now, or lost: the next delivery finds out.
+                if not self._claim.fail(failure.summary):
                     return self._later("the claim was lost")
             except TemporaryError:
-                pass  # its lease ends by itself
+                pass  # its lease will expire
         settlement = self._decide(raised, failure, excused_seconds)
         self._emit(
             MessageFailed,
@@ -330,7 +335,8 @@ class Call:
             duration_seconds=self._duration_seconds(),
             error_type=failure.error_type,
             error=failure.error,
-            traceback=None if isinstance(raised, Reject) else failure.traceback,  # said on purpose, from a known place
+            # A deliberate rejection needs no traceback.
+            traceback=None if isinstance(raised, Reject) else failure.traceback,
             exception=raised,
             final=isinstance(settlement, DeadLetter),
             delay_seconds=settlement.delay_seconds if isinstance(settlement, Release) else None,
@@ -338,7 +344,7 @@ class Call:
         return settlement
 
     def _excused_seconds(self, raised: BaseException, failure: FailureDetails) -> float | None:
-        """Tell the breaker; answers a wait where the failure is an outage's."""
+        """Report to the breaker; return the delay if an outage caused the failure."""
         breaker = self._around.breaker
         if isinstance(raised, Exhausted):
             return None
@@ -354,7 +360,7 @@ class Call:
         if self._claim is not None:
             with suppress(TemporaryError):
                 self._claim.give_back()
-        if first:  # else whoever broke it off has told so
+        if first:  # otherwise the thread that ended the call has reported it
             self._around.breaker.left(self._party)
             self._emit(MessageGivenBack, duration_seconds=self._duration_seconds())
         return GIVEN_BACK
@@ -387,7 +393,7 @@ class Call:
         )
 
     def _later(self, reason: str) -> Release:
-        """Not the message's fault: it costs no attempt."""
+        """Return a release with backoff that does not count as an attempt: the message is not at fault."""
         policy = self._around.declaration.retry
         delay_seconds = backoff_seconds(
             attempt=self._delivery.attempt,
@@ -398,13 +404,13 @@ class Call:
         return Release(delay_seconds=delay_seconds, refund=True, reason=reason)
 
     def _ends(self) -> bool:
-        """True for the first who ends the call."""
+        """Return True to the first caller, which ends the call."""
         with self._lock:
             first, self._ended = not self._ended, True
         return first
 
     def _gives(self, settlement: Settlement, first: bool) -> Answer:
-        """The run's answer; none where somebody else decided before."""
+        """Return the settlements of the run; none if another thread ended the call."""
         if not first:
             return {}
         self._given = self._answer(settlement)
@@ -417,11 +423,11 @@ class Call:
         return self._around.clock.monotonic() - self._began_at
 
     def _where(self) -> str | None:
-        """What the work is doing now, as a stack without variables."""
+        """Return the current stack of the work, without variables."""
         return None
 
     def tell_retry(self, tries: int, delay_seconds: float, raised: BaseException) -> None:
-        """A call inside the function failed and is tried again there."""
+        """Emit that a call inside the function failed and will be retried there."""
         failure = failure_of(raised)
         self._emit(
             MessageRetrying,
@@ -446,7 +452,7 @@ class Call:
 
 
 def _outcome(result: Any) -> str:
-    """What is stored of a completion: the result as JSON. Raises for one that is none."""
+    """Return the result as JSON, to be stored with the completion. Raises `TypeError` if it cannot be serialised."""
     from pydantic_core import PydanticSerializationError, to_json
 
     try:

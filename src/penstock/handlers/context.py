@@ -1,4 +1,4 @@
-"""What a function is handed beside the body."""
+"""The arguments of users' functions: contexts, and the items of a batch."""
 
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -12,24 +12,42 @@ Body = TypeVar("Body")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchContext(CallContext):
-    """One call of a function of batches, and the ways to behave well in it."""
+    """Context of one call of a function that takes batches: checkpoints, retries and resources.
+
+    Attributes:
+        queue: The queue of the messages.
+    """
 
     queue: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context(BatchContext):
-    """One call of a function of one message: its message, its attempt, and the ways to behave well in it."""
+    """Context of one call of a function that takes one message: message, attempt, checkpoints, retries and resources.
+
+    Attributes:
+        message: The message.
+        attempt: Number of this attempt, from 1.
+        previous_attempt: The attempt before this one, if the broker or the ledger records it.
+        key: The idempotency key, for an idempotent handler.
+    """
 
     message: Message
-    attempt: int  # 1-based
-    previous_attempt: PreviousAttempt | None  # where broker or ledger remember it
-    key: str | None = None  # of an idempotent handler
+    attempt: int
+    previous_attempt: PreviousAttempt | None
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item(Generic[Body]):
-    """One delivery in a batch."""
+    """One message of a batch.
+
+    Attributes:
+        body: The decoded body.
+        message: The message.
+        attempt: Number of this attempt, from 1.
+        previous_attempt: The attempt before this one, if the broker records it.
+    """
 
     body: Body
     message: Message
@@ -38,5 +56,5 @@ class Item(Generic[Body]):
 
 
 def item_of(delivery: Delivery, body: Any) -> Item[Any]:
-    """The delivery as a function of batches sees it."""
+    """Return a delivery as an item for functions that take batches."""
     return Item(body=body, message=delivery.message, attempt=delivery.attempt, previous_attempt=delivery.previous)

@@ -1,7 +1,7 @@
-"""What becomes of a delivery: one pure function from what the call came to.
+"""Decide how to settle a delivery from the result of its call. Pure functions.
 
-`Reject` and messages nobody can read are given up at once; everything else is tried again after a wait, until the
-attempts are used up. A message for a newer worker waits for one, and that costs it no attempt.
+`Reject` and unreadable messages are dead-lettered at once. Any other failure is retried after a delay, until the
+attempts are used up. A message for a newer worker waits for one, which does not count as an attempt.
 """
 
 import math
@@ -14,15 +14,15 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.failure import FailureDetails, fingerprint
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 
-NEWER_POLL_SECONDS = 30.0  # between two looks at a message of a newer schema, spread by up to half
+NEWER_POLL_SECONDS = 30.0  # between two tries of a message with a newer schema; jitter shortens it by up to half
 
 
 class Exhausted(Exception):
-    """All attempts were begun, and none of them came to an end: the work kills its worker, or hangs it."""
+    """Every attempt began and none ended: the work crashes its worker, or hangs."""
 
 
 def exhausted(delivery: Delivery, policy: RetryPolicy) -> Exhausted | None:
-    """Why a delivery is not worked on any more, before its function is called; None where it has an attempt left."""
+    """Return the reason not to call the function again; None if the delivery has an attempt left."""
     if delivery.attempt <= policy.max_attempts:
         return None
     last = delivery.previous
@@ -31,7 +31,7 @@ def exhausted(delivery: Delivery, policy: RetryPolicy) -> Exhausted | None:
 
 
 class TimedOut(Exception):
-    """The handler's timeout was over."""
+    """The call exceeded the handler's timeout."""
 
 
 def decide(
@@ -44,10 +44,10 @@ def decide(
     handler: str,
     excused_seconds: float | None = None,
 ) -> Settlement:
-    """The settlement for what was raised (``failure`` is the same in words); None: the function returned.
+    """Return the settlement for an exception (``failure`` describes it); None means that the function returned.
 
-    ``excused_seconds``: it is not the message's failure but an outage's, so it comes again after that time, however
-    many attempts it had: some brokers cannot give one back.
+    ``excused_seconds``: an outage caused the failure, not the message, so it is released for that time regardless of
+    its number of attempts: some brokers cannot release a message without counting one.
     """
     if raised is None:
         return Ack()
@@ -80,22 +80,22 @@ def decide(
 
 
 def delay_asked(raised: BaseException) -> float | None:
-    """The wait that a `Retry` asks for; None where it asks for none, or for one that makes no sense."""
+    """Return the delay of a `Retry`; None if it has none or an invalid one."""
     if not isinstance(raised, Retry):
         return None
-    given = getattr(raised, "delay_seconds", None)  # a class of the user's may have forgotten it
+    given = getattr(raised, "delay_seconds", None)  # a user's subclass may not set it
     if isinstance(given, int | float):
         return None if math.isnan(given) else max(given, 0.0)
     try:
         return None if given is None else seconds_of("delay_seconds", given)
-    except Exception:  # the text of the dead letter is the exception's; this must not hide it
+    except Exception:  # keep the original exception: its text is the reason of the dead-lettered message
         return None
 
 
 def decide_newer(
     raised: NewerMessage, *, delivery: Delivery, policy: RetryPolicy, now: float, random: Random
 ) -> Settlement:
-    """A message for a newer worker: back, uncharged, until it has waited long enough for one."""
+    """Release a message for a newer worker without counting an attempt; dead-letter it after too long a wait."""
     waited_seconds = now - delivery.message.enqueued_at
     if waited_seconds >= policy.newer_wait_seconds:
         return DeadLetter(reason=f"{raised}; no newer worker took it within {policy.newer_wait_seconds:g} s")

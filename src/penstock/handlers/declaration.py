@@ -1,4 +1,4 @@
-"""What a user says of a function, checked once and then frozen."""
+"""The declaration of a handler, validated once and then frozen."""
 
 import inspect
 from collections.abc import Callable
@@ -15,12 +15,12 @@ Isolation = Literal["none", "process"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often and after which waits: uniform(0, min(cap, base x 2^(attempt-1))), exponential with full jitter."""
+    """Number of attempts and their delays: uniform(0, min(cap, base x 2^(attempt-1))), exponential with full jitter."""
 
     max_attempts: int = 5
     base_seconds: float = 1.0
     cap_seconds: float = 300.0
-    newer_wait_seconds: float = 3_600.0  # how long a message of a newer schema waits for a newer worker
+    newer_wait_seconds: float = 3_600.0  # how long a message with a newer schema waits for a newer worker
 
     def __post_init__(self) -> None:
         if self.max_attempts < 1:
@@ -31,10 +31,10 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOptions:
-    """Of a function that takes several deliveries at once."""
+    """Batch limits of a function that takes several messages at once."""
 
     messages_max: int
-    wait_seconds: float  # for more, once there is one
+    wait_seconds: float  # how long to wait for more messages after the first
 
     def __post_init__(self) -> None:
         if self.messages_max < 1:
@@ -43,21 +43,22 @@ class BatchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerDeclaration:
-    """One function for one queue."""
+    """One function that handles the messages of one queue."""
 
     name: str
     queue: Queue[Any]
     function: Callable[..., Any]
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     timeout_seconds: float | None = None
-    concurrency: int | None = None  # calls at once in one worker; None: as many as the worker has slots
+    concurrency: int | None = None  # concurrent calls in one worker; None: the worker's slots
     idempotency: Callable[[Any], str] | None = None
     cleanup: Callable[..., Any] | None = None
     batch: BatchOptions | None = None
     isolation: Isolation = "none"
     on_stop: OnStop = "finish"
     schedule: Schedule | None = None
-    breaker_failures: int | None = None  # in a row, until its queue is paused; 0: never; None: as the settings say
+    # Consecutive failures that pause the queue; 0: never; None: the default of the settings.
+    breaker_failures: int | None = None
 
     def __post_init__(self) -> None:
         name = f"The handler {self.name}"
@@ -80,7 +81,7 @@ class HandlerDeclaration:
             raise UsageError(f"{name} takes batches, and idempotency is for functions of one message.")
         if self.batch is not None and self.cleanup is not None:
             raise UsageError(f"{name} takes batches, and cleanup is for functions of one message.")
-        _ = self.wants_context  # which refuses functions of other arguments
+        _ = self.wants_context  # raises for functions with other arguments
         if self.cleanup is not None:
             self._check_cleanup(name, self.cleanup)
 
@@ -93,14 +94,14 @@ class HandlerDeclaration:
 
     @property
     def is_async(self) -> bool:
-        """Whether it runs on the event loop."""
+        """Return True if the function runs on the event loop."""
         return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(
             getattr(self.function, "__call__", None)  # noqa: B004 - asked whether it is async, not whether it is there
         )
 
     @property
     def wants_context(self) -> bool:
-        """Whether the function takes the context beside the body."""
+        """Return True if the function takes the context as its second argument."""
         return takes_context(self.function, f"The handler {self.name}", first="body")
 
 

@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them, converted to seconds and bytes where they are given."""
+"""Convert durations and sizes as people write them to seconds and bytes."""
 
 import re
 from datetime import timedelta
@@ -25,13 +25,13 @@ _CLOCK = re.compile(r"(?P<fields>\d+(:\d{2}){1,3}|:\d{2})(?P<fraction>\.\d+)?") 
 
 
 def seconds_of(name: str, given: Duration, *, zero: bool = False) -> float:
-    """Return the seconds of a duration that the option ``name`` was given.
+    """Return the seconds of a duration given for the option ``name``.
 
     Args:
         zero: Accept 0 too.
 
     Raises:
-        UsageError: ``given`` is no duration, is negative, infinite, or 0 without ``zero``.
+        UsageError: ``given`` is not a duration, is negative, infinite, or 0 without ``zero``.
     """
     if isinstance(given, timedelta):
         seconds: float | None = given.total_seconds()
@@ -48,7 +48,7 @@ def seconds_of(name: str, given: Duration, *, zero: bool = False) -> float:
 
 
 def bytes_of(name: str, given: Size) -> int:
-    """Bytes, at least 1. Raises `UsageError` naming what was given."""
+    """Return the bytes of a size given for the option ``name``, at least 1. Raises `UsageError` if it is not a size."""
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     try:
@@ -61,7 +61,7 @@ def bytes_of(name: str, given: Size) -> int:
 
 
 def _seconds_in(text: str) -> float | None:
-    """Return the seconds that a text spells, to the microsecond; None if it is no duration or over 10**9 days."""
+    """Return the seconds that a text spells, to the microsecond; None if it is not a duration or over 10**9 days."""
     text = text.strip().removeprefix("+").strip().lower()
     try:
         seconds = float(text)

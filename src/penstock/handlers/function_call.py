@@ -1,8 +1,8 @@
-"""One delivery in the hands of a plain function.
+"""Call a function with one delivery.
 
-One delivery in the hands of an async function.
-
-The asyncio task an execution runs in, cancelled from other threads.
+- `PlainCall`: a plain function, in a thread of the pool
+- `OwnTask`: the asyncio task of an execution, which other threads cancel
+- `AsyncCall`: an async function, as a task on the worker's event loop
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from penstock.messaging.handler import Answer
 
 
 class PlainCall(Call):
-    """On a thread of the pool."""
+    """One call of a plain function, in a thread of the pool."""
 
     def __init__(self, delivery: Delivery, around: HandlerRuntime) -> None:
         super().__init__(delivery, around)
-        self._thread_id: int | None = None  # written by the thread that runs
+        self._thread_id: int | None = None  # written by the running thread
 
     def run(self) -> Answer:
         self._thread_id = threading.get_ident()
@@ -37,7 +37,7 @@ class PlainCall(Call):
                 if opened.cleanup:
                     run_to_its_end(self.cleaned(opened))
                 result = run_to_its_end(self.called(opened))
-        except BaseException as raised:  # SystemExit too: the delivery must not hang on what user code does
+        except BaseException as raised:  # SystemExit too: the delivery must be settled, whatever user code raises
             return self.failed(raised)
         return self.finish(result)
 
@@ -47,25 +47,25 @@ class PlainCall(Call):
 
 
 class OwnTask:
-    """Known once the task has begun; cancelling one that was never begun, or has ended, does nothing."""
+    """The task of one execution, known once it has begun. Cancelling before its begin or after its end does nothing."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[Any] | None = None  # this and the next: written by the loop
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def begin(self) -> None:
-        """Called by the task itself."""
+        """Remember the current task. Called by the task itself."""
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
 
     def cancel(self) -> None:
-        """Ask the task to end; any thread may."""
+        """Cancel the task. Thread-safe."""
         task, loop = self._task, self._loop
         if task is not None and loop is not None:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(task.cancel)
 
     def stack(self) -> str | None:
-        """Where the task is, without variables."""
+        """Return the stack of the task, without variables."""
         task = self._task
         if task is None:
             return None
@@ -76,7 +76,7 @@ Result = TypeVar("Result")
 
 
 class AsyncCall(Call):
-    """A task on the worker's event loop."""
+    """One call of an async function, as a task on the worker's event loop."""
 
     def __init__(self, delivery: Delivery, around: HandlerRuntime) -> None:
         super().__init__(delivery, around)
@@ -97,7 +97,7 @@ class AsyncCall(Call):
         except asyncio.CancelledError as cancelled:
             if self._control.over:
                 raise
-            return await self._aside(self.failed, cancelled, urgent=True)  # the function's own doing
+            return await self._aside(self.failed, cancelled, urgent=True)  # the function cancelled itself
         except BaseException as raised:
             return await self._aside(self.failed, raised, urgent=True)
         self.returned()
@@ -108,7 +108,9 @@ class AsyncCall(Call):
         self._task.cancel()
 
     async def _aside(self, step: Callable[..., Result], *arguments: Any, urgent: bool = False) -> Result:
-        """Take a step; beside the loop if it asks the ledger, which blocks. Work that ended overtakes what begins."""
+        """Run a step, in another thread if it uses the ledger, which blocks. Steps that end work overtake those that
+        start it.
+        """
         if self._bookkeeping is None:
             return step(*arguments)
         return await self._bookkeeping.run(step, *arguments, urgent=urgent)

@@ -1,4 +1,4 @@
-"""A user's function as the worker sees it."""
+"""A user's function as a handler of the worker."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,17 +22,17 @@ from penstock.messaging.schema import BodyCodec
 from penstock.messaging.threads import AsideThreads
 from penstock.messaging.tracing import NO_TRACING, Tracing
 
-FORGET_SECONDS = 600.0  # between two looks for old completions
-BOOKKEEPING_THREADS_MAX = 8  # as many as a ledger has connections: more would wait for one
+FORGET_SECONDS = 600.0  # between two deletions of expired completions
+BOOKKEEPING_THREADS_MAX = 8  # as many as a ledger has connections: more would only wait for one
 
 
 def bookkeeping_threads() -> AsideThreads:
-    """Return threads for what the async handlers of one worker ask of its ledger."""
+    """Return the threads in which async handlers of one worker use its ledger."""
     return AsideThreads("bookkeeping", threads_max=BOOKKEEPING_THREADS_MAX)
 
 
 class FunctionHandler:
-    """A `penstock.messaging.handler.BatchHandler` around one declared function."""
+    """A `penstock.messaging.handler.BatchHandler` for one declared function."""
 
     def __init__(
         self,
@@ -48,12 +48,12 @@ class FunctionHandler:
         resources: Mapping[str, Any] = NO_RESOURCES,
         tracing: Tracing = NO_TRACING,
     ) -> None:
-        """``bookkeeping``: the threads in which async handlers talk to the ledger; None: threads of this handler."""
+        """``bookkeeping``: the threads in which async handlers use the ledger; if None, this handler has its own."""
         if (declaration.idempotency is not None) != (keys is not None):
             raise ConfigurationError(f"The handler {declaration.name} is idempotent and was given no ledger.")
         self._declaration = declaration
         self._forget_at = clock.monotonic() + FORGET_SECONDS * random()  # written by the job's thread
-        self._is_async = declaration.is_async  # asked once: the answer takes a while
+        self._is_async = declaration.is_async  # computed once: the inspection is slow
         self._around = HandlerRuntime(
             declaration=declaration,
             codec=BodyCodec(declaration.queue),
@@ -112,13 +112,13 @@ class FunctionHandler:
         return {} if self._around.keys is None else {"completions": self.forget}
 
     def forget(self) -> None:
-        """Forget old completions, now and then."""
+        """Delete expired completions, at most once every `FORGET_SECONDS`."""
         now = self._around.clock.monotonic()
         if self._around.keys is not None and now >= self._forget_at:
             self._around.keys.forget()
             self._forget_at = now + FORGET_SECONDS
 
     def close(self) -> None:
-        """End what runs for this handler alone."""
+        """End the child processes of this handler."""
         if self._children is not None:
             self._children.close()

@@ -1,4 +1,4 @@
-"""What an idempotent handler needs of whoever remembers its keys. The ledger does, in `once`."""
+"""The protocols through which an idempotent handler uses its store of keys. The ledger implements them in `once`."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,29 +8,32 @@ from penstock.messaging.handler import HeldClaim
 
 
 class KeyClaim(Protocol):
-    """Our attempt on one key; ended by exactly one of the last three. They raise `TemporaryError` when unsure."""
+    """One attempt on a key, ended by exactly one of `finish`, `fail` and `give_back`.
+
+    These raise `TemporaryError` if their effect is unknown.
+    """
 
     @property
     def held(self) -> HeldClaim:
-        """What the heartbeat extends."""
+        """The claim that the heartbeat extends."""
         ...
 
     def finish(self, outcome: str) -> bool:
-        """Record the completion; False when the claim was lost, and the effect is somebody else's."""
+        """Record the completion; return False if the claim was lost, so that the effect belongs to another attempt."""
         ...
 
     def fail(self, reason: str) -> bool:
-        """Free the key for another attempt; False when the claim was lost, or finished, before."""
+        """Free the key for another attempt; return False if the claim was lost, or finished, before."""
         ...
 
     def give_back(self) -> bool:
-        """As `fail`, for work that a stop broke off."""
+        """Free the key as `fail` does, for work that a stop interrupted."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyBegun:
-    """The key is ours."""
+    """The key is claimed by this attempt."""
 
     claim: KeyClaim
     previous: PreviousAttempt | None
@@ -38,25 +41,25 @@ class KeyBegun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyBusy:
-    """Another attempt works on it, for as long as its lease holds."""
+    """Another attempt holds the key, for ``seconds`` until its lease ends."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyDone:
-    """It was completed before, with this outcome (JSON)."""
+    """The work was completed before, with this outcome (JSON)."""
 
     outcome: str
 
 
 class IdempotencyKeys(Protocol):
-    """The keys of one handler."""
+    """The idempotency keys of one handler."""
 
     def begin(self, key: str) -> KeyBegun | KeyBusy | KeyDone:
-        """Try to claim the key. Raises `TemporaryError` when that cannot be told."""
+        """Try to claim the key. Raises `TemporaryError` if the result is unknown."""
         ...
 
     def forget(self) -> None:
-        """Let go of some completions past their retention. Raises `TemporaryError` when that cannot be done now."""
+        """Delete some completions past their retention. Raises `TemporaryError` if that is not possible now."""
         ...

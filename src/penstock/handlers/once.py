@@ -1,8 +1,8 @@
-"""An idempotent handler's claim in the ledger: one recorded completion a key, whatever is delivered twice.
+"""Claims of idempotent handlers in the ledger: one recorded completion per key, however often it is delivered.
 
-The claim is taken before the function is called and ended by exactly one of: finished (recorded, with the outcome),
-failed, given back. A duplicate of finished work is acked; one of work still running waits for the claim's lease, and is
-never acked as if it were done.
+The claim is taken before the function is called, and ended by exactly one of: finished (recorded with its outcome),
+failed, released. A duplicate of finished work is acked. A duplicate of running work waits for the lease of the claim,
+and is never acked as if it were done.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,12 +20,12 @@ from penstock.messaging.handler import Extension, HeldClaim
 FINISH_TRIES = 5
 FINISH_WAIT_SECONDS = 0.1
 FINISH_WAIT_SECONDS_MAX = 2.0
-FORGOTTEN_MAX = 1_000  # completions in one transaction
+FORGOTTEN_MAX = 1_000  # completions deleted in one transaction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkKeeper:
-    """A `penstock.messaging.handler.ClaimKeeper` of the keys of all handlers."""
+    """A `penstock.messaging.handler.ClaimKeeper` for the keys of all handlers."""
 
     ledger: Ledger
 
@@ -42,8 +42,8 @@ class LedgerKeys:
     worker: str
     lease_seconds: float
     retention_seconds: float  # of completions
-    busy_seconds_max: float | None = None  # between two looks at a key that is busy; None: what its lease has left
-    owner: WorkOwner | None = None  # part of each key's identity; None: the handler's name is all of it
+    busy_seconds_max: float | None = None  # maximum delay between two tries of a busy key; None: the rest of its lease
+    owner: WorkOwner | None = None  # part of each key's identity; None: the handler's name alone
     new_attempt_id: Callable[[], str] = lambda: str(ULID())
 
     def begin(self, key: str) -> KeyBegun | KeyBusy | KeyDone:
@@ -65,7 +65,7 @@ class LedgerKeys:
         return KeyBegun(claim=LedgerClaim(keys=self, attempt_id=attempt_id), previous=_previous(begun.previous))
 
     def forget(self) -> None:
-        if self.owner is None or self.owner.is_plain:  # then keys that an earlier version recorded are among its own
+        if self.owner is None or self.owner.is_plain:  # keys recorded by earlier versions belong to this owner, too
             self.ledger.forget_works(
                 older_than_seconds=self.retention_seconds, limit=FORGOTTEN_MAX, handler=self.handler
             )
@@ -85,7 +85,7 @@ class LedgerClaim:
         return HeldClaim(keeper=WorkKeeper(ledger=self.keys.ledger), id=self.attempt_id)
 
     def finish(self, outcome: str) -> bool:
-        """Tried a few times while the claim is kept: given up, it would have the work done twice."""
+        """Record the completion, with a few retries under the claim: after giving up, the work would be done twice."""
         from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
         finishing = Retrying(

@@ -1,8 +1,9 @@
-"""Outages of a service that queues need, noticed by requests and by a watch that asks the service itself.
+"""Outages of a service that queues need, detected by requests and by a watch thread that pings the service.
 
-While the service is away, the queues that need it are paused: a message received then could only go back, and where
-each receive counts (SQS) an outage would use up its attempts. The watch also asks while no message comes, so that every
-worker knows of an outage before it receives. An outage ends when the service answers the watch.
+While the service is down, the worker pauses the queues that need it: a message received then could only be released,
+and on brokers that count each receive (SQS) an outage would use up its attempts. The watch also pings while no message
+arrives, so that every worker detects an outage before it receives. An outage ends when a request or a ping
+succeeds.
 """
 
 import random as system_random
@@ -20,25 +21,26 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.threads import begin_thread, begin_thread_or_do
 
 PAUSE_SECONDS_MIN = 1.0
-PAUSE_SECONDS_MAX = 5.0  # work resumes at most that long after the service is back
-CLAIMS_PAUSE_SECONDS_MAX = 60.0  # while it answers and work fails nevertheless: its disk is full, say
-CHECK_SECONDS = 5.0  # between two pings of a ledger that answered
-PING_SECONDS_MAX = 10.0  # after which a service that has not answered is away
-COUNTED_RELEASE_SECONDS = 30.0  # how long a message stays away where a receive counts: all workers know by then
-STORE_PATIENCE = 2.0  # each ping of a store is a request that costs money
-LOOK_SECONDS = 0.25  # between two looks of a worker at a closed gate
+PAUSE_SECONDS_MAX = 5.0  # work resumes at most this long after the service is back
+CLAIMS_PAUSE_SECONDS_MAX = 60.0  # while the service is up but work fails, for example on a full disk
+CHECK_SECONDS = 5.0  # between two pings of a ledger that is up
+PING_SECONDS_MAX = 10.0  # after which a service without a response counts as down
+# Delay of a released message if each receive counts: by then all workers know of the outage.
+COUNTED_RELEASE_SECONDS = 30.0
+STORE_PATIENCE = 2.0  # each ping of an object store is a request that costs money
+LOOK_SECONDS = 0.25  # between two checks of a closed gate by a worker
 
-_TRIES_MAX = 16  # bounds the exponent of pauses
+_TRIES_MAX = 16  # bounds the exponent of the pauses
 
 
 class MakeAway(Protocol):
-    """Make the event of a service that went away."""
+    """A function that makes the event for a service that went down."""
 
     def __call__(self, *, error: str, queues: tuple[str, ...]) -> Event: ...
 
 
 class MakeBack(Protocol):
-    """Make the event of a service that answers again."""
+    """A function that makes the event for a service that is back."""
 
     def __call__(self, *, away_seconds: float, queues: tuple[str, ...]) -> Event: ...
 
@@ -47,8 +49,8 @@ class MakeBack(Protocol):
 class WatchedService:
     """A service that queues need, and the events of its outages.
 
-    ``patience`` multiplies the time between two pings while it answers, and the time for which messages stay invisible
-    if a receive counts as an attempt.
+    ``patience`` multiplies the time between two pings while the service is up, and the delay of released messages if
+    a receive counts as an attempt.
     """
 
     name: str
@@ -61,7 +63,7 @@ LEDGER = WatchedService(name="ledger", away=LedgerAway, back=LedgerBack)
 
 
 def store_service(address: str) -> WatchedService:
-    """Return the service for the store of objects or of a table at this address."""
+    """Return the service for the object store or table at this address."""
     return WatchedService(
         name="store",
         away=partial(StoreAway, store=address),
@@ -71,11 +73,10 @@ def store_service(address: str) -> WatchedService:
 
 
 class OutageWatch:
-    """A `penstock.messaging.handler.ServiceWatch` of one worker's service, by default the ledger. Any thread may call
-    it.
+    """A `penstock.messaging.handler.ServiceWatch` of one worker for one service, by default the ledger. Thread-safe.
 
-    ``ping`` asks the service, and raises `TemporaryError` while it is away. Without a ping only requests notice an
-    outage, and no queue is paused. ``refunds``: True if the broker can take back the count of a receive.
+    ``ping`` calls the service, and raises `TemporaryError` while it is down. Without a ping only requests detect an
+    outage, and no queue is paused. ``refunds``: True if the broker can release a message without counting an attempt.
     """
 
     def __init__(
@@ -95,36 +96,40 @@ class OutageWatch:
         self._ping = ping
         self._refunds = refunds
         self._queues: frozenset[str] = frozenset()  # replaced as a whole, before the worker serves
-        self._ended = False  # written by the thread that closes; never unset
+        self._ended = False  # written by the closing thread; never unset
         self._news = threading.Event()  # wakes the watch
         self._defect: BaseException | None = None  # the error that ended the watch; written by its thread
         self._lock = threading.Lock()
         # The rest is written under the lock; times are monotonic.
-        self._since: float | None = None  # None: it answers
+        self._since: float | None = None  # start of the outage; None: the service is up
         self._error = ""
-        self._pings = 0  # that failed since it went away
-        self._cycles = 0  # outages since a request did its work
+        self._pings = 0  # failed pings in this outage
+        self._cycles = 0  # outages since a request last did its work
         self._next_ping_at = 0.0
-        self._answered_at = clock.monotonic()  # the last request or ping that succeeded
-        self._trying = 0  # requests under way
+        self._answered_at = clock.monotonic()  # last successful request or ping
+        self._trying = 0  # requests in progress
 
-    # -- by handlers ---------------------------------------------------------------------------------------------
+    # -- called by handlers ----------------------------------------------------------------------------------------
 
     def succeeded(self) -> None:
-        """Note that a request did its work: the ledger took a claim, the store returned an object. An answer alone does
-        not prove that: a ledger on a full disk still answers."""
+        """Note that a request did its work: the ledger took a claim, or the store returned an object.
+
+        A response alone does not prove that: a ledger on a full disk still responds.
+        """
         with self._lock:
             self._cycles = 0
 
     @contextmanager
     def asked(self) -> Iterator[None]:
-        """Wrap a request: a `TemporaryError` in it means that the service is away, a normal end that it answers. A
-        `PartAway` says nothing about the service."""
+        """Wrap a request. A `TemporaryError` in it means that the service is down, a normal end that it is up.
+
+        A `PartAway` does not show that the whole service is down.
+        """
         with self._lock:
             self._trying += 1
         try:
             yield
-        except PartAway:  # were the queue paused for it, what needs the rest would wait, too
+        except PartAway:  # pausing the queue would also stop the work that needs the other parts
             raise
         except TemporaryError as error:
             self._away(str(error), by_request=True)
@@ -137,13 +142,12 @@ class OutageWatch:
 
     @property
     def refusal(self) -> str | None:
-        """The error for which no request should be tried now; None if one may be."""
+        """The error because of which no request should be tried now; None if one may be."""
         with self._lock:
             return None if self._since is None or self._ping is None else self._error
 
     def pause_seconds(self, random: Random) -> float:
-        """Return for how long to hide a message whose request failed. Grows with the length of the outage; with
-        jitter."""
+        """Return for how long to hide a message whose request failed: with jitter, longer in a longer outage."""
         since = self._since
         away_seconds = 0.0 if since is None else self._clock.monotonic() - since
         ceiling = min(PAUSE_SECONDS_MAX, max(PAUSE_SECONDS_MIN, away_seconds))
@@ -151,18 +155,18 @@ class OutageWatch:
             ceiling = COUNTED_RELEASE_SECONDS * self._service.patience
         return ceiling * (1.0 + random()) / 2.0
 
-    # -- by the worker -------------------------------------------------------------------------------------------
+    # -- called by the worker --------------------------------------------------------------------------------------
 
     def gate(self, queue: str) -> "OutageGate":
-        """Return the gate of a queue that needs the service. Only before the worker serves."""
+        """Return the gate of a queue that needs the service. Call only before the worker serves."""
         self._queues |= {queue}
         return OutageGate(self)
 
     def admits(self) -> int | None:
-        """How many messages may be at hand for what begins next; None: any number.
+        """Return how many messages may be held for the next execution; None for no limit.
 
-        None are admitted while the service is away. If work failed again although it answered, one message at a time is
-        admitted until a request does its work. Raises what ended the watch.
+        It is 0 while the service is down. If work failed again although the service was up, it is 1 until a request
+        does its work. Raises the error that ended the watch.
         """
         if self._defect is not None:
             raise self._defect
@@ -172,11 +176,11 @@ class OutageWatch:
             return 0 if self._since is not None or self._trying else 1
 
     def opens_at(self) -> float | None:
-        """When to look again (monotonic); None while it is open."""
+        """Return when to check again (monotonic); None while the gate is open."""
         return None if self.admits() is None else self._clock.monotonic() + LOOK_SECONDS
 
     def put_back_seconds(self) -> float:
-        """How long messages stay away that were received before it was known."""
+        """Return for how long to hide messages that were received before the outage was detected."""
         return self.pause_seconds(self._random) if self._since is not None else 0.0
 
     @contextmanager
@@ -193,7 +197,7 @@ class OutageWatch:
             self._ended = True
             self._news.set()
 
-    # -- parts of these ------------------------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------------------------
 
     def _watch(self, ping: Callable[[], object]) -> None:
         try:
@@ -204,7 +208,7 @@ class OutageWatch:
                     self._clock.wait(self._news, rest_seconds)
                 else:
                     self.check(ping)
-        except BaseException as defect:  # such as a listener that raises: no gate would ever open again
+        except BaseException as defect:  # for example a listener that raises: no gate would ever open again
             self._defect = defect
 
     def _rest_seconds(self) -> float:
@@ -217,7 +221,7 @@ class OutageWatch:
         return at - self._clock.monotonic()
 
     def check(self, ping: Callable[[], object]) -> None:
-        """Ping the service once. While a ping takes too long the service counts as away, and no other ping begins."""
+        """Ping the service once. While a ping takes too long the service counts as down, and no other ping begins."""
         over = threading.Event()
         answers: list[TemporaryError | None] = []
 
@@ -226,7 +230,7 @@ class OutageWatch:
                 ping()
             except TemporaryError as error:
                 answers.append(error)
-            except Exception:  # it answers; whoever needs it next hears of what is wrong
+            except Exception:  # the service is up; the next request reports the error
                 answers.append(None)
             else:
                 answers.append(None)

@@ -1,20 +1,18 @@
-"""One delivery in the hands of a function in another process.
+"""Call a function in a child process: for work that holds the GIL, leaks memory, or may never end.
 
-Handlers in processes of their own: for work that holds the GIL, leaks, or may never end.
+- `Pipe`: a pipe between parent and child
+- `serve`: the loop of the child, which runs calls one after another
+- `ChildProcess`, `ChildProcesses`: the children of one handler, as the parent uses them
+- `ChildCall`: one call
 
-Each child runs one call at a time and is reused. It is spawned, never forked. Interrupting a call kills its child with
-whatever that started; a child that dies takes its call with it and nothing else; and none outlives this process. What
-goes to a child is the message as it came; the body is read there, by the same codec. The function travels by its name,
-so it has to be one that can be imported. What a child does is in `child`.
+Each child runs one call at a time and is reused. It is spawned, never forked. Interrupting a call kills its child and
+the processes that the child started. A child that dies fails only its own call, and no child outlives this process. The
+child receives the message as it arrived, and decodes the body with the same codec. The function is pickled by name, so
+it must be importable. The parent handles the signals of a terminal or process group, and the child ends with its
+parent.
 
-What happens in a child process: calls come through a pipe and are answered there, one after another.
-
-Signals of a terminal or a group are the parent's to answer, and the child ends with its parent.
-
-A pipe between a process and its child, on which neither waits for the other after it has ended.
-
-A reader sees the end of a pipe only when every process has closed its other end, and processes that the child forked
-keep it open. So the parent checks, with each piece that it reads or writes, if the child has ended.
+A reader sees the end of a pipe only when every process has closed the other end, and processes forked by the child keep
+it open. So the parent checks with each read and write if the child has ended.
 """
 
 import fcntl
@@ -60,7 +58,7 @@ class _HasFileno(Protocol):
 
 
 class Pipe:
-    """One end of the pipe, for one thread at a time."""
+    """One end of the pipe, used by one thread at a time. It never waits for a process that has ended."""
 
     def __init__(self, connection: Connection, *, end: _HasFileno | int | None = None) -> None:
         """``end`` becomes readable when the process at the other end has ended; None: do not check for that."""
@@ -77,16 +75,16 @@ class Pipe:
                 self._await(select.POLLOUT)
                 try:
                     left = left[os.write(self._connection.fileno(), left) :]
-                except BlockingIOError:  # poll reports room that the write finds too small
+                except BlockingIOError:  # poll reports room, but less than the write needs
                     continue
 
     def receive(self) -> Any:
         """Receive a value. Raises `EOFError` if the other end is closed or the other process ended."""
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
-        return pickle.loads(self._read(length))  # both ends are ours
+        return pickle.loads(self._read(length))  # both ends belong to Penstock
 
     def close(self) -> None:
-        """Close this end; the other one then raises."""
+        """Close this end; the other end then raises."""
         self._connection.close()
 
     def _read(self, length: int) -> bytearray:
@@ -103,7 +101,7 @@ class Pipe:
         return data
 
     def _await(self, event: int) -> None:
-        """Wait for a `select.poll` event. What a process wrote before it ended can still be read."""
+        """Wait for a `select.poll` event. Data that a process wrote before it ended can still be read."""
         poll = select.poll()
         poll.register(self._connection, event)
         if self._end is not None:
@@ -113,12 +111,12 @@ class Pipe:
             raise EOFError
 
 
-_PARENTS = (signal.SIGINT, signal.SIGTERM, signal.SIGTSTP)  # signals that are the parent's to answer
+_PARENTS = (signal.SIGINT, signal.SIGTERM, signal.SIGTSTP)  # signals that the parent handles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentCall:
-    """One call, as it travels to a child."""
+    """One call, as it is sent to a child."""
 
     message: Message
     queue: str
@@ -126,12 +124,12 @@ class SentCall:
     attempt: int
     previous_attempt: PreviousAttempt | None
     key: str | None
-    carrier: Carrier  # of the span that it is made in
+    carrier: Carrier  # of the span of this call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRetrying:
-    """A call inside the function failed and is tried again there; the answer is yet to come."""
+    """A call inside the function failed and will be retried there; the result follows later."""
 
     tries: int
     delay_seconds: float
@@ -140,14 +138,14 @@ class CallRetrying:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallReturned:
-    """The function returned this."""
+    """The function returned a result."""
 
     result: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRaised:
-    """The function raised; of the exception itself only words travel."""
+    """The function raised; only a description of the exception is sent."""
 
     kind: str  # reject, retry, other
     failure: FailureDetails
@@ -161,11 +159,11 @@ def serve(
     wants_context: bool,
     continuing: Continuing | None,
 ) -> None:
-    """The child's life. A terminal's Ctrl-C and a group's SIGTERM are the parent's to answer."""
+    """Run the child: execute calls until the pipe closes. The parent handles Ctrl-C and SIGTERM."""
     with suppress(OSError):
-        os.setsid()  # a group of its own, so that it can be killed with what it starts
+        os.setsid()  # a process group of its own, so that it can be killed with its children
     for number in _PARENTS:
-        # Not ignored: programs that the function starts would inherit that, and could not be ended any more.
+        # Do not ignore the signals: programs that the function starts would inherit that, and could not be terminated.
         signal.signal(number, _left_to_the_parent)
         signal.siginterrupt(number, False)
     _end_with_parent()
@@ -177,21 +175,21 @@ def serve(
         except (EOFError, OSError):
             if continuing is not None:
                 continuing.close()
-            os._exit(0)  # the parent is gone, or wants no more
+            os._exit(0)  # the parent has ended, or closed the pipe
         with nullcontext() if continuing is None else continuing(call.carrier):
             answer = _run(call, function, codec, wants_context, partial(_tell_retry, pipe))
         pipe.send(answer)
 
 
 def _left_to_the_parent(_number: int, _frame: FrameType | None) -> None:
-    """Nothing happens here."""
+    """Do nothing: the parent handles this signal."""
 
 
 def _end_with_parent() -> None:
-    """Have the kernel end this process when the parent is gone; a function that holds the GIL would never look.
+    """Have the kernel end this process when the parent ends; a function that holds the GIL would never check.
 
-    The parent's sentinel is a pipe. A pipe told to is followed by SIGIO when its other end is closed, and SIGIO ends
-    who does not handle it.
+    The parent's sentinel is a pipe. With O_ASYNC set, the kernel sends SIGIO when the other end of the pipe closes, and
+    SIGIO ends a process that does not handle it.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -201,7 +199,7 @@ def _end_with_parent() -> None:
         flags = fcntl.fcntl(parent.sentinel, fcntl.F_GETFL)
         fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
-    if wait([parent.sentinel], 0):  # it was gone before
+    if wait([parent.sentinel], 0):  # the parent had ended before
         os._exit(0)
 
 
@@ -234,23 +232,23 @@ def _run(
     return CallReturned(result=result)
 
 
-END_SECONDS = 0.5  # for children that were asked to end, all together
+END_SECONDS = 0.5  # for all children that were asked to end, together
 
 
 class ChildFailed(PenstockError):
-    """What a child's function raised, in words; ``traceback`` is the child's."""
+    """The description of an exception that the child's function raised; ``traceback`` is the child's."""
 
     def __init__(self, failure: FailureDetails) -> None:
         super().__init__(failure.summary)
-        self.failure = failure  # `failure_of` takes it as it is
+        self.failure = failure  # `failure_of` uses it unchanged
 
 
 class ChildDied(PenstockError):
-    """The process ended in the middle of a call: killed, out of memory, a crash in C code."""
+    """The process ended during a call: killed, out of memory, or a crash in C code."""
 
 
 class ChildProcess:
-    """One process, driven by the thread that took it."""
+    """One child process, driven by the thread that took it."""
 
     def __init__(
         self, function: Callable[..., Any], queue: Queue[Any], wants_context: bool, continuing: Continuing | None
@@ -263,25 +261,25 @@ class ChildProcess:
         self._process.start()
         theirs.close()
         self._pipe = Pipe(ours, end=_end_of(self._process))
-        self._killed = False  # written by whoever kills it; it may take a moment to be gone
+        self._killed = False  # written by the thread that kills it; the process may take a moment to end
         self.busy = False  # written by the thread that took it
 
     @property
     def alive(self) -> bool:
-        """Whether it can take a call."""
+        """Return True if it can take a call."""
         return not self._killed and self._process.is_alive()
 
     @property
     def suspended(self) -> bool:
-        """Whether somebody suspended it (SIGSTOP, a debugger): it may never go on, so its lease must not."""
+        """Return True if the process is suspended (SIGSTOP, debugger). It may never continue, so its lease must end."""
         try:
             state = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-        except (OSError, IndexError):  # gone, or a system without /proc
+        except (OSError, IndexError):  # it has ended, or the system has no /proc
             return False
         return state in ("T", "t")
 
     def call(self, sent: SentCall, *, tell_retry: TellRetry) -> Any:
-        """Run it there; raises what the function raised, or `ChildDied`."""
+        """Run a call in the child. Raises what the function raised, or `ChildDied`."""
         try:
             self._pipe.send(sent)
             self.busy = True
@@ -300,27 +298,27 @@ class ChildProcess:
         raise _exception_of(answer)
 
     def kill(self) -> None:
-        """End it now, with what it started; a call in it ends with `ChildDied`."""
+        """Kill the process and its process group; a call in progress ends with `ChildDied`."""
         self._killed = True
         if self._process.is_alive() and self._process.pid is not None:
-            with suppress(OSError):  # its group is not there yet
+            with suppress(OSError):  # the process group does not exist yet
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
 
     def ask_to_end(self) -> None:
-        """An idle child ends by that. Only the thread that took it, or nobody, may be using it."""
+        """End an idle child by closing its pipe. No thread but the caller may be using it."""
         self._killed = True
         with suppress(OSError):
             self._pipe.close()
 
     def ended_by(self, deadline: float) -> bool:
-        """Wait for its end until then (`time.monotonic`); answers whether it has come."""
+        """Wait for the process until ``deadline`` (`time.monotonic`); return True if it has ended."""
         self._process.join(max(0.0, deadline - time.monotonic()))
         return self._process.exitcode is not None
 
 
 class ChildProcesses:
-    """The children of one handler: made when they are needed, kept for the next call. Any thread may call it."""
+    """The child processes of one handler: started when needed, kept for the next call. Thread-safe."""
 
     def __init__(
         self,
@@ -340,7 +338,7 @@ class ChildProcesses:
         self._closed = False
 
     def take(self) -> ChildProcess:
-        """A child for one call, to be put back or killed."""
+        """Return a child for one call, to be returned with `put_back` or killed."""
         with self._lock:
             while self._idle:
                 child = self._idle.pop()
@@ -349,7 +347,7 @@ class ChildProcesses:
         return ChildProcess(self._function, self._queue, self._wants_context, self._continuing)
 
     def put_back(self, child: ChildProcess) -> None:
-        """The call is over."""
+        """Take a child back after its call."""
         with self._lock:
             keep = child.alive and not self._closed
             if keep:
@@ -358,7 +356,7 @@ class ChildProcesses:
             child.ask_to_end()
 
     def close(self) -> None:
-        """End those that are idle; the others when their calls end, or are interrupted by whoever began them."""
+        """End the idle children. The others end after their calls, or when those are interrupted."""
         with self._lock:
             idle, self._idle, self._closed = self._idle, [], True
         for child in idle:
@@ -373,13 +371,14 @@ class ChildProcesses:
 
 
 def _end_of(process: SpawnProcess) -> Connection | int:
-    """Something to wait for that is ready when the process has ended.
+    """Return an object that becomes readable when the process has ended.
 
-    Its sentinel is a pipe, which processes that it forked keep open, so it is the second choice.
+    The process's sentinel is a pipe, which processes forked by the child keep open, so it is the second choice.
     """
     if process.pid is not None and hasattr(os, "pidfd_open"):
         with suppress(OSError):
-            return Connection(os.pidfd_open(process.pid), writable=False)  # which closes it, when nobody needs it
+            # A `Connection` closes the descriptor when it is collected.
+            return Connection(os.pidfd_open(process.pid), writable=False)
     return process.sentinel
 
 
@@ -409,15 +408,18 @@ def _check_importable(function: Callable[..., Any]) -> None:
 
 
 class ChildCall(PlainCall):
-    """A thread of the pool waits for the child. Interrupting kills it: C code that hangs hears nothing else."""
+    """One call in a child process, for which a thread of the pool waits.
+
+    Interrupting kills the child, since C code that hangs ignores anything else.
+    """
 
     def __init__(self, delivery: Delivery, around: HandlerRuntime, children: ChildProcesses) -> None:
         super().__init__(delivery, around)
         self._children = children
-        self._child: ChildProcess | None = None  # taken away under the lock; written by the thread that runs
+        self._child: ChildProcess | None = None  # cleared under the lock; written by the running thread
 
     def claim(self) -> HeldClaim | None:
-        """As of any call. A child that was suspended must not keep its lease: it is then given up as lost."""
+        """Return the claim to extend. Raises `ClaimLost` if the child was suspended: it must not keep its lease."""
         child = self._child
         if child is not None and child.suspended:
             raise ClaimLost("the process of the function was suspended")
@@ -425,7 +427,7 @@ class ChildCall(PlainCall):
 
     def drain(self) -> None:
         super().drain()
-        if self._around.declaration.on_stop == "give_back":  # it sees no checkpoint over there
+        if self._around.declaration.on_stop == "give_back":  # the child process sees no checkpoint
             self._kill()
 
     def interrupt(self) -> None:
@@ -435,7 +437,8 @@ class ChildCall(PlainCall):
     def called(self, opened: OpenedMessage) -> Any:
         context = self.context(opened)
         sent = SentCall(
-            message=replace(context.message, attributes=dict(context.message.attributes)),  # a proxy cannot travel
+            # A mapping proxy cannot be pickled.
+            message=replace(context.message, attributes=dict(context.message.attributes)),
             queue=context.queue,
             handler=context.handler,
             attempt=context.attempt,
@@ -448,10 +451,10 @@ class ChildCall(PlainCall):
         except OSError as error:
             raise NotBegun(f"no process can be started for the handler: {error}") from error
         try:
-            context.checkpoint()  # interrupted before there was a child to kill
+            context.checkpoint()  # in case it was interrupted before there was a child to kill
             return child.call(sent, tell_retry=context.tell_retry)
         except Exception:
-            context.checkpoint()  # killed by us: not the function's failure
+            context.checkpoint()  # killed by the worker: not a failure of the function
             raise
         finally:
             with self._lock:
@@ -459,6 +462,6 @@ class ChildCall(PlainCall):
             self._children.put_back(child)
 
     def _kill(self) -> None:
-        with self._lock:  # or it might work for somebody else by now
+        with self._lock:  # otherwise the child might already work on another call
             if self._child is not None:
                 self._child.kill()

@@ -1,4 +1,4 @@
-"""When a scheduled handler is due. Pure: ticks are points in time that every worker computes alike."""
+"""The ticks of scheduled handlers. Pure: every worker computes the same points in time."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from penstock.handlers.durations import Duration, seconds_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Every:
-    """Ticks at the multiples of so many seconds since 1970: the same in every worker, whenever it started."""
+    """Ticks at multiples of ``seconds`` since 1970: the same in every worker, no matter when it started."""
 
     seconds: float
 
@@ -19,17 +19,17 @@ class Every:
             raise UsageError(f"every={self.seconds:g} s is too often; a second is the least.")
 
     def at_or_before(self, now: float) -> float:
-        """The last tick until now; epoch seconds."""
+        """Return the last tick up to now, in epoch seconds."""
         return math.floor(now / self.seconds) * self.seconds
 
     def after(self, now: float) -> float:
-        """The next tick."""
+        """Return the next tick."""
         return self.at_or_before(now) + self.seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cron:
-    """Ticks by a cron expression, in UTC."""
+    """Ticks of a cron expression, in UTC."""
 
     expression: str
 
@@ -44,11 +44,11 @@ class Cron:
             raise UsageError(f"cron={self.expression!r} never comes true.") from None
 
     def at_or_before(self, now: float) -> float:
-        """The last tick until now; epoch seconds."""
+        """Return the last tick up to now, in epoch seconds."""
         return self._next(datetime.fromtimestamp(math.floor(now) + 1, UTC), reverse=True)
 
     def after(self, now: float) -> float:
-        """The next tick."""
+        """Return the next tick."""
         return self._next(datetime.fromtimestamp(math.floor(now), UTC), reverse=False)
 
     def _next(self, moment: datetime, *, reverse: bool) -> float:
@@ -61,7 +61,7 @@ Schedule = Every | Cron
 
 
 def schedule_of(every: Duration | None, cron: str | None) -> Schedule | None:
-    """What a handler was declared with; None: neither. Raises `UsageError` for both, and for what is no schedule."""
+    """Return the schedule of a handler; None without either option. Raises `UsageError` for both or an invalid one."""
     if every is not None and cron is not None:
         raise UsageError("A handler has every=... or cron=..., not both.")
     if every is not None:

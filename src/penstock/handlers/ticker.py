@@ -1,12 +1,12 @@
-"""Messages sent by the clock: one a tick, however many workers there are.
+"""Send scheduled messages: one per tick, regardless of the number of workers.
 
-Every worker sends every tick under the same deduplication id, and the broker keeps the first. All workers go by the
-broker's clock: by their own, one whose clock is ahead would send a tick so early that the broker has forgotten it when
-the others do. If a broker drops no duplicates, a worker sends a tick only after claiming it in the ledger, as a key of
-the handler, and records it when it is sent. A send without an answer is recorded too: a tick is not sent twice.
+Every worker sends every tick with the same deduplication id, and the broker keeps the first. All workers use the
+broker's clock: a worker whose own clock is ahead would send a tick so early that the broker has forgotten it when the
+others send it. If a broker does not deduplicate, a worker sends a tick only after claiming it in the ledger, as a key
+of the handler, and then records it. A send with an unknown outcome is recorded too: a tick is not sent twice.
 
-A worker that starts shortly after a tick sends that one too, so that a deploy at the wrong second loses none; a tick at
-which no worker ran for longer than that is over.
+A worker that starts shortly after a tick sends that tick, too, so that a deploy at the wrong second loses none. A tick
+is skipped if no worker ran within `CATCH_UP_SECONDS` after it.
 """
 
 import threading
@@ -38,10 +38,10 @@ CATCH_UP_SECONDS = 120.0  # well within the brokers' deduplication windows (5 mi
 JITTER_SECONDS = 1.0
 RETRY_SECONDS = 5.0
 WAIT_SECONDS_MAX = 60.0  # the wall clock may be set meanwhile
-FORGET_SECONDS = 600.0  # between two deletions of ticks on record that have expired
-# For ticks that are claimed in a ledger. A claim ends well within the time in which others may still send the tick.
+FORGET_SECONDS = 600.0  # between two deletions of expired tick records
+# For ticks claimed in a ledger. A claim ends well within the time in which others may still send the tick.
 CLAIM_SECONDS = 30.0
-CLAIM_ANSWER_SECONDS = 5.0  # that the ledger has to extend a claim
+CLAIM_ANSWER_SECONDS = 5.0  # timeout of the ledger when extending a claim
 REMEMBERED_SECONDS = 86_400.0
 
 ScheduledKeys = Callable[[HandlerDeclaration], IdempotencyKeys]
@@ -51,14 +51,14 @@ ScheduledKeys = Callable[[HandlerDeclaration], IdempotencyKeys]
 class _Due:
     declaration: HandlerDeclaration
     schedule: Schedule
-    at: float  # epoch seconds, the broker's clock
-    keys: IdempotencyKeys | None  # of its ticks; None: the broker drops duplicates
+    at: float  # epoch seconds, by the broker's clock
+    keys: IdempotencyKeys | None  # of the ticks; None: the broker deduplicates
 
 
 class Ticker:
-    """Sends the ticks of these handlers until told to end. Has a thread of its own.
+    """The sender of all ticks of a worker, in a thread of its own.
 
-    ``keys`` makes the keys under which a handler's ticks are claimed; needed where the broker drops no duplicates.
+    ``keys`` makes the keys under which a handler's ticks are claimed; needed if the broker does not deduplicate.
     """
 
     def __init__(
@@ -83,12 +83,13 @@ class Ticker:
         self._bus = bus
         self._random = random
         self._ended = threading.Event()
-        self._ahead_seconds = 0.0  # this and the next: the thread's; of the host's clock, before the broker's
+        # This and the next: written by the ticker's thread. The host's clock minus the broker's.
+        self._ahead_seconds = 0.0
         self._forget_at = clock.monotonic() + FORGET_SECONDS
 
     def run(self) -> None:
-        """Send what is due, wait for the next, until the end."""
-        with suppress(TemporaryError):  # each step looks again, and puts right what begins with the host's clock
+        """Send each tick when it is due, until `end` is called."""
+        with suppress(TemporaryError):  # each step compares again, and corrects a start with the host's clock
             self._look()
         due = [self._first(declaration, self._now()) for declaration in self._declarations]
         while due and not self._ended.is_set():
@@ -98,11 +99,11 @@ class Ticker:
             self._clock.wait(self._ended, min(max(seconds, 0.01), WAIT_SECONDS_MAX))
 
     def end(self) -> None:
-        """Send no more."""
+        """Stop sending."""
         self._ended.set()
 
     def _look(self) -> None:
-        """Compare the clocks. Raises what the broker raises."""
+        """Compare the host's clock with the broker's. Raises the errors of the broker."""
         self._ahead_seconds = self._clock.now() - self._broker.now()
 
     def _now(self) -> float:
@@ -120,14 +121,15 @@ class Ticker:
     def _step(self, due: _Due) -> _Due:
         try:
             self._look()
-        except Exception as error:  # the broker is away, or this is a fault of any kind: see `_sent`
+        except Exception as error:  # the broker is unavailable, or any other fault: see `_sent`
             self._bus.emit(TickFailed(handler=due.declaration.name, scheduled_at=due.at, error=_told(error)))
             self._clock.wait(self._ended, RETRY_SECONDS * self._random())
             return due
         now = self._now()
-        if due.at > now:  # if the clock was set back, earlier than it seemed
+        if due.at > now:  # the clock was set back, perhaps to before the previous tick
             return replace(due, at=min(due.at, due.schedule.after(now)))
-        # After a sleep of the machine, or long failures: others have sent it, and brokers may have forgotten that.
+        # After a suspend of the machine or a long failure: other workers have sent it, and brokers may have forgotten
+        # that.
         if now - due.at > CATCH_UP_SECONDS:
             return self._first(due.declaration, now)
         if not self._sent(due):
@@ -136,25 +138,25 @@ class Ticker:
         return replace(due, at=due.schedule.after(max(now, due.at)))
 
     def _sent(self, due: _Due) -> bool:
-        """Return True if the tick was sent, by this worker or by another."""
+        """Return True if the tick was sent, by this worker or another."""
         try:
             if due.keys is not None:
                 return self._send_claimed(due, due.keys)
             self._send(due)
-        except Exception as error:  # whatever it is: this thread has the ticks of all handlers to send
+        except Exception as error:  # any error: this thread must still send the ticks of all handlers
             self._bus.emit(TickFailed(handler=due.declaration.name, scheduled_at=due.at, error=_told(error)))
             return False
         return True
 
     def _send_claimed(self, due: _Due, keys: IdempotencyKeys) -> bool:
-        """Claim, send, record. While another worker has the claim nothing is sent, and the claim is tried again."""
+        """Claim, send and record a tick. Return False while another worker holds the claim, to try again later."""
         begun = keys.begin(f"{due.at:.0f}")
         if not isinstance(begun, KeyBegun):
             return not isinstance(begun, KeyBusy)
         try:
             self._extend(begun.claim)
             self._send(due)
-        except UnknownOutcome as error:  # it may be in the queue: nothing is sent twice by itself
+        except UnknownOutcome as error:  # it may be in the queue, and no tick is sent twice automatically
             begun.claim.finish("null")
             told = f"{error}; it is not sent again"
             self._bus.emit(TickFailed(handler=due.declaration.name, scheduled_at=due.at, error=told))
@@ -163,19 +165,19 @@ class Ticker:
             with suppress(TemporaryError):  # then the claim ends with its lease
                 begun.claim.fail(f"the tick was not sent: {error}")
             raise
-        # It is sent. What cannot be recorded now is sent again when the claim ends: late rather than never.
+        # The tick is sent. If this fails, the tick is sent again when the claim ends: late rather than never.
         begun.claim.finish("null")
         return True
 
     def _extend(self, claim: KeyClaim) -> None:
-        """Extend a claim. Raises `TemporaryError` if it is lost, or about to be: another worker sends the tick then."""
+        """Extend a claim. Raises `TemporaryError` if it is lost or about to be; then another worker sends the tick."""
         held = claim.held
         extension = held.keeper.extend([held.id], lease_seconds=CLAIM_SECONDS, answer_seconds=CLAIM_ANSWER_SECONDS)
         if held.id in extension.lost or held.id in extension.late:
             raise TemporaryError("the claim of the tick ran out before the tick was sent, so another worker sends it")
 
     def _forget(self, due: Sequence[_Due]) -> None:
-        """Let go of ticks on record that have expired, now and then."""
+        """Delete expired tick records, at most once every `FORGET_SECONDS`."""
         if self._clock.monotonic() < self._forget_at:
             return
         self._forget_at = self._clock.monotonic() + FORGET_SECONDS
@@ -196,12 +198,12 @@ class Ticker:
 
 
 def tick_body(at: float) -> dict[str, str]:
-    """What a scheduled handler gets: a JSON object with the tick's time; a model needs a field of that name."""
+    """Return the body of a scheduled message: a JSON object with the tick's time. A model needs a field so named."""
     return {"scheduled_at": datetime.fromtimestamp(at, UTC).isoformat()}
 
 
 def check_tick(declaration: HandlerDeclaration) -> None:
-    """Raise `UsageError` where the queue's model would not take what a tick sends."""
+    """Raise `UsageError` if the queue's model does not accept the body of a tick."""
     codec: BodyCodec[Any] = BodyCodec(declaration.queue)
     try:
         body = codec.encode(tick_body(0.0))
@@ -214,5 +216,5 @@ def check_tick(declaration: HandlerDeclaration) -> None:
 
 
 def _told(error: Exception) -> str:
-    """What is said of a failure: a sentence where it is one of ours."""
+    """Describe an error for an event: Penstock's own errors by their message, others with their type."""
     return str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"

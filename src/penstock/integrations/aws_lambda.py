@@ -1,23 +1,20 @@
 """The automatic replayer as an AWS Lambda function, `penstock.integrations.aws_lambda.handler`.
 
-An event source mapping on the first tier receives, calls the function, and deletes what it does not name as failed (the
-mapping has to have ReportBatchItemFailures). Policy and steps are the worker's, see `penstock.dead_letters`: what is
-due is sent and deleted, what waits is hidden for that long and named as failed, the rest goes to the second tier. Of a
-FIFO queue nothing of a group goes on behind one that does not.
+An event source mapping on the DLQ receives messages, calls the function, and deletes the messages that the function
+does not report as failed (the mapping needs ReportBatchItemFailures). Policy and steps are those of the worker, see
+`penstock.dead_letters`: a due message is sent and deleted, one that has to wait is hidden for that long and reported as
+failed, and the rest goes to the final DLQ. On a FIFO queue, no message of a group overtakes one that stays.
 
-A function has no database unless PENSTOCK_LEDGER names one. Without one, when a letter is due is told by the letter
-itself, see `replay_unrecorded`; and a function that dies between sending and deleting sends that letter once more.
+A function has no database unless PENSTOCK_LEDGER names one. Without one, the due time is derived from the message
+itself, see `UnrecordedReplays`; and if the function dies between sending and deleting, the message is sent again.
 
-What a replaying function is made of: settings from its environment, log and error hook, broker, first tiers.
+`LambdaParts` builds the function's parts from the environment: settings, log and error hook, broker, DLQs. Each is
+created on first use and kept, because Lambda uses a process for many calls, one at a time.
 
-Each is made when it is asked for first, and kept: Lambda uses a process for many calls, one after the other.
-
-When letters are due whose replays nobody records: times that come out the same whenever a letter is looked at.
-
-A replay's wait is drawn from its id, and so always the same; what is missing without a record is when it began. The
-letter itself says when it died, where Penstock buried it. One that SQS moved says nothing: its wait is drawn so short
-that the queue keeps it as a delay, and the letter need not be looked at again. A FIFO queue keeps no delays, so there
-the wait begins at the letter's first receive, which SQS remembers.
+Due times without a record have to be the same at each inspection. A replay's wait is derived from its id, so it is
+constant; the missing part is its start. A message that Penstock dead-lettered has the time of its death. One that SQS
+moved does not: its wait is drawn short enough for the queue to keep it as a delay, so that it need not be inspected
+again. A FIFO queue has no delays per message, so there the wait begins at the first receive, which SQS records.
 """
 
 import os
@@ -56,7 +53,7 @@ if TYPE_CHECKING:
 
 
 class LambdaParts:
-    """Every property raises `ConfigurationError` for settings that do not fit."""
+    """The parts of the function. Every property raises `ConfigurationError` for invalid settings."""
 
     def __init__(
         self, *, on_error: ErrorHook | None, listeners: Sequence[Listener], clock: Clock, probe: Probe
@@ -65,22 +62,22 @@ class LambdaParts:
         self._listeners = tuple(listeners)
         self._clock = clock
         self._probe = probe
-        self._desks: dict[str, ReplayContext] = {}  # by the ARN of the first tier; written by the one thread that calls
+        self._desks: dict[str, ReplayContext] = {}  # by ARN of the DLQ; written by the calling thread
 
     @cached_property
     def bus(self) -> Bus:
-        """Log, error hook and listeners are at it."""
+        """The bus with log, error hook and listeners."""
         heard = self.telemetry.listeners
         return Bus(*guarded(self._listeners, tell=Bus(*heard).emit), *heard)
 
     @cached_property
     def telemetry(self) -> Telemetry:
-        """What the settings ask for, and the error hook."""
+        """The telemetry that the settings ask for, with the error hook."""
         return open_telemetry(self._settings, worker=self._worker, process="lambda", on_error=self._on_error)
 
     @cached_property
     def broker(self) -> "SqsBroker":
-        """On SQS, wherever the settings say."""
+        """The SQS broker at the address in the settings."""
         settings = self._settings
         if "broker" in settings.model_fields_set and not is_sqs(settings.broker):
             raise ConfigurationError(
@@ -93,7 +90,7 @@ class LambdaParts:
         return SqsBroker(aws_of(address, settings.aws), holder=self._worker, clock=self._clock)
 
     def desk(self, arn: str) -> ReplayContext:
-        """A first tier, and what replaying its letters takes."""
+        """Return the context to replay the messages of a DLQ, created on first use."""
         if arn not in self._desks:
             sources = self._sources()
             log = NoLog() if self._ledger is None else self._ledger.replays
@@ -112,13 +109,13 @@ class LambdaParts:
         return self._desks[arn]
 
     def close(self) -> None:
-        """Give back connections."""
+        """Close the connections."""
         if "broker" in self.__dict__:
             self.broker.close()
         if self.__dict__.get("_ledger") is not None:
             self.__dict__["_ledger"].close()
 
-    # Inside
+    # Internals
 
     @cached_property
     def _sample(self) -> SampleSettings:
@@ -144,7 +141,7 @@ class LambdaParts:
         return open_ledger(self._settings)
 
     def _sources(self) -> ReplayTargets:
-        """The queues that letters may go back to."""
+        """Return the queues that messages may return to."""
         named = [listed_name(self._sample.queue)] if self._sample.queue is not None else list(self._settings.queues)
         if not named:
             raise ConfigurationError(
@@ -152,7 +149,7 @@ class LambdaParts:
             )
         policies = {queue: replay_policy(self._settings, queue) for queue in named}
         found = [
-            # The function may not look at its queues; the cap is what it is told of their retention.
+            # The function may lack permission to inspect its queues; the policy's cap stands in for their retention.
             ReplayTarget(queue=queue, policy=policy, retention_seconds=policy.cap_seconds)
             for queue, policy in policies.items()
             if policy is not None
@@ -165,8 +162,10 @@ class LambdaParts:
         return ReplayTargets(found)
 
     def _believe(self, main_url: str, arn: str) -> None:
-        """The URLs of the tiers follow from that of the queue, in the same account and region as SQS has it: so the
-        function needs no right to ask for them."""
+        """Derive the URLs of the DLQs from the queue's URL, within the same account and region.
+
+        So the function needs no permission to look them up.
+        """
         place = main_url.rpartition("/")[0]
         beginning, _, name = arn.rpartition(":")
         if place.rpartition("/")[2] != beginning.rpartition(":")[2]:
@@ -178,11 +177,11 @@ class LambdaParts:
             self.broker.know(called, f"{place}/{second}")
 
 
-DELAY_SECONDS_MAX = 900.0  # of a message that is sent on SQS
+DELAY_SECONDS_MAX = 900.0  # maximum delay of a message on SQS
 
 
 class UnrecordedReplays(NoLog):
-    """A `penstock.messaging.replay.ReplayLog` for these letters, planned at ``now``."""
+    """A `penstock.messaging.replay.ReplayLog` without a record, for these messages at the time ``now``."""
 
     def __init__(self, letters: "Sequence[SqsDelivery]", *, now: float) -> None:
         self._letters = {letter_replay_id(letter.queue, letter.message): letter for letter in letters}
@@ -197,22 +196,23 @@ class UnrecordedReplays(NoLog):
         first_received_at = min(letter.first_received_at, self._now)
         death = death_of(letter.message.attributes)
         if death is not None and letter.moved_from is None:
-            # Nobody can have received it before it died: a later death is forged, and would be put off with each look.
+            # A message cannot be received before it died: a later time of death is forged, and would postpone the
+            # replay at each inspection.
             return min(death.last_failed_at, first_received_at) + wait_seconds
-        # uniform(0, min(900, ceiling)), as where the ceiling is higher the draw is a share of 900 s.
+        # This equals uniform(0, min(900, ceiling)): if the ceiling is higher, the draw is a share of 900 s.
         short_seconds = min(wait_seconds, spread(replay.replay_id) * DELAY_SECONDS_MAX)
         began_at = first_received_at if is_fifo(letter.queue) else self._now
         return began_at + short_seconds
 
 
 Failed = dict[str, list[dict[str, str]]]
-REPORTS_SECONDS = 2.0  # for the error hook: Lambda halts the process when the function has answered
+REPORTS_SECONDS = 2.0  # for the error hook: Lambda freezes the process after the function returns
 
 
 class ReplayFunction:
-    """What Lambda calls: ``handler = ReplayFunction(on_error=tell_somebody)`` in a module of one's own.
+    """The callable for Lambda: ``handler = ReplayFunction(on_error=notify)`` in the user's own module.
 
-    Settings are read and connections made at the first call, and kept. Lambda makes one call at a time.
+    Settings are read and connections opened at the first call, and kept. Lambda makes one call at a time.
     """
 
     def __init__(
@@ -227,7 +227,10 @@ class ReplayFunction:
         self._parts = LambdaParts(on_error=on_error, listeners=listeners, clock=self._clock, probe=probe)
 
     def __call__(self, event: Any, context: object = None) -> Failed:  # noqa: ARG002 - the signature is Lambda's
-        """Answers which letters stay. Raises what a person has to mend; Lambda then leaves all where they are."""
+        """Replay the event's messages; return those that stay in the DLQ.
+
+        Raises the error that a person has to fix; Lambda then leaves all messages in the DLQ.
+        """
         with self._told():
             require_aws()
             from penstock.brokers.sqs.lambda_records import deliveries_of, queue_arn_of
@@ -238,13 +241,13 @@ class ReplayFunction:
             return {"batchItemFailures": named}
 
     def close(self) -> None:
-        """Give back connections. Lambda never does; tests do."""
+        """Close the connections. Lambda never calls this; tests do."""
         self._parts.close()
 
-    # --- one call
+    # One call
 
     def _stay(self, desk: ReplayContext, letters: "Sequence[SqsDelivery]") -> set[str]:
-        """The receipts of those that stay where they are."""
+        """Return the receipt handles of the messages that stay in the DLQ."""
         if not is_fifo(letters[0].queue):
             return self._brought_on(desk, letters)
         stay: set[str] = set()
@@ -259,7 +262,10 @@ class ReplayFunction:
         return stay
 
     def _brought_on(self, desk: ReplayContext, letters: "Sequence[SqsDelivery]") -> set[str]:
-        """One step. What was sent goes, whether or not it could be deleted: Lambda deletes what is not named."""
+        """Replay one message per group, or all of a standard queue; return the receipt handles of those that stay.
+
+        A message that was sent does not stay, even if deleting it failed: Lambda deletes the unreported ones.
+        """
         if isinstance(desk.log, NoLog):
             desk = replace(desk, log=UnrecordedReplays(letters, now=self._clock.now()))
         answer = ReplayExecution(letters, desk).run()
@@ -269,7 +275,9 @@ class ReplayFunction:
         return held | (unsettled & lasting)
 
     def _settle(self, desk: ReplayContext, settlements: "Sequence[tuple[SqsDelivery, Settlement]]") -> set[str]:
-        """Answers the receipts of what could not be settled: that comes back by itself, after the queue's own time."""
+        """Settle the messages. Return the receipt handles of failures, which become visible again after the
+        queue's timeout.
+        """
         try:
             failures = desk.broker.settle(settlements)
         except TemporaryError as error:
@@ -290,11 +298,13 @@ class ReplayFunction:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Log and error hook hear of what ends a call before Lambda does, and are done when it is over."""
+        """Report an error that ends the call to the log and the error hook before Lambda sees it, and flush them
+        at the end.
+        """
         try:
             yield
         except Exception as error:
-            with suppress(ConfigurationError):  # of the settings: then there is no log, and Lambda's own has it
+            with suppress(ConfigurationError):  # from the settings: there is no log then, but Lambda logs the error
                 self._tell(error)
             raise
         else:
@@ -310,7 +320,7 @@ class ReplayFunction:
 
 
 def _firsts(letters: "Sequence[SqsDelivery]") -> "Sequence[SqsDelivery]":
-    """The first of each group."""
+    """Return the first message of each group."""
     seen: set[str | None] = set()
     firsts: list[SqsDelivery] = []
     for letter in letters:

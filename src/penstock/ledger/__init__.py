@@ -1,7 +1,7 @@
-"""What we did: the claims, attempts and batches of every pipeline, in a SQL database.
+"""Record the claims, attempts and batches of every pipeline in a SQL database.
 
-`records` holds the values that go in and come out and imports nothing heavy; `Ledger` is loaded at first use, because
-it brings SQLAlchemy with it.
+`records` holds the values that go in and come out, and imports nothing heavy. `Ledger` is imported on first use because
+it needs SQLAlchemy.
 """
 
 from typing import TYPE_CHECKING

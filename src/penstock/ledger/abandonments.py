@@ -1,7 +1,7 @@
-"""Giving attempts up: durably, from open only, and with their objects free in the same transaction.
+"""Abandon attempts: durably, only open ones, and freeing their objects in the same transaction.
 
-From then on the attempt can never commit, so its files may be deleted whenever gc comes by. An expired attempt is
-given up by whoever meets it; the clock that says so is the database's.
+An abandoned attempt can never commit, so gc may delete its files at any time. Every claim abandons the expired attempts
+that it finds. Expiry is decided by the database's clock.
 """
 
 from collections.abc import Sequence
@@ -54,17 +54,17 @@ _FREE = (
 
 
 class Abandonments:
-    """The ways in which an attempt is given up."""
+    """Abandon attempts and free their objects. Thread-safe."""
 
     def __init__(self, database: Database, probe: Probe) -> None:
         self._database = database
         self._probe = probe
 
     def one(self, attempt_id: str, *, reason: str, outcome: str, refund: bool, unattributed: bool) -> bool:
-        """Give up an attempt that is still open; False when it is not.
+        """Abandon an attempt; return False if it is no longer open.
 
-        ``refund``: the claim shall not count against its objects. ``unattributed``: the run failed and no object could
-        be named as the cause, which each of them remembers.
+        ``refund``: the attempt does not count for its objects. ``unattributed``: the run failed and no object could be
+        blamed, which is counted on each of them.
         """
 
         def give_up(connection: Connection) -> bool:
@@ -75,7 +75,7 @@ class Abandonments:
         return self._announced(self._database.transact(give_up))
 
     def expired(self, pipeline: str, *, sparing: str | None = None) -> Sequence[str]:
-        """Give up every attempt past its lease, but one that is just being opened; answers which. They stay charged."""
+        """Abandon every expired attempt except the one being opened; return their ids. The attempts count."""
 
         def give_up(connection: Connection) -> Sequence[str]:
             found = connection.scalars(EXPIRED_ATTEMPTS, {"in_pipeline": pipeline}).all()
@@ -84,7 +84,7 @@ class Abandonments:
         return self._announced(self._database.transact(give_up))
 
     def of_worker(self, pipeline: str, worker: str) -> Sequence[str]:
-        """Give up every open attempt of a worker that is known to be dead; answers which. They stay charged."""
+        """Abandon every open attempt of a worker known to be dead; return their ids. The attempts count."""
 
         def give_up(connection: Connection) -> Sequence[str]:
             found = connection.scalars(_WORKERS_ATTEMPTS, {"in_pipeline": pipeline, "of_worker": worker}).all()
@@ -101,7 +101,7 @@ class Abandonments:
 def give_up_open(
     connection: Connection, attempt_id: str, *, reason: str, outcome: str, refund: bool, unattributed: bool
 ) -> bool:
-    """See `Abandonments.one`; part of a transaction."""
+    """Abandon an attempt inside a transaction; see `Abandonments.one`."""
     if connection.execute(_GIVE_UP, _why(attempt_id, outcome, reason)).rowcount != 1:
         return False
     _free(connection, attempt_id, refund=refund, unattributed=unattributed)

@@ -1,9 +1,9 @@
-"""Objects that somebody else processed: their identities become those of archived ones, so that they are never claimed.
+"""Adopt objects that another system processed: store them as archived identities, so that they are never claimed.
 
-A claimer that saw no archived identity and an import that saw no row could both go on, and an object would be known as
-processed while it is at work. So an import first puts a row into `objects` wherever there is none, and takes it out
-again in the same transaction: a claimer that would register, or take, such an object waits for the import to end and
-finds its identity then; one that came first holds a row that is at work, which the import leaves alone.
+A claim that saw no archived identity and an import that saw no row could both continue, and an object being processed
+would be recorded as processed. An import therefore first inserts a row into `objects` for every object without one, and
+deletes it in the same transaction. A claim that would insert or take such an object waits for the import and then finds
+the identity. If the claim was first, its row is in processing and the import leaves it alone.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ _GROW = (
 
 
 class Adoptions:
-    """Takes identities over."""
+    """Import identities of processed objects. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -50,13 +50,15 @@ class Adoptions:
         self._register = unprocessed(database.dialect.insert_or_ignore(objects))
 
     def adopt(self, pipeline: str, candidates: Sequence[Candidate], *, source: str) -> Adoption:
-        """Make them archived objects that came from ``source``, unless they are at work or known; an object that waits
-        or has ended otherwise is replaced. Doing it again changes nothing."""
+        """Store the objects as archived with this ``source``, except those being processed or already processed.
+
+        An object in any other state is replaced. Idempotent.
+        """
         named = {candidate.object_id: candidate for candidate in candidates}
         return self._database.transact(partial(self._adopt, pipeline, named, source))
 
     def look(self, pipeline: str, candidates: Sequence[Candidate]) -> Adoption:
-        """What `adopt` would do with them now."""
+        """Return the result that `adopt` would have now."""
         named = {candidate.object_id for candidate in candidates}
         with self._database.reading() as connection:
             ids_wanted(connection, named)
@@ -74,11 +76,11 @@ class Adoptions:
         rows = [new_object(pipeline, candidate) for id, candidate in named.items() if id not in archived]
         if not rows:
             return _adoption((), archived, (), {})
-        rows.sort(key=itemgetter("object_id"))  # as claims do
+        rows.sort(key=itemgetter("object_id"))  # the same order as claims
         connection.execute(self._register, rows)
         for page in slices([row["object_id"] for row in rows]):
             connection.execute(_DROP, {**binds, "of_objects": page})
-        # What is there now we have not dropped, and what is archived since the first look somebody else has archived.
+        # Rows that are left were not deleted above; identities that are new since the first query are another import's.
         left = _states(connection, pipeline)
         archived = set(connection.scalars(ARCHIVED, binds))
         new = [row for row in rows if row["object_id"] not in archived and row["object_id"] not in left]
@@ -103,7 +105,7 @@ class Adoptions:
 
 
 def import_id(pipeline: str, source: str) -> str:
-    """The id of what is imported from there: the same at every import."""
+    """Return the id of the import from a source; it is the same at every import."""
     digest = hashlib.sha256(f"{pipeline}\0{source}".encode("utf-8", "surrogatepass")).hexdigest()
     return f"import-{digest[:26]}"
 

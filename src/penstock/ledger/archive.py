@@ -1,16 +1,14 @@
-"""The archive's part of the ledger: rows of processed objects leave for a file, and their identities stay.
+"""Archive processed objects: move their rows to a file and keep their identities. Times are epoch seconds.
 
-The file is written before; then one transaction makes it count. It begins with a compare-and-set on how far the
-archive has come, so that of two archivers with the same batches one wins and the other finds nothing changed. Only
-processed rows leave, which never change any more; that as many leave as the file holds is checked all the same.
+The file is written first; one transaction then makes it count. That transaction begins with a compare-and-set on the
+archive's progress, so that of two archivers with the same batches one wins and the other finds nothing changed. Only
+processed rows, which never change, are moved; the transaction still checks that their number matches the file.
 
-An archiver that dies before its commit leaves a file that no archive names. Whoever sweeps such a file away puts a
-tombstone in the place of its archive first: from then on the commit of an archiver that was only slow is refused. So
-sweeping is safe at any time, and how old a file has to be is a matter of courtesy.
+An archiver that dies before its commit leaves a file that no archive names. Before such a file is deleted, a tombstone
+is stored under its archive id, and the commit of an archiver that was merely slow is then refused. Deleting is
+therefore safe at any time; a minimum age only avoids wasted work.
 
-What left `objects` and where it went, and what may leave next. Each question is one consistent look.
-
-The values of the archive: processed objects whose rows left the table `objects`. Times are epoch seconds.
+The file holds the values, then the queries (`ArchiveQueries`, each one consistent read), then the changes (`Archives`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,13 +28,13 @@ from penstock.ledger.schema import archived_objects, archives, attempts, batches
 from penstock.ledger.sets import slices
 from penstock.messaging.steps import Probe, Step
 
-ARCHIVING = "archive"  # the task's name in `progress`
-RETIRED = "retired"  # the source of an archive that the archiver wrote
+ARCHIVING = "archive"  # name of the job in `progress`
+RETIRED = "retired"  # source of archives that the archiver wrote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetiredObject:
-    """All that the ledger knows of a processed object, as it goes into a file."""
+    """The whole record of a processed object, as it is written to a file."""
 
     row: ObjectRow
     uri_digest: bytes
@@ -47,7 +45,7 @@ class RetiredObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetiringBatch:
-    """One batch whose objects may leave: committed long enough ago."""
+    """A batch whose objects may be archived: it was committed long enough ago."""
 
     seq: int
     attempt_id: str
@@ -56,7 +54,7 @@ class RetiringBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retiring:
-    """What goes into one file: batches one after another, from where the archive has come to."""
+    """The consecutive batches for one file, starting after the archive's progress."""
 
     pipeline: str
     after_seq: int
@@ -65,7 +63,7 @@ class Retiring:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveFile:
-    """A Parquet file that was written, and does not count yet."""
+    """A Parquet file that was written and does not count yet."""
 
     uri: str
     objects: int
@@ -74,20 +72,20 @@ class ArchiveFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveRow:
-    """Where some objects went. ``objects`` is how many identities point here."""
+    """An archive: one file, or one import of identities. ``objects`` counts the identities that refer to it."""
 
     id: str
     pipeline: str
-    uri: str | None  # of the Parquet file; None where identities alone were imported
+    uri: str | None  # of the Parquet file; None for an import of identities only
     objects: int
     bytes: int
-    source: str  # "retired", or what was imported
+    source: str  # "retired", or the name of the import
     created_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivedObject:
-    """An identity in the archive, and the archive that it is in."""
+    """An archived identity and its archive."""
 
     object_id: bytes
     archive: ArchiveRow
@@ -95,17 +93,17 @@ class ArchivedObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adoption:
-    """What an import of processed objects did with some of them, or would do: each is in exactly one of the three."""
+    """Result, or preview, of an import of processed objects. Each object is in exactly one of the first three."""
 
-    new: int  # identities that the ledger did not have as processed
-    known: int  # processed or archived already
-    busy: Sequence[bytes]  # ids of those at work just now, so left alone
-    replaced: Mapping[ObjectState, int]  # of the new: how many stood in another state until now
+    new: int  # identities not recorded as processed before
+    known: int  # already processed or archived
+    busy: Sequence[bytes]  # ids of objects in processing, which are left alone
+    replaced: Mapping[ObjectState, int]  # previous states of the new ones, if any
 
 
-LOOK_MAX = 10_000  # batches in one look
+LOOK_MAX = 10_000  # batches per query
 PAGE_OBJECTS = 5_000
-TOMBSTONE = "swept away"  # the source of an archive that never is one
+TOMBSTONE = "swept away"  # source of a tombstone, which is no archive
 
 _RIPE = (
     select(batches.c.seq, batches.c.attempt_id, batches.c.objects)
@@ -117,7 +115,7 @@ _RIPE = (
     .order_by(batches.c.seq)
     .limit(LOOK_MAX)
 )
-# The rows of a range of batches, by way of their attempts. Only a processed object has a batch.
+# Rows of a range of batches, joined by attempt. Only processed objects have a batch.
 OF_BATCHES = (
     (batches.c.pipeline == bindparam("in_pipeline"))
     & batches.c.seq.between(bindparam("from_seq"), bindparam("to_seq"))
@@ -155,31 +153,33 @@ _FIND = (
 
 
 class ArchiveQueries:
-    """What the archive knows."""
+    """Read the archives. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def all(self, pipeline: str) -> Sequence[ArchiveRow]:
-        """The archives of a pipeline, oldest first; tombstones are none."""
+        """Return the archives of a pipeline, oldest first, without tombstones."""
         with self._database.reading() as connection:
             found = [archive_row(row) for row in connection.execute(_ALL, {"in_pipeline": pipeline})]
         return [one for one in found if one.source != TOMBSTONE]
 
     def count(self, pipeline: str) -> int:
-        """How many objects of the pipeline are archived; added up over the archives, without a look at each object."""
+        """Return the number of archived objects of the pipeline, summed over its archives rather than counted."""
         with self._database.reading() as connection:
             return int(connection.execute(ARCHIVED_COUNT, {"in_pipeline": pipeline}).scalar_one())
 
     def find(self, uri: str) -> Sequence[ArchivedObject]:
-        """Every archived version of the object at this uri, in every pipeline."""
+        """Return every archived version of the object at this uri, in every pipeline."""
         with self._database.reading() as connection:
             rows = connection.execute(_FIND, {"digest": uri_digest(storable(uri))})
             return [ArchivedObject(object_id=row.object_id, archive=archive_row(row)) for row in rows]
 
     def retiring(self, pipeline: str, *, after_seq: int, up_to_seq: int, objects_max: int) -> Retiring | None:
-        """What goes into one file of the batches after one that the archive is done with: the first, and more while
-        they fit. None where there is none."""
+        """Return the batches for the next file: the first one after ``after_seq`` and more while they fit.
+
+        Returns None if there is none.
+        """
         binds = {"in_pipeline": pipeline, "after_seq": after_seq, "up_to_seq": up_to_seq}
         with self._database.reading() as connection:
             rows = connection.execute(_RIPE, binds).all()
@@ -188,13 +188,13 @@ class ArchiveQueries:
         return None if fitting is None else Retiring(pipeline=pipeline, after_seq=after_seq, batches=fitting)
 
     def retired_objects(self, retiring: Retiring) -> Iterator[Sequence[RetiredObject]]:
-        """The objects of these batches with all that is known of them, a few batches at a time and in no order."""
+        """Yield the objects of these batches with their whole record, a few batches at a time and unordered."""
         for part in _parts(retiring.batches, PAGE_OBJECTS):
             binds = {"in_pipeline": retiring.pipeline, **range_of(part)}
             with self._database.reading() as connection:
                 rows = connection.execute(ROWS, binds).all()
                 page = _with_timelines(connection, retiring.pipeline, rows)
-            yield page  # what is done with it takes its time, and may end the looking
+            yield page  # outside the transaction: the consumer may take long, or never resume
 
 
 def _with_timelines(connection: Connection, pipeline: str, rows: Sequence[AnyRow]) -> Sequence[RetiredObject]:
@@ -215,7 +215,7 @@ def _with_timelines(connection: Connection, pipeline: str, rows: Sequence[AnyRow
 
 
 def _parts(batches_: Sequence[RetiringBatch], objects_max: int) -> Iterator[Sequence[RetiringBatch]]:
-    """Neighbours that hold at most so many objects together; a larger one is alone."""
+    """Split into runs of batches with up to ``objects_max`` objects each; a larger batch is a run of its own."""
     part: list[RetiringBatch] = []
     total = 0
     for batch in batches_:
@@ -255,7 +255,7 @@ _LEAVE_IDENTITIES = (
     .join_from(batches, objects, objects.c.attempt_id == batches.c.attempt_id)
     .where(OF_BATCHES)
 )
-# Not by pipeline or state, which would tempt SQLite's planner, knowing no sizes, to read all rows that agree in them.
+# No condition on pipeline or state: SQLite's planner, which knows no sizes, would read every row that matches them.
 _LEAVE = delete(objects).where(
     objects.c.attempt_id.in_(bindparam("of_attempts", expanding=True)),
     objects.c.batch_seq.between(bindparam("from_seq"), bindparam("to_seq")),
@@ -268,11 +268,11 @@ _ONE = select(archives).where(archives.c.id == bindparam("of_id"))
 
 
 class _ArchiveFenced(Exception):
-    """Somebody else came first, or a commit of our own that arrived late."""
+    """Another archiver was first, or an earlier commit of ours whose reply was lost."""
 
 
 class Archives(ArchiveQueries):
-    """Takes processed rows out of `objects`, and knows where they went."""
+    """Move processed rows out of `objects` and record where they went. Thread-safe."""
 
     def __init__(self, database: Database, probe: Probe) -> None:
         super().__init__(database)
@@ -290,16 +290,16 @@ class Archives(ArchiveQueries):
         )
 
     def retire(self, retiring: Retiring, *, archive_id: str, file: ArchiveFile) -> bool:
-        """Make a file count that holds all objects of these batches: their rows leave, their identities stay.
+        """Make a file count that holds all objects of these batches: delete their rows, keep their identities.
 
-        False when somebody else archived them, or swept the file away; then nothing is changed. Raises `TemporaryError`
-        when that stays unknown: the file has to stay.
+        Returns False, with nothing changed, if another archiver archived them or the file was disowned. Raises
+        `TemporaryError` if that stays unknown: the file must then be kept.
         """
         work = partial(self._retire, retiring, archive_id, file)
         for _ in range(TRIES_MAX):
             try:
                 self._database.transact(work, before_commit=partial(self._probe, Step.ARCHIVING))
-            except OutcomeUnknown as error:  # running it again finds out: one that did commit is met as a fence
+            except OutcomeUnknown as error:  # if the commit did succeed, the next run fails at the fence
                 unknown = error
             except _ArchiveFenced:
                 return self._counts(archive_id)
@@ -309,11 +309,11 @@ class Archives(ArchiveQueries):
         raise TemporaryError(f"archive {archive_id}: no answer to {TRIES_MAX} commits, try again later") from unknown
 
     def disown(self, pipeline: str, archive_id: str) -> bool:
-        """Make sure that a file of this name never counts, so that it may be deleted; False when it counts already."""
+        """Ensure that a file of this name never counts, so that it may be deleted; return False if it already does."""
         tombstone = new_archive(pipeline, archive_id, uri=None, objects_=0, bytes_=0, source=TOMBSTONE)
 
         def bury(connection: Connection) -> bool:
-            # Waits for a commit that is on its way with this id.
+            # waits for a commit with this id that is in progress
             connection.execute(self._add, tombstone)
             return bool(connection.execute(_ONE, {"of_id": archive_id}).one().source == TOMBSTONE)
 
@@ -339,7 +339,7 @@ class Archives(ArchiveQueries):
 
 
 def _leave(connection: Connection, binds: Values, batches_: Sequence[RetiringBatch], *, objects_: int) -> None:
-    """The rows go, and their attempts with them: as many as the file holds, or none."""
+    """Delete the rows and their attempts; raise `ConfigurationError` unless their number matches the file."""
     ids = connection.scalars(ROWS.with_only_columns(objects.c.object_id), binds).all()
     bounds = {"from_seq": binds["from_seq"], "to_seq": binds["to_seq"]}
     left = 0
@@ -355,7 +355,7 @@ def _leave(connection: Connection, binds: Values, batches_: Sequence[RetiringBat
 
 
 def new_archive(pipeline: str, archive_id: str, *, uri: str | None, objects_: int, bytes_: int, source: str) -> Values:
-    """The row of ``archives``, but for the time, which the database gives."""
+    """Return the row of ``archives`` without the time, which the database sets."""
     return {
         "id": archive_id,
         "pipeline": pipeline,

@@ -1,22 +1,22 @@
-"""Claims: exclusive and fenced, by the database's clock.
+"""Claim objects: exclusive, fenced, and by the database's clock.
 
-The lease stands on the attempt, so that one heartbeat holds thousands of objects. A claim is two transactions, of which
-most need the first alone. It inserts the objects never heard of, ours from the beginning, and leaves the others as they
-are; in the order of their ids, so that claims that overlap wait for each other and never in a circle. The second takes
-what is free among the others, by one compare-and-set, under the attempt while it is open; an older version of a key
-waits for it where a later one may be among them. A lock taken by a SELECT and followed by an INSERT would deadlock
-where two claims overlap; this order cannot.
+The lease is stored on the attempt, so that one heartbeat covers thousands of objects. A claim takes one or two
+transactions; most need only the first. The first inserts the objects that the ledger does not know, already claimed,
+and ignores the others. It inserts in id order, so that overlapping claims wait for each other without forming a cycle.
+The second takes those of the others that are free, with a compare-and-set, while the attempt is open. An older version
+of a key is left to the second transaction if that may take a later version. A SELECT that locks, followed by an INSERT,
+would deadlock when two claims overlap; this order cannot.
 
-Rows of processed objects leave for the archive at any moment, each in the transaction that leaves its identity there. A
-message that comes late finds no row and makes a new one. So what was inserted or taken is looked up in the archive,
-after that and in the same transaction, by a statement that sees what is committed by then (READ COMMITTED, or one
-writer at a time). Whenever the archive's transaction commits, the object ends as processed:
+Rows of processed objects move to the archive at any time, in the transaction that stores their identity there. A
+message that arrives later finds no row and inserts a new one. Inserted and taken objects are therefore looked up in the
+archive afterwards, in the same transaction, by a statement that sees everything committed by then (READ COMMITTED, or
+one writer at a time). The object ends as processed whenever the archive's transaction commits:
 
-- before its row was inserted: its identity, committed earlier still, is found; the row goes before anybody sees it.
-- between inserting and taking: inserting left the old row alone, so there is none to take; the identity is found.
-- between taking and looking: a processed row was not taken; the identity is found.
-- between looking and reading back: the row is missing and the identity was not seen, so the archive is asked again.
-- after reading back, or never: the row was there, processed.
+- before the insert: the identity was committed even earlier and is found; the new row is deleted before others see it.
+- between insert and take: the insert ignored the old row, so there is none to take; the identity is found.
+- between take and lookup: a processed row was not taken; the identity is found.
+- between lookup and read-back: the row is missing and the identity was not seen, so the archive is queried again.
+- after the read-back, or never: the row was there, processed.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -51,7 +51,7 @@ from penstock.messaging.steps import Probe, Step
 
 _OURS = (objects.c.attempt_id == bindparam("fresh")) & (objects.c.state == ObjectState.PROCESSING.value)
 
-_NEVER_DEAD = objects.c.dead_at.is_(None)  # of the others `revivals` says who carries them
+_NEVER_DEAD = objects.c.dead_at.is_(None)  # `revivals` decides the original message of objects that failed before
 _TAKE = (
     update(objects)
     .values(
@@ -110,8 +110,9 @@ _NOT_OURS = (
     .where(is_wanted(), or_(objects.c.attempt_id.is_(None), objects.c.attempt_id != bindparam("fresh")))
 )
 _other = objects.alias("other")
-_BEFORE = frozenset({ObjectState.PROCESSING, ObjectState.PROCESSED})  # versions that came before
-_PERHAPS = frozenset({ObjectState.UNPROCESSED, ObjectState.DEAD}) | UNREAD  # those that do if this claim takes them too
+_BEFORE = frozenset({ObjectState.PROCESSING, ObjectState.PROCESSED})  # a later version in one of these states was first
+# a later version in one of these states is first if this claim takes it too
+_PERHAPS = frozenset({ObjectState.UNPROCESSED, ObjectState.DEAD}) | UNREAD
 _SAME_KEY = by_uri(
     select(
         objects.c.object_id,
@@ -147,7 +148,7 @@ _SUPERSEDE = _TAKE_OUT.values(
     ended_at=DatabaseNow(),
     dead_at=None,
     missed_at=None,
-    sought_at=None,  # nobody looked
+    sought_at=None,  # superseded without a check of the store
 )
 _LEAVE = _TAKE_OUT.values(state=ObjectState.UNPROCESSED.value)
 _GIVE_UP_ARCHIVED = delete(objects).where(
@@ -159,7 +160,7 @@ _GIVE_UP_ARCHIVED = delete(objects).where(
 _ARCHIVED_OBJECT = EndedObject(state=ObjectState.PROCESSED, reason=None, carrier=None)
 _IS_OPEN = attempts.c.state == AttemptState.OPEN.value
 _OPEN_AMONG = select(attempts.c.id).where(attempts.c.id.in_(bindparam("named", expanding=True)), _IS_OPEN)
-# A heartbeat waits for no other transaction, such as the commit that ends the attempt.
+# SKIP LOCKED: a heartbeat never waits for another transaction, such as the commit that ends the attempt.
 _LOCKED_AMONG = _OPEN_AMONG.order_by(attempts.c.id).with_for_update(skip_locked=True)
 _EXTEND_ALL = (
     update(attempts)
@@ -180,14 +181,14 @@ _EXTEND = (
 
 
 class Claims:
-    """Takes objects for an attempt, and keeps its lease."""
+    """Claim objects for an attempt and extend its lease. Thread-safe."""
 
     def __init__(self, database: Database, probe: Probe, abandonments: Abandonments) -> None:
         self._database = database
         self._probe = probe
         self._abandonments = abandonments
         self._insert = database.dialect.insert_or_ignore(objects).values(
-            # Written out, since a bound constant is looked up again for each of thousands of rows.
+            # Literals, because a bound constant is processed again for each of thousands of rows.
             state=literal_column(f"'{ObjectState.PROCESSING}'"),
             charged=literal_column("1"),
             refunds=literal_column("0"),
@@ -198,7 +199,7 @@ class Claims:
     def claim(
         self, pipeline: str, candidates: Sequence[Candidate], *, attempt_id: str, worker: str, lease_seconds: float
     ) -> ObjectClaims:
-        """Claim what is free among the candidates; see `penstock.ledger.ledger.Ledger.claim`."""
+        """Claim the free objects among the candidates; see `penstock.ledger.ledger.Ledger.claim`."""
         if not candidates:
             return ObjectClaims(attempt_id=attempt_id, claimed={}, busy={}, ended={})
         named = _named(candidates)
@@ -216,7 +217,7 @@ class Claims:
             rest = {id: messages for id, messages in named.items() if id not in found.ours}
             taken = self._take(opening, rest, opened=bool(found.ours)) if rest else _NOTHING
         except PenstockError:
-            with suppress(PenstockError):  # then its lease ends by itself
+            with suppress(PenstockError):  # if this fails too, the lease expires
                 self._abandonments.one(
                     attempt_id, reason="claim not completed", outcome="given_back", refund=True, unattributed=False
                 )
@@ -232,7 +233,7 @@ class Claims:
     def extend(
         self, attempt_ids: Sequence[str], *, lease_seconds: float, answer_seconds: float | None = None
     ) -> Extension:
-        """Let the leases of these attempts end ``lease_seconds`` from now, in one transaction."""
+        """Extend the leases of these attempts to ``lease_seconds`` from now, in one transaction."""
         named = sorted(set(attempt_ids))
 
         def extend(connection: Connection) -> Extension:
@@ -245,9 +246,9 @@ class Claims:
         return self._database.hurried(answer_seconds).transact(extend)
 
     def _insert_new(self, opening: Values, named: Mapping[bytes, Sequence[Candidate]]) -> "_Found":
-        """Make rows for the objects never heard of, and have them. The others are left alone."""
+        """Insert and claim the objects that the ledger does not know; ignore the others."""
         rows = [_new_row(opening, messages) for messages in named.values()]
-        rows.sort(key=itemgetter("object_id"))  # neighbours in the index together; overlapping claims in one order
+        rows.sort(key=itemgetter("object_id"))  # neighbours in the index together; the same order in overlapping claims
         sequenced = _may_be_superseded(named)
 
         def insert_new(connection: Connection) -> _Found:
@@ -264,7 +265,8 @@ class Claims:
             if sequenced:
                 overtaken, perhaps = _overtaken(connection, opening, ours)
                 _take_out(connection, opening, overtaken, _SUPERSEDE)
-                _take_out(connection, opening, perhaps, _LEAVE)  # together with the later version, or without it
+                # for the second transaction: it may take the later version as well
+                _take_out(connection, opening, perhaps, _LEAVE)
                 ours -= overtaken | perhaps
             if ours:
                 connection.execute(_OPEN, opening)
@@ -280,13 +282,13 @@ class Claims:
         *,
         opened: bool,
     ) -> ObjectClaims:
-        """Take what is free among objects heard of before. ``opened``: the attempt holds others already."""
+        """Take the free objects among those with rows. ``opened``: the attempt already holds objects."""
         first = [wanted_object(id, messages[0].carrier) for id, messages in named.items()]
         holding = {"extended": opening["fresh"], "lease_seconds": opening["lease_seconds"]}
         sequenced = _may_be_superseded(named)
 
         def take(connection: Connection) -> ObjectClaims:
-            # Nobody gives it up from here on, until what is taken for it is its own.
+            # The update locks the attempt: no other transaction can abandon it before this one ends.
             if opened and connection.execute(_EXTEND, holding).rowcount != 1:
                 raise TemporaryError(f"attempt {opening['fresh']} was given up while it claimed: claim again")
             fill(connection, wanted, first)
@@ -317,14 +319,14 @@ _NOTHING = ObjectClaims(attempt_id="", claimed={}, busy={}, ended={})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """What a claim's first transaction found."""
+    """Result of a claim's first transaction."""
 
-    ours: frozenset[bytes]  # never heard of before
-    expired: bool  # some attempt of the pipeline was past its lease
+    ours: frozenset[bytes]  # new objects, now claimed
+    expired: bool  # some attempt of the pipeline has an expired lease
 
 
 def _named(candidates: Sequence[Candidate]) -> Mapping[bytes, Sequence[Candidate]]:
-    """Group the messages by the object that they name, in the order given. Several messages may name one object."""
+    """Group the messages by the object that they name, in the given order. Several messages may name one object."""
     named: dict[bytes, list[Candidate]] = {}
     for candidate in candidates:
         named.setdefault(candidate.object_id, []).append(candidate)
@@ -344,7 +346,7 @@ def _may_be_superseded(named: Mapping[bytes, Sequence[Candidate]]) -> bool:
 
 
 def _give_up_archived(connection: Connection, binds: Values, archived: Sequence[bytes]) -> int:
-    """Take out of the claim what is in the archive, with its row, which was made anew; answers how many objects."""
+    """Remove archived objects from the claim and delete their new rows; return their count."""
     pages = slices(archived)
     return sum(connection.execute(_GIVE_UP_ARCHIVED, {**binds, "of_objects": page}).rowcount for page in pages)
 
@@ -352,7 +354,7 @@ def _give_up_archived(connection: Connection, binds: Values, archived: Sequence[
 def _overtaken(
     connection: Connection, binds: Values, among_ids: Collection[bytes]
 ) -> tuple[frozenset[bytes], frozenset[bytes]]:
-    """Which of these a later version of the same key overtook, and which others one may that is yet to be taken."""
+    """Return the objects superseded by a later version, and those that become so if the later version is taken too."""
     pairs = connection.execute(_SAME_KEY, binds).all()
     later = [row for row in pairs if row.object_id in among_ids and is_later(row.other_sequencer, than=row.sequencer)]
     overtaken = frozenset(row.object_id for row in later if row.other_state in _BEFORE)
@@ -360,7 +362,7 @@ def _overtaken(
 
 
 def _take_out(connection: Connection, binds: Values, object_ids: Collection[bytes], how: Update) -> None:
-    """Take objects out of the claim, uncharged."""
+    """Remove objects from the claim; the attempt is not counted."""
     for object_id in sorted(object_ids):
         connection.execute(how, {**binds, "taken_out": object_id})
 
@@ -373,12 +375,12 @@ def _read_back(
     claimed: int,
     archived: set[bytes],
 ) -> ObjectClaims:
-    """What the database says we hold, and how the rest stands."""
+    """Read back from the database which objects this attempt holds, and the state of the others."""
     held = connection.execute(_READ_BACK, binds).all() if claimed else []
     ours = [row for row in held if row.object_id in carriers]
     missing = len(carriers) - len(ours) - len(archived)
     rest = connection.execute(_NOT_OURS, binds).all() if missing else []
-    if len(rest) < missing:  # rows that left for the archive after we asked it
+    if len(rest) < missing:  # some rows moved to the archive after it was queried
         archived = set(connection.scalars(ARCHIVED, binds))
     rest = [row for row in rest if row.object_id not in archived]
     ended = {row.object_id: _ended_object(row) for row in rest if row.state in TERMINAL}

@@ -1,7 +1,7 @@
-"""Commits: the one transaction that makes a batch count.
+"""Commit batches: the one transaction that makes a batch count.
 
-The pipeline's row is locked first, so that sequences follow one another in the order in which batches become visible.
-Then every statement is fenced by the attempt and its row count checked; what does not fit rolls all of it back, and
+It locks the pipeline's row first, so that sequence numbers follow the order in which batches become visible. Every
+later statement is fenced by the attempt and its row count is checked; on a mismatch the transaction is rolled back, and
 the run's files are orphans.
 """
 
@@ -20,7 +20,7 @@ from penstock.ledger.sets import among, fill, of_pipeline
 from penstock.messaging.steps import Probe, Step
 
 TRIES_MAX = 5
-NOTHING_PROCESSED = "nothing_processed"  # how an attempt ends whose objects all failed
+NOTHING_PROCESSED = "nothing_processed"  # outcome of an attempt whose objects all failed
 
 _LOCK = (
     select(pipelines.c.next_seq, pipelines.c.schema_id)
@@ -96,11 +96,11 @@ _LOOK = (
 
 
 class _CommitFenced(Exception):
-    """The attempt is not open: lost, or ended by a commit of our own that arrived late."""
+    """The attempt is not open: lost, or ended by an earlier commit of ours whose reply was lost."""
 
 
 class Commits:
-    """Ends attempts with a batch."""
+    """End attempts and record their batches. Thread-safe."""
 
     def __init__(self, database: Database, probe: Probe) -> None:
         self._database = database
@@ -116,8 +116,10 @@ class Commits:
         return seq
 
     def _until_known(self, outcome: BatchOutcome, rows: Sequence[Values]) -> int | None:
-        """Run the transaction until its outcome is known. Running it again finds out: one that did commit is met as a
-        fence, and looked at."""
+        """Run the transaction until its outcome is known.
+
+        If an earlier run did commit, the next one fails at the fence, and `_look` returns the recorded result.
+        """
         for _ in range(TRIES_MAX):
             try:
                 return self._record(outcome, rows)
@@ -143,7 +145,7 @@ class Commits:
         return self._database.transact(record, before_commit=partial(self._probe, Step.COMMITTING))
 
     def _look(self, outcome: BatchOutcome) -> int | None:
-        """Who ended the attempt: a commit of ours, or somebody else."""
+        """Return the result of our own commit; raise `ClaimLost` if something else ended the attempt."""
         binds = {"ours": outcome.attempt_id, "in_pipeline": outcome.pipeline}
         with self._database.reading() as connection:
             ended = connection.execute(_LOOK, binds).one_or_none()
@@ -164,7 +166,7 @@ def _lock(connection: Connection, pipeline: str) -> tuple[int, int]:
 
 
 def _end_attempt(connection: Connection, outcome: BatchOutcome) -> None:
-    """An attempt without a batch ends as abandoned, so that gc may delete what it wrote."""
+    """End the attempt. Without a batch it ends as abandoned, so that gc may delete its files."""
     if outcome.processed:
         state, word, reason = AttemptState.COMMITTED, None, None
     else:
@@ -181,7 +183,10 @@ def _end_attempt(connection: Connection, outcome: BatchOutcome) -> None:
 
 
 def _leave(connection: Connection, outcome: BatchOutcome, rows: Sequence[Values], *, seq: int | None) -> None:
-    """Every object of the attempt goes where the outcome says, and none is left behind."""
+    """Set every object of the attempt to its state in the outcome.
+
+    Raises if the outcome does not name exactly the objects that the attempt holds.
+    """
     binds = {"ours": outcome.attempt_id, "in_pipeline": outcome.pipeline}
     fill(connection, leaving, rows)
     unfound = any(failed.missing or failed.failure in _UNFOUND for failed in outcome.failed)

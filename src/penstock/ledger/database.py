@@ -1,6 +1,7 @@
-"""The one place where a transaction begins and ends, and where a database error becomes one of ours.
+"""Connect to the ledger's database.
 
-A ledger's address as people write it -> a database URL.
+`Database` begins and ends every transaction and turns database errors into Penstock's. `parsed_url` turns the ledger's
+address, as users write it, into a database URL.
 """
 
 import logging
@@ -22,12 +23,12 @@ from penstock.ledger.dialects.sqlite import is_in_memory
 from penstock.messaging.addresses import masked
 from penstock.messaging.forks import EmbeddedFile, leave_to_parent, renew_in_copies
 
-# A connection that is lost is told by an error of ours. SQLAlchemy logs it too, with a traceback, which without any
-# handler Python prints; who configured logging reads it as before.
+# An error of ours already reports a lost connection. SQLAlchemy logs it too, with a traceback, and without a handler
+# Python prints that to stderr. Applications that configure logging still receive it.
 logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
 
-SQLITE = "sqlite"  # as SQLAlchemy names the dialect
-CLASHES_MAX = 10  # in a row, before somebody hears of it
+SQLITE = "sqlite"  # SQLAlchemy's name of the dialect
+CLASHES_MAX = 10  # consecutive attempts of one transaction before the error is raised
 CLASH_BASE_SECONDS = 0.01
 CLASH_CAP_SECONDS = 1.0
 
@@ -35,7 +36,7 @@ Answer = TypeVar("Answer")
 
 
 class OutcomeUnknown(TemporaryError):
-    """COMMIT was sent and its answer did not come: the transaction is there, or it is not. Look before going on."""
+    """COMMIT was sent and no reply arrived: the transaction may or may not be applied. Check before continuing."""
 
 
 def _nothing() -> None:
@@ -43,18 +44,21 @@ def _nothing() -> None:
 
 
 class Database:
-    """An engine, its dialect and its transactions. Any thread may use it."""
+    """An engine, its dialect and its transactions. Thread-safe."""
 
     def __init__(
         self, engine: Engine, dialect: Dialect, *, hurried_engine: Callable[[float], Engine | None] | None = None
     ) -> None:
-        """``hurried_engine`` makes the engine behind `hurried`; None: that is this database."""
+        """Wrap an engine. ``hurried_engine`` creates the engine behind `hurried`.
+
+        Without it, or if it returns None, `hurried` returns this database.
+        """
         self.engine = engine
         self._hurried_engine = hurried_engine
-        self._hurried: dict[float, Database] = {}  # under the lock; by how long they wait for an answer
+        self._hurried: dict[float, Database] = {}  # guarded by the lock; by answer_seconds
         self._lock = threading.Lock()
         self.dialect = dialect
-        self.place = _place(engine.url)  # as errors name it
+        self.place = _place(engine.url)  # name in error messages
         self._reader = engine.execution_options(**{READ_ONLY: True})
         self._use = _use_of(engine, self.place)
         self._until_no_clash = Retrying(
@@ -66,15 +70,17 @@ class Database:
         renew_in_copies(self)
 
     def begin_in_copy(self) -> None:
-        """Leave the connections to the parent process. A file's connections were closed before the fork."""
+        """Leave the connections to the parent process after a fork. Those to a file were closed before the fork."""
         self._lock = threading.Lock()
         if self.engine.dialect.name != SQLITE:
             leave_to_parent(self.engine.pool)
             self.engine.dispose(close=False)
 
     def hurried(self, answer_seconds: float | None) -> "Database":
-        """Return this database as a heartbeat needs it: on connections of its own, with each wait bounded by
-        ``answer_seconds``. None: this one."""
+        """Return this database for heartbeats: separate connections, and each wait bounded by ``answer_seconds``.
+
+        Returns this database if ``answer_seconds`` is None.
+        """
         if answer_seconds is None or self._hurried_engine is None:
             return self
         with self._lock:
@@ -85,15 +91,15 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """One consistent look; whatever it writes to session tables is thrown away."""
+        """Open one consistent read-only transaction; writes to temporary tables are discarded."""
         with self._explained(), self._use, self._reader.connect() as connection:
-            connection.begin()  # rolled back when the connection is given back
+            connection.begin()  # rolled back when the connection returns to the pool
             yield connection
 
     def transact(self, work: Callable[[Connection], Answer], *, before_commit: Callable[[], None] = _nothing) -> Answer:
-        """Do the work in a transaction, and again from its beginning where the database threw it away for a clash.
+        """Run the work in a transaction; run it again from the start if the database aborted it because of a clash.
 
-        So the work changes nothing but the database. Raises as `writing` does.
+        The work must therefore have no effects outside the database. Raises the errors of `writing`.
         """
 
         def once() -> Answer:
@@ -104,10 +110,10 @@ class Database:
 
     @contextmanager
     def writing(self, *, before_commit: Callable[[], None] = _nothing) -> Iterator[Connection]:
-        """One transaction: all of it, or nothing on any error.
+        """Open one transaction, which is rolled back on any error.
 
-        Raises `Clash` when it has to be run again, `OutcomeUnknown` when COMMIT itself failed, `TemporaryError` and
-        `ConfigurationError` as the dialect explains a database error.
+        Raises `Clash` if it must be run again, `OutcomeUnknown` if COMMIT itself failed, and `TemporaryError` or
+        `ConfigurationError` as the dialect classifies a database error.
         """
         with self._explained(), self._use, self.engine.connect() as connection:
             transaction = connection.begin()
@@ -147,11 +153,11 @@ class Database:
 
 
 def _use_of(engine: Engine, place: str) -> AbstractContextManager[None]:
-    """Return the context of each transaction. It keeps forks away from files; connections to servers need none."""
+    """Return the context of each transaction. It keeps forks away from files; server connections need none."""
     if engine.dialect.name != SQLITE:
         return nullcontext()
     in_memory = is_in_memory(engine.url)
-    # Closing the connection of a database in memory would lose it.
+    # Closing the connection of an in-memory database would lose the data.
     return EmbeddedFile(
         f"the ledger {place}", None if in_memory else Path(place), _nothing if in_memory else engine.dispose
     )
@@ -173,18 +179,18 @@ _PASSWORDS = {
 
 
 def parsed_url(url: str | Path) -> URL:
-    """The database URL. Raises `ConfigurationError` for text that is none, without saying it again."""
+    """Parse a database URL. Raises `ConfigurationError` for invalid text, without repeating it."""
     if isinstance(url, Path):
         return URL.create("sqlite", database=str(url))
-    if url.startswith(_SQLITE_FILE):  # a path is taken as it is, question marks and all
+    if url.startswith(_SQLITE_FILE):  # a path is taken literally, question marks included
         return URL.create("sqlite", database=url.removeprefix(_SQLITE_FILE))
     try:
         parsed = make_url(url)
-    except (ArgumentError, ValueError):  # what was written may hold a password, and is not said again
+    except (ArgumentError, ValueError):  # the text may hold a password, so the error does not repeat it
         raise ConfigurationError(
             "the ledger's address is not a database URL: write one like sqlite:///folder/ledger.db"
         ) from None
-    if _spills(parsed):  # the end of a password, which every error would name as a part of the host or database
+    if _spills(parsed):  # The rest of a password would appear in every error as part of the host or database.
         raise ConfigurationError(
             "the ledger's address cannot be taken apart: percent-encode the password in it (@ is %40, / is %2F)"
         )
@@ -192,14 +198,14 @@ def parsed_url(url: str | Path) -> URL:
 
 
 def _spills(url: URL) -> bool:
-    """Whether an @ is left where none can be: a / or an @ in a password ends it too early."""
+    """Return True if the host or database contains an @: a / or @ in the password ended it too early."""
     return any("@" in (part or "") for part in (url.host, url.database))
 
 
 def _with_password(url: URL) -> URL:
-    """Drivers take a password among the parameters as well: it goes where it is hidden, and where others find it."""
+    """Move a password from the parameters, where drivers accept it too, to its own field, which is masked in logs."""
     names = _PASSWORDS.get(url.get_backend_name(), ())
     given = next((url.query[name] for name in names if name in url.query), None)
-    if given is None or url.username is None:  # which SQLAlchemy would not write down
+    if given is None or url.username is None:  # SQLAlchemy drops a password without a user name
         return url
     return url.set(password=given if isinstance(given, str) else given[-1]).difference_update_query(names)

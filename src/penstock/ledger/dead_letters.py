@@ -1,12 +1,11 @@
-"""Which dead letters were to be sent back, when, and which were: the first word on each counts.
+"""Record replays of dead-lettered messages, and operators' actions on queues.
 
-A replay is on record before it is sent and marked after, so one that is marked is never sent again, and its wait is the
-one that was chosen first, whoever looks at the letter next. Times are epoch seconds by the database's clock, but for
-``due_at``, which is the replayer's.
+`Replays`: a replay is recorded before it is sent and marked afterwards, so a marked one is never sent again. The first
+record wins, so a replay keeps the delay that was chosen first. Times are epoch seconds of the database's clock; only
+``due_at`` is by the replayer's clock.
 
-Who did what to a queue: replayed, purged, exported. Written before anything is done, and completed after.
-
-An entry without an outcome is of something that is going on, or was killed.
+`Audits`: replays, purges and exports are recorded before they start and completed afterwards. An entry without an
+outcome is still in progress or was killed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from penstock.ledger.rules import storable
 from penstock.ledger.schema import audit, replays
 from penstock.messaging.replay import Replay
 
-AT_ONCE_MAX = 500  # ids in one statement
+AT_ONCE_MAX = 500  # ids per statement
 
 _THESE = replays.c.replay_id.in_(bindparam("these", expanding=True))
 _LOOK = select(replays).where(_THESE)
@@ -34,7 +33,8 @@ _OLD = (
     select(replays.c.replay_id)
     .where(
         replays.c.intended_at < DatabaseNow() - bindparam("older_than_seconds"),
-        # What waits in a tier of longer retention than those of the replayer that forgets: it would wait anew.
+        # Keeps replays that wait in a queue with a longer retention than this replayer's: unrecorded, they would wait
+        # anew.
         replays.c.due_at < DatabaseNow() - bindparam("older_than_seconds"),
     )
     .order_by(replays.c.intended_at)
@@ -44,14 +44,14 @@ _FORGET = delete(replays).where(_THESE)
 
 
 class Replays:
-    """A `penstock.messaging.replay.ReplayLog` in the ledger."""
+    """A `penstock.messaging.replay.ReplayLog` in the ledger. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._add = database.dialect.insert_or_ignore(replays)
 
     def open(self, replays: Sequence[Replay]) -> Mapping[str, Replay]:
-        """Record the intent of those not on record yet; answers all as they stand on record, by replay id."""
+        """Record the replays that are not recorded yet; return all of them as recorded, by replay id."""
         if not replays:
             return {}
         rows = [
@@ -63,14 +63,14 @@ class Replays:
                 "count": one.count,
                 "due_at": one.due_at,
             }
-            for one in sorted(replays, key=lambda one: one.replay_id)  # one order, so that no two lock each other out
+            for one in sorted(replays, key=lambda one: one.replay_id)  # one order, so that two calls cannot deadlock
         ]
         add = self._add.values(intended_at=DatabaseNow())
         self._database.transact(lambda connection: connection.execute(add, rows))
         return self.find([one.replay_id for one in replays])
 
     def find(self, replay_ids: Sequence[str]) -> Mapping[str, Replay]:
-        """Those of these that are on record, by replay id."""
+        """Return the recorded ones of these replays, by replay id."""
         with self._database.reading() as connection:
             return {
                 row.replay_id: _replay(row)
@@ -79,7 +79,7 @@ class Replays:
             }
 
     def sent(self, replay_ids: Sequence[str]) -> None:
-        """They are in their queues again."""
+        """Mark replays as sent to their queues."""
 
         def mark(connection: Connection) -> None:
             for ids in _parts(sorted(replay_ids)):
@@ -89,7 +89,10 @@ class Replays:
             self._database.transact(mark)
 
     def forget(self, *, older_than_seconds: float, limit: int) -> int:
-        """Delete the oldest that were intended and due so long ago; answers how many. Their letters have to be gone."""
+        """Delete up to ``limit`` replays that were recorded and due longer ago than given; return their count.
+
+        Their dead-lettered messages must be deleted already.
+        """
 
         def forget(connection: Connection) -> int:
             binds = {"older_than_seconds": older_than_seconds, "rows_max": limit}
@@ -111,14 +114,14 @@ def _replay(row: AnyRow) -> Replay:
         letter_queue=row.letter_queue,
         letter_id=row.letter_id,
         queue=row.queue,
-        count=row._mapping["count"],  # what a tuple calls so is something else
+        count=row._mapping["count"],  # `row.count` is the tuple's method
         due_at=row.due_at,
         sent=row.sent_at is not None,
     )
 
 
-DETAILS_BYTES_MAX = 60_000  # MySQL keeps 65,535 in such a column
-ENTRIES_MAX = 64  # of a list, where that is too much
+DETAILS_BYTES_MAX = 60_000  # MySQL stores up to 65,535 bytes in this column
+ENTRIES_MAX = 64  # items kept of a list if the details are too long
 TEXT_CHARACTERS_MAX = 500
 
 _ONE = audit.c.id == bindparam("of_id")
@@ -132,28 +135,28 @@ _LATEST = select(audit).order_by(audit.c.id.desc())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRow:
-    """One entry. Times are epoch seconds by the database's clock."""
+    """One audit entry. Times are epoch seconds of the database's clock."""
 
     id: str
     action: str
     queue: str
     who: str
-    details: Mapping[str, Any]  # what was asked for: filters, limits
-    messages: int  # that it was done to
+    details: Mapping[str, Any]  # the request: filters, limits
+    messages: int  # number of messages affected
     outcome: str | None  # done, interrupted or failed; None: not ended
     began_at: float
     ended_at: float | None
 
 
 class Audits:
-    """The entries; none is ever changed after its end, and none deleted."""
+    """The audit log. Entries are never deleted, and never changed after their end. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._add = database.dialect.insert_or_ignore(audit)
 
     def begin(self, action: str, *, queue: str, who: str, details: Mapping[str, Any]) -> str:
-        """Somebody is about to do something; answers the entry's id."""
+        """Record an action that is about to start; return the entry's id."""
         entry = str(ULID())
         row = {
             "id": entry,
@@ -168,19 +171,19 @@ class Audits:
         return entry
 
     def end(self, entry: str, *, messages: int, outcome: str) -> None:
-        """What it came to."""
+        """Record the result of an action; an entry that has ended stays unchanged."""
         binds = {"of_id": entry, "so_many": messages, "how": outcome}
         self._database.transact(lambda connection: connection.execute(_END, binds))
 
     def latest(self, *, limit: int, before: str | None = None) -> Sequence[AuditRow]:
-        """The newest first; ``before``: the last id of the page before."""
+        """Return the newest entries first; ``before`` is the last id of the previous page."""
         asked = _LATEST.limit(limit) if before is None else _LATEST.where(audit.c.id < before).limit(limit)
         with self._database.reading() as connection:
             return [_row(row) for row in connection.execute(asked)]
 
 
 def _told(details: Mapping[str, Any]) -> str:
-    """As JSON that every database can keep: of what is long only the beginning, and how many there were."""
+    """Return JSON that fits the column. Long lists are cut to their first items and a count of the rest."""
     text, kept = dumps(details), ENTRIES_MAX
     while len(text) > DETAILS_BYTES_MAX and kept:
         text = dumps(_beginning(details, kept))

@@ -1,8 +1,8 @@
-"""The ids of all objects that need no message any more, read in bulk: millions, without a row for each.
+"""Read the ids of all objects that need no message, in bulk: millions, without fetching a row for each.
 
-The server itself concatenates the ids of a range, which all have 16 bytes. A range that is read is a short look of its
-own: what changes between two of them is found by the next reconcile. Ids are digests, so they spread evenly over the
-space of 128 bits, and ranges can be read side by side.
+The server concatenates the ids of a range; each has 16 bytes. Each range is a short read of its own; the next reconcile
+finds changes made between two of them. Ids are digests, so they spread evenly over the 128-bit space and ranges can be
+read in parallel.
 """
 
 from collections.abc import Iterator
@@ -23,26 +23,26 @@ from penstock.ledger.records import TERMINAL, UNREAD, AttemptState, ObjectState
 from penstock.ledger.schema import archived_objects, attempts, objects
 
 ID_BYTES: Final = 16
-IDS_END: Final = 1 << (8 * ID_BYTES)  # the first number that is no id any more
+IDS_END: Final = 1 << (8 * ID_BYTES)  # one past the largest id
 
-CHUNK_IDS = 65_536  # 1 MiB an answer: MariaDB's packets end at 16 MiB unless it is told otherwise
-_CONCAT_BYTES_MAX = 8 << 20  # several chunks: a range may hold more ids than the one before it
-_NEVER = 1e15  # epoch seconds beyond any clock, which every database takes, unlike an infinity
+CHUNK_IDS = 65_536  # 1 MiB per result; MariaDB limits packets to 16 MiB by default
+_CONCAT_BYTES_MAX = 8 << 20  # several chunks, because a range may hold more ids than the previous one
+_NEVER = 1e15  # epoch seconds beyond any clock; not every database accepts infinity
 _FIRST_STEP = IDS_END >> 16
 _GROWTH_MAX = 16
-_TRIES_MAX = 5  # of one look: what was read of millions is not to be thrown away for a connection that was lost
+_TRIES_MAX = 5  # per range, so that a lost connection does not discard the ids already read
 _WAIT_SECONDS_MAX = 5.0
 
 
 class Concatenated(FunctionElement[Any]):
-    """The values of a group, one behind the other, in any order; NULL where there are none."""
+    """The concatenated values of a group, in any order; NULL for an empty group."""
 
     inherit_cache = True
 
 
 @compiles(Concatenated, "sqlite")
 def _in_sqlite(element: Concatenated, compiler: SQLCompiler, **options: Any) -> str:
-    return f"group_concat(hex({compiler.process(element.clauses, **options)}), '')"  # it concatenates text alone
+    return f"group_concat(hex({compiler.process(element.clauses, **options)}), '')"  # group_concat accepts only text
 
 
 @compiles(Concatenated, "mysql")
@@ -64,15 +64,15 @@ def _of_objects(*states: ObjectState) -> Any:  # a select, whose type depends on
     )
 
 
-# The live ones first: what ends between two statements is seen by the later one. All but those that were never read
-# are read from an index alone.
+# Live ones first: an object that ends between two statements is found by the later one. All but the objects that were
+# never read are read from an index alone.
 _LOOKS = (
     _of_objects(ObjectState.PROCESSING)
     .join_from(objects, attempts, attempts.c.id == objects.c.attempt_id)
     .where(attempts.c.state == AttemptState.OPEN.value, attempts.c.lease_until >= DatabaseNow()),
     _of_objects(ObjectState.PROCESSED),
     _of_objects(*sorted(TERMINAL - UNREAD - {ObjectState.PROCESSED})),
-    # An object that exists proves wrong that it was deleted or replaced before.
+    # An object that exists refutes an earlier record that it was deleted or replaced.
     _of_objects(*sorted(UNREAD)).where(objects.c.ended_at >= bindparam("seen_at", type_=objects.c.ended_at.type)),
     select(func.count(), Concatenated(archived_objects.c.object_id)).where(
         archived_objects.c.pipeline == bindparam("in_pipeline"),
@@ -82,7 +82,7 @@ _LOOKS = (
 
 
 class KnownIds:
-    """Reads them from one database."""
+    """Read known ids from one database. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -94,11 +94,11 @@ class KnownIds:
         )
 
     def between(self, pipeline: str, low: int, high: int, *, seen_at: float) -> Iterator[bytes]:
-        """The ids from ``low`` on and below ``high``, as numbers, in pieces of many ids each.
+        """Yield the ids from ``low`` up to but excluding ``high``, as numbers, in chunks of many ids.
 
-        Those that are processed or dead, those that an open attempt works on whose lease still runs, and the archived
-        ones; those that were found deleted or replaced only if that was at ``seen_at`` or later, for the ids are
-        compared with what existed then. An id may come twice.
+        Covers processed, failed and archived objects and those under an open attempt with an unexpired lease. Objects
+        found deleted or replaced are included only if that was at ``seen_at`` or later, because the ids are compared
+        with the objects that existed then. An id may occur twice.
         """
         at, step = low, min(_FIRST_STEP, max(high - low, 1))
         while at < high:
@@ -112,7 +112,7 @@ class KnownIds:
             at, step = until, _next_step(step, len(found) // ID_BYTES)
 
     def _look(self, pipeline: str, first: int, last: int, seen_at: float) -> bytes | None:
-        """None where the range holds more than the server puts into one answer."""
+        """Return the ids of a range; None if it holds more than the server puts into one result."""
         binds = {"in_pipeline": pipeline, "first_id": _id(first), "last_id": _id(last), "seen_at": min(seen_at, _NEVER)}
         pieces: list[bytes] = []
         with self._database.reading() as connection:
@@ -127,7 +127,7 @@ class KnownIds:
 
 
 def known_ids_at(url: str, pipeline: str, low: int, high: int, *, seen_at: float) -> Iterator[bytes]:
-    """As `KnownIds.between`, by a connection of its own to a ledger that is up to date: for Spark's executors."""
+    """Run `KnownIds.between` on a connection of its own to an up-to-date ledger, for Spark's executors."""
     parsed = make_url(url)
     dialect = dialect_for(parsed)
     with closing(Database(dialect.create_engine(parsed, now=None), dialect)) as database:
@@ -135,14 +135,14 @@ def known_ids_at(url: str, pipeline: str, low: int, high: int, *, seen_at: float
 
 
 def _next_step(step: int, count: int) -> int:
-    """The width of the next range, so that it holds about a chunk."""
+    """Return the width of the next range, chosen so that it holds about one chunk."""
     if count * _GROWTH_MAX <= CHUNK_IDS:
         return step * _GROWTH_MAX
     return max(step * CHUNK_IDS // count, 1)
 
 
 def _widen(connection: Connection) -> None:
-    if connection.dialect.name in ("mysql", "mariadb"):  # MySQL would cut off after 1,024 bytes
+    if connection.dialect.name in ("mysql", "mariadb"):  # MySQL truncates at 1,024 bytes by default
         connection.exec_driver_sql(f"SET SESSION group_concat_max_len = {_CONCAT_BYTES_MAX}")
 
 

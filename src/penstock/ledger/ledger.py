@@ -1,7 +1,8 @@
-"""The ledger as the other rooms see it: one object, one method a question or a change.
+"""The ledger's facade: one object with one method per query or change.
 
-Any thread may call any method. Every method is one short transaction or two, by the database's clock. All of them
-raise `TemporaryError` when the database is away, locked or full, and `ConfigurationError` when it cannot be a ledger.
+Any thread may call any method. Each method runs one or two short transactions and uses the database's clock. All of
+them raise `TemporaryError` if the database is unreachable, locked or full, and `ConfigurationError` if it cannot serve
+as a ledger.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -48,7 +49,7 @@ from penstock.messaging.steps import Probe, no_probe
 
 
 class Ledger:
-    """What we did, and who is at it."""
+    """The record of claims, attempts, batches and handler keys in one database. Thread-safe."""
 
     def __init__(self, database: Database, probe: Probe = no_probe) -> None:
         self.database = database
@@ -61,22 +62,27 @@ class Ledger:
         self._progress = TaskProgress(database)
         self._queries = Queries(database)
         self._known_ids = KnownIds(database)
-        self.archives = Archives(database, probe)  # rows that left `objects`
-        self.adoptions = Adoptions(database)  # objects that somebody else processed
-        self.replays = Replays(database)  # dead letters on their way back
-        self.audits = Audits(database)  # what people did to queues
-        self.ages = LedgerAges(database)  # how long objects and batches wait
+        self.archives = Archives(database, probe)  # rows that were moved out of `objects`
+        self.adoptions = Adoptions(database)  # objects that another system processed
+        self.replays = Replays(database)  # replays of dead-lettered messages
+        self.audits = Audits(database)  # operators' actions on queues
+        self.ages = LedgerAges(database)  # waiting times of objects and batches
         self._reconciliations = Reconciliations(database)
         self._works = Works(database)
-        self.owners = Owners(database)  # which app a name belongs to
+        self.owners = Owners(database)  # which app uses a name
         self._work_queries = WorkQueries(database)
 
     @classmethod
     def open(cls, url: str | Path, *, probe: Probe = no_probe, now: Callable[[], float] | None = None) -> Self:
-        """Open the ledger at a database URL, or in the SQLite file at a path, and bring its tables up to date.
+        """Open the ledger at a database URL, or in the SQLite file at a path, and migrate its tables.
 
-        ``sqlite://`` is a ledger in memory, for tests. ``now`` stands in for the clock of a database that has none of
-        its own. Raises `ConfigurationError` where that is no ledger, or one that a newer Penstock wrote.
+        Args:
+            url: ``sqlite://`` opens a ledger in memory, for tests.
+            probe: Called at each step, so that tests can inject faults.
+            now: Replaces the clock for databases that have none of their own.
+
+        Raises:
+            ConfigurationError: The URL names no ledger, or a newer Penstock wrote it.
         """
         parsed = parsed_url(url)
         dialect = dialect_for(parsed)
@@ -93,33 +99,33 @@ class Ledger:
         return cls(database, probe)
 
     def close(self) -> None:
-        """Give back connections. Claims stay as they are."""
+        """Close the connections. Claims stay open."""
         self.database.close()
 
     def ping(self) -> None:
-        """Raise `TemporaryError` while the ledger cannot be written to: it changes a row that is not there."""
+        """Raise `TemporaryError` if the ledger is not writable. Updates a row that does not exist."""
         self._works.ping()
 
     # Pipelines
 
     def ensure_pipeline(self, pipeline: str) -> PipelineRow:
-        """The pipeline's row, made when there is none. Needed once before anything is committed to it."""
+        """Return the pipeline's row, creating it if needed. Call it once before the first commit to the pipeline."""
         return self._pipelines.ensure(pipeline)
 
     def pipeline(self, pipeline: str) -> PipelineRow | None:
-        """The pipeline's row."""
+        """Return the pipeline's row, or None."""
         return self._pipelines.one(pipeline)
 
     def pipelines(self) -> Sequence[PipelineRow]:
-        """All of them, by id."""
+        """Return all pipelines by id."""
         return self._pipelines.all()
 
     def remember_source_schema(self, pipeline: str, ddl: str) -> str:
-        """Remember the schema of what is read; the first one named stays, and is answered."""
+        """Record the schema of the source unless one is recorded, and return the recorded one."""
         return self._pipelines.remember_source_schema(pipeline, ddl)
 
     def declare_source_schema(self, pipeline: str, ddl: str) -> None:
-        """Remember the schema of what is read, in the place of an earlier one."""
+        """Record the schema of the source, replacing an earlier one."""
         self._pipelines.declare_source_schema(pipeline, ddl)
 
     # Claims
@@ -127,164 +133,176 @@ class Ledger:
     def claim(
         self, pipeline: str, candidates: Sequence[Candidate], *, attempt_id: str, worker: str, lease_seconds: float
     ) -> ObjectClaims:
-        """Take every candidate that is free, for an attempt id never used before.
+        """Claim every candidate that is free, for an attempt id never used before.
 
-        Charges an attempt to each object taken. First gives up attempts of the pipeline that are past their lease.
-        Where several candidates name one object, the first is its carrier; a dead object comes back to life for the
-        first that may revive it, with its attempts counted anew. An object without a version id that a later version
-        of its key overtook ends as superseded. A claim that takes nothing leaves no attempt behind.
+        Counts one attempt for each claimed object. Abandons the pipeline's expired attempts, so that their objects can
+        be claimed at once. If several candidates name one object, the first one is its original message. A failed
+        object is revived for the first candidate that may revive it, and its attempts start from zero. An object
+        without a version id ends as superseded if a later version of its key is known. A claim that takes nothing
+        leaves no attempt behind.
 
-        Raises `TemporaryError` when the outcome is unknown: what this attempt took is given back (or runs out), so
-        try with a fresh id.
+        Raises `TemporaryError` if the outcome is unknown. The objects that this attempt did claim are released or
+        expire with the lease, so retry with a new id.
         """
         return self._claims.claim(
             pipeline, candidates, attempt_id=attempt_id, worker=worker, lease_seconds=lease_seconds
         )
 
     def extend(self, attempt_id: str, *, lease_seconds: float) -> bool:
-        """Let the lease end ``lease_seconds`` from now; False when the attempt is lost.
+        """Extend the lease to ``lease_seconds`` from now; return False if the attempt is lost.
 
-        An attempt past its lease that nobody took over yet is still open, so it can be extended: what fences is the
-        state, never the time.
+        An expired attempt that no worker took over is still open and can be extended: the state fences, not the time.
         """
         return not self._claims.extend([attempt_id], lease_seconds=lease_seconds).lost
 
     def extend_attempts(
         self, attempt_ids: Sequence[str], *, lease_seconds: float, answer_seconds: float | None = None
     ) -> Extension:
-        """Extend several attempts in one transaction; returns which are lost, and which were locked and are still to be
-        extended.
+        """Extend several attempts in one transaction; return the lost ones and the locked ones, which need another try.
 
-        ``answer_seconds`` bounds each wait for the database, on connections that no other call uses.
+        ``answer_seconds`` bounds each wait for the database and uses connections that no other call uses.
         """
         return self._claims.extend(attempt_ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
 
     def abandon(self, attempt_id: str, *, reason: str, outcome: str, refund: bool, unattributed: bool) -> bool:
-        """Give an open attempt up and free its objects, at once and durably; False when it is not open any more.
+        """Abandon an open attempt and free its objects, durably; return False if it is no longer open.
 
-        ``outcome`` is one word for the timeline (given_back, failed). ``refund`` takes the charge off the objects;
-        ``unattributed`` counts a failure with no object to blame on each of them.
+        ``outcome`` is one word for the timeline (given_back, failed). With ``refund`` the attempt is not counted for
+        its objects. With ``unattributed`` each object counts a failure that no object could be blamed for.
         """
         return self._abandonments.one(
             attempt_id, reason=reason, outcome=outcome, refund=refund, unattributed=unattributed
         )
 
     def abandon_expired(self, pipeline: str) -> Sequence[str]:
-        """Give up all attempts past their lease, charged; answers which."""
+        """Abandon all expired attempts and return their ids. The attempts count."""
         return self._abandonments.expired(pipeline)
 
     def abandon_worker(self, pipeline: str, worker: str) -> Sequence[str]:
-        """Give up all open attempts of a worker proven dead, charged; answers which."""
+        """Abandon all open attempts of a worker known to be dead and return their ids. The attempts count."""
         return self._abandonments.of_worker(pipeline, worker)
 
     # Commits
 
     def commit(self, outcome: BatchOutcome) -> int | None:
-        """End an attempt: record its batch, and how each of its objects left it. Answers the batch's sequence.
+        """End an attempt: record its batch and the result of each of its objects. Return the batch's sequence number.
 
-        The outcome names every object of the claim, as processed or failed. Where none was processed there is no
-        batch: the answer is None, a new schema is not recorded, and the attempt counts as abandoned, so that gc may
-        delete its files. An unknown outcome is looked into and resolved; calling again with the same outcome is safe
-        and answers the same.
+        The outcome names every object of the claim, as processed or failed. If no object was processed there is no
+        batch: the result is None, a new schema is not recorded, and the attempt counts as abandoned so that gc may
+        delete its files. An unknown outcome is resolved by reading it back; calling again with the same outcome is safe
+        and returns the same.
 
-        Raises `ClaimLost` when the attempt is not ours any more, `SchemaMoved` when the run must be planned again,
-        `TemporaryError` when the outcome stays unknown; nothing is changed by a commit that raises the first two.
+        Raises:
+            ClaimLost: The attempt is no longer ours. Nothing is changed.
+            SchemaMoved: The run must be planned again. Nothing is changed.
+            TemporaryError: The outcome stays unknown.
         """
         return self._commits.commit(outcome)
 
     # Repair
 
     def repair(self, repair: LedgerRepair) -> LedgerRepaired:
-        """Bring a ledger that was rolled back up to its table: all that the repair says, in one transaction, and every
-        open attempt of the pipeline given up.
+        """Bring a ledger that was rolled back up to date with its table.
 
-        Raises `TemporaryError` where a batch was committed since the repair was planned, and as every method does.
+        Applies the whole repair in one transaction and abandons every open attempt of the pipeline. Raises
+        `TemporaryError` if a batch was committed after the repair was planned.
         """
         return self._repairs.apply(repair)
 
-    # Telling
+    # Publish notifications
 
     def begin_telling(self, pipeline: str) -> int:
-        """Keep account from now on of the batches that were told of; answers the last one told. Where nobody kept it
-        before, those committed until now count as told."""
+        """Start to record which batches were announced; return the last announced one.
+
+        If there was no record before, all batches committed so far count as announced.
+        """
         return self._tellings.begin(pipeline)
 
     def told(self, pipeline: str) -> int | None:
-        """The last batch told of; None where nobody keeps account."""
+        """Return the sequence number of the last announced batch; None if no record is kept."""
         return self._tellings.told(pipeline)
 
     def advance_told(self, pipeline: str, seq: int) -> None:
-        """Every batch up to this one was told of; an account that is further stays so."""
+        """Record that every batch up to this one was announced. Never moves backwards."""
         self._tellings.advance(pipeline, seq)
 
-    # Upkeep, batch by batch
+    # Background jobs that go batch by batch
 
     def progress(self, pipeline: str, task: str) -> int:
-        """The last batch with which a task of upkeep is done, as with every one before it; 0 where it never began."""
+        """Return the last batch that a background job has finished, with all before it; 0 if it never ran."""
         return self._progress.done(pipeline, task)
 
     def advance_progress(self, pipeline: str, task: str, seq: int) -> None:
-        """Every batch up to this one is done with; an account that is further stays so."""
+        """Record that a background job has finished every batch up to this one. Never moves backwards."""
         self._progress.advance(pipeline, task, seq)
 
     def ripe_batches(self, pipeline: str, *, after_seq: int, older_than_seconds: float) -> int:
-        """The last batch of those after ``after_seq`` that, with all between, were committed so long ago by the
-        database's clock; ``after_seq`` itself where there is none."""
+        """Return the last batch of the unbroken run after ``after_seq`` that was committed longer ago than given.
+
+        Uses the database's clock. Returns ``after_seq`` if there is none.
+        """
         return self._progress.ripe(pipeline, after_seq=after_seq, older_than_seconds=older_than_seconds)
 
     def processed_objects(
         self, pipeline: str, seq: int, *, after: bytes = b"", limit: int = 1_000
     ) -> Sequence[ObjectRow]:
-        """The objects whose rows a batch brought, by id; ``after``: the last id of the page before. Objects whose rows
-        left the ledger for an archive are not among them."""
+        """Return the processed objects of a batch by id; ``after`` is the last id of the previous page.
+
+        Objects whose rows were moved to an archive are not included.
+        """
         return self._progress.processed_objects(pipeline, seq, after=after, limit=limit)
 
-    # Reconciling
+    # Reconcile
 
     def known_ids(
         self, pipeline: str, low: int = 0, high: int = IDS_END, *, seen_at: float = float("inf")
     ) -> Iterator[bytes]:
-        """The ids of objects that need no message: processed or dead, under an attempt whose lease still runs, or
-        archived. Objects that were found deleted or replaced are among them only if that was at ``seen_at`` (epoch
-        seconds) or later: what existed then proves an earlier end wrong. From ``low`` on and below ``high``, as
-        numbers; in pieces of many ids of 16 bytes each, in no order, and one may come twice."""
+        """Yield the ids of objects that need no message.
+
+        These are processed, failed and archived objects, and those under an attempt whose lease has not expired.
+        Objects found deleted or replaced are included only if that was at ``seen_at`` (epoch seconds) or later: if the
+        object existed afterwards, the earlier record is wrong. Covers ids from ``low`` up to but excluding ``high``, as
+        numbers. Each item is a chunk of many 16-byte ids, unordered; an id may occur twice.
+        """
         return self._known_ids.between(pipeline, low, high, seen_at=seen_at)
 
     def known_among(self, pipeline: str, object_ids: Collection[bytes], *, seen_at: float) -> set[bytes]:
-        """Return those of these ids that need no message: processed, dead, archived, or under an attempt whose lease
-        still runs. Objects that were found deleted or replaced are among them only if that was at ``seen_at`` (epoch
-        seconds) or later, for the ids are compared with what existed then."""
+        """Return the given ids that need no message: processed, failed, archived, or under an unexpired lease.
+
+        Objects found deleted or replaced are included only if that was at ``seen_at`` (epoch seconds) or later, because
+        the ids are compared with the objects that existed then.
+        """
         return self._queries.known_among(pipeline, object_ids, seen_at=seen_at)
 
     @property
     def secret_url(self) -> str:
-        """The database's URL with its password, for processes that open it themselves: never to be shown or logged."""
+        """The database's URL with its password, for processes that open it themselves. Never show or log it."""
         return self.database.engine.url.render_as_string(hide_password=False)
 
     @property
     def is_of_this_host(self) -> bool:
-        """Whether it is a file, which other hosts do not see."""
+        """True if the ledger is a file, which other hosts cannot see."""
         return self.database.engine.dialect.name == "sqlite"
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether it is in memory, which other processes do not see."""
+        """True if the ledger is in memory, which other processes cannot see."""
         return self.is_of_this_host and is_in_memory(self.database.engine.url)
 
     def record_reconciliation(self, comparison: ReconcileResult) -> None:
-        """Remember what a reconcile came to, in the place of the one before."""
+        """Record the result of a reconcile, replacing the previous one."""
         self._reconciliations.record(comparison)
 
     def reconciliation(self, pipeline: str) -> Reconciliation | None:
-        """The latest one."""
+        """Return the pipeline's latest reconcile, or None."""
         return self._reconciliations.one(pipeline)
 
     def reconciliations(self) -> Sequence[Reconciliation]:
-        """The latest one of each pipeline, by pipeline."""
+        """Return the latest reconcile of each pipeline, by pipeline."""
         return self._reconciliations.all()
 
     def seconds_since_reconciliation(self, pipeline: str) -> float | None:
-        """By the database's clock, since the latest one ended; None where there is none."""
+        """Return the seconds since the latest reconcile ended, by the database's clock; None if there is none."""
         return self._reconciliations.seconds_since(pipeline)
 
     # Works
@@ -302,14 +320,14 @@ class Ledger:
     ) -> WorkStanding:
         """Begin the work of a handler's key, for an attempt id never used before.
 
-        ``owner`` is what `Owners.register` returned for the handler: part of the key's identity. The work is forgotten
-        ``retention_seconds`` after its end; without one, see `forget_works`.
+        Returns `WorkBegun` if the work is ours; an expired attempt is taken over and returned as ``previous``. Returns
+        `WorkBusy` while another attempt holds it, and `WorkDone` forever after one has finished it.
 
-        Ours with `WorkBegun`; an attempt past its lease is taken over, and told as ``previous``. `WorkBusy` while
-        another attempt holds it, `WorkDone` for good once one finished.
+        ``owner`` is the value that `Owners.register` returned for the handler and part of the key's identity. The work
+        expires ``retention_seconds`` after its end; without that, see `forget_works`.
 
-        Raises `TemporaryError` when the outcome is unknown: the key is given back, or runs out with the lease, or is
-        ours after all when begun again with the same id.
+        Raises `TemporaryError` if the outcome is unknown. The key is then released, expires with the lease, or is ours
+        when begun again with the same id.
         """
         return self._works.begin(
             handler,
@@ -322,39 +340,40 @@ class Ledger:
         )
 
     def extend_work(self, attempt_id: str, *, lease_seconds: float) -> bool:
-        """Let the lease end ``lease_seconds`` from now; False when the attempt is lost. As with `extend`, what fences
-        is the state, never the time."""
+        """Extend the lease to ``lease_seconds`` from now; return False if the attempt is lost.
+
+        As with `extend`, the state fences, not the time.
+        """
         return not self._works.extend([attempt_id], lease_seconds=lease_seconds).lost
 
     def extend_works(
         self, attempt_ids: Sequence[str], *, lease_seconds: float, answer_seconds: float | None = None
     ) -> Extension:
-        """As `extend_attempts`, for attempts of works."""
+        """Extend several attempts of works; see `extend_attempts`."""
         return self._works.extend(attempt_ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
 
     def finish_work(self, attempt_id: str, *, outcome: str) -> bool:
-        """Complete the work, with an outcome as JSON text for later duplicates; False when the attempt is lost.
+        """Complete the work, storing an outcome as JSON text for later duplicates; return False if the attempt is lost.
 
-        True exactly when this attempt's completion is the one on record; asked again, the first outcome stays. Raises
-        `TemporaryError` when that stays unknown: ask again.
+        Returns True if and only if this attempt's completion is the recorded one. Calling again keeps the first
+        outcome. Raises `TemporaryError` if that stays unknown: call again.
         """
         return self._works.finish(attempt_id, outcome=outcome)
 
     def end_work(self, attempt_id: str, *, outcome: WorkEnding, reason: str) -> bool:
-        """Free the key without completing it, durably; False when the attempt is lost or finished."""
+        """Free the key without completing it, durably; return False if the attempt is lost or finished."""
         return self._works.end(attempt_id, outcome=outcome, reason=reason)
 
     def abandon_worker_works(self, worker: str) -> int:
-        """End all open attempts of a worker proven dead as expired, so that others begin at once; answers how many."""
+        """End all open attempts of a dead worker as expired, so that others can begin; return their count."""
         return self._works.abandon_worker(worker)
 
     def forget_works(self, *, limit: int, older_than_seconds: float | None = None, handler: str | None = None) -> int:
-        """Forget at most ``limit`` works that have expired; return how many.
+        """Delete up to ``limit`` expired works; return their count.
 
-        A work expires ``retention_seconds`` after its end, as its `begin_work` said. One without that (an earlier
-        version began it) expires ``older_than_seconds`` after its end, if that is given; with ``handler``, only works
-        of that name do.
-        A duplicate that arrives after its completion was forgotten is processed again.
+        A work expires ``retention_seconds`` after its end, as passed to `begin_work`. A work without a retention (begun
+        by an earlier version) expires ``older_than_seconds`` after its end, if given; with ``handler``, only works of
+        that handler do. A duplicate that arrives after its work was deleted is processed again.
         """
         return self._works.forget(older_than_seconds=older_than_seconds, limit=limit, handler=handler)
 
@@ -367,45 +386,45 @@ class Ledger:
         limit: int = 100,
         after: bytes | None = None,
     ) -> Sequence[WorkRow]:
-        """Works by id; ``after`` is the last id of the page before. Letter case in ``key_contains`` is ignored."""
+        """Return works by id; ``after`` is the last id of the previous page. ``key_contains`` ignores case."""
         return self._work_queries.works(handler, key_contains=key_contains, state=state, limit=limit, after=after)
 
     def work(self, handler: str, key: str, *, owner: WorkOwner | None = None) -> WorkRow | None:
         """Return one work, or None."""
         return self._work_queries.work(handler, key, owner)
 
-    # Questions
+    # Queries
 
     def batches(self, pipeline: str, *, after_seq: int = 0, limit: int = 100) -> Sequence[BatchRow]:
-        """Batches in their order."""
+        """Return batches in commit order."""
         return self._queries.batches(pipeline, after_seq=after_seq, limit=limit)
 
     def batches_after(self, pipeline: str, after_seq: int) -> Iterator[BatchRow]:
-        """Every batch after that sequence, in their order, looked up page by page."""
+        """Yield every batch after that sequence number in commit order, reading page by page."""
         return self._queries.batches_after(pipeline, after_seq)
 
     def batch(self, pipeline: str, seq: int) -> BatchRow | None:
-        """One batch."""
+        """Return one batch, or None."""
         return self._queries.batch(pipeline, seq)
 
     def states(self, pipeline: str, object_ids: Collection[bytes]) -> Mapping[bytes, ObjectState]:
-        """How these objects stand; an id never heard of is left out."""
+        """Return the state of these objects; unknown ids are omitted."""
         return self._queries.states(pipeline, object_ids)
 
     def unread(self, pipeline: str, object_ids: Collection[bytes]) -> Mapping[bytes, float]:
-        """When these objects were found deleted or replaced before they were read; the others are left out."""
+        """Return when these objects were found deleted or replaced before they were read; others are omitted."""
         return self._queries.unread(pipeline, object_ids)
 
     def live(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
-        """Those under an open attempt whose lease still runs."""
+        """Return the objects under an open attempt whose lease has not expired."""
         return self._queries.live(pipeline, object_ids)
 
     def unattributed_failures(self, pipeline: str, object_ids: Collection[bytes]) -> Mapping[bytes, int]:
-        """In how many runs each was that failed with no object to blame; 0 for an id never heard of."""
+        """Return for each object the number of failed runs that no object could be blamed for; 0 for an unknown id."""
         return self._queries.unattributed_failures(pipeline, object_ids)
 
     def other_versions(self, pipeline: str, object_ids: Collection[bytes]) -> int:
-        """How many of these objects the ledger knows in another version too: files that changed."""
+        """Count the given objects that the ledger also knows in another version, i.e. files that changed."""
         return self._queries.other_versions(pipeline, object_ids)
 
     def objects(
@@ -418,8 +437,11 @@ class Ledger:
         limit: int = 100,
         after: bytes | None = None,
     ) -> Sequence[ObjectRow]:
-        """Objects by id; ``after`` is the last id of the page before. Letter case in ``uri_contains`` is ignored.
-        ``older_than_seconds``: only those that ended, or were first seen, longer ago, by the database's clock."""
+        """Return objects by id; ``after`` is the last id of the previous page. ``uri_contains`` ignores case.
+
+        With ``older_than_seconds``, return only objects that ended, or were first seen, longer ago by the database's
+        clock.
+        """
         return self._queries.objects(
             pipeline,
             state=state,
@@ -430,35 +452,38 @@ class Ledger:
         )
 
     def find(self, uri: str) -> Sequence[tuple[str, ObjectRow]]:
-        """Every version of the object at exactly this uri, in every pipeline."""
+        """Return every version of the object at exactly this uri, in every pipeline."""
         return self._queries.find(uri)
 
     def counts(self, pipeline: str) -> Mapping[ObjectState, int]:
-        """How many objects are in each state."""
+        """Return the number of objects in each state."""
         return self._queries.counts(pipeline)
 
     def written_to(self, pipeline: str, seq: int) -> tuple[int, int]:
-        """Return how many rows and how many quarantined lines all batches up to this one wrote."""
+        """Return the number of rows and of quarantined lines that all batches up to this one wrote."""
         return self._queries.written_to(pipeline, seq)
 
     def attempts_of(self, pipeline: str, object_id: bytes) -> Sequence[ObjectAttempt]:
-        """The object's timeline, oldest first."""
+        """Return the object's timeline, oldest first."""
         return self._queries.attempts_of(pipeline, object_id)
 
     def attempts_before(
         self, pipeline: str, attempt_id: str, object_ids: Collection[bytes]
     ) -> Mapping[bytes, ObjectAttempt]:
-        """Return the latest other attempt on each of these objects that had one."""
+        """Return the latest other attempt on each of these objects; objects without one are omitted."""
         return self._queries.attempts_before(pipeline, attempt_id, object_ids)
 
     def attempt(self, attempt_id: str) -> AttemptRow | None:
-        """One attempt."""
+        """Return one attempt, or None."""
         return self._queries.attempt(attempt_id)
 
     def open_attempts(self, pipeline: str) -> Sequence[AttemptRow]:
-        """Attempts that hold objects now, oldest first."""
+        """Return the attempts that hold objects now, oldest first."""
         return self._queries.open_attempts(pipeline)
 
     def abandoned_attempts(self, pipeline: str) -> Sequence[str]:
-        """Attempts whose files gc may delete, oldest first; every one of them every time, for slow writers refill."""
+        """Return all attempts whose files gc may delete, oldest first.
+
+        Includes attempts that gc has already handled, because a slow writer may still add files.
+        """
         return self._queries.abandoned_attempts(pipeline)

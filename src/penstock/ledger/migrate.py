@@ -1,11 +1,8 @@
-"""Bring a ledger's tables up to date, by Alembic.
+"""Create, upgrade and inspect a ledger's tables, using Alembic.
 
-The newest revision stands here too, so that opening an up-to-date ledger is one SELECT and needs no Alembic.
-
-A ledger whose tables may be of any revision: looking at it, and changing them on purpose.
-
-`Ledger.open` brings tables up to date by itself, where its user may. Where workers have no right to change tables,
-somebody who has does it here.
+`migrate` brings tables up to date when a ledger is opened. HEAD repeats the newest revision, so that opening an
+up-to-date ledger takes one SELECT and does not import Alembic. `Revisions` inspects a ledger of any revision and
+upgrades or downgrades it on request, for databases where workers may not change tables.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,16 +25,17 @@ if TYPE_CHECKING:
 
 
 HEAD = "0008"
-BASE = "base"  # Alembic's word for no tables at all
+BASE = "base"  # Alembic's name for a database without tables
 SCRIPTS = "penstock.ledger:migrations"
 
 _VERSION = select(column("version_num", String)).select_from(table(VERSION_TABLE))
 
 
 def migrate(database: Database) -> None:
-    """Create the tables or upgrade them; one process does, others wait.
+    """Create or upgrade the tables; one process does so, others wait.
 
-    Raises `ConfigurationError` on a ledger of a newer Penstock, and on a database whose tables are somebody else's.
+    Raises `ConfigurationError` for the ledger of a newer Penstock, and for a database with foreign tables of the same
+    name.
     """
     with database.reading() as connection:
         if revision_of(connection) == HEAD:
@@ -50,8 +48,10 @@ def migrate(database: Database) -> None:
 
 @contextmanager
 def revised() -> Iterator[None]:
-    """Say of tables that could not be changed who can change them. Only around the change itself: whoever could not
-    look at the tables knows nothing of them."""
+    """Add advice to an error: the upgrade must be run by a user who may change tables.
+
+    Wrap only the change itself: an error on reading the tables says nothing about the right to change them.
+    """
     try:
         yield
     except ConfigurationError as error:
@@ -64,7 +64,7 @@ def revised() -> Iterator[None]:
 
 
 def check_tables(connection: Connection, place: str) -> None:
-    """Raise `ConfigurationError` for tables that are not ours, or a newer Penstock's."""
+    """Raise `ConfigurationError` if the tables are not a ledger's, or a newer Penstock's."""
     revision = revision_of(connection)
     if revision is None:
         _refuse_foreign_tables(connection, place)
@@ -91,7 +91,7 @@ def downgrade(connection: Connection, revision: str) -> None:
 def _configuration(connection: Connection | None = None) -> "Config":
     from alembic.config import Config
 
-    configuration = Config()  # no file: nothing of the working directory is read
+    configuration = Config()  # without a file, so that nothing in the working directory is read
     configuration.set_main_option("script_location", SCRIPTS)
     configuration.attributes["connection"] = connection
     configuration.attributes["revision_before"] = None if connection is None else revision_of(connection)
@@ -99,7 +99,7 @@ def _configuration(connection: Connection | None = None) -> "Config":
 
 
 def revision_of(connection: Connection) -> str | None:
-    """What the tables are now; None where there are none."""
+    """Return the revision of the tables; None if there are none."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     row = connection.execute(_VERSION).one_or_none()
@@ -109,21 +109,21 @@ def revision_of(connection: Connection) -> str | None:
 def _refuse_foreign_tables(connection: Connection, place: str) -> None:
     names = set(inspect(connection).get_table_names())
     foreign = metadata.tables.keys() & names
-    if foreign and VERSION_TABLE not in names:  # where that one is, a first migration was broken off after it
+    if foreign and VERSION_TABLE not in names:  # with a version table, a first migration was interrupted
         raise ConfigurationError(
             f"{place} has a table {min(foreign)} that is no ledger's: name another database, or move that table away"
         )
 
 
 def known_revisions() -> frozenset[str]:
-    """All that this Penstock knows."""
+    """Return all revisions that this Penstock knows."""
     from alembic.script import ScriptDirectory
 
     scripts = ScriptDirectory.from_config(_configuration())
     return frozenset(script.revision for script in scripts.walk_revisions())
 
 
-COUNTED_ROWS_MAX = 100_000  # a table that its server takes for larger is not counted
+COUNTED_ROWS_MAX = 100_000  # a table that the server estimates to be larger is not counted
 
 _SERVER = {
     "sqlite": ("SQLite", text("SELECT sqlite_version()")),
@@ -150,20 +150,20 @@ _ARCHIVES = select(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRows:
-    """How many rows a table has."""
+    """Row count of a table."""
 
     rows: int
-    estimated: bool  # the server's guess, which may be far off
+    estimated: bool  # the server's estimate, which may be far off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerFacts:
-    """A ledger, looked at."""
+    """Facts about a ledger's database, for people."""
 
-    place: str  # its address, without a password
+    place: str  # address, without a password
     server: str
-    revision: str | None  # None: it has no tables yet
-    newest: str  # what this Penstock works with
+    revision: str | None  # None: no tables yet
+    newest: str  # the revision that this Penstock needs
     tables: Mapping[str, TableRows]
     archive_files: int
     archived_objects: int
@@ -171,14 +171,14 @@ class LedgerFacts:
 
 
 class Revisions:
-    """The tables of one ledger."""
+    """The tables of one ledger, of any revision."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     @classmethod
     def open(cls, url: str | Path) -> Self:
-        """Nothing is looked at or changed yet."""
+        """Open a ledger without reading or changing anything."""
         parsed = parsed_url(url)
         dialect = dialect_for(parsed)
         return cls(Database(dialect.create_engine(parsed, now=None), dialect))
@@ -187,7 +187,7 @@ class Revisions:
         self._database.close()
 
     def facts(self) -> LedgerFacts:
-        """How it stands now, in one look."""
+        """Return the current facts in one consistent read."""
         with self._database.reading() as connection:
             there = set(inspect(connection).get_table_names())
             files, objects, size = (0, 0, 0)
@@ -205,34 +205,37 @@ class Revisions:
             )
 
     def pipelines(self) -> Sequence[str]:
-        """The names of those that the ledger knows, whatever its revision is."""
+        """Return the ledger's pipelines, whatever its revision."""
         with self._database.reading() as connection:
             if not inspect(connection).has_table(pipelines.name):
                 return []
             return list(connection.execute(select(pipelines.c.id).order_by(pipelines.c.id)).scalars())
 
     def server(self) -> tuple[str, float]:
-        """What serves it, with its version, and the time there in epoch seconds."""
+        """Return the server with its version, and its time in epoch seconds."""
         with self._database.reading() as connection:
             return _server(connection), float(connection.execute(select(DatabaseNow())).scalar_one())
 
     def upgrade(self, revision: str = HEAD) -> tuple[str | None, str | None]:
-        """Make the tables, or bring them up to a revision; answers the revision before and after.
+        """Create the tables or upgrade them to a revision; return the revision before and after.
 
-        Raises `UsageError` for a revision that is none, or an earlier one."""
+        Raises `UsageError` for an unknown or earlier revision.
+        """
         return self._move(revision, up=True)
 
     def downgrade(self, revision: str) -> tuple[str | None, str | None]:
-        """Take the tables back to an earlier revision; ``base`` removes all of them.
+        """Downgrade the tables to an earlier revision; ``base`` removes all. Return the revision before and after.
 
-        Raises `UsageError` for a revision that is none, or a later one, and `ConfigurationError` where the earlier one
-        would forget what must not be forgotten."""
+        Raises `UsageError` for an unknown or later revision, and `ConfigurationError` if the earlier one cannot hold
+        data that must not be lost.
+        """
         return self._move(revision, up=False)
 
     def _move(self, wanted: str, *, up: bool) -> tuple[str | None, str | None]:
         target = _known(wanted)
         dialect, place = self._database.dialect, self._database.place
-        with self._database.reading() as connection:  # a login that is refused is so here, where no tables are blamed
+        # a refused login fails here, outside `revised`, which would blame the right to change tables
+        with self._database.reading() as connection:
             check_tables(connection, place)
         with (
             revised() if up else nullcontext(),
@@ -248,12 +251,12 @@ class Revisions:
 
 
 def revision_names() -> str:
-    """The revisions there are, for sentences."""
+    """Return the names of all revisions, for messages."""
     return ", ".join([BASE, *sorted(known_revisions())])
 
 
 def _known(revision: str) -> str | None:
-    """A revision there is; None for the state before the first."""
+    """Return the revision of a name; None for the state before the first. Raises `UsageError` for an unknown one."""
     if revision == BASE:
         return None
     if revision == "head":

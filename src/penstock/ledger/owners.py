@@ -1,8 +1,8 @@
-"""Owners: each app registers the names that it uses in a ledger, so that two apps never share one by accident.
+"""Register the names that each app uses in a ledger, so that two apps never share one by accident.
 
-The names of pipelines and object handlers identify their rows, so each of them belongs to one app. Keys of handlers
-contain app and queue in their identity, so like-named handlers of two apps do not meet. An app that was given no name
-is called after its module, which is a guess: where a guess could be wrong, the registration is refused.
+The names of pipelines and object handlers identify their rows, so each name belongs to one app. The identity of a
+handler's keys contains app and queue, so handlers of the same name in two apps do not collide. An app without a name is
+called after its module, which is a guess: if the guess could be wrong, the registration is refused.
 
 A ledger that was upgraded holds keys that are identified by the handler's name alone, and workers of the earlier
 version may still add some. The first app that registers the name keeps these identities. Another app with a handler of
@@ -11,7 +11,7 @@ that name is refused at each start as long as any of these keys exists, because 
 An app may give an SQS queue by name, URL or ARN. The identity of keys contains the spelling that the app registered
 first, whichever it uses later. A ledger that already knew two spellings keeps both.
 
-Registrations take turns by a lock on the row of the tables' version.
+A lock on the row with the tables' revision serializes registrations.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ _OF_NAME = select(owners).where(owners.c.kind == bindparam("of_kind"), owners.c.
 _IS_UPGRADED = select(exists().where(owners.c.kind == "ledger"))
 _HAS_OLD_KEYS = select(
     exists().where(
-        works.c.state.in_([state.value for state in WorkState]),  # so that the index on state and handler serves
+        works.c.state.in_([state.value for state in WorkState]),  # makes the index on state and handler usable
         works.c.handler == bindparam("of_name"),
         works.c.queue.is_(None),
     )
@@ -48,7 +48,7 @@ _SEEN = (
 
 
 class Owners:
-    """The register of names."""
+    """The register of names. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -56,9 +56,8 @@ class Owners:
     def register(self, app: str, *, is_named: bool, uses: Sequence[OwnedName]) -> Mapping[str, WorkOwner]:
         """Register the names that an app uses; return the owner of each handler's keys, by the handler's name.
 
-        ``is_named``: somebody gave the app its name. All names are registered, or none.
-
-        Raises `ConfigurationError` for a name that belongs to another app, or may.
+        Registers all names or none. ``is_named``: the app was given its name explicitly. Raises `ConfigurationError`
+        for a name that belongs, or may belong, to another app.
         """
 
         def register(connection: Connection) -> Mapping[str, WorkOwner]:
@@ -70,8 +69,10 @@ class Owners:
         return self._database.transact(register) if uses else {}
 
     def check(self, app: str, *, is_named: bool, uses: Sequence[OwnedName]) -> None:
-        """Raise `ConfigurationError` if objects of these names belong to another app. A name that no app has registered
-        is free. Writes nothing."""
+        """Raise `ConfigurationError` if objects of these names belong to another app. Writes nothing.
+
+        A name that no app has registered is free.
+        """
         with self._database.reading() as connection:
             registration = _Registration(connection, storable(app), is_named=is_named, place=self._database.place)
             for use in uses:
@@ -79,7 +80,7 @@ class Owners:
 
 
 class _Registration:
-    """One app's, in one transaction that holds the lock."""
+    """The registration of one app, in one transaction. `Owners.register` holds the lock; `Owners.check` does not."""
 
     def __init__(self, connection: Connection, app: str, *, is_named: bool, place: str) -> None:
         self._connection = connection
@@ -103,8 +104,10 @@ class _Registration:
             self._seen(row, queue)
 
     def check_objects(self, name: str, queue: str) -> "AnyRow | None":
-        """Return the row of a name; None if the name is free. Raises `ConfigurationError` if another app owns it, or if
-        its queue changed and this app was not given a name."""
+        """Return the row of a name; None if the name is free.
+
+        Raises `ConfigurationError` if another app owns it, or if its queue changed and this app was not given a name.
+        """
         rows = self._of_name("objects", name)
         if not rows:
             return None
@@ -124,7 +127,7 @@ class _Registration:
         return row
 
     def _take_keys(self, name: str, queue: str) -> WorkOwner:
-        """Register a handler's keys; return their owner. A name may have many owners, one with the old identity."""
+        """Register a handler's keys; return their owner. Of several owners of a name, one has the old identity."""
         rows = self._of_name("keys", name)
         mine = [row for row in rows if row.app == self._app and same_queue(row.queue, queue)]
         mine.sort(key=lambda row: (row.queue != queue, not row.plain, row.first_seen_at, row.queue))
@@ -146,7 +149,11 @@ class _Registration:
         return WorkOwner(app=self._app, queue=queue, is_plain=is_plain)
 
     def _refuse_beside_old_keys(self, name: str, queue: str, rows: Sequence[AnyRow]) -> None:
-        """Also at a later start: old workers of this app may have added keys, which its new ones do not find."""
+        """Raise if old keys of this name exist that another owner has taken over.
+
+        Checked at every start: workers of the earlier version may have added keys of this app, which its new workers do
+        not find.
+        """
         taken = [row for row in rows if row.plain]
         if taken and self._connection.execute(_HAS_OLD_KEYS, {"of_name": name}).scalar():
             raise ConfigurationError(
@@ -175,5 +182,5 @@ class _Registration:
         )
 
     def _seen(self, row: AnyRow, queue: str) -> None:
-        # Rounded times could leave a row unchanged, which MySQL counts as none: nothing here looks at the count.
+        # The row count is not checked: MySQL counts a row as unchanged if the rounded times are equal.
         self._connection.execute(_SEEN, {"of_owner": row.owner_id, "is_named": int(self._is_named), "new_queue": queue})

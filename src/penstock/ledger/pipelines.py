@@ -1,7 +1,6 @@
-"""The pipelines a ledger knows, and the schemas it remembers for them.
+"""Store the pipelines of a ledger and the schemas recorded for them, then the latest reconcile of each pipeline.
 
-The latest comparison of each pipeline's source with its ledger. Times are epoch seconds of the database's clock,
-but for ``as_of``, which is of the source's.
+Times are epoch seconds of the database's clock, except ``as_of``, which is of the source's.
 """
 
 from collections.abc import Sequence
@@ -31,14 +30,14 @@ _REMEMBER = _DECLARE.where(pipelines.c.source_schema.is_(None))
 
 
 class Pipelines:
-    """One row a pipeline."""
+    """The table of pipelines, one row per pipeline. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._add = database.dialect.insert_or_ignore(pipelines).values(next_seq=1, schema_id=0)
 
     def ensure(self, pipeline: str) -> PipelineRow:
-        """Return the pipeline's row, made when there is none. Raises `ConfigurationError` for too long an id."""
+        """Return the pipeline's row, creating it if needed. Raises `ConfigurationError` if the id is too long."""
         check_pipeline(pipeline)
         known = self.one(pipeline)
         if known is not None:
@@ -60,7 +59,7 @@ class Pipelines:
             return [pipeline_row(row) for row in connection.execute(_ALL)]
 
     def declare_source_schema(self, pipeline: str, ddl: str) -> None:
-        """Replace the schema that is kept."""
+        """Replace the recorded schema."""
 
         def declare(connection: Connection) -> None:
             connection.execute(self._add, {"id": pipeline})
@@ -69,7 +68,7 @@ class Pipelines:
         self._database.transact(declare)
 
     def remember_source_schema(self, pipeline: str, ddl: str) -> str:
-        """Keep the first schema anybody names; answers the one that is kept."""
+        """Record the schema unless one is recorded; return the recorded one."""
 
         def remember(connection: Connection) -> str:
             connection.execute(self._add, {"id": pipeline})
@@ -86,11 +85,11 @@ _NOW = select(DatabaseNow())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileResult:
-    """What a reconcile came to."""
+    """Result of a reconcile."""
 
     pipeline: str
-    as_of: float  # objects stored up to then were looked at
-    source: str  # what was compared: a listing's or an inventory's address
+    as_of: float  # the comparison covers objects stored until then
+    source: str  # address of the listing or inventory that was compared
     listed: int
     missing: int
     sent: int  # messages
@@ -99,20 +98,20 @@ class ReconcileResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciliation(ReconcileResult):
-    """One that is on record."""
+    """A recorded reconcile."""
 
     finished_at: float
 
 
 class Reconciliations:
-    """One row a pipeline."""
+    """The latest reconcile of each pipeline. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._add = database.dialect.insert_or_ignore(reconciliations)
 
     def record(self, comparison: ReconcileResult) -> None:
-        """In the place of the one before."""
+        """Replace the pipeline's previous result."""
         values = {**asdict(comparison), "source": storable(comparison.source), "finished_at": DatabaseNow()}
         row = reconciliations.c.pipeline == comparison.pipeline
 
@@ -132,7 +131,7 @@ class Reconciliations:
             return [_of(row) for row in connection.execute(_ALL_RECONCILIATIONS)]
 
     def seconds_since(self, pipeline: str) -> float | None:
-        """Since the latest one, by the database's clock; None where there is none."""
+        """Return the seconds since the latest reconcile by the database's clock; None if there is none."""
         with self._database.reading() as connection:
             row = connection.execute(_ONE_RECONCILIATION, {"in_pipeline": pipeline}).one_or_none()
             return None if row is None else float(connection.execute(_NOW).scalar_one()) - row.finished_at

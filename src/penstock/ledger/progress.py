@@ -1,11 +1,11 @@
-"""How far a task of upkeep has come through a pipeline's batches, and what each batch gives it to do.
+"""Record how far background jobs and publish notifications have advanced through a pipeline's batches.
 
-A task goes through the batches in their order and writes down the last one with which it is done for good. Several
-workers may be at it at once: each writes down only what it has done itself, beginning with what was written down, so
-the account may only grow, and work that two of them did has to be harmless done twice.
+A job processes the batches in order and records the last one that it has finished for good. Several workers may run the
+same job: each starts at the recorded batch and records only batches that it finished itself. So the record may only
+grow, and a job must tolerate a batch being done twice.
 
-How far the batches of a pipeline were told of: what a process that dies between publishing and telling leaves to the
-next one.
+For notifications the record is the last announced batch: if a process dies between publishing and announcing, the next
+one continues there.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ _PROCESSED = (
 
 
 class TaskProgress:
-    """One row a pipeline and task."""
+    """Progress per pipeline and job. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -98,14 +98,14 @@ _ADVANCE_PUBLISHED = (
 
 
 class PublishProgress:
-    """One row a pipeline that somebody wants to hear of."""
+    """The last announced batch of each pipeline that sends publish notifications. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._add = database.dialect.insert_or_ignore(tellings)
 
     def begin(self, pipeline: str) -> int:
-        """Tell of the pipeline from now on; answers up to which batch it was told of."""
+        """Start the record of the pipeline's announced batches; return the last announced one."""
         binds = {"in_pipeline": pipeline}
         with self._database.reading() as connection:
             told = connection.execute(_TOLD, binds).scalar_one_or_none()
@@ -125,6 +125,6 @@ class PublishProgress:
         return None if told is None else int(told)
 
     def advance(self, pipeline: str, seq: int) -> None:
-        """Never back: whoever was faster stays ahead."""
+        """Move forward only: a faster process stays ahead."""
         binds = {"in_pipeline": pipeline, "to_seq": seq}
         self._database.transact(lambda connection: connection.execute(_ADVANCE_PUBLISHED, binds))

@@ -1,9 +1,8 @@
-"""Questions. Each is one consistent look and changes nothing.
+"""Query the ledger. Each query is one consistent read and changes nothing.
 
-How long objects and batches wait, for who looks again and again: every question is answered by an index.
-
-Objects that are processed are nearly all there are, and counting them reads an entry each: so they are counted apart,
-rarely, and what was committed since is added from the batches, of which there are few.
+`LedgerAges` serves monitors, which poll. Its queries use indexes. Nearly all objects are processed ones, and counting
+them reads an index entry each, so they are counted rarely; the count is then updated from the batches committed since,
+which are few.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -79,12 +78,12 @@ _ENDED = select(objects.c.object_id).where(
     is_wanted(),
     in_state(ObjectState.PROCESSED)
     | in_state(ObjectState.DEAD)
-    # What exists proves wrong that it was deleted or replaced before.
+    # An object that exists refutes an earlier record that it was deleted or replaced.
     | (_was_unread & (objects.c.ended_at >= bindparam("seen_at", type_=objects.c.ended_at.type))),
 )
 _version = objects.alias("version")
 _archived_version = archived_objects.alias("archived_version")
-# The archive knows a key by its uri's digest. One object may be named by several of these.
+# The archive identifies a key by the digest of its uri. Several of these statements may return the same object.
 _OTHER_VERSIONS = (
     by_uri(select(objects.c.object_id).distinct(), _version).where(
         is_wanted(),
@@ -160,7 +159,7 @@ _TIMELINES = _ATTEMPTS.where(is_in(object_attempts.c.object_id, of=select(wanted
 
 
 class Queries:
-    """What the ledger knows."""
+    """Queries about objects, attempts and batches. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -184,7 +183,7 @@ class Queries:
         with self._database.reading() as connection:
             ids_wanted(connection, object_ids)
             states = {id: ObjectState(state) for id, state in connection.execute(_STATES, {"in_pipeline": pipeline})}
-            # Asked after the rows, so that one which leaves in between is met.
+            # Queried after the rows, so that an object archived in between is found.
             archived = connection.scalars(ARCHIVED, {"in_pipeline": pipeline})
             return states | dict.fromkeys(archived, ObjectState.PROCESSED)
 
@@ -213,7 +212,7 @@ class Queries:
     def known_among(self, pipeline: str, object_ids: Collection[bytes], *, seen_at: float) -> set[bytes]:
         with self._database.reading() as connection:
             ids_wanted(connection, object_ids)
-            # The live ones first and the archived ones last: what ends or leaves in between is met.
+            # Live ones first and archived ones last: an object that ends or is archived in between is found.
             found = set(connection.scalars(_LIVE, {"in_pipeline": pipeline}))
             found |= set(connection.scalars(_ENDED, {"in_pipeline": pipeline, "seen_at": seen_at}))
             return found | set(connection.scalars(ARCHIVED, {"in_pipeline": pipeline}))
@@ -323,30 +322,30 @@ _COMMITTED = select((DatabaseNow() - batches.c.committed_at).label("age")).where
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnprocessedObjects:
-    """What of a pipeline is not processed. Ages are by the database's clock."""
+    """The unprocessed objects of a pipeline. Ages are by the database's clock."""
 
-    objects: Mapping[ObjectState, int]  # of every state but processed
-    oldest_age_seconds: float  # of the unfinished, since the ledger heard of it; 0 where there is none
-    overdue: int  # of the unfinished, those that are older than asked
+    objects: Mapping[ObjectState, int]  # in every state except processed
+    oldest_age_seconds: float  # of the unfinished ones, since the ledger first recorded them; 0 if there are none
+    overdue: int  # unfinished objects older than the given limit
     committed_seq: int  # the last batch; 0 before the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessedCount:
-    """How many objects are processed, archived ones too, as of a batch."""
+    """Number of processed objects, including archived ones, up to a batch."""
 
     processed: int
     seq: int
 
 
 class LedgerAges:
-    """Questions of a monitor. Each is one consistent look and changes nothing."""
+    """Queries for monitors. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def waiting(self, pipeline: str, *, overdue_after_seconds: float) -> UnprocessedObjects:
-        """Takes as long as there are unfinished objects; the processed ones cost nothing."""
+        """Count the unprocessed objects and their ages. Reads every unfinished object, but no processed one."""
         binds = {"in_pipeline": pipeline}
         with self._database.reading() as connection:
             rows = connection.execute(_WAITING_COUNTS, binds).all()
@@ -362,7 +361,7 @@ class LedgerAges:
         )
 
     def tally(self, pipeline: str) -> ProcessedCount:
-        """Reads an entry of an index for every processed object: to be asked rarely."""
+        """Count the processed objects. Reads an index entry for each, so call it rarely."""
         binds = {"in_pipeline": pipeline}
         with self._database.reading() as connection:
             seq = _committed_seq(connection, pipeline)
@@ -371,20 +370,20 @@ class LedgerAges:
         return ProcessedCount(processed=int(processed) + int(archived), seq=seq)
 
     def brought_up(self, pipeline: str, tally: ProcessedCount) -> ProcessedCount:
-        """The tally with what was committed since, from the batches. It does not know of a ledger that was repaired."""
+        """Return the count updated by the batches committed since. A repair of the ledger invalidates the count."""
         with self._database.reading() as connection:
             seq = _committed_seq(connection, pipeline)
             since = connection.execute(_SINCE, {"in_pipeline": pipeline, "after_seq": tally.seq}).scalar_one()
         return ProcessedCount(processed=tally.processed + int(since), seq=seq)
 
     def seconds_since_commit(self, pipeline: str, seq: int) -> float | None:
-        """How long ago this batch was committed; None where there is none."""
+        """Return the age of this batch's commit in seconds; None if there is no such batch."""
         with self._database.reading() as connection:
             age = connection.execute(_COMMITTED, {"in_pipeline": pipeline, "at_seq": seq}).scalar_one_or_none()
         return None if age is None else max(0.0, float(age))
 
 
 def _committed_seq(connection: Connection, pipeline: str) -> int:
-    """The last batch; 0 before the first."""
+    """Return the last batch; 0 before the first."""
     next_seq = connection.execute(_NEXT_SEQ, {"in_pipeline": pipeline}).scalar_one_or_none()
     return (next_seq or 1) - 1

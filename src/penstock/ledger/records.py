@@ -1,10 +1,7 @@
-"""The values that go into the ledger and come out of it. Times are epoch seconds of the database's clock.
+"""Values that go into the ledger and come out of it. Times are epoch seconds of the database's clock.
 
-The values of owners: which app a name in a ledger belongs to.
-
-What a repair of the ledger brings: see `penstock.ledger.repairs`.
-
-The values of works, a work being one key of one handler. Times are epoch seconds of the database's clock.
+In order: objects, attempts and batches of pipelines; owners, the apps that use a name; repairs (see
+`penstock.ledger.repairs`); works, one per key of a handler.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +11,7 @@ from typing import Literal, TypeAlias
 
 
 class ObjectState(StrEnum):
-    """Where an object stands in its pipeline."""
+    """State of an object in its pipeline."""
 
     UNPROCESSED = "unprocessed"
     PROCESSING = "processing"
@@ -30,7 +27,7 @@ UNREAD = frozenset({ObjectState.GONE, ObjectState.SUPERSEDED})
 
 
 class AttemptState(StrEnum):
-    """Where an attempt stands. Only an open one changes any more."""
+    """State of an attempt. Only open attempts can change."""
 
     OPEN = "open"
     COMMITTED = "committed"
@@ -39,7 +36,7 @@ class AttemptState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carrier:
-    """The message that named an object; a dead object remembers it, so that its redelivery is told from others."""
+    """The message that named an object. A failed object keeps it to recognize a redelivery of the same message."""
 
     message_id: str
     enqueued_at: float
@@ -48,7 +45,7 @@ class Carrier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """An object that a delivery asks us to process."""
+    """An object that a delivery asks to process."""
 
     object_id: bytes  # 16 bytes
     bucket: str
@@ -63,18 +60,19 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedObject:
-    """An object that is ours now. ``attempts`` includes this one; refunded ones are not counted."""
+    """An object that this attempt holds. ``attempts`` includes this one, without those that do not count."""
 
     object_id: bytes
     attempts: int
-    unattributed_failures: int  # runs it was in that failed with no object to blame
-    carrier: Carrier  # which of the messages that named it is its carrier, should it die
-    missing_seconds: float | None = None  # since the first look that found it missing; None: the last look found it
+    unattributed_failures: int  # failed runs with this object in which no object could be blamed
+    carrier: Carrier  # the message to dead-letter if the object fails for good
+    # seconds since an attempt first found it missing; None: not missing, or found again since
+    missing_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedObject:
-    """An object in a terminal state, and for a dead one who carried it."""
+    """An object in a terminal state; for a failed one also its original message."""
 
     state: ObjectState
     reason: str | None
@@ -83,7 +81,7 @@ class EndedObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectClaims:
-    """What a claim brought, by object id: each candidate is in exactly one of the three."""
+    """Result of a claim by object id: each candidate is in exactly one of the three mappings."""
 
     attempt_id: str
     claimed: Mapping[bytes, ClaimedObject]
@@ -102,20 +100,20 @@ class AttemptFailure(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedObject:
-    """One object that leaves its attempt without rows, and why."""
+    """One object that leaves its attempt without rows, and the reason."""
 
     object_id: bytes
     failure: AttemptFailure
     reason: str
-    refund: bool = False  # the fault was not the object's: the attempt is not counted
-    unattributed: bool = False  # the run broke and nobody could be blamed: counts as one more unattributed failure
-    missing: bool = False  # this look did not find it
+    refund: bool = False  # the object was not at fault: the attempt is not counted
+    unattributed: bool = False  # the run failed and no object could be blamed: counts one more unattributed failure
+    missing: bool = False  # this attempt did not find it
     traceback: str | None = None  # of the user's code, without local variables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectResult:
-    """What one processed object gave."""
+    """Row counts of one processed object."""
 
     object_id: bytes
     rows: int
@@ -124,7 +122,7 @@ class ObjectResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOutcome:
-    """Everything one commit records, in one transaction. Manifests are JSON texts that the sinks understand."""
+    """Everything that one commit records, in one transaction. Manifests are JSON texts in the sink's format."""
 
     pipeline: str
     attempt_id: str
@@ -135,33 +133,33 @@ class BatchOutcome:
     bytes: int = 0  # of the objects read
     manifest: str = ""
     quarantine_manifest: str = ""
-    schema_id: int = 0  # the table schema the run was planned with; a newer one refuses the commit
+    schema_id: int = 0  # schema the run was planned with; the commit is refused if the table has a newer one
     new_schema: str | None = None  # a changed table schema: recorded as schema_id + 1
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
-    spark_ui_url: str | None = None  # where its run can be looked at
+    spark_ui_url: str | None = None  # Spark UI of its run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRow:
-    """A pipeline as the ledger knows it."""
+    """One row of ``pipelines``."""
 
     id: str
-    next_seq: int  # the sequence the next committed batch gets; the first is 1
+    next_seq: int  # sequence number of the next committed batch; the first is 1
     schema_id: int
     table_schema: str | None  # JSON of the sink's schema
-    source_schema: str | None  # DDL, declared or inferred, remembered
+    source_schema: str | None  # DDL, declared or inferred
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRow:
-    """A committed batch. Manifests are JSON texts that the sinks understand."""
+    """A committed batch. Manifests are JSON texts in the sink's format."""
 
     pipeline: str
     seq: int
     attempt_id: str
     manifest: str
     quarantine_manifest: str
-    table_schema: str | None  # in force for this batch
+    table_schema: str | None  # the schema of this batch
     objects: int
     rows: int
     lines_quarantined: int
@@ -170,12 +168,12 @@ class BatchRow:
     worker: str
     stage_seconds: Mapping[str, float]
     schema_id: int = 0
-    spark_ui_url: str | None = None  # where its run could be looked at
+    spark_ui_url: str | None = None  # Spark UI of its run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRow:
-    """One claim of a worker, from its opening to its end."""
+    """One claim of a worker, from start to end."""
 
     id: str
     pipeline: str
@@ -192,7 +190,7 @@ TAKEN_OVER = frozenset({"expired", "worker_died"})  # outcomes of an attempt tha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectAttempt:
-    """One attempt on one object, for the timeline."""
+    """One attempt on one object, as the timeline shows it."""
 
     attempt_id: str
     worker: str
@@ -200,12 +198,12 @@ class ObjectAttempt:
     ended_at: float | None
     outcome: str  # open, processed, retry, dead, gone, superseded, given_back, expired, failed
     reason: str | None
-    traceback: str | None = None  # the end of it, where the user's code raised
+    traceback: str | None = None  # its end, if the user's code raised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectRow:
-    """One version of one object, as one pipeline knows it. ``attempts`` are those that count: refunds are taken off."""
+    """One version of one object in one pipeline. ``attempts`` excludes those that do not count."""
 
     object_id: bytes
     uri: str
@@ -232,7 +230,7 @@ OwnerKind = Literal["keys", "objects"]
 class OwnedName:
     """A name that an app uses in the ledger, and the queue that feeds it.
 
-    ``keys``: of a handler whose calls are recorded by key. ``objects``: of an object handler or a pipeline.
+    ``keys``: a handler whose calls are recorded by key. ``objects``: an object handler or a pipeline.
     """
 
     kind: OwnerKind
@@ -242,7 +240,7 @@ class OwnedName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkOwner:
-    """Whose keys those of a handler are; part of their identity.
+    """The app and queue of a handler, which are part of the identity of its keys.
 
     ``is_plain``: the keys are identified by the handler's name alone, because an earlier version recorded some of them.
     """
@@ -255,7 +253,7 @@ class WorkOwner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedObject:
-    """One object of a batch that the table shows. The candidate's carrier is not looked at."""
+    """One object of a batch in the table. The candidate's original message is ignored."""
 
     candidate: Candidate
     rows: int
@@ -264,7 +262,7 @@ class ImportedObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedBatch:
-    """A batch that the table shows and the ledger does not know, or one that stands for a number nobody remembers."""
+    """A batch in the table that the ledger does not know, or a placeholder for a sequence number without a record."""
 
     seq: int
     attempt_id: str
@@ -274,36 +272,36 @@ class ImportedBatch:
     bytes: int = 0
     manifest: str = ""
     quarantine_manifest: str = ""
-    claimed_at: float | None = None  # epoch seconds, as the next
-    committed_at: float | None = None  # epoch seconds; None: nobody knows, so now
+    claimed_at: float | None = None  # epoch seconds
+    committed_at: float | None = None  # epoch seconds; None: unknown, so the time of the import
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     spark_ui_url: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerRepair:
-    """Everything one repair changes, in one transaction."""
+    """Everything that one repair changes, in one transaction."""
 
     pipeline: str
-    seen_next_seq: int  # what the plan was made of; moved meanwhile, nothing is done
+    seen_next_seq: int  # next_seq when the repair was planned; nothing is changed if it has moved since
     next_seq: int
-    table_schema: str | None  # in force from now on; None: the one that is
+    table_schema: str | None  # the new current schema; None keeps the current one
     imported: Sequence[ImportedBatch] = ()
-    moved: Mapping[int, int] = field(default_factory=dict)  # committed after the rollback: to the number they get
-    withdrawn: Sequence[int] = ()  # committed after the rollback and not to be shown: their objects are free again
-    forgotten: Sequence[str] = ()  # attempts that left a record, and can never commit
+    moved: Mapping[int, int] = field(default_factory=dict)  # sequence numbers committed after the rollback: old to new
+    withdrawn: Sequence[int] = ()  # committed after the rollback and not to be shown: their objects are freed
+    forgotten: Sequence[str] = ()  # attempts that left a record and can never commit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerRepaired:
-    """What became of it."""
+    """Result of a repair."""
 
     abandoned: Sequence[str]  # attempts that were open
-    withdrawn: Sequence[str]  # attempts whose batch does not count any more
+    withdrawn: Sequence[str]  # attempts whose batch no longer counts
 
 
 class WorkState(StrEnum):
-    """Where a work stands. Only a done one never changes any more."""
+    """State of a work. Done is final."""
 
     FREE = "free"
     OPEN = "open"
@@ -318,7 +316,7 @@ class WorkEnd(StrEnum):
     EXPIRED = "expired"  # its lease ran out, or its worker died
 
 
-WorkEnding = Literal["failed", "given_back"]  # what the holder of an attempt may end it as
+WorkEnding = Literal["failed", "given_back"]  # outcomes that the holder of an attempt may set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,47 +333,47 @@ class WorkAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkBegun:
-    """The work is ours now. ``previous`` is how the attempt before ended, where there was one."""
+    """The attempt now holds the work. ``previous`` is the last attempt that ended without completing it, if any."""
 
     previous: WorkAttempt | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkBusy:
-    """Another attempt has it open."""
+    """Another attempt holds the work."""
 
-    seconds: float  # until its lease ends (at least 0)
+    seconds: float  # until that lease ends (at least 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkDone:
-    """It was completed before, by this attempt."""
+    """The work was completed before, by this attempt."""
 
-    outcome: str  # the JSON text stored with the completion
+    outcome: str  # JSON text stored at completion
     completed_at: float
     worker: str
     attempt_id: str
 
 
-WorkStanding: TypeAlias = WorkBegun | WorkBusy | WorkDone  # what a begin is told
+WorkStanding: TypeAlias = WorkBegun | WorkBusy | WorkDone  # results of a begin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkRow:
-    """A work as people see it. The attempt named is the latest one; ``previous`` is the last that ended incomplete."""
+    """A work for display. The attempt shown is the latest; ``previous`` is the last one that ended incomplete."""
 
     work_id: bytes
     handler: str
-    key: str  # cut where it is longer than a person would read
-    app: str | None  # this and the next: None where an earlier version recorded it
+    key: str  # truncated for display
+    app: str | None  # app and queue are None if an earlier version recorded the work
     queue: str | None
     state: WorkState
-    attempts: int  # all that ever began
+    attempts: int  # all attempts ever begun
     attempt_id: str
     worker: str
     started_at: float
-    lease_until: float | None  # while it is open
-    outcome: str | None  # JSON, once it is done
+    lease_until: float | None  # None unless open
+    outcome: str | None  # JSON; None until done
     completed_at: float | None
     first_seen_at: float
     previous: WorkAttempt | None

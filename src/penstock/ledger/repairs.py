@@ -1,8 +1,8 @@
-"""Bringing a ledger that was rolled back up to its table, in one transaction.
+"""Bring a ledger that was rolled back up to date with its table, in one transaction.
 
-All of it or nothing: an object of an imported batch that were free for a moment could be claimed, and its rows would
-come twice. What was open is given up in the same transaction, so that whoever still runs can commit nothing that was
-planned on what the ledger had forgotten. The row of the pipeline is locked first, as by a commit.
+If an object of an imported batch were free for a moment, it could be claimed and its rows written twice. Open attempts
+are abandoned in the same transaction, so that no running worker can commit a run planned on the incomplete ledger. The
+transaction locks the pipeline's row first, like a commit.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from penstock.ledger.schema import attempts, batches, leaving, object_attempts, 
 from penstock.ledger.sets import among, fill, of_pipeline
 from penstock.messaging.steps import Probe, Step
 
-REPAIR = "repair"  # the worker of what nobody remembers, and how attempts end that a repair gave up
+REPAIR = "repair"  # worker of the attempts that a repair adds, and outcome of those that it abandons or forgets
 WITHDRAWN = "withdrawn"
 
 _LOCK = (
@@ -108,7 +108,7 @@ _ADVANCE = (
 
 
 class Repairs:
-    """One method."""
+    """Apply repairs. Thread-safe."""
 
     def __init__(self, database: Database, probe: Probe) -> None:
         self._database = database
@@ -117,7 +117,7 @@ class Repairs:
         self._add_attempt = (
             insert_or_ignore(attempts)
             .values(started_at=DatabaseNow(), ended_at=DatabaseNow(), lease_until=0.0, heartbeat_seq=0, worker=REPAIR)
-            .execution_options(preserve_rowcount=True)  # psycopg forgets that of an insert
+            .execution_options(preserve_rowcount=True)  # psycopg drops the row count of inserts
         )
         self._add_objects = insert_or_ignore(objects).values(
             state=ObjectState.UNPROCESSED.value,
@@ -129,7 +129,7 @@ class Repairs:
         self._note = insert_or_ignore(object_attempts)
 
     def apply(self, repair: LedgerRepair) -> LedgerRepaired:
-        """See `penstock.ledger.ledger.Ledger.repair`."""
+        """Apply a repair; see `penstock.ledger.ledger.Ledger.repair`."""
         done = self._database.transact(
             partial(self._all_of_it, repair), before_commit=partial(self._probe, Step.REPAIRING)
         )
@@ -151,7 +151,7 @@ class Repairs:
         return LedgerRepaired(abandoned=abandoned, withdrawn=withdrawn)
 
     def _import(self, connection: Connection, pipeline: str, batch: ImportedBatch, *, schema_id: int) -> None:
-        """The attempt counts from now on, whatever the ledger thought of it: the table shows it."""
+        """Import a batch as committed, whatever state its attempt had: the table shows it."""
         attempt = {"id": batch.attempt_id, "pipeline": pipeline, "state": AttemptState.COMMITTED.value}
         new = connection.execute(self._add_attempt, {**attempt, "outcome": None, "reason": None}).rowcount == 1
         if new and batch.claimed_at is not None:
@@ -170,7 +170,7 @@ class Repairs:
 
 
 def _lock(connection: Connection, repair: LedgerRepair) -> int:
-    """Answers the schema's number that is in force from now on."""
+    """Lock the pipeline's row and add a changed schema; return the id of the current schema after the repair."""
     row = connection.execute(_LOCK, {"in_pipeline": repair.pipeline}).one_or_none()
     if row is None:
         raise ConfigurationError(f"the ledger has no pipeline {repair.pipeline}: ensure it before repairing it")
@@ -203,7 +203,7 @@ def _withdraw(connection: Connection, pipeline: str, seq: int) -> str:
 
 
 def _move(connection: Connection, repair: LedgerRepair) -> None:
-    """By way of numbers that no batch has, since old and new ones may overlap."""
+    """Renumber batches, by way of negative numbers because old and new ones may overlap."""
     found = {}
     for seq in repair.moved:
         binds = {"in_pipeline": repair.pipeline, "of_seq": seq}

@@ -1,14 +1,14 @@
-"""Ended objects that a message gives another life: only ever inside a claim.
+"""Revive ended objects; used only inside a claim.
 
-A dead object lives again by a replay, or by a message that was enqueued after its death. An object that was deleted or
-replaced before it was read (gone, superseded) does by a message that may know better. Processed objects never do.
+A replay, or a message that was enqueued after the failure, revives a failed object. An object that was deleted or
+replaced before it was read (gone, superseded) is restored by a message that may be more up to date. Processed objects
+are never revived. Reviving is part of the claim: a replayer that revived first and then crashed would leave an object
+without a message, and if it only sent the message, that would be acked as already failed.
 
-A replayer that revived first and then crashed would leave an object without a message; one that only sent would find
-its message acked as "already dead".
-
-In that life the object is carried by a message that might have given it, whoever else claims it: one of before the
-death may be gone, in the hands of a process that was halted before it claimed, and no letter would tell of the next
-death. Others that might have given it do take it over, for the first may have become a letter and be what they replay.
+From then on the object's original message is one that may revive it, even if another message claims the object. A
+message from before the failure may already be deleted while a halted process still holds it, and the next failure would
+then leave no dead-lettered message. A later message that may revive the object replaces an earlier one, which may
+itself have been dead-lettered and be the one that the later message replays.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from penstock.ledger.rules import DeadObjectState, UnreadObject, latest, restore
 from penstock.ledger.schema import object_attempts, objects, wanted
 from penstock.ledger.sets import in_state, is_in, is_wanted, of_pipeline
 
-# Without a look at it an object can only be superseded: by a claim, which leaves it without an attempt.
+# Only a claim supersedes an object without a check of the store, and it leaves the object without an attempt.
 _was_looked_for = or_(objects.c.state == ObjectState.GONE.value, objects.c.attempt_id.is_not(None))
 _WANTED = select(
     objects.c.object_id,
@@ -29,7 +29,7 @@ _WANTED = select(
     objects.c.attempt_id,
     objects.c.sequencer,
     objects.c.dead_at,
-    # Rows of Penstock versions that did not record it have the end alone.
+    # Rows of Penstock versions without `sought_at` have only the time of the end.
     case((objects.c.sought_at.is_not(None), objects.c.sought_at), (_was_looked_for, objects.c.ended_at)).label("since"),
     objects.c.carrier_message_id,
     objects.c.carrier_enqueued_at,
@@ -38,7 +38,7 @@ _WANTED = select(
 _ENDED = _WANTED.where(
     or_(
         *(in_state(state) for state in (ObjectState.DEAD, *sorted(UNREAD))),
-        and_(in_state(ObjectState.UNPROCESSED), objects.c.missed_at.is_not(None)),  # half way to its end
+        and_(in_state(ObjectState.UNPROCESSED), objects.c.missed_at.is_not(None)),  # found missing once
     )
 )
 _LIVING_AGAIN = _WANTED.where(objects.c.attempt_id == bindparam("fresh"), objects.c.dead_at.is_not(None))
@@ -52,18 +52,18 @@ _ended = and_(
     objects.c.pipeline == bindparam("in_pipeline"),
     objects.c.object_id == bindparam("revived"),
     objects.c.state == bindparam("ended_as"),
-    # Not of a later end, by which the message may be spent.
+    # The end must still be the one read above: the message's replay may be spent on a later one.
     or_(objects.c.attempt_id == _ended_in, and_(objects.c.attempt_id.is_(None), _ended_in.is_(None))),
 )
-_REVIVE = (  # its attempts begin again; the runs it may have spoiled for others are not forgotten, nor is its death
+_REVIVE = (  # restarts its attempts; keeps unattributed_failures, the runs it may have broken for others, and dead_at
     update(objects)
     .values(state=ObjectState.UNPROCESSED.value, attempt_id=None, refunds=objects.c.charged, ended_at=None)
     .where(_ended)
 )
 _RESTORE = _REVIVE.values(
     dead_at=None, missed_at=None, sought_at=None
-)  # in this life any message that claims it carries it
-# The look of before says nothing of what was announced since: both looks come after the news.
+)  # dead_at is NULL again, so the message of the next claim becomes its original message
+# Both checks that find an object missing must follow the notification: an earlier one proves nothing about it.
 _FORGET_LOOKS = update(objects).values(missed_at=None, sought_at=None).where(_ended)
 _NUMBERED = select(objects.c.object_id, objects.c.sequencer).where(
     is_wanted(),
@@ -94,9 +94,9 @@ _CARRY = (
 def revive(
     connection: Connection, pipeline: str, named: Mapping[bytes, Sequence[Candidate]]
 ) -> Mapping[bytes, Carrier]:
-    """Make ended objects claimable again if one of their messages allows it. ``named``: the messages, by object id.
+    """Make ended objects claimable again if one of their messages allows it. ``named``: the messages by object id.
 
-    Returns the message that restored an object that was never read, by object id.
+    Returns the messages that restored objects that were never read, by object id.
     """
     binds = {"in_pipeline": pipeline}
     restored: dict[bytes, Carrier] = {}
@@ -125,10 +125,10 @@ def carry(
     named: Mapping[bytes, Sequence[Candidate]],
     restored: Mapping[bytes, Carrier],
 ) -> Mapping[bytes, Carrier]:
-    """Record which message carries each object that this claim took after its end; return the messages by object id.
+    """Record the original message of each revived object that this claim took; return these messages by object id.
 
-    A dead object is carried by the first message that may revive it; if none may, its carrier stays. An object that was
-    never read is carried by the message that ``restored`` it.
+    For a failed object it is the first message that may revive it; if none may, the recorded one stays. For an object
+    that was never read it is the message that ``restored`` it.
     """
     carriers = dict(restored)
     for object_id, restorer in restored.items():
@@ -148,10 +148,10 @@ def carry(
 
 
 def renumber(connection: Connection, binds: Values, named: Mapping[bytes, Sequence[Candidate]]) -> None:
-    """Give the objects that this claim took their place among the events of their keys: that of the latest message.
+    """Store the sequencer of the latest message on the objects that this claim took.
 
-    The content may have been replaced and put back, which makes the same object of a later event. An object that a
-    message names without an event loses its place: whether it is there the store will say.
+    Content may have been replaced and put back, so that a later event describes the same object. An object named by a
+    message without a sequencer loses its own: the store then shows whether the object exists.
     """
     for row in connection.execute(_NUMBERED, binds).all():
         sequencer = latest([row.sequencer, *(one.sequencer for one in named[row.object_id])])

@@ -1,7 +1,4 @@
-"""Between records and table rows: pure conversions, both ways.
-
-Between works and their table rows: pure conversions, both ways.
-"""
+"""Convert records to table rows and back: objects, attempts and batches first, then works. Pure functions."""
 
 import hashlib
 import json
@@ -34,9 +31,9 @@ from penstock.ledger.records import (
 from penstock.ledger.rules import check_handler, noted, parted, storable, told, work_id_of
 
 AnyRow: TypeAlias = "Row[*tuple[Any, ...]]"
-Values = dict[str, Any]  # the parameters of one statement, by column
+Values = dict[str, Any]  # parameters of one statement, by column
 
-# How a failure leaves the object. A retried one is free again; the others end here.
+# The object's state after a failure. A retried object is free again; the other states are final.
 _STATE_AFTER = {
     AttemptFailure.RETRY: ObjectState.UNPROCESSED,
     AttemptFailure.DEAD: ObjectState.DEAD,
@@ -46,12 +43,12 @@ _STATE_AFTER = {
 
 
 def uri_digest(uri: str) -> bytes:
-    """16 bytes that stand for a uri in an index."""
+    """Return 16 bytes that represent a uri in an index."""
     return hashlib.sha256(uri.encode()).digest()[:16]
 
 
 def new_object(pipeline: str, candidate: Candidate) -> Values:
-    """The row an object gets when it is first heard of."""
+    """Return the row of an object that the ledger does not know yet."""
     uri = storable(candidate.uri)
     return {
         "pipeline": pipeline,
@@ -68,7 +65,7 @@ def new_object(pipeline: str, candidate: Candidate) -> Values:
 
 
 def new_claimed_object(opening: Values, candidate: Candidate) -> Values:
-    """The same, of an attempt from the beginning."""
+    """Return the row of a new object that an attempt claims at once."""
     carrier = candidate.carrier
     return {
         **new_object(opening["in_pipeline"], candidate),
@@ -80,7 +77,7 @@ def new_claimed_object(opening: Values, candidate: Candidate) -> Values:
 
 
 def wanted_object(object_id: bytes, carrier: Carrier) -> Values:
-    """The row of ``wanted`` for an object that this message names."""
+    """Return the row of ``wanted`` for an object that this message names."""
     return {
         "object_id": object_id,
         "message_id": storable(carrier.message_id),
@@ -90,7 +87,7 @@ def wanted_object(object_id: bytes, carrier: Carrier) -> Values:
 
 
 def leaving_objects(outcome: BatchOutcome) -> Sequence[Values]:
-    """How every object of a batch leaves its attempt."""
+    """Return the rows of ``leaving`` for every object of a batch."""
     return [*map(_processed, outcome.processed), *map(_failed, outcome.failed)]
 
 
@@ -125,7 +122,7 @@ def _failed(failed: FailedObject) -> Values:
 
 
 def new_batch(outcome: BatchOutcome, *, seq: int, schema_id: int) -> Values:
-    """The row of ``batches``, but for the time, which the database gives."""
+    """Return the row of ``batches`` without the time, which the database sets."""
     return {
         "pipeline": outcome.pipeline,
         "seq": seq,
@@ -143,7 +140,7 @@ def new_batch(outcome: BatchOutcome, *, seq: int, schema_id: int) -> Values:
 
 
 def carrier_of(row: AnyRow) -> Carrier | None:
-    """The carrier in a row of ``objects``; None where no claim was ever made."""
+    """Return the original message in a row of ``objects``; None if the object was never claimed."""
     if row.carrier_message_id is None:
         return None
     return Carrier(
@@ -219,7 +216,7 @@ _OUTCOME_WITH_ATTEMPT = {AttemptState.OPEN: "open", AttemptState.COMMITTED: "pro
 
 
 def object_attempt(row: AnyRow) -> ObjectAttempt:
-    """An object ends as its attempt does, unless it has a word of its own."""
+    """Convert a row of ``object_attempts``. An object without an outcome of its own has its attempt's outcome."""
     attempt_outcome = _OUTCOME_WITH_ATTEMPT.get(AttemptState(row.attempt_state), row.attempt_outcome)
     reason, traceback = parted(row.reason) if row.outcome else (row.attempt_reason, None)
     return ObjectAttempt(
@@ -247,7 +244,7 @@ def new_work(
     owner: WorkOwner | None,
     retention_seconds: float | None,
 ) -> Values:
-    """What a work's first attempt and any later one bring; the times are the database's."""
+    """Return the parameters for a first or later attempt of a work, without the times, which the database sets."""
     check_handler(handler)
     return {
         "of_work": work_id_of(handler, key, owner),
@@ -263,7 +260,7 @@ def new_work(
 
 
 def previous_attempt(row: AnyRow) -> WorkAttempt | None:
-    """The last attempt that ended without completing the work."""
+    """Return the last attempt that ended without completing the work."""
     if row.last_attempt_id is None:
         return None
     return WorkAttempt(

@@ -1,8 +1,9 @@
-"""The tables.
+"""Define the tables.
 
-No foreign keys: rows are only ever written by the transactions of this room, which keep the references themselves, and
-a checked key would lock parent rows that many workers share. Identity is bytes, so that no collation can merge two
-objects. Attempts are charged on the object row; what is given back stands beside it in ``refunds``, never subtracted.
+There are no foreign keys: only the transactions of this package write rows, and they keep the references consistent; a
+checked key would lock parent rows that many workers share. Identities are bytes, so that no collation can treat two
+objects as one. Attempts are counted in ``charged`` on the object's row. Attempts that do not count are added to
+``refunds`` instead of being subtracted.
 """
 
 from sqlalchemy import (
@@ -24,7 +25,7 @@ from sqlalchemy.dialects import mysql
 
 
 class Bytes(LargeBinary):
-    """Bytes that pass to and from the driver as they are; wrapping each one took a tenth of a claim (measured)."""
+    """Bytes passed to and from the driver unchanged; wrapping each value took a tenth of a claim (measured)."""
 
     cache_ok = True
 
@@ -36,14 +37,14 @@ class Bytes(LargeBinary):
 
 
 class _MysqlBytes(mysql.BINARY, Bytes):
-    """As `Bytes`: of a fixed number, and indexable."""
+    """`Bytes` of a fixed length, which MySQL can index."""
 
 
 class _MysqlVarBytes(mysql.VARBINARY, Bytes):
-    """As `Bytes`: of a bounded number, and indexable."""
+    """`Bytes` of a bounded length, which MySQL can index."""
 
 
-# MySQL cannot index a BLOB; SQLite and PostgreSQL take the plain types.
+# MySQL cannot index a BLOB; SQLite and PostgreSQL use the plain types.
 DIGEST = Bytes(16).with_variant(_MysqlBytes(16), "mysql", "mariadb")
 KEY = Bytes(4096).with_variant(_MysqlVarBytes(4096), "mysql", "mariadb")
 PIPELINE = String(512)  # see `rules.PIPELINE_CHARS_MAX`
@@ -53,7 +54,7 @@ LONG_TEXT = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
 APP = String(256)
 
-VERSION_TABLE = "penstock_ledger_version"  # a database may hold its owner's tables and their Alembic as well
+VERSION_TABLE = "penstock_ledger_version"  # A database may also hold other tables with their own Alembic version table.
 
 metadata = MetaData()
 
@@ -66,7 +67,7 @@ pipelines = Table(
     Column("source_schema", LONG_TEXT),
 )
 
-table_schemas = Table(  # every schema a pipeline's table ever had; batches name theirs by number
+table_schemas = Table(  # every schema a pipeline's table has had; a batch refers to its schema by number
     "table_schemas",
     metadata,
     Column("pipeline", PIPELINE, primary_key=True),
@@ -84,8 +85,9 @@ attempts = Table(
     Column("started_at", Double, nullable=False),
     Column("ended_at", Double),
     Column("lease_until", Double, nullable=False),
-    Column("heartbeat_seq", BigInteger, nullable=False),  # grows with each extension, so that its CAS changes a row
-    Column("outcome", WORD),  # how it ended, in one word; objects without a word of their own share it
+    # incremented by each extension, so that its compare-and-swap changes a row
+    Column("heartbeat_seq", BigInteger, nullable=False),
+    Column("outcome", WORD),  # one word for how it ended; objects without an outcome of their own share it
     Column("reason", Text),
     Index("ix_attempts_state", "pipeline", "state", "id"),
 )
@@ -98,32 +100,33 @@ objects = Table(
     Column("bucket", Text, nullable=False),
     Column("key", KEY, nullable=False),
     Column("uri", Text, nullable=False),
-    Column("uri_digest", DIGEST, nullable=False),  # an index of bounded width over uris of any length
+    Column("uri_digest", DIGEST, nullable=False),  # an index of bounded width for uris of any length
     Column("size_bytes", BigInteger, nullable=False),
     Column("version_id", Text),
     Column("etag", Text),
     Column("sequencer", Text),
     Column("state", WORD, nullable=False),
-    Column("attempt_id", WORD),  # whose it is, or who ended it; NULL while unprocessed
+    Column("attempt_id", WORD),  # the attempt that holds it or ended it; NULL while unprocessed
     Column("charged", Integer, nullable=False),  # claims
-    Column("refunds", Integer, nullable=False),  # claims that shall not count
+    Column("refunds", Integer, nullable=False),  # claims that do not count as attempts
     Column("unattributed_failures", Integer, nullable=False),
     Column("batch_seq", BigInteger),
     Column("rows", BigInteger),
     Column("lines_quarantined", BigInteger),
     Column("reason", Text),
-    Column("carrier_message_id", Text),  # the message that named it at its last claim; in a later life see `revivals`
+    # the message that named it at its last claim; for a revived object see `revivals`
+    Column("carrier_message_id", Text),
     Column("carrier_enqueued_at", Double),
     Column("carrier_replay_id", Text),
     Column("first_seen_at", Double, nullable=False),
     Column("ended_at", Double),
-    Column("dead_at", Double),  # of its last death, also while it lives again
-    Column("missed_at", Double),  # when the first look was recorded that found it missing, unless one found it since
-    # When the attempt began that first found it missing, or found it replaced: messages enqueued later may know better.
-    # NULL otherwise, so also where it was superseded without a look.
+    Column("dead_at", Double),  # time of its last failure; kept when it is revived
+    Column("missed_at", Double),  # when an attempt first recorded it as missing; NULL once it is found again
+    # Start of the attempt that first found the object missing, or found it replaced: messages enqueued later may be
+    # more up to date. NULL otherwise, including objects superseded without a check of the store.
     Column("sought_at", Double),
-    # By state first: begun with the pipeline it would tempt SQLite to read all of it to find a few ids (measured).
-    # PostgreSQL has it begun with the pipeline; see the first migration.
+    # State first: an index that begins with the pipeline leads SQLite to read the whole pipeline to find a few ids
+    # (measured). On PostgreSQL it begins with the pipeline; see the first migration.
     Index("ix_objects_state", "state", "pipeline", "object_id"),
     Index("ix_objects_attempt", "attempt_id", postgresql_where=text("attempt_id IS NOT NULL")),
     Index("ix_objects_uri", "uri_digest", "pipeline"),
@@ -135,8 +138,8 @@ object_attempts = Table(
     Column("pipeline", PIPELINE, primary_key=True),
     Column("object_id", DIGEST, primary_key=True),
     Column("attempt_id", WORD, primary_key=True),
-    Column("replay_id", Text),  # of the carrier: a replay revives a dead object once
-    Column("outcome", WORD),  # NULL: the object ends as its attempt does
+    Column("replay_id", Text),  # of the original message: a replay revives a failed object only once
+    Column("outcome", WORD),  # NULL: the object has its attempt's outcome
     Column("reason", Text),
     sqlite_with_rowid=False,
 )
@@ -156,25 +159,26 @@ batches = Table(
     Column("bytes", BigInteger, nullable=False),
     Column("committed_at", Double, nullable=False),
     Column("stage_seconds", Text, nullable=False),  # a JSON object
-    Column("spark_ui_url", Text),  # where its run could be looked at
+    Column("spark_ui_url", Text),  # Spark UI of its run
     UniqueConstraint("attempt_id", name="uq_batches_attempt"),
 )
 
-works = Table(  # one row a key of a handler; the attempt that stands in it is the latest one
+works = Table(  # one row per key of a handler; it holds the latest attempt
     "works",
     metadata,
-    Column("work_id", DIGEST, primary_key=True),  # of app, queue, handler and key; see `penstock.ledger.rules`
+    Column("work_id", DIGEST, primary_key=True),  # hash of app, queue, handler and key; see `penstock.ledger.rules`
     Column("handler", HANDLER, nullable=False),
-    Column("key", Text, nullable=False),  # for people
+    Column("key", Text, nullable=False),  # for display
     Column("state", WORD, nullable=False),
     Column("attempt_id", WORD, nullable=False),
     Column("worker", Text, nullable=False),
     Column("started_at", Double, nullable=False),
     Column("lease_until", Double, nullable=False),
-    Column("heartbeat_seq", BigInteger, nullable=False),  # grows with each extension, so that its CAS changes a row
-    Column("ended_at", Double),  # NULL while it is open
+    # incremented by each extension, so that its compare-and-swap changes a row
+    Column("heartbeat_seq", BigInteger, nullable=False),
+    Column("ended_at", Double),  # NULL while open
     Column("attempts", Integer, nullable=False),
-    Column("outcome", LONG_TEXT),  # JSON, of the completion
+    Column("outcome", LONG_TEXT),  # JSON, stored at completion
     Column("first_seen_at", Double, nullable=False),
     Column("last_attempt_id", WORD),  # the last attempt that ended without completing the work
     Column("last_worker", Text),
@@ -182,14 +186,15 @@ works = Table(  # one row a key of a handler; the attempt that stands in it is t
     Column("last_ended_at", Double),
     Column("last_outcome", WORD),
     Column("last_reason", Text),
-    Column("app", APP),  # this and the next: NULL in rows of revision 0005 and before
+    Column("app", APP),  # app and queue are NULL in rows of revision 0005 and before
     Column("queue", Text),
-    Column("retention_seconds", Double),  # of its completion, as the app that began it wants it; NULL: as above
-    Column("expires_at", Double),  # NULL while it is open, and where no retention is recorded
+    # after completion, as set by the app that began it; NULL in rows of revision 0005 and before
+    Column("retention_seconds", Double),
+    Column("expires_at", Double),  # NULL while open, and if no retention is recorded
     Index("ix_works_attempt", "attempt_id", unique=True),
     Index("ix_works_state", "state", "handler", "work_id"),
     Index("ix_works_ended", "ended_at"),
-    # Partial where the database can: building it over old rows is then one scan, which adds nothing to the index.
+    # Partial if the database supports it: creating it over old rows is then one scan that adds nothing to the index.
     Index(
         "ix_works_expires",
         "expires_at",
@@ -198,42 +203,44 @@ works = Table(  # one row a key of a handler; the attempt that stands in it is t
     ),
 )
 
-owners = Table(  # which app a name in this ledger belongs to; one row per kind, name, app and queue
+owners = Table(  # which app uses a name in this ledger; one row per kind, name, app and queue
     "owners",
     metadata,
     Column("owner_id", DIGEST, primary_key=True),
-    Column("kind", WORD, nullable=False),  # keys, objects; ledger: the mark of tables that were upgraded
-    Column("name", PIPELINE, nullable=False),  # of a handler, an object handler or a pipeline
+    Column("kind", WORD, nullable=False),  # keys, objects; ledger: marks tables that were upgraded
+    Column("name", PIPELINE, nullable=False),  # a handler, an object handler or a pipeline
     Column("app", APP, nullable=False),
     Column("queue", Text, nullable=False),
-    Column("named", Integer, nullable=False),  # 1: the app was given its name; 0: its module's is used
-    Column("plain", Integer, nullable=False),  # 1: its keys are identified by the handler's name alone, as in 0005
+    Column("named", Integer, nullable=False),  # 1: the app was given its name; 0: it has its module's name
+    # 1: its keys are identified by the handler's name alone, as in revision 0005
+    Column("plain", Integer, nullable=False),
     Column("first_seen_at", Double, nullable=False),
     Column("last_seen_at", Double, nullable=False),
     Index("ix_owners_name", "kind", "name"),
 )
 
-tellings = Table(  # up to which batch messages were sent that it became visible
+tellings = Table(  # the last batch whose publish notifications were sent
     "tellings",
     metadata,
     Column("pipeline", PIPELINE, primary_key=True),
     Column("told_seq", BigInteger, nullable=False),
 )
 
-archives = Table(  # where rows went that left `objects`; one row a file, or an import that brought identities alone
+archives = Table(  # where rows removed from `objects` went; one row per file, or per import of identities only
     "archives",
     metadata,
     Column("id", WORD, primary_key=True),
     Column("pipeline", PIPELINE, nullable=False),
-    Column("uri", Text),  # of the Parquet file with the rows; NULL where there are none
+    Column("uri", Text),  # of the Parquet file with the rows; NULL if there are no rows
     Column("objects", BigInteger, nullable=False),
     Column("bytes", BigInteger, nullable=False),  # of the file
-    Column("source", Text, nullable=False),  # for people: "retired", or what was imported
+    Column("source", Text, nullable=False),  # for display: "retired", or the name of the import
     Column("created_at", Double, nullable=False),
     Index("ix_archives_pipeline", "pipeline", "id"),
 )
 
-archived_objects = Table(  # identities of processed objects whose rows left `objects`: they are never processed again
+# identities of processed objects whose rows were removed from `objects`; they are never processed again
+archived_objects = Table(
     "archived_objects",
     metadata,
     Column("pipeline", PIPELINE, primary_key=True),
@@ -244,7 +251,7 @@ archived_objects = Table(  # identities of processed objects whose rows left `ob
     sqlite_with_rowid=False,
 )
 
-progress = Table(  # up to which batch a task of upkeep has come, such as archiving or cleaning up the source
+progress = Table(  # the last batch that a background job, such as archiving or source cleanup, has finished
     "progress",
     metadata,
     Column("pipeline", PIPELINE, primary_key=True),
@@ -256,22 +263,22 @@ reconciliations = Table(  # the latest comparison of a pipeline's source with it
     "reconciliations",
     metadata,
     Column("pipeline", PIPELINE, primary_key=True),
-    Column("as_of", Double, nullable=False),  # objects stored up to then were looked at
+    Column("as_of", Double, nullable=False),  # the comparison covers objects stored until then
     Column("finished_at", Double, nullable=False),
-    Column("source", Text, nullable=False),  # what was compared: a listing's or an inventory's address
+    Column("source", Text, nullable=False),  # address of the listing or inventory that was compared
     Column("listed", BigInteger, nullable=False),
     Column("missing", BigInteger, nullable=False),
     Column("sent", BigInteger, nullable=False),  # messages
     Column("seconds", Double, nullable=False),
 )
 
-replays = Table(  # dead letters on their way back
+replays = Table(  # replays of dead-lettered messages
     "replays",
     metadata,
     Column("replay_id", WORD, primary_key=True),
     Column("letter_queue", Text, nullable=False),
     Column("letter_id", Text, nullable=False),
-    Column("queue", Text, nullable=False),  # where it goes
+    Column("queue", Text, nullable=False),  # the target queue
     Column("count", Integer, nullable=False),
     Column("due_at", Double, nullable=False),
     Column("intended_at", Double, nullable=False),
@@ -279,7 +286,7 @@ replays = Table(  # dead letters on their way back
     Index("ix_replays_intended", "intended_at"),
 )
 
-audit = Table(  # who did what to a queue
+audit = Table(  # operators' actions on queues
     "audit",
     metadata,
     Column("id", WORD, primary_key=True),  # a ULID: sorts by time
@@ -293,11 +300,11 @@ audit = Table(  # who did what to a queue
     Column("ended_at", Double),
 )
 
-# Each connection has its own: a set of objects handed to the database once, so that every statement after it is one
-# for thousands of objects. They live in memory and are not part of the schema that is migrated.
+# Temporary tables, one set per connection: they hand a set of objects to the database once, so that each statement
+# after it handles thousands of objects. They live in memory and are not part of the migrated schema.
 session_metadata = MetaData()
 
-wanted = Table(  # what a claim or a question is about
+wanted = Table(  # the objects of a claim or query
     "wanted",
     session_metadata,
     Column("object_id", DIGEST, primary_key=True),
@@ -305,7 +312,8 @@ wanted = Table(  # what a claim or a question is about
     Column("enqueued_at", Double),
     Column("replay_id", Text),
     prefixes=["TEMPORARY"],
-    postgresql_on_commit="DELETE ROWS",  # which leaves no dead rows: nothing ever vacuums a session's tables
+    # leaves no dead rows, which nothing would vacuum: autovacuum cannot see a session's tables
+    postgresql_on_commit="DELETE ROWS",
 )
 
 leaving = Table(  # how each object leaves its attempt at a commit
@@ -315,12 +323,12 @@ leaving = Table(  # how each object leaves its attempt at a commit
     Column("state", WORD, nullable=False),
     Column("outcome", WORD),
     Column("reason", Text),
-    Column("note", Text),  # the reason, and the traceback behind it
+    Column("note", Text),  # the reason, followed by the traceback
     Column("rows", BigInteger),
     Column("lines_quarantined", BigInteger),
     Column("refund", Integer, nullable=False),
     Column("unattributed", Integer, nullable=False),
     Column("missing", Integer, nullable=False),
     prefixes=["TEMPORARY"],
-    postgresql_on_commit="DELETE ROWS",  # which leaves no dead rows: nothing ever vacuums a session's tables
+    postgresql_on_commit="DELETE ROWS",  # leaves no dead rows; see `wanted`
 )

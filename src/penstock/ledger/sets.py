@@ -1,8 +1,9 @@
-"""Hand a set of objects to the database once, instead of naming thousands of keys in every statement.
+"""Pass a set of objects to the database once, instead of naming thousands of keys in every statement.
 
-A statement that needs only the ids says `is_in`, one that needs more joins the set and says `among` as well: SQLite's
-planner, knowing no sizes, would read every object of the pipeline to find a few, and so would PostgreSQL's until its
-statistics know the table (measured). MySQL leaves it out, since it cannot name a temporary table twice in a statement.
+A statement that needs only the ids uses `is_in`. One that needs more columns joins the set and adds `among`: without
+it, SQLite's planner, which knows no sizes, would read every object of the pipeline to find a few, and so would
+PostgreSQL's until its statistics cover the table (measured). On MySQL `among` compiles to nothing, because MySQL cannot
+name a temporary table twice in a statement.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -34,17 +35,17 @@ from penstock.ledger.schema import archived_objects, leaving, objects, wanted
 
 T = TypeVar("T")
 
-SLICE = 1_000  # ids named in one statement: every database takes so many, and finds each by its index
+SLICE = 1_000  # ids per statement: every database accepts that many and finds each by its index
 
 _EMPTY = {table: delete(table) for table in (wanted, leaving)}
 _FILL = {table: insert(table) for table in (wanted, leaving)}
 
 
 def fill(connection: Connection, table: Table, rows: Collection[dict[str, Any]]) -> None:
-    """Make these rows the table's only ones. Every row names the same columns.
+    """Replace the rows of a temporary table. Every row has the same columns.
 
-    In the order of their ids: so are the objects locked that a statement finds by the set, and transactions whose sets
-    overlap wait for each other instead of for the database to break a deadlock.
+    The rows are sorted by id, so statements that find objects by the set also lock them in that order: overlapping
+    transactions then wait for each other instead of running into a deadlock.
     """
     connection.execute(_EMPTY[table])
     if rows:
@@ -52,19 +53,21 @@ def fill(connection: Connection, table: Table, rows: Collection[dict[str, Any]])
 
 
 def ids_wanted(connection: Connection, object_ids: Collection[bytes]) -> None:
-    """Make these ids the wanted ones."""
+    """Replace the rows of ``wanted`` with these ids."""
     fill(connection, wanted, [{"object_id": object_id} for object_id in set(object_ids)])
 
 
 def slices(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Some at a time, for statements that delete: MySQL finds what they name by an index only where it is named, and
-    MariaDB reads the whole table to delete what a set of its own names."""
+    """Yield slices for statements that delete by ids.
+
+    MySQL uses the index only for ids named in the statement, and MariaDB reads the whole table to delete by a subquery.
+    """
     for start in range(0, len(items), SLICE):
         yield items[start : start + SLICE]
 
 
 class among(ColumnElement[bool]):  # noqa: N801 - reads as an operator
-    """True of every row that was joined with the set by this column; tells planners to begin with the set."""
+    """A condition that is true for every row joined with the set by this column; makes planners begin with the set."""
 
     type = Boolean()
     inherit_cache = True
@@ -74,7 +77,7 @@ class among(ColumnElement[bool]):  # noqa: N801 - reads as an operator
         self.hint = column.in_(of)
 
     def self_group(self, against: object = None) -> "among":  # noqa: ARG002 - SQLAlchemy's signature
-        return self  # a condition as it is: nothing to compare with 1
+        return self  # already a boolean: SQLAlchemy must not append "= 1"
 
 
 @compiles(among)
@@ -83,7 +86,7 @@ def _leave_out(_element: among, _compiler: SQLCompiler, **_: Any) -> str:
 
 
 class is_in(among):  # noqa: N801 - reads as an operator
-    """True of every row whose column is in the set, which is not joined."""
+    """A condition that is true if the column is in the set, for statements that do not join it."""
 
     inherit_cache = True
 
@@ -97,20 +100,26 @@ def _spell_out(element: among, compiler: SQLCompiler, **options: Any) -> str:
 @compiles(among, "postgresql")
 @compiles(is_in, "postgresql")
 def _look_up_each(element: among, compiler: SQLCompiler, **options: Any) -> str:
-    # No join, which could begin at either end: an array, whose members are looked up in the index of the column.
+    # Not a join, whose order the planner may choose: the members of an array are looked up in the column's index.
     column, subquery = _spell_out(element, compiler, **options).split(" IN ", 1)
     return f"{column} = ANY (ARRAY{subquery})"
 
 
 def by_uri(statement: Select[Any], versions: FromClause) -> Select[Any]:
-    """Lead MySQL from an object to others of its uri by their index: until its statistics know the table it would read
-    every object for each of them (measured: 0.8 s for 1,000 in a new ledger)."""
+    """Make MySQL find the other versions of a uri by their index.
+
+    Until its statistics cover the table it would read every object for each of them (measured: 0.8 s for 1,000 in a new
+    ledger).
+    """
     return _led(statement, versions, "ix_objects_uri")
 
 
 def by_state(statement: Select[Any]) -> Select[Any]:
-    """Lead MySQL through the index of states, which is all that is asked for: of a pipeline with many objects it would
-    read every row instead (measured: 2.6 times as long, with all of them in memory)."""
+    """Make MySQL use the index of states, which holds every column needed.
+
+    For a pipeline with many objects it would read every row instead (measured: 2.6 times as long, with all rows in
+    memory).
+    """
     return _led(statement, objects, "ix_objects_state")
 
 
@@ -121,10 +130,10 @@ def _led(statement: Select[Any], through: FromClause, index: str) -> Select[Any]
 
 
 class unindexed(ColumnElement[str]):  # noqa: N801 - reads as an operator
-    """A column that PostgreSQL shall not go by where a set names the rows.
+    """A column that PostgreSQL must not use as an index condition if a set names the rows.
 
-    That few objects are of a new pipeline, or in a state, is what its statistics said a while ago. Going by that, it
-    would read all of them and look for each in the set (measured), instead of the other way round.
+    Outdated statistics may claim that a new pipeline, or a state, has few objects. PostgreSQL would then read all of
+    them and look each up in the set (measured), instead of looking up the members of the set.
     """
 
     inherit_cache = True
@@ -149,17 +158,17 @@ def _as_an_expression(element: unindexed, compiler: SQLCompiler, **options: Any)
 
 
 def of_pipeline(table: FromClause) -> ColumnElement[bool]:
-    """Of the pipeline bound as ``in_pipeline``, where a set names its rows."""
+    """Match rows of the pipeline bound as ``in_pipeline``, in statements whose rows a set names."""
     return unindexed(table.c.pipeline) == bindparam("in_pipeline")
 
 
 def in_state(state: ObjectState) -> ColumnElement[bool]:
-    """An object in this state, where a set names the objects."""
+    """Match objects in this state, in statements whose objects a set names."""
     return unindexed(objects.c.state) == state.value
 
 
 def is_wanted() -> ColumnElement[bool]:
-    """Of the pipeline bound as ``in_pipeline``, and in ``wanted``."""
+    """Match objects of the pipeline bound as ``in_pipeline`` that are in ``wanted``."""
     return of_pipeline(objects) & is_in(objects.c.object_id, of=select(wanted.c.object_id))
 
 
@@ -171,9 +180,9 @@ ARCHIVED = select(archived_objects.c.object_id).where(
 
 
 def unprocessed(insert: Insert) -> Insert:
-    """The insert of an object that nobody has worked on."""
+    """Complete the insert of an object that was never claimed."""
     return insert.values(
-        # Written out, since a bound constant is looked up again for each of thousands of rows.
+        # Literals, because a bound constant is processed again for each of thousands of rows.
         state=literal_column(f"'{ObjectState.UNPROCESSED}'"),
         charged=literal_column("0"),
         refunds=literal_column("0"),

@@ -1,13 +1,12 @@
-"""Works: a claim on one key of a handler, so that its effect is recorded once however often its message comes.
+"""Claim one key of a handler (a work), so that its effect is recorded once however often its message is delivered.
 
-A work is free, open for one attempt, or done. The attempt fences: who finishes, extends or ends a work names it, and
-once another has taken over there is nothing left to change. Time alone takes nothing away: an attempt past its lease
-ends when somebody else begins. Rows are inserted or left alone in a transaction of their own and then taken by a
-compare-and-set on their primary key, so that two that want the same work cannot lock each other out.
+A work is free, open for one attempt, or done. The attempt fences: every call that finishes, extends or ends a work
+names it and changes nothing once another attempt has taken over. Time alone ends nothing: an expired attempt ends when
+another one begins. Rows are inserted, or left alone, in a separate transaction and then taken with a compare-and-set on
+their primary key, so that two attempts on the same work cannot deadlock.
 
-Where COMMIT brought no answer the same transaction runs again, which finds out: each recognises its own attempt.
-
-Questions about works. Each is one consistent look and changes nothing.
+If a COMMIT gets no reply, the same transaction runs again and recognizes its own attempt. `WorkQueries` reads works;
+each query is one consistent read.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,8 +35,8 @@ from penstock.ledger.schema import works
 from penstock.messaging.handler import Extension
 
 TRIES_MAX = 5
-FORGOTTEN_AT_ONCE_MAX = 500  # ids in one statement
-OLD_LOOKED_AT_MAX = 10_000  # rows without a retention of their own, in one look for those of a handler
+FORGOTTEN_AT_ONCE_MAX = 500  # ids per statement
+OLD_LOOKED_AT_MAX = 10_000  # rows without a retention that one query reads to find those of a handler
 
 Answer = TypeVar("Answer")
 
@@ -64,7 +63,7 @@ _TAKE = (
     )
     .where(_THIS_WORK, works.c.state == WorkState.FREE.value)
 )
-_EXPIRES_AT = DatabaseNow() + works.c.retention_seconds  # NULL where there is no retention on record
+_EXPIRES_AT = DatabaseNow() + works.c.retention_seconds  # NULL if no retention is recorded
 _END = update(works).values(
     state=WorkState.FREE.value,
     ended_at=DatabaseNow(),
@@ -82,7 +81,7 @@ _END_EXPIRED = _END.where(
 )
 _AMONG = works.c.attempt_id.in_(bindparam("named", expanding=True))
 _OPEN_AMONG = select(works.c.work_id, works.c.attempt_id).where(_AMONG, _IS_OPEN)
-# A heartbeat waits for no other transaction: what one has locked is extended a moment later.
+# SKIP LOCKED: a heartbeat never waits for another transaction; a locked work is extended shortly afterwards.
 _LOCKED_AMONG = (
     select(works.c.work_id, works.c.attempt_id)
     .where(works.c.work_id.in_(bindparam("of_works", expanding=True)), _AMONG, _IS_OPEN)
@@ -102,8 +101,8 @@ _FINISH = (
     .where(_HELD)
 )
 _LOOK = select(works, (works.c.lease_until - DatabaseNow()).label("lease_left")).where(_THIS_WORK)
-# By the attempt one looks, by the work one changes: locking the index first and the row after would deadlock with
-# those who take the row and then move its index entry.
+# Look up by attempt, change by work: locking the index entry first and the row second would deadlock with transactions
+# that lock the row and then move its index entry.
 _FIND = select(works.c.work_id, works.c.state, works.c.last_attempt_id, works.c.last_outcome).where(
     works.c.attempt_id == bindparam("ours")
 )
@@ -112,17 +111,17 @@ _WORKERS_WORKS = (
     .where(_IS_OPEN, works.c.worker == bindparam("of_worker"))
     .order_by(works.c.work_id)
 )
-# Workers of revision 0005, which may run beside newer ones, do not change `expires_at`: a key whose completion they
-# recorded has the time of an earlier attempt there. So both times must be past; the first one has an index.
+# Workers of revision 0005, which may run beside newer ones, do not update `expires_at`: a key that they completed has
+# the value of an earlier attempt. So both times must be past; the first condition uses an index.
 _IS_EXPIRED = (
     (works.c.expires_at < DatabaseNow())
     & (works.c.ended_at + works.c.retention_seconds < DatabaseNow())
     & (works.c.state != WorkState.OPEN.value)
 )
 _EXPIRED = select(works.c.work_id).where(_IS_EXPIRED).order_by(works.c.expires_at).limit(bindparam("rows_max"))
-# Works without an expiry: those of revision 0005, and a key that a worker of that revision took over from a newer one
-# and completed. The latter has a retention on record, which applies. An app deletes only those of its own handlers, and
-# looks for them among a bounded number of all apps' oldest rows.
+# Works without an expiry: those of revision 0005, and keys that a worker of that revision took over from a newer one
+# and completed. The latter have a recorded retention, which applies. An app deletes only those of its own handlers, and
+# searches a bounded number of all apps' oldest rows for them.
 _IS_OLD = (
     works.c.expires_at.is_(None)
     & (works.c.ended_at < DatabaseNow() - bindparam("older_than_seconds", type_=_time))
@@ -146,11 +145,11 @@ _FORGET_OLD = _FORGET.where(_IS_OLD)
 
 
 class _ChangedMeanwhile(Exception):
-    """Somebody else's change came between a look and what followed from it: look again."""
+    """Another transaction changed the work between a read and the change that depends on it: try again."""
 
 
 class Works:
-    """Begins works, holds them, and ends them."""
+    """Begin, extend and end works. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -186,7 +185,7 @@ class Works:
         owner: WorkOwner | None,
         retention_seconds: float | None,
     ) -> WorkStanding:
-        """Begin the work of a key, unless it is at work or done; see `penstock.ledger.ledger.Ledger.begin_work`."""
+        """Begin the work of a key unless it is open or done; see `penstock.ledger.ledger.Ledger.begin_work`."""
         opening = new_work(
             handler,
             key,
@@ -199,14 +198,14 @@ class Works:
         try:
             return self._until_known(attempt_id, partial(self._begin, opening))
         except OutcomeUnknown:
-            with suppress(TemporaryError):  # then its lease ends by itself
+            with suppress(TemporaryError):  # if this fails too, the lease expires
                 self.end(attempt_id, outcome="given_back", reason="the ledger did not say whether it had begun")
             raise
 
     def extend(
         self, attempt_ids: Sequence[str], *, lease_seconds: float, answer_seconds: float | None = None
     ) -> Extension:
-        """Let the leases of these attempts end ``lease_seconds`` from now, in one transaction."""
+        """Extend the leases of these attempts to ``lease_seconds`` from now, in one transaction."""
         named = set(attempt_ids)
 
         def extend(connection: Connection) -> Extension:
@@ -223,22 +222,22 @@ class Works:
         return self._database.hurried(answer_seconds).transact(extend)
 
     def ping(self) -> None:
-        """Change a row that is not there: a server that only reads refuses."""
+        """Update a row that does not exist: a read-only server refuses."""
         binds = {"of_work": -1, "ours": "", "lease_seconds": 1.0}
         self._database.transact(lambda connection: connection.execute(_EXTEND, binds).rowcount)
 
     def finish(self, attempt_id: str, *, outcome: str) -> bool:
-        """Record the completion; False when the attempt is lost. Of several by one attempt the first stays."""
+        """Record the completion; return False if the attempt is lost. A repeated call keeps the first outcome."""
         kept = storable(outcome)
         return self._until_known(attempt_id, partial(self._finish, attempt_id, kept))
 
     def end(self, attempt_id: str, *, outcome: WorkEnding, reason: str) -> bool:
-        """Free the work without a completion; False when the attempt is lost, or finished it."""
+        """Free the work without completing it; return False if the attempt is lost or finished it."""
         word = WorkEnd(outcome)
         return self._until_known(attempt_id, partial(self._end, attempt_id, word, reason))
 
     def abandon_worker(self, worker: str) -> int:
-        """End every open attempt of a worker that is known to be dead; answers how many."""
+        """End every open attempt of a worker known to be dead; return their count."""
         why = _why(WorkEnd.EXPIRED, f"worker {worker} died")
 
         def end_all(connection: Connection) -> int:
@@ -251,7 +250,7 @@ class Works:
         return self._database.transact(end_all)
 
     def forget(self, *, older_than_seconds: float | None, limit: int, handler: str | None) -> int:
-        """Delete the oldest of what has expired; see `penstock.ledger.ledger.Ledger.forget_works`."""
+        """Delete the oldest expired works; see `penstock.ledger.ledger.Ledger.forget_works`."""
         age = {"older_than_seconds": older_than_seconds}
         of_handler = {} if handler is None else {"of_handler": storable(handler)}
         old = _OLD if handler is None else _OLD_OF_HANDLER
@@ -267,7 +266,7 @@ class Works:
         return self._database.transact(forget)
 
     def _until_known(self, attempt_id: str, ask: Callable[[], Answer]) -> Answer:
-        """Ask until there is an answer."""
+        """Repeat the call until its outcome is known, up to TRIES_MAX times."""
         unknown: OutcomeUnknown | None = None
         for _ in range(TRIES_MAX):
             try:
@@ -291,7 +290,7 @@ class Works:
             row = connection.execute(_LOOK, opening).one_or_none()
             if row is None:
                 _refuse_used(connection, opening["fresh"])
-                raise _ChangedMeanwhile  # forgotten since the insert met it
+                raise _ChangedMeanwhile  # deleted after the insert found it
             return _standing(row, opening["fresh"])
 
         return self._database.transact(take)
@@ -327,7 +326,7 @@ def _forget(connection: Connection, statement: Delete, ids: Sequence[bytes], bin
 
 
 def _take(connection: Connection, opening: Values) -> None:
-    """Take the work if it is free, or after its attempt has been ended for being past its lease."""
+    """Take the work if it is free, or after ending its expired attempt."""
     if connection.execute(_TAKE, opening).rowcount == 1:
         return
     why = _why(WorkEnd.EXPIRED, "its lease ran out")
@@ -336,11 +335,11 @@ def _take(connection: Connection, opening: Values) -> None:
 
 
 def _standing(row: AnyRow, attempt_id: str) -> WorkStanding:
-    """What the row means to this attempt."""
+    """Return the row's meaning for this attempt."""
     if row.state == WorkState.DONE:
         return work_done(row)
     if row.state == WorkState.FREE:
-        raise _ChangedMeanwhile  # it came free after we tried to take it
+        raise _ChangedMeanwhile  # it became free after `_take`
     if row.attempt_id == attempt_id:
         return WorkBegun(previous=previous_attempt(row))
     return WorkBusy(seconds=max(0.0, row.lease_left))
@@ -358,7 +357,7 @@ def _refuse_used(connection: Connection, attempt_id: str) -> None:
 
 
 def _find(connection: Connection, attempt_id: str) -> "AnyRow | None":
-    """The work whose latest attempt this is, whether it is open still or not."""
+    """Return the work whose latest attempt this is, open or not."""
     return connection.execute(_FIND, {"ours": attempt_id}).one_or_none()
 
 
@@ -370,7 +369,7 @@ _ONE = select(works).where(works.c.work_id == bindparam("of_work"))
 
 
 class WorkQueries:
-    """What the ledger knows about works."""
+    """Queries about works. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

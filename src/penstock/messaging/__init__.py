@@ -1,1 +1,1 @@
-"""The values that move (message, delivery, settlement) and the Protocols that other packages implement."""
+"""Messages, deliveries, settlements, and the Protocols that other packages implement."""

@@ -1,12 +1,13 @@
-"""Addresses of systems as they may be said, in errors, logs and answers: without their passwords."""
+"""Mask the passwords in addresses before they appear in errors and logs."""
 
 import re
 
 MASK = "***"
 
-# To the last @: a password that was not escaped may hold anything, and rather too much is masked than too little.
+# Match up to the last @, because an unescaped password may contain any character. Masking too much is safer than too
+# little.
 _PASSWORD = re.compile(r"(?<=://)([^/?#@:\s]*):.*@", re.DOTALL)
-# A user without a password is hardly one on Redis: it is a password whose colon was forgotten.
+# Redis addresses rarely have a user without a password: it is more likely a password whose colon is missing.
 _LONE_USER = re.compile(r"((?:rediss?(?:\+cluster)?|unix)://)[^:\s]+@", re.IGNORECASE)
 _QUERY = re.compile(r"(://[^\s?]*\?)(\S*)")
 _PARAMETER = re.compile(r"([^=&;]*)(=?)([^&;]*)")
@@ -32,8 +33,10 @@ _PLAIN_PARAMETERS = frozenset(
 
 
 def masked(text: str) -> str:
-    """An address, or a text that holds one: its password replaced by `MASK`, and its parameters but for those that are
-    known to be no secrets, as one may be misspelt."""
+    """Return an address, or a text that contains one, with its password and query parameters replaced by `MASK`.
+
+    Parameters known to be harmless stay. All others are masked, because the name of a secret one may be misspelt.
+    """
     hidden = _LONE_USER.sub(rf"\1{MASK}@", _PASSWORD.sub(rf"\1:{MASK}@", text))
     return _QUERY.sub(lambda found: found[1] + _PARAMETER.sub(_parameter, found[2]), hidden)
 
@@ -42,4 +45,4 @@ def _parameter(found: re.Match[str]) -> str:
     name, equals, value = found.groups()
     if name in _PLAIN_PARAMETERS or not name + value:
         return found[0]
-    return f"{name}={MASK}" if equals else MASK  # without a name it may be a value as a whole
+    return f"{name}={MASK}" if equals else MASK  # without a name, the whole part may be a secret value

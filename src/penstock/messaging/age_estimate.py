@@ -1,33 +1,33 @@
-"""How old the oldest visible message is, where the broker does not tell: from what receives brought.
+"""Estimate the age of the oldest visible message from receives, for brokers that do not report it.
 
-A receive that brings a message for the first time says how long the head of the queue had waited. What is left behind
-it was sent later, as far as the broker keeps to the order, so the oldest one that waits is about that old, and older
-with each second that nobody receives. A receive that waits and brings nothing says that nobody waits at all.
+A first delivery shows how long the head of the queue had waited. If the broker keeps roughly to the order, the
+messages behind it were sent later. So the oldest visible message is about as old, plus the time since that receive.
+A receive that waits and returns nothing shows that the queue is empty.
 
-A message that failed and waits again does not show here: it is received, but not for the first time. Nothing is ever
-received for the sake of a number.
+Failed messages that wait for another attempt do not count: their next delivery is not the first. The estimate never
+causes a receive of its own.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Self
 
-WINDOW_SECONDS = 30.0  # first receives so close together are one look at the head: brokers mix what they hold
-FRESH_SECONDS = 60.0  # after which a receive that brought nothing says no more that nothing waits
+WINDOW_SECONDS = 30.0  # first deliveries within it form one sample of the head, since brokers mix what they hold
+FRESH_SECONDS = 60.0  # how long an empty receive is taken as proof that the queue is empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgeEstimate:
-    """What was seen of one queue. Times are epoch seconds, of when we looked."""
+    """Observations of one queue. Times are epoch seconds at which the observation was made."""
 
-    window_at: float | None = None  # when the first of the latest receives was
-    head_seconds: float | None = None  # how long a message of these had waited, at most
-    before_seconds: float | None = None  # the same of the window before, if it was just before
-    received_at: float | None = None  # the latest
-    empty_at: float | None = None  # when a receive waited in vain, or nothing was visible
+    window_at: float | None = None  # time of the first receive of the current window
+    head_seconds: float | None = None  # longest wait of a message received in that window
+    before_seconds: float | None = None  # the same for the previous window, if it directly preceded this one
+    received_at: float | None = None  # time of the latest first delivery
+    empty_at: float | None = None  # when a receive timed out, or no message was visible
 
     def received(self, enqueued_at: float, *, now: float) -> "AgeEstimate":
-        """A message came for the first time; it was sent at ``enqueued_at``, as the broker says."""
+        """Record the first delivery of a message that was sent at ``enqueued_at`` (the broker's time)."""
         waited_seconds = now - enqueued_at
         age = None if self.window_at is None or self._emptied else now - self.window_at
         if age is not None and 0 <= age < WINDOW_SECONDS:
@@ -43,30 +43,30 @@ class AgeEstimate:
         )
 
     def empty(self, *, now: float) -> "AgeEstimate":
-        """Nothing waited."""
+        """Record that the queue was empty."""
         return replace(self, empty_at=now)
 
     def visible_age_seconds(self, now: float, *, visible: int | None = None) -> float | None:
-        """Of the oldest visible message; 0 where there is none, None where nothing is known.
+        """Return the age of the oldest visible message; 0 if there is none, None if unknown.
 
-        ``visible``: how many there are, where somebody counted just now.
+        ``visible`` is the number of visible messages, if they were just counted.
         """
         if visible == 0:
             return 0.0
         if self.received_at is None and visible is not None:
-            return None  # of a queue that others receive from, an empty moment long ago says nothing
+            return None  # other workers receive from this queue, so an old empty receive proves nothing
         if visible is None and self._is_empty(now):
             return 0.0
         if self.received_at is None:
             return None
         ages = [now - self.received_at + self._waited_seconds]
-        if self.empty_at is not None:  # what waits came since
+        if self.empty_at is not None:  # every waiting message was sent since then
             ages.append(now - self.empty_at)
         return max(0.0, min(ages))
 
     @classmethod
     def merged(cls, estimates: Iterable[Self]) -> "AgeEstimate":
-        """What several have seen: the latest receives of any, and the latest empty moment."""
+        """Combine observations: the latest receives of any of them, and the latest empty receive."""
         several = list(estimates)
         heard = [one for one in several if one.received_at is not None]
         empty = [one.empty_at for one in several if one.empty_at is not None]
@@ -83,14 +83,14 @@ class AgeEstimate:
 
     @property
     def _waited_seconds(self) -> float:
-        """How long what came lately had waited, at most."""
+        """Return the longest wait seen in this window and the previous one."""
         return max(self.head_seconds or 0.0, self.before_seconds or 0.0)
 
     @property
     def _emptied(self) -> bool:
-        """Whether since the latest message nothing waited."""
+        """Return True if the queue was empty after the latest message."""
         return self.empty_at is not None and (self.received_at is None or self.received_at <= self.empty_at)
 
     def _is_empty(self, now: float) -> bool:
-        """Whether nothing waited lately, and since then nothing came."""
+        """Return True if the queue was recently empty and no message was received since."""
         return self._emptied and self.empty_at is not None and now - self.empty_at <= FRESH_SECONDS

@@ -1,26 +1,27 @@
-"""How long to wait before the next try. Pure: the random number comes from the caller."""
+"""Compute the wait before the next attempt or poll. Pure functions: the caller passes the random numbers."""
 
 from collections.abc import Callable
 
 Random = Callable[[], float]  # uniform over [0, 1)
 
-_DOUBLINGS_MAX = 60  # beyond it a float gains nothing, and an attempt count of a hostile sender must not overflow
+_DOUBLINGS_MAX = 60  # a float gains nothing beyond it, and a forged attempt count must not overflow
 
 
 def backoff_seconds(*, attempt: int, base_seconds: float, cap_seconds: float, random: Random) -> float:
-    """Exponential backoff with full jitter after the attempt of this number (1-based): uniform over [0, ceiling).
+    """Return a wait with exponential backoff and full jitter: uniform over [0, ceiling). ``attempt`` counts from 1.
 
-    The cap is applied before the jitter. Capping afterwards piles most of the waits up at the cap, and so brings back
-    the herd that jitter is there to spread.
+    The cap is applied before the jitter. Capping afterwards would give most waits the value of the cap, and recreate
+    the thundering herd that jitter prevents.
     """
     doublings = min(max(attempt, 1) - 1, _DOUBLINGS_MAX)
     return min(cap_seconds, base_seconds * 2.0**doublings) * random()
 
 
 def idle_seconds(previous_seconds: float, *, floor_seconds: float, ceiling_seconds: float, random: Random) -> float:
-    """The next wait of an idle poller: decorrelated jitter between floor and ceiling.
+    """Return the next wait of an idle poller, with decorrelated jitter between floor and ceiling.
 
-    Uniform over [floor, 3 x the wait before), the upper end held at the ceiling before the draw, as above.
+    Uniform over [floor, 3 x the previous wait). The upper end is capped at the ceiling before the draw, as in
+    `backoff_seconds`.
     """
     upper = min(ceiling_seconds, max(previous_seconds, floor_seconds) * 3.0)
     return floor_seconds + (max(upper, floor_seconds) - floor_seconds) * random()

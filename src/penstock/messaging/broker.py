@@ -1,6 +1,7 @@
-"""What a broker is: a few sentences that every queue system has to keep.
+"""The Protocol of a broker, its capabilities and statistics, and the naming convention of dead-letter queues.
 
-Sending several messages so that the outcome of each one is known: who sends again sends only what was not taken.
+Also sends several messages so that the outcome of each is known: a retry then sends only those that were not
+accepted.
 """
 
 import re
@@ -13,19 +14,21 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Settlement
 
-DEAD_LETTER_SUFFIX = "-dlq"  # of a queue's name: where its dead letters go unless it names another queue
-SECOND_TIER_SUFFIX = "-dead"  # where those go that nothing brings back by itself: for people
-_FIFO_SUFFIX = ".fifo"  # what such queues end in on SQS: the other one comes before it
+DEAD_LETTER_SUFFIX = "-dlq"  # suffix of the DLQ, unless a queue names another one
+SECOND_TIER_SUFFIX = "-dead"  # suffix of the final DLQ, whose messages wait for people
+_FIFO_SUFFIX = ".fifo"  # SQS requires FIFO queues to end in this; the other suffixes come before it
 
 
 def listed_name(queue: str) -> str:
-    """By what name a broker lists a queue, which may be given by its URL or ARN."""
+    """Return the name under which a broker lists a queue that may be given by its URL or ARN."""
     return re.split("[:/]", queue)[-1] if queue.startswith(("https://", "http://", "arn:")) else queue
 
 
 def same_queue(one: str, other: str) -> bool:
-    """Return True if both name the same queue, each by its name, URL or ARN. A bare name matches any account and
-    region, since a broker serves only one."""
+    """Return True if both name the same queue, each by its name, URL or ARN.
+
+    A bare name matches any account and region, since a broker serves only one.
+    """
     if one == other or listed_name(one) != listed_name(other):
         return one == other
     places = zip(_place(one), _place(other), strict=True)
@@ -33,7 +36,7 @@ def same_queue(one: str, other: str) -> bool:
 
 
 def _place(queue: str) -> tuple[str | None, str | None]:
-    """Return region and account of a URL or ARN; None for what it does not contain."""
+    """Return the region and account of a URL or ARN; None for a part that it does not contain."""
     parts = re.split("[:/]", queue)
     if len(parts) < 3:
         return None, None
@@ -42,18 +45,20 @@ def _place(queue: str) -> tuple[str | None, str | None]:
 
 
 def names_dead_letters(queue: str) -> bool:
-    """Whether the queue's name says that it holds dead letters, of either tier."""
+    """Return True if the queue's name has the suffix of a DLQ or of a final DLQ."""
     return queue.removesuffix(_FIFO_SUFFIX).endswith((DEAD_LETTER_SUFFIX, SECOND_TIER_SUFFIX))
 
 
 def names_second_tier(queue: str) -> bool:
-    """Whether the queue's name says that it holds dead letters for people."""
+    """Return True if the queue's name has the suffix of a final DLQ."""
     return queue.removesuffix(_FIFO_SUFFIX).endswith(SECOND_TIER_SUFFIX)
 
 
 def conventional_dead_letter_queue(queue: str) -> str:
-    """Where dead letters of a queue go by its name alone: first ``<queue>-dlq``, from there ``<queue>-dead``, and from
-    there nowhere else."""
+    """Return the dead-letter queue by naming convention.
+
+    This is ``<queue>-dlq`` for a queue, ``<queue>-dead`` for its DLQ, and the queue itself for a final DLQ.
+    """
     if names_second_tier(queue):
         return queue
     if names_dead_letters(queue):
@@ -63,7 +68,10 @@ def conventional_dead_letter_queue(queue: str) -> str:
 
 
 def conventional_source(queue: str) -> str | None:
-    """The reverse, by the name alone: whose dead letters these are, of the second tier the first one; else None."""
+    """Return the queue whose dead letters this queue holds, by naming convention; None if it is no DLQ.
+
+    For a final DLQ, this is the DLQ.
+    """
     head, fifo = queue.removesuffix(_FIFO_SUFFIX), _FIFO_SUFFIX if is_fifo(queue) else ""
     for suffix, of in ((DEAD_LETTER_SUFFIX, ""), (SECOND_TIER_SUFFIX, DEAD_LETTER_SUFFIX)):
         if head.endswith(suffix) and head != suffix:
@@ -72,62 +80,65 @@ def conventional_source(queue: str) -> str | None:
 
 
 def is_fifo(queue: str) -> bool:
-    """Whether the queue's name, URL or ARN says that on SQS it keeps its groups in order, and delays none of its
-    messages."""
+    """Return True if the name, URL or ARN is that of an SQS FIFO queue.
+
+    Such a queue keeps each group in order, and cannot delay single messages.
+    """
     return queue.endswith(_FIFO_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """Where brokers differ; the conformance suite asserts what each one does instead."""
+    """The differences between brokers. The conformance suite asserts the behaviour for each value."""
 
-    delay_seconds_max: float  # of a message that is sent
-    hold_seconds_max: float  # of one that is released
+    delay_seconds_max: float  # of a sent message
+    hold_seconds_max: float  # of a released message
     lease_seconds_max: float
     body_bytes_max: int
-    receive_max: int  # messages one call can bring
-    fenced: bool  # a stale receipt can neither extend nor settle
-    refunds: bool  # Release(refund=True) gives the attempt back
+    receive_max: int  # messages per receive call
+    fenced: bool  # a stale receipt handle can neither extend nor settle
+    refunds: bool  # Release(refund=True) does not count as an attempt
     deduplicates: bool  # Outgoing.deduplication_id is honoured
-    browsable: bool  # `browse` works: messages can be looked at without being received
-    remembers_attempts: bool  # `Delivery.previous` tells of the hand-over before
+    browsable: bool  # `browse` reads messages without receiving them
+    remembers_attempts: bool  # `Delivery.previous` describes the previous delivery
     pausable: bool  # `pause` and `resume` work
-    system: str = "memory"  # what OpenTelemetry's conventions call what is behind it
-    creates_queues: bool = True  # a queue is there once it is named; else a `ConfigurationError` says that it is not
-    ordered: bool = True  # the older comes first, and groups take turns; else nearly so, or as the broker likes
-    exact_stats: bool = True  # counts are right at any moment, and ages are told; else both as near as the broker can
-    explains_deaths: bool = True  # what the broker gives up on by itself becomes a dead letter that says why
-    looks_cost: bool = False  # asking a queue in vain has its price, which listening has not
-    settle_batch: int = 1  # settlements that cost no more than one; fewer may wait for others that long:
+    system: str = "memory"  # the value of OpenTelemetry's messaging.system
+    creates_queues: bool = True  # a queue is created on first use; if False, a missing one raises `ConfigurationError`
+    ordered: bool = True  # oldest first, and groups take turns; if False, roughly so or not at all
+    exact_stats: bool = True  # counts are always right and ages known; if False, both are approximate
+    explains_deaths: bool = True  # dead letters that the broker itself moved carry the reason
+    looks_cost: bool = False  # empty receives are billed, while long polling is cheap
+    settle_batch: int = 1  # settlements that cost no more than one call; fewer may wait this long for others:
     settle_linger_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
-    """What a queue is told at its creation. Dead letters go to ``dead_letter_queue``, by default ``<name>-dlq``."""
+    """The settings of a queue at its creation. ``dead_letter_queue`` defaults to ``<name>-dlq``."""
 
     name: str
     dead_letter_queue: str | None = None
-    receives_max: int | None = None  # hand-overs before the broker itself dead-letters; None: never
+    receives_max: int | None = None  # deliveries before the broker itself dead-letters; None: never
     retention_seconds: float = 14 * 86_400.0
 
 
-AgeSource = Literal["exact", "cloudwatch", "estimated"]  # who tells a queue's age: the broker itself, AWS, or a guess
+AgeSource = Literal["exact", "cloudwatch", "estimated"]  # source of a queue's age
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStats:
-    """How a queue stands. The ages are exact, or None where the broker cannot tell.
+    """Counts and ages of one queue. Ages are exact, or None if the broker cannot report them.
 
-    ``oldest_visible_message_age_seconds`` is None while nothing is visible, even if messages are in flight or delayed:
-    no message waits. Who needs a number there shows 0.
+    ``oldest_visible_message_age_seconds`` is None while no message is visible, even if messages are in flight or
+    delayed. Callers that need a number then show 0.
 
-    ``oldest_message_age_seconds`` is what SQS calls ApproximateAgeOfOldestMessage, as it was measured: over all
-    messages not deleted, delayed and in flight too; an age counts from the enqueueing, and again from 0 after every
-    third hand-over that ended without an ack; a dead letter's counts from its death. 0 where the queue is empty.
+    ``oldest_message_age_seconds`` follows SQS's ApproximateAgeOfOldestMessage, as measured: it covers all messages
+    that are not deleted, including delayed and in-flight ones. The age counts from the time of sending, and restarts
+    at 0 after every third delivery that ended without an ack. For dead letters it counts from the time of death. 0
+    if the queue is empty.
 
-    ``oldest_enqueued_age_seconds`` is over the same messages, without resets: of dead letters, since the first of them
-    died. None where the queue is empty.
+    ``oldest_enqueued_age_seconds`` covers the same messages without restarts; for dead letters it is the time since
+    the first death. None if the queue is empty.
     """
 
     visible: int
@@ -139,13 +150,13 @@ class QueueStats:
 
     @property
     def messages(self) -> int:
-        """All that are there, in flight and delayed ones too."""
+        """Count all messages, including in-flight and delayed ones."""
         return self.visible + self.in_flight + self.delayed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettleFailure:
-    """One delivery that could not be settled; ``lost`` means the lease is the caller's no more, so do not try again."""
+    """One delivery that could not be settled. ``lost`` means that its lease ended: do not retry."""
 
     delivery: Delivery
     reason: str
@@ -154,7 +165,7 @@ class SettleFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiveRequest:
-    """How many messages of a queue a worker has room for."""
+    """The number of messages a worker has room for, for one queue."""
 
     queue: str
     messages_max: int
@@ -162,63 +173,63 @@ class ReceiveRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnResult:
-    """What one turn at a broker came to. Its two halves fail apart, so errors are values here.
+    """The result of one `Broker.turn`. Settling and receiving fail independently, so errors are values here.
 
-    ``deliveries`` are all of one queue: the first of those asked that had any. ``receive_error`` names the queue that
-    could not be asked; those behind it were not asked either. After a ``settle_error`` nobody knows which settlements
-    were applied.
+    All ``deliveries`` are from one queue: the first requested one that had messages. ``receive_error`` names the
+    queue whose receive failed; the queues after it were not tried. After a ``settle_error`` it is unknown which
+    settlements were applied.
     """
 
     failures: Sequence[SettleFailure] = ()
     deliveries: Sequence[Delivery] = ()
     settle_error: Exception | None = None
     receive_error: tuple[str, Exception] | None = None
-    next_in_seconds: float | None = None  # where nothing came: when a delay ends, as far as the broker can tell
+    next_in_seconds: float | None = None  # after an empty receive: seconds until a delay ends, if known
 
 
 class Listening(Protocol):
-    """An ear at some queues, of one worker."""
+    """One worker's subscription to arrivals in some queues."""
 
     def want(self, queues: Set[str]) -> None:
-        """Of which queues the next arrival is to be told, once; none: of no arrival any more.
+        """Set the queues whose next arrival is to be reported; an empty set ends the reports. Does not block.
 
-        Does not block. To be said again after each telling.
+        Each call requests one report. Call it again after every report.
         """
         ...
 
     def close(self) -> None:
-        """Tell no more. May wait a moment for a thread to end."""
+        """Stop reporting. May wait briefly for a thread to end."""
         ...
 
 
 class Broker(Protocol):
-    """Where messages wait. At least once: a message leaves only when acked, dead-lettered or past its retention.
+    """A queue system with at-least-once delivery: a message stays until acked, dead-lettered or expired.
 
-    All methods block and may be called from several threads. They raise `TemporaryError` when the system behind is
-    away and `ConfigurationError` when it never can do what was asked.
+    All methods block and may be called from several threads. They raise `TemporaryError` if the broker is
+    unavailable and `ConfigurationError` if the request can never succeed.
     """
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this broker can do."""
+        """Return the abilities and limits of this broker."""
         ...
 
     def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
-        """Put messages into the queue, durably and in order; answers their ids."""
+        """Put messages into the queue, durably and in order; return their ids."""
         ...
 
     def receive(
         self, queue: str, *, messages_max: int, lease_seconds: float, wait_seconds: float = 0.0
     ) -> Sequence[Delivery]:
-        """Lease at most that many visible messages; waits up to ``wait_seconds`` for the first one."""
+        """Lease up to ``messages_max`` visible messages; wait up to ``wait_seconds`` for the first one."""
         ...
 
     def extend(self, deliveries: Sequence[Delivery], *, lease_seconds: float) -> Sequence[Delivery]:
-        """Let the leases end ``lease_seconds`` from now; answers the deliveries whose lease was lost already."""
+        """Make the leases end ``lease_seconds`` from now; return the deliveries whose lease was already lost."""
         ...
 
     def settle(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> Sequence[SettleFailure]:
-        """End deliveries as said; answers those that could not be."""
+        """Apply the settlements; return those that failed."""
         ...
 
     def turn(
@@ -229,92 +240,99 @@ class Broker(Protocol):
         lease_seconds: float,
         wait_seconds: float = 0.0,
     ) -> TurnResult:
-        """Settle, then receive from the first of the queues that has any message; in one round trip where possible.
+        """Settle, then receive from the first queue that has messages, in one round trip if possible.
 
-        As `settle` and `receive` one after the other, but that errors are answered, not raised. It waits as `receive`
-        does, but only where one queue is asked.
+        Works like `settle` followed by `receive`, but returns errors instead of raising them. It waits only if
+        ``asks`` has a single queue.
         """
         ...
 
     def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> Listening:
-        """Let arrivals be told of: a hint, from any thread, that asking makes sense now.
+        """Call ``tell`` from any thread when a message may have arrived: a hint to receive now.
 
-        Some brokers hear little or nothing, and so a worker still asks now and then.
+        Some brokers report few arrivals or none, so a worker still polls at intervals.
         """
         ...
 
     def stats(self, queue: str) -> QueueStats:
-        """How the queue stands now."""
+        """Return the current counts and ages of the queue."""
         ...
 
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:
-        """Look at messages, oldest first, without leasing them. Only where `Capabilities.browsable`."""
+        """Read messages, oldest first, without leasing them. Requires `Capabilities.browsable`."""
         ...
 
     def queue_names(self) -> Sequence[str]:
-        """The queues that this broker knows of, sorted."""
+        """Return the names of all known queues, sorted."""
         ...
 
     def dead_letter_queue(self, queue: str) -> str:
-        """Where its dead letters go, as it is told or else by convention: a queue's to the first tier, those of the
-        first tier to the second. The second tier's go nowhere else: its own name."""
+        """Return the queue that takes the dead letters of this one, as configured or by naming convention.
+
+        For a queue this is its DLQ, for a DLQ the final DLQ, and for a final DLQ its own name.
+        """
         ...
 
     def retention_seconds(self, queue: str) -> float | None:
-        """How long a message stays there at most; None: for ever, or nobody can tell."""
+        """Return how long a message is kept at most; None if it is kept for ever or the broker cannot report it."""
         ...
 
     def discard(self, queue: str, ids: Sequence[str]) -> int:
-        """Delete these messages, leased ones too; answers how many were there. Only where `Capabilities.browsable`."""
+        """Delete these messages, including leased ones; return how many existed. Requires `Capabilities.browsable`."""
         ...
 
     def purge(self, queue: str) -> int:
-        """Delete every message of the queue, leased ones too; answers how many, as near as the broker can count."""
+        """Delete every message of the queue, including leased ones; return their number, which may be approximate."""
         ...
 
     def now(self) -> float:
-        """Return the time by the clock that all users of the broker share, in epoch seconds; the host's clock if the
-        broker has none that can be asked."""
+        """Return the time in epoch seconds by the clock that all users of the broker share.
+
+        If the broker's clock cannot be read, this is the host's.
+        """
         ...
 
     def pause(self, queue: str) -> None:
-        """Hand nothing of the queue over, in any process, until `resume`. Only where `Capabilities.pausable`.
+        """Deliver no message of the queue, in any process, until `resume`. Requires `Capabilities.pausable`.
 
-        Everything else goes on: sending, extending, settling, and leases end at their time. A queue may be paused
-        before anything was ever sent to it.
+        Sending, extending and settling continue, and leases still expire. A queue may be paused before its first
+        message.
         """
         ...
 
     def resume(self, queue: str) -> None:
-        """End a pause, if there is one. Only where `Capabilities.pausable`."""
+        """End a pause, if there is one. Requires `Capabilities.pausable`."""
         ...
 
     def paused(self, queue: str) -> bool:
-        """Whether the queue is paused; never where a broker is not `Capabilities.pausable`."""
+        """Return True if the queue is paused; always False without `Capabilities.pausable`."""
         ...
 
     def close(self) -> None:
-        """Give back connections. Leases stay as they are."""
+        """Close the connections. Leases stay as they are."""
         ...
 
 
-PARTIAL_CHUNK = 10  # messages between two marks of what was taken, by a broker that may take a part: one call of SQS
+PARTIAL_CHUNK = 10  # messages between two records of progress, for brokers that accept partially: one SQS call
 
 
 @runtime_checkable
 class TriesEach(Protocol):
-    """A broker that may take a part of the messages of one send, and reports which."""
+    """A broker that may accept only some messages of one send, and reports which."""
 
     def try_send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str | PenstockError]:
-        """Return the id of each message, or why it is not in the queue: a `ConfigurationError` if the message itself
-        can never be taken. Raises an error of the queue only if the queue took none of them."""
+        """Return for each message its id or its error: a `ConfigurationError` if it can never be accepted.
+
+        Raises an error of the queue only if no message was accepted.
+        """
         ...
 
 
 def send_each(broker: Broker, queue: str, messages: Sequence[Outgoing]) -> Sequence[str | PenstockError]:
-    """As `TriesEach.try_send`, with any broker. If the broker is away, it took none of them, or it is unknown which.
+    """Send with any broker, as `TriesEach.try_send`.
 
-    Raises an error of the queue, for a person to mend.
+    If the broker is unavailable, it accepted no message, or it is unknown which. Raises errors of the queue, which
+    need a person.
     """
     if isinstance(broker, TriesEach):
         try:
@@ -326,14 +344,14 @@ def send_each(broker: Broker, queue: str, messages: Sequence[Outgoing]) -> Seque
     except TemporaryError as error:
         return [error] * len(messages)
     except ConfigurationError as error:
-        if error.__cause__ is not None:  # the server's or the file's word, and not ours on a message
+        if error.__cause__ is not None:  # an error of the server or the file, not of one message
             raise
         if len(messages) == 1:
             return [error]
-    # Such a send is taken whole or not at all, so that nothing is sent twice by this.
+    # Such a broker accepts all messages of a send or none, so nothing is sent twice.
     return [answer for message in messages for answer in send_each(broker, queue, [message])]
 
 
 def chunk_of(broker: Broker, most: int) -> int:
-    """Return how many messages to send before what was taken is marked."""
+    """Return how many messages to send before recording progress."""
     return min(most, PARTIAL_CHUNK) if isinstance(broker, TriesEach) else most

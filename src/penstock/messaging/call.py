@@ -1,8 +1,7 @@
-"""What every user's function may be handed, whatever it is called with: resources, and the ways to behave well.
+"""Control, context and time of one call of a user's function.
 
-The time that a user's code takes in one execution, which its timeout bounds.
-
-What a call is told from outside while it runs: that the worker stops, that the work is no longer ours.
+`ExecutionControl` carries the worker's stop and the loss of the work to the running call. `CallContext` is the base
+of the contexts that users' functions receive. `CallTime` measures the user's code, for its timeout.
 """
 
 from __future__ import annotations
@@ -22,66 +21,66 @@ if TYPE_CHECKING:
 
 
 class ExecutionControl:
-    """Of one execution. Told by other threads, asked by the one that runs."""
+    """The stop signals of one execution. Other threads set them; the thread that runs the execution reads them."""
 
     __slots__ = ("_gives_back", "_lock", "_on_end", "_over", "_sleeper", "_stopping")
 
     def __init__(self, *, gives_back: bool = False) -> None:
-        """``gives_back``: a stop ends the work, where else it goes on until the drain deadline."""
+        """``gives_back``: a stop of the worker ends the work; otherwise it continues until the drain deadline."""
         self._gives_back = gives_back
         self._lock = threading.Lock()
         self._stopping = False  # set once, by the worker
-        self._over = False  # set once, by whoever interrupts
-        self._on_end: Callable[[], object] | None = None  # under the lock, as is the next
-        self._sleeper: threading.Event | None = None  # made at the first sleep: most calls have none
+        self._over = False  # set once, by the thread that interrupts
+        self._on_end: Callable[[], object] | None = None  # written under the lock, like the next field
+        self._sleeper: threading.Event | None = None  # created by the first sleep; most calls need none
 
     @property
     def stopping(self) -> bool:
-        """The worker has begun to stop."""
+        """Return True if the worker has begun to stop."""
         return self._stopping
 
     @property
     def over(self) -> bool:
-        """The work is no longer ours."""
+        """Return True if the work was interrupted: its result no longer counts."""
         return self._over
 
     @property
     def ends(self) -> bool:
-        """Whether the next checkpoint ends the work."""
+        """Return True if the next checkpoint ends the work."""
         return self._over or (self._gives_back and self._stopping)
 
     def check(self) -> None:
-        """Raise `Interrupted` when the work is no longer ours, or is to be given back now."""
+        """Raise `Interrupted` if the work was interrupted, or is to be released now."""
         if self.ends:
             raise Interrupted
 
     def stop(self) -> None:
-        """Tell that the worker stops."""
+        """Report that the worker is stopping."""
         self._stopping = True
         if self._gives_back:
             self._tell()
 
     def end(self) -> None:
-        """Tell that the work is no longer ours."""
+        """Report that the work is interrupted."""
         self._over = True
         self._tell()
 
     def watch(self, on_end: Callable[[], object] | None) -> None:
-        """Call this once the work ends, now if it has; None forgets it."""
+        """Register a callback for the end of the work; call it at once if the work has ended. None removes it."""
         with self._lock:
             self._on_end = on_end
         if self.ends:
             self._tell()
 
     def sleep(self, seconds: float) -> None:
-        """Wait, no longer than until the work ends."""
+        """Wait, but return early if the work ends."""
         with self._lock:
             sleeper = self._sleeper = self._sleeper or threading.Event()
-        if not self.ends:  # looked at after the sleeper was made, so that no end slips between
+        if not self.ends:  # checked after creating the event, so that an end in between is not missed
             sleeper.wait(seconds)
 
     def _tell(self) -> None:
-        with self._lock:  # held while calling: what is forgotten is not called any more
+        with self._lock:  # held during the calls, so that a removed callback is never called
             if self._sleeper is not None:
                 self._sleeper.set()
             if self._on_end is not None:
@@ -89,44 +88,54 @@ class ExecutionControl:
 
 
 Exceptions = type[BaseException] | tuple[type[BaseException], ...]
-TellRetry = Callable[[int, float, BaseException], None]  # tries so far, seconds until the next, what was raised
+TellRetry = Callable[[int, float, BaseException], None]  # tries so far, seconds until the next one, the exception
 
 NO_RESOURCES: Mapping[str, Any] = MappingProxyType({})
 
 
 def tell_nobody(tries: int, delay_seconds: float, raised: BaseException) -> None:
-    """For contexts made by hand, in tests."""
+    """Ignore retries. The default for contexts made by hand, in tests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallContext:
-    """One call of a function."""
+    """The context of one call of a user's function."""
 
     handler: str
-    resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)  # what the app's lifespans gave
+    resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)  # from the app's lifespans
     control: ExecutionControl = field(default_factory=ExecutionControl, repr=False)
     tell_retry: TellRetry = field(default=tell_nobody, repr=False)
 
     @property
     def stopping(self) -> bool:
-        """Whether the worker is stopping: work goes on until the drain deadline."""
+        """Return True if the worker is stopping. Work continues until the drain deadline."""
         return self.control.stopping
 
     def checkpoint(self) -> None:
-        """A place where the work may end early. Call it now and then in long work.
+        """End the work here if it must stop. Call this regularly in long work.
 
-        Raises `Interrupted` when the work was given back, ran out of its time or lost its claim; with
-        ``on_stop="give_back"`` also as soon as the worker stops. Let it pass: nothing more is asked of the function.
+        Raises:
+            Interrupted: The work was released, timed out or lost its claim; with ``on_stop="give_back"`` also when
+                the worker stops. Do not catch it: the function has nothing left to do.
         """
         self.control.check()
 
     def retrying(
         self, on: Exceptions = Exception, *, attempts: int = 3, base_seconds: float = 0.1, cap_seconds: float = 5.0
     ) -> Retrying:
-        """For a fault that passes by itself: ``for attempt in ctx.retrying(ConnectionError): with attempt: ...``.
+        """Retry transient faults: ``for attempt in ctx.retrying(ConnectionError): with attempt: ...``.
 
-        Waits grow with full jitter, every retry is logged, no attempt of the work itself is spent, and what the last
-        try raised is raised. Where a checkpoint would end the work, the waiting ends too, with `Interrupted`.
+        Waits grow exponentially with full jitter and every retry is logged. Retries do not count as attempts of the
+        message. The last exception is re-raised.
+
+        Args:
+            on: Exception types to retry.
+            attempts: Maximum number of tries, including the first.
+            base_seconds: Upper bound of the first wait; it doubles with each try.
+            cap_seconds: Upper bound of any wait.
+
+        Raises:
+            Interrupted: The work ended during a wait, as in `checkpoint`.
         """
         from tenacity import Retrying
 
@@ -135,7 +144,7 @@ class CallContext:
     def retrying_async(
         self, on: Exceptions = Exception, *, attempts: int = 3, base_seconds: float = 0.1, cap_seconds: float = 5.0
     ) -> AsyncRetrying:
-        """As `retrying`, for async functions: ``async for attempt in ...: with attempt: ...``."""
+        """Work like `retrying`, for async functions: ``async for attempt in ...: with attempt: ...``."""
         from tenacity import AsyncRetrying
 
         return AsyncRetrying(**self._options(on, attempts, base_seconds, cap_seconds))
@@ -161,24 +170,24 @@ class CallContext:
         self.checkpoint()
 
 
-RECHECK_SECONDS = 1.0  # while no user code is at work and its time is used up
+RECHECK_SECONDS = 1.0  # how soon to check again if the time is used up but no user code is running
 
 
 class CallTime:
-    """Counts while the user's code is at work, and not while the execution waits for the ledger.
+    """The running time of the user's code, without the time that the execution waits for the ledger.
 
-    Written by the thread that runs the execution, as a whole; any thread may read it.
+    The thread that runs the execution replaces ``_state`` as a whole; any thread may read it.
     """
 
     __slots__ = ("_clock", "_state")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._state: tuple[float, float | None] = (0.0, None)  # seconds counted before; since when it counts now
+        self._state: tuple[float, float | None] = (0.0, None)  # seconds counted before; start of the current count
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Count until the block ends."""
+        """Count the time inside the block."""
         self.begin()
         try:
             yield
@@ -186,19 +195,19 @@ class CallTime:
             self.end()
 
     def begin(self) -> None:
-        """Count from now on."""
+        """Start counting."""
         self._state = (self._state[0], self._clock.monotonic())
 
     def end(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         before, since = self._state
         if since is not None:
             self._state = (before + self._clock.monotonic() - since, None)
 
     def left_seconds(self, timeout_seconds: float) -> float:
-        """Return for how long the timeout cannot be over; 0 or less when it is over.
+        """Return the seconds before which the timeout cannot expire; 0 or less if it has expired.
 
-        Code that has returned is never past its timeout.
+        User code that has returned never counts as timed out.
         """
         before, since = self._state
         if since is None:

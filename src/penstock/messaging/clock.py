@@ -1,4 +1,4 @@
-"""Time, injected: wall clock for what is stored, monotonic for durations."""
+"""The injected clocks: wall clock for stored times, monotonic clock for durations."""
 
 import threading
 import time
@@ -6,18 +6,18 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The two clocks of a process and the one way to wait."""
+    """The two clocks of a process, and its only way to wait."""
 
     def now(self) -> float:
-        """Epoch seconds."""
+        """Return epoch seconds."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds from some fixed point; never goes back."""
+        """Return seconds since an arbitrary fixed point; never decreases."""
         ...
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
-        """Wait until the event is set or the seconds are over; answers whether it is set."""
+        """Wait until the event is set or the seconds have passed; return True if it is set."""
         ...
 
 

@@ -1,16 +1,14 @@
-"""Why a message died, written on the dead letter itself.
+"""The reason of death and the earlier deaths, stored in a dead-lettered message.
 
-Every broker dead-letters in the same way (`buried`): body, group and attributes stay as they are, and one attribute
-more, `penstock-death`, carries a `Death` as JSON. A death before that one goes to the message's past. A letter that
-goes on to the second tier keeps its death, and `penstock-set-aside` says why nothing brings it back by itself. What is
-read back may be forged or garbled: it is then no death at all.
+Every broker dead-letters alike (`buried`): body, group and attributes stay unchanged, and the attribute
+`penstock-death` adds a `Death` as JSON. A message that moves on to the final DLQ keeps its death, and
+`penstock-set-aside` holds the reason why it is not replayed automatically.
 
-What a message died of before: its past, which it carries along from one life to the next.
+A replay removes the death and adds a summary of it to the attribute `penstock-past`. The history thus lists all
+deaths of a message and its first send. It is bounded: the first entry, which has the original send, and the latest
+ones are kept.
 
-A dead letter that is replayed is a message again, and has no death: that becomes the newest entry of the attribute
-`penstock-past`, in brief. So a letter that died several times tells of all its deaths, and when it was first sent. The
-past is bounded: the first entry, which knows the beginning, and the last ones are kept. What is read may be forged or
-garbled: it is then no past at all.
+Attributes may be forged or garbled; unreadable ones count as absent.
 """
 
 import json
@@ -23,16 +21,16 @@ from typing import Any
 from penstock.messaging.message import ORIGIN_ATTRIBUTE, Attributes, Message
 from penstock.messaging.settlement import DeadLetter
 
-DEATH_ATTRIBUTE = "penstock-death"  # as `penstock.messaging.death` writes it
+DEATH_ATTRIBUTE = "penstock-death"  # written by `with_death`
 PAST_ATTRIBUTE = "penstock-past"
 PAST_MAX = 10  # deaths
 _CHARS_MAX = 200  # of each text
-_BYTES_MAX = 128 * 1024  # ten entries of four such texts, each character an escape of twelve bytes, are within it
+_BYTES_MAX = 128 * 1024  # fits ten entries of four such texts, with twelve bytes for each escaped character
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastDeath:
-    """A death that a replay ended, in brief. Times are epoch seconds by the broker's clock."""
+    """A summary of a death before a replay. Times are epoch seconds by the broker's clock."""
 
     reason: str
     queue: str
@@ -44,7 +42,7 @@ class PastDeath:
 
 
 def past_of(attributes: Attributes) -> Sequence[PastDeath]:
-    """The deaths before the last one, oldest first."""
+    """Return the deaths before the latest one, oldest first."""
     value = attributes.get(PAST_ATTRIBUTE)
     if not isinstance(value, str) or len(value) > _BYTES_MAX:
         return ()
@@ -56,14 +54,14 @@ def past_of(attributes: Attributes) -> Sequence[PastDeath]:
 
 
 def with_past(attributes: Attributes) -> Attributes:
-    """The attributes without a death: if there was one, it is the past's newest entry."""
+    """Return the attributes with the death, if any, moved to the end of the history."""
     if DEATH_ATTRIBUTE not in attributes:
         return attributes
     rest = {name: value for name, value in attributes.items() if name != DEATH_ATTRIBUTE}
     try:
         newest = _past_in(json.loads(str(attributes[DEATH_ATTRIBUTE])))
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
-        return MappingProxyType(rest)  # of an unreadable death there is nothing to remember
+        return MappingProxyType(rest)  # an unreadable death leaves nothing to record
     past = [*past_of(attributes), newest]
     kept = past if len(past) <= PAST_MAX else [past[0], *past[1 - PAST_MAX :]]
     return MappingProxyType({**rest, PAST_ATTRIBUTE: json.dumps([asdict(each) for each in kept])})
@@ -100,10 +98,10 @@ __all__ = ["DEATH_ATTRIBUTE", "SET_ASIDE_ATTRIBUTE", "AttemptRecord", "Death", "
 
 SET_ASIDE_ATTRIBUTE = "penstock-set-aside"
 DEATH_BYTES_MAX = 64 * 1024
-_TEXT_BYTES_MAX = 4 * 1024  # of each field but the traceback, which gets what is left over
+_TEXT_BYTES_MAX = 4 * 1024  # of each field but the traceback, which may use the remaining bytes
 _TRIMMED = "[... trimmed ...]\n"
 TRIES_MAX = 10  # the last ones are kept
-DIED = "dead"  # how the attempt ended that gave up on the message
+DIED = "dead"  # end of the attempt that dead-lettered the message
 _TRY_CHARS_MAX = 200  # of each text of an attempt
 
 
@@ -114,19 +112,19 @@ class AttemptRecord:
     started_at: float
     ended_at: float
     worker: str
-    end: str  # as `penstock.messaging.delivery.AttemptEnd` says it; `DIED` of the one that gave up, if any did
+    end: str  # an `AttemptEnd` value, or `DIED` for the attempt that dead-lettered the message
     reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """The last of a message in its own queue. Times are epoch seconds by the broker's clock."""
+    """The final failure of a message in its own queue. Times are epoch seconds by the broker's clock."""
 
     reason: str
     attempts: int
     last_failed_at: float
     worker: str
-    queue: str  # the queue it died in
+    queue: str  # the queue in which it died
     message_id: str  # its id there
     enqueued_at: float  # when it was put into that queue
     first_failed_at: float | None = None
@@ -135,26 +133,26 @@ class Death:
     poison: bool = False
     fingerprint: str | None = None
     handler: str | None = None
-    tries: tuple[AttemptRecord, ...] = ()  # as many of its attempts as the broker remembers, oldest first
+    tries: tuple[AttemptRecord, ...] = ()  # the attempts that the broker remembers, oldest first
 
 
 def with_death(attributes: Attributes, death: Death) -> Attributes:
-    """The attributes of a message that is about to become a dead letter; an older death becomes its past."""
+    """Return the attributes of a message with its death added; an older death moves to the history."""
     return MappingProxyType({**with_past(attributes), DEATH_ATTRIBUTE: encode_death(death)})
 
 
 def buried(attributes: Attributes, settlement: DeadLetter, death: Death) -> Attributes:
-    """The attributes of a dead letter, of whichever tier."""
+    """Return the attributes of a dead-lettered message, for the DLQ or the final DLQ."""
     if not settlement.set_aside:
         return with_death(attributes, death)
-    origin = {} if DEATH_ATTRIBUTE in attributes else {ORIGIN_ATTRIBUTE: death.message_id}  # no death names the id then
+    origin = {} if DEATH_ATTRIBUTE in attributes else {ORIGIN_ATTRIBUTE: death.message_id}  # no death has the id
     return MappingProxyType({**origin, **attributes, SET_ASIDE_ATTRIBUTE: _cut(settlement.reason)})
 
 
 def origin_id(letter: Message) -> str:
-    """Return the id that a message was first delivered under, however often it died and was replayed since.
+    """Return the id of the message's first delivery, however often it died and was replayed since.
 
-    A message that SQS itself moved has no record of its death, and keeps its id: then the letter's own id is returned.
+    A message that SQS itself moved has no record of its death but keeps its id, so its own id is returned.
     """
     origin = letter.attributes.get(ORIGIN_ATTRIBUTE)
     if origin and isinstance(origin, str):
@@ -164,20 +162,20 @@ def origin_id(letter: Message) -> str:
 
 
 def set_aside_reason(attributes: Attributes) -> str | None:
-    """Why a letter is in the second tier; None where nothing says so."""
+    """Return why a message was moved to the final DLQ; None if no reason is recorded."""
     reason = attributes.get(SET_ASIDE_ATTRIBUTE)
     return reason if isinstance(reason, str) else None
 
 
 def death_of(attributes: Attributes) -> Death | None:
-    """What a dead letter died of; None where nothing readable says so."""
+    """Return the death of a dead-lettered message; None if there is no readable one."""
     return decode_death(attributes.get(DEATH_ATTRIBUTE))
 
 
 def encode_death(death: Death, *, bytes_max: int = DEATH_BYTES_MAX) -> str:
-    """ASCII JSON of at most ``bytes_max`` bytes (no less than 40 KiB makes sense): texts are cut to fit.
+    """Encode a death as ASCII JSON of at most ``bytes_max`` bytes (at least 40 KiB), with texts cut to fit.
 
-    Of a traceback the end is kept, where the error is.
+    A traceback keeps its end, which names the error.
     """
     fields = {name: _cut(value) if isinstance(value, str) else value for name, value in asdict(death).items()}
     fields["tries"] = [_brief(each) for each in death.tries[-TRIES_MAX:]]
@@ -189,7 +187,7 @@ def encode_death(death: Death, *, bytes_max: int = DEATH_BYTES_MAX) -> str:
 
 
 def decode_death(value: object) -> Death | None:
-    """The `Death` in an attribute's value, or None: whatever the value is, nothing is raised."""
+    """Return the `Death` in an attribute's value, or None. Never raises, whatever the value is."""
     if not isinstance(value, str) or len(value) > DEATH_BYTES_MAX:
         return None
     try:
@@ -241,7 +239,7 @@ def _tries(value: object) -> tuple[AttemptRecord, ...]:
 
 
 def _brief(tried: AttemptRecord) -> Mapping[str, object]:
-    """What is kept of an attempt: of what it failed with, the beginning."""
+    """Return the stored form of an attempt, with long texts cut at the end."""
     return {
         **asdict(tried),
         "worker": _clean(tried.worker)[:_TRY_CHARS_MAX],
@@ -272,7 +270,7 @@ def _time(value: object) -> float:
 
 
 def _clean(text: str) -> str:
-    """Without lone surrogates (file names bring them): no page, log or database takes those."""
+    """Escape lone surrogates, which file names may contain: pages, logs and databases reject them."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -295,7 +293,7 @@ def _size(text: str) -> int:
 
 
 def _fitting(text: str, bytes_max: int, *, from_end: bool) -> int:
-    """How many characters of one end fit: found by halving, as escapes make characters 1 to 12 bytes long."""
+    """Return how many characters fit, from one end. Bisects, because an escaped character has 1 to 12 bytes."""
     low, high = 0, min(len(text), max(bytes_max, 0))
     while low < high:
         middle = (low + high + 1) // 2

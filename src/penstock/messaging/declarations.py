@@ -1,7 +1,4 @@
-"""Options that nobody knows: refused with a sentence that names the one that was meant.
-
-What is asked of a user's function before it is taken, and of what it returned, whatever it is called with.
-"""
+"""Checks of declarations: unknown options, the signature of a user's function, and the value it returned."""
 
 import difflib
 import functools
@@ -15,7 +12,7 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 Class = TypeVar("Class", bound=type)
 
-_ELSEWHERE = {  # what other libraries call it
+_ELSEWHERE = {  # names in other libraries -> our names
     "max_retries": "max_attempts",
     "retries": "max_attempts",
     "time_limit": "timeout",
@@ -35,9 +32,10 @@ _ELSEWHERE = {  # what other libraries call it
 def checks_options(
     what: str, *, hint: Callable[[str], str | None] = lambda _: None
 ) -> Callable[[Callable[Given, Result]], Callable[Given, Result]]:
-    """Decorate a function, so that an option that it does not have raises `UsageError` with "did you mean ...?".
+    """Decorate a function to raise `UsageError` with "did you mean ...?" for an unknown option.
 
-    ``what`` names it in the sentence. ``hint`` returns more words for an option that is known elsewhere, or None.
+    ``what`` names the function in the error. ``hint`` returns more words for an option that is known elsewhere, or
+    None.
     """
 
     def decorate(function: Callable[Given, Result]) -> Callable[Given, Result]:
@@ -56,7 +54,7 @@ def checks_options(
 
 
 def checks_class_options(what: str) -> Callable[[Class], Class]:
-    """As `checks_options`, for the constructor of a class."""
+    """Work like `checks_options`, for the constructor of a class."""
 
     def decorate(made: Class) -> Class:
         constructor: Any = made.__init__  # type: ignore[misc] # of this very class
@@ -67,7 +65,7 @@ def checks_class_options(what: str) -> Callable[[Class], Class]:
 
 
 def close_to(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that was meant, if one is close enough."""
+    """Return the known name that was probably meant; None if none is close enough."""
     names = list(known)
     elsewhere = _ELSEWHERE.get(name)
     if elsewhere in names:
@@ -85,13 +83,13 @@ OnStop = Literal["finish", "give_back"]
 
 
 def takes_context(function: Callable[..., Any], name: str, *, first: str) -> bool:
-    """Whether the function takes the context beside its ``first`` argument.
+    """Return True if the function takes the context as a second argument, after ``first``.
 
-    Raises `UsageError`, naming it as ``name``, where it takes neither one argument nor two.
+    Raises `UsageError`, with ``name`` in its text, if the function takes neither one nor two arguments.
     """
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a builtin that does not tell
+    except (TypeError, ValueError):  # a builtin without a signature
         return False
     for answer, arguments in ((True, (None, None)), (False, (None,))):
         try:
@@ -103,12 +101,14 @@ def takes_context(function: Callable[..., Any], name: str, *, first: str) -> boo
 
 
 def run_to_its_end(result: Any) -> Any:
-    """What the function returned. Raises TypeError for work that it only made and did not do: to ack that would lose
-    the message."""
+    """Return the function's result. Raise TypeError if it is a coroutine, awaitable or generator.
+
+    Such work has not run, so acking the message would lose it.
+    """
     if result is None or not (inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)):
         return result
     if inspect.iscoroutine(result):
-        result.close()  # or Python warns that nobody awaited it
+        result.close()  # prevents Python's "never awaited" warning
     raise TypeError(
         f"it returned a {type(result).__name__}, which nobody runs: declare the function with async def and await in "
         "it, and without yield"
@@ -116,6 +116,6 @@ def run_to_its_end(result: Any) -> Any:
 
 
 def check_on_stop(on_stop: str, name: str) -> None:
-    """Raise `UsageError` for what a stop cannot mean."""
+    """Raise `UsageError` for an unknown value of ``on_stop``."""
     if on_stop not in ("finish", "give_back"):
         raise UsageError(f"{name} has on_stop={on_stop!r}; it is 'finish' or 'give_back'.")

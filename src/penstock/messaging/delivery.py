@@ -1,4 +1,4 @@
-"""Deliveries: one hand-over of a message to one worker."""
+"""Deliveries of messages to workers, and the ends of earlier attempts."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,37 +7,38 @@ from penstock.messaging.message import Message
 
 
 class AttemptEnd(StrEnum):
-    """How an attempt ended that did not settle its message for good."""
+    """The end of an attempt that did not settle its message for good."""
 
-    FAILED = "failed"  # released to be tried again
-    GIVEN_BACK = "given_back"  # broken off by a shutdown, or never begun
-    EXPIRED = "expired"  # its lease ran out: the worker died, hung or was cut off
+    FAILED = "failed"  # released for another attempt
+    GIVEN_BACK = "given_back"  # interrupted by a shutdown, or never started
+    EXPIRED = "expired"  # its lease expired: the worker crashed, hung or lost its connection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreviousAttempt:
-    """The hand-over before this one: when, where, and how it ended. Times are epoch seconds, the broker's clock."""
+    """The previous delivery of a message, and how it ended. Times are epoch seconds by the broker's clock."""
 
     started_at: float
     ended_at: float
-    worker: str  # as the broker knows its clients
+    worker: str  # the broker's name for the client
     end: AttemptEnd
-    reason: str | None = None  # what a release said
+    reason: str | None = None  # the reason given by a release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """One hand-over: who may settle it is decided by the receipt, and only while its lease holds.
+    """One delivery of a message to one worker. Only the holder of its receipt handle can settle it, while the lease
+    lasts.
 
-    ``attempt`` is 1 for the first hand-over. Every hand-over counts but those that were released with
-    ``refund=True`` (given back unstarted or interrupted by a shutdown). ``previous`` is the hand-over before, refunded
-    or not, where the broker remembers it (`Capabilities.remembers_attempts`).
+    ``attempt`` counts deliveries from 1, without those released with ``refund=True`` (never started, or interrupted
+    by a shutdown). ``previous`` is the delivery before this one, counted or not, if the broker remembers it
+    (`Capabilities.remembers_attempts`).
     """
 
     message: Message
     queue: str
-    receipt: str  # never repeats, for this or any other message
+    receipt: str  # unique among all deliveries of all messages
     attempt: int
     received_at: float  # epoch seconds, the broker's clock
     previous: PreviousAttempt | None = None
-    moved_from: str | None = None  # of a dead letter that the broker itself gave up on and says no more of: its queue
+    moved_from: str | None = None  # the source queue, if the broker itself dead-lettered without a reason

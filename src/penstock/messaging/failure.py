@@ -1,10 +1,10 @@
-"""What a raised exception says, as text that may be stored and shown: never with the values of variables.
+"""Describe exceptions as text that may be stored and shown, and give equal failures one fingerprint.
 
-One name for failures that are the same: handler, type, and the place in the user's code.
-
-The place is file and function of the innermost frame that is neither Penstock's nor the standard library's. Of the
-file two parts are kept, as the folders above differ from machine to machine; no line number, as it moves with every
-edit. The failure of a child process is known by the text of its traceback only.
+The text never contains the values of variables. A fingerprint consists of handler, exception type, and the place in
+the user's code: file and function of the innermost frame that belongs neither to Penstock nor to the standard
+library. It has only the last two parts of the file's path, because the folders above differ between machines, and no
+line number, because that moves with every edit. For a failure in a child process only the text of the traceback is
+available.
 """
 
 import re
@@ -19,16 +19,16 @@ from penstock.errors import TransformError, UserError
 TRACEBACK_CHARS_MAX = 32_000
 _PENSTOCK = str(Path(__file__).parents[1])
 _LIBRARIES = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
-_INSTALLED = ("site-packages", "dist-packages")  # these may lie below the standard library and are none of it
+_INSTALLED = ("site-packages", "dist-packages")  # may lie below the standard library, but are not part of it
 _FRAME = re.compile(r'^ +File "([^"\n]+)", line (\d+)', re.MULTILINE)
-_LIBRARY = re.compile(  # the standard library, PySpark and packages that were shipped to executors as archives
+_LIBRARY = re.compile(  # the standard library, PySpark, and packages shipped to executors as archives
     r"[/\\](?:lib(?:64)?[/\\]python3\.\d+|python[/\\](?:lib[/\\])?pyspark(?:\.zip)?|(?:py4j|penstock)[^/\\]*\.zip)[/\\]"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureDetails:
-    """An exception in words."""
+    """An exception as text."""
 
     error_type: str
     error: str
@@ -36,14 +36,14 @@ class FailureDetails:
 
     @property
     def summary(self) -> str:
-        """One line's worth: the type and what it says."""
+        """Return the type and message."""
         return f"{self.error_type}: {self.error}" if self.error else self.error_type
 
 
 def failure_of(raised: BaseException) -> FailureDetails:
-    """Describe it; one that has a ``failure`` of its own, because it comes from another process, is described by that.
+    """Describe an exception. One from another process brings its description in its attribute ``failure``.
 
-    Nothing that the exception's own methods do can make this raise.
+    Never raises, whatever the exception's own methods do.
     """
     described = vars(raised).get("failure")
     if isinstance(described, FailureDetails):
@@ -53,7 +53,7 @@ def failure_of(raised: BaseException) -> FailureDetails:
     except Exception:
         error = "(its text cannot be had)"
     try:
-        # Local variables are left out: they hold secrets.
+        # Local variables may hold secrets.
         text = "".join(tracebacks.TracebackException.from_exception(raised, capture_locals=False).format())
     except Exception:
         text = f"{type(raised).__name__}: {error}\n"
@@ -61,9 +61,10 @@ def failure_of(raised: BaseException) -> FailureDetails:
 
 
 def end_of(raised: BaseException) -> FailureDetails:
-    """Describe what ended a worker. A person's mistake is one sentence: where our code noticed it helps nobody.
+    """Describe the exception that ended a worker.
 
-    The traceback of a transform leads into the user's own code, and stays.
+    A user's mistake has no traceback, because the place in our code does not help. A `TransformError` keeps its own,
+    because it leads into the user's code.
     """
     failure = failure_of(raised)
     if isinstance(raised, UserError) and not isinstance(raised, TransformError):
@@ -72,8 +73,10 @@ def end_of(raised: BaseException) -> FailureDetails:
 
 
 def place_of(raised: BaseException) -> str | None:
-    """Where in the user's own code it was raised, as ``shop.py:12``: the innermost frame that is neither Penstock's,
-    nor the standard library's, nor an installed package's. None where there is no such frame."""
+    """Return the place in the user's code where the exception was raised, as ``shop.py:12``.
+
+    This is the innermost frame outside Penstock, the standard library and installed packages; None if there is none.
+    """
     frames = [frame for frame, _ in tracebacks.walk_tb(raised.__traceback__)]
     lines = [number for _, number in tracebacks.walk_tb(raised.__traceback__)]
     for frame, line in zip(reversed(frames), reversed(lines), strict=True):
@@ -84,9 +87,9 @@ def place_of(raised: BaseException) -> str | None:
 
 
 def place_in(traceback: str) -> str | None:
-    """Return where in the user's own code the innermost frame of a formatted traceback is, as ``shop.py:12``.
+    """Return the place of the innermost frame in the user's code of a formatted traceback, as ``shop.py:12``.
 
-    The traceback may come from another host: libraries are told by the usual names of their folders as well.
+    The traceback may come from another host, so libraries are also recognised by the usual names of their folders.
     """
     for file, line in reversed(_FRAME.findall(traceback)):
         if not (is_library(file) or any(part in file for part in _INSTALLED) or _LIBRARY.search(file)):
@@ -95,8 +98,10 @@ def place_in(traceback: str) -> str | None:
 
 
 def is_library(file: str) -> bool:
-    """Whether a code's file is Penstock's own or the standard library's; code without a file, which dataclasses make,
-    counts as theirs."""
+    """Return True if the file belongs to Penstock or the standard library.
+
+    Code without a file, such as methods that dataclasses generate, counts as library code.
+    """
     if file.startswith(("<", _PENSTOCK)):
         return True
     return file.startswith(_LIBRARIES) and not any(part in file for part in _INSTALLED)
@@ -106,16 +111,16 @@ _FRAME_LINE = re.compile(r'^ +File "(.+?)", line \d+, in (.+)$', re.MULTILINE)
 
 
 def fingerprint(handler: str, error_type: str, exception: BaseException | None, traceback: str | None) -> str:
-    """``handler|type|file:function``; the last part is empty where nothing tells the place."""
+    """Return ``handler|type|file:function``; the last part is empty if the place is unknown."""
     return f"{handler}|{error_type}|{_place(_frames(exception, traceback))}"
 
 
 def _frames(exception: BaseException | None, traceback: str | None) -> list[tuple[str, str]]:
-    """File and function, the innermost last."""
+    """Return file and function of each frame, innermost last."""
     if exception is not None and exception.__traceback__ is not None:
         codes = (frame.f_code for frame, _ in tracebacks.walk_tb(exception.__traceback__))
         return [(code.co_filename, code.co_name) for code in codes]
-    # Causes come first in the text; the last traceback in it is the exception's own.
+    # Causes are printed first; the last traceback in the text is the exception's own.
     return _FRAME_LINE.findall((traceback or "").rpartition("Traceback (most recent call last):")[2])
 
 

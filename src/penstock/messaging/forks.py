@@ -1,12 +1,12 @@
-"""Make ``os.fork`` safe for what a process has open: SQLite files, connections, threads.
+"""Make ``os.fork`` safe for SQLite files, connections and threads, and keep copies of a process away from its work.
 
 In this file, a copy is the child process of a fork. A copy inherits SQLite's record of its file locks, but not the
-locks. So another process may believe that it is the last user of the file and delete the log: what the copy writes
-later is lost or destroys the file. A new connection in the copy shares that record, so opening the file again does not
-help. No connection to a file may be open during a fork (SQLite, "How To Corrupt", 2.6): `EmbeddedFile` closes them.
-Sockets and threads are simpler: a copy makes its own (`renew_in_copies`).
+locks. So another process may conclude that it is the last user of the file and delete the log: later writes of the
+copy are lost or destroy the file. A new connection in the copy shares that record, so opening the file again does
+not help. No connection to a file may be open during a fork (SQLite, "How To Corrupt", 2.6): `EmbeddedFile` closes
+them. Sockets and threads are simpler: a copy creates its own (`renew_in_copies`).
 
-What keeps copies of a process out of its work: a user's code may fork, and return twice.
+A user's code may fork and return in both processes; `OwnProcess` ends the copy.
 """
 
 import ctypes
@@ -23,27 +23,33 @@ from weakref import WeakSet
 
 from penstock.errors import ConfigurationError, TemporaryError, UsageError
 
-WAIT_SECONDS = 5.0  # the longest that a fork waits, in all, for transactions under way
+WAIT_SECONDS = 5.0  # total time that a fork waits for running transactions
 
 
 class ForkGuarded(Protocol):
-    """Something that a copy of the process cannot use as it is."""
+    """An object that a copy of the process cannot use unchanged."""
 
     def begin_in_copy(self) -> None:
-        """Replace what belongs to the parent process without touching it. Called in the copy."""
+        """Replace everything that belongs to the parent process without touching it. Called in the copy."""
         ...
 
 
 class EmbeddedFile:
-    """The use of one SQLite file through one owner's connections. Any thread may enter (``with``), not twice.
+    """The use of one SQLite file through one owner's connections. Any thread may enter (``with``), but not twice.
 
-    A fork waits until all have left, and closes the connections; both processes open them again when they next need
-    them. If a thread does not leave in time, or a fork bypassed Python's hooks, the copy may not use the file at all:
-    entering raises `ConfigurationError`.
+    A fork waits until all threads have left, and closes the connections; both processes reopen them when needed. If
+    a thread does not leave in time, or a fork bypassed Python's hooks, the copy cannot use the file: entering raises
+    `ConfigurationError`.
     """
 
     def __init__(self, what: str, path: Path | None, close: Callable[[], None]) -> None:
-        """``what`` names the file in errors. ``close`` is called while no thread is in. ``path`` None: in memory."""
+        """Register the file for forks of this process.
+
+        Args:
+            what: Names the file in errors.
+            path: The file; None for a database in memory.
+            close: Closes the connections. Called while no thread is inside.
+        """
         self._what = what
         self._path = None if path is None else path.absolute()  # a copy may change its working directory
         self._close = close
@@ -53,7 +59,7 @@ class EmbeddedFile:
         self._forking = False
         self._open = False  # True if there may be connections
         self._refused = False  # True in a copy that was made while `_open` was True
-        _forks.begin_in_copy()  # if Python did not notice a fork, what the other process had open must be known here
+        _forks.begin_in_copy()  # first handle a fork that Python did not notice
         with _forks.lock:
             _forks.files.add(self)
 
@@ -80,8 +86,10 @@ class EmbeddedFile:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Close the connections unless a thread uses them. A copy that Python did not notice may open the file after
-        this."""
+        """Close the connections unless a thread uses them.
+
+        After this, a copy from a fork that Python did not notice may open the file.
+        """
         with self._changed:
             if self._process == os.getpid() and not self._users:
                 self._close()
@@ -142,9 +150,11 @@ def renew_in_copies(thing: ForkGuarded) -> None:
 
 
 def leave_to_parent(thing: object) -> None:
-    """Never clean up a thing of the parent process, since that might send to its server. Called in a copy.
+    """Keep an object of the parent process alive for ever, since its cleanup might send to its server. Called in a
+    copy.
 
-    The thing outlives even the interpreter, which at its end would clean up the contents of a list.
+    The added reference survives even the end of the interpreter; a list would not, because its contents are cleaned
+    up then.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
@@ -162,7 +172,7 @@ class _Forks:
     def before(self) -> None:
         self.lock.acquire()
         give_up = time.monotonic() + WAIT_SECONDS
-        with ExitStack() as stack:  # each one runs, whatever another raises; Python prints that
+        with ExitStack() as stack:  # runs every callback, even if one raises; Python prints the exception
             for file in self.files:
                 stack.callback(file.before_fork, give_up)
 
@@ -187,10 +197,11 @@ os.register_at_fork(before=_forks.before, after_in_parent=_forks.after, after_in
 
 
 class OwnProcess:
-    """Around user code: in a copy of the process that made this, the process ends where that code ends.
+    """A guard around user code: in a copy of the process that created it, the process ends when that code ends.
 
-    A copy has its parent's claims, receipts and connections, and would record the work and settle the message while
-    the parent is still at it. It ends at once, without any cleanup: all that there is to clean is its parent's.
+    A copy has its parent's claims, receipt handles and connections, and would record the work and settle the message
+    while the parent is still working on it. It ends at once without cleanup, because everything to clean up belongs
+    to the parent.
     """
 
     __slots__ = ("_id",)
@@ -199,7 +210,7 @@ class OwnProcess:
         self._id = os.getpid()
 
     def __enter__(self) -> None:
-        """The code begins."""
+        """Enter user code. Only leaving it needs a check."""
 
     def __exit__(
         self, kind: type[BaseException] | None, raised: BaseException | None, where: TracebackType | None
@@ -209,13 +220,13 @@ class OwnProcess:
 
 
 def _end_copy(raised: BaseException | None) -> None:
-    """End with 0 where the code returned, with what it asked for at a `SystemExit`, and else with 1."""
+    """Exit with 0 if the code returned, with the code of a `SystemExit`, and otherwise with 1."""
     code = 0 if raised is None else 1
     try:
         if isinstance(raised, SystemExit) and (raised.code is None or isinstance(raised.code, int)):
             code = raised.code or 0
         elif raised is not None:
-            # Not through sys.stderr, whose lock another thread may have held when the process was copied.
+            # Not through sys.stderr: another thread may have held its lock during the fork.
             os.write(2, "".join(traceback.format_exception(raised)).encode("utf-8", "backslashreplace"))
     finally:
         os._exit(code & 0xFF)

@@ -1,11 +1,9 @@
-"""What the worker runs: a handler whose unit of work is a batch of deliveries.
+"""The Protocols between the worker and the code that it runs.
 
-A pipeline is such a handler, and so is a plain function, whose batches hold one delivery each. The worker knows nothing
-else of either.
-
-Claims as a heartbeat extends them: all claims of one keeper in one call.
-
-The Protocol through which work reports how a service answers: the ledger, or the store of its objects.
+A `BatchHandler` begins executions of batches. A pipeline is one; so is a plain function, with one delivery per
+batch. The worker knows nothing else about either. A `ClaimKeeper` extends the claims of several executions in one
+call, for the heartbeat. A `ServiceWatch` records whether a service that work depends on is available: the ledger, or
+the store of the objects.
 """
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
@@ -20,10 +18,10 @@ from penstock.messaging.settlement import Settlement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extension:
-    """The outcome of extending several claims; a claim that is in neither set was extended."""
+    """The outcome of extending several claims. A claim in neither set was extended."""
 
     lost: Set[str] = field(default_factory=frozenset)
-    late: Set[str] = field(default_factory=frozenset)  # still held; another transaction had a lock on them: try again
+    late: Set[str] = field(default_factory=frozenset)  # still held, but locked by another transaction: retry
 
 
 class ClaimKeeper(Protocol):
@@ -32,9 +30,9 @@ class ClaimKeeper(Protocol):
     def __hash__(self) -> int: ...
 
     def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
-        """Let each lease end ``lease_seconds`` from now. Raises `TemporaryError`.
+        """Make each lease end ``lease_seconds`` from now. Raises `TemporaryError`.
 
-        ``answer_seconds`` bounds the wait for a connection, and the wait for each answer.
+        ``answer_seconds`` bounds the wait for a connection, and the wait for each response.
         """
         ...
 
@@ -47,107 +45,118 @@ class HeldClaim:
     id: str
 
 
-Answer = Mapping[str, Settlement]  # a settlement for every delivery, by receipt; what it says is recorded already
+Answer = Mapping[str, Settlement]  # a settlement for every delivery, by receipt handle; its outcome is already recorded
 
 
 class ExecutionPlace(StrEnum):
-    """Where executions run."""
+    """The kind of thread or loop that runs executions."""
 
-    THREAD = "thread"  # each in a thread of its own, beside the shared slots: few and long (pipelines)
-    POOL = "pool"  # on the worker's pool of threads, one of its slots each
-    LOOP = "loop"  # on the worker's event loop, one of its slots each: `run` answers a coroutine
+    THREAD = "thread"  # a dedicated thread each, outside the shared slots, for few long executions (pipelines)
+    POOL = "pool"  # on the worker's thread pool, one slot each
+    LOOP = "loop"  # on the worker's event loop, one slot each; `run` returns a coroutine
 
 
 class Execution(Protocol):
-    """One batch at work. `run` has its place; the other methods are called from other threads meanwhile."""
+    """One running batch. `run` runs in the handler's place; other threads call the other methods meanwhile."""
 
     def run(self) -> Answer | Coroutine[Any, Any, Answer]:
-        """Do the work and answer the settlements; a coroutine of them where the handler's place is the loop."""
+        """Process the batch and return the settlements, or a coroutine of them if the place is the event loop."""
         ...
 
     def claim(self) -> HeldClaim | None:
         """Return the claim that a heartbeat has to extend; None if the batch holds none. Does not block.
 
-        Raises `ClaimLost` if the work cannot go on, so that the deliveries must not be extended either.
+        Raises `ClaimLost` if the work cannot continue, so that the deliveries must not be extended either.
         """
         ...
 
     def loses(self, claim: HeldClaim) -> bool:
-        """Return True if a claim that its keeper does not know any more is a loss. It is none if the batch itself ended
-        the claim a moment ago. Does not block."""
+        """Return True if a claim that its keeper no longer knows was lost. Does not block.
+
+        It was not lost if the batch itself has just ended it.
+        """
         ...
 
     def drain(self) -> None:
-        """The worker has begun to stop. Work may go on; what wants to give back early can. Told at most once."""
+        """React to the start of a shutdown. Work may continue, or prepare an early release. Called at most once."""
         ...
 
     def left_seconds(self, timeout_seconds: float) -> float:
-        """For how long the handler's timeout cannot be over; 0 or less when it is. Only the user's code counts."""
+        """Return the seconds before which the timeout cannot expire; 0 or less if it has expired.
+
+        Only the user's code counts.
+        """
         ...
 
     def time_out(self) -> Answer:
-        """The handler's timeout is over: record that, free what is held, and answer the settlements. `interrupt`
-        follows. `run` may still be going; its answer is then ignored."""
+        """Record that the timeout expired, free the claim, and return the settlements.
+
+        `interrupt` follows. `run` may still be running; its result is then ignored.
+        """
         ...
 
     def give_back(self) -> None:
-        """Free what the batch holds, durably, so that another worker can go on at once. `run` may still be going."""
+        """Free the claim durably, so that another worker can start at once. `run` may still be running."""
         ...
 
     def interrupt(self) -> None:
-        """Make `run` end soon. Called after `give_back` or `time_out`, or when the claim is lost; its answer is then
-        ignored."""
+        """Make `run` end soon; its result is ignored.
+
+        Called after `give_back` or `time_out`, or when the claim is lost.
+        """
         ...
 
 
 class BatchHandler(Protocol):
-    """Begins batches, and has background jobs for when there is nothing else to do."""
+    """A handler whose unit of work is a batch of deliveries. It also has background jobs for idle time."""
 
     @property
     def name(self) -> str:
-        """For logs and metrics."""
+        """Return the name for logs and metrics."""
         ...
 
     @property
     def place(self) -> ExecutionPlace:
-        """Where its executions run."""
+        """Return where executions run."""
         ...
 
     @property
     def timeout_seconds(self) -> float | None:
-        """How long the user's code may take in an execution; None: as long as it likes."""
+        """Return the time limit of the user's code per execution; None: no limit."""
         ...
 
     def weigh(self, delivery: Delivery) -> int:
-        """How many bytes of work the delivery announces; never raises, whatever the message holds."""
+        """Return the bytes of work that the delivery refers to. Never raises, whatever the message contains."""
         ...
 
     def begin(self, deliveries: Sequence[Delivery]) -> Execution:
-        """Make an execution of these deliveries; nothing is claimed before its `run`."""
+        """Create an execution of these deliveries; nothing is claimed before its `run`."""
         ...
 
     def jobs(self) -> Mapping[str, Callable[[], object]]:
-        """Return the background jobs by name: to publish what is committed, say, and to free what expired.
+        """Return the background jobs by name, for example publishing committed batches and freeing expired claims.
 
-        Each is called at the start and now and then while the line is idle, in a thread of its own, one call at a time.
+        Each is called at the start and at intervals while the queue is idle, in its own thread, one call at a time.
         """
         ...
 
 
 class ServiceWatch(Protocol):
-    """Records how one service answers the work that needs it. Any thread may call it."""
+    """Records the availability of one service. Any thread may call it."""
 
     def asked(self) -> AbstractContextManager[None]:
-        """Return a context for one request: a `TemporaryError` in it means that the service is away, a normal end that
-        it answers. A `PartAway` says nothing about the service."""
+        """Return a context for one request: a `TemporaryError` inside it means that the service is unavailable.
+
+        A normal exit means that it responded. A `PartAway` proves nothing about the service.
+        """
         ...
 
     def succeeded(self) -> None:
-        """Note that a request did its work. An answer alone does not prove that: a ledger on a full disk answers."""
+        """Record that a request did its work; a response alone is no proof: a ledger on a full disk responds."""
         ...
 
     def put_back_seconds(self) -> float:
-        """Return for how long messages that are released now stay invisible; 0 while the service answers."""
+        """Return how long messages released now stay invisible; 0 while the service is available."""
         ...
 
 
@@ -158,7 +167,7 @@ class Unwatched:
         return nullcontext()
 
     def succeeded(self) -> None:
-        """Do nothing."""
+        """Record nothing."""
 
     def put_back_seconds(self) -> float:
         return 0.0

@@ -1,10 +1,10 @@
-"""A replay: a dead letter that goes back to its queue, and what the message then carries.
+"""Replays: dead-lettered messages that return to their queue, and the attributes that they then carry.
 
-Every letter has one replay, whoever sends it: the id is made of the letter's own place and moment, so a replayer that
-died between sending and deleting, and the one that comes after it, send the same one. Brokers that know a
-deduplication id again drop the second; the ledger lets it revive a dead object once.
+Every dead-lettered message has exactly one replay, whichever process sends it. The replay id derives from the
+message's queue, id and time, so a process that died between sending and deleting, and its successor, send the same
+replay. Brokers that deduplicate drop the second one; the ledger lets a replay revive a failed object only once.
 
-The counter has the name that AWS's sample replayer gives it, so that either can stand in for the other.
+The counter attribute has the name used by AWS's sample replayer, so that the two are interchangeable.
 """
 
 import hashlib
@@ -19,43 +19,45 @@ from penstock.messaging.message import ORIGIN_ATTRIBUTE, UNREADABLE_ATTRIBUTE, A
 
 COUNTER_ATTRIBUTE = "sqs-dlq-replay-nb"
 REPLAY_ID_ATTRIBUTE = "penstock-replay-id"
-COUNT_MAX = 1_000  # a counter that says more is forged
+COUNT_MAX = 1_000  # a higher counter is forged
 _ID_CHARS_MAX = 64
 _LEFT_BEHIND = frozenset({SET_ASIDE_ATTRIBUTE, UNREADABLE_ATTRIBUTE})  # they describe why it was dead-lettered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """One letter's way back, as it is on record. Times are epoch seconds."""
+    """The recorded replay of one dead-lettered message. Times are epoch seconds."""
 
     replay_id: str
-    letter_queue: str  # where the letter lies
+    letter_queue: str  # the queue that holds the dead-lettered message
     letter_id: str
-    queue: str  # where it goes
-    count: int  # this is its n-th replay in a row, from 1
-    due_at: float  # not before; chosen once
-    sent: bool = False  # it is in its queue again, so that its letter is only to be deleted
+    queue: str  # the destination
+    count: int  # number of this replay in a row, from 1
+    due_at: float  # earliest time to send it; chosen once
+    sent: bool = False  # it was sent, and the original message only remains to be deleted
 
 
 class ReplayLog(Protocol):
-    """What is known of replays, durably. Any thread may call it. Raises `TemporaryError` when it is away."""
+    """A durable record of replays. Any thread may call it. Raises `TemporaryError` if it is unavailable."""
 
     def open(self, replays: Sequence[Replay]) -> Mapping[str, Replay]:
-        """Record the intent of those not on record yet; answers all as they stand on record, by replay id."""
+        """Record the intent of new replays; return all of them as recorded, by replay id."""
         ...
 
     def find(self, replay_ids: Sequence[str]) -> Mapping[str, Replay]:
-        """Those of these that are on record, by replay id."""
+        """Return those of these replays that are recorded, by replay id."""
         ...
 
     def sent(self, replay_ids: Sequence[str]) -> None:
-        """They are in their queues again."""
+        """Record that these replays were sent."""
         ...
 
 
 class NoLog:
-    """Nothing is known: a `ReplayLog` for where there is no database. Then a replayer that dies between sending and
-    deleting sends once more, and waits are chosen anew, which come out the same."""
+    """A `ReplayLog` that records nothing, for use without a database.
+
+    A process that dies between sending and deleting then sends again. Waits are chosen again, with the same result.
+    """
 
     def open(self, replays: Sequence[Replay]) -> Mapping[str, Replay]:
         return {replay.replay_id: replay for replay in replays}
@@ -64,33 +66,35 @@ class NoLog:
         return {}
 
     def sent(self, replay_ids: Sequence[str]) -> None:
-        """Nobody remembers it."""
+        """Record nothing."""
 
 
 def replay_id_of(letter_queue: str, letter_id: str) -> str:
-    """32 hexadecimal digits; the same for the same letter, always and everywhere, however its queue is called."""
+    """Return 32 hexadecimal digits, always the same for one message, by its queue's name, URL or ARN."""
     place = f"{listed_name(letter_queue)}\0{letter_id}"
     return hashlib.sha256(place.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def letter_replay_id(letter_queue: str, letter: Message) -> str:
-    """The id of the replay of the letter that lies there.
+    """Return the replay id of a dead-lettered message in this queue.
 
-    Its moment is part of it, as a broker that lost its last moments (a failover, a file from a backup) gives the ids
-    of then to other letters, and what is on record of those must not be taken for these.
+    It includes the time of the message. A broker that lost its latest state (a failover, a file from a backup)
+    assigns the same ids to other messages, which must not match the old records.
     """
     return replay_id_of(letter_queue, f"{letter.id}\0{letter.enqueued_at:.3f}")
 
 
 def replay_id_in(attributes: Attributes) -> str | None:
-    """The replay that the message came by; None where none says so. What is longer than any id is forged: databases
-    would have to keep it."""
+    """Return the replay id that the message carries; None if there is none.
+
+    A value longer than any id is forged, and databases would have to store it.
+    """
     value = attributes.get(REPLAY_ID_ATTRIBUTE)
     return value if isinstance(value, str) and len(value) <= _ID_CHARS_MAX else None
 
 
 def replays_so_far(attributes: Attributes) -> int:
-    """How often the message was replayed in a row. What no replayer can have written counts as never."""
+    """Return how often the message was replayed in a row; 0 for a value that no replayer can have written."""
     value = attributes.get(COUNTER_ATTRIBUTE)
     if not isinstance(value, str) or not (value.isascii() and value.isdigit()) or len(value) > 9:
         return 0
@@ -99,8 +103,11 @@ def replays_so_far(attributes: Attributes) -> int:
 
 
 def replayed(letter: Message, replay: Replay, *, delay_seconds: float) -> Outgoing:
-    """Return the message to send for a letter: body, group and attributes as they were, with its deaths in its past and
-    the id by which an inbox knows it."""
+    """Return the message to send for a dead-lettered one.
+
+    Body, group and attributes stay unchanged. Its deaths move to the history, and the replay id is added, by which
+    an inbox recognises it.
+    """
     attributes = {name: value for name, value in with_past(letter.attributes).items() if name not in _LEFT_BEHIND}
     attributes[ORIGIN_ATTRIBUTE] = origin_id(letter)
     attributes[COUNTER_ATTRIBUTE] = str(replay.count)

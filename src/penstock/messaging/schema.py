@@ -1,16 +1,12 @@
-"""Bodies and their contracts: from a queue's model to bytes and back, across versions.
+"""Message bodies and their contracts: from a queue's model to bytes and back, across versions.
 
-A sender writes the type and the schema version of what it sends into two attributes. A reader upcasts what is older,
-and leaves what is newer to a newer worker. Whatever a body holds, reading it raises `InvalidMessage` or `NewerMessage`,
-nothing else.
+`decode` and `load` read JSON from untrusted senders: strict, bounded, and with a reason for every rejection. They
+reject input that Python's own parser accepts but two readers could interpret differently: duplicate keys, NaN,
+numbers that overflow, lone surrogates.
 
-JSON as the outside world may send it: strict, bounded, and with a reason for every refusal.
-
-Duties: bytes -> text (UTF-8 only), text -> values. Whatever Python's own reader lets through and two readers could take
-differently is refused here: duplicate keys, NaN, numbers that overflow, lone surrogates. Raises `InvalidMessage`,
-nothing else, for any input at all.
-
-A queue as sender and handler know it: its name, and the contract of what it carries.
+A `Queue` is the contract shared by sender and handler. A sender writes the type and the schema version of a body
+into two attributes. A `BodyCodec` upcasts older versions, and leaves newer ones to a newer worker. Reading raises
+`InvalidMessage` or `NewerMessage` and nothing else, for any input.
 """
 
 import inspect
@@ -35,16 +31,16 @@ _SHOWN_CHARS_MAX = 60
 _CONTAINERS = (b"{", b"[")
 _UTF8_BOM = b"\xef\xbb\xbf"
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
-_ARCHIVES = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "a zip archive"}  # never inflated: a bomb has nobody to go off at
+_ARCHIVES = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "a zip archive"}  # never decompressed, so a zip bomb is harmless
 
-# A string (the closing quote is optional, so that an unclosed one costs one pass and no restarts) or one bracket.
+# A string (the closing quote is optional, so that an unclosed one takes one pass without restarts) or a bracket.
 _TOKENS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
 _SURROGATE_ESCAPES = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def decode(body: bytes) -> str:
-    """The body as text. It must be UTF-8 without a byte order mark."""
-    if body[:1] in _CONTAINERS and 0 not in body[:4]:  # as nearly all begin: none of the oddities below
+    """Return the body as text. It must be UTF-8 without a byte order mark."""
+    if body[:1] in _CONTAINERS and 0 not in body[:4]:  # true of nearly all bodies: no need for the checks below
         return _decoded(body)
     if not body.strip():
         raise InvalidMessage("the body is empty; expected JSON")
@@ -59,7 +55,7 @@ def decode(body: bytes) -> str:
 
 
 def load(text: str) -> object:
-    """The one JSON value that the text holds."""
+    """Return the one JSON value in the text."""
     if text.startswith("\ufeff"):
         raise InvalidMessage("the text starts with a byte order mark; send plain UTF-8")
     _check_nesting(text)
@@ -72,7 +68,7 @@ def load(text: str) -> object:
 
 
 def show(value: object) -> str:
-    """A value for a reason: one printable ASCII line of bounded length, containers by their kind only."""
+    """Return a value for an error message: one short printable ASCII line, containers only by kind."""
     match value:
         case dict():
             return "an object"
@@ -92,7 +88,7 @@ def _decoded(body: bytes) -> str:
 
 
 def _check_nesting(text: str) -> None:
-    # Python's reader recurses in C as deep as the process's recursion limit lets it, and that limit is not ours.
+    # Python's parser recurses in C up to the process's recursion limit, which we do not control.
     if text.count("{") + text.count("[") <= NESTING_MAX:
         return
     depth = 0
@@ -152,16 +148,23 @@ Upcast = Callable[[Any], Any]  # the JSON value of one version -> that of the ne
 
 
 @checks_class_options("Queue")
-@dataclass(frozen=True, eq=False)  # without slots: `Queue[Model](...)` sets an attribute
+@dataclass(frozen=True, eq=False)  # no slots, because `Queue[Model](...)` sets an attribute
 class Queue(Generic[Body]):
-    """The contract of one queue; sender and handler import the same one.
+    """The contract of one queue; sender and handler import the same instance.
 
-    ``name`` is a queue's name, URL or ARN. Without a ``model`` the handler gets the `Message` as it is, and bodies sent
-    are bytes, text or JSON values. With one (a pydantic model, or a type that msgspec knows) bodies are checked.
+    Without a model, the handler receives the `Message` unchanged, and bodies to send are bytes, text or JSON values.
+    With a model, bodies are validated.
 
-    ``schema`` is the version of the model, from 1. It travels in the attribute ``penstock-schema``, and the model's
-    name (or ``type``) in ``penstock-type``. A message without them is taken for the oldest version that an upcast
-    leads from, else for the current one. ``upcasts`` lead from each older version to the next: ``{1: v1_to_v2}``.
+    Args:
+        name: The queue's name, URL or ARN.
+        model: A pydantic model, or a type that msgspec supports.
+        schema: The version of the model, from 1. It is sent in the attribute ``penstock-schema``. A message without
+            it has the oldest version that an upcast starts from, or else the current one.
+        type: The value of the attribute ``penstock-type``; by default the model's name.
+        upcasts: A function from each older version to the next: ``{1: v1_to_v2}``.
+
+    Raises:
+        ConfigurationError: The name is empty, the schema version is below 1, or the upcasts have a gap.
     """
 
     name: str
@@ -185,12 +188,12 @@ class Queue(Generic[Body]):
 
 TYPE_ATTRIBUTE = "penstock-type"
 SCHEMA_ATTRIBUTE = "penstock-schema"
-BODY_BYTES_MAX = 1024 * 1024  # larger bodies are no messages of ours, and would take long to check
+BODY_BYTES_MAX = 1024 * 1024  # larger bodies cannot be valid messages, and would take long to validate
 PROBLEMS_SHOWN_MAX = 3
 
 
 class BodyCodec(Generic[Body]):
-    """Reads and writes the bodies of one queue. Made once, used by any thread."""
+    """Reads and writes the bodies of one queue. Created once, used by any thread."""
 
     def __init__(self, queue: Queue[Body]) -> None:
         self._queue = queue
@@ -198,7 +201,7 @@ class BodyCodec(Generic[Body]):
         self._model = _model_of(queue)
 
     def encode(self, body: object) -> bytes:
-        """The body as it is sent. Raises `UsageError` for one that does not fit the queue's model."""
+        """Return the body as bytes. Raises `UsageError` if it does not fit the queue's model."""
         if self._model is None:
             return _plain_bytes(self._queue.name, body)
         try:
@@ -209,15 +212,15 @@ class BodyCodec(Generic[Body]):
             ) from error
 
     def attributes(self) -> Attributes:
-        """What is sent with every body."""
+        """Return the attributes sent with every body."""
         if self._queue.model is None or self._type is None:
             return NO_ATTRIBUTES
         return MappingProxyType({TYPE_ATTRIBUTE: self._type, SCHEMA_ATTRIBUTE: str(self._queue.schema)})
 
     def decode(self, message: Message) -> Body | Message:
-        """The typed body; the message itself where the queue has no model.
+        """Return the typed body, or the message itself if the queue has no model.
 
-        Raises `InvalidMessage` with what does not fit, `NewerMessage` for a type or version this code does not know.
+        Raises `InvalidMessage` with the reason, or `NewerMessage` for an unknown type or a newer version.
         """
         if self._model is None:
             return message
@@ -228,12 +231,12 @@ class BodyCodec(Generic[Body]):
         value = self._upcast(written, version)
         try:
             body: Body = self._model.read(value, message.body if version == self._queue.schema else None)
-        except Exception as error:  # a validator of the user's may raise anything
+        except Exception as error:  # a user's validator may raise anything
             raise InvalidMessage(f"the body does not fit {_name(self._queue.model)}: {_told(error)}") from error
         return body
 
     def _version(self, attributes: Attributes) -> int:
-        """The version the body was written in, if we can read it."""
+        """Return the version of the body. Raises `NewerMessage` if this code cannot read it."""
         type_name = attributes.get(TYPE_ATTRIBUTE)
         if type_name is not None and _text(type_name) != self._type:
             raise NewerMessage(f"its type is {show(_text(type_name))}, and this worker knows {self._type} only")
@@ -243,7 +246,7 @@ class BodyCodec(Generic[Body]):
         return version
 
     def _unmarked(self) -> int:
-        """What a body without a version is taken for: senders that know no versions write the first one."""
+        """Return the version of a body without one: senders unaware of versions write the first."""
         return min(self._queue.upcasts, default=self._queue.schema)
 
     def _upcast(self, value: object, version: int) -> object:
@@ -255,26 +258,26 @@ class BodyCodec(Generic[Body]):
                 )
             try:
                 value = upcast(value)
-            except Exception as error:  # the user's code, on whatever came
+            except Exception as error:  # the user's code, on untrusted input
                 raise InvalidMessage(f"upcasting it from version {version} failed: {_told(error)}") from error
             version += 1
         return value
 
 
 class _Model(Protocol):
-    """A model's two ways. Both raise whatever the model's library does."""
+    """Serialisation by one model library. Both methods raise that library's exceptions."""
 
     def write(self, body: Any) -> bytes:
-        """JSON of a value of the model, or of a mapping that makes one."""
+        """Return a value of the model, or a mapping that makes one, as JSON."""
         ...
 
     def read(self, value: object, text: bytes | None) -> Any:
-        """A value of the model from a JSON value; ``text`` is its JSON, where nothing was changed since."""
+        """Return a value of the model from a JSON value; ``text`` is its JSON text if it was not upcast."""
         ...
 
 
 class _Pydantic:
-    """Reads JSON as JSON: what a strict model takes there (a date in a string) it refuses of a Python value."""
+    """Validates JSON as JSON: a strict model accepts a date in a JSON string, but not in a Python string."""
 
     def __init__(self, model: Any) -> None:
         from pydantic import TypeAdapter
@@ -282,7 +285,7 @@ class _Pydantic:
         self._adapter: TypeAdapter[Any] = TypeAdapter(model)
 
     def write(self, body: Any) -> bytes:
-        # What is written has to be readable: under the names that are read, and without computed fields.
+        # The output must be readable again: with the aliases that are read, and without computed fields.
         return self._adapter.dump_json(self._value(body), by_alias=True, round_trip=True)
 
     def read(self, value: object, text: bytes | None) -> Any:
@@ -298,11 +301,11 @@ class _Pydantic:
         except ValidationError:
             if not isinstance(body, Mapping):
                 raise
-            return self.read(body, None)  # a mapping may hold what JSON would
+            return self.read(body, None)  # a mapping may hold JSON values
 
 
 class _Msgspec:
-    """Python's values are made by the same rules as JSON's, but for the keys of objects, which JSON has as texts."""
+    """Converts Python values by the same rules as JSON, except for the keys of objects, which are strings in JSON."""
 
     def __init__(self, model: Any, msgspec: Any) -> None:
         self._model = model
@@ -320,7 +323,7 @@ class _Msgspec:
 def _model_of(queue: Queue[Any]) -> _Model | None:
     if queue.model is None:
         return None
-    msgspec = sys.modules.get("msgspec")  # a model of msgspec's cannot be there without it
+    msgspec = sys.modules.get("msgspec")  # a msgspec model requires that msgspec is imported
     if msgspec is not None and inspect.isclass(queue.model) and issubclass(queue.model, msgspec.Struct):
         return _Msgspec(queue.model, msgspec)
     return _Pydantic(queue.model)
@@ -340,7 +343,7 @@ def _plain_bytes(queue: str, body: object) -> bytes:
 
 
 def _told(error: Exception) -> str:
-    """Which field, and what was expected; values are left out, for they may be secrets."""
+    """Return the invalid fields and the expected values. Actual values are left out, since they may be secrets."""
     details = getattr(error, "errors", None)
     if not callable(details):
         return f"{error}" if type(error).__module__.startswith("msgspec") else f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""The three ways a delivery ends. The type is closed: nothing else ends one."""
+"""The three ways in which a delivery ends. The type is closed: there is no other."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -8,19 +8,19 @@ from typing import Literal
 class Ack:
     """The work is done and recorded: the message leaves the queue.
 
-    What follows is told in the log, and makes no other settlement of it.
+    The fields are only logged and do not affect equality.
     """
 
-    objects: tuple[str, ...] | None = field(default=None, compare=False)  # addresses, where the message announced any
-    reason: str | None = field(default=None, compare=False)  # where there was nothing to work on
+    objects: tuple[str, ...] | None = field(default=None, compare=False)  # addresses, if the message names any
+    reason: str | None = field(default=None, compare=False)  # set if there was nothing to process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """The message goes back to its queue and is visible after the delay.
+    """The message returns to its queue and is visible after the delay.
 
-    ``refund`` gives the attempt back, where the broker can: for work that was never begun or that a shutdown broke off.
-    ``reason`` is kept, where the broker can, for whoever gets the message next (`PreviousAttempt`).
+    ``refund`` does not count the attempt, if the broker supports that: for work that never started or that a
+    shutdown interrupted. ``reason`` is kept for the next consumer, if the broker supports that (`PreviousAttempt`).
     """
 
     delay_seconds: float = 0.0
@@ -30,16 +30,16 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """The message is given up on and moves to the dead-letter queue with its history."""
+    """The message is given up and moves to the dead-letter queue with its history."""
 
     reason: str
     exception: str | None = None  # type and message, e.g. "ValueError: not a number"
-    traceback: str | None = None  # without local variables: they hold secrets
-    set_aside: bool = False  # of a dead letter: it goes on to the second tier for this reason, its own death unchanged
-    # What follows is told on the letter, and makes no other settlement of it.
+    traceback: str | None = None  # without local variables, which may hold secrets
+    set_aside: bool = False  # from DLQ to final DLQ, for this reason; its death stays unchanged
+    # The fields below are recorded in the message and do not affect equality.
     poison: bool = field(default=False, compare=False)  # rejected or unreadable: another attempt cannot help
-    fingerprint: str | None = field(default=None, compare=False)  # as `penstock.messaging.failure` makes it
-    handler: str | None = field(default=None, compare=False)  # who gave up
+    fingerprint: str | None = field(default=None, compare=False)  # from `penstock.messaging.failure`
+    handler: str | None = field(default=None, compare=False)  # the handler that gave up
 
 
 Settlement = Ack | Release | DeadLetter
@@ -48,7 +48,7 @@ Operation = Literal["ack", "release", "dead_letter"]
 
 
 def operation_of(settlement: Settlement) -> Operation:
-    """What a settlement is called in logs and metrics."""
+    """Return the name of a settlement in logs and metrics."""
     match settlement:
         case Ack():
             return "ack"

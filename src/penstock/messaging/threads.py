@@ -1,9 +1,7 @@
-"""Start threads on a machine that may not be able to start another one.
+"""Start threads on a machine that may have reached its limit, and run blocking calls of async code.
 
-Threads for blocking calls of async code, apart from asyncio's default executor.
-
-The default executor has few threads, and any library on the loop may fill them. What Penstock records there would wait
-for the user's work.
+`AsideThreads` replaces asyncio's default executor. That one has few threads, and any library on the event loop may
+fill them; Penstock's own records would then wait for the user's work.
 """
 
 import asyncio
@@ -19,7 +17,7 @@ from penstock.messaging.forks import renew_in_copies
 
 
 def begin_thread(work: Callable[..., object], *arguments: object, name: str) -> threading.Thread:
-    """Do the work in a daemon thread of its own. Raises `TemporaryError` if no thread can be started."""
+    """Run the work in its own daemon thread. Raises `TemporaryError` if no thread can be started."""
     thread = threading.Thread(target=work, args=arguments, name=name, daemon=True)
     try:
         thread.start()
@@ -29,23 +27,23 @@ def begin_thread(work: Callable[..., object], *arguments: object, name: str) -> 
 
 
 def begin_thread_or_do(work: Callable[..., object], *arguments: object, name: str) -> None:
-    """Do the work in a thread of its own or, if none can be started, in the calling thread."""
+    """Run the work in its own thread or, if none can be started, in the calling thread."""
     try:
         begin_thread(work, *arguments, name=name)
     except TemporaryError:
         work(*arguments)
 
 
-IDLE_SECONDS = 5.0  # after which a thread without work ends
+IDLE_SECONDS = 5.0  # a thread without work ends after this time
 
 Result = TypeVar("Result")
 
 
 class AsideThreads:
-    """Run blocking calls in daemon threads: started when needed, at most ``threads_max``, ended when idle.
+    """Runs blocking calls in daemon threads, started when needed, at most ``threads_max``, ended when idle.
 
-    Urgent calls overtake the others. A call that was handed over runs, even if the task that awaits it is cancelled.
-    The number of waiting calls has no bound of its own: each belongs to a task that awaits it.
+    Urgent calls overtake the others. A submitted call runs even if the task that awaits it is cancelled. The number
+    of waiting calls has no bound of its own: each belongs to a task that awaits it.
     """
 
     def __init__(self, name: str, *, threads_max: int) -> None:
@@ -55,9 +53,9 @@ class AsideThreads:
         renew_in_copies(self)
 
     def begin_in_copy(self) -> None:
-        """Begin with no threads and no calls; those of before a fork belong to the parent process."""
+        """Start with no threads and no calls; existing ones belong to the parent process."""
         self._changed = threading.Condition()
-        # The rest is written under the condition's lock.
+        # The fields below are written under the condition's lock.
         self._urgent: deque[Callable[[], None]] = deque()
         self._waiting: deque[Callable[[], None]] = deque()
         self._threads = 0
@@ -101,17 +99,17 @@ class AsideThreads:
             name = f"penstock-{self._name}-{self._started}"
         try:
             begin_thread(self._work, name=name)
-        except TemporaryError:  # those at work take the call
+        except TemporaryError:  # running threads take the call
             with self._changed:
                 self._threads -= 1
                 if not self._threads:
-                    (self._urgent if urgent else self._waiting).remove(call)  # its caller will not wait for it
+                    (self._urgent if urgent else self._waiting).remove(call)  # the caller gets the error instead
                     raise
 
     def _work(self) -> None:
         while (call := self._next()) is not None:
             call()
-            del call  # a thread that waits keeps no message alive
+            del call  # an idle thread must not keep a message alive
 
     def _next(self) -> Callable[[], None] | None:
         with self._changed:

@@ -1,7 +1,7 @@
-"""Tracing, as the rooms see it: what goes through a process leaves spans behind, or nothing at all.
+"""The Protocols of tracing, and their implementation for processes that do not trace.
 
-The seams are a broker and a handler, each wrapped as a whole, so that the ways of messages hold no word of tracing and
-cost nothing where there is none. `penstock.monitoring.traces` is the one that traces; it speaks OpenTelemetry.
+Tracing wraps whole brokers and handlers, so that the message path contains no tracing code and pays nothing without
+it. `penstock.monitoring.traces` implements it with OpenTelemetry.
 """
 
 from collections.abc import Mapping
@@ -12,49 +12,49 @@ from penstock.messaging.broker import Broker
 from penstock.messaging.handler import BatchHandler
 from penstock.messaging.message import Outgoing
 
-Carrier = Mapping[str, str]  # what a trace goes on by elsewhere; text attributes of a message
+Carrier = Mapping[str, str]  # trace context as text attributes of a message
 NO_CARRIER: Carrier = {}
 
 
 class Continuing(Protocol):
-    """A trace that goes on in another process; it can be pickled."""
+    """Continues a trace in another process. Can be pickled."""
 
     def __call__(self, carrier: Carrier) -> AbstractContextManager[None]:
-        """What happens in the block belongs to the span whose carrier it is."""
+        """Return a context that attributes the block to the span in the carrier."""
         ...
 
     def close(self) -> None:
-        """The process ends: send what is left, in a moment."""
+        """Send the remaining spans at the end of the process, within a bounded time."""
         ...
 
 
 class Tracing(Protocol):
-    """What is told of a process in spans. Any thread may call it, and it raises nothing."""
+    """Records spans of a process. Any thread may call it; it never raises."""
 
     def broker(self, broker: Broker) -> Broker:
-        """The same broker; what is sent and received leaves spans, and messages take their sender's trace along."""
+        """Wrap the broker: sends and receives create spans, and messages carry their sender's trace context."""
         ...
 
     def handler(self, handler: BatchHandler, *, queue: str, system: str) -> BatchHandler:
-        """The same handler; each of its executions is a span that links to the senders."""
+        """Wrap the handler: each execution is a span that links to the senders."""
         ...
 
     def stage(self, name: str, **attributes: str | int) -> AbstractContextManager[None]:
-        """A span for the block, within the one that the thread is in. What the block raises is noted in it."""
+        """Return a context that records the block as a child span, including any exception it raises."""
         ...
 
     def carrier(self) -> Carrier:
-        """Of the span that the calling thread is in; nothing where it is in none."""
+        """Return the trace context of the calling thread's span; empty if there is none."""
         ...
 
     @property
     def continuing(self) -> Continuing | None:
-        """For processes of handlers; None: nothing goes on there."""
+        """Return the continuation for handlers' processes; None if they do not trace."""
         ...
 
 
 class NoTracing:
-    """A `Tracing` that tells nothing."""
+    """A `Tracing` that records nothing."""
 
     def broker(self, broker: Broker) -> Broker:
         return broker
@@ -73,29 +73,31 @@ class NoTracing:
         return None
 
 
-NO_TRACING = NoTracing()  # holds no state
+NO_TRACING = NoTracing()  # stateless
 
 
 @runtime_checkable
 class Wrapped(Protocol):
-    """A broker around another one."""
+    """A broker that wraps another one."""
 
     @property
     def inner(self) -> Broker:
-        """The other one."""
+        """Return the wrapped broker."""
         ...
 
 
 @runtime_checkable
 class Measures(Protocol):
-    """A broker that counts attributes as part of a message, and knows how large one may be."""
+    """A broker that limits the size of a message including its attributes."""
 
     def takes(self, queue: str, message: Outgoing) -> bool:
-        """Whether the queue takes a message of that size, as far as can be told without sending it; asks the server now
-        and then. Raises what is wrong with the queue."""
+        """Return True if the queue accepts a message of that size, as far as known without sending it.
+
+        Queries the server occasionally. Raises errors of the queue.
+        """
         ...
 
 
 def unwrapped(broker: Broker) -> Broker:
-    """The broker itself, for those that have to know which one it is."""
+    """Return the innermost broker, for code that depends on its type."""
     return broker.inner if isinstance(broker, Wrapped) else broker

@@ -1,1 +1,1 @@
-"""Events become log lines, metrics, traces and error reports."""
+"""Turn events into log lines, metrics, traces and error reports."""

@@ -1,9 +1,9 @@
-"""Where a process answers for its metrics and its health: a small HTTP server in a thread of its own.
+"""Serve a process's metrics and health checks over HTTP, from a thread of its own.
 
-It answers GET and HEAD of /metrics, /livez, /readyz and /startupz, and nothing else. Whoever asks is not trusted: the
-connections at one time are bounded, and each is closed when its time is over, however slowly its peer talks.
+Serves GET and HEAD of /metrics, /livez, /readyz and /startupz, and nothing else. Clients are not trusted: concurrent
+connections are limited, and each is closed when its time is over, however slowly the client sends.
 
-HOST:PORT, as settings write where a process listens.
+`Address` is the HOST:PORT of a setting.
 """
 
 import errno
@@ -33,7 +33,7 @@ PORT_MAX = 65_535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where to listen. Port 0: any that is free."""
+    """An address to listen on. Port 0 means any free port."""
 
     host: str
     port: int
@@ -42,7 +42,7 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def beside(self, number: int) -> "Address":
-        """That of the process with this number, the first being 0. Raises `ConfigurationError` beyond the last port."""
+        """Return the address of process ``number``, from 0. Raises `ConfigurationError` beyond the last port."""
         port = self.port + number if self.port else 0
         if port > PORT_MAX:
             raise ConfigurationError(
@@ -53,7 +53,7 @@ class Address:
 
 
 def address_of(text: str, *, setting: str) -> Address:
-    """HOST:PORT, with IPv6 in brackets. Raises `ConfigurationError`, which names the setting."""
+    """Parse HOST:PORT, with IPv6 in brackets. Raises `ConfigurationError`, which names the setting."""
     host, colon, port = text.strip().rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     fits = bool(colon and host) and (bracketed or ":" not in host) and port.isascii() and port.isdigit()
@@ -67,7 +67,7 @@ def address_of(text: str, *, setting: str) -> Address:
 
 CONNECTIONS_MAX = 8
 CONNECTION_SECONDS_MAX = 10.0
-TURN_SECONDS = 0.2  # how long closing waits at most
+TURN_SECONDS = 0.2  # the longest wait of close
 THREAD = "penstock-endpoint"
 
 _HEALTHY, _UNWELL = "200 OK", "503 Service Unavailable"
@@ -75,27 +75,28 @@ _TEXT = ("Content-Type", "text/plain; charset=utf-8")
 
 
 class Endpoint:
-    """Listens from `open` to `close`. ``setting`` is what says where, for people."""
+    """The HTTP server of a process, listening from `open` to `close`. ``setting`` names its setting in errors."""
 
     def __init__(self, address: Address, *, meters: Meters, health: Health, setting: str) -> None:
         self._asked = address
         self._setting = setting
         self._application = _application(meters, health)
-        self._server: _Server | None = None  # this and the next: written by whoever opens and closes
+        self._server: _Server | None = None  # this and _thread: written by the thread that opens and closes
         self._thread: threading.Thread | None = None
 
     @property
     def address(self) -> str:
-        """Where it listens, with the port that was free where any would do; before it is open, where it will."""
+        """Return the address it listens on; before `open`, the configured one, in which the port may still be 0."""
         if self._server is None:
             return str(self._asked)
         return str(Address(host=self._asked.host, port=self._server.server_port))
 
     def open(self) -> None:
-        """Listen. Raises `ConfigurationError` where that cannot be."""
+        """Start listening. Raises `ConfigurationError` if the address cannot be used."""
         try:
             self._server = _Server.at(self._asked, self._application)
-        except (OSError, ValueError) as error:  # not our address, a port that is taken or not for us, no name of a host
+        # not an address of this host, a port that is taken or privileged, not a host name
+        except (OSError, ValueError) as error:
             raise ConfigurationError(self._refused(error)) from error
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(TURN_SECONDS,), name=THREAD, daemon=True
@@ -103,9 +104,10 @@ class Endpoint:
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no more. What is being answered may go on."""
+        """Stop listening. Requests in progress may continue."""
         if self._server is not None and self._thread is not None:
-            with suppress(OSError):  # it wakes the server, but not on every system: then it ends with its turn
+            # wakes the server; on systems where it does not, the server notices after TURN_SECONDS
+            with suppress(OSError):
                 self._server.socket.shutdown(socket.SHUT_RDWR)
             self._server.shutdown()
             self._thread.join()
@@ -125,12 +127,12 @@ class Endpoint:
 
 
 class _Handler(WSGIRequestHandler):
-    """One request; the connection ends with its answer."""
+    """Handles one request; the connection closes after the response."""
 
     timeout = CONNECTION_SECONDS_MAX
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: a probe every second would be most of the log."""
+        """Log nothing: a probe every second would be most of the log."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -139,7 +141,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     @classmethod
     def at(cls, address: Address, application: "WSGIApplication") -> "_Server":
-        """Raises OSError."""
+        """Return a server bound to the address. Raises `OSError`."""
         family, _, _, _, place = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
@@ -150,13 +152,13 @@ class _Server(ThreadingMixIn, WSGIServer):
     def __init__(self, family: socket.AddressFamily, place: Any) -> None:
         self.address_family = family
         self._free = threading.BoundedSemaphore(CONNECTIONS_MAX)
-        # When each connection came (monotonic). Added to and looked through by the server's thread, taken from by those
-        # that answer.
+        # When each connection was accepted (monotonic). The server's thread adds entries and iterates over them; the
+        # threads that handle requests remove them.
         self._open: dict[socket.socket, float] = {}
         super().__init__(place, _Handler)
 
     def server_bind(self) -> None:
-        """As wsgiref does, without asking the network for the host's name, which can take long."""
+        """Bind as wsgiref does, without its lookup of the host's name, which can take long."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
@@ -168,7 +170,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._open[request] = time.monotonic()
         try:
             super().process_request(request, client_address)
-        except BaseException:  # no thread to be had
+        except BaseException:  # no thread available
             self._let_go(request)
             raise
 
@@ -179,14 +181,14 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._let_go(request)
 
     def service_actions(self) -> None:
-        """Several times a second: end what takes too long."""
+        """Close connections that take too long. The server calls this several times a second."""
         too_old = time.monotonic() - CONNECTION_SECONDS_MAX
         for request, came_at in list(self._open.items()):
             if came_at < too_old:
                 self._hang_up(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: a peer that goes away is no failure of ours."""
+        """Ignore the error: a client that disconnects is no failure of this process."""
 
     def _let_go(self, request: socket.socket) -> None:
         self._open.pop(request, None)
@@ -215,14 +217,14 @@ def _application(meters: Meters, health: Health) -> "WSGIApplication":
             return _say(start_response, "405 Method Not Allowed", "GET and HEAD are answered.", ("Allow", "GET, HEAD"))
         try:
             return _head(page, environ, start_response) if method == "HEAD" else page(environ, start_response)
-        except Exception as error:  # a defect of ours; it must not look like an answer
+        except Exception as error:  # a defect of ours, which must not look like a result
             return _say(start_response, "500 Internal Server Error", f"{type(error).__name__}: {error}")
 
     return application
 
 
 def _head(page: "WSGIApplication", environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
-    """What GET would be answered, its length too, without the body."""
+    """Return the status and headers of the GET response, including its length, without the body."""
     said: list[tuple[str, list[tuple[str, str]]]] = []
 
     def note(status: str, headers: list[tuple[str, str]], *_: object) -> Any:

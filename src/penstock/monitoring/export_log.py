@@ -1,6 +1,7 @@
-"""What OpenTelemetry's exporters log of a collector that is away: kept out of the process's log, and told now and then.
+"""Filter the log of OpenTelemetry's exporters while a collector is unreachable.
 
-They log every try of every batch. Where the application set up OpenTelemetry itself, that is its own affair.
+The exporters log every retry of every batch. The filter keeps these records out of the process's log and reports one of
+them now and then. If the application set up OpenTelemetry itself, nothing is filtered.
 """
 
 import logging
@@ -9,19 +10,19 @@ from collections.abc import Callable
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.monitoring.errors.outlets import Throttle
 
-QUIET_SECONDS = 600.0  # between two words on a place that stays away
+QUIET_SECONDS = 600.0  # between two reports on a collector that stays unreachable
 
 
 class ExportLog(logging.Filter):
-    """On the logger of one exporter: passes nothing on. Any thread may log there."""
+    """Filter on an exporter's logger that passes no record on. Any thread may log there."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
         self._tell: Callable[[str], None] | None = None
-        self._words = Throttle(QUIET_SECONDS, clock)  # two threads at once may tell it twice, which harms nobody
+        self._words = Throttle(QUIET_SECONDS, clock)  # unlocked: two threads may both report, which is harmless
 
     def told_to(self, tell: Callable[[str], None]) -> None:
-        """From now on ``tell`` hears the first word, and one every ten minutes while there are more."""
+        """Pass the first message from now on to ``tell``, then one every ten minutes while there are more."""
         self._tell = tell
         self._words.begin_anew()
 
@@ -32,11 +33,11 @@ class ExportLog(logging.Filter):
 
 
 def quieten(name: str, *, clock: Clock | None = None) -> None:
-    """Have nothing of that logger reach the process's log."""
+    """Keep all records of a logger out of the process's log."""
     if found(name) is None:
         logging.getLogger(name).addFilter(ExportLog(SystemClock() if clock is None else clock))
 
 
 def found(name: str) -> ExportLog | None:
-    """Of a logger that was quietened."""
+    """Return the filter of a quietened logger; None if there is none."""
     return next((one for one in logging.getLogger(name).filters if isinstance(one, ExportLog)), None)

@@ -1,19 +1,19 @@
-"""What a process answers when its platform asks how it is: three questions, each answered by yes or no and a sentence.
+"""The health checks that a process offers its platform: live, ready and started, each a boolean with a sentence.
 
-Live: would a restart help? Ready: does it do the work it is there for? Started: has it begun? What the answers are made
-of is told by whoever knows the process; here is only what the endpoint asks.
+Live is false if a restart would help. Ready is true if the process does its work. Started is true once it has begun.
+The code that knows the process implements the checks; this module defines only what the endpoint needs.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-Answer = tuple[bool, str]  # the sentence says why, for people
+Answer = tuple[bool, str]  # the sentence gives the reason, for people
 Question = Callable[[], Answer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """The three questions. Any thread may ask, at any moment; each is answered at once and asks no server."""
+    """The three checks. Any thread may call them at any time; they return at once and contact no server."""
 
     live: Question
     ready: Question

@@ -1,1 +1,1 @@
-"""What an object is: identity, notifications, the scanner, and stores that read exactly one version."""
+"""Objects: identity, notifications, listings and scans, source cleanup, and stores that read exactly one version."""

@@ -1,7 +1,7 @@
-"""What becomes of an object at its source once its rows are published: the contract of those who tag, move or delete.
+"""The interface of cleaners, which tag, move or delete objects at their source once their rows are published.
 
-Every one of them acts on exactly the version that was processed, never on one that came later under the same key, and
-can be asked again after a crash anywhere in its work.
+Each cleaner acts on exactly the version that was processed, never on a later one under the same key, and can be called
+again after a crash at any point.
 """
 
 from dataclasses import dataclass
@@ -10,23 +10,24 @@ from typing import Protocol
 
 from penstock.objects.reference import ObjectRef
 
-# A file on its way out. The dot hides it from scans; it is in the same folder, so that renaming is one step.
+# Prefix of a file's temporary name during cleanup. The dot hides it from scans; staying in the same folder makes the
+# renaming atomic.
 ASIDE_PREFIX = ".penstock-cleanup-"
 
 
 class CleanupOutcome(StrEnum):
-    """How it went with one object."""
+    """The outcome for one object."""
 
     DONE = "done"
-    ALREADY = "already"  # it was as it is to be
-    GONE = "gone"  # nothing is there, by whomever it was removed; perhaps by us, before a crash
-    CHANGED = "changed"  # another version is there, which was left alone
-    REFUSED = "refused"  # it stays as it is, and another try would meet the same
+    ALREADY = "already"  # it was already in the desired state
+    GONE = "gone"  # not there any more; perhaps deleted by us before a crash
+    CHANGED = "changed"  # another version is there and was left alone
+    REFUSED = "refused"  # left as it is; a retry would be refused again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanupResult:
-    """What became of one object. ``reason`` is told of a refusal alone, and is the same for the same cause."""
+    """The result for one object. ``reason`` is set for refusals only, and is equal for equal causes."""
 
     outcome: CleanupOutcome
     reason: str = ""
@@ -39,19 +40,24 @@ CHANGED = CleanupResult(outcome=CleanupOutcome.CHANGED)
 
 
 def refused(reason: str) -> CleanupResult:
-    """The object stays as it is, for this reason."""
+    """Return a refusal: the object stays as it is for this reason."""
     return CleanupResult(outcome=CleanupOutcome.REFUSED, reason=reason)
 
 
 class Cleaner(Protocol):
-    """Tags, moves or deletes the objects of one source. Any thread may call it."""
+    """An action on the objects of one source: tag, move or delete. Thread-safe."""
 
     def clean(self, ref: ObjectRef) -> CleanupResult:
-        """Do it to this version. Raises `ObjectDenied` without the right to it, `TemporaryError` where another try may
-        succeed, `ConfigurationError` where the store cannot do it exactly; nothing else was touched then."""
+        """Clean up this version. If it raises, nothing else was touched.
+
+        Raises:
+            ObjectDenied: Permissions are missing.
+            TemporaryError: A retry may succeed.
+            ConfigurationError: The store cannot do this for exactly one version.
+        """
         ...
 
 
 def second_name(name: str, ref: ObjectRef) -> str:
-    """What a moved object is called where its name is taken: an id of its key and version is added to it."""
+    """Return the fallback name of a moved object if its name is taken: the name plus the version's object id."""
     return f"{name}.{ref.object_id.hex()}"

@@ -1,9 +1,9 @@
-"""Moving and deleting files that are processed, each in exactly the version that was.
+"""Move or delete processed files, each in exactly the version that was processed.
 
-No system call removes a name on the condition that it still means a certain file. So a file first leaves its name, by a
-rename within its folder that takes whatever is there; then it is looked at, where no writer can exchange it any more;
-and only then it goes, or is put back where it turns out to be another version. A crash in between leaves it under a
-hidden name made of its identity, where the next try finds it.
+No system call removes a name on the condition that it still refers to a certain file. So a file is first renamed within
+its folder, whichever version it is. It is then checked under the new name, where no writer can replace it any more.
+Only then is it deleted or moved, or renamed back if it is another version. After a crash in between it has a hidden
+name made from its identity, under which the next try finds it.
 """
 
 import errno
@@ -23,7 +23,7 @@ from penstock.objects.cleanup import ASIDE_PREFIX, CHANGED, DONE, GONE, CleanupR
 from penstock.objects.local_store import LocalStore, etag_of
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef, encode_key
 
-LOCK_SECONDS = 30.0  # a file takes milliseconds: a cleaner that holds the lock for longer is stuck
+LOCK_SECONDS = 30.0  # a file takes milliseconds, so a cleaner that holds the lock longer is stuck
 LOCK_POLL_SECONDS = 0.01
 _NOT_THERE = (FileNotFoundError, NotADirectoryError)
 _NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK})
@@ -31,7 +31,7 @@ _NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RenamedFile:
-    """A file that has left its name, in the folder that is open as ``folder``."""
+    """A file under its temporary name, in the folder that is open as ``folder``."""
 
     folder: int
     name: bytes
@@ -39,7 +39,7 @@ class _RenamedFile:
 
 
 class _FileCleaner(ABC):
-    """What moving and deleting share. See `penstock.objects.cleanup.Cleaner`."""
+    """Common part of moving and deleting. See `penstock.objects.cleanup.Cleaner`."""
 
     def __init__(self, root: str, *, probe: Probe = no_probe) -> None:
         self._root = os.fsencode(root)
@@ -65,7 +65,7 @@ class _FileCleaner(ABC):
     def _cleaned(self, ref: ObjectRef, folder: int, name: bytes) -> CleanupResult:
         hidden = encode_key(f"{ASIDE_PREFIX}{ref.object_id.hex()}")
         status = _status(folder, hidden)
-        if status is None:  # else an earlier try died here
+        if status is None:  # otherwise an earlier try died after the rename
             there = _status(folder, name)
             if there is None:
                 return GONE
@@ -90,11 +90,11 @@ class _FileCleaner(ABC):
 
     @abstractmethod
     def _end(self, ref: ObjectRef, aside: _RenamedFile) -> CleanupResult:
-        """Do what is asked; whatever is not `DONE` has left the file where it was."""
+        """Delete or move the file. Any result but `DONE` means that the file is still under its temporary name."""
 
 
 class FileDeleter(_FileCleaner):
-    """Deletes files."""
+    """A cleaner that deletes files."""
 
     def _end(self, ref: ObjectRef, aside: _RenamedFile) -> CleanupResult:  # noqa: ARG002 - the base class's signature
         os.unlink(aside.name, dir_fd=aside.folder)
@@ -102,7 +102,7 @@ class FileDeleter(_FileCleaner):
 
 
 class FileMover(_FileCleaner):
-    """Moves files below another folder of the same file system, under the path that they have in the source."""
+    """A cleaner that moves files below another folder of the same file system, under their relative path."""
 
     def __init__(self, root: str, target: str, *, probe: Probe = no_probe) -> None:
         super().__init__(root, probe=probe)
@@ -114,7 +114,7 @@ class FileMover(_FileCleaner):
         os.makedirs(folder, exist_ok=True)  # noqa: PTH103 - bytes
         for path in (plain, encode_key(second_name(os.fsdecode(plain), ref))):
             if _linked(ref, aside, path):
-                _sync(folder)  # the new name is on the disk before the old one goes
+                _sync(folder)  # the new name must be on disk before the old one is removed
                 os.unlink(aside.name, dir_fd=aside.folder)
                 return DONE
         return refused("both names that it could have below the target are taken")
@@ -122,7 +122,7 @@ class FileMover(_FileCleaner):
 
 @contextmanager
 def _alone_in(folder: bytes) -> Iterator[int]:
-    """The folder, open, with no other cleaner of this host at work in it; raises as `os.open` where it is no more."""
+    """Open the folder and lock it against other cleaners of this host. Raise as `os.open` if it no longer exists."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if os.path.realpath(folder) != folder:
@@ -134,7 +134,7 @@ def _alone_in(folder: bytes) -> Iterator[int]:
 
 
 def _lock(descriptor: int) -> None:
-    """Lock the folder. Raises `OSError` if another cleaner holds it too long: it was suspended, or its disk hangs."""
+    """Lock the folder. Raise `OSError` if another cleaner holds it too long (suspended, or its disk hangs)."""
     give_up = time.monotonic() + LOCK_SECONDS
     while True:
         try:
@@ -159,7 +159,7 @@ def _is_version(ref: ObjectRef, status: os.stat_result) -> bool:
 
 
 def _put_back(ref: ObjectRef, aside: _RenamedFile, name: bytes) -> None:
-    """Under its name; where that is taken by now under another one that scans find: nothing that came is lost."""
+    """Restore the file's name, or if it is taken use the fallback, which scans also find. Overwrite no file."""
     for back in (name, encode_key(second_name(os.fsdecode(name), ref))):
         try:
             os.link(aside.name, back, src_dir_fd=aside.folder, dst_dir_fd=aside.folder, follow_symlinks=False)
@@ -175,7 +175,7 @@ def _put_back(ref: ObjectRef, aside: _RenamedFile, name: bytes) -> None:
 
 
 def _linked(ref: ObjectRef, aside: _RenamedFile, path: bytes) -> bool:
-    """Give the file that name too; False where another one has it."""
+    """Link the file to that name too. Return False if another file has it."""
     try:
         os.link(aside.name, path, src_dir_fd=aside.folder, follow_symlinks=False)
     except FileExistsError:

@@ -1,15 +1,13 @@
-"""Tagging, moving and deleting objects in S3 that are processed, each in exactly the version that was.
+"""Tag, move or delete processed objects in S3, each in exactly the version that was processed.
 
-Where the bucket keeps versions, every request names the version. Where it does not, each carries the ETag as a
-condition, and S3 itself refuses it once another object is there ("Conditional deletes" in the Amazon S3 user guide). A
-store that does not look at the condition would delete what is not read yet: that is tried before the first delete, on a
-key that does not exist, and such a store is refused.
+In a versioned bucket every request names the version. Otherwise each request carries the ETag as a condition, and S3
+refuses it if the key holds another object by then ("Conditional deletes" in the Amazon S3 user guide). A store that
+ignores the condition could delete an unread object. So before the first delete the condition is tested on a key that
+does not exist, and such a store is rejected.
 
-Copying one version of an object to another key in S3, with its metadata and tags, and over nothing.
-
-S3 copies without the bytes leaving it: in one request, or part by part where the object is large. The copy has the key
-that is asked for; where another object has that one, an id of the version is added to it. Whether what is there already
-is this copy, of an earlier try, is told by its bytes and metadata, or by that id.
+`Copier` copies one version to another key, with metadata and tags, and never overwrites. S3 copies internally: in one
+request, or in parts if the object is large. If another object has the requested key, an id of the version is appended
+to the key. An existing copy from an earlier try is recognised by its bytes and metadata, or by that id.
 """
 
 import secrets
@@ -29,7 +27,7 @@ from penstock.storage.address import S3Address
 from penstock.storage.aws import Aws
 from penstock.storage.s3 import RefusalKind, fault_of, is_of_s3, requester, service_client
 
-COPY_BYTES_MAX = 1 << 30  # in one request; S3 takes five times that, and answers late then
+COPY_BYTES_MAX = 1 << 30  # per request; S3 allows five times that, but then responds late
 PART_BYTES = 512 << 20
 PARTS_MAX = 10_000
 
@@ -42,12 +40,12 @@ _SYSTEM_METADATA = (
     "Expires",
     "Metadata",
 )
-_KEPT = ("StorageClass", "WebsiteRedirectLocation")  # a copy in one request keeps all the rest by itself
+_KEPT = ("StorageClass", "WebsiteRedirectLocation")  # a copy in one request keeps all others automatically
 Facts = Mapping[str, Any]
 
 
 class TargetTaken(PenstockError):
-    """Other objects have both keys that the copy could get."""
+    """Both possible keys of the copy are taken by other objects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +53,7 @@ class _PlannedCopy:
     """One copy to be made."""
 
     ref: ObjectRef
-    facts: Facts  # of the source
+    facts: Facts  # the source's HEAD response
     bucket: str
     key: str
 
@@ -65,7 +63,7 @@ class _PlannedCopy:
 
     @property
     def source(self) -> dict[str, Any]:
-        """What is copied, and the condition that it is still that."""
+        """The request arguments for the source, with the condition that it has not changed."""
         named = {"Bucket": self.ref.bucket, "Key": self.ref.key}
         if self.ref.version_id:
             return {"CopySource": {**named, "VersionId": self.ref.version_id}}
@@ -74,16 +72,16 @@ class _PlannedCopy:
 
 @dataclass(frozen=True, slots=True)
 class Copier:
-    """Makes copies. Any thread may use it."""
+    """A copier of objects within S3. Thread-safe."""
 
     aws: Aws
     copy_bytes_max: int = COPY_BYTES_MAX
     part_bytes: int = PART_BYTES
 
     def copy(self, ref: ObjectRef, facts: Facts, *, bucket: str, key: str) -> None:
-        """See to it that the version is there under the key, or under the one with its id.
+        """Ensure that a copy of the version exists under the key, or under the key with the version's id.
 
-        ``facts`` is S3's answer to a HEAD of the version. Raises `TargetTaken`, and as boto3 does.
+        ``facts`` is S3's response to a HEAD of the version. Raises `TargetTaken`, and the errors of boto3.
         """
         for name in (key, second_name(key, ref)):
             wanted = _PlannedCopy(ref=ref, facts=facts, bucket=bucket, key=name)
@@ -92,7 +90,7 @@ class Copier:
         raise TargetTaken(f"{ref.uri} has no key left in {bucket}")
 
     def _copied(self, wanted: _PlannedCopy) -> bool:
-        """Make it, unless something is there; False where that is another object."""
+        """Copy unless the key is taken. Return False if another object has it."""
         if self._head(wanted) is not None:
             return False
         try:
@@ -101,7 +99,7 @@ class Copier:
             else:
                 self._in_parts(wanted)
         except Exception as error:
-            # Either the source is another one by now, or somebody was at the key before us.
+            # Either the source has changed, or another client has written to the key before us.
             if not (is_of_s3(error) and fault_of(error).kind is RefusalKind.CHANGED) or self._head(wanted) is None:
                 raise
             return False
@@ -158,8 +156,8 @@ class Copier:
         return [(tag["Key"], tag["Value"]) for tag in answer["TagSet"]]
 
     def _if_nothing_there(self, operation: str) -> dict[str, str]:
-        """The condition, where this boto3 can say it. Without it the look beforehand has to do: two cleaners take the
-        versions of a key in the same order, and one after another."""
+        """Return the If-None-Match condition if this boto3 version supports it. Otherwise the HEAD before the copy must
+        suffice: all cleaners process the versions of a key in the same order, one after another."""
         known = self._client.meta.service_model.operation_model(operation).input_shape.members
         return {"IfNoneMatch": "*"} if "IfNoneMatch" in known else {}
 
@@ -172,20 +170,20 @@ class Copier:
         return requester(self.aws)
 
 
-TAGS_MAX = 10  # of one object
+TAGS_MAX = 10  # per object
 _NO_ETAG = '"00000000000000000000000000000000"'
-_LOCKED = "object lock"  # in AWS's message; others say WORM
+_LOCKED = "object lock"  # in AWS's message; other stores mention WORM
 
 
 class _S3Cleaner(ABC):
-    """What all of them share. See `penstock.objects.cleanup.Cleaner`."""
+    """Common part of the cleaners for S3. See `penstock.objects.cleanup.Cleaner`. Thread-safe."""
 
     def __init__(self, source: S3Address, aws: Aws, *, probe: Probe = no_probe) -> None:
         self._source = source
         self._aws = aws
         self._probe = probe
         self._lock = threading.Lock()
-        self._conditions_hold = False  # this and the next: found out once, under the lock
+        self._conditions_hold = False  # this field and the next are determined once, under the lock
         self._bucket_is_there = False
 
     def clean(self, ref: ObjectRef) -> CleanupResult:
@@ -206,7 +204,7 @@ class _S3Cleaner(ABC):
 
     @abstractmethod
     def _cleaned(self, ref: ObjectRef, facts: Facts) -> CleanupResult:
-        """Do it to the object that is there in the right version; raises as boto3 does."""
+        """Clean up the object, which exists in the right version. Raises the errors of boto3."""
 
     def _met(self, ref: ObjectRef, error: Exception) -> CleanupResult:
         return outcome_of(ref, error)
@@ -216,7 +214,7 @@ class _S3Cleaner(ABC):
         return service_client(self._aws)
 
     def _version(self, ref: ObjectRef) -> dict[str, str]:
-        """The arguments of a request for exactly this version."""
+        """Return the request arguments for exactly this version."""
         at = {"Bucket": ref.bucket, "Key": ref.key}
         return at | ({"VersionId": ref.version_id} if ref.version_id else {"IfMatch": f'"{ref.etag}"'})
 
@@ -227,8 +225,8 @@ class _S3Cleaner(ABC):
         return DONE
 
     def _check_bucket(self, bucket: str) -> None:
-        """Raise `ObjectDenied` where the bucket itself is missing, as it is at a wrong endpoint: a HEAD of an object
-        says the same of both."""
+        """Raise `ObjectDenied` if the bucket itself is missing, e.g. at a wrong endpoint. The HEAD of an object does
+        not distinguish that from a missing object."""
         with self._lock:
             if self._bucket_is_there:
                 return
@@ -239,16 +237,16 @@ class _S3Cleaner(ABC):
                     raise ObjectDenied(f"s3://{bucket} cannot be cleaned up: there is no such bucket") from None
                 if not is_of_s3(error):
                     raise
-                if (fault := fault_of(error)).kind is not RefusalKind.DENIED:  # it is there, and we may not look
+                if (fault := fault_of(error)).kind is not RefusalKind.DENIED:  # DENIED: the bucket exists
                     raise _fault(f"s3://{bucket} cannot be cleaned up: {fault.text}", fault.kind) from None
             self._bucket_is_there = True
 
     def _check_conditions(self, bucket: str) -> None:
-        """Raise `ConfigurationError` where the store deletes without looking at the ETag."""
+        """Raise `ConfigurationError` if the store ignores If-Match when it deletes."""
         with self._lock:
             if self._conditions_hold:
                 return
-            key = f"{self._source.folder}{ASIDE_PREFIX}{secrets.token_hex(8)}"  # there is no such object
+            key = f"{self._source.folder}{ASIDE_PREFIX}{secrets.token_hex(8)}"  # a key that does not exist
             try:
                 self._client.delete_object(Bucket=bucket, Key=key, IfMatch=_NO_ETAG, **requester(self._aws))
             except Exception as error:
@@ -263,14 +261,14 @@ class _S3Cleaner(ABC):
 
 
 class S3Deleter(_S3Cleaner):
-    """Deletes the version that was processed, for good; in a bucket without versions, the object."""
+    """A cleaner that permanently deletes the processed version; in an unversioned bucket, the object."""
 
     def _cleaned(self, ref: ObjectRef, facts: Facts) -> CleanupResult:
         return _lock_of(facts) or self._removed(ref)
 
 
 class S3Mover(_S3Cleaner):
-    """Copies the version below the target, under the key that it has in the source, and deletes it here then."""
+    """A cleaner that copies the version below the target, under its relative key, then deletes it from the source."""
 
     def __init__(self, source: S3Address, target: S3Address, aws: Aws, *, probe: Probe = no_probe) -> None:
         super().__init__(source, aws, probe=probe)
@@ -281,7 +279,7 @@ class S3Mover(_S3Cleaner):
         if locked := _lock_of(facts):
             return locked
         if not ref.version_id:
-            self._check_conditions(ref.bucket)  # before there is a copy
+            self._check_conditions(ref.bucket)  # check before making a copy
         self._copier.copy(ref, facts, bucket=self._target.bucket, key=self._key(ref))
         self._probe(Step.SET_ASIDE)
         return self._removed(ref)
@@ -292,10 +290,10 @@ class S3Mover(_S3Cleaner):
 
 
 class S3Tagger(_S3Cleaner):
-    """Adds tags to the version, and keeps those that it has.
+    """A cleaner that adds tags to the version and keeps its existing tags.
 
-    S3 tags on no condition, so where there are no versions the object may be exchanged meanwhile: it is looked at again
-    afterwards, and a wrong tag taken off, also one that an earlier try left.
+    S3 cannot tag conditionally. So in an unversioned bucket the object may be replaced during the request: it is
+    checked again afterwards, and our tags are removed from a wrong object, including those of an earlier try.
     """
 
     def __init__(self, source: S3Address, tags: Mapping[str, str], aws: Aws, *, probe: Probe = no_probe) -> None:
@@ -330,7 +328,7 @@ class S3Tagger(_S3Cleaner):
         except Exception as error:
             if not is_of_s3(error):
                 raise
-            outcome_of(ref, error)  # gone meanwhile, or told as a fault
+            outcome_of(ref, error)  # deleted meanwhile, or raised as a fault
 
     def _read(self, ref: ObjectRef) -> dict[str, str]:
         answer = self._client.get_object_tagging(**self._tagged(ref), **requester(self._aws))
@@ -348,7 +346,7 @@ class S3Tagger(_S3Cleaner):
 
 
 def outcome_of(ref: ObjectRef, error: Exception) -> CleanupResult:
-    """What S3's refusal means for the object. Raises what is no matter of this object alone, as `Cleaner` says."""
+    """Return the result that S3's error means for this object. Raise errors of a wider cause; see `Cleaner`."""
     fault = fault_of(error)
     match fault.kind:
         case RefusalKind.MISSING:
@@ -358,7 +356,7 @@ def outcome_of(ref: ObjectRef, error: Exception) -> CleanupResult:
         case RefusalKind.DENIED if _is_lock(error):
             return refused("Object Lock keeps it")
         case RefusalKind.INVALID if ref.version_id:
-            return GONE  # a version id that never was one of this bucket
+            return GONE  # an id that never was a version in this bucket
         case RefusalKind.ARCHIVED | RefusalKind.INVALID | RefusalKind.RANGE:
             return refused(fault.text)
     raise _fault(f"{ref.uri} cannot be cleaned up: {fault.text}", fault.kind) from None
@@ -371,7 +369,7 @@ def _fault(text: str, kind: RefusalKind) -> PenstockError:
 
 
 def _lock_of(facts: Facts) -> CleanupResult | None:
-    """Why S3 would refuse to delete the version, as far as we may see it: asked before a copy is made for nothing."""
+    """Return a refusal if Object Lock visibly protects the version. Checked first, to avoid a useless copy."""
     until = facts.get("ObjectLockRetainUntilDate")
     if facts.get("ObjectLockLegalHoldStatus") == "ON":
         return refused("Object Lock keeps it (legal hold)")

@@ -1,16 +1,15 @@
-"""The local store: files of this machine, each read in exactly the version that was announced.
+"""The local store: read files of this machine, each in exactly the version named in its notification.
 
-Duties: describe a file, open it in that version, notice that it changed meanwhile. A notification is outside input and
-may name any path, so nothing outside the store's roots is ever read, whatever links are put in the way.
+`LocalStore` describes a file, opens it in its version, and detects changes during reading. Notifications are untrusted
+and may name any path, so nothing outside the store's roots is ever read, whatever links are placed on the way.
 
 A version is modification time and size. A rewrite that keeps both (the same size within one tick of the file system's
-clock, or the time set back on purpose) is not seen as a new version.
+clock, or a time set back on purpose) is not detected.
 
-The root folder of a local source. Its absence is a fault of the machine, not of the files below it.
-
-If a mount is missing, its folder is missing or empty: every file below it seems deleted, and none is. The same holds
-for a file system that is mounted on a folder below the root. There an empty folder proves nothing, since people delete
-all files of a folder; but Linux lists what is mounted, so a mount that was listed once and is not any more is missing.
+`LocalRoot` tells a missing mount from deleted files. If a mount is missing, its folder is missing or empty, and every
+file below it seems deleted although none is. The same holds for a file system mounted on a folder below the root. There
+an empty folder proves nothing, since people delete all files of a folder; but Linux lists the mounts, so a mount that
+was listed once and no longer is must be missing.
 """
 
 import errno
@@ -38,22 +37,22 @@ _OCTAL = re.compile(rb"\\([0-7]{3})")
 
 
 class LocalRoot:
-    """One root, and which folder of that name held files when it was last inspected. Any thread may use it."""
+    """One root, and the identity of its folder when it last held files. Thread-safe."""
 
     __slots__ = ("_devices", "_folder", "_mounts", "_remembers", "_seen", "_suspect")
 
     def __init__(self, root: bytes, *, remembers: bool = True) -> None:
-        """``root`` is an absolute path; if it is a file, the folder around it counts.
+        """``root`` is an absolute path; for a file, its folder is used.
 
-        ``remembers=False``: only a missing folder counts as away. For executors, which use the folder for one task
-        only, and on hosts with other device numbers; the driver checks the rest.
+        With ``remembers=False`` only a missing folder counts as unmounted. For executors, which use the folder for a
+        single task and on hosts with other device numbers; the driver checks the rest.
         """
         self._folder = root if os.path.isdir(root) or not os.path.isfile(root) else os.path.dirname(root)  # noqa: PTH112, PTH113, PTH120 - bytes
         self._remembers = remembers
         self._seen: _Identity | None = None
         self._suspect = False
-        self._mounts: frozenset[bytes] = frozenset()  # seen below the folder; replaced as a whole, by any thread
-        self._devices: set[int] = set()  # of files that were found; any thread may add to it
+        self._mounts: frozenset[bytes] = frozenset()  # mounts seen below the folder; any thread may replace the set
+        self._devices: set[int] = set()  # devices of files that were found; any thread may add to it
         if remembers:
             self._mounts = _mounts_below(self._folder)
             if not _is_empty(self._folder):
@@ -77,10 +76,11 @@ class LocalRoot:
             )
 
     def check_missing(self, path: bytes) -> None:
-        """Raise `TemporaryError` as `check` does, if the folder has been empty since this process began, and `PartAway`
-        if the file at ``path`` lay in a file system that was mounted below the folder and is not mounted now.
+        """Check whether a missing file may only be unmounted. Call it before the file is taken for deleted.
 
-        Call it when a file is missing, before that is taken for a fact: an empty folder may be a mount point.
+        Raises `TemporaryError` like `check`, and if the folder has been empty since this process began, as an empty
+        folder may be a mount point. Raises `PartAway` if the file at ``path`` was in a file system below the folder
+        that is no longer mounted.
         """
         self.check()
         if not self._remembers:
@@ -100,9 +100,9 @@ class LocalRoot:
                 )
 
     def found(self, device: int | None = None) -> None:
-        """Record that a file was found below the folder, which therefore is the source, even if it was replaced.
+        """Record that a file was found below the folder. So the folder is the source, even if it was replaced.
 
-        ``device`` is the file's. If it is new, a file system may have been mounted, so the list of mounts is read.
+        ``device`` is the file's. If it is new, a file system may have been mounted: read the mounts again.
         """
         if self._suspect or self._seen is None:
             self._seen, self._suspect = _identity(self._folder), False
@@ -121,7 +121,7 @@ def _identity(folder: bytes) -> _Identity | None:
 
 
 def _is_empty(folder: bytes) -> bool:
-    """Return True if the folder is known to hold nothing."""
+    """Return True if the folder is known to be empty."""
     try:
         with os.scandir(folder) as entries:
             return next(entries, None) is None
@@ -130,7 +130,7 @@ def _is_empty(folder: bytes) -> bool:
 
 
 def _mounts_below(folder: bytes) -> frozenset[bytes]:
-    """Return the folders below this one on which something is mounted; none if the system does not list them."""
+    """Return the mount points below this folder; none if the system does not list them."""
     try:
         with open(_MOUNTS, "rb") as lines:  # noqa: PTH123 - a list from the kernel, not a file
             mounts = [_mount_point(line) for line in lines if not _is_automatic(line)]
@@ -145,7 +145,7 @@ def _mount_point(line: bytes) -> bytes:
 
 
 def _is_automatic(line: bytes) -> bool:
-    """Return True for an autofs entry, which only mounts the actual file system at its first use."""
+    """Return True for an autofs entry, which mounts the actual file system only at its first use."""
     return line.partition(b" - ")[2].startswith(b"autofs ")
 
 
@@ -155,26 +155,26 @@ def _shown(folder: bytes) -> str:
 
 AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
-# No waiting for the other end of a FIFO, no terminal taken over, and no link followed at the end of a real path.
+# Do not wait for the other end of a FIFO, do not acquire a terminal, and do not follow a link at the end of the path.
 _OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR})
-_PROCESS_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})  # ours, not the object's
-_MOUNT_FAULTS = frozenset(  # of a network's file system, or of the process that serves it
+_PROCESS_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})  # of this process, not of the object
+_MOUNT_FAULTS = frozenset(  # of a network file system, or of the process that serves it
     {errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENODEV, errno.ESHUTDOWN}
 )
-_DEVICE_FAULTS = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})  # of one file's blocks, or of a whole disk
-_DELETED = b" (deleted)"  # how Linux marks the path of an open file that has lost its name
+_DEVICE_FAULTS = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})  # of a file's blocks, or of a whole disk
+_DELETED = b" (deleted)"  # Linux's suffix for the path of an open file that was unlinked
 
 
 class LocalObjectReader:
-    """An open file, by its descriptor. See `ObjectReader`."""
+    """An open file descriptor. See `ObjectReader`."""
 
     __slots__ = ("_descriptor", "_offset", "_ref")
 
     def __init__(self, ref: ObjectRef, descriptor: int) -> None:
         self._ref = ref
         self._descriptor = descriptor  # -1 once closed
-        self._offset = 0  # where `read` goes on
+        self._offset = 0  # the position of `read`
 
     @property
     def ref(self) -> ObjectRef:
@@ -186,7 +186,7 @@ class LocalObjectReader:
         return data
 
     def pread(self, offset: int, length_bytes: int) -> bytes:
-        wanted = min(length_bytes, self._ref.size_bytes - offset)  # the size is known: no call only to meet the end
+        wanted = min(length_bytes, self._ref.size_bytes - offset)  # the size is known: no extra call to detect the end
         if wanted <= 0:
             return b""
         try:
@@ -229,22 +229,22 @@ class LocalObjectReader:
 
 
 class LocalStore:
-    """The files below some roots (a root may be one file, too). See `ObjectStore`."""
+    """The files below some roots; a root may be a single file. See `ObjectStore`."""
 
     __slots__ = ("_looked", "_prefixes", "_roots")
 
     def __init__(self, *roots: AnyPath, remembers: bool = True) -> None:
-        """``remembers`` is explained at `LocalRoot`."""
+        """See `LocalRoot` for ``remembers``."""
         self._roots = tuple(os.path.realpath(os.fsencode(root)) for root in roots)
         self._looked = {root: LocalRoot(root, remembers=remembers) for root in self._roots}
         self._prefixes = tuple(root.rstrip(b"/") + b"/" for root in self._roots)
 
     def contains(self, path: bytes) -> bool:
-        """Whether an absolute path is a root or below one, by its name alone: links are not looked at."""
+        """Return True if an absolute path is a root or below one. Only the name is compared; links are not resolved."""
         return (path.startswith(self._prefixes) or path in self._roots) and os.path.normpath(path) == path
 
     def describe(self, path: AnyPath) -> ObjectRef:
-        """The version of a file that is there now, under its real path. Raises as `open` does."""
+        """Return the current version of a file under its real path. Raises the same errors as `open`."""
         named = os.fsencode(path)
         uri = uri_of(LOCAL_BUCKET, decode_key(named))
         try:
@@ -258,7 +258,7 @@ class LocalStore:
         return reference(real, status)
 
     def open(self, ref: ObjectRef) -> LocalObjectReader:
-        """Open this version: `openat`, `fstat` and `readlink`, whatever the size."""
+        """Open this version. The cost does not depend on its size: `openat`, `fstat` and `readlink`."""
         path = self._path(ref)
         try:
             descriptor = os.open(path, _OPEN_FLAGS)
@@ -295,7 +295,7 @@ class LocalStore:
         _refuse(uri, error)
 
     def _root_of(self, path: bytes) -> LocalRoot:
-        """The root that a path is below; the innermost, if roots are nested."""
+        """Return the root that contains a path; the innermost if roots are nested."""
         inside = (root for root in self._roots if path == root or path.startswith(root.rstrip(b"/") + b"/"))
         return self._looked[max(inside, key=len)]
 
@@ -307,12 +307,12 @@ class LocalStore:
 
 
 def reference(path: bytes, status: os.stat_result) -> ObjectRef:
-    """The object that an absolute real path and its status make."""
+    """Return the reference for an absolute real path and its status."""
     return ObjectRef(bucket=LOCAL_BUCKET, key=decode_key(path), size_bytes=status.st_size, etag=etag_of(status))
 
 
 def etag_of(status: os.stat_result) -> str:
-    """A local file's version: modification time in nanoseconds (hexadecimal) and size in bytes."""
+    """Return a local file's version: modification time in nanoseconds (hexadecimal) and size in bytes."""
     return f"{status.st_mtime_ns:x}-{status.st_size}"
 
 
@@ -329,18 +329,18 @@ def _check_version(ref: ObjectRef, status: os.stat_result) -> None:
 
 
 def _check_place(uri: str, path: bytes, descriptor: int, status: os.stat_result) -> None:
-    # A folder on the way may have become a link since the path was resolved. Asking the open descriptor leaves no gap
-    # between the check and the reading.
+    # A folder on the path may have become a link since the path was resolved. Checking the open descriptor leaves no
+    # gap between the check and the reading.
     if _place(path, descriptor, status) != path:
         raise ObjectRefused(f"{uri} is reached through a link now; announce it by its real path")
 
 
 def _place(path: bytes, descriptor: int, status: os.stat_result) -> bytes | None:
-    """The real path of an open file that was opened as ``path``."""
+    """Return the real path of an open file that was opened as ``path``."""
     try:
         real = _proc_path(descriptor)
         return path if real == path + _DELETED else real
-    except OSError:  # no /proc here: resolve the name again, and see that it still leads to what is open
+    except OSError:  # without /proc: resolve the name again, and check that it is still the open file
         return _resolve(path, status)
 
 

@@ -1,26 +1,20 @@
-"""Notifications: the bytes of a message -> the objects it announces.
+"""Notifications: parse a message's body into the objects that it names, and write such bodies.
 
-Duties: tell the dialects apart (S3 JSON, EventBridge, either of them wrapped by SNS, S3's test event), decode keys
-exactly once, refuse what nobody can work on with a reason that says what and where. Pure: no store is asked, nothing is
-opened.
+`parse` recognises the formats (S3 JSON, EventBridge, either of them wrapped by SNS, S3's test event), decodes keys
+exactly once, and rejects unusable records with a reason that names the cause and the place. It is pure: it accesses no
+store. Formats: "Event message structure" and "Using EventBridge" in the Amazon S3 user guide, "Parsing message formats"
+in the SNS guide. Only S3 JSON percent-encodes keys, as an HTML form does; EventBridge does not encode them.
 
-Formats: "Event message structure" and "Using EventBridge" in the Amazon S3 user guide, "Parsing message formats" in the
-one of SNS. Only S3 JSON percent-encodes keys, as an HTML form does; EventBridge writes them as they are.
+The shapes are Pydantic models. Unknown fields are allowed everywhere, since S3 adds some with every minor version.
+Known fields are strict: no text instead of a number, no number instead of text. The exceptions
+are commented with the stores that need them.
 
-The shapes of the notifications that stores send, and the one sentence a body gets that does not fit.
+`announce` writes a notification in the format of S3's own, so that one parser reads both. It is used for local files
+and for objects in S3 that S3 did not send a notification for.
 
-Unknown fields are welcome everywhere: S3 adds some with every minor version. Known ones are taken strictly: no text
-where a number belongs, no number where text belongs. The exceptions are named after the stores that need them.
-
-Announcements: an object -> the body of a message that `notification.parse` reads back as the same object.
-
-They have the shape of S3's own notifications, so that one reader does for what S3 sends and for what we send ourselves:
-for local files, and later for objects that S3 never announced.
-
-Announcements of what Penstock writes itself.
-
-A bucket that announces all of its objects announces those of a table in it, too: plans, logs and Parquet. Were they
-read like others, each batch would bring the next one. A listing leaves them out, and so do notifications.
+`parse_others` drops the files that Penstock itself writes. A bucket that sends notifications for all of its objects
+also sends them for a table in it: plans, logs and Parquet. If these were processed, each batch would trigger the next
+one. Listings leave them out too.
 """
 
 import json
@@ -63,12 +57,12 @@ _Token = Annotated[str, _matching(_TOKEN, "at most 1,024 visible ASCII character
 
 
 def _sequencer(value: object) -> object:
-    """None for a sequencer that orders nothing. It identifies nothing either, so the object is read all the same."""
+    """Return None for an invalid sequencer: it is not part of the identity, so the object can be processed."""
     return value if isinstance(value, str) and _SEQUENCER.fullmatch(value) else None
 
 
 def _number(value: object) -> object:
-    """The number that a store wrote as text; Ceph documents sizes like that."""
+    """Convert a number that a store wrote as text, as Ceph's documentation does for sizes."""
     return int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else value
 
 
@@ -81,16 +75,16 @@ class _Shape(BaseModel):
 
 
 class BucketShape(_Shape):
-    """``bucket``, alike in both dialects."""
+    """``bucket``, the same in both formats."""
 
     name: _Bucket
 
 
 class S3ObjectShape(_Shape):
-    """``s3.object`` of a record; the key is percent-encoded as in a form."""
+    """``s3.object`` of a record; the key is form-percent-encoded."""
 
     key: str
-    size: Annotated[_SizeBytes | None, BeforeValidator(_number)] = None  # absent if something was removed
+    size: Annotated[_SizeBytes | None, BeforeValidator(_number)] = None  # absent in removals
     etag: _Token | None = Field(default=None, validation_alias=AliasChoices("eTag", "etag"))  # Ceph once wrote etag
     version_id: _Token | None = Field(default=None, alias="versionId")
     sequencer: _Sequencer = None
@@ -104,7 +98,7 @@ class S3EntityShape(_Shape):
 
 
 class S3RecordShape(_Shape):
-    """One of ``Records``. The version comes first, so that it is what a record of another major version is told."""
+    """One of ``Records``. The version is validated first, to reject records of another major version for it."""
 
     event_version: Annotated[str, _matching(_MAJOR_2, '"2.x"')] = Field(alias="eventVersion")
     event_name: str = Field(alias="eventName")
@@ -113,7 +107,7 @@ class S3RecordShape(_Shape):
 
 
 class BridgedObjectShape(_Shape):
-    """``detail.object`` of an EventBridge notification; the key is literal."""
+    """``detail.object`` of an EventBridge notification; the key is not encoded."""
 
     key: str
     size: _SizeBytes | None = None
@@ -139,7 +133,7 @@ class BridgedShape(_Shape):
 
 
 class EnvelopeShape(_Shape):
-    """What SNS puts around a message, unless raw delivery is switched on."""
+    """The envelope of SNS around a message, unless raw delivery is enabled."""
 
     message: str = Field(alias="Message")
 
@@ -148,7 +142,7 @@ _S = TypeVar("_S", bound=_Shape)
 
 
 def fit(shape: type[_S], value: object) -> _S:
-    """The value in that shape. Raises `InvalidMessage` saying where it does not fit, and what was expected."""
+    """Validate the value. Raise `InvalidMessage` with the field that does not fit and the expected value."""
     try:
         return shape.model_validate(value)
     except ValidationError as error:
@@ -167,15 +161,15 @@ def _sentence(detail: ErrorDetails) -> str:
             return f"{where} must be {expected}, not {show(detail['input'])}"
 
 
-LOCAL_SOURCE = "penstock:local"  # the event source of local files; no other source may name them
-BODY_BYTES_MAX = 2**20  # the largest message SQS takes
+LOCAL_SOURCE = "penstock:local"  # the event source of local files, reserved for them
+BODY_BYTES_MAX = 2**20  # the maximum size of an SQS message
 _PROBLEMS_MAX = 20
 
 _CREATED = "ObjectCreated"
 _BRIDGED_CREATED = "Object Created"
 
-# What says nothing of new content. A name that is neither here nor a creation is refused: better a dead letter than an
-# announcement that nobody noticed. The last six families come from stores that speak S3's dialect.
+# Events that announce no new content. An unknown event is rejected: a dead-lettered message is better than an object
+# silently missed. The last six families come from other stores with S3's format.
 _S3_OTHER = frozenset(
     {
         "ObjectRemoved",
@@ -197,7 +191,7 @@ _S3_OTHER = frozenset(
     }
 )
 _S3_OF_BUCKETS = frozenset({"BucketCreated", "BucketRemoved"})  # MinIO; their key is empty
-# MinIO counts what changes beside the content among the creations.
+# MinIO reports these changes, which leave the content alone, as creations.
 _CREATED_NOTHING = frozenset({"PutTagging", "DeleteTagging", "PutRetention", "PutLegalHold"})
 _BRIDGED_OTHER = frozenset(
     {
@@ -219,16 +213,16 @@ _EMPTY_ETAG = "d41d8cd98f00b204e9800998ecf8427e"  # MD5 of no bytes
 
 
 class NotificationKind(StrEnum):
-    """What a notification is about."""
+    """The subject of a notification."""
 
     RECORDS = "records"
-    TEST_EVENT = "test_event"  # S3 tries the way to the queue: acked and counted
+    TEST_EVENT = "test_event"  # S3 tests the path to the queue: acked and counted
     EMPTY = "empty"  # `Records: []`: acked and counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ignored:
-    """A record that announces no content: removed, tagged, moved to another tier. Nothing is read for it."""
+    """A record without new content (removed, tagged, moved to another tier). It is skipped."""
 
     event: str
     uri: str
@@ -236,28 +230,28 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notification:
-    """What a message announces. Its objects take effect even where ``problems`` make the message a dead letter."""
+    """The parsed message. Its objects are processed even if ``problems`` cause the message to be dead-lettered."""
 
     kind: NotificationKind
-    objects: tuple[ObjectRef, ...] = ()  # each object version once, in the order announced
+    objects: tuple[ObjectRef, ...] = ()  # each object version once, in order of appearance
     ignored: tuple[Ignored, ...] = ()
-    problems: tuple[str, ...] = ()  # of the records that nobody can work on; at most 20 and a count of the rest
+    problems: tuple[str, ...] = ()  # of invalid records; at most 20, and a count of the rest
 
     @property
     def size_bytes(self) -> int:
-        """Of all objects announced."""
+        """The total size of all objects."""
         return sum(ref.size_bytes for ref in self.objects)
 
     @property
     def reason(self) -> str | None:
-        """Why the message is dead although its good records are not; None for a good message."""
+        """The reason to dead-letter the message after its valid records are processed; None if all are valid."""
         return "; ".join(self.problems) or None
 
 
 def parse(body: bytes, *, buckets_allowed: frozenset[str] | None) -> Notification:
-    """Read a message's body; ``buckets_allowed`` None allows every bucket.
+    """Parse a message's body. ``buckets_allowed=None`` allows every bucket.
 
-    Raises `InvalidMessage`, and nothing else, when no record of it can be worked on.
+    Raises `InvalidMessage`, and no other error, if none of its records is valid.
     """
     if len(body) > BODY_BYTES_MAX:
         raise InvalidMessage(f"the body has {len(body):,} bytes; at most {BODY_BYTES_MAX:,} are read")
@@ -336,7 +330,7 @@ def _read_record(record: object, buckets_allowed: frozenset[str] | None) -> Obje
     if family in _S3_OF_BUCKETS:
         return Ignored(event=event, uri=uri_of(bucket, ""))
     if _URL.match(shape.s3.object.key):
-        # Stores encode the colon of a key that looks like one.
+        # Stores encode the colon, so a literal key that looks like a URL does not match.
         raise InvalidMessage(f"the key is a URL: {show(shape.s3.object.key)}; expected the name inside the bucket")
     key = _check_key(unquote_plus(shape.s3.object.key, errors="surrogateescape"), bucket)
     if family == _CREATED and action not in _CREATED_NOTHING:
@@ -359,7 +353,7 @@ def _read_bridged(document: Mapping[str, object], buckets_allowed: frozenset[str
 
 def _check_bucket(bucket: str, buckets_allowed: frozenset[str] | None, *, local: bool) -> str:
     if local != (bucket == LOCAL_BUCKET):
-        # A real bucket of that name would otherwise be read from this machine's disk.
+        # Otherwise a real bucket of that name would be read from this machine's disk.
         raise InvalidMessage(f'bucket "{LOCAL_BUCKET}" and event source "{LOCAL_SOURCE}" only go together')
     if buckets_allowed is not None and bucket not in buckets_allowed:
         raise InvalidMessage(f"bucket {show(bucket)} is not one this pipeline reads")
@@ -380,14 +374,14 @@ def _check_key(key: str, bucket: str) -> str:
 def _reference(
     bucket: str, key: str, shape: S3ObjectShape | BridgedObjectShape, *, empty_unsaid: bool = False
 ) -> ObjectRef:
-    """``empty_unsaid``: the store leaves out a size of 0, as MinIO does."""
+    """Return the reference. ``empty_unsaid``: the store omits a size of 0, as MinIO does."""
     version_id = shape.version_id if shape.version_id not in ("", "null") else None
     etag = (shape.etag or "").strip('"') or None
     size_bytes = 0 if shape.size is None and (empty_unsaid or etag == _EMPTY_ETAG) else shape.size
     if size_bytes is None:
         raise InvalidMessage("the object's size is missing")
     if version_id is None and etag is None:
-        # Size alone would take two contents for one version, and the second would never be read.
+        # By size alone, two contents could count as one version, and the second would never be read.
         raise InvalidMessage("the object has neither a version id nor an ETag: its versions cannot be told apart")
     return ObjectRef(
         bucket=bucket,
@@ -399,11 +393,11 @@ def _reference(
     )
 
 
-OWN_SOURCE = "penstock:s3"  # an object in S3 that we announce ourselves
+OWN_SOURCE = "penstock:s3"  # an object in S3 for which Penstock sends the notification
 
 
 def announce(ref: ObjectRef) -> bytes:
-    """The body of a message that announces one object; the same for the same object. The key is encoded as S3 does."""
+    """Return the notification for one object. Equal objects yield equal bytes. The key is encoded as S3 does it."""
     described = {
         "key": quote_plus(ref.key_bytes, safe="/"),
         "size": ref.size_bytes,
@@ -424,7 +418,7 @@ def announce(ref: ObjectRef) -> bytes:
 
 
 def parse_others(body: bytes, *, buckets_allowed: frozenset[str] | None, own: Sequence[S3Address]) -> Notification:
-    """What `parse` reads, without the objects that lie in our ``own`` places: these are ignored."""
+    """Parse like `parse`, but ignore objects below our ``own`` locations."""
     found = parse(body, buckets_allowed=buckets_allowed)
     ours = {ref.object_id for ref in found.objects if any(place.holds(ref.bucket, ref.key) for place in own)}
     if not ours:

@@ -1,8 +1,8 @@
-"""Lists of objects that somebody else processed -> the same objects as notifications and listings tell of them.
+"""Read lists of objects that another system has processed, with the same identities as notifications and listings.
 
-A list is JSON, an object a line, or CSV with a header. The fields are ``uri``, or ``bucket`` and ``key``; ``size`` (or
-``size_bytes``); ``etag``; ``version_id``. Keys and paths are as they are, not percent-encoded; relative paths begin at
-the current folder.
+A list is JSON with one object per line, or CSV with a header. The fields are ``uri``, or ``bucket`` and ``key``;
+``size`` (or ``size_bytes``); ``etag``; ``version_id``. Keys and paths are not percent-encoded. Relative paths are
+resolved in the current folder.
 """
 
 import csv
@@ -22,20 +22,20 @@ _FIELDS = frozenset({"uri", "bucket", "key", "size", "size_bytes", "etag", "vers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedObject:
-    """One line: an object, or why it is none."""
+    """One line of a list: an object, or a problem."""
 
     line: int
     ref: ObjectRef | None
     problem: str = ""
-    tells_version: bool = True  # has a version_id, if only an empty one for an object of S3 without a version
+    tells_version: bool = True  # True if the line has a version_id, even an empty one for an S3 object without versions
 
 
 class _NoObjectError(Exception):
-    """What is wrong with a line."""
+    """A line does not describe an object; the message is the reason."""
 
 
 def read_list(lines: Iterable[bytes]) -> Iterator[ListedObject]:
-    """Every line that is not blank, in order."""
+    """Yield every line that is not blank, in order."""
     numbered = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
     first = next(numbered, None)
     if first is None:
@@ -75,7 +75,7 @@ def _of_csv(first: tuple[int, bytes], rest: Iterator[tuple[int, bytes]]) -> Iter
 
 
 def _cells(line: bytes) -> list[str]:
-    """A key with a line break in it cannot be written in CSV here; JSON can."""
+    """Split a line of CSV. A key with a line break is not supported in CSV, only in JSON."""
     return next(csv.reader([line.decode("utf-8", "surrogateescape").rstrip("\r\n")]), [])
 
 
@@ -115,7 +115,7 @@ def _named(told: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _path(uri: str) -> str:
-    """Of a file. A relative one has to be there: it may as well be a key whose bucket was forgotten."""
+    """Return a file's path. A relative path must exist, since it may also be a key whose bucket was forgotten."""
     path = uri.removeprefix(_LOCAL)
     if path.startswith("/"):
         return path
@@ -145,7 +145,7 @@ def _size(told: Mapping[str, Any]) -> int | None:
 
 
 def _as_it_is(path: str) -> ObjectRef:
-    """A file without a word of its version: the one that is there now."""
+    """Return the current version of a file whose version the list does not contain."""
     try:
         return LocalStore("/").describe(encode_key(path))
     except PenstockError as error:

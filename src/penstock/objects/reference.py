@@ -1,35 +1,35 @@
-"""What an object is, and how it is told from another one.
+"""The identity of an object's version.
 
-Identity is bytes, never text: databases fold case, trailing blanks and emoji; object stores do not.
+Identity is computed from bytes, never from text: databases fold case, trailing blanks and emoji; object stores do not.
 """
 
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
-LOCAL_BUCKET = "file"  # local files live in this pseudo-bucket; their key is the absolute real path
+LOCAL_BUCKET = "file"  # pseudo-bucket of local files; their key is the absolute real path
 
 S3_KEY_BYTES_MAX = 1_024
 PATH_BYTES_MAX = 4_096  # Linux's PATH_MAX
 
 
 def encode_key(key: str) -> bytes:
-    """A key's bytes. UTF-8 with surrogate escapes, whatever the process's locale says: identity hangs on it."""
+    """Return the bytes of a key: UTF-8 with surrogate escapes, whatever the locale, since object ids depend on it."""
     return key.encode("utf-8", errors="surrogateescape")
 
 
 def decode_key(key: bytes) -> str:
-    """The text of a key, from which `encode_key` gets the same bytes back, whatever they are."""
+    """Return the text of a key. `encode_key` restores exactly the same bytes, even if they are not valid UTF-8."""
     return key.decode("utf-8", errors="surrogateescape")
 
 
 def key_bytes_max(bucket: str) -> int:
-    """How long a key in that bucket can be."""
+    """Return the maximum length of a key in this bucket."""
     return PATH_BYTES_MAX if bucket == LOCAL_BUCKET else S3_KEY_BYTES_MAX
 
 
 def uri_of(bucket: str, key: str) -> str:
-    """For people, logs and the ``_object`` column: always valid Unicode, unescaped where it can be."""
+    """Return the address for people, logs and the ``_object`` column: valid Unicode, invalid bytes escaped."""
     shown = encode_key(key).decode("utf-8", errors="backslashreplace")
     return f"file://{shown}" if bucket == LOCAL_BUCKET else f"s3://{bucket}/{shown}"
 
@@ -38,9 +38,9 @@ def uri_of(bucket: str, key: str) -> str:
 class ObjectRef:
     """One version of one object.
 
-    ``key`` may hold surrogate escapes where a local file name is not UTF-8; ``key_bytes`` is the truth.
-    ``version_id`` is the store's version where it keeps versions; else ``etag`` and ``size_bytes`` tell versions apart
-    (a local file's etag is made of its modification time).
+    ``key`` may hold surrogate escapes if a local file name is not UTF-8; ``key_bytes`` is authoritative. ``version_id``
+    is set if the store keeps versions. Otherwise ``etag`` and ``size_bytes`` tell versions apart (a local file's etag
+    contains its modification time).
     """
 
     bucket: str
@@ -48,7 +48,7 @@ class ObjectRef:
     size_bytes: int
     version_id: str | None = None
     etag: str | None = None
-    sequencer: str | None = None  # orders the versions of a key; identifies nothing
+    sequencer: str | None = None  # orders the versions of a key; not part of the identity
 
     @property
     def key_bytes(self) -> bytes:
@@ -56,9 +56,9 @@ class ObjectRef:
 
     @cached_property
     def object_id(self) -> bytes:
-        """16 bytes: sha256(bucket, 0, key, 0, version id or etag+size), cut.
+        """The first 16 bytes of sha256(bucket, 0, key, 0, version id or etag+size).
 
-        Derivable from a notification as well as from a listing or an inventory.
+        The same whether derived from a notification, a listing or an inventory.
         """
         version = self.version_id if self.version_id is not None else f"{self.etag or ''}+{self.size_bytes}"
         parts = (self.bucket.encode(), self.key_bytes, version.encode())
@@ -66,5 +66,5 @@ class ObjectRef:
 
     @property
     def uri(self) -> str:
-        """For people, logs and the ``_object`` column: `uri_of` bucket and key."""
+        """The address for people, logs and the ``_object`` column; see `uri_of`."""
         return uri_of(self.bucket, self.key)

@@ -1,9 +1,8 @@
-"""What S3 says of a bucket, and whether this user may do there what sources and tables take: for `penstock doctor`.
+"""Inspect an S3 bucket's settings and this user's permissions for sources and tables, for `penstock doctor`.
 
-Refuse lists of S3 objects that tell no version ids where the bucket may keep versions.
-
-Such a list identifies objects by ETag and size, but notifications and listings of the same bucket identify them by
-version id: one object would have two identities, and would be announced, or processed, a second time.
+`require_no_versions` rejects lists of S3 objects without version ids if the bucket may keep versions. Such a list
+identifies objects by ETag and size, but notifications and listings of the same bucket identify them by version id. An
+object would then have two identities, and would be enqueued or processed twice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from penstock.storage.address import S3, S3Address
 from penstock.storage.aws import Aws, clock_ahead_seconds
 from penstock.storage.s3 import RefusalKind, fault_of, is_identity, is_of_s3, requester, service_client
 
-_DESTINATIONS = {  # of a notification configuration: what its parts are called, and where each leads
+_DESTINATIONS = {  # parts of a notification configuration, and the field with each one's target
     "QueueConfigurations": "QueueArn",
     "TopicConfigurations": "TopicArn",
     "LambdaFunctionConfigurations": "LambdaFunctionArn",
@@ -27,11 +26,11 @@ _BRIDGE = "EventBridgeConfiguration"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotificationRule:
-    """One line of a bucket's notification configuration."""
+    """One rule of a bucket's notification configuration."""
 
     arn: str  # of a queue, a topic or a function
     events: tuple[str, ...]
-    prefix: str  # as keys are, not percent-encoded
+    prefix: str  # decoded, like keys
     suffix: str
 
 
@@ -45,16 +44,16 @@ class NotificationConfiguration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFacts:
-    """A bucket and a prefix that is read. None: this user may not look, which the work does not need."""
+    """A source's bucket and prefix. None: not visible to this user, and not needed for processing."""
 
     versioning: str | None  # Enabled, Suspended or never
     notices: NotificationConfiguration | None
-    tried_key: str | None  # of the object that was read; None where there is none yet
+    tried_key: str | None  # the object whose access was tested; None if there is none yet
     clock_ahead_seconds: float | None
 
 
 def inspect_source(address: S3Address, aws: Aws, *, clock: Clock) -> SourceFacts:
-    """List below the prefix and ask for the first object there. Raises `ConfigurationError` and `TemporaryError`."""
+    """List the prefix and send a HEAD for its first object. Raises `ConfigurationError` and `TemporaryError`."""
     client = service_client(aws)
     listed = _asked(
         f"{address} cannot be listed, which takes s3:ListBucket",
@@ -76,12 +75,12 @@ def inspect_source(address: S3Address, aws: Aws, *, clock: Clock) -> SourceFacts
 
 
 def versioning_of(bucket: str, aws: Aws) -> str | None:
-    """Enabled, Suspended or never; None where we may not ask, or nobody answers."""
+    """Return "Enabled", "Suspended" or "never"; None if access is denied or the store does not respond."""
     return _versioning(service_client(aws), bucket)
 
 
 def check_identity(address: S3Address, aws: Aws) -> None:
-    """Raise `ConfigurationError` where S3 does not know us, and `TemporaryError` where it does not answer."""
+    """Raise `ConfigurationError` if S3 rejects our credentials, `TemporaryError` if it does not respond."""
     try:
         service_client(aws).list_objects_v2(Bucket=address.bucket, MaxKeys=1, **requester(aws))
     except Exception as error:
@@ -91,10 +90,10 @@ def check_identity(address: S3Address, aws: Aws) -> None:
 
 
 def put_notices_again(bucket: str, aws: Aws) -> None:
-    """Write the bucket's notification configuration as it is, so that S3 tries the way to each place that it names.
+    """Write the bucket's notification configuration back unchanged, so that S3 tests each target.
 
-    S3 refuses the configuration where it cannot send to one of them, and changes nothing. Raises `ConfigurationError`
-    then, or where this user may not do it.
+    If S3 cannot send to a target, it rejects the configuration and changes nothing. Raises `ConfigurationError` then,
+    or if this user lacks the permission.
     """
     client = service_client(aws)
     found = _asked(
@@ -110,8 +109,9 @@ def put_notices_again(bucket: str, aws: Aws) -> None:
 
 
 def try_table(address: S3Address, aws: Aws, *, name: str) -> None:
-    """Write a file of that name below the prefix, once more on the condition that there is none, read, list and delete
-    it. Raises `ConfigurationError` at the first thing that this user may not do, or S3 does not do.
+    """Write a test file below the prefix, try a conditional put on it, then read, list and delete it.
+
+    Raises `ConfigurationError` at the first operation that is denied or that the store does not support.
     """
     client = service_client(aws)
     key = f"{address.folder}{name}"
@@ -130,7 +130,7 @@ def try_table(address: S3Address, aws: Aws, *, name: str) -> None:
 
 
 def _check_condition(client: Any, at: Mapping[str, str], file: str) -> None:
-    """Two publishers of one version of a table must not both succeed: the store itself has to refuse the second."""
+    """Check conditional puts: if two publishers write the same version of a table, the store must refuse the second."""
     try:
         client.put_object(**at, Body=b"twice", IfNoneMatch="*")
     except Exception as error:
@@ -181,7 +181,7 @@ def _asked(what: str, call: Any) -> Any:
 
 
 def _meant(what: str, error: Exception) -> Exception:
-    """Ours for one of boto3's; any other as it is."""
+    """Convert an error of boto3 to one of Penstock's. Return any other error unchanged."""
     if not is_of_s3(error):
         return error
     fault = fault_of(error)
@@ -194,11 +194,11 @@ LIST_REMEDY = "give each of its objects there a version_id (an empty one for an 
 
 
 def require_no_versions(bucket: str, aws: Aws, *, told_by: str, remedy: str) -> None:
-    """Raise `ConfigurationError` unless S3 says that the bucket never kept versions.
+    """Raise `ConfigurationError` unless S3 reports that the bucket never kept versions.
 
     Args:
-        told_by: what lists objects without version ids, as a subject: "The inventory s3://lists/manifest.json".
-        remedy: what to change about it, as a clause.
+        told_by: The source of the list, as the subject of a sentence: "The inventory s3://lists/manifest.json".
+        remedy: The change that would add version ids, as a clause.
     """
     try:
         versioning = versioning_of(bucket, aws)

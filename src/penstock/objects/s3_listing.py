@@ -1,20 +1,15 @@
-"""The listing: a prefix in S3 -> the objects below it, as references to announce.
+"""List the objects below an S3 prefix as references, without opening any.
 
-Duties: yield bounded chunks of the latest versions, leave out what is hidden, excluded, a table or a mere folder, and
-tell in a report what was left out and what cannot be read. It opens no object.
+`S3Listing` yields bounded chunks of the latest versions. It leaves out hidden and excluded objects, tables and folder
+markers, and reports the objects left out or unreadable. An object gets the same identity as from its notification:
+by version id if it has one, else by ETag.
 
-An object has the identity here that its notification gives it: with its version's id where it has one, else the ETag.
+`S3Pages` lists page by page. Only ListObjectVersions returns version ids. If it is denied, or the store does not have
+it, the plain listing is used, but only for a bucket that has never kept versions.
 
-S3's listings, a page at a time: the objects that are there now, each with its version where there are versions.
-
-Only ListObjectVersions tells versions. Where it may not be called, or the store knows none, the plain listing does for
-a bucket that never kept any.
-
-Spans of keys: a prefix in S3, cut into parts that can be listed side by side.
-
-S3 tells keys in order and nothing of how many there are. So the tree of their beginnings is walked, character by
-character and the shallow ones first, asking each time for the next key behind all that begin so, until there are enough
-branches. Where to cut is a guess; that each key is in exactly one span is not, wherever the cuts are.
+`s3_spans` cuts a prefix into spans of keys that can be listed in parallel. S3 returns keys in order but no counts. So
+the tree of key prefixes is searched breadth-first, each time for the next key beyond all those with a given prefix,
+until there are enough branches. The cuts are a guess, but wherever they are, each key is in exactly one span.
 """
 
 from collections import deque
@@ -30,20 +25,20 @@ from penstock.storage.address import S3Address
 from penstock.storage.aws import Aws
 from penstock.storage.s3 import RefusalKind, code_of, fault_of, is_identity, is_of_s3, requester, service_client
 
-PAGE_KEYS = 1_000  # S3 gives no more at once
-PROBES_MAX = 600  # requests: a second or two of looking, before thousands of pages are read
-_LAST = "\U0010ffff"  # behind every character that comes after a beginning
+PAGE_KEYS = 1_000  # S3's maximum
+PROBES_MAX = 600  # requests: a second or two, before thousands of pages are read
+_LAST = "\U0010ffff"  # sorts after every continuation of a prefix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """The keys behind ``after``, up to and with ``until``; None: to the end."""
+    """The keys greater than ``after``, up to and including ``until``. None: no upper limit."""
 
     after: str = ""
     until: str | None = None
 
     def holds(self, key: str) -> bool:
-        """In S3's order, which is that of UTF-8: so is Python's, by code points."""
+        """Return True if the key is in the span. S3's order by UTF-8 equals Python's by code points."""
         return key > self.after and (self.until is None or key <= self.until)
 
 
@@ -54,7 +49,7 @@ Peek = Callable[[str, str], str | None]
 
 
 def s3_spans(address: S3Address, aws: Aws, *, parts: int, whole_keys_max: int = PAGE_KEYS) -> Sequence[Span]:
-    """Spans of what lies below a prefix, about so many; one where it is few keys. Raises what boto3 does."""
+    """Return about ``parts`` spans of the keys below a prefix; one for few keys. Raises the errors of boto3."""
 
     def listed(beginning: str, after: str, keys_max: int) -> Any:
         return service_client(aws).list_objects_v2(
@@ -71,14 +66,14 @@ def s3_spans(address: S3Address, aws: Aws, *, parts: int, whole_keys_max: int = 
 
 
 def spans(peek: Peek, below: str, *, parts: int, probes_max: int = PROBES_MAX) -> Sequence[Span]:
-    """Spans that together are all keys below a beginning."""
+    """Return spans that together cover all keys with a prefix."""
     cuts = sorted(_branches(_BoundedPeek(peek, probes_max), below, parts))[1:]
     ends = [*cuts, None]
     return [Span(after=after, until=until) for after, until in zip(["", *cuts], ends, strict=True)]
 
 
 class _BoundedPeek:
-    """A peek that answers nothing more once it was asked often enough."""
+    """A `Peek` with a limited number of requests. Afterwards it returns None."""
 
     def __init__(self, peek: Peek, probes_max: int) -> None:
         self._peek = peek
@@ -96,7 +91,7 @@ class _BoundedPeek:
 
 
 def _branches(peek: _BoundedPeek, below: str, parts: int) -> Sequence[str]:
-    """The first keys of about so many branches, in no order."""
+    """Return the first keys of about ``parts`` branches, unordered."""
     first = peek(below, "")
     if first is None:
         return []
@@ -106,7 +101,7 @@ def _branches(peek: _BoundedPeek, below: str, parts: int) -> Sequence[str]:
         beginning, first = open_ones.popleft()
         trunk = _trunk(peek, beginning, first)
         children = list(_children(peek, trunk, first))
-        if len(children) == 1:  # one key alone
+        if len(children) == 1:  # a single key
             ended.append(first)
         else:
             open_ones.extend(children)
@@ -114,10 +109,10 @@ def _branches(peek: _BoundedPeek, below: str, parts: int) -> Sequence[str]:
 
 
 def _trunk(peek: Peek, beginning: str, first: str) -> str:
-    """As much of the first key as all keys that begin so have in common, found by halving."""
+    """Return the longest prefix that all keys beginning with ``beginning`` share, by binary search in the first key."""
     common, beyond = len(beginning), len(first) + 1
     while beyond - common > 1:
-        middle = common + 1 if common == len(beginning) else (common + beyond) // 2  # mostly they part at once
+        middle = common + 1 if common == len(beginning) else (common + beyond) // 2  # keys usually differ at once
         if peek(beginning, first[:middle] + _LAST) is None:
             common = middle
         else:
@@ -126,13 +121,13 @@ def _trunk(peek: Peek, beginning: str, first: str) -> str:
 
 
 def _children(peek: Peek, trunk: str, first: str) -> Iterator[tuple[str, str]]:
-    """The beginnings that are longer by one character, each with its first key."""
+    """Yield the prefixes that are one character longer than ``trunk``, each with its first key."""
     key: str | None = first
     while key is not None:
         child = key[: len(trunk) + 1]
         yield child, key
         key = peek(trunk, key if child == trunk else child + _LAST)
-        if key is not None and key.startswith(child) and child != trunk:  # the last character that there is
+        if key is not None and key.startswith(child) and child != trunk:  # the greatest possible character
             return
 
 
@@ -140,26 +135,25 @@ _VERSIONS = "list_object_versions"
 _PLAIN = "list_objects_v2"
 _ENTRIES = {_VERSIONS: "Versions", _PLAIN: "Contents"}
 _AFTER = {_VERSIONS: "KeyMarker", _PLAIN: "StartAfter"}
-_NOT_KNOWN_HERE = ("NotImplemented", "MethodNotAllowed")  # how other stores say that they keep no versions
+_NOT_KNOWN_HERE = ("NotImplemented", "MethodNotAllowed")  # error codes of other stores without versions
 _RESTORED = {"OptionalObjectAttributes": ["RestoreStatus"]}
 
-Entry = Mapping[str, Any]  # as boto3 has it; no version id in it where there are none
+Entry = Mapping[str, Any]  # as boto3 returns it; without a version id in unversioned buckets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Some keys, in S3's order, which is that of their UTF-8."""
+    """Consecutive keys in S3's order, which is that of their UTF-8 bytes."""
 
     entries: Sequence[Entry]
-    last_key: str | None  # of the page, deleted ones included; None where nothing follows
+    last_key: str | None  # including deleted keys; None on the last page
 
 
 class S3Pages:
-    """Of one prefix: the object of that very name, and all below it; or a span of these keys. ``all_versions``: with
-    those that were overwritten.
+    """Pages of one prefix: the object of exactly that name and all objects below it, or a span of these keys.
 
-    Raises `UsageError` where there is no such place, `ConfigurationError` where we may not list it, and
-    `TemporaryError`.
+    With ``all_versions``, overwritten versions are included. Raises `UsageError` if the bucket or prefix does not
+    exist, `ConfigurationError` if we may not list it, and `TemporaryError`.
     """
 
     def __init__(
@@ -177,11 +171,11 @@ class S3Pages:
         self._span = span
         self._all_versions = all_versions
         self.bucket = address.bucket
-        self.below = address.folder  # what keys below the prefix begin with
+        self.below = address.folder  # prefix of the keys below the address
 
     def __iter__(self) -> Iterator[Page]:
         operation = self._operation()
-        if self._address.prefix and not self._span.after:  # it is the first of all whose names begin so
+        if self._address.prefix and not self._span.after:  # the object of exactly that name sorts first
             found = self._ask(operation, Prefix=self._address.prefix, MaxKeys=self._named_max, **_RESTORED)
             named = [entry for entry in self._present(operation, found) if entry["Key"] == self._address.prefix]
             yield Page(entries=named, last_key=None)
@@ -197,7 +191,7 @@ class S3Pages:
         return self._page_keys if self._all_versions else 1
 
     def is_any(self, beginning: str) -> bool:
-        """Whether there is an object whose key begins so."""
+        """Return True if an object has a key with this prefix."""
         return bool(self._ask(_PLAIN, Prefix=beginning, MaxKeys=1).get("Contents"))
 
     def _present(self, operation: str, page: Mapping[str, Any]) -> Sequence[Entry]:
@@ -215,7 +209,7 @@ class S3Pages:
         return _VERSIONS
 
     def _check_unversioned(self) -> None:
-        # Without its version's id, an object would be taken for another one than its notification announces.
+        # Without version ids, the listing would identify an object differently than its notification does.
         try:
             status = self._client().get_bucket_versioning(Bucket=self._address.bucket).get("Status")
         except Exception as error:
@@ -284,13 +278,13 @@ def _may_be_asked_otherwise(error: Exception) -> bool:
     return fault_of(error).kind is RefusalKind.DENIED or code_of(error) in _NOT_KNOWN_HERE
 
 
-ARCHIVED = ("GLACIER", "DEEP_ARCHIVE")  # not GLACIER_IR, which is read like any other
+ARCHIVED = ("GLACIER", "DEEP_ARCHIVE")  # GLACIER_IR can be read like any other class
 
 
 class S3Listing:
-    """Lists one prefix, or one object of that name.
+    """The listing of one prefix, or of the one object of that name.
 
-    `chunks` may be called again for another listing; `report` tells of the last one.
+    Each call of `chunks` starts a new listing; `report` describes the latest one.
     """
 
     def __init__(
@@ -302,7 +296,7 @@ class S3Listing:
         chunk_objects: int = CHUNK_OBJECTS,
         page_keys: int = PAGE_KEYS,
     ) -> None:
-        """``excluded`` prefixes need not exist. Nothing is asked yet."""
+        """``excluded`` prefixes need not exist. Sends no request yet."""
         self._bucket = address.bucket
         self._pages = S3Pages(address, aws, page_keys=page_keys)
         self._excluded = tuple(excluded)
@@ -310,9 +304,9 @@ class S3Listing:
         self._tally = ScanTally()
 
     def chunks(self) -> Iterator[Sequence[ObjectRef]]:
-        """List by name, in chunks of at most ``chunk_objects``; one page of S3's is held at a time.
+        """Yield references in key order, in chunks of up to ``chunk_objects``. Holds one page of S3 in memory.
 
-        The first chunk raises `UsageError` where the prefix cannot be listed; each may raise `TemporaryError`.
+        The first chunk raises `UsageError` if the prefix cannot be listed; each may raise `TemporaryError`.
         """
         self._tally = ScanTally()
         objects = self._objects()
@@ -320,7 +314,7 @@ class S3Listing:
             yield chunk
 
     def report(self) -> ScanReport:
-        """Of the listing so far. Each object that was left out counts."""
+        """Return the report of the listing so far. It counts every object left out."""
         return self._tally.report()
 
     def _objects(self) -> Iterator[ObjectRef]:
@@ -340,7 +334,7 @@ class S3Listing:
 
 
 class PageFilter:
-    """Tells objects of a listing from what is none to work on. Pages are learnt in their order."""
+    """A filter for the objects to process in a listing. Pages must be learned in order."""
 
     def __init__(self, pages: S3Pages, excluded: Sequence[S3Address]) -> None:
         self._pages = pages
@@ -348,11 +342,11 @@ class PageFilter:
         self._tables = _TablePrefixes(pages)
 
     def learn(self, page: Page) -> None:
-        """Know the tables that the keys of this page lie in."""
+        """Record the tables that contain keys of this page."""
         self._tables.learn(page)
 
     def left_out(self, key: str, size_bytes: int) -> SkipReason | None:
-        """Return why a key of the pages learnt so far is no object to work on; None for one that is."""
+        """Return why a key of the pages learned so far is left out, or None if it is to be processed."""
         bucket = self._pages.bucket
         if any(there.holds(bucket, key) for there in self._excluded) or self._tables.hold(key):
             return SkipReason.EXCLUDED
@@ -363,19 +357,20 @@ class PageFilter:
 
 
 class _TablePrefixes:
-    """The tables and states of pipelines that lie below the prefix: their files are no source, whoever wrote them.
+    """The tables and pipelines' data below the prefix. Their files are never source objects, no matter the writer.
 
-    S3 lists by name, and ``2024/part`` comes before ``_delta_log/``. But a folder's keys come together, so all is known
-    of the folders that a page ends. Of those in which it breaks off the rest is asked about, of each once.
+    S3 lists by name, so ``2024/part`` comes before ``_delta_log/``. But the keys of one folder are consecutive: every
+    folder that ends within a page is fully known. Folders that the page cuts off are checked by requests
+    of their own, once each.
     """
 
     def __init__(self, pages: S3Pages) -> None:
         self._pages = pages
-        self._found: set[str] = set()  # prefixes, each with its slash
+        self._found: set[str] = set()  # prefixes that end with a slash
         self._asked: set[str] = set()
 
     def learn(self, page: Page) -> None:
-        """Know every table that a key of this page lies in."""
+        """Record every table that contains a key of this page."""
         for entry in page.entries:
             key = entry["Key"]
             self._found.update(folder for folder in self._folders(key) if key.startswith(_own_folders(folder)))
@@ -389,7 +384,7 @@ class _TablePrefixes:
         return bool(self._found) and any(folder in self._found for folder in self._folders(key))
 
     def _folders(self, key: str) -> Iterator[str]:
-        """The prefixes a key lies in, from the listing's own down, each with its slash."""
+        """Yield the prefixes that contain a key, from the listing's own downwards, each ending with a slash."""
         below = self._pages.below
         if key.startswith(below):
             yield below
@@ -400,7 +395,7 @@ class _TablePrefixes:
 
 
 def reference(bucket: str, entry: Entry) -> ObjectRef:
-    """The object that an entry of a listing tells of."""
+    """Return the reference to the object of a listing entry."""
     version_id = entry.get("VersionId")
     return ObjectRef(
         bucket=bucket,
@@ -412,7 +407,7 @@ def reference(bucket: str, entry: Entry) -> ObjectRef:
 
 
 def is_archived(entry: Entry) -> bool:
-    """Whether it cannot be read as it is: archived, and not restored for a while."""
+    """Return True if the object must be restored before it can be read."""
     is_restored = entry.get("RestoreStatus", {}).get("RestoreExpiryDate") is not None
     return entry.get("StorageClass") in ARCHIVED and not is_restored
 
@@ -422,4 +417,4 @@ def _own_folders(folder: str) -> tuple[str, ...]:
 
 
 def _is_hidden(part: str) -> bool:
-    return part.startswith(".") and part not in (".", "..")  # these hide nothing: to S3 they are names like others
+    return part.startswith(".") and part not in (".", "..")  # ordinary names in S3

@@ -1,14 +1,10 @@
-"""The store for S3: objects of one bucket, each read in exactly the version that was announced.
+"""The store for S3: read objects of one bucket, each in exactly the version named in its notification.
 
-A version is S3's version id where the bucket keeps versions, else the ETag. Every GET carries that condition, so that
-no byte of another version is ever handed out and `verify` has nothing left to ask.
+A version is S3's version id if the bucket keeps versions, else the ETag. Every GET carries it as a condition, so no
+byte of another version is ever returned, and `verify` needs no request. Requests go through obstore, and through boto3
+for keys that obstore would change. S3's errors are raised as Penstock's.
 
-A notification is outside input and may name any key, so nothing outside the store's address is ever read.
-
-One GET of exactly one version: by obstore, and by boto3 for the keys that obstore does not name as they are.
-
-Every request carries the condition: the version's id, else the ETag that the object must still have. What S3 refuses is
-raised as the room's own errors.
+Notifications are untrusted and may name any key, so nothing outside the store's address is ever read.
 """
 
 import random
@@ -37,32 +33,32 @@ if TYPE_CHECKING:
     from obstore import GetOptions
 
 
-WHOLE_BYTES_MAX = 8 << 20  # up to it, the bytes of an answer are taken at once
+WHOLE_BYTES_MAX = 8 << 20  # up to this size a response body is read at once
 CHUNK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedRange:
-    """What came: how large the whole object is, and the bytes asked for. Breaking off `chunks` ends the connection."""
+    """A response: the size of the whole object, and the requested bytes. Closing `chunks` early ends the connection."""
 
     size_bytes: int
-    chunks: Iterator[bytes]  # raises as the library does
+    chunks: Iterator[bytes]  # raises the library's errors
 
 
 class Fetch(Protocol):
-    """Asks for the bytes [start, stop) of a version; (0, 0) is an object of no bytes. Raises as `refuse`."""
+    """A request for the bytes [start, stop) of a version; (0, 0) for an empty object. Raises the errors of `refuse`."""
 
     def __call__(self, ref: ObjectRef, start: int, stop: int) -> FetchedRange: ...
 
 
 def fetch_of(ref: ObjectRef, aws: Aws) -> Fetch:
-    """The way to ask for that key."""
+    """Return the client to use for this key."""
     return NamedFetch(aws) if is_nameable(ref.key) else LiteralFetch(aws)
 
 
 @dataclass(frozen=True, slots=True)
 class NamedFetch:
-    """By obstore, twice as quick (measured)."""
+    """A request with obstore, which is twice as fast as boto3 (measured)."""
 
     aws: Aws
 
@@ -78,7 +74,7 @@ class NamedFetch:
 
 @dataclass(frozen=True, slots=True)
 class LiteralFetch:
-    """By boto3, which takes every key literally: ``../x``, ``/x``, ``a//b``, ``a/``, control characters."""
+    """A request with boto3, which takes every key literally: ``../x``, ``/x``, ``a//b``, ``a/``, control characters."""
 
     aws: Aws
 
@@ -93,7 +89,7 @@ class LiteralFetch:
         with explained(ref):
             got = service_client(self.aws).get_object(**asked)
         told, _, total = got.get("ContentRange", "").rpartition("/")
-        if stop > start and not told.startswith(f"bytes {start}-"):  # obstore looks for itself
+        if stop > start and not told.startswith(f"bytes {start}-"):  # obstore checks this itself
             raise TemporaryError(f"{ref.uri} cannot be read: S3 sent other bytes than it was asked for")
         return FetchedRange(
             size_bytes=int(total) if total.isdigit() else got["ContentLength"],
@@ -103,7 +99,7 @@ class LiteralFetch:
 
 @contextmanager
 def explained(ref: ObjectRef) -> Iterator[None]:
-    """What S3 refuses, as the room's own errors; see `refuse`."""
+    """Convert S3's errors to Penstock's; see `refuse`."""
     try:
         yield
     except Exception as error:
@@ -113,10 +109,10 @@ def explained(ref: ObjectRef) -> Iterator[None]:
 
 
 def refuse(ref: ObjectRef, error: Exception) -> NoReturn:
-    """Raise what a refusal means for the object.
+    """Raise the error that S3's refusal means for the object.
 
-    `ObjectGone`, `ObjectSuperseded`, `ObjectUnreadable`, `ObjectDenied` (also where the bucket is missing or a key in
-    KMS cannot be used: that is a fault of many objects at once), `ConfigurationError`, `TemporaryError`.
+    Raises `ObjectGone`, `ObjectSuperseded`, `ObjectUnreadable`, `ConfigurationError`, `TemporaryError`, or
+    `ObjectDenied`. The last also if the bucket is missing or a KMS key cannot be used: that affects many objects.
     """
     fault = fault_of(error)
     text = f"{ref.uri} cannot be read: {fault.text}"
@@ -147,8 +143,8 @@ def _at_once(got: Any) -> Iterator[bytes]:
     yield bytes(got.bytes())
 
 
-HEAD_BYTES = 64 << 10  # of a large object, fetched as it is opened: is it there, and how does it begin?
-TRIES_MAX = 4  # of a body that breaks off, without a byte more
+HEAD_BYTES = 64 << 10  # fetched when a large object is opened: proves that it exists, and serves its first reads
+TRIES_MAX = 4  # in a row, without receiving a byte
 BACKOFF_BASE_SECONDS = 0.2
 BACKOFF_CAP_SECONDS = 5.0
 
@@ -164,11 +160,11 @@ class S3Store:
     pause: Pause = time.sleep
 
     def contains(self, bucket: str, key: str) -> bool:
-        """Whether that key may be read."""
+        """Return True if this key may be read."""
         return self.address.holds(bucket, key)
 
     def open(self, ref: ObjectRef) -> "S3Reader":
-        """Open this version: one GET, which brings the whole of a small object and the beginning of a large one."""
+        """Open this version with one GET, which fetches a small object whole and the first bytes of a large one."""
         body = self._body(ref, 0, held_bytes(ref))
         return S3Reader(ref, body.rest(), lambda start, stop: self._body(ref, start, stop))
 
@@ -183,15 +179,15 @@ class S3Store:
 
 
 def held_bytes(ref: ObjectRef) -> int:
-    """How much of an object its reader has fetched, and holds, as soon as it is open."""
+    """Return how many bytes a newly opened reader of this object has fetched and holds."""
     return ref.size_bytes if ref.size_bytes <= WHOLE_BYTES_MAX else HEAD_BYTES
 
 
 class S3Reader:
-    """One version, open. See `ObjectReader`.
+    """A reader of one version. See `ObjectReader`.
 
-    What is read in order, by `read` or by one `pread` after another, is streamed: one GET is in flight, whose next
-    bytes arrive while the last ones are worked on. Anything else is a GET of its own.
+    Sequential reads, by `read` or by consecutive `pread` calls, are streamed: one GET stays open, and its next bytes
+    arrive while the previous ones are processed. Any other read is a GET of its own.
     """
 
     __slots__ = ("_begin", "_closed", "_head", "_next", "_offset", "_ref", "_stream")
@@ -200,8 +196,8 @@ class S3Reader:
         self._ref = ref
         self._head = head  # the object's first bytes
         self._begin = begin
-        self._offset = 0  # where `read` goes on
-        self._next = -1  # where the last `pread` ended
+        self._offset = 0  # the position of `read`
+        self._next = -1  # the end of the last `pread`
         self._stream: _ResumingBody | None = None
         self._closed = False
 
@@ -221,7 +217,7 @@ class S3Reader:
         return data
 
     def verify(self) -> None:
-        """Nothing to ask: no byte came without the condition."""
+        """Do nothing: every byte was fetched under the condition."""
 
     def close(self) -> None:
         self._closed = True
@@ -252,7 +248,7 @@ class S3Reader:
 
 
 class _ResumingBody:
-    """The bytes [at, stop) of a version, in order; goes on where it broke off, under the same condition."""
+    """The bytes [at, stop) of a version, in order. Resumes after a broken connection, under the same condition."""
 
     __slots__ = ("_chunks", "_fetch", "_fetched", "_held", "_pause", "_ref", "_stop", "at")
 
@@ -261,13 +257,13 @@ class _ResumingBody:
         self._fetch = fetch
         self._pause = pause
         self._stop = stop
-        self.at = start  # where `take` goes on
-        self._fetched = start  # so far the bytes have come
-        self._held = memoryview(b"")  # those between the two
+        self.at = start  # the position of `take`
+        self._fetched = start  # end of the received bytes
+        self._held = memoryview(b"")  # the bytes between the two
         self._chunks: Iterator[bytes] | None = self._request()
 
     def take(self, wanted_bytes: int) -> bytes:
-        """So many bytes; there are as many."""
+        """Return exactly this many bytes. The caller guarantees that they exist."""
         parts: list[memoryview] = []
         missing = wanted_bytes
         while missing:
@@ -294,7 +290,7 @@ class _ResumingBody:
         raise TemporaryError(f"{self._ref.uri} cannot be read: the connection breaks at {self._fetched:,} bytes")
 
     def _received(self) -> bytes:
-        """The next bytes; none where the connection broke."""
+        """Return the next bytes, or none if the connection broke."""
         if self._chunks is None:
             self._chunks = self._request()
         try:

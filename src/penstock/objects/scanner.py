@@ -1,12 +1,10 @@
-"""The scanner: a folder -> the objects it holds, as references to announce.
+"""Walk a folder and yield the objects in it as references, without opening any file.
 
-Duties: walk in one order every time, yield bounded chunks, leave out what is hidden, excluded or no file, and tell in a
-report what was left out and what could not be looked at. It opens no file.
+The order is always the same, and chunks are bounded. Hidden and excluded entries and anything but regular files are
+left out. A report counts everything that was left out or could not be read.
 
-Links to files are followed to the real path, which must lie within the store's roots; a file reached under two names is
+Links to files are followed to the real path, which must be within the store's roots; a file reached under two names is
 one object. Links to folders are not followed, so there are no loops.
-
-What a walk over a folder or a prefix found, and what it left out for which reason.
 """
 
 import errno
@@ -27,36 +25,36 @@ CHUNK_OBJECTS = 500
 TABLE_FOLDERS = (
     "_delta_log",
     "_penstock",
-)  # what holds one of them is no source, whoever wrote it
-PROBLEMS_MAX = 100  # kept as text; beyond that only counted
+)  # a folder that holds one of these is not a source, whichever program wrote it
+PROBLEMS_MAX = 100  # kept as text; further ones are only counted
 
 
 class SkipReason(StrEnum):
-    """Why something that lies there is no object to work on."""
+    """Why an entry is not an object to process."""
 
-    HIDDEN = "hidden"  # its name starts with a dot
-    EXCLUDED = "excluded"  # a table, or a folder that was to be left out
+    HIDDEN = "hidden"  # the name starts with a dot
+    EXCLUDED = "excluded"  # a table, or an excluded folder
     SPECIAL = "special_file"  # FIFO, socket, device
-    LINK_TO_SCANNED = "link_to_scanned"  # its target is found under its own name
-    LINK_BROKEN = "link_broken"  # leads nowhere, or in a circle
-    VANISHED = "vanished"  # deleted between listing and looking
-    FOLDER_MARKER = "folder_marker"  # in S3: an empty object whose name ends in a slash, as consoles make for a folder
+    LINK_TO_SCANNED = "link_to_scanned"  # the target is found under its own name
+    LINK_BROKEN = "link_broken"  # the target is missing, or the link is circular
+    VANISHED = "vanished"  # deleted between listing and reading its status
+    FOLDER_MARKER = "folder_marker"  # S3: an empty object whose key ends in a slash, as consoles create for a folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanReport:
-    """What a walk found. Nothing is left out silently: every entry is found, ignored for a reason, or a problem."""
+    """The result of a walk. Every entry is found, ignored for a reason, or a problem; none is dropped silently."""
 
     found: int
-    size_bytes: int  # of what was found
-    ignored: Mapping[SkipReason, int]  # locally, a hidden or excluded folder counts once, with all it holds
-    problems: Sequence[str]  # what could not be looked at, or was refused: sentences, at most 100
+    size_bytes: int  # of the objects found
+    ignored: Mapping[SkipReason, int]  # locally, a hidden or excluded folder counts once, with all its content
+    problems: Sequence[str]  # entries that could not be read or were refused: sentences, at most 100
     problems_count: int
 
 
 @dataclass(slots=True)
 class ScanTally:
-    """The report in the making; written by the thread that walks."""
+    """The counts of a walk in progress. Written by the thread that walks."""
 
     found: int = 0
     size_bytes: int = 0
@@ -92,7 +90,7 @@ _TABLE_FOLDERS = tuple(b"/" + os.fsencode(name) for name in TABLE_FOLDERS)
 
 @dataclass(frozen=True, slots=True)
 class _FolderToWalk:
-    """To be walked later."""
+    """A folder to be walked later."""
 
     path: bytes
 
@@ -103,7 +101,7 @@ class _Problem:
 
 
 class _PathEntry:
-    """What `os.scandir` would say of one path. Raises OSError where there is nothing."""
+    """A replacement for `os.DirEntry` for one path. Raises OSError if the path does not exist."""
 
     def __init__(self, path: bytes) -> None:
         self.path = path
@@ -124,7 +122,7 @@ class _PathEntry:
 
 
 class Scanner:
-    """Walks one folder. `chunks` may be called again for another walk; `report` tells of the last one."""
+    """A scanner of one folder. Each call of `chunks` starts a new walk; `report` describes the latest one."""
 
     def __init__(
         self,
@@ -134,20 +132,20 @@ class Scanner:
         excluded: Iterable[AnyPath] = (),
         chunk_objects: int = CHUNK_OBJECTS,
     ) -> None:
-        """``excluded`` folders need not exist. Raises `UsageError` where ``folder`` is none that can be listed."""
+        """``excluded`` folders need not exist. Raises `UsageError` if ``folder`` cannot be listed."""
         self._folder = os.path.realpath(os.fsencode(folder))
         self._store = store
         self._excluded = frozenset(os.path.realpath(os.fsencode(path)) for path in excluded)
         self._excluded_prefixes = tuple(path.rstrip(b"/") + b"/" for path in self._excluded)
         self._chunk_objects = chunk_objects
         self._tally = ScanTally()
-        self._linked: set[bytes] = set()  # targets yielded through a link, in this walk
+        self._linked: set[bytes] = set()  # targets that this walk has yielded through a link
         _check_folder(self._folder)
 
     def chunks(self) -> Iterator[Sequence[ObjectRef]]:
-        """Walk: the files of a folder by name, then its folders by name, in chunks of at most ``chunk_objects``.
+        """Walk and yield chunks of up to ``chunk_objects``: the files of a folder by name, then its subfolders by name.
 
-        Holds the entries of one folder at a time, never those of the whole tree.
+        Holds the entries of one folder at a time in memory, never those of the whole tree.
         """
         self._begin_anew()
         objects = self._walk(self._folder)
@@ -155,14 +153,14 @@ class Scanner:
             yield chunk
 
     def at(self, path: AnyPath) -> Iterator[ObjectRef]:
-        """What a walk would find at this path: an object, all those of a folder, or nothing. The report begins anew."""
+        """Yield the objects that a walk would find at this path (a file or a folder). Starts a new report."""
         self._begin_anew()
         named = os.fsencode(path)
         if not named.startswith(self._folder.rstrip(b"/") + b"/") or self._is_passed_over(named):
             return
         try:
             found = self._look(_PathEntry(named))
-        except OSError:  # gone again, or not to be looked at: the next walk tells
+        except OSError:  # deleted again, or unreadable: the next walk reports it
             return
         if isinstance(found, ObjectRef):
             yield found
@@ -170,7 +168,7 @@ class Scanner:
             yield from self._walk(found.path)
 
     def report(self) -> ScanReport:
-        """Of the walk so far."""
+        """Return the report of the walk so far."""
         return self._tally.report()
 
     def _begin_anew(self) -> None:
@@ -178,7 +176,7 @@ class Scanner:
         self._linked = set()
 
     def _is_passed_over(self, path: bytes) -> bool:
-        """Whether a walk never comes there: a folder on the way is hidden, excluded, a table, or a link."""
+        """Return True if no walk reaches this path: a folder above it is hidden, excluded, a table or a link."""
         folder = os.path.dirname(path)  # noqa: PTH120 - pathlib takes no bytes
         if os.path.realpath(folder) != folder:
             return True
@@ -210,7 +208,7 @@ class Scanner:
             with os.scandir(folder) as entries:
                 return sorted(entries, key=lambda entry: entry.name)
         except FileNotFoundError as error:
-            if folder == self._folder:  # a walk of nothing would say that there is nothing
+            if folder == self._folder:  # an empty walk would mean that the source is empty
                 raise TemporaryError(
                     f"{_show(folder)} was there and is not there now; is its file system mounted?"
                 ) from error
@@ -262,7 +260,7 @@ class Scanner:
         return target in self._excluded or target.startswith(self._excluded_prefixes)
 
     def _is_walked(self, target: bytes) -> bool:
-        """Whether the walk comes to the target by itself."""
+        """Return True if the walk reaches the target without the link."""
         prefix = self._folder.rstrip(b"/") + b"/"
         return target == self._folder or (target.startswith(prefix) and b"/." not in target[len(prefix) - 1 :])
 
@@ -277,8 +275,8 @@ def _check_folder(folder: bytes) -> None:
 
 
 def _is_table(folder: bytes) -> bool:
-    """Whether a folder is a table or holds a pipeline's state: its files are no source, whoever wrote them."""
-    # By its name too: the source's own root is scanned, and a mistyped command may have left such a folder in it.
+    """Return True if a folder is a table or holds a pipeline's data: its files are never source objects."""
+    # Check its name too: the source's own root is walked, and a mistyped command may have created such a folder in it.
     return folder.endswith(_TABLE_FOLDERS) or any(os.path.isdir(folder + own) for own in _TABLE_FOLDERS)  # noqa: PTH112 - pathlib takes no bytes
 
 

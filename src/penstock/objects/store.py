@@ -1,4 +1,4 @@
-"""What an object store does for a reader: hand out exactly the version that was announced, or say why it cannot."""
+"""The interface of an object store for readers: return exactly the version that was requested, or raise."""
 
 from types import TracebackType
 from typing import Protocol, Self
@@ -7,9 +7,9 @@ from penstock.objects.reference import ObjectRef
 
 
 class ObjectReader(Protocol):
-    """One version of one object, open. A context manager; not shared between threads.
+    """A reader of one version of one object, and a context manager. Not thread-safe.
 
-    Reading raises `ObjectSuperseded` or `ObjectUnreadable`; what was read counts once `verify` has passed.
+    Reading raises `ObjectSuperseded` or `ObjectUnreadable`. Data may be used only after `verify` has passed.
     """
 
     @property
@@ -18,19 +18,19 @@ class ObjectReader(Protocol):
         ...
 
     def read(self, size_bytes: int = -1, /) -> bytes:
-        """The next bytes, at most that many (-1: all the rest), fewer only at the end; b"" at the end."""
+        """Return up to ``size_bytes`` of the next bytes (-1: all the rest); fewer only at the end, b"" at the end."""
         ...
 
     def pread(self, offset: int, length_bytes: int) -> bytes:
-        """That range, shorter only where the object ends; does not move `read`."""
+        """Return this range, shorter only at the end of the object. Does not move the position of `read`."""
         ...
 
     def verify(self) -> None:
-        """Raise `ObjectSuperseded` unless all that was read so far came from this version."""
+        """Raise `ObjectSuperseded` unless all data read so far is of this version."""
         ...
 
     def close(self) -> None:
-        """Free what the reader holds; a second call does nothing."""
+        """Free the reader's resources. A second call does nothing."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -41,12 +41,12 @@ class ObjectReader(Protocol):
 
 
 class ObjectStore(Protocol):
-    """Where objects are. Small and picklable: it travels to Spark's executors."""
+    """A source of objects. Small and picklable, since it is sent to Spark's executors."""
 
     def open(self, ref: ObjectRef) -> ObjectReader:
-        """Open this version. Raises `ObjectGone`, `ObjectSuperseded` or `ObjectUnreadable`."""
+        """Open this version. Raise `ObjectGone`, `ObjectSuperseded` or `ObjectUnreadable` on failure."""
         ...
 
     def read_range(self, ref: ObjectRef, offset: int, length_bytes: int) -> bytes:
-        """A verified range of this version, shorter only where the object ends. Raises as `open` and reading do."""
+        """Return a verified range of this version, shorter only at the object's end. Raises as `open` and `read`."""
         ...

@@ -1,9 +1,7 @@
-"""From a source's address to the store that reads it.
+"""Create the store for a source's address, and open objects ahead of their reader.
 
-Objects opened ahead of their turn, so that a reader of many small ones does not wait for each.
-
-An object in S3 takes tens of milliseconds until its first byte comes, and a small one not much more until its last. A
-reader that opens them one by one spends its time waiting; here several are opened at once, bounded in number and bytes.
+An object in S3 takes tens of milliseconds to its first byte, and a small one little more to its last. A reader that
+opens them one by one spends its time waiting, so `ahead` opens several in parallel, bounded in number and bytes.
 """
 
 from collections import deque
@@ -28,7 +26,7 @@ def store_at(source: str, aws: Aws, *, remembers: bool = True) -> ObjectStore:
     return LocalStore(source, remembers=remembers)
 
 
-OPENED_MAX = 32  # 1,100 objects/s where each takes 20 ms; one by one 44 (measured)
+OPENED_MAX = 32  # 1,100 objects/s at 20 ms each; one by one 44 (measured)
 HELD_BYTES_MAX = 32 << 20
 
 
@@ -40,10 +38,10 @@ def ahead(
     opened_max: int = OPENED_MAX,
     held_bytes_max: int = HELD_BYTES_MAX,
 ) -> Iterator[ObjectStore]:
-    """The store for a reader that will open these in this order. Not shared between threads.
+    """Yield a store for a reader that opens these objects in this order. The store is not thread-safe.
 
-    One that the reader passes over is opened in vain, so name only those that it will open.
-    Files of this machine are quick to open: their store is handed on as it is.
+    An object that the reader skips is opened in vain, so name only objects that it will open. Local files open fast:
+    their store is yielded unchanged.
     """
     if not isinstance(store, S3Store) or len(refs) < 2:
         yield store
@@ -58,7 +56,7 @@ def ahead(
 
 
 class _PrefetchingStore:
-    """See `ObjectStore`."""
+    """An `ObjectStore` that opens the next objects in a thread pool. Used by one thread."""
 
     def __init__(
         self,
@@ -75,7 +73,7 @@ class _PrefetchingStore:
         self._held_bytes_max = held_bytes_max
         self._later = deque(refs)
         self._opened: deque[tuple[ObjectRef, Future[ObjectReader]]] = deque()
-        self._held_bytes = 0  # of what is opened
+        self._held_bytes = 0  # total of the opened objects
 
     def open(self, ref: ObjectRef) -> ObjectReader:
         while self._opened or self._later:
@@ -85,7 +83,7 @@ class _PrefetchingStore:
                 self._open_more()
                 return reader.result()
             _drop(reader)
-        return self._store.open(ref)  # none of those named, or out of order
+        return self._store.open(ref)  # not one of the named objects, or out of order
 
     def read_range(self, ref: ObjectRef, offset: int, length_bytes: int) -> bytes:
         return self._store.read_range(ref, offset, length_bytes)
@@ -110,7 +108,7 @@ class _PrefetchingStore:
 
 
 def _drop(opened: Future[ObjectReader]) -> None:
-    """Close it once it is open, if it ever is."""
+    """Close the reader as soon as it is open, if it ever is."""
 
     def close(done: Future[ObjectReader]) -> None:
         if not done.cancelled() and done.exception() is None:

@@ -1,11 +1,11 @@
-"""The watcher: a folder -> its objects, each handed on once it has come to rest.
+"""Watch a folder and yield its objects, each once it is stable.
 
-Notifications of the operating system say which names were touched. A file counts when size and modification time have
-not changed for a while; one that is renamed into its place is treated alike. Notifications get lost (a full buffer, a
-network's folder, a name that is no text), so the whole folder is walked at the start and every few minutes as well:
-whoever listens gets some objects again, and none never.
+Notifications of the operating system name the paths that changed. A file is yielded when its size and modification time
+have not changed for a quiet period, also if it was renamed into place. Notifications get lost (a full buffer, a network
+folder, a name that cannot be decoded), so the whole folder is also walked at the start and every few minutes. The
+caller gets some objects more than once, and misses none.
 
-Which names are objects is the scanner's decision alone.
+The scanner alone decides which names are objects.
 """
 
 import os
@@ -22,25 +22,25 @@ from penstock.objects.scanner import Scanner, ScanReport
 
 SETTLE_SECONDS = 2.0
 RESCAN_SECONDS = 300.0
-RETRY_SECONDS = 10.0  # until a folder whose notifications failed is watched again
-VANISHED_SECONDS = 1.0  # between two looks for a folder that is gone
+RETRY_SECONDS = 10.0  # before notifications are tried again after a failure
+VANISHED_SECONDS = 1.0  # between two checks for a folder that has disappeared
 TICK_SECONDS = 0.5
-PENDING_MAX = 100_000  # files seen and not at rest; beyond that the next walk finds them
-_GROUPED_MS = 400  # notifications that come closer together than a moment are handed on as one, for so long
+PENDING_MAX = 100_000  # files waiting to become stable; the next walk finds any further ones
+_GROUPED_MS = 400  # notifications in quick succession are combined, for up to this long
 
-Changes = Callable[[bytes, threading.Event], Iterable[Collection[bytes]]]  # folder, ended -> names touched, by and by
+Changes = Callable[[bytes, threading.Event], Iterable[Collection[bytes]]]  # (folder, ended) -> changed names
 
 
 @dataclass(frozen=True, slots=True)
 class _FileSighting:
-    """How a file looked when it was last seen to change (monotonic)."""
+    """A file's version when it was last seen to change, and the monotonic time of that."""
 
     version: str | None
     since: float
 
 
 class Watcher:
-    """Watches one folder. `settled` is for one thread."""
+    """A watch on one folder. One thread calls `settled`."""
 
     def __init__(
         self,
@@ -54,8 +54,13 @@ class Watcher:
         rescan_seconds: float = RESCAN_SECONDS,
         changes: "Changes | None" = None,
     ) -> None:
-        """``excluded`` folders are passed over. ``tell`` hears in a sentence what a person should know: that the folder
-        is gone, or that notifications fail. ``changes`` stands in for the operating system."""
+        """Create a watcher.
+
+        Args:
+            excluded: Folders to skip.
+            tell: Called with a sentence for people if the folder disappears or notifications fail.
+            changes: Replaces the notifications of the operating system.
+        """
         self._folder = folder
         self._store = store
         self._excluded = tuple(excluded)
@@ -66,12 +71,12 @@ class Watcher:
         self._changes = changes or folder_changes
         self._pending: dict[bytes, _FileSighting] = {}
         self._rescan_at = clock.monotonic()
-        self._told = ""  # what was told last, so that it is told once
-        self.scans = 0  # whole walks so far; any thread may look
-        self.report: ScanReport | None = None  # of the last whole walk; replaced as a whole
+        self._told = ""  # the last sentence, to report it only once
+        self.scans = 0  # completed walks; any thread may read it
+        self.report: ScanReport | None = None  # of the last completed walk; replaced whole
 
     def settled(self, ended: threading.Event) -> Iterator[Sequence[ObjectRef]]:
-        """Objects that have come to rest, until ``ended``; from time to time none, and some of them again."""
+        """Yield stable objects until ``ended`` is set; sometimes an empty sequence, and some objects more than once."""
         while not ended.is_set():
             if self._identity() is None:
                 self._say(f"The folder {self._folder} is gone; waiting for it to come back.")
@@ -80,10 +85,10 @@ class Watcher:
             seconds = 0.0
             try:
                 yield from self._watched(ended)
-            except TemporaryError as error:  # the folder went away during a walk
+            except TemporaryError as error:  # the folder disappeared during a walk
                 self._say(f"{str(error).rstrip('.')}.")
                 seconds = VANISHED_SECONDS
-            except (OSError, RuntimeError) as error:  # the library's own are RuntimeErrors
+            except (OSError, RuntimeError) as error:  # the library raises RuntimeError
                 if self._identity() is not None:
                     self._say(
                         f"Notifications for {self._folder} fail ({error}); it is walked every {RETRY_SECONDS:g} s."
@@ -93,7 +98,7 @@ class Watcher:
                 self._clock.wait(ended, seconds)
 
     def _watched(self, ended: threading.Event) -> Iterator[Sequence[ObjectRef]]:
-        """As long as it is the same folder. What happened while nobody watched is found by a walk."""
+        """Watch as long as it is the same folder. Changes made while it was not watched are found by a walk."""
         identity = self._identity()
         self._rescan_at = self._clock.monotonic()
         for touched in self._changes(os.fsencode(self._folder), ended):
@@ -122,7 +127,7 @@ class Watcher:
             self._rescan_at = min(self._rescan_at, now + self._settle_seconds)
 
     def _at_rest(self) -> Sequence[ObjectRef]:
-        """What did not change for long enough. What is gone is forgotten, what changed waits again."""
+        """Return the files that are stable after the quiet period. Drop deleted files; changed ones wait again."""
         now = self._clock.monotonic()
         due = [name for name, sight in self._pending.items() if now - sight.since >= self._settle_seconds]
         looker = self._scanner() if due else None
@@ -139,7 +144,7 @@ class Watcher:
         return rested
 
     def _walked(self) -> Iterator[Sequence[ObjectRef]]:
-        """Everything in the folder that is at rest; the others wait for it."""
+        """Walk the folder and yield its stable files. The others wait."""
         scanner = self._scanner()
         if scanner is None:
             return
@@ -153,10 +158,10 @@ class Watcher:
         self._rescan_at = self._clock.monotonic() + self._rescan_seconds
         self.report = scanner.report()
         self.scans += 1
-        self._told = ""  # it can be listed, so whatever is wrong next is news
+        self._told = ""  # the folder can be listed, so report the next problem even if it is the same
 
     def _scanner(self) -> Scanner | None:
-        """None where the folder went away just now."""
+        """Return a scanner, or None if the folder has just disappeared."""
         try:
             return Scanner(self._folder, store=self._store, excluded=self._excluded)
         except UsageError as error:
@@ -164,7 +169,7 @@ class Watcher:
             return None
 
     def _identity(self) -> tuple[int, int] | None:
-        """Which folder it is: one of the same name may have taken its place, and is not watched then."""
+        """Return the folder's identity: another folder of the same name would not be watched."""
         try:
             status = self._folder.stat()
         except OSError:
@@ -178,9 +183,9 @@ class Watcher:
 
 
 def folder_changes(folder: bytes, ended: threading.Event) -> Iterator[Collection[bytes]]:
-    """What the operating system says was touched below a folder, about every half second, mostly nothing.
+    """Yield the changed paths below a folder, as reported by the operating system about every half second; mostly none.
 
-    ``WATCHFILES_FORCE_POLLING=1`` in the environment compares listings instead, for folders of a network.
+    With ``WATCHFILES_FORCE_POLLING=1`` in the environment, listings are compared instead, for network folders.
     """
     from watchfiles import watch
 
@@ -199,5 +204,5 @@ def folder_changes(folder: bytes, ended: threading.Event) -> Iterator[Collection
 
 
 def _modified_at(ref: ObjectRef) -> float:
-    """Epoch seconds, out of a local file's version."""
+    """Return the modification time in epoch seconds, from a local file's etag."""
     return int((ref.etag or "0").partition("-")[0], 16) / 1e9

@@ -1,1 +1,1 @@
-"""What operators run: status, doctor, ingest, dead letters, tables. No worker imports it."""
+"""Operators' commands: status, doctor, ingest, dead letters, tables. No worker imports this package."""

@@ -1,4 +1,4 @@
-"""What became of objects whose rows left the ledger: looked up in the archive's files."""
+"""Find objects whose ledger rows were archived, in the files of the archive."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from penstock.storage.roots import files_at
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivedVersion:
-    """One version of an object, archived. ``retired`` is None where no file tells of it, and ``problem`` says why."""
+    """One archived version of an object. If no file has it, ``retired`` is None and ``problem`` has the reason."""
 
     pipeline: str
     object_id: bytes
@@ -26,21 +26,21 @@ class ArchivedVersion:
 
     @property
     def imported(self) -> bool:
-        """Whether it was declared as processed, and never was in a file of the archive."""
+        """True if it was imported as processed and never was in an archive file."""
         return self.archive.uri is None
 
 
 def find_archived(ledger: Ledger, uri: str, aws: Aws) -> Sequence[ArchivedVersion]:
-    """Every archived version of the object at exactly this uri, in every pipeline."""
+    """Return every archived version of the object at exactly this URI, in every pipeline."""
     return [_version(one, uri, aws) for one in ledger.archives.find(uri)]
 
 
 def archived_objects(
     ledger: Ledger, pipeline: str, aws: Aws, *, uri_contains: str | None = None
 ) -> Iterator[RetiredObject]:
-    """The archived objects of a pipeline that files tell of, the oldest file first.
+    """Yield the archived objects of a pipeline that are in files, the oldest file first.
 
-    Raises `ConfigurationError` where a file is not there, or what reads it is missing.
+    Raises `ConfigurationError` if a file or the package that reads it is missing.
     """
     require_arrow()
     from penstock.pipeline.maintenance.archive import read_file

@@ -1,6 +1,6 @@
-"""The main job on files of its own, killed once in the middle, with a proof at the end.
+"""The demo: an ingest of generated access logs, killed once halfway, and a proof of the result.
 
-Access logs as a web service would write them, good and bad, for the demo. Seeded: the same files every time.
+The logs contain good and bad lines and are seeded: every run gets the same files.
 """
 
 import gzip
@@ -30,8 +30,8 @@ SCHEMA = (
 OBJECTS = 300
 LINES = range(40, 160)
 GZIPPED_EVERY = 5
-BAD_EVERY = 7  # objects with bad lines
-TRUNCATED = 250  # the object whose upload broke off
+BAD_EVERY = 7  # every n-th object has bad lines
+TRUNCATED = 250  # the object whose upload was cut off
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 _PATHS = ("/", "/search", "/cart", "/checkout", "/login", "/api/items", "/api/orders", "/static/app.js", "/まとめ")
 _AGENTS = ("Mozilla/5.0 (X11; Linux x86_64)", "curl/8.5.0", "okhttp/4.12", "Googlebot/2.1", "日本語ブラウザ/1.0")
@@ -45,16 +45,16 @@ _BAD_LINES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoData:
-    """What was written, and so what must come of it."""
+    """The content of the generated files, and so the expected result."""
 
     objects: int
-    good_lines: int  # of the objects that can be read
+    good_lines: int  # in readable objects
     bad_lines: int
     dead: Path
 
 
 def write_logs(folder: Path, *, seed: int = 20260101) -> DemoData:
-    """Write the objects into a folder a day; answers what they hold."""
+    """Write the objects, one folder per day; return their content."""
     chance = random.Random(seed)
     good_lines = bad_lines = 0
     dead = folder
@@ -104,22 +104,22 @@ def _mixed(chance: random.Random, good: list[bytes], bad: list[bytes]) -> list[b
     return lines
 
 
-DUPLICATED = 50  # objects announced twice before the ingest announces them once more
+DUPLICATED = 50  # objects with two notifications before the ingest sends another
 BATCH_OBJECTS = 100
-KILL_AT = f"{Step.WRITTEN.value}:2"  # Spark has written the second batch, and nothing of it is recorded
+KILL_AT = f"{Step.WRITTEN.value}:2"  # the second batch is written by Spark but not recorded
 RUN_SECONDS_MAX = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlaces:
-    """Where the demo's files and tables lie, in one folder of its own."""
+    """The demo's files and tables, in one folder of its own."""
 
     logs: Path
     tables: TablePaths
 
     @staticmethod
     def under(folder: Path) -> "DemoPlaces":
-        """Raises `UsageError` for a folder that holds something already."""
+        """Return the places below an empty folder. Raises `UsageError` if it is not empty."""
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"{folder} is not empty; give another folder with --dir, or remove it.")
         return DemoPlaces(logs=folder / "logs", tables=places(folder / "access_log"))
@@ -127,11 +127,11 @@ class DemoPlaces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What the table holds, counted by reading it, beside what the files hold."""
+    """The content of the table, counted by reading it, and the expected content."""
 
     rows: int
     rows_expected: int
-    rows_twice: int  # the same line of the same object more than once
+    rows_twice: int  # duplicates of one line of one object
     quarantined: int
     quarantined_expected: int
     dead: int
@@ -139,7 +139,7 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Whether every good line is there once, every bad one in quarantine, and the broken object alone dead."""
+        """True if every good line is there once, every bad one is quarantined, and only the truncated object failed."""
         return (
             self.rows == self.rows_expected
             and self.rows_twice == 0
@@ -149,7 +149,7 @@ class Proof:
 
 
 def prepare(where: DemoPlaces) -> DemoData:
-    """Write the files, and announce some of them twice as S3 may."""
+    """Write the files, and send duplicate notifications for some, as S3 may."""
     data = write_logs(where.logs)
     scanner = Scanner(where.logs, store=LocalStore(where.logs))
     refs = [ref for chunk in scanner.chunks() for ref in chunk][:DUPLICATED]
@@ -160,7 +160,7 @@ def prepare(where: DemoPlaces) -> DemoData:
 
 
 def run_ingest(where: DemoPlaces, *, kill_at: str | None = None) -> Mapping[str, Any] | None:
-    """`penstock ingest` in a process of its own; answers its report, or None when it was killed as asked."""
+    """Run `penstock ingest` in its own process; return its report, or None if it was killed as requested."""
     command = [sys.executable, "-m", "penstock", "ingest", str(where.logs), str(where.tables.table)]
     command += ["--schema", SCHEMA, "--max-objects", str(BATCH_OBJECTS), "--json"]
     environment = {**os.environ, **({"PENSTOCK_KILL_AT": kill_at} if kill_at else {})}
@@ -176,7 +176,7 @@ def run_ingest(where: DemoPlaces, *, kill_at: str | None = None) -> Mapping[str,
 
 
 def prove(where: DemoPlaces, data: DemoData, report: Mapping[str, Any]) -> Proof:
-    """Read the tables back through deltalake, without ledger or manifests, and count."""
+    """Count the tables' rows through deltalake, without ledger or manifests."""
     from penstock.sinks.delta.sink import open_dataset
 
     lines = open_dataset(where.tables.table).to_table(columns=["_object", "_offset"])

@@ -1,4 +1,4 @@
-"""Looking at a state without working on it: nothing here claims, sends or settles."""
+"""Read-only access to a scope: nothing here claims, sends or settles."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,12 +15,12 @@ from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectRow, ObjectState
 from penstock.messaging.broker import Broker
 
-PAGE = 1_000  # objects looked at in one go
+PAGE = 1_000  # objects per query
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenUpObject:
-    """An object that was given up on; ``replaced``: a later version of it was processed since."""
+    """A failed object. ``replaced``: a later version of it was processed since."""
 
     pipeline: str
     row: ObjectRow
@@ -28,8 +28,11 @@ class GivenUpObject:
 
 
 class ScopeView:
-    """A scope, looked at. Ledger and broker are opened when first asked for; one that nobody made yet is an empty one
-    in memory, since looking makes nothing, unless told to ``make`` the broker's."""
+    """A read-only view of a scope. Ledger and broker are opened on first use.
+
+    A ledger or queue that does not exist yet is replaced by an empty one in memory, since viewing creates nothing; with
+    ``make``, the queue is created.
+    """
 
     def __init__(self, scope: Scope, closing: ExitStack, *, make: bool = False) -> None:
         self.scope = scope
@@ -44,7 +47,7 @@ class ScopeView:
 
     @cached_property
     def broker(self) -> Broker:
-        """Raises `ConfigurationError` for a broker that only lives inside a process."""
+        """The scope's broker. Raises `ConfigurationError` for a broker that lives inside one process."""
         settings = self.scope.settings
         check_shared(settings)
         if not self._make and settings.broker.startswith(SQLITE) and not is_there(settings.broker):
@@ -58,11 +61,11 @@ class ScopeView:
 
     @property
     def several(self) -> bool:
-        """Whether rows have to say whose they are."""
+        """True if rows have to name their pipeline."""
         return self.scope.pipeline is None
 
     def pipelines(self) -> Sequence[str]:
-        """The ids of those that are meant. Raises `UsageError` for one that neither ledger nor app knows."""
+        """Return the ids of the selected pipelines. Raises `UsageError` for one that neither ledger nor app knows."""
         meant = self.scope.pipeline
         if meant is None:
             return [row.id for row in self.ledger.pipelines()]
@@ -73,12 +76,12 @@ class ScopeView:
 
     @property
     def workers(self) -> Workers:
-        """Those of the state folder."""
+        """The workers of the data directory."""
         return Workers(Path(self.scope.settings.state))
 
     @property
     def queues(self) -> Sequence[str] | None:
-        """Those of the scope on a broker that has also queues of strangers; None: all that the broker knows of."""
+        """The scope's queues on a broker shared with other systems; None: all queues that the broker knows."""
         return None if self.broker.capabilities.creates_queues else self.scope.queues
 
     def dead_objects(
@@ -89,7 +92,9 @@ class ScopeView:
         uri_contains: str | None = None,
         page: int = PAGE,
     ) -> Iterator[GivenUpObject]:
-        """The dead objects of a pipeline, or those that ended in another ``state``, by id; a page is read ahead."""
+        """Yield the failed objects of a pipeline, or those in another terminal ``state``, by id. Reads one page
+        ahead.
+        """
         after: bytes | None = None
         dead = partial(self.ledger.objects, pipeline, state=state, uri_contains=uri_contains, limit=page)
         while rows := dead(after=after):
@@ -99,7 +104,7 @@ class ScopeView:
             after = rows[-1].object_id
 
     def _is_replaced(self, pipeline: str, dead: ObjectRow) -> bool:
-        """Whether a later version was processed; one that is archived counts where its file can be read."""
+        """Return True if a later version was processed. An archived version counts if its file can be read."""
         versions = [*self.ledger.find(dead.uri)]
         if self.ledger.archives.count(pipeline):
             from penstock.operations.archived_objects import find_archived
@@ -116,10 +121,9 @@ class ScopeView:
 
 @contextmanager
 def view(scope: Scope, *, make: bool = False) -> Iterator[ScopeView]:
-    """Look at what the scope means, until the block ends; with a queue that is made if need be, for who puts something
-    there."""
+    """Yield a view of the scope. With ``make``, a missing queue is created, for commands that send messages."""
     with ExitStack() as closing:
         seen = ScopeView(scope, closing, make=make)
         if scope.table is not None:
-            _ = seen.ledger  # one that is another table's is refused at once
+            _ = seen.ledger  # refuse the ledger of another table at once
         yield seen

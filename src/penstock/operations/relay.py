@@ -1,4 +1,4 @@
-"""A process that does nothing but relay: for apps whose workers are elsewhere, or have none."""
+"""A process that only relays outboxes, for apps whose workers run elsewhere or that have none."""
 
 import random
 import threading

@@ -1,4 +1,4 @@
-"""Does stopping fit into what a platform grants? The arithmetic, a platform's limits, and its line of configuration."""
+"""Check that stopping fits into a platform's grace period: the platforms' limits, the budget, and the configuration."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from penstock.worker.settings import StopBudget, budget
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
-    """What kills our processes, and when."""
+    """A platform and the grace period after which it kills a process."""
 
     name: str
     default_seconds: float
     max_seconds: float | None
     pre_stop: bool  # it runs a hook first, within the same seconds
-    line: str  # with {seconds}
+    line: str  # contains {seconds}
     where: str
 
 
@@ -72,20 +72,20 @@ PLATFORMS: Mapping[str, Platform] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopPhase:
-    """A part of stopping, in its order."""
+    """One phase of stopping, in order."""
 
     name: str
     seconds: float
-    ends_at_seconds: float  # after the platform began to stop
+    ends_at_seconds: float  # since the platform began to stop the worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopPlan:
-    """A budget that fits."""
+    """A stop budget that fits."""
 
     platform: str
     platform_seconds: float
-    stop_timeout_seconds: float  # what is left for the worker: its setting
+    stop_timeout_seconds: float  # the rest for the worker: its setting
     parts: Sequence[StopPhase]
     platform_line: str
     platform_where: str
@@ -99,9 +99,9 @@ def plan(
     pre_stop_seconds: float = 0.0,
     drain_seconds: float | None = None,
 ) -> StopPlan:
-    """How the platform's seconds are spent; by default as many as it grants by itself.
+    """Return how the grace period is spent; by default, the platform's default grace period.
 
-    Raises `ConfigurationError` when stopping cannot fit, or the platform never grants so much.
+    Raises `ConfigurationError` if stopping does not fit, or if the platform does not allow that much.
     """
     _check_bounds(platform_seconds, pre_stop_seconds, drain_seconds)
     platform = PLATFORMS[platform_name]
@@ -139,7 +139,7 @@ def plan(
 
 def _check_bounds(*given_seconds: float | None) -> None:
     for seconds in given_seconds:
-        if seconds is not None and not 0 <= seconds <= STOP_TIMEOUT_SECONDS_MAX:  # nan is not either
+        if seconds is not None and not 0 <= seconds <= STOP_TIMEOUT_SECONDS_MAX:  # rejects NaN too
             raise ConfigurationError(
                 f"{seconds:g} s are no time that stopping may take; give at most {STOP_TIMEOUT_SECONDS_MAX:,.0f} s."
             )

@@ -1,8 +1,8 @@
-"""Several worker processes under one: started, watched, told what the parent is told, and ended in time.
+"""Run several worker processes under one supervisor.
 
-Duties: start N children, each in a process group of its own (so that Ctrl-C at a terminal reaches them once, through
-here); pass signals on; start those again that die, after a wait with jitter that doubles; kill what outlasts the stop
-timeout; and reap everything, also what others left behind, which as PID 1 of a container is our duty.
+The supervisor starts N children, each in its own process group (so that Ctrl-C at a terminal reaches them once, through
+the supervisor); forwards signals; restarts children that die, after an exponential backoff with jitter; kills those
+that exceed the stop timeout; and reaps all processes, including orphans, as PID 1 of a container has to.
 
 One thread. Signals arrive as bytes in a pipe, so nothing happens inside a signal handler.
 """
@@ -26,9 +26,9 @@ from penstock.worker.shutdown import DUMPING, PAUSING, STOPPING, StopSignal
 
 BACKOFF_BASE_SECONDS = 1.0
 BACKOFF_CAP_SECONDS = 60.0
-SETTLED_SECONDS = 60.0  # who lived that long was well: its next failure counts as the first
-KILLED_BEFORE_SECONDS = 1.0  # of the stop timeout: the platform must not come first
-HOPELESS = frozenset({ConfigurationError.exit_code, UsageError.exit_code})  # another try would end the same way
+SETTLED_SECONDS = 60.0  # after this uptime, the next failure counts as the first
+KILLED_BEFORE_SECONDS = 1.0  # before the end of the stop timeout, to be ahead of the platform
+HOPELESS = frozenset({ConfigurationError.exit_code, UsageError.exit_code})  # a restart would fail in the same way
 FORWARDED = (*STOPPING, *PAUSING, *DUMPING)
 
 Spawn = Callable[[int], int]
@@ -36,19 +36,19 @@ Spawn = Callable[[int], int]
 
 @dataclass(slots=True)
 class _ProcessSlot:
-    """One of the N. A child, or the time at which the next one is started, or neither: nobody comes here any more."""
+    """The state of one of the N children: running, waiting for its restart, or neither, when it is not restarted."""
 
     pid: int | None = None
     started_at: float = 0.0  # monotonic
-    failures: int = 0  # in a row
+    failures: int = 0  # consecutive
     start_at: float | None = None  # monotonic
 
 
 class Supervisor:
-    """Runs children until they have ended. ``spawn`` starts the one with this number, the first being 0, and answers
-    its process id.
+    """Runs children until all have ended. ``spawn`` starts the child with this number, from 0, and returns its process
+    id.
 
-    Without ``restarts`` it only stands before its children: it passes on what they are told and reaps.
+    Without ``restarts``, it only forwards signals and reaps.
     """
 
     def __init__(
@@ -75,7 +75,9 @@ class Supervisor:
         self._worst = 0
 
     def run(self) -> int:
-        """Until no child is left; answers the exit code: 0 where all of them ended with it. Main thread only."""
+        """Run until no child is left. Return 0 if all of them exited with 0, else a failure's exit code. Main
+        thread only.
+        """
         with _signals() as news:
             now = self._clock.monotonic()
             for place in self._places:
@@ -86,7 +88,7 @@ class Supervisor:
         return self._worst
 
     def _turn(self) -> bool:
-        """Reap, start and kill what is due; answers whether there is anything left to wait for."""
+        """Reap, start and kill as due; return True if there is anything left to wait for."""
         self._reap()
         now = self._clock.monotonic()
         for number, place in enumerate(self._places):
@@ -103,7 +105,7 @@ class Supervisor:
         return max(0.0, min(times) - self._clock.monotonic()) if times else None
 
     def _heed(self, number: int) -> None:
-        """Pass on what we were told; the second request to stop too."""
+        """Forward a signal to the children, including a second request to stop."""
         if number not in FORWARDED:
             return
         if number in STOPPING:
@@ -113,7 +115,7 @@ class Supervisor:
         self._send(number)
 
     def _stop(self) -> None:
-        """Start nobody any more, and see to it that everybody ends."""
+        """Start no more children, and set the time to kill those that are left."""
         for place in self._places:
             place.start_at = None
         if not self._stopping:
@@ -122,7 +124,7 @@ class Supervisor:
 
     def _send(self, number: int) -> None:
         for place in self._places:
-            if place.pid is not None:  # not reaped yet, so the number is still its own
+            if place.pid is not None:  # not reaped yet, so the process id is still its own
                 os.kill(place.pid, number)
 
     def _kill(self) -> None:
@@ -133,7 +135,7 @@ class Supervisor:
         self._send(signal.SIGKILL)
 
     def _reap(self) -> None:
-        """Everybody who has ended: children of ours, and orphans that were given to us."""
+        """Reap all ended processes: our children, and orphans that were reparented to us."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -168,16 +170,16 @@ class Supervisor:
         self._worst = self._worst or _exit_code(exit_code)
 
     def _may_start_again(self, exit_code: int) -> bool:
-        """Who ended with 0 was asked to; and a supervisor that was told to stop or to pause starts nobody."""
+        """Return True if a child is restarted: not after exit code 0, nor once the supervisor is stopping or paused."""
         told = self._stopping or self._paused
         return self._restarts and exit_code != 0 and exit_code not in HOPELESS and not told
 
 
 def spawner(arguments: Callable[[int], Sequence[str]], *, executable: str, environment: Mapping[str, str]) -> Spawn:
-    """Starts `python ARGUMENTS` in a process group of its own, with our streams; they may tell children apart.
+    """Return a function that starts `python ARGUMENTS` in its own process group, with our standard streams.
 
-    What is passed on is blocked at first: a signal that comes before the child is ready for it waits, and does not do
-    what it does to a process that knows nothing of it. `ready_for_signals` ends that.
+    ``arguments`` may differ per child. Forwarded signals are blocked at first: one that arrives before the child has
+    its handlers waits, instead of killing the process. `ready_for_signals` unblocks them.
     """
 
     def spawn(number: int) -> int:
@@ -193,13 +195,13 @@ def spawner(arguments: Callable[[int], Sequence[str]], *, executable: str, envir
 
 
 def ready_for_signals() -> None:
-    """For a child that handles them now."""
+    """Unblock the forwarded signals, in a child that has installed its handlers."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
 
 
 @contextmanager
 def lifeline() -> Iterator[int]:
-    """A descriptor for children that reads as ended when this process has, however it did."""
+    """Yield a descriptor for children that reaches end of file when this process ends, however it ends."""
     reading, writing = os.pipe()
     os.set_inheritable(reading, True)
     try:
@@ -210,7 +212,7 @@ def lifeline() -> Iterator[int]:
 
 
 def end_with_parent(descriptor: int, stop: StopSignal) -> None:
-    """For a child: stop when the supervisor at the other end of this lifeline is gone, as if it had said so."""
+    """Request a stop in a child when the supervisor at the other end of the lifeline has ended."""
     os.set_inheritable(descriptor, False)
 
     def follow() -> None:
@@ -222,19 +224,19 @@ def end_with_parent(descriptor: int, stop: StopSignal) -> None:
 
 
 def _exit_code(exit_code: int) -> int:
-    """As a shell tells it: 128 and the signal, for who died of one."""
+    """Return the exit code as a shell reports it: 128 plus the signal for a killed process."""
     return 128 - exit_code if exit_code < 0 else exit_code
 
 
 @contextmanager
 def _signals() -> Iterator[Callable[[float | None], bytes]]:
-    """Signals as values: a function that waits at most so long and answers which have come."""
+    """Receive signals as values: yield a function that waits up to this long and returns the signals received."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
 
     def noted(_number: int, _frame: FrameType | None) -> None:
-        """The byte in the pipe is all that is needed; but a signal without a handler would not be one."""
+        """Do nothing: the byte in the pipe is enough, but without a handler no signal would be written to it."""
 
     before: dict[int, Any] = {}
     wakeup_before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)

@@ -1,6 +1,6 @@
-"""Objects into a table, by batches: claim, run on an engine, commit, publish.
+"""Process objects into a table, batch by batch: claim, run on an engine, commit, publish.
 
-`batch` opens and settles one batch of notifications, and `attempt` drives its objects through the protocol; both know
-no Spark. `engine` is what they ask to do the data work, and `spark_engine` answers with Spark. `publish` makes
-committed batches visible, `gc` deletes what was abandoned.
+`batch` opens and settles one batch of notifications; `attempt` claims, runs and commits its objects. Neither depends on
+Spark: both call the protocol in `engine`, which `spark.engine` implements for pipelines and `objects.engine` for object
+handlers. `publish` makes committed batches visible, and `maintenance.gc` deletes the files of abandoned attempts.
 """

@@ -1,13 +1,12 @@
-"""One group of objects through the protocol: claim, run, commit.
+"""Take one group of objects through the protocol: claim, run, commit.
 
-The order is the promise: the ledger's commit comes before any acknowledgement, and every way out of a claim is either
-that commit or an abandonment that is durable before anybody else may begin. What can go wrong in between is mapped to
-one outcome an object, in one place.
+The order carries the guarantee. The ledger's commit comes before any acknowledgement, and each claim ends either with
+that commit or with an abandonment that is durable before another worker may claim the objects. `Attempts` maps every
+failure in between to one outcome per object.
 
-The attempt that an execution holds: taken, extended, ended once.
-
-The run thread takes it and commits; a heartbeat extends it; a stop, a timeout or a lost claim ends it from another
-thread. The ledger decides who was first. Here is what an execution knows of that, and who tells of the end.
+`ClaimGuard` holds the attempt of one execution. The run thread takes and commits it, a heartbeat extends it, and a
+stop, a timeout or a lost claim may end it from another thread. The ledger decides which thread was first; the guard
+decides which one emits the events of the end.
 """
 
 import random
@@ -60,7 +59,7 @@ GIVEN_BACK = "the batch was given back"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptKeeper:
-    """A `penstock.messaging.handler.ClaimKeeper` of the attempts of all pipelines."""
+    """A `penstock.messaging.handler.ClaimKeeper` for the attempts of all pipelines."""
 
     ledger: Ledger
 
@@ -69,26 +68,26 @@ class AttemptKeeper:
 
 
 class ClaimGuard:
-    """Of one execution, which has one attempt at a time."""
+    """The attempt that one execution holds, at most one at a time. The methods below name their threads."""
 
     def __init__(self, ledger: Ledger, telling: BatchEvents, *, lease_seconds: float) -> None:
         self._ledger = ledger
         self._telling = telling
         self._lease_seconds = lease_seconds
         self.lock = threading.Lock()  # all fields below are written under it
-        self._work: ClaimedWork | None = None  # the attempt that is ours and open, as far as we know
-        self._ended: ClaimedWork | None = None  # the attempt whose end was told
-        self._taken = threading.Event()  # not set while the run thread takes an attempt
+        self._work: ClaimedWork | None = None  # our open attempt, as far as we know
+        self._ended: ClaimedWork | None = None  # the attempt whose end was already emitted
+        self._taken = threading.Event()  # cleared while the run thread is claiming
         self._taken.set()
-        self._committing = False  # the ledger decides now; a heartbeat has nothing to say any more
+        self._committing = False  # the ledger decides from here on; heartbeat results are ignored
         self._stopped = False
 
-    # The run thread
+    # -- called by the run thread ----------------------------------------------------------------------------------
 
     def take(
         self, claim: Callable[[], ObjectClaims | None], refs: Mapping[bytes, ObjectRef]
     ) -> tuple[ObjectClaims | None, ClaimedWork | None]:
-        """Claim, and hold what that brought. Raises `RunCancelled` once the execution was stopped."""
+        """Claim, and hold the claimed work. Raise `RunCancelled` if the execution was stopped."""
         with self.lock:
             if self._stopped:
                 raise RunCancelled(GIVEN_BACK)
@@ -109,14 +108,14 @@ class ClaimGuard:
             stopped = self._stopped
             if not stopped:
                 self._work, self._committing = work, False
-        if stopped:  # meanwhile, by a caller that knew of no claim
-            with suppress(TemporaryError):  # then its lease ends by itself
+        if stopped:  # stopped during the claim, when no claim was known yet
+            with suppress(TemporaryError):  # the ledger is unreachable: the lease will expire
                 self.give_up(work, reason=GIVEN_BACK, outcome="given_back")
             raise RunCancelled(GIVEN_BACK)
         return answer, work
 
     def commit(self, work: ClaimedWork, outcome: BatchOutcome) -> int | None:
-        """End the attempt by a commit, whose end the caller tells. Raises what `Ledger.commit` does."""
+        """End the attempt with a commit. The caller emits the events. Raises the same errors as `Ledger.commit`."""
         with self.lock:
             self._committing = True
         seq = self._ledger.commit(outcome)
@@ -125,42 +124,43 @@ class ClaimGuard:
         return seq
 
     def abandon(self, work: ClaimedWork, *, reason: str, outcome: str) -> None:
-        """End the attempt without a charge, as far as the ledger can be reached; else its lease ends by itself."""
+        """End the attempt without counting it. If the ledger is unreachable, leave it to the expiry of its lease."""
         with suppress(TemporaryError):
             self.give_up(work, reason=reason, outcome=outcome)
         with self.lock:
             self._work = None
 
-    # Any thread
+    # -- called by any thread --------------------------------------------------------------------------------------
 
     def give_up(self, work: ClaimedWork, *, reason: str, outcome: str) -> None:
-        """The same; raises where the ledger cannot be reached."""
+        """Like `abandon`, but raise `TemporaryError` if the ledger is unreachable, and keep holding the attempt."""
         ours = self._ledger.abandon(work.attempt_id, reason=reason, outcome=outcome, refund=True, unattributed=False)
         if ours and self._end(work):
             self._telling.given_back(work, reason)
 
     def lost(self, work: ClaimedWork) -> None:
-        """Somebody ended the attempt. If it was one of us, that was told."""
+        """Record that the attempt was ended elsewhere. Emit the loss unless this execution already emitted an end."""
         if self._end(work):
             self._telling.lost(work)
 
     def stop(self) -> ClaimedWork | None:
-        """No attempt is taken any more; answers the one that is held."""
+        """Forbid further claims. Return the attempt that is held, if any."""
         with self.lock:
             self._stopped = True
             return self._work
 
     def await_taken(self) -> None:
-        """After `stop`: wait until the run thread has given up an attempt that it was taking. Ends at `stop_waiting`,
-        and after one lease at the latest."""
+        """Wait until the run thread has released an attempt that it was claiming when `stop` was called. Ends early at
+        `stop_waiting`, and after one lease at the latest."""
         self._taken.wait(self._lease_seconds)
 
     def stop_waiting(self) -> None:
-        """After `stop`: end `await_taken`. The run thread still gives up what it takes later."""
+        """End `await_taken` early. The run thread still releases anything that it claims later."""
         self._taken.set()
 
     def fail(self, work: ClaimedWork, outcome: BatchOutcome) -> bool:
-        """End the attempt from outside the run; True where the caller is to tell. Raises as `Ledger.commit` does."""
+        """End the attempt from outside the run. Return True if the caller must emit the events. Raises as
+        `Ledger.commit`, except for `ClaimLost`."""
         try:
             self._ledger.commit(outcome)
         except ClaimLost:
@@ -168,33 +168,33 @@ class ClaimGuard:
         return self._end(work)
 
     def claim(self) -> HeldClaim | None:
-        """Return what the heartbeat extends."""
+        """Return the claim that the heartbeat must extend, or None."""
         with self.lock:
             work = None if self._committing else self._work
         return None if work is None else HeldClaim(keeper=AttemptKeeper(ledger=self._ledger), id=work.attempt_id)
 
     def loses(self, claim: HeldClaim) -> bool:
-        """Return True if an attempt that the ledger does not know as open is lost, and emit that."""
+        """Handle a claim that the ledger no longer knows as open. Return True, and emit the loss, if it was held."""
         with self.lock:
             work = self._work
             if self._committing or work is None or work.attempt_id != claim.id:
-                return False  # a commit that overtook the heartbeat ended the attempt, and rightly so
+                return False  # normal: a commit ended the attempt before the heartbeat arrived
         self.lost(work)
         return True
 
     def _end(self, work: ClaimedWork) -> bool:
-        """True for the one who tells the attempt's end."""
+        """Mark the attempt as ended. Return True for the first caller, which must emit the end."""
         with self.lock:
             first, self._ended = self._ended is not work, work
         return first
 
 
-AT_ONCE = ObjectLater(delay_seconds=0.0, refund=True)  # not begun, or broken off by a stop: another worker may go on
+AT_ONCE = ObjectLater(delay_seconds=0.0, refund=True)  # not started, or interrupted by a stop: free for another worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptSettings:
-    """How a pipeline treats its batches."""
+    """Limits and delays for the batches of one pipeline or object handler."""
 
     pipeline: str
     worker: str
@@ -203,33 +203,33 @@ class AttemptSettings:
     attempts_max: int
     backoff_base_seconds: float
     backoff_cap_seconds: float
-    timeout_seconds: float | None = None  # of a batch; None: as long as it likes
-    busy_seconds_max: float | None = None  # between two looks at an object that is busy; None: what its lease has left
-    tells_batches: bool = True  # whether a batch is worth an event beside those of its objects
+    timeout_seconds: float | None = None  # per batch; None: no limit
+    busy_seconds_max: float | None = None  # longest delay before a busy object is retried; None: until its lease ends
+    tells_batches: bool = True  # emit events for batches, besides those for their objects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRuntime:
-    """What a batch needs from the rooms around it."""
+    """The collaborators that a batch needs from other packages."""
 
     ledger: Ledger
     engine: Engine
     parse: Parse
-    publish: Callable[[], object]  # both tables; raises TemporaryError or PublishHalted
+    publish: Callable[[], object]  # publishes to both tables; raises TemporaryError or PublishHalted
     streak: FailureStreak
     bus: Bus
-    publish_jobs: Mapping[str, Callable[[], object]] | None = None  # the same by table; None: one job for both
+    publish_jobs: Mapping[str, Callable[[], object]] | None = None  # the same per table; None: one job for both
     check_engine: Callable[[], object] | None = None  # called while idle; raises `RestartNeeded`
     clock: Clock = field(default_factory=SystemClock)
     tracing: Tracing = NO_TRACING
     random: Random = random.random
     new_attempt_id: Callable[[], str] = lambda: str(ULID())
     ledger_watch: ServiceWatch = field(default_factory=Unwatched)
-    store_watch: ServiceWatch = field(default_factory=Unwatched)  # of runs; the engine reports to it
+    store_watch: ServiceWatch = field(default_factory=Unwatched)  # passed to runs; the engine reports to it
 
 
 class Attempts:
-    """The attempts of one batch, one after another. Driven by the thread that runs it."""
+    """The attempts of one batch, one after another. Used by the run thread, except for `timed_out`."""
 
     def __init__(
         self, settings: AttemptSettings, around: PipelineRuntime, *, hold: ClaimGuard, telling: BatchEvents
@@ -238,13 +238,13 @@ class Attempts:
         self._around = around
         self._hold = hold
         self._telling = telling
-        self._worked = False  # whether a run has come to its end
+        self._worked = False  # set by the run thread once a run has ended
 
     def of_group(self, group: Sequence[NotificationDelivery]) -> Mapping[bytes, ObjectOutcome]:
-        """Claim what is free of the group, run and commit it; answers what became of each object.
+        """Claim the free objects of the group, run and commit them, and return the outcome of each object.
 
-        Raises `RunGivenBack` where the run gave its work back, `RunCancelled` where somebody took it, and what nobody
-        but a person can mend.
+        Raises `RunGivenBack` if the run released its work, `RunCancelled` if another thread ended it, and
+        `UserError`, `TransformError` or `FaultPersists` if only a person can fix the cause.
         """
         refs = {ref.object_id: ref for parcel in group for ref in parcel.objects}
         began_at = self._around.clock.monotonic()
@@ -260,7 +260,7 @@ class Attempts:
         return outcomes
 
     def timed_out(self, work: ClaimedWork, *, where: str) -> Mapping[bytes, ObjectOutcome]:
-        """End the attempt, from another thread, since the batch's time is over; ``where`` is the stack of its run."""
+        """End the attempt from another thread because the batch timed out. ``where`` is the stack of its run."""
         reason = f"timed out after {self._settings.timeout_seconds or 0.0:g} s"
         failed = timed_out(
             list(work.claim.claimed.values()),
@@ -273,16 +273,16 @@ class Attempts:
         )
         try:
             ours = self._hold.fail(work, outcome)
-        except TemporaryError:  # its lease ends by itself
+        except TemporaryError:  # the lease will expire
             return dict.fromkeys(work.refs, self._later(1))
-        if not ours:  # the run came to its end just now, or somebody took it over: the next delivery finds out
+        if not ours:  # the run ended just now, or was taken over: the next delivery will show which
             return {}
         raised = Raised(error_type="TimedOut", error=reason, traceback=where)
         cause = ReadFailure(failure=AttemptFailure.RETRY, reason=reason, raised=raised)
         return self._failed(work, failed, dict.fromkeys(work.refs, cause))
 
     def _claim(self, group: Sequence[NotificationDelivery]) -> ObjectClaims | None:
-        """Claim what is free of the group; None when the ledger could not tell whether we did."""
+        """Claim the free objects of the group. Return None if the ledger is unreachable: the outcome is uncertain."""
         attempt_id = self._around.new_attempt_id()
         try:
             with self._around.ledger_watch.asked():
@@ -297,12 +297,12 @@ class Attempts:
             self._abandon_unknown(attempt_id, str(unknown))
             self.add_fault(unknown)
             return None
-        if claim.claimed:  # an empty claim may have written nothing
+        if claim.claimed:  # an empty claim may not have written to the ledger, so it proves nothing
             self._around.ledger_watch.succeeded()
         return claim
 
     def _abandon_unknown(self, attempt_id: str, reason: str) -> None:
-        with suppress(TemporaryError):  # where even this fails the attempt's lease ends by itself
+        with suppress(TemporaryError):  # the ledger is still unreachable: the lease will expire
             self._around.ledger.abandon(attempt_id, reason=reason, outcome="failed", refund=True, unattributed=False)
 
     def _unclaimed(self, claim: ObjectClaims) -> dict[bytes, ObjectOutcome]:
@@ -315,7 +315,7 @@ class Attempts:
         return busy | {object_id: ended_outcome(ended) for object_id, ended in claim.ended.items()}
 
     def _work(self, work: ClaimedWork, *, claim_seconds: float) -> dict[bytes, ObjectOutcome]:
-        """Run and commit what is claimed; every way it can end is an outcome for each object."""
+        """Run and commit the claimed objects. Map every way this can end to one outcome per object."""
         try:
             self._telling.claimed(work, seconds=claim_seconds)
             self._telling.taken_over(work, self._attempts_before(work))
@@ -336,21 +336,21 @@ class Attempts:
             self._hold.abandon(work, reason=str(mistake), outcome="given_back")
             raise
         except RunCancelled:
-            raise  # whoever interrupted us gave the claim back before
-        except OSError as fault:  # the driver's own files: a full disk, too many open files
+            raise  # the thread that interrupted us has released the claim
+        except OSError as fault:  # the driver's local files: disk full, too many open files
             return self._infrastructure(work, TemporaryError(str(fault)))
-        except Exception as defect:  # ours; charged like any other cause that cannot be named, so that it ends
+        except Exception as defect:  # a bug in Penstock; counted like other unattributed failures, so that retries end
             text = f"{type(defect).__name__}: {defect}"
             return self._broken(work, RunBroken(text, fingerprint=text))
 
     def _attempts_before(self, work: ClaimedWork) -> Mapping[bytes, ObjectAttempt]:
-        """Return the attempts that were made on these objects before. Only the log needs them."""
+        """Return the previous attempt of each object. Used only for events."""
         again = [object_id for object_id, claimed in work.claim.claimed.items() if claimed.attempts > 1]
         if not again or not self._around.bus.hears(ObjectTakenOver):
             return {}
         try:
             return self._around.ledger.attempts_before(self._settings.pipeline, work.attempt_id, again)
-        except TemporaryError:  # the commit will find out whether the ledger is away
+        except TemporaryError:  # the commit will detect whether the ledger is unreachable
             return {}
 
     def _run_and_commit(self, work: ClaimedWork) -> dict[bytes, ObjectOutcome]:
@@ -364,12 +364,12 @@ class Attempts:
             for object_id, failure in result.failed.items()
         ]
         self._commit(work, result, failed)
-        if result.works or any(done.rows for done in result.processed):  # without a row a transform has shown nothing
+        if result.works or any(done.rows for done in result.processed):  # without a row nothing is proved
             self._around.streak.clear()
         done: dict[bytes, ObjectOutcome] = {processed.object_id: ObjectDone() for processed in result.processed}
         outcomes = done | self._failed(work, failed, result.failed)
         refusal = _nothing_but_refusals(result)
-        if refusal is not None:  # nobody is charged, so a job that is to end has to count them like other faults
+        if refusal is not None:  # not counted as attempts, so count a fault: otherwise a one-off job would never end
             self.add_fault(refusal)
         return outcomes
 
@@ -396,7 +396,7 @@ class Attempts:
             self._telling.committed(work, result, seq, seconds=self._around.clock.monotonic() - began_at)
 
     def _stage(self, name: str, work: ClaimedWork) -> AbstractContextManager[None]:
-        """A span, where batches are worth one beside that of their messages."""
+        """Return a tracing span, or nothing if batches are not traced apart from their messages."""
         if not self._settings.tells_batches:
             return nullcontext()
         return self._around.tracing.stage(
@@ -404,7 +404,10 @@ class Attempts:
         )
 
     def _broken(self, work: ClaimedWork, broken: RunBroken) -> dict[bytes, ObjectOutcome]:
-        """Nobody could be blamed: everybody is a suspect, and nobody dies of it in company."""
+        """Handle a run that failed without naming an object: make all its objects suspects.
+
+        Only an object that ran alone may be dead-lettered.
+        """
         self._telling.broken(work, broken)
         suspects = list(work.claim.claimed.values())
         attempts_max = self._settings.attempts_max
@@ -428,7 +431,7 @@ class Attempts:
         cause = ReadFailure(failure=AttemptFailure.RETRY, reason=str(broken), raised=broken.raised)
         dead = {
             one.object_id: cause for one in failed if one.failure is AttemptFailure.DEAD
-        }  # of which one died, alone
+        }  # at most one, from a run of its own
         return self._failed(work, failed, dead)
 
     def _worked_before(self) -> bool:
@@ -437,10 +440,10 @@ class Attempts:
         return last is not None and last.rows > 0
 
     def _infrastructure(self, work: ClaimedWork, fault: TemporaryError) -> dict[bytes, ObjectOutcome]:
-        """The machinery failed: nobody is charged, and when it goes on failing the worker hears of it."""
+        """Handle an infrastructure failure without counting an attempt. Too many in a row raise `FaultPersists`."""
         self._hold.abandon(work, reason=str(fault), outcome="failed")
         self.add_fault(fault)
-        if isinstance(fault, PartAway):  # others succeed meanwhile, so the number of faults in a row says nothing
+        if isinstance(fault, PartAway):  # other runs still succeed, so faults in a row would be the wrong measure
             tries = max(self._around.streak.refund(object_id) for object_id in work.refs)
             return dict.fromkeys(work.refs, replace(self._later(tries), refund=True))
         return dict.fromkeys(work.refs, self._fault_later())
@@ -462,8 +465,8 @@ class Attempts:
         return outcomes
 
     def _tries(self, failure: FailedObject, attempts: int, cause: ReadFailure | None) -> int:
-        """Return how often an object was tried in vain. One whose failure is another's fault is so tried more and more
-        seldom, also while others succeed."""
+        """Return the number of failed tries, for the backoff. If failures are not counted as attempts, use the faults
+        in a row or the object's own uncounted failures, so that the delay grows even while other objects succeed."""
         if not failure.refund:
             return attempts
         refunds = self._around.streak.refund(failure.object_id) if cause is not None and cause.refund else 0
@@ -474,17 +477,17 @@ class Attempts:
         return dict.fromkeys(work.refs, replace(self._later(1), refund=True))
 
     def add_fault(self, fault: TemporaryError) -> None:
-        """Count a fault of the machinery, which costs no object an attempt. Emits an event for the second fault in a
-        row, and whenever their number has doubled. Raises `FaultPersists` after too many."""
+        """Record an infrastructure fault, which counts for no object as an attempt. Emit an event for the second fault
+        in a row and whenever the count has doubled. Raise `FaultPersists` after too many."""
         count = self._around.streak.add_fault(fault)
         if count >= 2 and count.bit_count() == 1:
             self._telling.faults_repeated(count, fault)
 
     def fault_seconds(self) -> float:
-        """Return how long to wait until the next try after a fault of the machinery."""
+        """Return the delay before the next try after an infrastructure fault."""
         watches = (self._around.ledger_watch, self._around.store_watch)
         paused_seconds = max(watch.put_back_seconds() for watch in watches)
-        # An outage has a growing wait of its own; the streak's is for faults that pause no queue.
+        # An outage has its own growing delay; the streak's delay is for faults that do not pause a queue.
         return paused_seconds or self._later(max(1, self._around.streak.faults)).delay_seconds
 
     def _fault_later(self) -> ObjectLater:
@@ -502,7 +505,7 @@ class Attempts:
 
 
 def _nothing_but_refusals(result: RunResult) -> TemporaryError | None:
-    """What a run came to in which no object was read, and none to blame: see `penstock.pipeline.failures`."""
+    """Return an error if no object was read and no failure was an object's own; see `pipeline.failures`."""
     if result.processed or not result.failed or not all(failure.refund for failure in result.failed.values()):
         return None
     return TemporaryError(next(iter(result.failed.values())).reason)

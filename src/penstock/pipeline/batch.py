@@ -1,6 +1,6 @@
-"""One batch of notifications: open the parcels, group them, let each group have its attempt, and settle.
+"""Process one batch of notifications: open the deliveries, group their objects into runs, attempt each, and settle.
 
-The pipeline as the worker sees it: a handler whose unit of work is a batch of notifications.
+`PipelineHandler` is a pipeline as the worker sees it: a handler whose unit of work is a batch of notifications.
 """
 
 import sys
@@ -28,7 +28,7 @@ from penstock.pipeline.reporting import BatchEvents
 
 
 class BatchExecution:
-    """A `penstock.messaging.handler.Execution` over one batch of notifications."""
+    """A `penstock.messaging.handler.Execution` for one batch of notifications."""
 
     def __init__(self, deliveries: Sequence[Delivery], settings: AttemptSettings, around: PipelineRuntime) -> None:
         self._deliveries = deliveries
@@ -38,11 +38,12 @@ class BatchExecution:
         self._telling = telling
         self._hold = ClaimGuard(around.ledger, telling, lease_seconds=settings.lease_seconds)
         self._attempts = Attempts(settings, around, hold=self._hold, telling=telling)
-        # The rest is written by the run thread: always as a whole, so that others read one state or the next.
-        self._settled: Mapping[str, Settlement] = {}  # by receipt: messages without objects to work on
+        # Only the run thread writes the fields below. It replaces each value whole, so that other threads never see a
+        # half-updated one. (`_invalid` is also written by the thread that calls `time_out`.)
+        self._settled: Mapping[str, Settlement] = {}  # by receipt handle: messages that name no object to process
         self._parcels: Sequence[NotificationDelivery] = ()
-        self._outcomes: Mapping[bytes, ObjectOutcome] = {}  # of objects that the batch is done with
-        self._invalid: Set[str] = frozenset()  # by receipt: deliveries with bad records that an event was emitted for
+        self._outcomes: Mapping[bytes, ObjectOutcome] = {}  # by object id: objects that need no more work in this batch
+        self._invalid: Set[str] = frozenset()  # by receipt handle: deliveries whose bad records were already reported
         self._thread_id: int | None = None
 
     # -- the run thread ------------------------------------------------------------------------------------------
@@ -52,7 +53,7 @@ class BatchExecution:
         self._open()
         try:
             suspects = self._suspects()
-        except TemporaryError as away:  # the ledger: a job that is to end counts it like other faults
+        except TemporaryError as away:  # the ledger is unreachable: counts as a fault, so that a one-off job ends
             self._attempts.add_fault(away)
             later = Release(delay_seconds=self._attempts.fault_seconds(), refund=True, reason=str(away))
             return {**self._answer({}), **{parcel.delivery.receipt: later for parcel in self._parcels}}
@@ -60,8 +61,8 @@ class BatchExecution:
             try:
                 self._outcomes = {**self._outcomes, **self._attempts.of_group(group)}
             except RunGivenBack:
-                break  # what was not begun is not begun any more
-        with suppress(PenstockError):  # upkeep publishes too, and says what is wrong
+                break  # the worker stops: start no further group
+        with suppress(PenstockError):  # the publish job publishes too, and reports its errors
             self._around.publish()
         return self._answer(self._outcomes)
 
@@ -74,10 +75,10 @@ class BatchExecution:
         return self._hold.loses(claim)
 
     def drain(self) -> None:
-        """A run goes on until it is given back."""
+        """Do nothing: a run continues until `give_back`."""
 
     def left_seconds(self, timeout_seconds: float) -> float:
-        """A pipeline has no timeout; an object handler counts the time of its function."""
+        """Return the whole timeout: here it is wall time. An object handler counts only the time in its function."""
         return timeout_seconds
 
     def time_out(self) -> Answer:
@@ -92,7 +93,7 @@ class BatchExecution:
         if work is not None:
             self._hold.give_up(work, reason="given back at shutdown", outcome="given_back")
         else:
-            self._hold.await_taken()  # so that the attempt is free before the messages are
+            self._hold.await_taken()  # the claim must be released before the messages are
 
     def interrupt(self) -> None:
         work = self._hold.stop()
@@ -100,10 +101,10 @@ class BatchExecution:
         if work is not None:
             self._around.engine.cancel(work.attempt_id)
 
-    # -- parts of these -------------------------------------------------------------------------------------------
+    # -- helpers --------------------------------------------------------------------------------------------------
 
     def _answer(self, outcomes: Mapping[bytes, ObjectOutcome]) -> Answer:
-        """Settlements of all deliveries; an object without an outcome was not worked on, and waits for who does."""
+        """Return the settlement of every delivery. Messages with unprocessed objects are released."""
         unreached = {ref.object_id: AT_ONCE for parcel in self._parcels for ref in parcel.objects}
         reached: Mapping[bytes, ObjectOutcome] = {**unreached, **outcomes}
         answer: dict[str, Settlement] = {one.receipt: Release(refund=True) for one in self._deliveries}
@@ -131,7 +132,7 @@ class BatchExecution:
         self._settled, self._parcels = settlements, parcels
 
     def _suspects(self) -> Sequence[NotificationDelivery]:
-        """Return the parcels to be put into groups: a delivery's objects together, unless some of them are suspects."""
+        """Split the deliveries into units for grouping: the objects of a delivery together, except suspects."""
         ids = {ref.object_id for parcel in self._parcels for ref in parcel.objects}
         failures: Mapping[bytes, int] = {}
         if ids:
@@ -139,11 +140,11 @@ class BatchExecution:
                 failures = self._around.ledger.unattributed_failures(self._settings.pipeline, ids)
         singly = self._settings.objects_max == 1
         found = [part for parcel in self._parcels for part in parts(parcel, failures, singly=singly)]
-        # Suspects come in another order each time: where only a few of them fail, the others must not wait behind them.
+        # Shuffle suspects: if only a few of them keep failing, the others must not always wait behind them.
         return sorted(found, key=lambda part: self._around.random() if part.failures else 0.0)
 
     def _where(self) -> str:
-        """What the run is doing now, as a stack without variables."""
+        """Return the current stack of the run thread, without variables."""
         frame = sys._current_frames().get(self._thread_id or 0)
         return "" if frame is None else "".join(traceback.format_stack(frame))
 
@@ -161,14 +162,14 @@ class PipelineHandler:
 
     @property
     def place(self) -> ExecutionPlace:
-        return ExecutionPlace.THREAD  # few and long: a run waits for Spark
+        return ExecutionPlace.THREAD  # few and long: a run waits for Spark, not for the CPU
 
     @property
     def timeout_seconds(self) -> float | None:
         return None
 
     def weigh(self, delivery: Delivery) -> int:
-        """Bytes of the objects that the notification names; 0 for one that cannot be read."""
+        """Return the total bytes of the objects that the notification names, or 0 if it cannot be parsed."""
         try:
             return sum(ref.size_bytes for ref in self._around.parse(delivery.message.body).objects)
         except InvalidMessage:
@@ -183,7 +184,7 @@ class PipelineHandler:
         return jobs if around.check_engine is None else {**jobs, "engine": around.check_engine}
 
     def free_expired(self) -> None:
-        """Free what attempts hold that are past their lease."""
+        """Release the objects of attempts whose lease has expired."""
         for attempt_id in self._around.ledger.abandon_expired(self._settings.pipeline):
             self._around.bus.emit(
                 AttemptAbandoned(pipeline=self._settings.pipeline, attempt_id=attempt_id, reason="its lease ran out")

@@ -1,10 +1,10 @@
-"""What a batch is, written beside the table before the ledger hears of it.
+"""Paths of an attempt's files, and the record of a batch that is written beside the table before the ledger's commit.
 
-The ledger alone says what counts. But where it was restored from a backup, and the table went on, the table names files
-and nobody remembers whose lines are in them: `penstock repair` reads it here. One small file a batch, which gc deletes
-with an abandoned attempt's other files and keeps for as long as the batch is there.
+The ledger alone decides which batches count. But if the ledger is restored from an old backup, the table may name files
+of batches that the ledger has forgotten. `penstock repair` reads from the records which objects those batches
+processed. Each batch has one small file, which only gc deletes, with the other files of an abandoned attempt.
 
-Where the files of an attempt lie. Attempt ids are ULIDs of our own making, never names from outside.
+Attempt ids are ULIDs that Penstock creates, never names from outside, so they are safe in paths.
 """
 
 import gzip
@@ -19,33 +19,33 @@ from penstock.storage.files import Files
 
 DATA_FOLDER = "data"  # below a table's root
 COMPACTED_FOLDER = "compacted"  # below a table's root
-RECORDS_FOLDER = "_penstock/batches"  # below a table's root, where neither its readers nor a vacuum look
+RECORDS_FOLDER = "_penstock/batches"  # below a table's root; its readers and a vacuum skip names that begin with "_"
 
 
 def run_files(attempt_id: str, run: int) -> str:
-    """Files of one run, relative to the root of the table they are for. A repeated run has a folder of its own."""
+    """Return the folder of one run, relative to the table's root. A repeated run has a folder of its own."""
     return f"{DATA_FOLDER}/{attempt_id}/r{run}"
 
 
 def run_work(work: Files, attempt_id: str, run: int) -> Files:
-    """Plan and reports of one run."""
+    """Return the folder that holds the plan and the reports of one run."""
     return work.below(f"{attempt_id}/r{run}")
 
 
 def attempt_of(path: str) -> str:
-    """The attempt that a file below `DATA_FOLDER` is named after; of any other path something that is none."""
+    """Return the attempt id in the path of a file below `DATA_FOLDER`; for other paths a string that is no id."""
     folder, _, rest = path.partition("/")
     return rest.partition("/")[0] if folder == DATA_FOLDER else ""
 
 
 _SUFFIX = ".json.gz"
 _VERSION = 1
-_COMPRESSION = 3  # of 9: more takes several times as long, and saves a tenth (measured)
+_COMPRESSION = 3  # of 9: higher levels take several times as long and save a tenth (measured)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedObject:
-    """One object that the batch processed."""
+    """An object that the batch processed."""
 
     ref: ObjectRef
     rows: int
@@ -54,7 +54,7 @@ class RecordedObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRecord:
-    """One batch as it was about to be committed. Manifests and columns are the texts that the ledger keeps."""
+    """A batch just before its commit. Manifests and columns are the strings that the ledger stores."""
 
     pipeline: str
     attempt_id: str
@@ -64,18 +64,18 @@ class BatchRecord:
     bytes: int
     manifest: str
     quarantine_manifest: str
-    columns: str  # of its files
+    columns: str  # the columns of its files, encoded as the ledger stores them
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     spark_ui_url: str | None = None
 
 
 def save(table: Files, record: BatchRecord) -> None:
-    """Keep it below the table's root; durable when this returns."""
+    """Write the record below the table's root. It is durable on return."""
     table.write(_path(record.attempt_id), _encoded(record))
 
 
 def load(table: Files, attempt_id: str) -> BatchRecord | None:
-    """The record of an attempt; None where there is none. Raises `TableError` for one that cannot be read."""
+    """Return the record of an attempt, or None if there is none. Raise `TableError` if it cannot be read."""
     try:
         return _decoded(table.read(_path(attempt_id)))
     except FileNotFoundError:
@@ -87,13 +87,13 @@ def load(table: Files, attempt_id: str) -> BatchRecord | None:
 
 
 def recorded(table: Files) -> Sequence[str]:
-    """The attempts that have a record, oldest first."""
+    """Return the ids of the attempts that have a record, oldest first."""
     names = table.names(RECORDS_FOLDER)
     return sorted(name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))
 
 
 def forget(table: Files, attempt_ids: Sequence[str]) -> None:
-    """Delete records; those that are not there are no error."""
+    """Delete the records of these attempts, ignoring missing ones."""
     paths = [_path(attempt_id) for attempt_id in attempt_ids]
     table.delete(path for path in paths if table.stat(path) is not None)
 
@@ -134,4 +134,4 @@ def _decoded(data: bytes) -> BatchRecord:
 def _object(fields: dict[str, object]) -> RecordedObject:
     rows, lines = fields.pop("rows"), fields.pop("lines_quarantined")
     key = decode_key(unquote_to_bytes(str(fields.pop("key"))))
-    return RecordedObject(ref=ObjectRef(key=key, **fields), rows=rows, lines_quarantined=lines)  # type: ignore[arg-type]  # a wrong one is a TypeError or found by its id
+    return RecordedObject(ref=ObjectRef(key=key, **fields), rows=rows, lines_quarantined=lines)  # type: ignore[arg-type]  # wrong names raise TypeError; wrong values yield an unknown object id

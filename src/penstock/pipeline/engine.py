@@ -1,7 +1,7 @@
-"""What the protocol asks of whoever does the data work.
+"""The interface between the protocol (claim, run, commit) and the engine that processes the data.
 
-Spark does it for pipelines, a user's function for plain object handlers; the simulation brings an engine of its own, so
-that the protocol code is run through many thousand schedules without a JVM.
+Spark implements it for pipelines, and a call of the user's function for object handlers. The simulation tests have an
+engine of their own, to run the protocol code through many thousand schedules without a JVM.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,16 +15,18 @@ from penstock.objects.reference import ObjectRef
 
 
 class RunCancelled(PenstockError):
-    """The run was interrupted on purpose; nobody waits for its answer."""
+    """The run was interrupted on purpose. Its result is not used."""
 
 
 class RunGivenBack(PenstockError):
-    """The run ended itself, since the worker stops: its claim still holds and is to be given back."""
+    """The run ended early because the worker stops. Its claim is still held and must be released."""
 
 
 class RunBroken(PenstockError):
-    """The run failed and no object can be named as the cause. ``fingerprint`` is equal for equal causes; ``raised`` is
-    what the user's code raised, where it was that."""
+    """The run failed and no object can be named as the cause.
+
+    ``fingerprint`` is equal for equal causes. ``raised`` is the exception of the user's code, if that was the cause.
+    """
 
     def __init__(self, message: str, *, fingerprint: str, raised: Raised | None = None) -> None:
         super().__init__(message)
@@ -34,26 +36,26 @@ class RunBroken(PenstockError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """One run: these objects, under this attempt. What it writes stands in places named after the attempt."""
+    """One run: its objects and its attempt. The run writes only to paths that contain the attempt id."""
 
     attempt_id: str
     objects: Sequence[ObjectRef]
-    claimed: Mapping[bytes, ClaimedObject] = field(default_factory=dict)  # what the claim said of each, by object id
+    claimed: Mapping[bytes, ClaimedObject] = field(default_factory=dict)  # the claim's result, by object id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadFailure:
     """Why one object was not processed.
 
-    `AttemptFailure.GONE`, `SUPERSEDED`, `RETRY` for what another look may mend, `DEAD` for what none can.
+    `AttemptFailure.GONE`, `SUPERSEDED` and `RETRY` if another try may help, `DEAD` if none can.
     """
 
     failure: AttemptFailure
     reason: str
-    refund: bool = False  # of a RETRY: the fault is hardly the object's, so the attempt does not count
-    delay_seconds: float | None = None  # of a RETRY: until then; None leaves it to the backoff
+    refund: bool = False  # RETRY only: the fault is probably not the object's, so do not count the attempt
+    delay_seconds: float | None = None  # RETRY only: None means the default backoff
     raised: Raised | None = None  # by the user's function
-    exception: BaseException | None = None  # the same, for error hooks
+    exception: BaseException | None = None  # the same exception, for error hooks
 
 
 Samples = Mapping[bytes, Sequence[tuple[int, str]]]  # some quarantined lines by object id: offset, reason
@@ -62,44 +64,47 @@ Reasons = Mapping[bytes, Mapping[str, int]]  # all quarantined lines by object i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What a run wrote, durably, but visible to nobody yet. Every requested object is in one of the first two."""
+    """The durable result of a run, not visible to readers yet. Each object is in ``processed`` or ``failed``."""
 
     processed: Sequence[ObjectResult]
     failed: Mapping[bytes, ReadFailure]  # by object id
     rows: int
     lines_quarantined: int
-    bytes: int  # of the objects processed, as stored
+    bytes: int  # size of the processed objects, as stored
     manifest: str
     quarantine_manifest: str
-    schema_id: int  # the table schema the run was checked against
-    new_schema: str | None  # set where the run needs a changed one
+    schema_id: int  # the table schema that the run was checked against
+    new_schema: str | None  # set if the run needs a changed schema
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
-    spark_ui_url: str | None = None  # where the run can be looked at
-    works: bool = False  # what was processed shows that the user's code works, even where there is no row
+    spark_ui_url: str | None = None  # page of this run in the Spark UI
+    works: bool = False  # True: a success proves that the user's code works, even without a row
     samples: Samples = field(default_factory=dict)
     reasons: Reasons = field(default_factory=dict)
 
 
 class Engine(Protocol):
-    """Runs batches, one at a time or several at once."""
+    """An executor of runs, one at a time or several in parallel."""
 
     def run(self, request: RunRequest) -> RunResult:
         """Read, transform and write.
 
-        Raises `RunBroken` when the data or the user's code broke it, `TemporaryError` when the machinery did,
-        `UserError` when no batch can ever work (a transform that is no transform, a table of another schema),
-        `RunCancelled` after `cancel`, `RunGivenBack` when it ended itself at a stop.
+        Raises:
+            RunBroken: The data or the user's code failed.
+            TemporaryError: The infrastructure failed.
+            UserError: No batch can ever succeed (e.g. an invalid transform, or a table with another schema).
+            RunCancelled: `cancel` was called.
+            RunGivenBack: The run ended early because the worker stops.
         """
         ...
 
     def cancel(self, attempt_id: str) -> None:
-        """End the run of that attempt soon; from any thread, also before it began or after it ended."""
+        """End the run of that attempt soon. Thread-safe; may be called before the run begins or after it ends."""
         ...
 
 
 class CheckedEngine(Engine, Protocol):
-    """An engine on machinery that may fail for good, such as Spark's JVM."""
+    """An engine whose backend may fail permanently, such as Spark's JVM."""
 
     def check(self) -> None:
-        """Raise `RestartNeeded` if the machinery is known to have ended. Never waits."""
+        """Raise `RestartNeeded` if the backend is known to have ended. Never blocks."""
         ...

@@ -1,4 +1,4 @@
-"""Check that the packages of the extras `spark` and `pipeline` are installed, before anything of them is imported."""
+"""Check that the packages of the extras `spark` and `pipeline` are installed, without importing them."""
 
 from importlib.util import find_spec
 
@@ -12,7 +12,7 @@ DELTALAKE_TESTED = ((1, 6, 6), (1, 7, 0))
 
 
 def require_spark() -> None:
-    """Raise `ConfigurationError`, naming the extra, if a package that pipelines need is missing. Imports nothing."""
+    """Raise `ConfigurationError`, naming the extra, if a package that pipelines need is missing. Import nothing."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         extra = "spark" if "pyspark" in missing else "pipeline"
@@ -23,7 +23,7 @@ def require_spark() -> None:
 
 
 def require_arrow() -> None:
-    """Raise `ConfigurationError`, naming the extra, if pyarrow, which reads and writes archives, is missing."""
+    """Raise `ConfigurationError`, naming the extra, if pyarrow is missing. Archives are read and written with it."""
     if find_spec("pyarrow") is None:
         raise ConfigurationError(
             "The archive's files are Parquet, and pyarrow cannot be found here: run pip install 'penstock[pipeline]'."
@@ -31,7 +31,7 @@ def require_arrow() -> None:
 
 
 def untested_deltalake(version: str) -> str | None:
-    """Return a sentence if this version of deltalake is outside the tested range.
+    """Return a warning if this version of deltalake is outside the tested range, otherwise None.
 
     Publishing relies on its behaviour more than on its interface: see docs/why/decisions/deltalake-for-publishing.md.
     """
@@ -43,5 +43,5 @@ def untested_deltalake(version: str) -> str | None:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Return (1, 6, 0) of "1.6" and (1, 6, 6) of "1.6.6". A part that is no number counts as 0."""
+    """Return (1, 6, 0) for "1.6" and (1, 6, 6) for "1.6.6". A part that is not a number counts as 0."""
     return tuple(int(part) if part.isdecimal() else 0 for part in [*version.split("."), "0", "0"][:3])

@@ -1,14 +1,13 @@
-"""When failures say something of the pipeline and not of the data.
+"""Tell failures of the pipeline or its surroundings from failures of single objects.
 
-A run that breaks with nobody to blame may be the data's fault or the user's code's. What tells them apart is success:
-until a batch of this process was committed, the same failure in a few batches that have no object in common stops the
-pipeline before anybody dies of it. Afterwards the code is known to work, and only a long row of failures stops it.
+`FailureStreak`: a run that breaks without naming an object may be the fault of the data or of the user's code. A
+success decides. Until this process has committed a batch, the same failure in a few batches without a common object
+stops the pipeline, before any object is dead-lettered. After that the code is known to work, and only a longer
+series of failures stops it.
 
-When a refusal to read says nothing of the object.
-
-A permission that was taken away, a policy with a mistake in it, or a disk that fails refuses one object after another.
-Were each of them charged an attempt for it, all would be dead letters before anybody had looked. So a refusal is
-charged while it can be the object's own: as long as no other object was refused since the last one that could be read.
+`Denials`: a revoked permission, a wrong policy or a failing disk denies one object after another. If each denial
+counted as an attempt, all objects would be dead-lettered before a person has looked. So a denial counts only while it
+may be specific to the object: as long as no other object was denied since the last successful read.
 """
 
 import threading
@@ -17,26 +16,26 @@ from penstock.errors import FaultPersists, TemporaryError, TransformError
 from penstock.pipeline.engine import RunBroken
 
 DISJOINT_FAILURES_MAX = 3  # before the first success
-DISJOINT_FAILURES_LATER_MAX = 20  # after it: an upstream that changed its format, say
-REFUNDED_MAX = 10_000  # objects that are remembered
+DISJOINT_FAILURES_LATER_MAX = 20  # after it; e.g. an upstream changed its format
+REFUNDED_MAX = 10_000  # objects whose refund count is remembered
 
 
 class FailureStreak:
-    """The failures since the last success. Any thread may call it."""
+    """The failures since the last success of one pipeline or handler. Thread-safe."""
 
     def __init__(self, *, faults_max: int | None = None) -> None:
-        """``faults_max``: how many infrastructure faults in a row are borne; None bears any number."""
+        """``faults_max`` limits the infrastructure faults in a row; None means no limit."""
         self._faults_max = faults_max
         self._lock = threading.Lock()  # every field below is written under it
         self._fingerprint: str | None = None
         self._batches: list[frozenset[bytes]] = []
         self._reprieved: set[bytes] = set()
-        self._refunded: dict[bytes, int] = {}  # how often; under the lock, those of longest ago are forgotten
-        self.succeeded = False  # whether a batch of this process was committed, ever
+        self._refunded: dict[bytes, int] = {}  # refunds by object id; the least recently refunded are dropped
+        self.succeeded = False  # True once this process has committed a batch
         self.faults = 0
 
     def clear(self) -> None:
-        """A batch was committed."""
+        """Record a success: a batch was committed."""
         with self._lock:
             self.succeeded = True
             self._fingerprint = None
@@ -45,7 +44,7 @@ class FailureStreak:
             self.faults = 0
 
     def add(self, broken: RunBroken, object_ids: frozenset[bytes]) -> TransformError | None:
-        """Record a broken run; answers the error to stop with once the cause is clearly not in the data."""
+        """Record a broken run. Return the error to stop with if the cause is clearly not in the data."""
         with self._lock:
             if broken.fingerprint != self._fingerprint:
                 self._fingerprint = broken.fingerprint
@@ -62,15 +61,18 @@ class FailureStreak:
         )
 
     def reprieve(self, object_id: bytes) -> bool:
-        """An object failed alone in what would be its last attempt, and nothing succeeded in this process yet: True the
-        first time, since others may succeed before it comes again."""
+        """Grant an object one more attempt, once. Return True the first time.
+
+        Called when an object failed alone in its last attempt and this process has had no success: others may succeed
+        before the object is delivered again.
+        """
         with self._lock:
             known = object_id in self._reprieved
             self._reprieved.add(object_id)
         return not known
 
     def refund(self, object_id: bytes) -> int:
-        """Record that an object failed and was not charged; answers how often that was so in this process."""
+        """Record a failure that was not counted as an attempt. Return how many the object has had in this process."""
         with self._lock:
             count = self._refunded[object_id] = self._refunded.pop(object_id, 0) + 1
             if len(self._refunded) > REFUNDED_MAX:
@@ -78,8 +80,7 @@ class FailureStreak:
         return count
 
     def add_fault(self, fault: TemporaryError) -> int:
-        """Record an infrastructure fault; return how many there were in a row. Raises `FaultPersists` after too
-        many."""
+        """Record an infrastructure fault. Return the number in a row, or raise `FaultPersists` at the limit."""
         with self._lock:
             self.faults += 1
             count = self.faults
@@ -89,7 +90,7 @@ class FailureStreak:
 
 
 def every_run_failed(broken: RunBroken) -> TransformError:
-    """The error to stop with where nothing ever succeeded, and an object failed alone again and again."""
+    """Return the error to stop with if nothing has ever succeeded and an object has failed alone repeatedly."""
     return _stopped("every run failed, down to those of one object alone", broken)
 
 
@@ -103,14 +104,14 @@ OBJECTS_REMEMBERED_MAX = 1_000
 
 
 class Denials:
-    """The refusals of one handler or pipeline in this process. Any thread may call it."""
+    """Access denials of one handler or pipeline in this process. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._denied: set[bytes] = set()  # under the lock: since the last object that could be read
+        self._denied: set[bytes] = set()  # objects denied since the last successful read; written under the lock
 
     def add(self, object_id: bytes) -> bool:
-        """Record a refusal; answers whether others were refused too, so that this one is hardly the object's fault."""
+        """Record a denial. Return True if other objects were denied too: it is probably not the object's fault."""
         with self._lock:
             others = bool(self._denied - {object_id})
             if len(self._denied) < OBJECTS_REMEMBERED_MAX:
@@ -118,7 +119,7 @@ class Denials:
         return others
 
     def clear(self) -> None:
-        """An object could be read."""
+        """Record a successful read."""
         if self._denied:
             with self._lock:
                 self._denied.clear()

@@ -1,15 +1,14 @@
-"""Deliveries of notifications, opened: which objects each one names, and how it is settled in the end.
+"""Open deliveries of notifications, group their objects into runs, and turn the outcomes of objects into settlements.
 
-What becomes of an object that left its attempt without rows: pure rules over what the claim and the run said.
+Pure functions, except that `sentence` records the failure in its `FailureStreak`. `verdict`, `sentence` and `suspicion`
+classify failures, of which there are two kinds. A failure that names its object counts only against that object. A
+failure that names none makes every object of the run a suspect; then no object is dead-lettered for a run that it
+shared, or for an error that may be in the user's code.
 
-Two kinds of failure are told apart. One that names its object is judged by that object's attempts alone. One that names
-nobody makes everybody in the run a suspect, and then nobody dies in company, or of what may be the user's code.
-
-Who shares a run with whom: one culprit must not use up its siblings' attempts.
-
-A run that failed with nobody to blame makes all its objects suspects. After k such failures an object shares a run only
-with objects of the same k, and at most ``objects_max ** (1 - k / (attempts_max - 1))`` of them: a batch of 5,000 with
-one culprit and four attempts shrinks to 292, 17 and 1, so that the last attempt of an innocent object is its own.
+`groups` decides which suspects share a run: one culprit must not use up the attempts of the others. After k
+unattributed failures an object shares a run only with objects of the same k, and only
+``objects_max ** (1 - k / (attempts_max - 1))`` of them. With four attempts, a batch of 5,000 with one culprit shrinks
+to 292, 17 and 1, so that an innocent object has its last attempt alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,12 +38,12 @@ Parse = Callable[[bytes], Notification]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotificationDelivery:
-    """A delivery and the objects it names."""
+    """A delivery with the objects that it names, or with some of them (see `parts`)."""
 
     delivery: Delivery
     objects: Sequence[ObjectRef]
-    problems: Sequence[str]  # records that could not be understood; the others take effect all the same
-    failures: int = 0  # the most unattributed failures any of its objects has
+    problems: Sequence[str]  # records that could not be parsed; the valid ones are processed all the same
+    failures: int = 0  # the highest number of unattributed failures among its objects
 
     @property
     def objects_count(self) -> int:
@@ -53,12 +52,12 @@ class NotificationDelivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectDone:
-    """Nothing is left to do for the object: processed, gone, superseded, or dead by another message."""
+    """Nothing is left to do for the object: processed, deleted, superseded, or failed under another message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectLater:
-    """The object is busy elsewhere or is to be tried again."""
+    """The object is busy elsewhere, or is to be tried again. ``refund``: do not count the delivery as an attempt."""
 
     delay_seconds: float
     refund: bool = False
@@ -66,20 +65,20 @@ class ObjectLater:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectDead:
-    """The object is given up on, and the message with this id carried it."""
+    """The object has failed for good. ``carrier_message_id`` is the original message, which is dead-lettered for it."""
 
     reason: str
     carrier_message_id: str
-    exception: str | None = None  # type and message, where a user's function raised
+    exception: str | None = None  # type and message of the exception, if the user's function raised
     traceback: str | None = None
-    lasting: bool = False  # rejected or unreadable: another attempt cannot help
+    lasting: bool = False  # rejected or unreadable: a retry cannot help
 
 
 ObjectOutcome = ObjectDone | ObjectLater | ObjectDead
 
 
 def open_parcel(delivery: Delivery, parse: Parse, *, handler: str) -> NotificationDelivery | Settlement:
-    """Read the notification; a message without objects is settled at once, by the pipeline or function ``handler``."""
+    """Parse the notification. Return a settlement if it names no object. ``handler`` names the pipeline or function."""
     try:
         notification = parse(delivery.message.body)
     except InvalidMessage as invalid:
@@ -92,7 +91,7 @@ def open_parcel(delivery: Delivery, parse: Parse, *, handler: str) -> Notificati
 
 
 def settle_parcel(parcel: NotificationDelivery, outcomes: Mapping[bytes, ObjectOutcome], *, handler: str) -> Settlement:
-    """A delivery stays whole: how it ends follows from the outcomes of all its objects."""
+    """Return the settlement of a delivery, given the outcomes of all its objects. It is settled as a whole."""
     settlement = settle_by(
         problems=parcel.problems,
         outcomes=[outcomes[ref.object_id] for ref in parcel.objects],
@@ -105,9 +104,10 @@ def settle_parcel(parcel: NotificationDelivery, outcomes: Mapping[bytes, ObjectO
 def settle_by(
     *, problems: Sequence[str], outcomes: Sequence[ObjectOutcome], message_id: str, handler: str
 ) -> Settlement:
-    """Anything left to do: release. Else anything dead that it carried, or a bad record: dead letter. Else ack.
+    """Return Release if an object needs more work, else DeadLetter if the message carried a failed object or a bad
+    record, else Ack.
 
-    The letter is poison where a record is bad, or where nothing that it carried can be helped by another attempt.
+    The dead-lettered message is marked as poison if a record is bad, or if a retry can help none of its failed objects.
     """
     later = [outcome for outcome in outcomes if isinstance(outcome, ObjectLater)]
     if later:
@@ -115,7 +115,7 @@ def settle_by(
         return Release(delay_seconds=delay_seconds, refund=all(outcome.refund for outcome in later))
     dead = [o for o in outcomes if isinstance(o, ObjectDead) and o.carrier_message_id == message_id]
     if dead or problems:
-        told = next((o for o in dead if o.exception is not None), None)  # a letter has place for one
+        told = next((o for o in dead if o.exception is not None), None)  # room for one exception only
         return DeadLetter(
             reason="; ".join([*problems, *(o.reason for o in dead)]),
             exception=told.exception if told else None,
@@ -129,11 +129,11 @@ def settle_by(
 def parts(
     parcel: NotificationDelivery, failures: Mapping[bytes, int], *, singly: bool = False
 ) -> list[NotificationDelivery]:
-    """What may share a run: the objects that nobody suspects together, each suspect by itself.
+    """Split a delivery into units that may share a run: all unsuspected objects together, each suspect alone.
 
-    ``failures`` are the unattributed ones, by object id. A delivery stays whole in its batch and is settled as a whole,
-    but not in one run: the culprit in a message of several objects would never be alone in a run, and never die.
-    ``singly``: each object by itself in any case.
+    ``failures`` counts unattributed failures by object id. The delivery stays whole for its settlement but not for its
+    runs: otherwise the culprit in a message of several objects would never run alone, and so never be dead-lettered.
+    With ``singly`` every object is a unit of its own.
     """
     if singly:
         return [replace(parcel, objects=(ref,), failures=failures.get(ref.object_id, 0)) for ref in parcel.objects]
@@ -147,15 +147,15 @@ def parts(
 
 
 def candidates(parcels: Sequence[NotificationDelivery]) -> list[Candidate]:
-    """The objects of a group, once for each message that names them: the ledger says which of these carries an object.
+    """Return the objects of a group, once for each message that names them. The ledger picks each object's message.
 
-    That is the first, or for a dead object the first that may revive it.
+    It picks the first, or for a failed object the first message that may revive it.
     """
     return [_candidate(ref, carrier_of(parcel.delivery)) for parcel in parcels for ref in parcel.objects]
 
 
 def carrier_of(delivery: Delivery) -> Carrier:
-    """What the ledger remembers of the message, should an object of it die."""
+    """Return the part of the message that the ledger keeps, to recognise its redelivery if an object of it fails."""
     return Carrier(
         message_id=delivery.message.id,
         enqueued_at=delivery.message.enqueued_at,
@@ -177,11 +177,11 @@ def _candidate(ref: ObjectRef, carrier: Carrier) -> Candidate:
     )
 
 
-GONE_AFTER_SECONDS = 5.0  # between the two looks that make a missing object a deleted one: longer than a rename dance
+GONE_AFTER_SECONDS = 5.0  # between two failed checks before a file counts as deleted: longer than a rename swap takes
 
 
 def verdict(claimed: ClaimedObject, failure: ReadFailure, *, attempts_max: int) -> FailedObject:
-    """An object that was not processed: look again where that may help, give up where it has had its attempts."""
+    """Classify an object that was not processed. RETRY becomes DEAD after the last attempt; for GONE see `_missing`."""
     found = failure.failure
     if found is AttemptFailure.GONE:
         return _missing(claimed, failure.reason)
@@ -198,12 +198,12 @@ def verdict(claimed: ClaimedObject, failure: ReadFailure, *, attempts_max: int) 
 
 
 def look_again_seconds(claimed: ClaimedObject) -> float:
-    """How long a missing object is left alone, so that its next look is far enough from the first."""
+    """Return the delay before the next check of a missing object, so that it is long enough after the first."""
     return max(0.0, GONE_AFTER_SECONDS - (claimed.missing_seconds or 0.0))
 
 
 def _missing(claimed: ClaimedObject, reason: str) -> FailedObject:
-    """An object that a look did not find: gone only if another look, long enough before, did not find it either."""
+    """Classify an object that was not found: deleted only if a check long enough ago did not find it either."""
     gone = claimed.missing_seconds is not None and claimed.missing_seconds >= GONE_AFTER_SECONDS
     return FailedObject(
         object_id=claimed.object_id,
@@ -217,10 +217,11 @@ def _missing(claimed: ClaimedObject, reason: str) -> FailedObject:
 def timed_out(
     claimed: Sequence[ClaimedObject], reason: str, *, attempts_max: int, first: bool
 ) -> Sequence[FailedObject]:
-    """What was at work when the time of its batch was over.
+    """Classify the objects that were being processed when the batch timed out.
 
-    Work that was not the batch's ``first`` had only what others left of the time, and is not charged. Each batch that
-    runs out of time has so ended some of its work or charged some of it, and one that is too slow comes to its end.
+    Work that was not the ``first`` of the batch had only the rest of the time, and is not counted as an attempt. So
+    each batch that times out has either finished some of its work or counted an attempt for some of it, and a batch
+    that is too slow ends eventually.
     """
     if not first:
         return [
@@ -242,10 +243,10 @@ def sentence(
     attempts_max: int,
     worked_before: Callable[[], bool],
 ) -> TransformError | AttemptFailure:
-    """What a broken run means: the error to stop with, or how its objects leave it.
+    """Classify a broken run: return the error to stop the pipeline with, or how the suspects leave the run.
 
-    An object dies only of its last attempt, alone, and in a pipeline that works: one that committed a batch in this
-    process, or before it (``worked_before``) and the object was given another chance.
+    An object is dead-lettered only after its last attempt, in a run of its own, and in a pipeline that works: one that
+    has committed a batch in this process, or earlier (``worked_before``) if the object was granted one more attempt.
     """
     pause = streak.add(broken, frozenset(suspect.object_id for suspect in suspects))
     if pause is not None:
@@ -262,7 +263,7 @@ def sentence(
 def suspicion(
     suspect: ClaimedObject, broken: RunBroken, meaning: TransformError | AttemptFailure, *, attempts_max: int
 ) -> FailedObject:
-    """How a suspect leaves a broken run. One that lives on keeps its last attempt for a run of its own."""
+    """Classify one suspect of a broken run. Unless it is dead, it keeps its last attempt for a run of its own."""
     dead = meaning is AttemptFailure.DEAD
     return FailedObject(
         object_id=suspect.object_id,
@@ -277,7 +278,7 @@ def suspicion(
 def failure_outcome(
     failed: FailedObject, claimed: ClaimedObject, *, later: ObjectLater, cause: ReadFailure | None = None
 ) -> ObjectOutcome:
-    """What a failure means for the messages that named the object; ``later`` is when to try again."""
+    """Return the outcome of a failure for the messages that name the object. ``later`` holds the time of the retry."""
     match failed.failure:
         case AttemptFailure.RETRY if cause is not None and cause.delay_seconds is not None:
             return replace(later, delay_seconds=cause.delay_seconds)
@@ -297,14 +298,14 @@ def failure_outcome(
 
 
 def ended_outcome(ended: EndedObject) -> ObjectOutcome:
-    """An object that was terminal before we came; a dead one takes its own carrier down again, and no other message."""
+    """Return the outcome of an object that had already ended. A failed one dead-letters its original message only."""
     if ended.state is ObjectState.DEAD and ended.carrier is not None:
         return ObjectDead(reason=ended.reason or "dead", carrier_message_id=ended.carrier.message_id)
     return ObjectDone()
 
 
 class Suspect(Protocol):
-    """What grouping has to know of a delivery."""
+    """The two properties of a delivery that `groups` needs."""
 
     @property
     def objects_count(self) -> int: ...
@@ -317,7 +318,7 @@ S = TypeVar("S", bound=Suspect)
 
 
 def group_objects_max(failures: int, *, objects_max: int, attempts_max: int) -> int:
-    """How many objects with that many unattributed failures may share a run; at least 1."""
+    """Return how many objects with this number of unattributed failures may share a run; at least 1."""
     if failures <= 0:
         return objects_max
     if failures >= attempts_max - 1:
@@ -326,7 +327,7 @@ def group_objects_max(failures: int, *, objects_max: int, attempts_max: int) -> 
 
 
 def groups(suspects: Sequence[S], *, objects_max: int, attempts_max: int) -> list[list[S]]:
-    """Split into runs, the unsuspected first. A delivery stays whole, even where it has more objects than a run may."""
+    """Split into runs, unsuspected ones first. A delivery stays whole, even if it exceeds the limit of a run."""
     answer: list[list[S]] = []
     for failures in sorted({suspect.failures for suspect in suspects}):
         limit = group_objects_max(failures, objects_max=objects_max, attempts_max=attempts_max)

@@ -1,8 +1,8 @@
-"""Making committed batches visible, in their order and each once.
+"""Make committed batches visible in the table, in order and each exactly once.
 
-Publishing holds no state of its own, and any number of processes may do it at the same time. What makes it right is in
-the table: its position is read from a snapshot, and files are committed on that very snapshot or not at all. So a
-conflict, or an outcome nobody knows, needs no repair: load the table again and look.
+Publishing keeps no state, and any number of processes may publish concurrently. Correctness rests on the table: its
+position is read from a snapshot, and files are committed on exactly that snapshot or not at all. So after a conflict,
+or a commit whose outcome is unknown, nothing needs repair: load the table again.
 """
 
 import random
@@ -24,41 +24,41 @@ from penstock.sinks.schema import additions
 from penstock.sinks.schema import decode as schema_decode
 from penstock.sinks.sink import Append, LoadedTable, Position, Sink
 
-CONFLICTS_MAX = 20  # in a row, without anything published by us
+CONFLICTS_MAX = 20  # in a row, without a commit of ours in between
 CONFLICT_BASE_SECONDS = 0.02
 CONFLICT_CAP_SECONDS = 2.0
-PAGE_BATCHES = 100  # read at a time; two at least, as pages overlap by one
-FILES_MAX = 10_000  # of one commit; a single batch may have more
+PAGE_BATCHES = 100  # per query; at least 2, as pages overlap by one
+FILES_MAX = 10_000  # per commit; a single batch may exceed it
 
 START = Position(seq=0, attempt_token=None)  # before the first batch
 
 ManifestOf = Callable[[BatchRow], str]
 SchemaOf = Callable[[BatchRow], pa.Schema]
 
-_SYSTEM_CLOCK = SystemClock()  # holds no state
+_SYSTEM_CLOCK = SystemClock()  # stateless
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """The result of one `publish`. Handed to the next one, it saves reading the same batches again.
+    """The result of one `publish`. Pass it to the next call to avoid reading the same batches again.
 
-    Both places name a batch by number and attempt: a ledger that failed over to a replica gives numbers a second time.
+    Both positions name a batch by number and attempt, since a ledger that failed over to a replica may reuse numbers.
     """
 
-    position: Position  # the table's: the last batch with files that it shows
-    looked_to: Position  # no batch from there up to this one has files for the sink
+    position: Position  # the table's position: the last visible batch that has files
+    looked_to: Position  # no batch after ``position`` up to this one has files for the sink
     table_version: int | None  # None: no table yet
     batches: int  # made visible by this call
 
     @property
     def visible_to(self) -> int:
-        """The number of the last batch of which the table shows everything there is to show."""
+        """The number of the last batch up to which the table shows everything."""
         return max(self.position.seq, self.looked_to.seq)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PublishChunk:
-    """Batches that go into one commit, as files; the last of them has some."""
+    """Batches that are published in one commit. The last of them has files."""
 
     tip: BatchRow
     batches: int
@@ -67,7 +67,7 @@ class _PublishChunk:
 
 @dataclass(slots=True, kw_only=True)
 class _ReadPosition:
-    """How far this call has read. Used by one thread."""
+    """Progress of one `publish` call. Used by one thread."""
 
     position: Position = START
     looked_to: Position = START
@@ -88,11 +88,16 @@ def publish(
     clock: Clock = _SYSTEM_CLOCK,
     after: Published | None = None,
 ) -> Published:
-    """Make every committed batch visible in the sink. ``step`` is announced after each commit to the table.
+    """Make every committed batch visible in the sink.
 
-    ``after`` is an earlier answer for the same ledger, pipeline and sink. Raises `TableError` where the table is not
-    one we can write, `PublishHalted` where table and ledger disagree, `TemporaryError` where others keep coming
-    first.
+    Args:
+        step: Reported to ``probe`` after each commit to the table.
+        after: An earlier result for the same ledger, pipeline and sink.
+
+    Raises:
+        TableError: The table is not one that Penstock can write.
+        PublishHalted: Table and ledger contradict each other.
+        TemporaryError: Other writers kept committing first.
     """
     look = _ReadPosition()
     conflicts = 0
@@ -101,8 +106,8 @@ def publish(
         try:
             chunk = _publish_some(ledger, sink, pipeline, manifest_of, schema_of, probe, look, after)
         except _RolledBack as rolled_back:
-            # The ledger lost batches that this process saw committed. None of them has files that this table shows:
-            # `check_tip` halts for those. So the table's own position is right, and is where to begin again.
+            # The ledger lost batches that this process saw committed. The table shows no files of them, otherwise
+            # `check_tip` would halt. So the table's own position is right: start again from there.
             after = None
             bus.emit(LedgerRolledBack(pipeline=pipeline, sink=sink.uri, lost_seq=rolled_back.lost.seq))
             continue
@@ -138,10 +143,10 @@ def publish(
 
 
 def rows_schema(batch: BatchRow, *, partition_by: Sequence[str] | None) -> pa.Schema:
-    """The table's columns as of this batch.
+    """Return the table's columns as of this batch.
 
-    Asked for before the table is made: a table that does not exist yet has to be made as its first batches were
-    written, so `TableError` is raised where they were partitioned in another way.
+    Also called before the table is created: its partitioning must match that of the batches already written. Raises
+    `TableError` if it does not.
     """
     written = next((list(file.partition_values) for file in decode(batch.manifest)), None)
     if partition_by is not None and written is not None and written != list(partition_by):
@@ -155,7 +160,7 @@ def rows_schema(batch: BatchRow, *, partition_by: Sequence[str] | None) -> pa.Sc
 
 
 def check_tip(ledger: Ledger, table: LoadedTable | None, *, pipeline: str, where: str) -> Position:
-    """The table's position, if the ledger knows the batch it names. Raises `PublishHalted` if it does not."""
+    """Return the table's position. Raise `PublishHalted` if the ledger does not have the batch that it names."""
     if table is None:
         return START
     position = table.position
@@ -181,7 +186,7 @@ def _publish_some(
     look: _ReadPosition,
     after: Published | None,
 ) -> _PublishChunk | None:
-    """One commit to the table, at most; None when nothing is left to publish."""
+    """Make at most one commit to the table. Return None if nothing is left to publish."""
     table = sink.load()
     position = check_tip(ledger, table, pipeline=pipeline, where=sink.uri)
     start = after.looked_to if after is not None and after.position == position else position
@@ -203,7 +208,7 @@ def _publish_some(
 def _with_schema(
     ledger: Ledger, sink: Sink, pipeline: str, table: LoadedTable | None, position: Position, schema: pa.Schema
 ) -> LoadedTable:
-    """A snapshot that has the columns and still the same position; what is committed on must be what was checked."""
+    """Return a snapshot with these columns and still the same position, since only that state was checked."""
     if table is not None and not additions(table.schema, schema, table=sink.uri):
         return table
     sink.ensure_schema(schema)
@@ -214,12 +219,12 @@ def _with_schema(
 
 
 def place_of(batch: BatchRow) -> Position:
-    """The batch as tables and caches name it."""
+    """Return the batch as a `Position`."""
     return Position(seq=batch.seq, attempt_token=attempt_token(batch.attempt_id))
 
 
 class _RolledBack(Exception):
-    """The ledger does not have the batch that this process read from it before."""
+    """The ledger no longer has a batch that this process has read from it."""
 
     def __init__(self, lost: Position) -> None:
         super().__init__(lost)
@@ -229,10 +234,10 @@ class _RolledBack(Exception):
 def _next_chunk(
     ledger: Ledger, pipeline: str, manifest_of: ManifestOf, start: Position
 ) -> tuple[_PublishChunk | None, Position]:
-    """The next batches for one commit, ending at one with files, and the last batch that was read.
+    """Return the batches for the next commit, and the position of the last batch read.
 
-    A commit must end at a batch with files, so that position and files move together: batches without any are passed
-    over, and counted with the next one that has some.
+    A commit must end at a batch with files, so that position and files move together. Batches without files are
+    skipped and counted with the next batch that has some.
     """
     files: list[DataFile] = []
     tip: BatchRow | None = None
@@ -251,11 +256,11 @@ def _next_chunk(
 
 
 def _in_order(ledger: Ledger, pipeline: str, start: Position) -> Iterator[BatchRow]:
-    """Read the batches after ``start``, page by page.
+    """Yield the batches after ``start``, read page by page.
 
-    Each page begins with the batch at which the one before ended, read in the same statement: so the ledger has not
-    given that number, or one before it, a second time. Raises `_RolledBack` if it has, and `PublishHalted` at a gap:
-    the rows in it would never be shown.
+    Each page begins with the last batch of the previous page, read in the same query. That proves that the ledger has
+    not reused that number or an earlier one. Raises `_RolledBack` if it has, and `PublishHalted` at a gap in the
+    numbers: rows of the missing batches would never become visible.
     """
     last = start
     while True:

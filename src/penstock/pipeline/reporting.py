@@ -1,7 +1,7 @@
-"""What a batch tells of its objects: facts for the bus, each after the ledger has recorded it.
+"""Emit the events of a batch and its objects, each after the ledger has recorded the fact.
 
-Every object that is started has one end that is told (finished, failed or given back), unless its worker dies: that is
-how a sudden death shows in a log.
+Every started object gets one final event (finished, failed or given back), unless its worker dies. So a sudden death
+shows in a log as a start without an end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,10 +44,10 @@ _SKIPPED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClaimedWork:
-    """What one claim brought, and what of the group belongs to it."""
+    """The result of one successful claim, with the references of the claimed objects."""
 
     claim: ObjectClaims
-    refs: Mapping[bytes, ObjectRef]  # the claimed ones
+    refs: Mapping[bytes, ObjectRef]  # of the claimed objects
 
     @property
     def attempt_id(self) -> str:
@@ -55,16 +55,16 @@ class ClaimedWork:
 
 
 class BatchEvents:
-    """Any thread may tell."""
+    """Emit the events of a pipeline's or handler's batches. Thread-safe."""
 
     def __init__(self, pipeline: str, bus: Bus, *, batches: bool = True) -> None:
-        """``batches``: whether they are worth an event beside those of their objects."""
+        """``batches`` turns on the events for batches, besides those for their objects."""
         self._pipeline = pipeline
         self._bus = bus
         self._batches = batches
 
     def claimed(self, work: ClaimedWork, *, seconds: float) -> None:
-        """The attempt is open, and what it holds is begun."""
+        """Report an opened attempt and the start of its objects."""
         if self._batches:
             size_bytes = sum(ref.size_bytes for ref in work.refs.values())
             self._bus.emit(
@@ -87,7 +87,7 @@ class BatchEvents:
             )
 
     def taken_over(self, work: ClaimedWork, before: Mapping[bytes, ObjectAttempt]) -> None:
-        """Emit an event for each object whose attempt before ended with its worker or its lease."""
+        """Report each object whose previous attempt ended with the death of its worker or the expiry of its lease."""
         for object_id, attempt in before.items():
             if attempt.outcome in TAKEN_OVER:
                 self._bus.emit(
@@ -103,7 +103,7 @@ class BatchEvents:
                 )
 
     def written(self, work: ClaimedWork, result: RunResult, *, seconds: float) -> None:
-        """The run has written its files."""
+        """Report that the run has written its files."""
         if self._batches:
             self._bus.emit(
                 BatchWritten(
@@ -116,18 +116,18 @@ class BatchEvents:
             )
 
     def faults_repeated(self, count: int, fault: TemporaryError) -> None:
-        """Report ``count`` faults of the machinery in a row."""
+        """Report ``count`` infrastructure faults in a row."""
         self._bus.emit(FaultsRepeated(pipeline=self._pipeline, count=count, error=str(fault)))
 
     def skipped(self, claim: ObjectClaims, refs: Mapping[bytes, ObjectRef]) -> None:
-        """What the claim did not bring."""
+        """Report the objects that the claim did not get: busy, or already ended."""
         for object_id in claim.busy:
             self._skip(refs[object_id], "in_progress")
         for object_id, ended in claim.ended.items():
             self._skip(refs[object_id], _SKIPPED[ended.state])
 
     def committed(self, work: ClaimedWork, result: RunResult, seq: int, *, seconds: float) -> None:
-        """The batch counts."""
+        """Report a committed batch and its finished objects."""
         if self._batches:
             self._bus.emit(
                 BatchCommitted(
@@ -158,7 +158,7 @@ class BatchEvents:
     def failed(
         self, work: ClaimedWork, failed: Sequence[FailedObject], causes: Mapping[bytes, ReadFailure] | None = None
     ) -> None:
-        """These left the attempt unprocessed, ``causes`` being what the run said of them."""
+        """Report the failed objects of an attempt. ``causes`` holds the run's failures by object id."""
         for failure in failed:
             cause = causes.get(failure.object_id) if causes else None
             raised = cause.raised if cause else None
@@ -178,7 +178,7 @@ class BatchEvents:
     def retrying(
         self, ref: ObjectRef, attempt_id: str, tries: int, delay_seconds: float, raised: BaseException
     ) -> None:
-        """A call inside a function for the object failed and is tried again there."""
+        """Report a call inside a user's function that failed and is retried there."""
         failure = failure_of(raised)
         self._bus.emit(
             ObjectCallRetrying(
@@ -193,13 +193,13 @@ class BatchEvents:
         )
 
     def broken(self, work: ClaimedWork, broken: RunBroken) -> None:
-        """A run failed with nobody to blame."""
+        """Report a failed run whose cause is not a single object."""
         self._bus.emit(
             RunFailed(pipeline=self._pipeline, attempt_id=work.attempt_id, objects=len(work.refs), error=str(broken))
         )
 
     def given_back(self, work: ClaimedWork, reason: str) -> None:
-        """The attempt was abandoned through no fault of its objects."""
+        """Report an attempt that was released through no fault of its objects."""
         self.abandoned(work.attempt_id, reason)
         for ref in work.refs.values():
             self._bus.emit(
@@ -207,7 +207,7 @@ class BatchEvents:
             )
 
     def lost(self, work: ClaimedWork) -> None:
-        """The attempt is not open any more, and it was not we who ended it."""
+        """Report an attempt that another process ended, or whose lease expired."""
         for ref in work.refs.values():
             self._bus.emit(
                 ObjectFailed(
@@ -220,11 +220,11 @@ class BatchEvents:
             )
 
     def abandoned(self, attempt_id: str, reason: str) -> None:
-        """An attempt was given up."""
+        """Report an abandoned attempt."""
         self._bus.emit(AttemptAbandoned(pipeline=self._pipeline, attempt_id=attempt_id, reason=reason))
 
     def invalid(self, delivery: Delivery, reason: str) -> None:
-        """The message, or a record in it, can never be worked on: it becomes a dead letter."""
+        """Report a message that is dead-lettered because it, or a record in it, can never be processed."""
         self._bus.emit(
             MessageInvalid(
                 queue=delivery.queue,

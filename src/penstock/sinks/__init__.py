@@ -1,1 +1,1 @@
-"""Where rows become visible: the contract (`sink`), manifests, table schemas, and Delta."""
+"""Make rows visible in tables: the sink protocol, manifests, table schemas, Parquet files, and the Delta sink."""

@@ -1,8 +1,9 @@
-"""Lists what a finished Spark write left behind: every file with its size, rows, partition values and statistics.
+"""List the files of a finished Spark write with their sizes, rows, partition values and statistics.
 
-Statistics come from the files' footers and are only told where they are sure to bound the values: a reader skips a file
-by them. Left out are minimum and maximum of nested columns, binaries, booleans, decimals (a JSON number may lose
-digits), timestamps and dates that have no four-digit year, and long strings (the minimum is cut, which keeps it one).
+Statistics come from the files' footers and are included only if they certainly bound the values, because readers skip
+files by them. Left out are minimum and maximum of nested columns, binaries, booleans, decimals (a JSON number may lose
+digits), timestamps and dates without a four-digit year, and the maximum of long strings. A long minimum is truncated,
+which keeps it a lower bound.
 """
 
 import math
@@ -22,18 +23,18 @@ from penstock.sinks.manifest import DataFile
 from penstock.sinks.schema import canonical, same_type, type_name
 from penstock.storage.files import FileInfo, Files
 
-FOOTERS_AT_ONCE = 16  # read from S3
+FOOTERS_AT_ONCE = 16  # parallel reads from S3
 STRING_CHARACTERS_MAX = 32  # of a minimum or maximum
-NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # Hive's name for null, and for the empty string
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # Hive's name for null and for the empty string
 _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 -- only ever added to; the zone is UTC or none, by the column's type
 _US_PER_MS = 1_000
-_NAN_AWARE_WRITER = "parquet-mr"  # it drops minimum and maximum of a column with a NaN in it; others ignore the NaN
+_NAN_AWARE_WRITER = "parquet-mr"  # it omits minimum and maximum of a column with a NaN; other writers ignore the NaN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenFile:
-    """One file, as reported by the task that wrote it. ``path`` is relative to the table's root."""
+    """One file as reported by the task that wrote it. ``path`` is relative to the table's root."""
 
     path: str
     rows: int
@@ -48,14 +49,22 @@ def list_files(
     schema: pa.Schema,
     written: Sequence[WrittenFile] | None = None,
 ) -> tuple[DataFile, ...]:
-    """The files below ``directory``, by path; those without rows and those hidden by their name left out.
+    """Return the files below ``directory`` by path, without empty files and files that Spark hides.
 
-    ``written``: the files that count, where their writers reported them. They are found exactly so, or `TemporaryError`
-    is raised: a writer may have had another disk below the same path, or this host does not see its files yet. They are
-    durable when this returns: Spark leaves them to the system's cache, and a power loss after the ledger's commit would
-    take from under it what it counts on. (Measured: 0.2-0.3 s for 400 MB in a batch, 1 ms a small file.) ``schema`` is
-    what was to be written, partition columns included. No directory, no files. Raises `TableError` for a partition
-    column whose values are no safe folder names, `RuntimeError` where files are not what was to be written.
+    Spark leaves its files in the system's page cache, and a power loss after the ledger's commit could lose committed
+    data, so the files are durable on return (measured: 0.2-0.3 s for a batch of 400 MB, 1 ms per small file). A missing
+    directory has no files.
+
+    Args:
+        schema: The schema to be written, partition columns included.
+        written: The files to commit, if their writers reported them. The result is then exactly these, without empty
+            files.
+
+    Raises:
+        TemporaryError: A file differs from ``written``: its writer may have another disk at the same path, or this host
+            does not see the file yet.
+        TableError: The values of a partition column are not safe as folder names.
+        RuntimeError: The files do not match ``schema`` or ``partition_by``.
     """
     check_partition_types(schema, partition_by)
     expected = {field.name: field.type for field in canonical(schema) if field.name not in partition_by}
@@ -79,7 +88,7 @@ def list_files(
 
 
 def _listed(files: Files, directory: str, written: Sequence[WrittenFile]) -> list[FileInfo]:
-    """Exactly these files. A listing may come from a cache, so a file that it lacks is also asked for by its name."""
+    """Return exactly these files. A listing may come from a cache, so missing files are also looked up by name."""
     there = {file.path: file for file in files.list(directory)}
     listed: list[FileInfo] = []
     for file in written:
@@ -106,14 +115,14 @@ def _not_as_reported(files: Files, file: WrittenFile, what: str) -> TemporaryErr
 
 
 def _counts(file: FileInfo, prefix: str) -> bool:
-    """Of all but what Spark hides. The folder of a partition column may begin with an underscore, and is not hidden."""
+    """Return False for files that Spark hides. A partition folder may begin with an underscore and is not hidden."""
     *folders, name = file.path.removeprefix(prefix).split("/")
     hidden = [part for part in folders if "=" not in part and part.startswith(("_", "."))]
     return not hidden and not name.startswith(("_", ".")) and not name.endswith(".crc")
 
 
 def check_partition_types(schema: pa.Schema, partition_by: Sequence[str]) -> None:
-    """Raises `TableError` for a partition column that readers would not read back from a folder's name alike."""
+    """Raise `TableError` for a partition column whose folder names readers would not parse back to the same values."""
     for name in partition_by:
         if name not in schema.names:
             continue
@@ -126,7 +135,10 @@ def check_partition_types(schema: pa.Schema, partition_by: Sequence[str]) -> Non
 
 
 def _is_unsafe_partition(kind: pa.DataType) -> bool:
-    """Timestamps are written in some time zone; deltalake cannot read negative decimals back (measured)."""
+    """Return True for types that do not survive a folder name.
+
+    Timestamps depend on the writer's time zone; deltalake cannot read negative decimals back (measured).
+    """
     return bool(
         types.is_nested(kind)
         or types.is_floating(kind)
@@ -137,7 +149,7 @@ def _is_unsafe_partition(kind: pa.DataType) -> bool:
 
 
 def partition_values(folders: Sequence[str], partition_by: Sequence[str]) -> dict[str, str | None]:
-    """What Hive-style folder names say: ``("day=2024-01-01",)``. Raises `RuntimeError` for other folders."""
+    """Return the values in Hive-style folder names: ``("day=2024-01-01",)``. Raises `RuntimeError` for others."""
     pairs = [folder.partition("=") for folder in folders]
     if [_unescaped(name) for name, _, _ in pairs] != list(partition_by):
         raise RuntimeError(
@@ -147,7 +159,7 @@ def partition_values(folders: Sequence[str], partition_by: Sequence[str]) -> dic
 
 
 def _unescaped(text: str) -> str:
-    """Spark escapes single ASCII characters, and leaves all others as they are."""
+    """Undo Spark's escapes, which cover single ASCII characters only."""
     return _ESCAPE.sub(lambda match: chr(int(match[1], 16)), text)
 
 
@@ -169,7 +181,10 @@ def _described(
 
 
 def _check_columns(path: str, written: pa.Schema, expected: Mapping[str, pa.DataType]) -> None:
-    """A file with an extra column would be taken and the column stay invisible; another type breaks readers."""
+    """Raise `RuntimeError` if columns or types differ.
+
+    An extra column would be committed but stay invisible; a different type breaks readers.
+    """
     if sorted(written.names) != sorted(expected):
         raise RuntimeError(f"{path} has the columns {written.names}, and not {list(expected)}")
     for field in written:
@@ -178,7 +193,7 @@ def _check_columns(path: str, written: pa.Schema, expected: Mapping[str, pa.Data
 
 
 def statistics(footer: pq.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
-    """Delta's ``minValues``, ``maxValues`` and ``nullCount`` of the columns that are not nested."""
+    """Return Delta's ``minValues``, ``maxValues`` and ``nullCount`` of the columns that are not nested."""
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
     nulls: dict[str, int] = {}
@@ -200,7 +215,7 @@ def statistics(footer: pq.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Range:
-    """Over all row groups. Values as Parquet stores them; None when unknown, or when all values are null."""
+    """Range of a column over all row groups, in Parquet's raw values; None if unknown or if all values are null."""
 
     least: Any
     greatest: Any
@@ -208,7 +223,7 @@ class _Range:
 
 
 def _flat_columns(schema: pa.Schema) -> Iterator[tuple[int, pa.Field]]:
-    """Top-level columns that are not nested, with their number among Parquet's leaf columns."""
+    """Yield the top-level columns that are not nested, with their index among Parquet's leaf columns."""
     column = 0
     for field in schema:
         if not types.is_nested(field.type):
@@ -244,7 +259,7 @@ def _column_range(footer: pq.FileMetaData, column: int) -> _Range | None:
 
 
 def bounds(type_: pa.DataType, least: Any, greatest: Any) -> tuple[Any, Any]:
-    """Minimum and maximum as Delta's JSON has them, from Parquet's raw ones; None where unsafe to tell."""
+    """Convert Parquet's raw minimum and maximum to Delta's JSON; None if that is unsafe."""
     if types.is_integer(type_):
         return least, greatest
     if types.is_floating(type_):
@@ -267,7 +282,7 @@ def _date(days: int) -> str | None:
 
 
 def _timestamp(milliseconds: int, zone: str) -> str | None:
-    """Delta's statistics hold milliseconds: the caller rounds the minimum down and the maximum up."""
+    """Format milliseconds, the unit of Delta's statistics. The caller rounds the minimum down and the maximum up."""
     try:
         return (_EPOCH + timedelta(milliseconds=milliseconds)).isoformat(timespec="milliseconds") + zone
     except OverflowError:

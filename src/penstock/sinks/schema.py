@@ -1,8 +1,8 @@
-"""Table schemas: compared in Delta's terms, and kept as text.
+"""Table schemas: compared by Delta's types, and stored as text.
 
-The text is the JSON that Delta and Spark use for schemas, so a person can read it in the ledger. Arrow has several
-types where a table has one (``large_string``, ``string_view`` and a dictionary of strings are all a string): what is
-compared or kept is always the table's.
+The text is the JSON that Delta and Spark use for schemas, so that people can read it in the ledger. Arrow has several
+types for one table type (``large_string``, ``string_view`` and a dictionary of strings are all a string); comparison
+and text always use the table's type.
 """
 
 import json
@@ -32,16 +32,16 @@ _BY_NAME = {
 _NAMES = {type_: name for name, type_ in _BY_NAME.items()}
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 _DECIMAL_PRECISION_MAX = 38
-_SPARK_VARIANT = b"variant"  # how PySpark marks the struct that a variant becomes in Arrow
+_SPARK_VARIANT = b"variant"  # PySpark's mark on the struct that a variant becomes in Arrow
 
 
 def encode(schema: pa.Schema) -> str:
-    """A schema to text; Arrow's metadata is not kept. Raises `TableError` for a type that no table can hold."""
+    """Encode a schema as text, without Arrow's metadata. Raises `TableError` for a type that no table can hold."""
     return json.dumps(_struct_to_json(_canonical_fields(schema)), ensure_ascii=False, separators=(",", ":"))
 
 
 def decode(text: str) -> pa.Schema:
-    """The schema of a text that `encode` made, exactly. Raises `ValueError` for any other text."""
+    """Decode a text made by `encode`. Raises `ValueError` for any other text."""
     value = json.loads(text)
     if not isinstance(value, dict) or value.get("type") != "struct":
         raise ValueError("not the JSON of a table's schema")
@@ -49,12 +49,12 @@ def decode(text: str) -> pa.Schema:
 
 
 def canonical(schema: pa.Schema) -> pa.Schema:
-    """The same columns with the types a table has. Raises `TableError` for a type that no table can hold."""
+    """Return the same columns with the table's types. Raises `TableError` for a type that no table can hold."""
     return pa.schema(_canonical_fields(schema))
 
 
 def type_name(type_: pa.DataType) -> str:
-    """A canonical type in the words people know from SQL."""
+    """Return the SQL name of a canonical type."""
     if types.is_struct(type_):
         return f"struct<{', '.join(f'{field.name}: {type_name(field.type)}' for field in type_)}>"
     if types.is_list(type_):
@@ -67,10 +67,10 @@ def type_name(type_: pa.DataType) -> str:
 
 
 def merge(existing: pa.Schema, wanted: pa.Schema, *, table: str) -> pa.Schema:
-    """The table's columns followed by those that only ``wanted`` has, as nullable columns.
+    """Return the table's columns followed by those that only ``wanted`` has, as nullable columns.
 
-    ``wanted`` is what a run writes. Raises `TableError` naming the first column that does not go with the table: of
-    another type, missing in what is written, written in other letter case, or one that may not be null.
+    ``wanted`` is the schema that a run writes. Raises `TableError` for the first column that does not fit the table:
+    different type, missing in ``wanted``, different letter case, or not nullable.
     """
     existing = canonical(existing)
     added = additions(existing, wanted, table=table)
@@ -84,9 +84,9 @@ def merge(existing: pa.Schema, wanted: pa.Schema, *, table: str) -> pa.Schema:
 
 
 def additions(existing: pa.Schema, wanted: pa.Schema, *, table: str) -> tuple[pa.Field, ...]:
-    """The columns that a table lacks to take files with the columns ``wanted``; it may well have more of them.
+    """Return the columns that the table lacks to accept files with the columns ``wanted``.
 
-    Raises `TableError` as `merge` does, except for columns that only the table has: readers see nulls there.
+    Raises `TableError` like `merge`, except for columns that only the table has: readers see nulls there.
     """
     existing, wanted = canonical(existing), canonical(wanted)
     spelled = {name.lower(): name for name in existing.names}
@@ -120,7 +120,7 @@ def _check_same(have: pa.Field, want: pa.Field, table: str) -> None:
 
 
 def _check_nullable(existing: pa.Schema, table: str) -> None:
-    """Every column we write is nullable: Spark cannot promise better of a file's contents."""
+    """Raise `TableError` for a column that may not be null: Spark cannot guarantee that for a file's contents."""
     for field in existing:
         if not field.nullable:
             raise TableError(
@@ -130,7 +130,7 @@ def _check_nullable(existing: pa.Schema, table: str) -> None:
 
 
 def same_type(one: pa.DataType, other: pa.DataType) -> bool:
-    """Whether a table would call them the same, whatever may be null in them. Raises `TableError` as `canonical`."""
+    """Return True if both are the same table type, ignoring nullability. Raises `TableError` like `canonical`."""
     return bool(_without_nullability(_canonical(one, "")) == _without_nullability(_canonical(other, "")))
 
 
@@ -139,7 +139,7 @@ def _without_nullability(type_: pa.DataType) -> pa.DataType:
 
 
 def _may_be_null(type_: pa.DataType) -> bool:
-    """Whether some part inside may be null. A map's keys never are."""
+    """Return True if a part of the type may be null. A map's keys never are."""
     if types.is_map(type_):
         return bool(type_.item_field.nullable) or _may_be_null(type_.item_type) or _may_be_null(type_.key_type)
     return any(field.nullable or _may_be_null(field.type) for field in _children(type_))
@@ -154,7 +154,7 @@ def _children(type_: pa.DataType) -> Iterable[pa.Field]:
 
 
 def _rebuilt(type_: pa.DataType, change: Any) -> pa.DataType:
-    """The same nested canonical type with each child field changed."""
+    """Return the same nested canonical type with each child field changed."""
     if types.is_struct(type_):
         return pa.struct([change(field) for field in type_])
     if types.is_list(type_):
@@ -173,7 +173,7 @@ def _canonical_fields(schema: pa.Schema) -> list[pa.Field]:
 
 
 def _check_distinct(names: Sequence[str], prefix: str = "") -> None:
-    """Delta and Spark do not tell names apart by letter case."""
+    """Raise `TableError` for names that differ only in letter case, which Delta and Spark ignore."""
     seen: dict[str, str] = {}
     for name in names:
         if (other := seen.get(name.lower())) is not None:

@@ -1,9 +1,8 @@
-"""What a sink is: a table that takes batches of files, in order, each exactly once.
+"""The sink protocol: a table that accepts batches of files, in order, each exactly once.
 
-A sink stores, inside the table and in the same commit as the files, the sequence of the last batch it shows and a
-token of that batch's attempt. Publishing is conditional on the handle it was checked with.
-
-What a reader needs of a table: its columns, and exactly the files that one snapshot names.
+A sink stores the sequence number of the last published batch and a token of its attempt inside the table, in the same
+commit as the files. A commit is conditional on the snapshot that was checked. `ReadableTable` is the reader's view: the
+columns, and exactly the files of one snapshot.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,23 +17,23 @@ from penstock.storage.files import Files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """How far the table is. ``seq`` 0: no batch yet."""
+    """The last batch that a table shows. ``seq`` 0: none yet."""
 
     seq: int
-    attempt_token: int | None  # `attempt_token(attempt_id)` of the batch with that sequence
+    attempt_token: int | None  # `attempt_token` of that batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append:
-    """The batches after the handle's position up to ``seq``, as files."""
+    """The files of all batches after the snapshot's position up to ``seq``."""
 
     seq: int
-    attempt_id: str  # of the batch with that sequence
+    attempt_id: str  # of the batch ``seq``
     files: Sequence[DataFile]
 
 
 class LoadedTable(Protocol):
-    """One snapshot of the table: what is read from it and what is committed to it belong together."""
+    """One snapshot of the table. Commits apply to the snapshot that was read."""
 
     @property
     def version(self) -> int:
@@ -43,7 +42,7 @@ class LoadedTable(Protocol):
 
     @property
     def position(self) -> Position:
-        """How far this snapshot is."""
+        """The last batch in this snapshot."""
         ...
 
     @property
@@ -52,16 +51,17 @@ class LoadedTable(Protocol):
         ...
 
     def append(self, append: Append) -> int:
-        """Commit files and position if nobody moved the position since the snapshot; answers the new version.
+        """Commit files and position unless the position moved since the snapshot; return the new version.
 
-        Raises `PublishConflict` when somebody did or the outcome is unknown (load again and look), `PublishHalted` when
-        a file of the append does not exist.
+        Raises:
+            PublishConflict: Another process committed, or the outcome is unknown: load again and check.
+            PublishHalted: A file of the append does not exist.
         """
         ...
 
 
 class Sink(Protocol):
-    """A table by its address. Holds no state of its own; any process may publish to it."""
+    """A table at an address. Stateless; any process may publish to it."""
 
     @property
     def uri(self) -> str:
@@ -69,29 +69,29 @@ class Sink(Protocol):
         ...
 
     def load(self) -> LoadedTable | None:
-        """The newest snapshot, or None where there is no table yet. Raises `TableError` on features we do not know."""
+        """Return the newest snapshot, or None if there is no table. Raises `TableError` for unsupported features."""
         ...
 
     def ensure_schema(self, schema: pa.Schema) -> None:
-        """Create the table, or add the columns it lacks; idempotent. Raises `TableError` on any other difference."""
+        """Create the table, or add the columns it lacks; idempotent. Raises `TableError` for any other difference."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFile:
-    """One Parquet file that is part of a snapshot."""
+    """One Parquet file of a snapshot."""
 
     path: str  # relative to the table's root, unless the table's log names a file elsewhere
     size_bytes: int
-    partition_values: Mapping[str, Any]  # typed; the file itself does not have these columns
+    partition_values: Mapping[str, Any]  # typed; the file does not contain these columns
 
 
 class ReadableTable(Protocol):
-    """One snapshot of a table."""
+    """One snapshot of a table, for reading."""
 
     @property
     def root(self) -> Files:
-        """Where the table lies."""
+        """The table's location."""
         ...
 
     @property
@@ -105,5 +105,5 @@ class ReadableTable(Protocol):
         ...
 
     def files(self) -> Sequence[TableFile]:
-        """The files, in no order."""
+        """Return the files, unordered."""
         ...

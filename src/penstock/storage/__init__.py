@@ -1,1 +1,1 @@
-"""Where files lie: a folder of this machine, or a prefix in S3. And how this process speaks to AWS."""
+"""Files in a local folder or below an S3 prefix, and this process's access to AWS."""

@@ -1,4 +1,4 @@
-"""Addresses of folders and in S3, as people write them."""
+"""Addresses of local folders and S3 prefixes, as users write them."""
 
 import re
 from dataclasses import dataclass
@@ -23,22 +23,28 @@ class S3Address:
 
     @property
     def folder(self) -> str:
-        """What the keys below it begin with; "" for the whole bucket."""
+        """Return the prefix of all keys below the address; "" for the whole bucket."""
         return f"{self.prefix}/" if self.prefix else ""
 
     def holds(self, bucket: str, key: str) -> bool:
-        """Whether a key is the address or below it, literally: dots and slashes in keys mean nothing to S3."""
+        """Return True if the key is the address itself or below it.
+
+        The comparison is literal: dots and slashes in keys mean nothing to S3.
+        """
         return bucket == self.bucket and (key == self.prefix or key.startswith(self.folder))
 
 
 def is_s3(address: str) -> bool:
-    """Whether it is meant to be one."""
+    """Return True if the address has the scheme of S3."""
     return address.startswith(S3)
 
 
 def check_address(what: str, address: str | PathLike[str]) -> str:
-    """The text of an address, in S3 or of a folder. Raises `UsageError` for what looks like an address elsewhere: taken
-    for a path, a typo in ``s3://`` would be a folder of this machine."""
+    """Return the address, of S3 or of a folder, as text.
+
+    Raises `UsageError` if it resembles another kind of address: a typo in ``s3://`` would otherwise name a local
+    folder.
+    """
     text = fspath(address)
     if not text:
         raise UsageError(f"The {what} has no address; give a folder, or s3://BUCKET/PREFIX.")
@@ -53,7 +59,7 @@ def check_address(what: str, address: str | PathLike[str]) -> str:
 
 
 def check_folder(what: str, address: str | PathLike[str]) -> str:
-    """The text of a folder's path. Raises `UsageError` for what looks like an address of anything else."""
+    """Return a folder's path as text. Raises `UsageError` if it resembles an address of another kind."""
     text = fspath(address)
     if _is_strange(text):
         raise UsageError(
@@ -64,7 +70,7 @@ def check_folder(what: str, address: str | PathLike[str]) -> str:
 
 
 def s3_address(text: str) -> S3Address:
-    """The address in ``s3://bucket/prefix``. Raises `UsageError` where that names no bucket."""
+    """Parse ``s3://bucket/prefix``. Raises `UsageError` if it names no bucket."""
     bucket, _, prefix = text.removeprefix(S3).partition("/")
     if not is_s3(text) or not bucket or any(character in bucket for character in "@:?#% "):
         raise UsageError(f"{text!r} is no address in S3: write s3://BUCKET/PREFIX.")

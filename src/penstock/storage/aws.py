@@ -1,9 +1,8 @@
-"""How this process speaks to AWS: region, endpoint and credentials, for SQS and S3 alike.
+"""This process's access to AWS: region, endpoint and credentials, for SQS and S3 alike.
 
-Credentials come by boto3's own chain (environment, profile, web identity, container, instance), and nothing of them is
-kept here: the value travels to Spark's executors, each of which asks its own chain.
-
-What `penstock doctor` says of how this process comes to AWS: never the credentials themselves.
+Credentials come from boto3's default chain (environment, profile, web identity, container, instance) and are not
+stored here: `Aws` is sent to Spark's executors, and each of them uses its own chain. `access` returns the source of
+the credentials for `penstock doctor`, never the credentials themselves.
 """
 
 import functools
@@ -31,10 +30,11 @@ _Made = TypeVar("_Made")
 
 
 class MadeOnce(Generic[_Made]):
-    """As `functools.cache`, but one thread makes it while the others wait.
+    """A version of `functools.cache` in which one thread creates the value while the others wait.
 
-    A session may not make clients in several threads; and where a task begins with 32 of them, each would ask for
-    credentials and read AWS's service models for itself (measured: 3.6 to 6.6 s on two cores, and 0.5 s so).
+    A boto3 session must not create clients in several threads. When a task starts with 32 threads, each would also
+    fetch credentials and load AWS's service models (measured on two cores: 3.6 to 6.6 s, against 0.5 s with this
+    class).
     """
 
     def __init__(self, make: Callable[..., _Made]) -> None:
@@ -48,35 +48,35 @@ class MadeOnce(Generic[_Made]):
             return self._cached(*arguments)
 
     def _begin_in_copy(self) -> None:
-        """Forget all that was made: a forked process must not use its parent's connections."""
+        """Clear the cache: a forked process must not use its parent's connections."""
         self._lock = threading.RLock()
         self.cache_clear()
 
     def cache_clear(self) -> None:
-        """Forget all that was made."""
+        """Clear the cache."""
         self._cached.cache_clear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aws:
-    """What the settings say. None: what boto3 finds in the environment and in AWS's own configuration files."""
+    """The AWS settings. None: the value that boto3 finds in the environment or in AWS's configuration files."""
 
     region: str | None = None
-    endpoint_url: str | None = None  # of a server that speaks AWS's dialect; else AWS itself
+    endpoint_url: str | None = None  # of a compatible server; None: AWS itself
     profile: str | None = None
-    requester_pays: bool = False  # of S3: the reader, not the bucket's owner, pays for requests
+    requester_pays: bool = False  # for S3: the reader, not the bucket's owner, pays for requests
 
     def session(self) -> "Session":
-        """boto3's session, one a process. Only one thread at a time may make clients of it.
+        """Return the process's boto3 session. Only one thread at a time may create clients from it.
 
-        Raises `ConfigurationError` where boto3 is missing or the profile is not there.
+        Raises `ConfigurationError` if boto3 is not installed or the profile does not exist.
         """
         return _session(self)
 
     def credentials(self) -> "Credentials":
-        """What boto3's chain finds, renewed as it ends: hand it on, and keep nothing of it.
+        """Return boto3's credentials, which renew themselves: pass the object on and do not store its values.
 
-        Raises `ConfigurationError` where there are none.
+        Raises `ConfigurationError` if there are none.
         """
         from botocore.exceptions import BotoCoreError
 
@@ -89,7 +89,7 @@ class Aws:
         return found
 
     def client(self, service: str, **options: Any) -> Any:
-        """A client of boto3. Raises `ConfigurationError` where no region can be found."""
+        """Return a boto3 client. Raises `ConfigurationError` if no region is configured."""
         from botocore.exceptions import BotoCoreError
 
         try:
@@ -102,7 +102,7 @@ class Aws:
 
 
 def require_aws() -> None:
-    """Raise `ConfigurationError`, naming the extra, where a package for AWS is missing. Imports nothing."""
+    """Raise `ConfigurationError`, naming the extra, if a package for AWS is missing. Imports nothing."""
     missing = [package for package in ("boto3", "obstore") if find_spec(package) is None]
     if missing:
         raise ConfigurationError(
@@ -124,18 +124,18 @@ def _session(aws: Aws) -> "Session":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CredentialSource:
-    """Which of boto3's providers found credentials: env, shared-credentials-file, container-role, iam-role, ..."""
+    """The boto3 provider of the credentials: env, shared-credentials-file, container-role, iam-role, ..."""
 
     provider: str
-    region: str | None  # None: none is set
+    region: str | None  # None: not set
 
 
 def access(aws: Aws) -> CredentialSource:
-    """Looked up on this machine, or at its metadata service. Raises `ConfigurationError`."""
+    """Find the source of the credentials, on this machine or at its metadata service. Raises `ConfigurationError`."""
     return CredentialSource(provider=aws.credentials().method, region=aws.session().region_name)
 
 
 def clock_ahead_seconds(answer: Any, *, now: float) -> float | None:
-    """AWS's clock less ours, by an answer's date, which has whole seconds; None where it has none."""
+    """Return AWS's clock minus ours by the date of a response, in whole seconds; None if it has no date."""
     told = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     return None if told is None else parsedate_to_datetime(told).timestamp() - now

@@ -1,4 +1,4 @@
-"""What tables and runs need of the place where their files lie, be it a folder or a prefix in S3."""
+"""The file operations that tables and runs need, in a local folder or below an S3 prefix."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -8,7 +8,7 @@ from typing import BinaryIO, Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileInfo:
-    """One file. ``path`` is relative to the root, with "/" between its parts."""
+    """One file. ``path`` is relative to the root, with "/" as separator."""
 
     path: str
     size_bytes: int
@@ -16,86 +16,86 @@ class FileInfo:
 
 
 class Files(Protocol):
-    """The files below one root. A small, frozen value that travels to Spark's executors.
+    """The files below one root. A small frozen value that is sent to Spark's executors.
 
-    Paths are relative to the root, with "/" between their parts; they are of our own making, never names from outside.
-    All methods block. They raise `TemporaryError` where another try may succeed, and `TableError` where permission or
-    space is lacking.
+    Paths are relative to the root, with "/" as separator. Penstock generates them; they never come from outside. All
+    methods block. They raise `TemporaryError` if a retry may succeed, and `TableError` if permission or space is
+    missing.
     """
 
     @property
     def uri(self) -> str:
-        """The root's canonical address, without a slash at its end: ``file:///srv/clicks``, ``s3://lake/clicks``."""
+        """Return the root's canonical address: ``file:///srv/clicks``, ``s3://lake/clicks``; no slash at its end."""
         ...
 
     @property
     def name(self) -> str:
-        """The root's last part."""
+        """Return the last part of the root."""
         ...
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a folder that a path leads to; then `str()` of this is that path."""
+        """Return True for a local folder; `str()` of this object is then its path."""
         ...
 
     def store_options(self) -> Mapping[str, str]:
-        """What delta-rs needs besides the address. There are secrets in it: ask anew each time, and keep nothing."""
+        """Return delta-rs's options for this root. They contain secrets that expire: do not store them."""
         ...
 
     def below(self, path: str) -> "Files":
-        """The same place, with a root further down."""
+        """Return the files below a subfolder of this root."""
         ...
 
     def beside(self, name: str) -> "Files":
-        """A root of that name beside this one."""
+        """Return the files of a sibling of this root."""
         ...
 
     def stat(self, path: str) -> FileInfo | None:
-        """The file, or None where there is none."""
+        """Return the file's size and time; None if it does not exist."""
         ...
 
     def list(self, folder: str = "") -> Iterator[FileInfo]:
-        """All files below the folder, at any depth, in no order. No folder, no files.
+        """Yield all files below the folder, at any depth, in no order; none if the folder does not exist.
 
-        Locally, links are told of like files and never followed.
+        Locally, symbolic links are listed like files and never followed.
         """
         ...
 
     def names(self, folder: str = "") -> Sequence[str]:
-        """What lies directly in the folder, sorted; a folder's name ends in "/"."""
+        """Return the names of the folder's direct entries, sorted; names of folders end in "/"."""
         ...
 
     def read(self, path: str) -> bytes:
-        """The file's bytes. Raises `FileNotFoundError`."""
+        """Return the file's bytes. Raises `FileNotFoundError`."""
         ...
 
     def write(self, path: str, data: bytes) -> None:
-        """Make the file, whole or not at all; one that was there is replaced. Locally it is on the disk afterwards."""
+        """Write the file atomically, replacing an existing one. A local file is then synced to disk."""
         ...
 
     def write_new(self, path: str, data: bytes) -> bool:
-        """Make the file, whole, unless there is one of that name; answers whether this call made it.
+        """Write the file atomically unless it exists; return True if this call created it.
 
-        Raises `TemporaryError` also where the outcome is unknown: read it and look.
+        Raises `TemporaryError` also if the outcome is unknown: read the file to find out.
         """
         ...
 
     def open_input(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """The file for reading, seekable. Raises `FileNotFoundError`."""
+        """Open the file for reading, seekable. Raises `FileNotFoundError`."""
         ...
 
     def open_output(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """A new file for writing in order; there, whole, when the block ends, and not there if it ends by an error."""
+        """Open a new file for sequential writing. It appears, complete, when the block ends; never if it raises."""
         ...
 
     def make_durable(self, paths: Iterable[str]) -> None:
-        """Let files that somebody else wrote here outlast a power loss."""
+        """Make files written by other code, such as Spark, survive a power loss."""
         ...
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete files; those that are not there are no error."""
+        """Delete files. Missing ones are ignored."""
         ...
 
     def prune(self, folder: str) -> None:
-        """Remove the folder and those in it as far as they are empty. In S3 there are no folders to remove."""
+        """Remove the empty folders below and including this one. S3 has no folders to remove."""
         ...

@@ -1,4 +1,4 @@
-"""A folder of this machine, or of one that all machines mount."""
+"""Files in a folder of this machine, or in one that all machines mount."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 @dataclass(frozen=True, slots=True)
 class LocalFiles:
-    """`penstock.storage.files.Files` in a folder, which need not be there yet. ``root`` is a real path."""
+    """`penstock.storage.files.Files` in a folder that may not exist yet. ``root`` is a real path."""
 
     root: Path
 
@@ -59,7 +59,7 @@ class LocalFiles:
             links = [name for name in folders if Path(parent, name).is_symlink()]
             for path in (Path(parent, name) for name in [*names, *links]):
                 info = self.stat(path.relative_to(self.root).as_posix())
-                if info is not None:  # else deleted meanwhile
+                if info is not None:  # None if it was deleted meanwhile
                     yield info
 
     def names(self, folder: str = "") -> Sequence[str]:
@@ -91,7 +91,7 @@ class LocalFiles:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
-                os.link(half, target)  # which fails where there is one; a rename would replace it
+                os.link(half, target)  # unlike a rename, a link never replaces an existing file
             except FileExistsError:
                 return False
             finally:
@@ -122,7 +122,7 @@ class LocalFiles:
                 raise
 
     def make_durable(self, paths: Iterable[str]) -> None:
-        # Files first, then the folders that name them, each once.
+        # Sync the files first, then the folders that contain them, each once.
         files = [self.root / path for path in paths]
         folders = {folder for file in files for folder in file.parents if folder.is_relative_to(self.root)}
         for path in [*files, *sorted(folders, reverse=True)]:
@@ -139,12 +139,12 @@ class LocalFiles:
 
     def prune(self, folder: str) -> None:
         for parent, _, _ in os.walk(self.root / folder, topdown=False):
-            with suppress(OSError):  # not empty: a late writer may be putting files back
+            with suppress(OSError):  # not empty: a slow writer may be recreating files
                 Path(parent).rmdir()
 
     @contextmanager
     def _explained(self, path: str) -> Iterator[None]:
-        """What the system refuses, but for a file that is not there, in our own words."""
+        """Convert operating system errors to Penstock exceptions; `FileNotFoundError` passes through."""
         try:
             yield
         except FileNotFoundError:

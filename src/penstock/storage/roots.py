@@ -1,4 +1,4 @@
-"""Addresses, as people write them -> the files that lie there."""
+"""Convert addresses, as users write them, to `Files`."""
 
 import os
 import re
@@ -16,9 +16,9 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def files_at(address: str, aws: Aws) -> Files:
-    """What lies at a path, a ``file://`` URI or an ``s3://`` address. Nothing is asked yet.
+    """Return the files at a path, a ``file://`` URI or an ``s3://`` address, without any access yet.
 
-    Raises `UsageError` where it is none of these.
+    Raises `UsageError` for any other address.
     """
     if is_s3(address):
         return S3Files(s3_address(address), aws)

@@ -1,14 +1,12 @@
-"""Clients for S3: obstore's for bytes, boto3's for listings and whatever obstore cannot name; and delta-rs's settings.
+"""Clients for S3, and the meaning of its errors.
 
-One of each a process and place, with the same endpoint, region and credentials. All of them try again by themselves,
-a few times within seconds; what lasts longer is the caller's to wait for.
+obstore transfers bytes; boto3 lists objects and handles the keys that obstore cannot name; delta-rs gets its
+settings from here. Each client exists once per process and bucket, with the same endpoint, region and credentials.
+All of them retry a few times within seconds; callers handle longer outages.
 
-What S3's refusals mean: an error of obstore or boto3 -> one of a few kinds, and a short sentence.
-
-Neither library's text is for people: it holds XML, addresses and retry counts. What is taken of it is the HTTP status,
-S3's own code and, of a connection that failed, its kind.
-
-Codes: "Error responses" in the Amazon S3 API reference.
+`fault_of` converts an error of obstore or boto3 to one of a few kinds and a short sentence. The libraries' own texts
+are unfit for users: they contain XML, addresses and retry counts. It uses only the HTTP status, S3's error code and,
+for failed connections, their kind. Source of the codes: "Error responses" in the Amazon S3 API reference.
 """
 
 import os
@@ -26,29 +24,29 @@ if TYPE_CHECKING:
     from obstore.store import S3Store
 
 
-_STATUS = re.compile(r"status code\b.{0,40}?\b(\d{3})\b", re.DOTALL)  # delta-rs has it on the next line, in colour
+_STATUS = re.compile(r"status code\b.{0,40}?\b(\d{3})\b", re.DOTALL)  # delta-rs prints it on the next line, in colour
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,60})</Code>")
 _TEXT_CHARS_MAX = 160
 
 
 class RefusalKind(Enum):
-    """What a caller can do about a refusal."""
+    """The kinds of S3 errors, by the reaction that they allow."""
 
-    MISSING = "missing"  # no such object or version; a delete marker
+    MISSING = "missing"  # no such object or version, or a delete marker
     NO_BUCKET = "no bucket"
-    CHANGED = "changed"  # it is there and does not meet the condition
-    RANGE = "range"  # it has no bytes where some were asked for
+    CHANGED = "changed"  # it exists but does not meet the condition
+    RANGE = "range"  # it has no bytes in the requested range
     DENIED = "denied"
-    INVALID = "invalid"  # what was asked for can be nowhere
+    INVALID = "invalid"  # no object can match the request
     ARCHIVED = "archived"
-    LOCKED = "locked"  # its key in KMS cannot be used
-    SETTINGS = "settings"  # this process's own: region, clock
+    LOCKED = "locked"  # its KMS key cannot be used
+    SETTINGS = "settings"  # a wrong setting of this process: region, clock
     PASSING = "passing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Fault:
-    """A refusal, understood. ``text`` ends without a full stop."""
+    """An S3 error as kind and text. ``text`` has no full stop."""
 
     kind: RefusalKind
     text: str
@@ -102,10 +100,10 @@ _BY_STATUS = {
     412: _BY_CODE["PreconditionFailed"],
     416: _BY_CODE["InvalidRange"],
 }
-_NO_REDIRECT = "incorrectly configured region"  # obstore, of a redirect that names no place
+_NO_REDIRECT = "incorrectly configured region"  # obstore's text for a redirect without a location
 _CONNECTION = (
     ("kind: Connect", "no connection to the server"),
-    ("client error (Connect)", "no connection to the server"),  # delta-rs's words
+    ("client error (Connect)", "no connection to the server"),  # delta-rs's text
     ("kind: Timeout", "the server does not answer in time"),
     ("EndpointConnectionError", "no connection to the server"),
     ("TimeoutError", "the server does not answer in time"),
@@ -113,7 +111,7 @@ _CONNECTION = (
 
 
 def fault_of(error: Exception) -> S3Fault:
-    """What an error of obstore or boto3 means. What nobody knows may pass."""
+    """Return the meaning of an error of obstore or boto3. Unknown errors count as passing."""
     status, code, message = _said(error)
     if code.startswith("KMS.") or (code == "AccessDenied" and "kms:" in message):
         return S3Fault(
@@ -141,17 +139,17 @@ def fault_of(error: Exception) -> S3Fault:
 
 
 def code_of(error: Exception) -> str:
-    """S3's own word for it; "" where it gave none."""
+    """Return S3's error code; "" if there is none."""
     return _said(error)[1]
 
 
 def is_identity(error: Exception) -> bool:
-    """Whether S3 refuses who we are, whatever is asked for."""
+    """Return True if S3 rejects the credentials themselves, for any request."""
     return code_of(error) in _WHO_WE_ARE
 
 
 def is_of_s3(error: BaseException) -> TypeGuard[Exception]:
-    """Whether one of the libraries that speak S3 raised it; obstore also says `FileNotFoundError`."""
+    """Return True if a library for S3 raised this; obstore also raises `FileNotFoundError`."""
     from botocore.exceptions import BotoCoreError, ClientError
     from obstore.exceptions import BaseError
 
@@ -159,7 +157,7 @@ def is_of_s3(error: BaseException) -> TypeGuard[Exception]:
 
 
 def refuse(address: str, error: Exception) -> NoReturn:
-    """Raise it as the files of a table and of runs do: ``address`` is what was asked for."""
+    """Raise the Penstock exception for an S3 error at ``address``."""
     fault = fault_of(error)
     text = f"{address} cannot be used: {fault.text}."
     if fault.kind in (RefusalKind.PASSING, RefusalKind.CHANGED, RefusalKind.RANGE):
@@ -174,11 +172,11 @@ def refuse(address: str, error: Exception) -> NoReturn:
 
 
 def _said(error: Exception) -> tuple[int, str, str]:
-    """Status (or 0), code (or "") and text."""
+    """Return status (or 0), code (or "") and text."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore's ClientError
         code, status = str(response.get("Error", {}).get("Code", "")), _status_of(response)
-        if code.isdigit():  # a HEAD has no body: botocore takes the status for the code
+        if code.isdigit():  # a HEAD response has no body, so botocore uses the status as the code
             status, code = status or int(code), ""
         return status, code, str(response.get("Error", {}).get("Message", ""))
     text = str(error)
@@ -197,17 +195,17 @@ def _first_line(text: str) -> str:
 
 
 CONNECT_SECONDS = 5
-READ_SECONDS = 30  # without a byte; also the wait for an answer's first one
-REQUEST_SECONDS = 600  # of one request to the end of its body: a reader that is slow goes on with the next one
+READ_SECONDS = 30  # without receiving a byte, and until the first byte of a response
+REQUEST_SECONDS = 600  # of one request including its body; a slow reader continues with another request
 TRIES_MAX = 4
-PING_READ_SECONDS = 10  # a try that hangs is still waited for when the server is back
-PING_TRIES_MAX = 2  # whoever pings asks again
+PING_READ_SECONDS = 10  # short, because a hanging request delays the detection of a recovered server
+PING_TRIES_MAX = 2  # the caller repeats the ping
 RETRY_SECONDS = 60
 
-# boto3 renews credentials at the latest ten minutes before they end, so what it hands out is good for that long.
+# boto3 renews credentials at least ten minutes before they expire, so the ones it returns are valid for that long.
 _CREDENTIALS_TTL = timedelta(minutes=9)
 _CONNECTIONS = 32
-_SERVER_ERROR, _TOO_MANY_REQUESTS = 500, 429  # HTTP status codes that may pass
+_SERVER_ERROR, _TOO_MANY_REQUESTS = 500, 429  # HTTP status codes of temporary errors
 _AWS_ENDPOINT = ".amazonaws.com"
 _REGION_OF_NOBODY = ("", "aws-global")
 _REGION = "us-east-1"
@@ -217,33 +215,33 @@ _TOKEN = "AWS_SESSION_TOKEN"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketLocation:
-    """Where a bucket is asked for."""
+    """The endpoint and region used for a bucket."""
 
     endpoint_url: str
     region: str
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is asked without TLS: only of a server that was named so."""
+        """Return True if the endpoint has no TLS, which only a configured server can have."""
         return self.endpoint_url.startswith("http://")
 
 
 @MadeOnce
 def bucket_client(bucket: str, aws: Aws) -> "S3Store":
-    """obstore's client of one bucket, shared by all threads of this process.
+    """Return obstore's client of one bucket, shared by all threads of this process.
 
-    Raises `ConfigurationError` where boto3, obstore, a region or credentials are missing.
+    Raises `ConfigurationError` if boto3, obstore, a region or credentials are missing.
     """
     require_aws()
     from obstore.auth.boto3 import Boto3CredentialProvider
     from obstore.store import S3Store
 
-    aws.credentials()  # a sentence of ours where there are none, and not at the first request
+    aws.credentials()  # fails here with our own message, not at the first request
     place = place_of(bucket, aws)
     return S3Store(
         bucket,
         config={
-            "aws_endpoint_url_s3": place.endpoint_url,  # both: either may be in the environment, which is not asked
+            "aws_endpoint_url_s3": place.endpoint_url,  # both, so that neither is read from the environment
             "endpoint": place.endpoint_url,
             "region": place.region,
             "virtual_hosted_style_request": False,
@@ -270,7 +268,7 @@ def bucket_client(bucket: str, aws: Aws) -> "S3Store":
 
 
 def service_client(aws: Aws) -> Any:
-    """boto3's client for S3, shared by all threads of this process. Raises `ConfigurationError`."""
+    """Return boto3's client for S3, shared by all threads of this process. Raises `ConfigurationError`."""
     return _service_client(aws, READ_SECONDS, TRIES_MAX)
 
 
@@ -279,7 +277,7 @@ def _service_client(aws: Aws, read_seconds: float, tries_max: int) -> Any:
     require_aws()
     from botocore.config import Config
 
-    aws.credentials()  # a sentence of ours where there are none, and not at the first request
+    aws.credentials()  # fails here with our own message, not at the first request
     return aws.client(
         "s3",
         config=Config(
@@ -294,11 +292,12 @@ def _service_client(aws: Aws, read_seconds: float, tries_max: int) -> Any:
 
 @MadeOnce
 def place_of(bucket: str, aws: Aws) -> BucketLocation:
-    """Endpoint and region, as boto3 finds them in the settings, the environment and AWS's configuration files.
+    """Return the endpoint and region that boto3 finds in the settings, the environment and AWS's configuration files.
 
-    AWS itself is asked for the bucket's region, which need not be that of the queues. Raises `ConfigurationError`.
+    For AWS itself, this asks S3 for the bucket's region, which may differ from that of the queues. Raises
+    `ConfigurationError`.
     """
-    if aws.endpoint_url is not None:  # nothing to find out: no client of boto3 is made, which takes a while
+    if aws.endpoint_url is not None:  # nothing to look up, so save the time of creating a boto3 client
         return BucketLocation(endpoint_url=aws.endpoint_url, region=aws.session().region_name or _REGION)
     client = service_client(aws)
     endpoint, region = client.meta.endpoint_url, client.meta.region_name or ""
@@ -309,9 +308,9 @@ def place_of(bucket: str, aws: Aws) -> BucketLocation:
 
 
 def region_of(bucket: str, client: Any) -> str | None:
-    """The bucket's region, which S3 tells even those whom it lets do nothing; None where it does not say.
+    """Return the bucket's region, which S3 reports even if access is denied; None if it does not.
 
-    Raises `TemporaryError` where nobody answers.
+    Raises `TemporaryError` if there is no response.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -326,9 +325,9 @@ def region_of(bucket: str, client: Any) -> str | None:
 
 
 def ping_bucket(bucket: str, aws: Aws) -> None:
-    """Raise `TemporaryError` if no server answers for the bucket, or one answers that it cannot serve now.
+    """Raise `TemporaryError` if no server responds for the bucket, or a server responds that it cannot serve now.
 
-    Any other answer counts as present, such as a denied access or a missing bucket.
+    Any other response counts as available, for example a denied access or a missing bucket.
     """
     from botocore.exceptions import ClientError, HTTPClientError
     from botocore.exceptions import ConnectionError as ConnectionFailed
@@ -344,12 +343,15 @@ def ping_bucket(bucket: str, aws: Aws) -> None:
 
 
 def requester(aws: Aws) -> Mapping[str, str]:
-    """The argument by which boto3's calls say who pays."""
+    """Return the argument for boto3's calls that selects the payer of the request."""
     return {"RequestPayer": "requester"} if aws.requester_pays else {}
 
 
 def delta_options(aws: Aws, bucket: str) -> dict[str, str]:
-    """delta-rs's ``storage_options``. There are secrets in it, which end: ask anew each time, and keep nothing."""
+    """Return delta-rs's ``storage_options``.
+
+    They contain secrets that expire: fetch them anew each time and do not store them.
+    """
     place = place_of(bucket, aws)
     frozen = aws.credentials().get_frozen_credentials()
     options = {
@@ -360,13 +362,13 @@ def delta_options(aws: Aws, bucket: str) -> dict[str, str]:
         "aws_allow_http": "true" if place.is_plain else "false",
         "aws_access_key_id": frozen.access_key,
         "aws_secret_access_key": frozen.secret_key,
-        "aws_conditional_put": "etag",  # S3 itself refuses a second writer of one version
+        "aws_conditional_put": "etag",  # S3 itself rejects a second writer of the same version
         "max_retries": str(TRIES_MAX - 1),
         "retry_timeout": f"{RETRY_SECONDS}s",
     }
     if frozen.token:
         options["aws_session_token"] = frozen.token
-    elif os.environ.get(_TOKEN):  # delta-rs asks the environment for whatever it is not told
+    elif os.environ.get(_TOKEN):  # delta-rs reads missing options from the environment
         raise ConfigurationError(
             f"The access key in use has no session token, and delta-rs takes another key's from {_TOKEN}: unset it."
         )
@@ -376,12 +378,12 @@ def delta_options(aws: Aws, bucket: str) -> dict[str, str]:
 
 
 def is_nameable(key: str) -> bool:
-    """Whether obstore names this key to S3 as it is. Others it refuses or, worse, cleans."""
+    """Return True if obstore sends this key to S3 unchanged. It rejects other keys or, worse, normalises them."""
     parts = key.split("/")
     return not any(part in ("", ".", "..") for part in parts) and not any(c < " " or c == "\x7f" for c in key)
 
 
 def check_nameable(address: str, prefix: str) -> None:
-    """Raise `UsageError` where files cannot be kept below such a prefix."""
+    """Raise `UsageError` if files cannot be stored below the prefix."""
     if prefix and not is_nameable(prefix):
         raise UsageError(f"{address} cannot hold files of ours: its parts must not be empty, '.' or '..'.")

@@ -1,13 +1,11 @@
-"""A prefix in S3, as a place where files lie.
+"""Files below an S3 prefix.
 
-An object of our own for reading, seekable: each read is one request for exactly those bytes of exactly that version.
+`S3Input` reads an object, seekable: each read is one request for exactly those bytes of exactly one version. That
+suits readers of Parquet, which read a footer and a few columns of a large file.
 
-That is what Parquet's readers want, which read a footer and a few columns of a large file.
-
-A new object, written in order: there as a whole when it is complete, and never there in part.
-
-A small one is a single PUT. A larger one is sent in parts while it is being written, a few at a time; S3 makes the
-object only of a completed upload, and an upload that is given up is aborted, so that its parts cost nothing.
+`S3Output` writes a new object sequentially; the object appears complete or not at all. A small one is a single PUT.
+A larger one is a multipart upload whose parts are sent during writing, a few at a time. An abandoned upload is
+aborted, so that its parts cost nothing.
 """
 
 import io
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class S3Input(io.RawIOBase):
-    """``fetch(start, stop)`` gives the bytes. Not buffered: wrap it where it is read in small pieces."""
+    """A seekable reader of one object. ``fetch(start, stop)`` returns bytes. Unbuffered: wrap it for small reads."""
 
     def __init__(self, size_bytes: int, fetch: Callable[[int, int], bytes]) -> None:
         self._size_bytes = size_bytes
@@ -88,16 +86,17 @@ class S3Input(io.RawIOBase):
         return data
 
 
-PART_BYTES = 16 << 20  # S3 takes 10,000 parts: files of up to 156 GiB
+PART_BYTES = 16 << 20  # S3 accepts 10,000 parts: files of up to 156 GiB
 SENT_AT_ONCE_MAX = 3
 NO_UPLOAD = "NoSuchUpload"
 
 
 class S3Output(io.RawIOBase):
-    """Takes bytes; nothing is there before `complete`. ``client`` is boto3's.
+    """A writer of one object, which does not exist before `complete`. ``client`` is boto3's.
 
-    ``put`` stores a small object, ``size_of`` tells how large the one that is there is, and None where there is none;
-    ``explained`` raises what the client does in our own words: a writer of files in between need not know them.
+    ``put`` stores a small object. ``size_of`` returns the size of the existing object, None if there is none.
+    ``explained`` converts the client's errors to Penstock exceptions, so that writers of file formats need not know
+    the client's.
     """
 
     def __init__(
@@ -119,11 +118,11 @@ class S3Output(io.RawIOBase):
         self._explained = explained
         self._part_bytes = part_bytes
         self._held = bytearray()
-        self._upload_id: str | None = None  # once there is more than a part
+        self._upload_id: str | None = None  # set once there is more than one part
         self._senders: ThreadPoolExecutor | None = None
         self._sending: deque[Future[None]] = deque()
-        self._begun = 0  # parts
-        self._etags: dict[int, str] = {}  # of the parts that are there, by number; written by the senders
+        self._begun = 0  # number of the last started part
+        self._etags: dict[int, str] = {}  # of the uploaded parts, by number; written by the sender threads
         self._written = 0
 
     def writable(self) -> bool:
@@ -143,7 +142,7 @@ class S3Output(io.RawIOBase):
         return len(taken)
 
     def complete(self) -> None:
-        """Make the object."""
+        """Create the object."""
         if self._upload_id is None:
             self._put(bytes(self._held))
             return
@@ -155,7 +154,7 @@ class S3Output(io.RawIOBase):
         self._end_senders()
 
     def abort(self) -> None:
-        """Give the object up. What fails now is not told: the bucket's lifecycle rules are the last broom."""
+        """Abandon the object. Errors are ignored: the bucket's lifecycle rules remove what remains."""
         self._end_senders()
         if self._upload_id is not None:
             with suppress(Exception):
@@ -168,7 +167,7 @@ class S3Output(io.RawIOBase):
                 **self._object, UploadId=self._upload_id, MultipartUpload={"Parts": parts}
             )
         except Exception as error:
-            # The client tries again by itself, and then the upload may have been completed by a try without an answer.
+            # boto3 retries internally, so an attempt whose response was lost may have completed the upload.
             if not (is_of_s3(error) and code_of(error) == NO_UPLOAD and self._size_of() == self._written):
                 raise
 
@@ -192,13 +191,13 @@ class S3Output(io.RawIOBase):
             self._sending.clear()
 
 
-HELD_BYTES_MAX = 1 << 20  # of a file that is read: up to it all is fetched at once
-_DELETED_AT_ONCE = 1_000  # as many as S3 takes
+HELD_BYTES_MAX = 1 << 20  # files up to this size are read with a single request
+_DELETED_AT_ONCE = 1_000  # S3's limit
 
 
 @dataclass(frozen=True, slots=True)
 class S3Files:
-    """`penstock.storage.files.Files` below a prefix. Holds no client: those are this process's, see s3_client."""
+    """`penstock.storage.files.Files` below a prefix. Holds no client: `penstock.storage.s3` has one per process."""
 
     address: S3Address
     aws: Aws
@@ -248,7 +247,7 @@ class S3Files:
         for page in self._pages(folder, Prefix=below):
             for entry in page.get("Contents", ()):
                 path = entry["Key"][len(root) :].removeprefix("/")
-                if path and not path.endswith("/"):  # else a folder that somebody made in AWS's console
+                if path and not path.endswith("/"):  # otherwise a folder made in the AWS console
                     yield FileInfo(path=path, size_bytes=entry["Size"], modified_at=entry["LastModified"].timestamp())
 
     def names(self, folder: str = "") -> Sequence[str]:
@@ -313,7 +312,7 @@ class S3Files:
             raise
 
     def make_durable(self, paths: Iterable[str]) -> None:
-        """What S3 has taken outlasts anything that we could do for it."""
+        """Do nothing: S3 stores objects durably."""
 
     def delete(self, paths: Iterable[str]) -> None:
         remaining = iter(paths)
@@ -328,7 +327,7 @@ class S3Files:
                 self._refuse_deleting(failed)
 
     def prune(self, folder: str) -> None:
-        """There are no folders to remove."""
+        """Do nothing: S3 has no folders."""
 
     # -- how -----------------------------------------------------------------------------------------------------
 
@@ -343,7 +342,7 @@ class S3Files:
         return None if found is None else found.size_bytes
 
     def _folder(self, folder: str) -> str:
-        """What the keys of a folder begin with."""
+        """Return the prefix of a folder's keys."""
         key = self._key(folder.strip("/"))
         return f"{key}/" if key else ""
 
@@ -360,7 +359,7 @@ class S3Files:
 
     @contextmanager
     def _explained(self, path: str) -> Iterator[None]:
-        """What S3 refuses, but for a file that is not there, in our own words."""
+        """Convert S3's errors to Penstock exceptions; a missing file raises `FileNotFoundError`."""
         try:
             yield
         except Exception as error:

@@ -1,9 +1,9 @@
-"""For tests of what is built on Penstock.
+"""Tools for testing applications built on Penstock.
 
-`perform` runs one handler on one message, in the test's own thread, and returns what became of it and what it sent.
-`TestWorker` is a real worker over queues in memory, where waits take no time. `run_pipeline` brings files through a
-declared pipeline, in a Spark session of the test's. `FakeClock` stands still until somebody moves it. The module
-`penstock.testing.plugin` has them as fixtures of pytest.
+`perform` runs one handler on one message, in the test's own thread, and returns the outcome and the messages sent.
+`TestWorker` is a real worker over in-memory queues, where retries and delays take no time. `run_pipeline` processes
+files with a declared pipeline, in the test's Spark session. `FakeClock` moves only when the test advances it.
+`penstock.testing.plugin` provides pytest fixtures for them.
 """
 
 from penstock.testing.fake_clock import FakeClock

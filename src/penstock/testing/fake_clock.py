@@ -1,15 +1,20 @@
-"""For tests of what is built on Penstock: a clock that the test moves."""
+"""A clock for tests that moves only when the test advances it."""
 
 import threading
 import time
 
 
 class FakeClock:
-    """A `Clock` that stands still until somebody calls `advance`.
+    """A `Clock` that moves only when `advance` is called.
 
-    With ``auto_advance=True`` a wait is over at once and moves the time by what was waited for: for simulations in one
-    thread. Otherwise a wait blocks its thread until the event is set or another thread advanced far enough; if neither
-    happens for ``patience_seconds`` of real time it raises AssertionError, so that a test never hangs.
+    Without ``auto_advance``, a wait blocks its thread until the event is set or another thread has advanced the
+    clock far enough.
+
+    Args:
+        start: The initial time in epoch seconds.
+        auto_advance: Return from each wait at once and advance the clock by its duration. For simulations in one
+            thread.
+        patience_seconds: Real time after which a blocked wait raises AssertionError, so that a test never hangs.
     """
 
     def __init__(
@@ -17,7 +22,7 @@ class FakeClock:
     ) -> None:
         self._lock = threading.Lock()
         self._start = start
-        self._elapsed = 0.0  # written under the lock by whoever advances
+        self._elapsed = 0.0  # written under the lock by the thread that advances
         self.auto_advance = auto_advance  # written by the test's thread
         self._patience_seconds = patience_seconds
 
@@ -29,7 +34,11 @@ class FakeClock:
             return self._elapsed
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; whoever waited no longer than that goes on."""
+        """Move the clock forward; waits that end by then return.
+
+        Raises:
+            ValueError: ``seconds`` is negative.
+        """
         if seconds < 0:
             raise ValueError(f"time does not go back: {seconds} s")
         with self._lock:
@@ -45,7 +54,7 @@ class FakeClock:
 
     def _block(self, event: threading.Event, until: float) -> bool:
         give_up = time.monotonic() + self._patience_seconds
-        # Setting an event cannot tell this clock, nor can advancing set the caller's event: so look every few ms.
+        # Neither setting an event nor advancing the clock can interrupt this wait, so check both every 2 ms.
         while not event.wait(0.002) and self.monotonic() < until:
             if time.monotonic() > give_up:
                 raise AssertionError(f"nobody advanced the clock to {until} within {self._patience_seconds} s")

@@ -1,4 +1,4 @@
-"""One handler on one message, in the test's own thread, by the same steps as in a worker."""
+"""Run one handler on one message, in the test's own thread, with the same steps as in a worker."""
 
 import asyncio
 import inspect
@@ -27,31 +27,31 @@ RECEIPT = "perform"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Performed:
-    """What became of the message, what the handler emitted, and what it sent."""
+    """The outcome of the message, the events of the handler, and the messages it sent."""
 
     settlement: Settlement
-    error: BaseException | None  # what the handler raised
+    error: BaseException | None  # raised by the handler
     events: tuple[Event, ...]
     sent: tuple[Sent, ...] = ()  # through any `App`, oldest first
 
     @property
     def acked(self) -> bool:
-        """Done."""
+        """Return True if the message was processed."""
         return isinstance(self.settlement, Ack)
 
     @property
     def released(self) -> bool:
-        """Back into the queue for another attempt."""
+        """Return True if the message returned to the queue for another attempt."""
         return isinstance(self.settlement, Release)
 
     @property
     def dead(self) -> bool:
-        """Given up."""
+        """Return True if the message was dead-lettered."""
         return isinstance(self.settlement, DeadLetter)
 
     @property
     def reason(self) -> str | None:
-        """Why it was not acked."""
+        """Return why the message was not acked; None if it was."""
         return None if isinstance(self.settlement, Ack) else self.settlement.reason
 
 
@@ -66,13 +66,24 @@ def perform(
     attributes: Mapping[str, str | bytes] = NO_ATTRIBUTES,
     resources: Mapping[str, Any] = NO_RESOURCES,
 ) -> Performed:
-    """Run the handler on one message and return what became of it; no broker, no ledger, no thread.
+    """Run the handler on one message, without a broker, a ledger or another thread.
 
-    What the handler sends through an `App` (`send`, `send_many`, `announce`) is in ``Performed.sent`` and goes nowhere;
-    inside a `TestWorker` it goes to the queues of that worker, too.
+    Messages that the handler sends through an `App` (`send`, `send_many`, `announce`) appear in ``Performed.sent``
+    and are not delivered; inside a `TestWorker` they also go to that worker's queues. An idempotent handler always
+    finds its key free. A handler with ``isolation="process"`` runs in the test's process.
 
-    The body goes through the queue's contract there and back, as a sent one does; give bytes for one that was never
-    checked. An idempotent handler finds its key free. One with ``isolation="process"`` runs in the test's process.
+    Args:
+        app: The app or handlers with which the handler is registered.
+        handler: The decorated function.
+        body: Encoded and decoded by the queue's contract, like a sent body. Pass bytes for an unchecked body.
+        attempt: The attempt number that the handler sees, from 1.
+        previous_attempt: The previous attempt that the handler sees.
+        group: The message's group.
+        attributes: Attributes of the message, in addition to the contract's own.
+        resources: The resources that lifespans would provide.
+
+    Returns:
+        The settlement of the message, the exception, the events and the sent messages.
     """
     declaration = app.declaration_of(handler)
     codec: BodyCodec[Any] = BodyCodec(declaration.queue)
@@ -122,7 +133,7 @@ def _awaited(coroutine: Coroutine[Any, Any, Answer]) -> Answer:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(coroutine)
-    with ThreadPoolExecutor(1) as thread:  # in an async test the test's own loop is running
+    with ThreadPoolExecutor(1) as thread:  # an async test has a running loop in this thread
         return thread.submit(asyncio.run, coroutine).result()
 
 
@@ -142,10 +153,10 @@ class _FreeClaim:
 
 
 class _FreeKeys:
-    """Every key is free, and nothing is remembered."""
+    """Keys that are always free and never recorded."""
 
     def begin(self, key: str) -> KeyBegun | KeyBusy | KeyDone:  # noqa: ARG002 - the signature is `Keys`'s
         return KeyBegun(claim=_FreeClaim(), previous=None)
 
     def forget(self) -> None:
-        """There is nothing to forget."""
+        """Do nothing: no key is recorded."""

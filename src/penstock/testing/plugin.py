@@ -1,7 +1,7 @@
-"""Fixtures for pytest, found by it where Penstock is installed.
+"""Pytest fixtures, found by pytest wherever Penstock is installed.
 
-`penstock_worker` makes a `TestWorker` of an app, `penstock_clock` is a `FakeClock`, `penstock_spark` is one Spark
-session for the whole run of the tests.
+`penstock_worker` creates a `TestWorker` for an app, `penstock_clock` is a `FakeClock`, and `penstock_spark` is one
+Spark session for the whole test run.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def penstock_worker() -> "Iterator[Callable[[Any], TestWorker]]":
-    """``penstock_worker(app)``: a worker over queues in memory, until the test ends."""
+    """Return ``penstock_worker(app)``: it creates a `TestWorker` that lasts until the test ends."""
     from penstock.testing import TestWorker
 
     with ExitStack() as stack:
@@ -25,7 +25,7 @@ def penstock_worker() -> "Iterator[Callable[[Any], TestWorker]]":
 
 @pytest.fixture
 def penstock_clock() -> "FakeClock":
-    """A clock that the test moves."""
+    """Return a clock that the test advances."""
     from penstock.testing import FakeClock
 
     return FakeClock()
@@ -33,7 +33,7 @@ def penstock_clock() -> "FakeClock":
 
 @pytest.fixture(scope="session")
 def penstock_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A small local Spark session, started once. Needs the extra ``spark``."""
+    """Return a small local Spark session, started once per test run. Needs the extra ``spark``."""
     from penstock.testing.spark import local_session
 
     with local_session(tmp_path_factory.mktemp("penstock-spark")) as session:

@@ -1,4 +1,4 @@
-"""A broker in memory that remembers everything that was sent to it."""
+"""An in-memory broker that records every sent message."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from penstock.messaging.message import Attributes, Outgoing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """A message that was sent, as the broker got it."""
+    """A sent message, as the broker received it."""
 
     queue: str
     id: str
@@ -23,7 +23,7 @@ class Sent:
 
     @property
     def body(self) -> Any:
-        """The JSON value of the body; its bytes if it is not JSON."""
+        """Return the JSON value of the body; its bytes if it is not JSON."""
         try:
             return json.loads(self.outgoing.body)
         except ValueError:
@@ -31,31 +31,31 @@ class Sent:
 
     @property
     def attributes(self) -> Attributes:
-        """The message's attributes."""
+        """Return the message's attributes."""
         return self.outgoing.attributes
 
     @property
     def group(self) -> str | None:
-        """The tenant that it belongs to."""
+        """Return the message's group, which names a tenant."""
         return self.outgoing.group
 
     @property
     def deduplication_id(self) -> str | None:
-        """The id by which the broker drops a second send."""
+        """Return the id by which the broker drops a second send."""
         return self.outgoing.deduplication_id
 
     @property
     def delay_seconds(self) -> float:
-        """How long it is invisible."""
+        """Return how long the message stays invisible after the send."""
         return self.outgoing.delay_seconds
 
 
 class Recorder(MemoryBroker):
-    """Queues in memory. Any thread may send."""
+    """A `MemoryBroker` that records sends. Any thread may send."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__(clock=clock or SystemClock())
-        self.sent: list[Sent] = []  # only ever appended to
+        self.sent: list[Sent] = []  # append-only
 
     def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         ids = super().send(queue, messages)
@@ -67,10 +67,10 @@ class Recorder(MemoryBroker):
 
 @contextmanager
 def recorded() -> Iterator[list[Sent]]:
-    """Record what any app of this process sends until the block ends. Meanwhile no app reaches its broker or ledger,
-    including apps that are made inside the block.
+    """Record the messages that any app of this process sends until the block ends.
 
-    An app that is in a `TestWorker` sends to the queues of that worker, as before.
+    During the block no app reaches its broker or ledger, including apps created inside it. An app in a `TestWorker`
+    also sends to the queues of that worker, as before.
     """
     sent: list[Sent] = []
     here = Recorder()
@@ -99,13 +99,13 @@ def _restore(app: App, before: tuple[Any, Any]) -> None:
 
 
 class _NoLedger:
-    """What an app has for a ledger meanwhile."""
+    """The ledger of apps inside `recorded`: every use raises."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise UsageError("`perform` has no ledger; use a TestWorker for what needs one.")
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is no connection."""
 
 
 _NO_LEDGER = _NoLedger()

@@ -1,4 +1,4 @@
-"""A declared pipeline over files of the test's, into a table of the test's, in the test's session."""
+"""Run a declared pipeline on a test's files, into temporary tables, in the test's Spark session."""
 
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -16,25 +16,34 @@ if TYPE_CHECKING:
     from penstock.app.pipelines.running import RunReport
     from penstock.pipeline.spark.session import Session
 
-ATTEMPT_SECONDS = 0.1  # between two attempts on what cannot be read
+ATTEMPT_SECONDS = 0.1  # between two attempts on an unreadable object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineResult:
-    """What came of the files: rows as dictionaries, without the columns _object and _offset, in no order."""
+    """The result of a run: rows as dictionaries, without the columns _object and _offset, in no order."""
 
     rows: Sequence[Mapping[str, Any]]
-    quarantined: Sequence[Mapping[str, Any]]  # object, offset, raw, reason, detail
+    quarantined: Sequence[Mapping[str, Any]]  # columns: object, offset, raw, reason, detail
     report: "RunReport"
 
 
 def run_pipeline(
     pipeline: Pipeline, files: Mapping[str, bytes | str], *, spark: "Session", folder: Path | None = None
 ) -> PipelineResult:
-    """Bring the files (names and contents) through the whole chain once, as a worker would, and read the tables back.
+    """Process the files once with the whole pipeline, as a worker would, and read the tables back.
 
-    Source, table, queue and ledger are below ``folder``, a temporary one by default; those of the declaration are not
-    touched. Raises what a run raises, and `UsageError` for a name that is no path below the source.
+    Source, table, queue and ledger are below ``folder``; those of the declaration are not used.
+
+    Args:
+        pipeline: The declared pipeline.
+        files: Contents by path relative to the source.
+        spark: The test's Spark session.
+        folder: A folder to keep; by default a temporary one.
+
+    Raises:
+        UsageError: A file name is not a relative path below the source.
+        PenstockError: The run failed.
     """
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="penstock-test-") as name:

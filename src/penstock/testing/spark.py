@@ -17,7 +17,7 @@ END_SECONDS = 5.0
 
 @contextmanager
 def local_session(folder: Path) -> Iterator[Session]:
-    """A session whose scratch files and log are in ``folder``. Raises `ConfigurationError` without Spark or Java."""
+    """Start a session with scratch files and log in ``folder``. Raises `ConfigurationError` without Spark or Java."""
     require_spark()
     settings = Settings.model_construct(spark_master=MASTER, spark_driver_memory="1g")
     session = start_session(

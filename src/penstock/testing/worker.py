@@ -1,4 +1,4 @@
-"""A real worker over queues in memory, in which no wait takes time."""
+"""A real worker over in-memory queues, in which retries and delays take no time."""
 
 import json
 import threading
@@ -22,13 +22,13 @@ from penstock.testing.recorder import Recorder, Sent
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shutdown import StopSignal
 
-STEP_SECONDS = 0.001  # the least by which the queues' clock is moved while only delayed messages are left
+STEP_SECONDS = 0.001  # minimum advance of the queues' clock while only delayed messages remain
 PAGE = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadMessage:
-    """A message that was given up on."""
+    """A dead-lettered message."""
 
     message: Message
     reason: str
@@ -37,7 +37,7 @@ class DeadMessage:
 
     @property
     def body(self) -> Any:
-        """The JSON value of the body; the bytes, where it is none."""
+        """Return the JSON value of the body; its bytes if it is not JSON."""
         try:
             return json.loads(self.message.body)
         except ValueError:
@@ -45,14 +45,14 @@ class DeadMessage:
 
 
 class TestWorker:
-    """The app's handlers behind queues in memory, with a ledger in memory: ``with TestWorker(app) as worker: ...``.
+    """The app's handlers on in-memory queues and an in-memory ledger: ``with TestWorker(app) as worker: ...``.
 
-    Inside the block `App.send` sends to these queues too, from the test and from handlers, and so does that of
-    apps that are made inside, for example by a module that a handler imports. Retries and delays are honoured in their
-    order and take no time; what handlers themselves wait for does. Pipelines are not served here: use `run_pipeline`.
+    Inside the block, `App.send` also sends to these queues, from the test and from handlers. The same holds for apps
+    created inside the block, for example by a module that a handler imports. Retries and delays keep their order and
+    take no time; waits inside handlers do take time. Pipelines are not served: use `run_pipeline`.
     """
 
-    __test__ = False  # pytest must not take it for a test
+    __test__ = False  # prevents collection by pytest
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -60,7 +60,7 @@ class TestWorker:
         self.broker = Recorder(clock=self.clock)
         self.events: list[Event] = []
         self._before: tuple[Any, Any] | None = None
-        self._made = ExitStack()  # restores the brokers and ledgers of apps that were made inside
+        self._made = ExitStack()  # restores the brokers and ledgers of apps created inside
 
     def __enter__(self) -> Self:
         from penstock.ledger import Ledger
@@ -82,21 +82,25 @@ class TestWorker:
             self._before = None
 
     def send(self, queue: Queue[Any] | str, body: Any, **options: Any) -> str:
-        """As `App.send`."""
+        """Send a message, as `App.send`."""
         self._check_entered()
         return self._app.send(queue, body, **options)
 
     def send_many(self, queue: Queue[Any] | str, bodies: Iterable[Any], **options: Any) -> list[str]:
-        """As `App.send_many`."""
+        """Send several messages, as `App.send_many`."""
         self._check_entered()
         return self._app.send_many(queue, bodies, **options)
 
     def run_until_empty(self, *, timeout_seconds: float = 30.0, raises: bool = True) -> None:
-        """Work until no served queue holds a message, delayed ones included.
+        """Process messages until all served queues are empty, including delayed messages.
 
-        Where a message was given up because its handler raised, the first such exception is raised here, so that a
-        test fails with the handler's own traceback; not for `Reject`, and not with ``raises=False``. Raises
-        AssertionError when it takes longer than ``timeout_seconds``.
+        Args:
+            timeout_seconds: Real time to wait for empty queues.
+            raises: Raise the first exception for which a message was dead-lettered, except `Reject`, so that a test
+                fails with the handler's own traceback.
+
+        Raises:
+            AssertionError: The queues were not empty after ``timeout_seconds``.
         """
         self._check_entered()
         watch = _Watch(self)
@@ -116,16 +120,16 @@ class TestWorker:
             raise watch.fatal
 
     def dead(self, queue: Queue[Any] | str) -> list[DeadMessage]:
-        """The dead letters of a queue, oldest first."""
+        """Return the dead letters of a queue, oldest first."""
         name = f"{queue if isinstance(queue, str) else queue.name}{DEAD_LETTER_SUFFIX}"
         return [_dead(message) for message in self.broker.browse(name, messages_max=PAGE)]
 
     def waiting(self, queue: Queue[Any] | str) -> list[Message]:
-        """The messages of a queue, oldest first; of queues without a handler, too."""
+        """Return the messages of a queue, oldest first. The queue need not have a handler."""
         return list(self.broker.browse(queue if isinstance(queue, str) else queue.name, messages_max=PAGE))
 
     def sent(self, queue: Queue[Any] | str) -> list[Sent]:
-        """Return everything that was sent to a queue, by handlers and by the test, oldest first; done or not."""
+        """Return every message sent to a queue by handlers and by the test, oldest first, including processed ones."""
         name = queue if isinstance(queue, str) else queue.name
         return [one for one in self.broker.sent if one.queue == name]
 
@@ -134,28 +138,28 @@ class TestWorker:
         self._made.callback(app.swap, broker=broker, ledger=own_ledger)
 
     def _check_entered(self) -> None:
-        if self._before is None:  # the app stands on its own queues then, and they may be real ones
+        if self._before is None:  # otherwise the app uses its own queues, which may be real
             raise UsageError("This TestWorker is not entered; write: with TestWorker(app) as worker.")
 
     def queues(self) -> list[str]:
-        """The names of the served queues."""
+        """Return the names of the served queues."""
         pipelines = {pipeline.declaration.source.queue for pipeline in self._app.pipelines}
         return [service.queue_name for service in self._app.services if service.queue_name not in pipelines]
 
 
 class _Watch:
-    """Tells when all is done or took too long, and moves the queues' clock while nothing but delays is left."""
+    """Stops the worker when the queues are empty or the time is over, and advances the clock past remaining delays."""
 
     def __init__(self, worker: TestWorker) -> None:
         self.stop = StopSignal()
-        self.fatal: BaseException | None = None  # this and the next: written by the thread that emits
+        self.fatal: BaseException | None = None  # this and the next field: written by the emitting thread
         self.given_back: set[str] = set()  # handlers
-        self.was_empty = False  # written by the thread that asks
+        self.was_empty = False  # written by the thread that calls `empty`
         self._worker = worker
 
     @contextmanager
     def for_at_most(self, seconds: float) -> Iterator[None]:
-        """Stop the worker, whatever is at work, when the block takes longer."""
+        """Stop the worker, even in the middle of a handler, if the block takes longer."""
         alarm = threading.Timer(seconds, self._end)
         alarm.daemon = True
         alarm.start()
@@ -165,7 +169,7 @@ class _Watch:
             alarm.cancel()
 
     def at_work(self) -> str:
-        """Which handlers did not end, for a sentence."""
+        """Return the names of the handlers that did not end, for an error message."""
         return f"; at work were: {', '.join(sorted(self.given_back))}" if self.given_back else ""
 
     def __call__(self, event: Event) -> None:
@@ -175,7 +179,10 @@ class _Watch:
             self.fatal = None if isinstance(event.exception, Reject) else event.exception
 
     def empty(self) -> bool:
-        """Asked by the idle worker."""
+        """Return True if the queues are empty. Called by the idle worker.
+
+        Advances the clock if only delayed messages remain.
+        """
         stats = [self._worker.broker.stats(queue) for queue in self._worker.queues()]
         if not any(one.visible or one.in_flight or one.delayed for one in stats):
             self.was_empty = True
@@ -185,18 +192,18 @@ class _Watch:
         return False
 
     def _until_next(self) -> float:
-        """How long the next delay lasts."""
+        """Return the seconds until the next delay ends."""
         broker, now = self._worker.broker, self._worker.clock.now()
         ends = [end for queue in self._worker.queues() if (end := broker.next_change_at(queue)) is not None]
         return max(min(ends, default=now) - now, STEP_SECONDS)
 
     def _end(self) -> None:
-        for _ in range(2):  # the second request gives back at once
+        for _ in range(2):  # the second request releases running messages at once
             self.stop.request()
 
 
 class _TookTooLong(PenstockError, AssertionError):
-    """The test's time is over."""
+    """The queues were not empty in time."""
 
 
 def _quick(settings: WorkerSettings) -> WorkerSettings:

@@ -1,9 +1,9 @@
-"""What a user's own transaction says to a queue, and what a message left there: outbox, inbox, relay.
+"""The transactional outbox and inbox: messages sent and effects recorded in a user's own transaction.
 
-Two tables in the user's database, `penstock_outbox` and `penstock_inbox`. Rows are written by the user's sessions, in
-their transactions; the relay sends what the outbox holds, and forgets what the inbox held long enough.
+The user's database has two tables, `penstock_outbox` and `penstock_inbox`. The user's sessions write rows in their
+own transactions; the relay sends the rows of the outbox and deletes expired rows of the inbox.
 
-`metadata` holds both tables for the user's migrations, `create_tables` makes them.
+`metadata` contains both tables for the user's migrations; `create_tables` creates them.
 """
 
 from penstock.transactions.tables import create_tables, metadata

@@ -1,13 +1,13 @@
-"""The inbox: which messages took effect here, recorded in the transaction of the effect itself.
+"""The inbox: a record of processed messages, written in the transaction of their effect.
 
-The row's key decides, by the database's own rules. While another transaction holds the same key, the insert waits for
-its end: if it commits, the message is done; if it rolls back, the insert goes on, and the message is new. A database
-that cannot wait (a lock that lasts too long, a deadlock, a snapshot that is too old) raises, and nothing is known then:
-the handler fails and its message comes again. So only a message whose effect is committed is ever reported as done.
+The row's unique key decides. While another transaction has inserted the same key, the insert waits for its end: if
+it commits, the message is done; if it rolls back, the insert continues, and the message is new. If the database
+cannot wait (lock timeout, deadlock, snapshot too old), it raises, and the state is unknown: the handler fails and
+its message is redelivered. So a message is reported as done only after its effect is committed.
 
-The key contains app, queue, handler and message. Keys of earlier versions contain only handler and message, and their
-workers may still run. So each message is recorded under both keys, in one statement; the text of the row with the
-earlier key ends with a digest of its owner, which is app and queue. If only the earlier key was there before, that
+The key contains app, queue, handler and message. Keys of earlier versions contain only handler and message, and
+their workers may still run. So each message is recorded under both keys, in one statement. The text of the row with
+the earlier key ends with a digest of its owner, which is app and queue. If only the earlier key existed before, that
 digest decides: with the digest of another owner the message is new; with our own, or with none (an earlier version
 wrote the row), the message is done.
 """
@@ -30,12 +30,12 @@ from penstock.transactions.tables import ServerNow, inbox
 
 _SHOWN_CHARS_MAX = 1_000
 _KEY = [inbox.c.inbox_id]
-_REFUSED = "\ufffd"  # for what databases do not take in a text for people
-_EARLIER_KEY = re.compile(r" #([0-9a-f]{32})\Z")  # how the text of a row under the earlier key ends
+_REFUSED = "\ufffd"  # replaces characters that databases reject in text
+_EARLIER_KEY = re.compile(r" #([0-9a-f]{32})\Z")  # the end of the text in a row with the earlier key
 
 
 class MessageIdentity(NamedTuple):
-    """What is the same in two messages that are one thing."""
+    """The identity of a message, equal in all its copies."""
 
     kind: str
     value: bytes
@@ -43,7 +43,7 @@ class MessageIdentity(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipient:
-    """The handler that a message takes effect in. ``queue`` is None for a name that the app gave to no handler."""
+    """The handler in which a message takes effect. ``queue`` is None for a name that the app gave to no handler."""
 
     app: str
     queue: str | None
@@ -53,8 +53,8 @@ class Recipient:
 def identity_of(message: Message) -> MessageIdentity:
     """Return the outbox's id, else the sender's deduplication id, else the broker's message id.
 
-    A replayed message keeps the message id of its first delivery. A broker gives each send a message id of its own, so
-    something that is sent twice has two.
+    A replayed message keeps the message id of its first delivery. A broker assigns a new message id to each send, so
+    something sent twice has two.
     """
     for kind, name in (("outbox", OUTBOX_ID_ATTRIBUTE), ("deduplication", DEDUPLICATION_ATTRIBUTE)):
         value = message.attributes.get(name)
@@ -64,7 +64,7 @@ def identity_of(message: Message) -> MessageIdentity:
 
 
 def record(session: SyncSession, recipient: Recipient, message: Message) -> bool:
-    """Return True if the message is new to its recipient. Other transactions then wait for this one's end."""
+    """Return True if the message is new to its recipient. Other transactions with its key wait until this one ends."""
     entry = _InboxRows(recipient, identity_of(message))
     with explained():
         count = _inserted(session.execute(entry.insertion(dialect_of(session))))
@@ -74,7 +74,7 @@ def record(session: SyncSession, recipient: Recipient, message: Message) -> bool
 
 
 async def record_async(session: AsyncSessions, recipient: Recipient, message: Message) -> bool:
-    """As `record`."""
+    """Work like `record`, for async sessions."""
     entry = _InboxRows(recipient, identity_of(message))
     with explained():
         count = _inserted(await session.execute(entry.insertion(dialect_of(session))))
@@ -89,7 +89,7 @@ def count_messages(handlers: Sequence[str]) -> int:
 
 
 def _inserted(result: object) -> int:
-    """Raise RuntimeError if the driver does not report the rows: that means neither new nor done."""
+    """Return how many rows were inserted. Raise RuntimeError if the driver does not report it: the state is unknown."""
     count: object = getattr(result, "rowcount", None)
     if not isinstance(count, int) or count not in (0, 1, 2):
         raise RuntimeError(f"the driver says that {count!r} rows were inserted into {inbox.name}: it cannot be used")
@@ -110,10 +110,10 @@ class _InboxRows:
         self._earlier_key = _digest(_bytes(recipient.handler), identity.kind.encode("ascii"), identity.value)
 
     def insertion(self, dialect: str) -> Insert:
-        """Return the statement that inserts those of the two rows that are not there.
+        """Return the statement that inserts the missing ones of the two rows.
 
-        The row under the earlier key goes last: after a transaction met it, and on MySQL holds the gap before it, the
-        transaction waits for nothing more here.
+        The row under the earlier key is last: once a transaction has met it, and on MySQL holds the gap before it,
+        the transaction waits for nothing more here.
         """
         rows = [self._row(), self._earlier()]
         statement: Insert
@@ -122,19 +122,19 @@ class _InboxRows:
         elif dialect == "sqlite":
             statement = sqlite.insert(inbox).values(rows).on_conflict_do_nothing(index_elements=_KEY)
         else:
-            # Of what IGNORE swallows only a key that is there can meet this row: the table has no other condition. ON
-            # DUPLICATE KEY UPDATE would not do: if found rows are counted, as SQLAlchemy asks, it returns 1 as well.
+            # The only error that IGNORE can hide for this row is a duplicate key: the table has no other constraint. ON
+            # DUPLICATE KEY UPDATE does not work: with found rows counted, as SQLAlchemy requests, it returns 1 as well.
             statement = insert(inbox).values(rows).prefix_with("IGNORE")
-        return statement.execution_options(preserve_rowcount=True)  # of an insert nobody else asks for it
+        return statement.execution_options(preserve_rowcount=True)  # SQLAlchemy does not keep it for inserts otherwise
 
     def earlier_row(self) -> Select[Any]:
-        """Return the query for the row under the earlier key. It locks, as MySQL's snapshot may be older."""
+        """Return the query for the row under the earlier key. It locks, because MySQL's snapshot may be older."""
         query = select(inbox.c.handler).where(inbox.c.inbox_id == self._earlier_key)
         return query.with_for_update(read=True)
 
     def is_of_another(self, handler: str | None) -> bool:
         """Return True if the row under the earlier key has this text and records another owner's message."""
-        if handler is None:  # it was there when the insert was skipped
+        if handler is None:  # the row existed when the insert was skipped
             raise TemporaryError(f"a row of {inbox.name} was deleted while it was read")
         marked = _EARLIER_KEY.search(handler)
         return marked is not None and marked[1] not in (self._owner.hex(), self._owner_as_spelled.hex())

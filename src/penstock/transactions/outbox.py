@@ -1,4 +1,4 @@
-"""The outbox as its writers see it: from a message to a row, and the row into the user's transaction."""
+"""Convert messages to rows of the outbox, and insert these in the user's transaction."""
 
 import base64
 import hashlib
@@ -22,7 +22,7 @@ Row = Mapping[str, Any]  # values of the table's columns
 
 
 def row_of(queue: str, outgoing: Outgoing, outbox_id: bytes) -> Row:
-    """The message as its row. Raises `UsageError` for what no broker takes."""
+    """Return the message as a row. Raises `UsageError` if no broker or database can accept it."""
     if len(outgoing.body) > BODY_BYTES_MAX:
         raise UsageError(
             f"A body for the queue {queue} has {len(outgoing.body)} bytes; brokers take at most {BODY_BYTES_MAX}: send "
@@ -33,7 +33,7 @@ def row_of(queue: str, outgoing: Outgoing, outbox_id: bytes) -> Row:
     return {
         "outbox_id": outbox_id,
         "queue_id": digest(queue),
-        # Of no group is its own stream; the mark before a group keeps the empty one apart from it.
+        # Messages without a group form their own stream; the colon distinguishes it from the stream of the empty group.
         "stream_id": digest(queue, "" if outgoing.group is None else f":{outgoing.group}"),
         "queue": queue,
         "message_group": outgoing.group,
@@ -49,26 +49,26 @@ def row_of(queue: str, outgoing: Outgoing, outbox_id: bytes) -> Row:
 
 
 def write(session: SyncSession, rows: Sequence[Row]) -> None:
-    """Insert at once, in the order given, whatever the session has not flushed yet."""
+    """Insert the rows at once and in order, before anything that the session has not flushed yet."""
     if rows:
         with explained():
             session.execute(_INSERT, [dict(row) for row in rows])
 
 
 async def write_async(session: AsyncSessions, rows: Sequence[Row]) -> None:
-    """As `write`."""
+    """Work like `write`, for async sessions."""
     if rows:
         with explained():
             await session.execute(_INSERT, [dict(row) for row in rows])
 
 
 def digest(*parts: str) -> bytes:
-    """What stands for these texts in an index."""
+    """Return a digest of the texts for an index."""
     return hashlib.sha256("\0".join(parts).encode("utf-8")).digest()[:ID_BYTES]
 
 
 def written_attributes(attributes: Attributes) -> str | None:
-    """ASCII JSON; a binary value is a list of one base64 text, which no text value can be taken for."""
+    """Return the attributes as ASCII JSON. A binary value is a list of one base64 text, unlike any text value."""
     if not attributes:
         return None
     return json.dumps(
@@ -80,7 +80,7 @@ def written_attributes(attributes: Attributes) -> str | None:
 
 
 def read_attributes(text: str | None) -> Attributes:
-    """What `written_attributes` wrote."""
+    """Return the attributes that `written_attributes` encoded."""
     if text is None:
         return NO_ATTRIBUTES
     fields: Mapping[str, str | list[str]] = json.loads(text)

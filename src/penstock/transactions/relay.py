@@ -1,9 +1,9 @@
-"""The relay: from the outbox to the broker, at least once, a stream's rows in their order.
+"""The relay: send rows of the outbox to the broker, at least once, each stream in order.
 
-A row is sent, and then deleted: a relay that dies in between leaves it to be sent again, under the same ids. Where a
-broker takes a part of a call, as SQS does, only the rows that it did not take stay. A broker that is away costs
-nothing but time. A row that the broker refuses steps aside with its reason and is tried again now and then. Where a
-whole queue seems to be refused, this relay lets it rest for a moment, and the rows keep their order.
+The relay sends a row, then deletes it. If it dies in between, the row is sent again with the same ids. If a broker
+accepts only part of a call, as SQS may, only the rejected rows stay. While a broker is unavailable, rows wait and
+nothing is lost. A row that the broker rejects is put aside with the reason and retried at intervals. If the broker
+seems to reject a whole queue, the relay skips that queue for a moment, so that its rows keep their order.
 """
 
 import secrets
@@ -20,20 +20,20 @@ from penstock.messaging.clock import Clock
 from penstock.transactions.outbox import ID_BYTES
 from penstock.transactions.store import ClaimedRow, TransactionStore
 
-FAILED_BASE_SECONDS, FAILED_CAP_SECONDS = 0.5, 30.0  # of the relay, where broker or database are away
-REFUSED_BASE_SECONDS, REFUSED_CAP_SECONDS = 10.0, 600.0  # of a row that the broker refused
-QUEUE_REST_SECONDS = 3.0  # of a queue that seems to be refused: less, so that its other rows come without them
-REFUSED_IN_A_ROW_MAX = 3  # then the queue is thought to be refused, not a message
-LEASE_SHARE = 0.5  # of the claim: later than that nothing more is begun under it
+FAILED_BASE_SECONDS, FAILED_CAP_SECONDS = 0.5, 30.0  # when broker or database are unavailable
+REFUSED_BASE_SECONDS, REFUSED_CAP_SECONDS = 10.0, 600.0  # for a row that the broker rejected
+QUEUE_REST_SECONDS = 3.0  # for a rejected queue; shorter than for a row, so its other rows are tried first
+REFUSED_IN_A_ROW_MAX = 3  # after this many, the queue rather than a message counts as rejected
+LEASE_SHARE = 0.5  # of the claim; no send starts under the claim after that
 FORGET_EVERY_SECONDS = 3_600.0
-FORGET_CALLS_MAX = 40  # before rows are sent again
+FORGET_CALLS_MAX = 40  # per run, before the relay sends again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelaySettings:
-    """How a relay works. ``inbox_seconds``: how long the inbox remembers; None: for ever."""
+    """The settings of a relay. ``inbox_seconds`` is the retention of the inbox; None: for ever."""
 
-    every_seconds: float = 1.0  # between two looks of an idle one, about
+    every_seconds: float = 1.0  # approximate time between polls of an idle relay
     lease_seconds: float = 30.0
     inbox_seconds: float | None = 14 * 86_400.0
     rows_max: int = 100
@@ -42,7 +42,7 @@ class RelaySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayResult:
-    """What a look at the outbox came to."""
+    """Row counts of one poll, or of several added up."""
 
     held: int = 0
     sent: int = 0
@@ -55,7 +55,7 @@ class RelayResult:
 
 
 class Relay:
-    """Of one database. `run` is for a thread of its own; the rest is for any."""
+    """The relay of one database. Its own thread calls `run`; any thread may call the other methods."""
 
     def __init__(
         self,
@@ -74,34 +74,34 @@ class Relay:
         self._random = random
         self._tell = tell
         self._woken = threading.Event()
-        self._ended = False  # written by whoever ends it
-        self._failures = 0  # in a row; this and the next two: of the thread that runs
-        self._resting: dict[str, float] = {}  # queues, each until this monotonic time
+        self._ended = False  # set once, by the thread that calls `end`
+        self._failures = 0  # in a row; this and the next two fields: written by the thread that runs
+        self._resting: dict[str, float] = {}  # queues to skip until this monotonic time
         self._forget_at = clock.monotonic()
 
     def run(self) -> None:
-        """Send what is there and wait for more, until the end. Whatever fails is told and tried again."""
+        """Send rows and wait for more, until `end`. Every error is emitted and retried."""
         while not self._ended:
             self._woken.clear()
             try:
                 seconds = self._seconds_after(self.step())
                 self._failures = 0
-            except Exception as error:  # whatever it is: rows wait for this thread
+            except Exception as error:  # any error: the rows depend on this thread
                 seconds = self._failed(error)
             if seconds and not self._ended:
                 self._clock.wait(self._woken, seconds)
 
     def wake(self) -> None:
-        """There may be something new."""
+        """Poll now instead of waiting."""
         self._woken.set()
 
     def end(self) -> None:
-        """Begin nothing more; what is being sent is brought to its end."""
+        """Start no more sends; the current one is completed."""
         self._ended = True
         self._woken.set()
 
     def once(self) -> RelayResult:
-        """Send what is there now, refused rows too. Raises `PenstockError` where broker or database are away."""
+        """Send all rows, including rejected ones. Raises `PenstockError` if broker or database are unavailable."""
         self._store.hasten()
         total = step = self.step(in_a_row_max=None)
         while step.held and not self._ended:
@@ -110,9 +110,10 @@ class Relay:
         return total
 
     def step(self, *, in_a_row_max: int | None = REFUSED_IN_A_ROW_MAX) -> RelayResult:
-        """Claim some rows, send them, delete them. What could not be sent is free again. Raises as `once`.
+        """Claim some rows, send them and delete them. Rows that could not be sent are released. Raises like `once`.
 
-        ``in_a_row_max``: after so many refusals their queue rests for a moment; None: each row is tried.
+        ``in_a_row_max`` is the number of rejections after which the queue is skipped for a moment; None: try every
+        row.
         """
         self._forget()
         claim_id = secrets.token_bytes(ID_BYTES)
@@ -147,7 +148,7 @@ class Relay:
         return self._ended or self._clock.monotonic() > until
 
     def _seconds_after(self, step: RelayResult) -> float:
-        """A look that found something is followed by the next at once."""
+        """Return 0 after a poll that found rows, otherwise the idle wait."""
         return 0.0 if step.held else self._settings.every_seconds * (0.5 + self._random())
 
     def _failed(self, error: Exception) -> float:
@@ -162,7 +163,7 @@ class Relay:
         return seconds
 
     def _forget(self) -> None:
-        """Now and then; and before anything is claimed, so that no lease waits for it."""
+        """Delete expired rows of the inbox at intervals, before claiming rows, so that no lease runs meanwhile."""
         older_than = self._settings.inbox_seconds
         if older_than is None or self._clock.monotonic() < self._forget_at:
             return
@@ -173,7 +174,7 @@ class Relay:
 
 
 def forget(store: TransactionStore, older_than_seconds: float, *, calls_max: int | None = None) -> int:
-    """Delete what the inbox has held for longer, in short transactions; return the number of messages."""
+    """Delete expired rows of the inbox, in short transactions; return the number of messages."""
     count = calls = 0
     while calls_max is None or calls < calls_max:
         forgotten = store.forget(older_than_seconds)
@@ -184,7 +185,7 @@ def forget(store: TransactionStore, older_than_seconds: float, *, calls_max: int
 
 
 class _ClaimedRows:
-    """The rows of one claim on their way."""
+    """The rows of one claim while they are sent."""
 
     def __init__(
         self, store: TransactionStore, broker: Broker, claim_id: bytes, *, over: Callable[[], bool], random: Random
@@ -194,20 +195,20 @@ class _ClaimedRows:
         self._claim_id = claim_id
         self._over = over
         self._random = random
-        self._settled: set[int] = set()  # rows that are deleted, or wait with a reason
+        self._settled: set[int] = set()  # rows that were deleted, or put aside with a reason
         self.sent = 0
         self.refused = 0
-        self.refusing: set[str] = set()  # queues that seem to be refused as a whole
+        self.refusing: set[str] = set()  # queues that seem to be rejected as a whole
         self.events: list[OutboxSent | OutboxRefused] = []
 
     def left(self, held: Sequence[ClaimedRow]) -> bool:
-        """Whether rows of the claim are held still."""
+        """Return True if the claim still holds any of these rows."""
         return not self._settled.issuperset(row.id for row in held)
 
     def send(self, queue: str, rows: Sequence[ClaimedRow], *, in_a_row_max: int | None) -> None:
-        """Send the rows of one queue, in their order. What the broker took is deleted before more is sent.
+        """Send the rows of one queue in order. Rows that the broker accepted are deleted before more are sent.
 
-        Raises the first error of a row that is to be tried again.
+        Raises the first temporary error of a row.
         """
         if isinstance(self._broker, TriesEach):
             self._send_parts(self._broker, queue, rows, in_a_row_max)
@@ -215,7 +216,7 @@ class _ClaimedRows:
             self._send_whole(queue, rows, in_a_row_max)
 
     def _send_parts(self, broker: TriesEach, queue: str, rows: Sequence[ClaimedRow], in_a_row_max: int | None) -> None:
-        """The broker may take some messages of a call and not others, and reports which."""
+        """Send to a broker that may accept only some messages of a call, and reports which."""
         in_a_row = 0
         for start in range(0, len(rows), PARTIAL_CHUNK):
             if self._over() or queue in self.refusing:
@@ -224,7 +225,7 @@ class _ClaimedRows:
             answers: Sequence[str | PenstockError]
             try:
                 answers = broker.try_send(queue, [row.outgoing for row in some])
-            except ConfigurationError as error:  # of the queue: it took none of them
+            except ConfigurationError as error:  # an error of the queue: it accepted no row
                 answers = [error] * len(some)
             outcomes = list(zip(some, answers, strict=True))
             self._sent(queue, [(row, answer) for row, answer in outcomes if isinstance(answer, str)])
@@ -241,7 +242,7 @@ class _ClaimedRows:
                 raise failed[0]
 
     def _send_whole(self, queue: str, rows: Sequence[ClaimedRow], in_a_row_max: int | None) -> None:
-        """All in one call, which the broker takes as a whole or not at all; if it refuses that, each alone."""
+        """Send all rows in one call, accepted or rejected as a whole; if rejected, send them one by one."""
         if self._over():
             return
         try:
@@ -272,7 +273,7 @@ class _ClaimedRows:
         self._sent(queue, list(zip(rows, ids, strict=True)))
 
     def _sent(self, queue: str, taken: Sequence[tuple[ClaimedRow, str]]) -> None:
-        """The broker has these rows, under these ids."""
+        """Delete rows that the broker accepted under these ids."""
         if not taken:
             return
         self._store.delete(self._claim_id, [row.id for row, _ in taken])
@@ -294,7 +295,7 @@ class _ClaimedRows:
 
 
 def _by_queue(rows: Iterable[ClaimedRow]) -> Mapping[str, Sequence[ClaimedRow]]:
-    """Each queue's, in their order; sorting keeps it."""
+    """Group the rows by queue; stable sorting keeps their order."""
     in_order = sorted(rows, key=lambda row: row.queue)
     return {queue: list(of_queue) for queue, of_queue in groupby(in_order, key=lambda row: row.queue)}
 

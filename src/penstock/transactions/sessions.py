@@ -1,9 +1,9 @@
-"""Whose transaction it is: sessions and connections of SQLAlchemy, plain and async, and what their errors mean here.
+"""Sessions, connections and engines of SQLAlchemy, sync and async, and the meaning of their errors here.
 
-SQLAlchemy's async part needs greenlet, which who has plain sessions need not have: it is looked for and never imported.
-Whoever hands over an async session has imported it.
+SQLAlchemy's async part needs greenlet, which users of sync sessions may not have. So this module looks it up among
+the imported modules and never imports it; the owner of an async session has imported it.
 
-The database of a relay: the user's engine, or one of our own at an address.
+`engine_of` returns the engine of a relay: the user's own, or a new one for an address.
 """
 
 import sys
@@ -31,17 +31,17 @@ _MISSING_POSTGRESQL = "42P01"
 
 
 def is_async(session: object) -> "TypeGuard[AsyncSessions]":
-    """Whether what it does has to be awaited."""
+    """Return True if the session's methods have to be awaited."""
     return _is(session, "AsyncSession", "AsyncConnection", "async_scoped_session")
 
 
 def is_async_engine(database: object) -> "TypeGuard[AsyncEngine]":
-    """Whether it is an engine whose connections are awaited."""
+    """Return True if the engine's connections have to be awaited."""
     return _is(database, "AsyncEngine")
 
 
 def dialect_of(session: "SyncSession | AsyncSessions") -> str:
-    """The database's kind, as SQLAlchemy names it."""
+    """Return SQLAlchemy's name of the database."""
     whole: Any = session
     is_connection = isinstance(session, Connection) or _is(session, "AsyncConnection")
     name: str = (whole if is_connection else whole.get_bind(clause=outbox)).dialect.name
@@ -50,7 +50,7 @@ def dialect_of(session: "SyncSession | AsyncSessions") -> str:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """A missing table becomes one sentence; every other error of the database's is the user's to see."""
+    """Convert the error of a missing table to `ConfigurationError`; pass all other database errors on to the user."""
     try:
         yield
     except DBAPIError as error:
@@ -64,7 +64,7 @@ def explained() -> Iterator[None]:
 
 
 def missing_table(error: DBAPIError) -> str | None:
-    """Which of our tables the database does not know; None for any other error."""
+    """Return the name of our table that does not exist in the database; None for any other error."""
     original = error.orig
     words = str(original)
     code = original.args[0] if original is not None and original.args else None
@@ -75,7 +75,7 @@ def missing_table(error: DBAPIError) -> str | None:
 
 
 def sync_session_of(session: object) -> Session | None:
-    """The session that tells of its commits; None for a connection."""
+    """Return the session that reports its commits; None for a connection."""
     scoped = isinstance(session, scoped_session) or _is(session, "async_scoped_session")
     found: Any = session() if scoped and callable(session) else session
     if _is(found, "AsyncSession"):
@@ -85,24 +85,24 @@ def sync_session_of(session: object) -> Session | None:
 
 
 def tell_commits(session: object, tell: Callable[[Session], None]) -> None:
-    """Call ``tell`` after each commit of this session from now on; never twice. A connection tells nothing."""
+    """Call ``tell`` after each commit of this session from now on, never twice. A connection reports nothing."""
     found = sync_session_of(session)
     if found is not None and not event.contains(found, "after_commit", tell):
         event.listen(found, "after_commit", tell)
 
 
 def _is(thing: object, *kinds: str) -> bool:
-    """Whether it is of one of these classes of SQLAlchemy's async part."""
+    """Return True for an instance of one of these classes of SQLAlchemy's async part."""
     module = sys.modules.get(_ASYNC)
     return module is not None and isinstance(thing, tuple(getattr(module, kind) for kind in kinds))
 
 
-Database: TypeAlias = Engine | str  # what `engine_of` takes
+Database: TypeAlias = Engine | str  # accepted by `engine_of`
 KNOWN = ("sqlite", "mysql", "mariadb", "postgresql")
 
 
 def engine_of(database: object) -> Engine:
-    """Nothing is connected yet. Raises `UsageError` for what is no engine and no address of one."""
+    """Return an unconnected engine. Raises `UsageError` if ``database`` is neither an engine nor its address."""
     if is_async_engine(database):
         raise UsageError(
             "A relay is a thread and needs a plain engine: give app.relay one with a driver that is not async "
@@ -124,7 +124,7 @@ def _opened(address: str) -> Engine:
         return create_engine(address, pool_pre_ping=True)
     except NoSuchModuleError as error:
         raise UsageError(f"The address of an outbox's database cannot be read: {error}.") from error
-    except (ArgumentError, ValueError) as error:  # what was written may hold a password, and is not said again
+    except (ArgumentError, ValueError) as error:  # not repeated: it may contain a password
         raise UsageError(
             "The address of an outbox's database cannot be read: write one like postgresql+psycopg://USER@HOST/DATABASE."
         ) from error

@@ -1,12 +1,12 @@
-"""The outbox as the relay sees it: claim rows for a while, delete what was sent, put back what was not.
+"""The database operations of the relay: claim rows, delete sent rows, release the others, clean up the inbox.
 
-Each step is a short transaction of its own, and none is open while the broker is spoken to: nobody's insert waits for
-the network. A claim is a lease by the database's clock, so that rows of a relay that died are free when it ends.
+Each operation is a short transaction of its own, and none is open during a call to the broker, so that no user's
+insert waits for the network. A claim is a lease by the database's clock: the rows of a dead relay are free when it
+expires.
 
-Which rows a relay takes: the first of each stream, without a gap. Pure.
-
-A stream is a queue and a group; what is in order is in order there. So no row is taken while an earlier one of its
-stream is in another relay's hands, or was so a moment ago.
+`takeable` and `unbroken` choose the rows to claim; they are pure functions. Order is kept within a stream, which is
+a queue and a group. So no row is claimed while another relay holds an earlier row of its stream, or has just held
+it.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
@@ -31,16 +31,16 @@ from penstock.transactions.tables import ServerNow, inbox, outbox
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueRow:
-    """A row that is due, as a look found it."""
+    """A due row as read by a poll."""
 
     id: int
     stream_id: bytes
     body_bytes: int
-    claimed: bool  # another relay is sending it
+    claimed: bool  # by another relay
 
 
 def takeable(rows: Iterable[DueRow], *, rows_max: int, bytes_max: int) -> Sequence[DueRow]:
-    """Those of the rows, given by id, that may be taken: at least one where any may, whatever its size."""
+    """Return the rows, ordered by id, that may be claimed: at least one if any is free, whatever its size."""
     taken: list[DueRow] = []
     busy: set[bytes] = set()
     size = 0
@@ -56,7 +56,7 @@ def takeable(rows: Iterable[DueRow], *, rows_max: int, bytes_max: int) -> Sequen
 
 
 def unbroken(wanted: Iterable[DueRow], got: Set[int]) -> Sequence[int]:
-    """The ids of those that were got, each stream's up to the first that was not."""
+    """Return the ids of the locked rows, up to the first missing one of each stream."""
     kept: list[int] = []
     broken: set[bytes] = set()
     for row in wanted:
@@ -67,15 +67,15 @@ def unbroken(wanted: Iterable[DueRow], got: Set[int]) -> Sequence[int]:
     return kept
 
 
-LOOK_ROWS = 1_000  # so far beyond the rows that others hold a relay looks for some of its own
-FORGET_ROWS = 1_000  # deleted in one transaction
+LOOK_ROWS = 1_000  # rows per poll, so that a relay finds free rows behind those that others hold
+FORGET_ROWS = 1_000  # deleted per transaction
 SQLITE = "sqlite"
 IN_MEMORY = ":memory:"
 
 _claimed = outbox.c.claimed_until > ServerNow()
 _due = outbox.c.due_at <= ServerNow()
-# SQLite locks as a whole, and only for who writes: a writer that has read before may be refused without waiting. So a
-# transaction that looks first begins by writing nothing.
+# SQLite locks the whole file, and only for writers. A transaction that has read before it writes may be refused without
+# a wait. So a transaction that reads first starts with an empty write.
 _LOCK_SQLITE = update(outbox).where(false()).values(tries=outbox.c.tries)
 _LOOK = (
     select(outbox.c.id, outbox.c.stream_id, outbox.c.body_bytes, _claimed.label("claimed"))
@@ -88,7 +88,7 @@ _FREE = {"claim_id": None, "claimed_until": 0.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedRow:
-    """A row in this relay's hands."""
+    """A row that this relay has claimed."""
 
     id: int
     outbox_id: str  # hexadecimal
@@ -99,7 +99,7 @@ class ClaimedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingRow:
-    """A row as people see it. Times are epoch seconds, the database's clock."""
+    """A row as shown to users. Times are epoch seconds by the database's clock."""
 
     id: int
     outbox_id: str
@@ -108,9 +108,9 @@ class WaitingRow:
     body_bytes: int
     created_at: float
     age_seconds: float
-    sending: bool  # a relay holds it
+    sending: bool  # a relay has claimed it
     tries: int
-    due_in_seconds: float  # 0: as soon as a relay comes
+    due_in_seconds: float  # 0: at the next poll of a relay
     reason: str | None
 
 
@@ -118,21 +118,21 @@ class WaitingRow:
 class ForgottenRows:
     """The rows of an inbox that one transaction deleted."""
 
-    messages: int  # that they recorded
-    is_all: bool  # no older rows are left
+    messages: int  # messages that the rows recorded
+    is_all: bool  # True if no older rows remain
 
 
 class TransactionStore:
-    """The tables of one database. Any thread may use it."""
+    """The two tables of one database. Any thread may use it."""
 
     def __init__(self, engine: Engine, *, owned: bool = False) -> None:
-        """``owned``: the engine is nobody else's, so that `close` may take its connections."""
+        """``owned``: no other code uses the engine, so that `close` may dispose of its connections."""
         self._owned = owned
-        self.place = masked(engine.url.render_as_string(hide_password=True))  # as errors name it
+        self.place = masked(engine.url.render_as_string(hide_password=True))  # for errors
         self._on_sqlite = engine.dialect.name == SQLITE
-        # No gaps are locked then, in which a user's insert would have to wait; and each look sees what is there.
+        # This level takes no gap locks, which would block users' inserts, and each query sees the latest rows.
         self._engine = engine if self._on_sqlite else engine.execution_options(isolation_level="READ COMMITTED")
-        # An engine of the user's is not closed at forks: it has other connections, and the user closes them.
+        # A user's engine is not closed at forks: it has other connections, which the user closes.
         self._use: AbstractContextManager[None] = nullcontext()
         if owned and self._on_sqlite and engine.url.database not in (None, "", IN_MEMORY):
             path = Path(str(engine.url.database))
@@ -154,7 +154,7 @@ class TransactionStore:
         bytes_max: int,
         resting: Collection[str] = (),
     ) -> Sequence[ClaimedRow]:
-        """Hold the oldest rows that are due and free, for so long; by id. None of the queues that are ``resting``."""
+        """Claim the oldest due and free rows and return them by id. Rows of ``resting`` queues are left out."""
         others = _LOOK.where(outbox.c.queue_id.not_in([digest(queue) for queue in resting])) if resting else _LOOK
         with self._transaction() as connection:
             if self._on_sqlite:
@@ -170,7 +170,7 @@ class TransactionStore:
                 return ()
             still_free = and_(
                 outbox.c.id.in_(kept), not_(_claimed)
-            )  # no lock holds them where an engine commits by itself
+            )  # no row locks protect them if the engine autocommits
             connection.execute(
                 update(outbox).where(still_free).values(claim_id=claim_id, claimed_until=ServerNow() + lease_seconds)
             )
@@ -180,28 +180,28 @@ class TransactionStore:
             return [_held(row) for row in rows]
 
     def delete(self, claim_id: bytes, ids: Sequence[int]) -> None:
-        """They are sent. A row that somebody else holds by now is left to them."""
+        """Delete sent rows, except those that another relay has claimed by now."""
         with self._transaction() as connection:
             connection.execute(delete(outbox).where(_of(claim_id, ids)))
 
     def release(self, claim_id: bytes) -> None:
-        """Whatever is still held under this claim is free."""
+        """Release all rows still held under this claim."""
         with self._transaction() as connection:
             connection.execute(update(outbox).where(outbox.c.claim_id == claim_id).values(**_FREE))
 
     def refuse(self, claim_id: bytes, id: int, *, reason: str, wait_seconds: float) -> None:
-        """The broker does not take it: it stays, with the reason, and waits."""
+        """Put aside a row that the broker rejected, with the reason, until the wait is over."""
         values = {**_FREE, "due_at": ServerNow() + wait_seconds, "tries": outbox.c.tries + 1, "reason": reason}
         with self._transaction() as connection:
             connection.execute(update(outbox).where(_of(claim_id, [id])).values(values))
 
     def hasten(self) -> None:
-        """Whatever waits is due now."""
+        """Make all waiting rows due now."""
         with self._transaction() as connection:
             connection.execute(update(outbox).where(not_(_due)).values(due_at=0.0))
 
     def counts(self) -> tuple[int, int]:
-        """Of rows, and of those among them that the broker refused."""
+        """Return the number of rows, and of those that the broker rejected."""
         with self._transaction() as connection:
             rows, refused = connection.execute(
                 select(func.count(), func.count(outbox.c.reason)).select_from(outbox)
@@ -209,14 +209,14 @@ class TransactionStore:
             return rows, refused
 
     def waiting(self, *, limit: int) -> Sequence[WaitingRow]:
-        """The oldest rows."""
+        """Return the oldest rows."""
         columns = [column for column in outbox.c if column.name not in ("body", "attributes")]
         query = select(*columns, ServerNow().label("now")).order_by(outbox.c.id).limit(limit)
         with self._transaction() as connection:
             return [_waiting(row) for row in connection.execute(query).mappings()]
 
     def forget(self, older_than_seconds: float) -> ForgottenRows:
-        """Delete some rows of the inbox that are older."""
+        """Delete up to `FORGET_ROWS` rows of the inbox that are older."""
         is_old = inbox.c.done_at < ServerNow() - older_than_seconds
         old = select(inbox.c.inbox_id, inbox.c.handler).where(is_old).limit(FORGET_ROWS)
         with self._transaction() as connection:
@@ -226,7 +226,7 @@ class TransactionStore:
         return ForgottenRows(messages=count_messages([row.handler for row in rows]), is_all=len(rows) < FORGET_ROWS)
 
     def close(self) -> None:
-        """Give back connections; those of a user's engine are the user's. It can be used again."""
+        """Close the connections unless the engine is the user's. The store can be used again."""
         if self._owned:
             self._engine.dispose()
         if isinstance(self._use, EmbeddedFile):
@@ -234,7 +234,7 @@ class TransactionStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        """Raises `ConfigurationError` for a missing table, `TemporaryError` for everything else of the database's."""
+        """Open a transaction. Raises `ConfigurationError` if a table is missing, else `TemporaryError`."""
         try:
             with explained(), self._use, self._connected() as connection, connection.begin():
                 yield connection
@@ -246,7 +246,7 @@ class TransactionStore:
     def _connected(self) -> Connection:
         try:
             return self._engine.connect()
-        except TypeError as error:  # an address's parameters are the driver's arguments
+        except TypeError as error:  # parameters of the address are passed to the driver as arguments
             raise ConfigurationError(
                 f"the driver does not take a parameter of the database's address {self.place}: {error}"
             ) from error
@@ -262,7 +262,7 @@ def _held(row: RowMapping) -> ClaimedRow:
         body=bytes(row["body"]),
         attributes={**read_attributes(row["attributes"]), OUTBOX_ID_ATTRIBUTE: outbox_id},
         group=row["message_group"],
-        # The broker drops a second sending within its window; after that the attribute tells the inbox.
+        # The broker drops a duplicate within its window; after that the inbox recognises the attribute.
         deduplication_id=row["deduplication_id"] or outbox_id,
         delay_seconds=max(0.0, row["delay_left"]) if row["delay_seconds"] else 0.0,
     )

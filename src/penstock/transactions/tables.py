@@ -1,9 +1,9 @@
-"""The two tables, as they stand in the user's database.
+"""The two tables in the user's database, and the database's clock.
 
-Identities are bytes, so that no collation takes two of them for one. Text is for people alone, and on MySQL keeps every
-character. No key is longer than an index of any database can be.
+Ids are bytes, so that no collation treats two of them as equal. Text columns are for people only, and on MySQL keep
+every character. No key exceeds the index limit of any supported database.
 
-The user's database's clock: leases and delays of rows are counted by it, for hosts do not agree on theirs.
+Leases and delays of rows use the database's clock (`ServerNow`), because hosts' clocks differ.
 """
 
 from typing import Any
@@ -37,8 +37,11 @@ _OPTIONS: dict[str, Any] = {
 
 
 class _Hexadecimal:
-    """Bytes go to MySQL as hexadecimal text, which is what PyMySQL makes of them too: aiomysql beside PyMySQL 1.2.3 and
-    later can send no bytes at all (https://github.com/aio-libs/aiomysql/issues/1080)."""
+    """Sends bytes to MySQL as hexadecimal text.
+
+    PyMySQL itself does the same, but aiomysql with PyMySQL 1.2.3 and later cannot send bytes at all
+    (https://github.com/aio-libs/aiomysql/issues/1080).
+    """
 
     def bind_expression(self, bindvalue: Any) -> Any:
         return func.unhex(bindvalue)
@@ -61,14 +64,14 @@ _BODY = LargeBinary().with_variant(_Longblob(), "mysql", "mariadb")
 
 metadata = MetaData()
 
-outbox = Table(  # one row a message that is to be sent; it goes when the broker has it
+outbox = Table(  # one row per message to be sent; deleted once the broker has accepted it
     OUTBOX,
     metadata,
-    # In the order of their writing. No number is given twice, so that a row is never taken for one that was sent.
+    # In insertion order. Numbers are never reused, so that no row is mistaken for one already sent.
     Column("id", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True),
-    Column("outbox_id", _DIGEST, nullable=False),  # the message's identity, which is the same however often it is sent
-    Column("queue_id", _DIGEST, nullable=False),  # of the queue's name
-    Column("stream_id", _DIGEST, nullable=False),  # of queue and group: what is sent in order
+    Column("outbox_id", _DIGEST, nullable=False),  # the message's identity, the same for every send
+    Column("queue_id", _DIGEST, nullable=False),  # digest of the queue's name
+    Column("stream_id", _DIGEST, nullable=False),  # digest of queue and group, within which order is kept
     Column("queue", _TEXT, nullable=False),
     Column("message_group", _TEXT),
     Column("deduplication_id", _TEXT),
@@ -77,21 +80,21 @@ outbox = Table(  # one row a message that is to be sent; it goes when the broker
     Column("body_bytes", Integer, nullable=False),
     Column("delay_seconds", Double, nullable=False),  # from created_at
     Column("created_at", Double, nullable=False),  # times: epoch seconds, the database's clock
-    Column("due_at", Double, nullable=False),  # not to be sent before, for the broker refused it
+    Column("due_at", Double, nullable=False),  # earliest next send, after the broker rejected the row
     Column("claim_id", _DIGEST),  # of the relay that is sending it
     Column("claimed_until", Double, nullable=False),
-    Column("tries", Integer, nullable=False),  # how often the broker refused it
-    Column("reason", _TEXT),  # what the broker said then
+    Column("tries", Integer, nullable=False),  # number of rejections
+    Column("reason", _TEXT),  # the broker's reason for the last rejection
     sqlite_autoincrement=True,
     **_OPTIONS,
 )
 
-inbox = Table(  # two rows for each message that took effect in a handler: see `inbox`
+inbox = Table(  # two rows per message processed by a handler: see `inbox`
     INBOX,
     metadata,
     # A digest of app, queue, handler and message; in the second row, of handler and message.
     Column("inbox_id", _DIGEST, primary_key=True),
-    Column("handler", _TEXT, nullable=False),  # for people; the second row's ends with a digest of app and queue
+    Column("handler", _TEXT, nullable=False),  # for people; in the second row it ends with a digest of app and queue
     Column("message", _TEXT, nullable=False),  # for people
     Column("done_at", Double, nullable=False),
     Index("ix_penstock_inbox_done_at", "done_at"),
@@ -100,12 +103,12 @@ inbox = Table(  # two rows for each message that took effect in a handler: see `
 
 
 def create_tables(bind: Engine | Connection) -> None:
-    """Make the tables that are not there yet. For whoever has no migrations; it is safe to be called again."""
+    """Create the missing tables, for users without migrations. Safe to repeat."""
     metadata.create_all(bind)
 
 
 class ServerNow(FunctionElement[float]):
-    """Epoch seconds by the database's clock, at this statement."""
+    """Epoch seconds by the database's clock, at execution of the statement."""
 
     type = Double()
     inherit_cache = True
@@ -113,13 +116,13 @@ class ServerNow(FunctionElement[float]):
 
 @compiles(ServerNow, "sqlite")
 def _sqlite(_element: ServerNow, _compiler: Any, **_: Any) -> str:
-    return "((julianday('now') - 2440587.5) * 86400.0)"  # the host's clock: there is no server
+    return "((julianday('now') - 2440587.5) * 86400.0)"  # the host's clock: SQLite has no server
 
 
 @compiles(ServerNow, "mysql")
 @compiles(ServerNow, "mariadb")
 def _mysql(_element: ServerNow, _compiler: Any, **_: Any) -> str:
-    # Not UNIX_TIMESTAMP of a local time, which is ambiguous in the hour that a change of clocks repeats.
+    # Not UNIX_TIMESTAMP of a local time, which is ambiguous in the hour repeated at the end of daylight saving time.
     return "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(6)) / 1e6)"
 
 

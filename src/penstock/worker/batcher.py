@@ -1,8 +1,8 @@
-"""When a batch is full. Pure: values in, values out.
+"""Decide when a batch is complete. Pure functions: values in, values out.
 
-A batch closes by count, by bytes, by age, or because a receive came back empty (nothing more is waiting, so nothing is
-won by waiting). Count and bytes close it at once; age and emptiness only matter when a place to run it is free: until
-then more may join.
+A batch closes by count, by bytes, by age, or because a receive returned nothing (no message is waiting, so waiting
+gains nothing). Count and bytes close it at once. Age and an empty receive close it only when an execution slot is free:
+until then more deliveries may join.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from penstock.messaging.delivery import Delivery
 
 
 class ClosedBy(StrEnum):
-    """Why a batch took no more deliveries."""
+    """Why a batch was closed."""
 
     COUNT = "count"
     BYTES = "bytes"
@@ -23,7 +23,7 @@ class ClosedBy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The bounds of one batch."""
+    """Limits of one batch."""
 
     messages_max: int
     bytes_max: int
@@ -35,7 +35,7 @@ EACH_ALONE = Limits(messages_max=1, bytes_max=2**63, wait_seconds=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Deliveries for one execution: at least one, in the order they came."""
+    """Deliveries for one execution: at least one, in the order of arrival."""
 
     deliveries: tuple[Delivery, ...]
     bytes: int
@@ -57,10 +57,10 @@ NOTHING = OpenBatch()
 def collect(
     collecting: OpenBatch, arrived: Sequence[tuple[Delivery, int]], *, limits: Limits, now: float
 ) -> tuple[OpenBatch, tuple[Batch, ...]]:
-    """Add deliveries with their weights in bytes; answers what stays open and the batches that closed by it.
+    """Add deliveries with their sizes in bytes; return the open batch and the batches that this closed.
 
-    A delivery is never split from its weight: one that would carry the batch over ``bytes_max`` closes it and begins
-    the next, and one that is heavier than the bound runs alone.
+    A delivery that would exceed ``bytes_max`` closes the batch and starts the next one. A delivery larger than
+    ``bytes_max`` runs alone.
     """
     held, weight, opened_at = list(collecting.deliveries), collecting.bytes, collecting.opened_at
     closed: list[Batch] = []
@@ -87,7 +87,7 @@ def collect(
 
 
 def due(collecting: OpenBatch, *, limits: Limits, now: float, receive_was_empty: bool) -> Batch | None:
-    """The open batch, closed, if a free place should take it now; None while it is empty or worth waiting for."""
+    """Close and return the open batch if a free slot should run it now; return None if it is empty or should wait."""
     if not collecting.deliveries:
         return None
     if receive_was_empty:

@@ -1,9 +1,11 @@
-"""The broker's thread: settle what is decided and receive into the free slots, begin what is due, rest.
+"""The I/O thread: settle and receive in one exchange with the broker, begin batches, then rest until work is due.
 
-It alone talks to the queues in normal life (heartbeats have a thread of their own; what a stop gives back goes past
-it). While the worker drains it receives no more, releases what nobody began, and ends when everything is settled.
+- `BrokerExchange`: one turn at the broker; settlements go out and messages come in
+- `BrokerLoop`: the thread
 
-The exchange with the broker: what is to be settled goes out and messages come in, in one turn.
+In normal operation only this thread calls the queues; the heartbeat has threads of its own, and releases during a stop
+bypass this thread. While the worker drains, it receives nothing more, releases messages that no execution began, and
+ends once everything is settled.
 """
 
 import threading
@@ -25,7 +27,7 @@ NOTHING_TO_DO = TurnResult()
 
 
 class BrokerExchange:
-    """Turns at the broker, and the ear that tells when one makes sense. The I/O thread's alone."""
+    """The turns at the broker, and the arrivals to listen for. Used by the I/O thread only."""
 
     def __init__(
         self,
@@ -43,21 +45,22 @@ class BrokerExchange:
         self._hearing = hearing
         self._looks_cost = broker.capabilities.looks_cost
         self._lease_seconds = settings.lease_seconds
-        self._poll_wait_seconds = settings.poll_wait_seconds if lines == 1 else 0.0  # others would wait for it
+        # With several consumers, the others would wait for the poll.
+        self._poll_wait_seconds = settings.poll_wait_seconds if lines == 1 else 0.0
 
     def open(self) -> None:
-        """Begin to listen."""
+        """Start listening for arrivals."""
         self._hearing.open()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening for arrivals."""
         self._hearing.close()
 
     def turn(self, *, idle: Callable[[], bool]) -> bool:
-        """Settle a group of what is due and ask all lines that may be asked; answers whether any message arrived.
+        """Settle one group of due settlements and poll the queues that are due; return True if any message arrived.
 
-        While the worker is ``idle`` (nothing at work, nothing to settle) the broker may wait for messages; else
-        somebody waits for this thread. Raises `UserError` when the broker never can do what was asked.
+        The broker may wait for messages only while the worker is ``idle`` (nothing running, nothing to settle);
+        otherwise other work waits for this thread. Raises `UserError` if the broker can never serve the call.
         """
         if self._hearing.told():
             self._asking.alarmed()
@@ -65,7 +68,7 @@ class BrokerExchange:
         group = self._settler.take_due()
         asks = self._asking.asks()
         if asks and self._asking.full is None:
-            # Before the look, so that no arrival falls between the look and the rest.
+            # Listen before polling, so that no arrival is missed between the poll and the rest.
             self._listen(self._asking.roomy)
         heard = self._hearing.wanted
         turn = NOTHING_TO_DO
@@ -82,7 +85,7 @@ class BrokerExchange:
         return arrived
 
     def rest_seconds(self) -> float | None:
-        """How long to rest until a line is to be asked; None while none has room."""
+        """Return the seconds until the next poll is due; None if no consumer has room."""
         seconds = self._asking.rest_seconds()
         if seconds is None:
             self.stop_listening()
@@ -91,33 +94,34 @@ class BrokerExchange:
         return seconds
 
     def stop_listening(self) -> None:
-        """No arrival could be taken, so none is to be told of: another worker may have room."""
+        """Stop listening: this worker has no room for an arrival, and another worker may have some."""
         if self._hearing.wanted:
             self._hearing.want(frozenset())
             self._asking.unheard()
 
     def _listen_beside(self, full: str) -> None:
-        """While one queue keeps the worker busy those found empty are heard, and not asked again and again in vain.
+        """While one queue keeps the worker busy, listen to the queues found empty instead of polling them in vain.
 
-        Only those: what waits in others would come at once, take the way of an arrival, and find no room.
+        Listen only to those: messages waiting in another queue would be signalled at once, and the worker has no room
+        for them.
         """
         heard = (self._hearing.wanted | self._asking.found_empty) & self._asking.roomy
         self._listen(heard - {full})
 
     def _listen(self, roomy: Set[str]) -> None:
-        """Where there is room; an arrival elsewhere is for a worker that has some."""
+        """Listen to the queues with room; arrivals in other queues are left to workers that have room."""
         self._hearing.want(roomy)
         self._asking.unheard_beside(roomy)
 
 
-REST_SECONDS_MAX = 60.0  # a bound for waits that a freed slot ends
+REST_SECONDS_MAX = 60.0  # upper bound for waits that a freed slot ends
 FINAL_UPKEEPS_MAX = 5
 
 Until = Callable[[], bool]
 
 
 class BrokerLoop:
-    """One run of the broker's thread."""
+    """One run of the I/O thread."""
 
     def __init__(
         self,
@@ -145,15 +149,15 @@ class BrokerLoop:
         self._until = until
         self._until_met = until_met
         self._fail = fail
-        self._paused = False  # written by the thread that runs the worker; never unset
-        self._leaving = False  # written by the I/O thread and by the one that runs the worker; never unset
-        self._quitting = False  # written by the thread that runs the worker; never unset
-        self._met = False  # this and the rest: written by the I/O thread only
+        self._paused = False  # written by the lifecycle's thread; never unset
+        self._leaving = False  # written by the I/O thread, and by any thread through `leave`; never unset
+        self._quitting = False  # written by the lifecycle's thread; never unset
+        self._met = False  # this and the fields below: written by the I/O thread only
         self._concluded_at_until = 0
-        self._looked_at = 0.0  # monotonic; when something was to be begun last
+        self._looked_at = 0.0  # monotonic; when `_begin_due` last ran
 
     def run(self) -> None:
-        """Serve until told to leave, then until everything is settled."""
+        """Serve until asked to leave, then until everything is settled."""
         self._moves()
         self._guarded(self._exchange.open)
         self._guarded(self._care)
@@ -165,22 +169,22 @@ class BrokerLoop:
         self._sign.end()
 
     def pause(self) -> None:
-        """Receive and begin no more; what is at work goes on, and so does this thread."""
+        """Stop receiving and beginning batches; running batches and this thread continue."""
         self._paused = True
         self._wake.set()
 
     def leave(self) -> None:
-        """Receive no more; end when everything is settled."""
+        """Stop receiving; end once everything is settled."""
         self._leaving = True
         self._wake.set()
 
     def quit(self) -> None:
-        """End at once, whatever is unsettled."""
+        """End at once, even with unsettled deliveries."""
         self._leaving = self._quitting = True
         self._wake.set()
 
     def _guarded(self, step: Callable[[], object]) -> None:
-        """Whatever a step raises is fatal to the worker, but not to this thread: there are settlements to apply."""
+        """Run a step. An exception ends the worker but not this thread, which still has settlements to apply."""
         try:
             step()
         except BaseException as error:
@@ -195,14 +199,14 @@ class BrokerLoop:
         self._rest(self._put_back() if self._leaving else self._serve())
 
     def _moves(self) -> None:
-        """Whoever looks at this thread sees that it goes on."""
+        """Give a sign of life before a turn."""
         self._sign.give(self._turn_seconds_max, "exchanging messages with the broker")
 
     def _over(self) -> bool:
         return self._quitting or (self._leaving and self._idle)
 
     def _put_back(self) -> float:
-        """Draining or paused: what is held unstarted goes back. Answers how long to rest."""
+        """While draining or paused, release the messages that no execution began. Return the seconds to rest."""
         self._exchange.stop_listening()
         self._settler.apply_due()
         unstarted = [delivery for served in self._lines for delivery in served.intake.take_all()]
@@ -210,14 +214,14 @@ class BrokerLoop:
         return 0.0 if unstarted or self._over() else REST_SECONDS_MAX
 
     def _put_back_barred(self) -> None:
-        """What a line holds that was halted meanwhile, or whose gate fell shut, is for others or for later."""
+        """Release messages held for a halted consumer (for other workers) or behind a closed gate (with its delay)."""
         for served in self._lines:
             if served.barred and not served.intake.empty:
                 unstarted = replace(UNSTARTED, delay_seconds=served.put_back_seconds)
                 self._settler.submit((delivery, unstarted) for delivery in served.intake.take_all())
 
     def _serve(self) -> float:
-        """Begin, settle and receive, begin, and look around when nothing else is to do. Answers how long to rest."""
+        """Begin due batches, settle and receive, begin again, and start background jobs. Return the seconds to rest."""
         if self._finished_by_batches():
             return 0.0
         self._put_back_barred()
@@ -233,13 +237,13 @@ class BrokerLoop:
         return REST_SECONDS_MAX if seconds is None else seconds
 
     def _stand_by(self) -> float:
-        """Paused: all but receiving and beginning goes on. Answers how long to rest."""
+        """While paused, do everything but receive and begin batches. Return the seconds to rest."""
         seconds = self._put_back()
         self._care()
         return 0.0 if self._idle and self._finished() else seconds
 
     def _begin_due(self) -> bool:
-        """Begin what may begin now; answers whether anything did."""
+        """Begin the batches that are due; return True if there were any."""
         begun = False
         self._looked_at = self._clock.monotonic()
         for served in self._lines:
@@ -250,7 +254,7 @@ class BrokerLoop:
 
     @property
     def _idle(self) -> bool:
-        """Nothing at work, nothing held, nothing to settle."""
+        """Return True if nothing is running, held or waiting to be settled."""
         return all(served.idle for served in self._lines) and self._settler.next_due_at() is None
 
     @property
@@ -258,19 +262,19 @@ class BrokerLoop:
         return sum(served.executors.concluded for served in self._lines)
 
     def _rest(self, seconds: float) -> None:
-        """Wait for a freed slot or a request to stop, and no longer than until something is due."""
+        """Wait for a freed slot or a stop request, at most until something is due."""
         if seconds <= 0:
             return
         now = self._clock.monotonic()
         due_at = [self._settler.next_due_at()]
         for served in self._lines:
             due_at.append(served.executors.next_deadline())
-            # What was held back when it was looked at is due by now, perhaps: then there is no rest at all.
+            # A batch that `_begin_due` held back may be due by now; then there is no rest.
             if not served.intake.empty and served.executors.not_before > self._looked_at:
                 due_at.append(served.executors.not_before)
             if self._paused and not self._leaving:
                 due_at.extend(upkeep.due_at for upkeep in served.upkeeps)
-            elif not self._leaving:  # a line without room is not among those that are to be asked again at some time
+            elif not self._leaving:  # `seconds` ignores consumers without room, and a gate that opens gives them room
                 due_at.append(served.opens_at)
         seconds = min([seconds, *(at - now for at in due_at if at is not None)])
         if seconds > 0:
@@ -278,14 +282,14 @@ class BrokerLoop:
             self._clock.wait(self._wake, seconds)
 
     def _finished_by_batches(self) -> bool:
-        """Whether ``until`` is met by what was concluded since it was asked; it is asked once that is settled."""
+        """Return True if ``until`` is met. Calls it once for new outcomes, after applying their settlements."""
         if self._until is None or self._concluded_at_until == self._concluded:
             return False
         self._settler.apply_due()
         return self._finished()
 
     def _finished(self) -> bool:
-        """Whether ``until`` is met; then the worker drains."""
+        """Return True if ``until`` is met; the worker then drains."""
         self._concluded_at_until = self._concluded
         if self._until is None or self._leaving:
             return self._met
@@ -298,13 +302,13 @@ class BrokerLoop:
     def _asked_until(self, until: Until) -> bool:
         try:
             return until()
-        except TemporaryError as error:  # the ledger is away: asked again when idle
+        except TemporaryError as error:  # the ledger is unavailable: ask again when idle
             name = self._lines[0].line.handler.name
             self._bus.emit(UpkeepFailed(handler=name, error=f"{type(error).__name__}: {error}"))
             return False
 
     def _care(self) -> None:
-        """Begin the background jobs that are due, of the lines that have nothing to do."""
+        """Begin the background jobs that are due, for consumers that are idle."""
         for served in self._lines:
             concluded = served.executors.concluded
             for upkeep in served.upkeeps:
@@ -312,7 +316,7 @@ class BrokerLoop:
                     upkeep.begin(concluded)
 
     def _last_care(self) -> None:
-        """Upkeep before a worker that is done leaves. Raises the last failure: its work is not finished then."""
+        """Run the last background jobs of a finished worker. Raise the last failure: its work is then incomplete."""
         for served in self._lines:
             for upkeep in served.upkeeps:
                 self._last_of(upkeep, served.executors.concluded)
@@ -334,7 +338,7 @@ class BrokerLoop:
         return self._quitting
 
     def _await(self, upkeep: BackgroundJob) -> None:
-        """Wait for the run that is under way, if there is one, unless the worker is to end at once."""
+        """Wait for the job's current run, if any, unless the worker must end at once."""
         while upkeep.running and not self._quitting:
             self._wake.clear()
             if upkeep.running:

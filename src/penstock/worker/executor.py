@@ -1,11 +1,12 @@
-"""The executions of one line: begins batches in their place, and ends those that take too long.
+"""Run the batches of one consumer in its execution place, and end those that take too long.
 
-A place is taken until the run really ends, whatever was decided about its batch before: the bounds are hard.
+- `ExecutionTimeouts`: which executions exceeded the handler's timeout. Only the time of the user's code counts, so the
+  end of a timeout is known as a lower bound: it moves while the execution waits for the ledger. Each execution is
+  checked again when its bound is reached.
+- `Slots`: the slots shared by consumers on the thread pool and on the event loop
+- `Executor`: begins batches and turns each result into an outcome
 
-Which executions of one line are past the handler's timeout.
-
-An execution counts the time of the user's code itself, so the end of its timeout is known as a lower bound only: it
-moves while the execution waits for the ledger. Each execution is asked again when its bound has come.
+A slot stays taken until the run really ends, even if the outcome of its batch was decided earlier: the limits are hard.
 """
 
 import asyncio
@@ -37,18 +38,19 @@ from penstock.worker.settler import Settler
 
 
 class ExecutionTimeouts:
-    """The running executions of one line, by the time at which each is to be asked. Called under the line's lock.
+    """The running executions of one consumer, ordered by their next timeout check. Call under the lock of `Slots`.
 
-    New ones have the same bound after their begin, so they stay in order. Only those that outlived it get to the heap.
+    New executions all have the same timeout, so they stay in order of their begin. Only those that outlive their first
+    bound move to the heap.
     """
 
     def __init__(self, timeout_seconds: float | None, *, clock: Clock) -> None:
-        """``timeout_seconds`` None: no execution is ever overdue."""
+        """If ``timeout_seconds`` is None, no execution is ever overdue."""
         self._timeout_seconds = timeout_seconds
         self._clock = clock
         self._young: dict[RunningBatch, float] = {}
         self._old: list[tuple[float, int, RunningBatch]] = []
-        self._pushed = 0  # tells entries of the heap with equal times apart
+        self._pushed = 0  # tie-breaker for heap entries with equal times
 
     def add(self, flights: Sequence[RunningBatch]) -> None:
         """Watch executions that are about to begin."""
@@ -60,14 +62,14 @@ class ExecutionTimeouts:
         self._young.pop(flight, None)
 
     def next_at(self) -> float | None:
-        """When the next one is to be asked (monotonic)."""
+        """Return when the next execution must be checked (monotonic)."""
         self._forget_ended()
         young = next(iter(self._young.values()), None)
         old = self._old[0][0] if self._old else None
         return min((at for at in (young, old) if at is not None), default=None)
 
     def overdue(self) -> Sequence[RunningBatch]:
-        """Take out the executions whose timeout is over."""
+        """Remove and return the executions that exceeded their timeout."""
         if self._timeout_seconds is None:
             return ()
         now, found = self._clock.monotonic(), []
@@ -99,7 +101,7 @@ class ExecutionTimeouts:
 
 
 class Slots:
-    """The worker's slots, shared by all lines on pool and loop; and the one lock of all that is in flight."""
+    """The worker's slots, shared by all consumers on pool and loop, and the lock for everything in flight."""
 
     def __init__(self, total: int) -> None:
         self.lock = threading.Lock()
@@ -108,12 +110,12 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """How many more executions may begin."""
+        """The number of executions that may still begin."""
         return self._total - self.taken
 
 
 class Executor:
-    """One line's executions."""
+    """The running batches of one consumer. Only the I/O thread begins them; any thread may end them."""
 
     def __init__(
         self,
@@ -150,66 +152,66 @@ class Executor:
         self._fail = fail
         self._halt = halt
         self._lock = slots.lock
-        self._running: dict[RunningBatch, None] = {}  # under the lock, oldest first; until the run is at its end
-        self._stranded: list[RunningBatch] = []  # under the lock; the run ended and the batch is not settled
+        self._running: dict[RunningBatch, None] = {}  # under the lock, oldest first; until the run ends
+        self._stranded: list[RunningBatch] = []  # under the lock; the run has ended and the batch is not settled
         self._draining = False  # under the lock
         self._begun = 0  # written by the I/O thread
-        self._answered: list[tuple[RunningBatch, RunReturned]] = []  # this and the next: the loop's thread alone
+        self._answered: list[tuple[RunningBatch, RunReturned]] = []  # this and the next: loop thread only
         self._landing: list[RunningBatch] = []
 
     @property
     def concluded(self) -> int:
-        """How many batches were decided on so far."""
+        """The number of batches with a decided outcome so far."""
         return self._endings.concluded
 
     @property
     def gave_back(self) -> Sequence[Delivery]:
-        """The deliveries whose executions ended themselves since the worker stops."""
+        """The deliveries released by executions that ended themselves after the worker began to stop."""
         return self._endings.gave_back
 
     @property
     def not_before(self) -> float:
-        """When the next batch may begin (monotonic)."""
+        """The earliest time at which the next batch may begin (monotonic)."""
         return self._endings.not_before
 
     @property
     def free(self) -> int:
-        """How many more batches may begin."""
+        """The number of batches that may still begin."""
         free = self._flights_max - len(self._running)
         return min(free, self._slots.free) if self._shares_slots else free
 
     @property
     def busy(self) -> bool:
-        """Whether a run is going that somebody waits for."""
+        """Return True if a batch is not settled yet, or a run is still going that was not ended from outside."""
         with self._lock:
             pending = any(flight.ended and not flight.settled for flight in self._stranded)
             return pending or any(not flight.parted for flight in self._running)
 
     def unsettled(self) -> Sequence[RunningBatch]:
-        """The batches whose deliveries are not settled: the end is open, or recorded in the ledger at this moment."""
+        """Return the batches without settlements: the outcome is open, or is being recorded in the ledger."""
         with self._lock:
             return [flight for flight in (*self._running, *self._stranded) if not flight.settled]
 
     def unended(self) -> Sequence[RunningBatch]:
-        """The batches whose end is open."""
+        """Return the batches whose outcome is still open."""
         with self._lock:
             return [flight for flight in (*self._running, *self._stranded) if not flight.ended]
 
     def running(self) -> Sequence[str]:
-        """The names of the threads at work; some may work on a batch that was ended from outside."""
+        """Return the names of the working threads, including those whose batch was ended from outside."""
         with self._lock:
             return list(dict.fromkeys(flight.thread or flight.name for flight in self._running))
 
     def next_deadline(self) -> float | None:
-        """Return when a batch may have taken too long, at the earliest (monotonic)."""
+        """Return the earliest time at which a batch may exceed its timeout (monotonic)."""
         with self._lock:
             return self._timeouts.next_at()
 
     def begin(self, batches: Sequence[Sequence[Delivery]]) -> None:
-        """Begin these, for which there have to be free places. Only the I/O thread calls it.
+        """Begin batches, for which slots must be free. Called by the I/O thread only.
 
-        What the handler raises halts the line if nothing can mend it, and is raised if that ends the worker; anything
-        else counts as a failed run.
+        A `UserError` or `PublishHalted` of the handler halts the consumer, and is raised if that ends the worker. Any
+        other exception counts as a failed run.
         """
         flights: list[RunningBatch] = []
         try:
@@ -228,16 +230,16 @@ class Executor:
             self._start(flights)
 
     def end_overdue(self) -> None:
-        """End what has taken longer than the handler's timeout. Only the I/O thread calls it."""
+        """End the executions that exceeded the handler's timeout. Called by the I/O thread only."""
         with self._lock:
             overdue = self._timeouts.overdue()
         for flight in overdue:
             if flight.end(settles=False):
-                # To record a timeout and to interrupt may block, and this thread settles for all queues.
+                # Recording a timeout and interrupting a run may block, and this thread settles for all queues.
                 begin_thread_or_do(self._time_out, flight, name="penstock-timeout")
 
     def drain(self) -> None:
-        """Tell every unended execution, once, that the worker has begun to stop; also those begun from here on."""
+        """Notify every open execution once that the worker has begun to stop, also those begun later."""
         with self._lock:
             self._draining = True
             self._endings.draining = True
@@ -259,7 +261,7 @@ class Executor:
             if self._shares_slots:
                 self._slots.taken += len(flights)
             draining = self._draining
-        left = list(flights)  # those that have not begun
+        left = list(flights)  # not started yet
         try:
             match self._place:
                 case ExecutionPlace.POOL:
@@ -283,7 +285,7 @@ class Executor:
         flight.thread = threading.current_thread().name
         try:
             self._conclude(flight, result_of(flight.execution))
-        except BaseException as defect:  # a listener that raises, say: the worker has to hear of it
+        except BaseException as defect:  # for example a listener that raises: it must end the worker
             self._fail(defect)
         finally:
             self._land([flight])
@@ -295,12 +297,12 @@ class Executor:
                 if flight.end():
                     self._answered.append((flight, result))
             elif isinstance(result, RunRaised) and not flight.ended:
-                # It frees the claim, which may block.
+                # `Outcomes.failed` frees the claim, which may block.
                 await self._places.aside.run(self._conclude, flight, result, urgent=True)
             else:
                 self._conclude(flight, result)
         except asyncio.CancelledError:
-            pass  # the loop is being closed, with the end of this batch decided
+            pass  # the loop is closing, and the outcome of this batch is decided
         except BaseException as defect:
             self._fail(defect)
         finally:
@@ -309,7 +311,7 @@ class Executor:
                 asyncio.get_running_loop().call_soon(self._land_together)
 
     def _land_together(self) -> None:
-        """All that came to their end in one turn of the loop: many short runs end at once."""
+        """Process all runs that ended in one iteration of the loop together: many short runs end at once."""
         answered, self._answered = self._answered, []
         landing, self._landing = self._landing, []
         try:
@@ -321,7 +323,7 @@ class Executor:
             self._land(landing)
 
     def _land(self, flights: Sequence[RunningBatch]) -> None:
-        """The runs are over, and their places are free."""
+        """Remove runs that have ended, and free their slots."""
         with self._lock:
             for flight in flights:
                 del self._running[flight]
@@ -333,9 +335,9 @@ class Executor:
         self._freed()
 
     def _conclude(self, flight: RunningBatch, result: Result) -> None:
-        """The one place that turns a result into an ending."""
+        """Turn a result into an outcome; the only place that does."""
         if isinstance(result, RunFatal):
-            # Where it ends the worker the batch stays unended: stopping gives it back with everything else.
+            # If the error ends the worker, the batch stays open: the stop releases it with all others.
             if self._halt(result.error) and flight.end(settles=False):
                 self._endings.halted(flight, result.error)
         elif isinstance(result, RunReturned):
@@ -345,7 +347,7 @@ class Executor:
             self._endings.failed(flight, result.error)
 
     def _lose(self, flight: RunningBatch) -> None:
-        """In the heartbeat's thread."""
+        """End a batch whose claim is lost. Called by the heartbeat thread or by one of its calls."""
         if flight.end():
             self._endings.claim_lost(flight)
             self._part(flight)
@@ -354,7 +356,7 @@ class Executor:
     def _time_out(self, flight: RunningBatch) -> None:
         try:
             self._endings.timed_out(flight)
-        except BaseException as defect:  # a listener that raises, say: the worker has to hear of it
+        except BaseException as defect:  # for example a listener that raises: it must end the worker
             self._fail(defect)
         flight.parted = True
         self._freed()
@@ -362,5 +364,5 @@ class Executor:
 
     def _part(self, flight: RunningBatch) -> None:
         flight.parted = True
-        # Interrupting may block, and the caller has other things to keep going.
+        # Interrupting may block, and the caller must extend other leases meanwhile.
         begin_thread_or_do(self._endings.interrupt, flight, name="penstock-interrupt")

@@ -1,4 +1,4 @@
-"""Background jobs of a line's handler: each has its own times and a thread of its own, so none delays anything else."""
+"""Background jobs of a handler. Each has its own schedule and its own thread, so none delays other work."""
 
 from collections.abc import Callable
 
@@ -14,8 +14,8 @@ from penstock.worker.settings import WorkerSettings
 class BackgroundJob:
     """One background job of one handler. The I/O thread begins it when it is due, one run at a time.
 
-    ``in_a_hurry``: for a worker that is to finish, a run follows each batch as soon as the line is idle, since what
-    the worker waits for may hang on it.
+    With ``in_a_hurry`` (the worker runs until it is done), a run follows each batch as soon as the consumer is idle,
+    since completion may depend on the job.
     """
 
     def __init__(
@@ -33,8 +33,11 @@ class BackgroundJob:
         halt: Callable[[BaseException], object],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """``ended`` is called after each run; ``halt`` with what nobody but a person can mend; ``fail`` with what a
-        listener raised."""
+        """Store the job and its callbacks.
+
+        ``ended`` is called after each run, ``halt`` with an error that only a person can fix, ``fail`` with an
+        exception of a listener.
+        """
         self._handler = handler
         self._work = work
         self._in_a_hurry = in_a_hurry
@@ -45,30 +48,30 @@ class BackgroundJob:
         self._ended = ended
         self._halt = halt
         self._fail = fail
-        self.name = f"penstock-upkeep-{handler}-{job}"  # its thread's
+        self.name = f"penstock-upkeep-{handler}-{job}"  # also the name of its thread
         self.sign = LifeSign(self.name, clock)
-        self._silent = False  # written by the thread that runs the worker; never unset
-        # The rest is written by the I/O thread while nothing runs, else by the job's thread.
+        self._silent = False  # written by the lifecycle's thread; never unset
+        # The rest is written by the job's thread during a run, otherwise by the I/O thread.
         self.running = False
         self.error: Exception | None = None  # of the last run
         self._failures = 0
         self._due_at = clock.monotonic()
-        self._concluded = 0  # batches, when the last run that succeeded began
+        self._concluded = 0  # number of batches concluded when the last successful run began
 
     @property
     def due_at(self) -> float | None:
-        """When the next run is due (monotonic); None while one is under way."""
+        """The time of the next run (monotonic); None while one is in progress."""
         return None if self.running else self._due_at
 
     def due(self, concluded: int) -> bool:
-        """Return True if a run is to begin now; ``concluded`` counts the line's batches."""
+        """Return True if a run should begin now. ``concluded`` is the number of batches the consumer has concluded."""
         if self.running:
             return False
         hurry = self._in_a_hurry and concluded != self._concluded and not self._failures
         return hurry or self._clock.monotonic() >= self._due_at
 
     def begin(self, concluded: int) -> None:
-        """Begin a run in a thread of its own, or later if none can be started. Only while no run is under way."""
+        """Begin a run in its own thread, or later if no thread can be started. Call only while none is in progress."""
         self.running = True
         self.sign.give(self._settings.upkeep_seconds_max, f"in the upkeep of {self._handler}")
         try:
@@ -79,13 +82,13 @@ class BackgroundJob:
             self.running = False
 
     def end(self) -> None:
-        """The worker ends: a run that is under way is left to itself, and its failure is not told any more."""
+        """Leave a run that is in progress to itself, and report no more failures: the worker ends."""
         self._silent = True
 
     def _run(self, concluded: int) -> None:
         try:
             self._care(concluded)
-        except BaseException as defect:  # a listener that raises, say: the worker has to hear of it
+        except BaseException as defect:  # for example a listener that raises: it must end the worker
             if not self._silent:
                 self._fail(defect)
         finally:

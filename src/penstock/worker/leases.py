@@ -1,22 +1,23 @@
-"""Extend what the worker holds: the book of message leases, and the heartbeat that extends leases and claims.
+"""Extend message leases and claims with a heartbeat.
 
-The heartbeat's thread calls no service itself. Each beat starts a thread for each queue and for each keeper of claims
-(see `claim_beat`), so that a broker call that hangs delays the leases of its own queue only, and a ledger that hangs
-delays none. Meanwhile the heartbeat's thread reports what is about to be lost.
+- `HeartbeatCalls`: the calls of a heartbeat, each in a thread of its own
+- `ClaimBeat`: extends the claims of running batches, many in one call to their keeper
+- `LeaseBook`: the message leases that the worker holds
+- `Heartbeat`: the thread that starts each beat
 
-A claim ends a little before the lease of its message, so that the claim of a worker that died is free when its message
-comes back. Neither call waits for the other to make that so: every lease extended in a beat ends no sooner than one
-lease after the begin of the beat, and a claim is asked for until a moment before that, however late its call is made.
+The heartbeat thread calls no service itself. Each beat starts one thread per queue and one per keeper of claims, so a
+broker call that hangs delays only the leases of its own queue, and a ledger that hangs delays none. Meanwhile the
+heartbeat thread reports the leases that are about to be lost.
 
-The claims of the batches at work, extended as a set: one call for all claims of a keeper.
+A claim ends shortly before the lease of its message, so that the claim of a worker that died is free when the message
+is redelivered. Neither call waits for the other: every message lease extended in a beat ends no earlier than one lease
+period after the beat began, and each claim is extended until shortly before that, no matter how late the call is made.
 
-The bounds of the calls derive from the lease, and the calls of a beat end with the beat: what was not extended by then
-belongs to the next one, on a fresh connection. Claims that end first are extended first, so that no claim waits while
-others are extended again and again. If a call takes more than half its bound, the next one has half as many claims:
-a ledger that is slow for each claim would never answer for all of them. If calls take as long for few claims as for
-many, as over a slow network, smaller calls would extend fewer claims in the same time: then calls grow again.
-
-The calls of a heartbeat, each in a thread of its own, so that none waits for another.
+The timeouts of the calls derive from the lease. The calls of a beat end with the beat; the next beat extends the rest
+on a fresh connection. Claims that end first are extended first, so that no claim waits while others are extended
+repeatedly. If a call takes more than half its timeout, the next call has half as many claims: a ledger that is slow per
+claim would never answer for all of them. If calls take as long for few claims as for many, as over a slow network,
+smaller calls would extend fewer claims in the same time, so the calls grow again.
 """
 
 import math
@@ -38,27 +39,27 @@ from penstock.messaging.threads import begin_thread_or_do
 from penstock.worker.liveness import CALL_SECONDS_MAX, LifeSign
 from penstock.worker.settings import WorkerSettings
 
-TRIES = 5  # of one beat
+TRIES = 5  # per beat
 TRY_AGAIN_SECONDS = 1.0
 
 
 class HeartbeatCalls:
-    """At most one thread for each key: a queue, or a keeper of claims. Daemons: one that hangs is left behind.
+    """The threads of heartbeat calls: at most one per key (a queue or a keeper of claims). Hung ones are left behind.
 
-    Work that is due while earlier work of its key still runs follows it at once. So calls that take longer than a beat
-    run one after another, instead of in every other beat only.
+    Work submitted while earlier work of its key runs follows immediately. Calls that take longer than a beat thus run
+    back to back, instead of in every other beat only.
     """
 
     def __init__(self, clock: Clock, *, changed: Callable[[], None]) -> None:
-        """``changed``: called after each begin and each end."""
+        """``changed`` is called after each begin and each end."""
         self._clock = clock
         self._changed = changed
         self._lock = threading.Lock()
-        self._begun_at: dict[Hashable, float] = {}  # under the lock (monotonic); of the threads at work
-        self._following: dict[Hashable, Callable[[], None]] = {}  # under the lock; the latest that is due
+        self._begun_at: dict[Hashable, float] = {}  # under the lock; start of the running work (monotonic)
+        self._following: dict[Hashable, Callable[[], None]] = {}  # under the lock; the latest work that waits, by key
 
     def begin(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Do the work in a thread of its own, once earlier work of this key has ended."""
+        """Run the work in its own thread, after earlier work of this key."""
         with self._lock:
             if key in self._begun_at:
                 self._following[key] = work
@@ -68,17 +69,17 @@ class HeartbeatCalls:
 
     @property
     def oldest_begun_at(self) -> float | None:
-        """When the work that takes longest began (monotonic); None if there is none."""
+        """The time at which the longest-running work began (monotonic); None if there is none."""
         with self._lock:
             return min(self._begun_at.values(), default=None)
 
     @property
     def idle(self) -> bool:
-        """Whether all work is done."""
+        """Return True if no work is running."""
         return not self._begun_at
 
     def end(self) -> None:
-        """Drop the work that was to follow."""
+        """Drop the waiting work."""
         with self._lock:
             self._following.clear()
 
@@ -107,7 +108,7 @@ class HeartbeatCalls:
 
 
 class HoldsClaim(Protocol):
-    """A batch at work that may hold a claim. No method blocks."""
+    """A running batch that may hold a claim. No method blocks."""
 
     @property
     def queue(self) -> str:
@@ -115,11 +116,11 @@ class HoldsClaim(Protocol):
         ...
 
     def claim(self) -> HeldClaim | None:
-        """Return the claim to extend. Raises `ClaimLost` if the work cannot go on."""
+        """Return the claim to extend. Raises `ClaimLost` if the work cannot continue."""
         ...
 
     def loses(self, claim: HeldClaim) -> bool:
-        """Return True if a claim that its keeper does not know any more is a loss."""
+        """Return True if the claim counts as lost when its keeper no longer knows it."""
         ...
 
     def lose(self) -> None:
@@ -129,20 +130,20 @@ class HoldsClaim(Protocol):
 
 Holding = tuple[HoldsClaim, HeldClaim]
 
-_AS_LONG = 4 / 3  # how much longer a larger call may take whose size is not what takes the time
+_AS_LONG = 4 / 3  # a larger call that takes up to this factor longer still counts as equally fast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _KeeperResponse:
-    """Of a keeper's last call that it answered."""
+    """Size and duration of the last successful call to a keeper."""
 
     count: int
     seconds: float
-    size_matters: bool  # whether it takes longer for more claims
+    size_matters: bool  # whether more claims take longer
 
 
 class ClaimBeat:
-    """The claims' part of a heartbeat."""
+    """The part of a heartbeat that extends the claims of the running batches."""
 
     def __init__(
         self,
@@ -161,13 +162,13 @@ class ClaimBeat:
         self._bus = bus
         self._ended = ended
         self._lock = threading.Lock()
-        self._ends_at: dict[HeldClaim, float] = {}  # under the lock (monotonic): a lower bound, once it was extended
-        # The number of claims in one call, and the pace of the last one; each written by the thread of that keeper.
+        self._ends_at: dict[HeldClaim, float] = {}  # under the lock (monotonic): a lower bound, once extended
+        # The claims in one call, and the duration of the last one; each value is written by the thread of its keeper.
         self._sizes: dict[ClaimKeeper, int] = {}
         self._paces: dict[ClaimKeeper, _KeeperResponse] = {}
 
     def begin(self) -> None:
-        """Begin to extend all claims; waits for no answer."""
+        """Start extending all claims; does not wait for the calls."""
         began_at = self._clock.monotonic()
         by_keeper: dict[ClaimKeeper, list[Holding]] = {}
         for claimed, claim in self._held():
@@ -181,7 +182,7 @@ class ClaimBeat:
         left_seconds: dict[str, list[float]] = {}
         held = self._held()
         with self._lock:
-            # A claim that is seen for the first time was taken a moment ago.
+            # A claim seen for the first time was taken a moment ago.
             self._ends_at = {claim: self._ends_at.get(claim, now + self._settings.lease_seconds) for _, claim in held}
             for claimed, claim in held:
                 if self._ends_at[claim] - now < within_seconds:
@@ -204,7 +205,7 @@ class ClaimBeat:
         return held
 
     def _extend_all(self, keeper: ClaimKeeper, held: Sequence[Holding], began_at: float) -> None:
-        """Extend claims. Calls that fail are repeated until the time of a beat is over, up to `TRIES` times in all."""
+        """Extend claims. Repeat failed calls until the beat is over, with at most `TRIES` calls per claim."""
         ends_at = self._clock.monotonic() + self._settings.heartbeat_interval_seconds
         with self._lock:
             waiting = sorted(held, key=lambda holding: self._ends_at.get(holding[1], math.inf))
@@ -224,7 +225,7 @@ class ClaimBeat:
                 return
 
     def _resize(self, keeper: ClaimKeeper, count: int, seconds: float, *, answered: bool) -> None:
-        """Set the number of claims in the next calls to what the keeper extends well within the bound."""
+        """Set the number of claims in the next calls so that the keeper extends them well within the timeout."""
         size = self._sizes.get(keeper, self._settings.settle_max)
         share = seconds / self._settings.claim_answer_seconds
         before = self._paces.pop(keeper, None)
@@ -240,7 +241,7 @@ class ClaimBeat:
     def _extend(
         self, keeper: ClaimKeeper, group: Sequence[Holding], began_at: float, *, last: bool, ends_at: float
     ) -> Sequence[Holding]:
-        """Return what is to be tried again."""
+        """Return the claims to try again."""
         lease_ends_at = began_at + self._settings.claim_seconds
         try:
             extension = keeper.extend(
@@ -265,7 +266,7 @@ class ClaimBeat:
 
 def _size_matters(before: _KeeperResponse | None, count: int, seconds: float) -> bool:
     """Return False if calls are known to take about as long for few claims as for many."""
-    if before is None or count == 1:  # fewer than one claim is none
+    if before is None or count == 1:  # a call with one claim cannot shrink
         return count > 1
     if count == before.count:
         return before.size_matters
@@ -275,7 +276,7 @@ def _size_matters(before: _KeeperResponse | None, count: int, seconds: float) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """A call to the broker that has not answered yet."""
+    """A call to the broker in progress."""
 
     receipts: frozenset[str]
     over: threading.Event
@@ -286,7 +287,7 @@ def _nothing() -> None:
 
 
 class LeaseBook:
-    """Which leases we hold, and when each will have ended if nobody extends it again. Any thread may call it."""
+    """The leases that the worker holds, with the time at which each ends unless it is extended. Thread-safe."""
 
     def __init__(self, *, clock: Clock, lease_seconds: float, call_over: Callable[[], None] = _nothing) -> None:
         """``call_over`` is called after each call that extends leases, in the thread of that call."""
@@ -294,20 +295,21 @@ class LeaseBook:
         self._lease_seconds = lease_seconds
         self._call_over = call_over
         self._lock = threading.Lock()
-        self._held: dict[str, tuple[Delivery, float]] = {}  # under the lock; by receipt, with the lease's end
+        # Under the lock; by receipt handle, with the end of the lease.
+        self._held: dict[str, tuple[Delivery, float]] = {}
         self._calls: dict[str, _Call] = {}  # under the lock; by queue, each written by the thread of that queue
 
     def register(self, deliveries: Sequence[Delivery]) -> None:
-        """Deliveries that were received just now: from here on they are extended."""
+        """Add deliveries received just now; from here on they are extended."""
         ends_at = self._ends_at()
         with self._lock:
             self._held.update((delivery.receipt, (delivery, ends_at)) for delivery in deliveries)
 
     def unregister(self, deliveries: Sequence[Delivery], *, wait_seconds: float) -> Mapping[str, float]:
-        """Take deliveries out, and await a heartbeat call in flight for any of them, at most ``wait_seconds``.
+        """Remove deliveries, and wait up to ``wait_seconds`` for a heartbeat call that is extending any of them.
 
-        Without the wait a late heartbeat took a released message back (measured). Answers, by receipt, the monotonic
-        time at which each lease must have ended; deliveries whose lease was lost already are missing from it.
+        Without the wait, a late heartbeat leased a released message again (measured). Return the monotonic time at
+        which each lease must have ended, by receipt handle, without the deliveries whose lease was already lost.
         """
         receipts = [delivery.receipt for delivery in deliveries]
         with self._lock:
@@ -320,29 +322,29 @@ class LeaseBook:
         return ends_at
 
     def is_extended_now(self, delivery: Delivery) -> bool:
-        """Return True while a call is under way that may extend it. None begins after `unregister`."""
+        """Return True while a call in progress may extend the delivery. No call begins after `unregister`."""
         with self._lock:
             call = self._calls.get(delivery.queue)
             return call is not None and delivery.receipt in call.receipts
 
     def holds(self, delivery: Delivery) -> bool:
-        """Whether the lease is still ours, as far as we know."""
+        """Return True if, as far as known here, the lease is still held."""
         with self._lock:
             return delivery.receipt in self._held
 
     def held_of(self, batches: Sequence[Sequence[Delivery]]) -> Sequence[Sequence[Delivery]]:
-        """The batches without the deliveries whose lease is not ours any more, and without those left empty by it."""
+        """Return the batches without deliveries whose lease was lost, and without batches that this leaves empty."""
         with self._lock:
             kept = [[delivery for delivery in batch if delivery.receipt in self._held] for batch in batches]
         return [batch for batch in kept if batch]
 
     def deliveries(self) -> Sequence[Delivery]:
-        """Everything held."""
+        """Return all deliveries held."""
         with self._lock:
             return [delivery for delivery, _ in self._held.values()]
 
     def endangered(self, *, within_seconds: float) -> Mapping[str, Sequence[float]]:
-        """Return the seconds left of each lease that ends soon, by queue."""
+        """Return the seconds left of each lease that ends within ``within_seconds``, by queue."""
         now = self._clock.monotonic()
         left_seconds: dict[str, list[float]] = {}
         with self._lock:
@@ -353,7 +355,7 @@ class LeaseBook:
 
     @contextmanager
     def calling(self, queue: str, deliveries: Sequence[Delivery]) -> Iterator[Sequence[Delivery]]:
-        """Those of the queue's deliveries that are still held, while the caller extends them; one call a queue."""
+        """Yield those of the deliveries still held, while the caller extends them; one call per queue at a time."""
         call_over = threading.Event()
         with self._lock:
             held = [delivery for delivery in deliveries if delivery.receipt in self._held]
@@ -367,7 +369,7 @@ class LeaseBook:
             self._call_over()
 
     def extended(self, deliveries: Sequence[Delivery], lost: Sequence[Delivery]) -> Sequence[Delivery]:
-        """What a call came to; answers the lost ones that nobody had taken out of the book meanwhile."""
+        """Record the result of a call; return the lost deliveries that were still in the book."""
         ends_at = self._ends_at()
         with self._lock:
             gone = [delivery for delivery in lost if self._held.pop(delivery.receipt, None)]
@@ -377,12 +379,12 @@ class LeaseBook:
         return gone
 
     def _ends_at(self) -> float:
-        # Counted from the answer, not from the question: it is an upper bound of what the broker holds.
+        # Counted from the end of the call, not from its start: an upper bound for the lease in the broker.
         return self._clock.monotonic() + self._lease_seconds
 
 
 class Heartbeat:
-    """The loop that extends. It goes on while the worker drains."""
+    """The thread that extends leases and claims. It continues while the worker drains."""
 
     def __init__(
         self,
@@ -403,14 +405,14 @@ class Heartbeat:
         self._bus = bus
         self._random = random
         self._sign = sign
-        self._ended = threading.Event()  # set by the thread that runs the worker
+        self._ended = threading.Event()  # set by the lifecycle's thread
         self._beats = HeartbeatCalls(clock, changed=self._give_sign)
         self._claim_beat = ClaimBeat(
             claims=claims, beats=self._beats, settings=settings, clock=clock, bus=bus, ended=self._ended
         )
 
     def run(self) -> None:
-        """Beat until told to end."""
+        """Beat until `end` is called."""
         try:
             while not self._ended_while_waiting():
                 self.watch()
@@ -419,23 +421,23 @@ class Heartbeat:
             self._sign.end()
 
     def end(self) -> None:
-        """Beat no more."""
+        """Stop beating."""
         self._ended.set()
         self._beats.end()
 
     @property
     def idle(self) -> bool:
-        """Whether every call was answered."""
+        """Return True if no call is in progress."""
         return self._beats.idle
 
     def beat(self) -> None:
-        """Begin to extend all leases and claims without waiting. If the last beat still runs, this one follows."""
+        """Start extending all leases and claims without waiting. Calls of the last beat that still run finish first."""
         for queue, deliveries in self._by_queue().items():
             self._beats.begin(queue, partial(self._extend_queue, queue, deliveries))
         self._claim_beat.begin()
 
     def watch(self) -> None:
-        """Report what was not extended in time and will be lost soon."""
+        """Report leases and claims that were not extended in time and may soon be lost."""
         for queue, left_seconds in self._book.endangered(within_seconds=self._settings.endangered_seconds).items():
             self._bus.emit(
                 LeasesEndangered(
@@ -448,7 +450,7 @@ class Heartbeat:
         self._claim_beat.watch()
 
     def _ended_while_waiting(self) -> bool:
-        """Wait for the next beat, and watch half-way."""
+        """Wait for the next beat, and check for endangered leases half-way. Return True if the heartbeat was ended."""
         pause_seconds = self._pause_seconds()
         beat_at = self._clock.monotonic() + pause_seconds
         self._give_sign()
@@ -459,11 +461,11 @@ class Heartbeat:
         return self._clock.wait(self._ended, max(beat_at - self._clock.monotonic(), 0.0))
 
     def _pause_seconds(self) -> float:
-        # Never longer than the interval; shorter by up to a fifth, so that workers started together drift apart.
+        # Never longer than the interval; up to a fifth shorter, so that workers started together drift apart.
         return self._settings.heartbeat_interval_seconds * (0.8 + 0.2 * self._random())
 
     def _give_sign(self) -> None:
-        """A sign of life. A call that never ends shows as a thread that does not move."""
+        """Give a sign of life dated from the oldest call in progress: a call that never ends shows as a hung thread."""
         begun_at = self._beats.oldest_begun_at
         if begun_at is None:
             self._sign.give(self._settings.lease_seconds, "waiting for its next beat")
@@ -478,7 +480,7 @@ class Heartbeat:
         return by_queue
 
     def _extend_queue(self, queue: str, deliveries: Sequence[Delivery]) -> None:
-        """Extend the leases of one queue. What fails is tried again, within this beat and up to `TRIES` times."""
+        """Extend the leases of one queue. Repeat failed calls within this beat, up to `TRIES` times."""
         ends_at = self._clock.monotonic() + self._settings.heartbeat_interval_seconds
         size = self._settings.settle_max
         groups = [deliveries[start : start + size] for start in range(0, len(deliveries), size)]

@@ -1,10 +1,10 @@
-"""One life of a worker: serve, drain, give back, close.
+"""The lifecycle of a worker: serve, drain, release, close.
 
-What happens in each thread is in its own module; here is who starts when, who waits for whom, and for how long.
+- `MachineryThread`: a thread of the worker itself, whose end and failure the lifecycle observes
+- `stacks`: the current stacks of all threads and tasks, without local variables, which may hold secrets
+- `WorkerLifecycle`: starts the threads in order, and bounds each wait for them
 
-A thread of the worker's own machinery, whose end and whose failure are heard of.
-
-What every thread and every task is doing, in words. Without local variables: they hold secrets.
+The work of each thread is in its own module.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ from penstock.worker.wiring import WorkerCallbacks, WorkerParts, WorkerTools
 
 
 class MachineryThread:
-    """One such thread. A daemon: one that hangs is left behind."""
+    """A daemon thread of the worker itself; one that hangs is left behind."""
 
     def __init__(
         self,
@@ -53,13 +53,13 @@ class MachineryThread:
         fail: Callable[[BaseException], None],
     ) -> None:
         self.name = name
-        self.done = False  # written by the thread itself
+        self.done = False  # written by this thread
         self._work = work
         self._changed = changed
         self._fail = fail
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         threading.Thread(target=self._run, name=self.name, daemon=True).start()
 
     def _run(self) -> None:
@@ -73,12 +73,12 @@ class MachineryThread:
 
 
 def stacks(loop: asyncio.AbstractEventLoop | None) -> str:
-    """The stacks of all threads by name, and of all tasks of the loop. May be asked while the loop is blocked."""
+    """Return the stacks of all threads by name, and of all tasks of the loop. Works while the loop is blocked."""
     return "\n".join([*_threads(), *(() if loop is None else _tasks(loop))])
 
 
 def _threads() -> Iterator[str]:
-    frames = sys._current_frames()  # the one way to see other threads' stacks
+    frames = sys._current_frames()  # the only way to see the stacks of other threads
     for thread in threading.enumerate():
         frame = frames.get(thread.ident or 0)
         if frame is not None:
@@ -88,7 +88,7 @@ def _threads() -> Iterator[str]:
 def _tasks(loop: asyncio.AbstractEventLoop) -> Iterator[str]:
     try:
         tasks = asyncio.all_tasks(loop)
-    except RuntimeError:  # says the library after a thousand tries
+    except RuntimeError:  # asyncio gives up after a thousand tries
         yield "Tasks: they come and go too fast to be listed\n"
         return
     for task in tasks:
@@ -97,7 +97,7 @@ def _tasks(loop: asyncio.AbstractEventLoop) -> Iterator[str]:
 
 
 def _frames(coroutine: Any) -> Iterator[FrameType]:
-    """From the task's own function down to where it awaits; `Task.get_stack` shows the first of them only."""
+    """Yield the frames from the task's own function down to its await; `Task.get_stack` returns only the first."""
     while coroutine is not None:
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
         if frame is not None:
@@ -109,20 +109,20 @@ Outcome = Literal["drained", "given_back", "forced"]
 
 START_THREAD = "penstock-start"
 
-_WAIT_SECONDS_MAX = 60.0  # a bound for waits that an event ends
-_UNWIND_SECONDS = 0.5  # of the flush: for threads that were told to end
+_WAIT_SECONDS_MAX = 60.0  # upper bound for waits that an event ends
+_UNWIND_SECONDS = 0.5  # part of the flush: time for interrupted threads to end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOutcome:
-    """How a worker ended. With ``threads_left``, or forced, the process has to be left by `os._exit`."""
+    """The outcome of a worker run. If it is forced or names threads left, the process must end with `os._exit`."""
 
     outcome: Outcome
     threads_left: tuple[str, ...] = ()
 
 
 class WorkerLifecycle:
-    """One call of `Worker.run`, from the first receive to the last settlement."""
+    """One call of `Worker.run`, from the first receive to the last settlement. Its own thread calls `live`."""
 
     def __init__(self, tools: WorkerTools, stop: StopSignal, until: Until | None) -> None:
         self._tools = tools
@@ -132,21 +132,23 @@ class WorkerLifecycle:
         self._pulse = tools.pulse
         self._stop = stop
         self._until = until
-        self._halting = threading.Lock()  # so that two lines halted at once cannot each take the other for living
-        self._news = threading.Event()  # wakes the thread that lives this shift
+        # So that two consumers halted at once do not each count the other as still served.
+        self._halting = threading.Lock()
+        self._news = threading.Event()  # wakes the lifecycle's thread
         self._wake = threading.Event()  # wakes the I/O thread
-        self._left = threading.Event()  # set once the worker leaves
-        self._start_rests = False  # written by the thread that starts lines: it waits, or ends since the worker leaves
+        self._left = threading.Event()  # set once the worker stops
+        # Written by `penstock-start`: it waits between tries, or ends because the worker stops.
+        self._start_rests = False
         self._met = False  # written by the I/O thread
-        self._error: BaseException | None = None  # written once, by whoever fails first
-        self._refused: list[Delivery] = []  # what could not be given back; appended to by helpers
-        self._closing = False  # this and the rest: written by the shift's own thread
+        self._error: BaseException | None = None  # written once, by the thread that fails first
+        self._refused: list[Delivery] = []  # deliveries that could not be released; appended to by the release threads
+        self._closing = False  # this and the rest: written by the lifecycle's thread
         self._stacks_told = 0
         self._failure_told = False
         self._drain_ends_at: float | None = None
         self._stop_began_at: float | None = None
         self._releasing: Sequence[MachineryThread] = ()
-        self._broken_off = False  # a run in a thread of its own
+        self._broken_off = False  # whether a run in its own thread was ended by the stop
         self._threads_left: list[str] = []
         self._outcome: Outcome = "forced"
         calls = WorkerCallbacks(
@@ -161,30 +163,35 @@ class WorkerLifecycle:
         self._telling = self._helper("penstock-drain", self._tell_drain)
         self._starting = self._helper(START_THREAD, self._start_lines)
 
-    # Told by other threads
+    # Called by other threads
 
     def freed(self) -> None:
-        """A place is free, or something is to be settled."""
-        if not self._wake.is_set():  # which costs less than setting it, once for each message
+        """Wake the I/O thread: a slot is free, or a settlement is due."""
+        if not self._wake.is_set():  # cheaper than setting it for each message
             self._wake.set()
         if self._closing:
             self._news.set()
 
     def until_met(self) -> None:
-        """The worker has done what it was started for."""
+        """Stop the worker, since ``until`` returned True."""
         self._met = True
         self._news.set()
 
     def fail(self, error: BaseException) -> None:
-        """Something that no further try can mend; the first one is raised in the end. The worker releases everything at
-        once, without a drain, unless the error is `RestartNeeded`."""
+        """Stop the worker because of an error that no retry can fix; `conclusion` raises the first one.
+
+        The worker releases everything at once, without a drain, unless the error is `RestartNeeded`.
+        """
         self._error = self._error or error
-        self._parts.loop.leave()  # at once: nothing more is to begin in the place that a failed batch leaves
+        self._parts.loop.leave()  # at once: no batch may begin in the slot that a failed batch frees
         self._news.set()
 
     def halt(self, queue: str, error: BaseException) -> bool:
-        """A handler met what no further try can mend: its queue is served no more. False where that ends the worker at
-        once: it was the last one, or the worker is to finish and never could."""
+        """Stop serving a queue whose handler met an error that no retry can fix.
+
+        Return False if that ends the worker at once: no other queue is served, or the worker runs until done and could
+        never finish.
+        """
         if isinstance(error, RestartNeeded):
             self.fail(error)
             return True
@@ -202,13 +209,13 @@ class WorkerLifecycle:
         return True
 
     def changed(self) -> None:
-        """A helper thread is at its end."""
+        """Note that a machinery thread has ended."""
         self._news.set()
 
-    # The order of a life
+    # The phases, in order
 
     def live(self) -> None:
-        """Everything, in order."""
+        """Run all phases in order."""
         try:
             with self._stop.watched_by(self._news):
                 self._serve()
@@ -217,14 +224,14 @@ class WorkerLifecycle:
                 self._close(given_back)
         except BaseException as defect:
             self.fail(defect)
-            with suppress(Exception):  # it may be the listener that raised, and would again
+            with suppress(Exception):  # the listener itself may have raised, and would raise again
                 self._tell_failure()
         finally:
             self._pulse.phase = Phase.STOPPING
             self._end_threads()
 
     def conclusion(self) -> WorkerOutcome:
-        """How it ended; raises what ended it."""
+        """Return the outcome; raise the error that ended the worker, if any."""
         if self._error is not None:
             raise self._error
         return WorkerOutcome(outcome=self._outcome, threads_left=tuple(self._threads_left))
@@ -261,15 +268,17 @@ class WorkerLifecycle:
         self._bus.emit(WorkerDraining(reason=self._reason() or "", in_flight=in_flight))
 
     def _drain(self) -> None:
-        """Work goes on, heartbeats go on; until all is done, the deadline, a second request or a failure."""
+        """Let work and heartbeats continue until all is done, the deadline passes, or a second request or a failure."""
         self._telling.start()
         told_by = self._clock.monotonic() + self._budget.intake_seconds
         self._await(lambda: self._telling.done or self._stop.urgent, lambda: told_by)
         self._await(lambda: self._io.done or self._skips_drain, self._drain_deadline)
 
     def _give_back(self) -> Sequence[Delivery]:
-        """Give back what is unfinished: runs in threads of their own each by itself, since one that hangs must not hold
-        the others; what shares the slots as one group. Answers the deliveries of the batches that were broken off.
+        """Release unfinished batches, and return their deliveries.
+
+        Each run with its own thread is released separately, since one that hangs must not block the others. Batches
+        that share the slots are released as a group.
         """
         seconds = self._budget.release_seconds
         deadline = self._clock.monotonic() + seconds
@@ -278,7 +287,7 @@ class WorkerLifecycle:
         pending: list[RunningBatch] = []
         for served in self._parts.lines:
             for flight in served.executors.unsettled():
-                # Ended by somebody who waits for the ledger: all that is left to do is to release its messages.
+                # False: another thread ended it and waits for the ledger, so only its messages remain to be released.
                 mine = flight.end()
                 (pending if not mine else group if served.line.shares_slots else alone).append(flight)
         helpers = [
@@ -299,7 +308,7 @@ class WorkerLifecycle:
         return [delivery for flight in (*alone, *group, *pending) for delivery in flight.deliveries]
 
     def _close(self, given_back: Sequence[Delivery]) -> None:
-        """The last settlements, the last threads, the last word."""
+        """Apply the last settlements, end the threads, and emit the outcome."""
         flush_ends_at = self._closing_ends_at(self._clock.monotonic())
         self._closing = True
         self._await(lambda: self._io.done and not self._running(), lambda: flush_ends_at - _UNWIND_SECONDS)
@@ -315,13 +324,15 @@ class WorkerLifecycle:
         self._leave_behind(helper.name for helper in own if not helper.done)
         self._leave_behind(self._running(shares_slots=False))
         forced = bool(self._threads_left or self._refused)
-        # A user's function on a shared place that goes on after its message was given back holds nothing any more.
+        # These threads do not make the outcome "forced": a user's function on a shared slot that continues after the
+        # release of its message holds nothing any more.
         self._leave_behind(self._running(shares_slots=True))
         self._leave_behind(() if places.done else (LOOP_THREAD,))
-        self._leave_behind(() if self._starting.done or self._start_rests else (START_THREAD,))  # as for an upkeep
+        # Holds no message either.
+        self._leave_behind(() if self._starting.done or self._start_rests else (START_THREAD,))
         for upkeep in upkeeps:
             upkeep.end()
-        self._leave_behind(upkeep.name for upkeep in upkeeps if upkeep.running)  # it holds nothing of a message
+        self._leave_behind(upkeep.name for upkeep in upkeeps if upkeep.running)  # holds no message
         gave_back = [delivery for served in self._parts.lines for delivery in served.executors.gave_back]
         returned = {delivery.receipt: delivery for delivery in (*given_back, *unapplied, *gave_back)}
         unsettled = {delivery.receipt: delivery for delivery in (*self._refused, *unapplied)}
@@ -331,11 +342,14 @@ class WorkerLifecycle:
             WorkerStopped(outcome=self._outcome, given_back=_message_ids(returned), unsettled=_message_ids(unsettled))
         )
 
-    # Steps of these
+    # Helpers of the phases
 
     def _closing_ends_at(self, now: float) -> float:
-        """Runs in threads of their own that were broken off get what the stop timeout has left, unless the stop is
-        urgent."""
+        """Return the end of the flush.
+
+        If the stop ended runs with their own threads, the flush lasts for the rest of the stop timeout, unless the stop
+        is urgent.
+        """
         ends_at = now + self._budget.flush_seconds
         if self._stop_began_at is None or not self._broken_off or self._skips_drain:
             return ends_at
@@ -345,8 +359,11 @@ class WorkerLifecycle:
         return MachineryThread(name, work, changed=self.changed, fail=self.fail)
 
     def _start_lines(self) -> None:
-        """Start what lines wait for, one after another; try again, with growing waits, after a temporary fault. Errors
-        are ignored once the worker stops."""
+        """Start the prerequisites of consumers, one after another. Retry with exponential backoff after temporary
+        faults.
+
+        Errors are ignored once the worker stops.
+        """
         waiting = [served for served in self._parts.lines if served.line.start is not None]
         tries = 0
         while waiting and not self._is_stopping():
@@ -364,7 +381,7 @@ class WorkerLifecycle:
                 self._start_rests = self._is_stopping()
 
     def _try_start(self, served: ServedLine) -> bool:
-        """Start what one line waits for; return False if it is to be tried again."""
+        """Start the prerequisite of one consumer; return False to try again."""
         assert served.line.start is not None, "the line waits for something"
         try:
             served.line.start.run()
@@ -395,7 +412,7 @@ class WorkerLifecycle:
         return sum(len(flight.deliveries) for flight in self._parts.unended())
 
     def _running(self, *, shares_slots: bool | None = None) -> Sequence[str]:
-        """The names of threads at work, of all lines or of one kind."""
+        """Return the names of working threads, of all consumers or of one kind."""
         return [
             name
             for served in self._parts.lines
@@ -404,9 +421,9 @@ class WorkerLifecycle:
         ]
 
     def _reason(self) -> str | None:
-        """Why to leave, if there is a reason."""
+        """Return the reason to stop, or None."""
         if self._error is not None:
-            return "a failure"  # told of by itself
+            return "a failure"  # reported by `_tell_failure`
         if self._stop.requested:
             return self._stop.signal_name or "asked to stop"
         if self._met:
@@ -415,11 +432,11 @@ class WorkerLifecycle:
 
     @property
     def _skips_drain(self) -> bool:
-        """Return True if unfinished messages are to be released without a drain."""
+        """Return True if unfinished messages must be released without a drain."""
         return self._stop.urgent or not (self._error is None or isinstance(self._error, RestartNeeded))
 
     def _drain_deadline(self) -> float:
-        """A worker that leaves because it is done has all the time it needs, until somebody asks it to stop."""
+        """Return the end of the drain. A worker that is done has no deadline until a stop is requested."""
         if self._drain_ends_at is None and (self._stop.requested or self._error is not None):
             self._drain_ends_at = self._clock.monotonic() + self._budget.drain_seconds
         return self._never() if self._drain_ends_at is None else self._drain_ends_at
@@ -435,13 +452,15 @@ class WorkerLifecycle:
         )
 
     def _release_pending(self, flights: Sequence[RunningBatch], seconds: float) -> None:
-        """Release what was ended before and waits for the ledger, with little time left for it to answer."""
+        """Release the messages of ended batches whose outcome the ledger has not recorded yet, after a short wait for
+        it.
+        """
         self._refused += release_pending(
             flights=flights, book=self._parts.book, settler=self._parts.settler, clock=self._clock, seconds=seconds
         )
 
     def _put_back(self, seconds: float) -> None:
-        """What nobody began, when the I/O thread has not come to it (a poll may hold it)."""
+        """Release messages that were not begun, if the I/O thread has not done so (a poll may block it)."""
         deadline = self._clock.monotonic() + seconds * BROKER_SHARE
         unstarted = [delivery for served in self._parts.lines for delivery in served.intake.take_all()]
         self._parts.book.unregister(unstarted, wait_seconds=seconds * BOOK_SHARE)
@@ -449,7 +468,7 @@ class WorkerLifecycle:
         self._refused += self._parts.settler.settle_by(settlements, deadline=deadline)
 
     def _end_threads(self) -> None:
-        """Tell all threads to end; waits for none."""
+        """Ask all threads to end; does not wait."""
         self._left.set()
         self._parts.loop.quit()
         self._parts.heartbeat.end()
@@ -462,7 +481,7 @@ class WorkerLifecycle:
                 self._bus.emit(ThreadLeftBehind(thread=name))
 
     def _await(self, over: Callable[[], bool], deadline: Callable[[], float]) -> bool:
-        """Wait until it is over or the deadline (monotonic) has come; answers whether it is over."""
+        """Wait until ``over`` or the deadline (monotonic); return True if it is over."""
         while True:
             self._news.clear()
             self._tell_stacks()
@@ -474,7 +493,7 @@ class WorkerLifecycle:
             self._clock.wait(self._news, min(seconds, _WAIT_SECONDS_MAX))
 
     def _tell_failure(self) -> None:
-        """Say once what ends the worker: when it is noticed, and at the latest before the last word."""
+        """Emit the failure that ends the worker once: when it is noticed, at the latest before the final event."""
         if self._error is None or self._failure_told:
             return
         self._failure_told = True

@@ -1,4 +1,4 @@
-"""A line: one queue, and the handler that serves it."""
+"""A consumer: one queue and the handler that serves it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,25 +12,27 @@ from penstock.worker.settings import WorkerSettings
 
 
 class Gate(Protocol):
-    """Whether a line may receive and begin. The I/O thread asks in every turn, so both answer at once."""
+    """The limit on messages that a consumer may hold. The I/O thread calls it in every turn, so no method may block."""
 
     def admits(self) -> int | None:
-        """How many messages may be at hand for what begins next; None: as many as there is room for. Once it admits
-        fewer than are held and unbegun, those go back. Where it changes while nothing of the line ends, `opens_at` says
-        when."""
+        """Return the number of messages that may be held for the next batches; None for no limit.
+
+        If fewer are admitted than are held and not begun, the worker releases those messages. If the number changes
+        although no execution of the consumer ends, `opens_at` must return when.
+        """
         ...
 
     def opens_at(self) -> float | None:
-        """When it admits more than now without anybody's doing (monotonic); None where that is not a matter of time."""
+        """Return when the gate will admit more without an event (monotonic); None if that does not depend on time."""
         ...
 
     def put_back_seconds(self) -> float:
-        """How long messages that are held and unbegun stay invisible when it falls shut."""
+        """Return how long held messages stay invisible if the gate closes before they begin."""
         ...
 
 
 class Gates:
-    """Several gates as one: a line may receive and begin what all of them admit."""
+    """Several gates as one: a consumer may hold as many messages as all of them admit."""
 
     def __init__(self, *gates: Gate) -> None:
         self._gates = gates
@@ -47,10 +49,11 @@ class Gates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowStart:
-    """Something that a line needs before it can receive, and that takes long to start.
+    """A prerequisite of a consumer that takes long to start and is needed before its first receive.
 
-    ``run`` starts it, in the worker's thread `penstock-start`. It raises `UserError` if a person has to fix something,
-    and `TemporaryError` for a fault that may pass: then it is called again. ``awaits`` names it for people.
+    The thread `penstock-start` calls ``run``. It raises `UserError` if a person must fix something, and
+    `TemporaryError` for a transient fault, after which it is called again. ``awaits`` is its name in messages to
+    people.
     """
 
     awaits: str
@@ -59,13 +62,13 @@ class SlowStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One queue and what serves it. Raises `ConfigurationError` for numbers that cannot work.
+    """A consumer: one queue with its handler. Raises `ConfigurationError` for numbers below 1.
 
-    ``weight`` is the line's share of the messages while several lines are full: 2 gets twice as many as 1. ``limits``
-    bound a batch; plain handlers keep the default, each message alone. ``in_flight_max`` bounds the executions at once;
-    None: one in a thread of its own, and as many as the worker has slots for the others. ``fetch_max`` is how many
-    messages one receive asks for, at most; None: what the worker's settings say. ``gate``: None is always open.
-    ``start``: what the line waits for before its first receive, while others are served; None: nothing.
+    ``weight`` is the consumer's share of messages while several queues are full: 2 gets twice as many as 1. ``limits``
+    bound a batch; by default each message runs alone. ``in_flight_max`` bounds concurrent executions; None means one
+    for a handler with threads of its own, and all slots of the worker otherwise. ``fetch_max`` bounds the messages of
+    one receive; None takes the worker's setting. ``gate`` limits receiving; None is always open. ``start`` is a
+    prerequisite of the first receive, during which other consumers are served; None means there is none.
     """
 
     queue: str
@@ -93,22 +96,22 @@ class Line:
 
     @property
     def shares_slots(self) -> bool:
-        """Whether its executions take slots of the worker; the others have threads of their own."""
+        """Return True if executions take slots of the worker; otherwise each has a thread of its own."""
         return self.handler.place is not ExecutionPlace.THREAD
 
     def places(self, settings: WorkerSettings) -> int:
-        """How many executions it may have at once, whatever the others do."""
+        """Return the maximum number of concurrent executions, regardless of other consumers."""
         if self.in_flight_max is not None:
             return self.in_flight_max
         return settings.concurrency if self.shares_slots else 1
 
     def fetch(self, settings: WorkerSettings) -> int:
-        """How many messages one receive asks for, at most."""
+        """Return the maximum number of messages of one receive."""
         return settings.fetch_max if self.fetch_max is None else self.fetch_max
 
 
 def check_lines(lines: tuple[Line, ...]) -> None:
-    """Raises `ConfigurationError` for lines that cannot be served together."""
+    """Raise `ConfigurationError` for consumers that cannot be served together."""
     if not lines:
         raise ConfigurationError("A worker needs at least one queue to serve; give it a handler.")
     queues = [line.queue for line in lines]

@@ -1,13 +1,11 @@
-"""How a worker is, for those who look from other threads: when its own threads last moved, and what its lines hold.
+"""Health of a worker as other threads see it: signs of life of its threads, health of its consumers, and its lag.
 
-The threads leave signs in passing, a write each turn; nothing here waits, locks or asks a server. Whether a broker or
-a ledger answers is no part of it: a thread that waits for one moves again when the call's own patience is over.
+The threads leave signs of life as they pass, one write per turn; nothing here waits, locks or calls a server. An
+unavailable broker or ledger is not a fault here: a thread that waits for one moves again when the call times out.
 
-How late a process comes to what is due: code that holds the interpreter's lock, a machine without time to spare, an
-event loop that something blocks.
-
-One thread asks to be woken twice a second and sees by how much later it wakes. Where there is an event loop it leaves a
-call there each time, and sees how long the loop takes to come to it. The worse of the two is the lag of that moment.
+The lag is how late the process runs its timers, because of code that holds the GIL, an overloaded machine or a blocked
+event loop. `LagSampler` wakes twice a second and measures its delay. If there is an event loop, it also schedules a
+call there and measures the delay of the call. The larger of the two is the current lag.
 """
 
 import asyncio
@@ -19,12 +17,12 @@ from enum import StrEnum
 
 from penstock.messaging.clock import Clock
 
-CALL_SECONDS_MAX = 120.0  # longer than any single call to a broker or ledger waits before it gives up
-ENDING_SECONDS_MAX = 10.0  # from the end of a thread until the worker knows of it
+CALL_SECONDS_MAX = 120.0  # longer than the timeout of any single call to a broker or ledger
+ENDING_SECONDS_MAX = 10.0  # from the end of a thread until the worker notices
 
 
 class Phase(StrEnum):
-    """Where a worker is in its life."""
+    """The phase of a worker's life."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -34,41 +32,41 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineHealth:
-    """How one line of a worker stands now."""
+    """The current state of one consumer of a worker."""
 
     queue: str
-    in_flight: int  # messages whose lease it holds
-    slots: int  # executions it may have at once, whatever the other lines do
-    polled_at: float | None  # epoch seconds: when the broker last answered for its queue
+    in_flight: int  # messages with a lease
+    slots: int  # its maximum of concurrent executions, regardless of other consumers
+    polled_at: float | None  # epoch seconds: last successful poll of its queue
     halted: bool
-    awaits: str | None = None  # what it waits for before its first receive
+    awaits: str | None = None  # its prerequisite, while that is starting
 
 
 class LifeSign:
-    """Signs of life of one thread: with each one it says how long it may take until the next."""
+    """Signs of life of one thread. Each sign declares how long the next one may take."""
 
     def __init__(self, thread: str, clock: Clock) -> None:
         self.thread = thread
         self._clock = clock
-        self._given: tuple[float, float, str] | None = None  # this and the next: written by the thread
+        self._given: tuple[float, float, str] | None = None  # this and the next: written by the thread itself
         self._over = False
 
     def give(self, seconds_max: float, doing: str, *, since: float | None = None) -> None:
-        """Move: the next sign comes within so many seconds, counted from ``since`` (monotonic) or from now."""
+        """Give a sign; the next is due within ``seconds_max``, counted from ``since`` (monotonic) or from now."""
         self._given = (self._clock.monotonic() if since is None else since, seconds_max, doing)
 
     def rest(self) -> None:
-        """Have nothing to do, for any time."""
+        """Expect no further sign: the thread has nothing to do."""
         self._given = None
 
     def end(self) -> None:
-        """The thread is at its end, as the worker will be."""
+        """Note that the thread ends, as the worker must soon."""
         self._over = True
         self.give(ENDING_SECONDS_MAX, "ending")
 
     @property
     def trouble(self) -> str | None:
-        """Why no further sign is to be expected; None where all is well, or where the thread has not begun."""
+        """The fault of the thread if its sign is overdue; None if all is well or the thread has not begun."""
         given = self._given
         if given is None:
             return None
@@ -85,21 +83,23 @@ class LifeSign:
 
 
 class Liveness:
-    """The pulse of one worker. Made before it, and still there when it has ended."""
+    """Liveness of one worker. It exists before the worker starts and after it ends."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.io = LifeSign("penstock-io", clock)
         self.heartbeat = LifeSign("penstock-heartbeat", clock)
-        self.phase = Phase.STARTING  # this and the rest: written by the shift's thread
+        self.phase = Phase.STARTING  # this and the rest: written by the lifecycle's thread
         self.lines: Callable[[], Sequence[LineHealth]] = tuple
         self.upkeeps: Sequence[LifeSign] = ()
         self.loop: Callable[[], asyncio.AbstractEventLoop | None] = _no_loop  # while one runs
 
     @property
     def troubles(self) -> Sequence[str]:
-        """What no waiting mends: threads that ended, or did not move for longer than they may. None while the worker
-        starts or stops, each of which has a bound of its own."""
+        """The faults that waiting cannot fix: threads that ended or hang.
+
+        Empty while the worker starts or stops; both phases have their own time limits.
+        """
         if self.phase in (Phase.STARTING, Phase.STOPPING):
             return ()
         return [trouble for sign in (self.io, self.heartbeat, *self.upkeeps) if (trouble := sign.trouble) is not None]
@@ -113,7 +113,7 @@ SAMPLE_SECONDS = 0.5
 
 
 class LagSampler:
-    """Samples the lag until told to end. ``loop``: the event loop as it is at the moment, if there is one."""
+    """A sampler of the lag, in a thread of its own. ``loop`` returns the current event loop, None without one."""
 
     def __init__(
         self,
@@ -128,11 +128,11 @@ class LagSampler:
         self._loop = loop
         self._every_seconds = every_seconds
         self._ended = threading.Event()
-        self._asked_at: float | None = None  # monotonic; None: nothing was asked of the loop. By the sampling thread
-        self._answered_at: float | None = None  # by the loop's thread, and by the sampling one before it asks
+        self._asked_at: float | None = None  # monotonic; None: no call is scheduled. Written by the sampling thread
+        self._answered_at: float | None = None  # written by the loop's thread; reset by the sampling thread
 
     def run(self) -> None:
-        """Sample until told to end."""
+        """Sample until `end` is called."""
         while True:
             due_at = self._clock.monotonic() + self._every_seconds
             if self._clock.wait(self._ended, self._every_seconds):
@@ -140,24 +140,24 @@ class LagSampler:
             self._observe(self.sample(due_at))
 
     def end(self) -> None:
-        """Sample no more."""
+        """Stop sampling."""
         self._ended.set()
 
     def sample(self, due_at: float) -> float:
-        """The lag now, of who should have woken at ``due_at``."""
+        """Return the current lag of a thread that was to wake at ``due_at`` (monotonic)."""
         now = self._clock.monotonic()
         late_seconds = max(now - due_at, self._loop_late_seconds(now), 0.0)
         self._ask()
         return late_seconds
 
     def _loop_late_seconds(self, now: float) -> float:
-        """What it took to answer; while it has not, how long that has been."""
+        """Return the delay of the call on the loop: until it ran, or until now."""
         if self._asked_at is None:
             return 0.0
         return (now if self._answered_at is None else self._answered_at) - self._asked_at
 
     def _ask(self) -> None:
-        """Leave the loop a call, unless one is waiting there."""
+        """Schedule a call on the loop, unless one is still waiting there."""
         loop = self._loop()
         if loop is None:
             self._asked_at = None
@@ -166,7 +166,7 @@ class LagSampler:
             return
         self._answered_at = None
         self._asked_at = self._clock.monotonic()
-        with suppress(RuntimeError):  # it was closed a moment ago
+        with suppress(RuntimeError):  # the loop was closed a moment ago
             loop.call_soon_threadsafe(self._answer)
 
     def _answer(self) -> None:

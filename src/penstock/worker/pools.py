@@ -1,7 +1,7 @@
-"""Where executions run: threads of their own, a pool of threads, one thread with an event loop.
+"""Run executions: in threads of their own, in a thread pool, or in one thread with an event loop.
 
-A place only runs; what becomes of a batch is decided by the `executors`. Pool and loop are made when first needed. All
-threads are daemons: a run that does not end is left behind, never waited for without a bound.
+The pools only run executions; the `executor` decides the outcome of each batch. Pool and loop start when first needed.
+All threads are daemons: a run that does not end is left behind, and no wait for it is unbounded.
 """
 
 import asyncio
@@ -25,39 +25,42 @@ FlyAsync = Callable[[RunningBatch], Coroutine[Any, Any, None]]
 
 
 def start_thread(name: str, fly: Fly, flight: RunningBatch) -> None:
-    """Run one in a thread of its own, for few and long runs. Raises `TemporaryError` if no thread can be started."""
+    """Run a batch in its own thread, for few and long runs. Raises `TemporaryError` if no thread can be started."""
     flight.thread = name
     begin_thread(fly, flight, name=name)
 
 
 class ThreadPool:
-    """Threads for `def` handlers: made when needed, never more than ``threads_max``.
+    """Threads for `def` handlers: started when needed, at most ``threads_max``.
 
-    One thread at a time is on its way: before it takes a flight, each calls the next one if more are waiting. So work
-    that blocks soon has as many threads as it needs, and a group of short runs is done by one thread or two, where
-    waking one for each message would cost more than the runs. What came first begins first.
+    At most one thread is on its way to the queue of batches at a time. Before it takes a batch, it calls the next
+    thread if more batches wait. Blocking work thus soon has as many threads as it needs, while one or two threads run a
+    group of short batches; waking a thread for each message would cost more than the runs. Batches begin in order of
+    arrival.
     """
 
     def __init__(self, *, threads_max: int) -> None:
         self._threads_max = threads_max
-        self._calls: SimpleQueue[None] = SimpleQueue()  # one ends the sleep of one thread
+        self._calls: SimpleQueue[None] = SimpleQueue()  # one item wakes one thread
         self._lock = threading.Lock()
-        # This and the rest: under the lock. It needs no bound of its own: a flight has its slot before it comes here.
+        # This and the rest: under the lock. It needs no bound of its own: each batch has a slot before it gets here.
         self._waiting: deque[tuple[Fly, RunningBatch]] = deque()
         self._threads = 0
         self._asleep = 0
-        self._coming = False  # a thread is on its way
+        self._coming = False  # a thread is on its way to the queue
         self._closed = False
 
     def start(self, fly: Fly, flights: Sequence[RunningBatch]) -> None:
-        """Run these. Only the I/O thread calls it. Raises `TemporaryError`, and runs none, if the pool has no thread
-        and cannot start one."""
+        """Run batches. Called by the I/O thread only.
+
+        Raises `TemporaryError`, and runs none, if the pool has no thread and cannot start one.
+        """
         with self._lock:
             self._waiting.extend([(fly, flight) for flight in flights])
         self._call_one(comes_too=False)
 
     def close(self) -> None:
-        """Let the threads end that have nothing to do, and the others after their run."""
+        """End idle threads now, and the others after their run."""
         with self._lock:
             self._closed = True
             asleep, self._asleep = self._asleep, 0
@@ -65,9 +68,10 @@ class ThreadPool:
             self._calls.put(None)
 
     def _call_one(self, *, comes_too: bool) -> bool:
-        """Call a thread, where none is on its way and there may be one more; answers whether that was a new one.
+        """Wake or start a thread, unless one is on its way or all are busy; return True if a new one was started.
 
-        To begin a thread means to wait for it. Whoever ``comes_too`` is on his way then, and the new one is at work.
+        Starting a thread blocks until it runs. A pool thread that calls this (``comes_too``) is then itself the one on
+        its way, and the new thread takes work at once.
         """
         with self._lock:
             if self._coming or not (self._asleep or self._threads < self._threads_max):
@@ -91,19 +95,20 @@ class ThreadPool:
             with self._lock:
                 self._coming = False
                 self._threads -= 1
-                if not self._threads:  # then only the caller's flights wait
+                if not self._threads:  # then only the caller's batches wait
                     self._waiting.clear()
                     raise
             return False
         return True
 
     def _work(self, comes: bool) -> None:
-        """``comes``: it is the one on its way."""
+        """Take and run batches. With ``comes``, this thread is the one on its way."""
         while True:
             if comes:
                 with self._lock:
                     self._coming = False
-            # Asked without the lock: who is on his way looks for himself, and who adds a flight calls somebody.
+            # Checked without the lock: a thread on its way checks the queue itself, and `start` calls one for each new
+            # batch.
             comes = len(self._waiting) > 1 and not self._coming and self._call_one(comes_too=True)
             if comes:
                 continue
@@ -123,7 +128,7 @@ class ThreadPool:
 
 
 class EventLoop:
-    """One thread with an asyncio loop, for `async def` handlers; uvloop's where it is installed."""
+    """One thread with an asyncio loop, for `async def` handlers; uses uvloop if installed."""
 
     def __init__(self, *, ended: Callable[[], None] | None = None) -> None:
         self._ended = ended
@@ -140,31 +145,31 @@ class EventLoop:
 
     @property
     def done(self) -> bool:
-        """Whether its thread has ended, or never was."""
+        """Return True if the thread has ended or was never started."""
         return self._thread is None or self._over
 
     def start(self, fly: FlyAsync, flights: Sequence[RunningBatch]) -> None:
-        """Run these, handed over in one call. Only the I/O thread calls it. Raises as `started` does."""
+        """Run batches, passed to the loop in one call. Called by the I/O thread only. Raises as `started` does."""
         self.started().call_soon_threadsafe(self._take, fly, flights)
 
     def started(self) -> asyncio.AbstractEventLoop:
-        """The loop, started if need be. Not to be called by two threads at once.
+        """Return the loop, started if necessary. Not thread-safe.
 
         Raises `TemporaryError` if its thread cannot be started.
         """
         if self._thread is None:
             self._thread = begin_thread(self._run, name=LOOP_THREAD)
-            self._ready.wait()  # a moment: nothing of a handler runs before
+            self._ready.wait()  # short: no code of a handler runs before
         loop = self._loop
         if loop is None:
             raise RuntimeError("the event loop ended by itself")
         return loop
 
     def close(self) -> None:
-        """Let the thread end. Tasks left over are cancelled; one that ignores it keeps the thread from ending."""
+        """Let the thread end. Remaining tasks are cancelled; a task that ignores it keeps the thread alive."""
         loop = self._loop
         if loop is not None:
-            with suppress(RuntimeError):  # it was closed a moment ago
+            with suppress(RuntimeError):  # the loop was closed a moment ago
                 loop.call_soon_threadsafe(self._stop.set)
 
     def _run(self) -> None:
@@ -188,22 +193,24 @@ class EventLoop:
     def _take(self, fly: FlyAsync, flights: Sequence[RunningBatch]) -> None:
         loop = asyncio.get_running_loop()
         for flight in flights:
-            # The loop itself keeps tasks by weak references only; the flight is kept until it has landed.
+            # The loop has only weak references to tasks; the executor keeps the batch, and so its task, until the run
+            # ends.
             flight.task = loop.create_task(fly(flight), name=flight.name)
 
 
 class ExecutionPools:
-    """The places that all lines of a worker share. A loop handed in is used, and left as it is at the end."""
+    """The pool, loop and helper threads that all consumers of a worker share. A loop passed in is not closed."""
 
     def __init__(self, *, concurrency: int, ended: Callable[[], None], event_loop: EventLoop | None = None) -> None:
         self.pool = ThreadPool(threads_max=concurrency)
         self.loop = event_loop or EventLoop(ended=ended)
-        self.aside = AsideThreads("aside", threads_max=ASIDE_THREADS_MAX)  # for what blocks beside the loop
+        # For blocking calls of executions on the loop.
+        self.aside = AsideThreads("aside", threads_max=ASIDE_THREADS_MAX)
         self._owns_loop = event_loop is None
 
     @property
     def done(self) -> bool:
-        """Whether no thread of a loop of our own is left."""
+        """Return True if no thread of a loop made here is left."""
         return self.loop.done or not self._owns_loop
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Deliveries of one line that are held and not begun: the batch being collected, and closed ones without a place."""
+"""Deliveries of one consumer that no execution began: the open batch, and closed batches that wait for a slot."""
 
 import threading
 from collections import deque
@@ -15,12 +15,12 @@ from penstock.worker.settings import WorkerSettings
 
 
 class PrefetchBuffer:
-    """Collects, and asks never beyond the free slots of the batches that may be open.
+    """The deliveries of one consumer before their execution. It never requests more than the free slots can take.
 
-    A line with threads of its own collects its next batch ahead, so that a long run is followed at once by the next. A
-    line that shares the worker's slots receives for places that are free now, so nothing waits leased and unbegun.
-    Nothing more is received while a closed batch waits. What is held is thus bounded by one batch a place and by what a
-    single receive can close (its deliveries, each of which may be heavy enough to be a batch alone).
+    A consumer with threads of its own collects its next batch ahead, so that it follows a long run at once. A consumer
+    that shares the worker's slots receives only for slots that are free now, so nothing waits leased and unbegun.
+    Nothing more is received while a closed batch waits. The buffer is thus bounded by one batch per slot, plus the
+    batches that a single receive can close (up to one per delivery, if each is large enough).
     """
 
     def __init__(
@@ -40,34 +40,34 @@ class PrefetchBuffer:
         self._bus = bus
         self._probe = probe
         self._lock = threading.Lock()
-        self._collecting = NOTHING  # under the lock; written by the I/O thread, and by whoever takes everything
+        self._collecting = NOTHING  # under the lock; written by the I/O thread, and by `take_all` in any thread
         self._closed: deque[Sequence[Delivery]] = deque()  # as above
         self._last_was_empty = False  # written by the I/O thread
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is held here."""
+        """Return True if nothing is held here."""
         with self._lock:
             return not self._closed and not self._collecting.deliveries
 
     @property
     def held(self) -> int:
-        """How many messages are held here."""
+        """The number of messages held here."""
         with self._lock:
             return sum(map(len, self._closed)) + len(self._collecting.deliveries)
 
     def room(self, free_places: int) -> int:
-        """How many more messages may be received while that many batches may begin."""
+        """Return how many more messages may be received while ``free_places`` batches may begin."""
         places = free_places if self._line.shares_slots else 1
         with self._lock:
             return 0 if self._closed else self._limits.messages_max * places - len(self._collecting.deliveries)
 
     def ask(self, room: int) -> ReceiveRequest:
-        """What to ask the broker for, with that much room, of which there must be some."""
+        """Return the receive request for a consumer with this much room, at least 1."""
         return ReceiveRequest(queue=self._line.queue, messages_max=min(self._fetch_max, room))
 
     def came(self, arrived: Sequence[Delivery], now: float) -> None:
-        """What was asked for, or nothing. It is in the heartbeat's book, and collected, when this returns."""
+        """Record the result of a receive, possibly empty: register the leases, then add the deliveries to batches."""
         self._last_was_empty = not arrived
         if not arrived:
             return
@@ -90,21 +90,21 @@ class PrefetchBuffer:
             )
 
     def next_batches(self, count: int, now: float) -> Sequence[Sequence[Delivery]]:
-        """At most that many batches to begin now, without the deliveries whose lease was lost meanwhile."""
+        """Return up to ``count`` batches to begin now, without deliveries whose lease was lost meanwhile."""
         batches: Sequence[Sequence[Delivery]] = ()
         while not batches and (taken := self._take(count, now)):
             batches = self._book.held_of(taken)
         return batches
 
     def take_all(self) -> Sequence[Delivery]:
-        """Everything held here, to be released unstarted. Any thread may call it; each delivery is answered once."""
+        """Remove and return everything held, to be released unbegun. Thread-safe; each delivery is returned once."""
         with self._lock:
             batches, self._closed = self._closed, deque()
             collecting, self._collecting = self._collecting, NOTHING
         return [delivery for batch in batches for delivery in batch] + list(collecting.deliveries)
 
     def _add(self, arrived: Sequence[Delivery], now: float) -> None:
-        if self._limits.messages_max == 1:  # each is a batch, whatever it weighs
+        if self._limits.messages_max == 1:  # each is a batch, regardless of its size
             with self._lock:
                 self._closed.extend([(delivery,) for delivery in arrived])
             return

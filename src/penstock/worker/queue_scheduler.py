@@ -1,15 +1,14 @@
-"""Which queues are asked, and when: whose turn it is, how long an empty or failing one is left alone.
+"""Schedule polls: which queues to poll, in which order, and how long to leave empty or failing queues alone.
 
-Whose turn it is: weighted rotation over lines. Values in, values out, whatever a line is.
+- `Rotation`: weighted fair order of the consumers
+- `ServedLine`: the runtime state of one consumer
+- `QueueScheduler`: the polls of all consumers
+- `ArrivalFlag`: the broker's signal that messages arrived, which ends the rest of an idle worker
 
-Each line has a virtual time, which its messages move on by 1/weight each; the line that is furthest behind is asked
-first. Lines that are always full thus get messages in proportion to their weights, however many a read brings. A line
-that had nothing does not save up turns: when it is served again, its time begins where the others are now (start-time
-fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996).
-
-Being told of arrivals, so that an idle worker begins at once what comes.
-
-One line being served: its parts, and when it is asked again.
+The order is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996). Each consumer has a virtual time, which each
+of its messages advances by 1/weight; the one furthest behind is polled first. Consumers whose queues are always full
+thus get messages in proportion to their weights, regardless of the size of a receive. An empty queue saves up no turns:
+when it is served again, its time starts at that of the others.
 """
 
 import threading
@@ -30,26 +29,26 @@ from penstock.worker.settings import WorkerSettings
 
 
 class Rotation:
-    """The turns of lines, by their index. One thread's."""
+    """The weighted order of consumers, by index. Used by one thread."""
 
     def __init__(self, weights: Sequence[int]) -> None:
         self._weights = tuple(weights)
         self._times = [0.0] * len(self._weights)
         self._busy = [False] * len(self._weights)
-        self._now = 0.0  # never goes back: the time at which the last turn began
+        self._now = 0.0  # never decreases: the virtual time at which the last turn began
         self._turn = 0
         self._last_turns = [0] * len(self._weights)
 
     def order(self) -> Sequence[int]:
-        """Whom to ask, in order; among equals the one that was served longest ago."""
+        """Return the consumers in the order to poll them; among equals, the least recently served first."""
         return sorted(range(len(self._weights)), key=lambda line: (self._times[line], self._last_turns[line]))
 
     def passed(self, line: int) -> None:
-        """It had nothing to give, or no room to take it."""
+        """Record that a consumer had no messages, or no room for them."""
         self._busy[line] = False
 
     def served(self, line: int, messages: int) -> None:
-        """It gave that many messages."""
+        """Record that a consumer received this many messages."""
         if not self._busy[line]:
             self._times[line] = max(self._times[line], self._now)
         self._busy[line] = True
@@ -61,42 +60,42 @@ class Rotation:
 
 @dataclass(slots=True, kw_only=True)
 class ServedLine:
-    """A line with what serves it. The mutable fields are the I/O thread's."""
+    """The runtime state of one consumer. The I/O thread writes the mutable fields unless noted."""
 
     line: Line
     intake: PrefetchBuffer
     executors: Executor
     upkeeps: Sequence[BackgroundJob]
-    ask_at: float  # monotonic: not before
-    polled_at: float | None = None  # monotonic: when the broker last answered for it
+    ask_at: float  # monotonic: the earliest next poll
+    polled_at: float | None = None  # monotonic: last successful poll
     receive_failures: int = 0  # in a row
-    unheard: bool = False  # something may have arrived since it was asked last
-    halted: bool = False  # set once, by whichever thread meets what nothing can mend
-    started: bool = False  # whether what its line waits for is there; set once, by the thread that makes it
+    unheard: bool = False  # an arrival may have been missed since the last poll
+    halted: bool = False  # set once, by any thread that meets an error no retry can fix
+    started: bool = False  # whether the prerequisite is ready; set once, by `penstock-start`
 
     @property
     def idle(self) -> bool:
-        """Nothing at work, nothing held."""
+        """Return True if nothing is running or held."""
         return not self.executors.busy and self.intake.empty
 
     @property
     def awaits(self) -> str | None:
-        """What it waits for before its first receive."""
+        """The prerequisite that is still starting, if any."""
         return None if self.started or self.line.start is None else self.line.start.awaits
 
     @property
     def room(self) -> int:
-        """How many more messages may be received."""
+        """The number of messages that may still be received."""
         if self.halted or self.awaits is not None:
             return 0
         room = self.intake.room(self.executors.free)
         admitted = None if self.line.gate is None else self.line.gate.admits()
-        # What is held already counts: a line that waits for others to join a batch is admitted no more than one probe.
+        # Held messages already count: a batch that waits for more messages must not admit a second probe.
         return room if admitted is None else max(min(room, admitted - self.intake.held), 0)
 
     @property
     def barred(self) -> bool:
-        """Whether what is held is not to begin here: the line was halted, or its gate fell shut."""
+        """Return True if held messages must not begin here: the consumer was halted, or its gate closed."""
         if self.halted or self.line.gate is None:
             return self.halted
         admitted = self.line.gate.admits()
@@ -104,39 +103,40 @@ class ServedLine:
 
     @property
     def put_back_seconds(self) -> float:
-        """How long what is barred stays invisible."""
+        """Seconds for which barred messages stay invisible."""
         return 0.0 if self.line.gate is None else self.line.gate.put_back_seconds()
 
     @property
     def opens_at(self) -> float | None:
-        """When its gate admits more (monotonic), if that is a matter of time."""
+        """The time at which the gate admits more (monotonic), if that depends on time."""
         return None if self.halted or self.line.gate is None else self.line.gate.opens_at()
 
     @property
     def to_be_heard(self) -> bool:
-        """Whether it is to be asked before its time."""
+        """Return True if it should be polled before its time."""
         return self.unheard and not self.receive_failures
 
     def due_batches(self, now: float) -> Sequence[Sequence[Delivery]]:
-        """The batches to begin now: those that share slots as a group, others one at a time and not too soon."""
+        """Return the batches to begin now: several for a consumer that shares slots, else one after any backoff."""
         free = self.executors.free
         if free < 1 or now < self.executors.not_before or self.barred:
             return ()
         return self.intake.next_batches(free if self.line.shares_slots else 1, now)
 
 
-CALM_SECONDS = 0.002  # after a false alarm, until the next is believed: a bound for looks, and hardly a delay
+CALM_SECONDS = 0.002  # after a false alarm, until the next is heeded: bounds the polls, with hardly any delay
 
 
 class QueueScheduler:
-    """One look at the lines at a time, in rotation's order, until one brings something. The I/O thread's alone.
+    """The polls of all consumers: which to poll next, and how long to wait. Used by the I/O thread only.
 
-    One idle state for the worker: its waits grow while no line brings anything, and the first message resets them for
-    all. While others bring messages, an empty line is asked again after the shortest of these waits. A line whose
-    receive failed backs off alone.
+    A poll tries the consumers in rotation order until one has messages. The idle state is common to the worker: the
+    waits grow while no consumer receives anything, and the first message resets them for all. While others receive
+    messages, an empty queue is polled again after the shortest of these waits. A consumer whose receive failed backs
+    off alone.
 
-    Where an arrival was told of, or may have gone unheard, a line is asked once more before the worker rests, whatever
-    its wait. After a false alarm the next one has to wait a moment: what arrives may be others'.
+    After an arrival was signalled, or may have been missed, a consumer is polled once more before the worker rests,
+    regardless of its wait. After a false alarm the next one waits a moment: the arrivals may be for other workers.
     """
 
     def __init__(
@@ -149,21 +149,22 @@ class QueueScheduler:
         self._bus = bus
         self._random = random
         self._idle_seconds = settings.idle_floor_seconds
-        self._began_at = 0.0  # the last look, as is the next: lines by index in rotation's order, None for no room
+        # This and the next describe the last poll: consumers by index in rotation order, None for no room.
+        self._began_at = 0.0
         self._looked_at: Sequence[tuple[int, ReceiveRequest | None]] = ()
-        self._full: str | None = None  # the queue of which the last look brought all that was asked for
+        self._full: str | None = None  # the queue whose last poll filled the request
         self._found_empty: Set[str] = frozenset()
-        self._alarmed = False  # an arrival was told of, and nothing came so far
+        self._alarmed = False  # an arrival was signalled, and nothing received since
         self._calm_until = 0.0  # monotonic
 
     @property
     def full(self) -> str | None:
-        """The queue that has more, it seems: then the next look will hardly be the last before a rest."""
+        """The queue that probably has more messages; then the next poll is probably not the last before a rest."""
         return self._full
 
     @property
     def found_empty(self) -> Set[str]:
-        """The queues in which the last look found nothing."""
+        """The queues that were empty in the last poll."""
         return self._found_empty
 
     @property
@@ -172,9 +173,9 @@ class QueueScheduler:
         return frozenset(served.line.queue for served in self._lines if served.room > 0)
 
     def asks(self) -> Sequence[ReceiveRequest]:
-        """Whom to ask for how much: the lines with room whose time has come; where there is none, the unheard ones.
+        """Return the receive requests of the next poll: consumers that are due, else those with missed arrivals.
 
-        What comes of it is to be told by `came`.
+        Consumers without room are left out. The caller must report the result with `came`.
         """
         now = self._began_at = self._clock.monotonic()
         rooms = [(index, self._lines[index].room) for index in self._rotation.order()]
@@ -189,10 +190,10 @@ class QueueScheduler:
         return [ask for _, ask in self._looked_at if ask is not None]
 
     def came(self, turn: TurnResult, *, heard: Set[str]) -> bool:
-        """What the last `asks` came to; answers whether any message arrived.
+        """Record the result of the requests of `asks`; return True if any message arrived.
 
-        ``heard``: the queues of which arrivals since the look are told. Raises `UserError` when a broker never can do
-        what was asked.
+        ``heard``: the queues whose arrivals since the poll are signalled. Raises `UserError` if the broker can never
+        serve the request.
         """
         empty: list[ServedLine] = []
         self._found_empty = frozenset()
@@ -219,29 +220,29 @@ class QueueScheduler:
         return False
 
     def alarmed(self) -> None:
-        """An arrival was told of, nobody knows in which line."""
+        """Record a signalled arrival; its queue is unknown."""
         self._alarmed = True
         self.unheard()
 
     def unheard(self) -> None:
-        """Arrivals may have gone unheard."""
+        """Record that arrivals may have been missed in all queues."""
         for served in self._lines:
             served.unheard = True
 
     def unheard_beside(self, heard: Set[str]) -> None:
-        """Arrivals may have gone unheard in all queues but these."""
+        """Record that arrivals may have been missed in all other queues."""
         for served in self._lines:
             if served.line.queue not in heard:
                 served.unheard = True
 
     def rest_seconds(self) -> float | None:
-        """How long until a line is to be asked; None while none has room."""
+        """Return the seconds until the next poll; None if no consumer has room."""
         roomy = [served for served in self._lines if served.room > 0]
         ask_at = [min(served.ask_at, self._calm_until) if served.to_be_heard else served.ask_at for served in roomy]
         return max(min(ask_at) - self._clock.monotonic(), 0.0) if ask_at else None
 
     def _judge_alarm(self) -> None:
-        """All were asked in vain, so it was a false one."""
+        """Record a false alarm if all consumers were polled in vain."""
         if self._alarmed and not any(served.to_be_heard and served.room > 0 for served in self._lines):
             self._alarmed = False
             self._calm_until = self._clock.monotonic() + CALM_SECONDS
@@ -274,7 +275,7 @@ class QueueScheduler:
         served.ask_at = self._clock.monotonic() + max(wait_seconds, self._settings.idle_floor_seconds)
 
     def _hasten(self) -> None:
-        """Something came: the waits begin anew."""
+        """Reset the idle waits after a message arrived."""
         if self._idle_seconds == self._settings.idle_floor_seconds:
             return
         self._idle_seconds = self._settings.idle_floor_seconds
@@ -290,53 +291,54 @@ class QueueScheduler:
             ceiling_seconds=self._settings.idle_ceiling_seconds,
             random=self._random,
         )
-        # The time that a poll waited in the broker counts; a broker that answers late still gets a moment's rest.
+        # A poll's wait in the broker counts as rest; after a slow answer the worker still rests for a moment.
         now = self._clock.monotonic()
         ask_at = max(self._began_at + self._idle_seconds, now + 0.001)
-        if next_in_seconds is not None and next_in_seconds > 0:  # what is due already and did not come is no reason
+        # A message that is due and did not come is no reason to hurry.
+        if next_in_seconds is not None and next_in_seconds > 0:
             ask_at = min(ask_at, now + max(next_in_seconds, 0.001))
         for served in empty:
             served.ask_at = ask_at
 
 
 class ArrivalFlag:
-    """Whether the broker is to tell of the next arrival, and whether it did. The I/O thread's, but for the telling."""
+    """The signal that messages arrived. Used by the I/O thread, except `_tell`, which a thread of the broker calls."""
 
     def __init__(self, *, broker: Broker, queues: Sequence[str], wake: threading.Event) -> None:
         self._broker = broker
         self._queues = queues
         self._wake = wake
         self._listening: Listening | None = None
-        self._wanted: Set[str] = frozenset()  # said last, and not answered so far
+        self._wanted: Set[str] = frozenset()  # last requested, and not signalled yet
         self._told = False  # set by the broker's thread, unset by the I/O thread
 
     @property
     def wanted(self) -> Set[str]:
-        """The queues of which the next arrival is going to be told, or was."""
+        """The queues whose next arrival will be, or was, signalled."""
         return self._wanted
 
     def open(self) -> None:
-        """Begin to listen."""
+        """Start listening."""
         self._listening = self._broker.listen(self._queues, self._tell)
 
     def want(self, queues: Set[str]) -> None:
-        """Of which queues arrivals are to be told from here on; cheap to repeat."""
+        """Listen to these queues from now on; cheap to repeat."""
         if self._wanted != queues and self._listening is not None:
             self._wanted = queues
             self._listening.want(queues)
 
     def told(self) -> bool:
-        """Whether the broker told of an arrival since this was asked last; then `want` has to be said again."""
+        """Return True if an arrival was signalled since the last call, and reset the flag; then call `want` again."""
         if not self._told:
             return False
         self._told, self._wanted = False, frozenset()
         return True
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._listening is not None:
             self._listening.close()
 
     def _tell(self) -> None:
-        self._told = True  # before waking: who is awake looks here
+        self._told = True  # before waking: the I/O thread reads it once awake
         self._wake.set()

@@ -1,12 +1,10 @@
-"""One batch at work, and what its run can come to.
+"""A running batch and its outcome.
 
-A batch ends exactly once: answered, failed, timed out, its claim lost, or given back. Whoever ends it first decides
-what becomes of its deliveries; whatever the others come to say later is ignored.
-
-What becomes of a batch that ended: its settlements, what is told of it, how long a line that keeps failing waits.
-
-Each method is for the one caller that ended the batch (`RunningBatch.end`), whatever thread that is. A method that asks
-the ledger settles only if no stop has done so meanwhile (`RunningBatch.settles`).
+- `RunningBatch`: a batch ends exactly once: with settlements, failed, timed out, claim lost, or released. The first
+  thread that ends it decides the outcome of its deliveries; later results are ignored.
+- `result_of`: maps every return value and exception of a run to a closed type
+- `Outcomes`: settles the deliveries of a batch that ended, emits its failure, and backs off a consumer that keeps
+  failing
 """
 
 import asyncio
@@ -30,20 +28,20 @@ from penstock.worker.settler import Settler
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRuntime:
-    """What all flights of a line share.
+    """The fields that all running batches of a consumer share.
 
-    ``lock`` may be that of other lines too: it is held for a moment, and a lock for each message would be waste.
+    Consumers may share the ``lock``: it is held only briefly, and one lock per message would be a waste.
     """
 
     handler: str  # its name
     queue: str
     lock: threading.Lock
     lost: "Callable[[RunningBatch], None]"
-    thread: str = ""  # the name of the thread that all are on
+    thread: str = ""  # the thread of all executions, if they have one in common
 
 
 class RunningBatch:
-    """One batch at work. Any thread may call it."""
+    """One running batch. Thread-safe."""
 
     __slots__ = (
         "_course",
@@ -60,49 +58,50 @@ class RunningBatch:
     def __init__(self, course: BatchRuntime, execution: Execution, deliveries: Sequence[Delivery], number: int) -> None:
         self.execution = execution
         self.deliveries = deliveries
-        self.thread = course.thread  # the name of the thread it is on; on the pool written by that when it begins
-        self.task: asyncio.Task[None] | None = None  # on the loop: keeps it alive; written by the loop's thread
-        self.parted = False  # ended from outside and submitted: nobody waits for the run; written by who ended it
+        self.thread = course.thread  # the name of its thread; on the pool written by that thread when it begins
+        self.task: asyncio.Task[None] | None = None  # on the loop: keeps the task alive; written by the loop's thread
+        # Ended from outside and submitted, so the stop does not wait for the run; written by the thread that ended it.
+        self.parted = False
         self._course = course
         self._number = number
-        self._ended = False  # under the lock; set once, by whoever ends it first
-        self._settled = False  # under the lock; set once, by whoever submits the settlements
+        self._ended = False  # under the lock; set once, by the first thread that ends it
+        self._settled = False  # under the lock; set once, by the thread that submits the settlements
 
     @property
     def handler(self) -> str:
-        """Its handler's name."""
+        """The name of its handler."""
         return self._course.handler
 
     @property
     def queue(self) -> str:
-        """Where its deliveries are from."""
+        """The queue of its deliveries."""
         return self._course.queue
 
     @property
     def name(self) -> str:
-        """Of its task, or of its own thread."""
+        """The name of its task or of its own thread."""
         return f"penstock-run-{self._course.handler}-{self._number}"
 
     @property
     def ended(self) -> bool:
-        """Whether it is decided what becomes of the deliveries. The run may be going still."""
+        """Return True if the outcome of the deliveries is decided. The run may still be going."""
         return self._ended
 
     @property
     def message_ids(self) -> tuple[str, ...]:
-        """For events."""
+        """The message ids, for events."""
         return tuple(delivery.message.id for delivery in self.deliveries)
 
     @property
     def settled(self) -> bool:
-        """Whether the settlements were submitted, or are about to be without another wait."""
+        """Return True if the settlements are submitted, or will be without another wait."""
         return self._settled
 
     def end(self, *, settles: bool = True) -> bool:
-        """True for the one caller that decides what becomes of the deliveries.
+        """Return True to the one caller that decides the outcome of the deliveries.
 
-        ``settles`` False: it asks a ledger first, and calls `settles` when it has the answer. A stop does not wait for
-        that and may settle before.
+        With ``settles=False`` the caller asks a ledger first, then calls `settles`. A stop does not wait for the ledger
+        and may settle earlier.
         """
         with self._course.lock:
             first, self._ended = not self._ended, True
@@ -111,40 +110,40 @@ class RunningBatch:
         return first
 
     def settles(self) -> bool:
-        """True for the one caller that submits the settlements, after `end`."""
+        """Return True to the one caller that submits the settlements, after `end`."""
         with self._course.lock:
             first, self._settled = not self._settled, True
         return first
 
     def claim(self) -> HeldClaim | None:
-        """Return the claim that the heartbeat extends. Once the batch has ended there is nothing left to lose."""
+        """Return the claim that the heartbeat extends; None once the batch has ended."""
         return None if self._ended else self.execution.claim()
 
     def loses(self, claim: HeldClaim) -> bool:
-        """Return True if a claim that its keeper does not know any more is a loss."""
+        """Return True if the claim counts as lost when its keeper no longer knows it."""
         return not self._ended and self.execution.loses(claim)
 
     def lose(self) -> None:
-        """The claim is lost."""
+        """Report that the claim is lost."""
         self._course.lost(self)
 
 
 class RunReturned(NamedTuple):
-    """The run ended, with settlements by receipt."""
+    """The run returned its settlements, by receipt handle."""
 
     settlements: Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRaised:
-    """The run raised; another try may go better."""
+    """The run raised an exception; a retry may succeed."""
 
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFatal:
-    """The run raised what no further try can mend: the worker stops and a person has to look."""
+    """The run raised an error that no retry can fix: the consumer halts, and a person must act."""
 
     error: PenstockError
 
@@ -153,10 +152,10 @@ Result = RunReturned | RunRaised | RunFatal
 
 
 def result_of(execution: Execution) -> Result:
-    """Run, and map every answer and exception to the closed type."""
+    """Run an execution, and map every return value and exception to the closed type."""
     try:
         answer = execution.run()
-    except BaseException as error:  # SystemExit too: user code may raise it, and the deliveries must not hang on it
+    except BaseException as error:  # SystemExit too: user code may raise it, and the deliveries must still be settled
         return _failed_by(error)
     if inspect.iscoroutine(answer):
         answer.close()
@@ -165,7 +164,7 @@ def result_of(execution: Execution) -> Result:
 
 
 async def awaited_result_of(execution: Execution) -> Result:
-    """As `result_of`, for an execution on the event loop."""
+    """Do the same as `result_of` for an execution on the event loop."""
     try:
         answer = execution.run()
         if inspect.iscoroutine(answer):
@@ -176,16 +175,20 @@ async def awaited_result_of(execution: Execution) -> Result:
 
 
 def _failed_by(error: BaseException) -> RunRaised | RunFatal:
-    """What an exception means."""
+    """Map an exception to a result."""
     return RunFatal(error=error) if isinstance(error, UserError | PublishHalted) else RunRaised(error=error)
 
 
-GIVEN_BACK = Release(refund=True)  # as an execution answers that ends itself because the worker stops
+GIVEN_BACK = Release(refund=True)  # returned by an execution that ends itself because the worker stops
 CLAIM_LOST = "the claim was lost: somebody else works on it, or will"
 
 
 class Outcomes:
-    """One line's."""
+    """The outcomes of one consumer's batches: settlements, failure events, and the backoff after failures.
+
+    Only the caller that ended the batch (`RunningBatch.end`) calls these methods, in any thread. A method that first
+    asks the ledger settles only if no stop has done so meanwhile (`RunningBatch.settles`).
+    """
 
     def __init__(
         self,
@@ -200,42 +203,43 @@ class Outcomes:
     ) -> None:
         self._handler = line.handler.name
         self._timeout_seconds = line.handler.timeout_seconds
-        self._waits_after_failures = not line.shares_slots  # few and long runs; many short ones wait each for itself
+        # For few and long runs; many short ones back off per message.
+        self._waits_after_failures = not line.shares_slots
         self._lock = lock
         self._settler = settler
         self._settings = settings
         self._clock = clock
         self._bus = bus
         self._random = random
-        self._concluded = 0  # under the lock, as are the next two; written by whoever ends a flight
+        self._concluded = 0  # under the lock, as are the next two; written by the thread that ends a batch
         self._failures_in_a_row = 0
         self._not_before = 0.0  # monotonic
-        self.draining = False  # set under the lock, by the one who tells the executions
-        self.gave_back: list[Delivery] = []  # appended to by whoever ends a flight
+        self.draining = False  # set under the lock, by `Executor.drain`
+        self.gave_back: list[Delivery] = []  # appended to by the thread that ends a batch
 
     @property
     def concluded(self) -> int:
-        """How many batches were decided on so far."""
+        """The number of batches with a decided outcome so far."""
         return self._concluded
 
     @property
     def not_before(self) -> float:
-        """When the next batch may begin (monotonic): failures in a row make a line of few and long runs wait."""
+        """The earliest time of the next batch (monotonic): failures in a row delay a consumer of few, long runs."""
         return self._not_before
 
     def answered(self, answers: Sequence[tuple[RunningBatch, Answer]]) -> None:
-        """These runs answered."""
+        """Submit the settlements that these runs returned."""
         self._settler.submit([pair for flight, answer in answers for pair in self._settlements(flight, answer)])
         self._count(failed=False, batches=len(answers))
 
     def failed(self, flight: RunningBatch, error: BaseException) -> None:
-        """The run raised. Frees what it held, which may block."""
+        """Handle a run that raised: free its claim, which may block, and release its messages with backoff."""
         self._free_claim(flight)
         if flight.settles():
             self.put_off(flight.deliveries, f"{type(error).__name__}: {error}")
 
     def halted(self, flight: RunningBatch, error: BaseException) -> None:
-        """Nothing is wrong with these messages: back they go, uncharged, to whoever can work on them."""
+        """Release the messages of a halted consumer, without counting an attempt: nothing is wrong with them."""
         self._free_claim(flight)
         if not flight.settles():
             return
@@ -244,13 +248,18 @@ class Outcomes:
         self._tell(flight.deliveries, f"{type(error).__name__}: {error}")
 
     def claim_lost(self, flight: RunningBatch) -> None:
-        """Nothing is acked: what the run comes to is fenced off by now. The machinery failed, not the work, so it costs
-        no attempt: one that was the message's last would kill it."""
+        """Release the messages of a lost claim; the result of the run is already fenced off.
+
+        The infrastructure failed, not the work, so no attempt is counted: a message on its last attempt would be
+        dead-lettered.
+        """
         self._put_back(flight.deliveries, failed=False, why=CLAIM_LOST, refund=True)
 
     def timed_out(self, flight: RunningBatch) -> None:
-        """Records the end, which may block. Settling takes the deliveries out of the heartbeat's book: a hung run keeps
-        no lease."""
+        """Record the timeout, which may block, and submit the settlements.
+
+        That removes the deliveries from the lease book: a hung run keeps no lease.
+        """
         try:
             answer = flight.execution.time_out()
         except Exception as error:
@@ -261,7 +270,7 @@ class Outcomes:
         self._settler.submit(self._settlements(flight, answer))
         self._count(failed=True)
         if not self._waits_after_failures:
-            return  # each message's own failure is told by its handler
+            return  # the handler reports the failure of each message
         self._tell(
             flight.deliveries,
             f"no end within its timeout of {self._timeout_seconds:g} s; it is interrupted, and holds its place on "
@@ -273,18 +282,18 @@ class Outcomes:
         self._put_back(flight.deliveries, failed=True, why=why, refund=True)
 
     def put_off(self, deliveries: Sequence[Delivery], why: str) -> None:
-        """No settlement came of these: back they go, each after a wait that grows with its attempts."""
+        """Release messages that got no settlement, each with a delay that grows with its attempts."""
         self._put_back(deliveries, failed=True, why=why)
 
     def interrupt(self, flight: RunningBatch) -> None:
-        """May block: it cancels a Spark run, say."""
+        """Interrupt the run. May block, for example to cancel a Spark job."""
         try:
             flight.execution.interrupt()
         except Exception as error:
             self._tell(flight.deliveries, f"interrupting failed: {type(error).__name__}: {error}")
 
     def drain(self, flight: RunningBatch) -> None:
-        """The worker has begun to stop."""
+        """Notify the execution that the worker has begun to stop."""
         try:
             flight.execution.drain()
         except Exception as error:
@@ -303,8 +312,8 @@ class Outcomes:
         return settlements
 
     def _free_claim(self, flight: RunningBatch) -> None:
-        # A run that failed should have freed its claim itself. One that could not would keep the objects of its batch
-        # from everybody until the lease ends; to free them twice does no harm.
+        # A failed run should have freed its claim itself. If it could not, the claim would block the objects of its
+        # batch until the lease ends. Freeing it twice does no harm.
         try:
             flight.execution.give_back()
         except Exception as error:

@@ -1,4 +1,4 @@
-"""The worker's numbers, checked once and then frozen, and the arithmetic of stopping in time."""
+"""The worker's settings, validated once and then frozen, and the time budget of a stop."""
 
 from dataclasses import dataclass
 
@@ -6,19 +6,19 @@ from penstock.errors import ConfigurationError
 
 INTAKE_SECONDS = 1.0  # from the signal until nothing more is fetched
 CLAIMS_END_EARLIER_SECONDS = 1.0  # than the leases of their messages
-MARGIN_SECONDS = 2.0  # left to the interpreter and to a slow machine
+MARGIN_SECONDS = 2.0  # for the interpreter's exit and slow machines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopBudget:
-    """How the seconds between a platform's SIGTERM and its SIGKILL are spent, in this order."""
+    """The division of the time between a platform's SIGTERM and its SIGKILL, in this order."""
 
     intake_seconds: float
-    drain_seconds: float  # work in flight goes on; the tail of an open poll runs in here too
-    release_seconds: float  # what is unfinished is given back
+    drain_seconds: float  # work in flight continues; an open poll may end in this time too
+    release_seconds: float  # unfinished messages are released
     flush_seconds: float  # the last settlements are applied, interrupted threads end
     margin_seconds: float
-    stop_timeout_seconds: float  # all of it
+    stop_timeout_seconds: float  # the total
 
 
 def budget(
@@ -29,10 +29,10 @@ def budget(
     flush_seconds: float = 2.0,
     poll_wait_seconds: float = 0.0,
 ) -> StopBudget:
-    """Divide the stop timeout; by default draining gets what the rest leaves (S - 8).
+    """Divide the stop timeout; by default draining gets the time that the other steps leave (timeout - 8 s).
 
-    Raises `ConfigurationError` when it cannot fit: a platform that kills in the middle of giving back loses the time
-    of a lease for every message.
+    Raises `ConfigurationError` if the steps do not fit: when the platform kills a worker before it has released its
+    messages, each of them is delayed by the rest of its lease.
     """
     rest = INTAKE_SECONDS + release_seconds + flush_seconds + MARGIN_SECONDS
     drain = stop_timeout_seconds - rest if drain_seconds is None else drain_seconds
@@ -64,28 +64,29 @@ def budget(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """What a worker may do. Raises `ConfigurationError` at construction for numbers that cannot work together."""
+    """The limits and intervals of a worker. Raises `ConfigurationError` for numbers that cannot work together."""
 
-    concurrency: int = 100  # slots, shared by everything on the pool and on the event loop
-    fetch_max: int = 50  # messages one receive asks for, at most; a line may say otherwise
-    poll_wait_seconds: float = 0.0  # how long a receive may wait in the broker while nothing else is to do
+    concurrency: int = 100  # slots, shared by all executions on the pool and on the event loop
+    fetch_max: int = 50  # maximum of messages per receive; a consumer may override it
+    poll_wait_seconds: float = 0.0  # how long a receive may wait in the broker while the worker is idle
     idle_floor_seconds: float = 0.05
     idle_ceiling_seconds: float = 1.0
-    start_jitter_seconds: float = 0.1  # the first poll waits up to that long, so that a deploy starts no herd
+    # The first poll waits up to this long, so that workers of one deploy do not poll all at once.
+    start_jitter_seconds: float = 0.1
     lease_seconds: float = 60.0
     heartbeat_seconds: float | None = None  # None: a third of the lease
-    settle_max: int = 500  # settlements (and lease extensions) in one call
-    upkeep_seconds: float = 5.0  # between two upkeeps of an idle worker
-    retry_base_seconds: float = 0.2  # calls to the broker that failed
+    settle_max: int = 500  # maximum of settlements (and lease extensions) per call
+    upkeep_seconds: float = 5.0  # between two runs of a background job of an idle consumer
+    retry_base_seconds: float = 0.2  # backoff of failed calls to the broker
     retry_cap_seconds: float = 5.0
-    backoff_base_seconds: float = 1.0  # work that failed
+    backoff_base_seconds: float = 1.0  # backoff of failed work
     backoff_cap_seconds: float = 60.0
     stop_timeout_seconds: float = 30.0
-    drain_seconds: float | None = None  # None: what the stop timeout leaves
+    drain_seconds: float | None = None  # None: the rest of the stop timeout
     release_seconds: float = 3.0
     flush_seconds: float = 2.0
-    turn_seconds_max: float = 300.0  # no turn at the broker takes longer; one that does is stuck
-    upkeep_seconds_max: float = 3_600.0  # the same of an upkeep, which publishes, sweeps and cleans up
+    turn_seconds_max: float = 300.0  # a turn at the broker that takes longer is hung
+    upkeep_seconds_max: float = 3_600.0  # the same for a background job, which publishes, sweeps and cleans up
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "fetch_max", "settle_max"):
@@ -115,13 +116,18 @@ class WorkerSettings:
 
     @property
     def claim_seconds(self) -> float:
-        """Seconds from the begin of a beat until a claim that it extends ends: before the lease of its message does."""
+        """Seconds from the start of a beat to the end of the claims it extends, which is before their message leases
+        end.
+        """
         return self.lease_seconds - min(CLAIMS_END_EARLIER_SECONDS, self.lease_seconds / 10)
 
     @property
     def claim_answer_seconds(self) -> float:
-        """Seconds that each answer of a claim's keeper may take in a heartbeat. A call waits for four at most (a
-        connection, its settings, the check of an old one, the call), and these have to fit between two heartbeats."""
+        """Timeout in seconds of each response from a keeper of claims during a heartbeat.
+
+        A call waits for up to four responses (a connection, its settings, the check of an old connection, the call),
+        which must fit between two heartbeats.
+        """
         return self.heartbeat_interval_seconds / 4
 
     @property
@@ -131,7 +137,7 @@ class WorkerSettings:
 
     @property
     def budget(self) -> StopBudget:
-        """How stopping spends its time."""
+        """The time budget of a stop."""
         return budget(
             stop_timeout_seconds=self.stop_timeout_seconds,
             drain_seconds=self.drain_seconds,

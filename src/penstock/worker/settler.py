@@ -1,11 +1,12 @@
-"""Settling: the one place where the broker is told how deliveries end.
+"""Apply settlements: the only module that reports to the broker how deliveries end.
 
-What is submitted here is recorded already; a settlement is applied, and only then told. One that fails is tried again,
-with growing waits, until its lease must have ended. Then it is dropped: the message comes back, and the record absorbs
-the second delivery.
+Submitted settlements are already recorded; a settlement is applied, and only then emitted as an event. A failed
+settlement is retried with backoff until its lease must have ended. Then it is dropped: the message is redelivered, and
+the record makes the second delivery harmless.
 
-No settlement waits for an extension, which may hang. But on a broker without a fence an extension that arrives late
-leases a released message again (measured). There a release is put off while a call that may extend it is under way.
+No settlement waits for a lease extension, which may hang. But on a broker without fencing, a late extension leases a
+released message again (measured). On those brokers a release is postponed while a call that may extend it is in
+progress.
 """
 
 import threading
@@ -26,30 +27,31 @@ from penstock.worker.settings import WorkerSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingSettlement:
-    """A settlement that was refused or put off, and is tried again. ``lease_ends_at`` and ``due_at``: monotonic."""
+    """A settlement that was refused or postponed, to be retried. ``lease_ends_at`` and ``due_at`` are monotonic."""
 
     delivery: Delivery
     settlement: Settlement
     lease_ends_at: float
     tries: int
     due_at: float
-    put_off: bool = False  # until a call that may extend the lease is over, and until ``due_at`` at the latest
+    put_off: bool = False  # until no call in progress may extend the lease, at most until ``due_at``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettlementGroup:
-    """Settlements for one call, their deliveries out of the book."""
+    """Settlements for one call; their deliveries are no longer in the lease book."""
 
     settlements: Sequence[tuple[Delivery, Settlement]] = ()
-    lease_ends_at: Mapping[str, float] = field(default_factory=dict)  # monotonic, by receipt; missing: it was lost
-    tries: Mapping[str, int] = field(default_factory=dict)  # by receipt: how often it was tried before, if it was
+    # Monotonic, by receipt handle; missing if the lease was lost.
+    lease_ends_at: Mapping[str, float] = field(default_factory=dict)
+    tries: Mapping[str, int] = field(default_factory=dict)  # number of earlier tries, by receipt handle
 
 
 NOTHING_DUE = SettlementGroup()
 
 
 class Settler:
-    """Holds settlements until they are applied: at most one for each delivery held, so it needs no bound of its own."""
+    """The settlements not yet applied. It holds at most one per delivery held, so it needs no bound of its own."""
 
     def __init__(
         self,
@@ -74,16 +76,15 @@ class Settler:
         self._batch = broker.capabilities.settle_batch
         self._linger_seconds = broker.capabilities.settle_linger_seconds
         self._lock = threading.Lock()
-        # Under the lock: added to by any thread, taken from by the I/O thread.
+        # Under the lock: any thread appends, the I/O thread takes.
         self._fresh: list[tuple[Delivery, Settlement]] = []
-        self._fresh_since = 0.0  # under the lock: when the first of these came (monotonic), where they may linger
-        self._again: list[
-            PendingSettlement
-        ] = []  # under the lock, as is the next: what failed, written by the I/O thread
-        self._applying: Sequence[Delivery] = ()  # the group the I/O thread is at
+        self._fresh_since = 0.0  # under the lock: arrival of the oldest (monotonic), on brokers with a linger time
+        # Under the lock, as is the next: failed settlements, written by the I/O thread.
+        self._again: list[PendingSettlement] = []
+        self._applying: Sequence[Delivery] = ()  # the group that the I/O thread is applying
 
     def submit(self, settlements: Iterable[tuple[Delivery, Settlement]]) -> None:
-        """Take settlements over; any thread may call it. Delays beyond what the broker can do are cut to that."""
+        """Take settlements over. Thread-safe. Delays above the broker's maximum are cut to it."""
         hold_seconds_max = self._hold_seconds_max
         arrived = [(delivery, _within(settlement, hold_seconds_max)) for delivery, settlement in settlements]
         with self._lock:
@@ -92,13 +93,13 @@ class Settler:
             self._fresh += arrived
 
     def unapplied(self) -> Sequence[Delivery]:
-        """The deliveries whose settlement the broker has not taken yet."""
+        """Return the deliveries whose settlement the broker has not accepted yet."""
         with self._lock:
             fresh = [delivery for delivery, _ in self._fresh]
             return [*self._applying, *fresh, *(pending.delivery for pending in self._again)]
 
     def next_due_at(self) -> float | None:
-        """When the next settlement is to be tried (monotonic); None when there is none."""
+        """Return when the next settlement is due (monotonic); None if there is none."""
         with self._lock:
             due_at = [self._due_at(pending) for pending in self._again]
             if self._fresh:
@@ -106,17 +107,17 @@ class Settler:
             return min(due_at, default=None)
 
     def apply_due(self) -> None:
-        """Apply, group by group, what is due now; nothing lingers. Only the I/O thread calls it.
+        """Apply everything due, group by group, without lingering. Called by the I/O thread only.
 
-        Raises `UserError` when the broker never can do it; everything else is tried again later.
+        Raises `UserError` if the broker can never do it; other failures are retried later.
         """
         while (group := self.take_due(lingering=False)).settlements:
             self.applied(group, *self._called(group.settlements))
 
     def take_due(self, *, lingering: bool = True) -> SettlementGroup:
-        """The next group of what is due, to be settled by the I/O thread, who alone calls it, and told to `applied`.
+        """Remove and return the next group of due settlements, to be reported with `applied`. For the I/O thread only.
 
-        Where each call has its price, a few may wait a moment for others (``lingering``), as the broker says.
+        On brokers that charge per call, a few settlements may wait a moment for more (``lingering``).
         """
         with self._lock:
             if not (self._fresh or self._again):
@@ -134,9 +135,9 @@ class Settler:
         return group
 
     def applied(self, group: SettlementGroup, failures: Sequence[SettleFailure], error: Exception | None) -> None:
-        """What became of the group: the broker's answer, or an error for all of it. Only the I/O thread calls it.
+        """Record the result for a group: the broker's failures, or an error for all of it. For the I/O thread only.
 
-        Raises `UserError` when the broker never can do it; everything else is tried again later.
+        Raises `UserError` if the broker can never do it; other failures are retried later.
         """
         if not group.settlements:
             return
@@ -146,9 +147,9 @@ class Settler:
             self._applying = ()
 
     def settle_by(self, settlements: Iterable[tuple[Delivery, Settlement]], *, deadline: float) -> Sequence[Delivery]:
-        """Apply these in the calling thread, trying again until the deadline (monotonic); answers what is left.
+        """Apply settlements in the calling thread, with retries until the deadline (monotonic); return the rest.
 
-        For a worker that stops: the deliveries have to be out of the book already.
+        For a worker that stops: the deliveries must already be out of the lease book.
         """
         left = list(settlements)
         ends_at = {delivery.receipt: float("inf") for delivery, _ in left}
@@ -167,12 +168,12 @@ class Settler:
             if not left or now >= deadline:
                 break
             self._clock.wait(never, min(pause_seconds, deadline - now))
-            pause_seconds *= 2.0  # each try tells of every message: few of them say as much
+            pause_seconds *= 2.0  # each try emits an event per message, so tries become rare
         return [delivery for delivery, _ in left]
 
     @property
     def _lingers(self) -> bool:
-        """Whether what is fresh is too little for a call of its own; under the lock."""
+        """Return True if the new settlements are too few for a call of their own. Call under the lock."""
         return self._linger_seconds > 0 and len(self._fresh) < self._batch
 
     def _take_again(self, now: float, count: int) -> list[PendingSettlement]:
@@ -204,13 +205,13 @@ class Settler:
     def _without_extended(
         self, fresh: Sequence[tuple[Delivery, Settlement]], ends_at: Mapping[str, float]
     ) -> Sequence[tuple[Delivery, Settlement]]:
-        """Put off settlements that an extension under way could undo; return the rest. Nothing undoes an ack."""
+        """Postpone settlements that an extension in progress could undo; return the rest. Nothing can undo an ack."""
         due_at = self._clock.monotonic() + self._settings.heartbeat_interval_seconds
         put_off = {
             delivery.receipt: PendingSettlement(
                 delivery=delivery,
                 settlement=settlement,
-                lease_ends_at=ends_at.get(delivery.receipt, 0.0),  # 0 if it was lost
+                lease_ends_at=ends_at.get(delivery.receipt, 0.0),  # 0 if the lease was lost
                 tries=0,
                 due_at=due_at,
                 put_off=True,
@@ -236,7 +237,7 @@ class Settler:
     def _outcome(
         self, group: SettlementGroup, failures: Sequence[SettleFailure], error: Exception | None
     ) -> list[PendingSettlement]:
-        """Tell; answers what has to be tried again."""
+        """Emit the results; return the settlements to retry."""
         if isinstance(error, UserError):
             raise error
         self._probe(Step.SETTLED)
@@ -277,7 +278,7 @@ class Settler:
         )
 
     def _refused(self, group: SettlementGroup, settlement: Settlement, failure: SettleFailure) -> bool:
-        """Tell it; answers whether another try can help."""
+        """Emit a failure; return True if a retry can succeed."""
         delivery = failure.delivery
         now = self._clock.monotonic()
         lost = failure.lost or now >= group.lease_ends_at.get(delivery.receipt, now)

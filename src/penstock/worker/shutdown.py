@@ -1,4 +1,4 @@
-"""Stopping: the signals that ask for it, and the order in which unfinished work is given back."""
+"""Stop a worker: the signals that request it, and the order in which unfinished work is released."""
 
 import signal
 import threading
@@ -19,87 +19,87 @@ from penstock.worker.leases import LeaseBook
 from penstock.worker.running_batch import RunningBatch
 from penstock.worker.settler import Settler
 
-UNSTARTED = Release(delay_seconds=0.0, refund=True)  # nobody worked on it, so it costs no attempt
-GIVEN_BACK = Release(delay_seconds=0.0, refund=True)  # a shutdown broke it off, which is no failure of the message
+UNSTARTED = Release(delay_seconds=0.0, refund=True)  # not begun, so no attempt is counted
+GIVEN_BACK = Release(delay_seconds=0.0, refund=True)  # ended by a shutdown, which is no failure of the message
 
-# Parts of the time for releasing: the book gets the first to await a heartbeat in flight, the claims may take until the
-# second is over, the broker until the third; the rest is for interrupting.
+# Shares of the release time, as ends of successive steps: waiting for heartbeat calls in progress until the first,
+# freeing claims until the second, releasing messages at the broker until the third. The rest is for interrupting.
 BOOK_SHARE = 1 / 3
 _CLAIMS_SHARE = 2 / 3
 BROKER_SHARE = 0.9
-_PENDING_PAUSE_SECONDS = 0.05  # between two looks at batches that wait for the ledger
+_PENDING_PAUSE_SECONDS = 0.05  # between two checks of batches that wait for the ledger
 
 FREEING_THREADS = 8  # as many as the connections to a ledger
 
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the last: its terminal is closed
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # SIGHUP: the terminal was closed
 PAUSING = (signal.SIGTSTP,)
 DUMPING = (signal.SIGTTIN, signal.SIGUSR1)
 
 
 class StopSignal:
-    """Asks workers to stop: once to drain, twice to give back at once; to pause; and to say what they are doing.
+    """Requests to workers: to stop (once to drain, twice to release at once), to pause, or to dump their stacks.
 
-    Signal handlers do nothing but `request`, `pause` and `ask_for_stacks`. A handler runs between two bytecodes of the
-    main thread, in the middle of whatever that thread does. So the main thread must not wait on an event watched here
-    (`Event` holds a lock that is not reentrant while it begins to wait); `Worker.run` therefore waits in a thread of
-    its own.
+    Signal handlers only call `request`, `pause` and `ask_for_stacks`. A handler runs between two bytecodes of the main
+    thread, wherever that thread is. So the main thread must not wait on an event watched here (`Event` holds a lock
+    that is not reentrant while it begins to wait); `Worker.run` therefore runs the lifecycle in another thread.
     """
 
     def __init__(self) -> None:
-        self.signal_number: int | None = None  # of the first signal that asked to stop; written by signal handlers
+        self.signal_number: int | None = None  # of the first signal that requested a stop; written by signal handlers
         self._requests = 0  # this and the next two: written by signal handlers and callers of the methods
         self._paused = False
         self._stacks_asked = 0
-        self._news = 0  # as above: how often anything was asked
-        self._told = 0  # written by whoever is telling
+        self._news = 0  # as above: the number of all requests
+        self._told = 0  # the last request passed to the events; written by the thread or handler in `_tell`
         self._telling = False  # as above
-        self._watching: tuple[threading.Event, ...] = ()  # replaced as a whole, so handlers see one state or the other
-        self._lock = threading.Lock()  # guards replacing; never taken by a handler
-        self._before: dict[int, Any] = {}  # written by the main thread: the handlers we replaced
+        # Replaced as a whole, so that handlers see the old or the new tuple.
+        self._watching: tuple[threading.Event, ...] = ()
+        self._lock = threading.Lock()  # guards the replacing; never taken by a handler
+        self._before: dict[int, Any] = {}  # written by the main thread: the replaced handlers
 
     @property
     def signal_name(self) -> str | None:
-        """Of the first signal that asked to stop, as in SIGTERM."""
+        """The name of the first signal that requested a stop, such as SIGTERM."""
         return None if self.signal_number is None else signal.Signals(self.signal_number).name
 
     @property
     def requested(self) -> bool:
-        """Whether to stop fetching and drain."""
+        """Return True if workers should stop fetching and drain."""
         return self._requests >= 1
 
     @property
     def urgent(self) -> bool:
-        """Whether to give back at once."""
+        """Return True if workers should release everything at once."""
         return self._requests >= 2
 
     @property
     def paused(self) -> bool:
-        """Whether to stop fetching and stay up."""
+        """Return True if workers should stop fetching and stay up."""
         return self._paused
 
     @property
     def stacks_asked(self) -> int:
-        """How often somebody asked what the threads are doing."""
+        """The number of requests to dump the stacks."""
         return self._stacks_asked
 
     def request(self) -> None:
-        """Ask once more to stop. Safe in a signal handler, also in one that interrupts another."""
+        """Request a stop once more. Safe in a signal handler, also in one that interrupts another."""
         self._requests += 1
         self._tell()
 
     def pause(self) -> None:
-        """Ask to fetch no more, give back what is unstarted, and stay up until asked to stop. Cannot be undone."""
+        """Request workers to stop fetching, release unbegun messages, and stay up until a stop. Cannot be undone."""
         self._paused = True
         self._tell()
 
     def ask_for_stacks(self) -> None:
-        """Ask workers to tell the stacks of all threads and tasks."""
+        """Request workers to log the stacks of all threads and tasks."""
         self._stacks_asked += 1
         self._tell()
 
     @contextmanager
     def watched_by(self, event: threading.Event) -> Iterator[None]:
-        """Set the event whenever something is asked, and now if something was already."""
+        """Set the event at each request, and now if there was a request before."""
         with self._lock:
             self._watching = (*self._watching, event)
         if self._news:
@@ -113,8 +113,8 @@ class StopSignal:
     def install(self, *signals: signal.Signals) -> None:
         """Handle these signals. Main thread only.
 
-        Unless said otherwise: SIGTERM, SIGINT and SIGHUP stop, SIGTSTP pauses, SIGTTIN and SIGUSR1 dump the stacks.
-        SIGHUP stays ignored where it is (nohup).
+        By default SIGTERM, SIGINT and SIGHUP stop, SIGTSTP pauses, SIGTTIN and SIGUSR1 dump the stacks. SIGHUP stays
+        ignored if it is (nohup).
         """
         for number in signals or (*STOPPING, *PAUSING, *DUMPING):
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
@@ -122,7 +122,7 @@ class StopSignal:
             self._before[number] = signal.signal(number, self._handle)
 
     def remove(self) -> None:
-        """Put the handlers back that were there before. Main thread only."""
+        """Restore the previous handlers. Main thread only."""
         while self._before:
             number, handler = self._before.popitem()
             signal.signal(number, handler)
@@ -138,8 +138,8 @@ class StopSignal:
 
     def _tell(self) -> None:
         self._news += 1
-        # A handler that interrupts another one inside Event.set must not set that event too: its lock is taken, and
-        # its holder could never go on. The interrupted one sees the new count and tells again.
+        # A handler that interrupts another one inside Event.set must not set that event too: the lock is taken, and its
+        # holder could never continue. The interrupted handler sees the new count and sets the events again.
         while not self._telling and self._told < self._news:
             self._telling = True
             self._told = self._news
@@ -157,15 +157,15 @@ def give_back(
     bus: Bus,
     seconds: float,
 ) -> Sequence[Delivery]:
-    """Give batches back together within about that many seconds; answers what the broker did not take.
+    """Release batches together within about ``seconds``; return the deliveries that the broker did not accept.
 
-    The order is the promise. Out of the book first, or a late heartbeat takes a released message back. Then what the
-    batches hold in the ledger, so that whoever gets the messages can claim at once. Then the messages. Only then is the
-    work interrupted: to lose work is worse than to run it twice. A step that raises is told and does not keep the
-    next ones from being taken.
+    The order is a guarantee. First the deliveries leave the lease book; otherwise a late heartbeat leases a released
+    message again. Then the claims in the ledger are freed, so that the next worker to get the messages can claim at
+    once. Then the messages are released. Only then is the work interrupted: losing work is worse than running it twice.
+    A step that raises is reported, and the next steps still run.
 
     A batch without a claim does not wait for the claims of others. A claim that the ledger does not free in its share
-    of the time ends with its lease, and its messages are released all the same.
+    of the time ends with its lease; its messages are released nevertheless.
     """
     began_at = clock.monotonic()
     ends_claims_at = began_at + seconds * _CLAIMS_SHARE
@@ -213,9 +213,9 @@ def give_back(
 def release_pending(
     *, flights: Sequence[RunningBatch], book: LeaseBook, settler: Settler, clock: Clock, seconds: float
 ) -> Sequence[Delivery]:
-    """Release the messages of batches that ended and wait for the ledger; answers what the broker did not take.
+    """Release the messages of batches that ended and wait for the ledger; return those the broker did not accept.
 
-    Those that get their answer in the share of claims settle for themselves.
+    Batches that get the ledger's answer within the share for claims settle themselves.
     """
     began_at = clock.monotonic()
     never = threading.Event()
@@ -231,7 +231,7 @@ def release_pending(
 
 
 class _ClaimRelease:
-    """Frees what batches hold, in threads of its own, since a ledger may not answer for longer than a stop may take."""
+    """The threads that free the claims of batches, since a ledger may not answer within the time of a stop."""
 
     def __init__(
         self, flights: Sequence[RunningBatch], failed: Callable[[RunningBatch, Exception], None], *, threads: int
@@ -248,7 +248,7 @@ class _ClaimRelease:
             self.over.set()
 
     def start(self) -> None:
-        """Begin, in the calling thread if none can be started."""
+        """Start the threads; if none can be started, run in the calling thread."""
         for number in range(self._threads):
             try:
                 begin_thread(self._run, name="penstock-give-back-claims")

@@ -1,4 +1,4 @@
-"""What a worker was given, and how its parts are made of it."""
+"""Build the parts of a worker from its arguments."""
 
 import threading
 from collections import Counter
@@ -27,7 +27,7 @@ from penstock.worker.settler import Settler
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTools:
-    """What a worker was given."""
+    """The arguments of a `Worker`."""
 
     broker: Broker
     lines: tuple[Line, ...]
@@ -38,16 +38,16 @@ class WorkerTools:
     random: Random
     pulse: Liveness
     event_loop: EventLoop | None = None
-    address: str | None = None  # the broker's, for people
-    metrics_address: str | None = None  # where somebody answers for the worker
+    address: str | None = None  # of the broker, without secrets
+    metrics_address: str | None = None  # of the worker's HTTP endpoint
 
 
-Halt = Callable[[str, BaseException], bool]  # a queue is served no more; False: it was the last, so the worker ends
+Halt = Callable[[str, BaseException], bool]  # stops serving a queue; returns False if that ends the worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCallbacks:
-    """Whom the parts tell."""
+    """Functions of the lifecycle that the parts call, from any thread."""
 
     freed: Callable[[], None]
     changed: Callable[[], None]
@@ -57,7 +57,7 @@ class WorkerCallbacks:
 
 
 class WorkerParts:
-    """The parts of one life."""
+    """The parts of one worker run."""
 
     def __init__(
         self, tools: WorkerTools, calls: WorkerCallbacks, *, wake: threading.Event, until: Until | None
@@ -102,15 +102,15 @@ class WorkerParts:
         )
 
     def unended(self) -> Sequence[RunningBatch]:
-        """The batches whose end is open."""
+        """Return the batches whose outcome is still open."""
         return [flight for served in self.lines for flight in served.executors.unended()]
 
     def upkeeps(self) -> Sequence[BackgroundJob]:
-        """The background jobs of all lines."""
+        """Return the background jobs of all consumers."""
         return [upkeep for served in self.lines for upkeep in served.upkeeps]
 
     def standings(self) -> Sequence[LineHealth]:
-        """How each line stands now. Any thread may ask."""
+        """Return the current health of each consumer. Thread-safe."""
         held = Counter(delivery.queue for delivery in self.book.deliveries())
         to_wall = self._tools.clock.now() - self._tools.clock.monotonic()
         return [

@@ -1,4 +1,4 @@
-"""The worker, as its users see it."""
+"""The worker's public class."""
 
 import threading
 from collections.abc import Sequence
@@ -18,15 +18,21 @@ from penstock.worker.settings import WorkerSettings
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.wiring import WorkerTools
 
-_JOIN_SECONDS = 1.0  # a signal that another thread of the process took is seen by the main thread within it
+_JOIN_SECONDS = 1.0  # the main thread handles a signal that another thread received within this time
 
 
 class Worker:
-    """Feeds the messages of queues to their handlers. Raises `ConfigurationError` for two lines of one queue.
+    """A worker: receives the messages of its queues, calls their handlers, and settles.
 
-    ``event_loop`` is one that others use too, before and after; without it the worker has one of its own.
-    ``pulse`` is for those who ask how the worker is. ``address`` is the broker's, as people may see it,
-    ``metrics_address`` where somebody answers for the worker: both are told at start.
+    Args:
+        lines: The consumers, one for each queue.
+        pulse: Liveness of the worker, for health checks; made here if None.
+        event_loop: A loop shared with other code, which this worker does not close. If None, the worker makes its own.
+        address: The broker's address without secrets, for the start event.
+        metrics_address: Address of the worker's HTTP endpoint, for the start event.
+
+    Raises:
+        ConfigurationError: There is no consumer, or two consumers share a queue.
     """
 
     def __init__(
@@ -60,24 +66,29 @@ class Worker:
         )
 
     def run(self, stop: StopSignal, until: Until | None = None) -> WorkerOutcome:
-        """Serve until asked to stop, or until ``until`` (asked when idle and after each batch) answers True.
+        """Serve until a stop is requested or ``until`` returns True; it is called when idle and after each batch.
 
-        Its outcome is "drained" when everything in flight came to its end, "given_back" when some of it went back to
-        the queue, "forced" when something could not be given back, or when a thread of the worker's own or a run with a
-        thread of its own is stuck. When it is forced, or names threads that are left (a handler that ignored its
-        interruption), the caller has to leave by `os._exit`. Raises what stopped the worker, a `UserError` or
-        `PublishHalted` of a handler, after everything in flight was given back; and the last failure of the upkeep that
-        follows ``until``.
+        Returns:
+            The outcome. "drained": everything in flight finished. "given_back": some messages were released to their
+            queues. "forced": a message could not be released, or a thread of the worker or a run in its own thread
+            hangs. If the outcome is "forced" or names threads left behind (a handler that ignored its interruption),
+            the caller must leave the process with `os._exit`.
+
+        Raises:
+            UserError, PublishHalted: A handler failed in a way that no retry can fix. Everything in flight was released
+                first.
+            Exception: Any other failure that stopped the worker, or the last failure of the background jobs that run
+                once ``until`` has returned True.
         """
         shift = WorkerLifecycle(self._tools, stop, until)
-        # The caller's thread only waits: if it is the main thread, signal handlers run in the middle of it, and they
-        # must not meet it inside an event that they set (see `StopSignal`).
+        # This thread only waits. If it is the main thread, signal handlers interrupt it at any point, and it must not
+        # hold the lock of an event that they set (see `StopSignal`).
         thread = threading.Thread(target=shift.live, name="penstock-worker", daemon=True)
         thread.start()
         try:
             while thread.is_alive():
                 thread.join(_JOIN_SECONDS)
-        except BaseException as interruption:  # Ctrl-C where nobody installed the StopSignal
+        except BaseException as interruption:  # Ctrl-C when no StopSignal is installed
             shift.fail(interruption)
             budget = self._tools.settings.budget
             thread.join(budget.release_seconds + budget.flush_seconds)

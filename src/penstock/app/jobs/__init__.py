@@ -1,1 +1,1 @@
-"""Background jobs that a worker runs beside its queues, each in a thread of its own."""
+"""Background jobs that a worker runs beside its queues, each in its own thread."""

@@ -1,6 +1,6 @@
-"""Archiving beside a worker: rarely, a bounded number of files at a time, in a thread of its own.
+"""Archive ledger rows of processed objects: find what may be archived, and do it in a worker's background job.
 
-The archive of a scope's or a worker's pipelines: where its files lie, what may go, and one archivist at a time.
+One worker at a time archives a pipeline, a bounded number of files per pass.
 """
 
 import hashlib
@@ -35,22 +35,22 @@ from penstock.storage.roots import files_at
 from penstock.worker.shutdown import StopSignal
 
 ARCHIVE_FOLDER = "archive"
-ONE_AT_A_TIME = "penstock archive"  # the work whose holder archives
-LEASE_SECONDS = 900.0  # of that work: for a holder that died. That two do no harm is the ledger's business
+ONE_AT_A_TIME = "penstock archive"  # the work that an archiving worker claims
+LEASE_SECONDS = 900.0  # for a holder that died; two holders do no harm, the ledger ensures that
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineArchive:
-    """One pipeline, where its archive lies, and what its rows have to wait for."""
+    """A pipeline, the location of its archive, and the conditions for archiving its rows."""
 
     pipeline: str
     place: Files
     tables: Tables | None = None  # None: an object handler, which publishes nothing
-    cleans_up: bool | None = None  # whether a cleanup of its source is declared; None: nobody knows here
+    cleans_up: bool | None = None  # True if a cleanup of its source is declared; None: unknown
 
     def up_to_seq(self, ledger: Ledger, *, older_than_seconds: float) -> int:
-        """The last batch whose objects may go: old enough, published in both tables, and its source cleaned up."""
+        """Return the last batch to archive: old enough, published in both tables, and its source cleaned up."""
         done = ledger.progress(self.pipeline, ARCHIVING)
         seq = ledger.ripe_batches(self.pipeline, after_seq=done, older_than_seconds=older_than_seconds)
         cleaned = ledger.progress(self.pipeline, CLEANUP)
@@ -63,8 +63,11 @@ class PipelineArchive:
 
 
 def archive_place(pipeline: str, settings: Settings, where: TablePaths | None) -> Files:
-    """Where the files of a pipeline lie: below the setting archive; else beside the plans of its table's runs, where
-    every host finds them; of an object handler, which has no table, in the state folder of this host."""
+    """Return the folder for a pipeline's archive files.
+
+    It is below the setting ``archive``; else beside the plans of its table's runs, where every host finds it; for an
+    object handler, which has no table, in the data directory of this host.
+    """
     if settings.archive is not None:
         return files_at(settings.archive, settings.aws).below(_folder(pipeline))
     if where is not None:
@@ -80,8 +83,10 @@ def stores(
     *,
     cleans_up: Mapping[str, bool],
 ) -> Sequence[PipelineArchive]:
-    """Those of pipelines with tables, and of object handlers. Raises `UsageError` where the setting archive is no
-    place for files."""
+    """Return the archives of pipelines with tables, and of object handlers.
+
+    Raises `UsageError` if the setting ``archive`` is not a valid folder or prefix.
+    """
     with_tables = [
         PipelineArchive(
             pipeline=pipeline,
@@ -99,7 +104,7 @@ def stores(
 
 
 def cleanups_of(readers: Iterable[Pipeline | ObjectService]) -> dict[str, bool]:
-    """Which of these pipelines and object handlers do something with what they have processed."""
+    """Return True for each of these pipelines and object handlers that declares a cleanup."""
     return {
         one.name: not isinstance(
             one.source_cleanup if isinstance(one, ObjectService) else one.declaration.source.cleanup, Keep
@@ -118,8 +123,10 @@ def archive(
     files_max: int | None = None,
     dry_run: bool = False,
 ) -> ArchiveResult:
-    """Archive what may go of one pipeline. Raises as `Archivist.run` does, `PublishHalted` where table and ledger are
-    not of one history."""
+    """Archive the due rows of one pipeline.
+
+    Raises as `Archivist.run` does, and `PublishHalted` if table and ledger do not belong together.
+    """
     archivist = store.archivist(ledger, probe=probe, clock=clock)
     up_to_seq = store.up_to_seq(ledger, older_than_seconds=older_than_seconds)
     if dry_run:
@@ -137,8 +144,7 @@ def archive_alone(
     probe: Probe,
     clock: Clock,
 ) -> ArchiveResult | None:
-    """The same beside a worker: None where another worker is at it, so that a fleet does not write each file many
-    times over."""
+    """Archive as `archive` does, in a worker. Return None if another worker does so now: each file is written once."""
     attempt_id = str(ULID())
     standing = ledger.begin_work(
         ONE_AT_A_TIME, store.pipeline, attempt_id=attempt_id, worker=worker, lease_seconds=LEASE_SECONDS
@@ -154,20 +160,20 @@ def archive_alone(
 
 
 def _folder(pipeline: str) -> str:
-    """A name for what may be any address."""
+    """Return a folder name for a pipeline's name, which may be any address."""
     if _PLAIN.fullmatch(pipeline):
         return pipeline
     return hashlib.sha256(pipeline.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-NAME = "archive"  # of what failed, in events
-FILES_MAX = 5  # a pipeline and pass
+NAME = "archive"  # the job's name in events about failures
+FILES_MAX = 5  # per pipeline and pass
 REST_SECONDS = 3_600.0
-MORE_SECONDS = 60.0  # after a pass that ended at its bound
+MORE_SECONDS = 60.0  # after a pass that reached its limit
 
 
 class ArchiveKeeper(PeriodicJob):
-    """Archives again and again. A file that is left in the middle the next run sweeps away."""
+    """A background job that archives periodically. The next run deletes a file that was left incomplete."""
 
     def __init__(
         self,
@@ -191,7 +197,7 @@ class ArchiveKeeper(PeriodicJob):
         self._probe = probe
 
     def once(self) -> bool:
-        """One bounded pass over all pipelines; answers whether there is more to do. A failure is told as an event."""
+        """Run one bounded pass over all pipelines; return True if more is due. A failure is emitted as an event."""
         more = False
         for store in self._stores:
             if self._is_over():
@@ -213,7 +219,7 @@ class ArchiveKeeper(PeriodicJob):
                 probe=self._probe,
                 clock=self._clock,
             )
-        except Exception as error:  # place, ledger or table away, or no right to it: another pass tries again
+        except Exception as error:  # folder, ledger or table unavailable, or access denied: the next pass retries
             self._failed(error, whose=store.pipeline)
             return False
         self._succeeded(whose=store.pipeline)
@@ -225,9 +231,9 @@ class ArchiveKeeper(PeriodicJob):
 
 
 def keeper_of(services: Sequence[Service], host: ServiceContext, *, days: float) -> ArchiveKeeper:
-    """One for the pipelines and object handlers among these services of a worker.
+    """Return the job for the pipelines and object handlers among a worker's services.
 
-    Raises `UsageError` where the setting archive is no place for files.
+    Raises `UsageError` if the setting ``archive`` is not a valid folder or prefix.
     """
     pipelines = [service.pipeline for service in services if isinstance(service, PipelineService)]
     objects = [service for service in services if isinstance(service, ObjectService)]

@@ -1,9 +1,9 @@
-"""Dead letters near the end of their retention: told of in time, and kept in an archive before the queue deletes them.
+"""Warn of dead letters that are about to expire, and archive them before the queue deletes them.
 
-Beside a replayer, rarely. A letter leaves its queue only when the file that holds it is durable. A file is named by its
-content, so a pass that was cut short in between writes the same file again; where letters were added since, one may be
-in two files, which an import knows again. On SQS a look is a receive, so there it is done only where an archive is set,
-and about forty times in the life of a letter by each process that replays.
+A background job beside a replayer. A message leaves its queue only once the file that holds it is durable. A file is
+named by its content, so a repeated pass writes the same file again; if messages were added in between, one may be in
+two files, which an import recognises. On SQS an inspection is a receive, so it happens only with an archive, about
+forty times in the lifetime of a message per replaying process.
 """
 
 import hashlib
@@ -25,26 +25,26 @@ from penstock.storage.files import Files
 from penstock.storage.roots import files_at
 from penstock.worker.shutdown import StopSignal
 
-NAME = "dead letters"  # of what failed, in events
-ARCHIVED_FROM_SHARE = 0.95  # of its retention a letter has waited; its last replay was due before
+NAME = "dead letters"  # the job's name in events about failures
+ARCHIVED_FROM_SHARE = 0.95  # age as a share of the retention; the last replay was due before
 FILE_LETTERS_MAX, FILE_BYTES_MAX = 1_000, 8 * 1024 * 1024
-TOLD_EVERY_SECONDS = 86_400.0  # while it lasts
-_REST_SHARE = 1 / 40  # of the retention: twice before the end of those that are to be archived
+TOLD_EVERY_SECONDS = 86_400.0  # while messages are about to expire
+_REST_SHARE = 1 / 40  # of the retention: two passes between archiving age and expiry
 _REST_SECONDS_MIN, _REST_SECONDS_MAX = 60.0, 3_600.0
-_RECEIVED_REST_SECONDS_MIN, _RECEIVED_REST_SECONDS_MAX = 3_600.0, 86_400.0  # where a look counts as a receive
+_RECEIVED_REST_SECONDS_MIN, _RECEIVED_REST_SECONDS_MAX = 3_600.0, 86_400.0  # if an inspection counts as a receive
 _AWAY_REST_SECONDS = 3_600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgedMessages:
-    """The letters of a queue that have waited long and stay there. Times are epoch seconds."""
+    """The old messages of a queue that are not archived yet. Times are epoch seconds."""
 
     letters: int
     oldest_at: float
 
 
 class ExpiryWatch(PeriodicJob):
-    """Looks at the letters of these queues again and again."""
+    """A background job that inspects the dead letters of these queues."""
 
     def __init__(
         self,
@@ -66,10 +66,10 @@ class ExpiryWatch(PeriodicJob):
         self._warn_share = warn_share
         self._bus = bus
         self._probe = probe
-        self._told_at: dict[str, float] = {}  # monotonic, by queue; of the rounds' thread
+        self._told_at: dict[str, float] = {}  # monotonic, by queue; used by the thread of the rounds
 
     def once(self) -> float:
-        """One look at each; answers in how many seconds the next one makes sense."""
+        """Inspect each queue once; return the seconds until the next inspection is useful."""
         least, most = self._rests()
         rest_seconds = most
         for queue in self._queues:
@@ -80,7 +80,7 @@ class ExpiryWatch(PeriodicJob):
                 if retention_seconds is not None:
                     self._look(queue, retention_seconds)
                     rest_seconds = min(rest_seconds, retention_seconds * _REST_SHARE)
-            except Exception as error:  # broker or archive away, or no right to it: another round tries again
+            except Exception as error:  # broker or archive unavailable, or access denied: the next round retries
                 self._failed(error, whose=queue)
                 rest_seconds = min(rest_seconds, _AWAY_REST_SECONDS)
             else:
@@ -91,7 +91,7 @@ class ExpiryWatch(PeriodicJob):
         return self.once()
 
     def _rests(self) -> tuple[float, float]:
-        """Seconds between two looks, at least and at most."""
+        """Return the minimum and maximum seconds between two inspections."""
         if self._broker.capabilities.browsable:
             return _REST_SECONDS_MIN, _REST_SECONDS_MAX
         return _RECEIVED_REST_SECONDS_MIN, _RECEIVED_REST_SECONDS_MAX
@@ -142,7 +142,7 @@ class ExpiryWatch(PeriodicJob):
 
 
 class _Archiving:
-    """Letters on their way from a queue into files."""
+    """Writes dead-lettered messages of one queue to files and removes them from the queue."""
 
     def __init__(self, files: Files, letters: DeadLetterReader, bus: Bus, probe: Probe) -> None:
         self._files = files
@@ -165,7 +165,7 @@ class _Archiving:
         self._bytes += len(line)
 
     def flush(self) -> None:
-        """The file first, and durable; only then do its letters go."""
+        """Write the file and make it durable, then remove its messages from the queue."""
         if not self._ids:
             return
         data = b"".join(self._lines)
@@ -186,9 +186,9 @@ class _Archiving:
 
 
 def ageing(queues: Sequence[str], host: ServiceContext) -> AbstractContextManager[object]:
-    """Look after the letters of these queues, of whichever tier, until the block ends.
+    """Watch the dead letters of these queues, DLQ or final DLQ, inside the block.
 
-    Raises `UsageError` where the setting dead_letters_archive is no place for files.
+    Raises `UsageError` if the setting dead_letters_archive is not a valid folder or prefix.
     """
     settings = host.settings
     if not queues:

@@ -1,4 +1,4 @@
-"""Garbage collection beside a worker: rarely, in a thread of its own, by one worker at a time."""
+"""Garbage collection in a background job of a worker, by one worker at a time."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,15 +16,15 @@ from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock
 from penstock.worker.shutdown import StopSignal
 
-NAME = "gc"  # of what failed, in events
-ONE_AT_A_TIME = "penstock gc"  # the work whose holder collects
-LEASE_SECONDS = 900.0  # of that work: for a holder that died. Two at work do no harm
+NAME = "gc"  # the job's name in events about failures
+ONE_AT_A_TIME = "penstock gc"  # the work that a collecting worker claims
+LEASE_SECONDS = 900.0  # for a holder that died; two holders do no harm
 REST_SECONDS = 6 * 3_600.0
-FIRST_REST_SECONDS = 300.0  # a worker that starts has more urgent things to do
+FIRST_REST_SECONDS = 300.0  # a starting worker has more urgent work
 
 
 class GarbageKeeper(PeriodicJob):
-    """Collects the garbage of pipelines again and again. A pass that is left in the middle does no harm."""
+    """A background job that collects the garbage of pipelines. An interrupted pass does no harm."""
 
     def __init__(
         self,
@@ -42,16 +42,16 @@ class GarbageKeeper(PeriodicJob):
         self._ledger = ledger
         self._worker = worker
         self._bus = bus
-        self._begun = False  # of the thread that does the rounds
+        self._begun = False  # used by the thread of the rounds
 
     def once(self) -> None:
-        """One pass over all pipelines. A failure is emitted as an event."""
+        """Run one pass over all pipelines. A failure is emitted as an event."""
         for pipeline, tables in self._tables().items():
             if self._is_over():
                 return
             try:
                 self._one(pipeline, tables)
-            except Exception as error:  # table or ledger away, or no right to it: another pass tries again
+            except Exception as error:  # table or ledger unavailable, or access denied: the next pass retries
                 self._failed(error, whose=pipeline)
             else:
                 self._succeeded(whose=pipeline)
@@ -70,7 +70,7 @@ class GarbageKeeper(PeriodicJob):
             ONE_AT_A_TIME, pipeline, attempt_id=attempt_id, worker=self._worker, lease_seconds=LEASE_SECONDS
         )
         if not isinstance(standing, WorkBegun):
-            return  # another worker is at it
+            return  # another worker does it now
         try:
             done = tables.collect_garbage(dry_run=False)
         finally:
@@ -88,7 +88,7 @@ class GarbageKeeper(PeriodicJob):
 
 
 def keeper_of(services: Sequence[Service], host: ServiceContext) -> GarbageKeeper | None:
-    """Return the keeper for the pipelines among these services; None if there are none."""
+    """Return the job for the pipelines among these services; None if there are none."""
     pipelines = [service.pipeline for service in services if isinstance(service, PipelineService)]
     if not pipelines:
         return None

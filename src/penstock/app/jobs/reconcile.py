@@ -1,10 +1,10 @@
-"""A worker's regular reconcile, in threads of its own: heartbeats, fetching and stopping never wait for it.
+"""A worker's regular reconcile, in threads of its own, so that heartbeats, fetching and stopping never wait for it.
 
-When a pipeline is due, its record in the ledger says; who does it, a claim there. So one worker of all is at it at a
-time, and when that one dies another takes it over. A reconcile that fails is told of and tried again; one that fails
-when the worker was asked to stop was broken off.
+The ledger records when a pipeline is due, and a claim in the ledger ensures that one worker at a time reconciles it. If
+that worker dies, another one takes over. A failed reconcile is reported as an event and retried; a failure after the
+worker was asked to stop counts as cancelled.
 
-Whether the messages that a reconcile sent have left their queue: what they announced was attended to then.
+`has_settled` checks that the messages sent by a reconcile have left their queue, so that their objects were handled.
 """
 
 import threading
@@ -31,18 +31,18 @@ def has_settled(broker: Broker, queue: str, *, seconds: float) -> bool:
     return stats.oldest_message_age_seconds is not None and stats.oldest_message_age_seconds < seconds
 
 
-HANDLER = "penstock-reconcile"  # whose keys in the ledger are the claims
-LOOK_SECONDS_MAX = 60.0  # between two looks whether something is due
+HANDLER = "penstock-reconcile"  # the handler whose keys in the ledger are the claims
+LOOK_SECONDS_MAX = 60.0  # between two checks for due reconciles
 LOOKS_A_PERIOD = 4
-RETRY_SECONDS = 300.0  # after a failure; less where it is due more often
-PATIENCE_PERIODS = 4  # for messages of the last one that are still in the queue
-END_SECONDS = 2.0  # for Spark's jobs to be cancelled
+RETRY_SECONDS = 300.0  # after a failure; shorter if it is due more often
+PATIENCE_PERIODS = 4  # how long to wait for messages of the previous reconcile to leave the queue
+END_SECONDS = 2.0  # time to cancel Spark's jobs
 
-Work = Callable[[ReconcileTarget, StopSignal], object]  # reconciles one target until it is done, or until the stop
+Work = Callable[[ReconcileTarget, StopSignal], object]  # reconciles one target until it is done or stopped
 
 
 class ReconcileDuty:
-    """Begins with `start` and ends with `end`, or soon after the worker is asked to stop."""
+    """Reconciles due targets, from `start` until `end` or until the worker is asked to stop."""
 
     def __init__(
         self,
@@ -66,17 +66,17 @@ class ReconcileDuty:
         self._clock = clock
         self._random = random
         self._tell = tell
-        self._ended = StopSignal()  # ours: the worker may end without having been asked to
+        self._ended = StopSignal()  # our own: the worker may end without having been asked to
         self._not_before: dict[str, float] = {}  # monotonic, by pipeline, after a failure; written by our thread
-        self._leftover: dict[str, threading.Thread] = {}  # by pipeline: told to stop, not ended yet; our thread's
+        self._leftover: dict[str, threading.Thread] = {}  # by pipeline: stopped but still running; our thread's
         self._thread = threading.Thread(target=self._run, name="penstock-reconcile", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     def end(self) -> None:
-        """Look no more; what is under way is cancelled."""
+        """Stop the thread and cancel a running reconcile."""
         self._ended.request()
         self._thread.join(END_SECONDS + 1.0)
 
@@ -106,22 +106,25 @@ class ReconcileDuty:
             rested = self._clock.monotonic() >= self._not_before.get(target.pipeline, 0.0)
             if rested and not self._still_works(target) and self._is_due(target):
                 self._claimed(target)
-        except Exception as error:  # whatever it is: the others' turn comes, and this one's again
-            if self._is_over:  # Spark's JVM and the ledger end too, perhaps before us: no failure
+        except Exception as error:  # any error: other targets continue, and this one is retried
+            if self._is_over:  # Spark's JVM or the ledger may end before us: no failure
                 return
             self._not_before[target.pipeline] = self._clock.monotonic() + min(RETRY_SECONDS, self._every_seconds)
             words = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
             self._tell(UpkeepFailed(handler=f"reconcile {target.pipeline}", error=words))
 
     def _still_works(self, target: ReconcileTarget) -> bool:
-        """Return True if a reconcile that was told to stop has not ended: a second one must not run beside it."""
+        """Return True if a stopped reconcile has not ended yet: a second one must not run beside it."""
         thread = self._leftover.get(target.pipeline)
         if thread is not None and not thread.is_alive():
             del self._leftover[target.pipeline]
         return target.pipeline in self._leftover
 
     def _is_due(self, target: ReconcileTarget) -> bool:
-        """By the ledger's clock. Not while what the last one sent still waits: it would all be sent once more."""
+        """Return True if a reconcile is due by the ledger's clock.
+
+        Not while messages of the previous one still wait in the queue: all of them would be sent again.
+        """
         seconds = target.ledger.seconds_since_reconciliation(target.pipeline)
         if seconds is None:
             return True
@@ -142,17 +145,17 @@ class ReconcileDuty:
         ending: WorkEnding = "failed"
         reason = "the reconcile failed"
         try:
-            if self._is_due(target):  # another worker may have ended one just now
+            if self._is_due(target):  # another worker may have just finished one
                 self._worked(target, attempt_id)
             ending, reason = "given_back", "the reconcile ended"
         finally:
-            if not self._still_works(target):  # else the claim ends with its lease, so that no other worker begins now
+            if not self._still_works(target):  # otherwise the lease ends the claim, so that no other worker starts now
                 ledger.end_work(attempt_id, outcome=ending, reason=reason)
 
     def _worked(self, target: ReconcileTarget, attempt_id: str) -> None:
-        """Run the work in a thread of its own while this one extends the claim; raise what either of them raised.
+        """Run the work in its own thread while this one extends the claim; raise the error of either.
 
-        The work never outlives its claim: it is told to stop and waited for, however this method is left.
+        The work never outlives its claim: it is stopped and waited for, however this method exits.
         """
         stop, news, failures = StopSignal(), threading.Event(), list[BaseException]()
 
@@ -173,7 +176,7 @@ class ReconcileDuty:
                     news.clear()
                     extend = target.ledger.extend_work
                     if thread.is_alive() and not extend(attempt_id, lease_seconds=self._lease_seconds):
-                        break  # another worker has it
+                        break  # another worker has the claim
                     thread.join(0.05)
         finally:
             if thread.is_alive():

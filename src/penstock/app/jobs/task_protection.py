@@ -1,12 +1,12 @@
-"""On ECS: keep the task from being scaled in, or replaced by a deploy, while it works on something long.
+"""On ECS, protect the task from scale-in and deployments while it processes long-running messages.
 
-Duties: know which messages are in flight here and for how long; while one of them has been for longer than a drain
-would wait for it, ask the agent of ECS for protection, again and again; tell once when that fails. Shorter work needs
-none, since a stop lets it come to its end, and a task that always has something short to do would else never be
-replaced. Protection is never taken off: it runs out a few minutes after it was asked for last. Several processes of one
-task share it, so that none of them can say that it is over; and what is killed leaves none behind.
+If a message is in flight for longer than a drain would wait for it, the ECS agent is asked for protection, repeatedly;
+a failure is reported once. Shorter work needs no protection, since a stop waits for it; otherwise a task that is always
+busy could never be replaced. Protection is never removed: it expires a few minutes after the last request. Several
+processes of one task share it, so none of them can tell that it is no longer needed; and a killed process leaves none
+behind.
 
-One thread beside the worker. Nothing here reaches the work: the listener notes numbers, and the thread's calls are
+One thread beside the worker. It cannot delay the work: the listener only notes times, and the thread's calls are
 bounded.
 """
 
@@ -33,26 +33,29 @@ from penstock.events import (
 from penstock.messaging.clock import Clock
 from penstock.worker.shutdown import StopSignal
 
-EXPIRES_IN_MINUTES = 3  # AWS takes 1 to 2,880
-RENEW_SECONDS = 60.0  # so one call that fails leaves two more before the protection runs out
+EXPIRES_IN_MINUTES = 3  # AWS accepts 1 to 2,880
+RENEW_SECONDS = 60.0  # so one failed call leaves two more before the protection expires
 LOOK_SECONDS = 5.0
-CALL_SECONDS = 5.0  # the agent gives its own call to ECS four of them
+CALL_SECONDS = 5.0  # the agent's own call to ECS may take 4
 ANSWER_BYTES_MAX = 64 * 1024
 
-Ask = Callable[[int], None]  # for so many minutes; raises OSError with a reason for people
+Ask = Callable[[int], None]  # for that many minutes; raises OSError with a reason for people
 
 
 def protections(
     settings: Settings, *, long_seconds: float, stop: StopSignal, clock: Clock
 ) -> Sequence["TaskProtection"]:
-    """One, or none: as the settings say. ``long_seconds`` is what a stop lets come to its end."""
+    """Return the protection if the settings ask for it. ``long_seconds``: how long a stop waits for running work."""
     if not settings.ecs_task_protection:
         return ()
     return (TaskProtection(ask_agent(settings.ecs_agent_uri), long_seconds=long_seconds, stop=stop, clock=clock),)
 
 
 class TaskProtection(ChoosyListener):
-    """A listener for the worker's bus, and the thread that asks. ``long_seconds``: what a stop lets come to its end."""
+    """A listener for the worker's bus, and the thread that requests protection.
+
+    ``long_seconds``: how long a stop waits for running work.
+    """
 
     def __init__(self, ask: Ask, *, long_seconds: float, stop: StopSignal, clock: Clock) -> None:
         self._ask = ask
@@ -60,8 +63,8 @@ class TaskProtection(ChoosyListener):
         self._stop = stop
         self._clock = clock
         self._lock = threading.Lock()
-        self._since: dict[tuple[str, str], float] = {}  # under the lock: queue and message id, monotonic
-        self._protected_until: float | None = None  # this and the next two: monotonic, written by the thread that asks
+        self._since: dict[tuple[str, str], float] = {}  # monotonic, by queue and message id; under the lock
+        self._protected_until: float | None = None  # monotonic, as is the next; written by the requesting thread
         self._next_call_at = 0.0
         self._failing = False
         self._ended = threading.Event()
@@ -83,7 +86,7 @@ class TaskProtection(ChoosyListener):
 
     @contextmanager
     def beside(self, tell: Listener) -> Iterator[None]:
-        """Until the block ends; a call that is under way then is left behind."""
+        """Run the thread inside the block; a call in progress at the end is left behind."""
         thread = threading.Thread(target=self._run, args=(tell,), name="penstock-task-protection", daemon=True)
         thread.start()
         try:
@@ -92,7 +95,7 @@ class TaskProtection(ChoosyListener):
             self._ended.set()
 
     def look(self, tell: Listener) -> None:
-        """Ask for protection where it is due; tell what changed."""
+        """Request protection if it is due; emit an event for a change."""
         now = self._clock.monotonic()
         if self._protected_until is not None and now >= self._protected_until:
             self._protected_until = None
@@ -101,7 +104,7 @@ class TaskProtection(ChoosyListener):
         self._next_call_at = now + RENEW_SECONDS
         try:
             self._ask(EXPIRES_IN_MINUTES)
-        except Exception as error:  # whatever it is, the work goes on
+        except Exception as error:  # any error: the work goes on
             if not self._failing:
                 self._failing = True
                 tell(TaskProtectionFailed(error=f"{type(error).__name__}: {error}"))
@@ -112,7 +115,7 @@ class TaskProtection(ChoosyListener):
         self._protected_until = now + EXPIRES_IN_MINUTES * 60.0
 
     def _run(self, tell: Listener) -> None:
-        # What is being stopped cannot be protected any more.
+        # A stopping task can no longer be protected.
         while not self._stop.requested and not self._clock.wait(self._ended, LOOK_SECONDS):
             self.look(tell)
 
@@ -122,8 +125,8 @@ class TaskProtection(ChoosyListener):
 
 
 def ask_agent(agent_uri: str | None) -> Ask:
-    """Over the endpoint that ECS's agent gives to each container of a task, at ``ECS_AGENT_URI``."""
-    opener = build_opener(ProxyHandler({}))  # it is on this host, whatever proxy leads elsewhere
+    """Return a function that calls the ECS agent's endpoint for the containers of a task, ``ECS_AGENT_URI``."""
+    opener = build_opener(ProxyHandler({}))  # the agent is on this host: never use a proxy
 
     def ask(minutes: int) -> None:
         if not agent_uri:
@@ -152,7 +155,7 @@ def ask_agent(agent_uri: str | None) -> Ask:
 
 
 def refusal(answer: bytes) -> str | None:
-    """Why the agent does not protect, by its answer; None where it does."""
+    """Return why the agent refuses protection, from its response; None if it protects the task."""
     try:
         said = json.loads(answer)
     except ValueError:

@@ -1,1 +1,1 @@
-"""Declared pipelines: what users say of one, the value they hold, serving it in a worker, running it to its end."""
+"""Declared pipelines: their declaration, the `Pipeline` object, serving one in a worker, and running one alone."""

@@ -1,4 +1,4 @@
-"""What a user says of a pipeline, checked as far as it can be without Spark, and then frozen."""
+"""The declaration of a pipeline: checked as far as possible without Spark, and then frozen."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Transform = Callable[["Frame"], "Frame"]
 
 PUBLISHED_SUFFIX = "-published"
-ATTEMPTS_LIMIT = 100  # as for the settings of the same names
+ATTEMPTS_LIMIT = 100  # same limits as the settings of these names
 OBJECTS_LIMIT = 100_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -28,13 +28,16 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 @checks_class_options("ObjectSource")
 @dataclass(frozen=True, slots=True)
 class ObjectSource:
-    """Where a pipeline's objects lie, which queue announces them, and how they are written.
+    """The objects of a pipeline: where they are, which queue has their notifications, and their format.
 
-    ``folder`` is a local folder or s3://BUCKET/PREFIX; nothing outside it is read. ``queue`` carries S3's
-    notifications, or those that the watcher, `App.announce` and `Pipeline.run` send. ``format``: jsonl, csv or text,
-    each also compressed with gzip, bzip2 or zstd. ``schema`` is Spark's DDL, such as "id long, ts timestamp"; text
-    needs none. ``delimiter`` and ``header`` are CSV's. ``cleanup`` says what becomes of objects whose rows are
-    published: they are kept, unless it is one of `from penstock import cleanup`.
+    Args:
+        folder: A local folder or s3://BUCKET/PREFIX; nothing outside it is read.
+        queue: The queue with notifications from S3, the watcher, `App.announce` or `Pipeline.run`.
+        format: jsonl, csv or text, each also compressed with gzip, bzip2 or zstd.
+        schema: Spark DDL, such as "id long, ts timestamp"; not needed for text.
+        delimiter: CSV only: the field separator.
+        header: CSV only: the first line has the column names.
+        cleanup: One of `from penstock import cleanup`, applied to objects whose rows are published. Default: keep them.
     """
 
     folder: str | PathLike[str]
@@ -63,8 +66,14 @@ class ObjectSource:
 @checks_class_options("DeltaSink")
 @dataclass(frozen=True, slots=True)
 class DeltaSink:
-    """A Delta table in a folder or at s3://BUCKET/PREFIX, made by the first batch; what cannot be read goes to
-    ``<table>_quarantine``."""
+    """A Delta table in a folder or at s3://BUCKET/PREFIX, created by the first batch.
+
+    Lines that cannot be read go to ``<table>_quarantine``.
+
+    Args:
+        table: The table's folder or prefix.
+        partition_by: The partition columns.
+    """
 
     table: str | PathLike[str]
     partition_by: Sequence[str] = field(default=(), kw_only=True)
@@ -83,7 +92,7 @@ class DeltaSink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineDeclaration:
-    """One pipeline. A number that is None is the one in the settings of the app."""
+    """One declared pipeline. A number that is None is taken from the app's settings."""
 
     name: str
     source: ObjectSource
@@ -111,7 +120,7 @@ def declared(
     max_attempts: int | None,
     max_quarantine_ratio: float | None,
 ) -> PipelineDeclaration:
-    """Raises `UsageError` for what does not fit."""
+    """Return the checked declaration. Raises `UsageError` for an invalid option."""
     if not isinstance(name, str):
         raise UsageError(
             "app.pipeline is no decorator: write NAME = app.pipeline('NAME', source=..., sink=..., transform=...)."

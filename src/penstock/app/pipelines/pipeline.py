@@ -1,4 +1,4 @@
-"""`Pipeline`: what `app.pipeline(...)` answers. Nothing heavy is imported before it is run or read."""
+"""`Pipeline`, the object that `app.pipeline(...)` returns. Imports Spark only when it is run or read."""
 
 from collections.abc import Callable, Sequence
 from os import PathLike
@@ -20,40 +20,45 @@ if TYPE_CHECKING:
 
 
 class QuarantineTable:
-    """The lines of one pipeline that could not be read."""
+    """The quarantine of one pipeline: its lines that could not be read."""
 
     def __init__(self, declaration: PipelineDeclaration, aws: Callable[[], Aws]) -> None:
         self._declaration = declaration
         self._aws = aws
 
     def read(self, spark: "Session") -> "Frame":
-        """The quarantined lines now: object, offset, raw bytes, reason. Raises `TableError` while there are none."""
+        """Return the quarantined lines as a DataFrame: object, offset, raw bytes, reason.
+
+        Raises:
+            TableError: If nothing has been quarantined yet.
+        """
         from penstock.app.pipelines.reading import quarantine_frame
 
         return quarantine_frame(spark, self._declaration, self._aws())
 
 
 class Pipeline:
-    """One declared pipeline. A worker over its app serves it; `run` does so in this process."""
+    """One declared pipeline. A worker of its app serves it; `run` serves it alone in this process."""
 
     def __init__(self, declaration: PipelineDeclaration) -> None:
         self.declaration = declaration
         self.quarantine = QuarantineTable(declaration, self._aws)
-        self._homes: tuple[AppContext, ...] = ()  # written while apps are put together
+        self._homes: tuple[AppContext, ...] = ()  # written while apps are assembled
 
     def __repr__(self) -> str:
         return f"Pipeline({self.name!r})"
 
     @property
     def name(self) -> str:
-        """Unique in its app; the ledger knows the pipeline by it."""
+        """The pipeline's name in the app and in the ledger; unique in its app."""
         return self.declaration.name
 
     @property
     def published(self) -> Queue[PublishedBatch]:
-        """The queue with one message for each batch that became visible, if the app has a handler for it.
+        """The queue with one message per published batch, if the app has a handler for it.
 
-        In the batches' order, at least once. Those committed before a worker first had such a handler are not told of.
+        Messages are in batch order and sent at least once. Batches committed before a worker first had such a handler
+        are left out.
         """
         return self.declaration.published
 
@@ -66,13 +71,22 @@ class Pipeline:
         stop: StopSignal | None = None,
         listeners: Sequence[Listener] = (),
     ) -> "RunReport":
-        """Serve this pipeline alone: until its queue is empty and all is published, or until ``stop``.
+        """Serve this pipeline alone in this process, until its queue is empty and all batches are published.
 
-        ``spark`` is used as it is and not stopped; without one a session is started where there is something to do, and
-        ended. ``source`` is a folder, the pipeline's own or one in it, whose files are announced first unless they are
-        done. ``available_now=False`` serves until ``stop``.
+        Args:
+            spark: Session to use, which is not stopped. Default: one is started when there is work, and stopped at the
+                end.
+            available_now: False serves until ``stop``.
+            source: The pipeline's folder, or one inside it; notifications are sent first for its objects that are not
+                done.
+            stop: Ends the run early.
+            listeners: Called with every event.
 
-        Raises `UserError` with a sentence for what a person has to mend; what was committed until then stays.
+        Returns:
+            The report of the run.
+
+        Raises:
+            UserError: If a person has to fix something. Batches already committed stay committed.
         """
         from penstock.pipeline.extra import require_spark
 
@@ -90,18 +104,22 @@ class Pipeline:
         )
 
     def read(self, spark: "Session") -> "Frame":
-        """The table's rows now, as a DataFrame, without connector jars. Raises `TableError` while there are none."""
+        """Return the table's current rows as a DataFrame, without connector jars.
+
+        Raises:
+            TableError: If the table does not exist yet.
+        """
         from penstock.app.pipelines.reading import rows_frame
 
         return rows_frame(spark, self.declaration, self._aws())
 
     def belongs_to(self, home: Any) -> None:
-        """An app has it now."""
+        """Bind the pipeline to an app that includes it."""
         if home not in self._homes:
             self._homes = (*self._homes, home)
 
     def _aws(self) -> Aws:
-        """As its app speaks to AWS; without an app, as AWS's own settings say."""
+        """Return the app's AWS settings, or the AWS defaults without an app."""
         return self._homes[0].settings.aws if self._homes else Aws()
 
     def _home(self) -> AppContext:

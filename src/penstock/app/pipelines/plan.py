@@ -1,6 +1,6 @@
-"""From a declaration, and the worker it is to run in, to a pipeline wired but for Spark.
+"""Build a pipeline's engine, handler and line from its declaration and the context of its worker.
 
-One pipeline on Spark, wired: engine, handler, line. `penstock ingest` and declared pipelines share it.
+Everything but Spark is ready before a session exists. `penstock ingest` and declared pipelines share this.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,15 +39,15 @@ from penstock.worker.batcher import Limits
 from penstock.worker.line import Gate, Gates, Line, SlowStart
 from penstock.worker.settings import WorkerSettings, budget
 
-FAULTS_MAX = 3  # infrastructure faults in a row that a bounded job bears before it tells a person
+FAULTS_MAX = 3  # consecutive infrastructure faults after which a bounded run fails
 FETCH_MAX = 500  # notifications are small, and a batch takes thousands
-SPARK = "Spark"  # what a pipeline's line waits for, as shown to people
-WAIT_SECONDS = 30.0  # for a batch to fill while messages keep coming
+SPARK = "Spark"  # the dependency that a pipeline's line waits for, as shown to people
+WAIT_SECONDS = 30.0  # time for a batch to fill while messages keep arriving
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """How large batches are, and how often they are tried."""
+    """The size of batches, and how often they are retried."""
 
     max_objects: int
     max_bytes: int
@@ -60,7 +60,7 @@ class BatchLimits:
 
     @staticmethod
     def of(settings: Settings, broker: Broker, *, max_wait_seconds: float = WAIT_SECONDS) -> "BatchLimits":
-        """Those of the settings."""
+        """Return the limits from the settings."""
         return BatchLimits(
             busy_seconds_max=busy_seconds_max(broker),
             max_objects=settings.max_objects,
@@ -75,32 +75,32 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineBlueprint:
-    """One pipeline with all that it needs but Spark."""
+    """One pipeline, complete except for Spark."""
 
     declaration: Declaration
-    buckets: frozenset[str]  # whose notifications it takes
+    buckets: frozenset[str]  # whose notifications it accepts
     numbers: BatchLimits
     worker: str
     ledger: Ledger
     tables: Tables
-    publish: Callable[[], object]  # both tables, and whatever follows from it
-    publish_jobs: Mapping[str, Callable[[], object]]  # the same, table by table: neither waits for the other
-    faults_max: int | None  # infrastructure faults in a row; None bears any number
+    publish: Callable[[], object]  # publishes both tables and sends the notifications
+    publish_jobs: Mapping[str, Callable[[], object]]  # the same per table: neither waits for the other
+    faults_max: int | None  # consecutive infrastructure faults; None: unlimited
     tools: PipelineTools
     ledger_watch: ServiceWatch = field(default_factory=Unwatched)
-    store_watch: ServiceWatch = field(default_factory=Unwatched)  # of the stores that runs read and write
-    gate: Gate | None = None  # whether it may receive; None: always
-    moved_to: tuple[S3Address, ...] = ()  # where processed objects go, and announce themselves once more
+    store_watch: ServiceWatch = field(default_factory=Unwatched)  # for the stores that runs read and write
+    gate: Gate | None = None  # False while it must not receive; None: always open
+    moved_to: tuple[S3Address, ...] = ()  # targets of moved objects, which may trigger notifications again
 
     def line(self, spark: Session, *, queue: str) -> Line:
-        """Return what a worker serves the pipeline by.
+        """Return the line that a worker serves the pipeline with.
 
         Raises `ConfigurationError` if the executors do not share the pipeline's folders.
         """
         return self._line(self._engine(spark), queue=queue)
 
     def late_line(self, session: Callable[[], Session], *, queue: str, weight: int) -> Line:
-        """Return a line whose Spark starts while other queues are served; its start raises what `line` raises."""
+        """Return a line whose Spark starts while other queues are served. Its start raises as `line` does."""
         engine = LateEngine(lambda: self._engine(session()))
         return self._line(engine, queue=queue, weight=weight, start=SlowStart(awaits=SPARK, run=engine.start))
 
@@ -121,7 +121,7 @@ class PipelineBlueprint:
         )
 
     def check_columns(self) -> None:
-        """Without a transform what will be written is known: a mistake in it is told before Spark is started."""
+        """Check the columns before Spark starts, which is possible without a transform."""
         read = self.declaration.read
         if self.declaration.transform is None:
             columns = columns_read(read.schema_ddl, provenance=read.provenance)
@@ -152,14 +152,14 @@ class PipelineBlueprint:
                 probe=self.tools.probe,
                 store_watch=self.store_watch,
             )
-        except SPARK_ERRORS as error:  # Spark's JVM ended since it was started
+        except SPARK_ERRORS as error:  # Spark's JVM has ended since it was started
             raise explain(error) from error
 
     def _surroundings(self, engine: CheckedEngine) -> PipelineRuntime:
         return PipelineRuntime(
             ledger=self.ledger,
             engine=engine,
-            # A run that is to end notices a dead engine at its next batch; without another batch it is done.
+            # A bounded run notices a dead engine at its next batch; without another batch it is done.
             check_engine=engine.check if self.faults_max is None else None,
             parse=partial(parse_others, buckets_allowed=self.buckets, own=self._own()),
             publish=self.publish,
@@ -173,13 +173,16 @@ class PipelineBlueprint:
         )
 
     def _own(self) -> Sequence[S3Address]:
-        """Where the pipeline itself writes in S3."""
+        """Return the S3 addresses that the pipeline itself writes to."""
         places = (self.declaration.table, self.declaration.quarantine)
         return [*self.moved_to, *(s3_address(place.uri) for place in places if not place.is_local)]
 
 
 def worker_settings(settings: Settings) -> WorkerSettings:
-    """Of a worker that serves one pipeline alone. A drain that was set is kept, or cut to what Spark's end leaves."""
+    """Return the settings of a worker that serves one pipeline alone.
+
+    A configured drain time is kept, unless ending Spark leaves less.
+    """
     stop_timeout_seconds = settings.stop_timeout_seconds - SESSION_END_SECONDS
     longest_seconds = budget(stop_timeout_seconds=stop_timeout_seconds).drain_seconds
     asked_seconds = settings.drain_seconds
@@ -203,14 +206,16 @@ class PipelinePlan:
     cleanup: SourceCleanup | None  # None: objects are kept
 
     def caretaker(self, host: ServiceContext) -> CleanupRunner | None:
-        """Whoever cleans up the source, not begun yet; None where objects are kept."""
+        """Return the source's cleanup, not started yet; None if objects are kept."""
         if self.cleanup is None:
             return None
         return CleanupRunner(self.cleanup, stop=host.stop, bus=host.bus, clock=host.clock, random=host.random)
 
 
 def plan_of(declaration: PipelineDeclaration, host: ServiceContext, *, faults_max: int | None) -> PipelinePlan:
-    """Raises `UserError` for what a person has to mend: a folder that is not there, a schema that cannot be read."""
+    """Build the pipeline. Raises `UserError` for a problem that a person has to fix, such as a missing folder or
+    an invalid schema.
+    """
     where = declared_places(declaration.name, declaration.sink.table, host.settings)
     source = source_of(declaration.source.folder, where)
     read = read_options(declaration, default_ratio=host.settings.max_quarantine_ratio)
@@ -243,7 +248,7 @@ def plan_of(declaration: PipelineDeclaration, host: ServiceContext, *, faults_ma
         tools=PipelineTools(stop=host.stop, clock=host.clock, bus=host.bus, probe=host.probe, tracing=host.tracing),
         ledger_watch=host.outage,
         store_watch=store_outage,
-        # A run that is to end does not wait for an outage to pass: it fails after a few faults.
+        # A bounded run does not wait for an outage to end: it fails after a few faults.
         gate=Gates(host.outage.gate(queue), store_outage.gate(queue)) if faults_max is None else None,
         moved_to=moved_to(chosen),
     )
@@ -262,7 +267,7 @@ def plan_of(declaration: PipelineDeclaration, host: ServiceContext, *, faults_ma
 
 
 def read_options(declaration: PipelineDeclaration, *, default_ratio: float) -> ReadOptions:
-    """How its objects are read. Raises `UsageError` for a format or a schema that is none."""
+    """Return how objects are read. Raises `UsageError` for an invalid format or schema."""
     source, ratio = declaration.source, declaration.max_quarantine_ratio
     return checked(
         ReadOptions(
@@ -298,8 +303,10 @@ def _publish(publish: Callable[[], None], told: Callable[[], None]) -> None:
 def _told(
     declaration: PipelineDeclaration, host: ServiceContext, where: TablePaths, tables: Tables
 ) -> Callable[[], None]:
-    """Return how published batches are announced: to a handler of theirs, and to nobody else, so that no queue grows
-    unread."""
+    """Return the function that sends messages for published batches.
+
+    It does nothing unless the app has a handler for them, so that no queue fills up without a consumer.
+    """
     if declaration.published.name not in host.handled:
         return lambda: None
     herald = PublishNotifier(

@@ -1,7 +1,7 @@
-"""Telling handlers of each batch that became visible: one durable message a batch, in order, at least once.
+"""Notify handlers of published batches: one durable message per batch, in order, at least once.
 
-How far was told stands in the ledger and moves after the send: a process that dies in between leaves its successor to
-send once more, and the message's deduplication id lets the broker drop what it has already.
+The ledger records the last notified batch, after the send: if a process dies in between, its successor sends again, and
+the deduplication id lets the broker drop the duplicate.
 """
 
 from datetime import UTC, datetime
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from penstock.ledger import Ledger
     from penstock.ledger.records import BatchRow
 
-SEND_MAX = 100  # messages in one call
+SEND_MAX = 100  # messages per call
 
 
 class PublishedBatch(BaseModel):
-    """One batch that became visible. ``rows`` is 0 where its objects gave none, or only lines for the quarantine."""
+    """One published batch. ``rows`` is 0 if its objects contained no rows, or only lines for the quarantine."""
 
     model_config = ConfigDict(frozen=True)
 
     pipeline: str
-    seq: int  # of the pipeline's batches, without a gap
+    seq: int  # number in the pipeline's gapless sequence of batches
     table: str  # its folder
     rows: int
     lines_quarantined: int
     objects: int
-    committed_at: datetime  # UTC, the ledger's clock
+    committed_at: datetime  # UTC, by the ledger's clock
 
 
 class PublishNotifier:
-    """Tells of one pipeline's batches. Any thread may call it, and any number of processes."""
+    """Sends the messages for one pipeline's published batches. Thread-safe, and safe across processes."""
 
     def __init__(
         self, *, ledger: "Ledger", broker: Broker, queue: Queue[PublishedBatch], pipeline: str, table: str
@@ -51,8 +51,10 @@ class PublishNotifier:
         ledger.begin_telling(pipeline)
 
     def tell(self, visible_to: int) -> None:
-        """Tell of every batch up to this one that was not told of. Raises `TemporaryError` where the broker is away."""
-        told = self._ledger.begin_telling(self._pipeline)  # never from memory: a ledger may give numbers again
+        """Send a message for every batch up to this one that had none. Raises `TemporaryError` if the broker is
+        unavailable.
+        """
+        told = self._ledger.begin_telling(self._pipeline)  # not cached: a ledger may reuse numbers
         if visible_to <= told:
             return
         batches = takewhile(lambda batch: batch.seq <= visible_to, self._ledger.batches_after(self._pipeline, told))

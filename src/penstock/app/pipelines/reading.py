@@ -1,4 +1,4 @@
-"""The tables of a declared pipeline as DataFrames."""
+"""Read the tables of a declared pipeline as DataFrames."""
 
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def rows_frame(spark: "Session", declaration: PipelineDeclaration, aws: Aws) -> "Frame":
-    """Its rows."""
+    """Return the rows."""
     where = places(declaration.sink.table, aws=aws)
     return _frame(
         spark, DeltaTableSink(where.table, pipeline=declaration.name, partition_by=None), "its first batch makes"
@@ -23,7 +23,7 @@ def rows_frame(spark: "Session", declaration: PipelineDeclaration, aws: Aws) -> 
 
 
 def quarantine_frame(spark: "Session", declaration: PipelineDeclaration, aws: Aws) -> "Frame":
-    """Its quarantine."""
+    """Return the quarantined lines."""
     where = places(declaration.sink.table, aws=aws)
     sink = DeltaTableSink(where.quarantine, pipeline=declaration.name, partition_by=None)
     return _frame(spark, sink, "the first line that cannot be read makes")

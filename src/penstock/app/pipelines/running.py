@@ -1,7 +1,4 @@
-"""One declared pipeline, served alone in this process: what is in its queue and then an end, or until it is stopped.
-
-What this process brought to its end, counted from events.
-"""
+"""Run one declared pipeline alone in this process: until its queue is empty, or until it is stopped."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -34,7 +31,9 @@ from penstock.worker.worker import Worker
 
 
 class RunTally:
-    """A listener. Written by the threads that emit, read when they are done."""
+    """A listener that counts the results of this process. Written by the emitting threads, read when they have
+    ended.
+    """
 
     def __init__(self) -> None:
         self.rows = 0
@@ -45,7 +44,7 @@ class RunTally:
 
     @property
     def objects(self) -> Counter[ObjectState]:
-        """Objects by the terminal state that they came to."""
+        """Objects by their terminal state."""
         terminal = (ObjectState.DEAD, ObjectState.GONE, ObjectState.SUPERSEDED)
         ended = {state: self.failed[str(state)] for state in terminal}
         return Counter({ObjectState.PROCESSED: self.objects_processed, **ended})
@@ -65,11 +64,11 @@ class RunTally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """What one run did. Objects, rows, lines and batches are those of this process."""
+    """The result of one run. Objects, rows, lines and batches are those of this process."""
 
     pipeline: str
-    objects_found: int | None  # below ``source``; None: no folder was looked into
-    objects_skipped: int | None  # of these: done before we came
+    objects_found: int | None  # below ``source``; None: no folder was scanned
+    objects_skipped: int | None  # of these: done before the run
     objects_processed: int
     objects_dead: int
     objects_gone: int
@@ -82,8 +81,8 @@ class RunReport:
     table: str
     table_version: int | None  # None: no table yet
     quarantine_table: str | None  # None: nothing was ever quarantined
-    stopped: bool  # before the queue was empty and all was published, though that was asked for
-    problems: tuple[str, ...]  # what could not be looked at below ``source``
+    stopped: bool  # a run with ``available_now`` was stopped before it was done
+    problems: tuple[str, ...]  # entries below ``source`` that could not be read
 
 
 def run(
@@ -96,13 +95,13 @@ def run(
     stop: StopSignal,
     listeners: Sequence[Listener],
 ) -> RunReport:
-    """See `penstock.app.pipelines.pipeline.Pipeline.run`."""
+    """Run the pipeline; see `penstock.app.pipelines.pipeline.Pipeline.run`."""
     clock, tally = SystemClock(), RunTally()
     began_at = clock.monotonic()
     tell = Bus(*listeners).emit
     pulse = Liveness(clock)
     heard = open_telemetry(
-        # What ends by itself answers nobody, and may run beside a worker whose address it has.
+        # A bounded run serves no metrics: it may run beside a worker that has the address.
         home.settings.model_copy(update={"metrics_address": None}) if available_now else home.settings,
         worker=home.worker,
         process="run",
@@ -135,7 +134,7 @@ def run(
         plan.blueprint.check_columns()
         caretaker = plan.caretaker(host)
         errand = _RunGoal(plan, host, queue=declaration.source.queue, source=source)
-        plan.blueprint.publish()  # what an earlier process committed and did not live to publish
+        plan.blueprint.publish()  # batches that an earlier process committed but did not publish
         errand.begin()
         if not (available_now and errand.done()) and not stop.requested:
             worker = _worker(plan, host, queue=errand.queue, pulse=pulse)
@@ -154,7 +153,7 @@ def run(
 
 
 def _worker(plan: PipelinePlan, host: ServiceContext, *, queue: str, pulse: Liveness) -> Worker:
-    """With Spark started, which may take its time."""
+    """Return the worker, with Spark started, which may take a while."""
     line = plan.blueprint.line(host.spark(), queue=queue)
     return Worker(
         broker=host.broker,
@@ -168,7 +167,7 @@ def _worker(plan: PipelinePlan, host: ServiceContext, *, queue: str, pulse: Live
 
 
 class _RunGoal:
-    """What a run is for: the queue empty and, where a folder was named, all that was found in it done."""
+    """The completion check of a run: an empty queue and, if a folder was named, all its objects done."""
 
     def __init__(
         self, plan: PipelinePlan, host: ServiceContext, *, queue: str, source: str | PathLike[str] | None
@@ -187,29 +186,29 @@ class _RunGoal:
                 broker=host.broker,
                 pipeline=plan.where.pipeline,
                 queue=queue,
-                free_the_dead=lambda: None,  # the housekeeping of this process does
+                free_the_dead=lambda: None,  # this process's housekeeping does that
                 probe=host.probe,
                 objects=objects,
             )
             host.bus.emit(self._goal.scanned(str(source)))
 
     def begin(self) -> None:
-        """Announce what was found and is not done."""
+        """Send notifications for the objects found that are not done."""
         if self._goal is not None:
             self._goal.begin()
 
     def done(self) -> bool:
-        """Whether nothing is left, not even messages that somebody holds or that wait for their next attempt."""
+        """Return True if nothing is left, not even messages in flight or waiting for a retry."""
         return (self._goal is None or self._goal.reached()) and self._emptiness.sure()
 
     def tended(self) -> bool:
-        """For a run without an end: announce again what got lost, and never be done."""
+        """Send lost notifications again and return False, for a run without an end."""
         if self._goal is not None:
             self._goal.reached()
         return False
 
     def report(self, tally: RunTally, *, stopped: bool, seconds: float) -> RunReport:
-        """``stopped``: somebody asked for it before we were done."""
+        """Return the report. ``stopped``: the run was asked to stop before it was done."""
         tables, where = self._plan.blueprint.tables, self._plan.where
         left = self._emptiness.messages()
         goal, scanned = self._goal, self._scan.report() if self._scan is not None else None

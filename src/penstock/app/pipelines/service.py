@@ -23,7 +23,7 @@ class PipelineService:
 
     @property
     def reader(self) -> SourceReader:
-        """What it reads, and what becomes of that."""
+        """The source, its cleanup and the table."""
         source, sink = self.pipeline.declaration.source, self.pipeline.declaration.sink
         return SourceReader(name=self.name, source=source.folder, cleanup=source.cleanup, table=sink.table)
 

@@ -1,4 +1,4 @@
-"""A queue in the memory of this process: the reference implementation, for tests and simulations.
+"""The in-memory queue: the reference implementation, for tests and simulations.
 
 - `broker`: the broker of one client
 - `store`: the queues that all clients share

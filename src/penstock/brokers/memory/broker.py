@@ -1,7 +1,8 @@
-"""A broker in this process's memory: the reference for what the embedded queue means, and for tests.
+"""Broker in this process's memory: the reference for the behaviour of the embedded brokers, and for tests.
 
-It keeps every promise of the SQLite broker but durability, and the bound on leases when the host's clock is set back.
-Several workers of one process share it: each takes a view of its own with `held_by`, so that leases have holders.
+It behaves like the SQLite broker, except that nothing is durable and that setting the host's clock back prolongs
+leases. Several workers of one process share the queues: each gets its own view from `held_by`, so that every lease has
+a holder.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Ack, Release, Settlement
 
-_PAUSE_SECONDS_MIN = 0.001  # so that a due time just ahead cannot make a waiting receiver spin
+_PAUSE_SECONDS_MIN = 0.001  # a due time just ahead must not make a waiting receiver spin
 
 
 class MemoryBroker:
@@ -42,10 +43,10 @@ class MemoryBroker:
             shared.check_settings(settings)
         self._store = MemoryStore(clock or SystemClock(), queues, deduplication_window_seconds)
         self._holder = holder
-        self._closed = False  # written by the thread that closes
+        self._closed = False  # written by the thread that calls close
 
     def held_by(self, holder: str) -> "MemoryBroker":
-        """The same queues, for another worker of this process."""
+        """Return a view of the same queues for another worker of this process."""
         view = MemoryBroker(holder=holder)
         view._store = self._store
         return view
@@ -55,7 +56,9 @@ class MemoryBroker:
         return shared.CAPABILITIES
 
     def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
-        """All or none. A duplicate within the window is answered with the id of the message it repeats."""
+        """Send all messages or none. For a duplicate within the deduplication window, return the id of the earlier
+        message.
+        """
         shared.check_outgoing(queue, messages)
         self._check_open()
         with self._store.lock:
@@ -74,7 +77,7 @@ class MemoryBroker:
         deadline = clock.monotonic() + wait_seconds
         with self._store.arrivals.watch() as arrived:
             while True:
-                arrived.clear()  # before looking: what comes after the look sets it again
+                arrived.clear()  # before the poll, so that a message arriving after it sets the event again
                 with self._store.lock:
                     deliveries = self._store.take(queue, messages_max, lease_seconds, self._holder)
                     line = self._store.lines.get(queue)
@@ -131,7 +134,10 @@ class MemoryBroker:
         return self._store.arrivals.listen(queues, tell)
 
     def next_change_at(self, queue: str) -> float | None:
-        """When the earliest lease or delay ends (epoch seconds); None where there is none. For who moves the clock."""
+        """Return when the earliest lease or delay ends, in epoch seconds; None if there is none.
+
+        For tests and simulations that advance the clock.
+        """
         with self._store.lock:
             line = self._store.lines.get(queue)
             return None if line is None else line.next_change_at()
@@ -144,7 +150,7 @@ class MemoryBroker:
             return shared.NEVER_HEARD_OF if line is None else line.stats(now)
 
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:
-        """Messages in any state, by the age of their ids. An id that has left the queue is a fine place to go on."""
+        """Return messages in any state, ordered by id. ``after_id`` may name a message that has left the queue."""
         self._check_open()
         after = 0 if after_id is None else shared.seq_of(self._store.id, after_id)
         with self._store.lock:
@@ -155,7 +161,7 @@ class MemoryBroker:
             return [self._store.message(line.entries[seq]) for seq in seqs]
 
     def release_holder(self, holder: str) -> int:
-        """End all leases of a worker that is proven dead: visible at once, the attempt stays counted."""
+        """End all leases of a worker that is proven dead. Its messages are visible at once; the attempts count."""
         self._check_open()
         with self._store.lock:
             count = self._store.release_holder(holder, self._store.clock.now())
@@ -208,7 +214,7 @@ class MemoryBroker:
             return queue in self._store.lines and self._store.lines[queue].paused
 
     def dropped(self, queue: str) -> int:
-        """How many dead letters this queue has deleted at the end of their retention."""
+        """Return how many expired dead letters this queue has deleted."""
         with self._store.lock:
             return self._store.lines[queue].dropped if queue in self._store.lines else 0
 

@@ -1,6 +1,10 @@
-"""The queues in memory that all views of one broker share, and what is done to them. The caller holds the lock.
+"""The in-memory queues that all views of a broker share.
 
-One queue in memory: what is ready, leased or delayed, and whose turn it is.
+- `Entry`: one message with its state
+- `MemoryQueue`: one queue: ready, leased and delayed messages, and the group rotation
+- `MemoryStore`: all queues, and sending, leasing, settling and upkeep
+
+The caller holds `MemoryStore.lock`.
 """
 
 import heapq
@@ -23,7 +27,7 @@ from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 
 @dataclass(slots=True, kw_only=True)
 class Entry:
-    """A message with its state: ready, or leased, or (neither) delayed. Only the broker, under its lock, writes it."""
+    """A message with its state: ready, leased, or (neither) delayed. Written only by the broker, under its lock."""
 
     seq: int
     body: bytes
@@ -33,13 +37,13 @@ class Entry:
     visible_at: float
     ready: bool = False
     leased: bool = False
-    holder: str = ""  # the last one
+    holder: str = ""  # of the last delivery
     receive_count: int = 0
     refunds: int = 0
-    unsuccessful: int = 0  # hand-overs in this queue that ended without an ack
-    age_from: float  # of the oldest message's age: the enqueueing, or the last reset
+    unsuccessful: int = 0  # deliveries in this queue that ended without an ack
+    age_from: float  # start of the age in `oldest_message_age_seconds`: enqueueing or last reset
     leased_at: float = 0.0
-    tries: deque[PreviousAttempt] = field(default_factory=lambda: deque(maxlen=TRIES_MAX))  # the last that ended
+    tries: deque[PreviousAttempt] = field(default_factory=lambda: deque(maxlen=TRIES_MAX))  # the last ended deliveries
     first_failed_at: float | None = None
     last_failed_at: float | None = None
 
@@ -48,12 +52,12 @@ class Entry:
         return self.receive_count - self.refunds
 
     def begin(self, holder: str, at: float) -> None:
-        """It is handed over."""
+        """Mark the message as leased by ``holder``."""
         self.ready, self.leased, self.holder, self.leased_at = False, True, holder, at
         self.receive_count += 1
 
     def end(self, end: AttemptEnd, at: float, reason: str | None = None) -> None:
-        """The hand-over ended, and the message is to be handed over again."""
+        """End the delivery without removing the message; it will be delivered again."""
         self.leased = False
         self.tries.append(
             PreviousAttempt(started_at=self.leased_at, ended_at=at, worker=self.holder, end=end, reason=reason)
@@ -68,7 +72,7 @@ class Entry:
             self.last_failed_at = at
 
     def bury(self, at: float) -> None:
-        """It begins anew in another queue."""
+        """Reset the message for its start in the dead-letter queue."""
         self.ready = self.leased = False
         self.refunds, self.unsuccessful = self.receive_count, 0
         self.first_failed_at = self.last_failed_at = None
@@ -78,13 +82,14 @@ class Entry:
 
 @dataclass(slots=True, kw_only=True)
 class MemoryQueue:
-    """A queue. ``ring`` holds the groups that have ready messages, the next one to be served first."""
+    """One queue. ``ring`` holds the groups with ready messages in rotation order: the first is served next."""
 
     settings: QueueSettings
     entries: dict[int, Entry] = field(default_factory=dict)
-    ring: dict[str | None, list[int]] = field(default_factory=dict)  # heaps of seqs: oldest first within a group
-    waiting: list[tuple[float, int]] = field(default_factory=list)  # a heap; entries that changed since are skipped
-    ages: list[tuple[float, int]] = field(default_factory=list)  # a heap of (enqueued_at, seq); likewise
+    ring: dict[str | None, list[int]] = field(default_factory=dict)  # heaps of seqs: oldest first in each group
+    # Heap of (visible_at, seq); entries changed since are skipped
+    waiting: list[tuple[float, int]] = field(default_factory=list)
+    ages: list[tuple[float, int]] = field(default_factory=list)  # heap of (enqueued_at, seq); likewise
     seen: dict[str, tuple[float, str]] = field(default_factory=dict)  # deduplication id -> (until, message id)
     dropped: int = 0
     paused: bool = False
@@ -106,7 +111,7 @@ class MemoryQueue:
         heapq.heappush(self.waiting, (until, entry.seq))
 
     def take(self, count: int) -> list[Entry]:
-        """Remove the next ready messages: one of each group in turn; the groups served go to the ring's end."""
+        """Take the next ready messages from the rotation, one of each group in turn. Served groups move to its end."""
         groups = list(self.ring)[:count]
         taken: list[Entry] = []
         hungry = groups
@@ -121,7 +126,7 @@ class MemoryQueue:
         return taken
 
     def pop_due(self, now: float) -> Iterator[Entry]:
-        """What waited long enough: delays and leases that are over, in that order in time."""
+        """Yield the messages whose delay or lease has ended, in the order of those times."""
         while self.waiting and self.waiting[0][0] <= now:
             until, seq = heapq.heappop(self.waiting)
             entry = self.entries.get(seq)
@@ -129,7 +134,7 @@ class MemoryQueue:
                 yield entry
 
     def pop_expired(self, now: float) -> list[Entry]:
-        """Take out what is past its retention, unless it is leased: somebody is at work on that."""
+        """Remove and return the messages past their retention, except leased ones, which a worker is processing."""
         expired, kept = [], []
         while self.ages and self.ages[0][0] <= now - self.settings.retention_seconds:
             age = heapq.heappop(self.ages)
@@ -154,24 +159,24 @@ class MemoryQueue:
                 del self.ring[group]
 
     def seen_before(self, deduplication_id: str, now: float) -> str | None:
-        """The id of the message that was sent under this deduplication id within the window."""
+        """Return the id of the message sent with this deduplication id within the window; None if there is none."""
         while self.seen and next(iter(self.seen.values()))[0] <= now:
             del self.seen[next(iter(self.seen))]
         found = self.seen.get(deduplication_id)
         return None if found is None or found[0] <= now else found[1]
 
     def next_change_at(self) -> float | None:
-        """When the earliest lease or delay ends."""
+        """Return when the earliest lease or delay ends; None if there is none."""
         return self.waiting[0][0] if self.waiting else None
 
     def discard(self, seqs: Set[int]) -> int:
-        """Take these out, in whatever state they are; answers how many were there."""
+        """Delete these messages in any state; return how many existed."""
         gone = [self.entries.pop(seq) for seq in seqs if seq in self.entries]
         self._leave_ring({entry.group for entry in gone if entry.ready})
         return len(gone)
 
     def clear(self) -> int:
-        """Drop everything; deduplication ids stay."""
+        """Delete all messages and return how many; deduplication ids stay."""
         count = len(self.entries)
         for held in (self.entries, self.ring, self.waiting, self.ages):
             held.clear()
@@ -193,7 +198,7 @@ class MemoryQueue:
 
 
 class MemoryStore:
-    """Every field but the constants is written under the lock."""
+    """All queues of one broker. Fields other than constants are written under the lock."""
 
     def __init__(self, clock: Clock, queues: Sequence[QueueSettings], deduplication_window_seconds: float) -> None:
         self.id = f"memory{secrets.token_hex(8)}"
@@ -205,20 +210,20 @@ class MemoryStore:
         self._seq = 0
 
     def line(self, queue: str) -> MemoryQueue:
-        """The queue, made on its first use."""
+        """Return the queue, created on first use."""
         return self.lines.setdefault(queue, MemoryQueue(settings=QueueSettings(name=queue)))
 
     def settings(self, queue: str) -> QueueSettings:
-        """What the queue was told, or what it would be made with."""
+        """Return the queue's settings, or the defaults if it does not exist."""
         line = self.lines.get(queue)
         return QueueSettings(name=queue) if line is None else line.settings
 
     def dead_letter_queue(self, queue: str) -> str:
-        """Where its dead letters go."""
+        """Return the queue for its dead letters."""
         return shared.dead_letter_queue(self.settings(queue), holds_dead=self._is_dead_letter_queue(queue))
 
     def put(self, line: MemoryQueue, message: Outgoing, now: float) -> str:
-        """Answers the message's id, or that of the earlier message which it repeats."""
+        """Add the message and return its id, or the id of the earlier message that it duplicates."""
         if message.deduplication_id is not None:
             earlier = line.seen_before(message.deduplication_id, now)
             if earlier is not None:
@@ -252,7 +257,7 @@ class MemoryStore:
         return [self._delivery(queue, entry, now) for entry in taken]
 
     def tended(self, queue: str, now: float) -> MemoryQueue | None:
-        """The queue with leases, delays and retention looked after, as every look at it begins."""
+        """Return the queue after applying due leases, delays and retention. Precedes every take, stats and browse."""
         line = self.lines.get(queue)
         if line is None:
             return None
@@ -268,7 +273,11 @@ class MemoryStore:
         return line
 
     def held(self, delivery: Delivery, now: float) -> tuple[MemoryQueue, Entry] | None:
-        """The fence: this very hand-over, its lease not over."""
+        """Return the queue and entry of a delivery, or None unless that same delivery is leased and its lease has not
+        ended.
+
+        This is the fence against stale receipt handles.
+        """
         hand_over = shared.hand_over_of(self.id, delivery.receipt)
         line = self.lines.get(delivery.queue)
         entry = line.entries.get(hand_over.seq) if line is not None and hand_over is not None else None
@@ -280,7 +289,7 @@ class MemoryStore:
     def apply(
         self, line: MemoryQueue, entry: Entry, delivery: Delivery, settlement: Settlement, *, holder: str, now: float
     ) -> None:
-        """End a hand-over that is held."""
+        """Settle a delivery that `held` returned."""
         match settlement:
             case Ack():
                 del line.entries[entry.seq]
@@ -301,7 +310,7 @@ class MemoryStore:
                 self._bury(line, entry, buried(entry.attributes, settlement, death), now)
 
     def release_holder(self, holder: str, now: float) -> int:
-        """End the leases of a dead worker: now, or when they ended by themselves."""
+        """End the leases of a dead worker, now or at their own end if that was earlier. Return how many."""
         held = [(line, entry) for line in self.lines.values() for entry in line.entries.values()]
         held = [(line, entry) for line, entry in held if entry.leased and entry.holder == holder]
         for line, entry in held:
@@ -334,12 +343,12 @@ class MemoryStore:
         line.make_wait(entry, now + release.delay_seconds)
 
     def _give_up(self, line: MemoryQueue, entry: Entry, reason: str, now: float) -> None:
-        """Bury what dies by the broker's own hand."""
+        """Dead-letter a message on the broker's own decision."""
         death = self._death(line.settings.name, entry, reason, now)
         self._bury(line, entry, with_death(entry.attributes, death), now)
 
     def _bury(self, line: MemoryQueue, entry: Entry, attributes: Attributes, now: float) -> None:
-        """Into the dead-letter queue: a new age, new attempts, the same id, body, group and attributes."""
+        """Move the message to the dead-letter queue: new age and attempts; same id, body and group."""
         entry.attributes = attributes
         entry.bury(now)
         self.line(self.dead_letter_queue(line.settings.name)).put(entry, ready=False)

@@ -1,6 +1,6 @@
 """Queues on Redis Streams. docs/run/redis.md describes the data model and the server settings it needs.
 
-- `broker`: the broker and its promises
+- `broker`: the broker and its guarantees
 - `turn`: one round trip that settles, recovers and receives
 - `settle`: end deliveries, dead-letter messages; `recovery`: expired leases and responses that were lost
 - `queues`: settings and statistics of queues; `listener`: wait for arrivals

@@ -1,16 +1,17 @@
-"""The broker on Redis Streams: what it promises beyond `penstock.messaging.broker.Broker`.
+"""The broker on Redis Streams, with its guarantees beyond `penstock.messaging.broker.Broker`:
 
-- A queue is a ring of groups, each with a list of its ready messages, and a stream that holds what is handed over. One
-  script moves messages from the ring into the stream and reads them. So groups share fairly, and there is one pending
-  list to look after.
-- Every hand-over is a stream entry of its own. What comes back (released, or its lease is over) leaves the stream and
-  gets a new entry when it is handed over again. An entry's id is therefore the receipt, and a fence: XACK of an id
-  that is not pending any more answers 0, XCLAIM claims nothing, and nothing can be stolen back by a late heartbeat.
-- A lease is over when somebody looks (`sweep_seconds`, by default half a lease). Until then its holder may settle.
-- Nothing leaves silently, as on the embedded broker; nothing is ever trimmed.
-- What the server was told survives as far as its persistence and replication go: see docs/run/redis.md.
+- A queue is a rotation of groups, each with a list of its ready messages, and a stream with the messages being
+  delivered. One script moves messages from the lists into the stream and reads them there, so groups share fairly and
+  only one pending list needs recovery.
+- Each delivery is a stream entry of its own. A message that is released or whose lease ended leaves the stream and gets
+  a new entry for its next delivery. So an entry's id serves as receipt handle and as fence: once it is no longer
+  pending, XACK returns 0 and XCLAIM claims nothing, and a late heartbeat cannot take the message back.
+- A lease that has ended takes effect at the next sweep (`sweep_seconds`, by default half a lease). Until then its
+  holder may still settle.
+- No message disappears silently, as on the embedded broker; streams are never trimmed.
+- Durability is that of the server's persistence and replication: see docs/run/redis.md.
 
-Time is the server's clock: milliseconds there, seconds here.
+Time is the server's clock: milliseconds in Redis, seconds in Python.
 """
 
 import random as random_numbers
@@ -43,10 +44,10 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Settlement
 
-SEND_MAX = 1_000  # messages in one script: a few milliseconds of the server
-EXTEND_MAX = 1_000  # deliveries in one script
-LEASE_SECONDS = 60.0  # what who only looks takes for a lease: it says how often to sweep
-_WAIT_SECONDS_MAX = 1.0  # of one blocking call: none is ever broken off, so closing waits that long
+SEND_MAX = 1_000  # messages per script, which keeps the server busy for a few milliseconds
+EXTEND_MAX = 1_000  # deliveries per script
+LEASE_SECONDS = 60.0  # lease assumed by read-only clients; it sets the sweep interval
+_WAIT_SECONDS_MAX = 1.0  # per blocking call; calls are never cancelled, so closing waits that long
 _WAIT_SECONDS_MIN = 0.02
 _CAPABILITIES = replace(shared.CAPABILITIES, system="redis")
 
@@ -54,11 +55,16 @@ _CAPABILITIES = replace(shared.CAPABILITIES, system="redis")
 class RedisStreamsBroker:
     """`penstock.messaging.broker.Broker` on a Redis server of version 6.2 or later, or a cluster. Thread-safe.
 
-    ``url`` is redis://, rediss://, unix:// as redis-py takes it, or redis+cluster://. ``holder`` names this worker.
-    ``queues`` are given these settings from now on. ``prefix`` begins every key. Leases that are over are looked for
-    every ``sweep_seconds``, by default every half lease. ``tell`` hears of incidents.
+    Without ``queues`` it does not connect before the first call.
 
-    Without ``queues`` nothing is connected to before the first call.
+    Args:
+        url: redis://, rediss:// or unix:// as in redis-py, or redis+cluster://.
+        holder: The name of this worker.
+        queues: Queues that get these settings from now on.
+        prefix: The beginning of every key.
+        sweep_seconds: The interval of the search for ended leases; by default half a lease.
+        deduplication_window_seconds: How long a deduplication id is remembered.
+        tell: Receives incident events (`MessagesVanished`).
     """
 
     def __init__(
@@ -77,7 +83,7 @@ class RedisStreamsBroker:
         for settings in queues:
             shared.check_settings(settings)
         self._holder = holder
-        self._boot = secrets.token_hex(4)  # a restarted worker of the same name is another consumer
+        self._boot = secrets.token_hex(4)  # a restarted worker with the same name is another consumer
         self._clock = clock or SystemClock()
         self._random = random
         self._tell = tell
@@ -98,7 +104,7 @@ class RedisStreamsBroker:
             holder=holder,
             consumer=self._consumer,
         )
-        self._closed = False  # written by the thread that closes
+        self._closed = False  # written by the thread that calls close
         self._queues.configure()
 
     @property
@@ -108,11 +114,12 @@ class RedisStreamsBroker:
     # --- sending
 
     def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
-        """All or none; in a cluster, of each thousand. A duplicate within the window is answered with the id of the
-        message it repeats.
+        """Send all messages or none; in a cluster, all or none of each thousand.
 
-        After an `UnknownOutcome` the messages may have been taken or not: only a deduplication id makes it safe to send
-        them again. After any other error none was taken (of the thousand that met it).
+        For a duplicate within the deduplication window, return the id of the earlier message.
+
+        After an `UnknownOutcome` the messages may or may not have been sent: only a deduplication id makes it safe to
+        send them again. After any other error none was sent (of the thousand that failed).
         """
         shared.check_outgoing(queue, messages)
         if not messages:
@@ -145,7 +152,9 @@ class RedisStreamsBroker:
         return turn.deliveries
 
     def settle(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> Sequence[SettleFailure]:
-        """Each queue's in one script. What is settled already, or a second time in one call, counts as lost."""
+        """Settle the deliveries of each queue in one script. One that is already settled, or is listed twice, counts as
+        lost.
+        """
         turn = self.turn(settlements, (), lease_seconds=0.0)
         if turn.settle_error is not None:
             raise turn.settle_error
@@ -159,7 +168,7 @@ class RedisStreamsBroker:
         lease_seconds: float,
         wait_seconds: float = 0.0,
     ) -> TurnResult:
-        """One round trip, but for dead letters and clusters."""
+        """Settle and receive in one round trip, except with dead letters, while waiting, and in clusters."""
         asks = [ask for ask in asks if ask.messages_max > 0]
         turn = self._turns.turn(settlements, asks, lease_seconds)
         if wait_seconds and len(asks) == 1 and not (turn.deliveries or turn.receive_error):
@@ -171,7 +180,9 @@ class RedisStreamsBroker:
         return turn
 
     def extend(self, deliveries: Sequence[Delivery], *, lease_seconds: float) -> Sequence[Delivery]:
-        """One script for each queue, all in one round trip. It takes only what is still pending."""
+        """Extend leases with one script per queue, all in one round trip. Deliveries no longer pending are returned as
+        lost.
+        """
         shared.check_seconds("lease_seconds", lease_seconds, shared.CAPABILITIES.lease_seconds_max)
         pages = list(_pages(deliveries))
         if not pages:
@@ -192,33 +203,35 @@ class RedisStreamsBroker:
         self._doubts.let_go(lost.values())
         return list(lost.values())
 
-    # --- looking
+    # --- inspection
 
     def stats(self, queue: str) -> QueueStats:
-        """Leases that are over are put back first. What others put into the stream counts as visible."""
+        """Return the counts and ages after requeueing deliveries past their lease. Entries of other clients count as
+        visible.
+        """
         self._turns.sweep_due([queue], LEASE_SECONDS, tidy=False)
         return read_stats(self._server, self._keys, queue)
 
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:
-        """Messages in any state, by the age of their ids. An id that has left the queue is a fine place to go on."""
+        """Return messages in any state, ordered by id. ``after_id`` may name a message that has left the queue."""
         self._turns.sweep_due([queue], LEASE_SECONDS, tidy=False)
         return read_messages(self._server, self._keys, queue, messages_max=messages_max, after_id=after_id)
 
     def sender_key(self, queue: str) -> str:
-        """The key of the stream into which other clients put messages with XADD."""
+        """Return the key of the stream into which other clients put messages with XADD."""
         return self._keys.stream(queue)
 
     def unread_stream(self, queue: str) -> tuple[str, int] | None:
-        """The key of the stream at the queue's unescaped name, and its entries; None if it has none.
+        """Return the key and length of the stream at the queue's unescaped name; None if there is none or it is empty.
 
-        No worker reads that stream: a sender used the name as it is where it has to be escaped.
+        No worker reads that stream: its sender did not escape a name that needs it.
         """
         key = self._keys.unescaped_stream(queue)
         if key is None:
             return None
         try:
             entries = int(self._server.ask("XLEN", key))
-        except ConfigurationError:  # it is no stream, or there is no right to read it
+        except ConfigurationError:  # not a stream, or no right to read it
             return None
         return (key, entries) if entries else None
 
@@ -233,17 +246,17 @@ class RedisStreamsBroker:
         return self._queues.retention_seconds(queue)
 
     def discard(self, queue: str, ids: Sequence[str]) -> int:
-        """A thousand in one script, which looks through the queue until it has found them."""
+        """Delete messages, a thousand per script. The script searches the queue until it has found them."""
         return discard(self._server, self._keys, queue, ids)
 
     def purge(self, queue: str) -> int:
         return int(self._server.ask(*script("purge", [self._keys.stream(queue)])))
 
     def dropped(self, queue: str) -> int:
-        """How many dead letters this queue has deleted at the end of their retention."""
+        """Return how many expired dead letters this queue has deleted."""
         return int(self._server.ask("HGET", self._keys.settings(queue), "dropped") or 0)
 
-    # --- steering
+    # --- control
 
     def pause(self, queue: str) -> None:
         shared.check_queue(queue)
@@ -253,10 +266,10 @@ class RedisStreamsBroker:
     def resume(self, queue: str) -> None:
         if self._server.ask("HDEL", self._keys.settings(queue), "paused"):
             wake = self._keys.wake(queue)
-            self._server.run(("DEL", wake), ("RPUSH", wake, "1"))  # one token, whatever was there
+            self._server.run(("DEL", wake), ("RPUSH", wake, "1"))  # exactly one token, even if one was there
 
     def now(self) -> float:
-        """The server's. Raises `TemporaryError` if it does not answer."""
+        """Return the server's time. Raise `TemporaryError` if it does not respond."""
         seconds, microseconds = self._server.ask("TIME")
         return int(seconds) + int(microseconds) / 1e6
 
@@ -264,7 +277,7 @@ class RedisStreamsBroker:
         return bool(self._server.ask("HEXISTS", self._keys.settings(queue), "paused"))
 
     def release_holder(self, holder: str) -> int:
-        """End all leases of a worker that is proven dead: visible at once, the attempt stays counted."""
+        """End all leases of a worker that is proven dead. Its messages are visible at once; the attempts count."""
         released = 0
         for queue in self.queue_names():
             count, exhausted = self._sweeping.release(queue, holder)
@@ -273,23 +286,26 @@ class RedisStreamsBroker:
         return released
 
     def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> Listening:
-        if self._server.is_cluster:  # one command cannot wait for keys of several slots
+        if self._server.is_cluster:  # one command cannot wait for keys in several slots
             return NoArrivalListener()
         wakes = {queue: self._keys.wake(queue) for queue in queues}
         return RedisArrivalListener(self._server, wakes, tell, clock=self._clock, random=self._random)
 
     def close(self) -> None:
-        """A receiver that waits returns empty; calls after this raise TemporaryError."""
+        """Close the connections. A waiting receiver returns no messages; later calls raise TemporaryError."""
         self._closed = True
         self._server.close()
 
-    # --- inside
+    # --- internals
 
     def _consumer(self, lease_seconds: float) -> str:
         return f"{self._holder}|{self._boot}|{milliseconds(lease_seconds)}"
 
     def _wait(self, ask: ReceiveRequest, lease_seconds: float, wait_seconds: float) -> Sequence[Delivery]:
-        """Wait for a token, a delay's or a lease's end, and look again. The server's clock counts."""
+        """Poll again after each wake-up token, delay or sweep interval until messages arrive or the time is over.
+
+        The deadline is measured on the server's clock.
+        """
         deadline: float | None = None
         try:
             while True:
@@ -309,7 +325,7 @@ class RedisStreamsBroker:
 
 
 def _pages(deliveries: Sequence[Delivery]) -> Iterable[tuple[str, dict[str, Delivery]]]:
-    """By queue, and no more at once than a script takes: the deliveries by their entries' ids."""
+    """Yield the deliveries of each queue by their entries' ids, at most `EXTEND_MAX` at once."""
     by_queue: dict[str, dict[str, Delivery]] = {}
     for delivery in deliveries:
         entry = entry_of(delivery.receipt)

@@ -1,4 +1,4 @@
-"""What a server says of itself, and whether this user may do there what a broker has to: for `penstock doctor`."""
+"""Facts about a server, and a trial of every command the broker needs: for `penstock doctor`."""
 
 import secrets
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ from penstock.messaging.settlement import Ack, DeadLetter, Release
 
 _LEASE_SECONDS = 10.0
 _DELAY_SECONDS = 0.02
-_WINDOW_SECONDS = 1.0  # for deduplication: what it leaves is gone after that
+_WINDOW_SECONDS = 1.0  # for deduplication; its keys expire after that
 _QUEUE, _ONCE = "try", "1"
 _PARTS = ("queue", "ring", "ready", "delayed", "stream", "wake", f"once:{_ONCE}")  # of a queue's keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFacts:
-    """As one server tells them; of a cluster, one of its nodes. None: this user may not look."""
+    """The server's own report; in a cluster, one node's. None: this user may not read it."""
 
     version: str | None
     is_primary: bool | None
@@ -39,15 +39,15 @@ class ServerFacts:
     snapshots: str | None  # the setting save; empty: never
     replicas: int | None
     replicas_min: int | None  # min-replicas-to-write
-    clock_ahead_seconds: float  # the server's clock less ours
+    clock_ahead_seconds: float  # the server's clock minus ours
     round_trip_seconds: float
 
 
 def inspect_server(url: str, *, clock: Clock) -> ServerFacts:
-    """Ask the server. Raises `TemporaryError` and `ConfigurationError` where that cannot be done."""
+    """Query the server. Raise `TemporaryError` or `ConfigurationError` if that fails."""
     server = Server(url)
     try:
-        server.ask("TIME")  # connects, and brings the scripts: not part of a round trip
+        server.ask("TIME")  # connects and loads the scripts, which is not part of a round trip
         began, began_at = clock.monotonic(), clock.now()
         seconds, microseconds = server.ask("TIME")
         took_seconds = clock.monotonic() - began
@@ -72,9 +72,10 @@ def inspect_server(url: str, *, clock: Clock) -> ServerFacts:
 
 
 def try_everything(url: str, *, prefix: str) -> None:
-    """Send, receive, extend, settle in every way and look, in queues of a prefix of its own, which are removed again.
+    """Send, receive, extend, inspect, and settle in every way, in queues under a prefix of their own, then remove
+    those.
 
-    Raises what the broker raised at the first thing that this user may not do.
+    Raises the broker's error at the first operation that this user may not perform.
     """
     own = f"{prefix}:doctor-{secrets.token_hex(4)}"
     broker = RedisStreamsBroker(url, holder="doctor", prefix=own, deduplication_window_seconds=_WINDOW_SECONDS)
@@ -120,7 +121,7 @@ def _one(broker: RedisStreamsBroker) -> Delivery:
 
 
 def _remove(url: str, prefix: str) -> None:
-    """Whatever may be left, key by key, as a cluster wants it. What this user may not remove stays."""
+    """Delete the keys that may be left, one by one as a cluster requires. Keys this user may not delete stay."""
     keys = QueueKeys(prefix)
     names = [keys.queues]
     for queue in (_QUEUE, f"{_QUEUE}{DEAD_LETTER_SUFFIX}"):
@@ -129,7 +130,7 @@ def _remove(url: str, prefix: str) -> None:
     server = Server(url)
     try:
         server.run(*[("UNLINK", name) for name in names])
-    except PenstockError:  # told by what was tried
+    except PenstockError:  # the trial has already reported the reason
         pass
     finally:
         server.close()
@@ -138,13 +139,13 @@ def _remove(url: str, prefix: str) -> None:
 def _info(server: Server) -> Mapping[str, Any]:
     try:
         found: Mapping[str, Any] = server.ask("INFO")
-    except (PenstockError, ResponseError):  # not for this user, and not needed for the work
+    except (PenstockError, ResponseError):  # not permitted to this user, and not needed by the broker
         return {}
     return found
 
 
 def _setting(server: Server, name: str) -> str | None:
-    """None where this user may not look, as with most hosted servers."""
+    """Return a server setting; None if this user may not read it, as on most hosted servers."""
     try:
         found: Mapping[str, str] = server.ask("CONFIG GET", name)
     except (PenstockError, ResponseError):

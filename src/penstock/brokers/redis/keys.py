@@ -1,25 +1,24 @@
-"""The names of a queue's keys. Together they lie in one slot of a cluster, those of its dead letters beside them."""
+"""The names of a queue's keys. They lie in one slot of a cluster, together with those of its dead-letter queues."""
 
 import random
 from urllib.parse import quote, unquote
 
 from penstock.messaging.broker import DEAD_LETTER_SUFFIX, SECOND_TIER_SUFFIX
 
-_PLAIN = (
-    " !$&'()*+,/;=?@[]^|~"  # besides letters, digits and -._ : what a name keeps as it is; braces and % it does not
-)
+_PLAIN = " !$&'()*+,/;=?@[]^|~"  # kept unescaped, with letters, digits and -._ ; braces and % are escaped
 
 
 def new_store() -> str:
-    """A name for a queue that the server has to make: ids and receipts of it never meet those of another one.
+    """Return a store name, for use if the server has to create the queue. It keeps ids and receipt handles unique.
 
-    Asked for with every turn, and so not of the system's random numbers, which cost as much as a message (measured).
+    Each turn needs one, so it does not come from the system's random source, which costs as much as a message
+    (measured).
     """
     return f"{random.getrandbits(64):016x}"
 
 
 def _shortened(name: str) -> str:
-    """The name of the queue whose dead letters lie there, if the name says so."""
+    """Return the name without its dead-letter suffix, if it has one."""
     for suffix in (DEAD_LETTER_SUFFIX, SECOND_TIER_SUFFIX):
         if name.endswith(suffix) and name != suffix:
             return name.removesuffix(suffix)
@@ -32,41 +31,43 @@ class QueueKeys:
     def __init__(self, prefix: str) -> None:
         self.queues = f"{prefix}:queues"
         self._prefix = prefix
-        self._streams: dict[str, str] = {}  # any thread's: the same name gives the same key
+        self._streams: dict[str, str] = {}  # written by any thread: a name always maps to the same key
 
     def base(self, queue: str) -> str:
-        """What each key of the queue begins with: ``penstock:{orders}``, and for its dead letters
-        ``penstock:{orders}-dlq`` and ``penstock:{orders}-dead``."""
+        """Return the beginning of the queue's keys: ``penstock:{orders}``, and for its dead letters
+        ``penstock:{orders}-dlq`` and ``penstock:{orders}-dead``.
+        """
         name = self._head(queue)
         return f"{self._prefix}:{{{quote(name, safe=_PLAIN)}}}{queue.removeprefix(name)}"
 
     def stream(self, queue: str) -> str:
-        """The stream of what is handed over."""
+        """Return the key of the stream of deliveries."""
         found = self._streams.get(queue)
         if found is None:
             found = self._streams[queue] = f"{self.base(queue)}:stream"
         return found
 
     def unescaped_stream(self, queue: str) -> str | None:
-        """The key that a foreign sender takes for the stream if it writes the queue's name as it is; None if that is
-        the stream."""
+        """Return the stream key that a foreign sender would use with the unescaped queue name; None if that is the
+        right key.
+        """
         if queue != self._head(queue):
-            return None  # dead letters, which no foreign client sends
+            return None  # a dead-letter queue, to which no foreign client sends
         plain = f"{self._prefix}:{{{queue}}}:stream"
-        return None if plain == self.stream(unquote(queue)) else plain  # its own, or another queue's
+        return None if plain == self.stream(unquote(queue)) else plain  # the stream of this queue, or of another
 
     @staticmethod
     def _head(queue: str) -> str:
-        """The name of the queue to whose keys those of the dead letters in ``queue`` belong."""
+        """Return the name of the source queue, without any dead-letter suffixes."""
         name = queue
         while (shorter := _shortened(name)) != name:
             name = shorter
         return name
 
     def wake(self, queue: str) -> str:
-        """The list in which a sender leaves a token."""
+        """Return the key of the list for the wake-up token."""
         return f"{self.base(queue)}:wake"
 
     def settings(self, queue: str) -> str:
-        """The hash of what the queue was told."""
+        """Return the key of the hash with the queue's settings."""
         return f"{self.base(queue)}:queue"

@@ -1,4 +1,4 @@
-"""Hearing of arrivals: a thread that waits for the token that senders leave."""
+"""Arrival listener: a thread that waits for the wake-up token that senders leave."""
 
 import threading
 from collections.abc import Callable, Mapping, Set
@@ -9,28 +9,28 @@ from penstock.errors import PenstockError
 from penstock.messaging.backoff import Random, backoff_seconds
 from penstock.messaging.clock import Clock
 
-WAIT_SECONDS = 1.0  # of one look: none is ever broken off (redis-py's connections do not stand that), so it is short
+WAIT_SECONDS = 1.0  # per wait; redis-py's connections do not survive a cancelled one, so it is short
 BACKOFF_BASE_SECONDS, BACKOFF_CAP_SECONDS = 0.2, 5.0
 
 
 class RedisArrivalListener:
-    """`penstock.messaging.broker.Listening`. There is one token at most, so an arrival wakes one worker, not all.
+    """`penstock.messaging.broker.Listening`. There is at most one token, so an arrival wakes one worker, not all.
 
-    A token that comes when nobody wants it any more is put back for another worker.
+    A token that arrives when this worker no longer wants it is put back for another.
     """
 
     def __init__(
         self, server: Server, wakes: Mapping[str, str], tell: Callable[[], None], *, clock: Clock, random: Random
     ) -> None:
-        """``wakes`` are the lists of tokens, by queue."""
+        """Start the thread. ``wakes`` are the keys of the token lists, by queue."""
         self._server = server
         self._known = frozenset(wakes)
         self._queues = {key.encode(): queue for queue, key in wakes.items()}
         self._tell = tell
         self._clock = clock
         self._random = random
-        self._wanted: Set[str] = frozenset()  # of which queues; by the worker's thread, as is the next
-        self._listens = threading.Event()  # unset by the thread below as well, when it has told
+        self._wanted: Set[str] = frozenset()  # queues; written by the worker's thread, as is `_listens`
+        self._listens = threading.Event()  # also cleared by the listener's thread after calling tell
         self._closed = threading.Event()
         self._client = server.blocking()
         self._thread = threading.Thread(target=self._run, name="penstock-listening", daemon=True)
@@ -44,7 +44,7 @@ class RedisArrivalListener:
             self._listens.set()
 
     def close(self) -> None:
-        """Returns at once; the thread ends after its last look, and puts back what that brings."""
+        """Return at once. The thread ends after its current wait and puts back a token it receives."""
         self._closed.set()
         self._listens.set()
 
@@ -56,9 +56,10 @@ class RedisArrivalListener:
                 if not self._closed.is_set():
                     self._listen()
                 failures = 0
-            except PenstockError:  # away: the worker meets that itself, when it asks
+            except PenstockError:  # the worker meets the same error when it polls
                 failures += 1
-                self._client.connection_pool.disconnect()  # perhaps of a replica: the address may lead elsewhere now
+                # Perhaps to a replica: the address may lead to another server now
+                self._client.connection_pool.disconnect()
                 self._clock.wait(self._closed, self._pause_seconds(failures))
         self._client.close()
 
@@ -82,7 +83,7 @@ class RedisArrivalListener:
 
 
 class NoArrivalListener:
-    """Where nothing is heard: a worker asks now and then."""
+    """`penstock.messaging.broker.Listening` without any wake-up: the worker polls from time to time."""
 
     def want(self, queues: Set[str]) -> None:
         pass

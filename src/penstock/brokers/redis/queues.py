@@ -1,6 +1,7 @@
-"""Which queues there are and what each was told: written by us where we were given settings, else read.
+"""The list of queues and their settings on the server, and reads that lease nothing.
 
-Looking at a queue without taking anything: how it stands, and which messages are there.
+- `RedisQueues`: register queues, write configured settings, read those of others
+- `read_stats`, `read_messages`, `discard`: inspect a queue and delete from it
 """
 
 from collections.abc import Sequence
@@ -24,37 +25,45 @@ _DEFAULT_RETENTION_SECONDS = QueueSettings(name="default").retention_seconds
 
 
 class RedisQueues:
-    """Keeps the server's list of queues and their settings. Any thread may call it."""
+    """The server's list of queues and their settings. Thread-safe."""
 
     def __init__(self, server: Server, keys: QueueKeys, given: Sequence[QueueSettings]) -> None:
         self._server = server
         self._keys = keys
         self._given = {settings.name: settings for settings in given}
-        self._heard: dict[str, QueueSettings] = {}  # by queue, what the server said last; any thread's
-        self._listed: dict[str, str] = {}  # the store under which each queue was listed last; any thread's
+        # By queue, the settings last read from the server; written by any thread
+        self._heard: dict[str, QueueSettings] = {}
+        self._listed: dict[str, str] = {}  # by queue, the store name when last registered; written by any thread
 
     def configure(self) -> None:
-        """Tell the server what was given. Raises what the server raises, and `ConfigurationError` in a cluster for a
-        dead-letter queue that lies elsewhere."""
+        """Write the configured settings to the server.
+
+        Raises the server's errors, and `ConfigurationError` in a cluster if a dead-letter queue lies in another slot.
+        """
         for settings in self._given.values():
             self._configure(settings)
 
     def names(self) -> Sequence[str]:
-        """Those that are listed, sorted."""
+        """Return the registered queues, sorted."""
         return sorted(name.decode() for name in self._server.ask("SMEMBERS", self._keys.queues))
 
     def enlist_before(self, queue: str) -> None:
-        """Before the first message of ours: whatever becomes of that, nobody is to look for its queue in vain."""
+        """Register the queue before this broker's first send, so that its messages are found even if the send's outcome
+        is unknown.
+        """
         if queue not in self._listed:
             self._server.ask("SADD", self._keys.queues, queue)
             self._listed[queue] = ""
 
     def enlist(self, queue: str, store: str) -> None:
-        """Let `names` know it, and it its settings: at first, and when the server forgot everything since."""
+        """Register the queue and its configured settings, the first time and after the server lost its data.
+
+        A new store name reveals the loss.
+        """
         if self._listed.get(queue) == "" and queue not in self._given:
             self._listed[queue] = store
         elif self._listed.get(queue) != store:
-            with suppress(TemporaryError):  # no memory left, or away by now: what was asked is done all the same
+            with suppress(TemporaryError):  # out of memory or away: the caller's operation succeeded all the same
                 if queue in self._given:
                     self._configure(self._given[queue])
                 else:
@@ -62,15 +71,15 @@ class RedisQueues:
                 self._listed[queue] = store
 
     def hear(self, settings: QueueSettings) -> None:
-        """The server said this of a queue."""
+        """Remember settings that the server returned."""
         self._heard[settings.name] = settings
 
     def dead_letter_queue(self, queue: str) -> str:
-        """Where the queue's dead letters go, by what was heard last."""
+        """Return the queue's dead-letter queue by the settings last read."""
         return shared.dead_letter_queue(self._heard.get(queue) or self._asked(queue))
 
     def retention_seconds(self, queue: str) -> float:
-        """As the server has it now."""
+        """Return the retention now set on the server."""
         return self._asked(queue).retention_seconds
 
     def _asked(self, queue: str) -> QueueSettings:
@@ -106,12 +115,14 @@ class RedisQueues:
         self._listed[name] = (answers[-1] or b"").decode()
 
     def _second_tier(self, queue: str) -> str | None:
-        """Where the letters go of a queue that we name as another one's dead-letter queue; None: its name says it."""
+        """Return the final DLQ to configure for a queue that is another one's dead-letter queue; None if its name
+        implies it.
+        """
         named = any(settings.dead_letter_queue == queue for settings in self._given.values())
         return f"{queue}{SECOND_TIER_SUFFIX}" if named and not names_dead_letters(queue) else None
 
     def _made_dead_letter_queue(self, queue: str) -> Sequence[Command]:
-        """What tells the server so, whoever gives that queue its settings."""
+        """Return the commands that mark the queue as a dead-letter queue, without replacing settings it has."""
         key, second_tier = self._keys.settings(queue), self._second_tier(queue)
         commands: list[Command] = [("HSET", key, "holds_dead", "1")]
         return [*commands, ("HSETNX", key, "dead_letter_queue", second_tier)] if second_tier else commands
@@ -120,7 +131,7 @@ class RedisQueues:
 def settings_of(
     queue: str, *, retention: bytes | None, receives_max: bytes | None, dead_letter_queue: bytes | None
 ) -> QueueSettings:
-    """From what the queue's hash holds; the retention there is in milliseconds."""
+    """Return the settings in a queue's hash, where the retention is in milliseconds."""
     return QueueSettings(
         name=queue,
         dead_letter_queue=None if dead_letter_queue is None else dead_letter_queue.decode(),
@@ -129,12 +140,12 @@ def settings_of(
     )
 
 
-BROWSE_MAX = 1_000  # messages in one answer
-DISCARD_MAX = 1_000  # messages in one script
+BROWSE_MAX = 1_000  # messages per reply
+DISCARD_MAX = 1_000  # messages per script
 
 
 def read_stats(server: Server, keys: QueueKeys, queue: str) -> QueueStats:
-    """What others put into the stream counts as visible."""
+    """Return the counts and ages. Entries that other clients put into the stream count as visible."""
     answer = server.ask(*script("stats", [keys.stream(queue)]))
     if not answer:
         return shared.NEVER_HEARD_OF
@@ -153,7 +164,7 @@ def read_stats(server: Server, keys: QueueKeys, queue: str) -> QueueStats:
 def read_messages(
     server: Server, keys: QueueKeys, queue: str, *, messages_max: int, after_id: str | None
 ) -> Sequence[Message]:
-    """Messages in any state, by the age of their ids; ``after_id`` may have left the queue meanwhile."""
+    """Return messages in any state, ordered by id. ``after_id`` may name a message that has left the queue."""
     found: list[Message] = []
     after: int | None = 0
     if after_id is not None:
@@ -170,12 +181,12 @@ def read_messages(
 
 
 def discard(server: Server, keys: QueueKeys, queue: str, ids: Sequence[str]) -> int:
-    """Delete these messages, in whatever state; answers how many were there."""
+    """Delete these messages in any state; return how many existed."""
     store = server.ask("HGET", keys.settings(queue), "store")
     if store is None:
         return 0
     found = (shared.seq_of(store.decode(), id) for id in ids)
     seqs = list(dict.fromkeys(seq for seq in found if seq))
     pages = (seqs[at : at + DISCARD_MAX] for at in range(0, len(seqs), DISCARD_MAX))
-    gone = f"gone {new_store()}"  # so that no sender can have written the same
+    gone = f"gone {new_store()}"  # a placeholder that no sender can have written
     return sum(int(server.ask(*script("discard", [keys.stream(queue)], gone, *page))) for page in pages)

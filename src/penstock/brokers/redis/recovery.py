@@ -1,6 +1,7 @@
-"""Putting back what dead workers held, page by page through the pending list, and tidying up after them.
+"""Recovery of deliveries that no worker settles.
 
-Messages handed over to us in an answer that never came: they go back at once, not when their lease ends.
+- `LeaseSweeper`: requeue deliveries past their lease, page by page through the pending list; remove dead consumers
+- `UnconfirmedDeliveries`: release at once, without waiting for the lease, deliveries whose reply never arrived
 """
 
 import threading
@@ -18,23 +19,23 @@ from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 
-PAGE = 500  # entries one call looks at: less than a millisecond of the server
-CONSUMER_IDLE_SECONDS = 3_600.0  # after which a worker that holds nothing is dead
+PAGE = 500  # entries per call, which takes the server less than a millisecond
+CONSUMER_IDLE_SECONDS = 3_600.0  # after which a consumer without pending entries counts as dead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExhaustedDelivery:
-    """A message whose last hand-over's lease is over; still pending, for whoever buries it."""
+    """A delivery whose lease ended and whose message has no attempts left. It stays pending until dead-lettered."""
 
     delivery: Delivery
-    state: MessageState  # before that hand-over
+    state: MessageState  # before that delivery
     started_at: float
     ended_at: float
     worker: str
 
 
 class LeaseSweeper:
-    """When each queue is swept next, and how. The I/O thread's, and anybody's who looks at a queue."""
+    """Schedule and run the sweeps of queues. Used by the I/O thread and by any thread that reads a queue's stats."""
 
     def __init__(
         self,
@@ -52,32 +53,39 @@ class LeaseSweeper:
         self._clock = clock
         self._random = random
         self._tell = tell
-        # By queue: when it was swept (monotonic), and the share of its time until the next; a race costs a sweep.
+        # By queue: time of the last sweep (monotonic), and the fraction of the interval until the next. A race costs
+        # one additional sweep.
         self._swept: dict[str, tuple[float, float]] = {}
 
     def seconds(self, lease_seconds: float) -> float:
-        """Between two sweeps: half a lease unless told otherwise."""
+        """Return the interval between sweeps: the configured one, else half a lease."""
         return lease_seconds / 2 if self._every_seconds is None else self._every_seconds
 
     def due(self, queues: Iterable[str], lease_seconds: float) -> list[str]:
-        """Those to be swept now; they count as swept. Who only looks, with a longer lease, makes no worker wait."""
+        """Return the queues to sweep now, and mark them as swept.
+
+        The interval is that of the caller's lease, so a read-only client with a longer one does not delay a worker's
+        sweeps.
+        """
         now = self._clock.monotonic()
         due = [queue for queue in queues if self._is_due(queue, lease_seconds, now)]
-        for queue in due:  # jitter, and not all workers at the same moment
+        for queue in due:  # jitter, so that workers do not all sweep at once
             self._swept[queue] = (now, 0.5 + self._random() / 2)
         return due
 
     def sweep(self, queue: str) -> list[ExhaustedDelivery]:
-        """Put back what is held past its lease; answers what nobody should get again, which stays as it is."""
+        """Requeue deliveries past their lease; return those without attempts left, which stay pending."""
         return [dead for _, exhausted in self._pages(queue, "") for dead in exhausted]
 
     def release(self, queue: str, holder: str) -> tuple[int, list[ExhaustedDelivery]]:
-        """Put back what a worker that is proven dead holds; answers how many, and the rest as `sweep` does."""
+        """Requeue the deliveries of a worker that is proven dead. Return their number, and the exhausted ones as
+        `sweep` does.
+        """
         pages = list(self._pages(queue, holder))
         return sum(count for count, _ in pages), [dead for _, exhausted in pages for dead in exhausted]
 
     def tidy(self, queue: str) -> int:
-        """Forget the consumers of workers that are long dead and hold nothing."""
+        """Delete the consumers of workers that are long dead and hold nothing."""
         idle = int(CONSUMER_IDLE_SECONDS * 1000)
         return int(self._server.ask(*script("tidy", [self._keys.stream(queue)], idle)))
 
@@ -88,7 +96,7 @@ class LeaseSweeper:
     def _pages(self, queue: str, holder: str) -> Iterator[tuple[int, list[ExhaustedDelivery]]]:
         stream = self._keys.stream(queue)
         begin = "-"
-        while begin:  # ends: the pending list does
+        while begin:  # terminates with the pending list
             begin, count, vanished, exhausted = self._server.ask(*script("sweep", [stream], begin, PAGE, holder))
             if vanished:
                 self._tell(MessagesVanished(queue=queue, entries=tuple(id.decode() for id in vanished)))
@@ -108,15 +116,15 @@ class LeaseSweeper:
         )
 
 
-PUT_BACK_MAX = 1_000  # in one script
+PUT_BACK_MAX = 1_000  # per script
 NEVER_ARRIVED = "its delivery never arrived"
 
 
 class UnconfirmedDeliveries:
-    """Knows what this broker holds, and after a broken call puts back the rest of what the server thinks it holds.
+    """The deliveries this broker holds; after a failed call, it releases all others that the server lists as pending.
 
-    Any thread may call it. What another thread is taking at that moment must not be mistaken for lost, so it waits for
-    a moment in which nobody takes.
+    Thread-safe. Deliveries that another thread is receiving at that moment are not lost, so the release is postponed
+    until no call is receiving.
     """
 
     def __init__(self, server: Server, keys: QueueKeys, *, worker: str) -> None:
@@ -124,13 +132,15 @@ class UnconfirmedDeliveries:
         self._keys = keys
         self._worker = worker
         self._lock = threading.Lock()
-        self._taking = 0  # under the lock: calls under way
-        self._in_doubt: set[tuple[str, str]] = set()  # under the lock: queues, each with the consumer that took
-        self._held: dict[str, set[str]] = {}  # by queue, the receipts handed out; any thread's, set by set
+        self._taking = 0  # calls under way; written under the lock
+        self._in_doubt: set[tuple[str, str]] = set()  # queue and consumer of each failed call; written under the lock
+        self._held: dict[str, set[str]] = {}  # by queue, the receipt handles received; any thread changes a set
 
     @contextmanager
     def taking(self, queues: Sequence[str], consumer: str) -> Iterator[None]:
-        """Around a call that takes, and around making known what it brought. What raises leaves doubts."""
+        """Wrap a call that receives, up to recording its deliveries with `holds`. An error leaves these queues in
+        doubt.
+        """
         with self._lock:
             self._taking += 1
         failed = True
@@ -144,19 +154,19 @@ class UnconfirmedDeliveries:
                     self._in_doubt.update((queue, consumer) for queue in queues)
 
     def holds(self, deliveries: Iterable[Delivery]) -> None:
-        """These arrived."""
+        """Record deliveries that arrived."""
         for delivery in deliveries:
             self._held.setdefault(delivery.queue, set()).add(delivery.receipt)
 
     def let_go(self, deliveries: Iterable[Delivery]) -> None:
-        """These are settled, or lost."""
+        """Forget deliveries that are settled or lost."""
         for delivery in deliveries:
             self._held.get(delivery.queue, set()).discard(delivery.receipt)
 
     def resolve(self, queues: Collection[str] | None = None) -> None:
-        """Put back what is in doubt, if anything is, in these queues or in all.
+        """Release the deliveries in doubt in these queues (None: all); do nothing while a call is receiving.
 
-        Raises what the server raises; the doubts then stay.
+        Raises the server's errors; the doubts then remain.
         """
         if not self._in_doubt:
             return
@@ -169,7 +179,10 @@ class UnconfirmedDeliveries:
                     self._in_doubt.discard((queue, consumer))
 
     def _put_back_unknown(self, queue: str, consumer: str) -> None:
-        """Looks first and names what goes back: a request that comes late must not take what we got since."""
+        """Read the unknown entries, then release exactly those.
+
+        A release request that arrives late must not release messages received since.
+        """
         receipts = {entry_of(receipt): receipt for receipt in tuple(self._held.get(queue, ()))}
         unknown, gone = self._server.ask(*script("doubts", [self._keys.stream(queue)], consumer, *receipts))
         self._held.get(queue, set()).difference_update(receipts[id.decode()] for id in gone)

@@ -1,9 +1,9 @@
-"""Speaking to the server: connections, scripts, and what its errors mean.
+"""The connection to the server: the scripts, commands, and the translation of errors.
 
-Nothing is ever tried again in here: redis-py's own retries would send an XADD twice and read twice (measured). What
-fails raises, and whoever asked asks again when it makes sense.
+Nothing is retried here: redis-py's own retries would send an XADD twice and read twice (measured). A failed call
+raises, and the caller decides when to call again.
 
-The Lua scripts beside this file: each is what its name says, with `common.lua` before it.
+Each Lua script beside this file is named after its operation and is sent with `common.lua` before it.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ NAMES = ("send", "take", "settle", "extend", "sweep", "doubts", "peek", "stats",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """A script as the server gets it, and the name it then knows it by."""
+    """A script as sent to the server, with the SHA-1 by which the server then knows it."""
 
     name: str
     text: str
@@ -49,7 +49,7 @@ class Script:
 
 @cache
 def scripts() -> Mapping[str, Script]:
-    """Every script, by name."""
+    """Return the scripts by name."""
     folder = files(__package__).joinpath("lua")
     common = folder.joinpath("common.lua").read_text(encoding="utf-8")
     texts = {name: f"{common}\n{folder.joinpath(f'{name}.lua').read_text(encoding='utf-8')}" for name in NAMES}
@@ -61,9 +61,9 @@ def scripts() -> Mapping[str, Script]:
 
 VERSION_MIN = (6, 2)
 CONNECT_SECONDS = 5.0
-ANSWER_SECONDS = 10.0  # after which a server that does not answer is away; blocking waits end sooner
+ANSWER_SECONDS = 10.0  # after which an unresponsive server counts as away; blocking calls end sooner
 CONNECTIONS_MAX = 64
-_SLIPS = {  # what servers say of addresses that lead to them and do not fit, and what to do about it
+_SLIPS = {  # errors of servers whose address is wrong in some detail, and remedies
     "DB index is out of range": "it has fewer databases than that number; give a smaller one, or a prefix instead",
     "Cluster mode is not enabled": "it is no cluster; write redis:// instead of redis+cluster://",
 }
@@ -74,52 +74,52 @@ Answer = TypeVar("Answer")
 
 
 def script(name: str, keys: Sequence[str], *arguments: Any) -> Command:
-    """The command that runs a script."""
+    """Return the command that runs a script."""
     return ("EVALSHA", scripts()[name].sha, len(keys), *keys, *arguments)
 
 
 class Server:
-    """One server or cluster. Thread-safe: each call takes a connection of its own out of a pool."""
+    """One server or cluster. Thread-safe: each call takes its own connection from a pool."""
 
     def __init__(self, url: str) -> None:
         self.shown_url = masked(url)
         self._own = OwnSockets("this view of the Redis broker")
-        self._ready = False  # written under the lock: scripts are there, and the version is right
-        self._known = False  # written under the lock, never unset: it once let us in
-        self._closed = False  # written by the thread that closes
+        self._ready = False  # scripts loaded and version checked; written under the lock
+        self._known = False  # the server has accepted us before; written under the lock, never unset
+        self._closed = False  # written by the thread that calls close
         self._lock = threading.Lock()
         self._url = url
         self.is_cluster = url.partition("://")[0].endswith(_CLUSTER)
-        # A cluster's client asks it for its slots when it is made, so it is made when first needed, under the lock.
+        # A cluster client asks the cluster for its slots on creation, so it is created on first use, under the lock.
         self._client: Any = None if self.is_cluster else self._made()
 
     def run(self, *commands: Command) -> list[Any]:
-        """Each command's answer, or the error that it alone met; in one round trip but for clusters.
+        """Return each command's reply or error, in one round trip except in clusters.
 
-        Raises `TemporaryError` or `ConfigurationError` where the server could not be spoken to at all; a cluster's
-        nodes fail apart, each command with its own.
+        Raises `TemporaryError` or `ConfigurationError` if the server cannot be reached at all. A cluster's nodes fail
+        independently, so there each command has its own error.
         """
         with self.translated():
             self._make_ready()
             answers = self._sent(commands)
             missing = [at for at, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
-            if missing:  # it was restarted, or told to forget: nothing of these was done
+            if missing:  # the server was restarted or its scripts were flushed: these commands did nothing
                 self._load()
                 for at, answer in zip(missing, self._sent([commands[at] for at in missing]), strict=True):
                     answers[at] = answer
         return [self._meant(answer) if isinstance(answer, Exception) else answer for answer in answers]
 
     def ask(self, *command: Any) -> Any:
-        """The answer to one command. Raises what `run` raises, and the command's own error."""
+        """Return the reply to one command. Raises the errors of `run`, and the command's own."""
         (answer,) = self.run(command)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     def atomically(self, *commands: Command) -> list[Any]:
-        """All of these scripts or none, one after the other with nothing between; in a cluster, one by one.
+        """Run all of these scripts as one transaction, or none; in a cluster, one by one.
 
-        Raises `UnknownOutcome` where the connection broke before the answer came.
+        Raises `UnknownOutcome` if the connection broke before the reply arrived.
         """
         with self.translated():
             self._make_ready()
@@ -136,7 +136,7 @@ class Server:
                 raise
 
     def blocking(self) -> redis.Redis:
-        """A client of one connection for waiting in; who takes it closes it."""
+        """Return a client with a single connection of its own for blocking calls. The caller closes it."""
         pool = self._client.connection_pool
         return redis.Redis(
             connection_pool=redis.ConnectionPool(
@@ -145,7 +145,7 @@ class Server:
         )
 
     def close(self) -> None:
-        """Close what nobody uses at this moment; calls that are under way end by themselves."""
+        """Close the idle connections. Calls under way are not interrupted."""
         self._closed = True
         if not self.is_cluster:
             self._client.connection_pool.disconnect(inuse_connections=False)
@@ -154,7 +154,7 @@ class Server:
 
     @contextmanager
     def translated(self) -> Iterator[None]:
-        """Turn the library's errors into ours."""
+        """Translate redis-py's errors into Penstock's."""
         self._own.check()
         if self._closed:
             raise TemporaryError("this view of the Redis broker was closed: open another one")
@@ -177,7 +177,7 @@ class Server:
             if self.is_cluster:
                 return RedisCluster.from_url(f"{scheme.removesuffix(_CLUSTER)}://{rest}", **options)
             client = redis.Redis.from_url(self._url, max_connections=CONNECTIONS_MAX, **options)
-            client.connection_pool.make_connection()  # which refuses what it does not know, and connects to nothing
+            client.connection_pool.make_connection()  # rejects unknown options; does not connect
         except (ValueError, TypeError) as error:
             raise ConfigurationError(
                 f"The broker's address {self.shown_url} cannot be read: {error}; write redis://HOST:PORT/DB."
@@ -197,7 +197,7 @@ class Server:
     def _check_version(self) -> None:
         try:
             info = self._client.info("server")
-        except NoPermissionError:  # then the scripts will say what is missing
+        except NoPermissionError:  # the scripts will report the missing right
             return
         version = str(info.get("redis_version") or next(iter(info.values()))["redis_version"])
         if tuple(int(part) for part in version.split(".")[:2]) < VERSION_MIN:
@@ -223,7 +223,7 @@ class Server:
         return answers
 
     def _apart(self, command: Command) -> Any:
-        """To a cluster, whose nodes fail apart: any error is a value."""
+        """Return a cluster's reply, or any error as a value, since nodes fail independently."""
         try:
             return self._alone(command)
         except (RedisError, RedisClusterException, OSError) as error:
@@ -249,7 +249,7 @@ class Server:
         return answers
 
     def _knowing_scripts(self, call: Callable[[], Answer]) -> Answer:
-        """A server that does not know a script has done nothing: it is told, and asked again."""
+        """Call; if the server does not know a script, and so did nothing, load the scripts and call again."""
         try:
             return call()
         except NoScriptError:
@@ -257,18 +257,18 @@ class Server:
             return call()
 
     def _look_for_failover(self, answers: Sequence[Any]) -> None:
-        """A server that became a replica keeps its connections: leave them, the address may lead elsewhere now."""
+        """Drop the idle connections if the server became a replica: the address may lead to another server now."""
         if not self.is_cluster and any(map(_is_replica, answers)):
             self._client.connection_pool.disconnect(inuse_connections=False)
 
     def _meant(self, error: Exception) -> Exception:
-        """What an error of the library means to those above."""
+        """Return the Penstock error for one of redis-py's."""
         if isinstance(error, PenstockError):
             return error
         if isinstance(error, NoPermissionError | AuthorizationError | AuthenticationError):
-            if self._known:  # it let us in before: somebody is changing users or passwords at this moment
+            if self._known:  # it accepted us before, so its users or passwords are being changed
                 return TemporaryError(f"the broker at {self.shown_url} refuses us: {error}")
-            why = str(error).rstrip(".")  # some of Redis's sentences end with a full stop
+            why = str(error).rstrip(".")  # some of Redis's messages end with a full stop
             return ConfigurationError(
                 f"The broker at {self.shown_url} refuses us: {why}; check the user, the password and its rights."
             )
@@ -284,11 +284,11 @@ class Server:
 
 
 def _was_never_sent(error: Exception) -> bool:
-    """Whether the server refused us at the door: redis-py raises the same errors for that."""
+    """Return True if the server refused the connection, for which redis-py raises the same errors."""
     refused = isinstance(error, BusyLoadingError | AuthenticationError | AuthorizationError)
     return refused or isinstance(error.__context__, ConnectionRefusedError | FileNotFoundError)
 
 
 def _is_replica(answer: Any) -> bool:
-    # Redis 6.2 says so of a script's command only in the text.
+    # For a command inside a script, Redis 6.2 has READONLY only in the text.
     return isinstance(answer, ReadOnlyError) or (isinstance(answer, ResponseError) and "READONLY" in str(answer))

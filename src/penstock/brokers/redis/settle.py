@@ -1,7 +1,4 @@
-"""Ending hand-overs: what the settle script is told, and what its answer means.
-
-What a dead letter says of its death, by whoever's hand.
-"""
+"""Settlements: the arguments and replies of the settle script, and the death records of dead letters."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,31 +25,31 @@ class QueueSettlements:
     by_entry: dict[str, Delivery] = field(default_factory=dict)
     acks: list[str] = field(default_factory=list)
     others: list[Any] = field(default_factory=list)  # the script's arguments for releases and dead letters
-    dead_letter_queue: str = ""  # where there is a dead letter
+    dead_letter_queue: str = ""  # set if there is a dead letter
 
     def release(self, entry: str, *, delay_seconds: float, refund: bool, reason: str | None) -> None:
-        """Let this one be handed over again."""
+        """Add a release: the message will be delivered again."""
         kept = shared.kept_reason(reason) or ""
         self.others += ("release", entry, milliseconds(delay_seconds), "G" if refund else "F", kept)
 
     def bury(self, delivery: Delivery, entry: str, head: str) -> None:
-        """Let this one become a dead letter, with these attributes."""
+        """Add a dead-lettering, with the attributes of the dead-lettered message."""
         self.by_entry[entry] = delivery
         self.others += ("dead", entry, head)
 
     def command(self, keys: QueueKeys, worker: str) -> Command:
-        """The one call."""
+        """Return the command that applies them."""
         streams = (keys.stream(self.queue), keys.stream(self.dead_letter_queue or self.queue))
         return script("settle", streams, new_store(), worker, len(self.acks), *self.acks, *self.others)
 
     def failures(self, answer: Sequence[Any]) -> Iterable[SettleFailure]:
-        """What `settle.lua` said could not be done."""
+        """Yield the settlements that `settle.lua` reported as failed."""
         for ids, reason in ((answer[0], shared.LOST), (answer[1], VANISHED)):
             for id in ids:
                 yield SettleFailure(delivery=self.by_entry[id.decode()], reason=reason, lost=True)
 
     def refused(self, reason: str) -> Iterable[SettleFailure]:
-        """All of it, to be tried again: nobody knows what was done."""
+        """Return a retryable failure for every settlement: which of them were applied is unknown."""
         return [SettleFailure(delivery=delivery, reason=reason, lost=False) for delivery in self.by_entry.values()]
 
 
@@ -62,9 +59,10 @@ def grouped(
     heads: Mapping[str, str | None],
     dead_letter_queues: Mapping[str, str],
 ) -> tuple[Sequence[QueueSettlements], Sequence[SettleFailure]]:
-    """Sort settlements by queue; of two for one delivery the first counts. Answers also those that are lost already.
+    """Group settlements by queue. Also return those lost already: invalid receipt handles, and repeated deliveries.
 
-    ``heads`` are the attributes of the dead letters, by receipt; ``dead_letter_queues`` are by queue.
+    The first settlement of a delivery counts. ``heads`` are the dead letters' attributes by receipt handle;
+    ``dead_letter_queues`` are by queue.
     """
     groups: dict[str, QueueSettlements] = {}
     lost: list[SettleFailure] = []
@@ -92,7 +90,11 @@ def grouped(
 def deaths_by_settlement(
     server: Server, keys: QueueKeys, dead: Sequence[tuple[Delivery, DeadLetter]], *, worker: str
 ) -> dict[str, Death]:
-    """By receipt. When a message failed first stands in its entry, which does not change while it is handed over."""
+    """Return the deaths by receipt handle.
+
+    The first failure and the earlier attempts are read from the entry, which does not change while the message is
+    leased.
+    """
     if not dead:
         return {}
     queues: dict[str, list[tuple[Delivery, DeadLetter]]] = {}

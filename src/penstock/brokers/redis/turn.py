@@ -1,6 +1,7 @@
-"""One turn at the server: settle, sweep where it is time, take; and bury what nobody should get any more.
+"""Turns: settle, sweep and receive in one round trip, and dead-letter messages that the broker gives up on.
 
-Handing messages over: asking the scripts, and giving up on what nobody should get any more.
+- `take`, `taken`: the command that receives, and its reply
+- `RedisTurns`: the steps of a turn
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,26 +27,26 @@ from penstock.messaging.settlement import DeadLetter, Release, Settlement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenMessages:
-    """What one look at some queues brought. Times are epoch seconds by the server's clock."""
+    """The reply to one receive from some queues. Times are epoch seconds by the server's clock."""
 
     now: float
-    settings: QueueSettings | None = None  # of the queue whose messages these are
+    settings: QueueSettings | None = None  # of the queue these messages are from
     deliveries: Sequence[Delivery] = ()
-    given_up: Sequence[tuple[Delivery, MessageState, str]] = ()  # handed over to us to be buried: and why
-    next_due_at: float | None = None  # where nothing came: when the next delay ends
+    given_up: Sequence[tuple[Delivery, MessageState, str]] = ()  # leased here only to be dead-lettered, with the reason
+    next_due_at: float | None = None  # if there are no messages: when the next delay ends
 
 
 NOTHING = TakenMessages(now=0.0)
 
 
 def take(keys: QueueKeys, store: str, consumer: str, asks: Sequence[ReceiveRequest]) -> Command:
-    """The command that asks the queues, in order, until one has messages."""
+    """Return the command that polls the queues in order until one has messages."""
     counts = [min(ask.messages_max, shared.CAPABILITIES.receive_max) for ask in asks]
     return script("take", [keys.stream(ask.queue) for ask in asks], consumer, store, *counts)
 
 
 def taken(asks: Sequence[ReceiveRequest], answer: Sequence[Any]) -> TakenMessages:
-    """What `take.lua` answered."""
+    """Return the contents of a reply of `take.lua`."""
     which, now = int(answer[0]), int(answer[1]) / 1000
     if which == 0:
         due = answer[2] if len(answer) > 2 else None
@@ -56,7 +57,7 @@ def taken(asks: Sequence[ReceiveRequest], answer: Sequence[Any]) -> TakenMessage
     given_up: list[tuple[Delivery, MessageState, str]] = []
     fresh_from = now - settings.retention_seconds
     for id, fields in entries:
-        text, body = fields[1], fields[3]  # in the order of take.lua
+        text, body = fields[1], fields[3]  # field order as in take.lua
         group, head = (fields[5], fields[7]) if len(fields) > 4 else (b"", b"")
         state = None
         if text.count(b" ") == 1:
@@ -64,7 +65,7 @@ def taken(asks: Sequence[ReceiveRequest], answer: Sequence[Any]) -> TakenMessage
         else:
             state = state_of(text)
             delivery = delivery_of(queue, store, id, at=now, state=state, group=group, head=head, body=body)
-        if delivery.message.enqueued_at <= fresh_from and not holds_dead:  # the script drops those
+        if delivery.message.enqueued_at <= fresh_from and not holds_dead:  # the script drops expired dead letters
             reason = shared.reason_expired(settings.retention_seconds)
             given_up.append((delivery, state or state_of(text), reason))
         elif head and not holds_dead and UNREADABLE_ATTRIBUTE in delivery.message.attributes:
@@ -76,12 +77,12 @@ def taken(asks: Sequence[ReceiveRequest], answer: Sequence[Any]) -> TakenMessage
     return TakenMessages(now=now, settings=settings, deliveries=deliveries, given_up=given_up)
 
 
-LOOKS_MAX = 10  # at queues whose next messages turn out to be dead; the next turn goes on
+LOOKS_MAX = 10  # polls that return only messages to give up on; the next turn continues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SettleCall:
-    """Settlements as they are sent, one group a queue; or why they cannot be."""
+    """The settlements of a turn, grouped by queue; or the error that prevents sending them."""
 
     groups: Sequence[QueueSettlements] = ()
     lost: Sequence[SettleFailure] = ()
@@ -90,7 +91,7 @@ class _SettleCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisTurns:
-    """All that hands over and all that ends a hand-over. Any thread may call it."""
+    """All operations that lease messages or settle them. Thread-safe."""
 
     server: Server
     keys: QueueKeys
@@ -98,12 +99,14 @@ class RedisTurns:
     sweeping: LeaseSweeper
     doubts: UnconfirmedDeliveries
     holder: str
-    consumer: Callable[[float], str]  # the consumer's name for a lease of so many seconds
+    consumer: Callable[[float], str]  # returns the consumer's name for a lease duration in seconds
 
     def turn(
         self, settlements: Sequence[tuple[Delivery, Settlement]], asks: Sequence[ReceiveRequest], lease_seconds: float
     ) -> TurnResult:
-        """One round trip, but for dead letters, sweeps and clusters."""
+        """Settle, then receive from the first queue that has messages. One round trip except with dead letters, sweeps
+        and clusters.
+        """
         receive_error: tuple[str, Exception] | None = None
         settling = self._prepared(settlements)
         first, *others = self._rounds(asks)
@@ -137,14 +140,14 @@ class RedisTurns:
         )
 
     def look(self, asks: Sequence[ReceiveRequest], lease_seconds: float) -> TakenMessages:
-        """Take from the first queue that has any message. Raises what the server raises."""
+        """Receive from the first queue that has messages. Raises the server's errors."""
         with self._taking(asks, lease_seconds):
             return self._live(asks, self._answers(self._take(asks, lease_seconds)), lease_seconds)
 
     def sweep_due(self, queues: Sequence[str], lease_seconds: float, *, tidy: bool = True) -> None:
-        """Put back what is held past its lease, in the queues where it is time to look.
+        """Requeue deliveries past their lease, in the queues whose sweep is due.
 
-        Who only looks need not ``tidy`` up after workers that are long dead.
+        Read-only clients pass ``tidy=False`` and leave the consumers of dead workers alone.
         """
         for queue in self.sweeping.due(queues, lease_seconds):
             self.bury_exhausted(self.sweeping.sweep(queue))
@@ -152,7 +155,7 @@ class RedisTurns:
                 self.sweeping.tidy(queue)
 
     def bury_exhausted(self, exhausted: Sequence[ExhaustedDelivery]) -> None:
-        """Dead-letter what was handed over too often, fenced as every settlement is."""
+        """Dead-letter the deliveries that used up their attempts, fenced like any settlement."""
         deaths = {
             dead.delivery.receipt: death_by_broker(
                 dead.delivery,
@@ -168,7 +171,10 @@ class RedisTurns:
         self._bury([dead.delivery for dead in exhausted], deaths)
 
     def _tidy_up(self, asks: Sequence[ReceiveRequest], lease_seconds: float) -> None:
-        """What comes before a look: doubts and sweeps. In a cluster of these queues alone, since nodes fail apart."""
+        """Resolve unconfirmed deliveries and sweep before polling.
+
+        In a cluster this covers these queues only, since nodes fail independently.
+        """
         queues = [ask.queue for ask in asks]
         self.doubts.resolve(queues if self.server.is_cluster else None)
         self.sweep_due(queues, lease_seconds)
@@ -241,14 +247,16 @@ class RedisTurns:
             yield
 
     def _rounds(self, asks: Sequence[ReceiveRequest]) -> Sequence[Sequence[ReceiveRequest]]:
-        """What one script may be asked: all queues, but in a cluster, where they lie apart."""
+        """Return the queues that one script may poll together: all, or one each in a cluster, where they lie in
+        different slots.
+        """
         return [[ask] for ask in asks] or [()] if self.server.is_cluster else [asks]
 
     def _take(self, asks: Sequence[ReceiveRequest], lease_seconds: float) -> Sequence[Command]:
         return [take(self.keys, new_store(), self.consumer(lease_seconds), asks)] if asks else []
 
     def _answers(self, commands: Sequence[Command]) -> list[Any]:
-        """Errors as values, also those that concern all."""
+        """Return the replies, with errors as values, including one that failed all commands."""
         if not commands:
             return []
         try:
@@ -257,7 +265,7 @@ class RedisTurns:
             return [error] * len(commands)
 
     def _live(self, asks: Sequence[ReceiveRequest], answers: Sequence[Any], lease_seconds: float) -> TakenMessages:
-        """What came, without the dead; looks again where all of it was dead."""
+        """Return the messages that are not given up; poll again while all of them are."""
         got = NOTHING
         for _ in range(LOOKS_MAX):
             if not answers:
@@ -293,14 +301,14 @@ class RedisTurns:
 
 
 def _where_it_can(settlement: Settlement, delivery: Delivery, dead_letter_queues: Mapping[str, str]) -> Settlement:
-    """The settlement, but that a letter which has no other place to go stays."""
+    """Replace a dead-lettering by a release if the queue is the final DLQ."""
     if isinstance(settlement, DeadLetter) and dead_letter_queues[delivery.queue] == delivery.queue:
         return shared.kept_back(settlement)
     return settlement
 
 
 def _last_try(dead: ExhaustedDelivery) -> AttemptRecord:
-    """The hand-over that nobody ended."""
+    """Return the record of the last delivery, whose lease ended without a settlement."""
     return AttemptRecord(
         started_at=dead.started_at,
         ended_at=dead.ended_at,

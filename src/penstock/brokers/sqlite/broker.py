@@ -1,25 +1,22 @@
 """The embedded broker: SQS semantics in one SQLite file, for any number of threads and processes of one host.
 
-What it promises beyond `penstock.messaging.broker.Broker`:
+Guarantees beyond `penstock.messaging.broker.Broker`:
 
-- A message that `send` answered for survives power loss as far as disk and operating system tell the truth: its
-  transaction is on the disk before the answer (WAL with synchronous=FULL). Leases, settlements and upkeep do not wait
-  for the disk (NORMAL): what a power loss takes back of them makes messages come again, which at-least-once allows; it
-  never takes a message away. A crash of the process alone takes back nothing.
-- Groups share fairly: a ring of the groups that have ready messages is served one message a turn, oldest first within
-  a group. Messages without a group are one group together, so a flood of those cannot hide a tenant's.
-- Nothing leaves silently: a message past its queue's retention becomes a dead letter (SQS deletes it). Only dead
-  letters past theirs are deleted, and counted (`dropped`). A leased message does not expire.
-- A lease is over at its time, whether or not somebody else has the message by then; settling is refused from there on.
-- Unknown queues are made by their first `send`.
+- A message survives power loss once `send` has returned, provided that disk and operating system report syncs
+  truthfully: its transaction is on the disk by then (WAL with synchronous=FULL). Leases, settlements and upkeep do not
+  wait for the disk (NORMAL). If a power loss undoes some of those, messages are redelivered, which at-least-once
+  allows; no message is lost. A process crash undoes nothing.
+- Groups share fairly: a rotation over the groups with ready messages takes one message per turn, oldest first within a
+  group. Messages without a group form one group, so a flood of those cannot delay a tenant's.
+- No message disappears silently: one past its queue's retention is dead-lettered (SQS deletes it). Only expired dead
+  letters are deleted, and counted (`dropped`). A leased message does not expire.
+- A lease ends at its time, even if no other worker has received the message; settling is refused from then on.
+- The first `send` to an unknown queue creates it.
 
-Time is the host's clock, which all processes at the file share: WAL needs their common memory, so no two hosts can use
-one file. The file itself knows no time, and no statement asks SQLite for it. Where the clock is set back, a lease has
-never more left than its own length, nor has a delay (checked against the time of the last one, to the second). Where it
-is set forward, leases and delays end early. A message may then be handed over twice, and the fence lets one of the two
-settle it.
-
-Putting messages into the queue file, each deduplication id once within its window.
+Time is the host's clock, shared by all processes that use the file: WAL needs shared memory, so two hosts cannot use
+one file. No statement asks SQLite for the time. If the clock is set back, no lease or delay lasts longer from then on
+than its full length (detected by comparison with the time of the last one, to the second). If it is set forward, leases
+and delays end early; a message may then be delivered twice, and the fence lets only one delivery settle it.
 """
 
 import json
@@ -59,7 +56,7 @@ class SqliteSender:
     def insert(
         self, connection: sqlite3.Connection, queue: QueueRow, messages: Sequence[Outgoing], now: float
     ) -> list[int]:
-        """Answers the row of each message, or that of the earlier message which it repeats."""
+        """Insert the messages and return the row id of each, or of the earlier message that it duplicates."""
         next_seq = connection.execute(self._sql["last_id"]).fetchone()[0] + 1
         if any(message.deduplication_id is not None for message in messages):
             connection.execute(self._sql["forget_deduplications"], {"now": now})
@@ -80,7 +77,7 @@ class SqliteSender:
     def _deduplicated(
         self, connection: sqlite3.Connection, queue: QueueRow, outgoing: Outgoing, seq: int, now: float
     ) -> int:
-        """``seq``, or that of the earlier message which this one repeats."""
+        """Return ``seq``, or the row id of the earlier message that this one duplicates."""
         if outgoing.deduplication_id is None:
             return seq
         parameters = {"queue_id": queue.id, "deduplication_id": outgoing.deduplication_id}
@@ -93,7 +90,7 @@ class SqliteSender:
 
 
 def _new_row(seq: int, queue: QueueRow, outgoing: Outgoing, now: float) -> Row:
-    """In the order of the statement `insert`."""
+    """Return the values in the column order of the statement `insert`."""
     return (
         seq,
         queue.id,
@@ -113,10 +110,11 @@ _CAPABILITIES = replace(shared.CAPABILITIES, system="sqlite")
 
 
 class SqliteBroker:
-    """`penstock.messaging.broker.Broker` in a file. Thread-safe; processes open the file each for themselves.
+    """`penstock.messaging.broker.Broker` in a file. Thread-safe; each process opens the file separately.
 
-    ``holder`` names this worker: `release_holder` frees what it held once it is proven dead. ``queues`` are created, or
-    given these settings from now on. Raises ConfigurationError where the file is none of ours, damaged, or newer.
+    ``holder`` names this worker; `release_holder` releases its messages once it is proven dead. ``queues`` are created,
+    or get these settings from now on. Raises ConfigurationError if the file is damaged, newer than this program, or
+    from another program.
     """
 
     def __init__(
@@ -135,7 +133,7 @@ class SqliteBroker:
         self._clock = clock or SystemClock()
         self._poll_seconds = poll_seconds
         self._arrivals = Arrivals()
-        self._closed = False  # written by the thread that closes
+        self._closed = False  # written by the thread that calls close
         self._sql = statements()
         self._file = QueueFile(Path(path), busy_timeout_seconds=busy_timeout_seconds)
         self._store_id = self._file.store_id
@@ -154,9 +152,9 @@ class SqliteBroker:
         return _CAPABILITIES
 
     def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
-        """All or none, in one transaction that is on the disk when this returns.
+        """Send all messages or none, in one transaction that is on the disk when this returns.
 
-        A duplicate within the window is answered with the id of the message it repeats.
+        For a duplicate within the deduplication window, return the id of the earlier message.
         """
         shared.check_outgoing(queue, messages)
         if not messages:
@@ -170,13 +168,13 @@ class SqliteBroker:
     def receive(
         self, queue: str, *, messages_max: int, lease_seconds: float, wait_seconds: float = 0.0
     ) -> Sequence[Delivery]:
-        """Messages sent in this process end the wait at once, those of others within ``poll_seconds``."""
+        """Lease messages. A send in this process ends the wait at once, one elsewhere within ``poll_seconds``."""
         shared.check_seconds("lease_seconds", lease_seconds, shared.CAPABILITIES.lease_seconds_max)
         shared.check_wait(wait_seconds)
         deadline = self._clock.monotonic() + wait_seconds
         with self._arrivals.watch() as arrived:
             while True:
-                arrived.clear()  # before looking: what comes after the look sets it again
+                arrived.clear()  # before the poll, so that a message arriving after it sets the event again
                 deliveries = self._take(queue, messages_max, lease_seconds)
                 left = deadline - self._clock.monotonic()
                 if deliveries or left <= 0 or messages_max < 1:
@@ -193,7 +191,7 @@ class SqliteBroker:
             return self._leasing.extend(connection, deliveries, lease_seconds, self._clock.now())
 
     def settle(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> Sequence[SettleFailure]:
-        """One transaction. What is settled already, or a second time in one call, counts as lost."""
+        """Settle in one transaction. A delivery that is already settled, or is listed twice, counts as lost."""
         for _, settlement in settlements:
             if isinstance(settlement, Release):
                 shared.check_hold(settlement)
@@ -216,7 +214,7 @@ class SqliteBroker:
         return one_by_one(self, settlements, asks, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
 
     def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> Listening:
-        """Hears what is done in this process; what other processes send is found by asking."""
+        """Return a listener for arrivals from this process; messages of other processes are found by polling."""
         return self._arrivals.listen(queues, tell)
 
     def stats(self, queue: str) -> QueueStats:
@@ -238,7 +236,7 @@ class SqliteBroker:
         )
 
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:
-        """Messages in any state, by the age of their ids. An id that has left the queue is a fine place to go on."""
+        """Return messages in any state, ordered by id. ``after_id`` may name a message that has left the queue."""
         after = 0 if after_id is None else shared.seq_of(self._store_id, after_id)
         found = self._tended(queue)
         if found is None or after is None:
@@ -249,7 +247,7 @@ class SqliteBroker:
         return [message_of(self._store_id, row) for row in rows]
 
     def release_holder(self, holder: str) -> int:
-        """End all leases of a worker that is proven dead: visible at once, the attempt stays counted."""
+        """End all leases of a worker that is proven dead. Its messages are visible at once; the attempts count."""
         with self._file.transaction() as connection:
             count = self._upkeep.release_holder(connection, holder, self._clock.now())
         self._arrivals.tell()
@@ -269,7 +267,6 @@ class SqliteBroker:
             return self._queues.settings(connection, queue).retention_seconds
 
     def discard(self, queue: str, ids: Sequence[str]) -> int:
-        """One transaction."""
         seqs = [seq for seq in (shared.seq_of(self._store_id, id) for id in ids) if seq is not None]
         with self._file.transaction() as connection:
             found = self._queues.find(connection, queue)
@@ -289,7 +286,7 @@ class SqliteBroker:
             return connection.execute(self._sql["purge"], {"queue_id": found.id}).rowcount
 
     def pause(self, queue: str) -> None:
-        """On the disk when this returns; other processes see it at their next look."""
+        """Pause the queue. The pause is on the disk when this returns; other processes notice it at their next poll."""
         shared.check_queue(queue)
         with self._file.transaction(durable=True) as connection:
             self._queues.set_paused(connection, self._queues.ensure(connection, queue), True)
@@ -310,19 +307,19 @@ class SqliteBroker:
         return found is not None and found.paused
 
     def dropped(self, queue: str) -> int:
-        """How many dead letters this queue has deleted at the end of their retention."""
+        """Return how many expired dead letters this queue has deleted."""
         with self._file.reading() as connection:
             row = connection.execute(self._sql["dropped"], {"name": queue}).fetchone()
         return 0 if row is None else int(row[0])
 
     def close(self) -> None:
-        """A receiver that waits returns empty; calls after this raise TemporaryError."""
+        """Close the file. A waiting receiver returns no messages; later calls raise TemporaryError."""
         self._closed = True
         self._arrivals.tell()
         self._file.close()
 
     def _take(self, queue: str, messages_max: int, lease_seconds: float) -> Sequence[Delivery]:
-        """Look without the write lock first: an idle queue disturbs nobody."""
+        """Lease messages. Checks without the write lock first, so that polling an idle queue blocks no writer."""
         now = self._clock.now()
         with self._file.reading() as connection:
             found = self._queues.find(connection, queue)
@@ -338,7 +335,7 @@ class SqliteBroker:
             return self._leasing.lease(connection, queue, messages_max, lease_seconds, self._clock.now())
 
     def _tended(self, queue: str) -> QueueRow | None:
-        """The queue with leases, delays and retention looked after, as every look at it begins."""
+        """Return the queue after applying due leases, delays and retention; None if it does not exist."""
         now = self._clock.now()
         with self._file.reading() as connection:
             found = self._queues.find(connection, queue)
@@ -349,7 +346,7 @@ class SqliteBroker:
 
     def _tend(self, queue: str) -> None:
         done = False
-        while not done:  # ends: what is due is finite, and each turn takes some of it
+        while not done:  # terminates: the due messages are finite, and each round handles some
             with self._file.transaction() as connection:
                 found = self._queues.ensure(connection, queue)
                 done = self._upkeep.run(connection, found, self._clock.now())

@@ -1,6 +1,7 @@
-"""Handing messages of the queue file over, and the fence: who holds which of them still.
+"""Deliveries from the queue file.
 
-Ending deliveries in the queue file: deleting, putting back, burying.
+- `SqliteLeases`: lease ready messages, extend leases, and reject stale receipt handles
+- `SqliteSettler`: ack, release and dead-letter
 """
 
 import json
@@ -19,7 +20,7 @@ _BODY_BYTES_MAX = shared.CAPABILITIES.body_bytes_max
 
 
 class SqliteLeases:
-    """Everything runs inside a transaction of the caller's."""
+    """Lease messages and verify their holders. Every method runs inside the caller's transaction."""
 
     def __init__(
         self, sql: Mapping[str, str], store_id: str, holder: str, queues: SqliteQueues, upkeep: SqliteUpkeep
@@ -33,14 +34,15 @@ class SqliteLeases:
     def lease(
         self, connection: sqlite3.Connection, name: str, messages_max: int, lease_seconds: float, now: float
     ) -> Sequence[Delivery]:
-        """Lease ready messages, the groups in turn. A message that no handler can take becomes a dead letter."""
+        """Lease ready messages, the groups in rotation. Messages that no handler can process are dead-lettered."""
         count = max(0, min(messages_max, shared.CAPABILITIES.receive_max))
-        while True:  # ends: each turn but the last buries something
-            queue = self._queues.ensure(connection, name)  # again: the ring has turned, or somebody paused the queue
+        while True:  # terminates: every round but the last dead-letters a message
+            # Read again: the rotation has moved, and the queue may have been paused
+            queue = self._queues.ensure(connection, name)
             picked = [] if queue.paused else shared.interleave(self._heads(connection, queue, count), count)
             if not picked:
                 return ()
-            # Not by RETURNING: its order is undefined, and SQLite before 3.35 (shipped with Python 3.11) lacks it.
+            # Not RETURNING: its order is undefined, and SQLite before 3.35 (shipped with Python 3.11) lacks it.
             ids = json.dumps([seq for _, seq in picked])
             rows: dict[int, Row] = {row[0]: row for row in connection.execute(self._sql["messages"], {"ids": ids})}
             found = {seq: delivery_of(self._store_id, name, row, now) for seq, row in rows.items()}
@@ -54,7 +56,7 @@ class SqliteLeases:
                 return [found[seq] for _, seq in picked if seq not in buried]
 
     def held(self, connection: sqlite3.Connection, deliveries: Iterable[Delivery], now: float) -> dict[str, int]:
-        """The fence: receipts whose very hand-over is leased still, with the row's id."""
+        """Return the row ids, by receipt handle, of the deliveries that are still leased. This is the fence."""
         asked = {delivery.receipt: shared.hand_over_of(self._store_id, delivery.receipt) for delivery in deliveries}
         ids = json.dumps([hand_over.seq for hand_over in asked.values() if hand_over is not None])
         leased: Mapping[int, int] = dict(connection.execute(self._sql["leased"], {"ids": ids, "now": now}).fetchall())
@@ -67,7 +69,7 @@ class SqliteLeases:
     def extend(
         self, connection: sqlite3.Connection, deliveries: Sequence[Delivery], lease_seconds: float, now: float
     ) -> Sequence[Delivery]:
-        """Answers the deliveries whose lease is lost."""
+        """Extend the leases; return the deliveries whose lease is lost."""
         held = self.held(connection, deliveries, now)
         parameters = {"ids": json.dumps(list(held.values())), "now": now, "lease_seconds": lease_seconds}
         connection.execute(self._sql["extend"], parameters)
@@ -76,9 +78,10 @@ class SqliteLeases:
         return [delivery for delivery in deliveries if delivery.receipt not in held]
 
     def _heads(self, connection: sqlite3.Connection, queue: QueueRow, count: int) -> Iterable[tuple[str, list[int]]]:
-        """The oldest ready messages of the next groups, ``count`` together if there are as many.
+        """Return the oldest ready messages of the next groups, ``count`` in total if that many are ready.
 
-        Each group is asked for an equal share; where some have less, the share doubles until the others fill it up.
+        The statement takes an equal quota from each group. While some groups have fewer, the quota doubles until the
+        others fill ``count``.
         """
         parameters = {"queue_id": queue.id, "groups_max": count}
         heads: dict[str, list[int]] = {row[0]: [] for row in connection.execute(self._sql["next_groups"], parameters)}
@@ -95,8 +98,10 @@ class SqliteLeases:
     def _bury_unfit(
         self, connection: sqlite3.Connection, queue: QueueRow, found: Mapping[int, Delivery], now: float
     ) -> set[int]:
-        """Make dead letters of messages that another program wrote into the file, and that are too large or cannot be
-        read; return their row ids. Messages of a dead-letter queue are delivered as they are."""
+        """Dead-letter oversized or unreadable messages that another program wrote to the file; return their row ids.
+
+        Messages of a dead-letter queue are delivered as they are.
+        """
         reasons = {seq: reason for seq, delivery in found.items() if (reason := _unfit(delivery.message)) is not None}
         if not reasons or self._queues.is_dead_letter_queue(connection, queue.settings.name):
             return set()
@@ -105,14 +110,14 @@ class SqliteLeases:
 
 
 def _unfit(message: Message) -> str | None:
-    """Return why no handler can take the message; None if one can."""
+    """Return why no handler can process the message; None if one can."""
     if len(message.body) > _BODY_BYTES_MAX:
         return shared.reason_too_large(len(message.body))
     return shared.reason_unreadable() if UNREADABLE_ATTRIBUTE in message.attributes else None
 
 
 class SqliteSettler:
-    """Everything runs inside a transaction of the caller's."""
+    """Settle deliveries. Every method runs inside the caller's transaction."""
 
     def __init__(
         self, sql: Mapping[str, str], holder: str, queues: SqliteQueues, upkeep: SqliteUpkeep, leasing: SqliteLeases
@@ -126,7 +131,7 @@ class SqliteSettler:
     def settle(
         self, connection: sqlite3.Connection, settlements: Sequence[tuple[Delivery, Settlement]], now: float
     ) -> Sequence[Delivery]:
-        """Answers the deliveries whose lease is lost."""
+        """Apply the settlements; return the deliveries whose lease is lost."""
         mine: list[tuple[int, Delivery, Settlement]] = []
         lost: list[Delivery] = []
         held = self._leasing.held(connection, [delivery for delivery, _ in settlements], now)
@@ -191,5 +196,5 @@ class SqliteSettler:
         self._upkeep.bury(connection, queue, [seq], attributes, now)
 
     def _is_last(self, connection: sqlite3.Connection, queue: str) -> bool:
-        """Whether there is no other place for its letters."""
+        """Return True if the queue's dead letters have no further queue to go to."""
         return self._queues.dead_letter_queue(connection, self._queues.settings(connection, queue)) == queue

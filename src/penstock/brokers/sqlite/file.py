@@ -1,8 +1,9 @@
-"""The queue file: opening it, transactions, and what SQLite's errors mean to a person.
+"""The queue file, in reading order:
 
-Which version a queue file has, and how an older one becomes the newest: step by step, each whole or not at all.
-
-What the files in sql/ hold: the statements of the queue by name, and the steps of its schema.
+- the statements and schema steps in sql/
+- the schema version, and the upgrade of an older file step by step, each step in one transaction
+- `QueueFile`: the connection, transactions and locks
+- the translation of SQLite's errors
 """
 
 import sqlite3
@@ -18,7 +19,7 @@ from penstock.messaging.forks import EmbeddedFile
 
 
 def statements() -> Mapping[str, str]:
-    """The statements of sql/queue.sql by name."""
+    """Return the statements of sql/queue.sql by name."""
     named: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in _text("queue.sql").splitlines():
@@ -30,9 +31,9 @@ def statements() -> Mapping[str, str]:
 
 
 def schema_step(version: int) -> Iterator[str]:
-    """What makes a file of this version out of one of the version before; version 0 is an empty file.
+    """Yield the statements that upgrade a file from the version before to this one; version 0 is an empty file.
 
-    One statement at a time, as `executescript` would commit before it begins.
+    They run one at a time because `executescript` would commit the open transaction first.
     """
     statement = ""
     for line in _text(f"schema_{version}.sql").splitlines(keepends=True):
@@ -47,11 +48,13 @@ def _text(name: str) -> str:
 
 
 SCHEMA_VERSION = 3
-_APPLICATION_ID = 0x50_53_54_4B  # "PSTK", as the first step writes it
+_APPLICATION_ID = 0x50_53_54_4B  # "PSTK", as written by the first step
 
 
 def version_of(connection: sqlite3.Connection, path: Path) -> int:
-    """The version of the file, 0 while it is empty; raises where it is not ours or newer than this program."""
+    """Return the file's version, 0 if it is empty. Raise ConfigurationError if the file belongs to another program or
+    is newer than this one.
+    """
     version, application, tables = _at_one_moment(connection)
     if application == 0 and version == 0 and tables == 0:
         return 0
@@ -66,8 +69,10 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def _at_one_moment(connection: sqlite3.Connection) -> tuple[int, int, int]:
-    """The file's version, whose it is, and how many tables and indexes it has. Asked one after the other, they would
-    contradict each other while another process makes the first tables."""
+    """Return the file's version, its application id, and its number of tables and indexes, all from one snapshot.
+
+    Read separately, they could contradict each other while another process creates the first tables.
+    """
     alone = not connection.in_transaction
     if alone:
         connection.execute("BEGIN")
@@ -82,14 +87,14 @@ def _at_one_moment(connection: sqlite3.Connection) -> tuple[int, int, int]:
 
 
 def bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
-    """Create the tables of an empty file, or mend those of an older one. Several processes may do so at once.
+    """Create the tables of an empty file, or upgrade an older one. Several processes may do so at once.
 
-    Workers that opened the file in its older version go on: columns are only added. What they do not write, such as how
-    an attempt ended, is then not known.
+    Workers that opened the file in its older version keep running, since steps only add columns. The values they do not
+    write, such as how an attempt ended, are then unknown.
     """
     while (
         version := version_of(connection, path)
-    ) < SCHEMA_VERSION:  # ends: a step is done by us or by another process
+    ) < SCHEMA_VERSION:  # terminates: this or another process completes each step
         _step(connection, path, version)
 
 
@@ -107,8 +112,8 @@ def _step(connection: sqlite3.Connection, path: Path, version: int) -> None:
         raise
 
 
-_WAL_BYTES_MAX = 64 * 1024 * 1024  # what is left of the log after a checkpoint; it is larger only meanwhile
-_TEMPORARY = {  # another try may succeed: space is freed, another process ends its transaction
+_WAL_BYTES_MAX = 64 * 1024 * 1024  # size of the log after a checkpoint; it can be larger in between
+_TEMPORARY = {  # a retry may succeed: space is freed, or another process ends its transaction
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_FULL,
@@ -122,36 +127,39 @@ _TEMPORARY = {  # another try may succeed: space is freed, another process ends 
 class QueueFile:
     """One connection to the file, used by one thread at a time.
 
-    One connection, because SQLite has one writer anyway, and threads of a process line up better at a lock of ours than
-    at SQLite's, which is found free by asking again and again. Other processes meet at SQLite's lock. No connection is
+    SQLite allows one writer, so more connections gain nothing, and threads queue better at a Python lock than at
+    SQLite's lock, which they would have to poll. Other processes synchronise through SQLite's lock. No connection is
     open while the process forks; the next use opens a new one.
     """
 
     def __init__(self, path: Path, *, busy_timeout_seconds: float) -> None:
         self.path = path
         self._busy_timeout_seconds = busy_timeout_seconds
-        self._place = path.absolute()  # the process may go to another folder before it opens the file again
+        # Absolute: the process may change its working directory before it reopens the file
+        self._place = path.absolute()
         self._lock = threading.Lock()
-        self._synchronous = ""  # this and the next: written under the lock
-        self._connection: sqlite3.Connection | None = None  # None before the first use, and the first one after a fork
-        self._closed = False  # under the lock
+        self._synchronous = ""  # written under the lock, as is `_connection`
+        self._connection: sqlite3.Connection | None = None  # None before the first use and after a fork
+        self._closed = False  # written under the lock
         self._use = EmbeddedFile(f"the queue file {path}", path, self._disconnect)
         with self._use, self._translated():
             self.store_id = self._connect()
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """The connection, for single statements that only read."""
+        """Yield the connection for single statements that only read."""
         with self._locked(), self._translated():
             yield self._connection_or_raise()
 
     @contextmanager
     def transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
-        """Write, all or nothing. The write lock is taken at the start: a transaction that begins by reading and then
-        wants to write is refused as soon as another writer came between.
+        """Yield the connection in a write transaction, committed as a whole or rolled back.
 
-        ``durable`` waits for the disk (synchronous=FULL). Without it (NORMAL) a power loss may take back the last
-        transactions, in order and each as a whole; a mere crash of the process takes back nothing in either mode.
+        The write lock is taken at the start: SQLite refuses to upgrade a transaction from reading to writing once
+        another writer has committed in between.
+
+        ``durable`` waits for the disk (synchronous=FULL). Otherwise (NORMAL) a power loss may undo the last
+        transactions, in order and each as a whole. A process crash undoes nothing in either mode.
         """
         with self._locked(), self._translated():
             connection = self._connection_or_raise()
@@ -166,7 +174,7 @@ class QueueFile:
                 raise
 
     def close(self) -> None:
-        """Waits for a transaction under way."""
+        """Close the connection after any transaction in progress."""
         with self._use, self._lock:
             self._disconnect()
             self._closed = True
@@ -202,7 +210,7 @@ class QueueFile:
         return self._connection
 
     def _connect(self) -> str:
-        """Open the file; return the id of the store in it."""
+        """Open the file and return the id of the store in it."""
         self._synchronous = ""
         self._connection = self._open()
         try:
@@ -229,21 +237,24 @@ class QueueFile:
             return sqlite3.connect(
                 self._place,
                 timeout=self._busy_timeout_seconds,
-                isolation_level=None,  # transactions are begun and ended here, nowhere else
-                check_same_thread=False,  # the lock sees to it
+                isolation_level=None,  # transactions are begun and ended only here
+                check_same_thread=False,  # the lock ensures one thread at a time
             )
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        connection.execute("PRAGMA fullfsync = ON")  # macOS: its plain fsync leaves data in the drive's cache
-        version_of(connection, self.path)  # before anything is written: it may be another program's
+        connection.execute("PRAGMA fullfsync = ON")  # macOS: a plain fsync leaves data in the drive's cache
+        version_of(connection, self.path)  # before any write: the file may belong to another program
         self._enter_wal(connection)
         connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES_MAX}")
-        connection.execute("PRAGMA secure_delete = OFF")  # overwriting what is deleted would double the writes
+        connection.execute("PRAGMA secure_delete = OFF")  # overwriting deleted rows would double the writes
         bring_up_to_date(connection, self.path)
 
     def _enter_wal(self, connection: sqlite3.Connection) -> None:
-        """Readers then never wait for the writer. The mode stays with the file; changing it needs the file for
-        oneself, and SQLite does not wait for that by itself when several processes open a new file at once."""
+        """Switch the file to WAL mode, in which readers never wait for the writer.
+
+        The mode is stored in the file. Changing it needs exclusive access, for which SQLite does not wait when several
+        processes open a new file at once; hence the retries.
+        """
         give_up = time.monotonic() + self._busy_timeout_seconds
         while True:
             try:
@@ -252,7 +263,8 @@ class QueueFile:
             except sqlite3.OperationalError as error:
                 if _primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
                     raise
-                time.sleep(0.01)  # bounded by give_up; real time, as no clock of ours rules other processes
+                # Bounded by give_up; real time, since an injected clock does not govern other processes
+                time.sleep(0.01)
         if mode != "wal":
             raise ConfigurationError(
                 f"the queue file {self.path} is on a file system without shared memory (mode {mode}): put it on a "
@@ -261,7 +273,7 @@ class QueueFile:
 
 
 def translate(error: sqlite3.Error, path: Path) -> PenstockError:
-    """What an error of SQLite means: worth another try, or a file that this process cannot work with."""
+    """Return the Penstock error for an SQLite error: temporary, or a file that this process cannot use."""
     code = _primary_code(error)
     if code in _TEMPORARY:
         return TemporaryError(f"the queue file {path} cannot be used just now ({error}): try again")

@@ -1,8 +1,6 @@
-"""The queues in the file: their settings, their pauses, and the ring of groups that have ready messages.
+"""Queues in the file: settings, pauses, and the rotation of groups with ready messages; then rows to messages.
 
-Everything runs inside a transaction of the caller's.
-
-Between the rows of the queue file and messages.
+Everything runs inside the caller's transaction.
 """
 
 import json
@@ -21,13 +19,13 @@ from penstock.messaging.message import Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRow:
-    """A queue as the file knows it."""
+    """A row of the table of queues."""
 
     id: int
     settings: QueueSettings
     ring_end: int
     paused: bool
-    clock_at: float  # when a lease or a delay was last given: the clock was there already
+    clock_at: float  # when a lease or delay last began; a clock behind this was set back
 
 
 class SqliteQueues:
@@ -41,7 +39,7 @@ class SqliteQueues:
         id, name, dead_letter_queue, receives_max, retention_seconds, ring_end, paused, clock_at = row
         settings = QueueSettings(
             name=name,
-            # The file names one for each queue; what follows from the name alone nobody told it.
+            # The file stores a name for every queue; the conventional one counts as not configured.
             dead_letter_queue=None if dead_letter_queue == f"{name}{DEAD_LETTER_SUFFIX}" else dead_letter_queue,
             receives_max=receives_max,
             retention_seconds=retention_seconds,
@@ -49,7 +47,7 @@ class SqliteQueues:
         return QueueRow(id=id, settings=settings, ring_end=ring_end, paused=bool(paused), clock_at=clock_at)
 
     def ensure(self, connection: sqlite3.Connection, name: str) -> QueueRow:
-        """The queue, made on its first use."""
+        """Return the queue, created on first use."""
         found = self.find(connection, name)
         if found is not None:
             return found
@@ -59,29 +57,29 @@ class SqliteQueues:
         return made
 
     def configure(self, connection: sqlite3.Connection, settings: QueueSettings) -> None:
-        """Make the queue, or give it these settings from now on; a pause stays."""
+        """Create the queue or replace its settings; a pause stays."""
         self._write(connection, "configure_queue", settings)
 
     def set_paused(self, connection: sqlite3.Connection, queue: QueueRow, paused: bool) -> None:
         connection.execute(self._sql["set_paused"], {"queue_id": queue.id, "paused": int(paused)})
 
     def settings(self, connection: sqlite3.Connection, name: str) -> QueueSettings:
-        """What the queue was told, or what it would be made with."""
+        """Return the queue's settings, or the defaults if it does not exist."""
         found = self.find(connection, name)
         return QueueSettings(name=name) if found is None else found.settings
 
     def dead_letter_queue(self, connection: sqlite3.Connection, settings: QueueSettings) -> str:
-        """Where the queue's dead letters go."""
+        """Return the queue for dead letters of the queue with these settings."""
         return shared.dead_letter_queue(settings, holds_dead=self.is_dead_letter_queue(connection, settings.name))
 
     def is_dead_letter_queue(self, connection: sqlite3.Connection, name: str) -> bool:
-        """Whether the dead letters of any queue come here."""
+        """Return True if any queue's dead letters go to this one."""
         if names_dead_letters(name):
             return True
         return bool(connection.execute(self._sql["is_dead_letter_queue"], {"name": name}).fetchone()[0])
 
     def join_ring(self, connection: sqlite3.Connection, queue: QueueRow, groups: Iterable[str]) -> None:
-        """Groups that have ready messages now and are not in the ring yet go to its end, in this order."""
+        """Append to the rotation, in this order, the groups that now have ready messages and are not in it yet."""
         places = [(queue.id, group, queue.ring_end + n) for n, group in enumerate(dict.fromkeys(groups), start=1)]
         if places:
             connection.executemany(self._sql["join_ring"], places)
@@ -89,7 +87,7 @@ class SqliteQueues:
             connection.execute(self._sql["set_ring_end"], parameters)
 
     def turn_ring(self, connection: sqlite3.Connection, queue: QueueRow, groups: Iterable[str], now: float) -> None:
-        """The groups just served go to the end, or leave when nothing of theirs is ready."""
+        """Move the groups just served to the end of the rotation; remove those without ready messages."""
         places = [(place, queue.id, group) for place, group in enumerate(groups, start=queue.ring_end + 1)]
         connection.executemany(self._sql["move_in_ring"], places)
         names = json.dumps([group for _, _, group in places])
@@ -98,7 +96,7 @@ class SqliteQueues:
         connection.execute(self._sql["end_turn"], parameters)
 
     def set_clock(self, connection: sqlite3.Connection, names: Iterable[str], now: float) -> None:
-        """Leases of these queues were given or extended just now, or delays began."""
+        """Record the time at which leases of these queues began or were extended, or delays began."""
         connection.execute(self._sql["set_clock"], {"names": json.dumps(sorted(set(names))), "now": now})
 
     def _write(self, connection: sqlite3.Connection, statement: str, settings: QueueSettings) -> None:
@@ -115,7 +113,7 @@ Row = tuple[Any, ...]
 
 
 def message_of(store: str, row: Row) -> Message:
-    """Of (id, body, enqueued_at, attributes, grp, ...)."""
+    """Return the message in a row that begins (id, body, enqueued_at, attributes, grp)."""
     seq, body, enqueued_at, attributes, group = row[:5]
     return Message(
         id=shared.message_id(store, seq),
@@ -127,7 +125,7 @@ def message_of(store: str, row: Row) -> Message:
 
 
 def delivery_of(store: str, queue: str, row: Row, now: float) -> Delivery:
-    """Of a row of the statement `messages`, as it was before this hand-over."""
+    """Return the delivery of a row of the statement `messages`, read before the row was leased."""
     receive_count, refunds = row[5:7]
     return Delivery(
         message=message_of(store, row),
@@ -140,8 +138,7 @@ def delivery_of(store: str, queue: str, row: Row, now: float) -> Delivery:
 
 
 def tries_of(text: str | None) -> Sequence[AttemptRecord]:
-    """What the statements wrote of a message's attempts. Of those that an older program began the times are not
-    known."""
+    """Return the attempts stored with a message, except those begun by an older program, whose start is unknown."""
     return [
         AttemptRecord(started_at=started_at, ended_at=ended_at, worker=worker, end=end, reason=reason)
         for started_at, ended_at, worker, end, reason in json.loads(text or "[]")
@@ -151,6 +148,6 @@ def tries_of(text: str | None) -> Sequence[AttemptRecord]:
 
 def _previous_of(row: Row) -> PreviousAttempt | None:
     leased_at, ended_at, holder, ended, reason = row[7:12]
-    if leased_at is None or ended is None:  # the first hand-over, or one of a file's older version
+    if leased_at is None or ended is None:  # the first delivery, or one recorded by an older version
         return None
     return PreviousAttempt(started_at=leased_at, ended_at=ended_at, worker=holder, end=AttemptEnd(ended), reason=reason)

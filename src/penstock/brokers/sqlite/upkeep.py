@@ -1,6 +1,6 @@
-"""What time does to a queue in the file: leases and delays end, messages pass their retention, and some die of it.
+"""Upkeep of a queue in the file: end leases and delays, expire messages, and dead-letter on the broker's decision.
 
-Everything runs inside a transaction of the caller's.
+Everything runs inside the caller's transaction.
 """
 
 import json
@@ -14,7 +14,7 @@ from penstock.brokers.sqlite.queues import QueueRow, Row, SqliteQueues, tries_of
 from penstock.messaging.death import Death, with_death
 from penstock.messaging.message import UNREADABLE_ATTRIBUTE, Attributes
 
-ROWS_MAX = 10_000  # looked after in one transaction, so that other writers come in between
+ROWS_MAX = 10_000  # of each kind per transaction, so that other writers get their turn
 
 
 class SqliteUpkeep:
@@ -29,7 +29,10 @@ class SqliteUpkeep:
         return bool(due) or _clock_went_back(queue, now)
 
     def run(self, connection: sqlite3.Connection, queue: QueueRow, now: float) -> bool:
-        """Do at most `ROWS_MAX` of each duty; answers whether nothing is left. ``now`` is read in this transaction."""
+        """Handle at most `ROWS_MAX` rows of each kind; return True if nothing is left.
+
+        ``now`` must have been read inside this transaction.
+        """
         if _clock_went_back(queue, now):
             for statement in ("shorten_leases", "shorten_delays"):
                 connection.execute(self._sql[statement], {"queue_id": queue.id, "now": now})
@@ -38,14 +41,17 @@ class SqliteUpkeep:
         return done and self._expire(connection, queue, now) < ROWS_MAX
 
     def release_holder(self, connection: sqlite3.Connection, holder: str, now: float) -> int:
-        """End all leases of a worker that is proven dead; answers how many."""
+        """End all leases of a worker that is proven dead; return how many."""
         ids = [row[0] for row in connection.execute(self._sql["held_by"], {"holder": holder})]
         connection.execute(self._sql["release_dead"], {"ids": json.dumps(ids), "now": now})
         self.reset_ages(connection, ids)
         return len(ids)
 
     def reset_ages(self, connection: sqlite3.Connection, ids: Sequence[int]) -> None:
-        """To be called after hand-overs of these messages ended unsuccessfully."""
+        """Restart the age of every message that reached another `shared.RESET_EVERY` unsuccessful deliveries.
+
+        Call it after deliveries of these messages ended unsuccessfully.
+        """
         connection.execute(self._sql["reset_ages"], {"ids": json.dumps(ids)})
 
     def bury(
@@ -56,9 +62,10 @@ class SqliteUpkeep:
         attributes: Callable[[Attributes, Row], Attributes],
         now: float,
     ) -> None:
-        """Move messages to the dead-letter queue: a new age, new attempts, the same id, body and group.
+        """Move messages to the dead-letter queue: new age and attempts; same id, body and group.
 
-        ``attributes`` makes a letter's out of the message's, and of a row of the statement `last_days`.
+        ``attributes`` returns the dead-lettered message's attributes, given the message's own and its row of the
+        statement `last_days`.
         """
         target = self._queues.ensure(connection, self._queues.dead_letter_queue(connection, queue.settings))
         rows = connection.execute(self._sql["last_days"], {"ids": json.dumps(ids)}).fetchall()
@@ -82,7 +89,7 @@ class SqliteUpkeep:
         reason: Callable[[Row], str],
         now: float,
     ) -> None:
-        """Bury what dies by the broker's own hand."""
+        """Dead-letter messages on the broker's own decision."""
 
         def attributes(before: Attributes, row: Row) -> Attributes:
             death = self._death(queue, row, reason(row), now)

@@ -1,6 +1,6 @@
-"""Queues on SQS. docs/run/sqs.md describes how they work and what they cost.
+"""Queues on SQS. docs/run/sqs.md describes their behaviour and cost.
 
-- `broker`: the broker and its promises
+- `broker`: the broker and its guarantees
 - `receive`: receive calls and polled messages; `listener`: long polls while a worker has free slots
 - `leases`: extend visibility; `settle`: delete, make visible again, dead-letter
 - `send`: send in batches; `calls`: batch calls whose entries fail one by one, and parallel calls

@@ -1,15 +1,16 @@
-"""The broker on SQS: what it promises beyond `penstock.messaging.broker.Broker`, and what it cannot.
+"""The broker on SQS, with its guarantees and limits beyond `penstock.messaging.broker.Broker`:
 
-- At least once, best effort order, no fence, no refunds: SQS's own words. Every receive counts as an attempt, also that
-  of a message that is given back unstarted. FIFO queues keep the order of a group, and deduplicate.
+- Delivery is at least once and in best-effort order, without fence or refunds, as SQS documents. Every receive counts
+  as an attempt, even if the message is released before processing starts. FIFO queues keep the order of a group, and
+  deduplicate.
 - SQS counts in whole seconds: leases, delays and waits are rounded up.
-- A lease lasts as long as SQS says, and a delivery is held for twelve hours at most, see `leases`.
-- Queues are not created in passing: one that is missing is a `ConfigurationError`. Only to look at it harms nothing.
-- An idle worker costs one request a queue every ``poll_seconds``, and waits that long when it stops.
-- SQS itself moves what was received too often to the dead-letter queue without a word, and deletes at the end of the
-  retention.
+- A lease lasts as long as SQS grants it, and a delivery at most twelve hours: see `leases`.
+- Queues are not created implicitly: a missing one is a `ConfigurationError`, except in read-only calls such as `stats`.
+- An idle worker makes one request per queue every ``poll_seconds``, and takes that long to stop.
+- SQS itself moves messages received too often to the dead-letter queue without recording why, and deletes messages at
+  the end of their retention.
 
-`Delivery.received_at` is this machine's clock, `Message.enqueued_at` SQS's.
+`Delivery.received_at` is this machine's clock, `Message.enqueued_at` that of SQS.
 """
 
 import random as random_numbers
@@ -52,19 +53,24 @@ POLLERS = 5
 POLL_SECONDS = 5.0
 UNCLAIMED_SECONDS = 1.0
 SETTLERS = 8  # threads that settle
-EXTENDERS = 4  # threads that extend, of each queue
-TURNS_MAX = 4  # threads that call `turn` at the same time without waiting for each other
+EXTENDERS = 4  # threads that extend, per queue
+TURNS_MAX = 4  # threads that can call `turn` concurrently without waiting for each other
 
 
 class SqsBroker:
-    """`penstock.messaging.broker.Broker` on SQS, or on a server that speaks its dialect. Thread-safe.
+    """`penstock.messaging.broker.Broker` on SQS, or on a server with the same API. Thread-safe.
 
-    ``holder`` names this worker in dead letters. ``queues`` are created if need be, with these settings from now on;
-    nothing else ever creates a queue. ``pollers`` is how many receive calls are made at once, of ten messages each.
-    ``poll_seconds`` is how long a poll waits for an arrival, in whole seconds up to 20: no poll is ever cut short, so a
-    worker that stops waits as long. ``tell`` hears of receives that waited in vain.
+    Without ``queues`` it does not connect before the first call.
 
-    Without ``queues`` nothing is connected to before the first call.
+    Args:
+        aws: The account, region and endpoint.
+        holder: The name of this worker in dead letters.
+        queues: Queues to create if missing, with their dead-letter queues; they get these settings from now on. Nothing
+            else creates queues.
+        pollers: The number of parallel receive calls, of ten messages each.
+        poll_seconds: How long a poll waits for an arrival: whole seconds from 1 to 20. Polls are never cancelled, so
+            stopping a worker takes that long.
+        tell: Receives the events of polls that found nothing.
     """
 
     def __init__(
@@ -124,7 +130,7 @@ class SqsBroker:
             holder=holder,
             clock=self._clock,
         )
-        self._closed = False  # written by the thread that closes
+        self._closed = False  # written by the thread that calls close
         self._queues.ensure(queues)
 
     @property
@@ -134,26 +140,27 @@ class SqsBroker:
     # --- sending
 
     def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
-        """In calls of ten, one after the other: after an error those before it are in the queue.
+        """Send in calls of ten, one after the other: after an error, the messages of earlier calls are in the queue.
 
-        After an `UnknownOutcome` the call that met it may have been taken or not; on a FIFO queue a deduplication id
-        makes it safe to send again.
+        After an `UnknownOutcome` the messages of the failed call may or may not have been sent; on a FIFO queue a
+        deduplication id makes it safe to send them again.
         """
         self._api.check_open()
         with self._forgetting([queue]):
             return self._sending.send(queue, messages)
 
     def try_send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str | PenstockError]:
-        """As `send`, but that each message is answered: its id, or why it is not in the queue, or may not be.
+        """Send as `send` does, but return for each message its id or the error that kept it, or may have, from the
+        queue.
 
-        Raises what is wrong with the queue, and so with all of them.
+        Raises errors of the queue, which concern all messages.
         """
         self._api.check_open()
         with self._forgetting([queue]):
             return self._sending.try_send(queue, messages)
 
     def takes(self, queue: str, message: Outgoing) -> bool:
-        """Whether a message of that size is taken, as far as can be told without sending it."""
+        """Return True if the queue accepts a message of that size, as far as known without sending it."""
         self._api.check_open()
         with self._forgetting([queue]):
             return self._sending.takes(queue, message)
@@ -174,8 +181,10 @@ class SqsBroker:
             return self._taking.take(queue, count, lease_seconds, wait_seconds)
 
     def settle(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> Sequence[SettleFailure]:
-        """What this broker settled already, or a second time in one call, counts as lost. SQS itself takes an ack of
-        what is gone, and cannot tell."""
+        """Settle deliveries. One that this broker has already settled, or that is listed twice, counts as lost.
+
+        SQS itself accepts an ack of a deleted message, and so cannot report it.
+        """
         self._api.check_open()
         with self._forgetting({delivery.queue for delivery, _ in settlements}):
             return self._settling.settle(settlements) if settlements else ()
@@ -188,7 +197,7 @@ class SqsBroker:
         lease_seconds: float,
         wait_seconds: float = 0.0,
     ) -> TurnResult:
-        """Both at once, but where something released or unlocked is to be received in the same turn."""
+        """Settle and receive concurrently, unless messages settled in this turn may be received in it."""
 
         def settle() -> Sequence[SettleFailure] | Exception:
             return outcome(lambda: self.settle(settlements)) if settlements else ()
@@ -201,14 +210,16 @@ class SqsBroker:
         return _turn(settled, replace(asked, deliveries=self._taking.still_held(asked.deliveries, lease_seconds)))
 
     def extend(self, deliveries: Sequence[Delivery], *, lease_seconds: float) -> Sequence[Delivery]:
-        """Twelve hours from its receive a delivery is extended no more, and not lost either: see `leases`."""
+        """Extend leases up to twelve hours from the receive; at that limit they are neither extended nor lost: see
+        `leases`.
+        """
         check_lease(lease_seconds)
         self._api.check_open()
         with self._forgetting({delivery.queue for delivery in deliveries}):
             return self._leases.extend(deliveries, lease_seconds)
 
     def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> Listening:
-        """Polls of ``poll_seconds`` while the worker has room. Closing waits for those under way."""
+        """Return a listener that polls while the worker has free slots. Closing waits for polls under way."""
         return SqsArrivalListener(
             queues,
             tell,
@@ -220,10 +231,10 @@ class SqsBroker:
             random=self._random,
         )
 
-    # --- looking
+    # --- inspection
 
     def stats(self, queue: str) -> QueueStats:
-        """As near as SQS knows, without ages; nothing of a queue that is not there."""
+        """Return approximate counts without ages; zeros for a missing queue."""
         with self._forgetting([queue]):
             return read_stats(self._api, self._queues, queue)
 
@@ -234,20 +245,20 @@ class SqsBroker:
         )
 
     def queue_names(self) -> Sequence[str]:
-        """All of the account in this region, whoever uses them."""
+        """Return all queues of the account in this region, also those that Penstock does not use."""
         return self._queues.names()
 
     def know(self, queue: str, url: str) -> None:
-        """Believe that this is the URL of the queue, by its name or ARN, and do not ask."""
+        """Use this URL for the queue, given by its name or ARN, without asking SQS for it."""
         self._queues.know(queue, url)
 
     def dead_letter_queue(self, queue: str) -> str:
-        """As its redrive policy says, else by its name; of the first tier, too."""
+        """Return the queue named by the redrive policy, else by convention; a dead-letter queue has one, too."""
         with self._forgetting([queue]):
             return self._queues.dead_letter_name(queue)
 
     def retention_seconds(self, queue: str) -> float | None:
-        """Also a letter's that SQS moved by itself, which counts from when the message was sent first."""
+        """Return the retention. For a message that SQS itself dead-lettered it counts from the original send."""
         with self._forgetting([queue]):
             return self._queues.retention_seconds(queue)
 
@@ -258,23 +269,30 @@ class SqsBroker:
         )
 
     def purge(self, queue: str) -> int:
-        """At most once a minute. Takes up to a minute, in which messages that are sent may go, too."""
+        """Purge the queue, at most once a minute. It takes up to a minute, and messages sent meanwhile may be deleted,
+        too.
+        """
         with self._forgetting([queue]):
             count = purge(self._api, self._queues, queue)
             self._held.drop(queue)
             return count
 
     def move_all(self, source: str, destination: str | None = None, *, per_second: int | None = None) -> MoveInProgress:
-        """Let SQS itself move every message of a dead-letter queue, unchanged; iterate for the progress, see `moving`.
+        """Start SQS's own redrive of all messages of a dead-letter queue, unchanged; iterate the result for progress.
 
-        Without a destination they go to the one queue whose redrive policy names the source. ``per_second``: 1 to 500;
-        without it as quickly as SQS likes. Raises `ConfigurationError` for what SQS never does, and `TemporaryError`
-        where it moves messages of that queue already.
+        Args:
+            source: The dead-letter queue.
+            destination: The target queue; None: the one queue whose redrive policy names the source.
+            per_second: 1 to 500 messages; None: as fast as SQS allows.
+
+        Raises:
+            ConfigurationError: SQS never accepts this move.
+            TemporaryError: SQS is already moving messages of that queue.
         """
         with self._forgetting([source] if destination is None else [source, destination]):
             return self._movers.start(source, destination, per_second=per_second)
 
-    # --- steering
+    # --- control
 
     def pause(self, queue: str) -> None:
         raise ConfigurationError(f"The queue {queue!r} cannot be paused on SQS; let its workers drain instead.")
@@ -283,24 +301,24 @@ class SqsBroker:
         raise ConfigurationError(f"The queue {queue!r} cannot be resumed: on SQS none is ever paused.")
 
     def now(self) -> float:
-        """This host's: SQS tells no time."""
+        """Return this host's time, since SQS has no clock to query."""
         return self._clock.now()
 
     def paused(self, queue: str) -> bool:  # noqa: ARG002 - the signature is the Protocol's
         return False
 
     def close(self) -> None:
-        """A receiver that waits returns when its poll does; calls after this raise TemporaryError."""
+        """Close the connections. A waiting receiver returns when its poll does; later calls raise TemporaryError."""
         self._closed = True
         self._taking.close()
         self._api.close()
         for pool in (self._receivers, self._settlers, self._extenders, self._turners, self._ways):
             pool.close()
 
-    # --- inside
+    # --- internals
 
     def _asked(self, asks: Sequence[ReceiveRequest], lease_seconds: float, wait_seconds: float) -> TurnResult:
-        """Asked in order until one has messages."""
+        """Poll the queues in order until one has messages."""
         for ask in asks:
             try:
                 deliveries = self.receive(
@@ -320,7 +338,7 @@ class SqsBroker:
 
     @contextmanager
     def _forgetting(self, queues: Collection[str]) -> Iterator[None]:
-        """A queue that is gone is looked up anew: it may be created again."""
+        """Forget the URL of a queue that turns out to be deleted, since it may be created again."""
         try:
             yield
         except PenstockError as error:
@@ -331,7 +349,9 @@ class SqsBroker:
 
 
 def _come_again(settlements: Sequence[tuple[Delivery, Settlement]], asks: Sequence[ReceiveRequest]) -> bool:
-    """Whether what is settled may be received at once: released without delay, or unlocked in a FIFO queue."""
+    """Return True if messages being settled may be received at once: released without delay, or unlocked in a FIFO
+    queue.
+    """
     asked = {ask.queue for ask in asks}
     return any(is_fifo(queue) for queue in asked) or any(
         isinstance(each, Release) and not each.delay_seconds and delivery.queue in asked

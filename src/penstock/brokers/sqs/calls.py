@@ -1,6 +1,7 @@
-"""Calls of ten entries. SQS answers 200 and names those that failed: they alone are tried again.
+"""Calls to SQS, in parallel and in batches.
 
-Several calls at the same time, and what each came to.
+- `ParallelCalls`, `ParallelCallsPerQueue`: thread pools
+- `BatchCalls`: calls of ten entries; SQS returns 200 and lists the entries that failed, and only those are retried
 """
 
 import threading
@@ -21,39 +22,39 @@ Answer = TypeVar("Answer")
 
 
 class ParallelCalls:
-    """Threads for calls that wait for the network. A call made in one of them must not make others here."""
+    """Thread pool for calls that wait for the network. A call running in it must not start others in the same pool."""
 
     def __init__(self, name: str, *, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"penstock-sqs-{name}")
 
     def run(self, calls: Sequence[Callable[[], Answer]]) -> Sequence[Answer | Exception]:
-        """What each answered or raised; the last is made in the calling thread."""
+        """Run the calls in parallel, the last one in the calling thread. Return each one's result or exception."""
         begun = [self.begin(call) for call in calls[:-1]]
         last = [outcome(call) for call in calls[-1:]]
         return [*map(_awaited, begun), *last]
 
     def begin(self, call: Callable[[], Answer]) -> "Future[Answer]":
-        """Begin it in a thread of its own."""
+        """Start a call in a thread of the pool."""
         try:
             return self._pool.submit(call)
-        except RuntimeError as error:  # closed
+        except RuntimeError as error:  # the pool is closed
             raise TemporaryError("this view of the SQS broker was closed: open another one") from error
 
     def close(self) -> None:
-        """Begin no more. What is under way ends by itself."""
+        """Start no more calls; those under way finish."""
         self._pool.shutdown(wait=False)
 
 
 class ParallelCallsPerQueue:
-    """A pool of threads for each queue, made at its first use. Any thread may call it."""
+    """One thread pool per queue, created on first use. Thread-safe."""
 
     def __init__(self, name: str, *, threads: int) -> None:
-        """``threads``: the most for each queue."""
+        """Set the size of each queue's pool."""
         self._name = name
         self._threads = threads
         self._lock = threading.Lock()
-        self._by_queue: dict[str, ParallelCalls] = {}  # under the lock
-        self._closed = False  # under the lock
+        self._by_queue: dict[str, ParallelCalls] = {}  # written under the lock, as is `_closed`
+        self._closed = False
 
     def of(self, queue: str) -> ParallelCalls:
         """Return the pool of this queue."""
@@ -65,7 +66,7 @@ class ParallelCallsPerQueue:
             return self._by_queue[queue]
 
     def close(self) -> None:
-        """Begin no more. What is under way ends by itself."""
+        """Start no more calls; those under way finish."""
         with self._lock:
             self._closed = True
             for at_once in self._by_queue.values():
@@ -73,7 +74,7 @@ class ParallelCallsPerQueue:
 
 
 def outcome(call: Callable[[], Answer]) -> Answer | Exception:
-    """What a call answered or raised."""
+    """Return the call's result or its exception."""
     try:
         return call()
     except Exception as error:
@@ -92,7 +93,7 @@ Entry = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedEntry:
-    """Why one entry failed. ``never``: another try cannot help."""
+    """The failure of one batch entry. ``never``: a retry cannot succeed."""
 
     code: str
     message: str
@@ -103,20 +104,20 @@ class FailedEntry:
 
 
 class BatchCalls:
-    """Any thread may call it."""
+    """Batch calls that retry failed entries. Thread-safe."""
 
     def __init__(self, api: SqsApi, at_once: Callable[[str], ParallelCalls], *, clock: Clock, random: Random) -> None:
-        """``at_once`` returns the threads for the calls of a queue, given its name."""
+        """``at_once`` returns the thread pool for a queue's calls, given the queue's name."""
         self._api = api
         self._at_once = at_once
         self._clock = clock
         self._random = random
 
     def run(self, queue: QueueRef, operation: str, entries: Sequence[Entry]) -> Mapping[int, FailedEntry]:
-        """Each entry once, ten to a call, all calls at once; answers which failed for good, by their place.
+        """Send the entries, ten per call, all calls in parallel; return those that failed for good, by position.
 
-        Raises what a call raised if all of them did, or if nobody but a person can mend it. Where only some calls
-        failed, their entries did.
+        Raises a call's error if all calls failed, or if only a person can fix it. If only some calls failed, their
+        entries are returned as failed.
         """
         starts = range(0, len(entries), BATCH_MAX)
         answers = self._at_once(queue.name).run(
@@ -138,7 +139,7 @@ class BatchCalls:
         return failed
 
     def call(self, queue: QueueRef, operation: str, entries: Sequence[Entry]) -> Mapping[int, FailedEntry]:
-        """At most ten entries; those that failed are tried again up to `TRIES` times in all."""
+        """Send at most ten entries, retrying those that failed, up to `TRIES` times in all."""
         left = list(range(len(entries)))
         failed: dict[int, FailedEntry] = {}
         for tries in range(1, TRIES + 1):
@@ -168,7 +169,7 @@ class BatchCalls:
 
 
 def failures(answer: Mapping[str, Any], places: Sequence[int]) -> Mapping[int, FailedEntry]:
-    """Which of the places failed, by the answer to a batch. One that is not told of failed, too."""
+    """Return the failed entries of a batch response, by position. An entry missing from it counts as failed."""
     failed = {
         int(each["Id"]): FailedEntry(
             code=each.get("Code", ""),

@@ -1,10 +1,8 @@
-"""Speaking to SQS: clients, and calls whose errors are ours.
+"""The SQS API: predicates and translation of AWS's errors, then the clients.
 
-Three clients. A receive and a send are asked once: a receive that the library tries again would lease messages to
-nobody, and a send would double them. Everything else may be done twice, and the library tries it again in its standard
-mode; never in the adaptive one, which slows down heartbeats when others are throttled.
-
-What AWS's errors mean to those above.
+There are three clients. Receives and sends are never retried by boto3: a repeated receive would lease messages that no
+worker gets, and a repeated send would duplicate messages. All other operations can safely be repeated, and boto3
+retries them in its standard mode. The adaptive mode would slow down heartbeats when other calls are throttled.
 """
 
 import threading
@@ -34,8 +32,8 @@ from penstock.messaging.broker import is_fifo
 from penstock.messaging.forks import OwnSockets
 from penstock.storage.aws import NO_CREDENTIALS, Aws
 
-ERRORS = (BotoCoreError, ClientError, OSError)  # what a call of boto3 raises
-_PREFIX = "AWS.SimpleQueueService."  # of codes in the older dialect, and in batches
+ERRORS = (BotoCoreError, ClientError, OSError)  # raised by calls of boto3
+_PREFIX = "AWS.SimpleQueueService."  # of error codes in the older protocol, and in batches
 
 _NO_QUEUE = frozenset({"QueueDoesNotExist", "NonExistentQueue"})
 _WHO_WE_ARE = frozenset(
@@ -97,66 +95,71 @@ _NEVER_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionErro
 
 
 class QueueMissing(ConfigurationError):
-    """There is no queue of that name; whoever can do without it catches this."""
+    """No queue of that name exists. Callers that can do without the queue catch this."""
 
 
 def code_of(error: BaseException) -> str:
-    """AWS's word for it; empty where AWS did not answer."""
+    """Return AWS's error code; empty if AWS did not respond."""
     return plain_code(str(error.response.get("Error", {}).get("Code", ""))) if isinstance(error, ClientError) else ""
 
 
 def plain_code(code: str) -> str:
-    """A code without the prefix of older dialects."""
+    """Return a code without the prefixes of older protocols."""
     return code.removeprefix(_PREFIX).rpartition("#")[2]
 
 
 def is_missing(error: BaseException) -> bool:
-    """Whether there is no such queue."""
+    """Return True if the queue does not exist."""
     return code_of(error) in _NO_QUEUE
 
 
 def is_identity(error: BaseException) -> bool:
-    """Whether AWS does not know us, or the time of day that we signed with; whatever we asked for."""
+    """Return True if AWS rejects our identity or the time in our signature, whatever the operation."""
     return code_of(error) in _WHO_WE_ARE or isinstance(error, _NO_ACCOUNT)
 
 
 def is_invalid(error: PenstockError) -> bool:
-    """Whether AWS called what we asked invalid."""
+    """Return True if AWS rejected the request as invalid."""
     return error.__cause__ is not None and code_of(error.__cause__) in _INVALID
 
 
 def is_throttled(error: BaseException) -> bool:
-    """Whether AWS refused it unread, for there was too much."""
+    """Return True if AWS rejected the request unprocessed because of throttling."""
     return is_throttling(code_of(error))
 
 
 def is_throttling(code: str) -> bool:
-    """The same of a code. For entries of a batch it may be KMS's own, and called the sender's fault."""
+    """Return True for a throttling code. In a batch entry it may be from KMS and marked as the sender's fault."""
     return plain_code(code) in _THROTTLED or "Throttl" in code
 
 
 def is_gone_handle(code: str, message: str) -> bool:
-    """Whether an entry failed since its receipt handle leads to nothing any more."""
+    """Return True if an entry failed because its receipt handle is no longer valid."""
     return plain_code(code) in _GONE_HANDLES or ("ReceiptHandle" in message and not is_ceiling(code, message))
 
 
 def is_ceiling(code: str, message: str) -> bool:  # noqa: ARG001 - AWS uses one code for everything invalid
-    """Whether an extension failed since a message cannot be held any longer."""
+    """Return True if an extension failed because the message has reached the limit of its visibility timeout."""
     return "beyond the limit" in message
 
 
 def may_have_been_done(error: BaseException) -> bool:
-    """Whether AWS may have done what was asked, though it did not say so."""
+    """Return True if AWS may have executed the request without confirming it."""
     if isinstance(error, ClientError):
         return _status(error) >= 500 and not is_throttled(error)
     return isinstance(error, HTTPClientError | BotoCoreError | OSError) and not isinstance(error, _NEVER_SENT)
 
 
 def meant(error: Any, *, action: str, queue: str, place: str, known: bool, final: bool) -> PenstockError:
-    """Our error for one of boto3's.
+    """Return Penstock's error for one of boto3's.
 
-    ``action`` is the right that is needed, ``place`` whom we asked. ``known``: AWS let us do this before, so that what
-    is refused now is about to change again. ``final``: what is called invalid now will always be.
+    Args:
+        error: The error of boto3.
+        action: The IAM action that the operation needs.
+        queue: The queue; empty if none is concerned.
+        place: The endpoint, as shown to people.
+        known: AWS permitted this before, so that a refusal is likely to be temporary.
+        final: A request that is invalid now will always be.
     """
     at = f" for the queue {queue!r}" if queue else ""
     if is_missing(error) and known:
@@ -182,7 +185,7 @@ def meant(error: Any, *, action: str, queue: str, place: str, known: bool, final
 
 
 def said(error: BaseException) -> str:
-    """An error in a few words, without a full stop. botocore's own text may hold a whole page of a proxy's."""
+    """Return a short text for the error, without a full stop. botocore's own may contain a proxy's whole error page."""
     if code_of(error) in _EXPIRED:
         return "the credentials have expired; get new ones"
     if isinstance(error, ClientError):
@@ -197,18 +200,18 @@ def _status(error: ClientError) -> int:
 
 
 CONNECT_SECONDS = 5.0
-ANSWER_SECONDS = 5.0  # after which a server that does not answer is away
-SEND_SECONDS = 15.0  # the same where up to a mebibyte is on its way
+ANSWER_SECONDS = 5.0  # after which an unresponsive server counts as away
+SEND_SECONDS = 15.0  # the same for sends, which carry up to a mebibyte
 TRIES = 3
-CONNECTIONS_MAX = 32  # that are kept; of the receiving client more, if it has many pollers
+CONNECTIONS_MAX = 32  # connections kept; the receiving client keeps more if it has many pollers
 RECEIVES = ("receive_message",)
 SENDS = ("send_message_batch",)
-SHAPES = ("create_queue", "get_queue_url", "set_queue_attributes")  # what is invalid here no other try makes valid
+SHAPES = ("create_queue", "get_queue_url", "set_queue_attributes")  # if such a request is invalid, a retry is, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRef:
-    """A queue as AWS knows it, and as whoever asks for it calls it."""
+    """A queue's URL, and the name by which the caller refers to it."""
 
     name: str
     url: str
@@ -219,7 +222,7 @@ class QueueRef:
 
 
 class SqsApi:
-    """One account's SQS. Thread-safe: boto3's clients are."""
+    """The SQS API of one account. Thread-safe, as boto3's clients are."""
 
     def __init__(self, aws: Aws, *, pollers: int, poll_seconds: float) -> None:
         self._aws = aws
@@ -227,27 +230,29 @@ class SqsApi:
         self._poll_seconds = poll_seconds
         self._own = OwnSockets("this view of the SQS broker")
         self._lock = threading.RLock()
-        self._clients: dict[str, Any] = {}  # under the lock
-        self._done: set[tuple[str, str]] = set()  # operation and queue, once they worked; written by any thread
-        self._closed = False  # written by the thread that closes
+        self._clients: dict[str, Any] = {}  # written under the lock
+        self._done: set[tuple[str, str]] = set()  # (operation, queue) pairs that have worked; written by any thread
+        self._closed = False  # written by the thread that calls close
 
     @cached_property
     def region(self) -> str:
-        """Where we ask."""
+        """Return the AWS region."""
         return str(self._client("control").meta.region_name)
 
     @property
     def place(self) -> str:
-        """Whom we ask, for people."""
+        """Return the endpoint as shown to people."""
         return self._aws.endpoint_url or f"SQS in {self.region}"
 
     def on(self, queue: QueueRef, operation: str, **parameters: Any) -> Mapping[str, Any]:
-        """What AWS answers to an operation on a queue. Raises `TemporaryError`, `ConfigurationError`; of an operation
-        that sends `UnknownOutcome`, where nobody knows whether it was done."""
+        """Call an operation on a queue and return AWS's response.
+
+        Raises `TemporaryError` or `ConfigurationError`; for a send also `UnknownOutcome`, if AWS may have executed it.
+        """
         return self.ask(operation, queue=queue.name, QueueUrl=queue.url, **parameters)
 
     def ask(self, operation: str, *, queue: str = "", **parameters: Any) -> Mapping[str, Any]:
-        """The same, of no queue in particular."""
+        """Call an operation without a queue URL. ``queue`` only names one for errors. Otherwise as `on`."""
         self.check_open()
         client = self._client_for(operation)
         try:
@@ -258,13 +263,13 @@ class SqsApi:
         return answer
 
     def check_open(self) -> None:
-        """Raise `TemporaryError` after `close`, and `UsageError` in a process that was forked since it was opened."""
+        """Raise `TemporaryError` after `close`, and `UsageError` in a process forked since this was opened."""
         self._own.check()
         if self._closed:
             raise TemporaryError("this view of the SQS broker was closed: open another one")
 
     def close(self) -> None:
-        """Let go of connections. Calls under way end by themselves."""
+        """Close the clients. Calls under way are not interrupted."""
         self._closed = True
         with self._lock:
             for client in self._clients.values():
@@ -288,8 +293,10 @@ class SqsApi:
         )
 
     def _let_before(self, error: Exception, operation: str, queue: str) -> bool:
-        """Whether AWS did this before, or what tells as much: that the queue is there, or who we are."""
-        done = tuple(self._done)  # other threads add to it
+        """Return True if AWS permitted this before, or a call that proves as much: that the queue exists, or our
+        identity.
+        """
+        done = tuple(self._done)  # a copy, since other threads add to the set
         if is_missing(error) and any(name == queue for asked, name in done if asked not in SHAPES):
             return True
         return (operation, queue) in done or (is_identity(error) and bool(done))
@@ -304,7 +311,7 @@ class SqsApi:
         return self._client("receive" if operation in RECEIVES else "send" if operation in SENDS else "control")
 
     def _client(self, purpose: str) -> Any:
-        with self._lock:  # a session is no place for two threads at once
+        with self._lock:  # boto3's sessions are not thread-safe
             if purpose not in self._clients:
                 self._clients[purpose] = self._aws.client("sqs", config=self._config(purpose))
             return self._clients[purpose]

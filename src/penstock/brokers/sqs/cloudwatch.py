@@ -1,7 +1,7 @@
-"""What CloudWatch tells of queues: how old their oldest messages are, which SQS itself tells nobody.
+"""The ages of queues' oldest messages from CloudWatch, since SQS itself does not report them.
 
-SQS writes the number once a minute, and none for a queue that is not active: one without messages that nobody has asked
-for six hours. It takes the right cloudwatch:GetMetricData, and costs what AWS charges for a metric that is asked for.
+SQS publishes the metric once a minute, and not for an inactive queue: one without messages that was not polled for six
+hours. Reading it needs the permission cloudwatch:GetMetricData, and costs AWS's price per requested metric.
 """
 
 import threading
@@ -17,31 +17,32 @@ from penstock.messaging.broker import listed_name
 from penstock.messaging.clock import Clock
 from penstock.storage.aws import Aws
 
-ASKED_EVERY_SECONDS = 60.0  # AWS has one number a minute
-REFUSED_SECONDS = 900.0  # after which somebody may have given the right
-WINDOW_SECONDS = 600.0  # what is older is no number of now; AWS's own come a few minutes late
-QUERIES_MAX = 500  # in one call
-PAGES_MAX = 20  # of its answer: all of it fits on one, if AWS gives no more than it says
+ASKED_EVERY_SECONDS = 60.0  # AWS publishes one value a minute
+REFUSED_SECONDS = 900.0  # between tries without permission, which may have been granted meanwhile
+WINDOW_SECONDS = 600.0  # older values are not current; AWS's own lag by a few minutes
+QUERIES_MAX = 500  # per call
+PAGES_MAX = 20  # per response; one is enough if AWS keeps to its limits
 ACTION = "cloudwatch:GetMetricData"
 
 
 class CloudWatch:
-    """The ages of one account's queues. Any thread may ask; AWS is asked once a minute at most."""
+    """The ages of one account's queues. Thread-safe; queries AWS once a minute at most."""
 
     def __init__(self, aws: Aws, *, clock: Clock) -> None:
         self._aws = aws
         self._clock = clock
         self._lock = threading.Lock()
-        self._client: Any = None  # this and the next three: under the lock
+        self._client: Any = None  # written under the lock, as are the next three
         self._asked_at: float | None = None  # monotonic
         self._ages: dict[str, float | None] = {}  # by the queue's name
         self._error: PenstockError | None = None
 
     def oldest_ages(self, queues: Sequence[str]) -> Mapping[str, float]:
-        """ApproximateAgeOfOldestMessage in seconds, by queue as it is named here; without those that have none.
+        """Return ApproximateAgeOfOldestMessage in seconds by queue, named as in the argument; without queues that have
+        none.
 
-        Raises `ConfigurationError` where we may not ask, and `TemporaryError` where CloudWatch is away; the same again
-        until it is time for another try.
+        Raises `ConfigurationError` without permission, and `TemporaryError` if CloudWatch is away; the same error again
+        until the next try is due.
         """
         names = {queue: listed_name(queue) for queue in queues}
         with self._lock:
@@ -53,7 +54,7 @@ class CloudWatch:
         return {queue: age for queue, age in known.items() if age is not None}
 
     def close(self) -> None:
-        """Give back connections."""
+        """Close the connections."""
         with self._lock:
             if self._client is not None:
                 self._client.close()
@@ -73,7 +74,7 @@ class CloudWatch:
             for at in range(0, len(names), QUERIES_MAX):
                 page = names[at : at + QUERIES_MAX]
                 self._ages |= dict.fromkeys(page) | dict(self._answers(page))
-        except PenstockError as error:  # no client can be made
+        except PenstockError as error:  # no client can be created
             self._error = error
         except (*client.ERRORS, ValueError) as error:
             self._error = client.meant(error, action=ACTION, queue="", place="CloudWatch", known=False, final=False)

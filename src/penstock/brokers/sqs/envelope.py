@@ -1,13 +1,12 @@
-"""How a message is written down for SQS, and read again.
+"""The encoding of messages for SQS, and deliveries with the fields that only SQS has.
 
-Text goes as it is, so that other consumers read it, and so do attributes. What SQS does not take goes into one more
-attribute, `penstock`, as JSON: that the body is base64 or empty, the group, and attributes that have no place of their
-own (empty ones, names or characters that SQS refuses, those beyond the tenth). Messages from elsewhere have no such
-attribute and arrive as they are; one that nobody of ours can have written is an attribute like any other.
+Text bodies and attributes are sent unchanged, so that other consumers can read them. Content that SQS does not accept
+goes, as JSON, into one additional attribute, `penstock`: that the body is base64 or empty, the group, and attributes
+that SQS has no room for or refuses (empty ones, invalid names or characters, those beyond the tenth). Messages from
+other senders lack that attribute and are delivered unchanged; one that this module cannot have written is treated like
+any other attribute.
 
-Attributes of SQS's type Number arrive as text and go on as text.
-
-A delivery of SQS's, and what SQS said of it beside.
+Attributes of SQS's type Number are received as text and sent on as text.
 """
 
 import base64
@@ -25,12 +24,12 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import NO_ATTRIBUTES, Attributes, Message
 
-NOTES = "penstock"  # the attribute's name
-EMPTY_BODY = "(empty)"  # SQS takes no empty body
-_GROUPLESS = "none"  # the group of those that have none, where SQS wants one
-_OWN = "penstock-"  # how the names of our own attributes begin
+NOTES = "penstock"  # name of the attribute
+EMPTY_BODY = "(empty)"  # SQS accepts no empty body
+_GROUPLESS = "none"  # for messages without a group, in queues that require one
+_OWN = "penstock-"  # prefix of our own attributes
 
-# XML's characters; of others SQS says InvalidMessageContents.
+# Characters that XML does not allow; SQS refuses them with InvalidMessageContents.
 _REFUSED = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NAME = re.compile(r"(?!aws\.|amazon\.)[a-z0-9_-]+(?:\.[a-z0-9_-]+)*", re.IGNORECASE)
 _NAME_CHARS_MAX = 256
@@ -40,7 +39,7 @@ Entry = dict[str, Any]
 
 
 def sealed(body: bytes, attributes: Attributes, group: str | None, *, fifo: bool) -> Entry:
-    """What `SendMessageBatch` is told of a message, but for ids and delay."""
+    """Return the entry for `SendMessageBatch`, except ids and delay."""
     notes: dict[str, Any] = {}
     text, encoding = _written(body)
     if encoding is not None:
@@ -57,7 +56,7 @@ def sealed(body: bytes, attributes: Attributes, group: str | None, *, fifo: bool
 
 
 def unnoted(body: bytes, attributes: Attributes, group: str | None, *, fifo: bool) -> Entry | None:
-    """The same without a byte of ours, as messages come from elsewhere; None where it takes more than SQS has."""
+    """Return the entry without our notes, as other senders write it; None if the message requires them."""
     text, encoding = _written(body)
     plain = all(_is_taken(name, value) or _is_others_note(name, value) for name, value in attributes.items())
     if encoding is not None or not plain or len(attributes) > ATTRIBUTES_MAX:
@@ -73,7 +72,7 @@ def unnoted(body: bytes, attributes: Attributes, group: str | None, *, fifo: boo
 
 
 def opened(raw: Mapping[str, Any]) -> tuple[bytes, Attributes, str | None]:
-    """Body, attributes and group of a message as `ReceiveMessage` brings it. Raises nothing, whoever wrote it."""
+    """Return body, attributes and group of a message from `ReceiveMessage`. Raises nothing, whatever the sender."""
     attributes = {name: _value(each) for name, each in raw.get("MessageAttributes", {}).items()}
     group = raw.get("Attributes", {}).get("MessageGroupId")
     text: str = raw.get("Body", "")
@@ -87,12 +86,12 @@ def opened(raw: Mapping[str, Any]) -> tuple[bytes, Attributes, str | None]:
 
 
 def deduplication_id(text: str) -> str:
-    """As SQS takes it."""
+    """Return a deduplication id in SQS's form: unchanged if valid, else its hash."""
     return _group_id(text)
 
 
 def size_bytes(entry: Entry) -> int:
-    """What SQS counts of a message, and a little more where attributes are binary: they travel as base64."""
+    """Return the size as SQS counts it, and a little more for binary attributes, which are sent as base64."""
     size = len(entry["MessageBody"].encode("utf-8"))
     for name, each in entry.get("MessageAttributes", {}).items():
         size += len(name) + len(each["DataType"])
@@ -114,7 +113,7 @@ def _written(body: bytes) -> tuple[str, str | None]:
 
 
 def _read(text: str, encoding: object) -> bytes | None:
-    """The body; None where it is not encoded as it says."""
+    """Return the decoded body; None if the text does not have that encoding."""
     match encoding:
         case None:
             return _bytes(text)
@@ -129,7 +128,7 @@ def _read(text: str, encoding: object) -> bytes | None:
 
 
 def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")  # what is no Unicode is refused by whoever reads the body
+    return text.encode("utf-8", "surrogatepass")  # handlers refuse text that is not valid Unicode
 
 
 def _group_id(text: str) -> str:
@@ -141,7 +140,7 @@ def _packed(attributes: Attributes, notes: dict[str, Any]) -> dict[str, Any]:
     packed = {name: value for name, value in attributes.items() if name not in plain}
     places = ATTRIBUTES_MAX - 1 if notes or packed else ATTRIBUTES_MAX
     if len(plain) > places:
-        names = sorted(plain, key=lambda name: name.startswith(_OWN))  # ours give way to the sender's
+        names = sorted(plain, key=lambda name: name.startswith(_OWN))  # our attributes give way to the sender's
         packed.update((name, plain.pop(name)) for name in names[ATTRIBUTES_MAX - 1 :])
     written = {name: _typed(value) for name, value in plain.items()}
     if packed:
@@ -155,14 +154,14 @@ def _packed(attributes: Attributes, notes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_taken(name: str, value: str | bytes) -> bool:
-    """Whether SQS takes it as an attribute."""
+    """Return True if SQS accepts it as an attribute."""
     if name == NOTES or not value or len(name) > _NAME_CHARS_MAX or not _NAME.fullmatch(name):
         return False
     return isinstance(value, bytes) or _REFUSED.search(value) is None
 
 
 def _is_others_note(name: str, value: str | bytes) -> bool:
-    """Whether it has our name and is none of ours, so that it is read again as it stands."""
+    """Return True if it has our attribute's name but not our content, and so is delivered unchanged."""
     return name == NOTES and bool(value) and _notes(value) is None
 
 
@@ -180,7 +179,7 @@ def _value(attribute: Mapping[str, Any]) -> str | bytes:
 
 
 def _notes(text: str | bytes | None) -> Mapping[str, Any] | None:
-    """What `sealed` noted; None for what it cannot have written."""
+    """Return the notes that `sealed` wrote; None for a text that it cannot have written."""
     if not isinstance(text, str):
         return None
     try:
@@ -196,7 +195,7 @@ def _notes(text: str | bytes | None) -> Mapping[str, Any] | None:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether it has no lone surrogate, which JSON can bring and nothing else takes."""
+    """Return True if there is no lone surrogate, which JSON can contain but UTF-8 cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -223,24 +222,24 @@ def _unpacked(attributes: Mapping[str, Any]) -> dict[str, str | bytes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqsDelivery(Delivery):
-    """``received_at`` is this machine's clock, the others SQS's."""
+    """A delivery from SQS. ``received_at`` is by this machine's clock; other epoch times are by that of SQS."""
 
-    first_received_at: float  # epoch seconds: the first of its hand-overs
-    began_at: float  # monotonic: SQS holds nothing longer than 12 h from here
+    first_received_at: float  # epoch seconds; of the message's first delivery
+    began_at: float  # monotonic; SQS holds a message at most 12 h from here
 
 
 def source_of(raw: Mapping[str, Any]) -> str | None:
-    """The ARN of the queue from which SQS itself moved the message here; None where nobody did."""
+    """Return the ARN of the queue from which SQS itself moved the message here; None if it did not."""
     arn = raw.get("Attributes", {}).get("DeadLetterQueueSourceArn")
     return str(arn) if arn else None
 
 
 def received(queue: str, raw: Mapping[str, Any], clock: Clock, *, receives_before: int | None = 0) -> SqsDelivery:
-    """A message as `ReceiveMessage` brings it.
+    """Return the delivery of a message from `ReceiveMessage`.
 
-    ``receives_before`` is how often it was received in the queue from which SQS moved it: SQS's count goes on, and what
-    we count begins anew. None: nobody knows; it then counts as received for the first time, each time, so that nobody
-    gives up on a letter that was never looked at.
+    ``receives_before`` is how often the message was received in the queue from which SQS moved it: SQS continues its
+    count, Penstock restarts the attempts. None means unknown: every delivery then counts as the first, so that no dead
+    letter is given up before a worker has seen it.
     """
     source = source_of(raw)
     system: Mapping[str, str] = raw.get("Attributes", {})
@@ -265,7 +264,7 @@ def received(queue: str, raw: Mapping[str, Any], clock: Clock, *, receives_befor
 
 
 def held_seconds(delivery: Delivery, clock: Clock) -> float:
-    """How long it has been leased already."""
+    """Return how long the delivery has been leased, in seconds."""
     if isinstance(delivery, SqsDelivery):
         return clock.monotonic() - delivery.began_at
     return clock.now() - delivery.received_at

@@ -1,7 +1,6 @@
-"""What SQS says of a queue, and whether a test event of S3 arrives in it: for `penstock doctor`.
+"""The attributes of a queue, and the test event of an S3 bucket: for `penstock doctor`.
 
-Nothing here takes a message away from a worker, but for `await_test_event`, which is only called where that was asked
-for.
+Only `await_test_event` takes messages away from workers; it runs on request only.
 """
 
 import json
@@ -18,30 +17,30 @@ from penstock.messaging.clock import Clock
 from penstock.storage.aws import Aws, clock_ahead_seconds
 
 POLL_SECONDS = 5
-HOLD_SECONDS = 10  # how long a message that is not ours stays away from workers, should we be killed meanwhile
+HOLD_SECONDS = 10  # how long another message stays hidden from workers if this process is killed meanwhile
 _TEST_EVENT = "s3:TestEvent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFacts:
-    """As the queue's attributes tell them."""
+    """The attributes of a queue."""
 
     name: str
     arn: str
     is_fifo: bool
-    visible: int  # about so many
+    visible: int  # approximate
     visibility_seconds: int
     retention_seconds: int
     is_encrypted: bool
-    kms_key: str | None  # of the owner's or AWS's own; None: a key of SQS, or none
-    dead_letter_arn: str | None  # of the redrive policy
-    receives_max: int | None  # as above
-    policy: Mapping[str, Any] = field(default_factory=dict)  # who may send
+    kms_key: str | None  # the owner's key or the AWS managed one; None: SQS's own key, or no encryption
+    dead_letter_arn: str | None  # from the redrive policy
+    receives_max: int | None  # likewise
+    policy: Mapping[str, Any] = field(default_factory=dict)  # access policy: the permissions to send
     clock_ahead_seconds: float | None
 
 
 class SqsInspector:
-    """SQS, looked at. Every method raises what a broker raises."""
+    """Inspection of SQS. Every method raises the broker's errors."""
 
     def __init__(self, aws: Aws, *, clock: Clock) -> None:
         self._api = SqsApi(aws, pollers=1, poll_seconds=float(POLL_SECONDS))
@@ -50,13 +49,13 @@ class SqsInspector:
 
     @property
     def place(self) -> str:
-        """Whom we ask, for people."""
+        """Return the endpoint as shown to people."""
         return self._api.place
 
     def check_is_there(self, name: str) -> None:
-        """Raise `QueueMissing` where it is not, and what else keeps us from finding it.
+        """Raise `QueueMissing` if the queue does not exist, or the error that prevents finding it.
 
-        A worker need not be permitted to look at attributes: then a queue that is given by its URL is believed in.
+        Workers need no permission to read attributes: without it, a queue given by its URL is assumed to exist.
         """
         queue = self._queues.find(name)
         try:
@@ -67,7 +66,7 @@ class SqsInspector:
             return
 
     def check_identity(self, name: str) -> None:
-        """Raise `ConfigurationError` where SQS does not know us, and `TemporaryError` where it does not answer."""
+        """Raise `ConfigurationError` if SQS rejects our identity, and `TemporaryError` if it does not respond."""
         try:
             self._queues.find(name)
         except ConfigurationError as error:
@@ -75,17 +74,17 @@ class SqsInspector:
                 raise
 
     def queue(self, name: str) -> QueueFacts:
-        """A queue by its name, URL or ARN."""
+        """Return the attributes of a queue, given by name, URL or ARN."""
         return self._facts(self._queues.find(name))
 
     def dead_letters(self, name: str) -> QueueFacts:
-        """Where its dead letters go."""
+        """Return the attributes of the queue's dead-letter queue."""
         return self._facts(self._queues.dead_letter_queue(self._queues.find(name)))
 
     def await_test_event(self, name: str, *, bucket: str, since: datetime, seconds: float) -> bool:
-        """Whether a test event of that bucket, sent since then, comes within the seconds; it is deleted.
+        """Return True if a test event of that bucket, sent since then, arrives within the seconds; delete it.
 
-        Whatever else comes is made visible again at once. That costs each of it a receive.
+        All other messages are made visible again at once. Each of them has then been received once more.
         """
         queue = self._queues.find(name)
         give_up = self._clock.monotonic() + seconds
@@ -101,7 +100,7 @@ class SqsInspector:
         return found
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         self._api.close()
 
     def _facts(self, queue: QueueRef) -> QueueFacts:
@@ -137,7 +136,7 @@ class SqsInspector:
 
 @contextmanager
 def looking(aws: Aws, *, clock: Clock) -> Iterator[SqsInspector]:
-    """Look at SQS until the block ends."""
+    """Yield an inspector, closed at the end of the block."""
     looked = SqsInspector(aws, clock=clock)
     try:
         yield looked

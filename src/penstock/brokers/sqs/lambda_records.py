@@ -1,7 +1,7 @@
-"""Deliveries as Lambda hands them over: an event source mapping receives, and calls a function with an event.
+"""Deliveries from a Lambda event source mapping, which receives messages and calls a function with an event.
 
-An event's records are what `ReceiveMessage` brings, in another spelling: names begin small, and binary values are
-base64. The form is AWS's, see "Using Lambda with Amazon SQS" in its documentation.
+The event's records hold the fields of `ReceiveMessage` in another spelling: names begin in lower case, and binary
+values are base64. AWS documents the format in "Using Lambda with Amazon SQS".
 """
 
 import base64
@@ -19,7 +19,9 @@ _TYPES = {"binaryValue": "BinaryValue", "stringValue": "StringValue", "dataType"
 
 
 def deliveries_of(event: object, clock: Clock) -> Sequence[SqsDelivery]:
-    """What an event holds, in its order; the queue of each is its name. Raises `UsageError` for any other event."""
+    """Return the deliveries of an event in its order; the queue of each is the queue's name. Raise `UsageError` for any
+    other kind of event.
+    """
     records = event.get("Records") if isinstance(event, Mapping) else None
     if not isinstance(records, list) or not records:
         raise _foreign("it has no list of Records")
@@ -27,7 +29,7 @@ def deliveries_of(event: object, clock: Clock) -> Sequence[SqsDelivery]:
 
 
 def queue_arn_of(event: Mapping[str, Any]) -> str:
-    """The queue that an event's records come from: of one mapping, and so of one queue."""
+    """Return the ARN of the queue that the records are from. A mapping has one queue, so all records share it."""
     return str(event["Records"][0]["eventSourceARN"])
 
 

@@ -1,12 +1,11 @@
-"""Extending leases, up to the twelve hours from its receive that SQS holds a message at most.
+"""Lease extension, and the deliveries that this broker has settled.
 
-A lease that cannot grow any more is neither an error nor lost: nothing is asked of SQS, and the work goes on. When the
-twelve hours are over SQS hands the message to somebody else; the ledger's claim then makes that worker wait.
+SQS holds a message for at most twelve hours from its receive. At that limit a lease is neither an error nor lost: SQS
+is not asked, and processing goes on. Afterwards SQS delivers the message to another worker, which the ledger's claim
+then makes wait.
 
-Which deliveries this broker ended itself.
-
-SQS acks the same receipt handle twice, and extends one that was released: it has no fence. What this worker did itself
-it knows, so that a heartbeat that comes late takes no released message back.
+SQS has no fence: it accepts a second ack of a receipt handle, and extends a released message. `SettledDeliveries`
+therefore keeps a late heartbeat from taking back a message that this worker has released.
 """
 
 import threading
@@ -26,14 +25,15 @@ REMEMBERED_MAX = 20_000
 
 
 class SettledDeliveries:
-    """The last ones. Any thread may call it."""
+    """The deliveries settled last, at most `REMEMBERED_MAX`. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._receipts: OrderedDict[int, None] = OrderedDict()  # under the lock; hashes, as handles are long
+        # Written under the lock; hashes, since receipt handles are long
+        self._receipts: OrderedDict[int, None] = OrderedDict()
 
     def add(self, delivery: Delivery) -> None:
-        """It is ended."""
+        """Record a delivery as settled."""
         with self._lock:
             self._receipts[hash(delivery.receipt)] = None
             if len(self._receipts) > REMEMBERED_MAX:
@@ -43,17 +43,19 @@ class SettledDeliveries:
         return hash(delivery.receipt) in self._receipts
 
 
-MARGIN_SECONDS = 2.0  # before the ceiling: SQS counts from when it answered, we from when we heard
+MARGIN_SECONDS = 2.0  # before the limit: SQS counts from sending its response, we from receiving it
 CHANGE = "change_message_visibility_batch"
 
 
 class SqsLeases:
-    """Any thread may call it."""
+    """Extend leases and change visibility timeouts. Thread-safe."""
 
     def __init__(
         self, queues: SqsQueues, batches: BatchCalls, settled: SettledDeliveries, *, extending: BatchCalls, clock: Clock
     ) -> None:
-        """``extending`` makes the calls that extend leases, in threads that no other call and no other queue uses."""
+        """``extending`` makes the calls that extend leases, in threads that no other kind of call and no other queue
+        uses.
+        """
         self._queues = queues
         self._batches = batches
         self._extending = extending
@@ -61,7 +63,10 @@ class SqsLeases:
         self._clock = clock
 
     def extend(self, deliveries: Sequence[Delivery], lease_seconds: float) -> Sequence[Delivery]:
-        """Answers those that are lost. Raises `TemporaryError` where some could not be asked for."""
+        """Extend the leases that are below the limit; return the lost deliveries.
+
+        Raises `TemporaryError` if SQS refused some for another reason.
+        """
         lost = [delivery for delivery in deliveries if delivery in self._settled]
         by_queue: dict[str, list[Delivery]] = {}
         for delivery in deliveries:
@@ -79,11 +84,11 @@ class SqsLeases:
         return lost
 
     def change(self, queue: str, visibility: Sequence[tuple[Delivery, float]]) -> Sequence[tuple[int, FailedEntry]]:
-        """Let deliveries of one queue be hidden for so many seconds from now; answers which failed."""
+        """Hide deliveries of one queue for these seconds from now; return those that failed, by position."""
         return self._changed(self._batches, queue, visibility)
 
     def left_seconds(self, delivery: Delivery) -> float:
-        """For how long from now SQS would hold it."""
+        """Return how many seconds from now SQS can still hold the delivery."""
         return LEASE_SECONDS_MAX - MARGIN_SECONDS - held_seconds(delivery, self._clock)
 
     def _changed(

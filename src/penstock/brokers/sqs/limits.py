@@ -1,6 +1,5 @@
-"""What SQS takes, by AWS's own documentation, and what this broker can do with it.
-
-How queues are called on SQS: what follows from a name, a URL or an ARN alone.
+"""The quotas of SQS by AWS's documentation, the broker's capabilities, and the conversion of queue names, URLs and
+ARNs.
 """
 
 import math
@@ -15,20 +14,20 @@ from penstock.messaging.broker import (
     is_fifo,
 )
 
-BATCH_MAX = 10  # entries of one call, and messages of one receive
-MESSAGE_BYTES_MAX = 1024 * 1024  # body and attributes; a batch of messages together has no more
-OLD_MESSAGE_BYTES_MAX = 256 * 1024  # of a queue that was made before, or told so
+BATCH_MAX = 10  # entries per call, and messages per receive
+MESSAGE_BYTES_MAX = 1024 * 1024  # body and attributes; also the limit of a whole batch
+OLD_MESSAGE_BYTES_MAX = 256 * 1024  # of older queues, and of those configured so
 ATTRIBUTES_MAX = 10
 DELAY_SECONDS_MAX = 900.0
-LEASE_SECONDS_MAX = 43_200.0  # from the receive, however often it is extended
+LEASE_SECONDS_MAX = 43_200.0  # from the receive, however often the lease is extended
 POLL_SECONDS_MAX = 20.0
-RECEIVES_MAX = 1_000  # the most that a redrive policy can say
+RECEIVES_MAX = 1_000  # the largest count that a redrive policy allows
 RETENTION_SECONDS_MIN, RETENTION_SECONDS_MAX = 60.0, 14 * 86_400.0
-SETTLE_LINGER_SECONDS = 0.1  # so that batches fill: requests are what SQS costs
+SETTLE_LINGER_SECONDS = 0.1  # lets batches fill: SQS bills by the request
 
 
 def capabilities(*, pollers: int) -> Capabilities:
-    """Of a broker that makes that many receive calls at once."""
+    """Return the capabilities of a broker with that many parallel receive calls."""
     return Capabilities(
         delay_seconds_max=DELAY_SECONDS_MAX,
         hold_seconds_max=LEASE_SECONDS_MAX,
@@ -53,12 +52,12 @@ def capabilities(*, pollers: int) -> Capabilities:
 
 
 def check_lease(seconds: float) -> None:
-    """Refuse a lease that SQS does not know."""
+    """Raise ConfigurationError if SQS does not support the lease."""
     shared.check_seconds("lease_seconds", seconds, LEASE_SECONDS_MAX)
 
 
 def check_delay(seconds: float, *, queue: str) -> None:
-    """Refuse a delay that SQS does not know."""
+    """Raise ConfigurationError if SQS does not support the delay."""
     if seconds > DELAY_SECONDS_MAX:
         raise ConfigurationError(
             f"queue {queue!r}: a delay of {seconds:g} s is more than the {DELAY_SECONDS_MAX:g} s that SQS can; give a "
@@ -68,12 +67,12 @@ def check_delay(seconds: float, *, queue: str) -> None:
 
 
 def check_hold(seconds: float) -> None:
-    """Refuse a release that hides a message for longer than SQS ever does."""
+    """Raise ConfigurationError if the release would hide its message for longer than SQS allows."""
     shared.check_seconds("delay_seconds", seconds, LEASE_SECONDS_MAX)
 
 
 def whole_seconds(seconds: float) -> int:
-    """As SQS counts them: never less than was asked for."""
+    """Return the duration in SQS's unit, rounded up."""
     return math.ceil(seconds)
 
 
@@ -81,8 +80,10 @@ _FIFO = ".fifo"
 
 
 def messages_a_call(queue: str) -> int:
-    """How many one receive may bring. Of a FIFO queue one: SQS hands several of a group over together, and a worker
-    begins all that it has. So the next of a group comes when the one before is settled, and none overtakes a retry.
+    """Return how many messages one receive may return: one from a FIFO queue, else `BATCH_MAX`.
+
+    From a FIFO queue SQS returns several messages of a group together, and a worker starts all messages it has.
+    Received singly, the next message of a group arrives after the one before is settled, so none overtakes a retry.
     """
     return 1 if is_fifo(valid_name(queue)) else BATCH_MAX
 
@@ -100,7 +101,9 @@ def arn_name(arn: str) -> str:
 
 
 def valid_name(name: str) -> str:
-    """What ends in .fifo-dlq or .fifo-dead to everybody else has to end in -dlq.fifo or -dead.fifo on SQS."""
+    """Return the name in SQS's form, which requires .fifo at the end: .fifo-dlq becomes -dlq.fifo, .fifo-dead
+    -dead.fifo.
+    """
     for suffix in (DEAD_LETTER_SUFFIX, SECOND_TIER_SUFFIX):
         if name.endswith(f"{_FIFO}{suffix}"):
             return name.removesuffix(f"{_FIFO}{suffix}") + suffix + _FIFO

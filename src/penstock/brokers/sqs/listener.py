@@ -1,8 +1,9 @@
-"""Hearing of arrivals: long polls that bring them.
+"""Arrival listener: long polls that receive messages before the worker asks.
 
-While a worker wants to hear of a queue, one poll waits there, and what it brings is held until the worker asks. One
-that has no room any more wants nothing; a poll under way then is let return, never broken off, and what it brings goes
-back unless it is asked for within a moment. That costs the message a receive: SQS counts each.
+While the worker wants messages of a queue, one poll waits there and holds the messages it receives until the worker
+asks for them. When the worker has no free slots, it wants none; a poll under way then is not cancelled, and its
+messages are released unless the worker asks for them within a moment. That costs each message a receive, which SQS
+counts.
 """
 
 import threading
@@ -15,8 +16,8 @@ from penstock.brokers.sqs.receive import PolledBatch, PolledMessages, PollReques
 from penstock.messaging.backoff import Random, backoff_seconds
 from penstock.messaging.clock import Clock
 
-LEASE_SECONDS = 10.0  # of what comes before anybody asked; who asks gets it changed to what he asks for
-CLOSE_SECONDS = 1.5  # beyond a poll's wait, after which a close waits no more: SQS is away, and a stop has its time
+LEASE_SECONDS = 10.0  # of messages received before any request; a request changes it to its own
+CLOSE_SECONDS = 1.5  # beyond a poll's wait; then close gives up waiting: SQS is away, and a shutdown has a deadline
 BACKOFF_BASE_SECONDS, BACKOFF_CAP_SECONDS = 0.2, 5.0
 
 Poll = Callable[[str, int, float, float], Sequence[SqsDelivery]]  # queue, messages_max, lease and wait in seconds
@@ -24,7 +25,7 @@ Release = Callable[[Sequence[SqsDelivery]], None]
 
 
 class SqsArrivalListener:
-    """`penstock.messaging.broker.Listening`, with a thread for each queue that was ever wanted."""
+    """`penstock.messaging.broker.Listening`, with one thread for each queue that was ever wanted."""
 
     def __init__(
         self,
@@ -46,11 +47,11 @@ class SqsArrivalListener:
         self._clock = clock
         self._random = random
         self._lock = threading.Lock()
-        self._wanted: Set[str] = frozenset()  # under the lock
-        self._closed = False  # under the lock; never unset
-        self._threads: dict[str, threading.Thread] = {}  # under the lock
+        self._wanted: Set[str] = frozenset()  # written under the lock
+        self._closed = False  # written under the lock; never unset
+        self._threads: dict[str, threading.Thread] = {}  # written under the lock
         self._news: Mapping[str, threading.Event] = {queue: threading.Event() for queue in queues}
-        self._ended = threading.Event()  # set at closing
+        self._ended = threading.Event()  # set by close
 
     def want(self, queues: Set[str]) -> None:
         with self._lock:
@@ -64,7 +65,7 @@ class SqsArrivalListener:
         self._tell_threads()
 
     def close(self) -> None:
-        """Waits for the polls under way, so that what they bring goes back before the process is gone."""
+        """Wait for the polls under way, so that their messages are released before the process ends."""
         with self._lock:
             self._wanted, self._closed = frozenset(), True
             threads = list(self._threads.values())
@@ -84,7 +85,7 @@ class SqsArrivalListener:
             try:
                 self._step(queue)
                 failures = 0
-            except Exception:  # away, or worse: the worker meets that itself, when it asks
+            except Exception:  # the worker meets the same error when it polls
                 failures += 1
                 self._clock.wait(self._ended, self._pause_seconds(failures))
         self._give_back(queue, all=True)
@@ -108,7 +109,7 @@ class SqsArrivalListener:
             return queue in self._wanted
 
     def _listen(self, queue: str) -> None:
-        """One long poll."""
+        """Make one long poll."""
         expected = self._held.expected(queue, PollRequest(messages_max=1, lease_seconds=LEASE_SECONDS))
         count = min(expected.messages_max, messages_a_call(queue))
         catch: PolledBatch | None = None
@@ -123,7 +124,7 @@ class SqsArrivalListener:
             self._tell()
 
     def _told_now(self, queue: str) -> bool:
-        """Whether an arrival is to be told of; once."""
+        """Return True if the worker is to be notified of an arrival; only once for each `want`."""
         with self._lock:
             if queue not in self._wanted:
                 return False
@@ -133,7 +134,7 @@ class SqsArrivalListener:
     def _give_back(self, queue: str, *, all: bool = False) -> None:
         gone = self._held.take_overdue(queue, all=all)
         if gone:
-            with suppress(Exception):  # their leases end by themselves
+            with suppress(Exception):  # their leases end anyway
                 self._release(gone)
 
     def _pause_seconds(self, failures: int) -> float:

@@ -1,11 +1,12 @@
-"""SQS's own way back for a whole queue of dead letters: a task that moves all messages, as they are.
+"""SQS's own redrive of a whole dead-letter queue: a task that moves all messages unchanged.
 
-AWS runs it, not we: it goes on when this process dies, and is told to end when whoever watches it stops watching. What
-is moved is a new message with a new id, a new age and no receives; body and attributes stay, a death too. Messages that
-arrive while it runs may be moved as well.
+AWS runs the task: it continues if this process dies, and is cancelled when the caller stops watching it. A moved
+message has a new id, a new age and no receives; body and attributes stay, including a death. Messages that arrive
+during the task may be moved as well.
 
-AWS itself knows where a message came from only where it moved it there itself, and fails at the first that was sent. So
-it is always told the destination: the one queue whose redrive policy names the source, unless the caller says another.
+AWS records the source queue only of messages that it dead-lettered itself; without a destination, a task fails at the
+first other message. So the destination is always given: by the caller, or as the one queue whose redrive policy names
+the source.
 """
 
 import threading
@@ -21,9 +22,9 @@ from penstock.brokers.sqs.queues import SqsQueues
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.messaging.clock import Clock
 
-LOOK_SECONDS = 2.0  # between two looks at a task
+LOOK_SECONDS = 2.0  # between two polls of a task
 PER_SECOND_MAX = 500
-TASKS_MAX = 10  # of a queue's last tasks, that AWS tells of
+TASKS_MAX = 10  # a queue's last tasks, as many as AWS lists
 _MISSING = "ResourceNotFoundException"
 _INVALID = frozenset({"InvalidParameterValue", "InvalidAddress", "UnsupportedOperation"})
 _RUNNING_WORDS = "already a task running"
@@ -31,7 +32,7 @@ _NO_LETTERS_WORDS = "configured as a dead letter queue"
 
 
 class MoveStatus(StrEnum):
-    """As AWS calls it."""
+    """The states of a task, as AWS names them."""
 
     RUNNING = "RUNNING"
     COMPLETED = "COMPLETED"
@@ -42,31 +43,31 @@ class MoveStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveProgress:
-    """How far a task is. Both counts are AWS's, about right."""
+    """The progress of a task. Both counts are AWS's approximations."""
 
-    source: str  # as the caller called it
+    source: str  # as named by the caller
     destination: str
     status: MoveStatus
     moved: int
-    to_move: int | None  # when the task was begun; None: AWS has not counted yet
+    to_move: int | None  # at the start of the task; None: AWS has not counted yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MoveTask:
-    """What identifies a task that was begun."""
+    """The identity of a started task."""
 
     source: QueueRef
     destination: QueueRef
-    arn: str  # the source's
-    handle: str  # told of tasks that run, and of no other
-    after: int  # when the one before it was begun, by AWS's clock
+    arn: str  # of the source
+    handle: str  # AWS lists it for running tasks only
+    after: int  # start of the previous task, in milliseconds by AWS's clock
 
 
 class MoveInProgress(Iterator[MoveProgress]):
-    """A task under way: iterate for its progress until it is over, and close it, at best by `with`.
+    """A task under way. Iterate for its progress until it ends; close it, preferably with `with`.
 
-    Closing, or an exception while it is waited for (Ctrl-C), cancels a task that runs: what was moved stays moved, the
-    rest stays where it is. Raises `ConfigurationError` or `TemporaryError` where AWS gives the task up.
+    Closing, or an exception while waiting (Ctrl-C), cancels a running task: messages already moved stay moved, the
+    others stay in the source. Iterating raises `ConfigurationError` or `TemporaryError` if AWS gives up the task.
     """
 
     def __init__(self, api: SqsApi, task: _MoveTask, *, clock: Clock) -> None:
@@ -100,19 +101,19 @@ class MoveInProgress(Iterator[MoveProgress]):
         return progress
 
     def close(self) -> None:
-        """Cancel the task, if it runs. After that there is no more progress."""
+        """Cancel the task if it is running, and end the iteration."""
         if self._over:
             return
         self._over = True
         try:
             self._api.ask("cancel_message_move_task", queue=self._task.source.name, TaskHandle=self._task.handle)
         except PenstockError as error:
-            if _code(error) not in (_MISSING, *_INVALID):  # by those AWS says that it has ended
+            if _code(error) not in (_MISSING, *_INVALID):  # these codes mean that the task has ended
                 raise
 
     def _look(self) -> MoveProgress:
         told = next((one for one in reversed(_tasks(self._api, self._task)) if self._is_own(one)), None)
-        if told is None:  # AWS has not heard of it everywhere yet
+        if told is None:  # AWS does not list the task yet
             return self._progress(MoveStatus.RUNNING, {})
         status = MoveStatus(told["Status"])
         if status is MoveStatus.FAILED:
@@ -121,7 +122,11 @@ class MoveInProgress(Iterator[MoveProgress]):
         return self._progress(status, told)
 
     def _is_own(self, told: Mapping[str, Any]) -> bool:
-        """Of the queue's last tasks, the oldest after the one that was there before. Only one runs at a time."""
+        """Return True if this is our task, or, once its handle is no longer listed, one started after the previous
+        task.
+
+        The caller takes the oldest match; only one task per queue runs at a time.
+        """
         return told.get("TaskHandle") == self._task.handle or int(told.get("StartedTimestamp", 0)) > self._task.after
 
     def _progress(self, status: MoveStatus, told: Mapping[str, Any]) -> MoveProgress:
@@ -146,7 +151,7 @@ class MoveInProgress(Iterator[MoveProgress]):
 
 
 class MoveStarter:
-    """Begins tasks."""
+    """Start tasks."""
 
     def __init__(self, api: SqsApi, queues: SqsQueues, *, clock: Clock) -> None:
         self._api = api
@@ -154,7 +159,7 @@ class MoveStarter:
         self._clock = clock
 
     def start(self, source: str, destination: str | None, *, per_second: int | None) -> MoveInProgress:
-        """Raises `ConfigurationError` for what AWS never does, `TemporaryError` where a task runs already."""
+        """Start a task. Raise `ConfigurationError` if AWS never accepts it, `TemporaryError` if one is running."""
         if per_second is not None and not 1 <= per_second <= PER_SECOND_MAX:
             raise ConfigurationError(
                 f"{per_second} messages a second cannot be moved: SQS takes 1 to {PER_SECOND_MAX}."
@@ -182,7 +187,7 @@ class MoveStarter:
         )
 
     def _only_source(self, queue: QueueRef) -> str:
-        """The one queue whose dead letters come here, as AWS knows it."""
+        """Return the one queue whose redrive policy names this queue."""
         answer = self._api.on(queue, "list_dead_letter_source_queues")
         urls = answer.get("queueUrls", ())
         if len(urls) == 1:
@@ -200,7 +205,7 @@ class MoveStarter:
 
 
 def _tasks(api: SqsApi, task: _MoveTask) -> Sequence[Mapping[str, Any]]:
-    """The last ones of the source, newest first."""
+    """Return the last tasks of the source, newest first."""
     answer = api.ask("list_message_move_tasks", queue=task.source.name, SourceArn=task.arn, MaxResults=TASKS_MAX)
     return tuple(answer.get("Results", ()))
 
@@ -217,7 +222,7 @@ def _meant(source: str, destination: str) -> Iterator[None]:
 
 
 def _refused(error: PenstockError, source: str, destination: str) -> PenstockError | None:
-    """What AWS says of a task that it does not begin, for people; None: nothing that is about the task."""
+    """Return the error for a task that AWS refused to start; None if the refusal is not about the task."""
     code, words = _code(error), str(error.__cause__)
     if code == _MISSING:
         return ConfigurationError(

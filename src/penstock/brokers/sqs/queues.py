@@ -1,6 +1,7 @@
-"""From what a queue is called to the queue: by name, URL or ARN; its dead letters; its creation where asked.
+"""Queues of SQS.
 
-What can be seen of a queue: how many messages, as near as SQS knows; and emptying it.
+- `SqsQueues`: resolve names, URLs and ARNs; find dead-letter queues; create queues on request
+- `read_stats`, `purge`: approximate counts of a queue, and emptying it
 """
 
 import json
@@ -25,23 +26,23 @@ from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.messaging.broker import QueueSettings, QueueStats, conventional_source, is_fifo, names_dead_letters
 from penstock.messaging.clock import Clock
 
-POLICY_SECONDS = 300.0  # how long a queue's attributes are believed
+POLICY_SECONDS = 300.0  # how long a queue's attributes are cached
 _PAGE = 1_000
-_CREATION_SECONDS_MIN = 60  # between deleting a queue and creating one of its name; only for what we say
+_CREATION_SECONDS_MIN = 60  # between deleting a queue and creating it again; for the error message only
 
 
 class SqsQueues:
-    """Names are looked up once. Any thread may call it."""
+    """Queues by name, URL or ARN, each looked up once. Thread-safe."""
 
     def __init__(self, api: SqsApi, *, clock: Clock) -> None:
         self._api = api
         self._clock = clock
         self._lock = threading.Lock()
-        self._found: dict[str, QueueRef] = {}  # under the lock, as is the next
-        self._attributes: dict[str, tuple[float, Mapping[str, str]]] = {}  # by URL, with the monotonic time of asking
+        self._found: dict[str, QueueRef] = {}  # written under the lock, as is `_attributes`
+        self._attributes: dict[str, tuple[float, Mapping[str, str]]] = {}  # by URL, with the monotonic time of reading
 
     def find(self, queue: str) -> QueueRef:
-        """The queue. Raises `QueueMissing`, a `ConfigurationError`, where there is none."""
+        """Return the queue. Raise `QueueMissing`, a `ConfigurationError`, if it does not exist."""
         shared.check_queue(queue)
         with self._lock:
             found = self._found.get(queue)
@@ -52,19 +53,19 @@ class SqsQueues:
         return found
 
     def know(self, queue: str, url: str) -> None:
-        """Let this be the queue of that name: nobody is asked for it then, which takes a right of its own."""
+        """Use this URL for the queue. No lookup is then made, which would need a permission of its own."""
         with self._lock:
             self._found[queue] = QueueRef(name=queue, url=url)
 
     def forget(self, queue: str) -> None:
-        """It is gone, or may be: look it up again."""
+        """Forget a queue that is or may be deleted, so that it is looked up again."""
         with self._lock:
             gone = self._found.pop(queue, None)
             if gone is not None:
                 self._attributes.pop(gone.url, None)
 
     def dead_letter_name(self, queue: str) -> str:
-        """How the queue is called where its dead letters go, whether or not there is one."""
+        """Return the name of the queue's dead-letter queue, whether or not that exists."""
         try:
             target = self._redrive_target(self.find(queue))
         except QueueMissing:
@@ -72,7 +73,7 @@ class SqsQueues:
         return dead_letter_name(queue) if target is None else arn_name(target)
 
     def retention_seconds(self, queue: str) -> float | None:
-        """How long a message stays; None where there is no such queue, or we may not ask."""
+        """Return the retention; None if the queue does not exist or its attributes may not be read."""
         try:
             seconds = self._attribute(self.find(queue), "MessageRetentionPeriod")
         except QueueMissing:
@@ -80,9 +81,9 @@ class SqsQueues:
         return None if seconds is None else float(seconds)
 
     def dead_letter_queue(self, queue: QueueRef) -> QueueRef:
-        """Where its dead letters go: as its redrive policy says, else to the queue of its name and the suffix.
+        """Return the queue named by the redrive policy, else the one with the conventional name.
 
-        Raises `QueueMissing` where there is none.
+        Raises `QueueMissing` if it does not exist.
         """
         target = self._redrive_target(queue)
         if target is not None:
@@ -97,8 +98,10 @@ class SqsQueues:
             ) from error
 
     def receives_max(self, queue: str) -> int | None:
-        """After how many receives SQS moves a message of that queue by itself; None where it does not, or where we
-        cannot tell. Raises nothing: it is asked of messages that are here already."""
+        """Return after how many receives SQS itself moves a message of that queue; None if it does not, or if unknown.
+
+        Raises nothing, since the caller already holds the messages.
+        """
         try:
             count = self._redrive_policy(self.find(queue)).get("maxReceiveCount")
             return None if count is None else int(count)
@@ -106,15 +109,17 @@ class SqsQueues:
             return None
 
     def deduplicates_by_content(self, queue: QueueRef) -> bool:
-        """Whether a FIFO queue takes messages without a deduplication id."""
+        """Return True if the FIFO queue accepts messages without a deduplication id."""
         return self._attribute(queue, "ContentBasedDeduplication") == "true"
 
     def bytes_max(self, queue: QueueRef) -> int:
-        """What it takes of a message. One that does not say, or may not be asked, is taken for an older one."""
+        """Return the queue's limit for a message. If it is not reported or may not be read, assume that of older
+        queues.
+        """
         return int(self._attribute(queue, "MaximumMessageSize") or OLD_MESSAGE_BYTES_MAX)
 
     def names(self) -> Sequence[str]:
-        """All of the account in this region, sorted."""
+        """Return all queues of the account in this region, sorted."""
         names: list[str] = []
         token: dict[str, str] = {}
         while True:
@@ -125,10 +130,10 @@ class SqsQueues:
             token = {"NextToken": answer["NextToken"]}
 
     def ensure(self, wanted: Sequence[QueueSettings]) -> None:
-        """Let these queues be there, and both tiers of their dead letters, with these settings.
+        """Create these queues, their DLQs and final DLQs if missing, and apply the settings.
 
-        A first tier that is made here lets SQS move what was received far more often than a message ever is before it
-        gets there, as its receives count on; one that was there is left as it is.
+        A DLQ created here gets a redrive policy with the largest receive count, since SQS continues counting the
+        receives of the source queue. An existing DLQ is left as it is.
         """
         named = {settings.name for settings in wanted}
         for settings in wanted:
@@ -138,7 +143,7 @@ class SqsQueues:
                 self._ensure_dead_letters(valid_name(name))
         for settings in wanted:
             if settings.receives_max is not None or settings.dead_letter_queue is not None:
-                # else its name says where its dead letters go, and SQS itself moves none
+                # Otherwise its name determines its dead-letter queue, and SQS itself moves nothing.
                 target = valid_name(shared.dead_letter_queue(settings))
                 self._set_redrive(settings.name, target, settings.receives_max or RECEIVES_MAX)
 
@@ -146,7 +151,7 @@ class SqsQueues:
         retention = {"MessageRetentionPeriod": str(int(RETENTION_SECONDS_MAX))}
         is_new = self._create(name, retention)
         if not is_new and (self._redrive_target(self.find(name)) is not None or not names_dead_letters(name)):
-            return  # it says itself where its letters go, or nothing says that it is a dead-letter queue
+            return  # it has a redrive policy, or nothing marks it as a dead-letter queue
         second = valid_name(shared.dead_letter_queue(QueueSettings(name=name), holds_dead=True))
         if second != name:
             self._create(second, retention)
@@ -190,8 +195,9 @@ class SqsQueues:
         return self._by_name(arn, name, QueueOwnerAWSAccountId=account)
 
     def _dead_letters_elsewhere(self, queue: str) -> QueueRef | None:
-        """A queue's dead letters by its name and the suffix, where its redrive policy names another queue; those of
-        the second tier likewise."""
+        """Return the actual dead-letter queue, if ``queue`` is the conventional name of one and the source's redrive
+        policy names another. Likewise for a final DLQ.
+        """
         source = conventional_source(queue)
         if source is None:
             return None
@@ -202,7 +208,7 @@ class SqsQueues:
             return None
 
     def _redrive_target(self, queue: QueueRef) -> str | None:
-        """The ARN; None where the queue has no policy, or we may not ask."""
+        """Return the ARN; None if the queue has no policy or its attributes may not be read."""
         target = self._redrive_policy(queue).get("deadLetterTargetArn")
         return target if isinstance(target, str) else None
 
@@ -228,13 +234,13 @@ class SqsQueues:
             answer = self._api.on(queue, "get_queue_attributes", AttributeNames=["All"])
         except (TemporaryError, QueueMissing):
             raise
-        except ConfigurationError:  # not permitted: then the names have to say it all
+        except ConfigurationError:  # not permitted: rely on the conventional names
             return {}
         attributes: Mapping[str, str] = answer.get("Attributes", {})
         return attributes
 
     def _create(self, name: str, attributes: Mapping[str, str]) -> bool:
-        """Answers whether it was not there."""
+        """Create the queue, or set its attributes if it exists. Return True if it was created."""
         fifo = {"FifoQueue": "true"} if is_fifo(name) else {}
         try:
             self._api.on(self.find(name), "set_queue_attributes", Attributes=dict(attributes))
@@ -269,11 +275,11 @@ COUNTS = (
     "ApproximateNumberOfMessagesNotVisible",
     "ApproximateNumberOfMessagesDelayed",
 )
-PURGE_SECONDS = 60  # between two purges of one queue, and how long one may take
+PURGE_SECONDS = 60  # between two purges of one queue; one takes up to as long
 
 
 def read_stats(api: SqsApi, queues: SqsQueues, queue: str) -> QueueStats:
-    """As SQS counts, which is eventually right: what was released with a delay is in flight. It tells no ages."""
+    """Return SQS's counts, eventually consistent, without ages. Messages released with a delay count as in flight."""
     try:
         answer = api.on(queues.find(queue), "get_queue_attributes", AttributeNames=list(COUNTS))
     except QueueMissing:
@@ -289,7 +295,7 @@ def read_stats(api: SqsApi, queues: SqsQueues, queue: str) -> QueueStats:
 
 
 def purge(api: SqsApi, queues: SqsQueues, queue: str) -> int:
-    """Answers how many there were, as near as SQS counted. What is sent within the next minute may go, too."""
+    """Purge the queue; return SQS's count before. Messages sent within the next minute may be deleted, too."""
     stats = read_stats(api, queues, queue)
     try:
         api.on(queues.find(queue), "purge_queue")

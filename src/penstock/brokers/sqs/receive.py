@@ -1,11 +1,10 @@
-"""Calls that receive. Each brings ten messages at most, of a FIFO queue one; who asks for more gets several at once.
+"""Receiving from SQS.
 
-How many calls a queue is worth shows in what they bring: they double while they come full, and fall back to those that
-did. None is ever broken off: what SQS has handed over then would be leased to nobody.
-
-What whoever asks a queue gets: what a listener's poll brought before, else what a call brings now.
-
-Messages that a long poll brought and nobody asked for so far, by queue.
+- `ReceiveCalls`: single receive calls, of ten messages at most (FIFO queues: one), and several in parallel. Their
+  number doubles while all return full and falls back to the number that did. No call is ever cancelled: messages
+  already in its response would be leased to no worker.
+- `PolledMessages`: messages of long polls that no caller has taken yet
+- `SqsReceiver`: receive for a caller, from `PolledMessages` if it holds any, otherwise with new calls
 """
 
 import threading
@@ -27,7 +26,7 @@ from penstock.messaging.delivery import Delivery
 
 
 class ReceiveCalls:
-    """Any thread may call it."""
+    """Receive calls. Thread-safe."""
 
     def __init__(
         self,
@@ -39,17 +38,17 @@ class ReceiveCalls:
         clock: Clock,
         tell: Listener = tell_nobody,
     ) -> None:
-        """``tell`` hears of polls that waited in vain."""
+        """``tell`` receives the events of polls that found nothing."""
         self._api = api
         self._queues = queues
         self._at_once = at_once
         self._pollers = pollers
         self._clock = clock
         self._tell = tell
-        self._widths: dict[str, int] = {}  # calls at once, by queue; any thread's, the last counts
+        self._widths: dict[str, int] = {}  # parallel calls, by queue; written by any thread, the last write counts
 
     def take(self, queue: str, messages_max: int, lease_seconds: float) -> Sequence[SqsDelivery]:
-        """As many as there are, without waiting; SQS may overlook some of few."""
+        """Receive the messages available now. SQS may overlook some when there are few."""
         taken: list[SqsDelivery] = []
         width = self._widths.get(queue, 1)
         while len(taken) < messages_max:
@@ -73,10 +72,10 @@ class ReceiveCalls:
     def poll(
         self, queue: str, messages_max: int, lease_seconds: float, wait_seconds: float = 0.0
     ) -> Sequence[SqsDelivery]:
-        """One call, which waits up to that long for the first message.
+        """Make one call, which waits up to ``wait_seconds`` for the first message.
 
-        What is heard a lease after SQS said it, by a process that was halted or a network that held the answer, is not
-        ours any more: SQS has no fence, so nobody else would tell.
+        If the process was suspended or the network delayed the response for as long as the lease, the messages may
+        already be leased to others. They are dropped, since SQS has no fence that would detect it later.
         """
         found = self._queues.find(queue)
         asked_at = self._clock.monotonic()
@@ -92,7 +91,8 @@ class ReceiveCalls:
         if self._clock.monotonic() - asked_at >= whole_seconds(wait_seconds) + lease_seconds:
             return ()
         messages = answer.get("Messages", ())
-        if wait_seconds and not messages and not found.is_fifo:  # there a group in work hides what waits behind it
+        # FIFO: a group in progress hides the messages behind it
+        if wait_seconds and not messages and not found.is_fifo:
             self._tell(QueueSeenEmpty(queue=queue))
         return [self._received(queue, raw) for raw in messages]
 
@@ -109,40 +109,40 @@ def _sizes(messages_max: int, width: int, *, each_max: int) -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolledBatch:
-    """What one poll brought."""
+    """The messages of one poll."""
 
     deliveries: Sequence[SqsDelivery]
-    lease_seconds: float  # it was received with
-    was_full: bool  # the poll brought all that it asked for, so there may be more
+    lease_seconds: float  # with which they were received
+    was_full: bool  # the poll returned all it asked for, so there may be more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollRequest:
-    """What whoever asks a queue asks for: the next poll asks for the same."""
+    """The arguments of a caller's receive; the next poll uses the same."""
 
     messages_max: int
     lease_seconds: float
 
 
 class PolledMessages:
-    """Any thread may call it."""
+    """Messages that long polls received and no caller has taken yet, by queue. Thread-safe."""
 
     def __init__(self, clock: Clock, *, unclaimed_seconds: float) -> None:
-        """``unclaimed_seconds``: after which what nobody took is to go back."""
+        """Set how long messages wait for a caller before they are released."""
         self._clock = clock
         self._unclaimed_seconds = unclaimed_seconds
-        self._changed = threading.Condition()  # guards all of these
+        self._changed = threading.Condition()  # guards the fields below
         self._catches: dict[str, list[PolledBatch]] = {}
-        self._polls: dict[str, int] = {}  # long polls under way
+        self._polls: dict[str, int] = {}  # number of long polls under way
         self._expected: dict[str, PollRequest] = {}
 
     def expect(self, queue: str, expected: PollRequest) -> None:
-        """Somebody asks the queue for this."""
+        """Remember the arguments of a caller's receive."""
         with self._changed:
             self._expected[queue] = expected
 
     def expected(self, queue: str, otherwise: PollRequest) -> PollRequest:
-        """What was asked for last."""
+        """Return the arguments last remembered, else ``otherwise``."""
         with self._changed:
             return self._expected.get(queue, otherwise)
 
@@ -151,7 +151,9 @@ class PolledMessages:
             self._polls[queue] = self._polls.get(queue, 0) + 1
 
     def poll_ends(self, queue: str, catch: PolledBatch | None) -> None:
-        """What it brought is there before anybody sees that the poll is over."""
+        """End a poll and store its messages in one step, so that no caller finds the poll ended and its messages
+        missing.
+        """
         with self._changed:
             self._polls[queue] -= 1
             if catch is not None:
@@ -159,14 +161,14 @@ class PolledMessages:
             self._changed.notify_all()
 
     def is_polled(self, queue: str) -> bool:
-        """Whether what arrives there comes by itself."""
+        """Return True if a long poll for the queue is under way."""
         with self._changed:
             return self._polls.get(queue, 0) > 0
 
     def take(self, queue: str, messages_max: int) -> PolledBatch | None:
-        """Return the oldest catch, cut to that many messages; None if nothing is held.
+        """Return the oldest batch, cut to ``messages_max`` messages; None if nothing is held.
 
-        Drops catches whose lease has ended: other consumers may have received their messages, and SQS, which has no
+        Drops batches whose lease has ended: other consumers may have received their messages, and SQS, which has no
         fence, would let this worker lease them again.
         """
         with self._changed:
@@ -187,26 +189,29 @@ class PolledMessages:
             return first
 
     def put_back(self, queue: str, catch: PolledBatch) -> None:
-        """Who took it could not do with it."""
+        """Store a batch again that its taker could not use."""
         with self._changed:
             self._catches.setdefault(queue, []).insert(0, catch)
 
     def wait(self, queue: str, seconds: float) -> None:
-        """Until something is held of the queue, or no poll is under way there, or the (real) seconds are over."""
+        """Wait until messages are held, no poll is under way, or the (real) seconds have passed."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._catches.get(queue) or not self._polls.get(queue), timeout=max(seconds, 0.0)
             )
 
     def overdue_in(self, queue: str) -> float | None:
-        """When the oldest catch of the queue is to go back; None where nothing is held."""
+        """Return the seconds until the oldest batch must be released; None if nothing is held."""
         with self._changed:
             catches = self._catches.get(queue)
             return self._left_seconds(catches[0]) if catches else None
 
     def take_overdue(self, queue: str, *, all: bool) -> Sequence[SqsDelivery]:
-        """What is to go back: what nobody took in time, or all of it. What is past its lease is others' by now: SQS,
-        which has no fence, would take it from them."""
+        """Remove and return the messages to release: those unclaimed for too long, or all.
+
+        Messages past their lease are dropped: other consumers may hold them by now, and SQS, which has no fence, would
+        make them visible again.
+        """
         with self._changed:
             catches = self._catches.pop(queue, [])
             gone = [catch for catch in catches if all or self._left_seconds(catch) <= 0]
@@ -219,7 +224,7 @@ class PolledMessages:
         ]
 
     def drop(self, queue: str) -> None:
-        """The queue was emptied."""
+        """Drop the messages of a purged queue."""
         with self._changed:
             self._catches.pop(queue, None)
 
@@ -232,11 +237,11 @@ class PolledMessages:
 
 
 LOOK_AGAIN_SECONDS = 0.05
-LATE = 1 / 3  # of a lease, after which a worker's heartbeat would have extended it
+LATE = 1 / 3  # of a lease: past this, a worker's heartbeat would have extended it
 
 
 class SqsReceiver:
-    """Any thread may call it."""
+    """Receive messages from the listener's buffer if it holds any, otherwise with new calls. Thread-safe."""
 
     def __init__(
         self, *, held: PolledMessages, receiving: ReceiveCalls, leases: SqsLeases, poll_seconds: float, clock: Clock
@@ -246,26 +251,28 @@ class SqsReceiver:
         self._leases = leases
         self._poll_seconds = poll_seconds
         self._clock = clock
-        self._closed = False  # written by the thread that closes
+        self._closed = False  # written by the thread that calls close
 
     def take(self, queue: str, messages_max: int, lease_seconds: float, wait_seconds: float) -> Sequence[Delivery]:
-        """At most so many; waits up to that long for the first."""
+        """Return up to ``messages_max`` messages; wait up to ``wait_seconds`` for the first."""
         taken = self._taken_now(queue, messages_max, lease_seconds)
         if not taken and wait_seconds:
             taken = self._awaited(queue, messages_max, lease_seconds, wait_seconds)
         return self.still_held(taken, lease_seconds)
 
     def close(self) -> None:
-        """Who waits returns when the poll does."""
+        """Make waiting receivers return when their poll does."""
         self._closed = True
 
     def poll(self, queue: str, messages_max: int, lease_seconds: float, wait_seconds: float) -> Sequence[SqsDelivery]:
-        """One call that waits."""
+        """Make one receive call that waits."""
         return self._receiving.poll(queue, messages_max, lease_seconds, wait_seconds)
 
     def still_held(self, deliveries: Sequence[Delivery], lease_seconds: float) -> Sequence[Delivery]:
-        """What nobody extended while settlements, or other calls, took their time. Past its lease it is left out, and
-        comes again."""
+        """Return the deliveries still leased after settlements or other calls took their time.
+
+        Extends leases that are past `LATE`. Deliveries past their lease are left out; SQS redelivers them.
+        """
         ages = [(delivery, held_seconds(delivery, self._clock)) for delivery in deliveries]
         held = [delivery for delivery, seconds in ages if seconds < lease_seconds]
         old = [delivery for delivery, seconds in ages if LATE * lease_seconds < seconds < lease_seconds]
@@ -273,7 +280,9 @@ class SqsReceiver:
         return held if isinstance(lost, Exception) else [delivery for delivery in held if delivery not in lost]
 
     def _taken_now(self, queue: str, messages_max: int, lease_seconds: float) -> Sequence[SqsDelivery]:
-        """What is held, and more where there seems to be more. What a poll under way would bring is left to it."""
+        """Return the held messages, and more if the poll seems to have left some. Makes no call while a poll is under
+        way.
+        """
         catch = self._held.take(queue, messages_max)
         if catch is None:
             return () if self._held.is_polled(queue) else self._receiving.take(queue, messages_max, lease_seconds)
@@ -282,12 +291,12 @@ class SqsReceiver:
         if not (catch.was_full and wanted):
             return mine
         more = outcome(lambda: self._receiving.take(queue, wanted, lease_seconds))
-        return mine if isinstance(more, Exception) else [*mine, *more]  # an error will be met by the next to ask
+        return mine if isinstance(more, Exception) else [*mine, *more]  # the next caller meets the error
 
     def _awaited(
         self, queue: str, messages_max: int, lease_seconds: float, wait_seconds: float
     ) -> Sequence[SqsDelivery]:
-        """Wait for the first message: by polls of our own, or for what a listener's poll brings."""
+        """Wait for the first message, from new polls or from the listener's."""
         deadline = self._clock.monotonic() + wait_seconds
         while not self._closed and (left := deadline - self._clock.monotonic()) > 0:
             if self._held.is_polled(queue):
@@ -300,7 +309,7 @@ class SqsReceiver:
         return ()
 
     def _leased(self, queue: str, catch: PolledBatch, lease_seconds: float) -> Sequence[SqsDelivery]:
-        """With the lease that whoever takes them thinks they have. What SQS gave to others meanwhile is left out."""
+        """Return the batch's messages with the caller's lease. Those whose lease cannot be changed are left out."""
         if catch.lease_seconds == lease_seconds:
             return catch.deliveries
         changed = outcome(lambda: self._leases.change(queue, [(each, lease_seconds) for each in catch.deliveries]))

@@ -1,6 +1,6 @@
-"""Putting messages into a queue: ten to a call and a mebibyte, in order.
+"""Sending, in order and in calls of at most ten messages and one mebibyte.
 
-A FIFO queue gets no two messages of one group in one call: of these the second might succeed where the first failed.
+A call to a FIFO queue contains no two messages of one group: the second might succeed after the first failed.
 """
 
 import secrets
@@ -16,20 +16,23 @@ from penstock.errors import ConfigurationError, PenstockError, TemporaryError, U
 from penstock.messaging.message import Outgoing
 
 SEND = "send_message_batch"
-GROUP = "MessageGroupId"  # which SQS takes for standard queues since 2025, and not every server
+GROUP = "MessageGroupId"  # accepted by SQS for standard queues since 2025, but not by every server
 
 
 class SqsSender:
-    """Any thread may call it."""
+    """Send messages. Thread-safe."""
 
     def __init__(self, api: SqsApi, queues: SqsQueues, batches: BatchCalls) -> None:
         self._api = api
         self._queues = queues
         self._batches = batches
-        self._groupless: set[str] = set()  # URLs of standard queues that take no groups; written by any thread
+        self._groupless: set[str] = set()  # URLs of standard queues that refuse groups; written by any thread
 
     def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
-        """Answers the ids. Refuses all if one can never be taken; raises at the first that was not taken otherwise."""
+        """Send the messages and return their ids.
+
+        Sends none if one can never be accepted; otherwise raises at the first that was not accepted.
+        """
         shared.check_queue(queue)
         for message in messages:
             _check(queue, message)
@@ -47,15 +50,15 @@ class SqsSender:
         return ids
 
     def try_send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str | PenstockError]:
-        """Return the id of each message, or why it was not taken.
+        """Return the id of each message, or why it was not accepted.
 
-        A `ConfigurationError` in the result is the message's own. Raises one of the queue or of our rights if no
-        message was taken before it; after that it is a `TemporaryError` of each message that was not taken, so that the
-        caller can mark the others.
+        A `ConfigurationError` in the result concerns that message. One that concerns the queue or our permissions is
+        raised if no message was accepted before it. Otherwise it becomes a `TemporaryError` of each message that was
+        not accepted, so that the caller can mark the others as sent.
         """
         found = self._queues.find(queue)
         answers: list[str | PenstockError] = []
-        entries: dict[int, Entry] = {}  # by place
+        entries: dict[int, Entry] = {}  # by position
         for place, message in enumerate(messages):
             try:
                 _check(queue, message)
@@ -74,17 +77,17 @@ class SqsSender:
         return [TemporaryError(str(answer)) if _is_of_queue(answer) else answer for answer in answers]
 
     def takes(self, queue: str, message: Outgoing) -> bool:
-        """Whether the queue takes a message of that size, by what it was told when it was asked last."""
+        """Return True if the queue accepts a message of that size, by the queue's attributes when last read."""
         found = self._queues.find(queue)
         entry = sealed(message.body, message.attributes, message.group, fifo=found.is_fifo)
         return size_bytes(entry) <= min(self._queues.bytes_max(found), MESSAGE_BYTES_MAX)
 
     def try_all(self, queue: QueueRef, entries: Sequence[Entry]) -> Sequence[str | PenstockError]:
-        """Return the id of each entry, or why it was not taken.
+        """Return the id of each entry, or why it was not accepted.
 
-        An entry that is refused does not keep the next ones from being sent. After a call that failed as a whole, or
-        that the queue refused, nothing more is sent. In a FIFO queue nothing is sent behind a message of its group that
-        may still be sent again: the group's order would be lost.
+        Entries after a refused one are still sent. After a call that failed as a whole, or that the queue refused,
+        nothing more is sent. In a FIFO queue, no message is sent after one of its group that may be sent again, to keep
+        the group's order.
         """
         answers: list[str | PenstockError] = []
         halted: dict[str, PenstockError] = {}  # by group
@@ -105,7 +108,7 @@ class SqsSender:
     def _whole(
         self, queue: QueueRef, batch: Sequence[Entry]
     ) -> tuple[Sequence[str | PenstockError], PenstockError | None]:
-        """Send one call. Returns the answers, and why nothing more is to be sent, if so."""
+        """Send one call. Return the results, and the error because of which nothing more is to be sent, if any."""
         if not batch:
             return (), None
         try:
@@ -115,7 +118,8 @@ class SqsSender:
         except PenstockError as error:
             if _is_of_queue(error):
                 return [error] * len(batch), error
-            return list(self._each(queue, batch)) if len(batch) > 1 else [error], None  # one may spoil the call
+            # One entry may have spoiled the call.
+            return list(self._each(queue, batch)) if len(batch) > 1 else [error], None
 
     def _answers(self, queue: QueueRef, batch: Sequence[Entry]) -> Sequence[str | PenstockError]:
         try:
@@ -151,7 +155,7 @@ class SqsSender:
         return entry
 
     def _batch(self, queue: QueueRef, entries: Sequence[Entry]) -> Sequence[str | PenstockError]:
-        """As `_tried`. A standard queue that refuses groups is told none from then on: the notes have them."""
+        """Send as `_tried`, but without groups once a standard queue has refused them: the notes hold them."""
         if queue.url in self._groupless:
             return self._tried(queue, [_groupless(entry) for entry in entries])
         try:
@@ -169,7 +173,7 @@ class SqsSender:
         return [by_place.get(place, answer) for place, answer in enumerate(answers)]
 
     def _tried(self, queue: QueueRef, entries: Sequence[Entry]) -> Sequence[str | PenstockError]:
-        """Those that failed are tried again alone. Raises where the call itself failed, and nothing is in."""
+        """Send one call and retry the failed entries alone. Raises if the call itself failed and no entry was sent."""
         ids: dict[int, str] = {}
         failed: Mapping[int, FailedEntry] = {}
         left = list(range(len(entries)))
@@ -201,7 +205,7 @@ def _groupless(entry: Entry) -> Entry:
 
 
 def _is_of_queue(answer: str | PenstockError) -> bool:
-    """Return True for a refusal of the queue, or for want of rights, and not of a message."""
+    """Return True if the error concerns the queue or our permissions, not a single message."""
     return isinstance(answer, ConfigurationError) and answer.__cause__ is not None and not is_invalid(answer)
 
 
@@ -210,7 +214,7 @@ def _behind(failed: PenstockError) -> PenstockError:
 
 
 def _was_refused_unread(error: PenstockError) -> bool:
-    """Whether nothing was taken for sure, and may be a moment later."""
+    """Return True if the call certainly sent nothing and a retry may succeed."""
     refused = isinstance(error, TemporaryError) and not isinstance(error, UnknownOutcome)
     return refused and error.__cause__ is not None
 
@@ -222,7 +226,7 @@ def _refused(queue: QueueRef, failed: FailedEntry) -> PenstockError:
 
 
 def _partly(error: PenstockError, *, taken: int, of: int) -> PenstockError:
-    """What to say of a send of which some messages are in the queue: it was not nothing."""
+    """Return the error of a send that stopped at ``error``; it reports the messages already in the queue."""
     if not taken or not isinstance(error, TemporaryError) or isinstance(error, UnknownOutcome):
         return error
     return UnknownOutcome(f"{error}; {taken} of {of} messages were sent before that, and are in the queue")

@@ -1,11 +1,11 @@
-"""Ending deliveries: deleting, showing again, and burying.
+"""Settlements: delete, make visible again, and dead-letter.
 
-A dead letter is sent first and deleted after: a crash between the two doubles it and loses nothing. Before it is sent
-SQS is asked to hide the message a little longer: whose lease is lost hears so then, and buries nothing.
+A dead letter is sent before the message is deleted: a crash in between duplicates it and loses nothing. Before the
+send, the message is hidden a little longer; if its lease is lost, that fails, and no dead letter is sent.
 
-What is released stays hidden for as long as was asked, but no longer than SQS holds a message from its receive.
+A release hides the message for the requested delay, but no longer than SQS can hold it since its receive.
 
-What a dead letter says of its death, as far as there is room: body and attributes go first.
+The death record is shortened if the dead-lettered message would be too large: body and attributes take precedence.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,11 +35,11 @@ _REASON_CHARS_MAX = 200
 def dead_letter(
     delivery: Delivery, settlement: DeadLetter, *, worker: str, now: float, fifo: bool, bytes_max: int
 ) -> Entry:
-    """What the dead-letter queue is sent: body, group and attributes as they were, and the death; from the first tier
-    to the second, the death that is there and why it goes on.
+    """Return the entry for the dead-letter queue: body, group and attributes unchanged, plus the death.
 
-    What another program filled to the brim goes as it came, without a word. When it failed first SQS does not know;
-    the time of its first hand-over is told instead.
+    From a DLQ to the final DLQ, the entry keeps its death and adds the reason for the move. A message that another
+    program filled up to the size limit is sent without a death. SQS does not record the first failure; the death has
+    the time of the first receive instead.
     """
     first = delivery.first_received_at if isinstance(delivery, SqsDelivery) and delivery.attempt > 1 else None
     death = shared.death_by_settlement(settlement, delivery, worker=worker, first_failed_at=first, now=now)
@@ -56,7 +56,7 @@ def dead_letter(
 
 
 def _told(before: Attributes, settlement: DeadLetter, death: Death) -> Iterator[Attributes]:
-    """All of it, then less and less; the past goes before the death does."""
+    """Yield the attributes with the whole death, then with shorter ones. Earlier deaths are dropped before this one."""
     whole = buried(before, settlement, death)
     brief = replace(settlement, reason=settlement.reason[:_REASON_CHARS_MAX])
     yield whole
@@ -77,14 +77,14 @@ def _without_past(attributes: Attributes) -> Attributes:
     return {name: value for name, value in attributes.items() if name != PAST_ATTRIBUTE}
 
 
-BURYING_SECONDS = 30.0  # for which a message stays hidden while its dead letter is sent
+BURYING_SECONDS = 30.0  # how long a message stays hidden while its dead letter is sent
 DELETE = "delete_message_batch"
 
 Failures = list[SettleFailure]
 
 
 class SqsSettler:
-    """Any thread may call it."""
+    """Settle deliveries. Thread-safe."""
 
     def __init__(
         self,
@@ -103,13 +103,16 @@ class SqsSettler:
         self._leases = leases
         self._sending = sending
         self._settled = settled
-        self._buried = SettledDeliveries()  # whose dead letters are sent: if deleting fails, only that is tried again
+        self._buried = SettledDeliveries()  # dead letter sent; if deleting fails, only that is retried
         self._at_once = at_once
         self._holder = holder
         self._clock = clock
 
     def settle(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> Sequence[SettleFailure]:
-        """Each queue's and each way's at once. Raises where nothing could be asked, or a person has to mend it."""
+        """Settle in parallel, by queue and kind of settlement.
+
+        Raises a call's error if all calls failed, or if only a person can fix it.
+        """
         for _, settlement in settlements:
             if isinstance(settlement, Release):
                 check_hold(settlement.delay_seconds)
@@ -173,8 +176,8 @@ class SqsSettler:
                     queue, [(delivery, shared.kept_back(each).delay_seconds) for delivery, each in dead]
                 )
             bytes_max = self._queues.bytes_max(target)
-        except ConfigurationError as error:  # missing, or not to be asked for: a person is to be told, but the worker
-            # has other work, and the message stays
+        except ConfigurationError as error:
+            # A person has to create the queue or permit its use. The worker has other work, and the message stays.
             return [SettleFailure(delivery=delivery, reason=str(error), lost=False) for delivery, _ in dead]
         failures = self._lost(queue, [delivery for delivery, _ in dead])
         lost = {failure.delivery.receipt for failure in failures}
@@ -194,7 +197,10 @@ class SqsSettler:
         return failures + (self._delete(queue, buried) if buried else [])
 
     def _lost(self, queue: str, deliveries: Sequence[Delivery]) -> Failures:
-        """Whose lease is not ours any more: hides all a little longer. What is at SQS's ceiling cannot be."""
+        """Return the deliveries whose lease is lost, found by hiding all a little longer.
+
+        Deliveries at the twelve-hour limit cannot be hidden, and so are not checked.
+        """
         hideable = [delivery for delivery in deliveries if self._leases.left_seconds(delivery) >= BURYING_SECONDS]
         hidden = self._leases.change(queue, [(delivery, BURYING_SECONDS) for delivery in hideable])
         return [

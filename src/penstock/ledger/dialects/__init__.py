@@ -1,7 +1,7 @@
-"""Where databases differ: opening them, their clock, insert-or-ignore, and what their errors mean.
+"""Isolate the differences between databases: connections, clock, insert-or-ignore, and classification of errors.
 
-One file a database. Everything else in this room is the same SQL for all of them. A row lock (FOR UPDATE) needs no
-place here: SQLAlchemy leaves it out where a database, like SQLite, locks as a whole.
+One file per database; all other SQL of this package is the same for all of them. Row locks (FOR UPDATE) need no code
+here: SQLAlchemy omits them for databases that lock as a whole, like SQLite.
 """
 
 from collections.abc import Callable
@@ -17,9 +17,9 @@ from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 
 
 class DatabaseNow(FunctionElement[float]):
-    """Epoch seconds by the database's clock as the statement begins: never as its transaction did, maybe long ago.
+    """Epoch seconds of the database's clock at the start of the statement, not of its transaction.
 
-    One that waited for a lock thus tells an earlier time, which takes no lease away from anybody.
+    A statement that waited for a lock therefore sees an earlier time, so it never expires a lease too soon.
     """
 
     type = Double()
@@ -27,43 +27,52 @@ class DatabaseNow(FunctionElement[float]):
 
 
 class Clash(TemporaryError):
-    """The database threw the transaction away, because another stood in its way: nothing of it is there, and running it
-    again is right. Deadlocks and serialization failures, also where COMMIT answers with one."""
+    """The database rolled the transaction back because of a conflict: nothing of it is applied, and it may run again.
+
+    Covers deadlocks and serialization failures, including those reported by COMMIT.
+    """
 
 
 class Dialect(Protocol):
-    """What this room needs to know of one kind of database."""
+    """Everything this package needs to know about one kind of database."""
 
     def create_engine(self, url: URL, *, now: Callable[[], float] | None) -> Engine:
-        """Connections that begin as `READ_ONLY` says, know `DatabaseNow` and have the tables of a session."""
+        """Create an engine whose connections honour `READ_ONLY`, know `DatabaseNow` and have the temporary tables."""
         ...
 
     def hurried_engine(self, url: URL, *, now: Callable[[], float] | None, answer_seconds: float) -> Engine | None:
-        """Return an engine with `HURRIED_CONNECTIONS` connections, each wait of which is bounded by ``answer_seconds``;
-        None if the database has no more than one connection."""
+        """Return an engine with `HURRIED_CONNECTIONS` connections whose waits are bounded by ``answer_seconds``.
+
+        Returns None if the database has only one connection.
+        """
         ...
 
     def insert_or_ignore(self, table: Table) -> Insert:
-        """An insert that leaves an existing row of the same primary key alone."""
+        """Return an insert that leaves an existing row with the same primary key unchanged."""
         ...
 
     def explain(self, error: DBAPIError, place: str) -> PenstockError | None:
-        """What a database error means to us; None for one that only a defect of ours can cause. A `Clash` is said only
-        of a transaction that the database is known to have rolled back."""
+        """Translate a database error; None for one that only a defect of Penstock can cause.
+
+        Returns a `Clash` only if the database is known to have rolled the transaction back.
+        """
         ...
 
     def migrating(self, connection: Connection) -> AbstractContextManager[None]:
-        """Hold off every other process that would migrate this database, for as long as the block lasts."""
+        """Block every other process that would migrate this database, for the duration of the block."""
         ...
 
 
-HURRIED_CONNECTIONS = 2  # a heartbeat extends the claims of handlers and those of pipelines at the same time
-READ_ONLY = "penstock_read_only"  # the execution option of a transaction that writes nothing durable
+HURRIED_CONNECTIONS = 2  # a heartbeat extends the claims of handlers and of pipelines in parallel
+READ_ONLY = "penstock_read_only"  # execution option of a transaction that writes nothing durable
 
 
 def dialect_for(url: URL) -> Dialect:
-    """The dialect of a URL. Raises `ConfigurationError` for a database that the ledger does not know, and for a port
-    that is none, of which a driver might only say that nobody answers there."""
+    """Return the dialect of a URL.
+
+    Raises `ConfigurationError` for an unsupported database and for an invalid port, which a driver may report only as a
+    refused connection.
+    """
     if url.port is not None and not 0 < url.port < 1 << 16:
         raise ConfigurationError(f"the ledger's address has the port {url.port}: write one from 1 to 65535")
     if url.get_backend_name() == "sqlite":
@@ -85,6 +94,6 @@ def dialect_for(url: URL) -> Dialect:
 
 
 def changes_tables(statement: str | None) -> bool:
-    """Whether a statement is one of a migration, for which other rights are needed than for work."""
+    """Return True for a statement of a migration, which needs more rights than normal operation."""
     words = (statement or "").upper().split(maxsplit=2)
     return words[:1] in (["CREATE"], ["ALTER"], ["DROP"]) and words[1:2] != ["TEMPORARY"]

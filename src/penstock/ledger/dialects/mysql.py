@@ -1,19 +1,17 @@
 """MySQL and MariaDB, by PyMySQL.
 
-What writes reads what is committed (READ COMMITTED: fewest locks, and every change names what it expects to find);
-`reading` is one snapshot. `rowcount` counts rows that changed: an insert that was ignored says 0, and so would a
-compare-and-set that changes nothing, of which the ledger has none.
+In order: errors, inserts of many rows, and the dialect.
 
-Text compares by its code points, trailing blanks included, whatever the database's own default is.
-
-What the errors of MySQL and MariaDB mean to us, by their numbers, which are part of both servers' documentation.
-
-Many rows at once: a statement a few hundred kilobytes, where the driver would send one a row.
-
-PyMySQL joins rows only where every value is a parameter, and spends most of the time on escaping them one by one.
-Why values are written here: with the driver's executemany or SQLAlchemy's insertmanyvalues, a claim of 10,000 objects
-costs 2.3 times the CPU (benchmarks/ledger_inserts.py; figures in docs/why/decisions/ledger-drivers.md). The fuzz test
-`test_rows_are_read_as_they_were_written` (tests/integration/test_ledger_inserts.py) checks them on servers.
+- Writes use READ COMMITTED: it takes the fewest locks, and every change names the state that it expects. `reading` is
+  one snapshot. `rowcount` counts changed rows: an ignored insert returns 0, and so would a compare-and-set that changes
+  no value, which the ledger never uses.
+- Text compares by code points, trailing blanks included, whatever the database's default is.
+- Errors are classified by the numbers in both servers' documentation.
+- Many rows are inserted in statements of a few hundred kilobytes. PyMySQL combines rows only if every value is a
+  parameter, and then spends most of its time escaping them one by one. With the driver's executemany or SQLAlchemy's
+  insertmanyvalues, a claim of 10,000 objects costs 2.3 times the CPU (benchmarks/ledger_inserts.py; figures in
+  docs/why/decisions/ledger-drivers.md). So `literal` writes the values; the fuzz test
+  `test_rows_are_read_as_they_were_written` (tests/integration/test_ledger_inserts.py) checks it on real servers.
 """
 
 import hashlib
@@ -36,15 +34,15 @@ from penstock.ledger.dialects import HURRIED_CONNECTIONS, READ_ONLY, Clash, Data
 from penstock.ledger.schema import session_metadata
 from penstock.messaging.addresses import masked
 
-# Rolled back as a whole by the server: a deadlock, a row that changed since the snapshot, a conflict in a cluster.
+# The server rolled the whole transaction back: deadlock, row changed since the snapshot, or conflict in a cluster.
 CLASHES = frozenset({1213, 1020, 3101})
 LOCK_WAITS = frozenset({1205})
 AWAY = frozenset({1053, 1080, 1158, 1159, 1160, 1161, 1927, 2002, 2003, 2005, 2006, 2013, 2014, 2027, 2055, 4031})
-READ_ONLY_SERVER = frozenset({1290, 1836})  # what a failover leaves of the old primary
+READ_ONLY_SERVER = frozenset({1290, 1836})  # the old primary after a failover
 TOO_MANY = frozenset({1040, 1135, 1203, 1226})
 INTERRUPTED = frozenset({1028, 1317, 1969, 3024, 3169})
 FULL = frozenset({1021, 1026, 1114, 3675})
-STRAITENED = frozenset({1037, 1041, 1038, 1206})  # memory, and room for locks
+STRAITENED = frozenset({1037, 1041, 1038, 1206})  # out of memory, or of room for locks
 DENIED = frozenset({1044, 1045, 1142, 1143, 1227, 1370, 1410, 1698, 4151})
 NO_SUCH_DATABASE = frozenset({1049})
 STRANGER = frozenset({1129, 1130, 1251, 2059, 2061})
@@ -56,13 +54,13 @@ GRANTS_TO_UPGRADE = "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, INDEX, DROP 
 
 
 def code_of(error: BaseException | None) -> int:
-    """The number of a driver's exception; 0 where it has none."""
+    """Return the error number of a driver's exception; 0 if it has none."""
     arguments = getattr(error, "args", ())
     return arguments[0] if arguments and isinstance(arguments[0], int) else 0
 
 
 def explained(error: DBAPIError, place: str) -> PenstockError | None:
-    """One of our exceptions; None for what only a defect of ours can cause."""
+    """Translate an error; None for one that only a defect of Penstock can cause."""
     code = code_of(error.orig)
     if code in CLASHES:
         return Clash(f"the ledger {place} threw a transaction away for another one ({error.orig}): try again")
@@ -70,7 +68,10 @@ def explained(error: DBAPIError, place: str) -> PenstockError | None:
 
 
 def leaves_the_connection_useless(context: ExceptionContext) -> None:
-    """A hook of SQLAlchemy's: no connection to a server that ends, or turned read-only, comes back from the pool."""
+    """Treat a server that shuts down or turned read-only as disconnected, so that its connections leave the pool.
+
+    A SQLAlchemy hook.
+    """
     if code_of(context.original_exception) in READ_ONLY_SERVER | {1053}:
         context.is_disconnect = True
 
@@ -117,14 +118,14 @@ def _for_a_person(error: DBAPIError, code: int, place: str) -> ConfigurationErro
     return None
 
 
-STATEMENT_CHARS_MAX = 512 * 1024  # even the smallest max_allowed_packet in use, 4 MB, takes any such statement
+STATEMENT_CHARS_MAX = 512 * 1024  # fits even the smallest max_allowed_packet in use, 4 MB
 
 _INSERT = re.compile(r"(INSERT INTO .*? VALUES )(\(.*\))( ON DUPLICATE KEY UPDATE .*)?", re.DOTALL)
 _ESCAPES = str.maketrans({"\0": "\\0", "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\x1a": "\\Z", '"': '\\"', "'": "\\'"})
 
 
 def insert_in_parts(cursor: Any, statement: str, parameters: Sequence[tuple[Any, ...]], _context: object) -> bool:
-    """Run an INSERT of many rows; False for what is none, which the driver shall run. A hook of SQLAlchemy's."""
+    """Run an INSERT of many rows; return False for other statements, which the driver runs. A SQLAlchemy hook."""
     parts = _INSERT.fullmatch(statement)
     if parts is None:
         return False
@@ -138,7 +139,7 @@ def insert_in_parts(cursor: Any, statement: str, parameters: Sequence[tuple[Any,
 
 
 def literal(value: object) -> str:
-    """A value as SQL says it, in a session without NO_BACKSLASH_ESCAPES."""
+    """Return a value as an SQL literal, for sessions without NO_BACKSLASH_ESCAPES."""
     return _LITERALS[type(value)](value)
 
 
@@ -150,7 +151,7 @@ def _float(value: float) -> str:
     if value - value != 0.0:
         raise ValueError(f"{value} is no number that MySQL knows")
     written = repr(value)
-    return written if "e" in written else f"{written}e0"  # without it a decimal
+    return written if "e" in written else f"{written}e0"  # without an exponent it would be a DECIMAL
 
 
 _LITERALS: Mapping[type, Callable[[Any], str]] = {
@@ -164,7 +165,7 @@ _LITERALS: Mapping[type, Callable[[Any], str]] = {
 
 
 def _bounded(rows: Iterator[str]) -> Iterator[list[str]]:
-    """As many rows at once as a statement may hold, and at least one."""
+    """Yield as many rows as fit one statement, and at least one."""
     part: list[str] = []
     chars = 0
     for row in rows:
@@ -177,26 +178,26 @@ def _bounded(rows: Iterator[str]) -> Iterator[list[str]]:
         yield part
 
 
-CONNECTIONS_MAX = 8  # a worker has about four threads that speak to its ledger
+CONNECTIONS_MAX = 8  # a worker has about four threads that use its ledger
 POOL_TIMEOUT_SECONDS = 30.0
-RECYCLE_SECONDS = 1800  # before a server's or a balancer's idle limit can come into it
+RECYCLE_SECONDS = 1800  # shorter than the idle limit of servers and load balancers
 CONNECT_TIMEOUT_SECONDS = 10
-ANSWER_TIMEOUT_SECONDS = 60  # no statement of ours takes longer, but for a change of big tables
-LOCK_WAIT_SECONDS = 10  # for a row; well below the time that an answer may take
+ANSWER_TIMEOUT_SECONDS = 60  # longer than any statement except a change of big tables
+LOCK_WAIT_SECONDS = 10  # for a row; well below ANSWER_TIMEOUT_SECONDS
 MIGRATING_WAIT_SECONDS = 30
-PACKET = "penstock_max_allowed_packet"  # of a connection: bytes
-PACKET_MIN = 4 * STATEMENT_CHARS_MAX  # for a statement of many rows: a character has four bytes at most
-PACKET_MARGIN = 64 * 1024  # for the rest of a statement, beside its long texts
-LONG_TEXT_CHARS = 64 * 1024  # shorter ones fit any packet
+PACKET = "penstock_max_allowed_packet"  # key in `connection.info`: max_allowed_packet in bytes
+PACKET_MIN = 4 * STATEMENT_CHARS_MAX  # for a statement of many rows; a character has up to four bytes
+PACKET_MARGIN = 64 * 1024  # for the rest of a statement with long texts
+LONG_TEXT_CHARS = 64 * 1024  # shorter texts fit any packet
 
-# The server ends the session of a client that was frozen, or vanished without closing its connection, inside a
-# transaction, and with the session its locks. MySQL has one limit for all idle sessions: connections that wait in the
-# pool end by it as well, and the pool notices (pre-ping). MariaDB has a limit of its own for transactions; there the
-# other limit only serves the lock of a migration, which is held outside a transaction.
+# Make the server end the session, and release the locks, of a client that froze or vanished inside a transaction
+# without closing its connection. MySQL has a single limit for all idle sessions, so it also closes connections waiting
+# in the pool, which the pool detects (pre-ping). MariaDB has a separate limit for transactions; there the general limit
+# only releases the lock of a migration, which is held outside a transaction.
 IDLE_TRANSACTION_SECONDS = 60
 IDLE_SESSION_SECONDS = 600
 
-# NO PAD collations by code point: 'a' and 'a ' stay two. Their oldest servers are the oldest that will do.
+# NO PAD collations by code point: 'a' and 'a ' differ. The oldest supported servers are the first that have them.
 MARIADB_MIN, MYSQL_MIN = (10, 6), (8, 0, 17)
 MARIADB_COLLATION, MYSQL_COLLATION = "utf8mb4_nopad_bin", "utf8mb4_0900_bin"
 
@@ -205,7 +206,7 @@ _SETTINGS = {
     "time_zone": "'+00:00'",
     "sql_mode": "'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'",
     "innodb_lock_wait_timeout": LOCK_WAIT_SECONDS,
-    "lock_wait_timeout": MIGRATING_WAIT_SECONDS,  # for a table that is being changed
+    "lock_wait_timeout": MIGRATING_WAIT_SECONDS,  # for a table that is being altered
 }
 _MYSQL_LIMITS = {"wait_timeout": IDLE_TRANSACTION_SECONDS}
 _MARIADB_LIMITS = {"wait_timeout": IDLE_SESSION_SECONDS, "idle_transaction_timeout": IDLE_TRANSACTION_SECONDS}
@@ -213,34 +214,34 @@ _MARIADB_LIMITS = {"wait_timeout": IDLE_SESSION_SECONDS, "idle_transaction_timeo
 
 @compiles(DatabaseNow, "mysql")
 def _render_now(_element: DatabaseNow, _compiler: Any, **_: Any) -> str:
-    # As the statement began. SYSDATE is this moment itself, and keeps every index from being used.
+    # Time at the start of the statement. SYSDATE is not constant in a statement, so no index could be used.
     return "(UNIX_TIMESTAMP(UTC_TIMESTAMP(6)) + 0e0)"
 
 
 def table_options(dialect: sqlalchemy.Dialect) -> dict[str, str]:
-    """How tables are made on the server that a connected dialect speaks to; for another database nothing."""
+    """Return the table options for the server of a connected dialect; empty for other databases."""
     if dialect.name not in ("mysql", "mariadb"):
         return {}
     collation = MARIADB_COLLATION if getattr(dialect, "is_mariadb", False) else MYSQL_COLLATION
-    # Rows that no crash can tear, and keys as long as ours.
+    # Crash-safe rows, and index entries long enough for our keys.
     options = {"engine": "InnoDB", "charset": "utf8mb4", "collate": collation, "row_format": "DYNAMIC"}
     return {f"{dialect.name}_{option}": value for option, value in options.items()}
 
 
 def session_settings(*, is_mariadb: bool) -> tuple[str, str]:
-    """Return the statements that every new connection begins with."""
+    """Return the statements that every new connection runs first."""
     limits = _MARIADB_LIMITS if is_mariadb else _MYSQL_LIMITS
     settings = ", ".join(f"{name} = {value}" for name, value in {**_SETTINGS, **limits}.items())
     return "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED", f"SET SESSION {settings}"
 
 
 def lock_name(database: str) -> str:
-    """Who holds this lock may change the ledger's tables. Such names are the whole server's, and short."""
+    """Return the name of the lock for migrations. Lock names are server-wide and limited in length."""
     return f"penstock-{hashlib.sha256(database.encode()).hexdigest()[:32]}"
 
 
 class Mysql:
-    """A server that a fleet shares."""
+    """The dialect of MySQL and MariaDB, for fleets of workers that share a server."""
 
     def create_engine(self, url: URL, *, now: Callable[[], float] | None) -> Engine:  # noqa: ARG002 - it has a clock
         _check(url)
@@ -260,8 +261,8 @@ class Mysql:
 
     def _engine(self, url: URL, timeouts: Mapping[str, float], *, connections: int, pool_seconds: float) -> Engine:
         engine = create_engine(
-            url.set(drivername="mysql+pymysql"),  # finds out by itself which of the two servers answers
-            paramstyle="format",  # as `insert_in_parts` knows them
+            url.set(drivername="mysql+pymysql"),  # SQLAlchemy detects whether the server is MySQL or MariaDB
+            paramstyle="format",  # the style that `insert_in_parts` expects
             poolclass=QueuePool,
             pool_size=connections,
             max_overflow=0,
@@ -270,7 +271,7 @@ class Mysql:
             pool_pre_ping=True,
             connect_args={
                 "charset": "utf8mb4",
-                "client_flag": 0,  # not FOUND_ROWS, which SQLAlchemy would set
+                "client_flag": 0,  # without FOUND_ROWS, which SQLAlchemy would set
                 **timeouts,
             },
         )
@@ -282,7 +283,7 @@ class Mysql:
         return engine
 
     def insert_or_ignore(self, table: Table) -> Insert:
-        # INSERT IGNORE would ignore text that is too long and NULLs too, and cut them to what fits.
+        # INSERT IGNORE would also accept NULLs and text that is too long, and change them to fit.
         column = next(iter(table.primary_key.columns))
         return insert(table).on_duplicate_key_update({column.name: column})
 
@@ -300,10 +301,10 @@ class Mysql:
             )
         try:
             yield
-            # The revision is a row, which changes of tables do not commit: whoever waits for the lock has to see it.
+            # The revision is a row, which DDL does not commit: the next process that gets the lock must see it.
             connection.exec_driver_sql("COMMIT")
         finally:
-            if not connection.invalidated:  # the server lets go of a lost connection's locks
+            if not connection.invalidated:  # the server releases a lost connection's locks
                 connection.scalar(select(func.release_lock(name)))
 
 
@@ -325,7 +326,7 @@ def _check(url: URL) -> None:
 
 
 def _timeouts(url: URL) -> dict[str, int]:
-    """Ours, where the URL has none of its own."""
+    """Return our timeouts that the URL does not set."""
     return {name: seconds for name, seconds in _ours().items() if name not in url.query}
 
 
@@ -338,12 +339,12 @@ def _ours() -> dict[str, int]:
 
 
 def _prepare(engine: Engine) -> Callable[[Any, object], None]:
-    """Make a new connection ours. The engine knows its server by then."""
+    """Return a hook that prepares new connections. The engine knows the server's version when it runs."""
 
     def prepare(connection: Any, record: Any) -> None:
         dialect: Any = engine.dialect
         _refuse_old(dialect)
-        connection.autocommit(True)  # nothing here is part of a transaction
+        connection.autocommit(True)  # no statement here needs a transaction
         with connection.cursor() as cursor:
             cursor.execute("SELECT @@max_allowed_packet")
             record.info[PACKET] = packet = int(cursor.fetchone()[0])
@@ -374,10 +375,9 @@ def _refuse_old(dialect: Any) -> None:
 def _check_packet(
     connection: Connection, _cursor: object, _statement: str, parameters: Any, _context: object, _many: bool
 ) -> None:
-    """Refuse a statement that the server would not take, with the size that it needs.
+    """Refuse a statement that exceeds the server's packet limit, and report the size that it needs.
 
-    The server answers such a statement by closing the connection, which looks like a network that failed: the batch
-    would be run again and again.
+    The server would close the connection instead, which looks like a network error: the batch would be retried forever.
     """
     values = parameters.values() if isinstance(parameters, dict) else parameters
     texts = [one for one in values if isinstance(one, str) and len(one) > LONG_TEXT_CHARS]
@@ -394,5 +394,6 @@ def _check_packet(
 
 def _begin(connection: Connection) -> None:
     if connection.get_execution_options().get(READ_ONLY, False):
-        # Of the transaction that the next statement begins. MariaDB's READ ONLY takes the session's tables as well.
+        # For the next transaction only. READ ONLY is not used: on MariaDB it would forbid writes to temporary tables
+        # too.
         connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")

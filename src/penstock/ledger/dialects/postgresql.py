@@ -1,24 +1,20 @@
 """PostgreSQL, by psycopg 3.
 
-What writes reads what is committed (READ COMMITTED: it waits for rows that others hold and then sees them as they are;
-every change names what it expects to find). `reading` is one snapshot that may write to session tables alone.
+In order: errors, inserts of many rows, and the dialect.
 
-Statements are not prepared: a plan that is kept was made for other sizes of the session's tables, which no statistics
-know, and would one day read a whole pipeline to find a few objects. For the same reason joins of the big tables go by
-their indexes alone. The server bounds how long a statement, a lock and an idle transaction last; how long it may be
-silent, the client does.
-
-Session tables and settings belong to a connection: a pooler has to pool sessions, not transactions.
-
-What PostgreSQL's errors mean: by their code, and by their words where connecting failed, which brings no code.
-
-Thousands of rows in one statement.
-
-For each row of a set psycopg has the server run the INSERT once more. Passed as one array a column, and taken apart by
-`unnest`, the same rows take a fraction of the time and keep their order: a claim of 10,000 objects takes 3.9 times as
-long with the driver's executemany and 3.3 times with SQLAlchemy's insertmanyvalues (benchmarks/ledger_inserts.py). No
-value is written into the statement; the arrays are parameters, in binary form (%b): as text, one of ten thousand ids
-takes a quarter of a second. The fuzz test is `test_rows_are_read_as_they_were_written`.
+- Writes use READ COMMITTED: a statement waits for rows that others hold and then sees their new state, and every change
+  names the state that it expects. `reading` is one snapshot that may write to temporary tables only.
+- Statements are not prepared: a cached plan was made for other sizes of the temporary tables, which no statistics know,
+  and could read a whole pipeline to find a few objects. For the same reason joins of the big tables use only indexes.
+- The server limits the duration of statements, lock waits and idle transactions; the client limits the server's
+  silence.
+- Temporary tables and settings belong to a connection, so a pooler must pool sessions, not transactions.
+- Errors are classified by code, or by text if connecting failed, which has no code.
+- Many rows are inserted in one statement. psycopg's executemany makes the server run the INSERT once per row. With one
+  array per column, expanded by `unnest`, the rows take a fraction of the time and keep their order: a claim of 10,000
+  objects takes 3.9 times as long with the driver's executemany and 3.3 times with SQLAlchemy's insertmanyvalues
+  (benchmarks/ledger_inserts.py). The arrays are binary parameters (%b), never part of the statement: as text, an array
+  of ten thousand ids takes a quarter of a second. The fuzz test is `test_rows_are_read_as_they_were_written`.
 """
 
 import math
@@ -41,11 +37,11 @@ from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.ledger.dialects import HURRIED_CONNECTIONS, READ_ONLY, Clash, DatabaseNow, changes_tables
 from penstock.ledger.schema import session_metadata
 
-READ_ONLY_SERVER = "25006"  # a standby, or what was the primary before a failover
+READ_ONLY_SERVER = "25006"  # a standby, or the old primary after a failover
 CLASHES = ("40001", "40P01")  # serialization failure, deadlock
-FAILED_BEFORE = "25P02"  # the transaction had failed already
+FAILED_BEFORE = "25P02"  # the transaction had already failed
 
-# By code, or by the class that its first two characters are.
+# By code, or by its first two characters, the class.
 _TEMPORARY = {
     "55P03": "kept a lock too long in another transaction: try again",
     "57014": "took too long over a statement: try again, and look at what else keeps the server busy",
@@ -75,7 +71,7 @@ _RIGHTS_TO_WORK = (
     "UPDATE and DELETE on the ledger's tables"
 )
 _RIGHTS_TO_UPGRADE = "refuses a right: who makes or upgrades the tables needs CREATE in its schema, and to own them"
-# What libpq and the server say, in English, when no connection came about.
+# English messages of libpq and the server when connecting fails.
 _WRONG_WORDS: Sequence[tuple[str, str]] = (
     (r"password authentication failed|no password supplied|authentication failed|role .* does not exist", _WRONG["28"]),
     (r"no pg_hba\.conf entry|pg_hba\.conf rejects|is not permitted to log in", _WRONG["28"]),
@@ -95,20 +91,23 @@ _SESSION_TABLE = re.compile(rf'relation "({"|".join(session_metadata.tables)})"'
 
 
 def leaves_the_connection_useless(context: ExceptionContext) -> None:
-    """A hook of SQLAlchemy's: no connection to a server that turned read-only comes back from the pool."""
+    """Treat a server that turned read-only as disconnected, so that its connections leave the pool.
+
+    A SQLAlchemy hook.
+    """
     if getattr(context.original_exception, "sqlstate", None) == READ_ONLY_SERVER:
         context.is_disconnect = True
 
 
 def explained(error: DBAPIError, place: str) -> PenstockError | None:
-    """See `penstock.ledger.dialects.Dialect.explain`."""
+    """Translate an error; see `penstock.ledger.dialects.Dialect.explain`."""
     code = getattr(error.orig, "sqlstate", None)
     said = str(error.orig).strip()
     if code is None:
         return _explained_words(error, said, place)
     if code in CLASHES:
         return Clash(f"the ledger {place} chose a transaction to give way to another ({said}): try again")
-    if code == FAILED_BEFORE and error.statement is None:  # said of COMMIT alone
+    if code == FAILED_BEFORE and error.statement is None:  # an error without a statement is one of COMMIT
         return Clash(f"the ledger {place} had thrown the transaction away before it was committed: try again")
     if code in (_MISSING_TABLE, _TABLE_IS_THERE) and _SESSION_TABLE.search(said):
         return ConfigurationError(
@@ -126,7 +125,7 @@ def explained(error: DBAPIError, place: str) -> PenstockError | None:
 
 
 def _explained_words(error: DBAPIError, said: str, place: str) -> PenstockError | None:
-    """An error without a code: of connecting, of a connection that broke, or of what was asked of psycopg itself."""
+    """Translate an error without a code: connecting failed, the connection broke, or psycopg rejected the call."""
     kind = type(error.orig).__name__
     if kind in ("DataError", "NotSupportedError", "InterfaceError"):
         return None
@@ -145,7 +144,7 @@ _PARAMETER = re.compile(r"%\((\w+)\)s(?:::(?:DOUBLE PRECISION|\w+))?")
 def insert_as_arrays(
     cursor: Any, statement: str, rows: Sequence[Mapping[str, Any]], context: ExecutionContext | None
 ) -> bool:
-    """Run an INSERT of many rows; False for what is none, which the driver shall run. A hook of SQLAlchemy's."""
+    """Run an INSERT of many rows; return False for other statements, which the driver runs. A SQLAlchemy hook."""
     parts = _INSERT.fullmatch(statement)
     compiled = context.compiled if context is not None else None
     if parts is None or not isinstance(compiled, SQLCompiler):
@@ -153,7 +152,7 @@ def insert_as_arrays(
     types = {name: compiled.binds[name].type for name in rows[0]}
     columns = {name: [row[name] for row in rows] for name in types}
     for name, type_ in types.items():
-        if isinstance(type_, Double):  # psycopg takes no array of integers and floats
+        if isinstance(type_, Double):  # psycopg accepts no array that mixes integers and floats
             columns[name] = [None if value is None else float(value) for value in columns[name]]
     arrays = ", ".join(f"%({name})b::{type_.compile(dialect=compiled.dialect)}[]" for name, type_ in types.items())
     head, values, tail = parts[1], _PARAMETER.sub(r'given."\1"', parts[2]), parts[3] or ""
@@ -162,14 +161,14 @@ def insert_as_arrays(
     return True
 
 
-CONNECTIONS_MAX = 8  # a worker has about four threads that speak to its ledger
+CONNECTIONS_MAX = 8  # a worker has about four threads that use its ledger
 POOL_TIMEOUT_SECONDS = 30.0
-RECYCLE_SECONDS = 1800  # before a server's or a balancer's idle limit can come into it
-MIGRATING_WAIT_SECONDS = 600  # for another process that migrates; big tables take their time
+RECYCLE_SECONDS = 1800  # shorter than the idle limit of servers and load balancers
+MIGRATING_WAIT_SECONDS = 600  # for another process that migrates; big tables take long
 VERSION_MIN = 12
 
 _DRIVERS = ("postgresql", "postgres", "postgresql+psycopg")
-_CONNECTING = {  # unless the URL says otherwise
+_CONNECTING = {  # unless the URL sets them
     "connect_timeout": 10,
     "fallback_application_name": "penstock",
     "keepalives_idle": 30,
@@ -177,31 +176,31 @@ _CONNECTING = {  # unless the URL says otherwise
     "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
 }
-_SETTINGS = {  # each is in milliseconds
+_SETTINGS = {  # in milliseconds
     "lock_timeout": 30_000,
-    "statement_timeout": 60_000,  # below the client's own patience
-    "idle_in_transaction_session_timeout": 60_000,  # a process that was frozen shall not hold its locks for ever
+    "statement_timeout": 60_000,  # below the client's limit, `SILENCE_SECONDS`
+    "idle_in_transaction_session_timeout": 60_000,  # a frozen process must not hold its locks forever
 }
 _WAITS = frozenset({"lock_timeout", "statement_timeout"})
-CONNECT_SECONDS_MIN = 2  # libpq takes no less
-_PLANNER = {  # sizes of the session's tables are guesses: what joins them goes by an index, row by row
+CONNECT_SECONDS_MIN = 2  # libpq accepts no less
+_PLANNER = {  # the planner can only guess the sizes of temporary tables, so joins use an index, row by row
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
-    "enable_seqscan": "off",  # where there is an index at all
+    "enable_seqscan": "off",  # if there is an index
     "random_page_cost": "1.1",
     "jit": "off",
 }
-_MIGRATION_LOCK = 0x70656E73746F636B  # "penstock": the key of an advisory lock
+_MIGRATION_LOCK = 0x70656E73746F636B  # key of an advisory lock: "penstock" in ASCII
 
 
 @compiles(DatabaseNow, "postgresql")
 def _render_now(_element: DatabaseNow, _compiler: Any, **_: Any) -> str:
-    # As the statement began. clock_timestamp is this moment itself, and keeps every index from being used.
+    # Time at the start of the statement. clock_timestamp is not constant in a statement, so no index could be used.
     return "extract(epoch FROM statement_timestamp())::float8"
 
 
 class Postgresql:
-    """A server that a fleet shares."""
+    """The dialect of PostgreSQL, for fleets of workers that share a server."""
 
     def create_engine(self, url: URL, *, now: Callable[[], float] | None) -> Engine:  # noqa: ARG002 - it has a clock
         return self._engine(url, connections=CONNECTIONS_MAX, pool_seconds=POOL_TIMEOUT_SECONDS, answer_seconds=None)
@@ -230,7 +229,8 @@ class Postgresql:
             ) from error
         secrets = {name: url.query[name] for name in ("password", "sslpassword") if name in url.query}
         engine = create_engine(
-            url.set(drivername="postgresql+psycopg").difference_update_query(secrets),  # what is told shows no secret
+            # error messages show the URL, so it holds no secret
+            url.set(drivername="postgresql+psycopg").difference_update_query(secrets),
             poolclass=QueuePool,
             pool_size=connections,
             max_overflow=0,
@@ -272,8 +272,11 @@ class Postgresql:
 
     @contextmanager
     def migrating(self, connection: Connection) -> Iterator[None]:
-        """By an advisory lock of the transaction, which the server gives up with it. The migration is bounded by no
-        time; only its waiting for others, who would all wait behind it, is."""
+        """Hold an advisory lock that the server releases with the transaction.
+
+        The migration itself has no time limit. Only its waits for locks are limited, because other transactions queue
+        up behind it.
+        """
         driver: Any = connection.connection.driver_connection
         driver.silence_seconds = math.inf
         try:
@@ -282,17 +285,17 @@ class Postgresql:
             _set(connection, lock_timeout=_SETTINGS["lock_timeout"], idle_in_transaction_session_timeout=0)
             yield
         finally:
-            del driver.silence_seconds  # as long as others again
+            del driver.silence_seconds  # restores the class's limit
 
 
 def _set(connection: Connection, **settings: int) -> None:
-    """For this transaction."""
+    """Change settings for this transaction."""
     for name, value in settings.items():
         connection.exec_driver_sql(f"SET LOCAL {name} = {value}")
 
 
 def _bounded(answer_seconds: float | None) -> dict[str, int]:
-    """Return the settings of a session whose statements take no longer than that."""
+    """Return the settings of a session whose statements take up to ``answer_seconds``."""
     if answer_seconds is None:
         return _SETTINGS
     most = max(1, int(answer_seconds * 1000))
@@ -302,7 +305,7 @@ def _bounded(answer_seconds: float | None) -> dict[str, int]:
 
 
 def _prepare(tables: Sequence[str], limits: Mapping[str, int], connection: Any, _: object) -> None:
-    """A connection's settings and tables, in one exchange."""
+    """Check the server, then apply a connection's settings and create its temporary tables in one round trip."""
     version, encoding = connection.info.server_version, connection.info.parameter_status("server_encoding")
     if version < VERSION_MIN * 10_000:
         raise ConfigurationError(
@@ -327,10 +330,10 @@ def _begin(connection: Connection) -> None:
 
 
 def _end_reading(connection: Connection) -> None:
-    """Session tables are emptied by a commit alone, and what was rolled back would stay in them as dead rows."""
+    """Commit a read-only transaction: only a commit empties the temporary tables, and a rollback leaves dead rows."""
     from psycopg import Error
 
     if connection.get_execution_options().get(READ_ONLY, False) and not connection.invalidated:
         driver: Any = connection.connection.driver_connection
-        with suppress(Error):  # what was read is read
+        with suppress(Error):  # the results have already been read
             driver.commit()

@@ -1,7 +1,7 @@
-"""A psycopg connection that gives up on a silent server, and does not take a failed transaction's COMMIT for one.
+"""A psycopg connection that times out on a silent server and detects the COMMIT of a failed transaction.
 
-The server bounds statements and the waiting for locks, as long as it lives. That it was frozen, or the network to it
-cut, only the client can notice; psycopg itself would wait for ever.
+The server limits statements and lock waits while it runs. Only the client can notice a frozen server or a cut network;
+psycopg would wait forever.
 """
 
 import time
@@ -11,12 +11,12 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
-# Above what the server allows a statement, so that the server, where it can, says itself what was wrong.
+# longer than the server's statement_timeout, so that the server reports the cause if it can
 SILENCE_SECONDS = 75.0
 
 
 class BoundedConnection(psycopg.Connection[Any]):
-    """Raises `psycopg.OperationalError`, and is closed, once the server has been silent for ``silence_seconds``."""
+    """A connection that raises `psycopg.OperationalError` and closes after ``silence_seconds`` without a reply."""
 
     silence_seconds: float = SILENCE_SECONDS
 
@@ -24,14 +24,14 @@ class BoundedConnection(psycopg.Connection[Any]):
         return super().wait(self._heard(gen), *args, **kwargs)
 
     def commit(self) -> None:
-        """PostgreSQL answers the COMMIT of a failed transaction with ROLLBACK, and calls that no error."""
+        """Commit; raise if a statement failed before. PostgreSQL replies to that COMMIT with ROLLBACK and no error."""
         if self.info.transaction_status == TransactionStatus.INERROR:
             self.rollback()
             raise psycopg.errors.InFailedSqlTransaction("a statement failed before: nothing was committed")
         super().commit()
 
     def _heard(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-        """The steps of an exchange as psycopg makes them, for as long as the server can be heard."""
+        """Run the steps of psycopg's exchange; raise once the server has been silent too long."""
         heard_at = time.monotonic()
         try:
             wants = next(gen)

@@ -1,10 +1,9 @@
 """SQLite: one file, or memory for tests and simulations.
 
-A writing transaction begins IMMEDIATE: one that reads first and writes later cannot be helped by any waiting once
-another has written. WAL, so that readers and the writer do not wait for each other; synchronous FULL, so that what was
-committed survives a power cut. SQLite has no server, so its clock is the host's; `now` replaces it in simulations.
-
-Which process holds the writer's lock of an SQLite file in WAL mode, as far as Linux tells it.
+A writing transaction begins IMMEDIATE: one that reads first and writes later fails, however long it waits, once another
+has written. WAL lets readers and the writer work in parallel; synchronous FULL makes commits survive a power cut.
+SQLite has no server, so its clock is the host's; `now` replaces it in simulations. `holder_of` finds the process that
+holds the write lock of a file in WAL mode, on Linux.
 """
 
 import os
@@ -27,16 +26,16 @@ from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.ledger.dialects import HURRIED_CONNECTIONS, READ_ONLY, DatabaseNow
 from penstock.ledger.schema import session_metadata
 
-WRITE_LOCK_BYTE = 120  # of the -shm file: WAL_WRITE_LOCK, see "The WAL-Index File Format" of SQLite
+WRITE_LOCK_BYTE = 120  # in the -shm file: WAL_WRITE_LOCK, see "The WAL-Index File Format" of SQLite
 _LOCKS = Path("/proc/locks")
 
 
 def holder_of(database: str) -> str | None:
-    """Return a description of the process that may write to the file now; None if it cannot be found."""
+    """Describe the process that holds the file's write lock; None if it cannot be found."""
     try:
         inode = Path(f"{database}-shm").stat().st_ino
         lines = _LOCKS.read_text().splitlines()
-    except OSError:  # another system, or the file is gone
+    except OSError:  # not Linux, or the file is deleted
         return None
     for line in lines:
         words = line.replace("->", "").split()
@@ -50,7 +49,7 @@ def holder_of(database: str) -> str | None:
 def _described(pid: int) -> str:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        command = Path(f"/proc/{pid}/comm").read_text().strip()  # the command line may hold secrets
+        command = Path(f"/proc/{pid}/comm").read_text().strip()  # not the command line, which may hold secrets
     except (OSError, IndexError):
         return f"process {pid}"
     stopped = f", which is stopped: continue it with kill -CONT {pid}, or end it" if state in "Tt" else ""
@@ -58,13 +57,13 @@ def _described(pid: int) -> str:
 
 
 BUSY_TIMEOUT_SECONDS = 30.0
-CONNECTIONS_MAX = 8  # a worker has about four threads that speak to its ledger
-VERSION_MIN = (3, 33)  # UPDATE ... FROM
+CONNECTIONS_MAX = 8  # a worker has about four threads that use its ledger
+VERSION_MIN = (3, 33)  # for UPDATE ... FROM
 
 _SESSION_TABLES = [
     str(CreateTable(table).compile(dialect=sqlite_dialect())) for table in session_metadata.sorted_tables
 ]
-_CODE_MASK = 0xFF  # extended result codes keep the primary one in their low byte
+_CODE_MASK = 0xFF  # the low byte of an extended result code is the primary code
 
 
 @compiles(DatabaseNow, "sqlite")
@@ -73,7 +72,7 @@ def _render_now(_element: DatabaseNow, _compiler: Any, **_: Any) -> str:
 
 
 class Sqlite:
-    """The embedded database."""
+    """The dialect of SQLite, the embedded database."""
 
     def create_engine(self, url: URL, *, now: Callable[[], float] | None) -> Engine:
         if sqlite3.sqlite_version_info < VERSION_MIN:
@@ -94,14 +93,14 @@ class Sqlite:
         in_memory = is_in_memory(url)
         engine = create_engine(
             url,
-            # One connection alone *is* a database in memory; threads take turns on it.
+            # An in-memory database exists only in its single connection, which threads share in turns.
             poolclass=QueuePool,
             pool_size=connections,
             max_overflow=0,
             pool_timeout=busy_seconds,
             connect_args={
                 "timeout": busy_seconds,
-                "isolation_level": None,  # transactions begin where we say, not where the driver guesses
+                "isolation_level": None,  # the driver starts no transactions of its own; `_begin` does
                 "check_same_thread": False,
             },
         )
@@ -135,11 +134,11 @@ class Sqlite:
         return None
 
     def migrating(self, connection: Connection) -> AbstractContextManager[None]:  # noqa: ARG002 - the protocol's
-        return nullcontext()  # the transaction, begun IMMEDIATE, holds off all others
+        return nullcontext()  # the transaction began IMMEDIATE, so it blocks all others
 
 
 def is_in_memory(url: URL) -> bool:
-    """Return True if an SQLite URL names a database in memory."""
+    """Return True if an SQLite URL names an in-memory database."""
     return url.database in (None, "", ":memory:")
 
 
@@ -157,7 +156,7 @@ def _prepare(now: Callable[[], float], *, in_memory: bool) -> Callable[[sqlite3.
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """WAL stays with the file, so only the first connection of all has to change it, and may be late."""
+    """Switch the file to WAL. The mode is stored in the file, so only the very first connection changes it."""
     (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
     if mode != "wal":
         connection.execute("PRAGMA journal_mode = WAL")

@@ -1,1 +1,1 @@
-"""The ledger's tables, step by step. A step that was released never changes."""
+"""Migrations of the ledger's tables. A released migration never changes."""

@@ -1,6 +1,6 @@
-"""What Alembic runs: on the connection, and in the transaction, that `penstock.ledger.migrate` hands over.
+"""Run Alembic on the connection, and in the transaction, that `penstock.ledger.migrate` passes.
 
-Logging is left as the application set it up.
+Leaves logging as the application configured it.
 """
 
 from alembic import context
@@ -12,7 +12,7 @@ context.configure(
     connection=connection,
     target_metadata=metadata,
     version_table=VERSION_TABLE,
-    # MySQL commits each change of a table by itself, whatever one says.
+    # MySQL commits each change of a table implicitly.
     transactional_ddl=connection.dialect.name not in ("mysql", "mariadb"),
 )
 with context.begin_transaction():

@@ -1,12 +1,12 @@
-"""What every migration is made with, so that one that was interrupted can be run again.
+"""Helpers that make migrations repeatable after an interruption.
 
-MySQL commits each statement that changes a table by itself: a process that dies in the middle leaves some of them
-done and the revision unchanged. So each step looks first whether it is there. PostgreSQL and SQLite take a migration as
-one transaction, where looking costs nothing.
+MySQL commits each statement that changes a table implicitly, so a process that dies midway leaves some changes applied
+and the revision unchanged. Each helper therefore checks whether its change is already applied. PostgreSQL and SQLite
+run a migration as one transaction, where the check costs nothing.
 
-While PostgreSQL builds an index in a transaction, nobody can write to its table. An index on a table that may be big is
-therefore made by a migration of its own, by ``CREATE INDEX CONCURRENTLY`` on a second connection in AUTOCOMMIT (from
-``op.get_bind().engine``), after ``DROP INDEX CONCURRENTLY`` of an invalid one that an interrupted build left.
+While PostgreSQL builds an index in a transaction, its table cannot be written. An index on a table that may be big
+needs a migration of its own: ``CREATE INDEX CONCURRENTLY`` on a second connection in AUTOCOMMIT (from
+``op.get_bind().engine``), after ``DROP INDEX CONCURRENTLY`` of an invalid index that an interrupted build left.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from penstock.ledger.dialects.mysql import table_options
 
 
 def create_table(name: str, *columns: Any, **options: Any) -> None:
-    """Create a table unless it is there."""
+    """Create a table unless it exists."""
     if _is_postgresql():
         for column in columns:
             _compare_by_bytes(column)
@@ -28,32 +28,33 @@ def create_table(name: str, *columns: Any, **options: Any) -> None:
 
 
 def create_index(name: str, table: str, columns: list[str], *, unique: bool = False, **options: Any) -> None:
-    """Create an index unless it is there."""
+    """Create an index unless it exists."""
     if name not in {index["name"] for index in _inspector().get_indexes(table)}:
         op.create_index(name, table, columns, unique=unique, **options)
 
 
 def drop_index(name: str, table: str) -> None:
-    """Drop an index if it is there."""
+    """Drop an index if it exists."""
     if name in {index["name"] for index in _inspector().get_indexes(table)}:
         op.drop_index(name, table)
 
 
 def by_database(columns: list[str], *, postgresql: list[str]) -> list[str]:
-    """The columns of an index that one database needs in another order."""
+    """Return the columns of an index; PostgreSQL may need another order."""
     return postgresql if _is_postgresql() else columns
 
 
 def leave_room(table: str, percent: int) -> None:
-    """Let PostgreSQL keep so much of each page free: a row that is often changed then stays where its indexes say.
+    """Keep a percentage of each page free on PostgreSQL, so that an updated row stays in its page.
 
-    Only for tables whose usual change touches no indexed column; others find no use for the room."""
+    Useful only for tables whose usual updates change no indexed column.
+    """
     if _is_postgresql():
         op.execute(f"ALTER TABLE {table} SET (fillfactor = {100 - percent})")
 
 
 def vacuum_early(table: str) -> None:
-    """Let PostgreSQL clean up a big table whose rows change a few times each once one in twenty has changed."""
+    """Make PostgreSQL vacuum after 5% of the rows changed: for big tables whose rows change a few times each."""
     if _is_postgresql():
         op.execute(
             f"ALTER TABLE {table} SET (autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05)"
@@ -61,7 +62,7 @@ def vacuum_early(table: str) -> None:
 
 
 def add_column(table: str, column: sa.Column[Any]) -> None:
-    """Add a column unless it is there. One that may be NULL takes no server any time."""
+    """Add a column unless it exists. Adding a nullable column is instant on every server."""
     if _is_postgresql():
         _compare_by_bytes(column)
     if column.name not in _columns(table):
@@ -69,7 +70,7 @@ def add_column(table: str, column: sa.Column[Any]) -> None:
 
 
 def drop_column(table: str, name: str) -> None:
-    """Drop a column if it is there."""
+    """Drop a column if it exists."""
     if name in _columns(table):
         op.drop_column(table, name)
 
@@ -80,7 +81,7 @@ def has_column(table: str, name: str) -> bool:
 
 
 def has_rows(table: str) -> bool:
-    """Whether there is anything in a table; nothing is where one that was interrupted has dropped it."""
+    """Return True if a table exists and has rows. An interrupted migration may have dropped it."""
     if not _inspector().has_table(table):
         return False
     one = sa.select(sa.literal(1)).select_from(sa.table(table)).limit(1)
@@ -88,7 +89,7 @@ def has_rows(table: str) -> bool:
 
 
 def drop_table(name: str) -> None:
-    """Drop a table if it is there."""
+    """Drop a table if it exists."""
     op.drop_table(name, if_exists=True)
 
 
@@ -97,15 +98,20 @@ def _is_postgresql() -> bool:
 
 
 def _compare_by_bytes(column: object) -> None:
-    """Short text, which indexes hold, in the order of its bytes: the order of a language is slow, and a new version of
-    the server's C library may change it under an index, which then no longer finds its rows."""
+    """Give short text, which indexes hold, byte order on PostgreSQL.
+
+    Language-aware order is slow, and a new version of the server's C library may change it under an index, which then
+    no longer finds its rows.
+    """
     if isinstance(column, sa.Column) and type(column.type) is sa.String:
         column.type = sa.String(column.type.length, collation="C")
 
 
 def _key_by_object(columns: Sequence[object]) -> Sequence[sa.PrimaryKeyConstraint]:
-    """The object's id first: PostgreSQL's planner may leave a set's ids out where they are not what an index begins
-    with, and would then read the whole pipeline."""
+    """Return a primary key that begins with the object's id.
+
+    PostgreSQL's planner may ignore a set's ids if an index does not begin with them, and would read the whole pipeline.
+    """
     key = [column.name for column in columns if isinstance(column, sa.Column) and column.primary_key]
     if key[:2] != ["pipeline", "object_id"]:
         return ()

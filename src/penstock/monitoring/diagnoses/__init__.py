@@ -1,6 +1,6 @@
-"""What went wrong, from the lines of the log: of any number of workers, in any order, in whatever wrapping they come.
+"""Diagnose failures from log lines: of any number of workers, in any order and any common wrapping.
 
-Pure: lines go in, findings come out. `docs/fix/logs.md` has the same questions as queries for other tools.
+No I/O: lines go in, findings come out. `docs/fix/logs.md` has the same questions as queries for other tools.
 """
 
 from penstock.monitoring.diagnoses.diagnoser import Diagnoser

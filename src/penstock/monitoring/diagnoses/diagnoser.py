@@ -1,6 +1,6 @@
-"""The diagnoses, from lines in any order.
+"""Collect log lines in any order and diagnose from them.
 
-What is kept grows with the objects and their attempts, and with the messages that something befell; not with lines.
+Memory grows with the objects, their attempts and the messages that had a problem; not with the number of lines.
 """
 
 import sys
@@ -19,15 +19,15 @@ _ENDS = frozenset(f"object.{end}" for end in ("finished", "failed", "retrying", 
 
 
 class _ObjectHistory:
-    """One object of one pipeline."""
+    """The history of one object in one pipeline."""
 
     __slots__ = ("ended", "failed", "finished", "given_back", "open", "skipped", "started_last", "taken_over")
 
     def __init__(self) -> None:
-        self.open: dict[str, Found] = {}  # attempts that began and have not come to an end, as far as is known
-        self.ended: tuple[str, ...] = ()  # attempts; an end may come before its beginning, from another file
+        self.open: dict[str, Found] = {}  # started attempts without a known end
+        self.ended: tuple[str, ...] = ()  # ids of attempts; an end may be read before its start, from another file
         self.started_last = ""
-        self.skipped: Found | None = None  # the first time, as already processed
+        self.skipped: Found | None = None  # the first skip as already processed
         self.finished: tuple[Found, ...] = ()
         self.failed: tuple[Found, ...] = ()
         self.given_back: tuple[Found, ...] = ()
@@ -35,15 +35,15 @@ class _ObjectHistory:
 
 
 class Diagnoser:
-    """Takes lines, then answers once. One thread uses it."""
+    """Takes lines, then returns the diagnoses once. Used by one thread."""
 
     def __init__(self, spool: TextIO) -> None:
         """``spool`` is an empty file that can be written and read again."""
         self._objects: dict[Key, _ObjectHistory] = {}
         self._messages = Messages(spool)
         self._outages = Outages()
-        self._last_of: dict[str, str] = {}  # by worker, when it wrote its last line
-        self._seen: set[str] = set()  # events
+        self._last_of: dict[str, str] = {}  # by worker: time of its last line
+        self._seen: set[str] = set()  # event names
         self.first_ts: str | None = None
         self.last_ts: str | None = None
         self._takes: Mapping[str, Callable[[_ObjectHistory, Found], None]] = {
@@ -56,7 +56,7 @@ class Diagnoser:
         }
 
     def take(self, line: LogLine) -> None:
-        """One line of ours."""
+        """Take one line of Penstock's log."""
         ts = line.ts
         self.first_ts = ts if self.first_ts is None or ts < self.first_ts else self.first_ts
         self.last_ts = ts if self.last_ts is None or ts > self.last_ts else self.last_ts
@@ -71,7 +71,7 @@ class Diagnoser:
             self._outages.take(line)
 
     def diagnoses(self) -> Diagnoses:
-        """What all the lines together say."""
+        """Return the diagnoses from all the lines."""
         found: dict[str, list[Found]] = {name: [] for name in ("wrong", "failed", "finished", "died", "back", "over")}
         for one in self._objects.values():
             found["wrong"] += _wrong(one)

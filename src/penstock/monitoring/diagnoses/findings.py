@@ -1,8 +1,6 @@
-"""What a diagnosis names.
+"""The findings of a diagnosis, and their order in time.
 
-The story of one object: every line about it, over attempts and workers, in the order of time.
-
-From lines to findings, and which of two came first.
+`Story` collects every line about one object, over attempts and workers.
 """
 
 import sys
@@ -15,7 +13,7 @@ from penstock.monitoring.diagnoses.lines import LogLine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaterAttempt:
-    """The attempt that brought it to its end after all."""
+    """The later attempt that finished the object or message after all."""
 
     ts: str
     worker: str | None
@@ -25,11 +23,11 @@ class LaterAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """One object or message, and what befell it when."""
+    """One object or message with one event in its history."""
 
-    kind: str  # object or message
-    name: str  # its address, or its id
-    place: str | None  # its pipeline, or its queue
+    kind: str  # "object" or "message"
+    name: str  # the object's address or the message's id
+    place: str | None  # its pipeline or its queue
     ts: str
     worker: str | None
     attempt_id: str | None = None
@@ -37,49 +35,51 @@ class Found:
     reason: str | None = None
     times: int = 1
     later: LaterAttempt | None = None
-    worker_last_ts: str | None = None  # of the last line that the worker wrote
-    from_worker: str | None = None  # whose work was taken over
-    from_attempt: str | int | None = None  # the number of that attempt, or its id for an object
+    worker_last_ts: str | None = None  # time of the last line that the worker wrote
+    from_worker: str | None = None  # the worker whose work was taken over
+    from_attempt: str | int | None = None  # the number of that worker's attempt; for an object the attempt's id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutageFinding:
-    """A time in which workers could not use a service that they need."""
+    """A period in which workers could not use a service that they need."""
 
-    what: str  # breaker, ledger, queue or look: the events that say so
-    name: str  # of the queue or of what is looked at; empty for the ledger
+    what: str  # breaker, ledger, store or look (the family of the events)
+    name: str  # of the queue, store or source; empty for the ledger
     began_ts: str
-    ended_ts: str | None  # None: these logs do not say that it ended
-    workers: int  # that noticed
+    ended_ts: str | None  # None: these logs do not show an end
+    workers: int  # number of workers that noticed
     error: str | None  # the first one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnoses:
-    """All diagnoses, each in the order of time."""
+    """All diagnoses, each in order of time."""
 
-    wrongly_processed: Sequence[Found]  # skipped as already processed, and never finished before
+    wrongly_processed: Sequence[Found]  # skipped as already processed, but never finished before
     failed: Sequence[Found]  # given up on; ``later``: finished nevertheless
-    finished: Sequence[Found]  # when and by whom, for what is wrong in the table; ``times``: how often
-    died: Sequence[Found]  # an attempt without an end, and none after it
-    taken_over: Sequence[Found]  # work of a worker that died or hung, and who went on; ``later``: who finished it
+    # the first finish and its worker, to trace errors in the table; ``times``: number of finishes
+    finished: Sequence[Found]
+    died: Sequence[Found]  # attempts without an end, with no attempt after them
+    # work of a worker that died or hung, with the worker that took over; ``later``: the finish
+    taken_over: Sequence[Found]
     outages: Sequence[OutageFinding]
     interrupted: Sequence[Found]  # by a stop; ``later``: the attempt that finished it
-    remarks: Sequence[str]  # what these logs cannot tell
+    remarks: Sequence[str]  # limits of these logs
 
     @property
     def is_wrong(self) -> bool:
-        """Whether somebody should look."""
+        """Return True if a person should investigate."""
         return bool(self.wrongly_processed or self.died)
 
 
 _OF_ATTEMPTS = frozenset(
     {"batch.claimed", "batch.written", "batch.committed", "run.failed", "attempt.abandoned"}
-)  # what befalls an attempt befalls its objects
+)  # an event of an attempt concerns all its objects
 
 
 class Story:
-    """Takes lines in any order. What is kept grows with the object's lines, and with the attempts of all objects."""
+    """Takes lines in any order. Memory grows with the object's lines and with the attempts of all objects."""
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
@@ -87,7 +87,7 @@ class Story:
         self._of_attempts: dict[str, list[LogLine]] = {}
 
     def take(self, line: LogLine) -> bool:
-        """Answers whether it names the object."""
+        """Take a line. Return True if it names the object."""
         objects = line.fields.get("objects")
         if line.name("object") == self._uri or (isinstance(objects, list) and self._uri in objects):
             self._own.append(line)
@@ -98,17 +98,17 @@ class Story:
         return False
 
     def lines(self) -> Sequence[LogLine]:
-        """All of it."""
+        """Return the lines about the object and its attempts, in order of time."""
         attempts = {line.name("attempt_id") for line in self._own} - {None}
         others = [line for attempt in attempts for line in self._of_attempts.get(attempt or "", ())]
         return sorted([*self._own, *others], key=lambda line: line.ts)
 
 
-SKEW = timedelta(seconds=5)  # between the clocks of two hosts; and a finish is told a moment after it is on record
+SKEW = timedelta(seconds=5)  # between the clocks of two hosts; also, a finish is logged a moment after it is recorded
 
 
 def found_in(kind: str, name: str, place: str | None, line: LogLine) -> Found:
-    """The line as a finding."""
+    """Return the line as a finding."""
     attempt, reason = line.fields.get("attempt"), line.fields.get("reason")
     attempt_id, worker = line.name("attempt_id"), line.name("worker")
     return Found(
@@ -134,15 +134,15 @@ def _number(value: object) -> int | None:
 
 
 def before(ts: str, other: str) -> bool:
-    """Whether it may have been earlier, by the clocks of two hosts."""
+    """Return True if ``ts`` may be earlier than ``other``, given the clock skew between two hosts."""
     try:
         return ts < other or datetime.fromisoformat(ts) < datetime.fromisoformat(other) + SKEW
-    except (ValueError, OverflowError):  # digits that are no time
+    except (ValueError, OverflowError):  # digits that are not a valid time
         return False
 
 
 def after(one: Found, finished: Sequence[Found]) -> LaterAttempt | None:
-    """The first finish after that."""
+    """Return the first finish after ``one``; None if there is none."""
     first = min((each for each in finished if each.ts > one.ts), key=lambda each: each.ts, default=None)
     if first is None:
         return None
@@ -150,5 +150,5 @@ def after(one: Found, finished: Sequence[Found]) -> LaterAttempt | None:
 
 
 def in_time(found: tuple[Found, ...]) -> tuple[Found, ...]:
-    """In the order of time."""
+    """Sort by time."""
     return found if len(found) < 2 else tuple(sorted(found, key=lambda each: each.ts))

@@ -1,9 +1,9 @@
-"""Lines of files, as they are found on hosts and in archives -> lines of our log.
+"""Extract Penstock's log lines from files as found on hosts and in archives.
 
-A line of ours is a JSON object with a time, an event of the table and the fields of that event. It may stand behind a
-prefix (CloudWatch's export, `aws logs tail`, `kubectl logs --prefix`, `docker compose logs`, a container runtime's own
-files) or inside another JSON object, as text (Docker's json-file, `journalctl -o json`, `logcli -o jsonl`). Container
-runtimes cut long lines into several; those are put together again.
+A Penstock line is a JSON object with a time, an event of the table and the fields of that event. It may follow a prefix
+(CloudWatch's export, `aws logs tail`, `kubectl logs --prefix`, `docker compose logs`, a container runtime's own files)
+or be text inside another JSON object (Docker's json-file, `journalctl -o json`, `logcli -o jsonl`). Container runtimes
+split long lines; the parts are joined again.
 """
 
 import json
@@ -16,39 +16,41 @@ from penstock.monitoring.logs.plans import ROWS
 from penstock.monitoring.logs.rows import rows_of
 
 EVENTS = frozenset(row.name for entry in ROWS.values() for row in rows_of(entry))
-LINE_BYTES_MAX = 4 * 1024 * 1024  # far beyond what the log writes
-DEPTH_MAX = 3  # wrappings in one another
+LINE_BYTES_MAX = 4 * 1024 * 1024  # far beyond the longest line that the log writes
+DEPTH_MAX = 3  # of nested wrappings
 
 _TS = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
 _RUNTIME = re.compile(rb"\S+ (?:stdout|stderr) ([FP])(?:\S*) (.*)", re.DOTALL)
-_TEXTS = ("log", "MESSAGE", "message", "line", "@message")  # where other programs put the text of a line
+_TEXTS = ("log", "MESSAGE", "message", "line", "@message")  # fields in which other programs wrap the text of a line
 _NAMES = ("object", "attempt_id", "message_id", "pipeline", "queue", "worker", "handler")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """One line of our log. Whatever its fields hold was written by anybody: show it with care."""
+    """One line of Penstock's log. Its field values are untrusted input: escape them before showing them."""
 
-    ts: str  # in UTC to the microsecond, so that texts sort as times do
+    ts: str  # in UTC to the microsecond, so that texts sort like times
     event: str
     fields: Mapping[str, Any]
 
     def name(self, field: str) -> str | None:
-        """A field that is a name; None where the line has none."""
+        """Return a field that holds a name; None if the line lacks it."""
         value: str | None = self.fields.get(field)
         return value
 
 
 class Unwrapping:
-    """Of one file: what is left of a line that was cut is kept until its end comes."""
+    """Unwraps the lines of one file. Keeps the beginning of a split line until its end arrives."""
 
     def __init__(self) -> None:
-        self.metrics = 0  # lines so far that are metrics of ours, in CloudWatch's embedded format
+        self.metrics = 0  # number of Penstock's metrics so far, in CloudWatch's embedded format
         self._cut = b""
 
     def lines(self, raw: bytes) -> Iterator[LogLine | None]:
-        """What this line of the file holds: lines of ours, None for one that is not; nothing where it goes on, and for
-        metrics of ours, which are counted."""
+        """Yield the Penstock lines in a line of the file, and None for each line of other programs.
+
+        Yields nothing for a line that continues on the next one, and for Penstock's metrics, which are counted.
+        """
         runtime = _RUNTIME.fullmatch(raw.rstrip(b"\r\n"))
         if runtime is not None:
             whole = self._whole(runtime[2], ends=runtime[1] == b"F")
@@ -57,11 +59,11 @@ class Unwrapping:
             return
         document = _document(raw)
         text = _text(document)
-        if document is not None and isinstance(document.get("log"), str) and "stream" in document:  # Docker's own
+        if document is not None and isinstance(document.get("log"), str) and "stream" in document:  # Docker's json-file
             whole = self._whole(document["log"].encode("utf-8", "replace"), ends=document["log"].endswith("\n"))
             if whole is not None:
                 yield from self._told(_document(whole))
-        elif document is not None and isinstance(document.get("logEvents"), list):  # what CloudWatch sends on
+        elif document is not None and isinstance(document.get("logEvents"), list):  # a CloudWatch Logs subscription
             for event in document["logEvents"]:
                 yield from self._told(
                     _document(str(event.get("message")).encode()) if isinstance(event, dict) else None
@@ -84,7 +86,7 @@ class Unwrapping:
 
 
 def _document(raw: bytes) -> dict[str, Any] | None:
-    """The JSON object of a line, behind whatever stands before it."""
+    """Return the JSON object in a line, after any prefix; None if there is none."""
     begin = raw.find(b"{")
     if begin < 0:
         return None
@@ -96,14 +98,14 @@ def _document(raw: bytes) -> dict[str, Any] | None:
 
 
 def _text(document: Mapping[str, Any] | None) -> str | None:
-    """The text that it wraps, if it wraps one."""
+    """Return the text that the document wraps; None if it wraps none."""
     if document is None or "ts" in document:
         return None
     for name in _TEXTS:
         value = document.get(name)
         if isinstance(value, str):
             return value
-        if name == "MESSAGE" and isinstance(value, list):  # the journal's way with what is not plain text
+        if name == "MESSAGE" and isinstance(value, list):  # the journal's encoding of text that is not plain
             return bytes(one for one in value if isinstance(one, int) and 0 <= one < 256).decode("utf-8", "replace")
     return None
 

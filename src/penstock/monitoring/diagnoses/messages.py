@@ -1,8 +1,7 @@
-"""What befell plain messages, from lines in any order: which a stop interrupted, which failed for good, and which died
-with their worker.
+"""Diagnose plain messages from lines in any order: interrupted by a stop, failed for good, or lost with their worker.
 
-What is kept grows with what went wrong and with what is in flight at once. Which message began and ended when is
-written to a spool, since most of them are never asked for: what is left open at the end is looked up there.
+Memory grows with the problems and with the messages in flight at the same time. The starts and ends of all messages are
+written to a spool, since most are never needed: messages still open at the end are looked up there.
 """
 
 import json
@@ -20,17 +19,18 @@ TAKEN_OVER = "message.taken_over"
 ENDS = frozenset(
     f"message.{end}" for end in ("finished", "failed", "given_back", "released", "acked", "dead_lettered", "invalid")
 )
-_LEAVES = frozenset({"message.acked", "message.dead_lettered"})  # the queue, whoever says so
-_FEW = 20  # starts without an end: as many may be in flight
+_LEAVES = frozenset({"message.acked", "message.dead_lettered"})  # the queue, whichever worker logged it
+_FEW = 20  # starts without an end that are normal: messages in flight
 
 
 class Messages:
-    """Takes lines, then answers once. One thread uses it."""
+    """Takes lines, then returns the diagnoses once. Used by one thread."""
 
     def __init__(self, spool: TextIO) -> None:
         """``spool`` is an empty file that can be written and read again."""
         self._spool = spool
-        self._open: dict[tuple[Place, str | None, int | None], Found] = {}  # by worker and attempt, the last start
+        # by message, worker and attempt: the last start
+        self._open: dict[tuple[Place, str | None, int | None], Found] = {}
         self._dead: dict[tuple[Place, int | None], Found] = {}
         self._backs: dict[Place, list[Found]] = {}
         self._overs: dict[Place, list[Found]] = {}  # taken over from another worker
@@ -38,7 +38,7 @@ class Messages:
         self._ends = 0
 
     def take(self, line: LogLine) -> None:
-        """One line of ours; most are none of a message's."""
+        """Take one line of Penstock's log; most are not about a message."""
         message_id = line.name("message_id")
         if message_id is None or (line.event not in (START, TAKEN_OVER) and line.event not in ENDS):
             return
@@ -55,7 +55,10 @@ class Messages:
             self._take_death(place, found, line)
 
     def diagnoses(self, last_of: Mapping[str, str]) -> Mapping[str, list[Found]]:
-        """Those that failed, died and were interrupted. ``last_of``: when each worker wrote its last line."""
+        """Return the messages that failed, died, were interrupted or taken over.
+
+        ``last_of``: the time of each worker's last line.
+        """
         by_place: dict[Place, list[Found]] = {}
         for (place, _, _), found in self._open.items():
             by_place.setdefault(place, []).append(found)
@@ -76,7 +79,7 @@ class Messages:
         }
 
     def remarks(self) -> Iterator[str]:
-        """What these logs cannot tell."""
+        """Yield the limits of these logs."""
         if self._starts > _FEW + 2 * self._ends:
             yield (
                 "These logs have far more beginnings of messages than ends: if the settings log_level, log_levels or "
@@ -97,7 +100,7 @@ class Messages:
             del self._open[key]
 
     def _take_death(self, place: Place, found: Found, line: LogLine) -> None:
-        """The handler's word and the settlement's are of one death; the handler's says more."""
+        """Keep one death per attempt. Handler and settlement both log it; the handler's line has more detail."""
         key, known = (place, found.attempt), self._dead.get((place, found.attempt))
         error = ": ".join(str(line.fields[name]) for name in ("error.type", "error.message") if name in line.fields)
         told = replace(
@@ -119,7 +122,7 @@ def _with_finishes(told: Mapping[Place, list[Found]], finished: Mapping[Place, l
 
 
 def _ended(one: Found, event: str, told: Found) -> bool:
-    """Whether this says that the attempt came to its end, or that another one began after it."""
+    """Return True if this event ends the attempt, or starts another attempt after it."""
     if event == START or event in _LEAVES:
         return told.ts > one.ts
     return (told.worker, told.attempt) == (one.worker, one.attempt) and told.ts >= one.ts

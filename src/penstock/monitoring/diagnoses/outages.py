@@ -1,6 +1,6 @@
-"""When workers could not use a service that they need: breakers that were open, a ledger or a store that was away.
+"""Find the periods in which workers could not use a service: an open breaker, an unreachable ledger or store.
 
-Several workers notice one outage. Their times are merged where they touch.
+Several workers notice one outage; periods that overlap are merged.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from penstock.monitoring.diagnoses.findings import OutageFinding
 from penstock.monitoring.diagnoses.lines import LogLine
 
-# The event that begins an outage -> what it is, and the field that names it. The end has the same field.
+# The event that begins an outage -> its kind, and the field with its name. The ending event has the same field.
 _BEGINS: Mapping[str, tuple[str, str]] = {
     "breaker.opened": ("breaker", "queue"),
     "ledger.away": ("ledger", ""),
@@ -29,15 +29,15 @@ _ENDS: Mapping[str, tuple[str, str]] = {
 class _Mark:
     ts: str
     begins: bool
-    seconds: float | None  # of an end: how long the outage lasted
+    seconds: float | None  # only for an end: how long the outage lasted
     error: str | None
 
 
 class Outages:
-    """Takes lines in any order, then answers once. What is kept grows with the outages that each worker noticed."""
+    """Takes lines in any order, then returns the outages once. Memory grows with the outages noticed per worker."""
 
     def __init__(self) -> None:
-        self._marks: dict[tuple[str, str, str], list[_Mark]] = {}  # by what, name and worker
+        self._marks: dict[tuple[str, str, str], list[_Mark]] = {}  # by kind, name and worker
 
     def take(self, line: LogLine) -> None:
         """Note a line that begins or ends an outage."""
@@ -57,7 +57,7 @@ class Outages:
         self._marks.setdefault(key, []).append(mark)
 
     def found(self) -> Sequence[OutageFinding]:
-        """Return all outages in the order of their beginnings."""
+        """Return all outages, ordered by their beginnings."""
         noticed: dict[tuple[str, str], list[OutageFinding]] = {}
         for (what, name, _), marks in self._marks.items():
             noticed.setdefault((what, name), []).extend(_of_worker(what, name, marks))
@@ -66,7 +66,7 @@ class Outages:
 
 
 def _of_worker(what: str, name: str, marks: Sequence[_Mark]) -> Iterator[OutageFinding]:
-    """The outages that one worker noticed of one thing."""
+    """Yield the outages of one service that one worker noticed."""
     open_: _Mark | None = None
     for mark in sorted(marks, key=lambda one: one.ts):
         if mark.begins:
@@ -87,7 +87,7 @@ def _of_worker(what: str, name: str, marks: Sequence[_Mark]) -> Iterator[OutageF
 
 
 def _merged(noticed: Sequence[OutageFinding]) -> Sequence[OutageFinding]:
-    """Outages of one thing. Those that overlap are one; one without an end lasts until the next begins."""
+    """Merge the overlapping outages of one service; one without an end lasts until the next begins."""
     merged: list[OutageFinding] = []
     for one in sorted(noticed, key=lambda each: each.began_ts):
         last = merged[-1] if merged else None
@@ -101,9 +101,9 @@ def _merged(noticed: Sequence[OutageFinding]) -> Sequence[OutageFinding]:
 
 
 def _earlier(ts: str, seconds: float | None) -> str:
-    """The time that many seconds before, as the log writes it."""
+    """Return the time ``seconds`` earlier, in the log's format."""
     try:
         at = datetime.fromisoformat(ts) - timedelta(seconds=seconds or 0.0)
-    except (ValueError, OverflowError):  # digits that are no time
+    except (ValueError, OverflowError):  # digits that are not a valid time
         return ts
     return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

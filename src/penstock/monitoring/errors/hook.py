@@ -1,8 +1,7 @@
-"""The error hook: failures reach the function that the user gave and the services that the settings name, and nothing
-that these do reaches the work.
+"""Report failures to the user's error hook and to the services in the settings, without effect on the work.
 
-The first failure of its kind is told at once, and so is every final one; of the others one a minute, with how many
-there were. Each hook runs in a thread of its own.
+The first failure with a fingerprint is reported at once, and so is every final one; of the others one a minute, with
+the number of occurrences. Each hook runs in a thread of its own.
 """
 
 import threading
@@ -19,24 +18,23 @@ from penstock.monitoring.errors.outlets import QUIET_SECONDS, ErrorHookThread, E
 
 __all__ = ["ON_ERROR", "ErrorContext", "ErrorHook", "ErrorReporter"]
 
-ON_ERROR = "on_error"  # what the user's own hook is called
+ON_ERROR = "on_error"  # the name of the user's own hook
 FINGERPRINTS_MAX = 1_000
 NO_SERVICES: Mapping[str, ErrorHook] = MappingProxyType({})
 
 
 @dataclass(slots=True)
 class _KnownFailure:
-    """A fingerprint. Both fields are under the reporter's lock."""
+    """A fingerprint that was reported. Both fields are guarded by the reporter's lock."""
 
     reported_at: float
     occurrences: int = 0
 
 
 class ErrorReporter(ChoosyListener):
-    """A listener for the bus that calls the user's hook, if there is one, and the ``services``, each by its name. Any
-    thread may call it.
+    """Bus listener that calls the user's hook, if there is one, and each of the ``services``. Thread-safe.
 
-    ``process`` is the kind of this process; ``tell`` hears what goes wrong with a hook itself: give it the log's
+    ``process`` is the kind of this process. ``tell`` receives the events about a hook's own failures: pass the log's
     listener.
     """
 
@@ -57,7 +55,7 @@ class ErrorReporter(ChoosyListener):
         self._outlets = [ErrorHookThread(name, hook, tell=tell, clock=self._clock) for name, hook in hooks.items()]
         self._complaints = HookFailures(ON_ERROR, tell, self._clock)
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, _KnownFailure] = OrderedDict()  # under the lock; the least recently met first
+        self._known: OrderedDict[str, _KnownFailure] = OrderedDict()  # guarded by _lock; least recently seen first
 
     def hears(self, kind: type[Event]) -> bool:
         return may_fail(kind)
@@ -67,16 +65,16 @@ class ErrorReporter(ChoosyListener):
             occurrence = occurrence_of(event)
             if occurrence is not None:
                 self._take(occurrence)
-        except Exception as error:  # an exception of the user's may hold anything; the work must not suffer for it
+        except Exception as error:  # a user's exception may do anything when inspected; the work must not be affected
             self._complaints.hook_failed(error)
 
     @property
     def hooks(self) -> tuple[str, ...]:
-        """The names of all that are called."""
+        """Return the names of all hooks."""
         return tuple(outlet.name for outlet in self._outlets)
 
     def report(self, exception: BaseException, *, handler: str = "", subject: str | None = None) -> None:
-        """Report what no event tells: what ends a command, a worker or a child process."""
+        """Report an exception that ends a command, a worker or a child process and is in no event."""
         try:
             failure = failure_of(exception)
             self._take(
@@ -89,15 +87,15 @@ class ErrorReporter(ChoosyListener):
                     subject=subject,
                 )
             )
-        except Exception as error:  # whoever reports raises the exception himself: no other may take its place
+        except Exception as error:  # the caller raises the reported exception; no other may replace it
             self._complaints.hook_failed(error)
 
     def flush(self, seconds: float) -> bool:
-        """Wait, at most so long, until every hook was called for all there is; answers whether it was."""
+        """Wait until every hook was called for all reports. Return False if that takes longer than ``seconds``."""
         return not self.unfinished(seconds)
 
     def unfinished(self, seconds: float) -> tuple[str, ...]:
-        """As `flush`; answers the names of those that are still at it."""
+        """Wait as `flush` does. Return the names of the hooks that have not finished."""
         ends_at = self._clock.monotonic() + seconds
         return tuple(
             outlet.name for outlet in self._outlets if not outlet.flush(max(ends_at - self._clock.monotonic(), 0.0))
@@ -105,7 +103,7 @@ class ErrorReporter(ChoosyListener):
 
     def _take(self, occurrence: Occurrence) -> None:
         name = fingerprint(occurrence.handler, occurrence.error_type, occurrence.exception, occurrence.traceback)
-        with self._lock:  # for what follows too: every hook hears of failures in one order
+        with self._lock:  # also around the puts: every hook gets the failures in the same order
             occurrences = self._due(name, final=occurrence.final)
             if occurrences is None:
                 return
@@ -120,7 +118,7 @@ class ErrorReporter(ChoosyListener):
                 outlet.put(report)
 
     def _due(self, name: str, *, final: bool) -> int | None:
-        """How many occurrences to report now; None: this one only counts."""
+        """Return the number of occurrences to report now; None if this one is only counted."""
         now = self._clock.monotonic()
         known = self._known.get(name)
         first = known is None

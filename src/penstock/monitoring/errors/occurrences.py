@@ -1,8 +1,6 @@
-"""Which events are failures, and what each of them tells, as data.
+"""Map events to failures, as data, and define the arguments of an error hook.
 
-Being given back is no failure, nor is an object that is gone or superseded, nor a broker that is away for a while.
-
-What an error hook is called with.
+Not failures: a released message, an object that was deleted or superseded, a broker that is away for a while.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +13,7 @@ from penstock import events
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occurrence:
-    """One failure. ``handler`` is the pipeline's name for what a pipeline does."""
+    """One failure. ``handler`` is the pipeline's name for a failure in a pipeline."""
 
     handler: str
     error_type: str
@@ -28,16 +26,16 @@ class Occurrence:
     attempt: int | None = None
     object_uri: str | None = None
     attempt_id: str | None = None
-    subject: str | None = None  # what it is, in a few words, where it is not that the handler failed
+    subject: str | None = None  # a short description, unless the failure is that the handler failed
 
 
 def may_fail(kind: type[events.Event]) -> bool:
-    """Whether events of this kind may tell a failure."""
+    """Return True if events of this type can be failures."""
     return kind in _FAILURES
 
 
 def occurrence_of(event: events.Event) -> Occurrence | None:
-    """The failure that an event tells, if it tells one."""
+    """Return the failure that an event reports; None if it reports none."""
     describe = _FAILURES.get(type(event))
     return None if describe is None else describe(event)
 
@@ -128,7 +126,7 @@ def _line_halted(event: events.LineHalted) -> Occurrence:
 
 
 def _process_ended(event: events.ProcessEnded) -> Occurrence | None:
-    """One that a signal ended could not tell of it itself; the others have."""
+    """Return a failure for a process that a signal ended; other processes have reported their own."""
     if event.exit_code >= 0:
         return None
     again = "it is not started again" if event.restart_in_seconds is None else "it is started again"
@@ -186,7 +184,7 @@ def _counted(number: int, one: str, several: str) -> str:
 
 
 def _type_in(error: str, *, otherwise: str) -> str:
-    """The type, in texts of the form ``Type: message``."""
+    """Return the type from a text of the form ``Type: message``."""
     name = error.partition(":")[0]
     return name if name.replace(".", "").isidentifier() else otherwise
 
@@ -211,22 +209,22 @@ _FAILURES: Mapping[type[events.Event], Callable[[Any], Occurrence | None]] = Map
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorContext:
-    """What is known of a failure. None: it has no such thing."""
+    """The known facts of a failure. None: it has no such fact."""
 
-    process: str  # its kind: worker, replayer, monitor, ingest, ...
-    handler: str  # or the pipeline
+    process: str  # the kind of process: worker, replayer, monitor, ingest, ...
+    handler: str  # the handler, or the pipeline
     worker: str
     fingerprint: str  # handler|type|file:function
     error: str
-    final: bool  # nothing tries it again
-    occurrences: int  # of this fingerprint since it was reported last, this one included
+    final: bool  # it is not retried
+    occurrences: int  # of this fingerprint since its last report, including this one
     traceback: str | None  # without local variables
     queue: str | None = None
     message_id: str | None = None
     attempt: int | None = None
     object_uri: str | None = None
     attempt_id: str | None = None
-    subject: str | None = None  # what it is, in a few words, where it is not that the handler failed
+    subject: str | None = None  # a short description, unless the failure is that the handler failed
 
 
 ErrorHook = Callable[[BaseException | None, ErrorContext], None]

@@ -1,8 +1,7 @@
-"""One error hook, or one service, with a thread of its own: a slow one keeps nobody waiting, a failing one is told of.
+"""Run each error hook or service in a thread of its own, so that a slow one blocks nothing and a failing one is logged.
 
-What waits for it is bounded, and the oldest is dropped.
-
-How often people are told of what goes wrong again and again.
+Its queue of reports is bounded; when full, the oldest report is dropped. `Throttle` limits how often a recurring
+problem is reported.
 """
 
 import threading
@@ -16,7 +15,7 @@ from penstock.monitoring.errors.occurrences import ErrorContext, ErrorHook, Occu
 
 
 class Throttle:
-    """The first time it is due, and then once in so many seconds. Whoever uses it from several threads locks it."""
+    """Due the first time, then once every ``every_seconds``. Not thread-safe: threads that share one need a lock."""
 
     def __init__(self, every_seconds: float, clock: Clock) -> None:
         self._every_seconds = every_seconds
@@ -24,7 +23,7 @@ class Throttle:
         self._told_at: float | None = None  # monotonic
 
     def is_due(self) -> bool:
-        """Whether to tell of it now; who is answered yes does."""
+        """Return True if a report is due now, and start the next interval. A caller that gets True must report."""
         now = self._clock.monotonic()
         if self._told_at is not None and now - self._told_at < self._every_seconds:
             return False
@@ -32,7 +31,7 @@ class Throttle:
         return True
 
     def begin_anew(self) -> None:
-        """It went well meanwhile, or somebody else listens: the next time is a first one."""
+        """Make the next report due at once, after a success or for a new recipient."""
         self._told_at = None
 
 
@@ -42,7 +41,7 @@ WAITING_MAX = 100  # each holds an exception, and with it the variables of its f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorReport:
-    """One failure on its way to a hook."""
+    """One failure, queued for a hook."""
 
     process: str
     worker: str
@@ -51,7 +50,7 @@ class ErrorReport:
     occurrences: int
 
     def context(self) -> ErrorContext:
-        """For the hook. Writing a traceback takes a while, so it is made where nobody waits for it."""
+        """Return the hook's argument. Formats the traceback here, in the hook's thread, because that takes a while."""
         failed = self.occurrence
         traceback = failed.traceback
         if traceback is None and failed.exception is not None:
@@ -75,7 +74,7 @@ class ErrorReport:
 
 
 class ErrorHookThread:
-    """Calls a hook with what is put in, in order. Any thread may call it."""
+    """Calls one hook with the reports put in, in order, in its own thread. Thread-safe."""
 
     def __init__(self, name: str, hook: ErrorHook, *, tell: Listener, clock: Clock) -> None:
         self.name = name
@@ -83,14 +82,14 @@ class ErrorHookThread:
         self._clock = clock
         self._complaints = HookFailures(name, tell, clock)
         self._lock = threading.Condition()
-        self._waiting: deque[ErrorReport] = deque()  # under the lock
-        self._thread: threading.Thread | None = None  # under the lock; started by the first report
-        self._dropped = 0  # under the lock; reports lost because the hook was too slow
-        self._idle = threading.Event()  # set and cleared under the lock: nothing waits and no hook runs
+        self._waiting: deque[ErrorReport] = deque()  # guarded by _lock
+        self._thread: threading.Thread | None = None  # guarded by _lock; started by the first report
+        self._dropped = 0  # guarded by _lock; reports lost because the hook was too slow
+        self._idle = threading.Event()  # set and cleared under the lock: no report waits and no hook runs
         self._idle.set()
 
     def put(self, report: ErrorReport) -> None:
-        """Let the hook be called with it, soon. Raises RuntimeError where there is no thread to be had for it."""
+        """Queue a report for the hook. Raises `RuntimeError` if no thread can be started for it."""
         with self._lock:
             self._start()
             if len(self._waiting) >= WAITING_MAX:
@@ -101,19 +100,19 @@ class ErrorHookThread:
             self._lock.notify()
 
     def flush(self, seconds: float) -> bool:
-        """Wait, at most so long, until the hook was called for all there is; answers whether it was."""
+        """Wait until the hook was called for all reports. Return False if that takes longer than ``seconds``."""
         return self._clock.wait(self._idle, seconds)
 
     def _start(self) -> None:
         if self._thread is None:
-            # A daemon: a hook that hangs must not keep the process. What matters is flushed before the end.
+            # A daemon: a hook that hangs must not keep the process alive. Important reports are flushed before the end.
             thread = threading.Thread(target=self._work, name="penstock-error-hook", daemon=True)
             thread.start()
             self._thread = thread
 
     def _work(self) -> None:
         while True:
-            self._call(self._next())  # a call of its own: while it waits it must hold no exception
+            self._call(self._next())  # in a call of its own, so that no exception is referenced while waiting
 
     def _call(self, report: ErrorReport) -> None:
         try:
@@ -132,19 +131,19 @@ class ErrorHookThread:
 
 
 class HookFailures:
-    """What goes wrong with a hook, told at most once a minute. Any thread may call it."""
+    """Emits events about the failures of a hook, each kind at most once a minute. Thread-safe."""
 
     def __init__(self, hook: str, tell: Listener, clock: Clock) -> None:
         self._hook = hook
         self._tell = tell
         self._lock = threading.Lock()
-        self._failures = 0  # not told yet; this and the next three: under the lock
+        self._failures = 0  # not emitted yet; this and the next three fields are guarded by _lock
         self._of_failures = Throttle(QUIET_SECONDS, clock)
         self._drops_told = 0
         self._of_drops = Throttle(QUIET_SECONDS, clock)
 
     def hook_failed(self, error: BaseException) -> None:
-        """It raised."""
+        """Count an exception of the hook, and emit `ErrorHookFailed` if due."""
         with self._lock:
             self._failures += 1
             if not self._of_failures.is_due():
@@ -153,7 +152,7 @@ class HookFailures:
         self._tell(ErrorHookFailed(hook=self._hook, error=failure_of(error).summary, count=count))
 
     def reports_dropped(self, dropped: int) -> None:
-        """So many reports were dropped until now."""
+        """Emit `ErrorReportsDropped` if due. ``dropped`` is the total so far."""
         with self._lock:
             count = dropped - self._drops_told
             if count == 0 or not self._of_drops.is_due():

@@ -1,1 +1,1 @@
-"""Events as log lines: the tables of lines, and the writer."""
+"""Log events as lines: the table of log rows, the plans made from it, and the writer."""

@@ -1,12 +1,12 @@
-"""Lines on a stream, made by structlog.
+"""Write log lines to a stream with structlog.
 
-The logger is our own: structlog's settings for the whole process, and the standard library's `logging`, stay as the
-application has them. JSON is one line, whatever a value holds: where the stream takes UTF-8, text stands as it is, and
-only control characters, line separators and marks that turn the direction of text are escaped. The console line is for
-people: control characters are shown and not obeyed, and tracebacks stand below, indented. Local variables appear in
-neither.
+The logger is private: the application's settings of structlog and `logging` are neither used nor changed. JSON is
+always one line. On a UTF-8 stream text is written as it is; only control characters, line separators and marks that
+change the direction of text are escaped. The console format is for people: control characters are made visible, and
+tracebacks follow the line, indented. Neither format contains local variables.
 
-Values as they may stand in a log: bounded, of plain types, in characters that everything downstream can take.
+`plain`, `block` and `moment` convert values to a loggable form: bounded, of plain types, in characters that all log
+tools accept.
 """
 
 import json
@@ -31,27 +31,27 @@ _NOT_FOR_PEOPLE = ("service", "version", "worker", "pid", "environment")  # the 
 _EVENT_WIDTH = 22
 _ascii_json = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False).encode
 _text_json = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False, ensure_ascii=False).encode
-# The encoder escapes U+0000 to U+001F. These too break lines, disturb terminals or cannot be encoded. Format
-# characters that words need, such as joiners, are not among them.
+# The encoder escapes U+0000 to U+001F. These characters too break lines, disturb terminals or cannot be encoded. Format
+# characters that words need, such as joiners, are not included.
 _UNFIT = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufffe\uffff\ud800-\udfff]")
 
 
 class LineLogger(structlog.BoundLoggerBase):
-    """Takes a line as a dictionary."""
+    """Logger that takes a line as a dictionary."""
 
     def line(self, fields: dict[str, Any]) -> None:
-        """Render it and write it."""
+        """Render the fields as a line and write it."""
         self._proxy_to_logger("write", **fields)
 
 
 class LineWriter:
-    """Writes whole lines. A stream that fails costs the line, and nothing else."""
+    """Writes whole lines to a stream. If the stream fails, only that line is lost. Thread-safe."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
         self._lock = threading.Lock()
-        self._dropped = 0  # under the lock
+        self._dropped = 0  # guarded by _lock
 
     @property
     def takes_utf8(self) -> bool:
@@ -60,15 +60,15 @@ class LineWriter:
 
     @property
     def dropped(self) -> int:
-        """How many lines the stream did not take."""
+        """Return the number of lines lost so far."""
         return self._dropped
 
     def write(self, line: str) -> None:
-        """One line (or a line and its traceback) in one piece. Never raises."""
+        """Write a line, with its traceback if it has one, in one piece. Never raises."""
         with self._lock:
             try:
                 self._write(line)
-            except Exception:  # closed pipe, full disk, closed file, or whatever a stream of the user's raises
+            except Exception:  # closed pipe, full disk, closed file, or any error of the user's stream
                 self._dropped += 1
 
     def drop(self) -> None:
@@ -87,17 +87,17 @@ class LineWriter:
 
 
 def json_logger(writer: LineWriter, context: Mapping[str, object]) -> LineLogger:
-    """A logger that writes JSON."""
+    """Return a logger that writes JSON."""
     return _logger(writer, [_render_text_json if writer.takes_utf8 else _render_ascii_json], context)
 
 
 def console_logger(writer: LineWriter, context: Mapping[str, object], *, colors: bool) -> LineLogger:
-    """A logger that writes for people."""
+    """Return a logger that writes for people."""
     return _logger(writer, [_shape_for_people, _console(colors=colors and sys.platform != "win32")], context)
 
 
 def _logger(writer: LineWriter, processors: list[Processor], context: Mapping[str, object]) -> LineLogger:
-    # Whatever is left out here would be taken from structlog's settings for the whole process.
+    # structlog would take anything omitted here from its settings for the whole process.
     proxy = structlog.wrap_logger(
         writer,
         processors=processors,
@@ -125,7 +125,7 @@ def _escaped(unfit: re.Match[str]) -> str:
 def _shape_for_people(_logger: object, _method: str, line: EventDict) -> EventDict:
     for name in _NOT_FOR_PEOPLE:
         line.pop(name, None)
-    for name, place in (("exception", "exception"), ("stacks", "stack")):  # what structlog puts below the line
+    for name, place in (("exception", "exception"), ("stacks", "stack")):  # fields that structlog prints below the line
         if name in line:
             line[place] = _indented(line.pop(name))
     return line
@@ -152,15 +152,15 @@ def _console(*, colors: bool) -> ConsoleRenderer:
 
 
 def _shown(value: object) -> str:
-    """Simple words as they are, and everything else as Python writes it, with control characters written out."""
+    """Return simple words as they are, other values as Python's repr, which makes control characters visible."""
     if isinstance(value, str):
         simple = value.isprintable() and value and not set(value) & set(" '\"=\\")
         return value if simple else repr(value)
-    return str(value)  # of a list this is what Python writes of each item
+    return str(value)  # for a list this is the repr of each item
 
 
 def _indented(text: str) -> str:
-    """Each line begins with a mark, so that no text can look like a line of the log."""
+    """Begin each line with a mark, so that no text can look like a log line."""
     return "\n".join(f"    | {_printable(line)}" for line in text.rstrip("\n").split("\n"))
 
 
@@ -174,10 +174,13 @@ TRIMMED = "[... trimmed ...]"
 
 
 def plain(value: object) -> object:
-    """Text without lone surrogates, numbers that JSON knows, lists and mappings of those. None if there is no value."""
+    """Convert a value to text without lone surrogates, JSON numbers, and lists and mappings of those.
+
+    Returns None if the value has no such form.
+    """
     if isinstance(value, str):
         return value if value.isascii() and len(value) <= TEXT_CHARS_MAX else _cut(value)
-    if value is None or isinstance(value, int):  # a bool is one
+    if value is None or isinstance(value, int):  # includes bool
         return value
     if isinstance(value, float):
         return round(value, 6) if math.isfinite(value) else None
@@ -192,13 +195,13 @@ def plain(value: object) -> object:
 
 
 def block(value: object) -> str:
-    """A text of many lines, as a traceback is. The end is kept, where the error is."""
+    """Return a long text such as a traceback, bounded; its end is kept, because the error is there."""
     text = clean(str(value))
     return text if len(text) <= TRACEBACK_CHARS_MAX else TRIMMED + "\n" + text[-TRACEBACK_CHARS_MAX:]
 
 
 def moment(epoch_seconds: float) -> str | None:
-    """A time in UTC, to the microsecond; None for what is no time."""
+    """Return a time in UTC, to the microsecond; None if it is not a valid time."""
     try:
         whole, part = divmod(epoch_seconds, 1)
         return f"{_second(int(whole))}.{int(part * 1_000_000):06d}Z"
@@ -206,13 +209,13 @@ def moment(epoch_seconds: float) -> str | None:
         return None
 
 
-@lru_cache(maxsize=256)  # a busy second is told on thousands of lines
+@lru_cache(maxsize=256)  # thousands of lines share a busy second
 def _second(epoch_seconds: int) -> str:
     return datetime.fromtimestamp(epoch_seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def clean(text: str) -> str:
-    """Lone surrogates (file names bring them) written out: strict readers of JSON refuse the whole line for one."""
+    """Escape lone surrogates (from file names): strict JSON readers reject the whole line for one."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

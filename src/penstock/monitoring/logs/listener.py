@@ -1,7 +1,7 @@
-"""Events become lines of the log.
+"""Log events as lines.
 
-`LogListener` sits on the bus: what is not wanted costs one look into a dictionary, what is wanted one line, written in
-the emitting thread. Nothing that an event or the stream holds can make it raise.
+`LogListener` is on the bus. An event that is not logged costs one dictionary look-up; one that is logged is written in
+the emitting thread. It never raises, whatever an event or the stream contains.
 """
 
 import os
@@ -14,11 +14,11 @@ from penstock.messaging.clock import Clock, SystemClock
 from penstock.monitoring.logs.lines import LineLogger, LineWriter, console_logger, json_logger, moment, plain
 from penstock.monitoring.logs.plans import LinePlan, LinePlanChoice, LogSettings, make_plans
 
-TraceIds = Callable[[], tuple[str, str] | None]  # the ids of trace and span that the calling thread is in
+TraceIds = Callable[[], tuple[str, str] | None]  # returns the ids of the calling thread's trace and span
 
 
 class LogListener(ChoosyListener):
-    """A listener for the bus. Any thread may call it."""
+    """Bus listener that writes the log. Thread-safe."""
 
     def __init__(
         self,
@@ -44,12 +44,12 @@ class LogListener(ChoosyListener):
             return
         try:
             self._log(plan, event)
-        except Exception:  # a value that nobody thought of; the worker must not suffer for it
+        except Exception:  # an unforeseen value; the worker must not be affected
             self._writer.drop()
 
     @property
     def dropped(self) -> int:
-        """How many lines were lost because the stream did not take them."""
+        """Return the number of lines lost so far."""
         return self._writer.dropped
 
     def _log(self, plan: LinePlan | LinePlanChoice | None, event: Event) -> None:
@@ -71,9 +71,9 @@ def configure_logs(
     clock: Clock | None = None,
     trace_ids: TraceIds | None = None,
 ) -> LogListener:
-    """A listener that logs as the settings say, to the stream, or to stderr as it is now.
+    """Return a listener that logs to the stream (default: stderr as it is now) according to the settings.
 
-    Raises `ConfigurationError` for settings that make no sense.
+    Raises `ConfigurationError` for invalid settings.
     """
     plans = make_plans(settings)
     stream = sys.stderr if stream is None else stream
@@ -89,7 +89,7 @@ def configure_logs(
 
 
 def _context(settings: LogSettings) -> Mapping[str, object]:
-    """What every line has."""
+    """Return the fields that every line has."""
     context = {
         "service": settings.service,
         "version": settings.version,
@@ -103,5 +103,5 @@ def _context(settings: LogSettings) -> Mapping[str, object]:
 def _is_terminal(stream: TextIO | None) -> bool:
     try:
         return stream is not None and stream.isatty()
-    except Exception:  # closed, or a stream that does not know
+    except Exception:  # closed, or without isatty
         return False

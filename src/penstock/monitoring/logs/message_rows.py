@@ -1,7 +1,4 @@
-"""What is logged of messages: received, worked on, settled, and held meanwhile.
-
-What is logged of dead letters that come back by themselves.
-"""
+"""Log rows for messages (received, processed, settled, held) and for the automatic replay of dead letters."""
 
 from collections.abc import Mapping
 

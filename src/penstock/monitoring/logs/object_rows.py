@@ -1,4 +1,4 @@
-"""What is logged of objects, and of the batches and runs that work on them."""
+"""Log rows for objects, and for the batches, runs and reconciles that process them."""
 
 from collections.abc import Mapping
 

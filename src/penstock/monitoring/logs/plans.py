@@ -1,11 +1,8 @@
-"""From the table and the settings to what is done at run time: only the events that are wanted have a plan.
+"""The whole log table, and the plans made from it and the settings: only events that are logged have a plan.
 
-Checked here: names, levels and shares that do not exist are told at start, in one sentence.
-
-What is logged of each event: the whole table.
-
-Names and fields are an interface; `docs/fix/logs.md` lists them and a test compares it with this table. An event
-that is missing here is a defect, unless it is listed as not logged.
+Event names and fields are an interface; `docs/fix/logs.md` lists them, and a test compares it with this table. An event
+missing here is a defect, unless it is listed as not logged. Unknown names, levels and shares in the settings are
+reported at start, in one sentence.
 """
 
 import zlib
@@ -28,10 +25,10 @@ ROWS: Rows = MappingProxyType(
     {**WORKER_ROWS, **MESSAGE_ROWS, **REPLAY_ROWS, **OBJECT_ROWS, **BATCH_ROWS, **RECONCILE_ROWS, **MONITOR_ROWS}
 )
 
-# For those who count; others tell of each, and are logged.
+# For listeners that count; other events report each settlement and are logged.
 COUNTED_ONLY: frozenset[type[events.Event]] = frozenset({events.SettlementsTaken})
 
-# Roots of others: nobody emits them.
+# Base classes, which are never emitted.
 NOT_LOGGED: frozenset[type[events.Event]] = frozenset({events.Event, events.MessageEvent, events.ObjectEvent})
 
 
@@ -46,11 +43,11 @@ _BUCKETS = 2**32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """What is logged, and how.
+    """The log's content and format.
 
-    ``level`` is the lowest that is written. ``levels`` gives events another level than `docs/fix/logs.md` says, and
-    ``sampling`` keeps a share of an event's lines (0.01: of one message in a hundred). What the table has as a warning
-    or a failure is never sampled.
+    ``level`` is the lowest level written. ``levels`` overrides the level of an event in `docs/fix/logs.md`, and
+    ``sampling`` keeps a share of an event's lines (0.01: of one message in a hundred). Events that are warnings or
+    errors in the table are never sampled.
     """
 
     format: Format = "auto"  # JSON, unless the stream is a terminal
@@ -65,18 +62,18 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinePlan:
-    """How the lines of an event are made."""
+    """How to make the lines of an event."""
 
     line: Mapping[str, object]  # level, event, msg
     names: tuple[str, ...]
-    values: Callable[[Any], Iterable[object]]  # in the order of the names
+    values: Callable[[Any], Iterable[object]]  # in the order of names
     shapes: tuple[Callable[[Any], object], ...]
     each: Callable[[Any], Iterable[str]] | None
-    key: Callable[[Any], str] | None  # what sampling goes by
-    keep_below: int | None  # of the buckets; None: all are kept
+    key: Callable[[Any], str] | None  # returns the key for sampling
+    keep_below: int | None  # hash limit for sampling; None: all lines are kept
 
     def lines(self, event: Event) -> Iterable[dict[str, object]]:
-        """The lines, without what all lines have."""
+        """Return the lines, without the fields that every line has."""
         if self.each is not None:
             fields = self._fields(event)
             kept = [message_id for message_id in self.each(event) if self._keeps(message_id)]
@@ -93,13 +90,13 @@ class LinePlan:
         return fields
 
     def _keeps(self, key: str) -> bool:
-        """The same answer for the same message, in every process."""
+        """Return True if lines with this key are kept; the same for one key in every process."""
         return self.keep_below is None or zlib.crc32(key.encode("utf-8", "backslashreplace")) < self.keep_below
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinePlanChoice:
-    """As `LogRowCases`; None: that one is not wanted."""
+    """The plans of a `LogRowCases`; None: that row is not logged."""
 
     by: Callable[[Any], object]
     plans: Mapping[object, "LinePlan | LinePlanChoice | None"]
@@ -107,7 +104,7 @@ class LinePlanChoice:
 
 
 def make_plans(settings: LogSettings) -> Mapping[type[Event], LinePlan | LinePlanChoice]:
-    """The plans of the events that are wanted. Raises `ConfigurationError` for settings that make no sense."""
+    """Return the plans of the events to log. Raises `ConfigurationError` for invalid settings."""
     _check(settings)
     planned = {event: _plan(entry, settings) for event, entry in ROWS.items()}
     return MappingProxyType({event: plan for event, plan in planned.items() if plan is not None})
@@ -143,7 +140,7 @@ def _plan_of_row(row: LogRow, settings: LogSettings) -> LinePlan | None:
 def _getter(sources: tuple[Source, ...]) -> Callable[[Any], Iterable[object]]:
     paths = [source for source in sources if isinstance(source, str)]
     if len(paths) == len(sources) > 1:
-        together: Callable[[Any], Iterable[object]] = attrgetter(*paths)  # one call in C for all of them
+        together: Callable[[Any], Iterable[object]] = attrgetter(*paths)  # a single call in C for all of them
         return together
     getters = [attrgetter(source) if isinstance(source, str) else source for source in sources]
     return lambda event: [get(event) for get in getters]
@@ -156,7 +153,7 @@ def _shape(name: str) -> Callable[[Any], object]:
 
 
 def _key(row: LogRow) -> str | None:
-    """The attribute that says what a line is about: its lines are kept, or left out, together."""
+    """Return the attribute with the line's subject: lines of one subject are kept or left out together."""
     if row.each is not None:
         return row.each
     sources = (row.fields.get(name) for name in _KEYS)

@@ -1,4 +1,4 @@
-"""What a row of the log's table is: the name, level, sentence and fields of one kind of line."""
+"""The row type of the log table: name, level, sentence and fields of one kind of line."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,12 +8,13 @@ from typing import Any, Literal
 from penstock import events
 
 Level = Literal["debug", "info", "warning", "error"]
-Source = str | Callable[[Any], object]  # an attribute of the event, with dots for one of its own, or what computes it
+# an attribute of the event, with dots for a nested one, or a function that computes the value
+Source = str | Callable[[Any], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRow:
-    """One line of the log. ``each`` names an attribute that holds message ids: then each of them gets a line."""
+    """One kind of log line. If ``each`` names an attribute with message ids, each of them gets a line."""
 
     name: str
     level: Level
@@ -24,7 +25,7 @@ class LogRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRowCases:
-    """An event that has several names or levels: ``by`` chooses one of the rows, or else the last."""
+    """The rows of an event with several names or levels; ``by`` selects one of ``rows``, else ``otherwise``."""
 
     by: Callable[[Any], object]
     rows: Mapping[object, "LogRow | LogRowCases"]
@@ -35,7 +36,7 @@ Rows = Mapping[type[events.Event], LogRow | LogRowCases]
 
 
 def rows_of(entry: LogRow | LogRowCases) -> tuple[LogRow, ...]:
-    """Every row that an event may get."""
+    """Return all rows that an event may use."""
     if isinstance(entry, LogRow):
         return (entry,)
     inner = [row for case in entry.rows.values() for row in rows_of(case)]
@@ -43,12 +44,12 @@ def rows_of(entry: LogRow | LogRowCases) -> tuple[LogRow, ...]:
 
 
 def same(*names: str) -> Mapping[str, Source]:
-    """Fields that are called what the event calls them."""
+    """Return fields named like the event's attributes."""
     return MappingProxyType({name: name for name in names})
 
 
 def with_error(*names: str) -> Mapping[str, Source]:
-    """As `same`, and what went wrong, in words."""
+    """Return the fields of `same`, plus the error message."""
     return MappingProxyType({**same(*names), "error.message": "error"})
 
 

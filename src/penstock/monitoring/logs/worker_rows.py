@@ -1,7 +1,4 @@
-"""What is logged of the worker itself: its start and end, and what goes wrong beside the messages.
-
-What is logged of the monitor, and of what workers see of queues that tell no ages.
-"""
+"""Log rows for the worker itself (start, end, failures beside the messages) and for the monitor."""
 
 from collections.abc import Mapping
 
@@ -203,7 +200,7 @@ WORKER_ROWS: Rows = {
         msg="A worker process did not end in time and was killed.",
         fields=same("process"),
     ),
-    # A person asked for it, who wants to see it whatever the level is.
+    # A person requested it and wants to see it at any log level.
     events.StacksDumped: LogRow(
         name="stacks.dumped", level="warning", msg="What every thread is doing.", fields=same("stacks")
     ),

@@ -1,1 +1,1 @@
-"""Metrics: one table of what is counted, the counts of one process, and the ways in which they are read."""
+"""Metrics: the catalogue, the meters of one process, and the ways to export them."""

@@ -1,10 +1,10 @@
-"""Every metric there is: its name, type, labels and sentence.
+"""The catalogue of all metrics: name, type, labels and help text.
 
-Names are an interface: dashboards and alerts hang on them. `docs/run/metrics.md` lists them, and a test compares it
-with this table. Here they are written without the prefix, which everything that leaves the process adds.
+Names are an interface: dashboards and alerts depend on them. `docs/run/metrics.md` lists them, and a test compares it
+with this table. Names here lack the prefix, which every export adds.
 
-A label is bounded by what it may say: either its values are listed here, or it names what is declared (queue, handler,
-pipeline, worker). No label names a message, a key, an object or a tenant.
+Label values are bounded: either they are listed here, or the label names something declared (queue, handler, pipeline,
+worker). No label names a message, a key, an object or a tenant.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Literal
 
 PREFIX = "penstock_"
-OTHER = "other"  # a value that is not on its label's list, and the series that what exceeds the bound is counted in
+OTHER = "other"  # for a value missing from its label's list, and for the series that takes everything beyond the bound
 
 Kind = Literal["counter", "gauge", "histogram"]
 Unit = Literal["messages", "seconds", "bytes", ""]
@@ -34,12 +34,12 @@ _NO_LISTS: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One row. ``values`` lists what a label may say; a label that is not in it names what is declared.
+    """One metric. ``values`` lists the values of a label; a label missing there names something declared.
 
-    ``bounds`` are the upper bounds of a histogram's buckets, ascending, without the last, which has none.
+    ``bounds`` are the upper bounds of a histogram's buckets, ascending, without the last bucket, which has none.
     """
 
-    name: str  # without the prefix; a counter's ends in _total
+    name: str  # without the prefix; a counter's name ends in _total
     kind: Kind
     labels: tuple[str, ...]
     help: str

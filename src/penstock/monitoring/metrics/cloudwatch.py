@@ -1,19 +1,17 @@
-"""Metrics sent to CloudWatch itself, for processes whose log does not go there.
+"""Export metrics to CloudWatch: by API calls, or as log lines in the embedded metric format (EMF).
 
-What could not be sent waits for the next time, as much as a few calls hold; beyond that the oldest is given up. A call
-whose answer got lost is sent again, and then counted twice.
+`CloudWatchDestination` is for processes whose log does not go to CloudWatch Logs. Data that could not be sent wait for
+the next export, up to `CALLS_MAX` calls; beyond that the oldest are dropped. A call whose response is lost is sent
+again and counts twice.
 
-Metrics as log lines that CloudWatch Logs turns into metrics: the embedded metric format (EMF).
+`EmfDestination` writes log lines that CloudWatch Logs turns into metrics. On ECS and Lambda it receives a process's
+output anyway, so this needs no permission and no call. Format and limits: "Specification: Embedded metric format" in
+the CloudWatch user guide. CloudWatch silently drops a document that violates them. Dimensions are a metric's labels, so
+they are few; a test checks the catalogue.
 
-On ECS and Lambda, CloudWatch Logs receives a process's output anyway, so this needs no permission and no call.
-Format and limits: "Specification: Embedded metric format" in the CloudWatch user guide. CloudWatch drops a document
-that breaks them without an error. Dimensions are a metric's labels, so they are few; a test checks the catalogue.
-
-Changes as CloudWatch takes them: what both ways to it share.
-
-There each combination of dimensions is a metric of its own, with a price. So the label that says which worker is no
-dimension: what workers send of one metric adds up there, and the statistics are over all of them. A histogram's values
-are told as the middles of their buckets, with how many there were.
+Both send `Point`s. In CloudWatch each combination of dimensions is a metric with a price of its own. So the worker
+label is not a dimension: the values of all workers are combined there. A histogram's values are sent as the middles of
+their buckets, with counts.
 """
 
 import json
@@ -40,7 +38,7 @@ _UNITS: Mapping[str, CloudWatchUnit] = {"seconds": "Seconds", "bytes": "Bytes"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One metric under its dimensions: its values, and how often there was each. ``sum`` is exact."""
+    """One metric under its dimensions: the distinct values and their counts. ``sum`` is exact."""
 
     name: str
     unit: CloudWatchUnit
@@ -55,7 +53,7 @@ class Point:
 
 
 def points(fresh: Reading, catalogue: Mapping[str, Metric]) -> Iterator[Point]:
-    """All that there is to send of these changes."""
+    """Yield the points to send for these changes."""
     for name, series in fresh.values.items():
         gathered: dict[Dimensions, list[float]] = {}
         for labels, value in series.items():
@@ -85,7 +83,7 @@ def _point(
 
 
 def _dimensions(metric: Metric, labels: Labels) -> Dimensions:
-    """Without those that say nothing: CloudWatch takes no empty ones, and of the others printable ASCII alone."""
+    """Return the dimensions without empty ones, which CloudWatch rejects, and in printable ASCII, as it requires."""
     pairs = zip(metric.labels, labels, strict=True)
     return tuple((name, _plain(value)) for name, value in pairs if name not in NO_DIMENSIONS and value.strip())
 
@@ -104,7 +102,7 @@ def _merged(one: Distribution | None, other: Distribution) -> Distribution:
 
 
 def _spread(seen: Distribution, bounds: tuple[float, ...]) -> tuple[Sequence[float], Sequence[int]]:
-    """Values, and how often there was each. A single one is known."""
+    """Return the values and their counts. A single value is known exactly."""
     if seen.count == 1:
         return [seen.sum], [1]
     kept = [(middle, count) for middle, count in zip(_middles(bounds), seen.counts, strict=True) if count]
@@ -112,18 +110,18 @@ def _spread(seen: Distribution, bounds: tuple[float, ...]) -> tuple[Sequence[flo
 
 
 def _middles(bounds: tuple[float, ...]) -> Sequence[float]:
-    """Of each bucket; of the last, which has no end, where it begins."""
+    """Return the middle of each bucket; for the last, which has no upper bound, its lower bound."""
     inner = [(below + above) / 2 for below, above in zip((0.0, *bounds), bounds, strict=False)]
     return [*inner, bounds[-1]]
 
 
-DATA_MAX = 1_000  # in one call, as CloudWatch says
-VALUES_MAX = 150  # of one metric in a call, likewise
-CALLS_MAX = 20  # that wait
+DATA_MAX = 1_000  # of one call: CloudWatch's limit
+VALUES_MAX = 150  # of one metric in a call: CloudWatch's limit
+CALLS_MAX = 20  # waiting calls
 
 
 class CloudWatchDestination:
-    """``client`` makes boto3's client when it is needed first. Tries again as boto3 does, before anything waits."""
+    """Sends metrics with put_metric_data, which boto3 retries. ``client`` makes boto3's client on first use."""
 
     name = "cloudwatch"
 
@@ -131,7 +129,7 @@ class CloudWatchDestination:
         self, client: Callable[[], Any], *, namespace: str, catalogue: Mapping[str, Metric], clock: Clock
     ) -> None:
         self._make_client = client
-        self._client: Any = None  # this and the next: the exporter's thread's alone
+        self._client: Any = None  # this and _waiting: used only by the exporter's thread
         self._waiting: deque[Sequence[Mapping[str, Any]]] = deque(maxlen=CALLS_MAX)  # the oldest call first
         self._namespace = namespace
         self._catalogue = catalogue
@@ -149,7 +147,7 @@ class CloudWatchDestination:
 
 
 def require_boto3() -> None:
-    """Raises `ConfigurationError` where it is missing."""
+    """Raise `ConfigurationError` if boto3 is missing."""
     try:
         import boto3  # noqa: F401 - whether it is there
     except ImportError as error:
@@ -176,7 +174,7 @@ DOCUMENT_BYTES_MAX = 256 * 1024  # the size of a log event
 
 
 class EmfDestination:
-    """Write a line for each combination of dimensions that has changes."""
+    """Writes a line for each combination of dimensions that has changes."""
 
     name = "emf"
 
@@ -189,7 +187,7 @@ class EmfDestination:
         catalogue: Mapping[str, Metric],
         clock: Clock,
     ) -> None:
-        """``properties`` are on every line, to search for. They are no dimensions, so they cost nothing."""
+        """``properties`` are on every line, for searching. They are not dimensions, so they cost nothing."""
         self._writer = writer
         self._namespace = namespace
         self._properties = dict(properties)
@@ -211,7 +209,7 @@ class EmfDestination:
             raise OSError("the stream of the log did not take it")
 
     def _documents(self, dimensions: Dimensions, found: Sequence[Point], at_milliseconds: int) -> Iterator[str]:
-        """Yield one document, or several where one would be too large for a log event."""
+        """Yield one document, or several if one would be too large for a log event."""
         line = json.dumps(self._document(dimensions, found, at_milliseconds), separators=(",", ":"), allow_nan=False)
         if len(line) <= DOCUMENT_BYTES_MAX or len(found) == 1:  # the line is ASCII
             yield line
@@ -237,8 +235,8 @@ class EmfDestination:
 def _value(point: Point) -> float | Mapping[str, Any]:
     """Return a single value as it is, and several as a statistic set with counts.
 
-    The specification shows lists of values. CloudWatch accepts this form too: the OpenTelemetry Collector's EMF
-    exporter writes it. With lists, 10,000 calls a minute would be a hundred lines.
+    The specification shows lists of values. CloudWatch also accepts this form: the OpenTelemetry Collector's EMF
+    exporter writes it. With lists, 10,000 calls a minute would take a hundred lines.
     """
     if point.counts == (1,):
         return point.sum

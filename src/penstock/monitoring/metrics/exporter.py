@@ -1,5 +1,7 @@
-"""Sending metrics somewhere every so often, and at the end. Each place they go to has an exporter with a thread of its
-own: one that hangs keeps nothing from the others, of which each has the last counts to get.
+"""Send metrics periodically and at the end of the process.
+
+Each destination has an exporter with a thread of its own, so that a hanging one does not keep the last counts from the
+others.
 """
 
 import threading
@@ -15,21 +17,23 @@ THREAD = "penstock-metrics"
 
 
 class MetricsDestination(Protocol):
-    """A place that metrics go to. Only the exporter's thread calls it."""
+    """A destination of metrics. Only the exporter's thread calls it."""
 
     @property
     def name(self) -> str:
-        """For people: what failed."""
+        """Return the name to report failures under."""
         ...
 
     def export(self, fresh: Reading) -> None:
-        """Send what came since the last call. May take its time, and may raise: then this is told, and the next call
-        brings what came after."""
+        """Send the changes since the last call.
+
+        May block and may raise. A failure is reported, and the next call gets only the changes after this one.
+        """
         ...
 
 
 class Exporter:
-    """Reads the meters every so often, and when it is asked to. Nothing that an outlet does reaches the work."""
+    """Exports the meters periodically and on request. Failures and delays of the destination do not affect the work."""
 
     def __init__(
         self, meters: Meters, outlet: MetricsDestination, *, every_seconds: float, clock: Clock, tell: Listener
@@ -39,37 +43,38 @@ class Exporter:
         self._every_seconds = every_seconds
         self._clock = clock
         self._tell = tell
-        self._last = NOTHING_READ  # this and the next: the thread's alone
-        self._words = Throttle(QUIET_SECONDS, clock)  # on an outlet that goes on failing
+        self._last = NOTHING_READ  # this and _words: used only by the exporter's thread
+        self._words = Throttle(QUIET_SECONDS, clock)  # for a destination that keeps failing
         self._wake = threading.Event()
         self._state = threading.Condition()
-        self._thread: threading.Thread | None = None  # this and the next three: under the condition
-        self._asked = 0  # how many flushes were begun
-        self._done = 0  # how many of them are over
+        self._thread: threading.Thread | None = None  # this and the next three fields are guarded by _state
+        self._asked = 0  # flushes begun
+        self._done = 0  # flushes completed
         self._ended = False
 
     def start(self) -> None:
-        """Send every so often, from now on."""
+        """Start exporting periodically."""
         with self._state:
             if self._thread is None:
-                # A daemon: a place that hangs must not keep the process. What matters is flushed before the end.
+                # A daemon: a destination that hangs must not keep the process alive. The last counts are flushed before
+                # the end.
                 self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
                 self._thread.start()
 
     def begin_flush(self) -> None:
-        """Send now what there is, without waiting for it."""
+        """Start sending the current counts, without waiting."""
         with self._state:
             self._asked += 1
         self.start()
         self._wake.set()
 
     def await_flush(self, seconds: float) -> bool:
-        """Wait, at most so long, until what was begun to be sent is; answers whether it is."""
+        """Wait until all begun flushes are done. Return False if that takes longer than ``seconds``."""
         with self._state:
             return self._state.wait_for(lambda: self._done >= self._asked, seconds)
 
     def end(self) -> None:
-        """Send no more. Does not wait."""
+        """Stop exporting. Does not wait."""
         with self._state:
             self._ended = True
         self._wake.set()

@@ -1,7 +1,7 @@
-"""Events become counts.
+"""Count events in the meters.
 
-A listener for the bus: what happens to every message costs one look into a dictionary and one addition. Any thread may
-call it. Which event is counted where is the table at the end of the class; `docs/run/metrics.md` says it in words.
+A bus listener that costs each message one dictionary look-up and one addition. Thread-safe. The table in the
+constructor maps events to counters; `docs/run/metrics.md` describes it.
 """
 
 import threading
@@ -16,7 +16,7 @@ from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.monitoring.metrics.catalogue import Metric
 from penstock.monitoring.metrics.meters import Meters
 
-REMEMBERED_MAX = 10_000  # of what is open: attempts on objects, and leases that a heartbeat found lost
+REMEMBERED_MAX = 10_000  # of open items: attempts on objects, and leases that were found lost
 
 COUNTED_BY_QUEUE = frozenset(
     {
@@ -25,23 +25,23 @@ COUNTED_BY_QUEUE = frozenset(
     }
 )
 
-FINISHED, RETRIED, FAILED, GIVEN_BACK = "finished", "retried", "failed", "given_back"  # how work ended
+FINISHED, RETRIED, FAILED, GIVEN_BACK = "finished", "retried", "failed", "given_back"  # outcomes of work
 
 _ENDS: Mapping[type[Settlement], str] = {Ack: "acked", DeadLetter: "dead_lettered"}
-_OBJECT_OUTCOMES = {"retry": RETRIED, "dead": FAILED}  # the others are no fault of the work, and no work either
+_OBJECT_OUTCOMES = {"retry": RETRIED, "dead": FAILED}  # other outcomes are neither failures nor work
 
 
 class MetricsListener(events.ChoosyListener):
-    """``queues`` names the queue of each pipeline and object handler, whose events do not."""
+    """Counts events. ``queues`` maps each pipeline and object handler, whose events lack it, to its queue."""
 
     def __init__(self, meters: Meters, *, queues: Mapping[str, str] | None = None, clock: Clock | None = None) -> None:
         self._meters = meters
         self._queues = {} if queues is None else dict(queues)
         self._clock = SystemClock() if clock is None else clock
         self._losing = threading.Lock()
-        self._lost = _BoundedMemory()  # under the lock: (queue, message id, attempt) of leases found lost
-        self._runs = _BoundedMemory()  # when a batch's attempt began, by its id
-        self._calls = _BoundedMemory()  # when a function for an object was called, by attempt and object
+        self._lost = _BoundedMemory()  # guarded by _losing: (queue, message id, attempt) of leases found lost
+        self._runs = _BoundedMemory()  # start of a batch's attempt, by attempt id
+        self._calls = _BoundedMemory()  # start of a handler call for an object, by attempt and object
         self._heard: Mapping[type[events.Event], Callable[[Any], None]] = {
             events.MessagesReceived: self._received,
             events.SettlementsTaken: self._settled,
@@ -85,7 +85,7 @@ class MetricsListener(events.ChoosyListener):
             self._meters.count("orphaned_leases_total", queue, event.orphaned)
 
     def _settled(self, event: events.SettlementsTaken) -> None:
-        kinds = Counter(map(type, event.settlements))  # most often there is one
+        kinds = Counter(map(type, event.settlements))  # mostly one
         for kind, times in kinds.items():
             if kind is not Release:
                 self._meters.count("messages_settled_total", (event.queue, _ENDS[kind]), times)
@@ -95,7 +95,7 @@ class MetricsListener(events.ChoosyListener):
                 self._meters.count("messages_settled_total", (event.queue, "released" if refund else "retried"), times)
 
     def _finished(self, event: events.MessageFinished) -> None:
-        # Written out: it is what a worker does most.
+        # Inlined `_worked`: this is a worker's most frequent event.
         self._meters.observe("process_duration_seconds", (event.queue, event.handler, FINISHED), event.duration_seconds)
 
     def _failed(self, event: events.MessageFailed) -> None:
@@ -122,7 +122,7 @@ class MetricsListener(events.ChoosyListener):
         self._found_lost(event.queue, event.message_id, event.attempt)
 
     def _found_lost(self, queue: str, message_id: str, attempt: int) -> None:
-        """Heartbeat and settlement both find it, each in a thread of its own; the first of them counts it."""
+        """Count a lost lease once: heartbeat and settlement both find it, in different threads."""
         with self._losing:
             known = (queue, message_id, attempt) in self._lost
             self._lost.put((queue, message_id, attempt), 0.0)
@@ -135,7 +135,7 @@ class MetricsListener(events.ChoosyListener):
     # -- workers and replayers -----------------------------------------------------------------------------------
 
     def _started(self, event: events.WorkerStarted) -> None:
-        """What has not happened yet is there as 0: whoever looks for an increase sees the first one, too."""
+        """Start all counters at 0, so that queries for an increase see the first event, too."""
         for metric in self._meters.catalogue.values():
             if metric.name in COUNTED_BY_QUEUE:
                 for queue in event.queues:
@@ -181,7 +181,7 @@ class MetricsListener(events.ChoosyListener):
         self._run_ended(event.pipeline, event.attempt_id, GIVEN_BACK)
 
     def _run_ended(self, pipeline: str, attempt_id: str, outcome: str) -> None:
-        """Of a run that wrote nothing. Whoever ends it first says how."""
+        """Record a run that wrote nothing, with the outcome of the first event that ends it."""
         began_at = self._runs.take(attempt_id)
         if began_at is not None:
             self._worked(self._queue_of(pipeline), pipeline, outcome, self._clock.monotonic() - began_at)
@@ -192,14 +192,14 @@ class MetricsListener(events.ChoosyListener):
     # -- objects -------------------------------------------------------------------------------------------------
 
     def _object_started(self, event: events.ObjectStarted) -> None:
-        if event.attempt_id not in self._runs:  # of a batch the run is what is worked on
+        if event.attempt_id not in self._runs:  # in a batch the run is measured, not its objects
             self._calls.put((event.attempt_id, event.object_uri), self._clock.monotonic())
 
     def _object_finished(self, event: events.ObjectFinished) -> None:
         self._object_ended(event, FINISHED)
 
     def _object_failed(self, event: events.ObjectFailed) -> None:
-        # Of a batch that has not written yet: it ran out of time, or its claim was lost, and no other event says so.
+        # For a batch that has not written yet: it timed out or lost its claim, and no other event reports that.
         self._run_ended(event.pipeline, event.attempt_id, RETRIED)
         self._object_ended(event, _OBJECT_OUTCOMES.get(event.outcome))
 
@@ -221,10 +221,10 @@ class MetricsListener(events.ChoosyListener):
 
 
 class _BoundedMemory:
-    """Numbers by what they belong to, as many as fit; the oldest is forgotten for a new one. Any thread may use it."""
+    """Numbers by key, up to a limit; a new one replaces the oldest. Thread-safe."""
 
     def __init__(self) -> None:
-        self._numbers: OrderedDict[Hashable, float] = OrderedDict()  # each step below is one of the interpreter's
+        self._numbers: OrderedDict[Hashable, float] = OrderedDict()  # each operation below is atomic in CPython
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._numbers
@@ -234,9 +234,9 @@ class _BoundedMemory:
         if len(self._numbers) > REMEMBERED_MAX:
             try:
                 self._numbers.popitem(last=False)
-            except KeyError:  # others were quicker, and it is empty
+            except KeyError:  # other threads were faster, and it is empty
                 return
 
     def take(self, key: Hashable) -> float | None:
-        """Forget it, and answer it; None where it is not known."""
+        """Remove and return a number; None if the key is unknown."""
         return self._numbers.pop(key, None)

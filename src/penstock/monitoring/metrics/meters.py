@@ -1,10 +1,10 @@
-"""The counts of one process, which its metrics are read from. Any thread may write and read them.
+"""The meters of one process: its counters, gauges and histograms. Thread-safe.
 
-Each thread counts for itself, and a reading adds that up: with one lock for all, the threads of a pool paid more for
-waiting than for counting (measured). What is held is bounded: a metric has at most so many series. What a further one
-would count is counted in a series whose declared labels say ``other``, where everybody sees it.
+Each thread counts for itself, and a reading adds the counts up: with one shared lock, the threads of a pool spent more
+time on waiting than on counting (measured). Memory is bounded: a metric has a maximum number of series. Further label
+values are counted in a series whose declared labels are ``other``, where everyone can see it.
 
-What came since the last look: the difference of two readings.
+`changes` returns the difference of two readings.
 """
 
 import threading
@@ -19,7 +19,7 @@ from penstock.monitoring.metrics.catalogue import METRICS, OTHER, Metric
 
 SERIES_MAX = 1_000  # of one metric
 VALUE_CHARACTERS_MAX = 200  # of a label
-THREADS_LOOK = 100  # so many new threads that count are a reason to look which have ended
+THREADS_LOOK = 100  # after this many new counting threads, merge the counts of those that have ended
 
 Labels = tuple[str, ...]  # the values, in the order of the metric's labels
 _Key = tuple[str, Labels]  # metric and labels
@@ -27,7 +27,7 @@ _Key = tuple[str, Labels]  # metric and labels
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """What a histogram saw. ``counts``: by bucket, not cumulated; the last is of what is above all bounds."""
+    """The values in a histogram. ``counts`` per bucket, not cumulative; the last is for values above all bounds."""
 
     counts: tuple[int, ...]
     sum: float
@@ -39,7 +39,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """All meters at one moment. A metric that was never written is there, without series."""
+    """The values of all meters at one moment. A metric that was never written is included, without series."""
 
     values: Mapping[str, Mapping[Labels, float]]  # of counters and gauges, by the metric's name
     distributions: Mapping[str, Mapping[Labels, Distribution]]  # of histograms
@@ -48,8 +48,8 @@ class Reading:
 class Meters:
     """Counters, gauges and histograms, by the names of the catalogue.
 
-    Counters and histograms only grow; whoever wants what came since its last look takes the difference of two readings.
-    A name that the catalogue does not have, or with another kind, is a defect of the caller: KeyError.
+    Counters and histograms only grow; for the change since the last reading use `changes`. A name missing from the
+    catalogue, or of another kind, is a defect of the caller: `KeyError`.
     """
 
     def __init__(self, *, catalogue: Mapping[str, Metric] = METRICS, series_max: int = SERIES_MAX) -> None:
@@ -58,7 +58,7 @@ class Meters:
         self._counters = [metric.name for metric in catalogue.values() if metric.kind == "counter"]
         self._bounds = {metric.name: metric.bounds for metric in catalogue.values() if metric.kind == "histogram"}
         self._lock = threading.Lock()
-        # All under the lock; the first is replaced whole.
+        # All written under the lock; _collectors is replaced whole, so that it can be read without.
         self._collectors: tuple[Callable[[], None], ...] = ()
         self._gauges: dict[str, Mapping[Labels, float]] = {
             metric.name: {} for metric in catalogue.values() if metric.kind == "gauge"
@@ -70,7 +70,7 @@ class Meters:
 
     @property
     def catalogue(self) -> Mapping[str, Metric]:
-        """What the meters count."""
+        """Return the catalogue of the metrics."""
         return self._catalogue
 
     def count(self, name: str, labels: Labels, amount: float = 1.0) -> None:
@@ -84,7 +84,7 @@ class Meters:
         counts[key] += amount
 
     def observe(self, name: str, labels: Labels, value: float) -> None:
-        """Note a value in a histogram."""
+        """Add a value to a histogram."""
         bounds = self._bounds[name]
         cells, key = self._own.tally.cells, (name, labels)
         cell = cells.get(key)
@@ -95,9 +95,9 @@ class Meters:
         cell[-1] += value
 
     def replace(self, name: str, samples: Mapping[Labels, float]) -> None:
-        """Set a gauge: it has these series from now on, and no others.
+        """Replace all series of a gauge.
 
-        Of series beyond the bound, those in seconds come to the greatest of them, others to their sum.
+        Series beyond the bound are combined: to their maximum for gauges in seconds, otherwise to their sum.
         """
         if name not in self._gauges:
             raise KeyError(name)
@@ -113,16 +113,18 @@ class Meters:
             self._gauges[name] = fresh
 
     def before_reading(self, collect: Callable[[], None]) -> Callable[[], None]:
-        """Call this before each reading, in the thread that reads: for gauges that are only looked up when somebody
-        wants to know. It must not wait. Answers what to call when it is to be called no more."""
+        """Call ``collect`` before each reading, in the reading thread, for gauges that are computed on demand.
+
+        ``collect`` must not block. Returns a function that removes it.
+        """
         with self._lock:
             self._collectors = (*self._collectors, collect)
         return partial(self._forget, collect)
 
     def read(self) -> Reading:
-        """What they hold now. What a thread is counting at this moment may be in it, or in the next one."""
+        """Return the current values. Counts made at this moment may be in this reading or in the next one."""
         for collect in self._collectors:
-            with suppress(Exception):  # one gauge that stays as it was is no reason to tell nothing at all
+            with suppress(Exception):  # one gauge that keeps its old value must not prevent the reading
                 collect()
         values: dict[str, Mapping[Labels, float]] = {}
         with self._lock:
@@ -137,10 +139,10 @@ class Meters:
         return Reading(values={**values, **counts}, distributions=distributions)
 
     def _total(self) -> "_ThreadCounts":
-        """Of all threads; what those that have ended counted becomes one. Under the lock."""
+        """Return the sum over all threads; merge the counts of ended threads. Call it under the lock."""
         total, living = _ThreadCounts(), []
         for thread, tally in self._tallies:
-            if thread() is None:  # nobody writes it any more
+            if thread() is None:  # its thread has ended, so its counts are final
                 self._past.add(tally)
             else:
                 living.append((thread, tally))
@@ -152,7 +154,7 @@ class Meters:
     def _join(self, thread: "_ThreadLife", tally: "_ThreadCounts") -> None:
         with self._lock:
             self._tallies.append((weakref.ref(thread), tally))
-            if len(self._tallies) % THREADS_LOOK == 0:  # threads come and go, and perhaps nobody reads
+            if len(self._tallies) % THREADS_LOOK == 0:  # threads end even if nothing reads the meters
                 self._total()
 
     def _forget(self, collect: Callable[[], None]) -> None:
@@ -160,7 +162,7 @@ class Meters:
             self._collectors = tuple(one for one in self._collectors if one is not collect)
 
     def _admitted(self, name: str, labels: Labels) -> Labels:
-        """The series to count these labels in, for a thread that has none for them yet."""
+        """Return the series to count these labels in, and register it if it is new."""
         with self._lock:
             known = self._known[name]
             if labels not in known:
@@ -169,8 +171,11 @@ class Meters:
             return labels
 
     def _series(self, name: str, labels: Labels, known: Collection[Labels]) -> Labels:
-        """The one that these labels come to. A value that is not on its list is another, and so is what would be a
-        series beyond the bound."""
+        """Return the series for these labels.
+
+        A value missing from its label's list becomes ``other``, and so do all declared labels of a series beyond the
+        bound.
+        """
         metric = self._catalogue[name]
         if len(labels) != len(metric.labels):
             raise ValueError(f"{name} has the labels {metric.labels}, and was given {labels!r}")
@@ -182,14 +187,14 @@ class Meters:
 
 
 class _ThreadCounts:
-    """What one thread has counted. It alone writes it, others read copies."""
+    """The counts of one thread. Only that thread writes them; others read copies."""
 
     def __init__(self) -> None:
         self.counts: dict[_Key, float] = {}
-        self.cells: dict[_Key, list[float]] = {}  # of each bucket how many values, and last their sum
+        self.cells: dict[_Key, list[float]] = {}  # the count of each bucket, then the sum of the values
 
     def add(self, other: "_ThreadCounts") -> None:
-        """Count what another one has, whose thread may go on meanwhile."""
+        """Add the counts of another instance, whose thread may still be counting."""
         for key, amount in other.counts.copy().items():
             self.counts[key] = self.counts.get(key, 0.0) + amount
         for key, cell in other.cells.copy().items():
@@ -198,11 +203,11 @@ class _ThreadCounts:
 
 
 class _ThreadLife:
-    """Lives as long as the thread that it is of, or as its meters."""
+    """A marker that lives as long as its thread, or as its meters."""
 
 
 class _OwnCounts(threading.local):
-    """The tally of the thread that asks, made at its first question."""
+    """The counts of the calling thread, made on its first access."""
 
     def __init__(self, join: Callable[[_ThreadLife, _ThreadCounts], None]) -> None:
         self._thread = _ThreadLife()
@@ -217,7 +222,7 @@ def _said(listed: tuple[str, ...] | None, value: str) -> str:
 
 
 def _plain(value: str) -> str:
-    """As it can be written anywhere: what stands for half a character would end every scrape."""
+    """Return the value in a form that can be written anywhere: a lone surrogate would abort every scrape."""
     return value[:VALUE_CHARACTERS_MAX].encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -227,7 +232,7 @@ NOTHING_READ = Reading(values={}, distributions={})
 
 
 def changes(before: Reading, now: Reading, catalogue: Mapping[str, Metric]) -> Reading:
-    """Gauges as they are now; of counters and histograms what was added, without series that nothing was added to."""
+    """Return gauges as they are now, and the increase of counters and histograms, without unchanged series."""
     return Reading(
         values={
             name: series if catalogue[name].kind == "gauge" else _added(before.values.get(name, NO_SERIES), series)

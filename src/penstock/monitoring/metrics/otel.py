@@ -1,9 +1,9 @@
-"""Metrics by OpenTelemetry: the same counts, under its conventions' names where it has some, else as ``penstock.*``.
+"""Export metrics through OpenTelemetry, named by its conventions if they have a name, else ``penstock.*``.
 
-Counters and gauges are read from the meters whenever a reader collects. A histogram takes each value as it comes, in
-the thread that tells of it: so it carries exemplars, which lead from a bucket to a trace. Where the application has a
-provider of its own, its readers decide when and where all this goes; else it goes by OTLP over HTTP, when the exporter
-of the metrics says so, and OpenTelemetry's standard variables (``OTEL_...``) say where.
+Counters and gauges are read from the meters whenever a reader collects. A histogram records each value in the thread
+that observes it, so it carries exemplars, which lead from a bucket to a trace. If the application has a provider, its
+readers decide when and where metrics are sent. Otherwise they go out by OTLP over HTTP whenever the metrics exporter
+runs, to the address in OpenTelemetry's standard variables (``OTEL_...``).
 """
 
 import math
@@ -28,22 +28,26 @@ from penstock.monitoring.metrics.catalogue import Metric
 from penstock.monitoring.metrics.meters import Labels, Meters, Reading
 from penstock.monitoring.traces.context import DESTINATION, HANDLER, OPERATION, OUTCOME, SCOPE, SYSTEM, ours
 
-SEND_SECONDS = 10.0  # for one export; the next one brings what this one could not, as counts are of the whole process
+# for one export; the next one makes up for a lost one, since counts cover the whole life of the process
+SEND_SECONDS = 10.0
 _UNITS = {"seconds": "s", "bytes": "By", "messages": "{message}", "": "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtelName:
-    """What OpenTelemetry calls a metric of the catalogue. ``labels``: what it calls those that it has a word for."""
+    """The OpenTelemetry name of a metric. ``labels`` maps labels to the attributes of the conventions, if any."""
 
     name: str
     unit: str
     labels: Mapping[str, str] = field(default_factory=dict)
-    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)  # that every series has
+    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)  # on every series
 
 
 def name_of(metric: Metric, *, system: str) -> OtelName:
-    """By the conventions for messaging, where they have it; ``system`` is what they call the broker."""
+    """Return the metric's name by the conventions for messaging, if they have one.
+
+    ``system`` is the conventions' name of the broker.
+    """
     match metric.name:
         case "process_duration_seconds":
             return OtelName(
@@ -64,7 +68,7 @@ def name_of(metric: Metric, *, system: str) -> OtelName:
 
 
 class OtelMeters(Meters):
-    """Meters whose counts OpenTelemetry hears of."""
+    """Meters that also record into OpenTelemetry."""
 
     def __init__(self, provider: metrics.MeterProvider, *, version: str, system: str) -> None:
         super().__init__()
@@ -86,7 +90,7 @@ class OtelMeters(Meters):
 
 
 class OtelDestination:
-    """Has the counts sent where the application has no provider of its own. Only the exporter's thread calls it."""
+    """Sends the counts if the application has no provider of its own. Only the exporter's thread calls it."""
 
     name = "otel"
 
@@ -95,7 +99,7 @@ class OtelDestination:
         self._exporter = exporter
 
     def export(self, fresh: Reading) -> None:  # noqa: ARG002 - the reader collects for itself
-        """Raises `TemporaryError` where it was not taken: OpenTelemetry itself only logs that."""
+        """Collect and send. Raises `TemporaryError` if no collector accepted it, which OpenTelemetry only logs."""
         self._exporter.failed = False
         self._reader.collect(SEND_SECONDS * 1_000)
         if self._exporter.failed:
@@ -103,7 +107,7 @@ class OtelDestination:
 
 
 class OtlpExporter(OTLPMetricExporter):
-    """Remembers whether the last export failed. Used by one thread."""
+    """OTLP exporter that remembers whether its last export failed. Used by one thread."""
 
     failed = False
 
@@ -117,20 +121,24 @@ class OtlpExporter(OTLPMetricExporter):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Otel:
-    """The meters of a process, and how they are sent; None where the application's own provider sees to that."""
+    """The meters of a process and their destination; None if the application's own provider sends them."""
 
     meters: OtelMeters
     outlet: OtelDestination | None
 
 
 def open_otel(resource: Resource, *, version: str, system: str) -> Otel:
-    """Meters of this process; ``version`` is Penstock's own, ``system`` what OpenTelemetry calls the broker."""
+    """Return the meters of this process.
+
+    ``version`` is Penstock's own; ``system`` is OpenTelemetry's name of the broker.
+    """
     found = metrics.get_meter_provider()
     if isinstance(found, MeterProvider):
         return Otel(meters=OtelMeters(found, version=version, system=system), outlet=None)
-    quieten(metric_exporter.__name__)  # the outlet tells of it
+    quieten(metric_exporter.__name__)  # OtelDestination reports the failures
     exporter = OtlpExporter()
-    # It has no thread of its own, which would be one more to wait for at the end: the exporter of the metrics asks.
+    # With an infinite interval the reader starts no thread, which the end would have to wait for; the metrics exporter
+    # collects.
     reader = PeriodicExportingMetricReader(exporter, export_interval_millis=math.inf)
     provider = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
     meters = OtelMeters(provider, version=version, system=system)
@@ -138,14 +146,13 @@ def open_otel(resource: Resource, *, version: str, system: str) -> Otel:
 
 
 class _HistogramRecorder:
-    """One histogram. Any thread may record. ``series`` answers the one that labels are counted in: the meters say so
-    for whoever reads them, and bound them."""
+    """One histogram. Thread-safe. ``series`` maps labels to the bounded series that the meters count them in."""
 
     def __init__(self, meter: Meter, metric: Metric, name: OtelName, series: Callable[[Labels], Labels]) -> None:
         self._labels = metric.labels
         self._name = name
         self._series = series
-        self._known: dict[Labels, Mapping[str, AttributeValue]] = {}  # as many as a metric has series; any thread adds
+        self._known: dict[Labels, Mapping[str, AttributeValue]] = {}  # bounded by the metric's series; any thread adds
         self._histogram: Histogram = meter.create_histogram(
             name.name, name.unit, metric.help, explicit_bucket_boundaries_advisory=metric.bounds
         )

@@ -1,4 +1,4 @@
-"""Meters as Prometheus reads them. What is written, and in which format, is the library's affair."""
+"""Expose the meters to Prometheus. The client library defines the output format."""
 
 from collections.abc import Iterable
 from itertools import accumulate
@@ -13,7 +13,7 @@ from penstock.monitoring.metrics.meters import Distribution, Meters, Reading
 
 
 def registry_of(meters: Meters) -> CollectorRegistry:
-    """All there is to tell of this process: its meters, and what the system knows of it (memory, processor, files)."""
+    """Return a registry with this process's meters and the system's data on it (memory, processor, files)."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(MetersCollector(meters))
     ProcessCollector(registry=registry)
@@ -21,7 +21,7 @@ def registry_of(meters: Meters) -> CollectorRegistry:
 
 
 class MetersCollector(Collector):
-    """One reading for each scrape."""
+    """Prometheus collector that takes one reading per scrape."""
 
     def __init__(self, meters: Meters) -> None:
         self._meters = meters
@@ -31,7 +31,7 @@ class MetersCollector(Collector):
         return [_family(metric, reading) for metric in self._meters.catalogue.values()]
 
     def describe(self) -> Iterable[Metric]:
-        """The names, so that nobody else registers them; no series, and no reading."""
+        """Return the metrics without series, to reserve their names; takes no reading."""
         empty = Meters(catalogue=self._meters.catalogue).read()
         return [_family(metric, empty) for metric in self._meters.catalogue.values()]
 
@@ -54,6 +54,6 @@ def _family(metric: catalogue.Metric, reading: Reading) -> Metric:
 
 
 def _buckets(bounds: tuple[float, ...], distribution: Distribution) -> list[tuple[str, float]]:
-    """Bounds with how many values do not exceed them; the last bound is infinite."""
+    """Return each bound with the number of values up to it; the last bound is infinite."""
     names = [*map(floatToGoString, bounds), "+Inf"]
     return [(name, float(count)) for name, count in zip(names, accumulate(distribution.counts), strict=True)]

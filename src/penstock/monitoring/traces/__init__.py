@@ -1,6 +1,7 @@
-"""Traces by OpenTelemetry: `tracing` is what others are handed, `provider` where spans go, `broker` and `handler` what
-is wrapped, `listener` what events add, `context` how a trace travels, `spans` what several kinds of spans say, `names`
-what attributes are called.
+"""Traces through OpenTelemetry.
 
-Nothing outside this folder, and `metrics/otel.py`, knows OpenTelemetry; nothing imports it while it is switched off.
+`tracing` is the entry point, `provider` decides where spans go, `broker` and `handler` wrap what is traced, `listener`
+adds events to spans, `context` has the propagation of a trace, the attribute names, and links and errors of spans.
+
+Only this package and `metrics/otel.py` import OpenTelemetry, and only if it is switched on.
 """

@@ -1,8 +1,8 @@
-"""A broker whose sends and receives are spans, and whose messages take the context of their sending along.
+"""A broker wrapper that records sends and receives as spans and attaches the sender's trace context to messages.
 
-A send is one span, however many messages it is of. A message that has a context already (it is replayed, relayed, or
-its sender traces by other means) keeps it, and the span links to that. A context never keeps a message from being sent:
-where there is no room for it the message goes without.
+One send is one span, however many messages it has. A message that already has a context (it is replayed or relayed, or
+its sender traces by other means) keeps it, and the span links to it. A context never prevents a send: a message without
+room for it is sent without.
 """
 
 import time
@@ -38,26 +38,26 @@ from penstock.monitoring.traces.context import (
 A = TypeVar("A")
 
 ATTRIBUTES_BYTES_MAX = 256 * 1024  # of a message; more is refused
-SMALL_BYTES = 1_024  # a queue of SQS takes that, whatever it was told
-_NOTES_BYTES = 256  # for what a broker notes of a message, names and types included
+SMALL_BYTES = 1_024  # an SQS queue accepts this much, whatever its configured limit
+_NOTES_BYTES = 256  # for the attributes that a broker adds to a message, including names and types
 
 
 class TracedBroker:
-    """A `penstock.messaging.broker.Broker` around another one; it has whatever the other one has beside that."""
+    """A `penstock.messaging.broker.Broker` around another one, with all its additional methods."""
 
     def __init__(self, inner: Broker, tracer: Tracer) -> None:
         self.inner = inner
         self._tracer = tracer
         self._system = inner.capabilities.system
-        self._measure = inner if isinstance(inner, Measures) else None  # asked once: the answer takes a while
-        # As attributes of its own: whether it can do more than a broker has to is asked by their names.
+        self._measure = inner if isinstance(inner, Measures) else None  # checked once, because the check is slow
+        # Set as attributes of the instance, because callers check for optional methods by name.
         for name in dir(inner):
             if not name.startswith("_") and not hasattr(type(self), name) and callable(getattr(inner, name)):
                 setattr(self, name, getattr(inner, name))
         if hasattr(inner, "try_send"):
             self.try_send = self._try_send
 
-    if TYPE_CHECKING:  # what is passed on
+    if TYPE_CHECKING:  # for the attributes passed on
 
         def __getattr__(self, name: str) -> Any: ...
 
@@ -75,7 +75,7 @@ class TracedBroker:
         deliveries = self.inner.receive(
             queue, messages_max=messages_max, lease_seconds=lease_seconds, wait_seconds=wait_seconds
         )
-        with suppress(Exception):  # what is here has to be worked on, whatever becomes of its span
+        with suppress(Exception):  # the messages must be processed, even if the span fails
             self._received(deliveries, began_at)
         return deliveries
 
@@ -89,7 +89,7 @@ class TracedBroker:
     ) -> TurnResult:
         began_at = time.time_ns()
         turn = self.inner.turn(settlements, asks, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
-        with suppress(Exception):  # as in `receive`
+        with suppress(Exception):  # as in receive
             self._received(turn.deliveries, began_at)
         return turn
 
@@ -120,10 +120,11 @@ class TracedBroker:
             span.end()
 
     def _carrying(self, queue: str, messages: Sequence[Outgoing], carrier: Carrier) -> tuple[Sequence[Outgoing], int]:
-        """The messages with the context, and how many have to go without."""
-        if not carrier:  # tracing is switched off from outside
+        """Return the messages with the trace context, and the number of those that have no room for it."""
+        if not carrier:  # sampling is off
             return messages, 0
-        added: dict[int, Attributes] = {}  # by the mapping that many messages share, so that these share one, too
+        # by the attribute mapping, which many messages may share, so that they share the new one, too
+        added: dict[int, Attributes] = {}
         carried: list[Outgoing] = []
         untraced = 0
         for message in messages:
@@ -145,12 +146,12 @@ class TracedBroker:
             return False
         if self._measure is None or _as_base64(len(message.body) + attributes_bytes) < SMALL_BYTES:
             return True
-        with suppress(PenstockError):  # what is wrong with the queue is the send's to say
+        with suppress(PenstockError):  # the send itself reports an error of the queue
             return self._measure.takes(queue, message)
         return False
 
     def _received(self, deliveries: Sequence[Delivery], began_at: int) -> None:
-        """A span for what came; looks that bring nothing leave none."""
+        """Record a span for the received messages; polls without messages leave none."""
         if not deliveries:
             return
         queue = deliveries[0].queue
@@ -170,7 +171,7 @@ def _as_base64(size_bytes: int) -> int:
 
 
 def _answered(span: Span, answers: Sequence[object]) -> None:
-    """Ids, or why messages were not taken."""
+    """Record the message id, or the first error of a message that was refused."""
     refused = [answer for answer in answers if isinstance(answer, BaseException)]
     if refused:
         note_error(span, type(refused[0]).__name__, str(refused[0]))

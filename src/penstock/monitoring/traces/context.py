@@ -1,8 +1,7 @@
-"""How a trace travels: W3C's context in a message's attributes, written and read by OpenTelemetry's propagator.
+"""Propagation of trace contexts, and the attribute names, links and errors that several kinds of spans share.
 
-What spans and their attributes are called: OpenTelemetry's semantic conventions for messaging, and a few of ours.
-
-What spans of several kinds say: which deliveries they are of, who sent these, and by what they failed.
+A message carries W3C Trace Context in its attributes, written and read by OpenTelemetry's propagator. Names follow
+OpenTelemetry's semantic conventions for messaging, plus a few of our own.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,49 +37,49 @@ PIPELINE = "penstock.pipeline"
 SINK = "penstock.sink"
 SEQ = "penstock.seq"
 OBJECT = "penstock.object"
-UNTRACED = "penstock.untraced_messages"  # of a send: that had no room for a trace's context
-LINKS_LEFT_OUT = "penstock.links_left_out"  # beyond those that a span may have
+UNTRACED = "penstock.untraced_messages"  # of a send: number of messages without room for a trace context
+LINKS_LEFT_OUT = "penstock.links_left_out"  # number of links beyond LINKS_MAX
 
-LINKS_MAX = 128  # of one span: what the SDK keeps by default
+LINKS_MAX = 128  # per span: the SDK's default limit
 
 SEND, RECEIVE, PROCESS = "send", "receive", "process"
-SCOPE = "penstock"  # of spans and metrics, and what names of our own begin with
+SCOPE = "penstock"  # of spans and metrics; also the prefix of our own names
 
 
 def ours(name: str) -> str:
-    """The name of an attribute of our own."""
+    """Return the name of an attribute of our own."""
     return f"{SCOPE}.{name}"
 
 
 def said(text: str) -> str:
-    """Text as exporters take it: bounded, and without lone surrogates, for one of which they drop a whole batch."""
+    """Return text that exporters accept: bounded, without lone surrogates, for which they drop a whole batch."""
     return str(plain(text))
 
 
 def operation(name: str, *, system: str, queue: str) -> dict[str, AttributeValue]:
-    """What every span of messaging has. The types of the operations are called as the operations are."""
+    """Return the attributes of every messaging span. Operation types are named like the operations."""
     return {SYSTEM: system, DESTINATION: queue, OPERATION: name, OPERATION_TYPE: name}
 
 
-_PROPAGATOR = TraceContextTextMapPropagator()  # holds no state
+_PROPAGATOR = TraceContextTextMapPropagator()  # stateless
 PARENT = "traceparent"
 _FIELDS = (PARENT, "tracestate")
 
 
 def carrier_of(context: Context | None = None) -> Carrier:
-    """What the span of that context, or of the calling thread's, is continued by; empty where there is none."""
+    """Return the trace context of the span in ``context`` or of the calling thread's span; empty if there is none."""
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier, context=context)
     return carrier
 
 
 def context_of(carrier: Carrier) -> Context:
-    """The context that a carrier tells of, and nothing of the calling thread's."""
+    """Return the context in a carrier, without any context of the calling thread."""
     return _PROPAGATOR.extract(carrier, context=Context())
 
 
 def sender_of(attributes: Attributes) -> SpanContext | None:
-    """The span that sent a message; None where its attributes tell of none that can be."""
+    """Return the span that sent a message; None if its attributes hold no valid context."""
     if PARENT not in attributes:
         return None
     carrier = {name: value for name in _FIELDS if isinstance(value := attributes.get(name), str)}
@@ -89,7 +88,7 @@ def sender_of(attributes: Attributes) -> SpanContext | None:
 
 
 def links_to(senders: Iterable[Attributes]) -> tuple[Sequence[Link], int]:
-    """Links to those that sent messages of these attributes, each once; and how many are beyond the bound."""
+    """Return one link per sending span of these messages, and the number of links beyond the bound."""
     found: dict[tuple[int, int], SpanContext] = {}
     for attributes in senders:
         sender = sender_of(attributes)
@@ -100,14 +99,14 @@ def links_to(senders: Iterable[Attributes]) -> tuple[Sequence[Link], int]:
 
 
 def links_and_count(messages: Sequence[Attributes]) -> tuple[Sequence[Link], Mapping[str, AttributeValue]]:
-    """Links to those that sent messages of these attributes; and how many messages there are, if several."""
+    """Return links to the sending spans, and attributes with the number of messages if there are several."""
     links, left_out = links_to(messages)
     counts = {MESSAGE_COUNT: len(messages) if len(messages) > 1 else 0, LINKS_LEFT_OUT: left_out}
     return links, {name: count for name, count in counts.items() if count}
 
 
 def links_and_names(deliveries: Sequence[Delivery]) -> tuple[Sequence[Link], Mapping[str, AttributeValue]]:
-    """As `links_and_count`; of a single delivery it is said which."""
+    """Return links and attributes as `links_and_count` does; a single delivery adds its message id."""
     links, told = links_and_count([delivery.message.attributes for delivery in deliveries])
     if len(deliveries) == 1:
         told = {**told, MESSAGE_ID: said(deliveries[0].message.id)}
@@ -115,6 +114,6 @@ def links_and_names(deliveries: Sequence[Delivery]) -> tuple[Sequence[Link], Map
 
 
 def note_error(span: Span, error_type: str, message: str) -> None:
-    """Say that it failed, and by what."""
+    """Record the error on the span and set its status."""
     span.set_attribute(ERROR_TYPE, error_type)
     span.set_status(Status(StatusCode.ERROR, said(f"{error_type}: {message}")))

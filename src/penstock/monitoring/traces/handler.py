@@ -1,7 +1,7 @@
-"""A handler whose executions are spans: current while the function runs, so that its own spans are within.
+"""A handler wrapper that records executions as spans, current while the function runs, so that its spans are children.
 
-A span begins with the run, as a root of its own that links to the senders, and ends once: with the run's answer, or
-when the execution is timed out, given back or lost from outside. What a function still does after that is nobody's.
+A span begins with the run, as a root that links to the senders, and ends once: with the run's result, or when the
+execution is timed out, released or lost from outside. Work that a function does after that belongs to no span.
 """
 
 import inspect
@@ -63,7 +63,7 @@ class TracedHandler:
         return self._inner.jobs()
 
     def span_of(self, deliveries: Sequence[Delivery]) -> Span:
-        """Begin the span of an execution."""
+        """Start the span of an execution."""
         links, told = links_and_names(deliveries)
         attributes: dict[str, AttributeValue] = {**self._attributes, **told}
         if len(deliveries) == 1:
@@ -81,7 +81,7 @@ class TracedExecution:
         self._deliveries = deliveries
         self._handler = handler
         self._lock = threading.Lock()
-        self._span: Span | None = None  # under the lock; None before the run and after the end
+        self._span: Span | None = None  # guarded by _lock; None before the run and after the end
 
     def run(self) -> Answer | Coroutine[Any, Any, Answer]:
         span = self._handler.span_of(self._deliveries)
@@ -111,7 +111,7 @@ class TracedExecution:
         return self._inner.left_seconds(timeout_seconds)
 
     def time_out(self) -> Answer:
-        with _within(self._span):  # what is told of the failure belongs there
+        with _within(self._span):  # so that failure events emitted by the call are added to this span
             answer = self._inner.time_out()
         self._answered(answer)
         return answer
@@ -126,7 +126,7 @@ class TracedExecution:
         try:
             self._inner.interrupt()
         finally:
-            self._end("lost")  # unless it ended by a timeout or was given back, which comes first
+            self._end("lost")  # no effect if it has ended, by a timeout or a release
 
     async def _awaited(self, coroutine: Coroutine[Any, Any, Answer], span: Span) -> Answer:
         try:
@@ -139,7 +139,7 @@ class TracedExecution:
         return answer
 
     def _answered(self, answer: Answer) -> None:
-        """Note how the deliveries are to be settled."""
+        """End the span with how the deliveries are to be settled."""
         count = Counter(operation_of(settlement) for settlement in answer.values())
         several = {ours(f"settled.{name}"): number for name, number in count.items()} if len(answer) > 1 else {}
         self._end(next(iter(count)) if len(count) == 1 else "mixed" if count else None, several)
@@ -163,7 +163,7 @@ class TracedExecution:
 
 @contextmanager
 def _within(span: Span | None) -> Iterator[None]:
-    """The span is the current one until the block ends; its end is another's to decide."""
+    """Make the span current until the block ends, without ending it."""
     if span is None:
         yield
         return

@@ -1,6 +1,6 @@
-"""What events add to spans: failures, which no handler raises but tells, and what was published.
+"""Add events to spans: failures that handlers report without raising, and published batches.
 
-Events are told in the thread that works, where the span of the work is the current one.
+Events are emitted in the working thread, in which the span of the work is current.
 """
 
 import time
@@ -30,7 +30,7 @@ _HEARD = (MessageFailed, MessageInvalid, ObjectFailed, BatchPublished)
 
 
 class TraceListener(ChoosyListener):
-    """Any thread may call it."""
+    """Bus listener that adds events to spans. Thread-safe."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -45,7 +45,7 @@ class TraceListener(ChoosyListener):
             _note(failed)
 
     def _published(self, event: BatchPublished) -> None:
-        """A span for what is over, since most looks for something to publish find nothing."""
+        """Record a finished span: most polls for a batch to publish find none, so none is started before."""
         now = time.time_ns()
         attributes: dict[str, AttributeValue] = {PIPELINE: said(event.pipeline), SINK: said(event.sink), SEQ: event.seq}
         self._tracer.start_span(
@@ -57,7 +57,7 @@ class TraceListener(ChoosyListener):
 
 
 def _note(failed: Occurrence) -> None:
-    """Add an exception to the current span; the first of them is what the span failed by."""
+    """Add an exception to the current span; the first one sets the span's error."""
     span = trace.get_current_span()
     if not span.is_recording():
         return

@@ -1,7 +1,7 @@
-"""Where spans go: to the application's own provider if it set one, else by OTLP over HTTP.
+"""Select the destination of spans: the application's provider if it set one, else OTLP over HTTP.
 
-The provider is the process's, since the user's own spans are to be within ours: that is how OpenTelemetry finds it. How
-and where it exports and what it samples is OpenTelemetry's to read from its standard variables (``OTEL_...``).
+The provider is set for the whole process, because OpenTelemetry then makes the user's own spans children of ours.
+OpenTelemetry reads its exporter and sampling settings from its standard variables (``OTEL_...``).
 """
 
 import atexit
@@ -24,23 +24,23 @@ from penstock.messaging.tracing import Carrier
 from penstock.monitoring.export_log import found, quieten
 from penstock.monitoring.traces.context import context_of
 
-NAME = "penstock"  # of a service that nobody named
-EXIT_SECONDS = 1.0  # for what was not sent when the process ends
-_CHILD_EXIT_SECONDS = 0.3  # a child that is asked to end is waited for a little longer than that
+NAME = "penstock"  # of a service without a configured name
+EXIT_SECONDS = 1.0  # for unsent spans at the end of the process
+_CHILD_EXIT_SECONDS = 0.3  # shorter than the time that a child asked to end is given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetryResource:
-    """Whose spans and metrics they are. ``name`` None: what OpenTelemetry's variables say."""
+    """The service that spans and metrics belong to. ``name`` None: take it from OpenTelemetry's variables."""
 
     name: str | None
     version: str | None
     environment: str | None
-    worker: str | None  # None: of a command that looks
+    worker: str | None  # None: a read-only command
 
 
 def resource_of(service: TelemetryResource) -> Resource:
-    """As OpenTelemetry names a service. What the settings say goes before its variables."""
+    """Return the service as an OpenTelemetry resource. Settings take precedence over OpenTelemetry's variables."""
     name = service.name or OTELResourceDetector().detect().attributes.get(service_attributes.SERVICE_NAME) or NAME
     named = {
         service_attributes.SERVICE_NAME: name,
@@ -53,46 +53,49 @@ def resource_of(service: TelemetryResource) -> Resource:
 
 
 def provider_for(service: TelemetryResource) -> trace.TracerProvider:
-    """The process's: what the application set, or ours from here on."""
+    """Return the process's provider: the application's if it set one, else a new one, which becomes the process's."""
     there = trace.get_tracer_provider()
     if not isinstance(there, trace.ProxyTracerProvider):
         return there
     quieten(trace_exporter.__name__)
-    # Shutting down waits for a collector that is away, for longer than a process has that was told to stop.
+    # The SDK's own shutdown can wait for an unreachable collector longer than a stopping process is allowed to.
     provider = TracerProvider(resource=resource_of(service), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
     atexit.register(lambda: begin_flush(provider)(EXIT_SECONDS))
-    return trace.get_tracer_provider()  # another thread's, if it was quicker
+    return trace.get_tracer_provider()  # another thread's, if that was faster
 
 
 def tell_failures(tell: Listener) -> None:
-    """Have it told when no collector takes the spans; of the application's own provider nothing is."""
+    """Emit `TracesExportFailed` when no collector accepts the spans; not for the application's own provider."""
     log = found(trace_exporter.__name__)
     if log is not None:
         log.told_to(lambda error: tell(TracesExportFailed(error=error)))
 
 
 def begin_flush(provider: object) -> Callable[[float], None]:
-    """Have what ended so far sent; answers how that is waited for, in seconds, which `force_flush` itself heeds not."""
-    force_flush = getattr(provider, "force_flush", None)  # the application's provider may be of any kind
+    """Start sending the ended spans. Return a function that waits for it, at most the given seconds.
+
+    The wait is separate because `force_flush` ignores its own timeout.
+    """
+    force_flush = getattr(provider, "force_flush", None)  # the application's provider may be of any type
     if force_flush is None:
         return _wait_for_nothing
     thread = threading.Thread(target=force_flush, name="penstock-traces-flush", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # the interpreter begins no threads any more
+    except RuntimeError:  # the interpreter is shutting down and starts no threads
         return _wait_for_nothing
     return lambda seconds: thread.join(max(seconds, 0.0))
 
 
 def _wait_for_nothing(_: float) -> None:
-    """There is nothing to wait for."""
+    """Return at once: no flush was started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildTracing:
-    """A `penstock.messaging.tracing.Continuing`."""
+    """A `penstock.messaging.tracing.Continuing` with OpenTelemetry."""
 
     service: TelemetryResource
 

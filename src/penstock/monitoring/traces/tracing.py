@@ -1,4 +1,4 @@
-"""A `penstock.messaging.tracing.Tracing` by OpenTelemetry."""
+"""The OpenTelemetry implementation of `penstock.messaging.tracing.Tracing`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -18,12 +18,12 @@ from penstock.monitoring.traces.provider import ChildTracing, TelemetryResource,
 
 
 def otel_tracing(service: TelemetryResource, *, version: str) -> "OtelTracing":
-    """Spans of this process; ``version`` is Penstock's own."""
+    """Return the tracing of this process; ``version`` is Penstock's own."""
     return OtelTracing(provider_for(service), version=version, continuing=ChildTracing(service=service))
 
 
 class OtelTracing:
-    """Its spans go where the provider sends them. Any thread may call it."""
+    """Records spans with a provider, which decides where they go. Thread-safe."""
 
     def __init__(self, provider: TracerProvider, *, version: str, continuing: Continuing | None = None) -> None:
         self._provider = provider
@@ -32,7 +32,7 @@ class OtelTracing:
 
     @property
     def listener(self) -> Listener:
-        """For the bus of the process: what it tells is added to spans."""
+        """Return the bus listener that adds events to spans."""
         return TraceListener(self._tracer)
 
     @property
@@ -52,7 +52,7 @@ class OtelTracing:
         return carrier_of()
 
     def begin_flush(self) -> Callable[[float], None]:
-        """Have what ended so far sent; answers how that is waited for, in seconds."""
+        """Start sending the ended spans. Return a function that waits for it, at most the given seconds."""
         return begin_flush(self._provider)
 
     @contextmanager
@@ -69,7 +69,7 @@ class OtelTracing:
 
 
 def trace_ids() -> tuple[str, str] | None:
-    """Of trace and span that the calling thread is in, as logs have them."""
+    """Return the ids of the calling thread's trace and span, in the format for logs; None if it has none."""
     found = trace.get_current_span().get_span_context()
     if not found.is_valid:
         return None

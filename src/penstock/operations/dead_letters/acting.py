@@ -1,6 +1,6 @@
-"""Sending dead letters back and deleting them, for the verbs: queue by queue, chunk by chunk, each queue on record.
+"""Replay, purge and move dead letters for the commands: queue by queue, in chunks, with an audit entry per queue.
 
-All letters of a queue back at once, moved by the broker itself. SQS alone can.
+A move lets the broker itself move all messages of a queue at once; only SQS can.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,55 +35,55 @@ CANARY_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """What a command line says of a replay."""
+    """The options of a replay."""
 
-    to: str | None = None  # None: each letter to the queue it came from
-    rate: float | None = None  # letters a second
-    canaries: int = 0  # that are sent ahead and watched
+    to: str | None = None  # None: each message to the queue it came from
+    rate: float | None = None  # messages per second
+    canaries: int = 0  # number of messages that are sent first and watched
     canary_seconds: float = CANARY_SECONDS
 
     @property
     def details(self) -> Mapping[str, object]:
-        """For the audit."""
+        """The options for the audit log."""
         given = {"to": self.to, "rate": self.rate, "canary": self.canaries}
         return {name: value for name, value in given.items() if value}
 
 
 @dataclass(slots=True, kw_only=True)
 class ReplayReport:
-    """What a replay came to."""
+    """The result of a replay."""
 
     sent: int = 0
-    sent_before: int = 0  # by a replay that was cut short: only their letters were deleted
-    homeless: int = 0  # left, as nothing tells where they belong, or their queue is not there
-    refused: int = 0  # left, as their queues never take them
+    sent_before: int = 0  # sent by an interrupted replay: only deleted now
+    homeless: int = 0  # kept: their queue is unknown or does not exist
+    refused: int = 0  # kept: their queues never accept them
     refusal: str | None = None  # the first reason
-    by_queue: dict[str, int] = field(default_factory=dict)  # where they went
-    fates: list[CanaryResult] = field(default_factory=list)  # of the canaries
-    ids_met: set[str] = field(default_factory=set)  # of those that were asked for
+    by_queue: dict[str, int] = field(default_factory=dict)  # messages by destination
+    fates: list[CanaryResult] = field(default_factory=list)  # results of the canaries
+    ids_met: set[str] = field(default_factory=set)  # requested ids that were found
     outcome: Literal["done", "interrupted", "canary died", "canary unknown"] = "done"
 
     @property
     def found_none(self) -> bool:
-        """Whether there were no letters of those that were meant."""
+        """True if no dead letters matched."""
         return self.outcome == "done" and not (self.sent or self.sent_before or self.homeless or self.refused)
 
     @property
     def sent_none(self) -> bool:
-        """Whether letters were meant, and of none it is known where it belongs."""
+        """True if dead letters matched but no origin queue is known for any of them."""
         return self.homeless > 0 and not (self.sent or self.sent_before or self.refused)
 
 
 @dataclass(slots=True, kw_only=True)
 class PurgeReport:
-    """What a purge came to."""
+    """The result of a purge."""
 
     letters: int = 0
-    ids_met: set[str] = field(default_factory=set)  # of those that were asked for
+    ids_met: set[str] = field(default_factory=set)  # requested ids that were found
 
 
 class ReplayOperation:
-    """One replay of the letters that are meant."""
+    """One replay of the selected messages."""
 
     def __init__(
         self,
@@ -107,11 +107,11 @@ class ReplayOperation:
         self._sender = ReplaySender(seen.broker, ledger.replays, clock=self._clock, probe=probe)
         self._began_at = self._clock.now()
         self._homes = HomeQueues(seen.broker)
-        self._dones: list[QueueResult] = []  # the entries in the audit so far
+        self._dones: list[QueueResult] = []  # this replay's audit entries so far
         self._report = ReplayReport()
 
     def run(self, *, say: Callable[[str], None]) -> ReplayReport:
-        """All of it. Raises `UsageError` for a queue that nothing can be sent to."""
+        """Run the replay. Raises `UsageError` for an invalid destination."""
         report, how = self._report, self._how
         if how.to is not None:
             check_destination(self._seen, how.to)
@@ -126,7 +126,7 @@ class ReplayOperation:
         return report
 
     def _send_ahead(self, say: Callable[[str], None]) -> None:
-        """The canaries. What they come to is what their entries in the audit say."""
+        """Send the canaries and wait for their results, which become the outcome of their audit entries."""
         with ExitStack() as entries:
             canaries = self._canaries(entries)
             if canaries:
@@ -155,7 +155,7 @@ class ReplayOperation:
         return None if self._asked.limit is None else max(0, self._asked.limit - self._report.sent)
 
     def _canaries(self, entries: ExitStack) -> Sequence[Canary]:
-        """Sends them."""
+        """Send the canaries."""
         count = self._how.canaries if self._left is None else min(self._how.canaries, self._left)
         broker = self._seen.broker
         return [
@@ -170,10 +170,12 @@ class ReplayOperation:
         ]
 
     def _sent(self, limit: int | None, entries: ExitStack) -> Iterator[ReplayedChunk]:
-        """Send at most so many, chunk by chunk. Those that were in their queues already do not count. The queues'
-        entries in the audit end with ``entries``."""
+        """Send up to ``limit`` messages, chunk by chunk.
+
+        Messages that an earlier replay already sent do not count. ``entries`` closes the audit entries.
+        """
         goal = None if limit is None else self._report.sent + limit
-        self._report.homeless = 0  # counted anew with each look
+        self._report.homeless = 0  # recounted at each pass
         pace = ReplayRate(self._how.rate, clock=self._clock, stopped=self._stopped)
         for queue in letter_queues(self._seen, self._asked):
             if self._stopped() or not has_letters(self._seen.broker, queue):
@@ -198,7 +200,9 @@ class ReplayOperation:
         done: QueueResult,
         goal: int | None,
     ) -> Iterator[ReplayedChunk]:
-        """All of a page before the next is asked for: of a FIFO queue's group there is none until these are gone."""
+        """Send a whole page before the next is requested: a FIFO queue returns no more of a group until these
+        are gone.
+        """
         report = self._report
         rest = iter(page)
         while not self._stopped():
@@ -221,7 +225,7 @@ class ReplayOperation:
             pace.wait(len(sent.errands))
 
     def _errands(self, letters: DeadLetterReader) -> Iterator[Sequence[ReplayItem]]:
-        """Page by page."""
+        """Yield the messages to send, page by page."""
         pages = matching(letters, self._asked.wanted, clock=self._clock, stopped=self._stopped, until=self._began_at)
         for page in pages:
             self._report.ids_met.update(*map(self._asked.wanted.ids_met, page))
@@ -235,7 +239,7 @@ class ReplayOperation:
 
 
 def purge(seen: ScopeView, asked: DeadLetterSelection, *, ledger: Ledger, stopped: Stopped, told: Told) -> PurgeReport:
-    """Delete those that are meant and were dead letters when this began."""
+    """Delete the selected messages that were dead letters when the purge began."""
     clock = SystemClock()
     began_at = clock.now()
     left = asked.limit
@@ -260,28 +264,31 @@ def purge(seen: ScopeView, asked: DeadLetterSelection, *, ledger: Ledger, stoppe
 
 
 class MoveTaskProgress(Protocol):
-    """How far a task is."""
+    """The progress of a move task."""
 
     @property
     def moved(self) -> int: ...
 
 
 class MoveTask(Iterator[MoveTaskProgress], AbstractContextManager["MoveTask"], Protocol):
-    """Moves while it is iterated over; leaving the block before its end cancels it."""
+    """A move task: it moves while it is iterated over, and leaving the block early cancels it."""
 
 
 @runtime_checkable
 class QueueMover(Protocol):
-    """A broker that moves whole queues by itself."""
+    """A broker that can move whole queues itself."""
 
     def move_all(self, source: str, destination: str | None = None, *, per_second: int | None = None) -> MoveTask:
-        """Without a destination: to the one queue whose dead letters these are."""
+        """Start a move. Without a destination: to the one queue whose DLQ this is."""
         ...
 
 
 def check_movable(seen: ScopeView, asked: DeadLetterSelection, *, to: str | None) -> QueueMover:
-    """Raises `UsageError` for a broker that cannot, for filters, of which a move knows none, and for a destination that
-    holds letters."""
+    """Return the broker if it can do this move.
+
+    Raises `UsageError` for a broker that cannot move, for filters, which a move does not support, and for an invalid
+    destination.
+    """
     if not isinstance(seen.broker, QueueMover):
         raise UsageError("--move is for SQS, which has tasks for it; leave it out here.")
     if asked.queue is None or not asked.wanted.asks_nothing or asked.limit is not None:
@@ -301,7 +308,7 @@ def move(
     stopped: Stopped,
     told: Told,
 ) -> int:
-    """Let every letter of the queues that are meant be moved; answers how many were, about.
+    """Move all messages of the selected queues; return the approximate number moved.
 
     Raises `UsageError` as `check_movable` does.
     """
@@ -324,5 +331,5 @@ def move(
 
 
 def _destination(queue: str) -> str | None:
-    """Of the second tier not the first one, whose dead letters these are as far as SQS knows."""
+    """Return the source queue of a final DLQ, since SQS would move its messages to the DLQ; None otherwise."""
     return source_of(listed_name(queue)) if names_second_tier(listed_name(queue)) else None

@@ -1,4 +1,4 @@
-"""Dead letters into a file, and back: for keeping what is to be deleted, and for looking at it with other tools."""
+"""Export dead letters to a file and import them again: to keep messages before deleting them, or to use other tools."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ from penstock.storage.files import Files
 from penstock.storage.roots import files_at
 
 STDOUT = "-"
-PLACES_MAX = 1_000  # that are remembered: a file may name any number of queues
+PLACES_MAX = 1_000  # cache size: a file may name any number of queues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,38 +45,41 @@ class ExportFile:
 
     @property
     def address(self) -> str:
-        """For people."""
+        """The file's address, for people."""
         return f"{self.files.uri}/{self.name}" if not self.files.is_local else str(Path(str(self.files)) / self.name)
 
 
 @dataclass(slots=True, kw_only=True)
 class ExportReport:
-    """What an export came to. Of no letters there is no file. ``interrupted``: there is none either, and every letter
-    is where it was, unless some were ``removed`` already: then the file is there."""
+    """The result of an export.
+
+    Without messages there is no file. If ``interrupted``, there is none either and all messages stay in their queues,
+    unless some were ``removed`` already: then the file exists.
+    """
 
     letters: int = 0
     removed: int = 0
-    ids_met: set[str] = field(default_factory=set)  # of those that were asked for
+    ids_met: set[str] = field(default_factory=set)  # requested ids that were found
     interrupted: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class ImportReport:
-    """What an import came to."""
+    """The result of an import."""
 
     letters: int = 0
-    before: int = 0  # were put there by an import before
-    replayed: int = 0  # left out, since they were replayed before, while or after the file was written
+    before: int = 0  # put back by an earlier import
+    replayed: int = 0  # skipped, because they were replayed before, during or after the export
     by_queue: dict[str, int] = field(default_factory=dict)
     interrupted: bool = False
 
 
 class _NoFile(Exception):
-    """Somebody asked to stop, or there is nothing to write."""
+    """A stop was requested, or there is nothing to write."""
 
 
 def place_of(address: str, aws: Aws) -> ExportFile:
-    """Raises `UsageError` for what is no address of a file."""
+    """Return the file at an address. Raises `UsageError` for an invalid one."""
     check_address("file", address)
     if is_s3(address):
         found = s3_address(address)
@@ -84,7 +87,7 @@ def place_of(address: str, aws: Aws) -> ExportFile:
         if not name or address.endswith("/"):
             raise UsageError(f"{address} names no file: write s3://BUCKET/PREFIX/letters.jsonl.")
         return ExportFile(files=files_at(f"s3://{found.bucket}/{folder}".rstrip("/"), aws), name=name)
-    path = Path(os.path.abspath(address))  # noqa: PTH100 - a link stays what it is
+    path = Path(os.path.abspath(address))  # noqa: PTH100 - does not resolve links
     if path.is_dir():
         raise UsageError(f"{address} is a folder: name a file in it.")
     return ExportFile(files=files_at(str(path.parent), aws), name=path.name)
@@ -93,7 +96,7 @@ def place_of(address: str, aws: Aws) -> ExportFile:
 def export_to_stream(
     seen: ScopeView, asked: DeadLetterSelection, stream: BinaryIO, *, ledger: Ledger, stopped: Stopped, told: Told
 ) -> ExportReport:
-    """Write those that are meant, a line each."""
+    """Write the selected messages, one per line."""
     with ExitStack() as opened:
         exported = ExportReport()
         of_queues = _OpenedQueues(seen, asked, ledger, opened, stopped, details={"file": STDOUT})
@@ -112,9 +115,10 @@ def export_to_file(
     stopped: Stopped,
     told: Told,
 ) -> ExportReport:
-    """The same into a file, which is there as a whole or not at all; then, if told to, remove what it holds.
+    """Write the selected messages to a file, completely or not at all; with ``remove``, then delete them from their
+    queues.
 
-    Raises `UsageError` where there is a file of that name.
+    Raises `UsageError` if the file exists.
     """
     if place.files.stat(place.name) is not None:
         raise UsageError(f"There is a file {place.address} already: name another one, it may be the only copy.")
@@ -140,9 +144,11 @@ def export_to_file(
 def import_file(
     seen: ScopeView, place: ExportFile, *, queue: str | None, ledger: Ledger, stopped: Stopped, told: Told
 ) -> ImportReport:
-    """Put letters back to where they were exported from, or all to the letters of ``queue``; each once, however often.
+    """Put messages back into the DLQs they were exported from, or all into the DLQ of ``queue``; repeats add no
+    duplicates.
 
-    Raises `UsageError` for a line that no export wrote, or a queue that is not there: what came before it is put back.
+    Raises `UsageError` for a line that is not from an export, or for a queue that does not exist; earlier messages are
+    put back by then.
     """
     imported = ImportReport()
     places = _ImportTargets(seen)
@@ -170,7 +176,7 @@ def import_file(
 
 
 class _OpenedQueues:
-    """The letters of each queue that is written from, and its entry in the audit; until the stack is closed."""
+    """The readers and audit entries of the exported queues, until the stack is closed."""
 
     def __init__(
         self,
@@ -220,7 +226,7 @@ def _write(
 
 
 def _remove(place: ExportFile, opened: _OpenedQueues, stopped: Stopped, probe: Probe) -> int:
-    """What the file holds, which is read for it: so no list of ids is kept in memory."""
+    """Remove the messages in the file, which is read again so that no list of ids is kept in memory."""
     if place.files.is_local:
         place.files.make_durable([place.name])
     probe(Step.LETTERS_KEPT)
@@ -235,15 +241,17 @@ def _remove(place: ExportFile, opened: _OpenedQueues, stopped: Stopped, probe: P
 
 
 def _not_replayed(ledger: Ledger, kept: Sequence[ExportedMessage]) -> Sequence[ExportedMessage]:
-    """Leave out letters that were replayed, which would be duplicated. An export locks nothing, so a letter may be
-    replayed while its file is written."""
+    """Leave out messages that were replayed, which would be duplicated.
+
+    An export locks nothing, so a message may be replayed while its file is written.
+    """
     ids = [one.replay_id for one in kept]
     known = ledger.replays.find(ids)
     return [one for one, id in zip(kept, ids, strict=True) if id not in known or not known[id].sent]
 
 
 def _put(seen: ScopeView, ledger: Ledger, into: str, kept: Sequence[ExportedMessage]) -> int:
-    """Those that are not there yet; answers how many. On record before and after, as a replay is."""
+    """Send the messages that are not there yet and return their number. Recorded before and after, as a replay is."""
     intents = {one.intent(into).replay_id: one for one in kept}
     known = ledger.replays.open([one.intent(into) for one in intents.values()])
     due = [(id, one) for id, one in intents.items() if not known[id].sent]
@@ -261,7 +269,7 @@ def _put(seen: ScopeView, ledger: Ledger, into: str, kept: Sequence[ExportedMess
 
 
 class _ImportTargets:
-    """Where letters are put back: never into a queue that is worked on, whatever a line or a person says."""
+    """The queues that imported messages go to: only DLQs, never a queue with a consumer."""
 
     def __init__(self, seen: ScopeView) -> None:
         self._seen = seen
@@ -269,7 +277,7 @@ class _ImportTargets:
         self.of = lru_cache(maxsize=PLACES_MAX)(self._of)
 
     def _of(self, queue: str) -> str:
-        """Raises `UsageError` where there are no letters of such a queue, and nothing says that it is one."""
+        """Return the DLQ. Raises `UsageError` if it does not exist and cannot be created by its name."""
         place = place_of_letters(self._seen, queue)
         there = {listed_name(queue), listed_name(place)} & self._known
         if not (there or (place == queue and self._seen.broker.capabilities.creates_queues)):

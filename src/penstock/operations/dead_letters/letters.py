@@ -1,11 +1,8 @@
-"""Dead letters of a scope, for the verbs: which queues hold them, and which letters a person means.
+"""Select dead letters for the commands: the DLQs of a scope, the selected messages, and the queue of origin of each.
 
-Which queue a dead letter goes back to: the first of those it tells of whose dead letters do lie where it is.
-
-What a letter says of its death is an attribute, and whoever sends messages can write those. So it is believed only
-where the broker says the same: else a person who sends letters back would send them wherever a stranger likes.
-
-Where dead letters lie: which queues of a scope hold them, and which they are that a name means.
+A message's death is an attribute that any sender can forge. So its queue of origin counts only if the broker confirms
+that this queue's dead letters go to the DLQ that holds the message. Otherwise a replay would send it wherever a
+stranger likes.
 """
 
 import getpass
@@ -33,11 +30,11 @@ from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.replay import Replay, letter_replay_id
 from penstock.operations.inspection import ScopeView
 
-ANSWERS_MAX = 1_000  # that are remembered: letters may name any number of queues
+ANSWERS_MAX = 1_000  # cache size: messages may name any number of queues
 
 
 class HomeQueues:
-    """The queues of one broker."""
+    """Finds the queue of origin of dead letters on one broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -45,7 +42,7 @@ class HomeQueues:
         self._is_home = lru_cache(maxsize=ANSWERS_MAX)(self._lie_there)
 
     def of(self, letter: DeadLetteredMessage) -> str | None:
-        """None where it tells of no such queue, or of none that is there."""
+        """Return the first queue that the message names and the broker confirms; None if there is none."""
         return next((queue for queue in origins_of(letter) if self._is_home(queue, letter.queue)), None)
 
     def _lie_there(self, queue: str, letters: str) -> bool:
@@ -53,7 +50,7 @@ class HomeQueues:
             return False
         try:
             return listed_name(letters) in map(listed_name, tiers(self._broker, queue))
-        except ConfigurationError:  # no queue can have that name, or it is not ours to ask about
+        except ConfigurationError:  # no queue can have that name, or access is denied
             return False
 
 
@@ -61,9 +58,9 @@ FIRST, SECOND = "dlq", "dead"
 
 
 def tiers_asked(seen: ScopeView, queue: str | None) -> Mapping[str, str]:
-    """The queues that hold dead letters and are there, each with its tier: of this queue, or of all of the scope.
+    """Return the existing DLQs of this queue, or of the whole scope, each with its tier.
 
-    Raises `UsageError` for a queue that the broker does not know of.
+    Raises `UsageError` for a queue that the broker does not know.
     """
     broker = seen.broker
     if queue is None and seen.queues is not None:
@@ -86,20 +83,20 @@ def tiers_asked(seen: ScopeView, queue: str | None) -> Mapping[str, str]:
 
 
 def holds_letters(seen: ScopeView, queue: str) -> bool:
-    """Whether it is for dead letters: by its name, or as a queue of the scope sends its own there."""
+    """Return True if a queue is a DLQ, by its name or because a queue of the scope uses it as one."""
     named = listed_name(queue)
     return names_dead_letters(named) or named in _held(seen, named)
 
 
 def place_of_letters(seen: ScopeView, queue: str) -> str:
-    """Where letters of this queue lie: there, where it holds letters itself; else in its first tier."""
+    """Return the queue itself if it is a DLQ, else its DLQ."""
     return queue if holds_letters(seen, queue) else seen.broker.dead_letter_queue(queue)
 
 
 def check_destination(seen: ScopeView, queue: str, *, option: str = "--to") -> None:
-    """Raise `UsageError` for a queue that nothing can be sent back to: one that holds letters, or is not there.
+    """Raise `UsageError` for a destination that is a DLQ or does not exist.
 
-    Where queues are made as they are named, one is there as soon as its dead letters are: what is misspelt has none.
+    If the broker creates queues on use, a queue counts as existing once its DLQ exists: a misspelt name has none.
     """
     broker = seen.broker
     if holds_letters(seen, queue):
@@ -114,13 +111,13 @@ def check_destination(seen: ScopeView, queue: str, *, option: str = "--to") -> N
 
 
 def tiers_of(broker: Broker, queue: str) -> dict[str, str]:
-    """Both of a queue. One that is its own next has no second."""
+    """Return the DLQ and the final DLQ of a queue. A DLQ that is its own final DLQ appears once."""
     first, second = tiers(broker, queue)
     return {first: FIRST} if second == first else {first: FIRST, second: SECOND}
 
 
 def _held(seen: ScopeView, named: str) -> Mapping[str, str]:
-    """The tiers of the other queues; of no interest where the name tells already."""
+    """Return the DLQs of the other queues; empty if the name alone identifies a DLQ."""
     if names_dead_letters(named):
         return {}
     others = sorted({*seen.broker.queue_names()} - {named}) if seen.queues is None else seen.queues
@@ -128,7 +125,7 @@ def _held(seen: ScopeView, named: str) -> Mapping[str, str]:
 
 
 def _tiers_of_all(broker: Broker, queues: Sequence[str]) -> dict[str, str]:
-    """Where letters of these queues lie; one that holds letters itself is meant alone."""
+    """Return the DLQs of these queues; a queue that is a DLQ itself stands for itself alone."""
     found: dict[str, str] = {}
     for queue in queues:
         found |= {queue: _tier_by_name(queue)} if names_dead_letters(listed_name(queue)) else tiers_of(broker, queue)
@@ -140,21 +137,21 @@ def _tier_by_name(queue: str) -> str:
 
 
 Tier = Literal["dlq", "dead"]
-FIRST_PAGE_SECONDS = 0.5  # of groups: what was counted until then is worth a look while the rest is counted
+FIRST_PAGE_SECONDS = 0.5  # partial groups are shown after this time while counting continues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterSelection:
-    """Which letters a command line means."""
+    """The selection of messages by a command line."""
 
-    queue: str | None = None  # theirs before they died, or where they lie
+    queue: str | None = None  # the queue of origin, or the DLQ
     tier: Tier | None = None
     wanted: DeadLetterFilter = field(default_factory=DeadLetterFilter)
     limit: int | None = None
 
     @property
     def details(self) -> Mapping[str, object]:
-        """For the audit."""
+        """The selection for the audit log."""
         wanted = self.wanted
         given: Mapping[str, object] = {
             "queue": self.queue,
@@ -173,33 +170,33 @@ class DeadLetterSelection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterHistory:
-    """One letter, and what the ledger has of it."""
+    """One message and its entries in the ledger."""
 
     letter: DeadLetteredMessage
-    replay: Replay | None  # its intent, or that it was sent and only its letter is left
+    replay: Replay | None  # recorded as intended, or as sent with only the dead letter left
     objects: tuple[tuple[str, str | None, ObjectRow | None], ...]  # announced: address, pipeline and row, if any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterPlan:
-    """What a verb would be done to."""
+    """The effect that a command would have."""
 
     letters: int
-    by_queue: Mapping[tuple[str, str | None], int]  # where they lie, and where they would go: None if nothing tells
+    by_queue: Mapping[tuple[str, str | None], int]  # by DLQ and destination; None: unknown
     groups: Sequence[FailureGroup]
-    others: int  # letters of groups beyond those that are told apart
-    ids_met: frozenset[str]  # of those that were asked for
+    others: int  # messages in groups that are not listed
+    ids_met: frozenset[str]  # requested ids that were found
 
     @property
     def homeless(self) -> int:
-        """Letters of which nothing tells where they came from."""
+        """The number of messages without a known queue of origin."""
         return sum(count for (_, to), count in self.by_queue.items() if to is None)
 
 
 def letter_queues(seen: ScopeView, asked: DeadLetterSelection) -> Sequence[str]:
-    """The queues to look into, first tiers before second ones.
+    """Return the DLQs to inspect, final DLQs last.
 
-    Raises `UsageError` for a queue that the broker does not know of.
+    Raises `UsageError` for a queue that the broker does not know.
     """
     tiers = tiers_asked(seen, asked.queue)
     return [
@@ -210,8 +207,10 @@ def letter_queues(seen: ScopeView, asked: DeadLetterSelection) -> Sequence[str]:
 def letters(
     seen: ScopeView, asked: DeadLetterSelection, *, clock: Clock | None = None, stopped: Stopped = lambda: False
 ) -> Generator[DeadLetteredMessage, None, None]:
-    """Those that are meant, queue by queue, at most as many as the limit says in all. To be closed: on SQS they are
-    given back then."""
+    """Yield the selected messages, queue by queue, up to the limit in total.
+
+    Close the generator: on SQS that releases the messages.
+    """
     left = asked.limit
     for queue in letter_queues(seen, asked):
         with closing(letters_of_queue(seen.broker, queue, asked.wanted, clock=clock, stopped=stopped)) as found:
@@ -230,7 +229,7 @@ def letters_of_queue(
     clock: Clock | None = None,
     stopped: Stopped = lambda: False,
 ) -> Generator[DeadLetteredMessage, None, None]:
-    """Those of one queue; to be closed."""
+    """Yield the selected messages of one DLQ. Close the generator."""
     if has_letters(broker, queue):
         with letters_in(broker, queue, clock=clock) as found:
             for page in matching(found, wanted, clock=clock or SystemClock(), stopped=stopped):
@@ -238,7 +237,7 @@ def letters_of_queue(
 
 
 def has_letters(broker: Broker, queue: str) -> bool:
-    """Whether it makes sense to look: on SQS a queue may not be there, and a look is a receive."""
+    """Return True if inspecting is useful: on SQS a queue may not exist, and an inspection is a receive."""
     return broker.capabilities.browsable or broker.stats(queue).visible > 0
 
 
@@ -250,8 +249,10 @@ def grouped(
     first: Callable[[Grouping], None] = lambda _: None,
     clock: Clock | None = None,
 ) -> Grouping:
-    """All that are meant, counted by what they died of. ``first`` is told what there is after `FIRST_PAGE_SECONDS`,
-    where it takes longer."""
+    """Group all selected messages by failure and count them.
+
+    ``first`` receives the partial result after `FIRST_PAGE_SECONDS`, if it takes longer.
+    """
     clock = clock or SystemClock()
     grouping = Grouping()
     first_at: float | None = clock.monotonic() + FIRST_PAGE_SECONDS
@@ -267,7 +268,7 @@ def grouped(
 
 
 def story_of(seen: ScopeView, asked: DeadLetterSelection, id: str) -> DeadLetterHistory | None:
-    """The letter of that id, and what the ledger knows of it; None where there is none."""
+    """Return the message with this id and its entries in the ledger, or None."""
     meant = replace(asked, wanted=DeadLetterFilter(ids=frozenset({id})))
     with closing(letters(seen, meant)) as found:
         letter = next(found, None)
@@ -284,12 +285,12 @@ def story_of(seen: ScopeView, asked: DeadLetterSelection, id: str) -> DeadLetter
 
 
 def opened_ledger(seen: ScopeView) -> Ledger:
-    """The ledger, made if need be: what is done goes on record before it is done."""
+    """Open the ledger, creating it if missing: actions are recorded before they are done."""
     return scope_ledger(seen.scope)
 
 
 def plan(seen: ScopeView, asked: DeadLetterSelection, *, to: str | None, clock: Clock | None = None) -> DeadLetterPlan:
-    """Look at all that are meant, and count. Raises `UsageError` for a queue that nothing can be sent to."""
+    """Inspect and count all selected messages. Raises `UsageError` for an invalid destination."""
     if to is not None:
         check_destination(seen, to)
     grouping = Grouping()
@@ -311,7 +312,7 @@ def plan(seen: ScopeView, asked: DeadLetterSelection, *, to: str | None, clock: 
 
 
 def who() -> str:
-    """The person, for the audit: as the operating system knows them, and this host."""
+    """Return the operating system's user and this host, for the audit log."""
     user = str(os.getuid())
     with suppress(KeyError, OSError):
         user = getpass.getuser()
@@ -320,24 +321,24 @@ def who() -> str:
 
 @dataclass(slots=True, kw_only=True)
 class QueueResult:
-    """What a verb did to one queue of letters."""
+    """The result of a command for one DLQ."""
 
     queue: str
     messages: int = 0
-    outcome: str | None = None  # None: done, or interrupted
+    outcome: str | None = None  # None: done or interrupted
 
 
 @contextmanager
 def audited(
     ledger: Ledger, action: str, *, queue: str, details: Mapping[str, object], stopped: Stopped
 ) -> Iterator[QueueResult]:
-    """On record before anything is done, and completed after; the caller counts."""
+    """Record an action in the audit log before it is done, and its result afterwards; the caller counts messages."""
     entry = ledger.audits.begin(action, queue=queue, who=who(), details=details)
     done = QueueResult(queue=queue)
     try:
         yield done
     except BaseException:
-        with suppress(Exception):  # what went wrong is told, and not that it could not be written down
+        with suppress(Exception):  # report the original error, not the failed record
             ledger.audits.end(entry, messages=done.messages, outcome="failed")
         raise
     ended = "interrupted" if stopped() else "done"

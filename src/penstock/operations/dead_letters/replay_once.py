@@ -1,4 +1,4 @@
-"""A replayer that brings back what is due now, and ends; what it did, queue by queue."""
+"""Replay everything that is due now and stop, with a count per queue."""
 
 import threading
 from collections import Counter
@@ -11,26 +11,26 @@ from penstock.events import ChoosyListener, DeadReplayed, Event
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
 
-UNKNOWN = "unknown"  # stands for the queue of a letter that does not say where it died
+UNKNOWN = "unknown"  # the queue of messages without a recorded queue of origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayCounts:
-    """How many letters of a queue came to what."""
+    """The number of a queue's dead letters by result."""
 
-    sent: int = 0  # messages again, now or before a crash
-    held: int = 0  # their wait is not over
-    set_aside: int = 0  # in the second tier
-    put_back: int = 0  # broker or ledger were away when they were looked at last
+    sent: int = 0  # sent now, or before a crash
+    held: int = 0  # still waiting
+    set_aside: int = 0  # moved to the final DLQ
+    put_back: int = 0  # put back, because broker or ledger were unavailable
 
 
 class ReplayTally(ChoosyListener):
-    """Counts what a replayer tells. Any thread may call it."""
+    """Counts the replayer's events. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[str, Counter[str]] = {}  # under the lock, as is the next
-        self._put_back: dict[str, str] = {}  # the queue of each letter, by replay id
+        self._put_back: dict[str, str] = {}  # queue by replay id
 
     def hears(self, kind: type[Event]) -> bool:
         return kind is DeadReplayed
@@ -47,7 +47,7 @@ class ReplayTally(ChoosyListener):
             counts["sent" if event.result == "already_sent" else event.result] += 1
 
     def report(self) -> Mapping[str, ReplayCounts]:
-        """By queue, sorted."""
+        """Return the counts, sorted by queue."""
         with self._lock:
             left = Counter(self._put_back.values())
             return {
@@ -57,13 +57,13 @@ class ReplayTally(ChoosyListener):
 
 
 class NothingDue:
-    """Whether no first tier has a letter that could be looked at now. Asked by one thread, while it polls."""
+    """The end condition of a replayer: no DLQ has a visible message. Called by one thread, while it polls."""
 
     def __init__(self, broker: Broker, tiers: Sequence[ReplayedQueue], *, clock: Clock) -> None:
         self._broker = broker
         self._tiers = tiers
         self._clock = clock
-        self._since: float | None = None  # monotonic: since then all looks found nothing
+        self._since: float | None = None  # monotonic: every check since then found no messages
 
     def __call__(self) -> bool:
         if any(self._broker.stats(tier.queue).visible for tier in self._tiers):

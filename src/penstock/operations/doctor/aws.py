@@ -1,7 +1,4 @@
-"""What `penstock doctor` looks at in AWS: credentials, the queues that an app serves, the buckets it uses.
-
-The queues that a worker would serve here, for `penstock doctor`: what is fed from each, with how many attempts.
-"""
+"""The AWS checks of `penstock doctor`: credentials, clock, the queues that an app serves, the buckets it uses."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -32,15 +29,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedQueue:
-    """A queue that something of an app is fed from."""
+    """A queue that a handler or pipeline of an app consumes."""
 
     queue: str
-    attempts_max: int  # of a message, before it is a dead letter
-    source: S3Address | None  # whose objects are announced there
+    attempts_max: int  # attempts of a message before it is dead-lettered
+    source: S3Address | None  # the source whose objects it has notifications for
 
 
 def served_by(app: "App | None", settings: Settings) -> Sequence[ServedQueue]:
-    """Those that a worker would serve here. ``app`` None: the queues that the settings name, and their attempts."""
+    """Return the queues that a worker would serve here; with ``app`` None, those of the settings."""
     if app is None:
         return [ServedQueue(queue=name, attempts_max=settings.max_attempts, source=None) for name in settings.queues]
     return [
@@ -70,7 +67,7 @@ def _of(service: "Service", settings: Settings) -> ServedQueue:
     return ServedQueue(queue=service.queue_name, attempts_max=attempts, source=where)
 
 
-CLOCK_APART_SECONDS_MAX = 60.0  # S3 refuses requests from 15 minutes on; its date has whole seconds
+CLOCK_APART_SECONDS_MAX = 60.0  # S3 refuses requests from 15 minutes on; its date is in whole seconds
 ARRIVAL_SECONDS_MAX = 20.0
 _QUEUE_HINT = "docs/run/sqs.md says why; `penstock init --aws` writes queues whose numbers fit."
 _FAILED_HINT = (
@@ -81,12 +78,12 @@ _CLOCK_HINT = "Let this host follow a time server: AWS refuses requests of a clo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsScene:
-    """What is looked at, as far as it is in AWS."""
+    """The AWS resources to check."""
 
     aws: Aws
     broker_is_sqs: bool
     served: Sequence[ServedQueue]
-    replayed: frozenset[str]  # queues whose dead letters workers send back by themselves
+    replayed: frozenset[str]  # queues whose dead letters workers replay automatically
     tables: Sequence[S3Address]
     lease_seconds: float
     try_notification: bool
@@ -97,9 +94,9 @@ class AwsScene:
 
 
 def scene_of(scope: "Scope", app: "App | None", *, try_notification: bool = False) -> AwsScene:
-    """Of a scope; ``app`` None: what its settings say, where no app is named.
+    """Return the AWS resources of a scope; with ``app`` None, those of its settings.
 
-    Raises `ConfigurationError` for a broker's address that is none.
+    Raises `ConfigurationError` for an invalid address of the broker.
     """
     settings = scope.settings
     in_sqs = is_sqs(settings.broker)
@@ -118,7 +115,7 @@ def scene_of(scope: "Scope", app: "App | None", *, try_notification: bool = Fals
 
 
 def aws_checks(scene: AwsScene, *, clock: Clock | None = None) -> Iterator[Finding]:
-    """Nothing where nothing is in AWS. What hangs on a failed one is left out."""
+    """Yield the findings; none if AWS is not used. Skip the checks that depend on a failed one."""
     if scene.is_empty:
         return
     clock = clock or SystemClock()
@@ -135,7 +132,7 @@ def aws_checks(scene: AwsScene, *, clock: Clock | None = None) -> Iterator[Findi
 
 
 class _FoundQueues:
-    """What was found of queues is needed once more for the buckets that announce there."""
+    """The checks of queues and sources. The facts of each queue are kept for the check of its source's bucket."""
 
     def __init__(self, scene: AwsScene, clock: Clock) -> None:
         self._scene = scene
@@ -223,7 +220,7 @@ class _FoundQueues:
             yield guarded("s3 test", partial(self._try_notification, served.queue, address))
 
     def _try_notification(self, queue: str, address: S3Address) -> tuple[FindingLevel, str]:
-        """S3 itself tries the way, and refuses a configuration that leads nowhere."""
+        """Let S3 itself test the notifications: it refuses a configuration without a valid destination."""
         from penstock.brokers.sqs.facts import looking
         from penstock.objects.s3_facts import put_notices_again
 
@@ -256,7 +253,7 @@ class _FoundQueues:
 
 
 def _dead_letters(look: "SqsInspector", queue: str) -> "tuple[QueueFacts | None, str]":
-    """Where a queue's dead letters go; or None, and why they go nowhere."""
+    """Return the DLQ of a queue; or None, and the reason why there is none."""
     try:
         return look.dead_letters(queue), ""
     except ConfigurationError as error:
@@ -264,7 +261,7 @@ def _dead_letters(look: "SqsInspector", queue: str) -> "tuple[QueueFacts | None,
 
 
 def clocks(ahead_seconds: float) -> tuple[FindingLevel, str]:
-    """Requests are signed with our time; claims of objects go by the ledger's."""
+    """Compare clocks: requests are signed with this host's time. Claims of objects use the ledger's clock."""
     apart = abs(ahead_seconds)
     if apart <= CLOCK_APART_SECONDS_MAX:
         return FindingLevel.OK, f"AWS's clock and this host's are {apart:.0f} s apart"
@@ -291,8 +288,10 @@ def _access(scene: AwsScene, clock: Clock) -> tuple[FindingLevel, str]:
 
 
 def _try_access(scene: AwsScene, clock: Clock) -> None:
-    """Ask for one thing that the app uses. Raises where nobody answers or knows us; what else is wrong with it is the
-    matter of its own check."""
+    """Access one resource of the app.
+
+    Raises if there is no response or the credentials are refused; other errors are left to that resource's own check.
+    """
     addresses = [*scene.tables, *(one.source for one in scene.served if one.source is not None)]
     if addresses:
         from penstock.objects.s3_facts import check_identity

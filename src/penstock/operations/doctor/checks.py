@@ -1,4 +1,4 @@
-"""What `penstock doctor` looks at: can this machine do the main job, and is the state in order?"""
+"""The checks of `penstock doctor`: this host, the settings, and the state of apps and tables."""
 
 import os
 import platform
@@ -32,7 +32,7 @@ FREE_BYTES_MIN = 2 * 1024**3
 
 
 class SparkNeed(StrEnum):
-    """Whether what doctor looks at needs Spark: pipelines do, and tables of `penstock ingest`."""
+    """Whether Spark is needed: by pipelines, and by tables of `penstock ingest`."""
 
     NEEDED = "needed"
     UNKNOWN = "unknown"
@@ -40,7 +40,7 @@ class SparkNeed(StrEnum):
 
 
 def spark_need(asked: "ScopeRequest") -> SparkNeed:
-    """Of what is named, or lies here. An app that cannot be loaded is told of by the checks of its state."""
+    """Return the need of the named or current scope. An app that cannot be loaded is reported by the state checks."""
     from penstock.app.loading import load_app
     from penstock.app.paths import tables_here
 
@@ -55,7 +55,7 @@ def spark_need(asked: "ScopeRequest") -> SparkNeed:
 
 
 def machine_checks(environ: Mapping[str, str], *, spark: SparkNeed = SparkNeed.UNKNOWN) -> Iterator[Finding]:
-    """Python, settings, disk, and what Spark takes where it is needed. What hangs on a failed one is left out."""
+    """Check Python, settings, disk, and Spark if it is needed. Skip the checks that depend on a failed one."""
     yield _python()
     yield guarded("settings", _settings, hint="Mend the name, or unset the variable; nothing reads it.")
     yield _disk(Path.cwd())
@@ -65,7 +65,7 @@ def machine_checks(environ: Mapping[str, str], *, spark: SparkNeed = SparkNeed.U
 
 
 def _spark_checks(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """The extra, Java, and a Spark that runs a real job."""
+    """Check the extra, Java, and a Spark that runs a real job."""
     extra = guarded("spark extra", _extra)
     yield extra
     java = guarded("java", lambda: _java(environ), hint="Set JAVA_HOME to the Java in use, or unset it.")
@@ -81,7 +81,7 @@ def _lived_with(finding: Finding, hint: str) -> Finding:
 
 
 def state_checks(asked: "ScopeRequest", *, try_notification: bool = False) -> Iterator[Finding]:
-    """The state, and the tables, of what is named or lies here. Where nothing is there is nothing to look at.
+    """Check the app or tables that are named or in the current folder; yield nothing if there are none.
 
     ``try_notification``: let S3 send a test event to each source's queue.
     """
@@ -105,7 +105,7 @@ def state_checks(asked: "ScopeRequest", *, try_notification: bool = False) -> It
 
 
 def _scope_checks(scope: "Scope", app: str | None, *, try_notification: bool) -> Iterator[Finding]:
-    """All but how its work stands, which is judged last: it cannot be well where one of these failed."""
+    """Run all checks but the status, which comes last: it cannot be well if one of these failed."""
     if scope.table is None:
         if app is not None:
             yield from _unused_addresses(app)
@@ -114,8 +114,10 @@ def _scope_checks(scope: "Scope", app: str | None, *, try_notification: bool) ->
 
 
 def _unused_addresses(app: str) -> Iterator[Finding]:
-    """Warn if the environment or penstock.toml sets a broker or ledger that the app does not use, since an app made by
-    ``App()`` reads no settings."""
+    """Warn if the environment or penstock.toml sets a broker or ledger that the app does not use.
+
+    An app created with ``App()`` reads no settings.
+    """
     from penstock.app.loading import load_app
 
     try:
@@ -135,7 +137,7 @@ def _unused_addresses(app: str) -> Iterator[Finding]:
 
 
 def _app_checks(scope: "Scope") -> Iterator[Finding]:
-    """What hangs on a broker or a ledger that cannot be opened would only say the same once more."""
+    """Check the app. Checks that need the broker or the ledger are skipped if it cannot be opened."""
     yield from _broker_checks(scope)
     ledger = guarded("ledger", partial(_ledger, scope), hint=ONE_LEDGER, when_away=AWAY.format(setting="ledger"))
     yield ledger
@@ -151,7 +153,7 @@ def _aws_checks(scope: "Scope", app: str | None, *, try_notification: bool) -> I
     try:
         loaded = None if app is None or scope.table is not None else load_app(app)
         scene = scene_of(scope, loaded, try_notification=try_notification)
-    except PenstockError:  # an address that is none: told by the check of the broker
+    except PenstockError:  # an invalid address: the broker's check reports it
         return
     yield from aws_checks(scene)
 
@@ -160,7 +162,7 @@ def _standing_check(check: str, scope: "Scope", name: str, *, failed: Sequence[s
     from penstock.app.backends import is_sqs
 
     hint = f"`penstock status{scope.options}` shows more"
-    if is_sqs(scope.settings.broker):  # whose letters nobody can look at
+    if is_sqs(scope.settings.broker):  # SQS: dead letters cannot be listed
         return guarded(check, partial(_standing, scope, name, failed), hint=f"{hint}.")
     hint = f"{hint}, `penstock dead list{scope.options}` the reasons."
     return guarded(check, partial(_standing, scope, name, failed), hint=hint)
@@ -196,7 +198,7 @@ def _broker(scope: "Scope") -> tuple[FindingLevel, str]:
     address = shown("broker", scope.settings.broker)
     with view(scope) as seen:
         broker = seen.broker
-        if is_sqs(scope.settings.broker):  # a worker need not be permitted to list queues; its own are asked one by one
+        if is_sqs(scope.settings.broker):  # listing queues may be denied; the app's own are checked one by one
             return FindingLevel.OK, f"{address}, of which more below"
         queues = len(broker.queue_names())
     return FindingLevel.OK, f"{address}; queues: {queues:,}"
@@ -222,7 +224,7 @@ def _ledger_server(scope: "Scope") -> tuple[FindingLevel, str]:
     from penstock.ledger.migrate import Revisions
 
     with closing(Revisions.open(scope.settings.ledger)) as revisions:
-        revisions.server()  # what follows is not to be the time that connecting takes
+        revisions.server()  # connect first, so that the next call measures only the query
         asked_at = time.time()
         server, there = revisions.server()
         took_seconds = time.time() - asked_at

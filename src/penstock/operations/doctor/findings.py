@@ -1,4 +1,4 @@
-"""What a check of `penstock doctor` found."""
+"""The findings of `penstock doctor`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from penstock.errors import PenstockError, TemporaryError
 
 
 class FindingLevel(StrEnum):
-    """What a finding means: a warning may be lived with, a failure may not."""
+    """The severity of a finding: a warning can be tolerated, a failure cannot."""
 
     OK = "ok"
     WARNING = "warning"
@@ -17,7 +17,7 @@ class FindingLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one check found, and what to do where it is not as it should be and what was found does not say so."""
+    """The result of one check. ``hint`` has the remedy if ``found`` does not."""
 
     check: str
     verdict: FindingLevel
@@ -28,14 +28,17 @@ class Finding:
 def guarded(
     check: str, look: Callable[[], tuple[FindingLevel, str]], *, hint: str = "", when_away: str = ""
 ) -> Finding:
-    """Run a check. ``hint`` is given where the verdict is a warning, ``when_away`` where a server did not answer: all
-    other errors of ours say themselves what to do."""
+    """Run a check and return its finding.
+
+    ``hint`` is added to a warning, and ``when_away`` if a server did not respond. Penstock's other errors contain their
+    own remedy.
+    """
     try:
         verdict, found = look()
     except TemporaryError as error:
         return Finding(check=check, verdict=FindingLevel.FAILED, found=str(error), hint=when_away)
     except PenstockError as error:
         return Finding(check=check, verdict=FindingLevel.FAILED, found=str(error))
-    except Exception as error:  # whatever is wrong with this machine, the other checks have their say
+    except Exception as error:  # any error: the other checks still run
         return Finding(check=check, verdict=FindingLevel.FAILED, found=f"{type(error).__name__}: {error}")
     return Finding(check=check, verdict=verdict, found=found, hint=hint if verdict is FindingLevel.WARNING else "")

@@ -1,4 +1,4 @@
-"""What `penstock doctor` looks at on a Redis server: may we work there, and what would it lose?"""
+"""The Redis checks of `penstock doctor`: permissions, memory, durability and clock."""
 
 import math
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ CLOCK_APART_SECONDS_MAX = 2.0
 ROUND_TRIP_SECONDS_MAX = 0.05
 MEMORY_SHARE_MAX = 0.8
 MIB = 1024**2
-_FULL = "used memory > 'maxmemory'"  # of the server's sentence
+_FULL = "used memory > 'maxmemory'"  # part of the server's error message
 _ROOM = "start more workers, give it memory, or purge what nobody needs"
 
 
 def redis_checks(settings: Settings, *, clock: Clock | None = None) -> Iterator[Finding]:
-    """Of a server that can be reached."""
+    """Yield the findings about a reachable server."""
     address = parsed(settings.broker)
     require_redis()
     from penstock.brokers.redis.facts import inspect_server
@@ -47,7 +47,7 @@ def redis_checks(settings: Settings, *, clock: Clock | None = None) -> Iterator[
 
 
 def server(facts: "ServerFacts") -> tuple[FindingLevel, str]:
-    """Which one it is, and how far away."""
+    """Report version, role and round-trip time."""
     version = "of a version that this user may not see" if facts.version is None else facts.version
     trip_ms = facts.round_trip_seconds * 1_000
     words = f"Redis {version}{', a cluster (of which one node was asked)' if facts.is_cluster else ''}"
@@ -61,7 +61,7 @@ def server(facts: "ServerFacts") -> tuple[FindingLevel, str]:
 
 
 def memory(facts: "ServerFacts") -> tuple[FindingLevel, str]:
-    """How near it is to being full, and what happens then."""
+    """Report the memory in use, and the eviction policy that applies once it is full."""
     if facts.eviction is None or facts.memory_bytes_max is None:
         return (
             FindingLevel.WARNING,
@@ -97,7 +97,7 @@ def memory(facts: "ServerFacts") -> tuple[FindingLevel, str]:
 
 
 def durability(facts: "ServerFacts") -> tuple[FindingLevel, str]:
-    """What would be lost if it crashed, or if a replica took its place."""
+    """Report the data loss of a crash or a failover."""
     verdict, kept = _kept(facts)
     return verdict, f"{kept}{_copies(facts)}"
 
@@ -136,7 +136,7 @@ def _copies(facts: "ServerFacts") -> str:
 
 
 def clocks(facts: "ServerFacts") -> tuple[FindingLevel, str]:
-    """Leases and delays are by the server's clock; ages are shown by ours."""
+    """Compare clocks: leases and delays use the server's, displayed ages this host's."""
     apart = abs(facts.clock_ahead_seconds)
     fits = apart <= CLOCK_APART_SECONDS_MAX
     way = "ahead of" if facts.clock_ahead_seconds > 0 else "behind"
@@ -144,7 +144,7 @@ def clocks(facts: "ServerFacts") -> tuple[FindingLevel, str]:
 
 
 def rights(address: RedisAddress) -> tuple[FindingLevel, str]:
-    """Everything a worker does, once."""
+    """Run every operation of a worker once."""
     from penstock.brokers.redis.facts import try_everything
 
     try:

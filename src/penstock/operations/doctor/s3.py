@@ -1,6 +1,6 @@
-"""What `penstock doctor` says of buckets: can we read there, and do their notifications reach our queue?
+"""Findings about buckets: are they readable, and do their notifications reach the queue?
 
-Pure: facts in, verdicts out.
+Pure functions from facts to findings.
 """
 
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from penstock.objects.s3_facts import NotificationConfiguration, NotificationRule, SourceFacts
 
 _CREATED = "s3:ObjectCreated:"
-_WAYS = ("Put", "Post", "Copy", "CompleteMultipartUpload")  # in which objects come to be
+_WAYS = ("Put", "Post", "Copy", "CompleteMultipartUpload")  # the event types of new objects
 _VERSIONED = {
     "Enabled": "versions are kept, so each is read as it was announced",
     "Suspended": "versions are kept no more: what is overwritten before it is read is superseded",
@@ -22,7 +22,7 @@ _VERSIONED = {
 
 
 def source(address: S3Address, facts: "SourceFacts") -> tuple[FindingLevel, str]:
-    """That we may read there was tried when the facts were asked for."""
+    """Report the access, which was tried while the facts were collected, and the bucket's versioning."""
     tried = "nothing there yet to try reading" if facts.tried_key is None else "listed, and an object asked for"
     return FindingLevel.OK, f"{address}: {tried}; {_VERSIONED.get(facts.versioning, facts.versioning)}"
 
@@ -30,7 +30,7 @@ def source(address: S3Address, facts: "SourceFacts") -> tuple[FindingLevel, str]
 def notices(
     address: S3Address, found: "NotificationConfiguration | None", *, queue: str, arn: str
 ) -> tuple[FindingLevel, str]:
-    """Whether the bucket announces new objects in this queue: all of them, by all ways."""
+    """Check that the bucket sends notifications for all new objects, of every event type, to this queue."""
     if found is None:
         return (
             FindingLevel.WARNING,
@@ -89,5 +89,5 @@ def _tells_of(rule: "NotificationRule", way: str) -> bool:
 
 
 def _meet(rule: "NotificationRule", address: S3Address) -> bool:
-    """Whether some key below the address is announced by the rule."""
+    """Return True if the rule matches some key below the address."""
     return rule.prefix.startswith(address.folder) or address.folder.startswith(rule.prefix)

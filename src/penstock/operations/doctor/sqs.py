@@ -1,6 +1,6 @@
-"""What `penstock doctor` says of queues on SQS: are they there, and do their numbers leave room for what Penstock does?
+"""Findings about SQS queues: do they exist, and do their limits leave room for Penstock's attempts and replays?
 
-Pure: facts in, verdicts out.
+Pure functions from facts to findings.
 """
 
 import re
@@ -13,11 +13,11 @@ from penstock.operations.doctor.findings import FindingLevel
 if TYPE_CHECKING:
     from penstock.brokers.sqs.facts import QueueFacts
 
-DEPLOYS_MIN = 3  # receives beside the attempts: each stop that gives a message back costs one
-LOOKS_MIN = 100  # at a dead letter: one that waits 14 days is looked at every 12 hours, and at each deploy
+DEPLOYS_MIN = 3  # receives in addition to the attempts: each stop that releases a message costs one
+LOOKS_MIN = 100  # receives of a dead letter: one that waits 14 days is inspected every 12 hours and at each deployment
 _SEND = "sqs:sendmessage"
 _S3 = "s3.amazonaws.com"
-_AWS_KEY = "alias/aws/sqs"  # of AWS's own: nobody can change its policy
+_AWS_KEY = "alias/aws/sqs"  # AWS's own key, whose policy cannot be changed
 _PARTITION = re.compile("^arn:[^:]*:")
 _SOURCE_TESTS = ("ArnEquals", "ArnLike", "StringEquals", "StringLike")
 _UNTRIED = "receiving, extending and deleting were not tried, since that would take messages from workers"
@@ -25,7 +25,7 @@ _UNITS = ((86_400, "day"), (3_600, "hour"), (60, "minute"))
 
 
 def queue(facts: "QueueFacts", *, lease_seconds: float, announces: bool) -> tuple[FindingLevel, str]:
-    """A queue by itself; ``announces``: S3 sends to it."""
+    """Check the queue's own attributes. ``announces``: S3 sends to it."""
     words = (
         f"{facts.name}: its own visibility timeout is {_span(facts.visibility_seconds)}, workers ask for "
         f"{_span(lease_seconds)} with each receive; kept for {_span(facts.retention_seconds)}, {_locked(facts)}; "
@@ -54,7 +54,9 @@ def queue(facts: "QueueFacts", *, lease_seconds: float, announces: bool) -> tupl
 def dead_letters(
     facts: "QueueFacts", letters: "QueueFacts | None", *, attempts_max: int, why: str = ""
 ) -> tuple[FindingLevel, str]:
-    """Where its dead letters go, and whether they get there too early. ``letters`` None: they cannot, for ``why``."""
+    """Check the DLQ and the number of receives before a message goes there. ``letters`` None: there is none, for
+    ``why``.
+    """
     if letters is None:
         return FindingLevel.FAILED, f"{facts.name}: its dead letters have no place to go: {why}"
     if facts.receives_max is None:
@@ -102,7 +104,7 @@ def dead_letters(
 def second_tier(
     facts: "QueueFacts", letters: "QueueFacts", second: "QueueFacts | None", *, why: str = ""
 ) -> tuple[FindingLevel, str]:
-    """Where letters go that are replayed no more. ``second`` None: nowhere, for ``why``."""
+    """Check the final DLQ of a replayed queue. ``second`` None: there is none, for ``why``."""
     if second is None:
         return (
             FindingLevel.FAILED,
@@ -129,7 +131,7 @@ def second_tier(
 
 
 def bucket_may_send(facts: "QueueFacts", bucket: str) -> tuple[FindingLevel, str]:
-    """Whether the queue's policy lets the bucket send, and only it."""
+    """Check that the queue's policy lets the bucket send, and no other bucket."""
     found = [one for one in _statements(facts.policy) if _covers(one, facts.arn)]
     for one in found:
         if one.get("Effect") == "Deny" and not one.get("Condition"):
@@ -154,7 +156,7 @@ def _statements(policy: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def _covers(statement: Mapping[str, Any], arn: str) -> bool:
-    """Whether it is about S3, sending, and this queue."""
+    """Return True if the statement is about S3, sending, and this queue."""
     principal = statement.get("Principal")
     who = _several(principal.get("Service")) if isinstance(principal, Mapping) else _several(principal)
     if isinstance(principal, Mapping) and "*" in _several(principal.get("AWS")):
@@ -168,7 +170,9 @@ def _covers(statement: Mapping[str, Any], arn: str) -> bool:
 
 
 def _sources(statement: Mapping[str, Any]) -> Sequence[str]:
-    """The patterns of its condition on who makes S3 send, in the standard partition; none: no such condition."""
+    """Return the patterns of the condition on the source ARN, in the standard partition; empty without such a
+    condition.
+    """
     conditions = statement.get("Condition", {})
     return [
         _PARTITION.sub("arn:aws:", str(each))
@@ -180,7 +184,7 @@ def _sources(statement: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _several(value: Any) -> Sequence[Any]:
-    """IAM writes a list of one without brackets."""
+    """Return a list: IAM writes a list of one element without brackets."""
     return value if isinstance(value, list) else [] if value is None else [value]
 
 

@@ -1,7 +1,7 @@
-"""Test errors: does what fails here reach anybody?
+"""Send test errors: do failures of this app reach the configured services and hooks?
 
-One is sent as each kind of process sends them: through a telemetry of its own, opened as that process opens it. The one
-of an isolated child is raised in a real child of a real worker, on a queue in memory.
+One is sent for each kind of process, through telemetry opened as that process opens it. The one of an isolated child is
+raised in a real child of a real worker, on an in-memory queue.
 """
 
 import os
@@ -23,28 +23,28 @@ from penstock.operations.doctor.findings import Finding, FindingLevel
 if TYPE_CHECKING:
     from penstock.app.app import App
 
-ANSWER_SECONDS = 15.0  # for all services together; each gives up by itself before
+ANSWER_SECONDS = 15.0  # for all services together; each has a shorter timeout of its own
 CHILD_SECONDS = 30.0
 NOBODY = "Set sentry_dsn, rollbar_token or notify_urls, or give a hook: App(on_error=...). See docs/run/errors.md."
 UNTAKEN = "Until that is mended, what fails in such a process is in its log alone."
 
 
 class TrialError(PenstockError):
-    """Sent to see whether it arrives."""
+    """A test error, to check that it arrives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ProcessKind:
-    """How one kind of process opens its telemetry."""
+    """The way in which one kind of process opens its telemetry and reports an error."""
 
     open: Callable[["App | None", Listener], Telemetry]
     fail: Callable[[Telemetry, str], None]
 
 
 def trial_errors(app_name: str | None) -> Iterator[Finding]:
-    """Send one from each kind of process; what came of it, as it comes.
+    """Send one error per kind of process; yield the findings as they arrive.
 
-    ``app_name`` names the app whose settings and hook count; without one the settings here do.
+    ``app_name`` names the app whose settings and hook apply; without one, the current settings apply.
     """
     from penstock.app.loading import load_app
 
@@ -59,7 +59,7 @@ def trial_errors(app_name: str | None) -> Iterator[Finding]:
         anybody = anybody or bool(findings)
         yield from findings
         if any(finding.check == "settings" for finding in findings):
-            return  # the other kinds would only say the same
+            return  # the other kinds would report the same
     if not anybody:
         yield Finding(
             check="errors",
@@ -70,8 +70,8 @@ def trial_errors(app_name: str | None) -> Iterator[Finding]:
 
 
 def _tried(name: str, kind: _ProcessKind, app: "App | None") -> Sequence[Finding]:
-    """One finding for those that took it, and one for each that did not. Nothing where there is nobody."""
-    failures: dict[str, str] = {}  # by the hook's name; written by the hooks' threads
+    """Return one finding for the hooks that accepted it, and one per hook that did not; empty without hooks."""
+    failures: dict[str, str] = {}  # by hook; written by the hooks' threads
 
     def tell(event: Event) -> None:
         if isinstance(event, ErrorHookFailed):
@@ -98,30 +98,32 @@ def _tried(name: str, kind: _ProcessKind, app: "App | None") -> Sequence[Finding
     ]
 
 
-# How each kind opens its telemetry
+# How each kind of process opens its telemetry
 
 
 def _serving(process: Process, app: "App | None", tell: Listener) -> Telemetry:
-    """What serves for long: with its metrics, which are not answered for here."""
+    """Open telemetry as a long-running process does, except for its metrics endpoint, which stays closed."""
     if app is None:
         return open_telemetry(load_settings(), worker=worker_id(), process=process, tell=tell)
     return open_telemetry(app.settings, worker=app.worker, process=process, on_error=app.on_error, tell=tell)
 
 
 def _ending(process: Process, app: "App | None", tell: Listener) -> Telemetry:
-    """What ends by itself."""
+    """Open telemetry as a command does."""
     if app is None:
         return open_reports(load_settings(), worker=worker_id(), process=process, tell=tell)
     return open_reports(app.settings, worker=app.worker, process=process, on_error=app.on_error, tell=tell)
 
 
 def _appless(process: Process, _: "App | None", tell: Listener) -> Telemetry:
-    """What knows settings alone."""
+    """Open telemetry as a command without an app does."""
     return open_reports(load_settings(), worker=worker_id(), process=process, tell=tell)
 
 
 def _function(_: "App | None", tell: Listener) -> Telemetry:
-    """Of Lambda, whose hook stands in a module of the user's own."""
+    """Open telemetry as the Lambda function does. The user's own hook is unknown here, since it is in another
+    module.
+    """
     from penstock.app.replayer import with_sample
     from penstock.dead_letters.sample import sample_settings
 
@@ -129,7 +131,7 @@ def _function(_: "App | None", tell: Listener) -> Telemetry:
     return open_telemetry(settings, worker=worker_id(), process="lambda", tell=tell)
 
 
-# How each kind fails
+# How each kind of process fails
 
 
 def _report(telemetry: Telemetry, name: str) -> None:
@@ -144,12 +146,12 @@ def _fail(name: str) -> None:
 
 
 def fail_in_child(_: object) -> None:
-    """The handler that a child is given: at the top of a module, where it can be imported."""
+    """Fail, as the handler in a child: at module level, so that the child can import it."""
     _fail("child")
 
 
 def _child(telemetry: Telemetry, _: str) -> None:
-    """A worker with a queue in memory, a message, and a handler in a process of its own."""
+    """Run a worker with an in-memory queue, one message, and a handler in a child process."""
     from penstock.app.app import App
     from penstock.app.serving import serve
     from penstock.brokers.memory.broker import MemoryBroker

@@ -1,7 +1,7 @@
-"""The main job: everything a folder or a prefix in S3 holds, or that a queue announces, once, into a table.
+"""Ingest every object of a folder or S3 prefix, or every object that a queue announces, exactly once into a table.
 
-scan -> announce -> worker (claim, Spark, commit, publish, ack) until every scanned object is terminal and published.
-Run again after any death it goes on where the protocol stood; run again after success it finds nothing to do.
+scan -> notify -> worker (claim, Spark, commit, publish, ack) until every scanned object is terminal and published.
+After a crash, another run continues where the protocol stopped; after success, it finds nothing to do.
 """
 
 from collections import Counter
@@ -36,19 +36,22 @@ from penstock.worker.shutdown import StopSignal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestReport:
-    """What one ingest found and did. Objects are those of this scan, or those that a queue announced and that were
-    brought to an end here; rows, lines and batches are those of this process."""
+    """The result of one ingest.
 
-    queue: str | None  # the one that was named; None: the source was looked through
+    Objects are those of this scan, or those that a queue announced and this process finished. Rows, lines and batches
+    are those of this process.
+    """
+
+    queue: str | None  # the named queue; None: the source was scanned
     objects_found: int
     objects_processed: int
-    objects_skipped: int  # processed before we came
+    objects_skipped: int  # processed before this run
     objects_dead: int
     objects_gone: int
     objects_superseded: int
-    objects_unfinished: int  # only when stopped
-    objects_new_versions: int  # files that were seen before in another version
-    files_ignored: dict[str, int]  # why, how many
+    objects_unfinished: int  # only if the run was stopped
+    objects_new_versions: int  # files that the ledger also has in another version
+    files_ignored: dict[str, int]  # count by reason
     rows_written: int
     lines_quarantined: int
     batches: int
@@ -58,17 +61,22 @@ class IngestReport:
     quarantine_table: str | None  # None: nothing was ever quarantined
     schema: str | None
     stopped: bool  # before everything was scanned, finished and published
-    problems: tuple[str, ...]  # what could not be looked at
+    problems: tuple[str, ...]  # entries that could not be read
 
 
 def ingest(
     request: IngestRequest, *, stop: StopSignal, listeners: Sequence[Listener] = (), spark: Session | None = None
 ) -> IngestReport:
-    """Do the main job; returns when every scanned object is terminal and published, or when stopped.
+    """Ingest; return when every scanned object is terminal and published, or on a stop.
 
-    ``spark`` is a session to work in; without one, one is started where there is something to do, and ended.
+    Args:
+        request: The options.
+        stop: Ends the ingest early.
+        listeners: Called with every event.
+        spark: Session to use, which is not stopped. Default: one is started when there is work, and stopped at the end.
 
-    Raises `UserError` with a sentence for what a person has to mend; what was committed until then stays.
+    Raises:
+        UserError: If a person has to fix something. Batches already committed stay committed.
     """
     tally = RunTally()
     opened = open_telemetry if request.watch else open_reports
@@ -97,7 +105,7 @@ def _ingested(request: IngestRequest, tools: PipelineTools, tally: RunTally, *, 
             check_owner(state.ledger, where)
         state.ledger.ensure_pipeline(where.pipeline)
         tables = Tables(where, state.ledger, partition_by=request.partition_by, bus=tools.bus, probe=tools.probe)
-        tables.publish()  # what an earlier process committed and did not live to publish
+        tables.publish()  # batches that an earlier process committed but did not publish
         work = IngestPipeline(
             request=request,
             transform=transform,
@@ -115,19 +123,19 @@ def _ingested(request: IngestRequest, tools: PipelineTools, tally: RunTally, *, 
             goal, scan = how(work, spark)
         tables.sweep()
         if caretaker is not None and not request.watch:
-            caretaker.once(objects_max=None)  # all that is due; nothing where somebody asked to stop
+            caretaker.once(objects_max=None)  # everything due; nothing after a stop
         seconds = tools.clock.monotonic() - began_at
         return _report(work, goal, scan, tally, seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _IngestScan:
-    report: ScanReport | None  # None: nothing was walked
-    complete: bool  # False: stopped in the middle, or something is left in the queue
+    report: ScanReport | None  # None: no scan
+    complete: bool  # False: stopped early, or messages are left in the queue
 
 
 def _until_done(work: IngestPipeline, spark: Session | None) -> tuple[PendingObjects, _IngestScan]:
-    """What the source holds now, and no more."""
+    """Ingest the current objects of the source."""
     stop = work.tools.stop
     scanner = work.source.scan(own=work.where.own)
     objects: list[ObjectRef] = []
@@ -146,7 +154,7 @@ def _until_done(work: IngestPipeline, spark: Session | None) -> tuple[PendingObj
 
 
 def _watch(work: IngestPipeline, spark: Session | None) -> tuple[PendingObjects, _IngestScan]:
-    """What the folder holds, and what comes into it until somebody asks to stop."""
+    """Ingest the current objects of the folder, and new ones until a stop."""
     tools, source = work.tools, str(work.source)
     goal = _goal(work, ())
     watcher = Watcher(
@@ -172,7 +180,7 @@ def _watch(work: IngestPipeline, spark: Session | None) -> tuple[PendingObjects,
 
 
 def _fed(work: IngestPipeline, spark: Session | None) -> tuple[PendingObjects, _IngestScan]:
-    """What a queue announces: all that is in it now or, watching, all that comes."""
+    """Ingest the objects that a queue announces: the current messages or, when watching, all future ones too."""
     goal = _goal(work, ())
     sample = () if work.knows_schema() else next(iter(work.source.scan(own=work.where.own).chunks()), ())
 
@@ -204,7 +212,7 @@ def _report(
     count = Counter(states.values())
     unfinished = count[ObjectState.UNPROCESSED] + count[ObjectState.PROCESSING]
     skipped = sum(1 for before in goal.before.values() if before is ObjectState.PROCESSED)
-    if work.request.queue is not None:  # no scan says what there was, so what was done is told
+    if work.request.queue is not None:  # without a scan, report this process's results
         count = tally.objects
     pipeline = ledger.pipeline(where.pipeline)
     ignored = scan.report.ignored if scan.report is not None else {}

@@ -1,4 +1,4 @@
-"""The pipeline of `penstock ingest`: what was asked for, checked; its schema; and a worker on its queue."""
+"""The pipeline of `penstock ingest`: its checked options, its schema, and a worker on its queue."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -31,33 +31,33 @@ from penstock.pipeline.spark.source.options import checked
 from penstock.worker.line import Gates
 from penstock.worker.worker import Worker
 
-NO_SESSION_YET = "SESSION_OR_CONTEXT_NOT_EXISTS"  # PySpark's word for it
-_ANY_SCHEMA = "value STRING"  # to look at the other options where the schema is not known yet
+NO_SESSION_YET = "SESSION_OR_CONTEXT_NOT_EXISTS"  # PySpark's error class
+_ANY_SCHEMA = "value STRING"  # to check the other options while the schema is unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestRequest:
-    """What `penstock ingest` was asked for."""
+    """The options of `penstock ingest`."""
 
     source: str
     table: str
     format: str = "jsonl"
-    delimiter: str | None = None  # of CSV; None: a comma
-    header: bool = True  # of CSV
+    delimiter: str | None = None  # CSV only; None: a comma
+    header: bool = True  # CSV only
     schema: str | None = None  # Spark DDL; None: remembered or inferred
     transform: str | None = None  # "module:function"
     state: str | None = None
     provenance: bool = True
     partition_by: tuple[str, ...] = ()
-    watch: bool = False  # stay up, and take what comes
-    settle_seconds: float = SETTLE_SECONDS  # watching: how long a file has to be unchanged
-    cleanup: Cleanup = field(default_factory=Keep)  # what becomes of objects whose rows are published
-    queue: str | None = None  # at the broker of the settings, with notifications of the source; None: look ourselves
+    watch: bool = False  # keep running and ingest new objects
+    settle_seconds: float = SETTLE_SECONDS  # quiet period of a file before it is ingested, when watching
+    cleanup: Cleanup = field(default_factory=Keep)  # applied to objects whose rows are published
+    queue: str | None = None  # at the configured broker, with notifications of the source; None: scan the source
     settings: Settings = field(default_factory=Settings)
 
     @property
     def read(self) -> ReadOptions:
-        """How the files are read; without a schema as long as none was given."""
+        """How files are read; the schema is empty if none was given."""
         csv = CsvOptions(header=self.header, **({"delimiter": self.delimiter} if self.delimiter is not None else {}))
         return ReadOptions(
             schema_ddl=self.schema or "",
@@ -70,7 +70,7 @@ class IngestRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestPipeline:
-    """One pipeline from one source, with all that it needs but Spark."""
+    """One pipeline from one source, complete except for Spark."""
 
     request: IngestRequest
     transform: Transform | None
@@ -82,14 +82,14 @@ class IngestPipeline:
 
     @property
     def queue(self) -> str:
-        """What announces its objects: the one named, or one of its own."""
+        """The queue of its notifications: the named one, or one of its own."""
         return self.request.queue or self.where.queue(self.source)
 
     def serve(self, *, sample: Sequence[ObjectRef], until: Callable[[], bool], spark: Session | None = None) -> None:
-        """Run a worker on the source's queue until ``until`` or a stop. Raises what stopped it.
+        """Run a worker on the source's queue until ``until`` or a stop. Raises the error that stopped it.
 
-        ``sample`` is what a schema is inferred from where there is none. A session handed in is used as it is and not
-        stopped; else one is started for the time of the work.
+        If there is no schema, it is inferred from ``sample``. A given ``spark`` is not stopped; otherwise a session is
+        started for the duration of the work.
         """
         blueprint = self._blueprint(self._schema(sample))
         blueprint.check_columns()
@@ -118,13 +118,15 @@ class IngestPipeline:
                     ).run(tools.stop, until)
         finally:
             own.close()
-        if self.request.schema is not None:  # it worked, so it replaces what was remembered
+        if self.request.schema is not None:  # it worked, so it replaces the remembered schema
             state.ledger.declare_source_schema(self.where.pipeline, blueprint.declaration.read.schema_ddl)
 
     @contextmanager
     def _paused_by_outages(self, blueprint: PipelineBlueprint) -> Iterator[PipelineBlueprint]:
-        """Watching, pause the queue while ledger, source or table is away, until the block ends. An ingest that is to
-        end bears a few faults and then says so."""
+        """When watching, pause the queue while ledger, source or table is unavailable, inside the block.
+
+        A bounded ingest tolerates a few faults and then fails.
+        """
         if not self.request.watch:
             yield blueprint
             return
@@ -137,7 +139,7 @@ class IngestPipeline:
             yield replace(blueprint, ledger_watch=ledger, store_watch=store, gate=gate)
 
     def caretaker(self) -> CleanupRunner | None:
-        """Whoever cleans up the source; None where it is kept."""
+        """Return the source's cleanup, not started yet; None if objects are kept."""
         tools, ledger = self.tools, self.state.ledger
         work = source_cleanup(
             self.request.cleanup,
@@ -155,12 +157,14 @@ class IngestPipeline:
         return CleanupRunner(work, stop=tools.stop, bus=tools.bus, clock=tools.clock, random=random.random)
 
     def knows_schema(self) -> bool:
-        """Whether there is one without a sample."""
+        """Return True if the schema is known without a sample."""
         row = self.state.ledger.ensure_pipeline(self.where.pipeline)
         return self.request.schema is not None or row.source_schema is not None or self.request.format == "text"
 
     def _schema(self, sample: Sequence[ObjectRef]) -> str:
-        """The schema given, else the one remembered, else one inferred from a sample, told and remembered."""
+        """Return the given schema, else the remembered one, else one inferred from a sample, reported and
+        remembered.
+        """
         ledger, pipeline = self.state.ledger, self.where.pipeline
         if self.request.schema is not None:
             return canonical_ddl(self.request.schema)
@@ -200,10 +204,10 @@ class IngestPipeline:
 
 
 def shared_settings(request: IngestRequest) -> Settings | None:
-    """The settings whose ledger is to be used, where that is one that hosts share; None: the file beside the table.
+    """Return the settings if their ledger is shared between hosts; None to use the file beside the table.
 
-    Without a queue of others nobody else works on this table's messages. Raises `ConfigurationError` where somebody
-    may, and the ledger is a file of this host.
+    Without a named queue, no other process serves this table's messages. Raises `ConfigurationError` if another host
+    may, and the ledger is a file on this host.
     """
     if request.queue is None:
         return None
@@ -213,7 +217,7 @@ def shared_settings(request: IngestRequest) -> Settings | None:
 
 
 def _announcing(request: IngestRequest) -> Settings:
-    """The settings with the broker that the queue is in: SQS, unless they say otherwise."""
+    """Return the settings with the named queue's broker: SQS, unless they name another."""
     settings = request.settings
     if "broker" in settings.model_fields_set:
         return settings
@@ -222,22 +226,22 @@ def _announcing(request: IngestRequest) -> Settings:
 
 @contextmanager
 def queue_of(request: IngestRequest, state: StateFolder, tools: PipelineTools) -> Iterator[StateFolder]:
-    """The state with the broker that holds the queue: its own unless a queue was named.
+    """Yield the data directory with the queue's broker: its own, unless a queue was named.
 
-    Raises `ConfigurationError` where SQS has none such.
+    Raises `ConfigurationError` if SQS has no such queue.
     """
     if request.queue is None:
         yield state
         return
     settings = _announcing(request)
     with closing(open_broker(settings, holder=state.worker, tell=tools.bus.emit)) as broker:
-        # The counts of a queue that is not there are those of an empty one: an ingest would end well, with nothing.
+        # A missing queue has the counts of an empty one: the ingest would succeed with nothing done.
         check_queues([request.queue], settings, clock=tools.clock)
         yield replace(state, broker=broker)
 
 
 def check(request: IngestRequest, source: SourceLocation) -> Transform | None:
-    """Find a user's mistakes before anything is started; answers the transform."""
+    """Check the options before anything starts; return the transform. Raises `UsageError`."""
     if request.watch and request.queue is None and not source.is_local:
         raise UsageError(f"{source} cannot be watched; S3 announces its objects to a queue: name it with --queue.")
     check_fits(request.cleanup, source.address)
@@ -250,9 +254,9 @@ def check(request: IngestRequest, source: SourceLocation) -> Transform | None:
 
 
 def _load_transform(name: str) -> Transform:
-    """The function that ``module:function`` names; modules of the current folder are found too.
+    """Return the function named ``module:function``; modules in the current folder are found too.
 
-    Raises `UsageError` for a name that leads to no function, and with what the module raised when imported.
+    Raises `UsageError` if the name leads to no function, or with the error that the module raised on import.
     """
     module_name, colon, function_name = name.partition(":")
     if not (module_name and colon and function_name):
@@ -261,7 +265,7 @@ def _load_transform(name: str) -> Transform:
         module = import_here(module_name)
     except UsageError as error:
         if NO_SESSION_YET in str(error.__cause__) and not session_is_there():
-            return lambda frame: _load_transform(name)(frame)  # a module whose decorators need Spark: once it is there
+            return lambda frame: _load_transform(name)(frame)  # decorators that need Spark: load it once Spark runs
         raise
     function: Transform | None = getattr(module, function_name, None)
     if not callable(function):

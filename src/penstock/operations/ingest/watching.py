@@ -1,4 +1,4 @@
-"""The folder of an ingest, watched from a thread of its own: what comes to rest becomes part of the goal."""
+"""Watch an ingest's folder in a thread of its own, and enqueue notifications for files once they are stable."""
 
 import threading
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from penstock.objects.watcher import Watcher
 from penstock.worker.shutdown import StopSignal
 
 NAME = "watcher"
-LOOK_SECONDS = 0.2  # between two looks whether what is waited for is there
+LOOK_SECONDS = 0.2  # between two checks for the awaited condition
 END_SECONDS = 5.0
 
 
 class FolderWatch:
-    """Begins with a walk of the whole folder, which only takes what it finds; what comes later is announced at once."""
+    """Watches a folder. The first scan only collects objects; later ones are enqueued at once."""
 
     def __init__(self, watcher: Watcher, goal: PendingObjects, *, stop: StopSignal, bus: Bus, clock: Clock) -> None:
         self._watcher = watcher
@@ -30,22 +30,22 @@ class FolderWatch:
         self._thread = threading.Thread(target=self._run, name=f"penstock-{NAME}", daemon=True)
 
     def start(self) -> None:
-        """Begin, and come back when the folder was walked once, or a stop was asked for. Raises what failed."""
+        """Start, and return after the first scan or a stop. Raises the thread's error."""
         self._thread.start()
         self._wait(lambda: self._watcher.scans > 0)
 
     def wait_for_objects(self) -> None:
-        """Come back when there is an object, or a stop was asked for. Raises what failed."""
+        """Return when there is an object, or after a stop. Raises the thread's error."""
         self._wait(lambda: bool(self._goal.size))
 
     def tended(self) -> bool:
-        """Asked by the idle worker, whose work has no end: announces again what got lost. Raises what failed."""
+        """Enqueue lost notifications again and return False. Called by the idle worker. Raises the thread's error."""
         self._check()
         self._goal.reached()
         return False
 
     def end(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._ended.set()
         self._thread.join(END_SECONDS)
 
@@ -63,7 +63,7 @@ class FolderWatch:
             raise self._failure
 
     def _run(self) -> None:
-        held: list[ObjectRef] = []  # what the ledger or the broker could not take
+        held: list[ObjectRef] = []  # objects that ledger or broker could not accept yet
         try:
             for rested in self._watcher.settled(self._ended):
                 held += rested

@@ -1,6 +1,6 @@
-"""The monitor's look at the ledger: what waits there, what is overdue, and what was committed and is not visible yet.
+"""Measure the ledger for the monitor: waiting and overdue objects, and batches committed but not yet visible.
 
-No look costs more than a hundredth of the time: one that takes long is taken more rarely, whatever the ledger holds.
+Measuring takes at most about a hundredth of the time: a slow ledger is measured less often.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from penstock.ledger import Ledger
     from penstock.ledger.queries import ProcessedCount
 
-SHARE = 100.0  # rests after a look, in lengths of that look
+SHARE = 100.0  # rest after a measurement, as a multiple of its duration
 REST_SECONDS_MAX = 300.0
-COUNT_SECONDS_MIN, COUNT_SECONDS_MAX = 600.0, 21_600.0  # between two counts of all that is processed
+COUNT_SECONDS_MIN, COUNT_SECONDS_MAX = 600.0, 21_600.0  # between two full counts of processed objects
 COUNT_SHARE = 1_000.0
 
 
 class LedgerWatch:
-    """Looks at these pipelines and object handlers. For one thread.
+    """Measures these pipelines and object handlers. For one thread.
 
-    ``ledger`` answers it, or None where nobody has made it yet.
+    ``ledger`` returns the ledger, or None if it does not exist yet.
     """
 
     def __init__(
@@ -48,7 +48,9 @@ class LedgerWatch:
         self._tallies: dict[str, tuple[ProcessedCount, float]] = {}  # by pipeline, with when to count anew (monotonic)
 
     def look(self) -> Sequence[PipelineSample]:
-        """Raises `TemporaryError` where the ledger is away."""
+        """Return the samples, from a recent measurement if it was slow. Raises `TemporaryError` if the ledger is
+        unavailable.
+        """
         began_at = self._clock.monotonic()
         if self._found and began_at < self._not_before:
             return [_aged(one, began_at - self._found_at) for one in self._found]
@@ -78,7 +80,7 @@ class LedgerWatch:
         )
 
     def _processed(self, ledger: "Ledger", pipeline: str) -> int:
-        """Counted rarely, and brought up by what was committed since."""
+        """Return the number of processed objects: a rare full count, updated from new batches in between."""
         now = self._clock.monotonic()
         known = self._tallies.get(pipeline)
         if known is not None and now < known[1]:
@@ -93,26 +95,28 @@ class LedgerWatch:
 
 
 class TableWatch:
-    """How far the tables of pipelines are behind the ledger. For one thread. It needs the packages of the extra."""
+    """Measures how far the tables of pipelines lag behind the ledger. For one thread. Needs the packages of the
+    extra.
+    """
 
     def __init__(self, places: Mapping[str, TablePaths], *, ledger: "Callable[[], Ledger | None]") -> None:
         self._places = places
         self._ledger = ledger
         self._tables: dict[str, Tables] = {}
-        self._shown: dict[str, int] = {}  # up to which batch all is visible, by pipeline
+        self._shown: dict[str, int] = {}  # the last batch up to which all are visible, by pipeline
 
     def lag_seconds(self, look: PipelineSample) -> float | None:
-        """How long the oldest batch waits that is not visible; 0 where all are, None for what has no table.
+        """Return the age of the oldest batch that is not visible: 0 if all are, None without a table.
 
-        Raises `PublishHalted` where table and ledger are not of one history, and `TemporaryError`.
+        Raises `PublishHalted` if table and ledger do not belong together, and `TemporaryError`.
         """
         places, ledger = self._places.get(look.pipeline), self._ledger()
         if places is None or ledger is None:
             return None
         shown = self._shown.get(look.pipeline, 0)
-        if look.committed_seq < shown:  # the ledger was rolled back: its numbers are given again
+        if look.committed_seq < shown:  # the ledger was rolled back and reuses numbers
             shown = 0
-        if look.committed_seq > shown:  # else nothing new, and no table has to be opened
+        if look.committed_seq > shown:  # otherwise nothing is new, and no table has to be opened
             shown = self._opened(places, ledger).shown_to(shown, look.committed_seq)
             self._shown[look.pipeline] = shown
         if shown >= look.committed_seq:
@@ -128,6 +132,6 @@ class TableWatch:
 
 
 def _aged(look: PipelineSample, seconds: float) -> PipelineSample:
-    """The same, so much later."""
+    """Return the sample with its age increased by ``seconds``."""
     oldest = look.oldest_unprocessed_age_seconds
     return replace(look, oldest_unprocessed_age_seconds=oldest + seconds if oldest else 0.0)

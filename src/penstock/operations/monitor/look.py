@@ -1,10 +1,7 @@
-"""What one look of the monitor found. A number that could not be seen is None, or not there; never an old one.
+"""The monitor's samples, the event for overdue objects, and the gauges.
 
-What the monitor tells people by itself: objects that wait for longer than they should.
-
-Objects that are missing from the ledger are told by the reconcile that found them.
-
-From a look of the monitor to gauges: each has the series of that look and no others.
+A value that could not be measured is None or absent, never an old one. Objects missing from the ledger are reported by
+the reconcile that found them. Each gauge has the series of the latest sample and no others.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +18,7 @@ Tier = Literal["dlq", "dead"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSample:
-    """One queue. An age is 0 where nothing is there that could have one, and None where nobody can tell."""
+    """One queue. An age is 0 if no message could have one, and None if it is unknown."""
 
     queue: str
     visible: int
@@ -35,53 +32,53 @@ class QueueSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterSample:
-    """The dead letters of one tier. ``queue`` is whose they are; of a tier that several queues share, its own name."""
+    """One DLQ or final DLQ. ``queue`` is the queue it belongs to, or its own name if several queues share it."""
 
     queue: str
     tier: Tier
     letters: int
-    oldest_age_seconds: float | None  # since the first of them died
+    oldest_age_seconds: float | None  # since the first of them was dead-lettered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSample:
-    """One pipeline or object handler, as the ledger has it."""
+    """One pipeline or object handler, as recorded in the ledger."""
 
     pipeline: str
     objects: Mapping[str, int]  # by state
     oldest_unprocessed_age_seconds: float
     overdue: int
     committed_seq: int
-    missing: int | None  # at the latest reconcile, if there was one
-    commit_to_publish_lag_seconds: float | None = None  # None: it has no table, or the table could not be seen
+    missing: int | None  # at the latest reconcile; None: there was none
+    commit_to_publish_lag_seconds: float | None = None  # None: no table, or it could not be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorSample:
-    """Everything, at about ``at`` (epoch seconds)."""
+    """One measurement of everything, at about ``at`` (epoch seconds)."""
 
     at: float
     queues: Sequence[QueueSample] = ()
     dead_letters: Sequence[DeadLetterSample] = ()
     pipelines: Sequence[PipelineSample] = ()
-    up: Mapping[Source, bool] = field(default_factory=dict)  # whether it could be seen, of what there is to be seen
+    up: Mapping[Source, bool] = field(default_factory=dict)  # whether each source could be read
     errors: Mapping[Source, str] = field(default_factory=dict)
 
 
-TOLD_EVERY_SECONDS = 3_600.0  # while it lasts
+TOLD_EVERY_SECONDS = 3_600.0  # while objects are overdue
 
 
 class OverdueNotices:
-    """When it begins, and once an hour while it lasts. For one thread."""
+    """Emits an event when objects become overdue, and once an hour while they are. For one thread."""
 
     def __init__(self, *, after_seconds: float, clock: Clock, tell: Listener) -> None:
         self._after_seconds = after_seconds
         self._clock = clock
         self._tell = tell
-        self._told_at: dict[str, float] = {}  # by pipeline, monotonic
+        self._told_at: dict[str, float] = {}  # monotonic, by pipeline
 
     def hear(self, pipelines: Iterable[PipelineSample]) -> None:
-        """Of a look that could be taken."""
+        """Process the samples of a successful measurement."""
         now = self._clock.monotonic()
         for one in pipelines:
             if not one.overdue:
@@ -104,7 +101,7 @@ Samples = Mapping[tuple[str, ...], float]
 
 
 def gauges(look: MonitorSample) -> Mapping[str, Samples]:
-    """Every gauge that the monitor sets, by its name in the catalogue; empty where nothing could be seen."""
+    """Return the monitor's gauges by name in the catalogue; without series if nothing could be measured."""
     queues, letters, pipelines = look.queues, look.dead_letters, look.pipelines
     return {
         "queue_messages": {

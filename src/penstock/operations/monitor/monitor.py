@@ -1,6 +1,6 @@
-"""One look of the monitor at everything an app stands on: queues, dead letters, ledger and tables.
+"""Measure everything that an app uses: queues, dead letters, ledger and tables.
 
-It looks, and changes nothing. What it cannot see it tells no number of, and goes on with the rest.
+Read-only. If something cannot be measured, its values are absent, and the rest is still measured.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,35 +31,35 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorTargets:
-    """What a monitor looks at, and with what; None where there is nothing to be seen."""
+    """The monitor's targets and their watches; None if there is nothing to measure."""
 
     queue_names: tuple[str, ...]
     pipeline_names: tuple[str, ...]
     queues: QueueWatch | None
     ledger: LedgerWatch | None
     tables: TableWatch | None
-    unseen: str | None = None  # why tables cannot be looked at here
+    unseen: str | None = None  # why tables cannot be read here
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """What it asks; of CloudWatch the broker knows only when it is asked."""
+        """The sources measured. CloudWatch is missing: the broker's watch adds it once it is used."""
         watches: Mapping[Source, object] = {"broker": self.queues, "ledger": self.ledger, "tables": self.tables}
         return tuple(source for source, watch in watches.items() if watch is not None)
 
 
 class Monitor:
-    """Looks again and again, and tells when it can see something no more. For one thread."""
+    """Measures repeatedly, and emits an event when a source becomes unavailable or available. For one thread."""
 
     def __init__(self, watches: MonitorTargets, *, clock: Clock, tell: Listener) -> None:
         self._watches = watches
         self._clock = clock
         self._tell = tell
-        self._away: dict[Source, float] = {}  # since when (monotonic)
+        self._away: dict[Source, float] = {}  # unavailable since (monotonic)
         if watches.unseen is not None:
             tell(LookFailed(source="tables", error=watches.unseen))
 
     def look(self) -> MonitorSample:
-        """What is so now. Raises nothing: what could not be seen is said."""
+        """Return a new sample. Does not raise: the sample contains the errors."""
         at, asked, errors = self._clock.now(), list[Source](), dict[Source, str]()
         broker = self._broker(asked, errors)
         pipelines = self._pipelines(asked, errors)
@@ -114,17 +114,17 @@ class Monitor:
 
 
 def watches_of(app: "App", *, clock: Clock) -> MonitorTargets:
-    """What there is to be seen of an app.
+    """Return the targets of an app.
 
-    Raises `ConfigurationError` where there is nothing at all, for a broker that another process cannot reach, and for a
-    queue that nobody made where that does not happen by itself.
+    Raises `ConfigurationError` if there are none, for a broker that another process cannot reach, and for a queue that
+    does not exist on a broker that does not create queues on use.
     """
     settings = app.settings
     if app.address is not None:
         check_shared(settings)
     names = sorted({*(service.queue_name for service in app.services), *settings.queues})
     recorded = [service.name for service in app.services if needs_objects(service)]
-    has_ledger = any(needs_ledger(service) for service in app.services)  # also one of nothing but keys
+    has_ledger = any(needs_ledger(service) for service in app.services)  # also if only idempotency keys use it
     if not names:
         raise ConfigurationError(
             "There is nothing to look at: the app has no handlers and no pipelines, and the settings name no queues."
@@ -152,16 +152,16 @@ def watches_of(app: "App", *, clock: Clock) -> MonitorTargets:
 
 
 def _tried(source: Source, look: Callable[[], Answer], errors: dict[Source, str]) -> Answer | None:
-    """What the look brings; None where it fails, and then the error is among the others."""
+    """Return the measurement; None if it fails, with the error recorded in ``errors``."""
     try:
         return look()
-    except Exception as error:  # whatever it is: the other numbers are wanted all the more
+    except Exception as error:  # any error: the other values are still needed
         errors[source] = failure_of(error).summary
         return None
 
 
 def _unseen() -> str | None:
-    """Why tables cannot be opened here, if so."""
+    """Return why tables cannot be read here, or None."""
     try:
         require_spark()
     except ConfigurationError as error:

@@ -1,7 +1,7 @@
-"""`penstock monitor` as a process: it looks, answers for its numbers, and tells what people should know.
+"""`penstock monitor` as a process: it measures, serves the metrics, and reports problems.
 
-Two of them do no harm but to those who add up their numbers. Looking is done in a thread of its own, so that a stop
-never waits for a broker that does not answer.
+Two monitors do no harm, except to dashboards that sum their values. Measuring runs in its own thread, so that a stop
+never waits for an unresponsive broker.
 """
 
 import random
@@ -23,41 +23,41 @@ if TYPE_CHECKING:
     from penstock.app.app import App
     from penstock.monitoring.metrics.meters import Meters
 
-BLIND_SECONDS = 120.0  # a look that has gone on for so long sees nothing, and what the one before saw is old
-STUCK_SECONDS = 300.0  # a look that takes longer will not end: everything that it asks has a bound below that
-JITTER_SHARE = 0.1  # so that two monitors do not look at the same moments for ever
+BLIND_SECONDS = 120.0  # after this time in one measurement, the previous values are outdated
+STUCK_SECONDS = 300.0  # a longer measurement will not end: all its calls have shorter limits
+JITTER_SHARE = 0.1  # so that two monitors do not stay synchronised
 FAILED = "monitor_looks_failed_total"
 _JOIN_SECONDS = 0.1
-_LEAVE_SECONDS = 0.3  # for a look under way when a stop was asked for
+_LEAVE_SECONDS = 0.3  # for a measurement in progress at a stop
 
 
 class MonitorLoop:
-    """Look, publish, rest. Begun once; what it is at is for its health."""
+    """The loop: measure, publish, rest. Started once; its progress is its health."""
 
     def __init__(self, *, every_seconds: float, stop: StopSignal, clock: Clock, random: Random) -> None:
         self._every_seconds = every_seconds
         self._stop = stop
         self._clock = clock
         self._random = random
-        self._looks = 0  # this and the next two: written by the thread that looks
-        self._began_at: float | None = None  # monotonic, of the look under way
+        self._looks = 0  # this and the next two: written by the measuring thread
+        self._began_at: float | None = None  # monotonic start of the current measurement
         self._latest: MonitorSample | None = None
 
     @property
     def health(self) -> Health:
-        """Live while looks come to an end, whatever they find; ready once one did."""
+        """The probes: live while measurements end, whatever they find; ready after the first."""
         return Health(live=self._live, ready=self._ready, started=self._ready)
 
     @property
     def unseen(self) -> MonitorSample | None:
-        """A look that saw nothing, while one is under way that does not come to an end; else None."""
+        """A sample without values while a measurement does not end; None otherwise."""
         latest = self._latest
         if latest is None or self._under_way_seconds <= BLIND_SECONDS:
             return None
         return MonitorSample(at=latest.at, up=dict.fromkeys(latest.up, False))
 
     def run(self, look: Callable[[], MonitorSample], publish: Callable[[MonitorSample], None]) -> None:
-        """Until a stop is asked for."""
+        """Measure until a stop."""
         asked = threading.Event()
         with self._stop.watched_by(asked):
             while not self._stop.requested:
@@ -89,9 +89,9 @@ class MonitorLoop:
 
 
 def run_monitor(app: "App", *, stop: StopSignal) -> bool:
-    """Look until asked to stop; answers whether it came to an end, or something is left that does not answer.
+    """Measure until asked to stop; return False if a measurement is still hanging at the end.
 
-    Raises `ConfigurationError` as `watches_of` does, and where the address cannot be listened at.
+    Raises `ConfigurationError` as `watches_of` does, and if the address cannot be bound.
     """
     clock, settings = SystemClock(), app.settings
     looking = MonitorLoop(every_seconds=settings.monitor_seconds, stop=stop, clock=clock, random=random.random)
@@ -131,7 +131,7 @@ def run_monitor(app: "App", *, stop: StopSignal) -> bool:
 
 
 def look_once(app: "App") -> MonitorSample:
-    """One look, told to nobody else. Raises `ConfigurationError` as `watches_of` does."""
+    """Return one measurement without emitting events. Raises `ConfigurationError` as `watches_of` does."""
     clock = SystemClock()
     try:
         return Monitor(watches_of(app, clock=clock), clock=clock, tell=tell_nobody).look()
@@ -140,7 +140,7 @@ def look_once(app: "App") -> MonitorSample:
 
 
 def to_meters(look: MonitorSample, meters: "Meters") -> None:
-    """Set every gauge of the monitor to this look's, and count what it could not see."""
+    """Set every gauge of the monitor to this sample, and count the sources that failed."""
     for name, samples in gauges(look).items():
         meters.replace(name, samples)
     for source, up in look.up.items():
@@ -148,7 +148,9 @@ def to_meters(look: MonitorSample, meters: "Meters") -> None:
 
 
 def forget_old(looking: MonitorLoop, meters: "Meters") -> None:
-    """Take the numbers away that a look which does not end leaves behind, so that nobody takes them for new ones."""
+    """Remove the values of the previous measurement while the current one does not end, so that they do not seem
+    current.
+    """
     unseen = looking.unseen
     if unseen is not None:
         for name, samples in gauges(unseen).items():
@@ -156,9 +158,10 @@ def forget_old(looking: MonitorLoop, meters: "Meters") -> None:
 
 
 def _awaited(work: Callable[[], None], stop: StopSignal, clock: Clock) -> bool:
-    """Do it in a thread, and wait: this one may be the main thread, in which signal handlers run. Raises what it does.
+    """Run ``work`` in a thread and wait for it, because signal handlers run in the main thread. Raises the error of
+    ``work``.
 
-    Answers whether it came to an end soon after the stop.
+    Return True if it ended, or ends soon after a stop.
     """
     failures: list[BaseException] = []
 

@@ -1,4 +1,4 @@
-"""The monitor's look at queues and their dead letters: a few questions to the broker for each, and never a receive."""
+"""Measure queues and their DLQs for the monitor: a few calls to the broker per queue, and never a receive."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,13 +12,13 @@ from penstock.messaging.broker import Broker, QueueStats, listed_name, names_sec
 from penstock.messaging.clock import Clock
 from penstock.operations.monitor.look import DeadLetterSample, QueueSample, Tier
 
-TIERS_SECONDS = 300.0  # how long it is believed where dead letters go
-LETTERS_SECONDS = 50.0  # between two looks at dead letters, which wait for hours: they are most of the queues
+TIERS_SECONDS = 300.0  # how long the names of DLQs are cached
+LETTERS_SECONDS = 50.0  # dead letters wait for hours, so they are measured less often: they are most of the queues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSample:
-    """What was seen there. ``refused``: why some queues could not be, while the others could."""
+    """The measurement of the broker. ``refused``: errors of single queues, while the others were measured."""
 
     queues: Sequence[QueueSample]
     dead_letters: Sequence[DeadLetterSample]
@@ -29,7 +29,7 @@ class BrokerSample:
 
 @dataclass(slots=True, kw_only=True)
 class _SampleRound:
-    """One look under way."""
+    """One measurement in progress."""
 
     broker: Broker
     told: Mapping[str, float]
@@ -38,9 +38,9 @@ class _SampleRound:
 
 
 class QueueWatch:
-    """Looks at these queues. For one thread.
+    """Measures these queues. For one thread.
 
-    ``broker`` answers it, or None where nobody has made it yet: then no queue has ever had a message.
+    ``broker`` returns the broker, or None if it does not exist yet, so that no queue ever had a message.
     """
 
     def __init__(
@@ -58,7 +58,9 @@ class QueueWatch:
         self._letters_at: float | None = None  # monotonic
 
     def look(self) -> BrokerSample:
-        """Raises `TemporaryError` where the broker is away, and `ConfigurationError` where it can never be asked."""
+        """Return a sample. Raises `TemporaryError` if the broker is unavailable, and `ConfigurationError` if it
+        is unusable.
+        """
         broker = self._broker()
         if broker is None:
             return BrokerSample(queues=(), dead_letters=(), refused=(), asks_cloudwatch=False, cloudwatch_error=None)
@@ -94,10 +96,10 @@ class QueueWatch:
         )
 
     def _letters(self, queues: Mapping[str, tuple[str, Tier]], now: _SampleRound) -> Sequence[DeadLetterSample]:
-        """Of now, or of a moment ago."""
+        """Return the sample of the DLQs, new or cached."""
         at = self._clock.monotonic()
         if self._letters_at is None or at - self._letters_at >= LETTERS_SECONDS:
-            self._letters_at = None  # while it is not known how this look ends
+            self._letters_at = None  # until this measurement succeeds
             found = [self._tier(name, label, tier, now) for name, (label, tier) in queues.items()]
             self._known = [one for one in found if one is not None]
             self._letters_at = at if len(self._known) == len(found) else None
@@ -120,7 +122,7 @@ class QueueWatch:
             return {}, str(error)
 
     def _letter_queues(self, broker: Broker) -> Mapping[str, tuple[str, Tier]]:
-        """Where dead letters lie: the queue they are told under, and their tier."""
+        """Return the DLQs, each with the queue that it is reported under and its tier."""
         now = self._clock.monotonic()
         if self._tiers_at is None or now - self._tiers_at >= TIERS_SECONDS:
             self._tiers, self._tiers_at = _letter_queues(broker, self._queues), now
@@ -130,7 +132,7 @@ class QueueWatch:
 def _stats(queue: str, now: _SampleRound) -> QueueStats | None:
     try:
         return now.broker.stats(queue)
-    except ConfigurationError as error:  # of this one: a right that lacks, a name that none can have
+    except ConfigurationError as error:  # of this queue: a missing permission, an invalid name
         now.refused.append(str(error))
         return None
 

@@ -1,4 +1,4 @@
-"""`penstock objects import`: a bucket is adopted without being processed again."""
+"""`penstock objects import`: adopt existing objects without processing them again."""
 
 import shutil
 import sys
@@ -27,38 +27,38 @@ from penstock.objects.s3_facts import INVENTORY_REMEDY, LIST_REMEDY, require_no_
 from penstock.storage.address import is_s3
 from penstock.storage.aws import Aws
 
-CHUNK_OBJECTS = 5_000  # in one transaction
-PROBLEMS_MAX = 20  # told; the rest is counted
+CHUNK_OBJECTS = 5_000  # per transaction
+PROBLEMS_MAX = 20  # listed; further ones are only counted
 STDIN = "-"
 INVENTORY = "manifest.json"
-_NO_SETTINGS = Aws()  # frozen
+_NO_SETTINGS = Aws()  # frozen, so it can be shared
 _NOBODY = Carrier(message_id="", enqueued_at=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportTarget:
-    """Whose objects they are."""
+    """The pipeline or object handler that adopts the objects."""
 
     pipeline: str
     ledger: Ledger
-    aws: Aws = _NO_SETTINGS  # of the buckets whose objects are imported
+    aws: Aws = _NO_SETTINGS  # for the buckets of the imported objects
 
 
 @dataclass(slots=True, kw_only=True)
 class ObjectImportReport:
-    """What an import did, or would do. One thread writes it."""
+    """The result of an import or dry run. Written by one thread."""
 
     pipeline: str
     source: str
     listed: int = 0
     new: int = 0
     known: int = 0
-    busy: list[str] = field(default_factory=list)  # addresses of those that were at work, and left alone
-    replaced: Counter[ObjectState] = field(default_factory=Counter)  # of the new: how they stood before
+    busy: list[str] = field(default_factory=list)  # addresses of objects in process, which were skipped
+    replaced: Counter[ObjectState] = field(default_factory=Counter)  # of the new ones: their previous states
 
 
 class UnreadableError(UsageError):
-    """Lines that name no object; the first of them are told one by one."""
+    """Entries that name no object; ``problems`` lists the first of them."""
 
     def __init__(self, source: str, problems: list[str], count: int) -> None:
         which, them = ("entry that names", "it") if count == 1 else ("entries that name", "them")
@@ -68,7 +68,7 @@ class UnreadableError(UsageError):
 
 @contextmanager
 def target_of(*, app: str | None, pipeline: str | None, table: str | None, state: str | None) -> Iterator[ImportTarget]:
-    """The ledger of a table, made where there is none yet, or of a pipeline or object handler of an app."""
+    """Yield the target: a table, whose ledger is created if missing, or a pipeline or object handler of an app."""
     if (app is None) == (table is None) or (app is None) != (pipeline is None):
         raise UsageError("Say whose objects these are: APP PIPELINE, as in shop:app clicks, or --table FOLDER.")
     settings = load_settings()
@@ -96,10 +96,10 @@ def target_of(*, app: str | None, pipeline: str | None, table: str | None, state
 def import_processed(
     target: ImportTarget, file: str, *, dry_run: bool, told: Callable[[ObjectImportReport], None] = lambda _: None
 ) -> ObjectImportReport:
-    """Import a list, ``-`` for standard input; all of it is read before anything is changed.
+    """Import a list, ``-`` for standard input. The whole list is checked before anything changes.
 
-    Done again, or after it was broken off, it goes on: what is known stays as it is. Raises `UnreadableError` where an
-    entry names no object, and `ConfigurationError` for entries without version ids of a bucket that may keep versions.
+    A repeated or interrupted import continues: known objects stay as they are. Raises `UnreadableError` if an entry
+    names no object, and `ConfigurationError` for entries without version ids in a bucket that may keep versions.
     """
     with _listing(file) as (source, entries):
         done = ObjectImportReport(pipeline=target.pipeline, source=source)
@@ -123,10 +123,10 @@ def import_processed(
 
 
 def _check(source: str, entries: Iterable[ListedObject], aws: Aws) -> int:
-    """Return how many entries there are. Every one has to be readable, and to name its object as others do."""
+    """Check that every entry names an object and, in a versioned bucket, its version. Return the number of entries."""
     problems: list[str] = []
     count = bad = 0
-    unversioned: set[str] = set()  # buckets of which objects are listed without a word on versions
+    unversioned: set[str] = set()  # buckets with entries that do not state a version
     for one in entries:
         count += 1
         if one.ref is not None and not one.tells_version and one.ref.bucket != LOCAL_BUCKET:
@@ -145,7 +145,7 @@ def _check(source: str, entries: Iterable[ListedObject], aws: Aws) -> int:
 
 @contextmanager
 def _listing(file: str) -> Iterator[tuple[str, Callable[[], Iterator[ListedObject]]]]:
-    """The list's name, and how it is read from its beginning, as often as one likes."""
+    """Yield the list's name, and a function that reads it from the start each time."""
     if file == STDIN:
         with tempfile.TemporaryFile() as kept:
             shutil.copyfileobj(sys.stdin.buffer, kept)
@@ -187,7 +187,9 @@ def _inventory(file: str) -> tuple[str, Callable[[], Iterator[ListedObject]]]:
 
 
 def _places(table: str, state: str | None, settings: Settings) -> TablePaths:
-    """Those of a table, whose state may not be there yet; one that has its state elsewhere is refused."""
+    """Return the paths of a table, which may have no data directory yet; refuse one whose data directory is
+    elsewhere.
+    """
     where = places(table, state, aws=settings.aws)
     if (where.state / LEDGER_FILE).is_file() or not where.state.exists():
         return where
@@ -208,5 +210,5 @@ def _candidate(ref: ObjectRef) -> Candidate:
 
 
 def replaced_words(replaced: Mapping[ObjectState, int]) -> str:
-    """Such as "1 dead, 3 unprocessed"; empty where there are none."""
+    """Return text such as "1 dead, 3 unprocessed"; empty if there are none."""
     return ", ".join(f"{count:,} {state}" for state, count in sorted(replaced.items()) if count)

@@ -1,8 +1,8 @@
-"""Dead, gone and superseded objects, announced anew.
+"""Retry failed, deleted and superseded objects by sending new notifications.
 
-For objects whose dead letter is gone, or is not looked for, and for those that were found deleted or replaced although
-they exist. Like a replay this only sends messages. Each carries the id of one replay of that end, which revives the
-object once, inside the claim of the worker that receives it, however often it is sent before that.
+For objects without a dead letter to replay, and for objects recorded as deleted or replaced that do exist. Like a
+replay, a retry only sends messages. Each carries a replay id for the object's end, which reopens the object once,
+inside the claim of the worker that receives it, however often the message is sent.
 """
 
 import hashlib
@@ -35,17 +35,17 @@ RETRIED = frozenset({ObjectState.DEAD}) | UNREAD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrySelection:
-    """Which ended objects a command line means: these, or all in a state, or those whose address contains a text."""
+    """The selected objects: named ones, all in one state, or those whose address contains a text."""
 
     uris: Sequence[str] = ()
-    state: ObjectState = ObjectState.DEAD  # of all, where none are named
+    state: ObjectState = ObjectState.DEAD  # used if none are named
     uri_contains: str | None = None
-    queue: str | None = None  # that announces them; None: the one that each pipeline is fed from
+    queue: str | None = None  # for the notifications; None: each pipeline's own
     limit: int | None = None
-    rate: float | None = None  # objects a second
+    rate: float | None = None  # objects per second
 
     def details(self, pipeline: str) -> Mapping[str, object]:
-        """For the audit."""
+        """Return the options for the audit log."""
         asked: Mapping[str, object] = {
             "pipeline": pipeline,
             "objects": list(self.uris),
@@ -59,25 +59,27 @@ class RetrySelection:
 
 @dataclass(slots=True, kw_only=True)
 class RetryPlan:
-    """What would be announced, and what would not."""
+    """The objects that a retry would enqueue, and those it would skip."""
 
-    queues: Mapping[str, str] = field(default_factory=dict)  # that feed the pipelines that are meant
-    objects: Counter[str] = field(default_factory=Counter)  # to be announced, by pipeline
-    letters: Mapping[str, int] = field(default_factory=dict)  # in the tiers of these queues, perhaps of these objects
-    replaced: int = 0  # left alone: a later version was processed
-    others: Sequence[str] = ()  # pipelines of the ledger that the app does not have
-    not_dead: list[tuple[str, ObjectState]] = field(default_factory=list)  # those named that need nothing
+    queues: Mapping[str, str] = field(default_factory=dict)  # queue by pipeline, of those selected
+    objects: Counter[str] = field(default_factory=Counter)  # to be enqueued, by pipeline
+    letters: Mapping[str, int] = field(default_factory=dict)  # in the DLQs of these queues, possibly of these objects
+    replaced: int = 0  # skipped: a later version was processed
+    others: Sequence[str] = ()  # pipelines of the ledger that the app lacks
+    not_dead: list[tuple[str, ObjectState]] = field(default_factory=list)  # named objects that need no retry
     unknown: list[str] = field(default_factory=list)
 
     @property
     def by_queue(self) -> Mapping[str, int]:
-        """How many would go where."""
+        """The number of objects by queue."""
         return {queue: self.objects[pipeline] for pipeline, queue in self.queues.items() if self.objects[pipeline]}
 
 
 def plan(seen: ScopeView, asked: RetrySelection) -> RetryPlan:
-    """Look at all that are meant, and count. Raises `UsageError` where nobody says which queue feeds a pipeline, and
-    for a queue that nothing can be sent to."""
+    """Inspect and count the selected objects.
+
+    Raises `UsageError` if a pipeline's queue is unknown, or for an invalid destination.
+    """
     queues = _queues(seen, asked.queue)
     found = RetryPlan(queues=queues, others=sorted(set(seen.pipelines()) - queues.keys()))
     for uri in dict.fromkeys(asked.uris):
@@ -101,10 +103,10 @@ def retry(
     clock: Clock | None = None,
     probe: Probe = no_probe,
 ) -> Counter[str]:
-    """Announce as many as were planned, each pipeline on record; answers how many went to which queue.
+    """Enqueue the planned number of objects, with an audit entry per pipeline; return the number sent by queue.
 
-    To be run again where it was stopped. They are looked up chunk by chunk, just before each is sent: what lives again
-    meanwhile is left alone.
+    An interrupted retry can be repeated. Objects are looked up chunk by chunk, just before each chunk is sent: one that
+    was reopened meanwhile is skipped.
     """
     sent: Counter[str] = Counter()
     pace = ReplayRate(asked.rate, clock=clock or SystemClock(), stopped=stopped)
@@ -127,9 +129,9 @@ def retry(
 
 
 def announced_anew(pipeline: str, dead: ObjectRow) -> Outgoing:
-    """The announcement that revives an ended object.
+    """Return the notification that reopens an ended object.
 
-    It is a message of its own, whatever was announced before: the first one may have been purged.
+    Its deduplication id is new, whatever was sent before: an earlier message may have been purged.
     """
     ref = ObjectRef(
         bucket=dead.bucket,
@@ -147,7 +149,7 @@ def announced_anew(pipeline: str, dead: ObjectRow) -> Outgoing:
 def _dead(
     seen: ScopeView, pipeline: str, asked: RetrySelection, *, found: RetryPlan | None = None, page: int = PAGE
 ) -> Iterator[ObjectRow]:
-    """Those that are meant; replaced ones only where they are named, and else counted in the plan."""
+    """Yield the selected objects. Replaced ones are included only if named; otherwise the plan counts them."""
     if asked.uris:
         for uri in dict.fromkeys(asked.uris):
             for whose, row in seen.ledger.find(uri):
@@ -162,7 +164,7 @@ def _dead(
 
 
 def _judge(seen: ScopeView, uri: str, found: RetryPlan) -> None:
-    """Say of an object that is named, if no version of it can be announced anew, why it needs nothing."""
+    """Record why a named object needs no retry, unless one of its versions does."""
     states = [row.state for pipeline, row in seen.ledger.find(uri) if pipeline in found.queues]
     if RETRIED.intersection(states):
         return
@@ -179,7 +181,7 @@ def _is_archived(seen: ScopeView, uri: str, found: RetryPlan) -> bool:
 
 
 def _queues(seen: ScopeView, given: str | None) -> Mapping[str, str]:
-    """By pipeline, of those that are meant and that the app has. Raises `UsageError` where nobody says."""
+    """Return the queue of each selected pipeline of the app. Raises `UsageError` if it is unknown."""
     scope, meant = seen.scope, seen.pipelines()
     if scope.served:
         if given is not None:

@@ -1,4 +1,4 @@
-"""How everything in a scope stands, and what of it needs a person: is anything late, lost, dead or unconsumed?"""
+"""The status of a scope, and the problems in it that need a person: lagging, missing, failed, or without a consumer."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TroubleKind(StrEnum):
-    """What a trouble comes to, the worst first."""
+    """The kinds of problems, the worst first."""
 
     LOST = "lost"
     UNCONSUMED = "unconsumed"
@@ -25,7 +25,7 @@ class TroubleKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """Something that needs a person; ``text`` says what and how much."""
+    """A problem that needs a person; ``text`` describes it and its extent."""
 
     word: TroubleKind
     text: str
@@ -33,12 +33,12 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaggingQueue:
-    """A queue whose oldest visible message waits for longer than it may."""
+    """A queue whose oldest visible message has waited longer than allowed."""
 
     queue: str
     age_seconds: float
     after_seconds: float
-    unconsumed: bool  # nobody who could be seen serves it, and nothing of it is in flight
+    unconsumed: bool  # no known worker serves it, and no message is in flight
 
     @property
     def trouble(self) -> Trouble:
@@ -51,66 +51,69 @@ class LaggingQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStatus:
-    """How one pipeline stands now. Whether batches are visible is known where the table's folder is."""
+    """The status of one pipeline. Unpublished batches are known only if the table's location is."""
 
     pipeline: str
     objects: Mapping[ObjectState, int]
-    objects_replaced: int  # dead ones of which a later version was processed since
+    objects_replaced: int  # failed objects with a later version that was processed
     batches_committed: int
     batches_unpublished: int | None
     table: str | None
     table_version: int | None
-    disagreement: str | None  # why table and ledger are not of one history
+    disagreement: str | None  # why table and ledger do not belong together
     shortfalls: Sequence[str] = ()  # rows that another writer removed from the tables
-    reconciled: "Reconciliation | None" = None  # the latest one
-    objects_missing: int = 0  # that it found, without those whose announcements have left the queue since
-    objects_overdue: int = 0  # those that wait to be processed for longer than they may
-    oldest_unprocessed_age_seconds: float | None = None  # None where no object waits
+    reconciled: "Reconciliation | None" = None  # the latest reconcile
+    objects_missing: int = 0  # found by it, without those whose notifications have left the queue since
+    objects_overdue: int = 0  # unprocessed for longer than allowed
+    oldest_unprocessed_age_seconds: float | None = None  # None if no object waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """How everything in a scope stands now, summed up. Messages are those of all queues but the dead letters'."""
+    """The status of a scope. Message counts cover all queues except DLQs."""
 
-    table: str | None  # None: an app's state
+    table: str | None  # None: an app
     table_version: int | None
     objects: Mapping[ObjectState, int]
     batches_committed: int
-    batches_unpublished: int | None  # None: there is a pipeline whose table's folder is not known
+    batches_unpublished: int | None  # None: the table's location of some pipeline is unknown
     messages_visible: int
     messages_in_flight: int
     messages_delayed: int
-    oldest_visible_message_age_seconds: float | None  # None where no message is visible
-    dead_letters: int  # of both tiers, also those that wait for their replay
+    oldest_visible_message_age_seconds: float | None  # None if no message is visible
+    dead_letters: int  # in DLQs and final DLQs, including those that wait for their replay
     workers: Sequence[str]
     objects_replaced: int = 0
-    dead_letters_replaced: int | None = 0  # letters of those objects; None: not known, see `dead_counts`
-    dead_letters_set_aside: int = 0  # those of the second tier, which nothing brings back by itself
-    dead_letters_replayed: int = 0  # those of the first tier that come back by themselves, as somebody replays them
-    messages_unserved: int = 0  # in queues that no living worker fetches from, while some are there
-    workers_silent: bool = False  # some keep no record, and may receive from any queue
-    workers_elsewhere: bool = False  # there may be some on other hosts, which cannot be seen from here
-    notes: Sequence[str] = ()  # what was not looked at, and why; nobody need do anything, unless it is a slip
+    dead_letters_replaced: int | None = 0  # dead letters of those objects; None: unknown
+    dead_letters_set_aside: int = 0  # in final DLQs, which are not replayed automatically
+    dead_letters_replayed: int = 0  # in DLQs that a running replayer serves
+    messages_unserved: int = 0  # in queues that no living worker serves, while some workers run
+    workers_silent: bool = False  # some have no record and may serve any queue
+    workers_elsewhere: bool = False  # other hosts may have workers, which are invisible here
+    notes: Sequence[str] = ()  # checks that were skipped, and why; needs no action, unless it is a mistake
     disagreements: Sequence[str] = ()
     late: Sequence[LaggingQueue] = ()
-    queues: Sequence[QueueStatus] = ()  # without those of dead letters
+    queues: Sequence[QueueStatus] = ()  # without DLQs
     pipelines: Sequence[PipelineStatus] = ()
-    records: Sequence[WorkerRecord] = ()  # what the workers that can be seen say of themselves
+    records: Sequence[WorkerRecord] = ()  # the records of the visible workers
 
     @property
     def verdict(self) -> str:
-        """One line: what needs a person, the worst first, each led by its word; or that all is well."""
+        """The summary in one line: the problems, the worst first, each with its kind; or that all is well."""
         return "; ".join([self._verdict, *self.warnings, *self.notes])
 
     @property
     def troubles(self) -> Sequence[str]:
-        """What needs a person. Unfinished things are none while a worker is there to finish them, or may be on another
-        host; the dead are none once a later version of the object was processed."""
+        """The problems that need a person, as text.
+
+        Unfinished work is none while a worker may finish it, here or on another host. Failed objects are none once a
+        later version was processed.
+        """
         return [trouble.text for trouble in self.findings]
 
     @property
     def findings(self) -> Sequence[Trouble]:
-        """The troubles with their words, the worst first."""
+        """The problems with their kinds, the worst first."""
         words = {
             TroubleKind.LOST: self._lost(),
             TroubleKind.UNCONSUMED: self._unconsumed(),
@@ -121,28 +124,28 @@ class Status:
 
     @property
     def words(self) -> Sequence[str]:
-        """Which of late, lost, dead and unconsumed it is, the worst first; none where all is well."""
+        """The kinds of problems present, the worst first."""
         return list(dict.fromkeys(trouble.word.value for trouble in self.findings))
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What may become a trouble, and needs nobody yet."""
+        """Conditions that may become problems but need no action yet."""
         waiting = self.dead_letters_replayed
         return [f"dead letters that wait for their replay: {waiting:,}"] if waiting else []
 
     @property
     def workers_seen(self) -> bool:
-        """Whether whoever may receive can be seen from here, with what it does."""
+        """True if every worker that may receive is visible here, with a record."""
         return not (self.workers_silent or self.workers_elsewhere)
 
     @property
     def objects_missing(self) -> int:
-        """Objects that exist, were never processed, and were not attended to since the latest reconcile."""
+        """Objects that exist, were never processed, and were not handled since the latest reconcile."""
         return sum(one.objects_missing for one in self.pipelines)
 
     @property
     def objects_overdue(self) -> int:
-        """Objects that wait to be processed for longer than they may."""
+        """Objects that are unprocessed for longer than allowed."""
         return sum(one.objects_overdue for one in self.pipelines)
 
     @property
@@ -208,7 +211,7 @@ class Status:
 
     @property
     def _deserted(self) -> bool:
-        """Nobody is there to work, and nobody can be elsewhere."""
+        """True if no worker is running, here or possibly elsewhere."""
         return not self.workers and not self.workers_elsewhere
 
     @property
@@ -221,13 +224,13 @@ def _by_word(findings: Sequence[Trouble]) -> Iterator[tuple[TroubleKind, Iterato
 
 
 def _led(word: TroubleKind, texts: Sequence[str]) -> str:
-    """The word before what it is about, unless that begins with it."""
+    """Prefix the text with the kind of problem, unless it starts with it."""
     told = "; ".join(texts)
     return told if told.startswith(f"{word} ") else f"{word}: {told}"
 
 
 def span(seconds: float) -> str:
-    """A span of time for people."""
+    """Return a duration for people."""
     for unit, length_seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * length_seconds:
             return f"{seconds / length_seconds:,.0f} {unit}"

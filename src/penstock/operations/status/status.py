@@ -1,7 +1,7 @@
-"""Is anything late, lost, dead or unconsumed? Read from the state and the tables, without working on either.
+"""Determine the status of a scope from its ledger, queues and tables, read-only.
 
-How many dead objects and dead letters there are, and how many need nobody: as a later version replaced them, or as
-they come back by themselves.
+Also count failed objects and dead letters, and those that need no person: replaced by a later version, or replayed
+automatically.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadObjects:
-    """The dead objects of a pipeline, and the ids of the messages that named them."""
+    """The failed objects of a pipeline, and the ids of the messages that announced them."""
 
     replaced: int
     carriers_of_replaced: set[str]
@@ -42,7 +42,7 @@ class DeadObjects:
 
 
 def dead_objects(seen: ScopeView, pipeline: str) -> DeadObjects:
-    """Looks at each of them."""
+    """Inspect every failed object of a pipeline."""
     replaced, others, count = set[str](), set[str](), 0
     for one in seen.dead_objects(pipeline):
         count += one.replaced
@@ -75,16 +75,17 @@ def letters_replaced(seen: ScopeView, dead: Iterable[DeadObjects]) -> int | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetters:
-    """How many dead letters there are."""
+    """The number of dead letters."""
 
     all: int
-    set_aside: int  # in the second tier
-    replayed: int  # in the first tier of queues whose letters somebody sends back
+    set_aside: int  # in final DLQs
+    replayed: int  # in DLQs that a replayer serves
 
 
 def dead_letters(seen: ScopeView, every: Sequence[QueueStatus], records: Sequence[WorkerRecord]) -> DeadLetters:
-    """Those in the queues that hold such; among the queues of strangers, in the scope's. A queue that several share
-    counts once."""
+    """Count the messages in DLQs; on a broker shared with other systems, only in the scope's. A shared DLQ
+    counts once.
+    """
     if seen.queues is None:
         names = {one.queue for one in every if names_dead_letters(one.queue)}
         second = {name for name in names if names_second_tier(name)}
@@ -103,7 +104,7 @@ def dead_letters(seen: ScopeView, every: Sequence[QueueStatus], records: Sequenc
 
 
 def _replayed(seen: ScopeView, names: Iterable[str], records: Sequence[WorkerRecord]) -> set[str]:
-    """Those of the queues that a living worker replays; on other hosts there may be some, if the settings say so."""
+    """Return the queues that a living worker replays, or may replay on another host if the settings say so."""
     settings = seen.scope.settings
     replayed = {queue for record in records for queue in record.queues}
     if settings.replay and has_workers_elsewhere(settings):
@@ -123,17 +124,16 @@ UNSHOWN = (
 
 
 def standing(scope: Scope) -> Status:
-    """Look at everything in the scope."""
+    """Return the status of the scope."""
     return StatusReader(scope).look()
 
 
 class StatusReader:
-    """Looks at one scope, again and again. For one thread.
+    """Reads the status of one scope repeatedly. For one thread.
 
-    What takes long to find out and hardly changes is found out every `DETAILS_SECONDS`: what of the dead was replaced,
-    what tables hold. The number of processed objects is brought up from the batches in between, and when a queue was
-    empty is remembered for the estimates of ages. Each look opens what it needs, so that a server that was away is
-    asked again by the next one.
+    Slow details that rarely change are read every `DETAILS_SECONDS`: replaced failed objects and the contents of
+    tables. In between, the number of processed objects is updated from new batches, and empty queues are remembered to
+    estimate ages. Each call opens its own connections, so that a server that was unavailable is tried again.
     """
 
     def __init__(self, scope: Scope, *, clock: Clock | None = None) -> None:
@@ -144,11 +144,11 @@ class StatusReader:
         self._tallies: dict[str, ProcessedCount] = {}
 
     def look(self) -> Status:
-        """How everything stands now."""
+        """Return the current status."""
         scope = self._scope
         with view(scope) as seen:
             details = self._details_of(seen)
-            silent = seen.workers.silent()  # they may fetch from any queue
+            silent = seen.workers.silent()  # they may serve any queue
             records = seen.workers.records()
             reconciled = {one.pipeline: one for one in seen.ledger.reconciliations()}
             pipelines = [
@@ -230,7 +230,7 @@ class StatusReader:
             shortfalls=table.shortfalls,
             reconciled=reconciled,
             objects_missing=0 if reconciled is None else _missing(seen, pipeline, reconciled),
-            # An ingest makes its way through what it found, however long that takes, and is not late with it.
+            # An ingest works through its backlog, however long that takes, so its objects are never overdue.
             objects_overdue=waiting.overdue if seen.scope.table is None else 0,
             oldest_unprocessed_age_seconds=waiting.oldest_age_seconds if waits else None,
         )
@@ -238,29 +238,31 @@ class StatusReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TableStatus:
-    """What is known of a pipeline's table."""
+    """The status of a pipeline's table."""
 
     name: str | None
     version: int | None
     unpublished: int | None
     disagreement: str | None
-    shortfalls: Sequence[str] = ()  # rows that another writer removed
+    shortfalls: Sequence[str] = ()  # removed by another writer
     notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Details:
-    """What takes long to find out, as of a moment (monotonic)."""
+    """The slow details, as of a monotonic time."""
 
     at: float
-    replaced: Mapping[str, int]  # dead objects of which a later version was processed, by pipeline
-    letters_replaced: int | None  # None: not known
+    replaced: Mapping[str, int]  # failed objects with a later version that was processed, by pipeline
+    letters_replaced: int | None  # None: unknown
     tables: Mapping[str, _TableStatus]
 
 
 def _missing(seen: ScopeView, pipeline: str, last: "Reconciliation") -> int:
-    """What the latest reconcile found; without what it announced, once those messages have left the queue: what became
-    of these objects shows in their states."""
+    """Return the objects that the latest reconcile found missing.
+
+    Without those it sent, once their messages have left the queue: their result shows in their states.
+    """
     seconds = seen.ledger.seconds_since_reconciliation(pipeline) if last.missing and last.sent else None
     if seconds is None:
         return last.missing
@@ -291,7 +293,7 @@ def _table(seen: ScopeView, pipeline: str) -> _TableStatus:
 
 
 def _tables(seen: ScopeView, where: TablePaths) -> "Tables":
-    """Only what lies in tables needs the packages of the extra. Raises `ConfigurationError` where they are missing."""
+    """Return the tables. Raises `ConfigurationError` if the packages of the extra are missing."""
     from penstock.pipeline.extra import require_spark
 
     require_spark()
@@ -301,7 +303,7 @@ def _tables(seen: ScopeView, where: TablePaths) -> "Tables":
 
 
 def _disagreement(seen: ScopeView, pipeline: str, tables: "Tables", committed: int) -> str | None:
-    """Why the next publish would halt; or that there is a table of which the ledger knows nothing at all."""
+    """Return why the next publish would halt, or that the ledger does not know the table."""
     from penstock.pipeline.publish import check_tip
 
     try:
@@ -318,7 +320,9 @@ def _disagreement(seen: ScopeView, pipeline: str, tables: "Tables", committed: i
 
 
 def _notes(seen: ScopeView, queues: Sequence[QueueStatus]) -> Iterator[str]:
-    """Of an app's state: settings that may name the wrong place or queue, which else would look like peace."""
+    """Yield notes on settings that may name the wrong place or queue, which would otherwise look like an idle
+    system.
+    """
     settings = seen.scope.settings
     if seen.queues is not None and not seen.queues:
         yield UNNAMED
@@ -329,8 +333,10 @@ def _notes(seen: ScopeView, queues: Sequence[QueueStatus]) -> Iterator[str]:
 
 
 def late_queues(queues: Sequence[QueueStatus], settings: Settings, *, seen_all: bool) -> Sequence[LaggingQueue]:
-    """The queues whose oldest visible message waits for longer than the settings let it. ``seen_all``: whoever may
-    receive is known, so that nothing can be said of a queue by what is in flight."""
+    """Return the queues whose oldest visible message has waited longer than the settings allow.
+
+    ``seen_all``: every worker is known by its record. Otherwise messages in flight count as a consumer too.
+    """
     found: list[LaggingQueue] = []
     own_seconds = {listed_name(name): seconds for name, seconds in settings.late_queues.items()}
     for one in queues:
@@ -345,7 +351,9 @@ def late_queues(queues: Sequence[QueueStatus], settings: Settings, *, seen_all: 
 
 
 def _unserved(queues: Sequence[QueueStatus], records: Sequence[WorkerRecord]) -> int:
-    """Messages that nobody will fetch. A worker that drains finishes what it has in flight, and takes no more."""
+    """Return the number of messages that no worker will fetch. A draining worker only finishes its messages in
+    flight.
+    """
     fetching = {record.worker for record in records if record.state != DRAINING}
     left = [one for one in queues if fetching.isdisjoint(one.workers)]
     return sum(one.visible + one.delayed if one.workers else one.messages for one in left)

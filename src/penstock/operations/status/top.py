@@ -1,9 +1,7 @@
-"""Looking again and again: how everything stands, how fast it moves, and what cannot be asked at the moment.
+"""The live view: repeated status, throughput of queues, and errors of unavailable servers.
 
-How fast queues fill and empty: what two looks at them say, and when they will be empty if it goes on like that.
-
-What leaves a queue is told by the workers, each in its record; what arrives follows from that and from how the number
-of messages changed. Where there may be workers that cannot be seen, only that change is known.
+The throughput of a queue is computed from two readings. Workers report settled messages in their records; arrivals
+follow from that and from the change in the number of messages. If some workers are invisible, only the change is known.
 """
 
 from collections import deque
@@ -18,18 +16,18 @@ from penstock.messaging.clock import Clock, SystemClock
 from penstock.operations.status.standing import Status
 from penstock.operations.status.status import StatusReader
 
-WINDOW_SECONDS = 10.0  # rates are over so long at least: records are written every two seconds, and stand still between
+WINDOW_SECONDS = 10.0  # rates cover at least this long: records are written every two seconds
 LOOKS_MAX = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFlow:
-    """Of one queue, in messages a second; None where it cannot be told."""
+    """The throughput of one queue in messages per second; None if unknown."""
 
     in_per_second: float | None
     out_per_second: float | None
-    net_per_second: float | None  # what came less what left
-    drained_in_seconds: float | None  # None: not at all, if it goes on like this
+    net_per_second: float | None  # arrivals minus settled messages
+    drained_in_seconds: float | None  # None: never at the current rate
 
 
 UNKNOWN = QueueFlow(in_per_second=None, out_per_second=None, net_per_second=None, drained_in_seconds=None)
@@ -42,13 +40,13 @@ class _TimedStatus:
 
 
 class FlowTracker:
-    """Remembers the looks of the last while."""
+    """Remembers recent readings."""
 
     def __init__(self) -> None:
         self._looks: deque[_TimedStatus] = deque(maxlen=LOOKS_MAX)
 
     def since(self, standing: Status, *, at: float) -> Mapping[str, QueueFlow]:
-        """The flow of each queue up to this look (monotonic); unknown in the first."""
+        """Return the flow of each queue up to this reading (monotonic time); unknown for the first."""
         while len(self._looks) > 1 and at - self._looks[1].at >= WINDOW_SECONDS:
             self._looks.popleft()
         before = self._looks[0] if self._looks else None
@@ -80,7 +78,9 @@ def _flow(now: QueueStatus, before: QueueStatus | None, *, seconds: float, out: 
 
 
 def _out(before: Status, now: Status, queue: str) -> float:
-    """What workers say left the queue, a second. Each counts from its start, and its record has a time of its own."""
+    """Return the settled messages per second in all workers' records. Each counts from its start, with its own
+    timestamp.
+    """
     known = {record.worker: record for record in before.records}
     return sum(_out_of(known.get(record.worker), record, queue) for record in now.records)
 
@@ -93,7 +93,7 @@ def _out_of(before: WorkerRecord | None, now: WorkerRecord, queue: str) -> float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopFrame:
-    """One look. Without a standing ``error`` says what could not be asked."""
+    """One reading. Without a status, ``error`` names the cause."""
 
     at: float  # epoch seconds
     standing: Status | None
@@ -102,12 +102,12 @@ class TopFrame:
 
     @property
     def verdict(self) -> str:
-        """One line."""
+        """The summary in one line."""
         return self.standing.verdict if self.standing is not None else f"cannot be told: {self.error}"
 
 
 class StatusWatch:
-    """One look after another at a scope. For one thread."""
+    """Repeated readings of a scope. For one thread."""
 
     def __init__(self, scope: Scope, *, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -115,7 +115,7 @@ class StatusWatch:
         self._flows = FlowTracker()
 
     def look(self) -> TopFrame:
-        """Now. A server that is away is told in the frame; raises what no waiting mends."""
+        """Take a reading. It contains the error of an unavailable server; raises errors that waiting does not fix."""
         try:
             standing = self._looks.look()
         except TemporaryError as error:

@@ -1,4 +1,4 @@
-"""Everything that is known of one batch: from the ledger, and from the logs of the tables that show it."""
+"""The details of one batch, from the ledger and from the logs of the tables that show it."""
 
 import socket
 from collections.abc import Sequence
@@ -14,26 +14,26 @@ from penstock.operations.inspection import ScopeView
 from penstock.sinks.manifest import DataFile, decode
 from penstock.storage.files import Files
 
-COMMITS_MAX = 1_000  # of a table's log that are looked through for the one that shows a batch
+COMMITS_MAX = 1_000  # searched in a table's log for the one that shows a batch
 ROWS, QUARANTINE = "rows", "quarantine"
-REACHED_SECONDS = 1.0  # for a look whether anybody is at an address
+REACHED_SECONDS = 1.0  # timeout of a connection attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchInTable:
-    """How one table shows the batch."""
+    """One table's files of the batch."""
 
     holds: str  # rows, quarantine
-    uri: str  # empty where the table's place is not known
+    uri: str  # empty if the table's location is unknown
     files: Sequence[DataFile]
-    visible: bool | None  # None: not known, since the table's place is not
-    version: int | None = None  # that brought it; None: not known
+    visible: bool | None  # None: unknown, as is the table's location
+    version: int | None = None  # the version that added it; None: unknown
     shown_at: float | None = None  # epoch seconds, by the publisher's clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDetails:
-    """``objects`` are the first few; there are ``batch.objects`` of them."""
+    """One batch. ``objects`` are the first few of ``batch.objects``."""
 
     batch: BatchRow
     attempt: AttemptRow | None
@@ -42,14 +42,14 @@ class BatchDetails:
 
     @property
     def seconds(self) -> float | None:
-        """From the claim to the commit, by the ledger's clock."""
+        """Seconds from the claim to the commit, by the ledger's clock."""
         if self.attempt is None or self.attempt.started_at > self.batch.committed_at:
             return None
         return self.batch.committed_at - self.attempt.started_at
 
 
 def details_of(seen: ScopeView, seq: int, *, objects_max: int) -> BatchDetails:
-    """Raises `UsageError` where there is no such batch, or several pipelines may be meant."""
+    """Return a batch's details. Raises `UsageError` if it does not exist, or if the pipeline is ambiguous."""
     pipelines = seen.pipelines()
     if len(pipelines) != 1:
         known = ", ".join(pipelines) or "none"
@@ -69,7 +69,7 @@ def details_of(seen: ScopeView, seq: int, *, objects_max: int) -> BatchDetails:
 
 
 def reached(url: str) -> bool:
-    """Whether anybody listens at the address now, seen from here."""
+    """Return True if the address accepts connections from this host now."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
@@ -113,5 +113,5 @@ def _of_table(holds: str, root: Files, batch: BatchRow, files: Sequence[DataFile
 
 
 def _brought(added: Sequence[DataFile], files: Sequence[DataFile]) -> bool:
-    """Whether a commit brought these files."""
+    """Return True if a commit added all these files."""
     return {file.path for file in files} <= {file.path for file in added}

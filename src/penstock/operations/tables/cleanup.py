@@ -1,4 +1,4 @@
-"""`penstock cleanup`: all that is due for one pipeline of an app, now, and an end."""
+"""`penstock cleanup`: run everything that is due for one pipeline or object handler of an app."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanupReport:
-    """What one cleanup did, or would do. ``done_to`` is the last batch with which all is done."""
+    """The result of one cleanup or dry run. ``done_to`` is the last batch that is completely cleaned up."""
 
     pipeline: str
     action: str
     dry_run: bool
     objects: int  # tagged, moved or deleted
     already: int  # tagged before
-    skipped: dict[str, int]  # left alone for good, by the reason
+    skipped: dict[str, int]  # skipped for good, by reason
     batches: int
     done_to: int
     waits_for: str | None  # the pipeline that still has to read an object
-    stopped: bool  # by a signal, before everything that was due was done
-    limited: bool  # more is due than --limit allowed
+    stopped: bool  # by a signal, before everything due was done
+    limited: bool  # more is due than --limit allows
     seconds: float
 
 
@@ -52,13 +52,13 @@ def clean_up(
     stop: StopSignal,
     listeners: "tuple[Listener, ...]" = (),
 ) -> CleanupReport:
-    """Do it for a pipeline or an object handler.
+    """Clean up the source of a pipeline or an object handler.
 
     ``although_missing``: also clean up objects whose rows may have been removed from the table.
 
     Raises `UsageError` if the declaration keeps objects, and `ConfigurationError` if they belong to another app. Raises
-    `PublishHalted` (rows may have left the table), `ObjectDenied` and `TemporaryError` in the middle: what was done
-    until then stays done, and the next cleanup continues from there.
+    `PublishHalted` (rows may have left the table), `ObjectDenied` and `TemporaryError` during the work: finished
+    objects stay cleaned up, and the next cleanup continues from there.
     """
     heard = open_reports(
         app.settings, worker=app.worker, process="cleanup", on_error=app.on_error, tell=Bus(*listeners).emit
@@ -120,7 +120,7 @@ def _work(
     from penstock.app.tables import Tables
     from penstock.pipeline.extra import require_spark
 
-    require_spark()  # the tables are asked what they show
+    require_spark()  # to read which batches the tables show
     declared = reader.declaration
     where = declared_places(declared.name, declared.sink.table, app.settings)
     tables = Tables(where, app.ledger, partition_by=None, bus=bus, probe=probe)

@@ -1,8 +1,6 @@
-"""What a person does to tables and their ledger beside the workers: publish, repair, compact.
+"""Maintain tables and their ledger by command, beside the workers: publish, repair, compact, vacuum, archive.
 
-Any of it may be done at any time and from any host that reaches both; none of it needs Spark.
-
-`penstock ledger archive`: everything in a scope that may leave the ledger, now, and an end.
+Safe at any time, from any host that reaches both; none of it needs Spark.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +28,7 @@ from penstock.sinks.manifest import decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintainedPipeline:
-    """One pipeline whose tables are looked after."""
+    """One pipeline whose tables are maintained."""
 
     places: TablePaths
     ledger: Ledger
@@ -43,19 +41,19 @@ class MaintainedPipeline:
 
     @property
     def sinks(self) -> tuple[DeltaTableSink, DeltaTableSink]:
-        """Of the rows and of the quarantine, whatever they are partitioned by."""
+        """The sinks of rows and quarantine, with any partitioning."""
         return tuple(  # type: ignore[return-value]  # two places, two sinks
             DeltaTableSink(place, pipeline=self.pipeline, partition_by=None)
             for place in (self.places.table, self.places.quarantine)
         )
 
     def repairer(self, *, adopt: bool) -> Repairer:
-        """One look at what a repair would have to do."""
+        """Return a repairer, which inspects the tables and finds the necessary repairs."""
         rows, quarantine = self.sinks
         return Repairer(self.ledger, pipeline=self.pipeline, rows=rows, quarantine=quarantine, adopt=adopt)
 
     def publish(self) -> int:
-        """Make committed batches visible in both tables; answers how many there were.
+        """Make committed batches visible in both tables; return their number.
 
         Raises as `Tables.publish` does.
         """
@@ -65,7 +63,7 @@ class MaintainedPipeline:
         return waiting
 
     def compact(self, *, target_bytes: int, dry_run: bool, progress: Progress) -> Sequence[CompactionResult]:
-        """Merge small files of both tables, as far as they are there. Raises what `compact` raises."""
+        """Merge small files in each table that exists. Raises as `compact` does."""
         found = []
         for sink in self.sinks:
             done = compact(
@@ -84,7 +82,8 @@ class MaintainedPipeline:
         return found
 
     def vacuum(self, *, retention_hours: int | None, dry_run: bool) -> Mapping[str, int]:
-        """Delete files that both tables' logs removed longer ago than that; answers how many, by the table's address.
+        """Delete files that the tables' logs removed longer ago than the retention; return their number by table
+        address.
 
         Raises `TableError` for a retention below the table's own.
         """
@@ -94,7 +93,7 @@ class MaintainedPipeline:
         }
 
     def _partition_by(self) -> tuple[str, ...]:
-        """As the table is; one that is still to be made, as its first files are."""
+        """Return the table's partition columns; for a table that does not exist yet, those of its first files."""
         table = self.sinks[0].load()
         if table is not None:
             return tuple(table.partition_by)
@@ -117,9 +116,9 @@ def _told(pipeline: str, done: CompactionResult) -> TableCompacted:
 
 @contextmanager
 def kept(scope: Scope, *, bus: Bus) -> Iterator[Mapping[str, MaintainedPipeline]]:
-    """The pipelines that the scope means, by name, until the block ends.
+    """Yield the pipelines of the scope, by name.
 
-    Raises `UsageError` where there is no ledger, or no table whose place is known.
+    Raises `UsageError` if there is no ledger, or no table with a known location.
     """
     tables = scope.tables_meant
     if not is_there(scope.settings.ledger):
@@ -138,9 +137,9 @@ def kept(scope: Scope, *, bus: Bus) -> Iterator[Mapping[str, MaintainedPipeline]
 def archive_scope(
     scope: Scope, *, app: str | None, older_than_seconds: float, dry_run: bool
 ) -> Mapping[str, ArchiveResult]:
-    """Archive each pipeline that is meant, and object handlers; answers by pipeline.
+    """Archive the selected pipelines and object handlers; return the results by pipeline.
 
-    Raises `UsageError` for an age below the least one, and where the folders of an app's tables are not known.
+    Raises `UsageError` for an age below the minimum, and if the locations of an app's tables are unknown.
     """
     check_retention(older_than_seconds)
     settings = load_settings()

@@ -1,1 +1,1 @@
-"""Table maintenance: garbage collection, compaction, repair, archive and source cleanup."""
+"""Table maintenance: garbage collection, compaction, repair, archiving and source cleanup."""

@@ -1,10 +1,8 @@
-"""The archive: processed rows that are old enough leave the ledger for Parquet files, and are found there again.
+"""The archive: move old rows of processed objects from the ledger to Parquet files, and find them there.
 
-A file is written under a name of its own and is durable before the ledger makes it count. What a process that died
-leaves is a file that the ledger does not name, which the next run sweeps away. See `penstock.ledger.archive` for why
-neither can do harm at any moment.
-
-One file of the archive: Parquet, a row an object, sorted so that one object is found with one small read.
+A file holds one row per object, sorted so that one object is found with one small read. It is written under a new name
+and is durable before the ledger makes it count. A process that dies may leave a file that the ledger does not name,
+which the next run deletes. `penstock.ledger.archive` explains why this is safe at any moment.
 """
 
 import re
@@ -25,7 +23,7 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe, Step
 from penstock.storage.files import Files
 
-GROUP_ROWS = 4_096  # of which one is read to find an object
+GROUP_ROWS = 4_096  # per row group; a lookup reads one
 _ID = pa.binary(16)
 _ATTEMPT = pa.struct(
     [
@@ -62,11 +60,11 @@ SCHEMA = pa.schema(
         ("timeline", pa.list_(_ATTEMPT)),
     ]
 )
-_OF_FILE = ("uri_digest", "sequencer", "unattributed_failures", "timeline")  # columns that are no field of a row
+_OF_FILE = ("uri_digest", "sequencer", "unattributed_failures", "timeline")  # columns that `ObjectRow` lacks
 
 
 def write_file(files: Files, path: str, pages: Iterable[Sequence[RetiredObject]]) -> int:
-    """Write the objects into a new file, whole and durable; answers how many. Takes memory for all of them, packed."""
+    """Write the objects to a new file, durably, and return their number. Holds all of them in memory, as Arrow data."""
     packed = [pa.Table.from_pylist([_packed(one) for one in page], schema=SCHEMA) for page in pages]
     table = pa.concat_tables(packed).sort_by([("uri_digest", "ascending"), ("object_id", "ascending")])
     with files.open_output(path) as file, pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
@@ -76,7 +74,7 @@ def write_file(files: Files, path: str, pages: Iterable[Sequence[RetiredObject]]
 
 
 def find_in_file(files: Files, path: str, uri_digest: bytes) -> Sequence[RetiredObject]:
-    """The objects with this digest. Raises `FileNotFoundError`."""
+    """Return the objects with this digest. Raise `FileNotFoundError` if the file is missing."""
     with files.open_input(path) as file, pq.ParquetFile(file) as parquet:
         groups = [group for group in range(parquet.num_row_groups) if _may_hold(parquet, group, uri_digest)]
         table = parquet.read_row_groups(groups)
@@ -84,7 +82,7 @@ def find_in_file(files: Files, path: str, uri_digest: bytes) -> Sequence[Retired
 
 
 def read_file(files: Files, path: str, *, uri_contains: str | None = None) -> Iterator[RetiredObject]:
-    """All objects, or those whose uri contains a text, whatever its letter case. Raises `FileNotFoundError`."""
+    """Yield all objects, or those whose URI contains a string, ignoring case. Raise `FileNotFoundError` if missing."""
     with files.open_input(path) as file, pq.ParquetFile(file) as parquet:
         for group in range(parquet.num_row_groups):
             table = parquet.read_row_group(group)
@@ -120,30 +118,30 @@ def _object(found: dict[str, Any]) -> RetiredObject:
     )
 
 
-OBJECTS_MAX = 50_000  # of one file, unless one batch has more: the rows of so many leave in a second or two
+OBJECTS_MAX = 50_000  # per file, unless a single batch has more; the ledger deletes that many rows in a second or two
 RETENTION_SECONDS_MIN = 15 * 86_400.0
-SWEEP_AGE_SECONDS = 86_400.0  # of a file that nothing names: its writer may be slow, and its work shall not be in vain
+SWEEP_AGE_SECONDS = 86_400.0  # of a file that the ledger does not name: spare the work of a slow writer
 SUFFIX = ".parquet"
 _NAME = re.compile(r"\.?(?P<id>[0-9A-HJKMNP-TV-Z]{26})\.parquet(?P<half>\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveResult:
-    """What one run did, or would do."""
+    """The counts of one run, or of a dry run."""
 
     objects: int = 0
     batches: int = 0
     files: int = 0
     bytes: int = 0
-    swept: int = 0  # files that runs before left half done
-    more: bool = False  # it ended before all was done that might be
+    swept: int = 0  # unnamed files of earlier runs
+    more: bool = False  # True if the run ended before everything due was archived
 
 
 def check_retention(older_than_seconds: float) -> None:
-    """Raise `UsageError` for an age below the least one.
+    """Raise `UsageError` if the age is below the minimum.
 
-    SQS keeps a message for 14 days. Until then one may come that tells of an older version of a key, and only rows in
-    the ledger say that a later one overtook it: the archive knows identities alone.
+    SQS keeps a message for 14 days. Until then a message may arrive that names an older version of a key, and only rows
+    in the ledger show that a later version superseded it: the archive stores only identities.
     """
     if older_than_seconds < RETENTION_SECONDS_MIN:
         raise UsageError(
@@ -154,7 +152,7 @@ def check_retention(older_than_seconds: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archivist:
-    """Archives one pipeline. Any number of them may be at it: one wins each file, and the others' are thrown away."""
+    """The archiver of one pipeline. Several may run concurrently: for each file one wins; the others delete theirs."""
 
     ledger: Ledger
     pipeline: str
@@ -166,9 +164,9 @@ class Archivist:
     def run(
         self, *, older_than_seconds: float, up_to_seq: int, files_max: int | None = None, objects_max: int = OBJECTS_MAX
     ) -> ArchiveResult:
-        """Archive the batches that were committed so long ago, as far as ``up_to_seq``, in at most so many files.
+        """Archive batches that are older than this, up to ``up_to_seq``, in at most ``files_max`` files.
 
-        Raises `TemporaryError` where another try may succeed, `TableError` where the place cannot be used.
+        Raises `TemporaryError` if a retry may succeed, `TableError` if the archive's location cannot be used.
         """
         swept = self._sweep()
         objects = batches = files = written = 0
@@ -176,7 +174,7 @@ class Archivist:
             if files_max is not None and files >= files_max:
                 break
             file = self._archive(retiring)
-            if file is None:  # somebody else is at it
+            if file is None:  # another process is archiving
                 break
             objects += file.objects
             batches += len(retiring.batches)
@@ -187,7 +185,7 @@ class Archivist:
         )
 
     def would(self, *, older_than_seconds: float, up_to_seq: int, objects_max: int = OBJECTS_MAX) -> ArchiveResult:
-        """What `run` would do now, as the batches say; nothing is changed."""
+        """Return the result that `run` would have now, according to the batches. Change nothing."""
         objects = batches = files = 0
         after = self.ledger.progress(self.pipeline, ARCHIVING)
         while (retiring := self._next(older_than_seconds, up_to_seq, objects_max, after=after)) is not None:
@@ -208,7 +206,7 @@ class Archivist:
         )
 
     def _archive(self, retiring: Retiring) -> ArchiveFile | None:
-        """One file, and what it holds gone from the ledger; None where somebody else came first."""
+        """Write one file and remove its objects from the ledger. Return None if another process archived them first."""
         archive_id = self.new_id()
         path = f"{archive_id}{SUFFIX}"
         held = write_file(self.place, path, self.ledger.archives.retired_objects(retiring))
@@ -219,11 +217,11 @@ class Archivist:
         file = ArchiveFile(uri=f"{self.place.uri}/{path}", objects=held, bytes=info.size_bytes)
         if self.ledger.archives.retire(retiring, archive_id=archive_id, file=file):
             return file
-        self.place.delete([path])  # it never counted: that was decided by the ledger
+        self.place.delete([path])  # the ledger refused it, so it never counted
         return None
 
     def _sweep(self) -> int:
-        """Delete files that no archive names and whose writers are long gone; answers how many."""
+        """Delete old files that no archive names, and return their number."""
         old = [name for name in self.place.names() if self._is_old(name)]
         named = {archive.id for archive in self.ledger.archives.all(self.pipeline)} if old else set()
         swept = 0

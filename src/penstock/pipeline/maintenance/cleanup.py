@@ -1,8 +1,8 @@
-"""Cleaning up a source, batch by batch: what is committed, published in both tables and old enough.
+"""Clean up a source batch by batch: tag, move or delete objects whose batch is published in both tables and old enough.
 
-An account in the ledger says up to which batch everything is done. It moves on only when each object of the next batch
-is done, or can be left for good: changed meanwhile, gone, or kept by its store. Several processes may be at it at once,
-and one may die anywhere: what it did not live to write down is done again, and each deed is harmless done twice.
+The ledger stores the number of the last batch that is done. It advances only when each object of the next batch is
+done, or can be left for good: changed, deleted, or refused by its store. Several processes may clean up concurrently,
+and each may die at any point: actions that it had not recorded are repeated, and each action is idempotent.
 """
 
 import threading
@@ -19,11 +19,11 @@ from penstock.messaging.steps import Probe, Step
 from penstock.objects.cleanup import Cleaner, CleanupOutcome, CleanupResult
 from penstock.objects.reference import ObjectRef, decode_key
 
-TASK = "cleanup"  # of the ledger's account
-PAGE_OBJECTS = 200  # looked up in one go
-BATCHES_A_LOOK = 100  # of those that are due: with each its manifests are read
+TASK = "cleanup"  # the name of this task's progress in the ledger
+PAGE_OBJECTS = 200  # per query
+BATCHES_A_LOOK = 100  # due batches per query; the manifests of each are read
 RECHECK_SECONDS = 60.0  # after which the tables are checked again before the next batch
-PARALLEL = 8  # requests to S3 at a time; each waits for most of its life
+PARALLEL = 8  # concurrent requests to S3; each spends most of its time waiting
 
 _STILL_READING = frozenset({ObjectState.UNPROCESSED, ObjectState.PROCESSING})
 NEEDED_BY_A_DEAD_ONE = "dead in another pipeline, which may be sent it again"
@@ -32,27 +32,28 @@ ARCHIVED = "its row left the ledger for the archive"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanupPass:
-    """The bounds of one go at it."""
+    """The bounds of one pass."""
 
-    objects_max: int | None = None  # done, at most; None: no bound
-    per_second: float | None = None  # objects, at most
+    objects_max: int | None = None  # None: no limit
+    per_second: float | None = None  # objects per second; None: no limit
     stopped: Callable[[], bool] = lambda: False
 
 
 @dataclass(slots=True, kw_only=True)
 class CleanupPassResult:
-    """What one pass did. Used by one thread."""
+    """The counts of one pass. Used by one thread."""
 
     objects: int = 0  # tagged, moved or deleted
     already: int = 0  # tagged before
-    skipped: Counter[str] = field(default_factory=Counter)  # left alone for good, by the reason
-    batches: int = 0  # done with
-    more: bool = False  # the pass ended at a bound of its own
-    waits_for: str | None = None  # the pipeline that still has to read an object
+    skipped: Counter[str] = field(default_factory=Counter)  # left alone for good, by reason
+    batches: int = 0  # finished batches
+    more: bool = False  # True if the pass ended at its own bounds
+    waits_for: str | None = None  # a pipeline that has yet to read one of the objects
 
 
 class SourceCleanup:
-    """Cleans up what one pipeline has processed. One thread at a time uses it; it remembers where its pass ended."""
+    """The cleanup of the objects that one pipeline has processed. Used by one thread at a time. A pass resumes after
+    the last object of the previous one."""
 
     def __init__(
         self,
@@ -68,9 +69,9 @@ class SourceCleanup:
         probe: Probe,
         clock: Clock,
     ) -> None:
-        """``exclusive``: nobody can read the object afterwards, so no other pipeline may still have to.
-        ``shown_to(after, up_to)`` returns up to which of these batches both tables show everything, and raises
-        `PublishHalted` if rows may have left them."""
+        """``exclusive``: objects become unreadable, so no other pipeline may still need them. ``shown_to(after,
+        up_to)`` returns up to which of these batches both tables show everything, and raises `PublishHalted` if rows
+        may have left them."""
         self._pipeline = pipeline
         self._action = action
         self._after_seconds = after_seconds
@@ -81,17 +82,17 @@ class SourceCleanup:
         self._bus = bus
         self._probe = probe
         self._clock = clock
-        self._cursor: tuple[int, bytes] = (0, b"")  # the batch that was left in its middle, and its last object done
+        self._cursor: tuple[int, bytes] = (0, b"")  # the unfinished batch, and the last object done in it
 
     def due(self, *, most: int | None = None) -> range:
-        """The batches whose time has come; the first of them, where there are more than ``most``."""
+        """Return the batches that are due, limited to the first ``most``."""
         done = self._ledger.progress(self._pipeline, TASK)
         ripe = self._ledger.ripe_batches(self._pipeline, after_seq=done, older_than_seconds=self._after_seconds)
         up_to = ripe if most is None else min(ripe, done + most)
         return range(done + 1, self._shown_to(done, up_to) + 1)
 
     def count(self) -> CleanupPassResult:
-        """What a pass without bounds would look at; touches nothing."""
+        """Return the counts of a pass without bounds, and change nothing."""
         swept = CleanupPassResult()
         for seq in self.due():
             swept.batches += 1
@@ -99,7 +100,8 @@ class SourceCleanup:
         return swept
 
     def run(self, bounds: CleanupPass) -> CleanupPassResult:
-        """Do what is due, within bounds. Raises as a `Cleaner` does, and then the batch is not done with."""
+        """Clean up due batches within the bounds. If the `Cleaner` raises, the error propagates and the batch stays
+        due."""
         swept = CleanupPassResult()
         pace = _CleanupRate(bounds, self._clock)
         while due := self.due(most=BATCHES_A_LOOK):
@@ -121,7 +123,7 @@ class SourceCleanup:
             self._tell(seq, swept, before)
 
     def _batch(self, seq: int, swept: CleanupPassResult, bounds: CleanupPass, pace: "_CleanupRate") -> bool:
-        """One batch; whether it is done with."""
+        """Clean up one batch. Return True if it is finished."""
         if bounds.stopped():
             swept.more = True
             return False
@@ -152,7 +154,7 @@ class SourceCleanup:
             after = page[-1].object_id
 
     def _free(self, page: Sequence[ObjectRow], swept: CleanupPassResult) -> Sequence[ObjectRow] | None:
-        """Those that no other pipeline of the ledger needs; None while one has still to read one of them."""
+        """Return the objects that no other pipeline needs, or None if one has yet to read some of them."""
         if not self._exclusive:
             return page
         needed: set[bytes] = set()
@@ -170,7 +172,7 @@ class SourceCleanup:
         return [row for row in page if row.object_id not in needed]
 
     def _do(self, rows: Sequence[ObjectRow], swept: CleanupPassResult, pool: Executor) -> None:
-        """Side by side. Counts what was done beside a failure, too."""
+        """Clean up objects concurrently. Those that succeed are counted even if another fails."""
         failures = []
         for done in pool.map(self._one, rows):
             if isinstance(done, CleanupResult):
@@ -210,7 +212,7 @@ class SourceCleanup:
 
 
 def reference_of(row: ObjectRow) -> ObjectRef:
-    """The version that a row of the ledger is about."""
+    """Return the reference to the version that a row of the ledger describes."""
     return ObjectRef(
         bucket=row.bucket,
         key=decode_key(row.key),
@@ -221,7 +223,7 @@ def reference_of(row: ObjectRow) -> ObjectRef:
 
 
 class _CleanupRate:
-    """Holds a pass to its rate. Used by one thread."""
+    """The rate limit of a pass. Used by one thread."""
 
     def __init__(self, bounds: CleanupPass, clock: Clock) -> None:
         self._bounds = bounds
@@ -238,14 +240,14 @@ class _CleanupRate:
 
 
 def _room(swept: CleanupPassResult, bounds: CleanupPass) -> int:
-    """How many objects may be done now."""
+    """Return how many objects may be cleaned up now."""
     if bounds.stopped():
         return 0
     return PARALLEL if bounds.objects_max is None else min(PARALLEL, bounds.objects_max - swept.objects)
 
 
 def _apart(rows: Sequence[ObjectRow], most: int) -> tuple[Sequence[ObjectRow], Sequence[ObjectRow]]:
-    """So many that can be done side by side, and the rest: the versions of one key are done one after another."""
+    """Return up to ``most`` objects with distinct keys, and the rest: versions of one key are cleaned up one by one."""
     taken: list[ObjectRow] = []
     left: list[ObjectRow] = []
     for row in rows:

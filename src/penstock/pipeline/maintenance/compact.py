@@ -1,25 +1,21 @@
-"""Merging small files of a table into larger ones, while others publish to it.
+"""Compaction: merge small files of a table into larger ones while other processes publish to it.
 
-Each commit replaces files by one with the same rows, on the snapshot they were found in or the next one that still has
-them: nobody's rows are lost or doubled, whoever comes first. The table's position is not touched, and the files below
-``data/`` stay on the disk until a vacuum, for those who read an older version.
+Each commit replaces files by one with the same rows, on the snapshot in which they were found or on a later one that
+still has them. So no rows are lost or doubled, whichever writer comes first. The table's position is not changed, and
+the files below ``data/`` stay on disk until a vacuum, for readers of older versions.
 
-A compaction that dies leaves a folder below ``compacted/`` that no log names; see `compact_leftovers`.
-
-Deleting what compactions left that died before their commit.
-
-No ledger knows a compaction, so gc takes two passes over a folder below ``compacted/`` that no version of the table's
-log names:
+A compaction that dies before its commit leaves a folder below ``compacted/`` that no version of the table's log names.
+No ledger knows compactions, so gc deletes such a folder in two passes (`collect_leftovers`):
 
 1. It writes a mark into the folder, then loads the table and notes the version in a second file.
 2. A later pass deletes the folder if the table has a higher version by then, and its log still does not name it.
 
-A compaction loads the table, then looks for the mark, then commits the version after the loaded one if nobody else has
-it. If it did not see the mark, it had loaded no later version than the noted one. So its commit is the version after
-the noted one at the latest, which exists when the second pass deletes: it was this compaction's, and the log names the
-folder, or it was another's, and the commit fails. It also looks for its files, which are gone before the mark is. So
-no version of the table names a file that gc deletes. This holds however long a process or a request was halted. The age
-only keeps gc from giving up compactions that are at work.
+A compaction loads the table, then looks for the mark, then commits the version after the loaded one unless another
+writer has it. If it did not see the mark, it had loaded no later version than the noted one. So its commit is at the
+latest the version after the noted one, which exists when the second pass deletes. Either that version was this
+compaction's, and the log names the folder, or it was another writer's, and the commit fails. The compaction also checks
+that its files exist, since gc deletes them before the mark. So no version of the table names a file that gc deletes,
+however long a process or a request was paused. The minimum age only keeps gc from giving up running compactions.
 """
 
 import random
@@ -44,14 +40,14 @@ from penstock.sinks.parquet import WrittenFile, list_files
 from penstock.sinks.schema import same_type
 from penstock.storage.files import FileInfo, Files
 
-MARK = "_given_up"  # its presence tells the compaction that it must not commit
-NOTED = "_given_up_at"  # the version of the table that was loaded after the mark was there
+MARK = "_given_up"  # if it exists, the compaction must not commit
+NOTED = "_given_up_at"  # the table's version, loaded after the mark was written
 AGE_SECONDS_MIN = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftovers:
-    """What a pass deleted, or would delete."""
+    """The number of deleted items; in a dry run, of those that would be deleted."""
 
     folders: int = 0
     files: int = 0
@@ -59,9 +55,9 @@ class Leftovers:
 
 
 def is_given_up(root: Files, folder: str, files: Collection[str]) -> bool:
-    """Return True if gc has given up the compaction that wrote these files, which must not commit then.
+    """Return True if gc has given up the compaction that wrote these files, which must then not commit.
 
-    The mark is looked for first: gc deletes it last.
+    The mark is checked before the files, because gc deletes it last.
     """
     return root.stat(f"{folder}/{MARK}") is not None or any(root.stat(file) is None for file in files)
 
@@ -69,7 +65,7 @@ def is_given_up(root: Files, folder: str, files: Collection[str]) -> bool:
 def collect_leftovers(
     sink: DeltaTableSink, *, clock: Clock, probe: Probe = no_probe, dry_run: bool = False
 ) -> Leftovers:
-    """Give up old compactions that never committed, and delete those that an earlier pass gave up."""
+    """Mark old compactions that never committed as given up, and delete those that an earlier pass has marked."""
     root = sink.root
     old = _old_folders(root, clock)
     if not old:
@@ -98,11 +94,11 @@ def collect_leftovers(
 
 
 def _old_folders(root: Files, clock: Clock) -> Mapping[str, Sequence[FileInfo]]:
-    """By folder, the files of those that nobody has written to for long."""
+    """Return the files of each compaction folder that was last written to long ago."""
     found: dict[str, Sequence[FileInfo]] = {}
     for name in root.names(COMPACTED_FOLDER):
         if not (name.endswith("/") and _is_ulid(name.rstrip("/"))):
-            continue  # not of our making
+            continue  # not a folder of ours
         folder = f"{COMPACTED_FOLDER}/{name.rstrip('/')}"
         files = list(root.list(folder))
         written = [file.modified_at for file in files if not file.path.startswith(f"{folder}/{MARK}")]
@@ -125,12 +121,12 @@ def _is_named(folder: str, named: Collection[str]) -> bool:
 def _noted(root: Files, folder: str) -> int | None:
     try:
         return int(root.read(f"{folder}/{NOTED}"))
-    except (FileNotFoundError, ValueError):  # none, or one that was not written to its end
+    except (FileNotFoundError, ValueError):  # missing, or not fully written
         return None
 
 
 def _give_up(sink: DeltaTableSink, folder: str) -> None:
-    """Write the mark, and then the version that the table has after it."""
+    """Write the mark, then the table's version as loaded after it."""
     sink.root.write(f"{folder}/{MARK}", b"")
     table = sink.load()
     if table is not None:
@@ -138,7 +134,7 @@ def _give_up(sink: DeltaTableSink, folder: str) -> None:
 
 
 def _delete(root: Files, folder: str, files: Sequence[FileInfo], probe: Probe) -> None:
-    """Delete the data first and the mark last: a compaction that wakes up in between still finds it."""
+    """Delete the data first and the mark last: a compaction that resumes in between still finds the mark."""
     probe(Step.DELETING)
     marks = [f"{folder}/{MARK}", f"{folder}/{NOTED}"]
     root.delete(file.path for file in files if file.path not in marks)
@@ -148,33 +144,33 @@ def _delete(root: Files, folder: str, files: Sequence[FileInfo], probe: Probe) -
 
 
 TARGET_BYTES = 128 << 20
-COMMIT_BYTES_MAX = 1 << 30  # of the files that one commit replaces
+COMMIT_BYTES_MAX = 1 << 30  # total size of the files that one commit replaces
 CONFLICTS_MAX = 20  # in a row
 CONFLICT_BASE_SECONDS = 0.02
 CONFLICT_CAP_SECONDS = 2.0
 ROW_GROUP_BYTES = 64 << 20
 BATCH_ROWS = 65_536
 
-Progress = Callable[[int, int], None]  # files done, files there are to do
+Progress = Callable[[int, int], None]  # files done, files in total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionResult:
-    """What was done, or would be."""
+    """The result of a compaction or of a dry run."""
 
     uri: str
     table_version: int
     files_before: int
     files_after: int
     bytes_before: int
-    bytes_after: int  # of a dry run: as before, since only writing shows it
+    bytes_after: int  # in a dry run the same as before: only writing shows it
     merged: int  # files that were replaced
-    left: int  # small files that were left alone: of other columns than the table's, or gone meanwhile
+    left: int  # small files left alone: with columns that the table lacks, or removed meanwhile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MergeGroup:
-    """Files of one partition that become one."""
+    """Files of one partition that are merged into one."""
 
     files: Sequence[LoggedFile]
 
@@ -196,10 +192,10 @@ def compact(
     progress: Progress = lambda _done, _all: None,
     probe: Probe = no_probe,
 ) -> CompactionResult | None:
-    """Merge files smaller than half the target, within their partition, up to the target; None where there is no table.
+    """Merge files smaller than half the target, within their partition, up to the target. Return None without a table.
 
-    Raises `TableError` for a table with features that we do not keep, `TemporaryError` where others keep coming first:
-    what was committed until then stays.
+    Raises `TableError` for a table with features that Penstock does not preserve, `TemporaryError` if other writers
+    keep committing first. Commits made until then stay.
     """
     table = sink.load()
     if table is None:
@@ -233,7 +229,7 @@ def compact(
 
 
 def _bins(files: Sequence[LoggedFile], target_bytes: int) -> list[_MergeGroup]:
-    """Small files in the order in which they came, by partition. A file alone needs no merging."""
+    """Group small files by partition, oldest first, up to the target size. A single file needs no merging."""
     partitions: defaultdict[tuple[tuple[str, str | None], ...], list[LoggedFile]] = defaultdict(list)
     for file in sorted(files, key=lambda file: (file.modified_at, file.path)):
         if file.size_bytes < target_bytes / 2:
@@ -252,7 +248,7 @@ def _bins(files: Sequence[LoggedFile], target_bytes: int) -> list[_MergeGroup]:
 
 
 def _groups(bins: Sequence[_MergeGroup]) -> Iterator[Sequence[_MergeGroup]]:
-    """What is committed together."""
+    """Yield the merges to commit together."""
     group: list[_MergeGroup] = []
     for one in bins:
         if group and sum(other.size_bytes for other in group) + one.size_bytes > COMMIT_BYTES_MAX:
@@ -266,7 +262,7 @@ def _groups(bins: Sequence[_MergeGroup]) -> Iterator[Sequence[_MergeGroup]]:
 def _merge(
     sink: DeltaTableSink, table: LoadedDelta, group: Sequence[_MergeGroup], clock: Clock, probe: Probe
 ) -> tuple[int, Sequence[LoggedFile], Sequence[DataFile]] | None:
-    """One commit: its version, what it replaced and what by; None where nothing of the group could be merged."""
+    """Make one commit. Return its version, the replaced files and the new ones, or None if none could be merged."""
     expected = pa.schema([field for field in table.schema if field.name not in table.partition_by])
     folder = f"{COMPACTED_FOLDER}/{ULID()}"
     removed: list[LoggedFile] = []
@@ -300,17 +296,17 @@ def _check_rows(root: Files, merged: _MergeGroup, file: DataFile) -> None:
 def _commit(
     sink: DeltaTableSink, removed: Sequence[LoggedFile], added: Sequence[DataFile], *, folder: str, clock: Clock
 ) -> int | None:
-    """Return the version; None if another process removed one of the files first, or gc gave this compaction up: what
-    was written must not be shown then.
+    """Commit and return the version. Return None, with nothing committed, if another process removed one of the files
+    first or gc has given this compaction up.
 
-    The table is loaded before the mark of gc is looked for: see `penstock.pipeline.maintenance.compact`.
+    The table must be loaded before looking for gc's mark: see the module docstring.
     """
     gone, come = {file.logged_path for file in removed}, {file.path for file in added}
     for conflicts in range(CONFLICTS_MAX + 1):
         table = sink.load()
         named = {} if table is None else {file.logged_path: file.path for file in table.logged_files()}
         if table is not None and come <= set(named.values()):
-            return table.version  # a commit whose answer was lost
+            return table.version  # an earlier commit succeeded, but its response was lost
         if table is None or not gone <= named.keys() or is_given_up(sink.root, folder, come):
             return None
         try:
@@ -342,7 +338,7 @@ def _wait(clock: Clock, conflicts: int) -> None:
 
 
 def _write(root: Files, merged: _MergeGroup, path: str, expected: pa.Schema) -> WrittenFile | None:
-    """Write the rows of all of them; None, and no file, if one has columns that are not the table's."""
+    """Write the rows of all files into one. Return None, and leave no file, if one has columns that the table lacks."""
     rows = 0
     try:
         with root.open_output(path) as output, pq.ParquetWriter(output, expected, compression="zstd") as writer:
@@ -365,7 +361,7 @@ def _write(root: Files, merged: _MergeGroup, path: str, expected: pa.Schema) -> 
 
 
 class _OtherColumns(Exception):
-    """A file that somebody else wrote, and whose rows we do not know to keep."""
+    """A file of another writer has columns that the table does not know, so its rows cannot be preserved."""
 
 
 def _batches(root: Files, path: str, expected: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -382,7 +378,7 @@ def _batches(root: Files, path: str, expected: pa.Schema) -> Iterator[pa.RecordB
 
 
 def _fits(written: pa.Schema, expected: pa.Schema) -> bool:
-    """Whether these are columns of the table, each once; one that was added later may be missing."""
+    """Return True if all these columns are the table's, each once. Columns added to the table later may be absent."""
     if len(set(written.names)) != len(written.names):
         return False
     try:

@@ -1,8 +1,9 @@
-"""Garbage: files that no batch will ever name.
+"""Garbage collection: delete files that no batch will ever name.
 
-Safe without any timing. An attempt is abandoned in the ledger first, durably, and can then never commit; deleting comes
-after. An attempt that is open is not touched, whoever's it is. A slow writer may refill a folder after it was emptied,
-so every sweep lists again. Nothing else in Penstock deletes data.
+Safe without any timing assumption. An attempt is first abandoned in the ledger, durably, and can then never commit;
+only after that are its files deleted. Open attempts are not touched, whichever process owns them. A slow writer may
+refill a folder after it was emptied, so every sweep lists again. Nothing else in Penstock deletes data files of a
+table, except leftovers of compactions (see `compact`).
 """
 
 from collections import defaultdict
@@ -24,18 +25,18 @@ from penstock.storage.files import FileInfo, Files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedGarbage:
-    """What was deleted, or would be by a sweep that is not dry."""
+    """The number of deleted items; in a dry run, of those that would be deleted."""
 
     attempts: int
     files: int
     bytes: int
-    compactions: int = 0  # that died before their commit
-    unknown: tuple[str, ...]  # left alone: not named after an attempt of this pipeline
+    compactions: int = 0  # compactions that died before their commit
+    unknown: tuple[str, ...]  # not touched: not named after an attempt of this pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AttemptFolder:
-    """One attempt's folder, below the root that paths in manifests are relative to."""
+    """The folder of one attempt, below the root that manifest paths are relative to."""
 
     root: Files
     path: str
@@ -46,7 +47,7 @@ class _AttemptFolder:
 
 @dataclass(slots=True, kw_only=True)
 class _AttemptFolders:
-    """What lies under one attempt's id."""
+    """All folders named after one attempt."""
 
     data: list[_AttemptFolder] = field(default_factory=list)  # in the tables
     work: list[_AttemptFolder] = field(default_factory=list)
@@ -63,13 +64,14 @@ def collect(
     dry_run: bool = False,
     stragglers: bool = True,
 ) -> CollectedGarbage:
-    """Delete what abandoned attempts left in the tables' roots and in the work folder, and the work of committed ones.
+    """Delete the files of abandoned attempts in tables and work folder, and the work of committed attempts.
 
-    The first of ``roots`` is that of the rows, where the records of batches lie.
+    Args:
+        roots: The first is that of the rows, where the records of batches lie.
+        stragglers: Also delete files of committed attempts that their batch does not name (earlier runs, late writers).
+            This lists every attempt's folder. Without it, unknown files are not reported either.
 
-    With ``stragglers`` also the files of committed attempts that their batch does not name (earlier runs, late
-    writers), which takes a look into every attempt's folder; without, nothing is reported as unknown either. Attempts
-    past their lease are given up first. Raises `TemporaryError` where files cannot be listed or deleted.
+    Attempts whose lease has expired are abandoned first. Raises `TemporaryError` if files cannot be listed or deleted.
     """
     if not dry_run:
         for attempt_id in ledger.abandon_expired(pipeline):
@@ -84,7 +86,7 @@ def collect(
     looked_into = abandoned | committed if stragglers else abandoned
     named = _named_files(ledger, pipeline, {id for id in looked_into if found[id].data})
     sweep = _Sweep(probe, dry_run=dry_run)
-    if not dry_run and abandoned:  # before the folders by which they are found
+    if not dry_run and abandoned:  # before the data folders, by which a later sweep finds the attempt
         with _left_for_later("deleted"):
             forget(roots[0], sorted(abandoned))
     for attempt_id in sorted(abandoned | committed):
@@ -105,7 +107,7 @@ def collect(
 
 
 class _Sweep:
-    """Deletes, or only counts. Used by one thread."""
+    """The deletion of files, or in a dry run only their count. Used by one thread."""
 
     def __init__(self, probe: Probe, *, dry_run: bool) -> None:
         self._probe = probe
@@ -117,7 +119,7 @@ class _Sweep:
     def attempt(
         self, *, data: Sequence[_AttemptFolder], work: Sequence[_AttemptFolder], named: Collection[str], sure: bool
     ) -> None:
-        """Clear one attempt's folders of all files but the named ones. ``sure``: it is abandoned, so all of it goes."""
+        """Delete all but the named files in one attempt's folders. ``sure``: abandoned, so count it even if empty."""
         with _left_for_later("listed"):
             doomed = [(folder, _doomed(folder, named)) for folder in data]
             doomed += [(folder, _doomed(folder, ())) for folder in work]
@@ -143,7 +145,7 @@ def _delete(folder: _AttemptFolder, files: Sequence[FileInfo]) -> None:
 
 @contextmanager
 def _left_for_later(done: str) -> Iterator[None]:
-    """Garbage that we may not touch is no reason to stop writing the table."""
+    """Turn a `TableError` into a `TemporaryError`: undeletable garbage must not stop the writing of the table."""
     try:
         yield
     except TableError as error:
@@ -155,11 +157,11 @@ def _doomed(folder: _AttemptFolder, named: Collection[str]) -> Sequence[FileInfo
 
 
 def _listed(roots: Sequence[Files], work: Files) -> tuple[Mapping[str, _AttemptFolders], list[str]]:
-    """Folders by the attempt they are named after, and what is named otherwise."""
+    """Return folders by the attempt that they are named after, and the paths of everything else."""
     found: defaultdict[str, _AttemptFolders] = defaultdict(_AttemptFolders)
     unknown: list[str] = []
     for root, place in [*((root, DATA_FOLDER) for root in roots), (work, "")]:
-        if root.stat(place) is not None:  # a file or a link, and no folder of ours
+        if root.stat(place) is not None:  # a file or a link, not a folder of ours
             unknown.append(f"{root}/{place}".rstrip("/"))
             continue
         for name in root.names(place):
@@ -175,7 +177,7 @@ def _listed(roots: Sequence[Files], work: Files) -> tuple[Mapping[str, _AttemptF
 
 
 def is_attempt_id(name: str) -> bool:
-    """Whether it is a ULID as we write it; nothing else is ever made part of a path to delete."""
+    """Return True for a ULID as Penstock writes it. No other name is ever used in a path to delete."""
     try:
         return str(ULID.from_str(name)) == name
     except ValueError:
@@ -183,8 +185,8 @@ def is_attempt_id(name: str) -> bool:
 
 
 def _named_files(ledger: Ledger, pipeline: str, attempt_ids: Collection[str]) -> frozenset[str]:
-    """Every file in these attempts' folders that any committed batch names. By construction an abandoned attempt has
-    none; that it is looked up nevertheless is what stands between a defect elsewhere and lost data."""
+    """Return the files in these attempts' folders that a committed batch names. An abandoned attempt should have none;
+    the check prevents data loss if a defect elsewhere breaks that rule."""
     named: set[str] = set()
     for batch in ledger.batches_after(pipeline, 0) if attempt_ids else ():
         files = [*decode(batch.manifest), *decode(batch.quarantine_manifest)]

@@ -1,17 +1,16 @@
-"""A ledger that was rolled back, while its table went on, is brought up to the table again.
+"""Repair a ledger that was rolled back while its table went on: bring it up to the table again.
 
-A ledger that loses what it had acknowledged (restored from a backup, an asynchronous failover) is outside the promise:
-publishing halts. What the table shows is then the truth. It is imported with the objects it came from, as far as the
-records beside the table name them; what the ledger committed in the meantime follows behind it, unless its objects are
-in what is imported; and every attempt that is open is given up, since it was begun on what the ledger had forgotten.
+A ledger that loses acknowledged data (a restored backup, an asynchronous failover) is outside the guarantees:
+publishing halts. The table's content is then the truth. The repair imports its batches, with their objects as far as
+the records beside the table name them. Batches that the ledger committed in the meantime follow behind, unless their
+objects are among the imported ones. Every open attempt is abandoned, since it began without the forgotten batches.
 
-From what a table shows of a batch, and its record, to what the ledger is given: pure functions.
+Pure functions turn the log entries and the record of a batch into rows for the ledger (`imported_batch`), and find the
+number of each batch (`numbers_of`). `Repairer` reads ledger and tables, and applies the repair.
 
-Which batch had which number: pure arithmetic over what two tables and a ledger say.
-
-A commit to a table names its last batch, and holds the files of all since the commit before. Where several batches lie
-in one commit their order does not matter to anybody, as long as the last is the one that is named and both tables agree
-with it. What the ledger has beyond the agreement was committed after it was rolled back, or never shown.
+About the numbers: a commit to a table names its last batch, and holds the files of all batches since the commit before.
+The order of batches within one commit does not matter, as long as the last one is the one named and both tables agree.
+Batches of the ledger beyond the agreement were committed after it was rolled back, or never became visible.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -43,13 +42,13 @@ from penstock.sinks.schema import additions
 from penstock.sinks.schema import decode as decode_columns
 from penstock.sinks.schema import encode as encode_columns
 
-_NO_CARRIER = Carrier(message_id="", enqueued_at=0.0)  # nobody knows which message named an imported object
+_NO_CARRIER = Carrier(message_id="", enqueued_at=0.0)  # the message that named an imported object is unknown
 
 
 def imported_batch(
     seq: int, attempt_id: str, *, tails: Sequence[TableTail], record: BatchRecord | None
 ) -> ImportedBatch:
-    """``tails`` are those of the rows and of the quarantine. Without a record: its files, and no object."""
+    """Return the batch to import. ``tails``: of rows and quarantine. Without a record it has files but no objects."""
     rows, quarantine = tails
     if record is None:
         files, bad_files = files_of(rows, attempt_id), files_of(quarantine, attempt_id)
@@ -81,23 +80,23 @@ def imported_batch(
 
 
 def _shown_since(tails: Sequence[TableTail], attempt_id: str) -> float | None:
-    """The commit to the table is what is left of the time of the ledger's."""
+    """Return the time of the commit to the table, the best substitute for the lost time of the ledger's commit."""
     times = [shown.committed_at for tail in tails for shown in tail.shown if attempt_id in shown.files]
     return min((at for at in times if at is not None), default=None)
 
 
 def _claimed_at(attempt_id: str) -> float | None:
-    """Whoever claimed made the id, by a clock of its own."""
+    """Return the claim's time from the attempt id, by the clock of the process that claimed."""
     return ULID.from_str(attempt_id).timestamp if is_attempt_id(attempt_id) else None
 
 
 def files_of(tail: TableTail, attempt_id: str) -> Sequence[DataFile]:
-    """What the table shows of an attempt."""
+    """Return the files of an attempt that the table shows."""
     return [file for shown in tail.shown for file in shown.files.get(attempt_id, ())]
 
 
 def widened(columns: pa.Schema | None, wanted: str | None, *, table: str) -> pa.Schema | None:
-    """The columns with those that only ``wanted`` has; None where the two cannot go together."""
+    """Return ``columns`` plus those that only ``wanted`` has, or None if the two are incompatible."""
     if wanted is None:
         return columns
     if columns is None:
@@ -132,20 +131,24 @@ EMPTY_MANIFESTS = frozenset({"", "[]"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairNumbers:
-    """What a repair has to do, by number."""
+    """The work of a repair, as batch numbers."""
 
-    agrees_at: int  # up to here the ledger has what the tables show
+    agrees_at: int  # up to here the ledger has the batches that the tables show
     tip: int  # the last batch that a table shows
-    imported: Mapping[int, str]  # attempts that the tables show and the ledger does not have
-    blank: Sequence[int]  # numbers of which no table shows a file: a batch without any stood there
+    imported: Mapping[int, str]  # attempts that the tables show and the ledger lacks
+    blank: Sequence[int]  # numbers without a file in any table: their batches had none
     unshown: Sequence[int]  # batches of the ledger that no table shows and that cannot keep their number
 
 
 def numbers_of(tails: Sequence[TableTail], batches: Sequence[BatchRow], *, named: Collection[str]) -> RepairNumbers:
-    """``batches`` are the ledger's, after the earliest agreement; ``named`` are attempts whose names are left
-    somewhere, for a tip whose files the log does not tell of any more.
+    """Assign a number to each batch.
 
-    Raises `TableError` where no numbering goes with all of it.
+    Args:
+        batches: The ledger's batches after the earliest agreement.
+        named: Attempt ids found in file and folder names, to identify a tip whose files the log no longer has.
+
+    Raises:
+        TableError: No numbering is consistent with tables and ledger.
     """
     seq_of = {batch.attempt_id: batch.seq for batch in batches}
     spans = _spans(tails, {*seq_of, *named})
@@ -173,12 +176,12 @@ def numbers_of(tails: Sequence[TableTail], batches: Sequence[BatchRow], *, named
 
 
 def _first(tails: Sequence[TableTail]) -> int:
-    """The position before everything that is shown beyond an agreement."""
+    """Return the position before all commits that are newer than an agreement."""
     return min((tail.shown[0].after_seq for tail in tails if tail.shown), default=0)
 
 
 def _spans(tails: Sequence[TableTail], named: Collection[str]) -> Mapping[str, tuple[int, int]]:
-    """By attempt, the least and the greatest number that it may have."""
+    """Return the smallest and largest possible number of each attempt."""
     spans: dict[str, tuple[int, int]] = {}
     by_token = {attempt_token(attempt_id): attempt_id for attempt_id in named}
     for shown in (shown for tail in tails for shown in tail.shown):
@@ -202,10 +205,10 @@ def _narrowed(shown: VisibleCommit, least: int, greatest: int, *, is_tip: bool) 
 
 
 def _assigned(wanted: Mapping[str, tuple[int, int]], free: Sequence[int]) -> Mapping[int, str] | None:
-    """A number for each attempt, from those that are free: the most urgent first, which finds one if there is one."""
+    """Assign a free number to each attempt, earliest deadline first: this finds an assignment if one exists."""
     found: dict[int, str] = {}
     waiting = sorted(((least, attempt_id) for attempt_id, (least, _) in wanted.items()), reverse=True)
-    fitting: list[tuple[int, str]] = []  # a heap, by the greatest number that fits
+    fitting: list[tuple[int, str]] = []  # a heap, by the largest number that fits
     for seq in free:
         while waiting and waiting[-1][0] <= seq:
             attempt_id = waiting.pop()[1]
@@ -230,23 +233,23 @@ def _contradiction(tails: Sequence[TableTail], seq: int) -> TableError:
     )
 
 
-KNOWN_IN_A_ROW = 200  # records of attempts that the ledger knows, newest first, before no older one is looked at
-_PAGE = 1_000  # objects
+KNOWN_IN_A_ROW = 200  # consecutive records of known attempts, newest first, after which the search ends
+_PAGE = 1_000  # objects per query
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairFindings:
-    """What a repair would do. Nothing: ledger and tables agree."""
+    """The result of an inspection. ``repair`` is None if ledger and tables agree."""
 
     pipeline: str
     agrees_at: int  # the last batch that ledger and tables both have
     ledger_at: int  # the last batch of the ledger
     shown_at: int  # the last batch that a table shows
     repair: LedgerRepair | None
-    unnamed: Sequence[int]  # imported batches whose objects nobody can name
-    unshown_rows: Sequence[int]  # of those, the ones of which the rows were not visible yet: their objects come again
+    unnamed: Sequence[int]  # imported batches whose objects are unknown
+    unshown_rows: Sequence[int]  # those of them whose rows were not visible yet: their objects are processed again
     open_attempts: Sequence[str]
-    forgotten_objects: Sequence[str]  # of batches that were committed, or about to be, and never shown: their addresses
+    forgotten_objects: Sequence[str]  # addresses of objects in batches that the ledger lost before they became visible
     log_is_whole: bool
 
     @property
@@ -255,24 +258,23 @@ class RepairFindings:
 
 
 class Repairer:
-    """Looks at one pipeline's ledger and tables, and repairs what it has found. For one look."""
+    """One inspection of a pipeline's ledger and tables, and the repair that follows from it."""
 
     def __init__(
         self, ledger: Ledger, *, pipeline: str, rows: DeltaTableSink, quarantine: DeltaTableSink, adopt: bool = False
     ) -> None:
-        """``adopt``: take over a table with which the ledger has nothing in common."""
+        """``adopt``: take over a table that has nothing in common with the ledger."""
         self._ledger = ledger
         self._pipeline = pipeline
         self._rows = rows
         self._quarantine = quarantine
         self._adopt = adopt
-        self._next_seq = ledger.ensure_pipeline(pipeline).next_seq  # before anything else is looked at
+        self._next_seq = ledger.ensure_pipeline(pipeline).next_seq  # read before anything else, to detect later changes
 
     def find(self) -> RepairFindings:
-        """Look, and change nothing.
+        """Inspect ledger and tables, and change nothing.
 
-        Raises `PublishHalted` where ledger and tables have nothing in common, `TableError` where they contradict each
-        other.
+        Raises `PublishHalted` if they have nothing in common, `TableError` if they contradict each other.
         """
         if not any(tail.shown for tail in self._tails):
             return self._findings(None)
@@ -280,7 +282,7 @@ class Repairer:
         return self._findings(self._repair())
 
     def apply(self, findings: RepairFindings, bus: Bus) -> LedgerRepaired | None:
-        """Repair what was found; None where there was nothing. Raises `TemporaryError` where the ledger moved since."""
+        """Apply the repair, or return None if there is none. Raise `TemporaryError` if the ledger has changed since."""
         repair = findings.repair
         if repair is None:
             return None
@@ -298,7 +300,7 @@ class Repairer:
         )
         return done
 
-    # What is there
+    # Inspection
 
     @cached_property
     def _tails(self) -> Sequence[TableTail]:
@@ -310,7 +312,7 @@ class Repairer:
 
     @cached_property
     def _batches(self) -> Mapping[int, BatchRow]:
-        """The ledger's, from where the first table went on without it."""
+        """The ledger's batches after its earliest agreement with one of the tables."""
         first = min(tail.shown[0].after_seq for tail in self._tails if tail.shown)
         return {batch.seq: batch for batch in self._ledger.batches_after(self._pipeline, first)}
 
@@ -319,7 +321,7 @@ class Repairer:
         return numbers_of(self._tails, list(self._batches.values()), named=self._named())
 
     def _named(self) -> set[str]:
-        """Attempts whose names are left, where the log itself may not tell them any more."""
+        """Return attempt ids from record and folder names, if the log is too short to contain them all."""
         if all(tail.whole for tail in self._tails):
             return set()
         folders = [name for sink in (self._rows, self._quarantine) for name in sink.root.names(DATA_FOLDER)]
@@ -327,12 +329,12 @@ class Repairer:
 
     @cached_property
     def _records(self) -> Mapping[str, BatchRecord]:
-        """Of what is imported, as far as there are records."""
+        """The records of imported batches, as far as they exist."""
         found = {id: load(self._rows.root, id) for id in self._numbers.imported.values()}
         return {id: record for id, record in found.items() if record is not None and self._is_true(record)}
 
     def _is_true(self, record: BatchRecord) -> bool:
-        """A record that does not name what the tables show is none: that would be somebody else's."""
+        """Return True if the record names the files that the tables show; raise if it belongs to another batch."""
         recorded_files = {file.path for text in (record.manifest, record.quarantine_manifest) for file in decode(text)}
         shown = {file.path for tail in self._tails for file in files_of(tail, record.attempt_id)}
         if record.pipeline == self._pipeline and shown <= recorded_files:
@@ -352,7 +354,7 @@ class Repairer:
                 "more, and nobody writes to the table from another one, let the ledger take the table over (--adopt)."
             )
 
-    # What is to be done
+    # Planning
 
     def _findings(self, repair: LedgerRepair | None) -> RepairFindings:
         lost = self._lost if repair is not None else ()
@@ -402,7 +404,7 @@ class Repairer:
         )
 
     def _columns(self) -> pa.Schema | None:
-        """The table's, with those that imported batches add and the table does not show yet."""
+        """Return the table's columns, plus those that imported batches add and the table does not show yet."""
         table = self._tails[0].table
         columns = table.schema if table is not None else None
         for record in self._records.values():
@@ -417,8 +419,9 @@ class Repairer:
 
     @cached_property
     def _lost(self) -> Sequence[BatchRecord]:
-        """Records of attempts of this pipeline that no table shows and the ledger does not know: nobody ever commits
-        them, for a claim comes before a record. Where the log is not whole they may have been shown long ago."""
+        """Records of this pipeline's attempts that neither a table nor the ledger knows. They can never be committed,
+        since a claim comes before a record. Empty if the log is incomplete: such attempts may have been visible long
+        ago."""
         if not all(tail.whole for tail in self._tails):
             return ()
         found: list[BatchRecord] = []

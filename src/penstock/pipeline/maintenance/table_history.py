@@ -1,21 +1,21 @@
-"""What a table shows that its ledger may have forgotten: the end of its log, back to where both agree.
+"""Read a table's log, to compare the table with its ledger.
 
-Check that a table still has the rows of batches that it once showed, before their objects leave the source.
+`tail_of` returns the end of the log, back to where table and ledger agree: the commits that the ledger may have
+forgotten.
 
-The table's position does not prove that: it survives a RESTORE and an overwrite by another writer. The files of the
-batches do. Each is in the newest snapshot, or the log names the commit that removed it. A commit that merged files (it
-changed no data) or edited rows (DELETE, UPDATE, MERGE) put the remaining rows into files that it added, so these files
-are looked up in turn. If any other commit removed a file, and no later one added it again, its rows are gone.
+`shortfall` detects rows that committed batches wrote and that the table no longer shows. The position in the table
+survives a RESTORE and an overwrite by another writer, so publishing would go on as if nothing had happened. Rows are
+counted instead: the table may have more rows than its batches wrote, but not fewer. If it has fewer, its log says which
+commit removed which files. A deliberate change of rows (DELETE, UPDATE, MERGE) is no shortfall.
+
+`KeptRows` checks the files of single batches before their objects leave the source. Each file is in the newest
+snapshot, or the log names the commit that removed it. A commit that merged files (it changed no data) or edited rows
+(DELETE, UPDATE, MERGE) put the remaining rows into files that it added, so these files are looked up in turn. If any
+other commit removed a file, and no later one added it again, its rows are gone.
 
 Old commits are deleted from the log. If the commit that removed a file is no longer there, rows are counted: the table,
-without what other writers are known to have appended, must show as many as its batches wrote. If it shows fewer, the
-rows of the batch are assumed to be gone.
-
-Rows that committed batches wrote and that the table no longer shows.
-
-The position in the table survives a RESTORE and an overwrite by another writer, so publishing goes on as if nothing had
-happened. The rows are compared instead: the table may have more than its batches wrote, and not fewer. If it has fewer,
-its log says which commit removed which files. A deliberate change of rows (DELETE, UPDATE, MERGE) is no shortfall.
+without the rows that other writers are known to have appended, must show as many as its batches wrote. If it shows
+fewer, the rows of the batch are assumed to be gone.
 """
 
 from collections import defaultdict
@@ -32,7 +32,7 @@ from penstock.sinks.delta.sink import ATTEMPT, DeltaTableSink, LoadedDelta
 from penstock.sinks.manifest import DataFile, decode
 from penstock.sinks.sink import Position
 
-Knows = Callable[[int, int | None], bool]  # whether the ledger has a batch of that number, of the attempt of that token
+Knows = Callable[[int, int | None], bool]  # (batch number, attempt token): True if the ledger has that batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class VisibleCommit:
 
     after_seq: int
     seq: int
-    token: int | None  # of the attempt of batch ``seq``
+    token: int | None  # attempt token of batch ``seq``
     version: int
     committed_at: float | None  # epoch seconds
     files: Mapping[str, Sequence[DataFile]]
@@ -49,13 +49,13 @@ class VisibleCommit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableTail:
-    """One table: how far it is, and what made it so since it last agreed with the ledger."""
+    """The commits of one table since it last agreed with the ledger."""
 
     uri: str
     table: LoadedDelta | None
-    agrees_at: int  # the last batch of which both say the same; 0: none
+    agrees_at: int  # the last batch that both have; 0: none
     shown: Sequence[VisibleCommit]  # oldest first
-    whole: bool = True  # whether the log goes back to the agreement, or to the pipeline's first batch
+    whole: bool = True  # True if the log reaches back to the agreement, or to the pipeline's first batch
 
     @property
     def position(self) -> Position:
@@ -63,7 +63,7 @@ class TableTail:
 
 
 def tail_of(sink: DeltaTableSink, knows: Knows) -> TableTail:
-    """Read the log backwards until ledger and table agree. Raises `TableError` where it cannot be read."""
+    """Read the log backwards until ledger and table agree. Raise `TableError` if it cannot be read."""
     table = sink.load()
     if table is None or not table.position.seq:
         return TableTail(uri=sink.uri, table=table, agrees_at=0, shown=())
@@ -85,8 +85,8 @@ def tail_of(sink: DeltaTableSink, knows: Knows) -> TableTail:
 def _from_snapshot(
     sink: DeltaTableSink, table: LoadedDelta, newer: Sequence[VisibleCommit], oldest: int, knows: Knows
 ) -> TableTail:
-    """The log was cleaned up: what its oldest version shows stands for all before it, as far as files still say whose
-    they are."""
+    """Return the tail of a table whose log was cleaned up: the oldest version left represents all earlier commits, as
+    far as its file names still contain attempt ids."""
     snapshot = sink.load_version(oldest)
     position = snapshot.position
     newer = [shown for shown in newer if shown.version > oldest]
@@ -116,7 +116,7 @@ def _from_snapshot(
 
 def _shown(commit: LogCommit, seq: int, token: int | None) -> VisibleCommit:
     return VisibleCommit(
-        after_seq=0,  # until the commit before it is known
+        after_seq=0,  # set by `_linked`
         seq=seq,
         token=token,
         version=commit.version,
@@ -134,7 +134,7 @@ def _by_attempt(files: Sequence[DataFile]) -> Mapping[str, Sequence[DataFile]]:
 
 
 def _linked(newest_first: Sequence[VisibleCommit], after_seq: int) -> Sequence[VisibleCommit]:
-    """Oldest first, each beginning where the one before it ends."""
+    """Return the commits oldest first, each beginning where the previous one ends."""
     linked = []
     for one in reversed(newest_first):
         linked.append(
@@ -151,14 +151,14 @@ def _linked(newest_first: Sequence[VisibleCommit], after_seq: int) -> Sequence[V
     return linked
 
 
-COMMITS_MAX = 1_000  # of the log, the newest
+COMMITS_MAX = 1_000  # commits of the log that are read, newest first
 BATCHES_NAMED_MAX = 10
 EDITS = frozenset({"DELETE", "UPDATE", "MERGE"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortfall:
-    """What is missing, in a sentence. ``is_explained``: the log says which commit removed it."""
+    """A description of the missing rows. ``is_explained``: the log names the commit that removed them."""
 
     text: str
     is_explained: bool
@@ -178,9 +178,9 @@ def shortfall(
     written: Callable[[int], int],
     manifest_of: Callable[[BatchRow], str],
 ) -> Shortfall | None:
-    """Return what the table lacks of its batches; None if it lacks nothing, or if its log does not count rows.
+    """Return the rows of its batches that the table lacks; None if it lacks none, or if its log does not count rows.
 
-    ``written`` returns how many rows all batches up to one wrote.
+    ``written`` returns how many rows all batches up to a number wrote.
     """
     table = sink.load()
     if table is None or (shown := table.rows()) is None:
@@ -205,7 +205,7 @@ def shortfall(
 
 
 def _removed(sink: DeltaTableSink) -> Mapping[str, _Removal]:
-    """Return the files that a commit removed with their rows, and that no later commit added again."""
+    """Return the files that a commit removed with their rows and that no later commit added again."""
     present: set[str] = set()
     removed: dict[str, _Removal] = {}
     for commit in islice(commits(sink.root), COMMITS_MAX):  # newest first
@@ -220,7 +220,7 @@ def _removed(sink: DeltaTableSink) -> Mapping[str, _Removal]:
 def _batches(
     ledger: Ledger, pipeline: str, removed: Mapping[str, _Removal], manifest_of: Callable[[BatchRow], str]
 ) -> str:
-    """Return which batches wrote these files, in words; empty where merged files hide it."""
+    """Return the numbers of the batches that wrote these files, as text; empty if merged files hide them."""
     numbers = [
         batch.seq
         for batch in ledger.batches_after(pipeline, 0)
@@ -239,7 +239,7 @@ SKIP_HINT = "run penstock cleanup with --although-missing"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFiles:
-    """The files that one batch brought to one table."""
+    """The files of one batch in one table."""
 
     seq: int
     paths: Collection[str]
@@ -253,19 +253,19 @@ class _Change:
     operation: str
     removed: Collection[str]  # and not added again by the same commit
     added: Mapping[str, int]  # rows, by path
-    keeps_rows: bool  # True if they are in the added files, apart from rows that were deleted on purpose
+    keeps_rows: bool  # True if the added files hold the rows, except rows deleted on purpose
     is_append: bool  # by another writer
 
 
 class KeptRows:
-    """The check of one table. For one thread at a time; commits that were read are cached."""
+    """A check of one table for lost rows. Used by one thread at a time. Caches the commits that it has read."""
 
     def __init__(self, sink: DeltaTableSink) -> None:
         self._sink = sink
-        self._read: dict[int, _Change] = {}  # cache, by version: a commit never changes
+        self._read: dict[int, _Change] = {}  # by version; a commit never changes
 
     def check(self, batches: Sequence[BatchFiles], *, written: Callable[[int], int]) -> None:
-        """Raise `PublishHalted` if rows of one of these batches may have left the table, which once showed all of them.
+        """Raise `PublishHalted` if the table may have lost rows of one of these batches, all of which it once showed.
 
         ``written`` returns how many rows all batches up to a sequence number wrote.
         """
@@ -293,13 +293,14 @@ class KeptRows:
             )
 
     def _fates(self, gone: Set[str], shown: Set[str]) -> tuple[Mapping[str, _Change], Set[str]]:
-        """Return the files whose rows are gone, with the commit that removed them; and the files whose removal is not
-        in the log. A RESTORE may add a file again, and a later commit remove it: one removal that kept its rows is
-        enough.
+        """Return the files whose rows are gone, each with the commit that removed it, and the files whose removal is
+        not in the log.
+
+        A RESTORE may add a file again, and a later commit remove it: one removal that kept its rows is enough.
         """
-        there = set(shown)  # and files whose rows are in files that are there
+        there = set(shown)  # files in the snapshot, and files whose rows are in such files
         lost: dict[str, _Change] = {}
-        for change in self._changes():  # newest first: the fate of the files that it added is known
+        for change in self._changes():  # newest first, so that the fate of the files it added is known
             if there.issuperset(gone):
                 break
             absent = [path for path in change.added if path not in there] if change.keeps_rows else []
@@ -325,11 +326,11 @@ class KeptRows:
         """Yield the commits of the log, newest first."""
         found = versions(self._sink.root)
         if found and self._read and found[0] < max(self._read):
-            self._read.clear()  # another table has replaced it
+            self._read.clear()  # the table was replaced by another
         for version in found:
             if version not in self._read:
                 commit = commit_at(self._sink.root, version)
-                if commit is None:  # cleaned up meanwhile, and so are all before it
+                if commit is None:  # cleaned up meanwhile, with all earlier commits
                     return
                 self._read[version] = self._change(commit)
             yield self._read[version]

@@ -1,7 +1,6 @@
-"""A user's function for each object: the protocol of pipelines without Spark.
+"""Object handlers: a user's function called once per object, under the same protocol as pipelines but without Spark.
 
-Duties, a module each: `declaration` (what a user says of a function), `stream` (the object as the function gets it;
-`spool` keeps its content, `quarantine` its bad lines), `context` (what else it gets), `calling` (one call, plain or
-async), `engine` (from an object to what the protocol records), `denials` (when a refusal says nothing of the object),
-`handler` (the seam to the worker).
+Modules: `declaration` (the settings of a handler, and the context of a call), `stream` (the object passed to the
+function, with its content and its quarantined lines), `engine` (one call, and how its end is classified), `handler`
+(the interface to the worker).
 """

@@ -1,7 +1,4 @@
-"""What a user says of a function for objects, checked once and then frozen.
-
-What a function is handed beside the object.
-"""
+"""The declaration of an object handler, checked once and then frozen, and the context of each of its calls."""
 
 import codecs
 from collections.abc import Callable, Sequence
@@ -19,11 +16,13 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectHandlerDeclaration:
-    """One function that is called with each object: ``function(obj)`` or ``function(obj, ctx)``, plain or async.
+    """A function that is called with each object: ``function(obj)`` or ``function(obj, ctx)``, plain or async.
 
-    ``name`` is the function's identity in the ledger, as a pipeline's is: an object is processed once under one name.
-    ``timeout_seconds`` is for all objects of one message together; messages of S3 name one. ``cleanup`` takes what
-    ``function`` takes, and is called before it where an attempt on the object was broken off or failed.
+    Attributes:
+        name: Identity of the handler in the ledger, like a pipeline's. An object is processed once per name.
+        timeout_seconds: Limit for all objects of one message together. S3 sends one object per message.
+        cleanup: Takes the same arguments as ``function``; called before it if an earlier attempt on the object failed
+            or was interrupted.
     """
 
     name: str
@@ -32,11 +31,11 @@ class ObjectHandlerDeclaration:
     timeout_seconds: float | None = None
     on_stop: OnStop = "finish"
     cleanup: Callable[..., Any] | None = None
-    encoding: str = "utf-8"  # of `lines`
-    object_bytes_max: int = 1 << 30  # as stored; larger ones are dead
-    inflated_bytes_max: int = 4 << 30  # of a compressed one, as `lines` reads it
+    encoding: str = "utf-8"  # for `lines`
+    object_bytes_max: int = 1 << 30  # as stored; larger objects fail at once
+    inflated_bytes_max: int = 4 << 30  # limit for a compressed object that `lines` inflates
     line_bytes_max: int = 128 * _MIB
-    memory_bytes_max: int = 8 * _MIB  # of content held in memory; the rest is in a temporary file
+    memory_bytes_max: int = 8 * _MIB  # content held in memory; above it a temporary file is used
 
     def __post_init__(self) -> None:
         name = f"The object handler {self.name}"
@@ -74,15 +73,15 @@ _ENDS = {"given_back": AttemptEnd.GIVEN_BACK, "expired": AttemptEnd.EXPIRED, "wo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectContext(CallContext):
-    """One call of a function for one object, and the ways to behave well in it. Reading the object is a checkpoint."""
+    """The context of one call for one object. Reading the object is a checkpoint."""
 
-    attempt_id: str  # of this attempt, never repeated: a name for what it writes
-    attempt: int  # 1-based; attempts that were given back do not count
-    previous_attempt: PreviousAttempt | None  # the one before, as the ledger remembers it
+    attempt_id: str  # unique per attempt: use it to name outputs
+    attempt: int  # 1-based; released attempts do not count
+    previous_attempt: PreviousAttempt | None  # from the ledger; None if there was none
 
 
 def previous_attempt(timeline: Sequence[ObjectAttempt]) -> PreviousAttempt | None:
-    """The last attempt in an object's timeline that has ended; the one after it is going on."""
+    """Return the latest attempt of an object that has ended. The current one has not."""
     for attempt in reversed(timeline):
         if attempt.ended_at is not None:
             return PreviousAttempt(

@@ -1,9 +1,7 @@
-"""The engine of object handlers: one run is one call of the user's function for one object.
+"""The engine of object handlers: one run is one call of the user's function, plain or async, for one object.
 
-Duties: open the object in its version, call cleanup and function, and map every way in which that can end to what the
-protocol records.
-
-One call of a user's function, plain or async.
+`ObjectEngine` opens the object in its version, calls cleanup and function, and maps every way this can end to a result
+that the protocol records.
 """
 
 import asyncio
@@ -45,9 +43,10 @@ from penstock.pipeline.reporting import BatchEvents
 
 
 def call(function: Callable[..., Any], obj: IncomingObject, context: ObjectContext) -> None:
-    """Call it to its end. An async function gets an event loop of its own in this thread, for this one call.
+    """Call the function and wait for its end. An async function gets its own event loop in this thread for the call.
 
-    What it answers is of no use to anybody; work that it only made and did not do raises TypeError.
+    The return value is ignored. Raises TypeError if the function returns a generator or awaitable, whose work would
+    never be done.
     """
     arguments = (obj, context) if takes_context(function, context.handler, first="object") else (obj,)
     process = OwnProcess()
@@ -59,17 +58,17 @@ def call(function: Callable[..., Any], obj: IncomingObject, context: ObjectConte
 
 
 async def _cancelled_at_end(answer: Coroutine[Any, Any, Any], context: ObjectContext, process: OwnProcess) -> Any:
-    """An async function need not ask: it is cancelled where it waits."""
+    """Await the coroutine, and cancel it when the work must end. So an async function needs no checkpoints."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
 
     def cancel() -> None:
-        with suppress(RuntimeError):  # the loop is closed: the function came to its end
+        with suppress(RuntimeError):  # the loop is closed: the function has returned
             loop.call_soon_threadsafe(task.cancel)
 
     context.control.watch(cancel)
     try:
-        with process:  # in here: a copy that closed its loop would take descriptors out of its parent's
+        with process:  # inside: a forked copy that closed its loop would remove descriptors from the parent's
             return await answer
     finally:
         context.control.watch(None)
@@ -77,12 +76,12 @@ async def _cancelled_at_end(answer: Coroutine[Any, Any, Any], context: ObjectCon
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTools:
-    """What the calls of one handler share."""
+    """The collaborators that all calls of one handler share."""
 
     declaration: ObjectHandlerDeclaration
     ledger: Ledger
     store: ObjectStore
-    scratch: Path | None  # where content goes that is too large for memory; None: where the system keeps such files
+    scratch: Path | None  # for content too large for memory; None: the system's temporary folder
     telling: BatchEvents
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
     denials: Denials = field(default_factory=Denials)
@@ -90,13 +89,13 @@ class EngineTools:
 
 
 class ObjectEngine:
-    """A `penstock.pipeline.engine.Engine` for one execution. Its runs are of one object each."""
+    """A `penstock.pipeline.engine.Engine` for one execution. Each of its runs processes one object."""
 
     def __init__(self, tools: EngineTools, control: ExecutionControl, time: CallTime) -> None:
         self._tools = tools
         self._declaration = tools.declaration
         self._control = control
-        self._time = time  # of the user's code
+        self._time = time  # spent in the user's code
 
     def run(self, request: RunRequest) -> RunResult:
         [ref] = request.objects
@@ -116,7 +115,7 @@ class ObjectEngine:
             if obj.fault is not None:
                 failure = self._unread(ref, obj.fault)
             else:
-                self._tools.denials.clear()  # not when it was opened: a disk that fails may do so at the first byte
+                self._tools.denials.clear()  # only now: a failing disk may open the object and fail at its first byte
         return _processed(ref, obj) if failure is None else _failed(ref, failure)
 
     def cancel(self, attempt_id: str) -> None:  # noqa: ARG002 - an execution has one run at a time
@@ -149,19 +148,19 @@ class ObjectEngine:
         )
 
     def _call(self, obj: IncomingObject, context: ObjectContext) -> ReadFailure | None:
-        """Call cleanup and function; answers how that failed. Raises where the work was ended from outside."""
+        """Call cleanup and function. Return their failure, if any. Raise if the work was ended from outside."""
         try:
             if context.previous_attempt is not None and self._declaration.cleanup is not None:
                 call(self._declaration.cleanup, obj, context)
             call(self._declaration.function, obj, context)
-        except BaseException as raised:  # SystemExit too: the object must not hang on what user code does
+        except BaseException as raised:  # SystemExit too: user code must not be able to leave the attempt open
             if self._control.ends and isinstance(raised, Interrupted | CancelledError):
                 raise _ending(self._control) from raised
             return failure_by(raised)
         return None
 
     def _unread(self, ref: ObjectRef, fault: ContentFault) -> ReadFailure:
-        """What a fault in reading means; raises what is the machinery's."""
+        """Classify an error in reading the object. Raise it if it is a fault of the infrastructure or of the setup."""
         match fault.error:
             case TemporaryError():
                 with self._tools.store_watch.asked():
@@ -181,7 +180,7 @@ class ObjectEngine:
 
 
 def failure_by(raised: BaseException) -> ReadFailure:
-    """What an exception of the user's function means for the object."""
+    """Classify an exception of the user's function."""
     described = failure_of(raised)
     match raised:
         case Reject():
@@ -204,7 +203,7 @@ def failure_by(raised: BaseException) -> ReadFailure:
 
 
 def _ending(control: ExecutionControl) -> RunCancelled | RunGivenBack:
-    """What the end of the work means to the protocol."""
+    """Return the error that reports the end of the work to the protocol."""
     if control.over:
         return RunCancelled("the work is no longer ours")
     return RunGivenBack("given back at a checkpoint, since the worker stops")

@@ -1,4 +1,4 @@
-"""The function as the worker sees it: a handler that works one message's objects one after another."""
+"""The interface of an object handler to the worker: each message's objects are processed one after another."""
 
 import random as system_random
 from collections.abc import Callable, Mapping, Sequence
@@ -28,29 +28,29 @@ from penstock.pipeline.reporting import BatchEvents
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectHandlerTools:
-    """What an object handler needs from the rooms around it."""
+    """The collaborators and settings that an object handler gets from the app."""
 
     ledger: Ledger
     store: ObjectStore
     parse: Parse  # e.g. `partial(penstock.objects.notification.parse, buckets_allowed=...)`
-    worker: str  # this process, as the ledger shall know it
-    lease_seconds: float  # of claims; the worker's heartbeat has to be quicker
+    worker: str  # this process's name in the ledger
+    lease_seconds: float  # of claims; the worker's heartbeat must be more frequent
     bus: Bus
     backoff_base_seconds: float = 1.0
     backoff_cap_seconds: float = 300.0
-    busy_seconds_max: float | None = None  # between two looks at a busy object; None: what its lease has left
-    faults_max: int | None = None  # infrastructure faults in a row before the worker stops; None bears any number
-    scratch: Path | None = None  # for content too large for memory; None: where the system keeps such files
-    resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)  # what the app's lifespans gave
+    busy_seconds_max: float | None = None  # longest delay before a busy object is retried; None: until its lease ends
+    faults_max: int | None = None  # infrastructure faults in a row before the worker stops; None: no limit
+    scratch: Path | None = None  # for content too large for memory; None: the system's temporary folder
+    resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)  # from the app's lifespans
     clock: Clock = field(default_factory=SystemClock)
     random: Random = system_random.random
     new_attempt_id: Callable[[], str] = lambda: str(ULID())
     ledger_watch: ServiceWatch = field(default_factory=Unwatched)
-    store_watch: ServiceWatch = field(default_factory=Unwatched)  # of the objects
+    store_watch: ServiceWatch = field(default_factory=Unwatched)  # for the object store
 
 
 class ObjectHandler:
-    """A `penstock.messaging.handler.BatchHandler`. An execution is of one delivery, in one of the worker's slots."""
+    """A `penstock.messaging.handler.BatchHandler`. Each execution handles one delivery in one worker slot."""
 
     def __init__(self, declaration: ObjectHandlerDeclaration, tools: ObjectHandlerTools) -> None:
         self._declaration = declaration
@@ -69,7 +69,7 @@ class ObjectHandler:
             pipeline=declaration.name,
             worker=tools.worker,
             lease_seconds=tools.lease_seconds,
-            objects_max=1,  # each object has a claim, a run and a commit of its own
+            objects_max=1,  # each object has its own claim, run and commit
             attempts_max=declaration.attempts_max,
             backoff_base_seconds=tools.backoff_base_seconds,
             backoff_cap_seconds=tools.backoff_cap_seconds,
@@ -78,7 +78,7 @@ class ObjectHandler:
             tells_batches=False,
         )
         self._streak = FailureStreak(faults_max=tools.faults_max)
-        self._known = False  # to the ledger; set by whichever thread comes first, to the same
+        self._known = False  # to the ledger; several threads may set it, all to True
 
     @property
     def name(self) -> str:
@@ -93,7 +93,7 @@ class ObjectHandler:
         return self._declaration.timeout_seconds
 
     def weigh(self, delivery: Delivery) -> int:
-        """Bytes of the objects that the notification names; 0 for one that cannot be read."""
+        """Return the total bytes of the objects that the notification names, or 0 if it cannot be parsed."""
         try:
             return sum(ref.size_bytes for ref in self._tools.parse(delivery.message.body).objects)
         except InvalidMessage:
@@ -121,7 +121,7 @@ class ObjectHandler:
         return {"claims": self.free_expired}
 
     def free_expired(self) -> None:
-        """Free what attempts hold that are past their lease."""
+        """Release the objects of attempts whose lease has expired."""
         self._ensure_known()
         for attempt_id in self._tools.ledger.abandon_expired(self._declaration.name):
             self._telling.abandoned(attempt_id, "its lease ran out")
@@ -133,7 +133,7 @@ class ObjectHandler:
 
 
 class _Execution(BatchExecution):
-    """A batch of objects that hears of a stop."""
+    """A batch of objects that passes a stop of the worker on to the user's function."""
 
     def __init__(
         self,
@@ -165,4 +165,4 @@ class _Execution(BatchExecution):
 
 
 def _nothing_to_publish() -> None:
-    """What a function does is visible when it does it."""
+    """Do nothing: the effects of a function are visible at once."""

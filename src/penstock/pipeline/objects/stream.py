@@ -1,12 +1,10 @@
-"""The object as a function gets it: what it is called, and its content in exactly the version that was announced.
+"""The object that a function receives: its identity, and its content in exactly the version of the notification.
 
-Content is read whole and verified before the first byte of it is handed out, since what a function does with half of
-an object cannot be undone. It is kept in memory up to a bound, and in a temporary file beyond. What goes wrong in
-reading is remembered here as well as raised: a function that catches everything does not make an object readable.
-
-Lines that could not be read, kept with where they stood: all of them counted, some of them shown.
-
-Content kept for reading: in memory while it is small, else in a temporary file without a name.
+Content is read whole and verified before its first byte is handed out: work that a function has done on half an object
+cannot be undone. Content is kept in memory up to a limit, above it in an unnamed temporary file (`spooled`). Errors in
+reading are both raised and remembered, so that a function that catches every exception cannot make an unreadable object
+count as processed. Lines that cannot be decoded are counted, and the first of them are kept with their offsets
+(`Quarantine`).
 """
 
 import codecs
@@ -31,16 +29,16 @@ RAW_BYTES_MAX = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantinedLine:
-    """A line that was left out. ``offset`` is where it begins in the (inflated) object."""
+    """A line that `lines` left out. ``offset`` is its first byte in the (inflated) object."""
 
     number: int
     offset: int
     reason: str
-    raw: bytes  # its first bytes
+    raw: bytes  # the first 200 bytes
 
 
 class Quarantine:
-    """Of one object. Written by the thread that reads it."""
+    """The quarantined lines of one object. Written by the thread that reads the object."""
 
     def __init__(self) -> None:
         self._kept: list[QuarantinedLine] = []
@@ -48,40 +46,40 @@ class Quarantine:
 
     @property
     def count(self) -> int:
-        """All of them."""
+        """The number of all quarantined lines."""
         return self._reasons.total()
 
     @property
     def reasons(self) -> Mapping[str, int]:
-        """All of them, by the word for what is wrong."""
+        """The number of lines by category."""
         return dict(self._reasons)
 
     @property
     def kept(self) -> Sequence[QuarantinedLine]:
-        """The first lines, 1,000 at most."""
+        """The first 1,000 lines."""
         return tuple(self._kept)
 
     @property
     def sample(self) -> Sequence[tuple[int, str]]:
-        """Offset and reason of a few, for logs."""
+        """Offset and reason of the first 10 lines, for logs."""
         return [(line.offset, line.reason) for line in self._kept[:LINES_TOLD_MAX]]
 
     def add(self, number: int, offset: int, reason: str, raw: bytes, *, word: str) -> None:
-        """One line more; ``word`` is one of few."""
+        """Add a line. ``word`` is its category, one of a small set."""
         self._reasons[word] += 1
         if len(self._kept) < LINES_KEPT_MAX:
             self._kept.append(QuarantinedLine(number=number, offset=offset, reason=reason, raw=raw[:RAW_BYTES_MAX]))
 
 
 def invalid(encoding: str) -> str:
-    """The word for a line that is no text in the encoding."""
+    """Return the category of a line that is invalid in this encoding."""
     return "invalid UTF-8" if codecs.lookup(encoding).name == "utf-8" else "invalid encoding"
 
 
 def spooled(chunks: Iterable[bytes], *, memory_bytes_max: int, scratch: Path | None) -> IO[bytes]:
-    """A binary file that holds all the chunks, at its beginning; closing it frees it.
+    """Return a binary file with all the chunks, positioned at the start. Closing it frees the space.
 
-    Raises `TemporaryError` when the machine cannot hold them (a full disk), and what the chunks raise.
+    Raises `TemporaryError` if the machine cannot hold them (e.g. a full disk), and the errors of ``chunks``.
     """
     file = SpooledTemporaryFile(max_size=memory_bytes_max, dir=None if scratch is None else str(scratch))  # noqa: SIM115 - the caller closes it
     try:
@@ -100,27 +98,27 @@ def spooled(chunks: Iterable[bytes], *, memory_bytes_max: int, scratch: Path | N
 CHUNK_BYTES = 1 << 20
 READ_BYTES_MAX = 64 << 20
 _BOM = b"\xef\xbb\xbf"
-_ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")  # an archive; an empty one
+_ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")  # of an archive, and of an empty one
 
 
 class ObjectLine(NamedTuple):
     """One line of an object."""
 
-    number: int  # from 1, bad lines counted
-    offset: int  # where it begins in the (inflated) object, in bytes
-    text: str  # without its end
+    number: int  # 1-based, counting quarantined lines
+    offset: int  # of its first byte in the (inflated) object
+    text: str  # without the line ending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentFault:
-    """Why the content cannot be had. ``lasting``: it lies in the content, so that no other look will help."""
+    """An error in reading the content. ``lasting``: the content itself is bad, so that a retry cannot help."""
 
     error: ObjectError | TemporaryError | UserError
     lasting: bool
 
 
 class IncomingObject:
-    """One version of one object. Not shared between threads; closed when the function returns."""
+    """One version of one object, passed to a handler's function and closed when it returns. Not thread-safe."""
 
     def __init__(
         self,
@@ -133,10 +131,10 @@ class IncomingObject:
         check: Callable[[], None],
         scratch: Path | None,
     ) -> None:
-        """``reader`` is the object, open; it is closed here."""
+        """``reader`` is the opened object. This instance closes it."""
         self._ref = ref
         self._store = store
-        self._reader: ObjectReader | None = reader  # until it is used up
+        self._reader: ObjectReader | None = reader  # until it is used
         self._carrier = carrier
         self._declaration = declaration
         self._check = check
@@ -148,11 +146,11 @@ class IncomingObject:
     def __repr__(self) -> str:
         return f"IncomingObject({self.uri!r})"
 
-    # What it is
+    # Identity
 
     @property
     def uri(self) -> str:
-        """For people and logs: always valid Unicode."""
+        """The object's address for people and logs. Always valid Unicode."""
         return self._ref.uri
 
     @property
@@ -161,8 +159,8 @@ class IncomingObject:
 
     @property
     def key(self) -> str:
-        """As it is, never decoded or cleaned: do not make a path of it. Names of files that are no UTF-8 hold surrogate
-        escapes."""
+        """The exact key, neither decoded nor cleaned: do not use it as a path. Bytes of file names that are not UTF-8
+        appear as surrogate escapes."""
         return self._ref.key
 
     @property
@@ -171,7 +169,7 @@ class IncomingObject:
 
     @property
     def size_bytes(self) -> int:
-        """As stored."""
+        """The size as stored."""
         return self._ref.size_bytes
 
     @property
@@ -184,38 +182,42 @@ class IncomingObject:
 
     @property
     def object_id(self) -> bytes:
-        """16 bytes, the identity of this version of this object."""
+        """The identity of this version of the object: 16 bytes."""
         return self._ref.object_id
 
     @property
     def message_id(self) -> str:
-        """Of the message that brought it."""
+        """The id of the message that named the object."""
         return self._carrier.message_id
 
     @property
     def enqueued_at(self) -> float:
-        """When that message was put into its queue: epoch seconds."""
+        """When that message was sent: epoch seconds."""
         return self._carrier.enqueued_at
 
-    # What is in it
+    # Content
 
     def open(self) -> IO[bytes]:
-        """The stored bytes as a seekable binary file, not inflated. Each call reads the object anew.
+        """Return the stored bytes as a seekable binary file, not inflated. Each call reads the object again.
 
-        Raises `ObjectError` and `TemporaryError`; let them pass, they are understood.
+        Raises:
+            ObjectError: The object is missing, changed or unreadable. Let it propagate: the handler classifies it.
+            TemporaryError: The store or the local disk failed. Let it propagate too.
         """
         return self._kept(self._stored())
 
     def read(self, bytes_max: int = READ_BYTES_MAX) -> bytes:
-        """All stored bytes, not inflated. An object of more than ``bytes_max`` is refused: too large for memory."""
+        """Return all stored bytes, not inflated. Raise `ObjectUnreadable` if the object exceeds ``bytes_max``, which is
+        too large for memory."""
         if self.size_bytes > bytes_max:
             raise self._lasting(f"{self.uri} has {self.size_bytes:,} bytes; at most {bytes_max:,} are read at once")
         return b"".join(self._stored())
 
     def lines(self) -> Iterator[ObjectLine]:
-        """Its lines, ended by LF or CRLF, inflated where the name ends in ``.gz``, ``.bz2`` or ``.zst``.
+        """Yield the object's lines, ended by LF or CRLF. Content is inflated if the name ends in ``.gz``, ``.bz2`` or
+        ``.zst``.
 
-        Lines that are no text in the handler's encoding are left out and kept in `quarantined`; they do not fail the
+        Lines that are invalid in the handler's encoding are left out and kept in `quarantined`; they do not fail the
         object. Each line is a checkpoint.
         """
         self._quarantine = Quarantine()
@@ -234,37 +236,37 @@ class IncomingObject:
 
     @property
     def quarantined(self) -> Sequence[QuarantinedLine]:
-        """The lines that `lines` left out so far, 1,000 at most."""
+        """The lines that `lines` has left out so far, up to 1,000."""
         return self._quarantine.kept
 
     @property
     def lines_quarantined(self) -> int:
-        """How many `lines` left out so far."""
+        """The number of lines that `lines` has left out so far."""
         return self._quarantine.count
 
     @property
     def quarantine_reasons(self) -> Mapping[str, int]:
-        """Why lines are among them, in a word, and how many."""
+        """The number of those lines by category."""
         return self._quarantine.reasons
 
     @property
     def quarantine_sample(self) -> Sequence[tuple[int, str]]:
-        """Offset and reason of a few of them."""
+        """Offset and reason of the first 10 of them."""
         return self._quarantine.sample
 
     def checkpoint(self) -> None:
-        """As `ObjectContext.checkpoint`."""
+        """Raise if the work must end, as `ObjectContext.checkpoint` does."""
         self._check()
 
     def close(self) -> None:
-        """Free what is held; a second call does nothing."""
+        """Free memory, files and the connection. A second call does nothing."""
         while self._files:
             self._files.pop().close()
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
 
-    # -- how -----------------------------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------------------------
 
     def _kept(self, chunks: Iterator[bytes]) -> IO[bytes]:
         try:
@@ -276,7 +278,7 @@ class IncomingObject:
         return file
 
     def _stored(self) -> Iterator[bytes]:
-        """The bytes in pieces; when it ends, all of them are verified."""
+        """Yield the bytes in pieces. After the last one, the whole content is verified."""
         try:
             with self._taken() as reader:
                 yield from self._whole(reader)
@@ -301,7 +303,7 @@ class IncomingObject:
         if codec is None:
             yield from self._no_archive(self._stored())
             return
-        with self.open() as compressed:  # verified as stored, so that what is wrong now is in the content
+        with self.open() as compressed:  # verified as stored, so any error from here on is in the content
             pieces = inflate(
                 compressed.read,
                 codec,
@@ -313,7 +315,7 @@ class IncomingObject:
                 for piece in pieces:
                     self._check()
                     yield piece
-            except (ObjectUnreadable, UserError) as error:  # the latter: a codec that is not installed
+            except (ObjectUnreadable, UserError) as error:  # UserError: the codec is not installed
                 self._remember(error, lasting=True)
                 raise
 

@@ -1,5 +1,6 @@
-"""Reconcile: what is there, but for what is known. Objects that exist and were never processed are found on Spark.
+"""Reconcile: find objects that exist in a source and were never processed.
 
-Existing objects (`folder`, `listing`, `inventory`) are rows of one form (`existing`), known ids come out of the ledger
-in bulk (`known`), and `missing` is the first without the second.
+`existing` (local folders, S3 listings) and `inventory` read existing objects into DataFrames of one schema; `missing`
+subtracts the ids that the ledger knows, on Spark. `alone` does the same without Spark. `manifest` reads S3 Inventory
+manifests.
 """

@@ -1,9 +1,9 @@
-"""What exists without what is known, in this process alone: for object handlers, which need no Spark.
+"""Subtract the known objects from the existing ones in this process: for object handlers, which need no Spark.
 
-The source is listed a page at a time, and the ledger is asked about each page: what it does not know is written to a
-spool. Memory holds a page, and the first folders of the source up to a bound; the spool goes to the disk.
+The source is listed page by page. The ledger is asked about each page, and unknown objects are written to a spool.
+Memory holds one page, and the counts of the first-level folders up to a limit; the spool overflows to disk.
 
-What a reconcile looks for, and how it names what it found. Needs neither Spark nor Arrow.
+Also the types that both ways of reconciling share, which need neither Spark nor Arrow.
 """
 
 import json
@@ -28,38 +28,38 @@ PREFIXES_MAX = 20
 
 
 class LeftOut(StrEnum):
-    """Why an object that is there and that nobody knows is not missing."""
+    """Why an existing object that the ledger does not know is not missing."""
 
-    YOUNG = "young"  # younger than the margin: it may still be on its way
-    EXCLUDED = "excluded"  # a table's file, or in a place that Penstock writes itself
+    YOUNG = "young"  # younger than the margin: its notification may still be on its way
+    EXCLUDED = "excluded"  # a table's file, or below a location that Penstock writes to
     FOLDER_MARKER = "folder_marker"  # empty, and its name ends in a slash
-    HIDDEN = "hidden"  # a part of its name begins with a dot
-    ARCHIVED = "archived"  # in a storage class that cannot be read as it is
+    HIDDEN = "hidden"  # a part of its path begins with a dot
+    ARCHIVED = "archived"  # in a storage class that must be restored before reading
     UNNAMEABLE = "unnameable"  # no notification can name its key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileScope:
-    """What is looked for. ``excluded`` are the keys of places, and what is below them."""
+    """The bounds of a search. ``excluded`` holds keys that are left out, together with everything below them."""
 
     bucket: str
-    below: str  # what keys of the source begin with
-    before: float  # epoch seconds: only what was modified earlier
+    below: str  # prefix of the source's keys
+    before: float  # epoch seconds: only objects modified earlier are missing
     excluded: Sequence[str] = ()
-    is_local: bool = False  # then the scanner has left out what is no object
+    is_local: bool = False  # True: the scanner has already left out files that are no objects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingPrefix:
-    """A folder of the source, and how many are missing below it."""
+    """A first-level folder of the source, and the number of missing objects below it."""
 
     uri: str
     missing: int
 
 
-SPOOL_BYTES = 8 * 1024 * 1024  # of the missing ones, before they go to the disk
-FOLDERS_MAX = 10_000  # counted apart; those with the fewest missing ones are forgotten first
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")  # as notifications may not name a key
+SPOOL_BYTES = 8 * 1024 * 1024  # missing objects kept in memory before the spool moves to disk
+FOLDERS_MAX = 10_000  # counted; above twice this number, the folders with the fewest missing objects are dropped
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")  # notifications may not name such a key
 _REASONS = {
     SkipReason.EXCLUDED: LeftOut.EXCLUDED,
     SkipReason.FOLDER_MARKER: LeftOut.FOLDER_MARKER,
@@ -68,7 +68,7 @@ _REASONS = {
 
 
 class ExistingObject(NamedTuple):
-    """One object that exists. ``left_out`` is for what is none to work on, whoever knows it."""
+    """One object that exists. ``left_out`` is set if it needs no processing, whether or not the ledger knows it."""
 
     ref: ObjectRef
     modified_at: float  # epoch seconds
@@ -76,7 +76,7 @@ class ExistingObject(NamedTuple):
 
 
 class Listing:
-    """One look at a source: ``pages`` of what exists, and then the ``problems``."""
+    """One pass over a source: iterate ``pages`` of existing objects first, then call ``problems``."""
 
     def __init__(self, pages: Iterator[Sequence[ExistingObject]], problems: Callable[[], Sequence[str]]) -> None:
         self.pages = pages
@@ -84,7 +84,7 @@ class Listing:
 
 
 class MissingAlone:
-    """The same answers as `penstock.pipeline.reconcile.missing.MissingObjects`. One thread uses it."""
+    """The interface of `penstock.pipeline.reconcile.missing.MissingObjects` without Spark. Used by one thread."""
 
     def __init__(self, scope: ReconcileScope) -> None:
         self.listed = 0
@@ -100,20 +100,20 @@ class MissingAlone:
         return self._left_out
 
     def prefixes(self) -> Sequence[MissingPrefix]:
-        """The first folders, those with the most first."""
+        """Return the first-level folders with the most missing objects, in descending order."""
         most = sorted(self._folders.items(), key=lambda one: (-one[1], one[0]))[:PREFIXES_MAX]
         scope = self._scope
         return [MissingPrefix(uri=uri_of(scope.bucket, scope.below + folder), missing=count) for folder, count in most]
 
     def chunks(self, *, limit: int | None = None, objects_max: int = CHUNK_OBJECTS) -> Iterator[Sequence[ObjectRef]]:
-        """The missing objects, or so many of them; ``objects_max`` at once."""
+        """Yield the missing objects, up to ``limit``, in chunks of ``objects_max``."""
         self._spool.seek(0)
         found = islice((self._read(line) for line in self._spool), limit)
         while chunk := tuple(islice(found, objects_max)):
             yield chunk
 
     def close(self) -> None:
-        """Give the disk back."""
+        """Free the spool."""
         self._spool.close()
 
     def take(self, one: ExistingObject) -> None:
@@ -151,9 +151,9 @@ def find_missing_alone(
     stopped: Callable[[], bool],
     told: Callable[[int], None],
 ) -> MissingAlone:
-    """List and compare, page by page, until the end or a stop. ``told`` hears how many objects were listed so far.
+    """List and compare, page by page, until the end or a stop. ``told`` is called with the number listed so far.
 
-    The answer has to be closed. Raises what listing and ledger raise.
+    The caller closes the result. Errors of the listing and of the ledger propagate.
     """
     missing = MissingAlone(scope)
     try:
@@ -174,14 +174,14 @@ def find_missing_alone(
 
 
 def folder_listing(folder: str, *, excluded: Sequence[str]) -> Listing:
-    """What a local folder holds. Raises `UsageError` for a folder that cannot be listed."""
+    """List a local folder. Raise `UsageError` if it cannot be listed."""
     scanner = Scanner(folder, store=LocalStore(folder), excluded=excluded)
     pages = ([ExistingObject(ref, _changed_at(ref)) for ref in chunk] for chunk in scanner.chunks())
     return Listing(pages, lambda: scanner.report().problems)
 
 
 def s3_listing(address: S3Address, aws: Aws, *, excluded: Sequence[str], all_versions: bool) -> Listing:
-    """What S3 lists below a prefix, in the order of its keys."""
+    """List the objects below an S3 prefix, in key order."""
 
     def pages() -> Iterator[Sequence[ExistingObject]]:
         found = S3Pages(address, aws, all_versions=all_versions)
@@ -201,4 +201,4 @@ def _listed(bucket: str, entry: Mapping[str, object], judge: PageFilter) -> Exis
 
 
 def _changed_at(ref: ObjectRef) -> float:
-    return int((ref.etag or "0-").rpartition("-")[0], 16) / 1e9  # a file's etag begins with its time
+    return int((ref.etag or "0-").rpartition("-")[0], 16) / 1e9  # a file's etag begins with its change time

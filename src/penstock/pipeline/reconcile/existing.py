@@ -1,8 +1,7 @@
-"""The form in which every source tells of existing objects, and their identity, computed in the JVM.
+"""Existing objects as a DataFrame of one schema, `EXISTING`, whose object ids are computed in the JVM.
 
-What a local folder holds: walked by one task, which is as fast as a disk tells names and stamps.
-
-What S3 lists below a prefix: spans of keys side by side, a task each.
+`folder_frame` walks a local folder in a single task, which is as fast as a disk lists files. `listing_frame` lists an
+S3 prefix in spans of keys, one task per span.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,14 +29,14 @@ _SEPARATOR = b"\0"
 
 
 class Existing(NamedTuple):
-    """One object that is there, or a sentence about something that could not be looked at."""
+    """One existing object, or a sentence about a path that could not be read."""
 
     key: bytes | None = None
     size_bytes: int | None = None
     version_id: str | None = None  # never empty, never "null"
     etag: str | None = None  # without quotes, never empty
     modified_at: float | None = None  # epoch seconds
-    is_archived: bool = False  # it cannot be read as it is
+    is_archived: bool = False  # it must be restored before it can be read
     problem: str | None = None
 
 
@@ -56,7 +55,7 @@ _ARROW = arrow_schema(EXISTING)
 
 
 def batches(rows: Iterable[Existing]) -> Iterator[pa.RecordBatch]:
-    """The rows as Spark takes them, bounded numbers at a time."""
+    """Yield the rows as Arrow batches of up to `BATCH_ROWS`."""
     remaining = iter(rows)
     while some := list(islice(remaining, BATCH_ROWS)):
         columns = zip(*some, strict=True)
@@ -65,7 +64,7 @@ def batches(rows: Iterable[Existing]) -> Iterator[pa.RecordBatch]:
 
 
 def object_id(bucket: str) -> Column:
-    """`ObjectRef.object_id` of a row of `EXISTING`; of a problem, the digest of its sentence."""
+    """Return `ObjectRef.object_id` for a row of `EXISTING`; for a problem, the digest of its sentence."""
     version = F.coalesce(
         F.col("version_id"), F.concat(F.coalesce(F.col("etag"), F.lit("")), F.lit("+"), F.col("size_bytes"))
     )
@@ -76,7 +75,7 @@ def object_id(bucket: str) -> Column:
 
 
 def folder_frame(spark: SparkSession, folder: str, *, excluded: Sequence[str]) -> DataFrame:
-    """Rows of `EXISTING`. Raises `UsageError` for a folder that cannot be listed."""
+    """Return the files of a local folder as rows of `EXISTING`. Raise `UsageError` if it cannot be listed."""
     task = _FolderTask(folder=folder, excluded=tuple(excluded))
     task.scanner()
     return spark.range(0, 1, 1, 1).mapInArrow(task.rows, EXISTING)
@@ -84,7 +83,7 @@ def folder_frame(spark: SparkSession, folder: str, *, excluded: Sequence[str]) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FolderTask:
-    """Travels to the executor."""
+    """A task that is sent to the executor."""
 
     folder: str
     excluded: Sequence[str]
@@ -106,20 +105,20 @@ class _FolderTask:
 
 
 def _existing_file(ref: ObjectRef) -> Existing:
-    changed_ns = int((ref.etag or "0-").rpartition("-")[0], 16)  # a file's etag begins with its time
+    changed_ns = int((ref.etag or "0-").rpartition("-")[0], 16)  # a file's etag begins with its change time
     return Existing(key=ref.key_bytes, size_bytes=ref.size_bytes, etag=ref.etag, modified_at=changed_ns / 1e9)
 
 
 SPANS_MIN = 32
-SPANS_A_CORE = 4  # spans are of unequal lengths
+SPANS_A_CORE = 4  # more spans than cores, since their lengths differ
 
 
 def listing_frame(spark: SparkSession, address: S3Address, aws: Aws, *, all_versions: bool) -> DataFrame:
-    """Rows of `EXISTING`: what is there now, or every version of it.
+    """Return the objects below an S3 prefix as rows of `EXISTING`: the current ones, or all versions.
 
-    Raises `UsageError`, `ConfigurationError` and `TemporaryError` for a prefix that cannot be listed.
+    Raises `UsageError`, `ConfigurationError` and `TemporaryError` if the prefix cannot be listed.
     """
-    next(iter(S3Pages(address, aws, page_keys=1)), None)  # whether we may: in our own words, before tasks begin
+    next(iter(S3Pages(address, aws, page_keys=1)), None)  # check access before tasks start, for a clear error
     spans = s3_spans(address, aws, parts=max(SPANS_MIN, SPANS_A_CORE * cores(spark)))
     task = _ListingTask(address=address, aws=aws, spans=spans, all_versions=all_versions)
     return spark.range(0, len(spans), 1, len(spans)).mapInArrow(task.rows, EXISTING)
@@ -127,7 +126,7 @@ def listing_frame(spark: SparkSession, address: S3Address, aws: Aws, *, all_vers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ListingTask:
-    """Travels to the executors."""
+    """A task that is sent to the executors."""
 
     address: S3Address
     aws: Aws

@@ -1,4 +1,4 @@
-"""What an S3 Inventory lists, as rows: local files by Spark's own readers, those in S3 by Arrow in the executors."""
+"""Read an S3 Inventory into rows: local files with Spark's readers, files in S3 with Arrow on the executors."""
 
 import gzip
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ _CSV_BLOCK_BYTES = 4 << 20
 
 
 def inventory_frame(spark: SparkSession, inventory: Inventory, below: S3Address, *, all_versions: bool) -> DataFrame:
-    """Rows of `EXISTING` for what lies below a prefix: what was there then, or every version of it."""
+    """Return the inventory's objects below a prefix as rows of `EXISTING`: the current ones then, or all versions."""
     found = _local(spark, inventory) if inventory.root.is_local else _remote(spark, inventory)
     there = [name for name in names.COLUMNS if name in inventory.manifest.columns]
     lacking = [F.lit(None).cast(_type(name)).alias(name) for name in names.COLUMNS if name not in there]
@@ -42,7 +42,7 @@ def inventory_frame(spark: SparkSession, inventory: Inventory, below: S3Address,
 
 
 def _normalised(found: DataFrame, below: S3Address, *, encoded: bool, all_versions: bool) -> DataFrame:
-    """CSV's keys are URL-encoded, as a form's are, and decoded here, once. Other formats hold them as they are."""
+    """Filter and convert the rows. Only CSV has form-URL-encoded keys, which are decoded here, once."""
     key = F.try_url_decode(names.KEY) if encoded else F.col(names.KEY)
     marker = F.coalesce(_typed(names.MARKER), F.lit(False))
     latest = F.coalesce(_typed(names.LATEST), F.lit(True))
@@ -67,7 +67,7 @@ def _normalised(found: DataFrame, below: S3Address, *, encoded: bool, all_versio
 
 
 def _typed(name: str) -> Column:
-    """The column's value, which CSV has as text, and as an empty one where there is none."""
+    """Return the column with its type. In CSV every value is text, and a missing one is the empty string."""
     return F.col(name).try_cast(_type(name))
 
 
@@ -80,7 +80,7 @@ def _type(name: str) -> Any:
 
 
 def _columns(manifest: Manifest) -> StructType:
-    """Those that are read, by our names, as the files have them: everything in CSV is text."""
+    """Return the schema of the columns to read, under Penstock's names. In CSV every column is text."""
     kept = [name for name in manifest.columns if name in names.COLUMNS]
     return StructType([StructField(name, StringType() if manifest.format == "csv" else _type(name)) for name in kept])
 
@@ -98,7 +98,7 @@ def _local(spark: SparkSession, inventory: Inventory) -> DataFrame:
 
 
 def _escaped(path: str) -> str:
-    """Spark takes paths for patterns, and reads percent signs in addresses."""
+    """Escape glob characters, which Spark would expand, and percent signs, which it would decode."""
     return "".join(f"%{ord(character):02X}" if character in "%?#[]{}*\\ " else character for character in path)
 
 
@@ -109,13 +109,13 @@ def _remote(spark: SparkSession, inventory: Inventory) -> DataFrame:
     )
     if not inventory.paths:
         return spark.createDataFrame([], columns)
-    numbers = spark.range(0, len(inventory.paths), 1, len(inventory.paths))  # one for each task
+    numbers = spark.range(0, len(inventory.paths), 1, len(inventory.paths))  # one row per task
     return numbers.mapInArrow(task.rows, columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _InventoryTask:
-    """Travels to the executors."""
+    """A task that is sent to the executors."""
 
     root: Files
     paths: Sequence[str]

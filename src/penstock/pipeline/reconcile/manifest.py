@@ -1,10 +1,8 @@
-"""The manifest of an S3 Inventory: which files hold it, in which form, of which bucket, and as of when. Pure.
+"""Read S3 Inventory: parse its manifest, locate its files, and yield the objects that it lists.
 
-"Amazon S3 Inventory" and "Locating your inventory list" in the Amazon S3 user guide.
-
-Where the files of an inventory lie: found from its manifest, in S3 or in a folder that it was copied to.
-
-An S3 Inventory -> the objects it lists, one after another in this process: for imports, which need no Spark.
+`parse_manifest` is pure. `find_inventory` locates the files, in S3 or in a folder that they were copied to.
+`inventory_refs` reads them in this process, for imports without Spark. Sources: "Amazon S3 Inventory" and "Locating
+your inventory list" in the Amazon S3 user guide.
 """
 
 import csv
@@ -33,7 +31,7 @@ CHECKSUM_NAME = "manifest.checksum"
 
 KEY, SIZE, MODIFIED, ETAG = "key", "size", "lastmodifieddate", "etag"
 VERSION, LATEST, MARKER, STORAGE_CLASS = "versionid", "islatest", "isdeletemarker", "storageclass"
-COLUMNS = (KEY, SIZE, MODIFIED, ETAG, VERSION, LATEST, MARKER, STORAGE_CLASS)  # what is read, of all there are
+COLUMNS = (KEY, SIZE, MODIFIED, ETAG, VERSION, LATEST, MARKER, STORAGE_CLASS)  # the columns that are read
 _NEEDED = {KEY: "Key", SIZE: "Size", MODIFIED: "LastModifiedDate", ETAG: "ETag"}
 
 _ARN = "arn:aws"
@@ -43,7 +41,7 @@ _ORC_COLUMN = re.compile(r"[<,]\s*(\w+)\s*:")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InventoryFile:
-    """One file of the list."""
+    """One data file of the inventory."""
 
     key: str  # in the destination bucket
     size_bytes: int | None
@@ -51,25 +49,25 @@ class InventoryFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a manifest says. ``columns`` are in the files' order: the names of `COLUMNS`, or others, -> the files'."""
+    """A parsed manifest. ``columns`` maps normalised names (as in `COLUMNS`) to the files', in file order."""
 
     source_bucket: str
     destination_bucket: str
-    created_at: float  # epoch seconds: when the making of the list began
+    created_at: float  # epoch seconds: when S3 began to create the inventory
     format: str  # csv, orc or parquet
     columns: Mapping[str, str]
     files: Sequence[InventoryFile]
 
     @property
     def tells_versions(self) -> bool:
-        """Whether it lists each version with its id; else only what is there now, and no ids."""
+        """True if the inventory lists every version with its id; otherwise only current objects, without ids."""
         return VERSION in self.columns
 
 
 def parse_manifest(data: bytes, *, where: str, checksum: bytes | None = None) -> Manifest:
-    """Read a manifest; ``checksum`` is what lies in `CHECKSUM_NAME` beside it.
+    """Parse a manifest. ``checksum`` is the content of `CHECKSUM_NAME` beside it.
 
-    Raises `UsageError` for what is none, was damaged, or lacks a column without which objects cannot be told apart.
+    Raises `UsageError` if it is not a manifest, is damaged, or lacks a column that identifies objects.
     """
     if checksum is not None and hashlib.md5(data).hexdigest() != checksum.decode("ascii", "replace").strip().lower():
         raise UsageError(f"The manifest {where} does not match its {CHECKSUM_NAME}: fetch both of them anew.")
@@ -116,7 +114,7 @@ def _names(form: str, schema: str) -> Sequence[str]:
 
 
 def _plain(name: str) -> str:
-    """One spelling for LastModifiedDate and last_modified_date, ETag and e_tag."""
+    """Return one spelling for LastModifiedDate and last_modified_date, ETag and e_tag."""
     return name.replace("_", "").lower()
 
 
@@ -124,12 +122,12 @@ def _bucket(named: str) -> str:
     return named.rpartition(":")[2] if named.startswith(_ARN) else named
 
 
-_DATED = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}Z/")  # the folder of each list
+_DATED = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}Z/")  # the folder of one inventory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """A list that can be read. ``paths`` are below ``root``."""
+    """A readable inventory. ``paths`` are relative to ``root``."""
 
     uri: str  # of the manifest
     manifest: Manifest
@@ -138,9 +136,9 @@ class Inventory:
 
 
 def find_inventory(uri: str, aws: Aws) -> Inventory:
-    """The inventory with that manifest; of a folder of several, the latest one that is whole.
+    """Return the inventory with this manifest. For a folder of inventories, return the latest complete one.
 
-    Raises `UsageError` where there is none.
+    Raises `UsageError` if there is none.
     """
     folder = files_at(uri.removesuffix(NAME).rstrip("/") or "/", aws)
     if not uri.endswith(f"/{NAME}"):
@@ -158,8 +156,7 @@ def find_inventory(uri: str, aws: Aws) -> Inventory:
 
 
 def _latest(folder: Files) -> str:
-    """Where in the folder the manifest lies: right there, or in the latest folder with a date that has a checksum,
-    which comes last."""
+    """Return the manifest's folder: the given one, or the latest dated one with a checksum, which S3 writes last."""
     names = folder.names()
     if NAME in names:
         return ""
@@ -170,7 +167,7 @@ def _latest(folder: Files) -> str:
 
 
 def _beside(folder: Path, manifest: Manifest, where: str) -> tuple[Files, Sequence[str]]:
-    """Files that were copied with their manifest keep their places below some folder, or lie next to it."""
+    """Locate files that were copied with their manifest, under their original paths or next to it."""
     first = manifest.files[0].key if manifest.files else ""
     for root, path in _places(folder, first):
         if not first or (root / path).is_file():
@@ -204,7 +201,7 @@ _TRUE = (True, "true", "TRUE", "True")
 
 
 def inventory_refs(inventory: Inventory) -> Iterator[ObjectRef | str]:
-    """Every version that is no delete marker; a text tells of an entry that cannot be used."""
+    """Yield every version that is not a delete marker; for an unusable entry, a string that describes it."""
     for path in inventory.paths:
         for row in _rows(inventory, path):
             if row.get(MARKER) not in _TRUE:

@@ -1,8 +1,7 @@
-"""What exists without what is known, in one pass over both; and what of it is nobody's fault.
+"""Subtract the known objects from the existing ones on Spark, and classify the rest.
 
-The ids that the ledger knows, as a DataFrame: each task reads ranges of them over a connection of its own.
-
-Jobs of a reconcile: told of while they run, cancelled from outside, and their failures in our own words.
+In reading order: the ids that the ledger knows, as a DataFrame (each task reads ranges of ids over its own connection);
+the missing objects and those left out on purpose; Spark jobs with progress events, cancellation and Penstock's errors.
 """
 
 import threading
@@ -38,9 +37,9 @@ _LOCAL = "local"
 
 
 def known_frame(spark: SparkSession, ledger: Ledger, pipeline: str, *, seen_at: float) -> DataFrame:
-    """The ids that need no message, for a comparison with what existed at ``seen_at``; see `Ledger.known_ids`.
+    """Return a DataFrame of the ids that need no message, to compare with objects that existed at ``seen_at``.
 
-    One column, `KNOWN_ID`. A ledger of this host alone is read here, where Spark's executors are elsewhere.
+    One column, `KNOWN_ID`; see `Ledger.known_ids`. The driver reads the ledger if the executors cannot reach it.
     """
     if ledger.is_of_this_process or (ledger.is_of_this_host and not _runs_here(spark)):
         table = pa.Table.from_batches(_batches(ledger.known_ids(pipeline, seen_at=seen_at)), schema=_ARROW)
@@ -57,7 +56,7 @@ def known_frame(spark: SparkSession, ledger: Ledger, pipeline: str, *, seen_at: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _KnownIdsTask:
-    """Travels to the executors, and is never shown: there is a password in it."""
+    """A task that is sent to the executors. Never log it: its URL contains a password."""
 
     url: str = field(repr=False)
     pipeline: str
@@ -72,7 +71,7 @@ class _KnownIdsTask:
 
 
 def _batches(blobs: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
-    """Ids of one length, one behind the other, are a column of Arrow's already: only its offsets are made."""
+    """Yield Arrow batches over blobs of concatenated fixed-length ids. The ids are not copied."""
     for blob in blobs:
         count = len(blob) // ID_BYTES
         offsets = np.arange(0, len(blob) + 1, ID_BYTES, dtype=np.int32)
@@ -85,14 +84,14 @@ def _runs_here(spark: SparkSession) -> bool:
 
 
 _TABLE = rf"^((?:[^/]*/)*?)(?:{'|'.join(TABLE_FOLDERS)})/"
-_HIDDEN = r"(?:^|/)\.(?!\.?(?:/|\z))"  # begins with a dot, and is not "." or "..", which are names like others in S3
-_URL = r"^[A-Za-z][A-Za-z0-9+.-]*://"  # as notifications may not name a key
+_HIDDEN = r"(?:^|/)\.(?!\.?(?:/|\z))"  # begins with a dot, except "." and "..", which are ordinary names in S3
+_URL = r"^[A-Za-z][A-Za-z0-9+.-]*://"  # notifications may not name such a key
 _FIRST_FOLDER = r"^[^/]*/"
 _PROBLEM = "problem"
 
 
 class MissingObjects:
-    """What was found; kept on the executors' disks until `close`."""
+    """The missing objects, and counts of those left out. Kept on the executors' disks until `close`."""
 
     def __init__(self, kept: DataFrame, scope: ReconcileScope, *, listed: int) -> None:
         self.listed = listed
@@ -106,14 +105,14 @@ class MissingObjects:
 
     @property
     def problems(self) -> Sequence[str]:
-        """What could not be looked at, some of it."""
+        """Some of the problems: sentences about paths or entries that could not be read."""
         if not self._problems_count:
             return ()
         rows = self._judged.where(F.col("left_out") == _PROBLEM).select("problem").limit(PROBLEMS_MAX).collect()
         return sorted(row["problem"] for row in rows)
 
     def prefixes(self) -> Sequence[MissingPrefix]:
-        """The first folders, those with the most first."""
+        """Return the first-level folders with the most missing objects, in descending order."""
         if not self.count:
             return ()
         first = F.regexp_extract(_relative(self._scope), _FIRST_FOLDER, 0)
@@ -126,7 +125,7 @@ class MissingObjects:
         ]
 
     def chunks(self, *, limit: int | None = None, objects_max: int = CHUNK_OBJECTS) -> Iterator[Sequence[ObjectRef]]:
-        """The missing objects, or so many of them, in no order; ``objects_max`` at once."""
+        """Yield the missing objects, up to ``limit``, unordered, in chunks of ``objects_max``."""
         rows = self._rows() if limit is None else self._rows().limit(limit)
         found = iter(rows.select("key", "size_bytes", "version_id", "etag").toLocalIterator(prefetchPartitions=True))
         while chunk := tuple(islice(found, objects_max)):
@@ -142,7 +141,7 @@ class MissingObjects:
             ]
 
     def close(self) -> None:
-        """Give the disks back."""
+        """Free the disk space on the executors."""
         self._kept.unpersist()
 
     def _rows(self) -> DataFrame:
@@ -150,9 +149,9 @@ class MissingObjects:
 
 
 def find_missing(existing: DataFrame, known: DataFrame, scope: ReconcileScope) -> MissingObjects:
-    """Rows of `EXISTING` but for those whose ids are known. Objects that are told of twice are found once.
+    """Return the rows of `EXISTING` whose ids are not known. Duplicates are found once.
 
-    A merge join: it spills where memory ends, and neither side has to fit anywhere.
+    The anti join is a merge join: it spills to disk, so that neither side has to fit in memory.
     """
     observation = Observation()
     identified = existing.withColumn("object_id", object_id(scope.bucket)).observe(
@@ -169,7 +168,7 @@ def find_missing(existing: DataFrame, known: DataFrame, scope: ReconcileScope) -
 
 
 def _tables(kept: DataFrame, scope: ReconcileScope) -> Sequence[str]:
-    """What the keys of tables begin with. A table's own files are known to no ledger, so they are among these rows."""
+    """Return the key prefixes of tables below the source. No ledger knows a table's files, so these rows have them."""
     if scope.is_local:
         return ()
     relative = _relative(scope)
@@ -203,18 +202,18 @@ def _left_out(scope: ReconcileScope, tables: Sequence[str]) -> Column:
 
 
 def _relative(scope: ReconcileScope) -> Column:
-    """The key below the source; the source's own name as it is."""
+    """Return the key relative to the source's prefix, or the whole key if it lacks the prefix."""
     key, below = F.col("key"), encode_key(scope.below)
     return F.when(F.startswith(key, F.lit(below)), F.substr(key, F.lit(len(below) + 1))).otherwise(key).cast("string")
 
 
-POOL = "penstock-reconcile"  # of Spark's scheduler, so that batches do not wait behind it
+POOL = "penstock-reconcile"  # a scheduler pool, so that pipelines' batches do not wait behind these jobs
 _POOL_PROPERTY = "spark.scheduler.pool"
 
 
 @contextmanager
 def jobs(spark: SparkSession, tag: str, pipeline: str, bus: Bus) -> Iterator[None]:
-    """Run jobs of this thread under a tag of their own, in a pool of their own. Raises Spark's failures as ours."""
+    """Run this thread's Spark jobs under ``tag``, in a pool of their own. Raise Penstock's errors for Spark's."""
     context = spark.sparkContext
     context.setJobGroup(tag, f"penstock reconcile {pipeline}")
     context.addJobTag(tag)
@@ -232,12 +231,12 @@ def jobs(spark: SparkSession, tag: str, pipeline: str, bus: Bus) -> Iterator[Non
 
 @contextmanager
 def cancelled_when(asked: threading.Event, spark: SparkSession, tag: str) -> Iterator[None]:
-    """Cancel the jobs under that tag as soon as the event is set, for as long as the block lasts."""
+    """Cancel the jobs with this tag once the event is set, until the block ends."""
     ended = threading.Event()
 
     def wait() -> None:
         asked.wait()
-        while not ended.is_set():  # again: what is not yet a job cannot be cancelled
+        while not ended.is_set():  # repeat: a job that starts later is not covered by the first cancellation
             spark.sparkContext.cancelJobsWithTag(tag)
             ended.wait(0.2)
 

@@ -1,1 +1,1 @@
-"""Everything that knows Spark: the session, the reader, one run, writing, and the checks of a cluster."""
+"""Run pipelines on Spark: session, data source, one run, writing, and checks of the cluster."""

@@ -1,15 +1,13 @@
-"""Prove that all hosts of a Spark cluster share the folders of a pipeline, before anything is claimed.
+"""Check a Spark cluster before anything is claimed: shared folders, and Python workers that can run Penstock.
 
-The driver writes a token into each folder that tasks write to; a job on all executors reads it and writes answers, and
-the driver must see every one of them. Of the source, which may be read-only, tasks look for files that the driver sees.
-Places in S3 are shared by nature, and a Spark in this process's own JVM has one host: neither needs a proof.
+Shared folders: the driver writes a token into each folder that tasks write to; a job on all executors reads the token
+and writes an answer file, and the driver must see every answer. The source may be read-only, so tasks only check that
+they see files the driver sees. S3 is shared by nature, and a Spark inside this process's own JVM has one host: neither
+needs a proof. Executors that join later are caught by `ReadPlan.check_seen` before they read and by `list_files` after
+they wrote.
 
-Executors that join later are caught by `ReadPlan.check_seen` before they read, and by `list_files` after they wrote.
-
-Check that Spark's Python workers can run Penstock, before anything is claimed.
-
-Which Python they are is settled when a session is started: by PYSPARK_PYTHON, or else `python3` of the PATH. A session
-that was handed in may so have workers without Penstock, and hosts of a cluster may lack packages.
+Python workers: Spark fixes their interpreter when a session starts, from PYSPARK_PYTHON or else `python3` on PATH. A
+session passed in by the user can therefore have workers without Penstock, and hosts of a cluster can lack packages.
 """
 
 import os
@@ -42,8 +40,8 @@ from penstock.pipeline.spark.source import datasource
 from penstock.storage.address import is_s3
 from penstock.storage.files import Files
 
-ROUNDS_MAX = 5  # of tasks, until every executor had one
-HOLD_SECONDS = 0.2  # a task keeps its slot for as long, so that the next one goes to another executor
+ROUNDS_MAX = 5  # task rounds, until every executor has run one
+HOLD_SECONDS = 0.2  # a task keeps its slot this long, so that Spark gives the next task to another executor
 SAMPLE_FILES = 8  # of the source
 
 _TOKEN_FILE = "driver"
@@ -51,9 +49,9 @@ _ANSWER = pa.schema(
     [
         ("executor", pa.string()),
         ("host", pa.string()),
-        ("place", pa.int32()),  # by its number; null: the source
+        ("place", pa.int32()),  # index of the written folder; null: the source
         ("answer", pa.string()),  # the file that the task wrote beside the token; null: it does not see the token
-        ("unseen", pa.string()),  # the URI of a file of the source that the task does not see
+        ("unseen", pa.string()),  # the URI of a source file that the task does not see
         ("reason", pa.string()),
     ]
 )
@@ -61,9 +59,9 @@ _ANSWER_DDL = "executor string, host string, place int, answer string, unseen st
 
 
 def prove_shared(spark: SparkSession, declaration: Declaration) -> None:
-    """Prove it for all places of a pipeline. Blocks for a small job, or returns at once if there is nothing to prove.
+    """Prove that all executors share the folders of a pipeline. Blocks for a small job unless nothing needs a proof.
 
-    Raises `ConfigurationError` for a folder that an executor does not share, and what Spark raises as our errors.
+    Raises `ConfigurationError` for a folder that an executor does not share, and Spark's errors as `explain` maps them.
     """
     if runs_here(spark):
         return
@@ -73,7 +71,7 @@ def prove_shared(spark: SparkSession, declaration: Declaration) -> None:
 
 
 def prove_readable(spark: SparkSession, source: str) -> None:
-    """Prove it for a source alone, as `prove_shared` does."""
+    """Prove that all executors see a source, as `prove_shared` does."""
     if not (is_s3(source) or runs_here(spark)):
         _prove(spark, (), source)
 
@@ -97,13 +95,13 @@ def _prove(spark: SparkSession, written: Sequence[Files], source: str | None) ->
 
 
 class _Token:
-    """The token of one proof, in all places, for as long as the block lasts. Used by one thread."""
+    """Context manager that keeps the token of one proof in all folders. Used by one thread."""
 
     def __init__(self, written: Sequence[Files], source: str | None) -> None:
         self.text = uuid4().hex
         self.folder = f".shared-{ULID()}"
         self.sample: tuple[ObjectRef, ...] = () if source is None else _sample(source)
-        self.hidden: str | None = None  # the token's path in a source without files
+        self.hidden: str | None = None  # path of the token in a source without files
         self._written = written
         self._source = source
 
@@ -112,7 +110,7 @@ class _Token:
             place.write(f"{self.folder}/{_TOKEN_FILE}", self.text.encode())
         if self._source is not None and not self.sample:
             hidden = Path(self._source, f".penstock{self.folder}")
-            with suppress(OSError):  # read-only: that it is there has to do until it has files
+            with suppress(OSError):  # a read-only source: until it has files, its existence is the only check
                 hidden.write_text(self.text)
                 self.hidden = str(hidden)
         return self
@@ -135,7 +133,7 @@ class _Proof:
         self._seen: set[str] = set()  # executors that answered
 
     def round(self) -> Sequence[Any]:
-        """Run one task for each slot, and one more."""
+        """Run one task per slot, and one more."""
         tasks = max(cores(self._spark), _executors(self._spark)) + 1
         numbers = self._spark.range(0, tasks, 1, tasks)
         try:
@@ -144,7 +142,7 @@ class _Proof:
             raise explain(error) from error
 
     def covers_all(self, answers: Sequence[Any]) -> bool:
-        """Judge the answers of a round; return True if every executor has answered by now."""
+        """Check the answers of a round. Return True if every registered executor has answered by now."""
         for answer in answers:
             self._seen.add(answer.executor)
             if answer.place is not None:
@@ -161,7 +159,7 @@ class _Proof:
             raise self._not_shared(place, f"this host does not see what the host {answer.host} writes")
 
     def _check_source(self, answer: Any) -> None:
-        """A file that is gone, for the driver too, proves nothing."""
+        """Raise for an unseen file, unless the driver no longer sees it either: a deleted file proves nothing."""
         source = self._task.source
         assert source is not None
         for ref in self._task.sample:
@@ -179,17 +177,17 @@ class _Proof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ProofTask:
-    """What every task does. Travels to the executors."""
+    """The proof that every task runs. Pickled to the executors."""
 
     token: str
-    folder: str  # of the token, in each place
+    folder: str  # of the token, in each folder
     places: Sequence[Files]
     source: str | None
     sample: Sequence[ObjectRef]
     hidden: str | None
 
     def answers(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One row a place and one a file that is not seen; at least one, which says that this executor answered."""
+        """Yield one row per folder and per unseen file; at least one row, which shows that this executor answered."""
         for _ in numbers:
             pass
         host, executor = gethostname(), f"{gethostname()} {os.getppid()}"
@@ -224,7 +222,7 @@ class _ProofTask:
 
 
 def _reason_unseen(store: LocalStore, ref: ObjectRef) -> str | None:
-    """Return why this host does not see a file in that version; None if it does."""
+    """Return why this host does not see this version of a file; None if it does."""
     try:
         store.open(ref).close()
     except (ObjectError, TemporaryError) as error:
@@ -233,25 +231,26 @@ def _reason_unseen(store: LocalStore, ref: ObjectRef) -> str | None:
 
 
 def _sample(source: str) -> tuple[ObjectRef, ...]:
-    """Some files of the source, spread over the first that a scan finds."""
+    """Return a few files of the source, spread over the first chunk that a scan finds."""
     found = next(iter(Scanner(source, store=LocalStore(source)).chunks()), ())
     return tuple(found[:: max(1, len(found) // SAMPLE_FILES)][:SAMPLE_FILES])
 
 
 def _executors(spark: SparkSession) -> int:
-    """The executors that have registered by now."""
-    context: Any = spark.sparkContext._jsc  # PySpark has no way to ask
+    """Return the number of executors registered so far."""
+    context: Any = spark.sparkContext._jsc  # PySpark has no API for this
     return max(1, int(context.sc().getExecutorMemoryStatus().size()) - 1)  # without the driver
 
 
 NAME = "penstock_check"
-TASKS = "tasks"  # option: how many
+TASKS = "tasks"  # option: number of tasks
 
 
 def check_python(spark: SparkSession) -> None:
-    """Plan and run a small job by all the ways in which a pipeline uses Python; return at once if they are this Python.
+    """Raise `ConfigurationError` if Spark's Python workers cannot run Penstock.
 
-    Raises `ConfigurationError` where the workers cannot run Penstock.
+    Plans and runs a small job through every path on which a pipeline uses Python. Returns at once if all workers run
+    this process's Python on this host.
     """
     if runs_here(spark) and all(map(_is_ours, _pythons(spark))):
         return
@@ -271,7 +270,7 @@ def check_python(spark: SparkSession) -> None:
 
 
 class CheckSource(DataSource):
-    """One row a task; to read it, a worker imports all that the pipeline's own source needs."""
+    """Data source with one row per task. Reading it makes a worker import all that the pipeline's own source needs."""
 
     @classmethod
     def name(cls) -> str:
@@ -285,7 +284,7 @@ class CheckSource(DataSource):
 
 
 class CheckReader(DataSourceReader):
-    """Travels to every task."""
+    """Reader of `CheckSource`. Pickled to every task."""
 
     def __init__(self, tasks: int) -> None:
         self._tasks = tasks
@@ -303,13 +302,13 @@ def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _pythons(spark: SparkSession) -> Sequence[str]:
-    """The programs that Spark starts: for tasks, and for planning beside the driver's JVM."""
+    """Return the Python programs that Spark starts: for tasks, and for planning next to the driver's JVM."""
     tasks = spark.sparkContext.pythonExec
     return sorted({tasks, os.environ.get("PYSPARK_DRIVER_PYTHON", tasks)})
 
 
 def _is_ours(python: str) -> bool:
-    """Return True for this process's own Python, of the same environment."""
+    """Return True for this process's own Python in the same environment."""
     found = shutil.which(python)
     own = Path(sys.executable)
     return found is not None and Path(found).parent == own.parent and Path(found).samefile(own)

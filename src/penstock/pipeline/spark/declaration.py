@@ -1,4 +1,4 @@
-"""What a pipeline is, apart from how it is run: where it reads, what it does to the rows, where they go."""
+"""The declaration of a pipeline: its source, its transform and its table, apart from how it is run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,15 +9,15 @@ from penstock.pipeline.spark.source.plan import ReadOptions
 from penstock.storage.aws import Aws
 from penstock.storage.files import Files
 
-Frame = DataFrame  # for the rooms above, which name the type and never import Spark
+Frame = DataFrame  # for packages above, which name the type but never import Spark
 Transform = Callable[[DataFrame], DataFrame]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """One pipeline from objects into a table. Executors reach all of its places."""
+    """One pipeline from objects into a table. Executors must reach all of its locations."""
 
-    pipeline: str  # its id in the ledger
+    pipeline: str  # id in the ledger
     source: str  # a folder's real path, or s3://BUCKET/PREFIX
     table: Files
     quarantine: Files

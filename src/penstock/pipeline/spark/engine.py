@@ -1,10 +1,10 @@
-"""The engine of production: one run is a Spark job that reads, transforms and writes Parquet.
+"""The production engine: each run is a Spark job that reads, transforms and writes Parquet.
 
-A run may have to be repeated within its attempt: an object that broke in the middle, whose repeated reads disagree, or
-that has too many bad lines is left out and its siblings are read again, into a folder of their own; an object of CSV
-that was cut within a record is read again, cut elsewhere.
+An attempt may need several runs. An object that broke midway, whose repeated reads disagree, or that has too many bad
+lines is left out, and the others are read again into a new folder. A CSV object that was cut inside a record is read
+again with other cuts.
 
-An engine whose machinery starts while the worker already serves other queues.
+`LateEngine` wraps an engine that starts while the worker already serves other queues.
 """
 
 import os
@@ -37,12 +37,12 @@ from penstock.pipeline.spark.table_schema import Agree
 from penstock.storage.address import is_s3
 
 CANCEL_AGAIN_SECONDS = 0.5
-CANCELS_MAX = 120  # then the run is left to itself: its claim is not ours, so what it comes to counts for nothing
-RUNS_MAX = 10  # of one attempt; each leaves out at least one object more, or cuts one at its records
+CANCELS_MAX = 120  # then cancel gives up: the claim is no longer ours, so the run cannot be committed
+RUNS_MAX = 10  # per attempt; each leaves out at least one more object or corrects at least one object's cuts
 
 
 class SparkEngine:
-    """A `penstock.pipeline.engine.CheckedEngine` in one Spark session, which it neither starts nor stops."""
+    """A `penstock.pipeline.engine.CheckedEngine` on one Spark session, which it neither starts nor stops."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class SparkEngine:
         probe: Probe = no_probe,
         store_watch: ServiceWatch | None = None,
     ) -> None:
-        """``agree`` compares a run's columns with the table's; it raises `TableError` where they cannot go together."""
+        """Register the data source. ``agree`` raises `TableError` if a run's columns do not fit the table's."""
         register(spark)
         self._spark = spark
         self._declaration = declaration
@@ -72,8 +72,8 @@ class SparkEngine:
         self._denials = Denials()
         self._root = None if is_s3(declaration.source) else LocalRoot(os.fsencode(declaration.source))
         self._lock = threading.Lock()
-        self._running: dict[str, threading.Event] = {}  # under the lock, by attempt; set at the end of the run
-        self._cancelled: set[str] = set()  # under the lock; attempts are few and ids never come back
+        self._running: dict[str, threading.Event] = {}  # guarded by _lock, by attempt; set when the run ends
+        self._cancelled: set[str] = set()  # guarded by _lock; never cleared, since attempts are few and ids unique
 
     def run(self, request: RunRequest) -> RunResult:
         pipeline, attempt_id = self._declaration.pipeline, request.attempt_id
@@ -85,7 +85,7 @@ class SparkEngine:
             watched(self._spark, pipeline, attempt_id, self._bus),
         ):
             result = self._until_whole(request)
-        if result.processed:  # otherwise perhaps no object was read
+        if result.processed:  # otherwise possibly no object was read
             self._store_watch.succeeded()
         return result
 
@@ -95,22 +95,25 @@ class SparkEngine:
             ended = self._running.get(attempt_id)
         if ended is None:
             return
-        # A cancel ends the jobs of the moment; a run that is between two of them begins another one.
+        # A cancel ends only the jobs that run now; a run between two jobs starts another one, so cancel again.
         for _ in range(CANCELS_MAX):
-            # SparkSession.interruptTag does nothing when called from another thread (measured); this does.
-            with suppress(*SPARK_ERRORS):  # Spark has ended: the run notices that itself
+            # Measured: SparkSession.interruptTag does nothing when called from another thread; cancelJobsWithTag works.
+            with suppress(*SPARK_ERRORS):  # Spark has ended: the run notices on its own
                 self._spark.sparkContext.cancelJobsWithTag(attempt_id)
             if ended.wait(CANCEL_AGAIN_SECONDS):
                 return
 
     def check(self) -> None:
-        """Raise `RestartNeeded` if Spark's JVM has ended. Any thread may call it, also while nothing runs."""
+        """Raise `RestartNeeded` if Spark's JVM has ended. Thread-safe, also between runs."""
         check_jvm(self._spark)
 
     @contextmanager
     def _explained(self, attempt_id: str) -> Iterator[None]:
-        """Translate errors from the block. A cancel and the end of the JVM come first: PySpark reports a broken
-        connection by many different errors."""
+        """Translate errors raised in the block.
+
+        A cancel and the end of the JVM are checked first, because PySpark reports a broken connection as many different
+        errors.
+        """
         try:
             yield
         except Exception as error:
@@ -135,7 +138,7 @@ class SparkEngine:
                 self._check_cancelled(request.attempt_id)
                 if not isinstance(explain(error), RunBroken) or not (misread := run.misread()):
                     raise
-                cuts |= misread  # the transform may have failed at a row that is none
+                cuts |= misread  # the transform may have failed on a fragment of a record
                 continue
             cuts |= run.by_object(summary.recut)
             if summary.readings:
@@ -152,7 +155,7 @@ class SparkEngine:
     def _judged(
         self, failures: Mapping[bytes, ObjectFailure], objects: Sequence[ObjectRef]
     ) -> dict[bytes, ReadFailure]:
-        """See `judged`. Files that are missing while their file system is away cost no attempt."""
+        """Classify failures with `judged`; a file missing with its whole file system does not count as an attempt."""
         found = judged(failures, self._denials)
         if self._root is None:
             return found
@@ -166,7 +169,7 @@ class SparkEngine:
 
     @contextmanager
     def _ended_told(self, attempt_id: str) -> Iterator[None]:
-        """Whoever cancels the run knows when it has ended."""
+        """Set an event at the end of the block, for which `cancel` waits."""
         ended = threading.Event()
         with self._lock:
             self._running[attempt_id] = ended
@@ -184,7 +187,7 @@ class SparkEngine:
 
     @contextmanager
     def _tagged(self, attempt_id: str) -> Iterator[None]:
-        """Jobs of this thread carry the attempt's id: as a tag to cancel by, as a group to watch by."""
+        """Mark the jobs of this thread with the attempt's id: a tag for `cancel`, a job group for progress."""
         context = self._spark.sparkContext
         context.setJobGroup(attempt_id, f"penstock {self._declaration.pipeline}")
         context.addJobTag(attempt_id)
@@ -196,9 +199,12 @@ class SparkEngine:
 
 
 def judged(failures: Mapping[bytes, ObjectFailure], denials: Denials) -> dict[bytes, ReadFailure]:
-    """What readings' failures mean, by object id. A refusal is charged only where it can be the object's own."""
+    """Map read failures to `ReadFailure`, by object id.
+
+    A refusal counts as an attempt only if its cause can be the object itself, not one that many objects share.
+    """
     denied = [object_id for object_id, failure in failures.items() if failure.kind in SHARED]
-    for object_id in denied:  # all of them, before any is judged by the others
+    for object_id in denied:  # register all denials before classifying any: each can excuse the others
         denials.add(object_id)
     forgiven = {object_id for object_id in denied if denials.add(object_id)}
     return {
@@ -208,7 +214,7 @@ def judged(failures: Mapping[bytes, ObjectFailure], denials: Denials) -> dict[by
 
 
 def read_failure(failure: ObjectFailure) -> ReadFailure:
-    """What a reading's failure means for the object's next attempt."""
+    """Map the failure of one reading to the consequence for the object's next attempt."""
     match failure.kind:
         case FailureKind.GONE:
             return ReadFailure(failure=AttemptFailure.GONE, reason=failure.reason)
@@ -230,7 +236,7 @@ def read_failure(failure: ObjectFailure) -> ReadFailure:
 
 
 def _nothing(left_out: Mapping[bytes, ReadFailure]) -> RunResult:
-    """Every object was left out: nothing to commit but their failures."""
+    """Return the result of an attempt that left out every object: failures only, nothing to commit."""
     return RunResult(
         processed=(),
         failed=left_out,
@@ -245,14 +251,14 @@ def _nothing(left_out: Mapping[bytes, ReadFailure]) -> RunResult:
 
 
 class LateEngine:
-    """A `penstock.pipeline.engine.CheckedEngine` that `start` makes. Its line begins no run before that."""
+    """A `penstock.pipeline.engine.CheckedEngine` whose engine `start` makes. Its consumer starts no run before that."""
 
     def __init__(self, make: Callable[[], CheckedEngine]) -> None:
         self._make = make
-        self._made: CheckedEngine | None = None  # written by the thread that starts it
+        self._made: CheckedEngine | None = None  # written by the thread that calls start
 
     def start(self) -> None:
-        """Make the engine. Raises what its factory raises."""
+        """Make the engine. Raises the errors of its factory."""
         self._made = self._make()
 
     def run(self, request: RunRequest) -> RunResult:

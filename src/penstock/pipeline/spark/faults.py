@@ -1,4 +1,4 @@
-"""What a failure of Spark means: one function maps every exception of a run to one error of ours."""
+"""Classify Spark failures: `explain` maps every exception of a run to one Penstock error."""
 
 import re
 from collections.abc import Iterator
@@ -24,24 +24,24 @@ from penstock.messaging.failure import FailureDetails as Raised
 from penstock.messaging.failure import place_in
 from penstock.pipeline.engine import RunBroken
 
-# A Python worker that crashed and a heap that ran out are not among these: an object can bring that about, and is found
-# only when its runs count as failed.
+# Not listed: a crashed Python worker and an exhausted heap. An object can cause either, and is found only if its runs
+# count as failed.
 _MACHINERY = re.compile(r"No space left on device|Disk quota exceeded|Too many open files|Cannot allocate memory")
 _SPARK_GONE = re.compile(
     r"SparkContext was shut down|stopped SparkContext|SparkContext is stopped|Java gateway process"
 )
 _BROKEN_OFF = re.compile(r"An error occurred while calling \S+")
-# Raised by the reader in Spark's Python workers, when it is planned as well as in its tasks; they come back as text.
+# Raised by the reader in Spark's Python workers, during planning and in tasks; the driver gets them as text.
 _OURS = {
     f"penstock.errors.{kind.__name__}": kind
     for kind in (TemporaryError, TableError, TableNowhere, TableDenied, ConfigurationError)
 }
-# What differs between equal failures: attempt ids, addresses, numbers, quoted values.
+# Differs between occurrences of one failure: attempt ids, addresses, numbers, quoted values.
 _VARIABLE = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}|0x[0-9a-fA-F]+|\d+|'[^']*'|\"[^\"]*\"")
 
 _TRACEBACK = re.compile(r"(Traceback \(most recent call last\):\n(?:[ \t].*\n)+)(\S.*)")
 
-# Packages without which no task of ours can run; a module of the user's may be missing for other reasons.
+# No Penstock task runs without these packages; a missing module of the user's can have other reasons.
 _PACKAGES = frozenset({"penstock", "pyarrow", "numpy", "zstandard", "obstore", "boto3"})
 _NO_MODULE = re.compile(r"^ModuleNotFoundError: No module named '(\w+)", re.MULTILINE)
 _OTHER_VERSION = re.compile(r"\[PYTHON_VERSION_MISMATCH\] Python in worker has different version: ([\d.]*\d)")
@@ -50,15 +50,15 @@ _NO_PROGRAM = re.compile(r'IOException: Cannot run program "([^"]+)"')
 CAUSES_MAX = 10
 
 _PYTHON = Path(get_path("stdlib"))
-_SPARKS = frozenset({"py4j", "pyspark"})  # packages that speak to the JVM
+_SPARKS = frozenset({"py4j", "pyspark"})  # packages that talk to the JVM
 
 SPARK_ERRORS = (PySparkException, Py4JError, ConnectionError)
 
 
 def explain(error: Exception) -> PenstockError:
-    """The meaning of an exception that escaped from a Spark call."""
+    """Map an exception that escaped from a Spark call to a Penstock error."""
     text = _text(error)
-    # What a Python worker raised may quote anything, and none speaks to the session.
+    # A Python worker's traceback may quote any text, and Python workers never talk to the session.
     if _is_cut(error) or (_SPARK_GONE.search(text) and not _TRACEBACK.search(text)):
         return RestartNeeded(
             f"Spark went away in the middle of a run: {_first_line(text)}. Nothing is lost; run it again."
@@ -78,15 +78,18 @@ def explain(error: Exception) -> PenstockError:
 
 
 def _is_cut(error: Exception) -> bool:
-    """Return True if the connection to the JVM broke. For a call that breaks off Py4J reports only its name; an error
-    from the JVM itself has a trace or a Java exception."""
+    """Return True if the connection to the JVM broke.
+
+    For a call cut off midway Py4J reports only the call's name; an error from the JVM itself carries a stack trace or a
+    Java exception.
+    """
     if isinstance(error, (Py4JNetworkError, ConnectionError)):
         return True
     return type(error) is Py4JError and _BROKEN_OFF.fullmatch(str(error)) is not None
 
 
 def is_of_spark(error: BaseException) -> bool:
-    """Return False for a broken connection of the user's own code, which says nothing of Spark."""
+    """Return False for a connection error from the user's own code, which is unrelated to Spark."""
     if not isinstance(error, ConnectionError):
         return isinstance(error, SPARK_ERRORS)
     places = [Path(frame.f_code.co_filename) for frame, _ in walk_tb(error.__traceback__)]
@@ -99,7 +102,7 @@ def _is_of_python(place: Path) -> bool:
 
 
 def _broken(text: str) -> RunBroken:
-    """A run that broke in the user's code, with the place in it, or for a cause that cannot be told."""
+    """Return a failed run with the place in the user's code that raised, if the text has a Python traceback."""
     cause, found = _cause(text), _TRACEBACK.findall(text)
     if not found:
         return RunBroken(cause, fingerprint=_fingerprint(text))
@@ -114,7 +117,7 @@ def _broken(text: str) -> RunBroken:
 
 
 def python_fault(error: Exception) -> str | None:
-    """Return what is wrong with the Python of Spark's workers, if that is why something failed."""
+    """Return a description of the defect in the workers' Python; None if the error has another cause."""
     text = _text(error)
     if found := _OTHER_VERSION.search(text):
         return f"they are Python {found[1]}, and the driver is another version"
@@ -126,7 +129,7 @@ def python_fault(error: Exception) -> str | None:
 
 
 def _text(error: Exception) -> str:
-    """All that is told of the error, the deepest cause first: a failed write itself says only that it failed."""
+    """Return the messages of the error and its causes, deepest first; a failed write itself names no cause."""
     if isinstance(error, Py4JJavaError):
         return "\n".join(reversed(list(_java_causes(error.java_exception))))
     return "\n".join(reversed(list(_captured_causes(error))))
@@ -145,7 +148,7 @@ def _captured_causes(error: BaseException | None) -> Iterator[str]:
         if error is None:
             return
         yield str(error)
-        error = getattr(error, "_cause", None)  # PySpark keeps the Java cause there, converted
+        error = getattr(error, "_cause", None)  # PySpark stores the converted Java cause there
 
 
 def _first_line(text: str) -> str:
@@ -153,7 +156,7 @@ def _first_line(text: str) -> str:
 
 
 def _cause(text: str) -> str:
-    """The line that says most: the last line of a Python traceback inside, else Spark's first one."""
+    """Return the most specific line: the last line of the last Python traceback, else Spark's first line."""
     blocks = _TRACEBACK.findall(text)
     return str(blocks[-1][1]).strip() if blocks else _first_line(text)
 

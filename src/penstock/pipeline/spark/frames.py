@@ -1,15 +1,12 @@
-"""A table as a DataFrame, without connector jars: exactly the files that a snapshot names.
+"""Read a table snapshot as a DataFrame without connector jars: exactly the files that the snapshot names.
 
-Partition columns are not in the files, and folder names are no guide to them (an attempt's files lie in folders of its
-own): their values come from the table's log. Few distinct ones make a union, from which Spark drops what a filter does
-not want; for many it is left to the reader how it gets them to the rows.
+Partition columns are not stored in the files, and folder names do not show them (each attempt has its own folders), so
+their values come from the table's log. Few distinct values become a union of frames, from which Spark prunes those that
+a filter excludes; for many, the reader attaches the values to the rows.
 
-Files that a path leads to as a DataFrame, by Spark's own reader.
-
-Files that the JVM has no way to as a DataFrame: read with Arrow in Spark's executors.
-
-Files are packed into tasks by size, none is split. A task holds one row group at a time. Spark cannot see into it:
-every column is read, whatever is selected behind it.
+`LocalFrameReader` uses Spark's own Parquet reader for tables with a local path. `RemoteFrameReader` reads tables that
+the JVM cannot reach with Arrow in Spark's executors: it packs whole files into tasks by size, and a task holds one row
+group at a time. Spark cannot push a projection into it, so it always reads every column.
 """
 
 import re
@@ -36,19 +33,19 @@ _FILE = "__penstock_file"
 
 @dataclass(frozen=True, slots=True)
 class LocalFrameReader:
-    """A `penstock.pipeline.spark.frames.FrameReader` of the files of a table in a folder."""
+    """A `FrameReader` for a table in a folder."""
 
     spark: SparkSession
     root: Files
 
     def rows(self, stored: StructType, files: Sequence[TableFile]) -> DataFrame:
-        """``recursiveFileLookup`` keeps Spark from taking folders for partitions."""
+        """Return the files' rows. ``recursiveFileLookup`` keeps Spark from reading folder names as partitions."""
         reader = self.spark.read.schema(stored).option("recursiveFileLookup", "true")
         return reader.parquet(*(_GLOB.sub(r"\\\1", self._address(file)) for file in files))
 
     def valued_rows(self, stored: StructType, added: StructType, files: Sequence[TableFile]) -> DataFrame:
-        """The values are joined to the files' names."""
-        jvm: Any = self.spark.sparkContext._jvm  # Spark names files as Hadoop escapes them, so Hadoop is asked
+        """Return the files' rows with partition values, joined by file name."""
+        jvm: Any = self.spark.sparkContext._jvm  # Spark names files as Hadoop escapes them, so Hadoop makes the names
         path_of = jvm.org.apache.hadoop.fs.Path
         rows = [
             (
@@ -60,7 +57,7 @@ class LocalFrameReader:
         names = self.spark.createDataFrame(rows, StructType([StructField(_FILE, StringType()), *added]))
         path_read = functions.regexp_replace(
             "_metadata.file_path", "^file:/*", "/"
-        )  # one slash or three, by Spark's version
+        )  # one slash or three, depending on Spark's version
         frame = self.rows(stored, files)
         return frame.withColumn(_FILE, path_read).join(functions.broadcast(names), _FILE, "left")
 
@@ -68,14 +65,14 @@ class LocalFrameReader:
         return f"file://{file.path}" if file.path.startswith("/") else f"file://{self.root}/{file.path}"
 
 
-PACK_BYTES_MAX = 128 << 20  # of several files together: as Spark's own reader packs them, and so is the next
-OPENING_BYTES = 4 << 20  # what might be read in the time that opening a file takes
+PACK_BYTES_MAX = 128 << 20  # for several files together; the same default as Spark's own reader, as is OPENING_BYTES
+OPENING_BYTES = 4 << 20  # bytes that could be read in the time it takes to open a file
 BATCH_ROWS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFrameReader:
-    """A `penstock.pipeline.spark.frames.FrameReader` of the files of a table in S3."""
+    """A `FrameReader` for a table in S3."""
 
     spark: SparkSession
     root: Files
@@ -84,7 +81,10 @@ class RemoteFrameReader:
         return self.valued_rows(stored, StructType([]), files)
 
     def valued_rows(self, stored: StructType, added: StructType, files: Sequence[TableFile]) -> DataFrame:
-        """The values are put to the rows in the executors. Raises `TableError` for a file outside of the table."""
+        """Return the files' rows with partition values, added in the executors.
+
+        Raises `TableError` for a file outside the table.
+        """
         for file in files:
             if file.path.startswith("/") or "://" in file.path:
                 raise TableError(
@@ -93,12 +93,12 @@ class RemoteFrameReader:
                 )
         packs = packed(files, tasks=cores(self.spark))
         task = _ReadTask(root=self.root, packs=packs, stored=arrow_schema(stored), added=arrow_schema(added))
-        numbers = self.spark.range(0, len(packs), 1, len(packs))  # one for each task
+        numbers = self.spark.range(0, len(packs), 1, len(packs))  # one per task
         return numbers.mapInArrow(task.rows, StructType([*stored, *added]))
 
 
 def packed(files: Sequence[TableFile], *, tasks: int) -> Sequence[Sequence[TableFile]]:
-    """The files of each task, for so many tasks at once: the large ones first."""
+    """Distribute the files over packs of about equal size for ``tasks`` parallel tasks, large files first."""
     total_bytes = sum(file.size_bytes + OPENING_BYTES for file in files)
     target_bytes = min(PACK_BYTES_MAX, max(OPENING_BYTES, total_bytes // tasks))
     packs: list[list[TableFile]] = []
@@ -114,7 +114,7 @@ def packed(files: Sequence[TableFile], *, tasks: int) -> Sequence[Sequence[Table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ReadTask:
-    """What every task does. Travels to the executors."""
+    """The reading stage of one DataFrame, run by every task. Pickled to the executors."""
 
     root: Files
     packs: Sequence[Sequence[TableFile]]
@@ -150,34 +150,34 @@ class _ReadTask:
 
 
 def _batches(opened: Any, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """A row group's columns are asked for at once, in few requests."""
+    """Yield a file's batches; the columns of a row group are requested together, in few requests."""
     file = pq.ParquetFile(opened, pre_buffer=True, coerce_int96_timestamp_unit="us")
     there = [name for name in file.schema_arrow.names if name in names]
     for group in range(file.num_row_groups):
         yield from file.iter_batches(BATCH_ROWS, row_groups=[group], columns=there)
 
 
-UNION_MAX = 64  # distinct partitions
+UNION_MAX = 64  # distinct partitions; above this, a join
 
 Values = tuple[Any, ...]
 
 
 class FrameReader(Protocol):
-    """Reads Parquet files of one table. Columns that a file lacks are null in its rows."""
+    """Reads Parquet files of one table. Columns missing from a file are null in its rows."""
 
     def rows(self, stored: StructType, files: Sequence[TableFile]) -> DataFrame:
-        """The files' rows; there is at least one file."""
+        """Return the files' rows; there is at least one file."""
         ...
 
     def valued_rows(self, stored: StructType, added: StructType, files: Sequence[TableFile]) -> DataFrame:
-        """The same with the partition columns, as the files' values say."""
+        """Return the same rows with the partition columns added, with each file's values."""
         ...
 
 
 def frame_of(spark: SparkSession, table: ReadableTable, *, union_max: int = UNION_MAX) -> DataFrame:
-    """The rows of a snapshot. Columns that a file lacks, since they were added later, are null in its rows.
+    """Return the rows of a snapshot. Columns added after a file was written are null in its rows.
 
-    Spark's own reader where a path leads to the table, else one of ours, in the executors.
+    Uses Spark's own reader for tables with a local path, otherwise Arrow in the executors.
     """
     schema = StructType.fromJson(dict(table.schema_document))
     files = table.files()
@@ -211,7 +211,7 @@ def _with_values(frame: DataFrame, added: StructType, values: Values) -> DataFra
 
 
 def _literal(value: Any) -> Column:
-    """PySpark stumbles over dates before the year 1000."""
+    """Return the value as a literal; dates go as text because PySpark fails on dates before the year 1000."""
     return functions.lit(value.isoformat() if type(value) is date else value)
 
 

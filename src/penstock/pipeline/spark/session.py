@@ -1,7 +1,7 @@
-"""Starting Spark for ourselves, and the settings that a pipeline depends on.
+"""Start a Spark session of our own, with the settings that a pipeline depends on.
 
-Sessions handed in from outside are never stopped nor changed: work is done in one beside them, which shares all but
-`REQUIRED_CONF`.
+A session passed in by the user is neither stopped nor changed: pipelines run in a second session beside it, which
+shares everything except `REQUIRED_CONF`.
 """
 
 import logging
@@ -26,30 +26,30 @@ from pyspark.sql import SparkSession
 from penstock.errors import ConfigurationError, RestartNeeded
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
 
-Session = SparkSession  # for the rooms above, which name the type and never import Spark
+Session = SparkSession  # for packages above, which name the type but never import Spark
 
-# PySpark logs every failed query to stderr once more, as one JSON line of many kilobytes.
-# Py4J logs what it also raises, with a traceback: every call that a stop breaks off.
+# PySpark logs every failed query to stderr a second time, as one JSON line of many kilobytes.
+# Py4J logs every call that a stop breaks off, with a traceback, although it also raises.
 PY4J = "py4j"
 QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 REQUIRED_CONF: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
-    # INT96, Spark's default, is refused by pyiceberg and carries no statistics.
+    # pyiceberg refuses INT96, Spark's default, and INT96 carries no statistics.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # Files are listed into a manifest, so the marker file has no reader.
+    # Files are listed in a manifest, so nothing reads the marker file.
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
-    # What makes files count is the ledger's commit: the second rename of version 1 protects nothing here.
+    # The ledger's commit makes files count, so the second rename of version 1 protects nothing.
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
 }
 
-_HADOOP = "spark.hadoop."  # a running session takes Hadoop's settings without it
+_HADOOP = "spark.hadoop."  # prefix; a running session takes Hadoop's settings without it
 
-LOGGED_BYTES_MAX = 1 << 20  # of the log that are looked through for the reason why Spark did not start
+LOGGED_BYTES_MAX = 1 << 20  # read from the log to find why Spark did not start
 
 _LOCAL = re.compile(r"local(\[\s*(?:\d+|\*)\s*(?:,\s*(?P<attempts>\d+)\s*)?\])?")
 
-# What launchers write before they leave: Java's own words, those of its virtual machine, and Spark's.
+# Launch errors as Java, its virtual machine and Spark print them.
 _COMPLAINT = re.compile(
     r"^(?:Exception in thread \"[^\"]*\" |Error: |Error occurred during initialization of VM\s+|Caused by: )"
     r"(?:(?:[\w$]+\.)+[\w$]+: )?(?P<text>\S.*)$",
@@ -59,7 +59,7 @@ _COMPLAINT = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    """Where Spark runs and what it may use. ``scratch`` and ``log`` are local paths of this process."""
+    """Where Spark runs and its resources. ``scratch`` and ``log`` are local paths of this process."""
 
     master: str
     java_home: Path
@@ -70,11 +70,11 @@ class SessionSettings:
 
 
 def start_session(settings: SessionSettings) -> SparkSession:
-    """Launch a JVM and open a session in it. Its own output goes to the log file, not to the user's terminal.
+    """Launch a JVM and open a session in it. The JVM's output goes to the log file, not to the terminal.
 
-    Raises `ConfigurationError` when Spark does not start; the sentence names the log.
+    Raises `ConfigurationError`, naming the log, if Spark does not start.
     """
-    if "," in str(settings.scratch):  # Spark would take it for several folders
+    if "," in str(settings.scratch):  # Spark would split it into several folders
         raise ConfigurationError(
             f"Spark cannot keep its scratch files in {settings.scratch}, since there is a comma in that path; name a "
             "folder without one for the state (--state)."
@@ -84,7 +84,7 @@ def start_session(settings: SessionSettings) -> SparkSession:
     os.environ.update(_environment(settings))
     for name in (*QUERY_LOGGERS, PY4J):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    logging.getLogger().addFilter(_not_of_py4j)  # which logs a broken connection by the root logger
+    logging.getLogger().addFilter(_not_of_py4j)  # Py4J logs a broken connection through the root logger
     conf = _conf(settings)
     gateway: Any = None
     logged_bytes = settings.log.stat().st_size if settings.log.exists() else 0
@@ -95,7 +95,7 @@ def start_session(settings: SessionSettings) -> SparkSession:
             return SparkSession(SparkContext(gateway=gateway, conf=conf))
     except (*SPARK_ERRORS, OSError) as error:
         if gateway is not None:
-            gateway.proc.stdin.close()  # the JVM watches it, and leaves when it ends
+            gateway.proc.stdin.close()  # the JVM watches its stdin and exits when it closes
         told = _logged_since(settings.log, logged_bytes)
         raise ConfigurationError(
             f"Spark did not start: {complaint(told) or explain(error)} Its own words are in {settings.log}; `penstock "
@@ -104,9 +104,11 @@ def start_session(settings: SessionSettings) -> SparkSession:
 
 
 def session_beside(given: SparkSession) -> SparkSession:
-    """A session on the same Spark as the one handed in, with its views, functions and settings, but those that a
-    pipeline depends on. What is set in one is not seen in the other, so the user's stays as it is."""
-    java: Any = given._jsparkSession  # PySpark offers only `newSession`, which forgets what was set and registered
+    """Return a session on the same Spark with the given session's views, functions and settings, plus `REQUIRED_CONF`.
+
+    Later changes of one session do not show in the other, so the user's session stays as it is.
+    """
+    java: Any = given._jsparkSession  # PySpark offers only `newSession`, which drops settings and registrations
     beside = SparkSession(given.sparkContext, java.cloneSession())
     for key, value in REQUIRED_CONF.items():
         beside.conf.set(key.removeprefix(_HADOOP), value)
@@ -114,26 +116,26 @@ def session_beside(given: SparkSession) -> SparkSession:
 
 
 def complaint(log: str) -> str | None:
-    """Why a JVM ended, by what it logged: the first exception or error in it, as a sentence."""
+    """Return why a JVM ended, as a sentence: the first exception or error in its log. None if there is none."""
     found = _COMPLAINT.search(log)
     return None if found is None else f"{found['text'].rstrip('. ')}."
 
 
 def end_session(spark: SparkSession, *, at_once: bool, seconds: float) -> None:
-    """End a session of our own and its JVM. ``at_once`` skips Spark's own leave-taking: what counts is in the ledger.
+    """End a session of our own and its JVM; kill a JVM that does not exit within ``seconds``.
 
-    Bounded: a JVM that does not leave within the seconds is ended.
+    ``at_once`` skips Spark's own shutdown, which loses nothing: all committed work is in the ledger.
     """
-    gateway: Any = spark.sparkContext._gateway  # PySpark keeps the process it launched in an attribute it does not type
+    gateway: Any = spark.sparkContext._gateway  # PySpark keeps the process it launched in an untyped attribute
     process: subprocess.Popen[bytes] = gateway.proc
     accumulators: Any = spark.sparkContext._accumulatorServer
-    accumulators.handle_error = lambda *_: None  # it would print a traceback for a connection that is cut here
+    accumulators.handle_error = lambda *_: None  # it would print a traceback for the connection that is cut here
     if not at_once:
         stopping = threading.Thread(target=_stop_quietly, args=(spark,), name="penstock-spark-stop", daemon=True)
         stopping.start()
         stopping.join(seconds)
     if process.stdin is not None:
-        process.stdin.close()  # the JVM watches it, and leaves when it ends
+        process.stdin.close()  # the JVM watches its stdin and exits when it closes
     if at_once:
         process.kill()
     try:
@@ -144,7 +146,7 @@ def end_session(spark: SparkSession, *, at_once: bool, seconds: float) -> None:
 
 def check_jvm(spark: SparkSession) -> None:
     """Raise `RestartNeeded` if this process started the session's JVM and the JVM has ended. Never waits."""
-    gateway: Any = spark.sparkContext._gateway  # as above
+    gateway: Any = spark.sparkContext._gateway  # untyped, as in end_session
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)  # None: the JVM started this process
     ended = None if process is None else process.poll()
     if ended is not None:
@@ -153,14 +155,14 @@ def check_jvm(spark: SparkSession) -> None:
 
 
 def _stop_quietly(spark: SparkSession) -> None:
-    """Stop a session. Its JVM may end meanwhile, which breaks PySpark's calls and loses nothing."""
+    """Stop a session. If its JVM ends meanwhile, PySpark's calls fail, which loses nothing."""
     warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM process", RuntimeWarning)
     with suppress(*SPARK_ERRORS, OSError):
         spark.stop()
 
 
 def try_spark(settings: SessionSettings) -> None:
-    """Start a session, send numbers through a Python worker, write Parquet, end it. Raises what a pipeline would."""
+    """Start a session, run a Python worker, write Parquet, end the session. Raises as a pipeline would."""
     spark = start_session(settings)
     try:
         numbers = spark.range(100).mapInArrow(lambda batches: batches, "id long")
@@ -174,7 +176,7 @@ def try_spark(settings: SessionSettings) -> None:
 
 
 def session_is_there() -> bool:
-    """Whether this process has a session, ours or somebody's."""
+    """Return True if this process has an active session, ours or the user's."""
     return SparkSession.getActiveSession() is not None
 
 
@@ -184,13 +186,13 @@ def runs_here(spark: SparkSession) -> bool:
 
 
 def tasks_run_once(spark: SparkSession) -> bool:
-    """Return True if all tasks run in this process's own JVM, and none of them is tried again or run twice."""
+    """Return True if all tasks run in this process's own JVM and each has a single attempt."""
     found = _LOCAL.fullmatch(spark.sparkContext.master or "")
     return found is not None and found["attempts"] in (None, "1")
 
 
 def cores(spark: SparkSession) -> int:
-    """How many tasks the session runs at once."""
+    """Return the number of tasks that the session runs at once."""
     return max(1, spark.sparkContext.defaultParallelism)
 
 
@@ -209,8 +211,11 @@ def _logged_since(log: Path, start_bytes: int) -> str:
 
 @contextmanager
 def _ctrl_c_kept() -> Iterator[None]:
-    """PySpark takes SIGINT for itself, to cancel all jobs from inside the handler and to raise KeyboardInterrupt in
-    the middle of anything; whoever asked for an orderly stop keeps it."""
+    """Restore the SIGINT handler after the block.
+
+    PySpark installs its own, which cancels all jobs inside the handler and raises KeyboardInterrupt at any point.
+    Restoring the previous handler keeps an orderly stop possible.
+    """
     before = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -220,7 +225,7 @@ def _ctrl_c_kept() -> Iterator[None]:
 
 
 def _environment(settings: SessionSettings) -> dict[str, str]:
-    """What Spark's launcher and PySpark read from the environment and from nowhere else."""
+    """Return the variables that Spark's launcher and PySpark read only from the environment."""
     environment = {
         "JAVA_HOME": str(settings.java_home),
         "PYSPARK_PYTHON": sys.executable,

@@ -1,7 +1,7 @@
-"""Whether what a run wants to write goes with the table: asked before Spark writes a single file.
+"""Check the schema of a run against the table before Spark writes a file.
 
-The ledger keeps the table's schema and a number for it; a run is checked against both, and its commit is refused if the
-number has moved meanwhile.
+The ledger keeps the table's schema and its number. A run is checked against both, and its commit is refused if the
+number has changed meanwhile.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,18 +18,21 @@ from penstock.sinks.sink import Sink
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaAgreement:
-    """The columns a run writes, and what its commit has to say of the table's schema."""
+    """The columns that a run writes, and the table schema that its commit expects or sets."""
 
     schema: pa.Schema  # of the run's files
     schema_id: int
-    new_schema: str | None  # set where the table has to change, the first batch included
+    new_schema: str | None  # set if the table's schema must change; also for the first batch
 
 
 Agree = Callable[[pa.Schema], SchemaAgreement]
 
 
 def agreement(ledger: Ledger, sink: Sink, pipeline: str, wanted: pa.Schema) -> SchemaAgreement:
-    """Compare with the table as committed batches will make it. Raises `TableError` naming the first difference."""
+    """Compare ``wanted`` with the table as committed batches will make it.
+
+    Raises `TableError` naming the first difference.
+    """
     row = ledger.ensure_pipeline(pipeline)
     existing = _existing(sink, row.table_schema)
     if existing is None:
@@ -42,7 +45,7 @@ def agreement(ledger: Ledger, sink: Sink, pipeline: str, wanted: pa.Schema) -> S
 
 
 def check_partitions(columns: pa.Schema, partition_by: Sequence[str]) -> None:
-    """Raises `UsageError` for a partition column that is not there, `TableError` for one of an unfit type."""
+    """Raise `UsageError` for a missing partition column, `TableError` for one of an unfit type."""
     for name in partition_by:
         if name not in columns.names:
             raise UsageError(
@@ -53,7 +56,7 @@ def check_partitions(columns: pa.Schema, partition_by: Sequence[str]) -> None:
 
 
 def _existing(sink: Sink, committed: str | None) -> pa.Schema | None:
-    """What the ledger knows goes before what the table shows: a committed batch may not be published yet."""
+    """Return the table's schema; the ledger's goes first, because a committed batch may not be published yet."""
     if committed is not None:
         return encoding.decode(committed)
     table = sink.load()

@@ -1,4 +1,5 @@
 """The Delta sink: files and position published in one conditional commit.
 
-- `sink`: the sink; `log`: read and write the Delta log; `features`: which tables may be written; `folder`: which places
+`sink` publishes; `log` reads and writes the Delta log; `features` checks which tables may be written; `folder` checks
+their locations.
 """

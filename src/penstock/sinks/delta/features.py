@@ -1,8 +1,8 @@
-"""Which Delta tables we may write to: an allow-list, since the library writes past features it does not know.
+"""Check which Delta tables may be written. An allow-list, because the library ignores features that it does not know.
 
-Measured with deltalake 1.6: it commits to tables with generated columns or CHECK constraints without keeping them, and
-readers of a column-mapped table see nulls in what it wrote. A feature is judged by what our one kind of commit (files
-added, nullable columns added) would have to do for it; what is not listed here is refused.
+Measured with deltalake 1.6: it commits to tables with generated columns or CHECK constraints without enforcing them,
+and readers of a column-mapped table see nulls in the written rows. A feature is allowed if Penstock's only kind of
+commit (adding files and nullable columns) needs no work for it; everything not listed here is refused.
 """
 
 import json
@@ -12,15 +12,15 @@ from typing import Any, Protocol
 from penstock.errors import TableError
 
 READER_VERSIONS = frozenset({1, 2, 3})
-WRITER_VERSIONS = frozenset({1, 2, 3, 4, 5, 7})  # to 6, identity columns, the library commits nothing (measured)
-# Features whose mere presence asks nothing of an append, with which the library commits and reads (measured). Whether
-# invariants, constraints and generated columns are in use is found in the table's settings and columns.
+WRITER_VERSIONS = frozenset({1, 2, 3, 4, 5, 7})  # deltalake commits nothing to version 6, identity columns (measured)
+# Features that need no work on an append if they are only declared, and with which deltalake commits and reads
+# (measured). Table settings and columns show whether invariants, constraints and generated columns are in use.
 FEATURES_KEPT = frozenset(
     {
         "appendOnly",
         "invariants",
         "checkConstraints",
-        "changeDataFeed",  # readers derive the inserts of a commit that only adds files
+        "changeDataFeed",  # readers derive inserts from a commit that only adds files
         "generatedColumns",
         "timestampNtz",
     }
@@ -35,7 +35,7 @@ _COLUMN_FEATURES = {
 
 
 class DeltaProtocol(Protocol):
-    """The part of deltalake's answer that is looked at."""
+    """The part of deltalake's protocol object that is used."""
 
     @property
     def min_reader_version(self) -> int: ...
@@ -50,7 +50,7 @@ class DeltaProtocol(Protocol):
 def check_features(
     protocol: DeltaProtocol, configuration: Mapping[str, str | None], schema_json: str, *, where: str
 ) -> None:
-    """Raises `TableError` naming the first feature in use that an append of ours would not keep."""
+    """Raise `TableError` for the first feature in use that an append would violate."""
     feature = next(_refused(protocol, configuration, json.loads(schema_json)), None)
     if feature is not None:
         raise TableError(
@@ -85,12 +85,12 @@ def _refused_settings(configuration: Mapping[str, str | None]) -> Iterator[str]:
             yield f"the CHECK constraint {key.removeprefix('delta.constraints.')}"
         elif key == "delta.columnMapping.mode" and value not in (None, "none"):
             yield "column mapping"
-        elif key == "delta.setTransactionRetentionDuration":  # our position would be forgotten
+        elif key == "delta.setTransactionRetentionDuration":  # the table would drop our position
             yield f"{key}, which forgets how far a pipeline is"
 
 
 def _fields(type_: Any) -> Sequence[Mapping[str, Any]]:
-    """All fields of a schema's JSON, nested ones too."""
+    """Return all fields of a schema's JSON, including nested ones."""
     if not isinstance(type_, Mapping):
         return []
     found: list[Mapping[str, Any]] = []

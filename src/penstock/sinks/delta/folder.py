@@ -1,4 +1,4 @@
-"""Which places may hold a Delta table, looked at before anything is written to one."""
+"""Check whether a location may hold a Delta table, before anything is written to it."""
 
 import os
 import re
@@ -8,14 +8,17 @@ from penstock.errors import TableError, TemporaryError
 from penstock.storage.files import Files
 
 LOG_FOLDER = "_delta_log"
-_OWN_FOLDERS = frozenset({"data/", "compacted/", "_penstock/"})  # what Penstock itself puts beside a log
+_OWN_FOLDERS = frozenset({"data/", "compacted/", "_penstock/"})  # folders that Penstock creates beside a log
 _MISREAD = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]|%[0-9A-Fa-f]{2}")
 
 
 def check_name(root: Files) -> None:
-    """Raise `TableError` for a path that deltalake would read as another: with a backslash or an escape in it the log
-    would land in another folder (measured: one beside the parent for ``%2e%2e``). In S3 a path is part of a URL, which
-    ends at a ``?`` or ``#``: the log of ``x#y`` would be that of ``x``."""
+    """Raise `TableError` for a path that deltalake would read as a different one.
+
+    With a backslash or an escape in the path, the log would be written to another folder (measured: one beside the
+    parent for ``%2e%2e``). An S3 path is part of a URL, which ends at a ``?`` or ``#``: the log of ``x#y`` would be
+    that of ``x``.
+    """
     if _MISREAD.search(str(root)):
         raise TableError(
             f"A Delta table cannot be in {str(root)!r}: its path has a control character, a backslash, bytes that are "
@@ -26,8 +29,7 @@ def check_name(root: Files) -> None:
 
 
 def check_free(root: Files) -> None:
-    """Raise `TableError` for a folder that holds something else: were it to become a table, readers of Parquet folders
-    would mix the two."""
+    """Raise `TableError` for a folder with other contents: readers of Parquet folders would mix them with the table."""
     if root.is_local and Path(str(root)).is_file():
         raise TableError(f"The table {root} is a file; give the folder that is to hold the table.")
     try:
@@ -45,14 +47,13 @@ def check_free(root: Files) -> None:
 
 
 def make_ready(root: Files) -> None:
-    """Make the folder; in S3 there is none to make."""
+    """Create a local folder; S3 needs none."""
     if root.is_local:
         Path(str(root)).mkdir(parents=True, exist_ok=True)
 
 
 def check_writable(root: Files) -> None:
-    """Raise `TableError` where the log, or the folder that is to get one, may not be written to. In S3 nobody can tell
-    without writing."""
+    """Raise `TableError` if the log, or the folder for a new one, is not writable. S3 shows that only on writing."""
     if not root.is_local:
         return
     log = Path(str(root)) / LOG_FOLDER

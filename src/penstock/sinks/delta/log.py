@@ -1,16 +1,14 @@
-"""What a Delta table's log tells of its past: which commit brought which files, and moved which position.
+"""Read a Delta table's history from its log, and replace files in one commit.
 
-Read from the log's own JSON files, newest first, so that what is asked of the last few commits reads the last few. Old
-ones are deleted by whoever keeps the table (after 30 days by default); then there is a checkpoint, and no history.
+History: which commit added which files and moved which position. It is read from the log's JSON files, newest first, so
+that queries about the last few commits read only these. Old ones are deleted by the table's maintenance (after 30 days
+by default), which leaves a checkpoint and no history.
 
-Replacing files of a Delta table by others with the same rows, as the next version of a snapshot or not at all.
-
-deltalake's own `optimize.compact` cannot be used beside others: of two that run at once both go through, also with no
-retries at all, and every row is there twice (measured with 1.6). And it writes bounds for some columns, with which the
-library's own filtered reads lose rows (see `penstock.sinks.delta.sink`). So the one commit that is needed is
-written here.
-The tables that we write to (`penstock.sinks.delta.features`) have no feature that asks more of it than Delta's protocol
-of version 1 does: a file of JSON lines, made only if there is none of its number.
+Replacement: swap files for others with the same rows, as the next version of a snapshot or not at all. deltalake's
+`optimize.compact` is unsafe beside other writers: of two concurrent ones both succeed, even without retries, and every
+row is duplicated (measured with 1.6). It also writes bounds for some columns only, with which the library's filtered
+reads lose rows (see `penstock.sinks.delta.sink`). The tables that Penstock writes to (`penstock.sinks.delta.features`)
+need no more than Delta's protocol version 1: a file of JSON lines, created only if its number is free.
 """
 
 import json
@@ -30,19 +28,19 @@ _COMMIT = re.compile(r"(\d{20})\.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogCommit:
-    """One version of a table."""
+    """One version of a table, as its commit describes it."""
 
     version: int
-    committed_at: float | None  # epoch seconds, by the clock of who committed
-    transactions: Mapping[str, int]  # the positions it moved, by application
+    committed_at: float | None  # epoch seconds by the committer's clock
+    transactions: Mapping[str, int]  # positions that it moved, by application
     added: Sequence[DataFile]
-    removed: Sequence[str] = ()  # files that were removed with their rows
-    merged: Sequence[str] = ()  # files that were removed, and whose rows are in the added files
-    operation: str = ""  # as who committed it calls it, in capitals
+    removed: Sequence[str] = ()  # files removed together with their rows
+    merged: Sequence[str] = ()  # files removed whose rows are in the added files
+    operation: str = ""  # the committer's name for it, in capitals
 
 
 def versions(root: Files) -> Sequence[int]:
-    """The versions whose commits are still in the log, newest first; without a hole."""
+    """Return the versions whose commits are still in the log, newest first, up to the first gap."""
     found = sorted(
         (int(match[1]) for name in root.names(LOG_FOLDER) if (match := _COMMIT.fullmatch(name))), reverse=True
     )
@@ -50,16 +48,16 @@ def versions(root: Files) -> Sequence[int]:
 
 
 def commits(root: Files) -> Iterator[LogCommit]:
-    """Newest first, each read when it is asked for. Raises `TableError` for one that cannot be read."""
+    """Yield commits newest first, each read on demand. Raises `TableError` for an unreadable one."""
     for version in versions(root):
         commit = commit_at(root, version)
-        if commit is None:  # cleaned up meanwhile, and so are all before it
+        if commit is None:  # deleted meanwhile, together with all before it
             return
         yield commit
 
 
 def commit_at(root: Files, version: int) -> LogCommit | None:
-    """Return the commit of a version; None if it is no longer in the log. Raises as `commits`."""
+    """Return the commit of a version; None if it is no longer in the log. Raises like `commits`."""
     path = f"{LOG_FOLDER}/{version:020}.json"
     try:
         return _commit(version, root.read(path))
@@ -70,7 +68,7 @@ def commit_at(root: Files, version: int) -> LogCommit | None:
 
 
 def added_below(root: Files, folder: str) -> set[str]:
-    """Return the paths of all files below a folder that a commit in the log added. Raises as `commits`."""
+    """Return the paths of all files below a folder that a commit in the log added. Raises like `commits`."""
     return {file.path for commit in commits(root) for file in commit.added if file.path.startswith(f"{folder}/")}
 
 
@@ -121,25 +119,26 @@ def _data_file(add: Mapping[str, Any]) -> DataFile:
 class LoggedFile:
     """A file as a snapshot's log names it."""
 
-    logged_path: str  # as it is in the log, with its escapes
+    logged_path: str  # as in the log, with escapes
     path: str  # relative to the table's root
     size_bytes: int
     rows: int
     modified_at: float  # epoch seconds
-    partition_values: Mapping[str, str | None]  # as the log has them
+    partition_values: Mapping[str, str | None]  # as in the log
 
 
 def replace_files(
     root: Files, *, version: int, removed: Sequence[LoggedFile], added: Sequence[DataFile], now: float, engine: str
 ) -> int:
-    """Commit as the version after this one, which is answered. ``engine`` names this very commit.
+    """Commit the next version after ``version`` and return its number. ``engine`` must be unique to this commit.
 
-    Raises `PublishConflict` where that version is somebody else's, or the outcome is unknown.
+    Raises `PublishConflict` if another writer committed that version, or the outcome is unknown.
     """
     path = f"{LOG_FOLDER}/{version + 1:020}.json"
     text = _text(removed=removed, added=added, now=now, engine=engine, read_version=version)
     try:
-        if root.write_new(path, text) or root.read(path) == text:  # ours, where a lost answer was asked for again
+        # equal text: our own write succeeded, its reply was lost, and it was retried
+        if root.write_new(path, text) or root.read(path) == text:
             return version + 1
     except (TemporaryError, FileNotFoundError) as error:
         if _is_ours(root, path, text):
@@ -180,7 +179,7 @@ def _remove(file: LoggedFile, time_ms: int) -> Mapping[str, Any]:
     return {
         "path": file.logged_path,
         "deletionTimestamp": time_ms,
-        "dataChange": False,  # the same rows are elsewhere: neither a change feed nor a stream hears of it
+        "dataChange": False,  # the same rows are in other files: no event for change feeds or streams
         "extendedFileMetadata": True,
         "partitionValues": dict(file.partition_values),
         "size": file.size_bytes,

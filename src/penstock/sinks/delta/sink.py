@@ -1,9 +1,9 @@
-"""A Delta table as a sink: files and position in one commit, on the very handle that was checked.
+"""The Delta sink: files and position in one commit, on the snapshot that was checked.
 
-delta-rs records application transactions and refuses a concurrent one, but only if it came after the handle's snapshot;
-with no retries at all a commit goes through only as the snapshot's next version. So what was read from a handle is
-still true when a commit on it succeeds. Everything that this library does not guard by itself (features it would write
-past, files that are not there, two creators at once) is guarded here.
+delta-rs records application transactions and refuses a concurrent one, but only if it was committed after the handle's
+snapshot. Without retries, a commit succeeds only as the snapshot's next version, so everything read from the handle is
+still true when its commit succeeds. This module adds the checks that the library lacks: unsupported features, missing
+files, two processes creating the table at once.
 """
 
 import errno
@@ -31,19 +31,19 @@ from penstock.sinks.sink import Append, Position, TableFile
 from penstock.storage.files import Files
 from penstock.storage.s3 import fault_of, refuse
 
-CHECKS_AT_ONCE = 16  # of files in S3
-ATTEMPT = ":attempt"  # after an application: the one that holds the token of its last batch
-LOADS_MAX = 2  # a log that is cleaned up while it is read can fail once
+CHECKS_AT_ONCE = 16  # parallel checks of files in S3
+ATTEMPT = ":attempt"  # suffix of the application whose version is the token of the last batch's attempt
+LOADS_MAX = 2  # reading a log during its cleanup can fail once
 
-_ASKED_S3 = re.compile(r"\bError performing\b")  # in what delta-rs tells of a request that failed
-_DENIED = re.compile(r"\b(403 Forbidden|AccessDenied)\b")  # of S3, in delta-rs's text
+_ASKED_S3 = re.compile(r"\bError performing\b")  # in delta-rs's messages about failed requests
+_DENIED = re.compile(r"\b(403 Forbidden|AccessDenied)\b")  # S3's refusals in delta-rs's messages
 
 
 class DeltaTableSink:
-    """The Delta table at a place, and how far one pipeline is in it."""
+    """A Delta table at a location, and the position of one pipeline in it. A `Sink`."""
 
     def __init__(self, root: Files, *, pipeline: str, partition_by: Sequence[str] | None = ()) -> None:
-        """``partition_by`` None is for looking only: the table may be partitioned in any way."""
+        """Name a table. With ``partition_by`` None, any partitioning is accepted: use it for reading only."""
         self._root = root
         self._app = f"penstock:{pipeline}"
         self._partition_by = None if partition_by is None else list(partition_by)
@@ -58,14 +58,14 @@ class DeltaTableSink:
 
     @property
     def app(self) -> str:
-        """The application whose transactions say how far the pipeline is, and with `ATTEMPT` the token of the tip."""
+        """The application id whose transactions record the position; with the suffix `ATTEMPT`, the attempt's token."""
         return self._app
 
     def load(self) -> "LoadedDelta | None":
-        """The newest snapshot, or None where there is no table yet.
+        """Return the newest snapshot, or None if there is no table.
 
-        Raises `TableError` for a table we may not write to as asked: a feature we do not keep, other partition
-        columns, or a folder that holds something else.
+        Raises `TableError` if the table cannot be written as requested: unsupported features, other partition columns,
+        or a folder with other contents.
         """
         table = _load(self._root)
         if table is None:
@@ -77,7 +77,7 @@ class DeltaTableSink:
         return loaded
 
     def load_version(self, version: int) -> "LoadedDelta":
-        """The snapshot of a version that is still in the log. Raises `TableError` where it is not."""
+        """Return the snapshot of a version. Raises `TableError` if it is no longer in the log."""
         table = _load(self._root)
         try:
             if table is None:
@@ -90,10 +90,14 @@ class DeltaTableSink:
         return LoadedDelta(table, root=self._root, app=self._app)
 
     def ensure_schema(self, schema: pa.Schema) -> None:
-        """Create the table, or add the columns it lacks, in a commit of its own.
+        """Create the table, or add the columns it lacks, in a separate commit.
 
-        Columns that only the table has are left as they are. Raises `TableError` when a column differs, `UsageError`
-        for a partition column that is not there, `PublishConflict` when somebody else changed the table meanwhile.
+        Columns that only the table has stay unchanged.
+
+        Raises:
+            TableError: A column differs.
+            UsageError: A partition column is not in the schema.
+            PublishConflict: Another writer changed the table meanwhile.
         """
         loaded = self.load()
         if loaded is None:
@@ -158,7 +162,7 @@ class LoadedDelta:
         return self._root
 
     def rows(self) -> int | None:
-        """Return how many rows this snapshot shows; None where its log does not count those of every file."""
+        """Return the number of rows in this snapshot; None if the log lacks the count of some file."""
         counts = pa.table(self._table.get_add_actions(flatten=True))
         if not counts.num_rows:
             return 0
@@ -168,7 +172,7 @@ class LoadedDelta:
         return None if None in found else sum(found)
 
     def files(self) -> Sequence[TableFile]:
-        """What this snapshot names. The log has paths with escapes, below the root unless they are absolute."""
+        """Return this snapshot's files. The log has escaped paths, relative to the root unless they are absolute."""
         actions = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
         return [
             TableFile(
@@ -180,8 +184,10 @@ class LoadedDelta:
         ]
 
     def logged_files(self) -> Sequence[LoggedFile]:
-        """The files with all that a commit has to say of them, but those elsewhere than below the root. Raises
-        `TableError` for partition columns of a type that Penstock does not partition by."""
+        """Return the files below the root with all fields that a commit needs.
+
+        Raises `TableError` for partition columns of a type that Penstock does not partition by.
+        """
         check_partition_types(self.schema, self.partition_by)
         actions = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
         return [
@@ -198,10 +204,10 @@ class LoadedDelta:
         ]
 
     def vacuum(self, *, retention_hours: int | None, dry_run: bool) -> Sequence[str]:
-        """Delete files that the log removed longer ago than the retention, which is the table's own (a week) unless one
-        is given; answers which. What the log never named is left alone: a run may be writing it.
+        """Delete files that the log removed before the retention period; return their paths.
 
-        Raises `TableError` for a retention below the table's.
+        The default is the table's own retention (a week). Files that the log never named are kept: a run may be writing
+        them. Raises `TableError` for a retention below the table's.
         """
         try:
             found = self._table.vacuum(retention_hours=retention_hours, dry_run=dry_run, full=False)
@@ -213,7 +219,7 @@ class LoadedDelta:
         return sorted(set(found))
 
     def append(self, append: Append) -> int:
-        """Commit files and position as this snapshot's next version, which is answered; see `LoadedTable.append`."""
+        """Commit files and position as this snapshot's next version and return it; see `LoadedTable.append`."""
         check_writable(self._root)
         with ThreadPoolExecutor(1 if self._root.is_local else CHECKS_AT_ONCE) as pool:
             list(pool.map(self._check_file, append.files))
@@ -229,7 +235,7 @@ class LoadedDelta:
                 partition_by=list(self.partition_by),
                 commit_properties=CommitProperties(app_transactions=transactions, max_commit_retries=0),
             )
-        return self.version + 1  # without retries there is no other version it can be
+        return self.version + 1  # without retries only the next version is possible
 
     def add_columns(self, fields: Iterable[pa.Field]) -> None:
         """Add nullable columns as this snapshot's next version."""
@@ -241,7 +247,7 @@ class LoadedDelta:
             )
 
     def _check_file(self, file: DataFile) -> None:
-        """A table that names a missing file cannot be read any more, so look first."""
+        """Raise `PublishHalted` unless the file is as committed: a table that names a missing file is unreadable."""
         path = f"{self._root}/{file.path}"
         there = self._root.stat(file.path)
         if there is None:
@@ -262,10 +268,7 @@ class LoadedDelta:
 
 
 def open_dataset(root: Files) -> Any:
-    """The rows of a Delta table as a `pyarrow.dataset.Dataset`, for reading.
-
-    Raises `TableError` where there is none.
-    """
+    """Return the rows of a Delta table as a `pyarrow.dataset.Dataset`. Raises `TableError` if there is no table."""
     table = _load(root)
     if table is None:
         raise TableError(f"There is no Delta table in {root}.")
@@ -273,9 +276,9 @@ def open_dataset(root: Files) -> Any:
 
 
 def _create(root: Files, schema: pa.Schema, partition_by: Sequence[str]) -> None:
-    """Create the table as version 0 or not at all; that somebody else did is no error.
+    """Create the table as version 0 or not at all; succeed if another process created it.
 
-    With retries, a second creator would change the first one's table as its version 1 (measured).
+    With retries, the second creator would change the first one's table as its version 1 (measured).
     """
     try:
         DeltaTable.create(
@@ -310,7 +313,7 @@ def _load(root: Files) -> DeltaTable | None:
 
 @contextmanager
 def _committing(where: str) -> Iterator[None]:
-    """Maps everything a commit can raise. What is not known to have failed is a conflict: load again and look."""
+    """Translate the errors of a commit. One that may have succeeded becomes a conflict: load again and check."""
     try:
         yield
     except (DeltaError, OSError, ValueError) as error:
@@ -324,19 +327,19 @@ def _committing(where: str) -> Iterator[None]:
 
 
 def _has_errno(error: BaseException, *numbers: int) -> bool:
-    """delta-rs tells the number in its text."""
+    """Return True if the error has one of these numbers, which delta-rs includes only in its text."""
     return any(getattr(error, "errno", None) == number or f"(os error {number})" in str(error) for number in numbers)
 
 
 def _add_action(file: DataFile) -> AddAction:
-    """Minimum and maximum are not told, although the manifest has them.
+    """Return the library's action for a file, without minimum and maximum, which the manifest has.
 
-    deltalake 1.6 reads a column without bounds as ``column >= null`` as soon as any other column of the file has some,
-    and then drops the file's rows from a filtered `to_pyarrow_dataset` (measured; its own tables after an added column
-    too). Not every column can have bounds, and none has those of a column added later.
+    If some column of a file has bounds, deltalake 1.6 reads a column without bounds as ``column >= null`` and drops the
+    file's rows from a filtered `to_pyarrow_dataset` (measured; also in its own tables after adding a column). Not every
+    column can have bounds, and older files have none for a column added later.
     """
     return AddAction(
-        path=file.path,  # as it is on disk: the library escapes it for the log
+        path=file.path,  # unescaped: the library escapes it for the log
         size=file.size_bytes,
         partition_values=dict(file.partition_values),
         modification_time=int(file.modified_at * 1000),
@@ -346,7 +349,7 @@ def _add_action(file: DataFile) -> AddAction:
 
 
 def _logged(value: Any) -> str | None:
-    """A partition's value as the log has it."""
+    """Return a partition value as the log spells it."""
     if isinstance(value, bool):
         return str(value).lower()
     return None if value is None else str(value)

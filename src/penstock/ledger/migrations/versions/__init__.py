@@ -1,1 +1,1 @@
-"""One module a step, named after its revision."""
+"""Migrations, one module per revision."""

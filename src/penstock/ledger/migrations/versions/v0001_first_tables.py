@@ -1,4 +1,4 @@
-"""The first tables."""
+"""Create the tables of pipelines: schemas, attempts, objects and batches."""
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql

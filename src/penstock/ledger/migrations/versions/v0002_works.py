@@ -1,4 +1,4 @@
-"""Works: the second kind of claim, on a key of a handler."""
+"""Add works: claims on a key of a handler."""
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql

@@ -1,4 +1,4 @@
-"""Tellings: how far the batches of a pipeline were told of."""
+"""Record the last batch of each pipeline whose publish notification was sent."""
 
 import sqlalchemy as sa
 

@@ -1,4 +1,4 @@
-"""Archive, reconciliations, clean-ups, and where a batch's Spark run can be looked at."""
+"""Add the archive, progress of background jobs, reconciliations, and a batch's Spark UI."""
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
@@ -65,7 +65,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Refused while objects are archived: what is forgotten here would be processed a second time."""
+    """Drop the tables. Refused while objects are archived: they would be processed a second time."""
     if has_rows("archived_objects"):
         raise ConfigurationError(
             "the ledger has archived objects, which revision 0003 knows nothing of and would process again: restore a "

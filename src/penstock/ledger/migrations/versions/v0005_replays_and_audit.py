@@ -1,4 +1,4 @@
-"""Replays of dead letters, and what people did to queues."""
+"""Add replays of dead-lettered messages, and the audit log of queues."""
 
 import sqlalchemy as sa
 

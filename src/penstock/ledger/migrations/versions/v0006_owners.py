@@ -1,4 +1,4 @@
-"""Owners: which app the keys and objects of a name belong to. And a retention per work."""
+"""Add owners, the apps that use a name of keys or objects, and a retention per work."""
 
 import hashlib
 import json
@@ -64,9 +64,9 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Give the completed keys the identities by which revision 0005 finds them, by the handler's name alone.
+    """Restore the identities by which revision 0005 finds completed keys: by the handler's name alone.
 
-    Refused if that is not possible for some of them, since their work would be done a second time, or never.
+    Refused if that is impossible for some of them, since their work would be done a second time, or never.
     """
     has_owners = has_column("works", "app") and has_column("works", "queue")  # an interrupted downgrade dropped one
     if has_owners and context.get_revision_argument() not in (None, "0001"):  # these drop the keys themselves
@@ -78,13 +78,13 @@ def downgrade() -> None:
 
 
 def _identify_by_handler() -> None:
-    """Change the identities that contain app and queue. Run again after an interruption, it changes the rest."""
+    """Change the identities that contain app and queue. After an interruption, a second run changes the rest."""
     database = op.get_bind()
     owned = sa.select(WORKS.c.handler, WORKS.c.app, WORKS.c.queue).distinct()
     owners_of = Counter(row.handler for row in database.execute(owned))
 
     def is_found(row: AnyRow) -> bool:
-        """Return True if the identity of 0005 is known, and no other owner's."""
+        """Return True if the key's identity in revision 0005 is known and belongs to a single owner."""
         return owners_of[row.handler] == 1 and bool(row.work_id == _scoped(row, "key"))
 
     # A tick on record is of no use to 0005, and an attempt that completed nothing only tells of a failure.
@@ -112,7 +112,7 @@ def _identify_by_handler() -> None:
 
 
 def _pages() -> Iterator[Sequence[AnyRow]]:
-    """Yield the keys whose identities contain an app, in the order of these."""
+    """Yield pages of the keys whose identities contain an app, ordered by identity."""
     page = sa.select(WORKS).where(WORKS.c.app.is_not(None)).order_by(WORKS.c.work_id).limit(PAGE_ROWS)
     after = b""
     while rows := op.get_bind().execute(page.where(WORKS.c.work_id > after)).all():

@@ -1,4 +1,4 @@
-"""Views for people who read the ledger with SQL: text and times in readable form."""
+"""Add views for SQL users: identities as text and times in readable form."""
 
 from alembic import op
 from sqlalchemy.exc import DBAPIError
@@ -66,7 +66,7 @@ def _keys(dialect: str) -> str:
 
 
 def _time(dialect: str, seconds: str) -> str:
-    """UTC, to the millisecond at least; text in SQLite, which has no type for it."""
+    """Return SQL for a UTC time with at least milliseconds; text on SQLite, which has no type for it."""
     if dialect == "postgresql":
         return f"to_timestamp({seconds})"
     if dialect == "sqlite":

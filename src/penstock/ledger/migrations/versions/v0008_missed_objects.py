@@ -1,4 +1,4 @@
-"""When an object was first found missing, or replaced; messages enqueued since then may know better."""
+"""Record when an object was first found missing or replaced; messages enqueued later may override that."""
 
 import sqlalchemy as sa
 

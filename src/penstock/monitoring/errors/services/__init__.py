@@ -1,7 +1,7 @@
-"""Services that failures are told to besides the user's own hook: Sentry, Rollbar, and chats by way of Apprise.
+"""Error services besides the user's own hook: Sentry, Rollbar, and chats through Apprise.
 
-Each is an error hook: called in a thread of its own, it sends, waits for the answer, and raises where the service did
-not take the report. Texts leave with the passwords of addresses masked, and nothing leaves with values of variables.
+Each is an error hook: called in a thread of its own, it sends the report, waits for the response and raises if the
+service rejected it. Passwords in addresses are masked in all texts, and no values of variables are sent.
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ __all__ = ["ReportingSettings", "services"]
 
 
 def services(settings: ReportingSettings) -> Mapping[str, ErrorHook]:
-    """The hooks that the settings ask for, each by a name for people.
+    """Return the hooks that the settings ask for, by a name for people.
 
-    Raises `ConfigurationError` for an address that is none, and for an extra that is not installed.
+    Raises `ConfigurationError` for an invalid address, and for an extra that is not installed.
     """
     hooks: dict[str, ErrorHook] = {}
     if settings.sentry_dsn:

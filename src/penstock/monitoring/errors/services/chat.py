@@ -1,6 +1,6 @@
-"""Failures in chats and mailboxes, by Apprise: a title, what failed, and the end of the traceback.
+"""Send failures to chats and mailboxes through Apprise: a title, the facts and the end of the traceback.
 
-Every address has a hook of its own, so that one that fails hides none of the others.
+Every address has a hook of its own, so that the failure of one does not hide the others.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from penstock.monitoring.errors.services.service import ReportingSettings, Repor
 TITLE_CHARS_MAX = 200
 ERROR_CHARS_MAX = 600
 FACT_CHARS_MAX = 300
-TRACEBACK_CHARS_MAX = 1_500  # what most chats show of one message is about twice that
+TRACEBACK_CHARS_MAX = 1_500  # most chats show about twice that of one message
 
 
 class ChatHook:
@@ -37,7 +37,7 @@ class ChatHook:
 
 
 def chat_hooks(settings: ReportingSettings) -> Mapping[str, ErrorHook]:
-    """A hook for each address, named by its scheme. Raises `ConfigurationError` for one that Apprise does not know."""
+    """Return a hook for each address, named by its scheme. Raises `ConfigurationError` for an unknown scheme."""
     hooks: dict[str, ErrorHook] = {}
     for number, url in enumerate(settings.notify_urls, start=1):
         chat = apprise.Apprise()
@@ -53,7 +53,7 @@ def chat_hooks(settings: ReportingSettings) -> Mapping[str, ErrorHook]:
 
 
 def title(context: ErrorContext, settings: ReportingSettings) -> str:
-    """Where it failed, or what it is, on one line."""
+    """Return one line: the place of the failure, or its short description."""
     where = f"{context.handler or context.process}{' failed' if context.subject is None else f': {context.subject}'}"
     environment = f" [{settings.environment}]" if settings.environment else ""
     often = f", {context.occurrences} times" if context.occurrences > 1 else ""
@@ -62,7 +62,7 @@ def title(context: ErrorContext, settings: ReportingSettings) -> str:
 
 
 def body(context: ErrorContext) -> str:
-    """What failed, of what, and the traceback's end."""
+    """Return the error, its facts and the end of the traceback."""
     known = {
         "process": context.process,
         "queue": context.queue,

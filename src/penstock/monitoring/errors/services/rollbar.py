@@ -1,7 +1,7 @@
-"""Failures in Rollbar, by its own library.
+"""Send failures to Rollbar with its own library.
 
-The library has one set of settings in a process. A user who initialised it has his; else it is initialised here:
-without local variables, the command line or anything of a person, and it sends in the thread that calls.
+The library has one set of settings per process. If the user initialised it, those apply; otherwise it is initialised
+here, without local variables, the command line or personal data, and sends in the calling thread.
 """
 
 import logging
@@ -30,11 +30,11 @@ WORDS_CHARS_MAX = 300
 
 
 class RollbarHook:
-    """An error hook. One thread calls it."""
+    """The error hook for Rollbar. One thread calls it."""
 
     def __init__(self, settings: ReportingSettings) -> None:
         self._settings = settings
-        self._ours: bool | None = None  # whether the library is as we set it up; None: nothing was sent yet
+        self._ours: bool | None = None  # True: we initialised the library; None: nothing was sent yet
         self._words = _Words()
 
     def __call__(self, exception: BaseException | None, context: ErrorContext) -> None:
@@ -48,7 +48,7 @@ class RollbarHook:
             )
 
     def _initialised(self) -> bool:
-        """Where nobody has done it yet. Answers whether we did."""
+        """Initialise the library unless the user did. Return True if it was initialised here."""
         if rollbar.SETTINGS["access_token"]:
             return False
         rollbar.init(
@@ -83,7 +83,7 @@ def _reported(exception: BaseException | None, context: ErrorContext) -> str | N
 
 
 def _without_secrets(payload: dict[str, Any], **_: object) -> dict[str, Any]:
-    """What leaves: no command line, which may hold an address with its password, and no such address in a text."""
+    """Remove the command line, which may hold an address with its password, and mask passwords in error messages."""
     data = payload["data"]
     data.get("server", {}).pop("argv", None)
     body = data.get("body", {})
@@ -93,16 +93,16 @@ def _without_secrets(payload: dict[str, Any], **_: object) -> dict[str, Any]:
 
 
 class _Words(logging.Handler):
-    """The library raises nothing and answers nothing: where a report was not taken, only its log says so."""
+    """Log handler that detects rejected reports: the library raises and returns nothing for them, it only logs."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._thread: int | None = None  # written by the thread that reports, as is the next
+        self._thread: int | None = None  # written by the reporting thread, as is _heard
         self._heard: list[str] = []
 
     @contextmanager
     def heard(self) -> Iterator[list[str]]:
-        """What it says of this thread's work, until the block ends."""
+        """Collect the library's warnings from this thread until the block ends."""
         self._thread, self._heard = threading.get_ident(), []
         logger = logging.getLogger("rollbar")
         logger.addHandler(self)

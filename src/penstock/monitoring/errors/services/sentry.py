@@ -1,7 +1,7 @@
-"""Failures in Sentry, by its own SDK and transport.
+"""Send failures to Sentry with its own SDK and transport.
 
-A user who initialised Sentry has his client, with his options and integrations. Else there is one of our own, which is
-nobody else's: no integration patches anything, and no values of variables leave.
+If the user initialised Sentry, the user's client is used, with its options and integrations. Otherwise a private client
+is: it patches nothing and sends no values of variables.
 """
 
 import time
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 
 
 class _Transport(HttpTransport):
-    """Sentry's own, which remembers why it lost something."""
+    """Sentry's transport, which also records why it lost an event."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)
-        self.lost: list[str] = []  # written by the transport's thread, taken by ours when that is idle
+        self.lost: list[str] = []  # written by the transport's thread, taken by ours while that one is idle
 
     def on_dropped_event(self, _reason: str) -> None:
         self.lost.append(_reason)
 
 
 class SentryHook:
-    """An error hook. One thread calls it."""
+    """The error hook for Sentry. One thread calls it."""
 
     def __init__(self, settings: ReportingSettings, *, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """Raises `ConfigurationError` for a DSN that is none."""
+        """Check the DSN. Raises `ConfigurationError` if it is invalid."""
         try:
             Dsn(settings.sentry_dsn or "")
         except BadDsn as error:
@@ -55,7 +55,7 @@ class SentryHook:
             ) from error
         self._settings = settings
         self._monotonic = monotonic
-        self._own: sentry_sdk.Client | None = None  # made when it is needed first
+        self._own: sentry_sdk.Client | None = None  # made on first use
 
     def __call__(self, exception: BaseException | None, context: ErrorContext) -> None:
         client = sentry_sdk.get_client()
@@ -86,7 +86,7 @@ class SentryHook:
 
 
 def _event(exception: BaseException | None, context: ErrorContext, client: "BaseClient") -> tuple[Any, Any]:
-    if exception is None:  # only words are left of it
+    if exception is None:  # an exception of which only the text is left
         described = {"type": error_type(context), "value": context.error}
         event: Any = {"exception": {"values": [described]}}
         hint: Any = None
@@ -106,12 +106,12 @@ def _event(exception: BaseException | None, context: ErrorContext, client: "Base
 
 
 def _deliver(client: "BaseClient", monotonic: Callable[[], float]) -> None:
-    """Wait until it is sent. Raises `ReportRejected` where it was not."""
+    """Wait until the event is sent. Raises `ReportRejected` if it was not."""
     ends_at = monotonic() + SEND_SECONDS
     client.flush(SEND_SECONDS)
     transport = client.transport
     if not isinstance(transport, _Transport):
-        return  # the user's own, which tells nobody
+        return  # the user's own transport, which does not report losses
     lost, transport.lost = transport.lost, []
     if lost:
         raise ReportRejected(f"Sentry did not take the report: {', '.join(lost)}.")

@@ -1,4 +1,4 @@
-"""What the services have in common: their settings, their facts of a failure, and what is left out of texts."""
+"""The common part of the error services: settings, facts of a failure, and safe texts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from penstock.messaging.failure import TRACEBACK_CHARS_MAX
 from penstock.monitoring.errors.occurrences import ErrorContext
 from penstock.monitoring.logs.lines import TRIMMED, clean
 
-SEND_SECONDS = 5.0  # what a service has for its answer
+SEND_SECONDS = 5.0  # time limit for the response of a service
 ERROR_CHARS_MAX = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportingSettings:
-    """Where failures are told, and what is said of this service with each."""
+    """The services to report failures to, and the facts about this service in each report."""
 
     sentry_dsn: str | None = None
     rollbar_token: str | None = None
@@ -28,12 +28,12 @@ class ReportingSettings:
 
     @property
     def release(self) -> str | None:
-        """As Sentry and Rollbar call a version of a service."""
+        """Return the name of the service's version, in Sentry's and Rollbar's form."""
         return None if self.version is None else f"{self.service}@{self.version}"
 
 
 class ReportRejected(PenstockError):
-    """A service did not take a report."""
+    """A service did not accept a report."""
 
 
 def require(package: str, extra: str, *, setting: str) -> None:
@@ -46,13 +46,13 @@ def require(package: str, extra: str, *, setting: str) -> None:
 
 
 def tags(context: ErrorContext) -> Mapping[str, str]:
-    """Short facts that failures are searched by."""
+    """Return the short facts to search failures by."""
     found = {"process": context.process, "handler": context.handler, "queue": context.queue}
     return {name: clean(value) for name, value in found.items() if value}
 
 
 def facts(context: ErrorContext) -> Mapping[str, object]:
-    """Everything else that is known of this one failure."""
+    """Return all other facts of this failure."""
     found = {
         "worker": context.worker,
         "message_id": context.message_id,
@@ -69,30 +69,30 @@ def facts(context: ErrorContext) -> Mapping[str, object]:
 
 
 def level(context: ErrorContext) -> Literal["error", "warning"]:
-    """An error where nothing tries it again, as in the log."""
+    """Return "error" for a failure that is not retried, as in the log."""
     return "error" if context.final else "warning"
 
 
 def error_type(context: ErrorContext) -> str:
-    """The part of the fingerprint that says so."""
+    """Return the error type from the fingerprint."""
     return context.fingerprint.split("|")[-2] if context.fingerprint.count("|") >= 2 else "Error"
 
 
 def safe(text: str, *, chars_max: int = ERROR_CHARS_MAX) -> str:
-    """A text that may leave: passwords of addresses masked, its beginning where it is long."""
+    """Return a text that may be sent: passwords in addresses masked, cut at the end if it is too long."""
     return head(masked(clean(text)), chars_max)
 
 
 def safe_traceback(text: str, *, chars_max: int = TRACEBACK_CHARS_MAX) -> str:
-    """As `safe`; of a traceback the end stays, where its error is."""
+    """Return a traceback that may be sent; a long one keeps its end, where the error is."""
     return tail(masked(clean(text)), chars_max)
 
 
 def head(text: str, chars_max: int) -> str:
-    """The beginning of a long text."""
+    """Cut a long text at the end."""
     return text if len(text) <= chars_max else text[: chars_max - len(TRIMMED)] + TRIMMED
 
 
 def tail(text: str, chars_max: int) -> str:
-    """The end of a long text."""
+    """Cut a long text at the beginning."""
     return text if len(text) <= chars_max else TRIMMED + text[len(TRIMMED) - chars_max :]

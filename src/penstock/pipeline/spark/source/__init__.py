@@ -1,11 +1,12 @@
-"""The Spark data source: objects of lines become typed rows, exactly, quickly, and one bad line or object alone.
+"""The Spark data source: objects made of lines become typed rows, and a bad line or object fails alone.
 
-The way of the data: `plan` cuts objects into partitions, as `options` say; in the executors `reading` takes one
-partition through `contents` (whole lines of each object; `inflate` for compressed ones), `headers` (the names of CSV's
-columns) and a decoder to rows with provenance, `quarantine` and `report`; `summary` says afterwards what counts.
-`datasource` hands `reading` to Spark, `ddl` and `infer` make schemas, `api` is what the rest of the pipeline calls.
+Data flow: `plan` cuts objects into partitions according to `options`. In the executors, `reading` takes one partition
+through `contents` (whole lines of each object; `inflate` for compressed ones), `csv_records` (CSV headers and records
+with line breaks) and a decoder to rows with provenance, and writes `quarantine` files and a report. `report` then
+decides which rows count. `datasource` connects `reading` to Spark and is the API for the rest of the pipeline; `ddl`
+and `infer` make schemas.
 
-A decoder makes typed rows of blocks of lines, by Arrow's readers, behind guards: `jsonl` by the rule in `lines`,
-`delimited` by the one in `csv_lines`, and `text`; `blocks` has what they share. Another format joins beside them, named
-in `options.FORMATS` and `decoders`; another compression joins `inflate.CODECS`.
+A decoder turns blocks of lines into typed rows with Arrow's readers behind guards: `jsonl` by the rule in `lines`,
+`csv` by the one in `csv_lines`, and text in `decoders`; `blocks` has the shared part. To add a format, name it in
+`options.FORMATS` and `decoders`; to add a compression, add it to `inflate.CODECS`.
 """

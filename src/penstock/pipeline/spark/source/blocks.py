@@ -1,15 +1,13 @@
-"""Blocks of lines, and how one is decoded that cannot be taken whole. What a format brings to it is a `LineFormat`.
+"""Decode blocks of lines: shared guards and the repair of a block with bad lines. Formats implement `LineFormat`.
 
-Arrow's readers are fast and do not think in lines. So a decoder looks at a block before Arrow parses it, and takes it
-whole only where its guards hold. Otherwise the lines that stand out are judged alone, painted over where they are bad,
-and the rest is parsed in runs that are narrowed down around what Arrow refuses. One bad line costs about one more pass
-over its block. Whoever judges, every value that leaves was made by Arrow; a line's fate does not depend on its
-neighbours.
+Arrow's readers are fast but not line-based. So a decoder checks a block before Arrow parses it and parses it whole only
+if its guards hold. Otherwise each suspicious line is checked alone and painted over if it is bad, and the rest is
+parsed in runs that are narrowed down around the lines that Arrow refuses. One bad line costs about one more pass over
+its block. Whichever path a line takes, Arrow makes its values, and its outcome does not depend on its neighbours.
 
-Columns that Arrow's readers are given as strings, because they read them otherwise than we mean: dates and times.
-
-A time may come with a zone or without one, then it is UTC, in one column; and with up to nine digits of a second, of
-which a timestamp keeps six, as Spark does. Arrow's casts want one way for all of a column and refuse the digits.
+Dates and times are read as strings and cast here, because Arrow's readers interpret them differently. A time may have a
+zone or none (then it is UTC), mixed in one column, and up to nine digits of a second, of which a timestamp keeps six,
+as in Spark. Arrow's casts want one spelling for the whole column and refuse the extra digits.
 """
 
 import re
@@ -29,21 +27,21 @@ Positions = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 NEWLINE, RETURN = b"\n\r"
-_JUDGED_ALONE_MAX = 512  # lines: below that, asking Python about each costs less than another pass
-_WINDOW_BYTES = 1 << 14  # decoded at once where lines are bad: a decoder makes room for all it is given
+_JUDGED_ALONE_MAX = 512  # lines; below that, checking each in Python costs less than another pass
+_WINDOW_BYTES = 1 << 14  # decoded at once when lines are bad: str() allocates for all the bytes it is given
 _DIGITS_MAX = 38  # every number of that many digits fits into 128 bits
-_DIGITS_TRUSTED = 19  # after the point, also if the type keeps fewer
-_GUARDED_BYTES = 1 << 17  # checked at once: intermediate arrays fit into the processor's cache
+_DIGITS_TRUSTED = 19  # after the point, even if the type keeps fewer
+_GUARDED_BYTES = 1 << 17  # checked at once, so that intermediate arrays fit into the processor's cache
 _NOWHERE = np.empty(0, dtype=np.int64)
-_WORD, _ALL_OF_A_WORD = 4, 0x01010101  # bytes; of flags that are all set
-_ESCAPED = re.compile(rb"\\u00(?:3[0-9]|2[bBdDeE]|[46]5)")  # JSON may write any character of a number like that
+_WORD, _ALL_OF_A_WORD = 4, 0x01010101  # bytes in a word; a word whose four flags are all set
+_ESCAPED = re.compile(rb"\\u00(?:3[0-9]|2[bBdDeE]|[46]5)")  # JSON may escape any character of a number like this
 _EXPONENT_END = re.compile(rb"[eE][-+]?[0-9]+(?![0-9A-Za-z-])")
 _NARROWING = 8  # parts into which a refused run is cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadLine:
-    """A line that gave no row. ``start`` is its position in the block, ``raw`` its bytes without the line's end."""
+    """A line that gave no row. ``start`` is its position in the block, ``raw`` its bytes without the line ending."""
 
     start: int
     raw: bytes
@@ -53,7 +51,7 @@ class BadLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """What a block gave: row i of ``rows`` is the line that begins at ``starts[i]``."""
+    """The result of one block: row i of ``rows`` is the line that begins at ``starts[i]``."""
 
     rows: pa.Table
     starts: Positions
@@ -61,56 +59,56 @@ class Decoded:
 
 
 class Decoder(Protocol):
-    """Makes typed rows of blocks of one format under one schema. Holds no state between blocks."""
+    """Decodes blocks of one format into typed rows under one schema. Holds no state between blocks."""
 
     def decode(self, block: bytes, *, plain: bool = False) -> Decoded:
-        """Decode lines that each end with a newline, the last one too. ``plain``: see `contents.Part`."""
+        """Decode lines that each end with a newline, including the last. ``plain``: see `contents.LineChunk`."""
         ...
 
 
 class LineFormat(Protocol):
-    """What one format knows of its lines."""
+    """The format-specific part of decoding lines."""
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the rows."""
+        """Return the schema of the rows."""
         ...
 
     @property
     def filler(self) -> bytes:
-        """One byte; a line painted over with it is nothing to `parse`."""
+        """Return the one byte for painting over a line; `parse` skips a line filled with it."""
         ...
 
     def is_blank(self, line: bytes) -> bool:
-        """Whether the line is neither a row nor bad."""
+        """Return True if the line is neither a row nor bad."""
         ...
 
     def reason(self, line: bytes) -> tuple[QuarantineReason, str] | None:
-        """Why a line of UTF-8 that is not blank is refused, without Arrow; None where it seems good."""
+        """Return why a non-blank UTF-8 line is refused, without Arrow; None if it seems good."""
         ...
 
     def parse(self, block: bytes, rows: int, *, verified: bool) -> pa.Table | Exception:
-        """The typed rows of guarded lines, or why they are not exactly ``rows`` of them.
+        """Return the typed rows of guarded lines, or the error if they are not exactly ``rows`` rows.
 
-        ``verified``: `reason` was asked about every line, so an infinite number is one that is written so.
+        ``verified``: `reason` accepted every line, so an infinite number is one that is written so.
         """
         ...
 
     def explain(self, refused: Exception) -> tuple[QuarantineReason, str]:
-        """What `parse` said about a single line that seemed good."""
+        """Return the reason for a single line that seemed good but that `parse` refused with this error."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """Where the lines of a block are."""
+    """Positions of the lines of a block."""
 
     starts: Positions
-    ends: Positions  # of the newlines
+    ends: Positions  # positions of the newlines
 
     @staticmethod
     def of(block: bytes) -> "Lines":
-        """Find the lines; each ends with a newline, the last one too."""
+        """Find the lines; each ends with a newline, including the last."""
         ends = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == NEWLINE)
         starts = np.empty_like(ends)
         starts[:1] = 0
@@ -118,29 +116,30 @@ class Lines:
         return Lines(starts=starts, ends=ends)
 
     def bad(self, block: bytes, index: int, reason: QuarantineReason, detail: str) -> BadLine:
-        """The line of that number as a bad one."""
+        """Return the line at ``index`` as a bad one."""
         start = int(self.starts[index])
         raw = block[start : int(self.ends[index])].removesuffix(b"\r")
         return BadLine(start=start, raw=raw, reason=reason, detail=detail)
 
 
 class DecimalGuard:
-    """Finds the lines with a number that Arrow may turn into a wrong decimal, so that they are judged alone.
+    """Finds lines with a number that Arrow may turn into a wrong decimal, so that they are checked alone.
 
-    Measured with pyarrow 26: a decimal(38,0) takes 1e-39 for 0, and a decimal(38,38) takes 11 for another number, since
-    its 128 bits overflow. Both need an exponent, or many digits before or after the point. A run of digits after
-    the point is trusted up to 19 or the largest scale, one before it up to what is then left of 38.
+    Measured with pyarrow 26: a decimal(38,0) reads 1e-39 as 0, and a decimal(38,38) reads 11 as another number because
+    its 128 bits overflow. Both need an exponent, or many digits before or after the point. A run of digits after the
+    point is trusted up to 19 or the largest scale, one before it up to the remainder of 38.
     """
 
     def __init__(self, kinds: Iterable[pa.DataType]) -> None:
         scales = [scale for kind in kinds for scale in _scales(kind)]
         behind = max(_DIGITS_TRUSTED, *scales) if scales else 0
         before = _DIGITS_MAX - behind
-        self._before, self._behind = (before + 1, behind + 1) if scales else (0, 0)  # shortest runs not trusted
+        # shortest runs that are not trusted
+        self._before, self._behind = (before + 1, behind + 1) if scales else (0, 0)
         self._many = re.compile(rb"(?<![0-9.])0*[1-9][0-9]{%d}|[0-9]{%d}" % (before, behind + 1))
 
     def distrust(self, block: bytes, lines: Lines, shaped: Flags) -> None:
-        """Clear the flags of those lines."""
+        """Clear the flags of these lines in ``shaped``."""
         if not self._behind:
             return
         if b"\\u00" in block:
@@ -149,7 +148,7 @@ class DecimalGuard:
         data = np.frombuffer(block, dtype=np.uint8)
         for start in range(0, len(data), _GUARDED_BYTES):
             window = data[start : start + _GUARDED_BYTES + _DIGITS_MAX + 1]  # a run may begin at the window's end
-            numeric = window - ord(".") < 12  # ./0123456789; unsigned, so that what is smaller wraps around
+            numeric = window - ord(".") < 12  # one of ./0123456789; unsigned, so smaller values wrap around
             for at in (_exponents(window, numeric) + start).tolist():
                 if _EXPONENT_END.match(block, at):
                     shaped[np.searchsorted(lines.ends, at)] = False
@@ -164,14 +163,14 @@ class DecimalGuard:
 
 
 def _exponents(window: npt.NDArray[np.uint8], numeric: Flags) -> Positions:
-    """Return the positions of each e or E that follows a digit or a point."""
+    """Return the position of each e or E that follows a digit or a point."""
     found = (window[1:] | 0x20) == ord("e")
     found &= numeric[:-1]
     return np.flatnonzero(found) + 1 if found.any() else _NOWHERE
 
 
 def _runs(some: Flags, digits: int) -> Positions:
-    """Return positions that include one in every run of that many flags; shorter runs may have some, too."""
+    """Return at least one position inside every run of ``digits`` flags; positions in shorter runs may be included."""
     count = (digits - _WORD + 1) // _WORD  # aligned words that such a run covers at least
     words = some[: len(some) // _WORD * _WORD].view(np.uint32) == _ALL_OF_A_WORD
     size = len(words) - count + 1
@@ -184,7 +183,7 @@ def _runs(some: Flags, digits: int) -> Positions:
 
 
 def _begun(window: npt.NDArray[np.uint8], numeric: Flags, digits: int) -> Positions:
-    """Return where that many digits begin without a digit or point before them. The zero of ``0.`` does not count."""
+    """Return where runs of ``digits`` digits begin with no digit or point before them, except the zero of ``0.``."""
     is_digit = window - ord("0") < 10
     begun = is_digit.copy()
     begun[1:] &= ~numeric[:-1]  # at a window's start this may be the middle of a number: a false alarm
@@ -197,7 +196,7 @@ def _begun(window: npt.NDArray[np.uint8], numeric: Flags, digits: int) -> Positi
 
 
 def _scales(kind: pa.DataType) -> Iterator[int]:
-    """The scales of the decimals in the type."""
+    """Yield the scales of the decimals in a type."""
     if pa.types.is_nested(kind):
         for index in range(kind.num_fields):
             yield from _scales(kind.field(index).type)
@@ -206,7 +205,7 @@ def _scales(kind: pa.DataType) -> Iterator[int]:
 
 
 def is_utf8(block: bytes) -> bool:
-    """Whether the block is UTF-8; for ASCII at memory speed."""
+    """Return True if the block is UTF-8; runs at memory speed for ASCII."""
     if block.isascii():
         return True
     try:
@@ -217,9 +216,9 @@ def is_utf8(block: bytes) -> bool:
 
 
 def invalid_utf8(block: bytes, lines: Lines) -> Iterator[tuple[int, str]]:
-    """The numbers of the lines that are not UTF-8, and where in them.
+    """Yield the index of each line that is not UTF-8, with the position in it.
 
-    Decodes window by window, each of whole lines; behind a bad line the window begins anew.
+    Decodes windows of whole lines; after a bad line a new window begins.
     """
     if is_utf8(block):
         return
@@ -238,19 +237,19 @@ def invalid_utf8(block: bytes, lines: Lines) -> Iterator[tuple[int, str]]:
 
 
 def repair(form: LineFormat, block: bytes, lines: Lines, shaped: Flags) -> Decoded:
-    """Decode a block that cannot be taken whole; lines that are not ``shaped`` are judged alone."""
+    """Decode a block that cannot be parsed whole. Lines that are not ``shaped`` are checked alone."""
     return _Repair(form, block, lines).decode(shaped)
 
 
 class _Repair:
-    """One block that cannot be taken whole."""
+    """The repair of one block. Used by one thread."""
 
     def __init__(self, form: LineFormat, block: bytes, lines: Lines) -> None:
         self._form = form
         self._block = block
         self._lines = lines
         self._painted = bytearray(block)  # bad and blank lines are overwritten
-        self._kept = lines.starts < lines.ends  # an empty line is blank in every format that comes here
+        self._kept = lines.starts < lines.ends  # an empty line is blank in every format that uses repair
         self._bad: dict[int, BadLine] = {}
 
     def decode(self, shaped: Flags) -> Decoded:
@@ -266,7 +265,7 @@ class _Repair:
         )
 
     def _judge(self, index: int) -> None:
-        """Look at one line alone, the blank ones too, and refuse it with a reason where it is bad."""
+        """Check one line alone: paint over a blank one, refuse a bad one."""
         raw = self._block[int(self._lines.starts[index]) : int(self._lines.ends[index])]
         if self._form.is_blank(raw):
             self._paint(index)
@@ -283,7 +282,7 @@ class _Repair:
         self._painted[start:end] = self._form.filler * (end - start)
 
     def _runs(self, low: int, high: int, *, judged: bool = False) -> Iterator[pa.Table]:
-        """The rows of lines ``low`` to ``high``, in order; what Arrow refuses is narrowed down and refused."""
+        """Yield the rows of lines ``low`` to ``high`` in order; narrow down to the lines that Arrow refuses."""
         rows = int(np.count_nonzero(self._kept[low:high]))
         if rows == 0:
             return
@@ -309,7 +308,7 @@ class _Repair:
 
     def _parse(self, low: int, high: int, rows: int, *, judged: bool) -> pa.Table | Exception:
         start, end = int(self._lines.starts[low]), int(self._lines.ends[high - 1]) + 1
-        # A copy: the lines are painted over later, and Arrow's columns may look into what they were read from.
+        # A copy: lines are painted over later, and Arrow's columns may reference the buffer they were read from.
         return self._form.parse(bytes(self._painted[start:end]), rows, verified=judged)
 
 
@@ -318,14 +317,14 @@ _ZONED = r"[T ].*(Z|[+-][0-9:]+)$"
 
 
 def holds_moments(kind: pa.DataType) -> bool:
-    """Whether there is a timestamp in the type."""
+    """Return True if the type contains a timestamp."""
     if pa.types.is_nested(kind):
         return any(holds_moments(kind.field(index).type) for index in range(kind.num_fields))
     return bool(pa.types.is_timestamp(kind))
 
 
 def text_type(kind: pa.DataType, *, moments: bool) -> pa.DataType:
-    """The type with strings where dates are, and with ``moments`` where timestamps are, too."""
+    """Return the type with strings in place of dates and, with ``moments``, of timestamps."""
     if pa.types.is_date(kind) or (moments and pa.types.is_timestamp(kind)):
         return pa.string()
     if pa.types.is_list(kind):
@@ -336,7 +335,7 @@ def text_type(kind: pa.DataType, *, moments: bool) -> pa.DataType:
 
 
 def cast_texts(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The array as that type, of which it has the `text_type`. Raises `ArrowInvalid` for a text that is none."""
+    """Cast an array of `text_type` to the type itself. Raises `ArrowInvalid` for text that does not fit."""
     if array.type == kind:
         return array
     if pa.types.is_timestamp(kind):
@@ -351,8 +350,9 @@ def cast_texts(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def to_moments(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Strings to timestamps. Raises `ArrowInvalid` when one of them is none."""
-    first = pc.first(texts).as_py() or ""  # the others are mostly written like it, and refusing many is slow
+    """Cast strings to timestamps. Raises `ArrowInvalid` if one of them is not a time."""
+    # most others have the same spelling, and a cast that refuses many values is slow
+    first = pc.first(texts).as_py() or ""
     try:
         return texts.cast(TIMESTAMP if re.search(_ZONED, first) else TIMESTAMP_NTZ).cast(kind)
     except pa.ArrowInvalid:

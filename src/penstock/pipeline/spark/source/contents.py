@@ -1,8 +1,8 @@
-"""From an open object to parts: runs of whole lines, with the place in the object where each run begins.
+"""Turn an open object into `LineChunk`s: runs of whole lines with their offset in the object.
 
-A part leaves only when it is safe as far as promised: a plain object or piece that fits a block is read and verified
-first, and so is a compressed one that inflates to no more than the limit. What is larger streams, and is verified at
-its end.
+A chunk is released only once it is verified as far as promised. A plain object or piece that fits a block is read and
+verified first, and so is a compressed object that inflates to no more than the limit. Larger ones stream and are
+verified at their end.
 """
 
 from collections.abc import Iterator
@@ -15,15 +15,15 @@ from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece
 
 BOM = b"\xef\xbb\xbf"
-_SEARCH_BYTES = 64 << 10  # read at once in search of a newline
+_SEARCH_BYTES = 64 << 10  # per read while searching for a newline
 _ZIP_SUFFIX = b".zip"
-_ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")  # an archive; an empty one
+_ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")  # an archive; an empty archive
 _GZIP_MAGIC = b"\x1f\x8b\x08"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadRecord:
-    """Several lines that are one record and no row. ``raw``: all its bytes without the end of its last line."""
+    """Several lines that form one record but no row. ``raw`` has all its bytes without the last line ending."""
 
     offset: int
     raw: bytes
@@ -32,22 +32,23 @@ class BadRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quotes:
-    """How the lines that begin in a piece leave the quotes, for the driver (see records.py)."""
+    """How the lines that begin in a piece leave the quotes. The driver evaluates it (see csv_records.py)."""
 
-    ends_open: bool  # a record that begins in the piece goes on behind its last line
-    ends_open_if_open: bool  # the same, if the piece begins within quotes
-    closes_at: int | None  # then: where the first line begins behind them; None if they close in no line of the piece
+    ends_open: bool  # a record that begins in the piece continues after its last line
+    ends_open_if_open: bool  # the same, if the piece begins inside quotes
+    # in that case: where the first line after the closing quote begins; None if the piece does not close them
+    closes_at: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineChunk:
-    """Whole lines of one object, each with its newline (the object's last line gets one where it has none).
+    """Whole lines of one object, each with its newline (added to the object's last line if missing).
 
-    ``offset``: where ``lines`` begins in the (inflated) object. A byte order mark at the object's start is left out:
-    then ``offset`` is 3 and ``marked`` is set: the line it stood on begins at 0 all the same. ``header``: the line that
-    names the object's columns, where it has one (see headers.py). ``plain``: every line of CSV opens and closes its
-    quotes in the way that needs no second look. ``bad`` and ``quotes`` come in parts without lines,
-    ``quotes`` in the last part of a piece of CSV.
+    ``offset`` is the position of ``lines`` in the (inflated) object. A byte order mark at the object's start is left
+    out; then ``offset`` is 3 and ``marked`` is set, but the first line still counts as beginning at 0. ``header`` is
+    the line with the object's column names, if it has one (see csv_records.py). ``plain``: every CSV line opens and
+    closes its quotes regularly and needs no second check. ``bad`` and ``quotes`` come in chunks without lines,
+    ``quotes`` in the last chunk of a CSV piece.
     """
 
     lines: bytes
@@ -60,7 +61,7 @@ class LineChunk:
 
 
 def read_lines(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[LineChunk]:
-    """The lines that begin in the piece, in order. Raises the store's `ObjectError`, and `ObjectUnreadable`."""
+    """Yield the lines that begin in the piece, in order. Raises the store's `ObjectError`, and `ObjectUnreadable`."""
     uri = reader.ref.uri
     codec = codec_of(reader.ref)
     if reader.ref.key_bytes.lower().endswith(_ZIP_SUFFIX):
@@ -81,7 +82,7 @@ def read_lines(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iter
 
 
 def read_on(reader: ObjectReader, offset: int, options: ReadOptions) -> Iterator[LineChunk]:
-    """The lines of a plain object from the start of one on; each part is verified. Raises as `read_lines` does."""
+    """Yield the lines of a plain object from a line start on, each chunk verified. Raises as `read_lines` does."""
     chunks = _piece_chunks(reader, offset, reader.ref.size_bytes, options.block_bytes)
     for part in _whole_lines(chunks, offset, options.line_bytes_max, reader.ref.uri):
         reader.verify()
@@ -89,10 +90,10 @@ def read_on(reader: ObjectReader, offset: int, options: ReadOptions) -> Iterator
 
 
 def first_line(reader: ObjectReader, piece: Piece) -> int:
-    """Where the first line begins that begins in the piece; the piece's end when none does."""
+    """Return the start of the first line that begins in the piece; the piece's end if none does."""
     if piece.start == 0:
         return 0
-    at = piece.start - 1  # a newline there makes the piece's first byte a line's first
+    at = piece.start - 1  # a newline there makes the piece's first byte the start of a line
     while at < piece.stop - 1:
         data = reader.pread(at, min(_SEARCH_BYTES, piece.stop - 1 - at))
         found = data.find(b"\n")
@@ -105,7 +106,7 @@ def first_line(reader: ObjectReader, piece: Piece) -> int:
 
 
 def _piece_chunks(reader: ObjectReader, start: int, stop: int, block_bytes: int) -> Iterator[bytes]:
-    """The bytes from ``start`` to the end of the last line that begins before ``stop``."""
+    """Yield the bytes from ``start`` to the end of the last line that begins before ``stop``."""
     at = start
     data = b"\n"
     while at < stop:
@@ -124,7 +125,7 @@ def _piece_chunks(reader: ObjectReader, start: int, stop: int, block_bytes: int)
 
 
 def _undisguised(chunks: Iterator[bytes], uri: str) -> Iterator[bytes]:
-    """The chunks of an object that is named like plain lines, unless it begins like an archive or a compressed one."""
+    """Yield the chunks of an object named as plain lines; raise if it begins like an archive or a compressed object."""
     for number, chunk in enumerate(chunks):
         if number == 0 and chunk.startswith(_ZIP_MAGICS):
             raise _zipped(uri)
@@ -134,7 +135,7 @@ def _undisguised(chunks: Iterator[bytes], uri: str) -> Iterator[bytes]:
 
 
 def _verified(reader: ObjectReader, chunks: Iterator[bytes], held_bytes_max: int) -> Iterator[bytes]:
-    """The chunks; none of them before the end is verified, or so many bytes are held that the rest has to stream."""
+    """Yield the chunks, held until the object is verified or they exceed ``held_bytes_max`` and must stream."""
     held: list[bytes] = []
     size = 0
     for chunk in chunks:
@@ -153,7 +154,7 @@ def _verified(reader: ObjectReader, chunks: Iterator[bytes], held_bytes_max: int
 
 
 def _whole_lines(chunks: Iterator[bytes], offset: int, line_bytes_max: int, uri: str) -> Iterator[LineChunk]:
-    rest: list[bytes] = []  # of a line whose end is still to come
+    rest: list[bytes] = []  # the start of a line whose end is still to come
     rest_bytes = 0
     for chunk in chunks:
         cut = chunk.rfind(b"\n") + 1

@@ -1,18 +1,18 @@
-"""Decode blocks of CSV by Arrow's CSV reader, behind guards.
+"""Decode blocks of CSV with Arrow's CSV reader, behind guards.
 
-Measured with pyarrow 26: a quote that is not closed takes the lines behind it into its field, at the block's end
-without a word; a carriage return alone ends a row; so a block is taken whole only when
+Measured with pyarrow 26: an unclosed quote pulls the following lines into its field, without an error at the block's
+end; a lone carriage return ends a row. So a block is parsed whole only if
 
-- the quotes of every line are even, and the first, third, ... opens a field (it stands behind the line's start, a
-  delimiter or the closing quote it doubles), the others close one. Then Arrow's fields begin and end where the rule in
-  csv_lines.py has them, and none goes on behind its line;
-- no carriage return stands within a line;
-- no line is blank, for a line of blanks is a row to Arrow;
+- each line has an even number of quotes; the first, third, ... opens a field (it follows the line's start, a delimiter
+  or the closing quote it doubles), the others close one. Then Arrow's fields begin and end as the rule in csv_lines.py
+  defines, and none continues past its line;
+- no line contains a carriage return, except before its newline;
+- no line is blank, because Arrow reads a line of blanks as a row;
 - it is UTF-8;
-- Arrow gives exactly one row a line, and no number overflowed its type.
+- Arrow returns exactly one row per line, and no number overflowed its type.
 
-An empty string within quotes is NULL for columns that are no strings, and is not for strings. Arrow knows one rule for
-all columns: where there may be such a field, strings and others are read apart.
+An empty quoted string is NULL in columns other than strings, and an empty string in string columns. Arrow has one rule
+for all columns, so a block that may have such a field is read twice: once for the strings, once for the others.
 """
 
 from collections.abc import Mapping
@@ -51,9 +51,9 @@ _HEXADECIMAL = (b"0x", b"0X")
 
 
 class CsvDecoder:
-    """See `penstock.pipeline.spark.source.blocks.Decoder`, and `LineFormat`. At least one column has a place."""
+    """A `Decoder` and `LineFormat` for CSV under one header. At least one column has a place."""
 
-    filler = b"\n"  # Arrow passes over empty lines
+    filler = b"\n"  # Arrow skips empty lines
 
     def __init__(self, schema: pa.Schema, csv: CsvOptions, layout: Layout) -> None:
         self.schema = schema
@@ -109,7 +109,7 @@ class CsvDecoder:
         return QuarantineReason.MALFORMED, text.removeprefix("CSV parse error: ")
 
     def _shaped(self, block: bytes, lines: Lines, *, plain: bool) -> Flags:
-        """Which lines are surely neither blank nor oddly quoted."""
+        """Return a flag per line, set if the line is certainly neither blank nor oddly quoted."""
         data = np.frombuffer(block, dtype=np.uint8)
         blank = np.zeros(256, dtype=np.bool_)
         blank[[NEWLINE, RETURN, *blanks(self._csv)]] = True
@@ -125,7 +125,7 @@ class CsvDecoder:
     def _parse(
         self, block: bytes, rows: int, *readings: tuple[Mapping[int, pa.DataType], bool], verified: bool
     ) -> pa.Table | Exception:
-        """``readings``: columns by their places, and whether they can be NULL within quotes."""
+        """Parse the block. Each of ``readings``: types by place, and whether quoted null texts are NULL."""
         try:
             columns: dict[int, pa.ChunkedArray] = {}
             for kinds, quoted_nulls in readings:
@@ -141,7 +141,7 @@ class CsvDecoder:
         self, block: bytes, kinds: Mapping[int, pa.DataType], *, quoted_nulls: bool
     ) -> Mapping[int, pa.ChunkedArray]:
         if block.startswith(BOM):
-            block = b"\n" + block  # it is not the object's mark, which Arrow would take it for
+            block = b"\n" + block  # here it is data, but Arrow would drop it as a byte order mark
         table = pcsv.read_csv(
             pa.BufferReader(block),
             read_options=pcsv.ReadOptions(
@@ -151,7 +151,7 @@ class CsvDecoder:
             ),
             parse_options=self._parse_options,
             convert_options=pcsv.ConvertOptions(
-                check_utf8=False,  # it was checked
+                check_utf8=False,  # already checked
                 column_types={str(place): kind for place, kind in kinds.items()},
                 include_columns=[str(place) for place in kinds],
                 null_values=null_texts(self._csv),
@@ -164,7 +164,7 @@ class CsvDecoder:
         return dict(zip(kinds, table.columns, strict=True))
 
     def _refuse_hexadecimal(self, block: bytes) -> None:
-        """Arrow takes 0xff for a number, and for -1 in a tinyint (measured)."""
+        """Raise for hexadecimal numbers: Arrow accepts 0xff, and reads it as -1 in a tinyint (measured)."""
         if not self._integers or not any(spelling in block for spelling in _HEXADECIMAL):
             return
         for column in self._read(block, self._integers, quoted_nulls=True).values():
@@ -180,7 +180,7 @@ class CsvDecoder:
 
 
 def _reading_type(kind: pa.DataType) -> pa.DataType:
-    """Timestamps are read as strings: Arrow wants all of a column with a zone, or all without one."""
+    """Return the type to read a column with; timestamps as strings, because Arrow wants all zoned or none."""
     return pa.string() if pa.types.is_timestamp(kind) else kind
 
 
@@ -188,7 +188,7 @@ def _typed(column: pa.ChunkedArray, kind: pa.DataType, *, verified: bool) -> pa.
     if pa.types.is_timestamp(kind):
         return to_moments(column.combine_chunks(), kind)
     if pa.types.is_decimal(kind):
-        column.validate(full=True)  # Arrow's reader lets 1e4 into a decimal(6,2): measured
+        column.validate(full=True)  # Arrow's reader accepts 1e4 for a decimal(6,2): measured
     if pa.types.is_floating(kind) and not verified and pc.any(pc.is_inf(column)).as_py():
         raise pa.ArrowInvalid("a number too large for its type")
     return column

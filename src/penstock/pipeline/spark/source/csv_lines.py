@@ -1,33 +1,33 @@
-"""What one line of CSV means: the rule that blocks and single lines share, and the reasons a line is refused for.
+"""The meaning of one CSV line: the rule that blocks and single lines share, and the reasons for refusing a line.
 
-A line is what stands between two newlines, a carriage return before the newline not counted; a record is one line.
-Records of several lines do not come here: records.py cuts them out as bad ones.
+A line is the text between two newlines, without a carriage return before the newline. A record is one line;
+csv_records.py cuts out records of several lines as bad ones before they reach this module.
 
 ===================  ==============================================================================================
-line or value        what comes of it
+line or value        result
 ===================  ==============================================================================================
-only blanks          nothing: no row, not quarantined (a delimiter is no blank)
+only blanks          skipped: no row, not quarantined (a delimiter is not a blank)
 not UTF-8            "invalid UTF-8"
-fields               stand between delimiters; one that begins with the quote ends at the next single quote, and two
+fields               separated by delimiters; one that begins with the quote ends at the next single quote, and two
                      quotes inside it are one. In a field that does not begin with it the quote is a character
-badly quoted         "malformed": no closing quote on the line, or something behind it; a carriage return in a field
-                     without quotes (a file of such line ends is one line, and not read)
-another number of    "malformed". The header tells the number, without one the schema
+badly quoted         "malformed": no closing quote on the line, or text after it; a carriage return in an unquoted
+                     field (a file with such line ends is one line and is not read)
+another number of    "malformed". The header sets the number; without a header, the schema
 fields
-empty, or null text  NULL. Within quotes it is so only for what is no string: "" is an empty string, and no number
-integers             digits, perhaps with a minus; hexadecimal ones are refused
+empty, or null text  NULL. A quoted one is NULL only in columns other than strings: there "" is an empty string
+integers             digits, optionally with a minus; hexadecimal ones are refused
 float, double        a decimal number within the type's range; NaN, Inf and Infinity in any case
-decimal(p, s)        a number that p digits with s of them after the point hold exactly
+decimal(p, s)        a number that p digits, s of them after the point, hold exactly
 boolean              true or false; True, TRUE, False, FALSE
-string               the field as it is, its blanks and what a spreadsheet would take for a formula as well
+string               the field as it is, including blanks and text that a spreadsheet would run as a formula
 timestamp            as in JSON lines (lines.py)
 date                 "2024-05-06"
 any other value      "wrong type"
 ===================  ==============================================================================================
 
-Blanks around numbers and dates are passed over. Arrow's CSV reader makes every value (see delimited.py). The classifier
-here says why a line was refused, and finds the refused ones among many quickly; it must never refuse a line that Arrow,
-under the guards, takes. Where it cannot tell, it accepts and Arrow speaks.
+Blanks around numbers and dates are ignored. Arrow's CSV reader makes every value (see csv.py). The classifier here
+explains why a line was refused and finds refused lines among many quickly. It must never refuse a line that Arrow
+accepts under the guards; when unsure, it accepts and leaves the decision to Arrow.
 """
 
 import re
@@ -44,11 +44,11 @@ TRUE_TEXTS, FALSE_TEXTS = ("true", "True", "TRUE"), ("false", "False", "FALSE")
 _BLANKS = " \t"
 _INTEGER = re.compile(r"-?0*([0-9]*)")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_NO_NUMBER = re.compile(r"[+-]?(?:inf|nan)", re.IGNORECASE)  # and what may follow: Arrow decides
+_NO_NUMBER = re.compile(r"[+-]?(?:inf|nan)", re.IGNORECASE)  # with any suffix: Arrow decides
 
 
 class Misquoted(ValueError):
-    """A line that is no row of fields; the text says why."""
+    """A line that cannot be split into fields; the text gives the reason."""
 
 
 class Field(NamedTuple):
@@ -60,24 +60,24 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Which field of a line is which column; the place is None for a column that is not there."""
+    """Maps columns to fields of a line; the place is None for a column that the object lacks."""
 
     fields: int
-    places: tuple[int | None, ...]  # of the schema's columns
+    places: tuple[int | None, ...]  # one per column of the schema
 
 
 def is_blank(line: bytes, csv: CsvOptions) -> bool:
-    """Whether the line is no row; ``line`` is without its newline."""
+    """Return True if the line is not a row; ``line`` comes without its newline."""
     return not line.removesuffix(b"\r").strip(blanks(csv))
 
 
 def blanks(csv: CsvOptions) -> bytes:
-    """The bytes that a line may consist of without being a row."""
+    """Return the bytes that count as blanks."""
     return _BLANKS.replace(csv.delimiter, "").encode()
 
 
 def split(line: str, csv: CsvOptions) -> list[Field]:
-    """The fields of a line without its end. Raises `Misquoted`."""
+    """Split a line without its ending into fields. Raises `Misquoted`."""
     fields: list[Field] = []
     at = 0
     while True:
@@ -99,7 +99,7 @@ def split(line: str, csv: CsvOptions) -> list[Field]:
 
 
 def _closing(line: str, at: int, quote: str) -> int:
-    """Where the quote is that closes the field."""
+    """Return the position of the quote that closes the field."""
     while (at := line.find(quote, at)) >= 0:
         if not line.startswith(quote, at + 1):
             return at
@@ -108,7 +108,7 @@ def _closing(line: str, at: int, quote: str) -> int:
 
 
 class CsvClassifier:
-    """Says why a line is refused under a schema, or that it seems good."""
+    """Explains why a CSV line is refused under a schema."""
 
     def __init__(self, schema: pa.Schema, csv: CsvOptions, layout: Layout) -> None:
         self._csv = csv
@@ -121,7 +121,7 @@ class CsvClassifier:
         ]
 
     def reason(self, line: bytes) -> tuple[QuarantineReason, str] | None:
-        """None for a line that seems good; else the reason and a few words for a person.
+        """Return the reason and a short explanation for a person; None for a line that seems good.
 
         ``line`` is valid UTF-8 and not blank.
         """
@@ -144,12 +144,12 @@ class CsvClassifier:
 
 
 def null_texts(csv: CsvOptions) -> list[str]:
-    """What stands for NULL."""
+    """Return the texts that mean NULL."""
     return ["", csv.null_text] if csv.null_text else [""]
 
 
 def _check(kind: pa.DataType) -> Callable[[str], bool]:
-    """The test for a field that is not null."""
+    """Return the check for a non-null field."""
     if pa.types.is_integer(kind):
         return _integer_check(kind.bit_width)
     if pa.types.is_floating(kind):

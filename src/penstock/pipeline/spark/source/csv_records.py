@@ -1,19 +1,18 @@
-"""Cut CSV records with a line break out of the lines, so that none of their lines becomes a row of its own.
+"""CSV records and headers.
 
-A field that opens with the quote and is not closed on its line goes on, as in RFC 4180 and Python's csv module, to the
-line that closes it, or to the end of the object if none does. Such a record is not read: it is one bad record with all
-its bytes. A record above the limit for one line makes the object unreadable, as such a line does.
+Records: cut out records with a line break, so that none of their lines becomes a row. A field that opens with the quote
+and is not closed on its line continues, as in RFC 4180 and Python's csv module, to the line that closes it, or to the
+end of the object if none does. Such a record is not read: it becomes one bad record with all its bytes. A record above
+the limit for one line makes the object unreadable, as a line above it does.
 
 Only the object's first byte is known to begin a record. A piece in the middle of an object assumes that it does not
-begin within quotes, and also works out how it would have ended if it did (`Quotes`). The driver goes through the pieces
-of each object in order: where an assumption was wrong, it has the object read again, cut where records begin (`recut`).
+begin inside quotes, and also computes how it would end if it did (`Quotes`). The driver checks the pieces of each
+object in order; if an assumption was wrong, it has the object read again, cut at record boundaries (`Summary.recut`).
 
-The header of an object of CSV: the first line that is not blank names the columns of all that follow.
-
-A piece of a split object that does not begin at the object's first byte reads the header apart. Names are compared
-without regard to case and to blanks around them. A column that the header does not name is NULL, a name that is no
-column is not looked at; but a header that names no column at all, or one of them twice, makes the object unreadable:
-its rows would be made up.
+Headers: the first non-blank line names the columns of all lines after it. A piece that does not begin at the object's
+first byte reads the header separately. Names are compared without case and surrounding blanks. A column that the header
+does not name is NULL, and a name that is not a column is ignored. A header that names no column at all, or names one
+twice, makes the object unreadable: its rows would be made up.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,10 +35,10 @@ _NEVER_CLOSED = "a quote that is not closed before the end of the object"
 
 
 def oddly_quoted(data: npt.NDArray[np.uint8], lines: Lines, csv: CsvOptions) -> Flags:
-    """Return the lines whose quotes are not plainly opened and closed on the line; each may still be in order.
+    """Return a flag per line, set if its quotes are not regularly opened and closed; such a line may still be valid.
 
-    On the other lines the number of quotes is even; the first, third, ... stands behind the line's start, a delimiter
-    or the closing quote it doubles; the second, fourth, ... closes a field.
+    On the other lines the number of quotes is even; the first, third, ... follows the line's start, a delimiter or the
+    closing quote it doubles; the second, fourth, ... closes a field.
     """
     delimiter, quote = (csv.delimiter + csv.quote).encode()
     quotes = np.flatnonzero(data == quote)
@@ -48,7 +47,7 @@ def oddly_quoted(data: npt.NDArray[np.uint8], lines: Lines, csv: CsvOptions) -> 
     counts = np.diff(np.searchsorted(quotes, lines.ends), prepend=0)
     odd: Flags = counts % 2 == 1
     opening = (np.arange(len(quotes)) - np.repeat(np.cumsum(counts) - counts, counts)) % 2 == 0
-    before = data[quotes - 1]  # of a quote that begins the block this is the last newline
+    before = data[quotes - 1]  # for a quote that begins the block, index -1: the last newline
     irregular = ~np.where(opening, edge[before] & (before != RETURN), edge[data[quotes + 1]])
     if irregular.any():
         odd[np.searchsorted(lines.ends, quotes[irregular])] = True
@@ -56,7 +55,7 @@ def oddly_quoted(data: npt.NDArray[np.uint8], lines: Lines, csv: CsvOptions) -> 
 
 
 class Records:
-    """The records of one piece, in the thread that reads it."""
+    """The records of one piece. Used by the thread that reads it."""
 
     def __init__(self, csv: CsvOptions, *, from_start: bool, record_bytes_max: int, uri: str) -> None:
         """``from_start``: the piece begins at the object's first byte."""
@@ -68,10 +67,10 @@ class Records:
         self._open: _Open | None = None
 
     def cut(self, parts: Iterator[LineChunk], read_on: Callable[[int], Iterator[LineChunk]]) -> Iterator[LineChunk]:
-        """Yield the parts without records of several lines, these as bad ones, and at the end a part with `Quotes`.
+        """Yield the chunks without records of several lines, those records as bad ones, and a last chunk with `Quotes`.
 
-        ``read_on`` reads the object from an offset on: the piece owns the records that begin in it. Raises
-        `ObjectUnreadable`.
+        ``read_on`` reads the object from an offset on, to complete a record: a piece owns the records that begin in it.
+        Raises `ObjectUnreadable`.
         """
         end = 0
         for part in parts:
@@ -97,7 +96,7 @@ class Records:
             if at < 0:
                 return
             yield self._closed(self._open)
-        begun = at  # of lines that have not left yet
+        begun = at  # start of the lines not yielded yet
         suspects = self._suspects(part.lines)
         for start in suspects:
             if start < at:
@@ -116,7 +115,7 @@ class Records:
             yield replace(_slice(part, begun, len(part.lines)), plain=not suspects)
 
     def _suspects(self, lines: bytes) -> Sequence[int]:
-        """Where the lines begin that may open a quote and not close it."""
+        """Return the starts of the lines that may open a quote without closing it."""
         if self._csv.quote.encode() not in lines:
             return ()
         found = Lines.of(lines)
@@ -125,7 +124,7 @@ class Records:
         return starts
 
     def _go_on(self, record: "_Open", part: LineChunk, at: int) -> int:
-        """Add lines to the record up to the one that closes it; return where that one ends, -1 if none does."""
+        """Add lines to the record up to the one that closes it. Return the end of that line, -1 if none closes it."""
         end = self._quoting.closing_line_end(part.lines, at)
         record.add(part.lines[at : end if end >= 0 else len(part.lines)])
         if record.size_bytes > self._record_bytes_max:
@@ -176,16 +175,19 @@ class _Open:
 
 
 class _BegunWithin:
-    """How a piece reads if it begins within quotes. After a few lines with quotes that mostly makes no difference."""
+    """Tracks a piece under the assumption that it begins inside quotes.
+
+    After a few lines with quotes the result is usually the same as without the assumption.
+    """
 
     def __init__(self, quoting: "_Quoting") -> None:
         self._quoting = quoting
-        self._without = False  # whether quotes are open if they were not at the piece's begin
-        self._within = True  # whether they are open if they were
+        self._without = False  # whether quotes are open, if the piece begins outside of quotes
+        self._within = True  # whether quotes are open, if the piece begins inside of quotes
         self._closes_at: int | None = None
 
     def add(self, part: LineChunk) -> None:
-        """Take the next lines; without a quote they change nothing."""
+        """Process the next lines; lines without a quote change nothing."""
         lines, at = part.lines, 0
         while self._closes_at is None or self._within != self._without:
             quote = lines.find(self._quoting.quote, at)
@@ -207,14 +209,14 @@ class _BegunWithin:
 
 
 class _Quoting:
-    """Where quotes open and close. A quote opens at the start of a field alone; two within quotes are one character."""
+    """The quoting rule: a quote opens only at the start of a field, and two quotes inside quotes are one character."""
 
     def __init__(self, csv: CsvOptions) -> None:
         self.quote = csv.quote.encode()
         self._opening = (csv.delimiter + csv.quote).encode()
 
     def ends_open(self, lines: bytes, start: int, end: int, *, within: bool) -> bool:
-        """Return True if quotes are open at the end of the line; ``within``: they are at its start."""
+        """Return True if quotes are open at the end of the line; ``within``: they are open at its start."""
         at = start
         if not within:
             if lines.startswith(self.quote, start):
@@ -226,7 +228,7 @@ class _Quoting:
         return self._line_end(lines, at, end) < 0
 
     def closing_line_end(self, lines: bytes, at: int) -> int:
-        """Return where the line ends that closes the quotes open at ``at``, -1 if none does."""
+        """Return the end of the line that closes the quotes open at ``at``; -1 if none does."""
         return self._line_end(lines, at, len(lines))
 
     def _line_end(self, lines: bytes, at: int, end: int) -> int:
@@ -246,16 +248,16 @@ class _Quoting:
         return -1
 
 
-_HEADER_BYTES_MAX = 1 << 20  # with the blank lines before it
+_HEADER_BYTES_MAX = 1 << 20  # including the blank lines before it
 _FIRST_READ_BYTES = 16 << 10
 _NAMES_TOLD = 5
 
 
 def read_parts(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[LineChunk]:
-    """The lines of `read_lines`, where there is a header without it, and each part with it.
+    """Yield the lines of `read_lines` without the header line, each chunk with the header attached.
 
-    An object that has a header and no line more gives a part without lines. Records of CSV that go on over several
-    lines come as bad ones.
+    An object with a header and no other line yields a chunk without lines. CSV records of several lines are yielded as
+    bad ones.
     """
     if options.format != "csv":
         return read_lines(reader, piece, options)
@@ -281,7 +283,7 @@ def _with_header(reader: ObjectReader, piece: Piece, options: ReadOptions) -> It
 
 
 def layout_of(header: bytes, schema: pa.Schema, csv: CsvOptions, uri: str) -> Layout:
-    """Which field is which column; without a header they come as declared. Raises `ObjectUnreadable`."""
+    """Map columns to fields; without a header, in the declared order. Raises `ObjectUnreadable`."""
     if not csv.header:
         return Layout(fields=len(schema), places=tuple(range(len(schema))))
     names = header_names(header, csv, uri)
@@ -301,7 +303,7 @@ def layout_of(header: bytes, schema: pa.Schema, csv: CsvOptions, uri: str) -> La
 
 
 def header_names(header: bytes, csv: CsvOptions, uri: str) -> list[str]:
-    """The names as written, without the blanks around them. Raises `ObjectUnreadable`."""
+    """Return the names as written, without surrounding blanks. Raises `ObjectUnreadable`."""
     try:
         return [field.text.strip() for field in split(header.decode(), csv)]
     except UnicodeDecodeError as error:
@@ -311,7 +313,7 @@ def header_names(header: bytes, csv: CsvOptions, uri: str) -> list[str]:
 
 
 def _behind_header(parts: Iterator[LineChunk], csv: CsvOptions, uri: str) -> Iterator[LineChunk]:
-    before = 0  # bytes of blank lines
+    before = 0  # of blank lines before the header
     for part in parts:
         span = _header_span(part.lines, csv)
         if (before + span[1] if span else before) > _HEADER_BYTES_MAX:
@@ -326,7 +328,7 @@ def _behind_header(parts: Iterator[LineChunk], csv: CsvOptions, uri: str) -> Ite
 
 
 def _header_apart(reader: ObjectReader, csv: CsvOptions) -> tuple[bytes, int]:
-    """The header of a plain object, and where the line behind it begins."""
+    """Return the header of a plain object and the offset of the line after it."""
     data = reader.pread(0, _FIRST_READ_BYTES)
     mark = len(BOM) if data.startswith(BOM) else 0
     while (span := _header_span(data[mark:], csv)) is None:
@@ -334,14 +336,14 @@ def _header_apart(reader: ObjectReader, csv: CsvOptions) -> tuple[bytes, int]:
             raise _no_header(reader.ref.uri)
         more = reader.pread(len(data), len(data))
         if not more:
-            return b"", len(data)  # blank lines, or a header and no line more
+            return b"", len(data)  # only blank lines, or a header without any line after it
         data += more
     start, end = span
     return data[mark + start : mark + end].removesuffix(b"\n").removesuffix(b"\r"), mark + end
 
 
 def _header_span(lines: bytes, csv: CsvOptions) -> tuple[int, int] | None:
-    """Where the first whole line is that is not blank."""
+    """Return the span of the first whole line that is not blank; None if there is none."""
     start = 0
     while (newline := lines.find(b"\n", start)) >= 0:
         if not is_blank(lines[start:newline], csv):

@@ -1,8 +1,7 @@
-"""The Spark side: a Python data source over a stored plan.
+"""The Spark side of reading, and the API for the rest of the pipeline: plan, read, drain, summarise.
 
-Keep to the API of pyspark 4.0. What runs in executors is `read_partition`; this file only hands it its task.
-
-What the rest of the pipeline calls: plan, read, drain, summarise. Needs pyspark.
+A Python data source over a stored plan; `read_partition` does the work in the executors. Uses only the data source API
+of pyspark 4.0.
 """
 
 import json
@@ -38,19 +37,19 @@ from penstock.storage.files import Files
 from penstock.storage.roots import files_at
 
 NAME = "penstock"
-WORK, AWS = "work", "aws"  # options: where the plan lies, and how to come there if it is in S3, as JSON
-PARTITIONS = "partitions"  # option of a drain run: which ones, with commas
+WORK, AWS = "work", "aws"  # options: location of the plan, and the settings to reach it in S3, as JSON
+PARTITIONS = "partitions"  # option of a drain run: partition numbers, separated by commas
 
 
 @dataclass
 class PlannedPartition(InputPartition):
-    """One partition of the plan, as Spark carries it to an executor."""
+    """One partition of the plan, as Spark sends it to an executor."""
 
     task: PartitionTask
 
 
 class PenstockSource(DataSource):
-    """``spark.read.format("penstock").options(**options_of(plan))``."""
+    """The data source: ``spark.read.format("penstock").options(**options_of(plan))``."""
 
     @classmethod
     def name(cls) -> str:
@@ -71,17 +70,17 @@ class PenstockSource(DataSource):
 
 
 def options_of(plan: ReadPlan) -> dict[str, str]:
-    """What leads Spark to a saved plan."""
+    """Return the data source options that lead to a saved plan."""
     return {WORK: str(plan.work), AWS: json.dumps(asdict(plan.aws))}
 
 
 class PenstockReader(DataSourceReader):
-    """Travels to every task, so it holds next to nothing; the partitions hold the rest."""
+    """Plans the partitions and reads one. Pickled to every task, so the partitions, not the reader, hold the data."""
 
     def __init__(self, work: Files, drained: list[int] | None) -> None:
         self._work = work
         self._drained = drained
-        self._driver_host = gethostname()  # where Spark plans
+        self._driver_host = gethostname()  # Spark plans on the driver
         plan = ReadPlan.load(work)
         self._store: ObjectStore = store_at(plan.source, plan.aws, remembers=False)
 
@@ -93,7 +92,7 @@ class PenstockReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, PlannedPartition):
-            return iter(())  # Spark makes a partition up where a source has none
+            return iter(())  # Spark makes up a partition if a source has none
         ReadPlan.check_seen(self._work)
         task = partition.task
         return self._read(task)
@@ -125,17 +124,17 @@ __all__ = [
 
 
 def register(spark: SparkSession) -> None:
-    """Make the source known to a session: once, before the first `read`."""
+    """Register the source in a session. Call it once before the first `read`."""
     spark.dataSource.register(PenstockSource)
 
 
 def read(spark: SparkSession, plan: ReadPlan) -> DataFrame:
-    """The rows of a saved plan, typed, with ``_object`` and ``_offset`` where the plan wants them. Lazy."""
+    """Return the rows of a saved plan, typed, with ``_object`` and ``_offset`` if the plan asks for them. Lazy."""
     return spark.read.format(NAME).options(**options_of(plan)).load()
 
 
 def drain(spark: SparkSession, plan: ReadPlan, partitions: Sequence[int]) -> None:
-    """Read some partitions to their end for their reports and quarantine alone. Blocks."""
+    """Read some partitions to their end, only for their reports and quarantine files. Blocks."""
     if not partitions:
         return
     numbers = ",".join(str(partition) for partition in partitions)
@@ -144,5 +143,5 @@ def drain(spark: SparkSession, plan: ReadPlan, partitions: Sequence[int]) -> Non
 
 
 def canonical_ddl(ddl: str) -> str:
-    """Schema text in the one form that is remembered and compared. Raises `UsageError` for what cannot be read."""
+    """Return schema text in the canonical form, which is stored and compared. Raises `UsageError` if it is invalid."""
     return format_ddl(parse_ddl(ddl))

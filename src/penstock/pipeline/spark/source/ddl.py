@@ -1,8 +1,8 @@
-"""Schema text: Spark's DDL to the Arrow schema that the reader decodes under, and back.
+"""Convert schema text (Spark's DDL) to the Arrow schema that the reader decodes under, and back.
 
-Parsed here and not by Spark, so that a mistake is told before a JVM has started, and executors need none of Spark's
-types. The grammar is the part of Spark's that a source can mean: ``name type`` or ``name: type``, separated by commas,
-names in backticks where they are no plain words, comments allowed.
+Parsed here, not by Spark, so that a mistake is reported before a JVM starts and executors need none of Spark's types.
+The grammar is the part of Spark's that makes sense for a source: ``name type`` or ``name: type``, separated by commas,
+other than plain names in backticks, comments allowed.
 """
 
 import re
@@ -60,10 +60,10 @@ _DEPTH_MAX = 32
 
 
 def parse_ddl(ddl: str) -> pa.Schema:
-    """Schema text to an Arrow schema, every field nullable.
+    """Parse schema text into an Arrow schema, every field nullable.
 
-    Raises `UsageError` for text that is no schema, a type that lines cannot carry (maps, intervals, variants, binary),
-    NOT NULL, a column given twice, and a column named like the reader's own.
+    Raises `UsageError` for invalid text, a type that lines cannot hold (maps, intervals, variants, binary), NOT NULL, a
+    column given twice, and a column named like one that the reader adds.
     """
     fields = _Parser(ddl).schema()
     _refuse_twice(fields, where="the schema")
@@ -74,13 +74,13 @@ def parse_ddl(ddl: str) -> pa.Schema:
 
 
 def columns_read(ddl: str, *, provenance: bool) -> pa.Schema:
-    """The columns of the rows that the reader gives: the schema's, and where they came from if that is wanted."""
+    """Return the columns of the rows that the reader yields: those of the schema, then provenance if wanted."""
     declared = parse_ddl(ddl)
     return pa.schema([*declared, *PROVENANCE]) if provenance else declared
 
 
 def format_ddl(schema: pa.Schema) -> str:
-    """The one way to write a schema: Spark reads it, and `parse_ddl` reads it back."""
+    """Return a schema in its canonical text, which Spark and `parse_ddl` both read."""
     return ", ".join(f"{_quoted(field.name)} {_type_text(field.type)}" for field in schema)
 
 
@@ -200,7 +200,7 @@ class _Parser:
         self._expect("<")
         item = self._type(column, depth + 1)
         self._expect(">")
-        return pa.list_(pa.field("element", item))  # Spark's own name for it, which it compares
+        return pa.list_(pa.field("element", item))  # Spark's own name for it, which Spark compares
 
     def _struct(self, column: str, depth: int) -> pa.DataType:
         self._expect("<")

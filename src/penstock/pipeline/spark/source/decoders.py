@@ -1,9 +1,8 @@
-"""The decoder of a source's format; for CSV one for each header that its objects have.
+"""Choose the decoder of a source's format (for CSV, one per header), and decode plain text.
 
-Decode blocks of text: a line is a string, whatever is in it, as long as it is UTF-8.
-
-The empty line is a row, too. A line ends with a newline, a carriage return before it belongs to the line's end; a
-carriage return elsewhere is a character like others.
+In plain text every line is a string, including the empty line, whatever it contains, as long as it is UTF-8. A line
+ends with a newline; a carriage return directly before it belongs to the line ending, and any other is a normal
+character.
 """
 
 import numpy as np
@@ -19,12 +18,12 @@ from penstock.pipeline.spark.source.options import ReadOptions
 
 
 class TextDecoder:
-    """See `penstock.pipeline.spark.source.blocks.Decoder`. ``schema``: one column of strings."""
+    """A `Decoder` for plain text. ``schema`` has one column of strings."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
 
-    def decode(self, block: bytes, *, plain: bool = False) -> Decoded:  # noqa: ARG002 # it tells of CSV
+    def decode(self, block: bytes, *, plain: bool = False) -> Decoded:  # noqa: ARG002 # only CSV uses it
         lines = Lines.of(block)
         data = np.frombuffer(block, dtype=np.uint8)
         returns: Flags = (data[lines.ends - 1] == RETURN) & (lines.ends > lines.starts)
@@ -41,7 +40,7 @@ class TextDecoder:
 
 
 def _strings(block: bytes, lines: Lines, returns: Flags, kept: Flags) -> pa.StringArray:
-    """The kept lines without their ends; the buffers are made directly."""
+    """Return the kept lines without their endings; builds the Arrow buffers directly."""
     sizes = (lines.ends - returns - lines.starts)[kept]
     ends = np.zeros(len(sizes) + 1, dtype=np.int32)
     np.cumsum(sizes, out=ends[1:])
@@ -62,7 +61,7 @@ _KEPT_MAX = 64
 
 
 class Decoders:
-    """Gives equal headers the same decoder, so that blocks can be put together of many small objects."""
+    """Decoders by header. Equal headers share one, so that a block can hold many small objects."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -70,7 +69,7 @@ class Decoders:
         self._known: dict[bytes, Decoder] = {}  # by header; written by the one thread that reads the partition
 
     def of(self, header: bytes, uri: str) -> Decoder:
-        """The decoder for lines below that header. Raises `ObjectUnreadable` where it is no header for the schema."""
+        """Return the decoder for lines under this header. Raises `ObjectUnreadable` if it does not fit the schema."""
         found = self._known.get(header)
         if found is None:
             if len(self._known) >= _KEPT_MAX:

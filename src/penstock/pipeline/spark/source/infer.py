@@ -1,6 +1,6 @@
-"""Guess a schema from a bounded sample, for people who bring none. What is guessed is told and remembered by others.
+"""Infer a schema from a bounded sample, for sources without a declared one. The caller logs and stores it.
 
-What the first lines of some objects hold, as values whose kinds can be counted.
+`samples` reads the first lines of some objects as values; `infer_schema` counts the kinds of values per field.
 """
 
 import json
@@ -36,7 +36,7 @@ from penstock.pipeline.spark.source.plan import Piece
 _OBJECTS_MAX = 20
 _LINES_MAX = 1_000  # of one object
 _BYTES_MAX = 1 << 20  # of one object
-_WHOLE = re.compile(r"0|-?[1-9][0-9]*")  # 007 is rather a name than a number
+_WHOLE = re.compile(r"0|-?[1-9][0-9]*")  # 007 is more likely a name than a number
 _REAL = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _DIGITS_MAX = 40
 
@@ -44,7 +44,7 @@ Sample = Mapping[str, Any]
 
 
 def samples(objects: Sequence[ObjectRef], store: ObjectStore, options: ReadOptions) -> Iterator[Sample]:
-    """Names and values of the first lines of some objects, spread over all that there are."""
+    """Yield names and values from the first lines of some objects, spread evenly over all of them."""
     options = ReadOptions(format=options.format, csv=options.csv, block_bytes=_BYTES_MAX, inflated_bytes_verified_max=0)
     step = max(1, len(objects) // _OBJECTS_MAX)
     for ref in islice(objects[::step], _OBJECTS_MAX):
@@ -52,7 +52,7 @@ def samples(objects: Sequence[ObjectRef], store: ObjectStore, options: ReadOptio
             parts = _first_parts(ref, store, options)
             names = header_names(parts[0].header, options.csv, ref.uri) if parts else []
         except ObjectError:
-            continue  # it will fail, and be told of, when its turn comes
+            continue  # the read itself will fail on it and report it
         lines = b"".join(part.lines for part in parts).split(b"\n")[:_LINES_MAX]
         if options.format == "csv":
             yield from _csv_samples(lines, names, options.csv)
@@ -85,7 +85,10 @@ def _json_samples(lines: Sequence[bytes]) -> Iterator[Sample]:
 
 
 def _csv_samples(lines: Sequence[bytes], header: Sequence[str], csv: CsvOptions) -> Iterator[Sample]:
-    """A header alone names columns, too. A name it gives twice is left out: the object could not be read with it."""
+    """Yield the rows of CSV lines as dictionaries; a header without rows yields its column names.
+
+    A name that the header has twice is left out: the object could not be read with it.
+    """
     folded = [name.lower() for name in header]
     names = [name if folded.count(name.lower()) == 1 else "" for name in header]
     if csv.header:
@@ -102,7 +105,7 @@ def _csv_samples(lines: Sequence[bytes], header: Sequence[str], csv: CsvOptions)
 
 
 def _value(field: Field, csv: CsvOptions) -> Any:
-    """The value that a JSON reader would have been given."""
+    """Return the value that a JSON reader would return for the field."""
     text = field.text.strip()
     if field.text in null_texts(csv):
         return None
@@ -120,12 +123,12 @@ _TIME_LIKE = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}")
 _MOMENTS = Classifier(pa.schema([("value", TIMESTAMP)]))
 _DEPTH_MAX = 16
 _NOTES_MAX = 10
-_EXACT_MAX = 1 << 53  # beyond that a double no longer tells whole numbers apart
+_EXACT_MAX = 1 << 53  # beyond this, a double cannot represent all whole numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inferred:
-    """A guessed schema, and a sentence for each column whose values did not agree."""
+    """An inferred schema, with a sentence for each column whose values did not agree."""
 
     ddl: str
     notes: tuple[str, ...]
@@ -133,7 +136,7 @@ class Inferred:
 
 @dataclass(slots=True)
 class _Votes:
-    """What was seen of one value's place: how often each kind of value, and what was inside lists and objects."""
+    """The values seen at one position: the count of each kind, and the values inside lists and objects."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     element: "_Votes | None" = None
@@ -141,15 +144,17 @@ class _Votes:
 
 
 def infer_schema(objects: Sequence[ObjectRef], store: ObjectStore, options: ReadOptions | None = None) -> Inferred:
-    """The DDL of what the first lines of some objects hold, spread over all that there are.
+    """Infer the DDL from the first lines of some objects, spread evenly over all of them.
 
-    ``options``: the format and how it is written; JSON lines without. Text has one column whatever it holds; columns of
-    CSV without a header are _c0, _c1 and so on.
+    ``options``: format and CSV dialect; JSON lines if not given. Text always has one column. Columns of CSV without a
+    header are _c0, _c1 and so on.
 
-    Whole numbers are bigint, with others among them double; text is timestamp if all of it is times, else string. Where
-    values do not agree the majority decides, so that one bad line does not cost the others their column; lines of the
-    minority will be quarantined, and the notes say so. Columns come in the order they were first seen; what holds no
-    value anywhere is string. Raises `UsageError` when no line of the sample is an object with a field.
+    Whole numbers become bigint, mixed with others double; text becomes timestamp if all of it is times, else string. If
+    values disagree, the majority decides, so that one bad line does not cost the others their column; the notes name
+    the minority, whose lines will be quarantined. Columns are in the order of their first appearance; one without any
+    value is string.
+
+    Raises `UsageError` if no line of the sample is an object with a field.
     """
     options = options or ReadOptions()
     if options.format == "text":
@@ -207,7 +212,10 @@ def _kind(value: Any) -> str:
 
 
 def _is_no_column(name: str, *, depth: int) -> bool:
-    """Whether a name is none that a column can have: blank at an end, half a character, or one of the reader's own."""
+    """Return True for a name that no column can have.
+
+    These are names with blanks at an end, with half a surrogate pair, or of a column that the reader adds.
+    """
     if not name.isascii() and any(0xD800 <= ord(character) <= 0xDFFF for character in name):
         return True
     return not depth and (not _PLAIN_NAME.fullmatch(name) or name.lower() in {field.name for field in PROVENANCE})
@@ -219,7 +227,7 @@ def _is_time(text: str) -> bool:
     return _MOMENTS.reason(json.dumps({"value": text}).encode()) is None
 
 
-# Kinds that one column can hold together, and the name of what they have in common; earlier ones win a tie.
+# Groups of kinds that share a column, by group name; on a tie the earlier group wins.
 _FAMILIES = (
     ("text", ("text", "time")),
     ("numbers", ("real", "whole", "large", "huge")),
@@ -230,7 +238,7 @@ _FAMILIES = (
 
 
 def _let_strings_hold_all(root: _Votes) -> None:
-    """In CSV a column of strings takes numbers, too: nothing of them is lost, and there is nothing to note."""
+    """Count all values of a CSV column as text if text prevails: a column of strings loses none and needs no note."""
     for votes in root.fields.values():
         text = votes.kinds["text"] + votes.kinds["time"]
         others = votes.kinds.total() - text - votes.kinds["null"]
@@ -239,7 +247,7 @@ def _let_strings_hold_all(root: _Votes) -> None:
 
 
 def _settled(votes: _Votes, path: tuple[str, ...], notes: list[str]) -> pa.DataType | None:
-    """The type to declare; None for an object without a field, and a list of such."""
+    """Return the type to declare; None for an object without a field, or a list of such objects."""
     counts = {family: sum(votes.kinds[kind] for kind in kinds) for family, kinds in _FAMILIES}
     total = sum(counts.values())
     if not total:
@@ -266,7 +274,7 @@ def _settled(votes: _Votes, path: tuple[str, ...], notes: list[str]) -> pa.DataT
 
 
 def _settled_number(votes: _Votes, path: tuple[str, ...], notes: list[str]) -> pa.DataType:
-    """Whole numbers stay whole, however large; beside fractions they become doubles, and it is told if that rounds."""
+    """Keep whole numbers whole, however large; next to fractions they become double, with a note if that rounds."""
     if not votes.kinds["real"]:
         return pa.decimal128(38, 0) if votes.kinds["huge"] else pa.int64()
     if large := votes.kinds["large"] + votes.kinds["huge"]:
@@ -278,7 +286,7 @@ def _settled_number(votes: _Votes, path: tuple[str, ...], notes: list[str]) -> p
 
 
 def _settled_object(votes: _Votes, path: tuple[str, ...], notes: list[str]) -> pa.DataType | None:
-    """Of names that differ in case only the first is kept: Spark cannot tell them apart."""
+    """Return a struct; of names that differ only in case the first is kept, since Spark does not distinguish them."""
     fields: dict[str, pa.Field] = {}
     for name, inner in votes.fields.items():
         if name.lower() in fields:

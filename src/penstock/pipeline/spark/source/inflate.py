@@ -1,16 +1,14 @@
-"""Bounded inflation: pieces of at most a given size, every checksum verified, nothing left over at the end.
+"""Bounded decompression: pieces of limited size, every checksum verified, no bytes left over at the end.
 
-A compressed object is one member or several, one behind the other: gzip's members (RFC 1952), bzip2's streams,
-Zstandard's frames (RFC 8878), each with its own end and checksum (Zstandard's is optional). Zeros behind the last one
-are padding, as tape and block devices leave it. Anything else behind it, a wrong checksum or an early end is an error:
-what came out before it is then not the object.
+A compressed object is a sequence of members: gzip members (RFC 1952), bzip2 streams or Zstandard frames (RFC 8878),
+each with its own end and checksum (optional in Zstandard). Zeros after the last member are padding, as tapes and block
+devices leave it. Other bytes after it, a wrong checksum or an early end are errors: the bytes decompressed so far are
+then not the object.
 
-A codec is a `CompressionCodec` here; what differs between them is how one member is inflated.
-
-Zstandard, by the ``zstandard`` package: one frame, inflated in bounded steps, with a bounded window.
-
-The package hands out all that its input inflates to at once, so it is fed a few bytes at a time: a block is at most
-128 KiB (RFC 8878, 3.1.1.2) and takes four bytes at least, so what one feeding gives has a bound.
+`CompressionCodec` describes a codec; its `Inflater` decompresses one member. Zstandard uses the ``zstandard`` package
+with a bounded window. The package returns everything its input inflates to at once, so it is fed a few bytes at a time:
+a block inflates to at most 128 KiB (RFC 8878, 3.1.1.2) and takes at least four bytes, which bounds the output of one
+call.
 """
 
 import bz2
@@ -24,21 +22,21 @@ from penstock.errors import ConfigurationError, ObjectUnreadable
 from penstock.objects.reference import ObjectRef
 
 MAGICS = (b"\x28\xb5\x2f\xfd", *(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60)))  # skippable frames
-WINDOW_BYTES_MAX = 128 << 20  # what the zstd program takes without being told otherwise
-_FED_BYTES = 256  # gives 8 MiB at most; feeding more at once is hardly quicker (720 MB/s against 830 with 512)
+WINDOW_BYTES_MAX = 128 << 20  # the default limit of the zstd program
+_FED_BYTES = 256  # inflates to 8 MiB at most; larger inputs are hardly faster (720 MB/s, against 830 with 512)
 
 
 class Corrupt(Exception):
-    """The compressed bytes are not what they should be."""
+    """The compressed bytes are invalid."""
 
 
 class ZstdFrame:
-    """One frame. See `penstock.pipeline.spark.source.inflate.Inflater`."""
+    """The `Inflater` of one Zstandard frame."""
 
     def __init__(self) -> None:
         self._frame: Any = _package().ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX).decompressobj()
-        self._data = memoryview(b"")  # given, and not fed yet
-        self._ready = b""  # inflated, and not handed out yet
+        self._data = memoryview(b"")  # given but not fed yet
+        self._ready = b""  # inflated but not returned yet
 
     @property
     def hungry(self) -> bool:
@@ -75,7 +73,7 @@ class ZstdFrame:
 
 @cache
 def _package() -> Any:
-    """The package, looked for when the first frame comes: few objects need it, and executors should start quickly."""
+    """Import the package at the first frame: few objects need it, and executors should start quickly."""
     try:
         import zstandard
     except ImportError as error:
@@ -88,43 +86,43 @@ def _package() -> Any:
 
 _READ_BYTES = 1 << 20
 _MAGIC_BYTES_MAX = 4
-_GZIP = 16 + zlib.MAX_WBITS  # zlib's way to say: with gzip's header and trailer
+_GZIP = 16 + zlib.MAX_WBITS  # zlib's flag for a gzip header and trailer
 
 
 class Inflater(Protocol):
-    """One member, on its way out. Keeps what it was given and has not used yet."""
+    """The decompression of one member. Buffers input that it has not used yet."""
 
     @property
     def hungry(self) -> bool:
-        """Whether it needs more bytes to give more."""
+        """Return True if it needs more input to produce more output."""
         ...
 
     @property
     def ended(self) -> bool:
-        """Whether the member's end was reached, and all of it given out."""
+        """Return True if the member's end was reached and all of its output returned."""
         ...
 
     @property
     def behind(self) -> bytes:
-        """Once it has ended: the bytes it was given that are not the member's."""
+        """Return the input bytes after the member's end, once it has ended."""
         ...
 
     def inflate(self, data: bytes, bytes_max: int) -> bytes:
-        """At most that many bytes, perhaps none; ``data`` only where it is hungry. Raises `Corrupt`."""
+        """Return at most ``bytes_max`` bytes, possibly none; pass ``data`` only when hungry. Raises `Corrupt`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionCodec:
-    """A way to compress. It goes by the object's name, as Hadoop has it: what is named otherwise is lines."""
+    """One compression format. Objects are matched by name suffix, as in Hadoop; an unmatched name means plain lines."""
 
     name: str
     suffixes: tuple[bytes, ...]
-    magics: tuple[bytes, ...]  # how a member begins
+    magics: tuple[bytes, ...]  # the first bytes of a member
     begin: Callable[[], Inflater]
 
     def begins(self, data: bytes) -> bool:
-        """Whether a member begins like that, or may, where data is that short."""
+        """Return True if ``data`` begins with a magic number, or with a prefix of one if it is shorter."""
         return any(data.startswith(magic[: len(data)]) for magic in self.magics)
 
 
@@ -182,7 +180,7 @@ CODECS = (
 
 
 def codec_of(ref: ObjectRef) -> CompressionCodec | None:
-    """How the object is compressed, by its name; None for plain lines."""
+    """Return the codec that the object's name implies; None for plain lines."""
     name = ref.key_bytes.lower()
     return next((codec for codec in CODECS if name.endswith(codec.suffixes)), None)
 
@@ -190,17 +188,18 @@ def codec_of(ref: ObjectRef) -> CompressionCodec | None:
 def inflate(
     read: Callable[[int], bytes], codec: CompressionCodec, *, piece_bytes: int, total_bytes_max: int, uri: str
 ) -> Iterator[bytes]:
-    """The inflated bytes in pieces of at most ``piece_bytes``; when it ends, all checksums were right.
+    """Yield the inflated bytes in pieces of at most ``piece_bytes``; at the end all checksums have been verified.
 
-    ``read(n)`` gives at most n compressed bytes, b"" at the end. An object of 0 bytes inflates to nothing.
-    Raises `ObjectUnreadable` for what is not of the codec, is cut off, is corrupt, has bytes behind its end, or
-    inflates to more than ``total_bytes_max``. Memory: a piece, a read and the codec's window, whatever the ratio.
+    ``read(n)`` returns at most n compressed bytes, b"" at the end. An object of 0 bytes inflates to nothing. Raises
+    `ObjectUnreadable` if the object is not of the codec, is truncated or corrupt, has bytes after its end, or inflates
+    to more than ``total_bytes_max``. Memory: one piece, one read and the codec's window, whatever the compression
+    ratio.
     """
     return _Inflation(read, codec, piece_bytes, total_bytes_max, uri).pieces()
 
 
 class _Inflation:
-    """One object on its way out."""
+    """The decompression of one object."""
 
     def __init__(
         self, read: Callable[[int], bytes], codec: CompressionCodec, piece_bytes: int, total_bytes_max: int, uri: str
@@ -219,7 +218,7 @@ class _Inflation:
             data = self._next_member((yield from self._member(data)))
 
     def _member(self, data: bytes) -> Generator[bytes, None, bytes]:
-        """The pieces of one member; returns what was read beyond its end."""
+        """Yield the pieces of one member. Return the bytes read beyond its end."""
         if not self._codec.begins(data):
             raise ObjectUnreadable(self._stranger())
         member = self._codec.begin()
@@ -253,7 +252,7 @@ class _Inflation:
             )
 
     def _next_member(self, data: bytes) -> bytes:
-        """The bytes from the next member on, enough to know it by; padding is skipped."""
+        """Return the bytes from the next member on, enough to recognise it; skip padding."""
         while not (stripped := data.lstrip(b"\0")):
             data = self._read(_READ_BYTES)
             if not data:

@@ -1,16 +1,16 @@
-"""Decode blocks of JSON lines by Arrow's JSON reader, behind guards.
+"""Decode blocks of JSON lines with Arrow's JSON reader, behind guards.
 
-Measured with pyarrow 26: a block that begins with the line ``null`` ends the process; two objects on one line and one
-object across two lines keep the row count and shift every offset; invalid UTF-8 passes. So a block is taken whole only
-when
+Measured with pyarrow 26: a block that begins with the line ``null`` kills the process; two objects on one line and one
+object across two lines keep the row count but shift every offset; invalid UTF-8 passes. So a block is parsed whole only
+if
 
-- every line that is not blank begins with ``{`` and ends with ``}``, a carriage return aside. An object can then not
-  cross a newline: what would join the halves (``}`` newline ``{``) is JSON nowhere;
+- every non-blank line begins with ``{`` and ends with ``}``, ignoring a carriage return. Then no object crosses a
+  newline, because the joint of its halves (``}`` newline ``{``) is never valid JSON;
 - it is UTF-8;
-- Arrow gives exactly one row a line that is not blank. No line gives less than one, so none gave two;
+- Arrow returns exactly one row per non-blank line. No line yields less than one, so none yielded two;
 - no number overflowed its type, and none has an exponent or many digits if a column is a decimal.
 
-The rule of what a line means is in lines.py.
+lines.py defines the meaning of a line.
 """
 
 import re
@@ -36,11 +36,11 @@ from penstock.pipeline.spark.source.blocks import (
 from penstock.pipeline.spark.source.lines import BLANKS, Classifier, QuarantineReason
 
 _OPEN, _CLOSE = b"{}"
-_FINE_FRACTION = re.compile(rb"\.[0-9]{7}")  # of a second, perhaps
+_FINE_FRACTION = re.compile(rb"\.[0-9]{7}")  # possibly of a second
 
 
 class JsonlDecoder:
-    """See `penstock.pipeline.spark.source.blocks.Decoder`, and `LineFormat`."""
+    """A `Decoder` and `LineFormat` for JSON lines."""
 
     filler = b" "
 
@@ -53,7 +53,7 @@ class JsonlDecoder:
         self._decimals = DecimalGuard(field.type for field in schema)
         self._classifier = Classifier(schema)
 
-    def decode(self, block: bytes, *, plain: bool = False) -> Decoded:  # noqa: ARG002 # it tells of CSV
+    def decode(self, block: bytes, *, plain: bool = False) -> Decoded:  # noqa: ARG002 # only CSV uses it
         lines = Lines.of(block)
         shaped = _shaped(block, lines)
         self._decimals.distrust(block, lines, shaped)
@@ -78,7 +78,7 @@ class JsonlDecoder:
         return parsed
 
     def explain(self, refused: Exception) -> tuple[QuarantineReason, str]:
-        """Arrow's words about a single line. A declared field of another kind of value is told by "changed from"."""
+        """Classify Arrow's error for one line. "changed from" marks a declared field with another kind of value."""
         text = str(refused).splitlines()[0]
         if text.startswith("JSON parse error") and "changed from" not in text:
             return QuarantineReason.MALFORMED, text.removeprefix("JSON parse error: ").removesuffix(" in row 0")
@@ -106,7 +106,7 @@ class JsonlDecoder:
             if pa.types.is_floating(column.type):
                 leaves = [] if verified else [column]
             else:
-                column.validate(full=True)  # Arrow's reader lets 1e8 into a decimal(10,2): measured
+                column.validate(full=True)  # Arrow's reader accepts 1e8 for a decimal(10,2): measured
                 leaves = [] if verified else list(_floats(column))
             if any(pc.any(pc.is_inf(leaf)).as_py() for leaf in leaves):
                 raise pa.ArrowInvalid("Failed to convert JSON: a number too large for its type")
@@ -120,7 +120,10 @@ class JsonlDecoder:
 
 
 def _parse_options(schema: pa.Schema, *, moments: bool) -> pj.ParseOptions:
-    """Dates are parsed as strings, Arrow's reader takes them for numbers (measured); ``moments``: times as well."""
+    """Return options that read dates as strings, because Arrow's reader takes them for numbers (measured).
+
+    With ``moments``, timestamps are read as strings as well.
+    """
     reading = [pa.field(field.name, text_type(field.type, moments=moments)) for field in schema]
     return pj.ParseOptions(
         explicit_schema=pa.schema(reading), unexpected_field_behavior="ignore", newlines_in_values=False
@@ -128,9 +131,10 @@ def _parse_options(schema: pa.Schema, *, moments: bool) -> pj.ParseOptions:
 
 
 def _shaped(block: bytes, lines: Lines) -> Flags:
-    """Which lines look like one object."""
+    """Return a flag per line, set if the line looks like one object."""
     data = np.frombuffer(block, dtype=np.uint8)
-    last = data[lines.ends - 1]  # an empty line looks at its neighbour's byte, but does not begin with `{` either
+    # for an empty line this is another line's byte, but an empty line does not begin with `{`
+    last = data[lines.ends - 1]
     returns = last == RETURN
     if returns.any():
         last = np.where(returns, data[lines.ends - 2], last)
@@ -145,7 +149,7 @@ def _may_overflow(kind: pa.DataType) -> bool:
 
 
 def _floats(column: pa.ChunkedArray) -> Iterator[pa.Array]:
-    """The floating leaves inside a nested column."""
+    """Yield the floating-point leaves inside a nested column."""
     arrays = list(column.chunks)
     while arrays:
         array = arrays.pop()

@@ -1,21 +1,21 @@
-"""What one line means: the rule that blocks and single lines share, and the reasons a line is refused for.
+"""The meaning of one JSON line: the rule that blocks and single lines share, and the reasons for refusing a line.
 
-A line is what stands between two newlines, a carriage return before the newline not counted.
+A line is the text between two newlines, without a carriage return before the newline.
 
 ===================  ==============================================================================================
-line or value        what comes of it
+line or value        result
 ===================  ==============================================================================================
-only blanks          nothing: no row, not quarantined
+only blanks          skipped: no row, not quarantined
 not UTF-8            "invalid UTF-8"
 not one JSON object  "malformed": no JSON, null, a list, two objects, half an object, a lone surrogate; an exponent
-                     beyond 308 where no column wants the number; a declared field given twice
+                     beyond 308 in a number that no column reads; a declared field given twice
 field missing, null  null
-field undeclared     not looked at, as long as the line is JSON
+field undeclared     ignored, as long as the line is JSON
 integers             a JSON number without fraction and exponent, within the type's range
 float, double        any JSON number within the type's range, and NaN, Infinity, Inf and these with a minus
-decimal(p, s)        a number, or one in a string, that p digits with s of them after the point hold exactly
+decimal(p, s)        a number, or one in a string, that p digits, s of them after the point, hold exactly
 boolean              true or false
-string               a JSON string; numbers are not turned into text
+string               a JSON string; numbers are not converted to text
 timestamp            "2024-05-06T07:08:09.123456+02:00": T or a blank, at most nine digits of fraction, of which six are
                      kept; without a zone it is UTC; the time may end after day, hour or minute. timestamp_ntz takes the
                      same, as UTC
@@ -24,9 +24,9 @@ array, struct        an array, an object, by these same rules
 any other value      "wrong type"
 ===================  ==============================================================================================
 
-Arrow's JSON reader decides and makes every value (see jsonl.py). The classifier here says why a line was refused, and
-finds the refused ones among many quickly; it must never refuse a line that Arrow, under the guards, takes. Where it
-cannot tell, it accepts and Arrow speaks.
+Arrow's JSON reader decides and makes every value (see jsonl.py). The classifier here explains why a line was refused
+and finds refused lines among many quickly. It must never refuse a line that Arrow accepts under the guards; when
+unsure, it accepts and leaves the decision to Arrow.
 """
 
 import json
@@ -51,15 +51,16 @@ class QuarantineReason(StrEnum):
     WRONG_TYPE = "wrong type"
 
 
-BLANKS = b" \t\r\n"  # JSON's whitespace; other control characters are no blanks
+BLANKS = b" \t\r\n"  # JSON's whitespace; other control characters are not blanks
 Check = Callable[[Any], bool]
-_ARROW_SPELLINGS = re.compile(r"-?(?:Inf|NaN)")  # where Python stops at one of these, Arrow goes on: it decides
+# Python's parser stops at one of these, Arrow's does not: Arrow decides
+_ARROW_SPELLINGS = re.compile(r"-?(?:Inf|NaN)")
 _MOMENT = re.compile(
     r"([0-9]{4})-([0-9]{2})-([0-9]{2})"
     r"(?:[T ](?:[01][0-9]|2[0-3])(?::[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,9})?)?)?"
     r"(?:Z|[+-](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)?)?",
 )
-_PLACES_CUT_MAX = 38  # of a decimal: zeros behind those that its type has
+_PLACES_CUT_MAX = 38  # of a decimal: zeros beyond the places of its type
 _DAY = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
 
 
@@ -76,20 +77,20 @@ class _Float(str):
 
 
 class _Constant(str):
-    """NaN, Infinity, -Infinity."""
+    """NaN, Infinity or -Infinity."""
 
     __slots__ = ()
 
 
 class _Repeated(dict[str, Any]):
-    """A JSON object that gives a name more than once."""
+    """A JSON object that has a name more than once."""
 
     __slots__ = ("twice",)
     twice: frozenset[str]
 
 
 class _Twice(Exception):
-    """A declared field given twice."""
+    """A declared field is given twice."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -106,13 +107,13 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_Integer, parse
 
 
 class Classifier:
-    """Says why a line is refused under a schema, or that it seems good."""
+    """Explains why a JSON line is refused under a schema."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._fields = _Fields({field.name: _check(field.type) for field in schema})
 
     def reason(self, line: bytes) -> tuple[QuarantineReason, str] | None:
-        """None for a line that seems good; else the reason and a few words for a person.
+        """Return the reason and a short explanation for a person; None for a line that seems good.
 
         ``line`` is valid UTF-8 and not blank.
         """
@@ -123,7 +124,7 @@ class Classifier:
                 return None
             return QuarantineReason.MALFORMED, f"{error.msg} at character {error.pos}"
         except RecursionError:
-            return None  # nested deeper than Python goes; Arrow does not mind
+            return None  # nested deeper than Python's limit; Arrow accepts it
         if not isinstance(value, dict):
             return QuarantineReason.MALFORMED, "not a JSON object"
         try:
@@ -134,17 +135,17 @@ class Classifier:
 
 
 def is_moment(text: str) -> bool:
-    """Whether the text is a time."""
+    """Return True if the text is a time, as the table above defines it."""
     return _is_day(_MOMENT.fullmatch(text))
 
 
 def is_date(text: str) -> bool:
-    """Whether the text is a day."""
+    """Return True if the text is a date."""
     return _is_day(_DAY.fullmatch(text))
 
 
 def fits_float(number: float, bits: int) -> bool:
-    """Whether a number as read is finite, and is so in 32 or 64 bits."""
+    """Return True if a parsed number is finite, also when stored in ``bits`` bits."""
     if not math.isfinite(number):
         return False
     try:
@@ -155,7 +156,7 @@ def fits_float(number: float, bits: int) -> bool:
 
 
 def decimal_check(precision: int, scale: int) -> Check:
-    """The test for a number, as text, that so many digits hold."""
+    """Return the check for a number, given as text, that a decimal type holds exactly."""
 
     def fits(value: object) -> bool:
         if type(value) not in (_Integer, _Float, str):
@@ -171,7 +172,7 @@ def decimal_check(precision: int, scale: int) -> Check:
             return False
         if number == 0:
             return True
-        last = next(place for place, digit in enumerate(reversed(found)) if digit)  # zeros at the end need no digit
+        last = next(place for place, digit in enumerate(reversed(found)) if digit)  # trailing zeros need no digit
         exponent = int(exponent_written) + last
         return exponent >= -scale and len(found) - last + exponent <= precision - scale
 
@@ -179,13 +180,13 @@ def decimal_check(precision: int, scale: int) -> Check:
 
 
 class _Fields:
-    """The fields of one object, and the checks of their values."""
+    """The declared fields of one object, with the checks of their values."""
 
     def __init__(self, checks: Mapping[str, Check]) -> None:
         self._checks = checks
 
     def wrong(self, value: Mapping[str, Any]) -> str | None:
-        """The first field whose value does not fit. Raises `_Twice` for one given twice."""
+        """Return the first field whose value does not fit; None if all fit. Raises `_Twice`."""
         if isinstance(value, _Repeated):
             for name in self._checks:
                 if name in value.twice:
@@ -201,7 +202,7 @@ class _Fields:
 
 
 def _check(kind: pa.DataType) -> Check:
-    """The test for a value that is not null."""
+    """Return the check for a non-null value."""
     if pa.types.is_integer(kind):
         return _integer_check(kind.bit_width)
     if pa.types.is_floating(kind):
@@ -240,7 +241,8 @@ def _is_day(match: re.Match[str] | None) -> bool:
         return False
     year, month, day = (int(part) for part in match.groups())
     with suppress(ValueError):
-        date(year or 400, month, day)  # Arrow knows a year 0, a leap year; Python's calendar begins with 1
+        # Arrow has a year 0, which is a leap year like 400; Python's calendar begins with year 1
+        date(year or 400, month, day)
         return True
     return False
 

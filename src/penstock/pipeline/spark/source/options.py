@@ -1,4 +1,4 @@
-"""How the objects of a source are read, checked once on the driver."""
+"""How to read the objects of a source. Checked once, on the driver."""
 
 from dataclasses import dataclass, replace
 
@@ -10,37 +10,38 @@ from penstock.pipeline.spark.source.ddl import format_ddl, parse_ddl
 FORMATS = ("jsonl", "csv", "text")
 _MIB = 1 << 20
 _TEXT_DDL = "value STRING"
-_TAB = r"\t"  # as one types it on a command line
+_TAB = r"\t"  # as typed on a command line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsvOptions:
-    """How lines of CSV are written. What a line means by them is told in csv_lines.py."""
+    """The CSV dialect. csv_lines.py defines the meaning of a line."""
 
-    header: bool = True  # the first line that is not blank names the columns; without it they come as declared
+    header: bool = True  # the first non-blank line names the columns; without a header they are in declared order
     delimiter: str = ","
     quote: str = '"'  # "": nothing is quoted
-    null_text: str = ""  # NULL beside the empty field, where it stands without quotes
+    null_text: str = ""  # unquoted text that means NULL, in addition to the empty field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """How the objects of a source are read. ``schema_ddl`` is canonical once the plan is made; text needs none."""
+    """How to read the objects of a source. ``schema_ddl`` is canonical once the plan is made; text needs none."""
 
     schema_ddl: str = ""
     format: str = "jsonl"
     csv: CsvOptions = CsvOptions()
     provenance: bool = True  # rows carry _object and _offset
-    quarantine_ratio_max: float = 1.0  # of an object's lines; an object above it fails
-    object_bytes_max: int = 1 << 40  # of one object as stored; a larger one is dead at once
-    inflated_bytes_verified_max: int = 64 * _MIB  # up to here a compressed object is verified before its first row
+    quarantine_ratio_max: float = 1.0  # fraction of an object's lines; an object above it fails
+    object_bytes_max: int = 1 << 40  # of one object as stored; a larger one fails for good at once
+    # a compressed object up to this size is verified before its first row is released
+    inflated_bytes_verified_max: int = 64 * _MIB
     inflated_bytes_max: int = 16 << 30  # of one compressed object
     line_bytes_max: int = 128 * _MIB
     block_bytes: int = 8 * _MIB  # decoded at once
 
 
 def checked(options: ReadOptions) -> ReadOptions:
-    """The options with the schema in canonical form. Raises `UsageError` for what cannot be meant."""
+    """Return the options with the schema in canonical form. Raises `UsageError` for invalid options."""
     if options.format not in FORMATS:
         known = ", ".join(FORMATS)
         raise UsageError(f"The format {options.format!r} is unknown: this version reads {known}.")

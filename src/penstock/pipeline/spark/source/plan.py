@@ -1,8 +1,8 @@
-"""What one run reads, and how it is cut into Spark partitions.
+"""The read plan of one run: its objects, and how they are cut into Spark partitions.
 
-The plan is made once, on the driver, from the sizes in the claim; it is stored before the run begins and is the one
-truth for the reader in the executors and for the summary afterwards. Small objects are packed together, big plain ones
-are cut into pieces of bytes, compressed ones stay whole. A piece owns the lines that begin in it.
+The driver makes the plan once, from the sizes in the claim, and saves it before the run begins; the reader in the
+executors and the summary both rely on it. Small objects are packed together, large plain ones are cut into byte ranges,
+compressed ones stay whole. A piece owns the lines that begin in it.
 """
 
 import heapq
@@ -29,7 +29,7 @@ _MIB = 1 << 20
 _VERSION = 3
 PLAN_FILE = "plan.json"
 
-# What an object costs beyond its bytes, and what a compressed byte costs, in bytes of plain lines.
+# The overhead of one object, and the cost of one compressed byte, both in bytes of plain lines.
 _OBJECT_COST_BYTES = 64 << 10
 _INFLATION = 6
 _PARTITIONS_A_CORE = 3
@@ -39,7 +39,7 @@ _PARTITION_COST_MAX = 256 * _MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """The lines of an object that begin in ``[start, stop)``; ``object`` is its place in the plan."""
+    """The lines of an object that begin in ``[start, stop)``; ``object`` is its index in the plan."""
 
     object: int
     start: int
@@ -48,7 +48,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan:
-    """One run of one attempt. Partitions and objects are named by their place here."""
+    """One run of one attempt. Partitions and objects are identified by their index."""
 
     attempt_id: str
     run: int
@@ -62,30 +62,30 @@ class ReadPlan:
 
     @property
     def reports(self) -> Files:
-        """Where the reader leaves its reports."""
+        """Return the folder for the reader's reports."""
         return self.work.below("reports")
 
     @property
     def cuts_are_guesses(self) -> bool:
-        """Return True if an object is cut where a record of several lines may go on."""
+        """Return True if an object is cut at a point that may be inside a record of several lines."""
         if self.options.format != "csv" or not self.options.csv.quote:
             return False
         return any(piece.start for partition in self.partitions for piece in partition)
 
     @property
     def quarantine_dir(self) -> str:
-        """Where the run's quarantine files are, relative to the quarantine table's root, with "/" between the parts."""
+        """Return the run's folder of quarantine files, relative to the quarantine table's root, separated by "/"."""
         return run_files(self.attempt_id, self.run)
 
     def save(self) -> None:
-        """Write the plan into its work folder; afterwards it is there whole, or was never there."""
+        """Write the plan atomically into its work folder."""
         self.work.write(PLAN_FILE, json.dumps(_to_json(self), separators=(",", ":")).encode())
 
     @staticmethod
     def check_seen(work: Files) -> None:
-        """Raise `TemporaryError` if this host does not see the plan that the driver saved in a folder.
+        """Raise `TemporaryError` if this host does not see the plan that the driver saved in ``work``.
 
-        The folder is named after the attempt, so that nothing older can pass for it.
+        The folder is named after the attempt, so an older plan cannot be mistaken for it.
         """
         if work.is_local and work.stat(PLAN_FILE) is None:
             raise TemporaryError(
@@ -95,7 +95,7 @@ class ReadPlan:
 
     @staticmethod
     def load(work: Files) -> "ReadPlan":
-        """Read what `save` wrote."""
+        """Read a plan that `save` wrote."""
         return _from_json(json.loads(work.read(PLAN_FILE)))
 
 
@@ -112,9 +112,10 @@ def make_plan(
     work: Files,
     cuts: Mapping[int, Sequence[int]] | None = None,
 ) -> ReadPlan:
-    """Cut the objects into partitions of about equal cost, a few a core. Raises `UsageError` for format and schema.
+    """Cut the objects into partitions of about equal cost, a few per core.
 
-    ``cuts``: objects, by their place, that are cut at these offsets and nowhere else.
+    ``cuts`` maps object indexes to offsets; such an object is cut there and nowhere else. Raises `UsageError` for an
+    invalid format or schema.
     """
     return ReadPlan(
         attempt_id=attempt_id,
@@ -145,7 +146,7 @@ def _cost(ref: ObjectRef) -> int:
 
 
 def _pieces(index: int, ref: ObjectRef, target_bytes: int, cuts: Sequence[int] | None) -> list[Piece]:
-    """The whole object, or equal pieces of at most the target; with ``cuts`` the pieces between them."""
+    """Return the whole object or equal pieces of at most the target size; with ``cuts``, the pieces between them."""
     size = ref.size_bytes
     count = 1 if codec_of(ref) or size <= max(target_bytes, _PARTITION_COST_MIN) else -(-size // target_bytes)
     edges = [0, *cuts, size] if cuts is not None else [size * part // count for part in range(count + 1)]
@@ -153,7 +154,7 @@ def _pieces(index: int, ref: ObjectRef, target_bytes: int, cuts: Sequence[int] |
 
 
 def _balance(pieces: Sequence[Piece], objects: Sequence[ObjectRef], count: int) -> tuple[tuple[Piece, ...], ...]:
-    """Longest first, each to the partition with the least so far; inside a partition the objects keep their order."""
+    """Assign each piece, the most costly first, to the least loaded partition; sort each by object and offset."""
 
     def cost(piece: Piece) -> int:
         ref = objects[piece.object]
@@ -220,7 +221,7 @@ def _ref(
 
 
 def _percent(text: str) -> str:
-    """Names may be any bytes, JSON text may not."""
+    """Percent-encode a name: it may contain any bytes, JSON text may not."""
     return quote_from_bytes(text.encode("utf-8", errors="surrogateescape"), safe="/")
 
 

@@ -1,4 +1,4 @@
-"""The quarantine's rows, and the files the reader writes them to."""
+"""The schema of quarantined lines, and the files that the reader writes them to."""
 
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -14,9 +14,9 @@ QUARANTINE_SCHEMA = pa.schema(
     [
         pa.field("object", pa.string()),
         pa.field("offset", pa.int64()),  # of the line's first byte in the (inflated) object
-        pa.field("raw", pa.binary()),  # the line's bytes without its end
+        pa.field("raw", pa.binary()),  # the line's bytes without its ending
         pa.field("reason", pa.string()),  # invalid UTF-8, malformed, wrong type
-        pa.field("detail", pa.string()),  # a few words more, for people
+        pa.field("detail", pa.string()),  # a short explanation for people
     ]
 )
 _BUFFERED_BYTES_MAX = 16 << 20
@@ -24,11 +24,11 @@ _BUFFERED_LINES_MAX = 50_000
 
 
 class _Abandoned(Exception):
-    """Ends the writing of a file that is not to be."""
+    """Raised to abandon a half-written file."""
 
 
 class QuarantineFile:
-    """Bad lines of one partition, on their way into one Parquet file. No line, no file."""
+    """The bad lines of one partition, written to one Parquet file; no file if there are none."""
 
     def __init__(self, root: Files, directory: str, partition: int) -> None:
         self._root = root
@@ -37,11 +37,11 @@ class QuarantineFile:
         self._buffered_bytes = 0
         self._rows = 0
         self._offsets: tuple[int, int] | None = None  # least and greatest
-        self._writer: Any = None  # a ParquetWriter, once there is a line
-        self._output = ExitStack()  # what it writes to
+        self._writer: Any = None  # a ParquetWriter, from the first flush on
+        self._output = ExitStack()  # owns the writer's output stream
 
     def add(self, uri: str, offset: int, raw: bytes, reason: str, detail: str) -> None:
-        """One bad line."""
+        """Add one bad line."""
         self._buffered.append((uri, offset, raw, reason, detail))
         self._buffered_bytes += len(raw)
         least, greatest = self._offsets or (offset, offset)
@@ -50,7 +50,7 @@ class QuarantineFile:
             self._flush()
 
     def finish(self) -> DataFile | None:
-        """Close the file and describe it, its path relative to the table's root; None when there was no bad line."""
+        """Close the file and return it, with its path relative to the table's root; None if there was no bad line."""
         self._flush()
         if self._writer is None or self._offsets is None:
             return None
@@ -73,7 +73,7 @@ class QuarantineFile:
         )
 
     def abandon(self) -> None:
-        """Drop a file nobody will name."""
+        """Discard the file, which no report will name."""
         if self._writer is not None:
             with suppress(_Abandoned), self._output:
                 self._writer.close()

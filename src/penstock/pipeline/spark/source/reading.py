@@ -1,8 +1,8 @@
-"""Read one partition: the loop that runs in Spark's executors, without a word of Spark in it.
+"""Read one partition: the loop that runs in Spark's executors. Independent of Spark.
 
-Parts of objects are packed into blocks before they are decoded (small objects one by one would cost three times as
-much, measured), rows get their provenance back from where their lines stood in the block, bad lines go to quarantine,
-and a failing object leaves its siblings alone.
+Chunks of objects are packed into blocks before decoding (small objects one by one take three times as long, measured).
+Rows get their provenance from the position of their line in the block, bad lines go to quarantine, and a failing object
+does not affect the others.
 """
 
 from collections import Counter
@@ -37,12 +37,12 @@ from penstock.pipeline.spark.source.report import (
 from penstock.storage.files import Files
 
 _SAMPLE_CHARS_MAX = 300
-_URI_BYTES_MAX = 64 << 20  # of the _object column of one batch: uris may be longer than lines
+_URI_BYTES_MAX = 64 << 20  # of the _object column in one batch: URIs may be longer than lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionTask:
-    """All that an executor needs to read one partition. It travels there, so it holds this partition's objects only."""
+    """All that an executor needs to read one partition, with only its own objects. Pickled to the executor."""
 
     partition: int
     pieces: Sequence[tuple[ObjectRef, Piece]]
@@ -54,7 +54,7 @@ class PartitionTask:
 
 
 def partition_task(plan: ReadPlan, partition: int, *, drain: bool = False) -> PartitionTask:
-    """One partition of a plan."""
+    """Return the task for one partition of a plan."""
     return PartitionTask(
         partition=partition,
         pieces=tuple((plan.objects[piece.object], piece) for piece in plan.partitions[partition]),
@@ -67,9 +67,9 @@ def partition_task(plan: ReadPlan, partition: int, *, drain: bool = False) -> Pa
 
 
 def read_partition(task: PartitionTask, store: ObjectStore, reading: ReadingId) -> Iterator[pa.RecordBatch]:
-    """Typed rows in batches; quarantine and report are there when the iterator has ended, and not before.
+    """Yield typed rows in batches. The quarantine file and the report exist only after the iterator has ended.
 
-    An iterator closed early leaves neither. Raises `TemporaryError` when the machine has a fault that is no object's.
+    An iterator closed early leaves neither. Raises `TemporaryError` for a fault of the machine, not of an object.
     """
     quarantine = QuarantineFile(task.quarantine, task.quarantine_dir, task.partition)
     scan = _PartitionScan(task, store, quarantine)
@@ -91,14 +91,14 @@ def read_partition(task: PartitionTask, store: ObjectStore, reading: ReadingId) 
 
 @dataclass(slots=True)
 class _PieceTally:
-    """What a piece gave so far. Written by the one thread that reads the partition."""
+    """The counts of one piece so far. Written by the one thread that reads the partition."""
 
     rows: int = 0
     reasons: Counter[str] = field(default_factory=Counter)  # of the lines in quarantine
     parts: int = 0
     failure: ObjectFailure | None = None
     samples: list[tuple[int, str]] = field(default_factory=list)  # offset and reason of the first bad lines
-    quotes: Quotes | None = None  # once the piece was read to its end
+    quotes: Quotes | None = None  # set once the piece was read to its end
 
 
 class _PartitionScan:
@@ -151,7 +151,7 @@ class _PartitionScan:
             tally.samples.append((offset, f"{reason.value}: {detail}"[:_SAMPLE_CHARS_MAX]))
 
     def _parts(self) -> Iterator[tuple[int, LineChunk, Decoder]]:
-        """The parts of all pieces in turn; an object that fails ends, and its siblings go on."""
+        """Yield the chunks of all pieces in turn; a failing object ends early, and the others continue."""
         for tally, (ref, _) in zip(self._tallies, self._task.pieces, strict=True):
             tally.failure = _too_large(ref, self._task.options.object_bytes_max)
         opened = [slot for slot, tally in enumerate(self._tallies) if tally.failure is None]
@@ -213,11 +213,11 @@ def _too_large(ref: ObjectRef, bytes_max: int) -> ObjectFailure | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Origin:
-    """Which part of a block came from where."""
+    """Maps positions in a block to the objects they are from."""
 
     pack: Sequence[tuple[int, LineChunk]]
-    bases: npt.NDArray[np.int64]  # where each part begins in the block
-    shifts: npt.NDArray[np.int64]  # from a position in the block to the object's
+    bases: npt.NDArray[np.int64]  # start of each chunk in the block
+    shifts: npt.NDArray[np.int64]  # offset in the object minus position in the block, per chunk
 
     @staticmethod
     def of(pack: Sequence[tuple[int, LineChunk]]) -> "_Origin":
@@ -226,7 +226,7 @@ class _Origin:
         return _Origin(pack=pack, bases=bases, shifts=np.array([part.offset for _, part in pack]) - bases)
 
     def locate(self, starts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Positions of line starts in the block to (place in the pack, offset in the object)."""
+        """Convert line starts in the block to indexes in the pack and offsets in the objects."""
         owners = np.searchsorted(self.bases, starts, side="right") - 1
         offsets = starts + self.shifts[owners]
         if any(part.marked for _, part in self.pack):
@@ -251,7 +251,7 @@ def _with_provenance(
 
 
 def _repeated(names: Sequence[bytes], counts: npt.NDArray[np.int64]) -> pa.StringArray:
-    """Each name as often as its count says: the buffers are made directly, the column is as long as the rows."""
+    """Return each name repeated by its count; builds the buffers directly, since the column is as long as the rows."""
     sizes = np.repeat(np.array([len(name) for name in names], dtype=np.int32), counts)
     ends = np.zeros(len(sizes) + 1, dtype=np.int32)
     np.cumsum(sizes, out=ends[1:])

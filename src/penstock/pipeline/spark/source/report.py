@@ -1,10 +1,10 @@
-"""Reports: what one reading of one partition gave, told through a side door.
+"""Reports: the result of one reading of one partition, passed to the driver in files beside Spark.
 
 Spark may read a partition never, once or several times in one run, and may stop a reading early. So each reading has an
-id; it leaves a mark before its first row and its report, atomically, after its last. A reading that was stopped early
-leaves the mark alone.
+id; it writes a mark before its first row and its report, atomically, after its last. A reading that was stopped early
+leaves only the mark.
 
-What a run read, object by object, made of its reports: what counts, what failed, what has to be done again.
+`summarise` combines the reports of a run, object by object: which rows count, which objects failed, what to repeat.
 """
 
 import json
@@ -35,33 +35,34 @@ class FailureKind(StrEnum):
     GONE = "gone"
     SUPERSEDED = "superseded"
     UNREADABLE = "unreadable"
-    REFUSED = "refused"  # the host could not open it, or could not read a range of it
-    DENIED = "denied"  # the same, for lack of permission
-    DEVICE = "device"  # the same, because the disk or file system fails there
-    HOST = "host"  # the same, but the driver can: the host is at fault
-    TOO_LARGE = "too_large"  # another attempt would not make it smaller
+    REFUSED = "refused"  # the host could not open it or read a range of it
+    DENIED = "denied"  # refused for lack of permission
+    DEVICE = "device"  # refused because the disk or file system fails there
+    HOST = "host"  # refused, but the driver can read it: the host is at fault
+    TOO_LARGE = "too_large"  # permanent: another attempt would find the same size
     QUARANTINE_RATIO = "quarantine_ratio"  # too many of its lines are bad
-    DISAGREED = "disagreed"  # two readings of one run saw different things
+    DISAGREED = "disagreed"  # two readings in one run returned different results
 
 
-# May hold for one host only.
+# Failures that may be limited to one host.
 REFUSALS = frozenset({FailureKind.REFUSED, FailureKind.DENIED, FailureKind.DEVICE})
-SHARED = frozenset({FailureKind.DENIED, FailureKind.DEVICE})  # often of many objects at once: see `denials`
+# often shared by many objects at once: see `penstock.pipeline.failures.Denials`
+SHARED = frozenset({FailureKind.DENIED, FailureKind.DEVICE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectFailure:
-    """Why, for machines and for people."""
+    """Why an object failed: a kind for the program, a reason for people."""
 
     kind: FailureKind
     reason: str
-    host: str = ""  # the one that read it
-    offset: int = 0  # of the range that could not be read
-    length_bytes: int = 0  # of the same; 0: the object could not be opened
+    host: str = ""  # the host that read it
+    offset: int = 0  # start of the range that could not be read
+    length_bytes: int = 0  # length of that range; 0: the object could not be opened
 
     @staticmethod
     def of(error: ObjectError) -> "ObjectFailure":
-        """What a store's error means."""
+        """Return the failure for a store's error."""
         failure = ObjectFailure(kind=_kind(error), reason=str(error), host=gethostname())
         if isinstance(error, ObjectRefused):
             return replace(failure, offset=error.offset, length_bytes=error.length_bytes)
@@ -86,52 +87,52 @@ def _kind(error: ObjectError) -> FailureKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceReading:
-    """What one reading of one piece gave. A failed piece that is not broken midway let nothing out."""
+    """The result of one reading of one piece. A failed piece that is not broken midway released no line."""
 
     piece: Piece
     rows: int = 0
     lines_quarantined: int = 0
     reasons: Mapping[str, int] = field(
         default_factory=dict
-    )  # the same lines by `penstock.pipeline.spark.source.lines.QuarantineReason`
-    samples: Sequence[tuple[int, str]] = ()  # of the first of these lines: offset, reason
+    )  # lines_quarantined by `penstock.pipeline.spark.source.lines.QuarantineReason`
+    samples: Sequence[tuple[int, str]] = ()  # offset and reason of the first of these lines
     failure: ObjectFailure | None = None
-    broken_midway: bool = False  # it failed after some of its lines had left
-    quotes: Quotes | None = None  # of CSV, read to its end
+    broken_midway: bool = False  # it failed after some of its lines had been released
+    quotes: Quotes | None = None  # for CSV pieces read to their end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionReport:
-    """One whole reading of one partition."""
+    """One complete reading of one partition."""
 
     partition: int
-    drain: bool  # read only for its report; its rows went nowhere
+    drain: bool  # read only for its report; its rows were discarded
     pieces: Sequence[PieceReading]
     quarantine: DataFile | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionReadings:
-    """All that is known of the readings of one partition, reports in a fixed order."""
+    """All known readings of one partition, with the reports in a fixed order."""
 
     reports: Sequence[PartitionReport] = ()
-    unfinished: int = 0  # readings that began to hand out rows and left no report
+    unfinished: int = 0  # readings that began to yield rows and left no report
 
 
 @dataclass(slots=True)
 class ReadingId:
-    """The name of one reading, and its files."""
+    """Identifies one reading and names its files."""
 
-    files: Files  # where the run's reports lie
+    files: Files  # the run's folder of reports
     partition: int
     token: str = field(default_factory=lambda: uuid4().hex)
 
     def mark_begun(self) -> None:
-        """Say that rows may leave from now on."""
+        """Write the mark that rows may be released from now on."""
         self.files.write(self._path(_BEGUN), b"")
 
     def write(self, report: PartitionReport) -> None:
-        """Leave the report: whole, or not at all."""
+        """Write the report atomically."""
         self.files.write(self._path(_REPORT), json.dumps(asdict(report), separators=(",", ":")).encode())
 
     def _path(self, suffix: str) -> str:
@@ -139,8 +140,9 @@ class ReadingId:
 
 
 def load_readings(files: Files) -> Mapping[int, PartitionReadings]:
-    """Partition to its readings; partitions nobody began are missing."""
-    names = [name for name in files.names() if not name.startswith(".")]  # the others are half written
+    """Return the readings of each partition; partitions that no reading began are missing."""
+    # a name with a leading dot is a half-written file
+    names = [name for name in files.names() if not name.startswith(".")]
     told = [name for name in names if name.endswith(_REPORT)]
     with ThreadPoolExecutor(1 if files.is_local else READS_AT_ONCE) as pool:
         texts = dict(zip(told, pool.map(files.read, told), strict=True))
@@ -185,50 +187,50 @@ def _reading(values: Mapping[str, Any]) -> PieceReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectReading:
-    """What one object gave. ``rows`` are those read, before any transform."""
+    """The result of one object. ``rows`` counts rows read, before any transform."""
 
     rows: int
     lines_quarantined: int
-    reasons: Mapping[str, int]  # the same lines by `penstock.pipeline.spark.source.lines.QuarantineReason`
-    samples: Sequence[tuple[int, str]]  # the first of these lines: offset, reason
+    reasons: Mapping[str, int]  # lines_quarantined by `penstock.pipeline.spark.source.lines.QuarantineReason`
+    samples: Sequence[tuple[int, str]]  # offset and reason of the first of these lines
     bytes: int  # of the object as stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A run, by the objects' places in its plan.
+    """The result of a run, by object index in its plan.
 
-    Where ``missing`` is not empty, read those partitions by a drain run and ask again. Where ``exclude`` is not empty,
-    rows that do not count have left: the run must be repeated without those objects, and its files forgotten. Where
-    ``recut`` is not empty, it must be repeated with those objects cut at these offsets. Else every object is in
-    ``readings`` or ``failures``.
+    If ``missing`` is not empty, read those partitions in a drain run and summarise again. If ``exclude`` is not empty,
+    rows that must not count were released: discard the run's files and repeat the run without those objects. If
+    ``recut`` is not empty, repeat it with those objects cut at these offsets. Otherwise every object is in ``readings``
+    or ``failures``.
     """
 
     readings: Mapping[int, ObjectReading]
-    failures: Mapping[int, ObjectFailure]  # no row of these has left
+    failures: Mapping[int, ObjectFailure]  # no row of these was released
     exclude: Mapping[int, ObjectFailure]
-    recut: Mapping[int, Sequence[int]]  # objects with a piece that began in the middle of a record
+    recut: Mapping[int, Sequence[int]]  # objects with a piece that began inside a record
     missing: Sequence[int]  # partitions without a report
-    quarantine: Sequence[DataFile]  # one file at most a partition, paths relative to the quarantine table's root
+    quarantine: Sequence[DataFile]  # at most one file per partition, with paths relative to the quarantine table's root
 
     @property
     def rows(self) -> int:
-        """Good lines read."""
+        """Return the number of good lines read."""
         return sum(reading.rows for reading in self.readings.values())
 
     @property
     def lines_quarantined(self) -> int:
-        """Bad lines."""
+        """Return the number of bad lines."""
         return sum(reading.lines_quarantined for reading in self.readings.values())
 
     @property
     def bytes(self) -> int:
-        """Of the objects read, as stored."""
+        """Return the total size of the objects read, as stored."""
         return sum(reading.bytes for reading in self.readings.values())
 
 
 def summarise(plan: ReadPlan) -> Summary:
-    """Read the reports of a plan's run and decide; may be asked again after a drain run."""
+    """Combine the reports of a plan's run. Call it again after a drain run."""
     known = load_readings(plan.reports)
     found = [known.get(partition, PartitionReadings()) for partition in range(len(plan.partitions))]
     chosen = [readings.reports[0] for readings in found if readings.reports]
@@ -263,7 +265,7 @@ def summarise(plan: ReadPlan) -> Summary:
 
 
 def _leaks(found: Sequence[PartitionReadings]) -> Iterator[tuple[int, ObjectFailure]]:
-    """Objects that one reading saw otherwise than another one may have: what left is then anybody's guess."""
+    """Yield objects whose rows two readings may have released differently, so the rows in Spark cannot be trusted."""
     for readings in found:
         if not readings.reports:
             continue
@@ -277,14 +279,15 @@ def _leaks(found: Sequence[PartitionReadings]) -> Iterator[tuple[int, ObjectFail
 
 
 def _is_beyond(failure: ObjectFailure | None) -> bool:
-    """Return True for a failure that has another cause than where the object was cut."""
+    """Return True if the failure cannot be due to where the object was cut."""
     return failure is not None and failure.kind is not FailureKind.UNREADABLE
 
 
 def _cuts(pieces: Sequence[PieceReading]) -> Sequence[int] | None:
-    """Return where to cut the object if a piece of it began within quotes; None if none did.
+    """Return the new cuts of an object if one of its pieces began inside quotes; None if none did.
 
-    Every piece was read as if it began outside of quotes (see records.py); those before it show whether it did.
+    Every piece was read as if it began outside of quotes (see csv_records.py); the pieces before it show if that was
+    right.
     """
     cuts: list[int] = []
     within = misread = False
@@ -298,7 +301,7 @@ def _cuts(pieces: Sequence[PieceReading]) -> Sequence[int] | None:
             cuts.append(piece.start)
         if _is_beyond(reading.failure):
             return None
-        if quotes is None:  # failed, or of no CSV: the rest stays together
+        if quotes is None:  # failed or not CSV: the rest stays together
             break
         within = quotes.ends_open_if_open if within else quotes.ends_open
     return tuple(cuts) if misread else None
