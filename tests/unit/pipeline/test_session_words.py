@@ -1,11 +1,13 @@
-"""Why Spark did not start, out of what its JVM logged."""
+"""How a session is started, and why Spark did not start, from what its JVM logged."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
-from penstock.pipeline.spark.session import complaint, runs_here, tasks_run_once
+from penstock.pipeline.spark.session import SessionSettings, _own_conf, complaint, runs_here, tasks_run_once
 
 WARNINGS = """WARNING: Using incubator modules: jdk.incubator.vector
 2026-01-01T03:30:49.516 WARN Utils: Set SPARK_LOCAL_IP if you need to bind to another address
@@ -50,3 +52,11 @@ def test_a_log_without_a_complaint_gives_no_reason() -> None:
 def test_where_tasks_run_and_how_often(master: str, here: bool, once: bool) -> None:
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
     assert (runs_here(spark), tasks_run_once(spark)) == (here, once)
+
+
+def test_the_jvm_gets_a_log_configuration_that_exists(tmp_path: Path) -> None:
+    settings = SessionSettings(
+        master="local[1]", java_home=tmp_path, scratch=tmp_path, log=tmp_path / "spark.log", driver_memory="1g"
+    )
+    option = _own_conf(settings)["spark.driver.extraJavaOptions"]
+    assert Path(urlsplit(option.removeprefix("-Dlog4j2.configurationFile=")).path).is_file()

@@ -242,7 +242,7 @@ def _conf(settings: SessionSettings) -> SparkConf:
 
 
 def _own_conf(settings: SessionSettings) -> dict[str, str]:
-    log4j = Path(str(files("penstock.pipeline").joinpath("log4j2.properties")))
+    log4j = Path(str(files("penstock.pipeline.spark").joinpath("log4j2.properties")))
     conf: dict[str, str] = {
         "spark.master": settings.master,
         "spark.app.name": "penstock",
