@@ -43,8 +43,9 @@ class QueueDrainCheck:
         self._since = None
 
     def sure(self) -> bool:
-        """Return True if the queue is empty. With approximate counts, call it repeatedly: the first call returns
-        False.
+        """Return True if the queue is empty.
+
+        With approximate counts, call it repeatedly: the first call returns False.
         """
         if self.messages():
             self._since = None

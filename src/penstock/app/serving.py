@@ -1,4 +1,4 @@
-"""Serve an app: what a worker runs, with which background jobs, and in which order everything opens and closes.
+"""Serve an app: the queues and background jobs of a worker, and the order in which everything opens and closes.
 
 If the ledger is unavailable when a worker starts, the worker waits for it, as it does for the broker: a restart would
 not help. Also starts the regular reconcile, if the settings ask for one.
@@ -252,8 +252,9 @@ def chosen(app: "App", queues: Mapping[str, int] | None) -> Sequence[tuple[Servi
 
 
 def worker_settings(app: "App") -> WorkerSettings:
-    """Return the worker's numbers from the app's settings. Raises `ConfigurationError` if they contradict each
-    other.
+    """Return the worker's numbers from the app's settings.
+
+    Raises `ConfigurationError` if they contradict each other.
     """
     settings = app.settings
     return WorkerSettings(

@@ -51,8 +51,9 @@ class PublishNotifier:
         ledger.begin_telling(pipeline)
 
     def tell(self, visible_to: int) -> None:
-        """Send a message for every batch up to this one that had none. Raises `TemporaryError` if the broker is
-        unavailable.
+        """Send a message for every batch up to this one that had none.
+
+        Raises `TemporaryError` if the broker is unavailable.
         """
         told = self._ledger.begin_telling(self._pipeline)  # not cached: a ledger may reuse numbers
         if visible_to <= told:

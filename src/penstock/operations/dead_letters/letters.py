@@ -125,7 +125,7 @@ def _held(seen: ScopeView, named: str) -> Mapping[str, str]:
 
 
 def _tiers_of_all(broker: Broker, queues: Sequence[str]) -> dict[str, str]:
-    """Return the DLQs of these queues; a queue that is a DLQ itself stands for itself alone."""
+    """Return the DLQs of these queues; a queue that is a DLQ is returned itself."""
     found: dict[str, str] = {}
     for queue in queues:
         found |= {queue: _tier_by_name(queue)} if names_dead_letters(listed_name(queue)) else tiers_of(broker, queue)

@@ -58,8 +58,9 @@ class QueueWatch:
         self._letters_at: float | None = None  # monotonic
 
     def look(self) -> BrokerSample:
-        """Return a sample. Raises `TemporaryError` if the broker is unavailable, and `ConfigurationError` if it
-        is unusable.
+        """Return a sample.
+
+        Raises `TemporaryError` if the broker is unavailable, and `ConfigurationError` if it is unusable.
         """
         broker = self._broker()
         if broker is None:
