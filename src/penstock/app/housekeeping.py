@@ -46,7 +46,7 @@ class HolderAwareBroker(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadProcessSweeper:
-    """Releases the leases, claims and scratch folders of dead processes.
+    """Release the leases, claims and scratch folders of dead processes.
 
     In the queue if the broker knows the holders, in the ledger if there is one, and on disk.
     """

@@ -31,7 +31,7 @@ class QueueAges:
 
 
 class AgeReader:
-    """Reads the ages of one broker's queues.
+    """Read the ages of one broker's queues.
 
     For one thread. Keep the instance between reads: it remembers empty queues.
     """
@@ -207,7 +207,7 @@ def check_known(broker: Broker, queue: str) -> None:
 
 
 def tiers(broker: Broker, queue: str) -> tuple[str, str]:
-    """Return the DLQ of a queue, which is replayed automatically, and its final DLQ, which waits for people."""
+    """Return the DLQ of a queue, which may be replayed automatically, and its final DLQ, which waits for people."""
     first = broker.dead_letter_queue(queue)
     return first, broker.dead_letter_queue(first)
 

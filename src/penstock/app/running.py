@@ -141,7 +141,7 @@ def must_leave(conclusion: WorkerOutcome) -> bool:
 
 
 class _Failures(ChoosyListener):
-    """Records whether the worker itself reported the error that ended it."""
+    """Record whether the worker itself reported the error that ended it."""
 
     def __init__(self) -> None:
         self.told = False  # written by the worker's thread, read after it has ended

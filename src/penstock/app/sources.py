@@ -115,7 +115,7 @@ def source_of(source: str | PathLike[str], where: TablePaths) -> SourceLocation:
 
 
 class MakeOutage(Protocol):
-    """Creates the `OutageWatch` of one service for this worker."""
+    """Create the `OutageWatch` of one service for this worker."""
 
     def __call__(self, *, service: WatchedService, ping: Callable[[], object]) -> OutageWatch: ...
 

@@ -83,8 +83,7 @@ class Telemetry:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Run the metrics endpoint and exports inside the block; report the exception that ends it, and flush at the
-        end.
+        """Run the metrics endpoint and exports inside the block, then flush; report an exception that ends it.
 
         A `UserError` is not reported if a person at the terminal sees it. Raises `ConfigurationError` if the endpoint
         cannot be opened.

@@ -45,7 +45,7 @@ class _ProcessSlot:
 
 
 class Supervisor:
-    """Runs children until all have ended.
+    """Run children until all have ended.
 
     ``spawn`` starts the child with this number, from 0, and returns its process id. Without ``restarts``, it only
     forwards signals and reaps.

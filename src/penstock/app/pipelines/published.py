@@ -37,7 +37,7 @@ class PublishedBatch(BaseModel):
 
 
 class PublishNotifier:
-    """Sends the messages for one pipeline's published batches. Thread-safe, and safe across processes."""
+    """Send the messages for one pipeline's published batches. Thread-safe, and safe across processes."""
 
     def __init__(
         self, *, ledger: "Ledger", broker: Broker, queue: Queue[PublishedBatch], pipeline: str, table: str

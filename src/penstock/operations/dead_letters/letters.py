@@ -34,7 +34,7 @@ ANSWERS_MAX = 1_000  # cache size: messages may name any number of queues
 
 
 class HomeQueues:
-    """Finds the queue of origin of dead letters on one broker."""
+    """Find the queue of origin of dead letters on one broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

@@ -25,7 +25,7 @@ COUNT_SHARE = 1_000.0
 
 
 class LedgerWatch:
-    """Measures these pipelines and object handlers. For one thread.
+    """Measure these pipelines and object handlers. For one thread.
 
     ``ledger`` returns the ledger, or None if it does not exist yet.
     """
@@ -96,7 +96,7 @@ class LedgerWatch:
 
 
 class TableWatch:
-    """Measures how far the tables of pipelines lag behind the ledger.
+    """Measure how far the tables of pipelines lag behind the ledger.
 
     For one thread. Needs the packages of the extra.
     """

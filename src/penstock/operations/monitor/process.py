@@ -158,7 +158,7 @@ def forget_old(looking: MonitorLoop, meters: "Meters") -> None:
 def _awaited(work: Callable[[], None], stop: StopSignal, clock: Clock) -> bool:
     """Run ``work`` in a thread and wait for it, because signal handlers run in the main thread.
 
-    Raises the error of ``work``. Return True if it ended, or ends soon after a stop.
+    Raises the error of ``work``. Return False if it is still running shortly after a stop.
     """
     failures: list[BaseException] = []
 

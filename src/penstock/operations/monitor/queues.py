@@ -38,7 +38,7 @@ class _SampleRound:
 
 
 class QueueWatch:
-    """Measures these queues. For one thread.
+    """Measure these queues. For one thread.
 
     ``broker`` returns the broker, or None if it does not exist yet, so that no queue ever had a message.
     """

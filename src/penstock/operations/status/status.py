@@ -130,7 +130,7 @@ def standing(scope: Scope) -> Status:
 
 
 class StatusReader:
-    """Reads the status of one scope repeatedly. For one thread.
+    """Read the status of one scope repeatedly. For one thread.
 
     Slow details that rarely change are read every `DETAILS_SECONDS`: replaced failed objects and the contents of
     tables. In between, the number of processed objects is updated from new batches, and empty queues are remembered to

@@ -40,7 +40,7 @@ class _TimedStatus:
 
 
 class FlowTracker:
-    """Remembers recent readings."""
+    """Remember recent readings."""
 
     def __init__(self) -> None:
         self._looks: deque[_TimedStatus] = deque(maxlen=LOOKS_MAX)

@@ -82,7 +82,7 @@ class MaintainedPipeline:
         return found
 
     def vacuum(self, *, retention_hours: int | None, dry_run: bool) -> Mapping[str, int]:
-        """Delete files that were removed from the tables before the retention; return counts by address.
+        """Delete files that left the tables longer ago than the retention; return counts by table address.
 
         Raises `TableError` for a retention below the table's own.
         """
