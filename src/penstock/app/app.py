@@ -362,9 +362,7 @@ class App(Handlers, Transactional):
         deduplication_id: str | None = None,
         attributes: Mapping[str, str | bytes] = NO_ATTRIBUTES,
     ) -> Outgoing:
-        """Return the message of `outgoing` with the caller's trace context, which is lost by the time the relay
-        sends it.
-        """
+        """Return the message of `outgoing` with the caller's trace context, which the relay would not have."""
         outgoing = self.outgoing(
             queue, body, delay=delay, group=group, deduplication_id=deduplication_id, attributes=attributes
         )

@@ -157,8 +157,9 @@ def is_sqs(address: str) -> bool:
 
 
 def aws_of(address: str, aws: Aws) -> Aws:
-    """Return the AWS settings, with the address's region if it names one. Raises `ConfigurationError` if it is
-    invalid.
+    """Return the AWS settings, with the address's region if it names one.
+
+    Raises `ConfigurationError` if it is invalid.
     """
     region = address.removeprefix(SQS).rstrip("/")
     if not region:
@@ -225,7 +226,7 @@ def has_local_ledger(settings: Settings) -> bool:
 
 
 def require_shared_ledger(settings: Settings, *, recorded: Sequence[str]) -> None:
-    """Raise `ConfigurationError` if each host would keep its own record of what these handlers and pipelines did.
+    """Raise `ConfigurationError` if each host would have its own record of these handlers and pipelines.
 
     That is the case if the ledger is a file on this host, the broker may be shared, and the setting one_host is off.
     """

@@ -120,8 +120,9 @@ def check_fits(cleanup: object, source: str | PathLike[str]) -> None:
 
 
 def cleanup_of(action: str | None, *, after: str | None, target: str | None) -> Cleanup:
-    """Return the cleanup that command-line options ask for. Raises `UsageError` for options that contradict each
-    other.
+    """Return the cleanup that command-line options ask for.
+
+    Raises `UsageError` for options that contradict each other.
     """
     if (action == "move") != (target is not None):
         raise UsageError("--cleanup move and --cleanup-to ADDRESS go together: the one needs the other.")

@@ -74,9 +74,7 @@ def all_visible(_after: int, up_to: int) -> int:
 
 
 def moved_to(cleanup: Cleanup) -> tuple[S3Address, ...]:
-    """Return the S3 address that objects are moved to, where they may trigger notifications again; empty if
-    there is none.
-    """
+    """Return the S3 target of a move, where objects may trigger notifications again; empty without one."""
     target = str(cleanup.target) if isinstance(cleanup, Move) else ""
     return (s3_address(target),) if is_s3(target) else ()
 

@@ -95,8 +95,8 @@ class Handlers:
             queue: The queue or its name.
             name: The handler's name. Default: the function's name.
             max_attempts: The message is dead-lettered after this many attempts.
-            retry_base: Backoff before the first retry, before jitter.
-            retry_cap: Upper limit of the backoff, before jitter.
+            retry_base: Upper limit of the first backoff; it doubles with each attempt.
+            retry_cap: Upper limit of every backoff, applied before the jitter.
             timeout: The attempt ends after this time and the lease is given up.
             concurrency: Maximum number of concurrent calls in one worker.
             idempotency: Function from body to key. One completion is recorded per key; needs a ledger.
@@ -181,11 +181,11 @@ class Handlers:
             source: The folder or s3://BUCKET/PREFIX of the objects. Nothing outside it is read.
             name: The handler's name. Default: the function's name.
             max_attempts: The object is marked as failed after this many attempts.
-            retry_base: Backoff before the first retry, before jitter.
-            retry_cap: Upper limit of the backoff, before jitter.
+            retry_base: Upper limit of the first backoff; it doubles with each attempt.
+            retry_cap: Upper limit of every backoff, applied before the jitter.
             timeout: The attempt ends after this time.
             concurrency: Maximum number of concurrent calls in one worker.
-            on_stop: With "give_back", the object's checkpoint releases the message as soon as the worker stops.
+            on_stop: With "give_back", `ObjectContext.checkpoint` releases the message as soon as the worker stops.
             cleanup: Called before a retry, to remove the leftovers of an attempt that broke off.
             encoding: The encoding of text.
             max_object_bytes: Maximum size of an object.

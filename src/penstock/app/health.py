@@ -1,4 +1,4 @@
-"""A worker's health: the answers to the platform's probes, and the gauges of its queues.
+"""A worker's health: the responses to the platform's probes, and the gauges of its queues.
 
 No probe queries the broker or the ledger. Metrics and the log report their outages; a restart would fix nothing and
 would lose the work in progress.
@@ -56,8 +56,7 @@ def started(pulse: Liveness) -> Answer:
 
 @contextmanager
 def gauged(pulse: Liveness, meters: Meters | None, *, worker: str) -> Iterator[None]:
-    """Update the gauges of the worker's queues at each reading of the meters, and sample the loop lag, inside the
-    block.
+    """Inside the block, update the worker's gauges at each reading of the meters and sample the loop lag.
 
     Does nothing without meters.
     """

@@ -46,8 +46,9 @@ class HolderAwareBroker(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadProcessSweeper:
-    """Releases whatever dead processes held: in the queue if the broker knows the holders, in the ledger, and on
-    disk.
+    """Release the leases, claims and scratch folders of dead processes.
+
+    In the queue if the broker knows the holders, in the ledger if there is one, and on disk.
     """
 
     processes: ProcessRegistry

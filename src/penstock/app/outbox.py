@@ -29,7 +29,7 @@ class MakeMessage(Protocol):
 
 
 class Outbox:
-    """Writes messages to the outbox in one session or connection."""
+    """Write messages to the outbox in one session or connection."""
 
     def __init__(self, session: "SyncSession", make: MakeMessage) -> None:
         self._session = session
@@ -77,7 +77,7 @@ class Outbox:
 
 
 class AsyncOutbox:
-    """Writes messages to the outbox in one async session or connection."""
+    """Write messages to the outbox in one async session or connection."""
 
     def __init__(self, session: "AsyncSessions", make: MakeMessage) -> None:
         self._session = session

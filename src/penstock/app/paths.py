@@ -25,8 +25,9 @@ WORK_FOLDER = "work"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePaths:
-    """The paths of a table in a folder or in S3, its quarantine, and its data directory on this host. Paths are
-    resolved.
+    """The paths of a table in a folder or in S3, its quarantine, and its data directory on this host.
+
+    Paths are resolved.
     """
 
     table: Files
@@ -51,8 +52,9 @@ class TablePaths:
         return self.table, self.quarantine, LocalFiles(self.state)
 
     def queue(self, source: object) -> str:
-        """Return the queue of one source of this table. A worker for another source must not read this source's
-        files.
+        """Return the queue of one source of this table.
+
+        A worker for another source must not read this source's files.
         """
         digest = hashlib.sha256(f"{self.pipeline}\n{source}".encode(errors="surrogateescape")).hexdigest()[:8]
         return f"ingest-{digest}"

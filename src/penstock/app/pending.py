@@ -26,7 +26,7 @@ CALM_SECONDS = 6.0  # a poll takes at most 5
 
 
 class QueueDrainCheck:
-    """Checks whether one queue is empty. Used by one thread at a time."""
+    """Check whether one queue is empty. Used by one thread at a time."""
 
     def __init__(self, broker: Broker, queue: str, *, clock: Clock) -> None:
         self._broker = broker
@@ -43,8 +43,9 @@ class QueueDrainCheck:
         self._since = None
 
     def sure(self) -> bool:
-        """Return True if the queue is empty. With approximate counts, call it repeatedly: the first call returns
-        False.
+        """Return True if the queue is empty.
+
+        With approximate counts, call it repeatedly: the first call returns False.
         """
         if self.messages():
             self._since = None
@@ -72,7 +73,7 @@ _SYSTEM_CLOCK = SystemClock()  # stateless
 
 
 class PendingObjects:
-    """The objects of a scan that are not yet in a terminal state. Objects can be added. Thread-safe."""
+    """The objects of a scan, and which of them are not in a terminal state yet. Objects can be added. Thread-safe."""
 
     def __init__(
         self,

@@ -68,9 +68,7 @@ class ProcessRegistry:
 
     @contextmanager
     def dead(self) -> Iterator[list[str]]:
-        """Yield the ids of dead processes and delete their files if the block succeeds, so that no cleanup is
-        skipped.
-        """
+        """Yield the ids of dead processes; delete their files only if the block succeeds, so that it is repeated."""
         gone = [worker for worker, path in self._files() if _is_held(path) is False]
         yield gone
         for worker in gone:

@@ -31,8 +31,9 @@ class QueueAges:
 
 
 class AgeReader:
-    """Reads the ages of one broker's queues. For one thread. Keep the instance between reads: it remembers empty
-    queues.
+    """Read the ages of one broker's queues.
+
+    For one thread. Keep the instance between reads: it remembers empty queues.
     """
 
     def __init__(self, broker: Broker, *, clock: Clock | None = None, cloudwatch: "CloudWatch | None" = None) -> None:
@@ -52,8 +53,9 @@ class AgeReader:
         return "exact" if self._exact else "estimated"
 
     def asked(self, queues: Sequence[str]) -> Mapping[str, float]:
-        """Return CloudWatch's ages of these queues; empty without CloudWatch. Raises as `CloudWatch.oldest_ages`
-        does.
+        """Return CloudWatch's ages of these queues; empty without CloudWatch.
+
+        Raises as `CloudWatch.oldest_ages` does.
         """
         return {} if self.cloudwatch is None or not queues else self.cloudwatch.oldest_ages(queues)
 
@@ -90,8 +92,9 @@ class AgeReader:
 
 
 def ages_of(settings: Settings, broker: Broker, *, clock: Clock | None = None) -> AgeReader:
-    """Return a reader, with CloudWatch if the broker is SQS; each of its queries is charged. Raises
-    `ConfigurationError`.
+    """Return a reader, with CloudWatch if the broker is SQS; each of its queries is charged.
+
+    Raises `ConfigurationError`.
     """
     clock = clock or SystemClock()
     if broker.capabilities.exact_stats or not is_sqs(settings.broker):
@@ -110,9 +113,7 @@ class TakesForeign(Protocol):
         ...
 
     def unread_stream(self, queue: str) -> tuple[str, int] | None:
-        """Return a key that they may mistake for it and that no worker reads, with its number of messages; None
-        if unused.
-        """
+        """Return a key that is used by mistake and read by no worker, with its number of messages, or None."""
         ...
 
 
@@ -206,7 +207,7 @@ def check_known(broker: Broker, queue: str) -> None:
 
 
 def tiers(broker: Broker, queue: str) -> tuple[str, str]:
-    """Return the DLQ of a queue, which is replayed automatically, and its final DLQ, which waits for people."""
+    """Return the DLQ of a queue, which may be replayed automatically, and its final DLQ, which waits for people."""
     first = broker.dead_letter_queue(queue)
     return first, broker.dead_letter_queue(first)
 

@@ -322,8 +322,9 @@ def _tell(report: ReconcileReport, tools: PipelineTools) -> None:
 
 @contextmanager
 def _stoppable(tools: PipelineTools, spark: "Session", tag: str) -> Iterator[None]:
-    """Cancel the Spark jobs on a stop. Other requests, such as for a stack dump, wake the watcher too but change
-    nothing.
+    """Cancel the Spark jobs on a stop.
+
+    Other requests, such as for a stack dump, wake the watcher too but change nothing.
     """
     from penstock.pipeline.reconcile.missing import cancelled_when
 

@@ -93,7 +93,7 @@ GAUGE = "queue_oldest_visible_message_age_seconds"
 
 
 class SeenAges(ChoosyListener):
-    """Estimates message ages from the events on the worker's bus. Thread-safe."""
+    """Estimate message ages from the events on the worker's bus. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -192,7 +192,7 @@ _FIELDS = frozenset(one.name for one in fields(WorkerRecord))
 
 
 class RecordKeeper(ChoosyListener):
-    """Maintains the record of this process's worker from its events. A thread of its own writes the file."""
+    """Maintain the record of this process's worker from its events. A thread of its own writes the file."""
 
     def __init__(
         self,

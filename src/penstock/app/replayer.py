@@ -62,8 +62,7 @@ class ReplayedQueue:
 
 
 def replayed_queues(app: "App", queues: Iterable[str] | None = None) -> Sequence[str]:
-    """Return the queues whose dead letters are replayed: the named ones, else those of the settings, else all with a
-    handler.
+    """Return the queues to replay: the named ones, else those of the settings, else all with a handler.
 
     Raises `UsageError` for the name of a DLQ, and `ConfigurationError` if there is no queue at all.
     """
@@ -201,8 +200,9 @@ def replay_lines(tiers: Sequence[ReplayedQueue], host: ServiceContext) -> Sequen
 
 
 def _check_named(broker: Broker, settings: Settings, *, known: set[str]) -> None:
-    """Raise `ConfigurationError` for an unknown queue in the settings: with a typo, its queue would get the
-    default policy.
+    """Raise `ConfigurationError` for an unknown queue in the settings.
+
+    With a typo there, the intended queue would get the default policy.
     """
     for queue in sorted(settings.replay_queues.keys() - known):
         if _is_tier(queue):

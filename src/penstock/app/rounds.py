@@ -18,7 +18,7 @@ END_SECONDS = 1.0
 
 
 class PeriodicJob(ABC):
-    """Repeats a round of work until `end`, or until the worker is asked to stop. Can be started once."""
+    """Repeat a round of work until `end`, or until the worker is asked to stop. Can be started once."""
 
     def __init__(
         self, name: str, *, clock: Clock, random: Random, tell: Listener, stop: StopSignal | None = None

@@ -34,7 +34,7 @@ SHUTDOWNS = "shutdowns_total"
 
 
 class ForcedShutdowns(ChoosyListener):
-    """A listener that notes and counts the forced shutdowns of a data directory's workers."""
+    """A listener that notes its worker's forced shutdown and counts the notes of earlier workers."""
 
     def __init__(self, state: Path, *, worker: str, meters: Meters) -> None:
         self._folder = state / FOLDER
@@ -54,8 +54,9 @@ class ForcedShutdowns(ChoosyListener):
                 pass
 
     def _count_earlier(self) -> None:
-        """Count earlier workers' notes. Called when the worker serves: one that fails to start is not scraped
-        either.
+        """Count earlier workers' notes.
+
+        Called when the worker serves: one that fails to start is not scraped either.
         """
         for note in self._folder.glob("*"):
             with suppress(OSError):  # another worker of this data directory has counted it
@@ -92,10 +93,10 @@ def run_worker(
     process: Process = "worker",
     prepare: Callable[[], WorkerRole] = WorkerRole,
 ) -> WorkerOutcome:
-    """Serve until asked to stop. Raises the error that stopped the worker, after the log and the error hook received
-    it.
+    """Serve until asked to stop.
 
-    ``prepare`` is called once the log is open and returns the worker's role; by default, everything.
+    Raises the error that stopped the worker, after the log and the error hook received it. ``prepare`` is called once
+    the log is open and returns the worker's role; by default, everything.
     """
     failures = _Failures()
     pulse = Liveness(SystemClock())
@@ -140,7 +141,7 @@ def must_leave(conclusion: WorkerOutcome) -> bool:
 
 
 class _Failures(ChoosyListener):
-    """Records whether the worker itself reported the error that ended it."""
+    """Record whether the worker itself reported the error that ended it."""
 
     def __init__(self) -> None:
         self.told = False  # written by the worker's thread, read after it has ended

@@ -117,8 +117,7 @@ def scope_ledger(scope: Scope, *, probe: Probe = no_probe) -> "Ledger":
 
 
 def find_scope(asked: ScopeRequest, *, here: Path, make: bool = False) -> Scope:
-    """Return the scope that the options name; else the table here or the only one below, or the app of the current
-    settings.
+    """Return the named scope; else the table here or the only one below, or the app of the settings.
 
     With ``make``, the app's data directory need not exist yet. Raises `UsageError` if there is neither a table nor an
     app, or both.
@@ -246,8 +245,9 @@ def _is_there(settings: Settings) -> bool:
 
 
 def is_there(address: str) -> bool:
-    """Return True if the file of a broker or ledger exists. A server counts as present: only a connection can
-    check it.
+    """Return True if the file of a broker or ledger exists.
+
+    A server counts as present: only a connection can check it.
     """
     if address.startswith(SQLITE):
         return Path(address.removeprefix(SQLITE)).is_file()

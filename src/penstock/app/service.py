@@ -76,8 +76,9 @@ class ServiceContext:
 
 @dataclass(frozen=True, slots=True)
 class LazyKeys:
-    """The idempotency keys of a handler, created on first use, which raises `TemporaryError` if the ledger is
-    unavailable.
+    """The idempotency keys of a handler, created on first use.
+
+    The first use raises `TemporaryError` if the ledger is unavailable.
     """
 
     made: Callable[[], IdempotencyKeys]

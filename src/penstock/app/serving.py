@@ -1,7 +1,7 @@
-"""Serve an app: what a worker runs, with which background jobs, and in which order everything opens and closes.
+"""Serve an app: the queues and background jobs of a worker, and the order in which everything opens and closes.
 
-If the ledger is unavailable when a worker starts, the worker waits for it, as it does for the broker: a restart would
-not help. Also starts the regular reconcile, if the settings ask for one.
+If the ledger is unavailable when a worker starts, a worker that needs it to begin waits for it, as it does for the
+broker: a restart would not help. Also starts the regular reconcile, if the settings ask for one.
 """
 
 import threading
@@ -132,7 +132,7 @@ def serve(
         stop: The process's stop signal.
         queues: Queues to serve, with weights. Default: those of the settings, else all with a handler.
         until: End condition; None: run until ``stop``.
-        listeners: Additional listeners, before the app's own.
+        listeners: Further listeners. Unlike the app's own, their exceptions are not caught.
         settings: The worker's numbers. Default: from the app's settings.
         resident: False leaves no trace in the data directory and sends no ticks, for tests.
         spark: Session for the pipelines, which is not stopped. Default: the worker starts its own.
@@ -252,8 +252,9 @@ def chosen(app: "App", queues: Mapping[str, int] | None) -> Sequence[tuple[Servi
 
 
 def worker_settings(app: "App") -> WorkerSettings:
-    """Return the worker's numbers from the app's settings. Raises `ConfigurationError` if they contradict each
-    other.
+    """Return the worker's numbers from the app's settings.
+
+    Raises `ConfigurationError` if they contradict each other.
     """
     settings = app.settings
     return WorkerSettings(

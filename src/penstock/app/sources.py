@@ -67,8 +67,9 @@ class SourceLocation:
         return f"{other.address}/".startswith(f"{self.address.rstrip('/')}/")
 
     def ping(self) -> None:
-        """Raise `TemporaryError` if the source is unavailable. Any other response, such as denied access, counts
-        as available.
+        """Raise `TemporaryError` if the source is unavailable.
+
+        Any other response, such as denied access, counts as available.
         """
         if self.is_local:
             LocalRoot(os.fsencode(self.address)).check()
@@ -114,14 +115,15 @@ def source_of(source: str | PathLike[str], where: TablePaths) -> SourceLocation:
 
 
 class MakeOutage(Protocol):
-    """Creates the `OutageWatch` of one service for this worker."""
+    """Create the `OutageWatch` of one service for this worker."""
 
     def __call__(self, *, service: WatchedService, ping: Callable[[], object]) -> OutageWatch: ...
 
 
 class StoreOutages:
-    """One `OutageWatch` for each store or combination of stores, shared by all queues that need it. Used by one
-    thread.
+    """One `OutageWatch` for each store or combination of stores, shared by all queues that need it.
+
+    Used by one thread.
     """
 
     def __init__(self, make: MakeOutage) -> None:

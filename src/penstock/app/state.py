@@ -45,8 +45,9 @@ class StateFolder:
         return self.directory / SPARK_LOG_FILE
 
     def free_what_the_dead_held(self) -> int:
-        """Abandon attempts and works, end leases and delete scratch of processes proven dead; return the number
-        of processes.
+        """Release everything held by processes proven dead; return their number.
+
+        Abandons their attempts and works, ends their leases, and deletes their scratch folders.
         """
         scratch = self.directory / SCRATCH_FOLDER
         return DeadProcessSweeper(

@@ -67,14 +67,15 @@ class Telemetry:
     def report(self, error: BaseException, *, handler: str = "", subject: str | None = None) -> None:
         """Report a failure without an event: one that ends a command, or a worker before it starts.
 
-        ``subject``: a few words on what it is, if it is not a failure.
+        ``subject``: a short description, if it is not a failure.
         """
         if self.reporter is not None:
             self.reporter.report(error, handler=handler, subject=subject)
 
     def listeners_of(self, *, look: bool) -> Sequence[Listener]:
-        """Return the listeners for the bus. A read-only command (``look``) at a terminal is not reported to the
-        error hooks.
+        """Return the listeners for the bus.
+
+        A read-only command (``look``) at a terminal is not reported to the error hooks.
         """
         if look and self.attended():
             return tuple(listener for listener in self.listeners if listener is not self.reporter)
@@ -82,8 +83,7 @@ class Telemetry:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Run the metrics endpoint and exports inside the block; report the exception that ends it, and flush at the
-        end.
+        """Run the metrics endpoint and exports inside the block, then flush; report an exception that ends it.
 
         A `UserError` is not reported if a person at the terminal sees it. Raises `ConfigurationError` if the endpoint
         cannot be opened.
@@ -254,7 +254,8 @@ class _Guarded:
 
 
 def guarded(listeners: Sequence[Listener], *, tell: Listener) -> Sequence[Listener]:
-    """Wrap the listeners so that their exceptions cannot harm the emitter. ``tell`` gets one event per failing
-    listener.
+    """Wrap the listeners so that their exceptions cannot harm the emitter.
+
+    ``tell`` gets one event per failing listener.
     """
     return [_Guarded(listener, tell) for listener in listeners]

@@ -21,8 +21,9 @@ SWITCHED_ON = "The setting traces is on"
 
 
 def tracing_of(settings: Settings, *, worker: str) -> Tracing:
-    """Return the tracing for the other packages. Raises `ConfigurationError`, naming the pip extra, without
-    OpenTelemetry.
+    """Return the tracing for the other packages.
+
+    Raises `ConfigurationError`, naming the pip extra, without OpenTelemetry.
     """
     return open_tracing(settings, worker=worker) or NO_TRACING
 
@@ -56,8 +57,9 @@ def trace_ids_of(settings: Settings) -> TraceIds | None:
 
 
 def otel_service(settings: Settings, *, worker: str) -> "TelemetryResource":
-    """Return OpenTelemetry's resource for this service. Its own environment variables apply where settings are
-    missing.
+    """Return OpenTelemetry's resource for this service.
+
+    Its own environment variables apply where settings are missing.
     """
     from penstock.monitoring.traces.provider import TelemetryResource
 

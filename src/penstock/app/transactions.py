@@ -34,8 +34,9 @@ class RelayDeclaration:
 
 
 class InboxAnswer:
-    """An awaitable bool: True if the message is new. Using it without ``await`` raises, instead of always being
-    true.
+    """An awaitable bool: True if the message is new.
+
+    Using it without ``await`` raises, instead of always being true.
     """
 
     def __init__(self, answer: Awaitable[bool]) -> None:

@@ -275,8 +275,9 @@ class ReplayFunction:
         return held | (unsettled & lasting)
 
     def _settle(self, desk: ReplayContext, settlements: "Sequence[tuple[SqsDelivery, Settlement]]") -> set[str]:
-        """Settle the messages. Return the receipt handles of failures, which become visible again after the
-        queue's timeout.
+        """Settle the messages.
+
+        Return the receipt handles of failures, which become visible again after the queue's timeout.
         """
         try:
             failures = desk.broker.settle(settlements)
@@ -298,9 +299,7 @@ class ReplayFunction:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Report an error that ends the call to the log and the error hook before Lambda sees it, and flush them
-        at the end.
-        """
+        """Report an error that ends the call before Lambda sees it, and flush the log and the error hook."""
         try:
             yield
         except Exception as error:

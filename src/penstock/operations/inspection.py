@@ -92,8 +92,9 @@ class ScopeView:
         uri_contains: str | None = None,
         page: int = PAGE,
     ) -> Iterator[GivenUpObject]:
-        """Yield the failed objects of a pipeline, or those in another terminal ``state``, by id. Reads one page
-        ahead.
+        """Yield the failed objects of a pipeline, or those in another terminal ``state``, by id.
+
+        Reads one page ahead.
         """
         after: bytes | None = None
         dead = partial(self.ledger.objects, pipeline, state=state, uri_contains=uri_contains, limit=page)

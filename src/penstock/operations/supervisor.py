@@ -45,10 +45,10 @@ class _ProcessSlot:
 
 
 class Supervisor:
-    """Runs children until all have ended. ``spawn`` starts the child with this number, from 0, and returns its process
-    id.
+    """Run children until all have ended.
 
-    Without ``restarts``, it only forwards signals and reaps.
+    ``spawn`` starts the child with this number, from 0, and returns its process id. Without ``restarts``, it only
+    forwards signals and reaps.
     """
 
     def __init__(
@@ -75,8 +75,9 @@ class Supervisor:
         self._worst = 0
 
     def run(self) -> int:
-        """Run until no child is left. Return 0 if all of them exited with 0, else a failure's exit code. Main
-        thread only.
+        """Run until no child is left.
+
+        Return 0 if all of them exited with 0, else a failure's exit code. Main thread only.
         """
         with _signals() as news:
             now = self._clock.monotonic()

@@ -1,4 +1,4 @@
-"""Archive ledger rows of processed objects: find what may be archived, and do it in a worker's background job.
+"""Archive ledger rows of processed objects: find the rows that are due, and run the background job of a worker.
 
 One worker at a time archives a pipeline, a bounded number of files per pass.
 """
@@ -104,7 +104,7 @@ def stores(
 
 
 def cleanups_of(readers: Iterable[Pipeline | ObjectService]) -> dict[str, bool]:
-    """Return True for each of these pipelines and object handlers that declares a cleanup."""
+    """Return by name whether these pipelines and object handlers declare a cleanup other than `Keep`."""
     return {
         one.name: not isinstance(
             one.source_cleanup if isinstance(one, ObjectService) else one.declaration.source.cleanup, Keep

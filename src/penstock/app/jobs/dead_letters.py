@@ -142,7 +142,7 @@ class ExpiryWatch(PeriodicJob):
 
 
 class _Archiving:
-    """Writes dead-lettered messages of one queue to files and removes them from the queue."""
+    """Write dead-lettered messages of one queue to files and remove them from the queue."""
 
     def __init__(self, files: Files, letters: DeadLetterReader, bus: Bus, probe: Probe) -> None:
         self._files = files

@@ -42,7 +42,7 @@ Work = Callable[[ReconcileTarget, StopSignal], object]  # reconciles one target 
 
 
 class ReconcileDuty:
-    """Reconciles due targets, from `start` until `end` or until the worker is asked to stop."""
+    """Reconcile due targets, from `start` until `end` or until the worker is asked to stop."""
 
     def __init__(
         self,

@@ -89,7 +89,7 @@ class PipelineBlueprint:
     tools: PipelineTools
     ledger_watch: ServiceWatch = field(default_factory=Unwatched)
     store_watch: ServiceWatch = field(default_factory=Unwatched)  # for the stores that runs read and write
-    gate: Gate | None = None  # False while it must not receive; None: always open
+    gate: Gate | None = None  # pauses receiving; None: never
     moved_to: tuple[S3Address, ...] = ()  # targets of moved objects, which may trigger notifications again
 
     def line(self, spark: Session, *, queue: str) -> Line:
@@ -213,8 +213,9 @@ class PipelinePlan:
 
 
 def plan_of(declaration: PipelineDeclaration, host: ServiceContext, *, faults_max: int | None) -> PipelinePlan:
-    """Build the pipeline. Raises `UserError` for a problem that a person has to fix, such as a missing folder or
-    an invalid schema.
+    """Build the pipeline.
+
+    Raises `UserError` for a problem that a person has to fix, such as a missing folder or an invalid schema.
     """
     where = declared_places(declaration.name, declaration.sink.table, host.settings)
     source = source_of(declaration.source.folder, where)

@@ -37,7 +37,7 @@ class PublishedBatch(BaseModel):
 
 
 class PublishNotifier:
-    """Sends the messages for one pipeline's published batches. Thread-safe, and safe across processes."""
+    """Send the messages for one pipeline's published batches. Thread-safe, and safe across processes."""
 
     def __init__(
         self, *, ledger: "Ledger", broker: Broker, queue: Queue[PublishedBatch], pipeline: str, table: str
@@ -51,8 +51,9 @@ class PublishNotifier:
         ledger.begin_telling(pipeline)
 
     def tell(self, visible_to: int) -> None:
-        """Send a message for every batch up to this one that had none. Raises `TemporaryError` if the broker is
-        unavailable.
+        """Send a message for every batch up to this one that had none.
+
+        Raises `TemporaryError` if the broker is unavailable.
         """
         told = self._ledger.begin_telling(self._pipeline)  # not cached: a ledger may reuse numbers
         if visible_to <= told:

@@ -31,8 +31,9 @@ from penstock.worker.worker import Worker
 
 
 class RunTally:
-    """A listener that counts the results of this process. Written by the emitting threads, read when they have
-    ended.
+    """A listener that counts the results of this process.
+
+    Written by the emitting threads, read when they have ended.
     """
 
     def __init__(self) -> None:

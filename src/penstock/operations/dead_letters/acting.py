@@ -200,9 +200,7 @@ class ReplayOperation:
         done: QueueResult,
         goal: int | None,
     ) -> Iterator[ReplayedChunk]:
-        """Send a whole page before the next is requested: a FIFO queue returns no more of a group until these
-        are gone.
-        """
+        """Send a whole page before requesting the next: a FIFO queue returns no more of a group before."""
         report = self._report
         rest = iter(page)
         while not self._stopped():

@@ -115,10 +115,9 @@ def export_to_file(
     stopped: Stopped,
     told: Told,
 ) -> ExportReport:
-    """Write the selected messages to a file, completely or not at all; with ``remove``, then delete them from their
-    queues.
+    """Write the selected messages to a file, completely or not at all.
 
-    Raises `UsageError` if the file exists.
+    With ``remove``, then delete them from their queues. Raises `UsageError` if the file exists.
     """
     if place.files.stat(place.name) is not None:
         raise UsageError(f"There is a file {place.address} already: name another one, it may be the only copy.")
@@ -144,11 +143,10 @@ def export_to_file(
 def import_file(
     seen: ScopeView, place: ExportFile, *, queue: str | None, ledger: Ledger, stopped: Stopped, told: Told
 ) -> ImportReport:
-    """Put messages back into the DLQs they were exported from, or all into the DLQ of ``queue``; repeats add no
-    duplicates.
+    """Put messages back into the DLQs they were exported from, or all into the DLQ of ``queue``.
 
-    Raises `UsageError` for a line that is not from an export, or for a queue that does not exist; earlier messages are
-    put back by then.
+    Repeats add no duplicates. Raises `UsageError` for a line that is not from an export, or for a queue that does not
+    exist; earlier messages are put back by then.
     """
     imported = ImportReport()
     places = _ImportTargets(seen)
@@ -277,7 +275,7 @@ class _ImportTargets:
         self.of = lru_cache(maxsize=PLACES_MAX)(self._of)
 
     def _of(self, queue: str) -> str:
-        """Return the DLQ. Raises `UsageError` if it does not exist and cannot be created by its name."""
+        """Return the DLQ. Raises `UsageError` if it does not exist, unless it was named and is created on use."""
         place = place_of_letters(self._seen, queue)
         there = {listed_name(queue), listed_name(place)} & self._known
         if not (there or (place == queue and self._seen.broker.capabilities.creates_queues)):

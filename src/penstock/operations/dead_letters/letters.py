@@ -34,7 +34,7 @@ ANSWERS_MAX = 1_000  # cache size: messages may name any number of queues
 
 
 class HomeQueues:
-    """Finds the queue of origin of dead letters on one broker."""
+    """Find the queue of origin of dead letters on one broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -125,7 +125,7 @@ def _held(seen: ScopeView, named: str) -> Mapping[str, str]:
 
 
 def _tiers_of_all(broker: Broker, queues: Sequence[str]) -> dict[str, str]:
-    """Return the DLQs of these queues; a queue that is a DLQ itself stands for itself alone."""
+    """Return the DLQs of these queues; a queue that is a DLQ is returned itself."""
     found: dict[str, str] = {}
     for queue in queues:
         found |= {queue: _tier_by_name(queue)} if names_dead_letters(listed_name(queue)) else tiers_of(broker, queue)

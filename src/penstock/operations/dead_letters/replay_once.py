@@ -25,7 +25,7 @@ class ReplayCounts:
 
 
 class ReplayTally(ChoosyListener):
-    """Counts the replayer's events. Thread-safe."""
+    """Count the replayer's events. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

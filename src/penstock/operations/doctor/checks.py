@@ -32,7 +32,7 @@ FREE_BYTES_MIN = 2 * 1024**3
 
 
 class SparkNeed(StrEnum):
-    """Whether Spark is needed: by pipelines, and by tables of `penstock ingest`."""
+    """The need for Spark: pipelines need it, and tables of `penstock ingest`."""
 
     NEEDED = "needed"
     UNKNOWN = "unknown"

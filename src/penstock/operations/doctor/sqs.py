@@ -54,8 +54,9 @@ def queue(facts: "QueueFacts", *, lease_seconds: float, announces: bool) -> tupl
 def dead_letters(
     facts: "QueueFacts", letters: "QueueFacts | None", *, attempts_max: int, why: str = ""
 ) -> tuple[FindingLevel, str]:
-    """Check the DLQ and the number of receives before a message goes there. ``letters`` None: there is none, for
-    ``why``.
+    """Check the DLQ and the number of receives before a message goes there.
+
+    ``letters`` None: there is none, for ``why``.
     """
     if letters is None:
         return FindingLevel.FAILED, f"{facts.name}: its dead letters have no place to go: {why}"
@@ -170,9 +171,7 @@ def _covers(statement: Mapping[str, Any], arn: str) -> bool:
 
 
 def _sources(statement: Mapping[str, Any]) -> Sequence[str]:
-    """Return the patterns of the condition on the source ARN, in the standard partition; empty without such a
-    condition.
-    """
+    """Return the patterns of the condition on the source ARN, in the standard partition, if any."""
     conditions = statement.get("Condition", {})
     return [
         _PARTITION.sub("arn:aws:", str(each))

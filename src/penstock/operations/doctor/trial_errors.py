@@ -121,8 +121,9 @@ def _appless(process: Process, _: "App | None", tell: Listener) -> Telemetry:
 
 
 def _function(_: "App | None", tell: Listener) -> Telemetry:
-    """Open telemetry as the Lambda function does. The user's own hook is unknown here, since it is in another
-    module.
+    """Open telemetry as the Lambda function does.
+
+    The user's own hook is unknown here, since it is in another module.
     """
     from penstock.app.replayer import with_sample
     from penstock.dead_letters.sample import sample_settings

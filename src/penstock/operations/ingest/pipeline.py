@@ -162,9 +162,7 @@ class IngestPipeline:
         return self.request.schema is not None or row.source_schema is not None or self.request.format == "text"
 
     def _schema(self, sample: Sequence[ObjectRef]) -> str:
-        """Return the given schema, else the remembered one, else one inferred from a sample, reported and
-        remembered.
-        """
+        """Return the given schema, else the remembered one, else infer, report and remember one."""
         ledger, pipeline = self.state.ledger, self.where.pipeline
         if self.request.schema is not None:
             return canonical_ddl(self.request.schema)

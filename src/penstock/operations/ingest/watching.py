@@ -17,7 +17,7 @@ END_SECONDS = 5.0
 
 
 class FolderWatch:
-    """Watches a folder. The first scan only collects objects; later ones are enqueued at once."""
+    """Watch a folder. The first scan only collects objects; later ones are enqueued at once."""
 
     def __init__(self, watcher: Watcher, goal: PendingObjects, *, stop: StopSignal, bus: Bus, clock: Clock) -> None:
         self._watcher = watcher

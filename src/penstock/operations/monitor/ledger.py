@@ -25,7 +25,7 @@ COUNT_SHARE = 1_000.0
 
 
 class LedgerWatch:
-    """Measures these pipelines and object handlers. For one thread.
+    """Measure these pipelines and object handlers. For one thread.
 
     ``ledger`` returns the ledger, or None if it does not exist yet.
     """
@@ -48,8 +48,9 @@ class LedgerWatch:
         self._tallies: dict[str, tuple[ProcessedCount, float]] = {}  # by pipeline, with when to count anew (monotonic)
 
     def look(self) -> Sequence[PipelineSample]:
-        """Return the samples, from a recent measurement if it was slow. Raises `TemporaryError` if the ledger is
-        unavailable.
+        """Return the samples, cached for a while if measuring was slow.
+
+        Raises `TemporaryError` if the ledger is unavailable.
         """
         began_at = self._clock.monotonic()
         if self._found and began_at < self._not_before:
@@ -95,8 +96,9 @@ class LedgerWatch:
 
 
 class TableWatch:
-    """Measures how far the tables of pipelines lag behind the ledger. For one thread. Needs the packages of the
-    extra.
+    """Measure how far the tables of pipelines lag behind the ledger.
+
+    For one thread. Needs the packages of the extra.
     """
 
     def __init__(self, places: Mapping[str, TablePaths], *, ledger: "Callable[[], Ledger | None]") -> None:

@@ -69,7 +69,7 @@ TOLD_EVERY_SECONDS = 3_600.0  # while objects are overdue
 
 
 class OverdueNotices:
-    """Emits an event when objects become overdue, and once an hour while they are. For one thread."""
+    """Emit an event when objects become overdue, and once an hour while they are. For one thread."""
 
     def __init__(self, *, after_seconds: float, clock: Clock, tell: Listener) -> None:
         self._after_seconds = after_seconds

@@ -48,7 +48,7 @@ class MonitorTargets:
 
 
 class Monitor:
-    """Measures repeatedly, and emits an event when a source becomes unavailable or available. For one thread."""
+    """Measure repeatedly, and emit an event when a source becomes unavailable or available. For one thread."""
 
     def __init__(self, watches: MonitorTargets, *, clock: Clock, tell: Listener) -> None:
         self._watches = watches

@@ -148,9 +148,7 @@ def to_meters(look: MonitorSample, meters: "Meters") -> None:
 
 
 def forget_old(looking: MonitorLoop, meters: "Meters") -> None:
-    """Remove the values of the previous measurement while the current one does not end, so that they do not seem
-    current.
-    """
+    """Remove the previous values while the current measurement hangs, so that they do not seem current."""
     unseen = looking.unseen
     if unseen is not None:
         for name, samples in gauges(unseen).items():
@@ -158,10 +156,9 @@ def forget_old(looking: MonitorLoop, meters: "Meters") -> None:
 
 
 def _awaited(work: Callable[[], None], stop: StopSignal, clock: Clock) -> bool:
-    """Run ``work`` in a thread and wait for it, because signal handlers run in the main thread. Raises the error of
-    ``work``.
+    """Run ``work`` in a thread and wait for it, because signal handlers run in the main thread.
 
-    Return True if it ended, or ends soon after a stop.
+    Raises the error of ``work``. Return False if it is still running shortly after a stop.
     """
     failures: list[BaseException] = []
 

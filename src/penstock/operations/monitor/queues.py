@@ -38,7 +38,7 @@ class _SampleRound:
 
 
 class QueueWatch:
-    """Measures these queues. For one thread.
+    """Measure these queues. For one thread.
 
     ``broker`` returns the broker, or None if it does not exist yet, so that no queue ever had a message.
     """
@@ -58,8 +58,9 @@ class QueueWatch:
         self._letters_at: float | None = None  # monotonic
 
     def look(self) -> BrokerSample:
-        """Return a sample. Raises `TemporaryError` if the broker is unavailable, and `ConfigurationError` if it
-        is unusable.
+        """Return a sample.
+
+        Raises `TemporaryError` if the broker is unavailable, and `ConfigurationError` if it is unusable.
         """
         broker = self._broker()
         if broker is None:

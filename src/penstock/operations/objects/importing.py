@@ -187,9 +187,7 @@ def _inventory(file: str) -> tuple[str, Callable[[], Iterator[ListedObject]]]:
 
 
 def _places(table: str, state: str | None, settings: Settings) -> TablePaths:
-    """Return the paths of a table, which may have no data directory yet; refuse one whose data directory is
-    elsewhere.
-    """
+    """Return the paths of a table, possibly without a data directory yet, but not with one elsewhere."""
     where = places(table, state, aws=settings.aws)
     if (where.state / LEDGER_FILE).is_file() or not where.state.exists():
         return where

@@ -106,8 +106,8 @@ class Status:
     def troubles(self) -> Sequence[str]:
         """The problems that need a person, as text.
 
-        Unfinished work is none while a worker may finish it, here or on another host. Failed objects are none once a
-        later version was processed.
+        Unfinished work is left out while a worker may finish it, here or on another host. Failed objects are left out
+        once a later version was processed.
         """
         return [trouble.text for trouble in self.findings]
 

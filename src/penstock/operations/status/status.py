@@ -83,8 +83,9 @@ class DeadLetters:
 
 
 def dead_letters(seen: ScopeView, every: Sequence[QueueStatus], records: Sequence[WorkerRecord]) -> DeadLetters:
-    """Count the messages in DLQs; on a broker shared with other systems, only in the scope's. A shared DLQ
-    counts once.
+    """Count the messages in DLQs; on a broker shared with other systems, only in the scope's.
+
+    A shared DLQ counts once.
     """
     if seen.queues is None:
         names = {one.queue for one in every if names_dead_letters(one.queue)}
@@ -129,7 +130,7 @@ def standing(scope: Scope) -> Status:
 
 
 class StatusReader:
-    """Reads the status of one scope repeatedly. For one thread.
+    """Read the status of one scope repeatedly. For one thread.
 
     Slow details that rarely change are read every `DETAILS_SECONDS`: replaced failed objects and the contents of
     tables. In between, the number of processed objects is updated from new batches, and empty queues are remembered to
@@ -320,9 +321,7 @@ def _disagreement(seen: ScopeView, pipeline: str, tables: "Tables", committed: i
 
 
 def _notes(seen: ScopeView, queues: Sequence[QueueStatus]) -> Iterator[str]:
-    """Yield notes on settings that may name the wrong place or queue, which would otherwise look like an idle
-    system.
-    """
+    """Yield notes on settings that may name the wrong place or queue, and so suggest an idle system."""
     settings = seen.scope.settings
     if seen.queues is not None and not seen.queues:
         yield UNNAMED
@@ -335,7 +334,9 @@ def _notes(seen: ScopeView, queues: Sequence[QueueStatus]) -> Iterator[str]:
 def late_queues(queues: Sequence[QueueStatus], settings: Settings, *, seen_all: bool) -> Sequence[LaggingQueue]:
     """Return the queues whose oldest visible message has waited longer than the settings allow.
 
-    ``seen_all``: every worker is known by its record. Otherwise messages in flight count as a consumer too.
+    ``seen_all``: never report a missing consumer here. Either all workers are visible, and other checks report it,
+    or some have no record and may serve any queue. Otherwise a queue has no consumer if it has no workers here and
+    no messages in flight.
     """
     found: list[LaggingQueue] = []
     own_seconds = {listed_name(name): seconds for name, seconds in settings.late_queues.items()}
@@ -351,8 +352,9 @@ def late_queues(queues: Sequence[QueueStatus], settings: Settings, *, seen_all: 
 
 
 def _unserved(queues: Sequence[QueueStatus], records: Sequence[WorkerRecord]) -> int:
-    """Return the number of messages that no worker will fetch. A draining worker only finishes its messages in
-    flight.
+    """Return the number of messages that no worker will fetch.
+
+    A draining worker only finishes its messages in flight.
     """
     fetching = {record.worker for record in records if record.state != DRAINING}
     left = [one for one in queues if fetching.isdisjoint(one.workers)]

@@ -40,7 +40,7 @@ class _TimedStatus:
 
 
 class FlowTracker:
-    """Remembers recent readings."""
+    """Remember recent readings."""
 
     def __init__(self) -> None:
         self._looks: deque[_TimedStatus] = deque(maxlen=LOOKS_MAX)
@@ -78,8 +78,9 @@ def _flow(now: QueueStatus, before: QueueStatus | None, *, seconds: float, out: 
 
 
 def _out(before: Status, now: Status, queue: str) -> float:
-    """Return the settled messages per second in all workers' records. Each counts from its start, with its own
-    timestamp.
+    """Return the settled messages per second in all workers' records.
+
+    Each counts from its start, with its own timestamp.
     """
     known = {record.worker: record for record in before.records}
     return sum(_out_of(known.get(record.worker), record, queue) for record in now.records)

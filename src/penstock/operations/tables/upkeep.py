@@ -82,8 +82,7 @@ class MaintainedPipeline:
         return found
 
     def vacuum(self, *, retention_hours: int | None, dry_run: bool) -> Mapping[str, int]:
-        """Delete files that the tables' logs removed longer ago than the retention; return their number by table
-        address.
+        """Delete files that left the tables longer ago than the retention; return counts by table address.
 
         Raises `TableError` for a retention below the table's own.
         """
