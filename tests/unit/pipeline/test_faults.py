@@ -35,6 +35,10 @@ ValueError: no good {line}
     [
         pytest.param(Py4JNetworkError("Answer from Java side is empty"), id="py4j"),
         pytest.param(Py4JError("An error occurred while calling o51.save"), id="py4j in a call"),
+        pytest.param(
+            Py4JError("org.apache.spark.api.python.PythonUtils.getBroadcastThreshold does not exist in the JVM"),
+            id="py4j in a lookup",
+        ),
         pytest.param(ConnectionRefusedError(111, "Connection refused"), id="socket"),
         pytest.param(PySparkException("Job 3 cancelled because SparkContext was shut down"), id="shut down"),
     ],
@@ -43,6 +47,10 @@ def test_a_spark_that_is_gone_needs_another_process(error: Exception) -> None:
     explained = explain(error)
     assert isinstance(explained, RestartNeeded)
     assert "Spark went away" in str(explained)
+
+
+def test_a_class_of_the_users_that_the_jvm_lacks_is_no_end_of_spark() -> None:
+    assert isinstance(explain(Py4JError("com.shop.Masks does not exist in the JVM")), RunBroken)
 
 
 @pytest.mark.parametrize("words", ["SparkContext was shut down", "Java gateway process exited"])

@@ -30,7 +30,8 @@ _MACHINERY = re.compile(r"No space left on device|Disk quota exceeded|Too many o
 _SPARK_GONE = re.compile(
     r"SparkContext was shut down|stopped SparkContext|SparkContext is stopped|Java gateway process"
 )
-_BROKEN_OFF = re.compile(r"An error occurred while calling \S+")
+# The second form: the lookup of one of Spark's own classes, which a JVM that answers always has.
+_BROKEN_OFF = re.compile(r"An error occurred while calling \S+|org\.apache\.spark\.[\w.$]+ does not exist in the JVM")
 # Raised by the reader in Spark's Python workers, during planning and in tasks; the driver gets them as text.
 _OURS = {
     f"penstock.errors.{kind.__name__}": kind
@@ -80,8 +81,8 @@ def explain(error: Exception) -> PenstockError:
 def _is_cut(error: Exception) -> bool:
     """Return True if the connection to the JVM broke.
 
-    For a call cut off midway Py4J reports only the call's name; an error from the JVM itself carries a stack trace or a
-    Java exception.
+    For a call cut off midway Py4J reports only the name of the call or class; an error from the JVM itself carries a
+    stack trace or a Java exception.
     """
     if isinstance(error, (Py4JNetworkError, ConnectionError)):
         return True
