@@ -1,9 +1,12 @@
 """What a failure of Spark means."""
 
 import socket
+import subprocess
+from types import SimpleNamespace
 
 import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark import SparkContext
 from pyspark.errors import AnalysisException, PySparkException
 
 from penstock.errors import (
@@ -16,6 +19,7 @@ from penstock.errors import (
     TransformError,
 )
 from penstock.pipeline.engine import RunBroken
+from penstock.pipeline.spark import faults
 from penstock.pipeline.spark.faults import explain, is_of_spark
 
 CAST = (
@@ -35,10 +39,6 @@ ValueError: no good {line}
     [
         pytest.param(Py4JNetworkError("Answer from Java side is empty"), id="py4j"),
         pytest.param(Py4JError("An error occurred while calling o51.save"), id="py4j in a call"),
-        pytest.param(
-            Py4JError("org.apache.spark.api.python.PythonUtils.getBroadcastThreshold does not exist in the JVM"),
-            id="py4j in a lookup",
-        ),
         pytest.param(ConnectionRefusedError(111, "Connection refused"), id="socket"),
         pytest.param(PySparkException("Job 3 cancelled because SparkContext was shut down"), id="shut down"),
     ],
@@ -49,8 +49,20 @@ def test_a_spark_that_is_gone_needs_another_process(error: Exception) -> None:
     assert "Spark went away" in str(explained)
 
 
-def test_a_class_of_the_users_that_the_jvm_lacks_is_no_end_of_spark() -> None:
-    assert isinstance(explain(Py4JError("com.shop.Masks does not exist in the JVM")), RunBroken)
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_a_class_that_is_not_found_is_the_end_of_spark_only_if_its_jvm_ended(
+    has_ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults, "JVM_EXIT_SECONDS", 0.01)
+    jvm = subprocess.Popen(["true" if has_ended else "cat"], stdin=subprocess.PIPE)
+    try:
+        if has_ended:
+            jvm.wait()
+        monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=jvm))
+        explained = explain(Py4JError("PythonUtils does not exist in the JVM"))
+    finally:
+        jvm.communicate()
+    assert isinstance(explained, RestartNeeded if has_ended else RunBroken)
 
 
 @pytest.mark.parametrize("words", ["SparkContext was shut down", "Java gateway process exited"])

@@ -1,6 +1,7 @@
 """Classify Spark failures: `explain` maps every exception of a run to one Penstock error."""
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from sysconfig import get_path
@@ -8,6 +9,7 @@ from traceback import walk_tb
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from pyspark import SparkContext
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 
 from penstock.errors import (
@@ -30,8 +32,9 @@ _MACHINERY = re.compile(r"No space left on device|Disk quota exceeded|Too many o
 _SPARK_GONE = re.compile(
     r"SparkContext was shut down|stopped SparkContext|SparkContext is stopped|Java gateway process"
 )
-# The second form: the lookup of one of Spark's own classes, which a JVM that answers always has.
-_BROKEN_OFF = re.compile(r"An error occurred while calling \S+|org\.apache\.spark\.[\w.$]+ does not exist in the JVM")
+_BROKEN_OFF = re.compile(r"An error occurred while calling \S+")
+_NOT_FOUND = re.compile(r"\S+ does not exist in the JVM")
+JVM_EXIT_SECONDS = 1.0
 # Raised by the reader in Spark's Python workers, during planning and in tasks; the driver gets them as text.
 _OURS = {
     f"penstock.errors.{kind.__name__}": kind
@@ -81,12 +84,27 @@ def explain(error: Exception) -> PenstockError:
 def _is_cut(error: Exception) -> bool:
     """Return True if the connection to the JVM broke.
 
-    For a call cut off midway Py4J reports only the name of the call or class; an error from the JVM itself carries a
-    stack trace or a Java exception.
+    For a call cut off midway Py4J reports only the call's name, and for a lookup that the class does not exist, which
+    may as well be a typo of the user's. An error from the JVM itself carries a stack trace or a Java exception.
     """
     if isinstance(error, (Py4JNetworkError, ConnectionError)):
         return True
-    return type(error) is Py4JError and _BROKEN_OFF.fullmatch(str(error)) is not None
+    if type(error) is not Py4JError:
+        return False
+    text = str(error)
+    return _BROKEN_OFF.fullmatch(text) is not None or (_NOT_FOUND.fullmatch(text) is not None and _has_jvm_ended())
+
+
+def _has_jvm_ended() -> bool:
+    """Return True if the JVM that this process launched has ended. Its sockets close a moment before it exits."""
+    process: subprocess.Popen[bytes] | None = getattr(SparkContext._gateway, "proc", None)
+    if process is None:
+        return False
+    try:
+        process.wait(JVM_EXIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def is_of_spark(error: BaseException) -> bool:
