@@ -17,9 +17,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote_plus
 
-import pyarrow.orc as orc
-import pyarrow.parquet as pq
-
 from penstock.errors import UsageError
 from penstock.objects.reference import ObjectRef
 from penstock.storage.aws import Aws
@@ -231,9 +228,13 @@ def _rows(inventory: Inventory, path: str) -> Iterator[Mapping[str, Any]]:
             return
         ours = {theirs: name for name, theirs in inventory.manifest.columns.items() if name in COLUMNS}
         if inventory.manifest.format == "orc":
+            import pyarrow.orc as orc  # not at the top: object handlers reconcile without the extra that brings it
+
             reader = orc.ORCFile(file)
             batches = (reader.read_stripe(stripe, columns=list(ours)) for stripe in range(reader.nstripes))
         else:
+            import pyarrow.parquet as pq
+
             batches = pq.ParquetFile(file).iter_batches(columns=list(ours))
         for batch in batches:
             for row in batch.to_pylist():
