@@ -80,7 +80,7 @@ def test_who_does_not_take_it_is_named(
     said = penstock("doctor", "--send-test-error", "--app", app(here, "failing_shop", "raise ValueError('a slip')"))
     assert said.exit_code == CHECK_FOUND_PROBLEMS
     assert "failed   worker       on_error: ValueError: a slip" in said.out
-    assert "failed   ingest       notify_urls 1 (json): NotTaken: notify_urls 1 (json) did not take" in said.out
+    assert "failed   ingest       notify_urls 1 (json): ReportRejected: notify_urls 1 (json) did not take" in said.out
     assert "hunter2" not in said.out + said.err
     assert "taken by" not in said.out
 
