@@ -248,7 +248,7 @@ def test_whether_a_queue_is_there_is_known_without_the_right_to_its_attributes(
 ) -> None:
     account = Account(q={})
     account.readable = readable
-    monkeypatch.setattr(facts, "Api", lambda *_, **__: account.api)
+    monkeypatch.setattr(facts, "SqsApi", lambda *_, **__: account.api)
     look = facts.SqsInspector(Aws(), clock=account.clock)
     for there in ("q", f"{HOME}/q"):
         look.check_is_there(there)
