@@ -13,47 +13,47 @@ help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target does; \
 	do printf '  make %-14s %s\n' "$$target" "$$does"; done
 
-setup: ## Make the environment in .venv (the other targets do it by themselves)
+setup: ## Create the environment in .venv (the other targets do so if needed)
 	@$(SETUP)
 
-demo: setup ## Real files through the whole chain into an exactly-once table, with a crash in the middle
+demo: setup ## Kill a worker, then an ingest, and prove that nothing is lost or doubled
 	@rm -rf build/demo
 	@$(VENV)/bin/penstock demo --dir build/demo
 
-test: setup ## Everything CI runs: the linters and all tests but the long matrix
+test: setup ## Run what CI runs: the linters, and all tests but the long matrix
 	@$(VENV)/bin/python scripts/run_tests.py
 
-test-fast: setup ## The tests without servers and Spark: unit, property, models, brokers and ledger on memory and SQLite
+test-fast: setup ## Run the tests without servers and Spark: unit, property, models, brokers and ledger on memory and SQLite
 	@$(VENV)/bin/python scripts/run_tests.py --fast
 
-lint: setup ## ruff, mypy --strict and the import contracts
+lint: setup ## Run ruff, mypy --strict, the import contracts and the language check
 	@$(VENV)/bin/python scripts/run_tests.py --only lint
 
-bench: ## The benchmarks whose figures the README quotes, in environments of their own
+bench: ## Run the benchmarks of the README, in their own environments
 	@$(PYTHON) scripts/bootstrap.py --venv .venv-bench-older --lock bench-older
 	@$(PYTHON) scripts/bootstrap.py --venv .venv-bench --lock bench
 	@.venv-bench/bin/python -m benchmarks
 
-docs: setup ## Write the tables of docs/ anew that are made from the code
+docs: setup ## Rewrite the tables in docs/ that are generated from code
 	@$(VENV)/bin/python -m scripts.broker_table
 	@$(VENV)/bin/python -m scripts.ages_table
 
-site: ## The documentation as a site with search, in build/site; fails on a dead link (an environment of its own)
+site: ## Build the documentation as a site with search in build/site; fails on a dead link
 	@$(PYTHON) scripts/bootstrap.py --venv .venv-site --lock docs
 	@NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict
 	@echo "build/site/index.html"
 
-check: ## As CI does it: make test, in which a test skipped for a missing service is a failed one
+check: ## As in CI: make test, with a skipped test for a missing service counted as failed
 	@CI=true $(MAKE) --no-print-directory test
 
-test-slow: setup ## The long matrix
+test-slow: setup ## Run the long matrix of tests
 	@$(VENV)/bin/python scripts/run_tests.py --slow
 
-test-spark40: ## The tests with Spark, on the oldest Spark we support (an environment of its own)
+test-spark40: ## Run the tests with Spark on the oldest supported Spark, in its own environment
 	@$(PYTHON) scripts/bootstrap.py --venv .venv-spark40 --lock spark40
 	@.venv-spark40/bin/python scripts/run_tests.py --only spark
 
-lock: setup ## Resolve the dependencies again and write locks/ (UPGRADE=1 takes the newest that fit)
+lock: setup ## Resolve the dependencies and write locks/ (UPGRADE=1: the newest that fit)
 	@$(VENV)/bin/python scripts/lock.py $(if $(UPGRADE),--upgrade)
 
 dist: ## Build and check sdist and wheel, and install each extra alone (TAG=v0.1.0 compares the version)

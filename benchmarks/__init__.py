@@ -1,1 +1,1 @@
-"""What the README quotes, for anyone to run: `make bench`, or one of them by `python -m benchmarks.chain` and so on."""
+"""The benchmarks behind the README's figures: all with `make bench`, one with `python -m benchmarks.chain`."""

@@ -1,4 +1,4 @@
-"""How fast the embedded brokers are by themselves: no worker, no handler.
+"""Measure the embedded brokers alone: no worker, no handler.
 
     python benchmarks/broker.py [--folder DIR] [--messages N]
 

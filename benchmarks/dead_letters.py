@@ -1,10 +1,10 @@
-"""How quickly people get answers when a great many messages have died: the embedded queue and Redis.
+"""Measure the dead-letter commands on a great many dead letters: the embedded queue and Redis.
 
     python -m benchmarks.dead_letters [--letters 100000] [--only sqlite|redis]
 
-Buries letters of three errors, each with a traceback and four attempts, and then measures, each in a process of its
-own, seconds and the most memory it took: the first page of the list, groups (until the first counts can be shown, and
-until all are exact), a filter over all letters, and the replay of 1,000 that a filter finds, with record and audit.
+Writes dead letters of three errors, each with a traceback and four attempts, and then measures, each in its own
+process, seconds and peak memory: the first page of the list, groups (until the first counts can be shown, and
+until all are exact), a filter over all of them, and the replay of 1,000 that a filter finds, with record and audit.
 Seconds are those inside the process, once it has started and opened broker and ledger.
 """
 
@@ -29,13 +29,13 @@ from penstock.dead_letters.filters import DeadLetterFilter
 from penstock.messaging.broker import Broker
 from penstock.messaging.death import AttemptRecord, Death, with_death
 from penstock.messaging.message import Outgoing
-from penstock.operations.dead_letters.acting import ReplayOperation, ReplayOptions
-from penstock.operations.dead_letters.letters import (
+from penstock.operations.dead_letters.actions import ReplayOperation, ReplayOptions
+from penstock.operations.dead_letters.selection import (
     DeadLetterSelection,
     grouped,
-    letters,
-    letters_of_queue,
     opened_ledger,
+    select_dead_letters,
+    select_in_queue,
 )
 from penstock.operations.inspection import ScopeView, view
 
@@ -86,8 +86,8 @@ def measured(what: str) -> dict[str, float]:
 
 def _list(seen: ScopeView) -> dict[str, float]:
     def first_page() -> None:
-        with closing(letters_of_queue(seen.broker, DEAD, DeadLetterFilter())) as found:
-            assert len([letter.death for letter in islice(found, PAGE_SHOWN)]) == PAGE_SHOWN
+        with closing(select_in_queue(seen.broker, DEAD, DeadLetterFilter())) as found:
+            assert len([dead_letter.death for dead_letter in islice(found, PAGE_SHOWN)]) == PAGE_SHOWN
 
     return {"first page": _seconds(first_page)}
 
@@ -98,12 +98,14 @@ def _groups(seen: ScopeView) -> dict[str, float]:
     grouping = grouped(seen, DeadLetterSelection(), first=lambda _: first.append(time.perf_counter() - began_at))
     assert len(grouping.groups()) == ERRORS
     exact = time.perf_counter() - began_at
-    return {"first page": min([*first, exact]), "exact": exact, "letters": grouping.letters}
+    return {"first page": min([*first, exact]), "exact": exact, "letters": grouping.dead_letters}
 
 
 def _filter(seen: ScopeView) -> dict[str, float]:
     def look() -> None:
-        with closing(letters(seen, DeadLetterSelection(wanted=DeadLetterFilter(error="nothing of the kind")))) as found:
+        with closing(
+            select_dead_letters(seen, DeadLetterSelection(wanted=DeadLetterFilter(error="nothing of the kind")))
+        ) as found:
             assert next(found, None) is None
 
     return {"all letters": _seconds(look)}
@@ -115,7 +117,7 @@ def _replay(seen: ScopeView) -> dict[str, float]:
     def replay() -> None:
         with closing(opened_ledger(seen)) as ledger:
             doing = ReplayOperation(
-                seen, asked, ReplayOptions(), ledger=ledger, stopped=lambda: False, told=lambda _: None
+                seen, asked, ReplayOptions(), ledger=ledger, stopped=lambda: False, on_progress=lambda _: None
             )
             assert doing.run(say=print).sent == REPLAYED
 
@@ -123,7 +125,7 @@ def _replay(seen: ScopeView) -> dict[str, float]:
 
 
 def _peak_mb() -> float:
-    """Of this process since it was started; what `getrusage` tells on Linux is the parent's, if that had more."""
+    """Return this process's peak memory; on Linux `getrusage` would report the parent's if that is higher."""
     status = Path("/proc/self/status")
     if not status.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -180,7 +182,7 @@ def main() -> None:
                 **os.environ,
                 "PENSTOCK_BROKER": url,
                 "PENSTOCK_LEDGER": f"sqlite:///{Path(folder) / 'ledger.db'}",
-                "PENSTOCK_STATE": folder,
+                "PENSTOCK_DATA_DIR": folder,
             }
             for what in MEASURED:
                 done = subprocess.run(

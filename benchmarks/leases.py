@@ -66,7 +66,7 @@ from penstock.messaging.settlement import Ack
 from penstock.objects.notification import announce
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.objects.stream import IncomingObject
-from penstock.worker.running_batch import CLAIM_LOST
+from penstock.worker.executor import CLAIM_LOST
 from penstock.worker.shutdown import StopSignal
 
 LEASE_SECONDS = 60.0  # the default
@@ -109,7 +109,7 @@ CLAIMS_END = {  # in how many seconds the first open claim ends, by the database
 
 @dataclass(kw_only=True)
 class Books:
-    """What happened. Threads of handlers and of workers write, under the lock."""
+    """The events of a run. Threads of handlers and of workers write, under the lock."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     workers: int = 0  # that began to serve
@@ -269,10 +269,10 @@ class Stage:
             aws = {"aws_endpoint_url": self.store.url, "aws_region": REGION}
         concurrency = min(self.messages, CONCURRENCY_MAX)
         settings = Settings(
-            state=str(self.folder / name),
+            data_dir=str(self.folder / name),
             ledger=self.ledger,
-            concurrency=concurrency,
-            lease_seconds=self.lease_seconds,
+            worker_concurrency=concurrency,
+            worker_lease=self.lease_seconds,
             **aws,
         )
         app = App(broker=broker, settings=settings, name="bench")

@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from penstock.ledger import Ledger
-from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectClaims, ObjectResult, WorkDone, WorkStanding
+from penstock.ledger.records import (
+    BatchOutcome,
+    BatchRecord,
+    Candidate,
+    ObjectClaims,
+    ObjectResult,
+    OriginalMessage,
+    WorkClaimResult,
+    WorkDone,
+)
 
 PIPELINE = "file:///benchmark"
 
@@ -50,7 +59,7 @@ def _report(place: str, ledger: Ledger, arguments: argparse.Namespace) -> None:
 def _report_works(place: str, ledger: Ledger, works: int) -> None:
     """One thread: each key begun and finished, and then met again as a duplicate."""
 
-    def begin(number: int, attempt: str) -> WorkStanding:
+    def begin(number: int, attempt: str) -> WorkClaimResult:
         return ledger.begin_work("handler", f"{number}", attempt_id=attempt, worker="benchmark", lease_seconds=60.0)
 
     def complete(number: int) -> bool:
@@ -96,13 +105,15 @@ def _candidate(name: str) -> Candidate:
         size_bytes=10_000,
         uri=f"file://{key}",
         etag="17f0-2710",
-        carrier=Carrier(message_id=name, enqueued_at=0.0),
+        original_message=OriginalMessage(message_id=name, enqueued_at=0.0),
     )
 
 
 def _outcome(claim: ObjectClaims) -> BatchOutcome:
     results = [ObjectResult(object_id=object_id, rows=50, lines_quarantined=0) for object_id in claim.claimed]
-    return BatchOutcome(pipeline=PIPELINE, attempt_id=claim.attempt_id, processed=results, rows=50 * len(results))
+    return BatchOutcome(
+        pipeline=PIPELINE, attempt_id=claim.attempt_id, processed=results, record=BatchRecord(rows=50 * len(results))
+    )
 
 
 if __name__ == "__main__":

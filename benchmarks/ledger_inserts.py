@@ -20,10 +20,10 @@ from sqlalchemy import event
 
 from benchmarks.ledger_servers import LEASE_SECONDS, PIPELINE, candidate, outcome, private_server
 from penstock.ledger import Ledger
-from penstock.ledger.dialects.mysql import insert_in_parts
+from penstock.ledger.dialects.mysql import insert_in_chunks
 from penstock.ledger.dialects.postgresql import insert_as_arrays
 
-HOOKS: Mapping[str, Callable[..., bool]] = {"mariadb": insert_in_parts, "postgresql": insert_as_arrays}
+HOOKS: Mapping[str, Callable[..., bool]] = {"mariadb": insert_in_chunks, "postgresql": insert_as_arrays}
 WAYS = ("ours", "driver", "insertmanyvalues")
 
 

@@ -26,7 +26,7 @@ from tests.services.mariadb_server import MariadbServer, install_template
 from tests.services.postgresql_server import PostgresqlServer
 
 from penstock.ledger import Ledger
-from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectClaims, ObjectResult
+from penstock.ledger.records import BatchOutcome, BatchRecord, Candidate, ObjectClaims, ObjectResult, OriginalMessage
 
 PIPELINE = "clicks"
 BATCH = 5_000  # objects, of the rows that are there
@@ -218,13 +218,15 @@ def candidate(name: str) -> Candidate:
         uri=f"s3://landing/{key}",
         etag=digest.hex(),
         sequencer="0055AED6DCD90281E5",
-        carrier=Carrier(message_id=digest.hex(), enqueued_at=1.7e9),
+        original_message=OriginalMessage(message_id=digest.hex(), enqueued_at=1.7e9),
     )
 
 
 def outcome(claim: ObjectClaims) -> BatchOutcome:
     results = [ObjectResult(object_id=object_id, rows=50, lines_quarantined=0) for object_id in claim.claimed]
-    return BatchOutcome(pipeline=PIPELINE, attempt_id=claim.attempt_id, processed=results, rows=50 * len(results))
+    return BatchOutcome(
+        pipeline=PIPELINE, attempt_id=claim.attempt_id, processed=results, record=BatchRecord(rows=50 * len(results))
+    )
 
 
 @contextmanager

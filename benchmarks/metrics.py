@@ -1,15 +1,15 @@
-"""What metrics cost: workers whose handlers do nothing, with metrics and without, in turns.
+"""Measure the cost of metrics: workers whose handlers do nothing, with and without metrics, alternating.
 
     python -m benchmarks.metrics [--rounds N] [--messages N] [--only NAME]
 
 With metrics means: everything is counted, and the endpoint is scraped once a second by another process. Each round runs
-both in processes of their own, the first of them changing, and what is told are medians: messages a second from the
+both in processes of their own, the first of them changing, and the figures are medians: messages a second from the
 first call to the last, microseconds of a core for each of them, and of both the ratio within a round, as a busy machine
 is slow and quick by turns.
 
 - ``sqlite``, ``redis``: as `penstock worker` runs, with its record and its log at the default level (to /dev/null).
-- ``bare sqlite``, ``bare redis``: the same with nobody who listens to anything, so that metrics pay for all that is put
-  into words for them.
+- ``bare sqlite``, ``bare redis``: the same without any other listener, so that metrics pay for every event that is
+  built for them.
 - ``costless``: the worker alone, bare, over a broker that costs nothing: the most that metrics can cost.
 """
 
@@ -43,7 +43,7 @@ from penstock.messaging.broker import Broker
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.message import Outgoing
 from penstock.messaging.schema import Queue
-from penstock.worker.line import Line
+from penstock.worker.consumer import Consumer
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
@@ -99,7 +99,7 @@ def worked(name: str, messages: int, *, metrics: bool) -> Run:
     if name.startswith("bare"):
         return bare(app.broker, settings, calls, stop, queue=QUEUE)
     if metrics:
-        announced(Path(settings.state))
+        announced(Path(settings.data_dir))
     run_worker(app, stop=stop)
     return calls.run()
 
@@ -112,7 +112,7 @@ def bare(broker: Broker, settings: Settings, calls: Calls, stop: StopSignal, *, 
         handler = FunctionHandler(declaration, bus=bus, clock=SystemClock(), random=random.random)
         worker = Worker(
             broker=broker,
-            lines=[Line(queue=queue, handler=handler)],
+            consumers=[Consumer(queue=queue, handler=handler)],
             settings=WorkerSettings(start_jitter_seconds=0.0),
             clock=SystemClock(),
             bus=bus,
@@ -126,7 +126,7 @@ def _metering(settings: Settings) -> Iterator[Metering | None]:
     if settings.metrics_address is None:
         yield None
         return
-    metering = open_metering(settings, worker="bench", health=None, queues={}, tell=Bus().emit)
+    metering = open_metering(settings, worker="bench", health=None, queues={}, emit=Bus().emit)
     with metering.beside():
         say(address=metering.address)
         yield metering
@@ -161,7 +161,7 @@ def say(**fields: Any) -> None:
 def measured(name: str, messages: int, folder: Path, *, metrics: bool, environment: dict[str, str]) -> Run:
     """One run in a process of its own, scraped from here."""
     command = [sys.executable, "-m", "benchmarks.metrics", "--one", name, "--messages", str(messages)]
-    given = {**os.environ, "PENSTOCK_STATE": str(folder), **environment, "BENCH_METRICS": "1" if metrics else ""}
+    given = {**os.environ, "PENSTOCK_DATA_DIR": str(folder), **environment, "BENCH_METRICS": "1" if metrics else ""}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=given, text=True) as process:
         assert process.stdout is not None
         over, said = threading.Event(), {}

@@ -1,4 +1,4 @@
-"""What `penstock monitor` costs while nothing happens: broker commands, and processor time.
+"""Measure the cost of monitoring while nothing happens: broker commands, and CPU time.
 
     python -m benchmarks.monitor [--seconds 60] [--queues 5] [--only redis|sqlite|sqs]
 
@@ -98,11 +98,11 @@ def on_redis(folder: Path, queues: int, seconds: float) -> None:
 
 def on_sqs(folder: Path, queues: int, seconds: float) -> None:  # noqa: ARG001 - its clock is moved, so it takes no time
     from penstock.app.app import App
+    from penstock.app.jobs.monitor.monitor import Monitor, monitor_targets
     from penstock.brokers.sqs import SqsBroker
     from penstock.config import Settings
-    from penstock.events import tell_nobody
+    from penstock.events import ignore
     from penstock.messaging.broker import QueueSettings
-    from penstock.operations.monitor.monitor import Monitor, watches_of
     from penstock.testing import FakeClock
 
     try:
@@ -117,7 +117,7 @@ def on_sqs(folder: Path, queues: int, seconds: float) -> None:  # noqa: ARG001 -
     try:
         host, port = server.get_host_and_port()
         settings = Settings.model_construct(
-            broker="sqs://eu-west-1", aws_endpoint_url=f"http://{host}:{port}", state=str(folder)
+            broker="sqs://eu-west-1", aws_endpoint_url=f"http://{host}:{port}", data_dir=str(folder)
         )
         names = [f"queue-{n}" for n in range(queues)]
         aws = settings.aws.__class__(region="eu-west-1", endpoint_url=settings.aws_endpoint_url)
@@ -133,13 +133,13 @@ def on_sqs(folder: Path, queues: int, seconds: float) -> None:  # noqa: ARG001 -
             asked.append(event_name)
 
         aws.session().events.register("before-send", note)
-        seen = Monitor(watches_of(app, clock=clock), clock=clock, tell=tell_nobody)
-        seen.look()
+        monitor = Monitor(monitor_targets(app, clock=clock), clock=clock, emit=ignore)
+        monitor.measure()
         asked.clear()
         for n in range(15):
-            clock.advance(settings.monitor_seconds)
-            look = seen.look()
-            assert look.up == {"broker": True, "cloudwatch": True}, (n, look.errors)
+            clock.advance(settings.metrics_monitor_every)
+            sample = monitor.measure()
+            assert sample.up == {"broker": True, "cloudwatch": True}, (n, sample.errors)
         cloudwatch = sum(".cloudwatch." in name for name in asked)
         print(
             f"sqs: {queues} queues, {(len(asked) - cloudwatch) / 5 / queues:.1f} requests a minute and queue, and "
@@ -164,10 +164,13 @@ def monitor(folder: Path, address: str, queues: int) -> Iterator[int]:
         **os.environ,
         "PYTHONPATH": str(Path(__file__).parents[1] / "src"),
         "PENSTOCK_BROKER": address,
-        "PENSTOCK_MONITOR_ADDRESS": "127.0.0.1:0",
+        "PENSTOCK_METRICS_MONITOR_ADDRESS": "127.0.0.1:0",
     }
     child = subprocess.Popen(
-        [sys.executable, "-m", "penstock", "monitor", "bench:app"], cwd=folder, env=environment, stderr=subprocess.PIPE
+        [sys.executable, "-m", "penstock", "admin", "monitor", "bench:app"],
+        cwd=folder,
+        env=environment,
+        stderr=subprocess.PIPE,
     )
     assert child.stderr is not None
     assert b"monitor.started" in child.stderr.readline(), "it did not start"
@@ -192,7 +195,7 @@ def processor_seconds(pid: int) -> float:
 
 
 def commands(client: Any) -> tuple[int, int]:
-    """What clients sent, and all that was done, scripts included; without our own questions."""
+    """Return the number of commands from clients and of all commands, scripts included, without our own INFO calls."""
     stats = client.info("commandstats")
     total = sum(one["calls"] for name, one in stats.items() if name not in ("cmdstat_info",))
     inside = sum(one["calls"] for name, one in stats.items() if name not in SENT and name != "cmdstat_info")

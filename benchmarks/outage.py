@@ -39,13 +39,13 @@ RUNS = {"on": 10, "off": 0}  # breaker_failures
 
 
 class Books:
-    """What happened. Listeners' threads write, under the lock."""
+    """The events of a run. Listeners' threads write, under the lock."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.down = False  # written by the stage
         self.calls_down = 0
-        self.charged: Counter[str] = Counter()  # attempts that failed and were not given back, by message
+        self.charged: Counter[str] = Counter()  # failed attempts that counted, by message
         self.done_at: dict[str, float] = {}
         self.dead: set[str] = set()
         self.openings: list[BreakerOpened] = []
@@ -63,7 +63,7 @@ class Books:
                 case DeliverySettled(settlement=DeadLetter()):
                     self.dead.add(event.message_id)
                     self.charged[event.message_id] += 1
-                case DeliverySettled(settlement=Release(refund=False)):
+                case DeliverySettled(settlement=Release(uncounted=False)):
                     self.charged[event.message_id] += 1
                 case BreakerOpened():
                     self.openings.append(event)
@@ -98,7 +98,9 @@ class Arrivals:
 def act(folder: Path, *, failures: int, seconds: float, rate: float, backlog: int) -> dict[str, Any]:
     """One run; answers its figures."""
     books, stop = Books(), StopSignal()
-    settings = Settings(broker=f"sqlite:///{folder}/queue.db", state=str(folder / "state"), breaker_failures=failures)
+    settings = Settings(
+        broker=f"sqlite:///{folder}/queue.db", data_dir=str(folder / "state"), worker_breaker_failures=failures
+    )
     app = App(settings=settings)
     with closing(Dependency()) as dependency, closing(app):
 

@@ -25,7 +25,9 @@ from pyspark.sql import SparkSession
 from penstock.objects.local_store import LocalStore
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.spark.source import datasource
-from penstock.pipeline.spark.source.options import FORMATS
+from penstock.pipeline.spark.source.options import FORMATS, ReadOptions
+from penstock.pipeline.spark.source.plan import make_plan
+from penstock.pipeline.spark.source.report import summarise
 from penstock.storage.aws import Aws
 from penstock.storage.local import LocalFiles
 
@@ -95,11 +97,11 @@ def read_ours(form: str, spark: SparkSession, source: Path, target: Path) -> Non
     store = LocalStore(source)
     refs: Sequence[ObjectRef] = [store.describe(path) for path in sorted(source.iterdir())]
     work = Path(tempfile.mkdtemp(dir=target.parent))
-    plan = datasource.make_plan(
+    plan = make_plan(
         refs,
         attempt_id="bench",
         run=1,
-        options=datasource.ReadOptions(schema_ddl="" if form == "text" else DDL, format=form),
+        options=ReadOptions(schema_ddl="" if form == "text" else DDL, format=form),
         cores=spark.sparkContext.defaultParallelism,
         source=str(source),
         aws=Aws(),
@@ -108,7 +110,7 @@ def read_ours(form: str, spark: SparkSession, source: Path, target: Path) -> Non
     )
     plan.save()
     datasource.read(spark, plan).write.mode("overwrite").parquet(str(target))
-    summary = datasource.summarise(plan)
+    summary = summarise(plan)
     if len(summary.readings) != len(refs) or summary.lines_quarantined:
         raise SystemExit(f"only {len(summary.readings)} of {len(refs)} objects were read, or not all of their lines")
     shutil.rmtree(work)

@@ -208,7 +208,7 @@ DATABASES: dict[str, Callable[[Sizes], Any]] = {"mariadb": mariadb, "postgresql"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """What every round works with."""
+    """The session, table and objects that every round uses."""
 
     spark: Session
     ledger: Ledger
@@ -243,7 +243,7 @@ def timed(work: Callable[[], None]) -> str:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of a process and all below it, those that have ended too."""
+    """Return the CPU seconds of a process and its descendants, including those that have ended."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         children = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")).split()

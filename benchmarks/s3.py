@@ -4,7 +4,7 @@
 
 All sides read the same bytes, the chains in one session of one process. ``GETs`` fetches every object whole with boto3,
 in as many threads as Spark has cores, and does nothing with it: what the server and one client library can do here.
-The server is one for tests, in the same machine's memory: it shares the cores with whoever is measured, so only the
+The server is one for tests, in the same machine's memory: it shares the cores with the measured programs, so only the
 ratios say anything. Rounds alternate, the first one does not count; printed are medians, and ratios to the folder's.
 """
 
@@ -37,7 +37,7 @@ LOCAL = "from a folder"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """What all sides of a comparison work with."""
+    """The session, objects and folders that all sides of a comparison use."""
 
     spark: Session
     server: AwsServer

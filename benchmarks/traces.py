@@ -1,9 +1,9 @@
-"""What traces cost: senders, and workers whose handlers do nothing; without traces, with all, with one in a hundred.
+"""Measure the cost of traces: senders, and workers whose handlers do nothing; without, with all, with 1 % of traces.
 
     python -m benchmarks.traces [--rounds N] [--messages N]
 
 The queue is in memory, so that nothing else takes time; spans are exported to nowhere, in the SDK's batches. Each run
-has a process of its own, the kinds take turns, and what is told are medians of the rounds: microseconds of a core a
+has a process of its own, the kinds take turns, and the figures are medians of the rounds: microseconds of a core a
 message, which a busy machine disturbs less than messages a second.
 """
 
@@ -40,12 +40,12 @@ class Nowhere(SpanExporter):
 
 
 def measured(share: float | None, messages: int) -> dict[str, float]:
-    """Of this process: microseconds of a core for a message sent alone, sent with others, and worked on."""
+    """Return this process's microseconds of CPU for a message sent alone, sent with others, and handled."""
     if share is not None:
         provider = TracerProvider(sampler=ParentBased(TraceIdRatioBased(share)), shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(Nowhere(), max_queue_size=WAITING_MAX))
         trace.set_tracer_provider(provider)
-    settings = Settings(broker="memory://", traces=share is not None)
+    settings = Settings(broker="memory://", tracing_enabled=share is not None)
     app, done = App(settings=settings), [0]
 
     @app.handler(Queue("orders"))

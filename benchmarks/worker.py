@@ -1,4 +1,4 @@
-"""What the worker itself costs: handlers that do nothing, handlers that sleep, and no messages at all.
+"""Measure the cost of the worker: handlers that do nothing, handlers that sleep, and no messages at all.
 
     python benchmarks/worker.py [--folder DIR] [--messages N] [--only NAME]
 
@@ -31,7 +31,7 @@ from penstock.messaging.handler import Answer, BatchHandler, ExecutionPlace, Hel
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.schema import Queue
 from penstock.messaging.settlement import Ack, Settlement
-from penstock.worker.line import Line
+from penstock.worker.consumer import Consumer
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
@@ -70,7 +70,7 @@ class Bare:
     def time_out(self) -> Answer:
         return {}
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         pass
 
     def interrupt(self) -> None:
@@ -152,9 +152,9 @@ async def coroutine(body: bytes, context: Context) -> None:
     pass
 
 
-def worker(broker: Broker, *lines: Line) -> Worker:
+def worker(broker: Broker, *consumers: Consumer) -> Worker:
     settings = WorkerSettings(concurrency=CONCURRENCY, start_jitter_seconds=0.0)
-    return Worker(broker=broker, lines=lines, settings=settings, clock=SystemClock(), bus=Bus())
+    return Worker(broker=broker, consumers=consumers, settings=settings, clock=SystemClock(), bus=Bus())
 
 
 def drained(broker: SqliteBroker, place: ExecutionPlace, messages: int, seconds: float = 0.0) -> float:
@@ -164,7 +164,7 @@ def drained(broker: SqliteBroker, place: ExecutionPlace, messages: int, seconds:
         broker.send(queue, [Outgoing(body=BODY)] * min(5_000, messages - first))
     handler = BareHandler(place, seconds)
     started_at = time.perf_counter()
-    worker(broker, Line(queue=queue, handler=handler)).run(StopSignal(), until=lambda: handler.begun == messages)
+    worker(broker, Consumer(queue=queue, handler=handler)).run(StopSignal(), until=lambda: handler.begun == messages)
     took_seconds = time.perf_counter() - started_at
     stats = broker.stats(queue)
     assert (stats.visible, stats.in_flight) == (0, 0), stats
@@ -190,11 +190,11 @@ def sleepers(broker: SqliteBroker, _: int) -> None:
 
 
 def idle(broker: SqliteBroker, _: int) -> None:
-    lines = [Line(queue=f"idle {n}", handler=BareHandler(ExecutionPlace.LOOP)) for n in range(3)]
-    for line in lines:
-        broker.send(line.queue, [Outgoing(body=BODY)])  # which makes the queue
+    consumers = [Consumer(queue=f"idle {n}", handler=BareHandler(ExecutionPlace.LOOP)) for n in range(3)]
+    for consumer in consumers:
+        broker.send(consumer.queue, [Outgoing(body=BODY)])  # which makes the queue
     stop, quiet = StopSignal(), threading.Event()
-    thread = threading.Thread(target=lambda: worker(broker, *lines).run(stop))
+    thread = threading.Thread(target=lambda: worker(broker, *consumers).run(stop))
     thread.start()
     quiet.wait(2.0)
     before = time.process_time()
@@ -202,7 +202,7 @@ def idle(broker: SqliteBroker, _: int) -> None:
     share = (time.process_time() - before) / IDLE_SECONDS
     stop.request()
     thread.join()
-    print(f"an idle worker of {len(lines)} queues takes {share:.2%} of a core")
+    print(f"an idle worker of {len(consumers)} queues takes {share:.2%} of a core")
 
 
 def alone(_: SqliteBroker, messages: int) -> None:
@@ -218,7 +218,7 @@ def alone(_: SqliteBroker, messages: int) -> None:
         gc.collect()
         gc.freeze()  # what was made before is not looked through again and again
         stop = StopSignal()
-        thread = threading.Thread(target=worker(broker, Line(queue="q", handler=handler)).run, args=(stop,))
+        thread = threading.Thread(target=worker(broker, Consumer(queue="q", handler=handler)).run, args=(stop,))
         cpu_before, started_at = time.process_time(), time.perf_counter()
         thread.start()
         assert broker.done.wait(600)

@@ -1,4 +1,4 @@
-"""Write the series of ages into docs/why/ages.md: three experiments with a message that nobody can process.
+"""Write the series of ages into docs/why/ages.md: three experiments with a message that always fails.
 
 Usage: python -m scripts.ages_table, which `make docs` does.
 
@@ -53,7 +53,7 @@ class Minute:
     """How it stands after so many minutes, when the minute's healthy message is acked."""
 
     minute: int
-    begun: int  # hand-overs of the poison message so far
+    begun: int  # deliveries of the poison message so far
     queue: QueueStats
     letters: QueueStats
 
@@ -77,7 +77,7 @@ def run(experiment: Experiment, broker: Broker, advance: Callable[[float], None]
 
 
 def series() -> Mapping[str, Sequence[Minute]]:
-    """Of each experiment, on a queue in memory."""
+    """Return the ages of each experiment, on a queue in memory."""
     found = {}
     for name, experiment in EXPERIMENTS.items():
         clock = FakeClock()
@@ -97,7 +97,7 @@ def written(page: str, found: Mapping[str, Sequence[Minute]]) -> str:
 
 
 def table(found: Mapping[str, Sequence[Minute]]) -> str:
-    titles = ("minute", "failed hand-overs, in (c)", *TITLES)
+    titles = ("minute", "failed deliveries, in (c)", *TITLES)
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for at in range(MINUTES):
         minutes = [found[name][at] for name in EXPERIMENTS]

@@ -132,7 +132,7 @@ def environment_for_uv(venv: Path) -> dict[str, str]:
 
 
 def pip_setting(venv: Path, name: str) -> str | None:
-    """What pip is told about `name` by its environment variables or its configuration files."""
+    """Return pip's option `name` from its environment variables or its configuration files."""
     from_environment = os.environ.get("PIP_" + name.upper().replace("-", "_"))
     if from_environment:
         return from_environment

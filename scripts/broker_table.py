@@ -14,18 +14,18 @@ from penstock.brokers.memory.broker import MemoryBroker
 from penstock.brokers.redis import RedisStreamsBroker
 from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.brokers.sqs import SqsBroker
-from penstock.messaging.broker import Broker, Capabilities
+from penstock.messaging.broker import Broker, BrokerCapabilities
 from penstock.storage.aws import Aws
 
 PAGE = DOCS / "run" / "brokers.md"
 ROWS = {
     "delay_seconds_max": "the longest delay of a message",
-    "hold_seconds_max": "the longest delay of a message that is released",
+    "release_delay_seconds_max": "the longest delay of a message that is released",
     "lease_seconds_max": "the longest lease of one call; extensions are unlimited except on SQS",
     "body_bytes_max": "the largest body",
     "receive_max": "messages per receive call, at most",
     "fenced": "a worker that lost its lease can neither settle nor extend",
-    "refunds": "released work is not counted as an attempt",
+    "releases_uncounted": "released work is not counted as an attempt",
     "deduplicates": "a second message with the same deduplication id is dropped",
     "browsable": "messages can be listed without receiving them",
     "remembers_attempts": "a handler sees the previous attempt",
@@ -34,10 +34,13 @@ ROWS = {
     "ordered": "the older message comes first, and groups take turns",
     "exact_stats": "counts are exact, and ages are known",
     "explains_deaths": "messages that the broker itself dead-letters have a reason",
-    "looks_cost": "polling an empty queue costs money",
+    "polls_are_billed": "polling an empty queue costs money",
+    "stats_are_billed": "reading the counts of a queue costs money",
     "settle_batch": "acks that are collected for one request",
     "settle_linger_seconds": "how long an ack may wait for others",
     "system": "its name in traces",
+    "is_local": "only this host can use it",
+    "in_process": "only this process can use it",
 }
 
 
@@ -45,8 +48,8 @@ def main() -> None:
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), capabilities()), encoding="utf-8")
 
 
-def capabilities() -> Mapping[str, Capabilities]:
-    """Of every broker, by the form of its address. None of them is connected to."""
+def capabilities() -> Mapping[str, BrokerCapabilities]:
+    """Return the capabilities of every broker, by the form of its address, without connecting."""
     with TemporaryDirectory() as folder:
         brokers: dict[str, Broker] = {
             "`sqlite:///`": SqliteBroker(Path(folder) / "queue.db", holder="docs"),
@@ -60,14 +63,14 @@ def capabilities() -> Mapping[str, Capabilities]:
     return found
 
 
-def written(page: str, found: Mapping[str, Capabilities]) -> str:
+def written(page: str, found: Mapping[str, BrokerCapabilities]) -> str:
     """The page with its table made anew."""
     return rewritten(page, script="broker_table", table=table(found))
 
 
-def table(found: Mapping[str, Capabilities]) -> str:
+def table(found: Mapping[str, BrokerCapabilities]) -> str:
     lines = [f"| | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
-    for field in dataclasses.fields(Capabilities):
+    for field in dataclasses.fields(BrokerCapabilities):
         cells = [_cell(field.name, getattr(one, field.name)) for one in found.values()]
         lines.append(f"| {ROWS[field.name]} (`{field.name}`) | {' | '.join(cells)} |")
     return "".join(f"{line}\n" for line in lines)

@@ -23,10 +23,10 @@ mkdir "$machine/home" "$machine/bin"
 # The everyday tools: what a shell, git, make and Spark's start script call, and what tests start. Not java, whatever else
 # is beside it.
 for tool in as awk basename bash cat chmod cp cut date dirname env expr find gcc getconf git grep head id jq ld ln ls make \
-  hostname mariadb-install-db mariadbd mkdir mktemp mv node nohup npm openssl prometheus promtool ps pwd readlink \
-  redis-server rm rmdir sed setsid sh sleep sort systemd-analyze tail tee timeout touch tr uname unshare wc which \
-  xargs; do
-  if found=$(command -v "$tool") && [ -x "$found" ]; then
+  hostname mariadb-install-db mariadbd mkdir mktemp mount mv node nohup nsenter npm openssl prometheus promtool ps pwd \
+  readlink redis-server rm rmdir sed setpriv setsid sh sleep sort systemd-analyze tail tee timeout touch tr true umount \
+  uname unshare wc which xargs; do
+  if found=$(type -P "$tool"); then
     ln -s "$found" "$machine/bin/$tool"
   fi
 done

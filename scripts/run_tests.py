@@ -32,6 +32,7 @@ QUICK_LINTERS: Sequence[Sequence[str]] = (
     ("ruff", "check", "."),
     ("ruff", "format", "--check", "."),
     ("lint-imports",),
+    ("python", "-m", "scripts.check_language"),
 )
 # More than a minute of one core on a fresh clone: runs beside the tests.
 SLOW_LINTERS: Sequence[Sequence[str]] = (("mypy",),)
@@ -41,6 +42,7 @@ TOOLS = {
     "jq": "jq",
     "unshare": "util-linux",
     "ps": "procps",
+    "hostname": "hostname",
     "openssl": "openssl",
     "systemd-analyze": "systemd",
     "gcc": "gcc libc6-dev",
@@ -84,8 +86,8 @@ class Outcome:
         return sum(1 for reason in self.skips if not reason.startswith("not applicable"))
 
 
-# Three processes on two cores: tests that start servers and JVMs spend part of their time waiting for them.
-EVERYTHING = Selection(name="everything", arguments=("-m", "not slow"), processes=3)
+# Four processes on two cores: tests that start servers, workers and JVMs spend much of their time waiting for them.
+EVERYTHING = Selection(name="everything", arguments=("-m", "not slow"), processes=4)
 WITH_SPARK = Selection(name="with-spark", arguments=("-m", "spark and not slow"), processes=2)
 LONG_MATRIX = Selection(name="long-matrix", arguments=("-m", "slow"), processes=1)
 FAST = Selection(

@@ -7,7 +7,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 # The files that pages may link to: a page at docs/run/x.md links to ../../deploy/y.
-SHIPPED = ("deploy", "CHANGELOG.md", "LICENSE")
+SHIPPED = ("deploy", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
 OUTSIDE = re.compile(rf"\]\(((?:\.\./)*)\.\./({'|'.join(map(re.escape, SHIPPED))})([^)]*)\)")
 
 

@@ -97,7 +97,7 @@ def redis_server(folder: Path) -> Iterator[str]:
 
 @dataclass(slots=True, kw_only=True)
 class Window:
-    """What ran between a command to Redis and the answer to a later one."""
+    """Everything that ran between a command to Redis and the reply to a later one."""
 
     body: bytes  # of the message
     functions: set[tuple[str, str]] = field(default_factory=set)  # file, qualified name

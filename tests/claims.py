@@ -15,12 +15,12 @@ def extended(execution: Execution, *, lease_seconds: float = 60.0) -> bool:
         return False
     if claim is None:
         return True
-    extension = claim.keeper.extend([claim.id], lease_seconds=lease_seconds, answer_seconds=5.0)
+    extension = claim.extender.extend([claim.id], lease_seconds=lease_seconds, answer_seconds=5.0)
     return not (claim.id in extension.lost and execution.loses(claim))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoKeeper:
+class ToyExtender:
     """Extends nothing and knows every claim."""
 
     lost: frozenset[str] = frozenset()
@@ -31,4 +31,4 @@ class NoKeeper:
 
 def claim_named(id: str = "claim", *, lost: bool = False) -> HeldClaim:
     """Return a claim of nothing, which a heartbeat extends; or finds ``lost``."""
-    return HeldClaim(keeper=NoKeeper(lost=frozenset([id] if lost else ())), id=id)
+    return HeldClaim(extender=ToyExtender(lost=frozenset([id] if lost else ())), id=id)

@@ -1,12 +1,13 @@
 """Marks for the tests of every folder, and their spread over processes."""
 
+import gc
 import os
 import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests.lanes import Lanes, position
+from tests.lanes import Lanes, collection_order, position
 from xdist.remote import Producer
 
 # How long an example takes is up to the machine and to who else is on it, and says nothing of what is tested.
@@ -26,6 +27,12 @@ SPARK_TESTS = Path(__file__).parent / "spark"
 SERVER_FIXTURES = {"servers", "frozen_servers", "start_redis", "start_moto", "start_fauxqs", "start_aws_proxy"}
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if isinstance(worker := getattr(config, "workerinput", None), dict):
+        config.args = collection_order(config.args, worker["workerid"], worker["workercount"])
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if SPARK_TESTS in item.path.parents:
@@ -33,7 +40,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if SERVER_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.server)
     if hasattr(config, "workerinput"):  # one of several processes: Lanes hands out files in this order
-        items.sort(key=lambda item: position(item.nodeid))
+        items.sort(key=lambda item: (position(item.nodeid), item.path))
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # ten thousand tests live until the end: no collection need look at them again
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -89,7 +89,7 @@ def present(all_: Sequence[Contestant]) -> tuple[list[Contestant], dict[str, Fig
 
 
 def one(contestant: Contestant, figures: Figures, messages: int) -> bool:
-    """Whether it did its work; if not, its figures say what is known."""
+    """Return True if it did its work; if not, its figures hold the reason."""
     begun = time.monotonic()
     try:
         with stage(contestant, LOGS, messages_max=messages_max(messages)) as own:

@@ -1,6 +1,6 @@
-"""Who takes part: how each is run, and how an outsider sees that it is done.
+"""The contestants: how each is run, and how completion is observed from outside.
 
-How a contestant is set, and why, stands beside its code: peers/NAME.py, node/NAME.ts, ruby/sidekiq_peer.rb.
+How a contestant is set, and why, is documented beside its code: peers/NAME.py, node/NAME.ts, ruby/sidekiq_peer.rb.
 """
 
 import json
@@ -97,8 +97,8 @@ def _penstock(kind: str) -> Contestant:
         name=f"penstock {kind}",
         left=Left(lists=(f"{queue}:ready",), sorted_sets=(f"{queue}:delayed",), streams=(f"{queue}:stream",)),
         environment={"BENCH_QUEUE": kind},
-        # On the same host a worker finds the locks of the dead in the state folder, and waits for no lease.
-        elsewhere={"PENSTOCK_STATE": str(BUILD / f"elsewhere-{kind}")},
+        # On the same host a worker finds the locks of dead workers in the data directory, and does not wait for leases.
+        elsewhere={"PENSTOCK_DATA_DIR": str(BUILD / f"elsewhere-{kind}")},
         bulk=True,
     )
 

@@ -1,4 +1,4 @@
-"""What the handlers did: a file with a record a message, mapped into memory by whoever writes or reads it.
+"""The effects of handlers: a file with one record per message, memory-mapped by writers and readers.
 
 So a handler leaves proof of its work, with the time, for a few hundred nanoseconds and without a word to Redis. Every
 contestant writes the same records; node/effects.ts and ruby/sidekiq_peer.rb do it for those that are not Python.
@@ -18,7 +18,7 @@ STARTED = struct.Struct("<ddQ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """What became of one message. Times are 0 until it happens; handlers that do nothing do not tell their end."""
+    """The history of one message. Times are 0 until they occur; handlers that do nothing do not record their end."""
 
     sent_at: float
     first_start_at: float

@@ -60,7 +60,7 @@ def messages_max(messages: int) -> int:
 
 
 def sending(stage: Stage, figures: Figures, messages: int) -> None:
-    """What is sent here stays, and is what `empty` works off first."""
+    """Measure sending. The messages stay in the queue, and `empty` processes them first."""
     singly = stage.take(messages if not stage.contestant.bulk else min(SENDS_ONE, messages // 2))
     figures.send_rate = (len(singly) - 1) / stage.send(singly)
     if stage.contestant.bulk:
@@ -133,7 +133,7 @@ def sleeps(stage: Stage, figures: Figures) -> None:
 
 
 def commands(stage: Stage, figures: Figures) -> None:
-    """What a worker says to Redis for a message, its start and its last empty reads included."""
+    """Count a worker's commands to Redis per message, including its start and its last empty reads."""
     numbers = stage.take(COUNTED)
     stage.fill(numbers)
     listening = Listening(stage.server)

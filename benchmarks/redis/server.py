@@ -66,7 +66,7 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 class Listening:
-    """Counts what clients say to the server, by MONITOR; what scripts call in it is told apart and left out.
+    """Count the clients' commands by MONITOR, without the commands that scripts call.
 
     MONITOR costs the server time, so nothing is timed while it listens.
     """

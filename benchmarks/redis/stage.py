@@ -1,4 +1,4 @@
-"""Where a contestant performs: a server, a file for effects, and its workers and senders."""
+"""The environment of a contestant: a server, a file for effects, and its workers and senders."""
 
 import os
 import subprocess
@@ -72,7 +72,7 @@ class Stage:
             "BENCH_EFFECTS": str(self.effects_file),
             "BENCH_CONCURRENCY": str(concurrency),
             "PENSTOCK_BROKER": self.server.address,
-            "PENSTOCK_STATE": str(self.effects_file.parent / "state"),
+            "PENSTOCK_DATA_DIR": str(self.effects_file.parent / "state"),
         }
 
     def left(self) -> int:
@@ -82,7 +82,7 @@ class Stage:
         return [effect for effect in self.effects.read(numbers) if effect.starts]
 
     def ended(self, numbers: range) -> list[Effect]:
-        """Of handlers that sleep."""
+        """Return the effects of handlers that sleep."""
         return [effect for effect in self.effects.read(numbers) if effect.ended_at]
 
     def last_words(self) -> str:
@@ -110,7 +110,7 @@ def stage(contestant: Contestant, folder: Path, *, messages_max: int) -> Iterato
 
 
 def wait_until(true: Callable[[], bool], *, seconds_max: float, worker: Processes | None = None) -> bool:
-    """Whether it came true in time, and before the worker ended."""
+    """Return True if the condition became true in time, before the worker ended."""
     deadline = time.monotonic() + seconds_max
     while not true():
         if time.monotonic() > deadline or (worker is not None and worker.ended):

@@ -1,4 +1,4 @@
-"""What can be measured of all at once: what they cost while idle, and what becomes of work in flight when they die."""
+"""Measurements of all contestants at once: cost while idle, and the fate of work in flight when they die."""
 
 import time
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,8 @@
     python -m benchmarks.rolling_update [--rate 20] [--write docs/why/rolling-update.md]
 
 First by SIGTERM, as any deploy does it; then by SIGTERM while handlers are at work that takes longer than the stop
-timeout grants; then by SIGKILL. Each worker is a process with a state folder of its own, as on a host of its own; the
-queue is in Redis; a monitor measures it. What is told is read from the workers' logs and from the metrics of workers
+timeout grants; then by SIGKILL. Each worker is a process with a data directory of its own, as on a host of its own; the
+queue is in Redis; a monitor measures it. The figures come from the workers' logs and from the metrics of workers
 and monitor; what is lost and what is done twice is judged by a journal that the handlers write. Takes two minutes.
 """
 

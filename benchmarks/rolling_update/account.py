@@ -15,10 +15,10 @@ HEAD = """# A rolling update, acted out
 [//]: # (written by `python -m benchmarks.rolling_update --write docs/why/rolling-update.md`: do not edit)
 
 What a deploy looks like in the logs and the metrics, when it goes well and when it does not. Three workers serve one
-queue in Redis, each with a state folder of its own, as on a host of its own, while messages come all the time. They
-are replaced one by one, three times over: the new one is ready before the old one is told to go. The figures are
+queue in Redis, each with a data directory of its own, as on a host of its own, while messages arrive all the time. They
+are replaced one by one, three times over: the new one is ready before the old one gets its signal. The figures are
 those of the metrics in the second nearest to each moment, counters since the act began. What was lost or done twice
-is judged by a journal that the handlers write, and that nothing of Penstock's knows of. Run it yourself:
+is judged by a journal that the handlers write, independent of Penstock. Run it yourself:
 `python -m benchmarks.rolling_update`. [Deploying](../run/deploying.md) has the times that a deploy needs,
 [metrics](../run/metrics.md) what the metrics mean.
 
@@ -38,7 +38,7 @@ def page(stories: Sequence[Story], fleet: Fleet, sent: Sequence[str], *, rate: f
     parts = [
         told,
         "",
-        "| act | exit after (most) | given back | picked up after, median / most | orphaned | done twice |",
+        "| act | exit after (most) | released | picked up after, median / most | orphaned | done twice |",
         "|---|---|---|---|---|---|",
         *(_summary(story, fleet) for story in stories),
     ]
@@ -56,7 +56,7 @@ def _summary(story: Story, fleet: Fleet) -> str:
         event["count"]
         for worker in fleet.workers
         if worker.pid in story.names
-        for event in worker.events("worker.given_back")
+        for event in worker.events("worker.interrupted")
     )
     orphaned = story.samples[-1].orphaned - story.samples[0].orphaned
     picked_up = f"{median(waits):.1f} s / {max(waits):.1f} s" if waits else "-"
@@ -67,7 +67,7 @@ def _summary(story: Story, fleet: Fleet) -> str:
 
 
 def _starts_again(story: Story, fleet: Fleet) -> dict[int, list[float]]:
-    """When others began again what somebody who was replaced had begun and did not end, by who that was."""
+    """Return when other workers started unfinished messages of a replaced worker again, by that worker."""
     lines = fleet.lines()
     ended = {(line.message, line.pid) for line in lines if line.what == "end"}
     again: dict[int, list[float]] = {}
@@ -90,7 +90,7 @@ def _begun_again(story: Story, fleet: Fleet) -> list[Moment]:
 
 
 def _left_at(story: Story, fleet: Fleet, pid: int) -> float:
-    """When a worker let go of what it held: when it gave it back, or when it was killed."""
+    """Return when a worker lost its messages: when it released them, or when it was killed."""
     [worker] = [worker for worker in fleet.workers if worker.pid == pid]
     released = [datetime.fromisoformat(line["ts"]).timestamp() for line in worker.events("message.released")]
     after = [at for at in released if at >= story.gone_at[pid]]

@@ -18,7 +18,7 @@ Figures = defaultdict[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What the metrics said at a moment; of workers that are gone, what they said last."""
+    """The metrics at one moment; for workers that have ended, their last values."""
 
     at: float
     visible: float
@@ -72,7 +72,7 @@ class Scraper:
             received=workers["penstock_messages_received_total"],
             acked=workers["penstock_messages_settled_total outcome=acked"],
             released=workers["penstock_messages_settled_total outcome=released"],
-            orphaned=workers["penstock_orphaned_leases_total"],
+            orphaned=workers["penstock_expired_leases_total"],
         )
 
 

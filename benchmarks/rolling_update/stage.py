@@ -65,10 +65,10 @@ def play(folder: Path, *, rate: float) -> tuple[list[Story], Fleet, list[str]]:
             folder,
             broker=redis.tcp_url,
             app=APP,
-            lease_seconds=LEASE_SECONDS,
-            stop_timeout_seconds=STOP_TIMEOUT_SECONDS,
-            concurrency=CONCURRENCY,
-            monitor_seconds=1,
+            worker_lease=LEASE_SECONDS,
+            worker_stop_timeout=STOP_TIMEOUT_SECONDS,
+            worker_concurrency=CONCURRENCY,
+            metrics_monitor_every=1,
         )
         with closing(fleet), monitored(fleet) as port:
             scraper, load = Scraper(port), Load(fleet, rate)
@@ -105,10 +105,10 @@ def played(act: Act, stage: "Stage", load: "Load", scraper: Scraper) -> Story:
 @contextmanager
 def monitored(fleet: Fleet) -> Iterator[int]:
     port = free_port()
-    environment = {**fleet.environment, "PENSTOCK_MONITOR_ADDRESS": f"127.0.0.1:{port}"}
+    environment = {**fleet.environment, "PENSTOCK_METRICS_MONITOR_ADDRESS": f"127.0.0.1:{port}"}
     with (fleet.folder / "monitor.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "penstock", "monitor", "fleet_app:app"],
+            [sys.executable, "-m", "penstock", "admin", "monitor", "fleet_app:app"],
             cwd=fleet.folder,
             env=environment,
             stderr=log,
@@ -161,7 +161,7 @@ class Stage:
     def join(self, story: Story | None = None) -> WorkerProcess:
         """One more worker, which is waited for until it says that it is ready."""
         number, port = len(self._fleet.workers) + 1, free_port()
-        self._fleet.environment["PENSTOCK_STATE"] = str(self._fleet.folder / f"host-{number}")
+        self._fleet.environment["PENSTOCK_DATA_DIR"] = str(self._fleet.folder / f"host-{number}")
         self._fleet.environment["PENSTOCK_METRICS_ADDRESS"] = f"127.0.0.1:{port}"
         worker = self._fleet.start()
         self._names[worker.pid] = f"worker {number}"
@@ -173,11 +173,11 @@ class Stage:
         return worker
 
     def replace_all(self, story: Story, *, pause_seconds: float) -> None:
-        """As a rolling update does it: the new one is ready before the old one is told to go."""
+        """Replace workers as a rolling update does: the new one is ready before the old one gets its signal."""
         for old in list(self._living):
             self.join(story)
             self._living.remove(old)
-            time.sleep(1.5)  # that the last scrape has what it did: nobody waits for one
+            time.sleep(1.5)  # so that the last scrape sees its work; no scrape is waited for
             self._told(old, story)
             time.sleep(pause_seconds)
 
@@ -200,15 +200,15 @@ class Stage:
 
 
 def logged(who: str, line: dict[str, Any]) -> Moment | None:
-    """What a worker's log says of its end."""
+    """Return the end of a worker as a moment, from its log line."""
     at = datetime.fromisoformat(line["ts"]).timestamp()
     match line["event"]:
         case "worker.draining":
             return Moment(at=at, who=who, what=f"logs `worker.draining`, {line['in_flight']} in flight")
         case "worker.drained":
             return Moment(at=at, who=who, what="logs `worker.drained`")
-        case "worker.given_back":
-            return Moment(at=at, who=who, what=f"logs `worker.given_back`, {line['count']} of them")
+        case "worker.interrupted":
+            return Moment(at=at, who=who, what=f"logs `worker.interrupted`, {line['count']} of them")
         case "worker.forced":
             return Moment(at=at, who=who, what="logs `worker.forced`")
         case _:

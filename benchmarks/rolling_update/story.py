@@ -1,4 +1,4 @@
-"""What is acted out, and what an act comes to."""
+"""The acts of the story, and the result of each."""
 
 import signal
 from dataclasses import dataclass, field
@@ -41,8 +41,8 @@ ACTS = (
     ),
     Act(
         title="By SIGKILL",
-        says="Nobody says a word. What the worker held is in flight until its leases end; then the others take it, and "
-        "count it as orphaned: that is all there is to see of a worker that was killed.",
+        says="A killed worker logs nothing. Its messages stay in flight until their leases expire; then other "
+        "workers receive them and count them as orphaned, the only trace of the kill.",
         signal=signal.SIGKILL,
         long_share=0.0,
     ),
@@ -58,12 +58,12 @@ class Moment:
 
 @dataclass(kw_only=True)
 class Story:
-    """What one act came to."""
+    """The result of one act."""
 
     act: Act
     began_at: float
     moments: list[Moment] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)  # of those that were replaced, by pid
-    gone_at: dict[int, float] = field(default_factory=dict)  # when they were told, by pid
+    gone_at: dict[int, float] = field(default_factory=dict)  # when they got their signal, by pid
     exits: list[float] = field(default_factory=list)  # seconds from the signal to the end

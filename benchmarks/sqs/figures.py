@@ -1,4 +1,4 @@
-"""What is measured, and printed. docs/why/benchmarks.md tells why so."""
+"""The measurements and their output. docs/why/benchmarks.md has the reasons."""
 
 import os
 import random

@@ -73,7 +73,7 @@ def _poll(client: Any, url: str, book: Effects, stop: threading.Event) -> None:
 
 
 def work(book: Effects, body: str | bytes) -> None:
-    """What every contestant's handler does."""
+    """Do the work of every contestant's handler."""
     number, seconds = json.loads(body)
     book.started(number)
     if seconds:

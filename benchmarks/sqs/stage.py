@@ -1,4 +1,4 @@
-"""Where contestants perform: one server, a way to it with a delay, and a queue and a process for each.
+"""The environment of the contestants: one server, a way to it with a delay, and a queue and a process for each.
 
 Contestants stay on one core; the server, the way and the harness on the others, if there are any.
 """
@@ -65,7 +65,7 @@ class Stage:
             **environment_for(url),
             **{key: value for key, value in self.server.environment.items() if key != "AWS_ENDPOINT_URL"},
             "PENSTOCK_BROKER": "sqs://",
-            "PENSTOCK_STATE": str(self.folder / f"state-{name}"),
+            "PENSTOCK_DATA_DIR": str(self.folder / f"state-{name}"),
             "BENCH_EFFECTS": str(self.effects_file(name)),
             "BENCH_POLLERS": str(self.pollers),
             "BENCH_CONCURRENCY": str(self.concurrency),

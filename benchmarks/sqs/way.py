@@ -88,7 +88,7 @@ class Client(asyncio.Protocol):
 
 
 class Replies(asyncio.Protocol):
-    """What the server says to one connection, held so long and in its order."""
+    """The server's responses on one connection, delayed, in their order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, client: asyncio.Transport, delay_seconds: float) -> None:
         self._loop = loop

@@ -1,15 +1,15 @@
-# Alarms in CloudWatch: those of deploy/cloudwatch/alarms.yaml, alarm by alarm. What each means and what to do is in
-# docs/fix/alerts.md, under the name at the end of its description.
+# CloudWatch alarms, the same as in deploy/cloudwatch/alarms.yaml. What each means and what to do is in docs/fix/alerts.md,
+# under the name at the end of its description.
 
 variable "alarms" {
-  description = "Alarms on the queue, its dead letters and its log; {}: none. docs/fix/alerts.md says what each field is."
+  description = "Alarms on the queue, its dead letters and its log; {}: none. docs/fix/alerts.md explains each field."
   type = object({
-    page_topic              = optional(string)      # ARN of the SNS topic for what cannot wait; null: no alarms
-    warn_topic              = optional(string)      # of the one for what can; null: the same
-    log_group               = optional(string)      # that workers write JSON to; null: none
-    own_metrics             = optional(bool, false) # are Penstock's own metrics in CloudWatch (metrics_export)?
+    page_topic              = optional(string)      # ARN of the SNS topic for urgent alarms; null: no alarms
+    warn_topic              = optional(string)      # ARN of the one for the others; null: the same
+    log_group               = optional(string)      # the log group that workers write JSON to; null: none
+    own_metrics             = optional(bool, false) # are Penstock's own metrics in CloudWatch (metrics.export)?
     namespace               = optional(string, "Penstock")
-    pipeline                = optional(string) # that the queue feeds; null: none
+    pipeline                = optional(string) # the pipeline that the queue feeds; null: none
     late_after_seconds      = optional(number, 300)
     dead_letter_age_seconds = optional(number) # null: half of dead_letter_retention_seconds
     quarantine_percent      = optional(number, 5)
@@ -42,13 +42,13 @@ locals {
     encoding  = "invalid encoding"
   }
 
-  # On one metric each.
+  # Alarms on one metric.
   metric_alarms = {
-    # Counts messages in flight, too, and begins anew with every third receive that did not end in a delete.
+    # SQS's age includes messages in flight, and restarts with every third receive without a delete.
     OldestMessage = {
       wanted     = !var.alarms.own_metrics
       name       = "is late"
-      says       = "page: The oldest message has been there for too long for five minutes. docs/fix/alerts.md, PenstockQueueLate."
+      says       = "page: For five minutes the oldest message has been older than the limit. docs/fix/alerts.md, PenstockQueueLate."
       namespace  = "AWS/SQS"
       metric     = "ApproximateAgeOfOldestMessage"
       dimensions = local.alarm_names.source
@@ -87,7 +87,7 @@ locals {
     Errors = {
       wanted     = local.alarms_log
       name       = "logs errors"
-      says       = "warn: The log has lines of level error: what was given up on, or cannot go on. docs/fix/alerts.md, PenstockHandlerGivesUp."
+      says       = "warn: The log has lines of level error: final failures, or something that cannot continue. docs/fix/alerts.md, PenstockHandlerGivesUp."
       namespace  = var.alarms.namespace
       metric     = "log_errors_${var.queue}"
       dimensions = {}
@@ -100,7 +100,7 @@ locals {
     ShutdownsForced = {
       wanted     = local.alarms_log
       name       = "left workers by force"
-      says       = "warn: Workers ended without giving back all that they held. docs/fix/alerts.md, PenstockShutdownForced."
+      says       = "warn: Workers exited without releasing all of their messages. docs/fix/alerts.md, PenstockShutdownForced."
       namespace  = var.alarms.namespace
       metric     = "log_workers_forced_${var.queue}"
       dimensions = {}
@@ -113,7 +113,7 @@ locals {
     LeasesLost = {
       wanted     = var.alarms.own_metrics
       name       = "lost leases"
-      says       = "warn: Workers lost leases on what they were working on. docs/fix/alerts.md, PenstockLeasesLost."
+      says       = "warn: Workers lost leases of messages that they were processing. docs/fix/alerts.md, PenstockLeasesLost."
       namespace  = var.alarms.namespace
       metric     = "penstock_messages_settled_total"
       dimensions = { queue = var.queue, outcome = "lease_lost" }
@@ -126,9 +126,9 @@ locals {
     LeasesOrphaned = {
       wanted     = var.alarms.own_metrics
       name       = "has orphaned leases"
-      says       = "warn: Messages came back whose worker had died. docs/fix/alerts.md, PenstockLeasesOrphaned."
+      says       = "warn: Workers died while processing messages, which were delivered again. docs/fix/alerts.md, PenstockLeasesOrphaned."
       namespace  = var.alarms.namespace
-      metric     = "penstock_orphaned_leases_total"
+      metric     = "penstock_expired_leases_total"
       dimensions = { queue = var.queue }
       statistic  = "Sum"
       period     = 300
@@ -136,11 +136,11 @@ locals {
       threshold  = 0
     }
 
-    # No number at all is as bad as a bad one: nobody measures.
+    # Missing data is as bad as 0: nothing is measured.
     MonitorBlind = {
       wanted     = var.alarms.own_metrics
       name       = "is not measured"
-      says       = "page: The monitor is away, or cannot see the broker. docs/fix/alerts.md, PenstockMonitorBlind."
+      says       = "page: No worker is the elected monitor, or its polls of the broker fail. docs/fix/alerts.md, PenstockMonitorBlind."
       namespace  = var.alarms.namespace
       metric     = "penstock_monitor_up"
       dimensions = { source = "broker" }
@@ -152,11 +152,11 @@ locals {
       missing    = "breaching"
     }
 
-    # The alarms after it stand on this one.
+    # The following alarms are silent without this measurement.
     LedgerBlind = {
       wanted     = local.alarms_pipeline
       name       = "has objects that are not measured"
-      says       = "page: The monitor is away, or cannot see the ledger. docs/fix/alerts.md, PenstockMonitorBlind."
+      says       = "page: No worker is the elected monitor, or its polls of the ledger fail. docs/fix/alerts.md, PenstockMonitorBlind."
       namespace  = var.alarms.namespace
       metric     = "penstock_monitor_up"
       dimensions = { source = "ledger" }
@@ -171,7 +171,7 @@ locals {
     ObjectsOverdue = {
       wanted     = local.alarms_pipeline
       name       = "has objects overdue"
-      says       = "page: Objects wait to be processed for longer than they should. docs/fix/alerts.md, PenstockObjectsOverdue."
+      says       = "page: Objects have been unprocessed for longer than objects.overdue_after. docs/fix/alerts.md, PenstockObjectsOverdue."
       namespace  = var.alarms.namespace
       metric     = "penstock_objects_overdue"
       dimensions = { pipeline = var.alarms.pipeline }
@@ -184,7 +184,7 @@ locals {
     ObjectsMissing = {
       wanted     = local.alarms_pipeline
       name       = "has objects missing"
-      says       = "page: The latest reconcile found objects that nobody had told of. docs/fix/alerts.md, PenstockObjectsMissing."
+      says       = "page: The latest reconcile found objects whose notifications were lost. docs/fix/alerts.md, PenstockObjectsMissing."
       namespace  = var.alarms.namespace
       metric     = "penstock_objects_missing"
       dimensions = { pipeline = var.alarms.pipeline }
@@ -208,13 +208,13 @@ locals {
     }
   }
 
-  # On sums of several. A query without `expression` is a metric; the one called result is what is judged.
+  # Alarms on expressions over several metrics; `result` is compared to the threshold.
   math_alarms = {
-    # Each worker estimates the age from its own receives, and who received last knows best: the least counts.
+    # Each worker estimates the age from its own receives, and the worker that received last has the best estimate: the minimum.
     Late = {
       wanted     = var.alarms.own_metrics
       name       = "is late"
-      says       = "page: The oldest visible message has waited for too long for five minutes. docs/fix/alerts.md, PenstockQueueLate."
+      says       = "page: For five minutes the oldest visible message has waited longer than the limit. docs/fix/alerts.md, PenstockQueueLate."
       namespace  = "AWS/SQS"
       period     = 60
       periods    = 5
@@ -231,11 +231,11 @@ locals {
       }
     }
 
-    # Where messages are in flight somebody works, and may have all hands full: then it is late, not unconsumed.
+    # If messages are in flight, workers are busy: then the queue may be lagging, but it has a consumer.
     Unconsumed = {
       wanted     = true
       name       = "is unconsumed"
-      says       = "page: Messages wait, and nobody has received one for five minutes. docs/fix/alerts.md, PenstockQueueUnconsumed."
+      says       = "page: Messages wait, and no worker has received one for five minutes. docs/fix/alerts.md, PenstockQueueUnconsumed."
       namespace  = "AWS/SQS"
       period     = 60
       periods    = 5
@@ -248,12 +248,12 @@ locals {
       }
     }
 
-    # Whoever looks at letters hides them for a while, and a replayer until their wait is over: hidden ones count, or each
-    # look would end the alarm and begin it anew.
+    # People who read dead letters hide them for a while, and replay hides them until their wait is over. So hidden ones count,
+    # otherwise the alarm would end and start again.
     DeadLettersForPeople = {
       wanted     = true
       name       = "has dead letters for people"
-      says       = "page: Dead letters lie in the second tier, and nothing brings them back. docs/fix/alerts.md, PenstockDeadLettersForPeople."
+      says       = "page: Dead letters are in the final DLQ, and nothing replays them automatically. docs/fix/alerts.md, PenstockDeadLettersForPeople."
       namespace  = "AWS/SQS"
       period     = 60
       periods    = 1
@@ -268,7 +268,7 @@ locals {
     DeadLetters = {
       wanted     = true
       name       = "has dead letters"
-      says       = "warn: Dead letters have been in the first tier for five minutes. docs/fix/alerts.md, PenstockDeadLetters."
+      says       = "warn: Dead letters have been in the DLQ for five minutes. docs/fix/alerts.md, PenstockDeadLetters."
       namespace  = "AWS/SQS"
       period     = 60
       periods    = 5
@@ -283,7 +283,7 @@ locals {
     QuarantineHigh = {
       wanted    = local.alarms_pipeline
       name      = "quarantines too much"
-      says      = "warn: Too many lines of an hour could not be read. docs/fix/alerts.md, PenstockQuarantineHigh."
+      says      = "warn: Too many lines could not be read within an hour. docs/fix/alerts.md, PenstockQuarantineHigh."
       namespace = var.alarms.namespace
       period    = 3600
       periods   = 1
@@ -363,7 +363,7 @@ resource "aws_cloudwatch_metric_alarm" "math" {
   }
 }
 
-# Lines that do not fit are zeros, so that a quiet log is told from none.
+# Other lines count as zero, which distinguishes a quiet log from a missing one.
 resource "aws_cloudwatch_log_metric_filter" "events" {
   for_each = {
     for name, pattern in {

@@ -1,4 +1,4 @@
-# The bucket announces its new objects in the queue. The bucket itself is not made here.
+# The bucket sends a notification to the queue for each new object. The bucket itself must exist.
 
 locals {
   bucket_arn = var.bucket == null ? null : "arn:${data.aws_partition.current.partition}:s3:::${var.bucket}"
@@ -24,7 +24,7 @@ data "aws_iam_policy_document" "bucket_sends" {
       values   = [local.bucket_arn]
     }
 
-    # The name of a bucket that was deleted can be taken by somebody else.
+    # Another account can take the name of a deleted bucket.
     condition {
       test     = "StringEquals"
       variable = "aws:SourceAccount"
@@ -40,7 +40,7 @@ resource "aws_sqs_queue_policy" "bucket_sends" {
   policy    = data.aws_iam_policy_document.bucket_sends[0].json
 }
 
-# This is the bucket's whole notification configuration: what it has besides is taken away. See manage_notification.
+# This is the bucket's whole notification configuration: any other is removed. See manage_notification.
 resource "aws_s3_bucket_notification" "created" {
   count = var.bucket != null && var.manage_notification ? 1 : 0
 
@@ -56,6 +56,6 @@ resource "aws_s3_bucket_notification" "created" {
     }
   }
 
-  # S3 tries the queue when it is told of it.
+  # S3 sends a test message when it is configured, so the policy must exist.
   depends_on = [aws_sqs_queue_policy.bucket_sends]
 }

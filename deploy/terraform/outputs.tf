@@ -1,15 +1,16 @@
 output "worker_environment" {
-  description = "For the worker's container; give its task a stopTimeout of PENSTOCK_STOP_TIMEOUT_SECONDS."
+  description = "For the worker's container; set the stopTimeout of its task to PENSTOCK_WORKER_STOP_TIMEOUT."
   value = {
     PENSTOCK_BROKER               = "sqs://${split(":", aws_sqs_queue.source.arn)[3]}"
-    PENSTOCK_LEASE_SECONDS        = tostring(var.lease_seconds)
-    PENSTOCK_MAX_ATTEMPTS         = tostring(var.max_attempts)
-    PENSTOCK_STOP_TIMEOUT_SECONDS = tostring(var.stop_timeout_seconds)
+    PENSTOCK_WORKER_LEASE         = tostring(var.lease_seconds)
+    PENSTOCK_OBJECTS_MAX_ATTEMPTS = tostring(var.max_attempts)
+    PENSTOCK_WORKER_STOP_TIMEOUT  = tostring(var.stop_timeout_seconds)
+    PENSTOCK_DEAD_LETTERS_REPLAY  = tostring(var.dead_letters_replay)
   }
 }
 
 output "queue_urls" {
-  description = "The queue, and the two for its dead letters."
+  description = "The queue and its two DLQs."
   value = {
     source = aws_sqs_queue.source.url
     dlq    = aws_sqs_queue.dlq.url
@@ -18,7 +19,7 @@ output "queue_urls" {
 }
 
 output "policy_arns" {
-  description = "To attach to the roles of workers and of senders."
+  description = "Attach these to the roles of workers and senders."
   value = {
     worker = aws_iam_policy.worker.arn
     sender = aws_iam_policy.sender.arn
@@ -26,12 +27,11 @@ output "policy_arns" {
 }
 
 output "policy_documents" {
-  description = "The same as documents, for whoever makes roles elsewhere."
+  description = "The same policies as documents, for roles that are created elsewhere."
   value = {
     worker   = data.aws_iam_policy_document.worker.json
     sender   = data.aws_iam_policy_document.sender.json
     replay   = data.aws_iam_policy_document.replay.json
-    monitor  = data.aws_iam_policy_document.monitor.json
     operator = data.aws_iam_policy_document.operator.json
   }
 }
@@ -42,12 +42,12 @@ output "replay_role_arn" {
 }
 
 output "role_arns" {
-  description = "With make_roles: of worker, sender, replayer, monitor and operator; taskRoleArn of an ECS task, or a pod's role."
+  description = "With make_roles: of worker, sender and operator; taskRoleArn of an ECS task, or a pod's role."
   value       = { for name, role in aws_iam_role.own : name => role.arn }
 }
 
 output "redrive" {
-  description = "How often a message is received before SQS moves it to the first tier, and a letter to the second."
+  description = "How often a message is received before SQS moves it to the DLQ, and a dead letter before it moves to the final DLQ."
   value = {
     max_receive_count             = local.max_receive_count
     dead_letter_max_receive_count = local.dead_letter_max_receive_count

@@ -1,15 +1,22 @@
-# Who may do what, and nothing more. Nobody gets a wildcard for a resource, and only replay may read dead letters.
+# Least-privilege policies. Only cloudwatch:GetMetricData has a wildcard as its resource, because AWS knows none for it.
 
 locals {
   table_arn = var.table == null ? null : "arn:${data.aws_partition.current.partition}:s3:::${var.table.bucket}"
 
-  # Of the table and of its quarantine.
+  # The prefixes of the table and its quarantine.
   table_prefixes = var.table == null ? [] : ["${var.table.prefix}/", "${var.table.prefix}_quarantine/"]
 }
 
-# A worker: takes messages, reads objects, writes its table. It sends nothing but dead letters; where its handlers send
-# messages, or tick, it needs the sender's policy as well.
+# A worker receives messages, reads objects and writes its table. One elected worker measures the queues. With
+# dead_letters_replay, workers also send dead letters back, and with dead_letters_archive one elected worker archives them;
+# otherwise they cannot read them. If handlers send messages or have a schedule, workers need the sender's policy as well.
 data "aws_iam_policy_document" "worker" {
+  source_policy_documents = concat(
+    [data.aws_iam_policy_document.monitor.json],
+    var.dead_letters_replay ? [data.aws_iam_policy_document.automatic_replay.json] : [],
+    var.dead_letters_archive ? [data.aws_iam_policy_document.archive_dead_letters.json] : [],
+  )
+
   statement {
     sid    = "Work"
     effect = "Allow"
@@ -62,7 +69,7 @@ data "aws_iam_policy_document" "worker" {
     }
   }
 
-  # For `penstock doctor` alone: are versions kept, and where are new objects announced?
+  # Only for `penstock doctor`: the bucket's versioning and notifications.
   dynamic "statement" {
     for_each = var.bucket == null ? [] : [local.bucket_arn]
 
@@ -114,7 +121,7 @@ data "aws_iam_policy_document" "worker" {
   }
 }
 
-# A sender: puts messages into the queue.
+# A sender sends messages to the queue.
 data "aws_iam_policy_document" "sender" {
   statement {
     sid       = "Send"
@@ -124,11 +131,51 @@ data "aws_iam_policy_document" "sender" {
   }
 }
 
-# Replay: takes dead letters out of both tiers, and sends them back, or from the first tier to the second. A replayer by
-# itself leaves the second tier alone; people who replay do not.
-data "aws_iam_policy_document" "replay" {
+# The monitor, a job of the elected worker, reads the counts of the three queues, and ages from CloudWatch.
+data "aws_iam_policy_document" "monitor" {
   statement {
-    sid    = "TakeLetters"
+    sid       = "Measure"
+    effect    = "Allow"
+    actions   = ["sqs:GetQueueAttributes", "sqs:GetQueueUrl"]
+    resources = [aws_sqs_queue.source.arn, aws_sqs_queue.dlq.arn, aws_sqs_queue.dead.arn]
+  }
+
+  statement {
+    sid       = "Ages"
+    effect    = "Allow"
+    actions   = ["cloudwatch:GetMetricData"]
+    resources = ["*"]
+  }
+}
+
+# Automatic replay receives from the DLQ, and sends to the queue or, after the last replay, to the final DLQ.
+data "aws_iam_policy_document" "automatic_replay" {
+  statement {
+    sid    = "ReceiveDeadLetters"
+    effect = "Allow"
+    actions = [
+      "sqs:ChangeMessageVisibility",
+      "sqs:DeleteMessage",
+      "sqs:GetQueueAttributes",
+      "sqs:GetQueueUrl",
+      "sqs:ReceiveMessage",
+    ]
+    resources = [aws_sqs_queue.dlq.arn]
+  }
+
+  statement {
+    sid       = "SendDeadLetters"
+    effect    = "Allow"
+    actions   = ["sqs:GetQueueAttributes", "sqs:GetQueueUrl", "sqs:SendMessage"]
+    resources = [aws_sqs_queue.source.arn, aws_sqs_queue.dead.arn]
+  }
+}
+
+# The job that archives dead letters before they expire receives and deletes in both DLQs. The archive's bucket is not here:
+# writing to it is a permission of its own (s3:PutObject below its prefix).
+data "aws_iam_policy_document" "archive_dead_letters" {
+  statement {
+    sid    = "ArchiveDeadLetters"
     effect = "Allow"
     actions = [
       "sqs:ChangeMessageVisibility",
@@ -139,12 +186,23 @@ data "aws_iam_policy_document" "replay" {
     ]
     resources = [aws_sqs_queue.dlq.arn, aws_sqs_queue.dead.arn]
   }
+}
+
+# People who replay (`penstock dead replay`) also receive from the final DLQ.
+data "aws_iam_policy_document" "replay" {
+  source_policy_documents = [data.aws_iam_policy_document.automatic_replay.json]
 
   statement {
-    sid       = "SendLetters"
-    effect    = "Allow"
-    actions   = ["sqs:GetQueueAttributes", "sqs:GetQueueUrl", "sqs:SendMessage"]
-    resources = [aws_sqs_queue.source.arn, aws_sqs_queue.dead.arn]
+    sid    = "ReceiveFinalDeadLetters"
+    effect = "Allow"
+    actions = [
+      "sqs:ChangeMessageVisibility",
+      "sqs:DeleteMessage",
+      "sqs:GetQueueAttributes",
+      "sqs:GetQueueUrl",
+      "sqs:ReceiveMessage",
+    ]
+    resources = [aws_sqs_queue.dead.arn]
   }
 }
 
@@ -200,13 +258,5 @@ resource "aws_iam_role_policy" "replay" {
 
   name   = "replay"
   role   = aws_iam_role.replay[0].id
-  policy = data.aws_iam_policy_document.replay.json
-}
-
-resource "aws_iam_role_policy" "replay_beside" {
-  for_each = var.replay_roles
-
-  name   = "${var.queue}-replay"
-  role   = each.value
   policy = data.aws_iam_policy_document.replay.json
 }

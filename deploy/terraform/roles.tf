@@ -1,37 +1,28 @@
-# The policies of monitor and operator, and a role for each kind of process, and for a person. Only replay and the operator
-# read dead letters.
+# The policy of an operator, and roles for workers, senders and operators.
 
 locals {
-  kinds = var.make_roles ? toset(["worker", "sender", "replayer", "monitor", "operator"]) : toset([])
+  kinds = var.make_roles ? toset(["worker", "sender", "operator"]) : toset([])
 
   # arn:PARTITION:sqs:REGION:ACCOUNT:NAME
   arn_parts = split(":", aws_sqs_queue.source.arn)
   ecs_tasks = "arn:${local.arn_parts[1]}:ecs:${local.arn_parts[3]}:${local.arn_parts[4]}"
 }
 
-# A monitor: looks at the queue, at its dead letters and at the table; it receives and writes nothing.
-data "aws_iam_policy_document" "monitor" {
-  statement {
-    sid       = "Look"
-    effect    = "Allow"
-    actions   = ["sqs:GetQueueAttributes", "sqs:GetQueueUrl"]
-    resources = [aws_sqs_queue.source.arn, aws_sqs_queue.dlq.arn, aws_sqs_queue.dead.arn]
-  }
+# An operator is a person with `penstock status`, `queues` and `dead`, in a task or pod for one command (docs/fix/alerts.md). It
+# measures like the monitor and replays dead letters. It neither receives nor deletes messages of the queue, and purges no
+# queue.
+data "aws_iam_policy_document" "operator" {
+  source_policy_documents = [
+    data.aws_iam_policy_document.monitor.json,
+    data.aws_iam_policy_document.replay.json,
+  ]
 
-  # Ages are in CloudWatch alone, and this action knows no resources.
-  statement {
-    sid       = "Ages"
-    effect    = "Allow"
-    actions   = ["cloudwatch:GetMetricData"]
-    resources = ["*"]
-  }
-
-  # How far the table is behind the ledger.
+  # For `penstock status`: is the table behind the ledger?
   dynamic "statement" {
     for_each = var.table == null ? [] : [local.table_arn]
 
     content {
-      sid       = "SeeTable"
+      sid       = "ReadTable"
       effect    = "Allow"
       actions   = ["s3:GetObject"]
       resources = [for prefix in local.table_prefixes : "${statement.value}/${prefix}*"]
@@ -42,7 +33,7 @@ data "aws_iam_policy_document" "monitor" {
     for_each = var.table == null ? [] : [local.table_arn]
 
     content {
-      sid       = "ListTableToSee"
+      sid       = "ListTableToRead"
       effect    = "Allow"
       actions   = ["s3:ListBucket"]
       resources = [statement.value]
@@ -59,24 +50,14 @@ data "aws_iam_policy_document" "monitor" {
     for_each = var.table == null || length(var.kms_keys) == 0 ? [] : [var.kms_keys]
 
     content {
-      sid       = "KeysToSee"
+      sid       = "KeysToRead"
       effect    = "Allow"
       actions   = ["kms:Decrypt"]
       resources = statement.value
     }
   }
-}
 
-# An operator: a person with `penstock status`, `queues` and `dead`, in a task or pod for one command (docs/fix/alerts.md). Looks
-# as the monitor does, and takes and sends dead letters as replay does. The queue's own messages are neither received nor
-# deleted, and no queue is purged.
-data "aws_iam_policy_document" "operator" {
-  source_policy_documents = [
-    data.aws_iam_policy_document.monitor.json,
-    data.aws_iam_policy_document.replay.json,
-  ]
-
-  # Names alone; this action knows no resources.
+  # Names only; AWS knows no resources for this action.
   statement {
     sid       = "ListNames"
     effect    = "Allow"
@@ -84,16 +65,16 @@ data "aws_iam_policy_document" "operator" {
     resources = ["*"]
   }
 
-  # `penstock dead import` puts letters back where they lay; replay itself sends to the other two.
+  # `penstock dead import` sends dead letters to the DLQ.
   statement {
-    sid       = "PutLettersBack"
+    sid       = "ImportDeadLetters"
     effect    = "Allow"
     actions   = ["sqs:SendMessage"]
     resources = [aws_sqs_queue.dlq.arn]
   }
 }
 
-# Metrics of our own, into one namespace. The action knows no resources; the condition is what keeps it there.
+# Penstock's own metrics, in one namespace. AWS knows no resources for this action, so a condition restricts it.
 data "aws_iam_policy_document" "metrics" {
   count = var.cloudwatch_namespace == null ? 0 : 1
 
@@ -111,7 +92,7 @@ data "aws_iam_policy_document" "metrics" {
   }
 }
 
-# A task that works on something long asks not to be scaled in. ECS's agent does it with the rights of the task.
+# A task with long work asks not to be scaled in. ECS's agent uses the permissions of the task.
 data "aws_iam_policy_document" "protection" {
   count = var.ecs_cluster == null ? 0 : 1
 
@@ -139,7 +120,7 @@ data "aws_iam_policy_document" "own_trust" {
         identifiers = ["ecs-tasks.amazonaws.com"]
       }
 
-      # Of this account: nobody else's tasks may be given our role.
+      # Only tasks of this account.
       condition {
         test     = "ArnLike"
         variable = "aws:SourceArn"
@@ -198,8 +179,6 @@ resource "aws_iam_role_policy" "own" {
   policy = {
     worker   = data.aws_iam_policy_document.worker.json
     sender   = data.aws_iam_policy_document.sender.json
-    replayer = data.aws_iam_policy_document.replay.json
-    monitor  = data.aws_iam_policy_document.monitor.json
     operator = data.aws_iam_policy_document.operator.json
   }[each.key]
 }
@@ -221,21 +200,9 @@ resource "aws_iam_role_policy" "own_protection" {
 }
 
 resource "aws_iam_role_policy" "own_metrics" {
-  for_each = var.cloudwatch_namespace == null ? toset([]) : setsubtract(local.kinds, ["sender", "operator"])
+  count = var.make_roles && var.cloudwatch_namespace != null ? 1 : 0
 
   name   = "metrics"
-  role   = aws_iam_role.own[each.key].id
+  role   = aws_iam_role.own["worker"].id
   policy = data.aws_iam_policy_document.metrics[0].json
-}
-
-resource "aws_iam_policy" "monitor" {
-  name   = "${var.queue}-monitor"
-  policy = data.aws_iam_policy_document.monitor.json
-}
-
-resource "aws_iam_role_policy_attachment" "monitor" {
-  for_each = var.monitor_roles
-
-  role       = each.value
-  policy_arn = aws_iam_policy.monitor.arn
 }

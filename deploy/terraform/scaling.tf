@@ -1,14 +1,14 @@
-# Workers on ECS by what waits for each of them: target tracking on messages per running task. Messages in flight count
-# as well, or a task would be taken away for having begun its messages.
+# Scale workers on ECS by messages per running task (target tracking). Messages in flight count too, otherwise a task would
+# be removed because it had started its messages.
 
 variable "scaling" {
-  description = "Scale an ECS service of workers by the queue's messages per task; {}: not at all. docs/run/deploying.md says how."
+  description = "Scale an ECS service of workers by messages per task; {}: no scaling. See docs/run/deploying.md."
   type = object({
     cluster           = optional(string) # name of the cluster, with Container Insights; null: no scaling
     service           = optional(string) # name of the service of workers
     tasks_min         = optional(number, 1)
     tasks_max         = optional(number, 20)
-    messages_per_task = optional(number, 100) # PENSTOCK_CONCURRENCY of one worker
+    messages_per_task = optional(number, 100) # PENSTOCK_WORKER_CONCURRENCY of one worker
   })
   default  = {}
   nullable = false
@@ -39,7 +39,7 @@ resource "aws_appautoscaling_policy" "worker" {
 
   target_tracking_scaling_policy_configuration {
     target_value = var.scaling.messages_per_task
-    # Each task that goes gives back what it could not finish: slowly down, at once up.
+    # Each task that stops releases its unfinished messages, so scale in slowly and out quickly.
     scale_in_cooldown  = 300
     scale_out_cooldown = 60
 

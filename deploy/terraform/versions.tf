@@ -1,5 +1,5 @@
-# A queue for Penstock as a module: the same queues, bucket and policies as `penstock init --aws` writes, byte for byte,
-# and with make_roles the roles besides. README.md shows how it is used.
+# A queue for Penstock as a module: the queues, notifications and policies that `penstock init --aws` writes, byte for byte,
+# and with make_roles also roles. README.md shows how to use it.
 
 terraform {
   required_version = ">= 1.3"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from penstock.app import cleanup
     from penstock.app.app import App
     from penstock.app.handlers import Handlers
-    from penstock.app.pipelines.declaration import DeltaSink, ObjectSource
+    from penstock.app.pipelines.declaration import ObjectSource
     from penstock.app.pipelines.pipeline import Pipeline
     from penstock.app.pipelines.published import PublishedBatch
     from penstock.errors import Interrupted, PenstockError, Reject, Retry
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from penstock.messaging.schema import Queue
     from penstock.pipeline.objects.declaration import ObjectContext
     from penstock.pipeline.objects.stream import IncomingObject
+    from penstock.sinks.delta.declaration import DeltaSink
 
 _HOMES = {
     "App": "penstock.app.app",
     "BatchContext": "penstock.handlers.context",
     "Context": "penstock.handlers.context",
-    "DeltaSink": "penstock.app.pipelines.declaration",
+    "DeltaSink": "penstock.sinks.delta.declaration",
     "Handlers": "penstock.app.handlers",
     "IncomingObject": "penstock.pipeline.objects.stream",
     "Interrupted": "penstock.errors",

@@ -6,7 +6,8 @@
     ├── UserError                a person's mistake; the CLI prints it as one sentence and exits with .exit_code
     │   ├── UsageError           2   wrong arguments: unknown format, missing folder, invalid schema text
     │   ├── ConfigurationError   78  a setting, extra, Java or data directory that this process cannot use
-    │   │   └── SettingUnfit     78  invalid value of a setting in the environment, a secret or penstock.toml
+    │   │   ├── SettingUnfit     78  invalid value of a setting in the environment, a secret or penstock.toml
+    │   │   └── QueueMissing     78  no queue of that name exists, and its broker creates none
     │   ├── TableError           1   a table that we cannot write: other schema, unsupported features
     │   │   ├── TableNowhere     2   its location does not exist: no such bucket
     │   │   └── TableDenied      78  missing credentials or permissions for its location
@@ -62,6 +63,10 @@ class ConfigurationError(UserError):
 
 class SettingUnfit(ConfigurationError):
     """A setting cannot be read or has an invalid value, independent of the code that loads it."""
+
+
+class QueueMissing(ConfigurationError):
+    """No queue of that name exists. Callers that can do without the queue catch this."""
 
 
 class TableError(UserError):

@@ -66,12 +66,12 @@ EMPTY_IF_IDLE = {
 
 
 def check_books(url: str) -> None:
-    """What holds at every moment."""
+    """Check the invariants that hold at every moment."""
     _check(url, EMPTY_IF_RIGHT)
 
 
 def check_idle(url: str) -> None:
-    """What holds besides when nobody works: nothing is left claimed."""
+    """Check the invariants of an idle system: nothing is claimed."""
     _check(url, {**EMPTY_IF_RIGHT, **EMPTY_IF_IDLE})
 
 

@@ -21,10 +21,10 @@ from tests.chaos.transforms import AT_GATE, GATE
 from penstock.app.pipelines.plan import PipelineBlueprint
 from penstock.app.spark import Spark
 from penstock.cli.main import main
-from penstock.ledger.records import ObjectResult
+from penstock.ledger.records import BatchRecord, ObjectResult
 from penstock.messaging.steps import Probe, Step
 from penstock.objects.stores import store_at
-from penstock.pipeline.batch_record import BatchRecord, RecordedObject, run_files, run_work, save
+from penstock.pipeline.batch_record import RecordedBatch, RecordedObject, run_files, run_work, save
 from penstock.pipeline.engine import RunCancelled, RunRequest, RunResult
 from penstock.pipeline.spark.declaration import Declaration
 from penstock.pipeline.spark.source.ddl import columns_read
@@ -122,11 +122,13 @@ class InProcessEngine:
                 for index, reading in summary.readings.items()
             ],
             failed={},
-            rows=sum(file.rows for file in files),
-            lines_quarantined=summary.lines_quarantined,
-            bytes=summary.bytes,
-            manifest=encode(files),
-            quarantine_manifest=encode(summary.quarantine),
+            record=BatchRecord(
+                rows=sum(file.rows for file in files),
+                lines_quarantined=summary.lines_quarantined,
+                bytes=summary.bytes,
+                manifest=encode(files),
+                quarantine_manifest=encode(summary.quarantine),
+            ),
             schema_id=agreed.schema_id,
             new_schema=agreed.new_schema,
         )
@@ -134,20 +136,16 @@ class InProcessEngine:
         self._probe(Step.RECORDED)
         return result
 
-    def _record(self, plan: ReadPlan, result: RunResult, columns: pa.Schema) -> BatchRecord:
+    def _record(self, plan: ReadPlan, result: RunResult, columns: pa.Schema) -> RecordedBatch:
         refs = {ref.object_id: ref for ref in plan.objects}
-        return BatchRecord(
+        return RecordedBatch(
             pipeline=self._declaration.pipeline,
             attempt_id=plan.attempt_id,
             objects=[
                 RecordedObject(ref=refs[one.object_id], rows=one.rows, lines_quarantined=one.lines_quarantined)
                 for one in result.processed
             ],
-            rows=result.rows,
-            lines_quarantined=result.lines_quarantined,
-            bytes=result.bytes,
-            manifest=result.manifest,
-            quarantine_manifest=result.quarantine_manifest,
+            record=result.record,
             columns=encode_columns(columns),
         )
 

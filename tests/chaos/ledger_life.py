@@ -1,4 +1,4 @@
-"""What a process does with a ledger until it dies: everything there is, in an order of its own.
+"""A process that uses every operation of a ledger, in random order, until it is killed.
 
 What the ledger confirmed to it stands in a journal before it goes on.
 """
@@ -16,11 +16,12 @@ from penstock.ledger import Ledger
 from penstock.ledger.records import (
     AttemptFailure,
     BatchOutcome,
+    BatchRecord,
     Candidate,
-    Carrier,
     FailedObject,
     ObjectClaims,
     ObjectResult,
+    OriginalMessage,
     WorkBegun,
     WorkDone,
 )
@@ -46,7 +47,7 @@ class Child:
 
 
 class Life:
-    """What a process does until it dies."""
+    """Work until killed."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
@@ -92,7 +93,7 @@ class Life:
     def _nothing(self) -> None:
         claim = self._claim(self._some())
         failed = [
-            FailedObject(object_id=id, failure=AttemptFailure.RETRY, reason="", refund=True) for id in claim.claimed
+            FailedObject(object_id=id, failure=AttemptFailure.RETRY, reason="", uncounted=True) for id in claim.claimed
         ]
         if claim.claimed:
             self._ledger.extend(claim.attempt_id, lease_seconds=LEASE_SECONDS)
@@ -104,13 +105,19 @@ class Life:
         claim = self._claim(self._some())
         if claim.claimed:
             self._ledger.abandon(
-                claim.attempt_id, reason="", outcome="given_back", refund=True, unattributed=self._chance.random() < 0.5
+                claim.attempt_id,
+                reason="",
+                outcome="given_back",
+                uncounted=True,
+                unattributed=self._chance.random() < 0.5,
             )
 
     def _claim(self, numbers: Sequence[int]) -> ObjectClaims:
         attempt_id = self._fresh()
         # A message of its own, that knows better than every end that the database recorded; or the first one.
-        news = Carrier(message_id=attempt_id, enqueued_at=LATER) if self._child.last or self._is_news() else None
+        news = (
+            OriginalMessage(message_id=attempt_id, enqueued_at=LATER) if self._child.last or self._is_news() else None
+        )
         candidates = [candidate(number, news) for number in numbers]
         try:
             return self._ledger.claim(
@@ -119,7 +126,7 @@ class Life:
         except TemporaryError:  # as the attempts of a pipeline do
             with suppress(TemporaryError):
                 self._ledger.abandon(
-                    attempt_id, reason="unknown", outcome="given_back", refund=True, unattributed=False
+                    attempt_id, reason="unknown", outcome="given_back", uncounted=True, unattributed=False
                 )
             raise
 
@@ -134,7 +141,7 @@ class Life:
             attempt_id=claim.attempt_id,
             processed=[ObjectResult(object_id=id, rows=3, lines_quarantined=0) for id in done],
             failed=failed,
-            rows=3 * len(done),
+            record=BatchRecord(rows=3 * len(done)),
         )
         seq = self._until_answered(lambda: self._ledger.commit(outcome))
         self._note(committed=claim.attempt_id, seq=seq)
@@ -142,9 +149,9 @@ class Life:
     def _failed(self, id: bytes) -> FailedObject:
         """Tried again, found missing for the first time, deleted, or replaced."""
         failure = self._chance.choice(
-            (AttemptFailure.RETRY, AttemptFailure.RETRY, AttemptFailure.GONE, AttemptFailure.SUPERSEDED)
+            (AttemptFailure.RETRY, AttemptFailure.RETRY, AttemptFailure.DELETED, AttemptFailure.SUPERSEDED)
         )
-        missing = failure is AttemptFailure.GONE or (failure is AttemptFailure.RETRY and self._chance.random() < 0.5)
+        missing = failure is AttemptFailure.DELETED or (failure is AttemptFailure.RETRY and self._chance.random() < 0.5)
         return FailedObject(object_id=id, failure=failure, reason="", missing=missing)
 
     def _is_news(self) -> bool:
@@ -199,9 +206,14 @@ def object_id(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
-def candidate(number: int, carrier: Carrier | None = None) -> Candidate:
-    carrier = carrier or Carrier(message_id=f"m-{number}", enqueued_at=1.0)
+def candidate(number: int, original_message: OriginalMessage | None = None) -> Candidate:
+    original_message = original_message or OriginalMessage(message_id=f"m-{number}", enqueued_at=1.0)
     key = f"object-{number}"
     return Candidate(
-        object_id=object_id(number), bucket="b", key=key.encode(), size_bytes=1, uri=f"s3://b/{key}", carrier=carrier
+        object_id=object_id(number),
+        bucket="b",
+        key=key.encode(),
+        size_bytes=1,
+        uri=f"s3://b/{key}",
+        original_message=original_message,
     )

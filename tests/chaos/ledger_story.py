@@ -17,11 +17,12 @@ from penstock.ledger import Ledger
 from penstock.ledger.records import (
     AttemptFailure,
     BatchOutcome,
+    BatchRecord,
     Candidate,
-    Carrier,
     FailedObject,
     ObjectClaims,
     ObjectResult,
+    OriginalMessage,
     WorkBegun,
     WorkBusy,
     WorkDone,
@@ -36,7 +37,7 @@ Answer = TypeVar("Answer")
 
 
 class Story:
-    """A ledger by a way on which commits are lost, and what it was told of each of them."""
+    """A ledger over a connection that loses commits, and the expected state of each."""
 
     def __init__(self, url: str, seed: int) -> None:
         self.url = url
@@ -114,7 +115,7 @@ class Story:
         assert books.held_by(self.url, attempt_id) == set()
 
     def _abandon(self, attempt_id: str) -> bool:
-        return self.ledger.abandon(attempt_id, reason="test", outcome="given_back", refund=True, unattributed=False)
+        return self.ledger.abandon(attempt_id, reason="test", outcome="given_back", uncounted=True, unattributed=False)
 
     def commit(self) -> None:
         """Some objects processed, one that is to come again, now and then a new schema."""
@@ -126,9 +127,11 @@ class Story:
             attempt_id=claim.attempt_id,
             processed=[ObjectResult(object_id=id, rows=7, lines_quarantined=0) for id in done],
             failed=[
-                FailedObject(object_id=failed, failure=failure, reason="test", refund=failure is AttemptFailure.RETRY)
+                FailedObject(
+                    object_id=failed, failure=failure, reason="test", uncounted=failure is AttemptFailure.RETRY
+                )
             ],
-            rows=7 * len(done),
+            record=BatchRecord(rows=7 * len(done)),
             schema_id=self._schemas,
             new_schema="{}" if self.chance.random() < 0.2 else None,
         )
@@ -145,7 +148,7 @@ class Story:
         """All objects failed: no batch, and what is refunded is refunded once."""
         claim = self.claim()
         failed = [
-            FailedObject(object_id=id, failure=AttemptFailure.RETRY, reason="test", refund=True)
+            FailedObject(object_id=id, failure=AttemptFailure.RETRY, reason="test", uncounted=True)
             for id in sorted(claim.claimed)
         ]
         outcome = BatchOutcome(pipeline=PIPELINE, attempt_id=claim.attempt_id, processed=(), failed=failed)
@@ -238,9 +241,9 @@ class Story:
 
     def tell(self) -> None:
         """Of pipelines: what is there is not moved back."""
-        self.ask("begin_telling", lambda: self.ledger.begin_telling(PIPELINE))
+        self.ask("begin_announcing", lambda: self.ledger.begin_announcing(PIPELINE))
         last = int(ask(self.url, "SELECT next_seq - 1 FROM pipelines WHERE id = %s", PIPELINE)[0][0])
-        self.ask("advance_told", lambda: self.ledger.advance_told(PIPELINE, last))
+        self.ask("advance_announced", lambda: self.ledger.advance_announced(PIPELINE, last))
         assert ask(self.url, "SELECT told_seq FROM tellings WHERE pipeline = %s", PIPELINE) == [(last,)]
 
     def until(self, faults: int, plan: Plan) -> None:
@@ -256,13 +259,13 @@ class Story:
 
 def candidate(id: bytes) -> Candidate:
     name = id.lstrip(b"\0").decode()
-    carrier = Carrier(message_id=f"m-{name}", enqueued_at=1.0)
+    original_message = OriginalMessage(message_id=f"m-{name}", enqueued_at=1.0)
     return Candidate(
         object_id=id,
         bucket="b",
         key=name.encode(),
         size_bytes=10,
         uri=f"s3://b/{name}",
-        carrier=carrier,
+        original_message=original_message,
         version_id="1",
     )

@@ -1,4 +1,4 @@
-"""What must be true of a table and its state, judged without a line of the product's code.
+"""Check a table and its state without using any code of the product.
 
 The files are read with plain Python, the tables by their Delta log and pyarrow, the ledger and the queue with sqlite3.
 Where the ledger is on a server, ``ledger`` is its URL, and it is read by that server's driver.
@@ -30,7 +30,7 @@ SHOWN = 5  # how many places a failure names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """What a folder holds."""
+    """Return the files of a folder."""
 
     good: Mapping[Place, Values]
     bad: Mapping[Place, bytes]
@@ -101,7 +101,7 @@ def _values(line: bytes) -> Values | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What readers of a table see."""
+    """Return the rows that readers of a table see."""
 
     rows: Sequence[tuple[Place, Values]]
     files: Sequence[str]  # paths below the table's root
@@ -139,7 +139,7 @@ class Found:
 
 
 def check_meanwhile(truth: Truth, table: Path, *, ledger: str | None = None) -> Found:
-    """What must hold at every moment, after any death: nothing twice, nothing invented, nothing uncommitted."""
+    """Check the state after any kill: no row twice, none invented, none uncommitted."""
     seen, quarantine = look(table), look_at_quarantine(table)
     _check_rows(truth.good, seen.rows)
     _check_rows({place: {"raw": raw} for place, raw in truth.bad.items()}, quarantine.rows)
@@ -150,7 +150,7 @@ def check_meanwhile(truth: Truth, table: Path, *, ledger: str | None = None) -> 
 
 
 def check_done(truth: Truth, table: Path, *, ledger: str | None = None) -> None:
-    """What must hold when an ingest has ended well: every line once, nothing left open, nothing left behind."""
+    """Check the state after a successful ingest: every line once, nothing open, no leftovers."""
     found = check_meanwhile(truth, table, ledger=ledger)
     seen = {place for place, _ in look(table).rows}
     missing = sorted(set(truth.good) - seen)
@@ -215,7 +215,7 @@ def messages(table: Path, *, dead: bool = False) -> int:
 
 
 def messages_held(table: Path) -> int:
-    """How many messages are leased to somebody."""
+    """Return the number of leased messages."""
     return int(query(table, "SELECT count(*) FROM messages WHERE state = 2", file="queue.db")[0][0])
 
 

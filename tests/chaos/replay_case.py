@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.integration.fleet import Fleet, let_pass, wait_for
+from tests.services.forked_process import ForkedPopen
 
 from penstock.messaging.broker import Broker
 from penstock.messaging.death import Death, with_death
@@ -82,7 +83,7 @@ Bodies = Callable[[str], Sequence[bytes]]  # of all messages in a queue, hidden 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What came of it. ``doubles``: messages beyond the first of a replay id."""
+    """The result. ``doubles``: messages beyond the first of a replay id."""
 
     kills: int
     letters: int
@@ -124,10 +125,10 @@ class ReplayCase:
             app=APP,
             # SQS knows no holders: what a killed process held comes back when its lease ends. Elsewhere its host has
             # proof of its death, and no lease of a living one needs to end on a busy machine.
-            lease_seconds=3 if aside is not None else 30,
-            stop_timeout_seconds=12,
-            replays_max=REPLAYS_MAX,
-            replay_base_seconds=0.2,
+            worker_lease=3 if aside is not None else 30,
+            worker_stop_timeout=12,
+            dead_letters_max_replays=REPLAYS_MAX,
+            dead_letters_replay_base=0.2,
         )
         self._bodies = bodies
         self._chance = random.Random(seed)
@@ -144,7 +145,7 @@ class ReplayCase:
         self._fleet.start().ready()
 
     def kill(self, step: str) -> None:
-        """Letters, a replayer, and its death: at the step's first, second or third time, or at a random moment."""
+        """Dead letters, and a replayer killed at a step's first, second or third time, or at a random moment."""
         self._add_letters()
         if step == AT_RANDOM:
             self._start()
@@ -188,8 +189,8 @@ class ReplayCase:
         environment = {**self._fleet.environment, **({"PENSTOCK_KILL_AT": kill_at} if kill_at else {})}
         self._starts.append(time.time())
         with self._log.open("wb") as log:
-            self._replayer = subprocess.Popen(
-                [sys.executable, "-m", "penstock", "replayer", "fleet_app:app"],
+            self._replayer = ForkedPopen(
+                [sys.executable, "-m", "penstock", "worker", "fleet_app:app", "--replay", "--jobs", "only"],
                 cwd=self._fleet.folder,
                 env=environment,
                 stderr=log,
@@ -228,7 +229,7 @@ class ReplayCase:
     # --- the oracle
 
     def _left(self) -> Mapping[str, object]:
-        """What is still to be done."""
+        """Return the remaining work."""
         waiting = {queue: len(self._bodies(queue)) for queue in (*FIRST_TIERS, *QUEUES)}
         for_people = {id for id, lives in self._letters.items() if lives == ALWAYS}
         done = set(self._asked("SELECT id FROM effects UNION ALL SELECT id FROM effects_once"))
@@ -280,7 +281,7 @@ class ReplayCase:
         assert twice == [], f"{len(twice)} replays were sent twice by one replayer"
 
     def _replays(self) -> Mapping[str, Counter[str]]:
-        """How many messages each replay came to, by the letter's id in its body and the replay's."""
+        """Count the messages of each replay, by the dead letter's id in its body and the replay's id."""
         found: dict[str, Counter[str]] = {id: Counter() for id in self._letters}
         with closing(sqlite3.connect(self.book, timeout=60)) as book:
             for id, replay in book.execute("SELECT id, replay FROM arrivals"):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.oracle import Truth, truth
+from tests.services.forked_process import ForkedPopen
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = "id long, v double, s string"
@@ -64,7 +65,7 @@ class Running:
     ) -> None:
         self._out, self._err = folder / f"{name}.out", folder / f"{name}.err"
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = subprocess.Popen(
+            self.process = ForkedPopen(
                 [sys.executable, "-m", module, *arguments],
                 stdout=out,
                 stderr=err,
@@ -109,9 +110,9 @@ class Case:
     """A folder to read, a table to fill, and every process started on them."""
 
     def __init__(self, folder: Path, *, module: str = ON_SPARK, **settings: object) -> None:
-        """``module`` is what Python runs: `ON_SPARK` or `IN_PROCESS`. ``settings``, by their names, are those of every
-        process."""
-        self._module = module
+        """``module`` is what Python runs from now on: `ON_SPARK` or `IN_PROCESS`. ``settings``, by their names, are
+        those of every process."""
+        self.module = module
         self.folder = folder
         self.source = folder / "in"
         self.table = folder / "table"
@@ -124,7 +125,7 @@ class Case:
         write_objects(self.source, numbers)
 
     def truth(self) -> Truth:
-        """What ingests find."""
+        """The source of the ingests."""
         return truth(self.source)
 
     def mirror(self) -> Path:
@@ -133,7 +134,7 @@ class Case:
 
     @property
     def arguments(self) -> Sequence[str]:
-        """What every ingest is told."""
+        """The arguments of every ingest."""
         return str(self.source), str(self.table)
 
     def start(self, *options: str, before_exec: Callable[[], None] | None = None, **settings: object) -> Running:
@@ -162,7 +163,7 @@ class Case:
     ) -> Running:
         running = Running(
             arguments,
-            module=self._module,
+            module=self.module,
             folder=self.folder,
             name=f"run-{len(self._started)}",
             environment=environment(**self._settings | settings),
@@ -184,7 +185,7 @@ def environment(**settings: object) -> dict[str, str]:
     given = {
         "spark_master": "local[2]",
         "spark_driver_memory": "1g",
-        "lease_seconds": LEASE_SECONDS,
+        "worker_lease": LEASE_SECONDS,
         "one_host": True,  # where a test has a queue in SQS
         **settings,
     }

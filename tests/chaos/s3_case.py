@@ -37,7 +37,7 @@ class S3Case(Case):
         # By listing the queue is a file of this host, which knows at once who died: no lease needs to end, and none of
         # a process that lives ends on a busy machine.
         lease_seconds = LEASE_SECONDS if by_queue else HOST_LEASE_SECONDS
-        super().__init__(folder, module=module, aws_endpoint_url=server.url, lease_seconds=lease_seconds, **settings)
+        super().__init__(folder, module=module, aws_endpoint_url=server.url, worker_lease=lease_seconds, **settings)
         self._by_queue = by_queue
         self._landing = Announced(server, way)
         self._s3, self._sqs = server.client("s3"), server.client("sqs")
@@ -46,7 +46,7 @@ class S3Case(Case):
     @property
     def arguments(self) -> tuple[str, ...]:
         queue = ("--queue", self._landing.queue_arn) if self._by_queue else ()
-        return self._remote, f"s3://{LAKE}/table", "--state", str(self.table / "_penstock"), *queue
+        return self._remote, f"s3://{LAKE}/table", "--data-dir", str(self.table / "_penstock"), *queue
 
     def bring(self, numbers: range) -> None:
         self.upload(write_objects(self.source, numbers))
@@ -56,7 +56,7 @@ class S3Case(Case):
             self._landing.put(f"{PREFIX}/{path.name}", path.read_bytes())
 
     def truth(self) -> Truth:
-        """What the folder holds, under the names in S3."""
+        """Return the folder's files, under their names in S3."""
         local = self.source.resolve().as_uri()
 
         def moved(place: Place) -> Place:

@@ -16,7 +16,7 @@ from tests.chaos.runs import KILLED, Case, Running, write_objects
 pytestmark = pytest.mark.timeout(1_800)
 
 OBJECTS = 40
-OPTIONS = ("--max-objects", "10")  # four batches
+OPTIONS = ("--max-batch-objects", "10")  # four batches
 ROUNDS = 10
 SEED = 20260101
 

@@ -21,7 +21,7 @@ from penstock.pipeline.spark import run
 pytestmark = pytest.mark.timeout(900)
 
 OBJECTS = 40
-OPTIONS = ("--max-objects", "20")  # two batches
+OPTIONS = ("--max-batch-objects", "20")  # two batches
 
 STORY = (
     Step.ANNOUNCED,
@@ -51,7 +51,11 @@ OF_A_COMPACTION = {Step.COMPACTED, Step.COMPACTION_COMMITTED, Step.LEFTOVER_MARK
 OF_THE_ARCHIVE = {Step.ARCHIVE_WRITTEN, Step.ARCHIVING, Step.ARCHIVED}  # killed at in tests/cli/test_ledger.py
 OF_A_REPAIR = {Step.REPAIRING, Step.REPAIRED}  # killed at in test_repair.py
 OF_A_REPLAY = {Step.REPLAY_INTENDED, Step.REPLAY_SENT, Step.REPLAY_MARKED}  # killed at in test_replay_kills.py
-OF_KEPT_LETTERS = {Step.LETTERS_WRITTEN, Step.LETTERS_KEPT, Step.LETTERS_REMOVED}  # killed at in test_letter_kills.py
+OF_KEPT_LETTERS = {
+    Step.DEAD_LETTERS_WRITTEN,
+    Step.DEAD_LETTERS_KEPT,
+    Step.DEAD_LETTERS_REMOVED,
+}  # killed at in test_letter_kills.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

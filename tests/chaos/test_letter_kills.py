@@ -1,4 +1,4 @@
-"""Exports and archives of dead letters, killed at each step: a letter is in its queue, in a file, or in both.
+"""Exports and archives of dead letters, killed at each step: each is in its queue, in a file, or in both.
 
 What lies in a queue and in a file is read past the product, with bare clients and a JSON parser.
 """
@@ -19,17 +19,18 @@ import pytest
 from tests.cli.process import SRC
 from tests.integration.fleet import wait_for
 from tests.services.aws_server import AwsServer, environment_for
+from tests.services.forked_process import ForkedPopen
 
-from penstock.app.jobs.dead_letters import FILE_LETTERS_MAX
+from penstock.app.jobs.expiry import FILE_MESSAGES_MAX
 from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.brokers.sqs import SqsBroker
-from penstock.dead_letters.letters import PAGE
+from penstock.dead_letters.reader import PAGE
 from penstock.errors import UsageError
 from penstock.messaging.broker import Broker, QueueSettings
 from penstock.messaging.message import Outgoing
 from penstock.messaging.steps import Step
 
-STEPS = (Step.LETTERS_WRITTEN, Step.LETTERS_KEPT, Step.LETTERS_REMOVED)
+STEPS = (Step.DEAD_LETTERS_WRITTEN, Step.DEAD_LETTERS_KEPT, Step.DEAD_LETTERS_REMOVED)
 QUEUE = "orders-dead"  # for people alone: a replayer sends nothing of it back
 RETENTION_SECONDS = 100_000.0
 FEW = 20
@@ -46,15 +47,15 @@ def bill(message):
 # Where a look is a receive it hides the letters for some minutes, beyond the death of who looks: here for seconds.
 PENSTOCK = """
 import runpy
-from penstock.dead_letters.letters import ReceivingReader
-ReceivingReader.__init__.__kwdefaults__["held_seconds"] = 5.0
+from penstock.dead_letters.reader import ReceivingReader
+ReceivingReader.__init__.__kwdefaults__["hidden_seconds"] = 5.0
 runpy.run_module("penstock", run_name="__main__")
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """A folder with an app and a queue of letters; ``lying`` reads that queue past the product."""
+    """A folder with an app and a queue of dead letters; ``lying`` reads that queue without the product."""
 
     folder: Path
     broker: Broker
@@ -69,7 +70,7 @@ class Scene:
         return set(bodies)
 
     def start(self, *arguments: object, kill_at: str | None = None) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        return ForkedPopen(
             [sys.executable, "-c", PENSTOCK, *map(str, arguments)],
             cwd=self.folder,
             env={
@@ -146,7 +147,7 @@ def on_sqs(request: pytest.FixtureRequest, folder: Path) -> Scene:
 OPENERS = {"sqlite": on_sqlite, "sqs": on_sqs}
 
 
-SLOWLY = ("sqs", Step.LETTERS_REMOVED)  # hundreds of letters, on a server that has to serve each by itself
+SLOWLY = ("sqs", Step.DEAD_LETTERS_REMOVED)  # hundreds of letters, on a server that has to serve each by itself
 EXPORTS = [
     pytest.param(broker, step, marks=[pytest.mark.slow] if (broker, step) == SLOWLY else [])
     for broker in OPENERS
@@ -164,17 +165,17 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Scene:
 @pytest.mark.parametrize(("scene", "step"), EXPORTS, indirect=["scene"])
 def test_an_export_that_removes(scene: Scene, step: Step) -> None:
     export = ("dead", "export", "--queue", "orders", "--remove", "--to")
-    letters = scene.bury(PAGE + FEW if step is Step.LETTERS_REMOVED else FEW)
+    dead_letters = scene.bury(PAGE + FEW if step is Step.DEAD_LETTERS_REMOVED else FEW)
     scene.run(*export, "letters.jsonl", kill_at=step)
     left = FEW  # of a page that was removed, and of none
     wait_for(lambda: scene.settled(left), "the letters can be looked at again")
     in_queue, in_files = Counter(scene.lying()), scene.kept()
-    assert in_queue.keys() | in_files.get("letters.jsonl", Counter()).keys() == letters, "nothing is lost"
-    assert in_files == ({} if step is Step.LETTERS_WRITTEN else {"letters.jsonl": Counter(letters)})
+    assert in_queue.keys() | in_files.get("letters.jsonl", Counter()).keys() == dead_letters, "nothing is lost"
+    assert in_files == ({} if step is Step.DEAD_LETTERS_WRITTEN else {"letters.jsonl": Counter(dead_letters)})
     assert (in_queue.total(), set(in_queue.values())) == (left, {1})
 
     again = "letters.jsonl"
-    if step is not Step.LETTERS_WRITTEN:
+    if step is not Step.DEAD_LETTERS_WRITTEN:
         scene.run(*export, again, code=UsageError.exit_code)
         assert Counter(scene.lying()) == in_queue
         again = "rest.jsonl"
@@ -182,43 +183,43 @@ def test_an_export_that_removes(scene: Scene, step: Step) -> None:
     assert scene.lying() == []
     assert scene.kept() == {**in_files, again: in_queue}
     scene.import_all()
-    assert Counter(scene.lying()) == Counter(letters), "each once, from however many files"
+    assert Counter(scene.lying()) == Counter(dead_letters), "each once, from however many files"
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("one_more", [False, True], ids=["alone", "with one more meanwhile"])
 @pytest.mark.parametrize("step", STEPS)
-def test_an_archive_of_letters_near_their_end(scene: Scene, step: Step, one_more: bool) -> None:
+def test_an_archive_of_dead_letters_near_their_end(scene: Scene, step: Step, one_more: bool) -> None:
     scene.environment["PENSTOCK_DEAD_LETTERS_ARCHIVE"] = str(scene.folder / "archive")
-    letters = scene.bury(FILE_LETTERS_MAX + FEW if step is Step.LETTERS_REMOVED else FEW)
+    dead_letters = scene.bury(FILE_MESSAGES_MAX + FEW if step is Step.DEAD_LETTERS_REMOVED else FEW)
     grow_old(scene)
-    scene.run("replayer", "shop_with_letters:app", kill_at=step)
+    scene.run("worker", "shop_with_letters:app", "--replay", "--jobs", "only", kill_at=step)
     in_queue, first = Counter(scene.lying()), scene.kept()
     in_files = sum(first.values(), Counter())
-    assert in_queue.keys() | in_files.keys() == letters, "nothing is lost"
+    assert in_queue.keys() | in_files.keys() == dead_letters, "nothing is lost"
     assert set(in_queue.values()) == {1}
     assert in_queue.total() == FEW
-    assert in_files.total() == {Step.LETTERS_WRITTEN: 0, Step.LETTERS_KEPT: FEW}.get(step, FILE_LETTERS_MAX)
+    assert in_files.total() == {Step.DEAD_LETTERS_WRITTEN: 0, Step.DEAD_LETTERS_KEPT: FEW}.get(step, FILE_MESSAGES_MAX)
 
     if one_more:
         scene.broker.send(QUEUE, [Outgoing(body=b"one more")])
-        grow_old(scene, but=letters)
-    process = scene.start("replayer", "shop_with_letters:app")
+        grow_old(scene, but=dead_letters)
+    process = scene.start("worker", "shop_with_letters:app", "--replay", "--jobs", "only")
     try:
         wait_for(lambda: not scene.lying(), "the archive has all of them")
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=PROCESS_SECONDS)
-    letters |= {"one more"} if one_more else set()
+    dead_letters |= {"one more"} if one_more else set()
     in_files = sum(scene.kept().values(), Counter())
-    twice = in_queue if one_more and step is Step.LETTERS_KEPT else Counter[str]()  # the file is another one then
-    assert in_files == Counter(letters) + twice
+    twice = in_queue if one_more and step is Step.DEAD_LETTERS_KEPT else Counter[str]()  # the file is another one then
+    assert in_files == Counter(dead_letters) + twice
     scene.import_all()
-    assert Counter(scene.lying()) == Counter(letters), "each once, from however many files"
+    assert Counter(scene.lying()) == Counter(dead_letters), "each once, from however many files"
 
 
 def grow_old(scene: Scene, *, but: set[str] | None = None) -> None:
-    """Let letters be near their end, as if time had passed."""
+    """Make dead letters expire soon, as if time had passed."""
     rows = [(0.97 * RETENTION_SECONDS, body.encode()) for body in scene.lying() if body not in (but or ())]
     with closing(sqlite3.connect(scene.folder / ".penstock" / "queue.db", timeout=60)) as connection, connection:
         connection.executemany("UPDATE messages SET enqueued_at = enqueued_at - ? WHERE body = ?", rows)

@@ -72,7 +72,7 @@ def complaint(world: World) -> str:
     return str(raised.value)
 
 
-def test_it_is_content_with_every_line_once(world: World) -> None:
+def test_the_oracle_accepts_every_line_once(world: World) -> None:
     world.attempt("one", "committed", world.rows, world.junk)
     check_done(world.truth, world.table)
 

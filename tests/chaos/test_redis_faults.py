@@ -70,7 +70,7 @@ def stall_a_moment(proxy: FaultProxy) -> bool:
 
 
 def hold_replies_a_moment_and_cut(proxy: FaultProxy) -> bool:
-    """What was asked in that moment was done, and nobody hears of it."""
+    """The request was executed, but its answer is lost."""
     proxy.stall(Way.REPLIES)
     let_pass(MOMENT_SECONDS)
     proxy.cut()
@@ -89,7 +89,7 @@ def swallow(script: str, afterwards: Afterwards = Afterwards.CUT) -> Fault:
 
 
 def swallow_a_token(proxy: FaultProxy) -> bool:
-    """Somebody was told that messages had come, and does not know."""
+    """The wake-up token was taken, but the answer is lost."""
     return proxy.swallow(b"BLPOP").sprung.wait(TRAP_SECONDS)
 
 
@@ -150,7 +150,7 @@ def proxies() -> Iterator[Callable[[RedisServer], FaultProxy]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What came of a run: what was accepted, what the handlers noted, and what happened meanwhile."""
+    """The result of a run: accepted messages, the handlers' records, and the events."""
 
     accepted: Sequence[Outgoing]
     lines: Sequence[Line]
@@ -176,7 +176,7 @@ def run(
 ) -> Run:
     """Two workers and a sender behind the proxy; the faults one after the other, and then peace until all is done."""
     chance = random.Random(seed)
-    fleet = Fleet(folder, broker=proxy.url, aside=server.url, lease_seconds=lease_seconds, stop_timeout_seconds=10)
+    fleet = Fleet(folder, broker=proxy.url, aside=server.url, worker_lease=lease_seconds, worker_stop_timeout=10)
     sender: Sender | None = None
     try:
         workers = [fleet.start().ready() for _ in range(2)]
@@ -193,7 +193,7 @@ def run(
         for worker in workers:
             worker.signal(signal.SIGTERM)
             assert worker.end(within=60) == 0, worker.log.read_text()[-3000:]
-            assert not worker.events("message.vanished")
+            assert not worker.events("message.deleted")
         return Run(accepted=accepted, lines=fleet.lines(), faults=happened, lease_seconds=lease_seconds)
     finally:
         if sender is not None:
@@ -208,7 +208,7 @@ def goes_on(fleet: Fleet, lines: int) -> None:
 
 
 def check(run: Run) -> None:
-    """What holds whatever happened."""
+    """Check the invariants after any faults."""
     assert {line.id for line in run.lines} == ids(run.accepted)
     plain = [message for message in run.accepted if b"once-" not in message.body]
     begun = {line.message for line in run.lines if not line.id.startswith("once-")}

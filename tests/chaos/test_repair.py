@@ -17,7 +17,7 @@ from penstock.messaging.steps import Step
 pytestmark = pytest.mark.timeout(900)
 
 HALTED = 1
-OPTIONS = ("--max-objects", "10")
+OPTIONS = ("--max-batch-objects", "10")
 
 
 def ledger_files(case: Case) -> list[Path]:
@@ -40,14 +40,14 @@ def test_a_ledger_from_a_backup_is_repaired_and_every_line_is_there_once(case: C
     write_objects(case.source, range(25, 30))
     case.ingest(*OPTIONS, code=HALTED)
 
-    repair = ["repair", "--table", str(case.table), "--yes", "--json"]
+    repair = ["admin", "repair", "--table", str(case.table), "--yes", "--json"]
     for step in (Step.REPAIRING, Step.REPAIRED):
         case._start(repair, kill_at=step.value).end().but(KILLED)
     (found,) = json.loads(case.verb(*repair).out)
 
     assert found["needed"] is False
     check_meanwhile(truth(case.source), case.table)
-    case.verb("gc", "--table", str(case.table))
+    case.verb("admin", "gc", "--table", str(case.table))
     report = case.ingest(*OPTIONS).report
     assert report["objects_skipped"] >= 25
     check_done(truth(case.source), case.table)

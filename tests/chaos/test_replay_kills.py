@@ -1,4 +1,4 @@
-"""Replayers that are killed at every step and at any moment: no letter is lost, and none comes back for nothing.
+"""Replayers killed at every step and at random: no dead letter is lost, and none is replayed in vain.
 
 Where a broker deduplicates, a replay arrives once, whoever dies. SQS has no such thing: there it may arrive once more
 for each replayer that dies between sending it and marking it, and a key makes its effect one.
@@ -73,7 +73,7 @@ def on_sqs(request: pytest.FixtureRequest, folder: Path) -> ReplayCase:
     found: dict[str, list[bytes]] = {queue: [] for queue in SECOND_TIERS}
 
     def bodies(queue: str) -> Sequence[bytes]:
-        """Those of the second tier, which nobody else receives; as many empty ones of the others as there are."""
+        """Receive from the final DLQ, which no other process reads, and from the others."""
         if queue not in found:
             counted = raw.get_queue_attributes(QueueUrl=urls[queue], AttributeNames=["All"])["Attributes"]
             return [b""] * sum(int(counted[f"ApproximateNumberOfMessages{of}"]) for of in ("", "NotVisible", "Delayed"))

@@ -20,7 +20,7 @@ from penstock.messaging.steps import Step
 pytestmark = pytest.mark.timeout(900)
 
 OBJECTS = 40
-OPTIONS = ("--max-objects", "20")  # two batches
+OPTIONS = ("--max-batch-objects", "20")  # two batches
 SEED = 20261121
 
 BY_QUEUE = [step for step in STORY if step is not Step.ANNOUNCED]  # S3 announces

@@ -42,6 +42,7 @@ def test_spark_is_killed_while_it_writes_and_at_every_step_of_a_run(spark_case: 
     assert attempts(case.table)["abandoned"] == 1 + len(OF_A_RUN)
 
 
+@pytest.mark.slow  # quick: the steps with S3 in test_s3_kills, those with Spark above, both in test_cluster
 def test_spark_is_killed_at_every_step_of_a_run_from_s3(tmp_path: Path, moto: AwsServer) -> None:
     with closing(S3Case(tmp_path, moto, by_queue=False)) as case:
         whole = prepared(case)
@@ -56,7 +57,7 @@ def test_two_at_once_share_the_work(spark_case: Case) -> None:
     case = spark_case
     write_objects(case.source, range(80))
     whole = truth(case.source)
-    both = [case.start("--max-objects", "10") for _ in range(2)]
+    both = [case.start("--max-batch-objects", "10") for _ in range(2)]
     reports = [running.end().but(0).report for running in both]
     check_done(whole, case.table)
     assert sum(report["rows_written"] for report in reports) == len(whole.good)

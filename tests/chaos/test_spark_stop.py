@@ -1,4 +1,4 @@
-"""Signals while Spark starts or runs: what is in flight is given back within the budget, and Spark is gone."""
+"""Signals while Spark starts or runs: work in flight is released within the stop timeout, and Spark ends."""
 
 import shutil
 import signal
@@ -39,7 +39,7 @@ def test_sigterm_while_spark_starts(gated: Case) -> None:
     nothing_is_held(gated.table)
 
 
-def test_a_second_ctrl_c_gives_back_at_once(gated: Case) -> None:
+def test_a_second_ctrl_c_releases_at_once(gated: Case) -> None:
     """A terminal sends it to the whole process group; Spark must outlive it until its run is given back."""
     running = at_gate(gated, *HELD, "--stop-timeout", "300")  # nearly all of it for draining
     running.send_group(signal.SIGINT)

@@ -15,7 +15,7 @@ from penstock.messaging.steps import Step
 pytestmark = pytest.mark.timeout(900)
 
 OBJECTS = 40
-OPTIONS = ("--max-objects", "20")  # two batches
+OPTIONS = ("--max-batch-objects", "20")  # two batches
 
 # Around what the ledger is told; the rest is as with a ledger beside the table.
 LEDGERS = (Step.ATTEMPT_OPENED, Step.COMMITTING, Step.COMMITTED)
@@ -54,7 +54,7 @@ def finish_and_check(case: SqlCase, whole: Truth) -> None:
 
 
 @on_both
-def test_killed_at_what_the_ledger_is_told_one_after_another(case: SqlCase) -> None:
+def test_killed_at_each_ledger_call_in_turn(case: SqlCase) -> None:
     whole = prepared(case)
     for step in LEDGERS:
         kill_and_check(case, whole, step.value)

@@ -50,7 +50,7 @@ def stall_a_moment(proxy: AwsProxy, server: AwsServer) -> bool:
 
 
 def hold_replies_a_moment_and_cut(proxy: AwsProxy, server: AwsServer) -> bool:
-    """What was asked in that moment was done, and nobody hears of it."""
+    """The request was executed, but its answer is lost."""
     proxy.stall(Way.REPLIES)
     let_pass(MOMENT_SECONDS)
     proxy.cut()
@@ -141,7 +141,7 @@ def run(
 ) -> Run:
     """Two workers behind the proxy; the faults one after the other, and then peace until all is done."""
     chance = random.Random(seed)
-    fleet = sqs_fleet(folder, server, way=proxy.url, lease_seconds=lease_seconds)
+    fleet = sqs_fleet(folder, server, way=proxy.url, worker_lease=lease_seconds)
     sender: Sender | None = None
     try:
         workers = [fleet.start() for _ in range(2)]
@@ -170,7 +170,7 @@ def run(
 
 
 def check(run: Run) -> None:
-    """What holds whatever happened."""
+    """Check the invariants after any faults."""
     assert {line.id for line in run.lines} == ids(run.accepted)
     effects = Counter(line.id for line in run.lines if line.what == "end" and line.id.startswith("once-"))
     assert set(effects.values()) == {1}, "an effect was doubled under its key"

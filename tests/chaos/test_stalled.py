@@ -18,7 +18,7 @@ def test_a_stalled_ingest_wakes_up_to_find_its_work_done(case: Case) -> None:
     whole = truth(case.source)
     gate = case.folder / transforms.GATE
     gate.touch()
-    stalled = case.start(lease_seconds=LEASE_SECONDS)
+    stalled = case.start(worker_lease=LEASE_SECONDS)
     stalled.wait_until((case.folder / transforms.AT_GATE).exists)
     stalled.send_group(signal.SIGSTOP)
     gate.unlink()

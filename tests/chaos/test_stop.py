@@ -1,4 +1,4 @@
-"""Signals: what is in flight is finished or given back within the budget, and another ingest goes on at once."""
+"""Signals: work in flight is finished or released within the stop timeout, and another ingest continues at once."""
 
 import signal
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.chaos.runs import STOPPED, Case, Running, write_objects
 pytestmark = pytest.mark.timeout(400)
 
 OBJECTS = 40
-ONE_BATCH = ("--max-objects", str(OBJECTS))
+ONE_BATCH = ("--max-batch-objects", str(OBJECTS))
 STOP_TIMEOUT_SECONDS = 12.0  # far less than a run is held at the gate
 LATE_SECONDS = 30.0  # so much may a busy machine add, and it is still no drain to the gate's end
 
@@ -45,7 +45,7 @@ def nothing_is_held(table: Path) -> None:
     assert {state for state, _, _ in objects(table).values()} <= {"unprocessed"}
 
 
-def test_sigterm_gives_back_within_the_budget_and_the_next_ingest_goes_on_at_once(gated: Case) -> None:
+def test_sigterm_releases_within_the_budget_and_the_next_ingest_continues_at_once(gated: Case) -> None:
     whole = truth(gated.source)
     running = at_gate(gated, *ONE_BATCH, "--stop-timeout", f"{STOP_TIMEOUT_SECONDS:g}")
     running.send(signal.SIGTERM)

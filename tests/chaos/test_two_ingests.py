@@ -9,7 +9,7 @@ from penstock.messaging.steps import Step
 
 pytestmark = pytest.mark.timeout(400)
 
-OPTIONS = ("--max-objects", "10")
+OPTIONS = ("--max-batch-objects", "10")
 
 
 def test_one_is_killed_and_the_other_finishes_everything_at_once(case: Case) -> None:

@@ -54,7 +54,7 @@ def test_a_connection_may_end_at_any_request(story: Story, faults: int) -> None:
 
 
 @pytest.mark.parametrize("fate", [Fate.CUT, Fate.SWALLOW], ids=lambda fate: fate.name.lower())
-def test_a_look_whose_connection_ends_can_be_repeated(story: Story, fate: Fate) -> None:
+def test_a_check_whose_connection_breaks_can_be_repeated(story: Story, fate: Fate) -> None:
     """At each of its requests: none of them is a defect, and none spoils the next look."""
     ids = set(story.claim().claimed)
     broken = 0

@@ -15,7 +15,7 @@ from penstock.cli.main import main
 
 @dataclass(frozen=True)
 class Said:
-    """What a call printed, and how it ended."""
+    """The output and exit code of one call."""
 
     exit_code: int
     out: str
@@ -23,7 +23,7 @@ class Said:
 
     @property
     def document(self) -> Any:
-        """What --json printed: one document, after a call that went well."""
+        """The JSON document of a call that succeeded."""
         assert self.exit_code == 0, self.err
         return json.loads(self.out)
 
@@ -45,6 +45,7 @@ def own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def penstock(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("penstock.cli.exits.leave_within", lambda *_: None)  # this process is not its own
+    monkeypatch.setattr("penstock.cli.main.ignore_handled_signals", lambda: None)  # nor does it end
 
     def call(*arguments: object) -> Said:
         monkeypatch.setattr("sys.argv", ["penstock", *map(str, arguments)])
@@ -74,7 +75,7 @@ def app_scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
 
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What `--app` takes for an app that declares two pipelines, one of them `clicks`."""
+    """Return the value of `--app` for an app with two pipelines, one of them `clicks`."""
     monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
     monkeypatch.delitem(sys.modules, "shop_of_the_scene", raising=False)
     lines = (

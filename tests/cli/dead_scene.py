@@ -37,7 +37,7 @@ class DeadScene:
         assert not self.broker.settle([(delivery, DeadLetter(reason=reason, **fields))])
 
     def set_aside(self, *, reason: str = "replayed 3 times, and dead again") -> None:
-        """The next letter of the first tier goes on to the second."""
+        """Move the next dead letter of the DLQ to the final DLQ."""
         self.kill(reason=reason, queue=FIRST, set_aside=True)
 
     def finish(self, queue: str = QUEUE) -> None:
@@ -50,14 +50,14 @@ class DeadScene:
         held: list[Delivery] = []
         while got := self.broker.receive(queue, messages_max=10, lease_seconds=LEASE_SECONDS):
             held += got
-        assert not self.broker.settle([(delivery, Release(refund=True)) for delivery in held])
+        assert not self.broker.settle([(delivery, Release(uncounted=True)) for delivery in held])
         return sorted((delivery.message for delivery in held), key=lambda message: message.body)
 
     def bodies(self, queue: str = QUEUE) -> list[str]:
         return [message.body.decode() for message in self.messages(queue)]
 
     def audit(self) -> list[tuple[str, str, int, str | None]]:
-        """What was done, the newest first."""
+        """Return the audit's entries, newest first."""
         file = self.folder / ".penstock" / "ledger.db"
         if not file.exists():
             return []
@@ -69,5 +69,5 @@ class DeadScene:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """What an export wrote."""
+    """Return the lines of an export."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.services.forked_process import ForkedPopen
+
 SRC = Path(__file__).parents[2] / "src"
 DEADLINE_SECONDS = 60.0
 
@@ -17,11 +19,12 @@ DEADLINE_SECONDS = 60.0
 class Process:
     """One call of `penstock` in a folder; its standard error is a log of JSON lines, and perhaps a sentence."""
 
-    def __init__(self, folder: Path, *arguments: object, before: Sequence[str] = ()) -> None:
-        self._child = subprocess.Popen(
-            [*before, sys.executable, "-m", "penstock", *map(str, arguments)],
+    def __init__(self, folder: Path, *arguments: object, before: Sequence[str] = (), module: str = "penstock") -> None:
+        """``module`` is what Python runs; `tests.chaos.in_process` starts no Spark."""
+        self._child = ForkedPopen(
+            [*before, sys.executable, "-m", module, *map(str, arguments)],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(SRC)},
+            env={"PENSTOCK_LOG_LEVEL": "debug", **os.environ, "PYTHONPATH": f"{SRC}{os.pathsep}{SRC.parent}"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -59,7 +62,7 @@ class Process:
         return code
 
     def sentence(self) -> str:
-        """What it said of its own failure, once it has ended."""
+        """Return the error message of an ended process."""
         self.exit_code()
         (line,) = [line for line in self.said if line.startswith("penstock: ")]
         return line

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from ulid import ULID
 
 from penstock.app.housekeeping import Presence
-from penstock.app.paths import LEDGER_FILE, TablePaths, declared_places, places
+from penstock.app.paths import LEDGER_FILE, TablePaths, declared_table_paths, table_paths
 from penstock.app.state import QUEUE_FILE, StateFolder, open_state
 from penstock.app.tables import Tables
 from penstock.brokers.sqlite.broker import SqliteBroker
@@ -21,11 +21,12 @@ from penstock.ledger import Ledger
 from penstock.ledger.records import (
     AttemptFailure,
     BatchOutcome,
+    BatchRecord,
     Candidate,
-    Carrier,
     FailedObject,
     ObjectClaims,
     ObjectResult,
+    OriginalMessage,
 )
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.message import Outgoing
@@ -53,7 +54,7 @@ HOSTILE_NAMES = (
 
 @dataclass(kw_only=True)
 class Scene:
-    """One table's history, told as one goes along. The state is closed between calls, as between processes."""
+    """Build one table's history step by step. The state is closed between calls, as between processes."""
 
     where: TablePaths
     source: Path
@@ -62,7 +63,7 @@ class Scene:
     @staticmethod
     def at(folder: Path) -> "Scene":
         folder = folder.resolve()
-        scene = Scene(where=places(folder / "clicks"), source=folder / "landing")
+        scene = Scene(where=table_paths(folder / "clicks"), source=folder / "landing")
         with scene._state():
             pass
         return scene
@@ -71,7 +72,7 @@ class Scene:
     def of_app(folder: Path, name: str = "clicks") -> "Scene":
         """A pipeline that an app declares, with its state where the settings have it by default."""
         folder = folder.resolve()
-        where = declared_places(name, folder / "tables" / name, load_settings(state=str(folder / ".penstock")))
+        where = declared_table_paths(name, folder / "tables" / name, load_settings(data_dir=str(folder / ".penstock")))
         scene = Scene(where=where, source=folder / "landing", queue=f"{name}-files")
         with scene._state():
             pass
@@ -100,13 +101,15 @@ class Scene:
                         ObjectResult(object_id=object_id, rows=rows, lines_quarantined=bad_lines)
                         for object_id in claim.claimed
                     ],
-                    rows=rows * len(names),
-                    lines_quarantined=bad_lines * len(names),
-                    bytes=1_000 * len(names),
-                    manifest=encode(files),
+                    record=BatchRecord(
+                        rows=rows * len(names),
+                        lines_quarantined=bad_lines * len(names),
+                        bytes=1_000 * len(names),
+                        manifest=encode(files),
+                        stage_seconds={"read and write": 1.25},
+                    ),
                     schema_id=row.schema_id,
                     new_schema=None if row.table_schema == schema else schema,
-                    stage_seconds={"read and write": 1.25},
                 )
             )
 
@@ -118,7 +121,11 @@ class Scene:
             failed = [FailedObject(object_id=id, failure=failure, reason=reason) for id in claim.claimed]
             state.ledger.commit(
                 BatchOutcome(
-                    pipeline=self.where.pipeline, attempt_id=claim.attempt_id, processed=(), failed=failed, rows=0
+                    pipeline=self.where.pipeline,
+                    attempt_id=claim.attempt_id,
+                    processed=(),
+                    failed=failed,
+                    record=BatchRecord(rows=0),
                 )
             )
 
@@ -127,7 +134,7 @@ class Scene:
         with self._state() as state:
             claim = self._claim(state, [name])
             files = self._write(claim.attempt_id, 3)
-            state.ledger.abandon(claim.attempt_id, reason="test", outcome="failed", refund=True, unattributed=False)
+            state.ledger.abandon(claim.attempt_id, reason="test", outcome="failed", uncounted=True, unattributed=False)
             return sum(file.size_bytes for file in files)
 
     def publish(self) -> None:
@@ -154,9 +161,9 @@ class Scene:
 
     @contextmanager
     def serving(self, *queues: str, drained: bool = False) -> Iterator[str]:
-        """A living worker of the app, which says that it serves these queues; or that it was told to drain."""
+        """Record a living worker of the app that serves these queues, or is draining."""
         worker = "here-1"
-        settings = load_settings(state=str(self.where.state))
+        settings = load_settings(data_dir=str(self.where.state))
         with (
             closing(SqliteBroker(self.where.state / QUEUE_FILE, holder=worker)) as broker,
             closing(Ledger.open(self.where.state / LEDGER_FILE)) as ledger,
@@ -167,7 +174,7 @@ class Scene:
             presence = Presence(settings=settings, broker=broker, worker=worker, stop=stop, clock=SystemClock())
             (keeper,) = presence.listeners
             keeper(WorkerStarted(queues=queues, concurrency=1))
-            with presence.kept(ledger=lambda: ledger, tell=lambda event: None, random=lambda: 0.5):
+            with presence.registered(ledger=lambda: ledger, emit=lambda event: None, random=lambda: 0.5):
                 yield worker
 
     @property
@@ -191,7 +198,7 @@ class Scene:
                 key=ref.key_bytes,
                 size_bytes=ref.size_bytes,
                 uri=ref.uri,
-                carrier=Carrier(message_id=message_id, enqueued_at=0.0),
+                original_message=OriginalMessage(message_id=message_id, enqueued_at=0.0),
                 etag=ref.etag,
             )
             for ref in refs

@@ -13,9 +13,9 @@ from tests.cli.conftest import Call
 from tests.services.aws_server import REGION, AwsServer
 from tests.services.s3_stub import S3Stub, refusal
 
-from penstock.app.paths import LEDGER_FILE, places
+from penstock.app.paths import LEDGER_FILE, table_paths
 from penstock.app.scope import Scope
-from penstock.brokers.sqs.facts import looking
+from penstock.brokers.sqs.facts import inspecting
 from penstock.brokers.sqs.queues import SqsQueues
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, TemporaryError
@@ -23,7 +23,7 @@ from penstock.ledger import Ledger
 from penstock.messaging.clock import SystemClock
 from penstock.objects.s3_facts import try_table
 from penstock.operations.doctor import checks
-from penstock.operations.doctor.aws import clocks, scene_of
+from penstock.operations.doctor.aws import clocks, resources_of
 from penstock.operations.doctor.findings import FindingLevel
 from penstock.storage.address import S3Address
 
@@ -50,7 +50,7 @@ def work(message): ...
 def here(tmp_path: Path, moto: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An app whose queues, source and table are in AWS."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(checks, "_spark_checks", lambda environ: ())
+    monkeypatch.setattr(checks, "_spark_checks", lambda environ, formats: ())
     for name, value in moto.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PENSTOCK_BROKER", f"sqs://{REGION}")
@@ -119,12 +119,12 @@ def whole(moto: AwsServer, here: Path) -> AwsServer:
 
 
 def found(penstock: Call, *options: str) -> dict[tuple[str, str], tuple[str, str]]:
-    """Verdict and words, by check and by the queue or address that the words begin with."""
+    """Return status and text, by check and by the queue or address at the start of the text."""
     said = penstock("doctor", "--app", "cloudy:app", *options, "--json")
     assert said.exit_code in (0, CHECK_FOUND_PROBLEMS), said.err
     document: list[dict[str, Any]] = json.loads(said.out)
     return {
-        (one["check"], one["found"].partition(": ")[0]): (one["verdict"], one["found"])
+        (one["check"], one["found"].partition(": ")[0]): (one["level"], one["found"])
         for one in document
         if one["check"].startswith(("aws", "sqs", "s3"))
     }
@@ -144,18 +144,18 @@ def test_everything_that_is_well(penstock: Call, whole: AwsServer) -> None:
         "aws clock",
     }
     ((_, access),) = [found for (check, _), found in everything.items() if check == "aws"]
-    assert f"credentials by env, region {REGION}" in access
+    assert f"credentials from env, region {REGION}" in access
     assert "test" not in access, "key and secret are nobody's to see"
-    assert "max_attempts 6 and 3 for deploys" in everything["sqs dead", "orders"][1]
+    assert "max_attempts 6 plus 3 for deployments" in everything["sqs dead", "orders"][1]
 
 
-def test_where_workers_replay_there_has_to_be_a_second_tier(
+def test_workers_that_replay_need_a_final_dlq(
     penstock: Call, whole: AwsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PENSTOCK_REPLAY", "true")
-    monkeypatch.setenv("PENSTOCK_REPLAY_QUEUES", '{"clicks": {"off": true}}')
+    monkeypatch.setenv("PENSTOCK_DEAD_LETTERS_REPLAY", "true")
+    monkeypatch.setenv("PENSTOCK_DEAD_LETTERS_REPLAY_QUEUES", '{"clicks": {"off": true}}')
     ((verdict, words),) = [said for (check, _), said in found(penstock).items() if check == "sqs second"]
-    assert (verdict, "what dies again has no place to go" in words) == (FAILED, True), words
+    assert (verdict, "there is no final DLQ" in words) == (FAILED, True), words
     whole.client("sqs").create_queue(QueueName="orders-dead", Attributes={"MessageRetentionPeriod": str(14 * DAY)})
     (said,) = [said for (check, _), said in found(penstock).items() if check == "sqs second"]
     assert (said[0], said[1].endswith("orders-dead, kept there for 14 days")) == ("ok", True), said
@@ -213,18 +213,18 @@ def no_tables(moto: AwsServer) -> None:
     ("spoil", "check", "verdict", "words"),
     [
         (no_queue, ("sqs queue", "There is no queue"), FAILED, ""),
-        (no_letters, ("sqs dead", "orders"), FAILED, "no place to go"),
-        (few_receives, ("sqs dead", "orders"), FAILED, "before its attempts are used up"),
+        (no_letters, ("sqs dead", "orders"), FAILED, "it has no dead-letter queue"),
+        (few_receives, ("sqs dead", "orders"), FAILED, "before max_attempts is reached"),
         (short_letters, ("sqs dead", "clicks"), "warning", "kept for 1 hour, no longer than"),
-        (no_policy, ("sqs policy", "clicks"), FAILED, "does not let s3.amazonaws.com send"),
+        (no_policy, ("sqs policy", "clicks"), FAILED, "does not allow s3.amazonaws.com to send"),
         (
             no_bucket,
             ("s3 source", "s3://landing/in cannot be listed, which takes s3:ListBucket"),
             FAILED,
-            "no such bucket",
+            "the bucket does not exist",
         ),
-        (other_prefix, ("s3 notice", "s3://landing/in"), FAILED, "nothing of this"),
-        (no_tables, ("s3 table", ""), FAILED, "no such bucket"),
+        (other_prefix, ("s3 notice", "s3://landing/in"), FAILED, "nothing below this address"),
+        (no_tables, ("s3 table", ""), FAILED, "the bucket does not exist"),
     ],
 )
 def test_what_is_not_well(
@@ -268,7 +268,7 @@ def test_what_is_no_test_event_of_ours_is_visible_again_at_once(whole: AwsServer
     others = {"Event": "s3:TestEvent", "Bucket": "another", "Time": datetime.now(UTC).isoformat()}
     sqs.send_message(QueueUrl=url, MessageBody=json.dumps(others))
     soon = datetime.now(UTC) + timedelta(hours=1)  # so that the event of the fixture is an older one
-    with looking(whole.aws, clock=SystemClock()) as look:
+    with inspecting(whole.aws, clock=SystemClock()) as look:
         assert not look.await_test_event("clicks", bucket=BUCKET, since=soon, seconds=0.1)
     assert len(sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10)["Messages"]) == len(["theirs", others, "ours"])
 
@@ -288,7 +288,7 @@ class Strict:
         raise ClientError({"Error": error}, "PutBucketNotificationConfiguration")
 
 
-def test_a_place_that_s3_may_not_send_to_is_told(
+def test_a_place_that_s3_may_not_send_to_is_reported(
     penstock: Call, whole: AwsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Strict(whole.client("s3"))
@@ -300,7 +300,7 @@ def test_a_place_that_s3_may_not_send_to_is_told(
 
 
 class Careless:
-    """A store that overwrites whatever it is told of conditions."""
+    """A store that overwrites in spite of conditions."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -324,7 +324,7 @@ def test_a_store_that_ignores_conditions_is_refused(whole: AwsServer, monkeypatc
 def test_without_an_app_nothing_is_known_of_its_queues(penstock: Call, whole: AwsServer) -> None:
     document = json.loads(penstock("doctor", "--json").out)
     (one,) = [one for one in document if one["check"] == "sqs queue"]
-    assert (one["verdict"], "--app" in one["hint"]) == ("warning", True)
+    assert (one["level"], "--app" in one["hint"]) == ("warning", True)
 
 
 def test_doctor_needs_no_right_to_list_queues(
@@ -336,14 +336,14 @@ def test_doctor_needs_no_right_to_list_queues(
     monkeypatch.setattr(SqsQueues, "names", refuse)
     said = penstock("doctor", "--app", "cloudy:app", "--json")
     by_check = {one["check"]: one for one in said.document}
-    assert by_check["broker"]["verdict"] == "ok"
+    assert by_check["broker"]["level"] == "ok"
     assert by_check["app"]["found"].endswith("messages waiting with no worker running: 1"), "it was looked at"
 
 
 def test_an_address_that_is_none_is_one_finding(penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_BROKER", "sqs://nowhere")
     said = penstock("doctor", "--app", "cloudy:app", "--json")
-    assert [one["check"] for one in json.loads(said.out) if one["verdict"] == FAILED] == ["broker"]
+    assert [one["check"] for one in json.loads(said.out) if one["level"] == FAILED] == ["broker"]
 
 
 def test_no_credentials_are_one_finding(penstock: Call, whole: AwsServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,7 +359,7 @@ def test_no_credentials_are_one_finding(penstock: Call, whole: AwsServer, monkey
     assert [(check, verdict) for (check, _), (verdict, _) in everything.items()] == [("aws", FAILED)]
 
 
-def test_an_endpoint_where_nobody_answers_is_one_finding(
+def test_an_endpoint_that_does_not_answer_is_one_finding(
     penstock: Call, whole: AwsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -386,7 +386,7 @@ def test_keys_that_sqs_alone_is_asked_with_are_tried_too(whole: AwsServer, monke
 
     codes: list[str] = []
     monkeypatch.setattr("botocore.client.BaseClient._make_api_call", refuse)
-    with looking(whole.aws, clock=SystemClock()) as look:
+    with inspecting(whole.aws, clock=SystemClock()) as look:
         for code, error in (("InvalidClientTokenId", ConfigurationError), ("ExpiredToken", TemporaryError)):
             codes.append(code)
             with pytest.raises(error):
@@ -404,16 +404,16 @@ def test_a_prefix_with_files_of_others_is_no_place_for_a_table(penstock: Call, w
     assert verdict == "ok"
 
 
-def test_a_queue_that_is_not_there_is_told_with_what_to_do(penstock: Call, whole: AwsServer) -> None:
+def test_a_queue_that_does_not_exist_is_reported_with_what_to_do(penstock: Call, whole: AwsServer) -> None:
     no_queue(whole)
     document = json.loads(penstock("doctor", "--app", "cloudy:app", "--json").out)
-    (one,) = [one for one in document if one["check"] == "sqs queue" and one["verdict"] == FAILED]
+    (one,) = [one for one in document if one["check"] == "sqs queue" and one["level"] == FAILED]
     assert "penstock init --aws" in one["hint"]
 
 
 def test_a_queue_here_and_nothing_in_aws_is_nothing_to_look_at(tmp_path: Path) -> None:
-    local = {"clicks": places(tmp_path / "clicks")}
-    assert scene_of(Scope(settings=Settings.model_construct(), tables=local), None).is_empty
+    local = {"clicks": table_paths(tmp_path / "clicks")}
+    assert resources_of(Scope(settings=Settings.model_construct(), tables=local), None).is_empty
 
 
 def test_a_table_of_an_ingest_is_looked_at_where_the_settings_say(
@@ -423,27 +423,27 @@ def test_a_table_of_an_ingest_is_looked_at_where_the_settings_say(
     monkeypatch.delenv("PENSTOCK_BROKER")
     monkeypatch.setenv("PENSTOCK_AWS_ENDPOINT_URL", whole.url)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    where = places("s3://lake/tables/clicks", aws=whole.aws)
+    where = table_paths("s3://lake/tables/clicks", aws=whole.aws)
     where.state.mkdir(parents=True)
     Ledger.open(f"sqlite:///{where.state / LEDGER_FILE}").close()
     said = penstock("doctor", "--table", "s3://lake/tables/clicks", "--json")
     by_check = {one["check"]: one for one in said.document}
-    assert (by_check["s3 table"]["verdict"], by_check["aws"]["verdict"]) == ("ok", "ok")
+    assert (by_check["s3 table"]["level"], by_check["aws"]["level"]) == ("ok", "ok")
     assert f"at {whole.url}" in by_check["aws"]["found"]
 
 
 def test_a_package_that_is_missing_is_named(penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.storage.aws.find_spec", lambda name: None)
     said = penstock("doctor", "--app", "cloudy:app", "--json")
-    failed = {one["check"]: one["found"] for one in json.loads(said.out) if one["verdict"] == FAILED}
+    failed = {one["check"]: one["found"] for one in json.loads(said.out) if one["level"] == FAILED}
     assert "pip install 'penstock[aws]'" in failed["app"]
 
 
 @pytest.mark.parametrize(
     ("ahead_seconds", "verdict", "words"),
     [
-        (0.4, FindingLevel.OK, "0 s apart"),
-        (-60.0, FindingLevel.OK, "60 s apart"),
+        (0.4, FindingLevel.OK, "differ by 0 s"),
+        (-60.0, FindingLevel.OK, "differ by 60 s"),
         (61.0, FindingLevel.WARNING, "61 s ahead of"),
         (-90.0, FindingLevel.WARNING, "90 s behind"),
     ],
@@ -456,11 +456,13 @@ def test_clocks(ahead_seconds: float, verdict: FindingLevel, words: str) -> None
 @pytest.mark.parametrize(
     ("source", "table"), [("s3://none/in", "s3://lake/t"), ("s3://landing/in", "s3://none/t")], ids=["source", "table"]
 )
-def test_a_bucket_that_is_not_there_is_wrong_usage_of_ingest(
+def test_a_bucket_that_does_not_exist_is_wrong_usage_of_ingest(
     penstock: Call, whole: AwsServer, source: str, table: str
 ) -> None:
-    said = penstock("ingest", source, table, "--schema", "id long", "--state", "state")
-    assert (said.exit_code, "there is no such bucket: make it, or mend its name" in said.err) == (USAGE, True), said.err
+    said = penstock("ingest", source, table, "--schema", "id long", "--data-dir", "state")
+    assert (said.exit_code, "the bucket does not exist: create it, or correct its name" in said.err) == (USAGE, True), (
+        said.err
+    )
 
 
 @pytest.mark.parametrize(
@@ -472,5 +474,5 @@ def test_keys_that_are_unknown_are_settings_at_fault(
     (here / "in").mkdir()
     with S3Stub(lambda asked: refusal(403, "InvalidAccessKeyId")) as stub:
         monkeypatch.setenv("PENSTOCK_AWS_ENDPOINT_URL", stub.url)
-        said = penstock("ingest", source, table, "--schema", "id long", "--state", "state")
+        said = penstock("ingest", source, table, "--schema", "id long", "--data-dir", "state")
     assert (said.exit_code, "AWS does not know the access key" in said.err) == (CONFIGURATION, True), said.err

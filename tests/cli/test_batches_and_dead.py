@@ -1,4 +1,4 @@
-"""`penstock batches list` and `penstock dead list`."""
+"""`penstock admin batches list` and `penstock dead list`."""
 
 import sqlite3
 from contextlib import closing
@@ -23,21 +23,21 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_no_batch_and_no_letter_say_so(penstock: Call, scene: Scene) -> None:
-    for verb, sentence in (("batches", "No batch was committed yet.\n"), ("dead", "No dead letters.\n")):
-        said = penstock(verb, "list")
+def test_no_batches_and_no_dead_letters_are_reported(penstock: Call, scene: Scene) -> None:
+    for verb, sentence in (("admin batches", "No batch was committed yet.\n"), ("dead", "No dead letters.\n")):
+        said = penstock(*verb.split(), "list")
         assert (said.exit_code, said.out, said.err) == (0, "", sentence)
-        assert penstock(verb, "list", "--json").document == []
+        assert penstock(*verb.split(), "list", "--json").document == []
 
 
 def test_batches_come_in_their_order_with_what_they_hold(penstock: Call, scene: Scene) -> None:
     scene.process("a", "b", rows=3, bad_lines=1)
     scene.process("c", rows=1)
-    rows = [line.split() for line in penstock("batches", "list").out.splitlines()[1:]]
+    rows = [line.split() for line in penstock("admin", "batches", "list").out.splitlines()[1:]]
     assert [row[0] for row in rows] == ["1", "2"]
     assert rows[0][3:7] == ["2", "6", "2", "2,000"]
 
-    first, second = penstock("batches", "list", "--json").document
+    first, second = penstock("admin", "batches", "list", "--json").document
     assert (first["batch"], first["objects"], first["rows"], first["lines_quarantined"]) == (1, 2, 6, 2)
     assert (second["batch"], second["objects"], second["rows"], second["bytes"]) == (2, 1, 1, 1_000)
     assert first["stage_seconds"] == {"read and write": 1.25}
@@ -48,20 +48,20 @@ def test_files_of_rows_and_of_the_quarantine_are_told_apart(penstock: Call, app_
     app_scene.process("a", rows=3)
     with closing(sqlite3.connect(app_scene.where.state / "ledger.db")) as connection, connection:
         connection.execute("UPDATE batches SET quarantine_manifest = manifest")
-    shown = penstock("batches", "show", "1", "--pipeline", "clicks")
+    shown = penstock("admin", "batches", "show", "1", "--pipeline", "clicks")
     assert "rows: 1 file; whether it is visible only the app can say (--app)" in shown.out
     assert "quarantine: 1 file; whether it is visible" in shown.out
-    tables = penstock("batches", "show", "1", "--pipeline", "clicks", "--json").document["tables"]
+    tables = penstock("admin", "batches", "show", "1", "--pipeline", "clicks", "--json").document["tables"]
     assert [one["holds"] for one in tables] == ["rows", "quarantine"]
 
 
 def test_a_limit_keeps_the_newest_batches(penstock: Call, scene: Scene) -> None:
     for name in "abc":
         scene.process(name)
-    said = penstock("batches", "list", "--limit", 2, "--json")
+    said = penstock("admin", "batches", "list", "--limit", 2, "--json")
     assert [batch["batch"] for batch in said.document] == [2, 3]
     assert "newest 2 of 3" in said.err
-    assert penstock("batches", "list", "--limit", 3, "--json").err == ""
+    assert penstock("admin", "batches", "list", "--limit", 3, "--json").err == ""
 
 
 def test_a_dead_letter_has_its_reason_and_its_body(penstock: Call, scene: Scene) -> None:
@@ -134,17 +134,17 @@ def test_batches_of_an_app_come_in_the_order_of_their_commits(penstock: Call, ap
     app_scene.process("a")
     Scene.of_app(tmp_path, "views").process("a")
     app_scene.process("b")
-    listed = [(one["pipeline"], one["batch"]) for one in penstock("batches", "list", "--json").document]
+    listed = [(one["pipeline"], one["batch"]) for one in penstock("admin", "batches", "list", "--json").document]
     assert listed == [("clicks", 1), ("views", 1), ("clicks", 2)]
-    said = penstock("batches", "list", "--limit", 2, "--json")
+    said = penstock("admin", "batches", "list", "--limit", 2, "--json")
     assert [(one["pipeline"], one["batch"]) for one in said.document] == [("views", 1), ("clicks", 2)]
     assert "newest 2 of 3" in said.err
-    header, *rows = penstock("batches", "list", "--pipeline", "clicks").out.splitlines()
+    header, *rows = penstock("admin", "batches", "list", "--pipeline", "clicks").out.splitlines()
     assert header.split()[0] == "batch"
     assert [row.split()[0] for row in rows] == ["1", "2"]
 
 
-def test_letters_of_every_queue_of_an_app_and_its_dead_objects(
+def test_dead_letters_of_every_queue_of_an_app_and_its_dead_objects(
     penstock: Call, app_scene: Scene, tmp_path: Path
 ) -> None:
     app_scene.bury(b"1", "failed 3 times", exception="KeyError: 'x'")
@@ -162,18 +162,20 @@ def test_letters_of_every_queue_of_an_app_and_its_dead_objects(
 
     for named in ("views-files", "views-files-dlq"):
         (letter,) = penstock("dead", "list", "--queue", named, "--json").document
+        assert penstock("dead", "list", named, "--json").document == [letter]
+        assert penstock("dead", "list", named, "--queue", "else").exit_code == 2
         assert letter["reason"] == "rejected"
     assert (
         penstock("dead", "list", "--pipeline", "views", "--queue", "clicks-files", "--json").document[0]["body"] == "1"
     )
 
 
-def test_a_queue_that_is_not_there(penstock: Call, app_scene: Scene) -> None:
+def test_a_queue_that_does_not_exist(penstock: Call, app_scene: Scene) -> None:
     app_scene.send("a")
     assert penstock("dead", "list", "--queue", "clicks-files").err == "No dead letters.\n"
     said = penstock("dead", "list", "--queue", "click")
     assert (said.exit_code, said.out) == (2, "")
-    assert "There is no queue click; queues there are: clicks-files." in said.err
+    assert "There is no queue click; existing queues: clicks-files." in said.err
 
 
 def test_a_dead_object_that_was_mended_says_so(penstock: Call, scene: Scene) -> None:

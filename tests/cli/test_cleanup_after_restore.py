@@ -1,4 +1,4 @@
-"""`penstock cleanup` on a table that another writer has restored: what is no longer in it stays in the source."""
+"""`penstock admin cleanup` on a table that another writer has restored: what is no longer in it stays in the source."""
 
 import os
 import sys
@@ -51,7 +51,7 @@ def test_files_whose_rows_a_restore_removed_stay(penstock: Call, keeper: Scene, 
     complete = table.version()
     table.restore(complete - 1)
     for dry_run in ((), ("--dry-run",)):
-        said = penstock("cleanup", f"keeper:{action}", "clicks", *dry_run)
+        said = penstock("admin", "cleanup", f"keeper:{action}", "clicks", *dry_run)
         assert said.exit_code == 1
         assert f"Version {complete + 1} of the table" in said.err
         assert "(RESTORE, by another writer) removed rows of batch 2" in said.err
@@ -59,19 +59,19 @@ def test_files_whose_rows_a_restore_removed_stay(penstock: Call, keeper: Scene, 
     assert "their objects stay in their source" in penstock("status", "--app", f"keeper:{action}").out
 
     table.restore(complete)
-    assert penstock("cleanup", f"keeper:{action}", "clicks").exit_code == 0
+    assert penstock("admin", "cleanup", f"keeper:{action}", "clicks").exit_code == 0
     assert left(keeper) == []
 
 
 def test_rows_that_were_removed_on_purpose_can_be_said_to_be(penstock: Call, keeper: Scene) -> None:
     table = DeltaTable(str(keeper.table))
     table.restore(table.version() - 1)
-    assert penstock("cleanup", "keeper:delete", "clicks").exit_code == 1
-    assert penstock("cleanup", "keeper:delete", "clicks", "--although-missing").exit_code == 0
+    assert penstock("admin", "cleanup", "keeper:delete", "clicks").exit_code == 1
+    assert penstock("admin", "cleanup", "keeper:delete", "clicks", "--although-missing").exit_code == 0
     assert left(keeper) == []
 
 
 def test_files_whose_rows_are_in_the_table_go(penstock: Call, keeper: Scene) -> None:
-    assert penstock("compact", "--app", "keeper:delete").exit_code == 0
-    assert penstock("cleanup", "keeper:delete", "clicks").exit_code == 0
+    assert penstock("admin", "compact", "--app", "keeper:delete").exit_code == 0
+    assert penstock("admin", "cleanup", "keeper:delete", "clicks").exit_code == 0
     assert left(keeper) == []

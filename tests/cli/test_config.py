@@ -1,4 +1,4 @@
-"""`penstock config`: which value holds and why, and whether stopping fits."""
+"""`penstock admin config`: which value holds and why, and whether stopping fits."""
 
 from pathlib import Path
 from typing import Any
@@ -7,8 +7,9 @@ import pytest
 from tests.cli.conftest import Call
 
 from penstock.cli.config import PlatformName
-from penstock.config import Settings, load_settings
+from penstock.config import Audience, Settings, audience, dotted, load_settings
 from penstock.errors import ConfigurationError
+from penstock.handlers.durations import duration_text
 from penstock.operations.doctor.checks import machine_checks
 from penstock.operations.doctor.findings import FindingLevel
 from penstock.operations.shutdown_budget import PLATFORMS, plan
@@ -23,7 +24,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def by_setting(penstock: Call) -> dict[str, dict[str, Any]]:
-    return {row["setting"]: row for row in penstock("config", "show", "--json").document}
+    return {row["setting"]: row for row in penstock("admin", "config", "show", "--json").document}
 
 
 def test_every_setting_is_shown_with_where_it_comes_from(
@@ -32,33 +33,44 @@ def test_every_setting_is_shown_with_where_it_comes_from(
     secrets = here / "secrets"
     secrets.mkdir()
     (secrets / "penstock_ledger").write_text("postgresql://me:hush@db/penstock\n")
-    (here / "penstock.toml").write_text("concurrency = 7\n[spark_conf]\n'spark.ssl.keyPassword' = 'hush'\na = '1'\n")
-    monkeypatch.setenv("PENSTOCK_LEASE_SECONDS", "20")
+    (here / "penstock.toml").write_text(
+        "[worker]\nconcurrency = 7\n[spark.conf]\n'spark.ssl.keyPassword' = 'hush'\na = '1'\n"
+    )
+    monkeypatch.setenv("PENSTOCK_WORKER_LEASE", "20")
     monkeypatch.setenv("PENSTOCK_SECRETS_DIR", str(secrets))
     rows = by_setting(penstock)
-    assert list(rows) == list(Settings.model_fields)
+    shown = [name for name in Settings.model_fields if audience(name) not in (Audience.ADVANCED, Audience.HIDDEN)]
+    assert list(rows) == [dotted(name) for name in Settings.model_fields if name in (*shown, "spark_conf")]
+    everything = penstock("admin", "config", "show", "--all", "--json").document
+    assert [row["setting"] for row in everything] == [
+        dotted(name) for name in Settings.model_fields if name != "kill_at"
+    ]
     found = {name: (rows[name]["value"], rows[name]["origin"]) for name in rows}
     assert found["ledger"] == ("postgresql://me:***@db/penstock", f"secrets directory {secrets}")
-    assert found["concurrency"] == (7, "penstock.toml")
-    assert found["spark_conf"] == ({"spark.ssl.keyPassword": "***", "a": "1"}, "penstock.toml")
-    assert found["lease_seconds"] == (20.0, "PENSTOCK_LEASE_SECONDS")
-    assert found["state"] == (".penstock", "default")
-    said = penstock("config", "show")
-    assert "PENSTOCK_LEASE_SECONDS" in said.out
+    assert found["worker.concurrency"] == (7, "penstock.toml")
+    assert found["spark.conf"] == ({"spark.ssl.keyPassword": "***", "a": "1"}, "penstock.toml")
+    assert found["worker.lease"] == ("20s", "PENSTOCK_WORKER_LEASE")
+    assert found["data_dir"] == (".penstock", "default")
+    said = penstock("admin", "config", "show")
+    assert "PENSTOCK_WORKER_LEASE" in said.out
     assert "hush" not in said.out + said.err
-    assert said.err == ""
+    assert said.err == "Advanced settings at their defaults are left out; --all shows them.\n"
+    assert penstock("admin", "config", "show", "--all").err == ""
 
 
-def test_a_variable_that_names_no_setting_is_told_and_not_refused(
+def test_a_variable_that_names_no_setting_is_reported_and_not_refused(
     penstock: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PENSTOCK_PORT", "tcp://10.0.0.1:80")  # Kubernetes, for a service called penstock
-    said = penstock("config", "show", "--json")
+    monkeypatch.setenv("PENSTOCK_PORT", "tcp://10.0.0.1:80")  # set by Kubernetes for a service called penstock
+    assert penstock("admin", "config", "show", "--json").err == ""
+    monkeypatch.setenv("PENSTOCK_WORKER_CONCURENCY", "7")
+    said = penstock("admin", "config", "show", "--json")
     assert said.exit_code == 0
-    assert said.err.startswith("PENSTOCK_PORT in the environment names no setting")
+    assert "PENSTOCK_WORKER_CONCURENCY is not a setting" in said.err
+    assert "Did you mean PENSTOCK_WORKER_CONCURRENCY?" in said.err
     (finding,) = [found for found in machine_checks_until("settings") if found.check == "settings"]
-    assert finding.verdict is FindingLevel.WARNING
-    assert "PENSTOCK_PORT" in finding.found
+    assert finding.level is FindingLevel.WARNING
+    assert "PENSTOCK_WORKER_CONCURENCY" in finding.found
 
 
 def machine_checks_until(check: str) -> list[Any]:
@@ -71,8 +83,8 @@ def machine_checks_until(check: str) -> list[Any]:
 
 
 def test_a_setting_that_does_not_fit_is_one_sentence(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_CONCURRENCY", "0")
-    said = penstock("config", "show")
+    monkeypatch.setenv("PENSTOCK_WORKER_CONCURRENCY", "0")
+    said = penstock("admin", "config", "show")
     assert said.exit_code == CONFIGURATION
     assert "concurrency" in said.err
 
@@ -91,15 +103,15 @@ def test_a_setting_that_does_not_fit_is_one_sentence(penstock: Call, monkeypatch
 def test_a_budget_that_fits_says_what_to_write_where(
     penstock: Call, arguments: tuple[str, ...], stop_timeout: float, drain: float, line: str
 ) -> None:
-    document = penstock("config", "check-budget", "--platform", *arguments, "--json").document
+    document = penstock("admin", "config", "check-budget", "--platform", *arguments, "--json").document
     assert document["stop_timeout_seconds"] == stop_timeout
     assert document["platform_line"] == line
     (part,) = [part for part in document["parts"] if part["name"].startswith("drain")]
     assert part["seconds"] == drain
     assert document["parts"][-1]["ends_at_seconds"] <= document["platform_seconds"]
-    said = penstock("config", "check-budget", "--platform", *arguments)
+    said = penstock("admin", "config", "check-budget", "--platform", *arguments)
     assert line in said.out
-    assert f"stop_timeout_seconds = {stop_timeout}" in said.out
+    assert f'stop_timeout = "{duration_text(stop_timeout)}"' in said.out
 
 
 @pytest.mark.parametrize(
@@ -119,7 +131,7 @@ def test_a_budget_that_fits_says_what_to_write_where(
 def test_a_budget_that_cannot_fit_is_one_sentence_and_78(
     penstock: Call, arguments: tuple[str, ...], words: str
 ) -> None:
-    said = penstock("config", "check-budget", "--platform", *arguments)
+    said = penstock("admin", "config", "check-budget", "--platform", *arguments)
     assert (said.exit_code, said.out) == (CONFIGURATION, "")
     (line,) = said.err.splitlines()
     assert words in line
@@ -137,15 +149,15 @@ def test_a_worker_is_not_given_for_ever(penstock: Call) -> None:
     said = penstock("worker", "shop:app", "--stop-timeout", "inf")
     assert (said.exit_code, said.out) == (CONFIGURATION, "")
     (line,) = said.err.splitlines()
-    assert "stop_timeout_seconds" in line
+    assert "worker.stop_timeout" in line
 
 
 def test_every_platform_has_its_name_and_a_plan_that_the_settings_take() -> None:
     assert [name.value for name in PlatformName] == list(PLATFORMS)
     for name in PLATFORMS:
         made = plan(name)
-        settings = load_settings(stop_timeout_seconds=made.stop_timeout_seconds)
-        assert settings.stop_timeout_seconds == made.stop_timeout_seconds
+        settings = load_settings(worker_stop_timeout=made.stop_timeout_seconds)
+        assert settings.worker_stop_timeout == made.stop_timeout_seconds
         assert sum(part.seconds for part in made.parts) == made.platform_seconds
 
 
@@ -158,6 +170,6 @@ def test_every_platform_has_its_name_and_a_plan_that_the_settings_take() -> None
     ],
 )
 def test_a_budget_of_no_duration_is_wrong_usage(penstock: Call, given: tuple[str, str], words: str) -> None:
-    said = penstock("config", "check-budget", "--platform", "ecs", *given)
+    said = penstock("admin", "config", "check-budget", "--platform", "ecs", *given)
     assert (said.exit_code, said.out) == (USAGE, "")
     assert words in said.err

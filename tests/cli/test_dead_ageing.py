@@ -1,4 +1,4 @@
-"""A worker that replays looks after the letters near their end, too."""
+"""A worker that replays also reports and archives dead letters that are about to expire."""
 
 import os
 import signal
@@ -54,17 +54,16 @@ def started() -> Iterator[list[Process]]:
         process.kill()
 
 
-@pytest.mark.parametrize("verb", [("worker", "run"), ("replayer",)])
-def test_they_are_told_of_and_archived(
-    here: Path, started: list[Process], penstock: Call, verb: tuple[str, ...]
+@pytest.mark.parametrize("options", [("--replay",), ("--replay", "--jobs", "only"), ("--replay", "--jobs", "expiry")])
+def test_they_are_reported_and_archived(
+    here: Path, started: list[Process], penstock: Call, options: tuple[str, ...]
 ) -> None:
-    options = ("--replay",) if verb[0] == "worker" else ()
     archive = ("env", f"PENSTOCK_DEAD_LETTERS_ARCHIVE={here / 'kept'}")
-    process = Process(here, *verb, "shop_with_letters:app", *options, before=archive)
+    process = Process(here, "worker", "shop_with_letters:app", *options, before=archive)
     started.append(process)
-    archived = process.expect("dead.archived", queue="orders-dead", count=1)
-    ageing = process.expect("dead.ageing", queue="orders-dead", count=1, archived=True)
-    assert ageing["oldest_s"] == pytest.approx(0.6 * RETENTION_SECONDS, rel=0.01)
+    archived = process.expect("dead_letter.archived", queue="orders-dead", count=1)
+    ageing = process.expect("dead_letter.expiring", queue="orders-dead", count=1, archived=True)
+    assert ageing["oldest_age_s"] == pytest.approx(0.6 * RETENTION_SECONDS, rel=0.01)
     process.signal(signal.SIGTERM)
     assert process.exit_code() == 0
     (file,) = (here / "kept").rglob("*.jsonl")
@@ -77,7 +76,7 @@ def test_they_are_told_of_and_archived(
 def test_a_replayer_that_ends_by_itself_leaves_them_alone(here: Path, penstock: Call) -> None:
     archive = {"PENSTOCK_DEAD_LETTERS_ARCHIVE": str(here / "kept")}
     ran = subprocess.run(
-        [sys.executable, "-m", "penstock", "replayer", "shop_with_letters:app", "--once"],
+        [sys.executable, "-m", "penstock", "admin", "replayer", "shop_with_letters:app"],
         cwd=here,
         env={**os.environ, **archive},
         capture_output=True,

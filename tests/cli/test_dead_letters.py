@@ -23,7 +23,7 @@ from penstock.brokers.redis import RedisStreamsBroker
 from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.brokers.sqs import SqsBroker
 from penstock.messaging.broker import Broker, QueueSettings
-from penstock.messaging.death import past_of
+from penstock.messaging.death import earlier_deaths_of
 from penstock.messaging.message import Outgoing
 from penstock.messaging.replay import COUNTER_ATTRIBUTE
 from penstock.messaging.settlement import Ack
@@ -62,7 +62,7 @@ def _broker(kind: str, folder: Path, request: pytest.FixtureRequest, monkeypatch
     for name, value in moto.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PENSTOCK_BROKER", f"sqs://{REGION}")
-    monkeypatch.setenv("PENSTOCK_QUEUES", json.dumps(dict.fromkeys(QUEUES, 1)))
+    monkeypatch.setenv("PENSTOCK_WORKER_QUEUES", json.dumps(dict.fromkeys(QUEUES, 1)))
     for name in (FIRST, SECOND, "other-dlq", "other-dead"):
         moto.client("sqs").create_queue(QueueName=name)
     return SqsBroker(moto.aws, holder="test", queues=[QueueSettings(name=name) for name in QUEUES], poll_seconds=1)
@@ -71,7 +71,7 @@ def _broker(kind: str, folder: Path, request: pytest.FixtureRequest, monkeypatch
 # Replay
 
 
-def test_letters_go_back_as_they_were_and_once(penstock: Call, scene: DeadScene) -> None:
+def test_dead_letters_are_replayed_unchanged_and_once(penstock: Call, scene: DeadScene) -> None:
     scene.bury("1", "2", "3", attributes={"trace": "t", "raw": b"\xff", COUNTER_ATTRIBUTE: "2"}, group="g")
     report = penstock("dead", "replay", "--yes", "--json").document
     assert (report["sent"], report["by_queue"], report["outcome"]) == (3, {QUEUE: 3}, "done")
@@ -80,13 +80,13 @@ def test_letters_go_back_as_they_were_and_once(penstock: Call, scene: DeadScene)
         assert (message.attributes["trace"], message.attributes["raw"], message.group) == ("t", b"\xff", "g")
         assert message.attributes[COUNTER_ATTRIBUTE] == "0"
         assert "penstock-death" not in message.attributes
-        assert [death.reason for death in past_of(message.attributes)] == ["no such order"]
+        assert [death.reason for death in earlier_deaths_of(message.attributes)] == ["no such order"]
     assert penstock("dead", "replay", "--yes", "--json").document["sent"] == 0
     assert scene.bodies() == ["1", "2", "3"]
     assert scene.audit() == [("replay", FIRST, 3, "done")]
 
 
-def test_letters_of_the_second_tier_go_back_too(penstock: Call, scene: DeadScene) -> None:
+def test_dead_letters_of_the_final_dlq_are_replayed_too(penstock: Call, scene: DeadScene) -> None:
     scene.bury("1")
     scene.set_aside()
     scene.bury("2")
@@ -131,7 +131,7 @@ def test_a_replay_that_was_killed_is_ended_by_the_next_and_sends_nothing_twice(
     assert (scene.bodies(), scene.bodies(FIRST)) == (["1", "2"], [])
 
 
-def test_only_what_is_meant_goes_and_where_it_is_told_to(penstock: Call, scene: DeadScene) -> None:
+def test_only_selected_messages_are_replayed_and_to_the_given_queue(penstock: Call, scene: DeadScene) -> None:
     scene.bury("1", reason="KeyError: 'a'", handler="bill", fingerprint="bill|KeyError|shop.py:f")
     scene.bury("2", reason="timed out", handler="ship", attributes={"tenant": "7"})
     scene.broker.send("other", [Outgoing(body=b"0")])
@@ -153,10 +153,10 @@ def test_only_what_is_meant_goes_and_where_it_is_told_to(penstock: Call, scene: 
     assert scene.bodies() == ["2"]
 
 
-def test_a_dry_run_tells_and_sends_nothing(penstock: Call, scene: DeadScene) -> None:
+def test_a_dry_run_reports_and_sends_nothing(penstock: Call, scene: DeadScene) -> None:
     scene.bury("1", "2", reason="order 7 is unknown")
     plan = penstock("dead", "replay", "--dry-run", "--json").document
-    assert plan["queues"] == [{"from": FIRST, "to": QUEUE, "letters": 2}]
+    assert plan["queues"] == [{"from": FIRST, "to": QUEUE, "dead_letters": 2}]
     assert [(group["key"], group["count"]) for group in plan["groups"]] == [("order <n> is unknown", 2)]
     said = penstock("dead", "replay", "--dry-run")
     assert "order <n> is unknown" in said.out
@@ -179,7 +179,7 @@ def test_without_a_terminal_nothing_is_done_unasked(penstock: Call, scene: DeadS
     assert scene.bodies(FIRST) == ["1"]
 
 
-def test_ctrl_c_stops_between_chunks_and_the_next_run_goes_on(penstock: Call, scene: DeadScene) -> None:
+def test_ctrl_c_stops_between_chunks_and_the_next_run_continues(penstock: Call, scene: DeadScene) -> None:
     scene.bury("1", "2", "3", "4")
     process = Process(scene.folder, "dead", "replay", "--yes", "--rate", "0.2")
     _await(lambda: scene.broker.stats(QUEUE).visible == 1)
@@ -200,7 +200,7 @@ def test_the_others_wait_until_the_canary_is_settled(penstock: Call, scene: Dead
     _await(lambda: scene.broker.stats(QUEUE).visible == 1)
     scene.finish()
     assert process.exit_code() == 0
-    assert any("the canary: it is gone from orders and not among the dead letters" in line for line in process.said)
+    assert any("the canary: it has left orders and is not among the dead letters" in line for line in process.said)
     assert (len(scene.bodies()), scene.bodies(FIRST)) == (2, [])
 
 
@@ -214,7 +214,7 @@ def test_a_canary_that_dies_keeps_the_others_where_they_are(penstock: Call, scen
     assert (scene.bodies(), scene.bodies(FIRST)) == ([], ["1", "2", "3"])
 
 
-def test_a_canary_that_nobody_takes_is_not_waited_for_for_ever(penstock: Call, scene: DeadScene) -> None:
+def test_the_wait_for_a_canary_that_no_worker_takes_is_bounded(penstock: Call, scene: DeadScene) -> None:
     scene.bury("1", "2")
     said = penstock("dead", "replay", "--yes", "--canary", 1, "--canary-timeout", 1)
     assert said.exit_code == TEMPORARY
@@ -230,21 +230,21 @@ def test_a_purge_deletes_what_is_meant_and_is_on_record(penstock: Call, scene: D
     scene.bury("3", reason="KeyError: 7")
     assert penstock("dead", "purge", "--yes").exit_code == USAGE
     dry = penstock("dead", "purge", "--error", "timed", "--dry-run", "--json").document
-    assert (dry["letters"], scene.bodies(FIRST)) == (2, ["1", "2", "3"])
+    assert (dry["dead_letters"], scene.bodies(FIRST)) == (2, ["1", "2", "3"])
     assert penstock("dead", "purge", "--error", "timed", "--yes", "--json").document["deleted"] == 2
     assert penstock("dead", "purge", "--error", "timed", "--yes", "--json").document["deleted"] == 0
     assert scene.bodies(FIRST) == ["3"]
     assert scene.audit() == [("purge", FIRST, 2, "done")]
-    entry = penstock("audit", "--json").document[0]
+    entry = penstock("admin", "audit", "--json").document[0]
     assert (entry["action"], entry["details"]) == ("purge", {"error": "timed"})
     assert "@" in entry["who"]
-    assert 'error="timed"' in penstock("audit").out
+    assert 'error="timed"' in penstock("admin", "audit").out
 
 
 # Export and import
 
 
-def test_what_was_exported_and_removed_comes_back_whole_and_once(penstock: Call, scene: DeadScene) -> None:
+def test_exported_and_removed_messages_are_imported_whole_and_once(penstock: Call, scene: DeadScene) -> None:
     scene.bury("1", attributes={"raw": b"\xff\x00", "text": "é"}, group="g", traceback="line")
     scene.broker.send(QUEUE, [Outgoing(body="\u2028 ü".encode())])
     scene.kill(reason="odd")
@@ -266,11 +266,11 @@ def test_what_was_exported_and_removed_comes_back_whole_and_once(penstock: Call,
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])  # on SQS what a dead process held is hidden for some minutes
-@pytest.mark.parametrize("kill_at", [None, "letters_kept"])
-def test_a_letter_that_was_replayed_while_a_file_was_written_is_not_put_back(
+@pytest.mark.parametrize("kill_at", [None, "dead_letters_kept"])
+def test_a_dead_letter_replayed_during_an_export_is_not_imported(
     penstock: Call, scene: DeadScene, kill_at: str | None
 ) -> None:
-    """The file is there and the letters are: a copy, or an export that is about to remove them."""
+    """File and dead letters both exist: a copy, or an export that is about to remove them."""
     scene.bury("1", "2")
     if kill_at is None:
         assert penstock("dead", "export", "--to", "letters.jsonl").exit_code == 0
@@ -287,7 +287,7 @@ def test_a_letter_that_was_replayed_while_a_file_was_written_is_not_put_back(
     assert (again["imported"], again["imported_before"], again["replayed"]) == (0, 1, 1)
 
 
-def test_an_export_to_standard_output_leaves_the_letters(penstock: Call, scene: DeadScene) -> None:
+def test_an_export_to_standard_output_leaves_the_dead_letters(penstock: Call, scene: DeadScene) -> None:
     scene.bury("1", "2", reason="a")
     scene.bury("3", reason="b")
     said = penstock("dead", "export", "--error", "a", "--limit", 1)
@@ -306,14 +306,14 @@ def test_a_file_that_is_there_is_not_overwritten(penstock: Call, scene: DeadScen
     assert scene.bodies(FIRST) == ["1"]
 
 
-def test_a_line_that_is_no_letter_is_named(penstock: Call, scene: DeadScene) -> None:
+def test_a_line_that_is_no_dead_letter_is_named(penstock: Call, scene: DeadScene) -> None:
     scene.bury("1")
     assert penstock("dead", "export", "--to", "letters").exit_code == 0
     with (scene.folder / "letters").open("a", encoding="utf-8") as file:
         file.write("\n{}\n")
     said = penstock("dead", "import", "letters")
     assert said.exit_code == USAGE
-    assert re.search("Line 3 of .*letters is no dead letter .*: it has no penstock_letter", said.err)
+    assert re.search("Line 3 of .*letters is not an exported dead letter: it has no penstock_letter", said.err)
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
@@ -391,7 +391,7 @@ def _read(terminal: int) -> bytes:
 # Looking
 
 
-def test_groups_and_one_letter(penstock: Call, scene: DeadScene) -> None:
+def test_groups_and_one_dead_letter(penstock: Call, scene: DeadScene) -> None:
     scene.bury(
         "1", "2", reason="KeyError: 7", fingerprint="bill|KeyError|shop.py:f", handler="bill", exception="KeyError"
     )
@@ -414,7 +414,7 @@ def test_groups_and_one_letter(penstock: Call, scene: DeadScene) -> None:
     assert penstock("dead", "show", "nobody").exit_code == USAGE
 
 
-def test_letters_that_were_looked_at_are_there_for_others_at_once(penstock: Call, scene: DeadScene) -> None:
+def test_dead_letters_that_were_read_are_visible_to_others_at_once(penstock: Call, scene: DeadScene) -> None:
     scene.bury("1", "2")
     for verb in (("list",), ("groups",), ("show", "nobody"), ("list", "--limit", 1), ("export",)):
         said = penstock("dead", *verb)
@@ -423,10 +423,10 @@ def test_letters_that_were_looked_at_are_there_for_others_at_once(penstock: Call
 
 
 @pytest.mark.parametrize("kind", ["sqs"])
-def test_where_nobody_knows_where_to_look_nothing_is_said_of_a_look(
+def test_without_a_known_source_no_poll_is_reported(
     penstock: Call, scene: DeadScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("PENSTOCK_QUEUES")
+    monkeypatch.delenv("PENSTOCK_WORKER_QUEUES")
     for verb in (("show", "x"), ("groups",), ("replay", "--dry-run"), ("export",)):
         said = penstock("dead", *verb)
         assert (said.exit_code, "give --queue QUEUE" in said.err, "hidden" in said.err) == (USAGE, True, False), verb

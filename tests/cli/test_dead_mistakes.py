@@ -1,4 +1,4 @@
-"""`penstock dead` and what people get wrong with it: names that are none, ids of nobody, files put back twice."""
+"""Mistakes with `penstock dead`: invalid names, unknown ids, files imported twice."""
 
 import json
 import os
@@ -25,7 +25,7 @@ DEADLINE_SECONDS = 60.0
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadScene]:
-    """The queue orders, and mails, whose dead letters go to graves; both are there, and no letter is."""
+    """Create the queues orders and mails, whose DLQ is graves, without dead letters."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".penstock").mkdir()
     told = [QueueSettings(name="mails", dead_letter_queue=GRAVES)]
@@ -45,7 +45,7 @@ def ids_in(scene: DeadScene, queue: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("queue", "place"), [("mails", GRAVES), (GRAVES, GRAVES), (SECOND, SECOND)])
-def test_letters_are_put_where_letters_lie_and_never_into_a_queue_that_is_worked_on(
+def test_dead_letters_are_imported_into_dlqs_and_never_into_a_served_queue(
     penstock: Call, scene: DeadScene, queue: str, place: str
 ) -> None:
     scene.bury("1")
@@ -65,7 +65,7 @@ def test_a_file_that_names_a_queue_that_is_worked_on_does_not_reach_it(penstock:
     assert (said.exit_code, "There is no queue nowhere-dlq" in said.err) == (USAGE, True)
 
 
-def test_a_letter_is_put_back_once_wherever_its_file_is_sent_to(penstock: Call, scene: DeadScene) -> None:
+def test_a_dead_letter_is_imported_once_whatever_queue_is_given(penstock: Call, scene: DeadScene) -> None:
     scene.bury("1", "2")
     assert penstock("dead", "export", "--to", "kept", "--remove").exit_code == 0
     assert penstock("dead", "import", "kept", "--json").document["imported"] == 2
@@ -74,7 +74,7 @@ def test_a_letter_is_put_back_once_wherever_its_file_is_sent_to(penstock: Call, 
     assert (scene.bodies(FIRST), scene.bodies(GRAVES)) == (["1", "2"], [])
 
 
-def test_a_project_in_which_nothing_is_yet_takes_letters(
+def test_a_project_without_queue_and_ledger_imports_dead_letters(
     penstock: Call, scene: DeadScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.bury("1")
@@ -102,7 +102,7 @@ def test_a_project_in_which_nothing_is_yet_takes_letters(
     ("to", "why"),
     [(SECOND, "holds dead letters"), (GRAVES, "holds dead letters"), ("nowhere", "no queue nowhere"), ("", "is empty")],
 )
-def test_letters_do_not_go_to_letters_or_nowhere(
+def test_dead_letters_are_not_replayed_to_a_dlq_or_to_a_missing_queue(
     penstock: Call, scene: DeadScene, how: tuple[str, ...], to: str, why: str
 ) -> None:
     scene.bury("1")
@@ -111,10 +111,10 @@ def test_letters_do_not_go_to_letters_or_nowhere(
     assert scene.bodies(FIRST) == ["1"]
 
 
-def test_letters_without_a_home_are_left_and_both_runs_say_so(penstock: Call, scene: DeadScene) -> None:
+def test_dead_letters_of_unknown_origin_are_left_and_reported_by_both_runs(penstock: Call, scene: DeadScene) -> None:
     scene.broker.send("lost-dlq", [Outgoing(body=b"1")])
     plan = penstock("dead", "replay", "--dry-run", "--json").document
-    assert (plan["letters"], plan["left_without_queue"]) == (1, 1)
+    assert (plan["dead_letters"], plan["left_without_queue"]) == (1, 1)
     none = penstock("dead", "replay", "--yes", "--json")
     assert (none.exit_code, json.loads(none.out)["left_without_queue"]) == (FAILED, 1)
     scene.bury("2")
@@ -123,10 +123,12 @@ def test_letters_without_a_home_are_left_and_both_runs_say_so(penstock: Call, sc
     assert (scene.bodies("lost-dlq"), scene.bodies()) == (["1"], ["2"])
 
 
-def test_every_canary_that_was_sent_is_told_of_and_the_audit_says_how_it_went(penstock: Call, scene: DeadScene) -> None:
+def test_every_canary_that_was_sent_is_reported_and_the_audit_says_how_it_went(
+    penstock: Call, scene: DeadScene
+) -> None:
     scene.bury("1", "2", "3", "4")
     said = penstock("dead", "replay", "--yes", "--canary", 3, "--canary-timeout", 1, "--json")
-    assert (said.exit_code, "3 letters are sent to orders and watched" in said.err) == (TEMPORARY, True)
+    assert (said.exit_code, "3 messages are sent to orders and watched" in said.err) == (TEMPORARY, True)
     report = json.loads(said.out)
     assert [canary["verdict"] for canary in report["canaries"]] == ["unknown", "not watched", "not watched"]
     assert scene.audit() == [("replay", FIRST, 3, report["outcome"])]
@@ -141,7 +143,7 @@ def test_a_queue_is_moved_by_sqs_alone_and_nobody_is_asked_before(penstock: Call
 # Naming letters
 
 
-def test_ids_of_nobody_are_told(penstock: Call, scene: DeadScene) -> None:
+def test_unknown_ids_are_reported(penstock: Call, scene: DeadScene) -> None:
     scene.bury("1", "2")
     known, other = ids_in(scene, FIRST)
     for verb in (("replay", "--yes"), ("replay", "--dry-run"), ("purge", "--yes"), ("export", "--to", "kept")):
@@ -154,7 +156,7 @@ def test_ids_of_nobody_are_told(penstock: Call, scene: DeadScene) -> None:
     assert "no such" not in penstock("dead", "purge", "--yes", "--id", other).err
 
 
-def test_a_letter_is_found_by_the_id_of_an_earlier_life(penstock: Call, scene: DeadScene) -> None:
+def test_a_dead_letter_is_found_by_the_id_of_an_earlier_life(penstock: Call, scene: DeadScene) -> None:
     scene.broker.send(QUEUE, [Outgoing(body=b"1")])
     (first_id,) = ids_in(scene, QUEUE)
     scene.kill(reason="the first time")
@@ -197,14 +199,14 @@ def test_a_list_that_is_cut_says_so(penstock: Call, scene: DeadScene, how: tuple
     assert "And" not in penstock("dead", "list", "--limit", 3, *how).err
 
 
-def test_an_export_of_nothing_leaves_no_file_and_json_tells_of_the_file(penstock: Call, scene: DeadScene) -> None:
+def test_an_export_of_nothing_leaves_no_file_and_json_names_the_file(penstock: Call, scene: DeadScene) -> None:
     none = penstock("dead", "export", "--to", "kept", "--json").document
     assert (none["exported"], none["file"], (scene.folder / "kept").exists()) == (0, None, False)
     scene.bury("1")
     some = penstock("dead", "export", "--to", "kept", "--json", "--remove").document
     address = str(scene.folder / "kept")
     assert some == {"exported": 1, "removed": 1, "file": address, "interrupted": False}
-    entry = penstock("audit", "--json").document[0]
+    entry = penstock("admin", "audit", "--json").document[0]
     assert (entry["action"], entry["details"]) == ("export", {"file": address, "remove": True})
     assert penstock("dead", "export", "--json").exit_code == USAGE
 
@@ -220,7 +222,7 @@ def test_a_narrow_terminal_breaks_no_name_and_no_id(scene: DeadScene, verb: tupl
 
 
 def _on_a_terminal(folder: Path, *arguments: str, columns: int) -> str:
-    """What it prints there, by a terminal's end of line."""
+    """Return the lines that it prints on a terminal."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "PYTHONPATH": str(SRC), "COLUMNS": str(columns)}
     command = [sys.executable, "-m", "penstock", *arguments]

@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from penstock.ledger.records import AttemptFailure
 from penstock.operations.doctor import checks
 from penstock.operations.doctor.checks import SparkNeed, machine_checks, state_checks
 from penstock.operations.doctor.findings import FindingLevel
+from penstock.sinks.registry import DEFAULT_SCHEME, SINKS
 
 CHECK_FOUND_PROBLEMS = 3
 WELL = "runs"
@@ -55,19 +57,19 @@ def test_the_ledgers_server_is_asked(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PENSTOCK_LEDGER", request.getfixturevalue(ledger))
     found = {one["check"]: one for one in penstock("doctor", "--json").document}
-    assert found["ledger"]["verdict"] == found["ledger server"]["verdict"] == "ok"
+    assert found["ledger"]["level"] == found["ledger server"]["level"] == "ok"
     assert found["ledger server"]["found"].startswith(server)
-    assert "0 s apart" in found["ledger server"]["found"] or "1 s apart" in found["ledger server"]["found"]
+    assert "differs by 0 s" in found["ledger server"]["found"] or "differs by 1 s" in found["ledger server"]["found"]
 
 
-def test_a_ledger_apart_is_told_with_the_names_of_what_records_in_it(
+def test_a_ledger_apart_is_reported_with_the_names_of_what_records_in_it(
     app_scene: Scene, shop: str, tmp_path: Path
 ) -> None:
     app_scene.process("a")
     module = tmp_path / "shop_of_the_scene.py"
     module.write_text(module.read_text().replace("App()", "App(broker='redis://127.0.0.1:1')"))
     (found,) = (one for one in state_checks(ScopeRequest(app=shop)) if one.check == "ledger")
-    assert found.verdict is FindingLevel.FAILED
+    assert found.level is FindingLevel.FAILED
     assert "what clicks, views did once would be done once a host" in found.found
 
 
@@ -92,14 +94,14 @@ def _no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_untested_deltalake_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pipeline.extra.DELTALAKE_TESTED", ((0, 1, 0), (0, 2, 0)))
+    monkeypatch.setitem(SINKS, DEFAULT_SCHEME, replace(SINKS[DEFAULT_SCHEME], tested=((0, 1, 0), (0, 2, 0))))
     found = next(one for one in machine_checks({}, spark=SparkNeed.NEEDED) if one.check == "spark extra")
-    assert found.verdict is FindingLevel.WARNING
+    assert found.level is FindingLevel.WARNING
     assert "is outside the range that Penstock is tested with, >=0.1.0,<0.2.0: install one of those" in found.found
 
 
 def _bad_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_MAX_OBJECTS", "abc")
+    monkeypatch.setenv("PENSTOCK_OBJECTS_MAX_BATCH_OBJECTS", "abc")
 
 
 @pytest.mark.parametrize(
@@ -107,10 +109,10 @@ def _bad_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (_no_java, "java", "set JAVA_HOME", "spark"),
         (_no_extra, "spark extra", "pip install 'penstock[spark]'", "spark"),
-        (_bad_setting, "settings", "PENSTOCK_MAX_OBJECTS", None),
+        (_bad_setting, "settings", "PENSTOCK_OBJECTS_MAX_BATCH_OBJECTS", None),
     ],
 )
-def test_what_is_missing_is_told_with_what_to_do_and_the_other_checks_go_on(
+def test_what_is_missing_is_reported_with_what_to_do_and_the_other_checks_continue(
     penstock: Call,
     scene: Scene,
     monkeypatch: pytest.MonkeyPatch,
@@ -152,7 +154,7 @@ def test_an_app_with_pipelines_needs_spark(
 
 
 @pytest.mark.parametrize("app", [None, "nothing:app"])
-def test_where_nobody_knows_whether_spark_is_needed_its_lack_is_warned_of(
+def test_missing_spark_is_a_warning_if_it_may_be_needed(
     penstock: Call, app_scene: Scene, monkeypatch: pytest.MonkeyPatch, app: str | None
 ) -> None:
     _no_java(monkeypatch)
@@ -190,9 +192,9 @@ def test_a_disk_that_is_nearly_full_and_a_table_with_dead_objects_are_warned_of(
     said = penstock("doctor")
     assert said.exit_code == 0
     assert (verdicts(said)["disk"], verdicts(said)["table"]) == ("warning", "warning")
-    assert "-> Make room" in said.out
+    assert "-> Free some space" in said.out
     assert "-> `penstock status` shows more, `penstock dead list` the reasons." in said.out
-    assert "dead objects: 1" in said.out
+    assert "failed objects: 1" in said.out
 
 
 def test_the_state_of_an_app_is_looked_at_too(penstock: Call, app_scene: Scene) -> None:
@@ -202,15 +204,15 @@ def test_the_state_of_an_app_is_looked_at_too(penstock: Call, app_scene: Scene) 
     found = verdicts(said)
     assert [found.get(check) for check in ("broker", "ledger", "stopping", "app")] == ["ok", "ok", "ok", "warning"]
     assert "table" not in found
-    assert "the state here: dead objects: 1" in said.out
+    assert "the state here: failed objects: 1" in said.out
     assert "22 of the 30 s" in said.out
 
 
-def test_what_is_wrong_with_the_state_of_an_app_is_told_and_the_rest_goes_on(
+def test_what_is_wrong_with_the_state_of_an_app_is_reported_and_the_rest_continues(
     penstock: Call, app_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (app_scene.where.state / "queue.db").write_text("this is no database, and long enough to be told from one" * 40)
-    monkeypatch.setenv("PENSTOCK_DRAIN_SECONDS", "100")
+    monkeypatch.setenv("PENSTOCK_WORKER_DRAIN", "100")
     said = penstock("doctor")
     assert said.exit_code == CHECK_FOUND_PROBLEMS
     found = verdicts(said)
@@ -221,11 +223,11 @@ def test_what_is_wrong_with_the_state_of_an_app_is_told_and_the_rest_goes_on(
 def test_all_is_not_well_beside_a_check_that_failed(
     penstock: Call, app_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PENSTOCK_DRAIN_SECONDS", "100")
+    monkeypatch.setenv("PENSTOCK_WORKER_DRAIN", "100")
     said = penstock("doctor")
     assert said.exit_code == CHECK_FOUND_PROBLEMS
     assert "all well" not in said.out
-    assert "checks above failed: stopping" in said.out
+    assert "these checks failed: stopping" in said.out
     assert verdicts(said)["app"] == "warning"
     assert re.fullmatch(r"Result: failed: (.*, )?stopping; warnings: (.*, )?app\.", said.out.splitlines()[-1])
 

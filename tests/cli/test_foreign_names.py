@@ -29,15 +29,15 @@ def bills(thing):
 ON_OBJECTS: dict[str, tuple[str, ...]] = {
     "reconcile of a pipeline": ("reconcile", "clerk:app", "clicks"),
     "reconcile of an object handler": ("reconcile", "clerk:app", "bills"),
-    "cleanup of a pipeline": ("cleanup", "clerk:app", "clicks"),
-    "cleanup of an object handler": ("cleanup", "clerk:app", "bills"),
-    "gc": ("gc", "--app", "clerk:app"),
+    "cleanup of a pipeline": ("admin", "cleanup", "clerk:app", "clicks"),
+    "cleanup of an object handler": ("admin", "cleanup", "clerk:app", "bills"),
+    "gc": ("admin", "gc", "--app", "clerk:app"),
     "objects retry": ("objects", "retry", "--app", "clerk:app", "--yes"),
     "objects import": ("objects", "import", "clerk:app", "bills", "--processed", "list.jsonl"),
-    "ledger archive": ("ledger", "archive", "--app", "clerk:app"),
-    "publish": ("publish", "--app", "clerk:app"),
-    "repair": ("repair", "--app", "clerk:app"),
-    "compact": ("compact", "--app", "clerk:app"),
+    "ledger archive": ("admin", "ledger", "archive", "--app", "clerk:app"),
+    "publish": ("admin", "publish", "--app", "clerk:app"),
+    "repair": ("admin", "repair", "--app", "clerk:app"),
+    "compact": ("admin", "compact", "--app", "clerk:app"),
     "dead replay": ("dead", "replay", "--app", "clerk:app", "--yes"),
     "dead purge": ("dead", "purge", "--app", "clerk:app", "--yes", "--tier", "dlq"),
     "dead export": ("dead", "export", "--app", "clerk:app", "--to", "letters.jsonl"),
@@ -78,9 +78,7 @@ def test_the_objects_of_another_app_are_left_alone(penstock: Call, clerk: Scene,
 
 
 @pytest.mark.parametrize("command", ON_OBJECTS.values(), ids=ON_OBJECTS)
-def test_a_name_that_nobody_registered_and_one_of_our_own_are_free(
-    penstock: Call, clerk: Scene, command: tuple[str, ...]
-) -> None:
+def test_unregistered_names_and_own_names_are_free(penstock: Call, clerk: Scene, command: tuple[str, ...]) -> None:
     unregistered = penstock(*command)
     register("shop", clicks="clicks-files", bills="bills")
     for said in (unregistered, penstock(*command)):
@@ -92,7 +90,7 @@ def test_the_name_that_is_meant_decides(penstock: Call, clerk: Scene) -> None:
     register("depot", bills="bills")
     assert is_refused(penstock("objects", "retry", "--app", "clerk:app", "--yes"))
     assert penstock("objects", "retry", "--app", "clerk:app", "--pipeline", "clicks", "--yes").exit_code == 0
-    assert not is_refused(penstock("cleanup", "clerk:app", "clicks"))
+    assert not is_refused(penstock("admin", "cleanup", "clerk:app", "clicks"))
 
 
 def test_nothing_is_written_where_names_are_looked_at(penstock: Call, clerk: Scene) -> None:

@@ -1,4 +1,4 @@
-"""`penstock gc`."""
+"""`penstock admin gc`."""
 
 from pathlib import Path
 
@@ -10,19 +10,19 @@ def files(scene: Scene) -> set[Path]:
     return {path for path in (scene.table / "data").rglob("*") if path.is_file()}
 
 
-def test_nothing_to_do_is_told(penstock: Call, scene: Scene) -> None:
+def test_nothing_to_do_is_reported(penstock: Call, scene: Scene) -> None:
     scene.process("a")
-    said = penstock("gc")
+    said = penstock("admin", "gc")
     assert (said.exit_code, said.out) == (0, "0 files of 0 attempts deleted, 0 bytes.\n")
 
 
-def test_what_an_abandoned_attempt_left_goes_and_nothing_else(penstock: Call, scene: Scene) -> None:
+def test_only_files_of_abandoned_attempts_are_deleted(penstock: Call, scene: Scene) -> None:
     scene.process("a")
     kept = files(scene)
     size_bytes = scene.leave_files("b")
-    assert f"1 file of 1 attempt would be deleted, {size_bytes:,} bytes." in penstock("gc", "--dry-run").out
+    assert f"1 file of 1 attempt would be deleted, {size_bytes:,} bytes." in penstock("admin", "gc", "--dry-run").out
     assert len(files(scene)) == 2
-    document = penstock("gc", "--json").document
+    document = penstock("admin", "gc", "--json").document
     assert document == {
         "compactions": 0,
         "attempts": 1,
@@ -32,14 +32,14 @@ def test_what_an_abandoned_attempt_left_goes_and_nothing_else(penstock: Call, sc
         "unknown": [],
     }
     assert files(scene) == kept
-    assert penstock("gc", "--json").document["files"] == 0
+    assert penstock("admin", "gc", "--json").document["files"] == 0
 
 
-def test_what_is_not_ours_is_left_alone_and_told(penstock: Call, scene: Scene) -> None:
+def test_what_is_not_ours_is_left_alone_and_reported(penstock: Call, scene: Scene) -> None:
     strange = scene.table / "data" / "mine\x1b[31m"
     strange.mkdir(parents=True)
     (strange / "keep").touch()
-    said = penstock("gc")
+    said = penstock("admin", "gc")
     assert said.exit_code == 0
     assert "Left alone" in said.err
     assert "\x1b" not in said.err
@@ -50,19 +50,19 @@ def test_the_tables_of_an_app_are_found_through_the_app(penstock: Call, app_scen
     app_scene.process("a")
     kept = files(app_scene)
     size_bytes = app_scene.leave_files("b")
-    said = penstock("gc")
+    said = penstock("admin", "gc")
     assert (said.exit_code, said.out) == (2, "")
     assert "--app" in said.err
-    said = penstock("gc", "--app", shop, "--pipeline", "click")
+    said = penstock("admin", "gc", "--app", shop, "--pipeline", "click")
     assert (said.exit_code, said.out) == (2, "")
     assert "no pipeline click; its pipelines: clicks, views." in said.err
     assert len(files(app_scene)) == 2
 
-    said = penstock("gc", "--app", shop, "--dry-run")
+    said = penstock("admin", "gc", "--app", shop, "--dry-run")
     assert said.out == (
         f"clicks: 1 file of 1 attempt would be deleted, {size_bytes:,} bytes.\n"
         "views: 0 files of 0 attempts would be deleted, 0 bytes.\n"
     )
-    assert penstock("gc", "--app", shop, "--pipeline", "views", "--json").document["files"] == 0
-    assert penstock("gc", "--app", shop, "--json").document["bytes"] == size_bytes
+    assert penstock("admin", "gc", "--app", shop, "--pipeline", "views", "--json").document["files"] == 0
+    assert penstock("admin", "gc", "--app", shop, "--json").document["bytes"] == size_bytes
     assert files(app_scene) == kept

@@ -11,7 +11,7 @@ from tests.cli.conftest import Call
 
 from penstock import App
 from penstock.cli.init import settings_file
-from penstock.config import SETTINGS_FILE, Settings, load_settings
+from penstock.config import SETTINGS_FILE, Audience, Settings, audience, dotted, load_settings
 
 USAGE = 2
 SRC = Path(__file__).parents[2] / "src"
@@ -31,8 +31,9 @@ def test_the_files_are_written_and_the_app_serves(
     monkeypatch.chdir(tmp_path / "new" / "shop")
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "app", raising=False)
-    assert penstock("send", "greetings", "--app", "app:app", "--body", '{"name": "Ada"}').exit_code == 0
-    assert penstock("send", "greetings", "--app", "app:app", "--body", "{}").exit_code == USAGE
+    assert load_settings().app == "app:app"
+    assert penstock("send", "greetings", "--body", '{"name": "Ada"}').exit_code == 0
+    assert penstock("send", "greetings", "--body", "{}").exit_code == USAGE, "the app that is set checks the body"
 
 
 def test_the_test_of_the_app_passes(penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +78,7 @@ def test_nothing_is_overwritten_and_the_file_in_the_way_is_named(
     (tmp_path / name).write_text("mine = 1\n" if name == SETTINGS_FILE else "mine")
     said = penstock("init")
     assert (said.exit_code, said.out) == (USAGE, "")
-    assert f"penstock: {name} is there already" in said.err
+    assert f"penstock: {name} exists already" in said.err
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text().startswith("mine")
 
@@ -87,16 +88,42 @@ def test_a_folder_that_cannot_be_made(penstock: Call, tmp_path: Path, monkeypatc
     (tmp_path / "file").touch()
     said = penstock("init", "file/inner")
     assert said.exit_code == USAGE
-    assert "file/inner cannot be made" in said.err
+    assert "file/inner cannot be created" in said.err
 
 
-def test_the_settings_file_has_every_setting_with_its_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("full", [False, True])
+def test_the_settings_file_has_its_settings_with_their_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool
+) -> None:
     monkeypatch.chdir(tmp_path)
-    text = settings_file()
-    assert tomllib.loads(text) == {}, "all of it is commented out"
-    lines = [line.removeprefix("# ") for line in text.splitlines() if " = " in line]
-    assert [line.split(" = ")[0] for line in lines] == list(Settings.model_fields)
+    text = settings_file(full=full)
+    assert not any(tomllib.loads(text).values()), "all settings are commented out"
+    lines = [line.removeprefix("# ") for line in text.splitlines() if " = " in line or line.startswith("[")]
+    assert named(lines) == [
+        dotted(field)
+        for field in Settings.model_fields
+        if (audience(field) is not Audience.HIDDEN if full else audience(field) is Audience.STARTER)
+    ]
     (tmp_path / SETTINGS_FILE).write_text("\n".join(line for line in lines if not line.endswith("= ...")))
     assert load_settings() == Settings.model_construct()
+    assert full or 8 <= len(named(lines)) <= 12
     for field in Settings.model_fields.values():
-        assert field.description
+        assert field.description is not None
+        assert field.description.endswith(".")
+
+
+def named(lines: list[str]) -> list[str]:
+    section, found = "", []
+    for line in lines:
+        if line.startswith("["):
+            section = f"{line.strip('[]')}."
+        else:
+            found.append(section + line.split(" = ")[0])
+    return found
+
+
+def test_all_settings_are_written_on_request(penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert penstock("init", "--full").exit_code == 0
+    assert (tmp_path / SETTINGS_FILE).read_text() == settings_file(full=True, app="app:app")
+    assert penstock("init", "--aws", "--full").exit_code == USAGE

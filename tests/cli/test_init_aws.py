@@ -26,7 +26,7 @@ def values(folder: Path) -> dict[str, object]:
 def test_the_files_are_written_with_the_names_and_the_settings(
     penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PENSTOCK_MAX_ATTEMPTS", "6")
+    monkeypatch.setenv("PENSTOCK_OBJECTS_MAX_ATTEMPTS", "6")
     said = penstock("init", "--aws", "--queue", "orders", "--bucket", "shop-landing", "--prefix", "a", "--prefix", "b/")
     assert said.exit_code == 0, said.err
     assert {path.name for path in here.iterdir()} == {"aws"}
@@ -61,7 +61,7 @@ def test_nothing_is_overwritten_without_force(penstock: Call, here: Path, name: 
     (here / "aws" / "other.tf").write_text("mine, too")
     said = penstock("init", "--aws")
     assert (said.exit_code, said.out) == (USAGE, "")
-    assert f"aws/{name} is there already, and nothing is overwritten without --force" in said.err
+    assert f"aws/{name} exists already and is not overwritten without --force" in said.err
     assert {path.name for path in (here / "aws").iterdir()} == {name, "other.tf"}
     assert penstock("init", "--aws", "--force").exit_code == 0
     assert (here / "aws" / name).read_text() != "mine"
@@ -75,7 +75,7 @@ def test_a_dry_run_says_what_would_be_overwritten(penstock: Call, here: Path, mo
     said = penstock("init", "--aws", "--queue", "mails", "--dry-run", *more)
     assert said.exit_code == 0, said.err
     assert '"queue": "mails"' in said.out
-    assert f"would be overwritten with --force: aws/queues.tf, aws/{VALUES}." in said.err
+    assert f"--force would overwrite them: aws/queues.tf, aws/{VALUES}." in said.err
     document = penstock("init", "--aws", "--queue", "mails", "--dry-run", "--json", *more).document
     assert document["would_overwrite"] == list(document["would_write"]) == ["aws/queues.tf", f"aws/{VALUES}"]
     assert ((here / "aws" / "queues.tf").read_text(), values(here / "aws")["queue"]) == ("mine", "orders")
@@ -85,8 +85,8 @@ def test_force_writes_only_what_would_change(penstock: Call, here: Path) -> None
     assert penstock("init", "--aws", "--queue", "orders").exit_code == 0
     again = penstock("init", "--aws", "--queue", "orders")
     assert (again.exit_code, again.out) == (0, "")
-    assert "Every file is there already, just as it would be written." in again.err
-    assert f"aws/{VALUES} is there already" in penstock("init", "--aws", "--queue", "mails").err
+    assert "Every file exists already with the same content." in again.err
+    assert f"aws/{VALUES} exists already" in penstock("init", "--aws", "--queue", "mails").err
     assert penstock("init", "--aws", "--queue", "mails", "--force").out.splitlines() == [f"aws/{VALUES}"]
     assert values(here / "aws")["queue"] == "mails"
 
@@ -113,10 +113,10 @@ def test_force_takes_no_folder_for_a_file(penstock: Call, here: Path) -> None:
     for more in ("--force", "--dry-run"):
         said = penstock("init", "--aws", more)
         assert said.exit_code == USAGE
-        assert "aws/queues.tf is there already, and nothing is overwritten but files" in said.err
+        assert "aws/queues.tf exists already and is not overwritten: it is not a file" in said.err
 
 
-def test_force_writes_the_app_anew(penstock: Call, here: Path) -> None:
+def test_force_overwrites_the_app(penstock: Call, here: Path) -> None:
     (here / "app.py").write_text("mine")
     assert penstock("init", "--force").exit_code == 0
     assert (here / "app.py").read_text() != "mine"
@@ -137,23 +137,26 @@ def test_force_writes_the_app_anew(penstock: Call, here: Path) -> None:
         (["--bucket", 'abc"\n'], "3 to 63 lowercase letters"),
         (["--bucket", "s3://shop/landing"], "--bucket shop, and --prefix for the rest"),
         (["--prefix", "a"], "The prefix a has no bucket"),
-        (["--bucket", "shop", "--prefix", "a*"], "IAM reads * as anything"),
-        (["--bucket", "shop", "--prefix", "a//b"], "does not fit"),
-        (["--bucket", "shop", "--prefix", "${var.x}"], "does not fit"),
-        (["--bucket", "shop", "--prefix", "a b"], "does not fit"),
+        (["--bucket", "shop", "--prefix", "a*"], "* is a wildcard for IAM"),
+        (["--bucket", "shop", "--prefix", "a//b"], "is invalid"),
+        (["--bucket", "shop", "--prefix", "${var.x}"], "is invalid"),
+        (["--bucket", "shop", "--prefix", "a b"], "is invalid"),
         (["--bucket", "shop", "--prefix", "a/b", "--prefix", "a"], "a/ and a/b/ overlap"),
         (["--bucket", "shop", "--prefix", "a", "--prefix", "a/"], "a/ and a/ overlap"),
         (["--bucket", "shop", "--prefix", "", "--prefix", "a"], "(all) and a/ overlap"),
         (["--bucket", "shop", "--prefix", "/a"], "The prefix '/a' begins with a slash"),
         (["--bucket", "shop", "--prefix", "/"], "The prefix '/' begins with a slash"),
-        (["--bucket", "shop", "--prefix", "a//"], "does not fit"),
+        (["--bucket", "shop", "--prefix", "a//"], "is invalid"),
         (["--table", "lake/clicks"], "write s3://BUCKET/PREFIX"),
         (["--table", "s3://lake"], "a whole bucket"),
-        (["--table", "s3://lake/a b"], "does not fit"),
-        (["--bucket", "shop", "--table", "s3://shop/clicks"], "announced as new objects"),
-        (["--bucket", "shop", "--prefix", "t", "--table", "s3://shop/t/clicks"], "announced as new objects"),
-        (["--bucket", "shop", "--prefix", "t/clicks/in", "--table", "s3://shop/t/clicks"], "announced as new objects"),
-        (["--bucket", "shop", "--prefix", "t_quarantine", "--table", "s3://shop/t"], "announced as new objects"),
+        (["--table", "s3://lake/a b"], "is invalid"),
+        (["--bucket", "shop", "--table", "s3://shop/clicks"], "would trigger notifications"),
+        (["--bucket", "shop", "--prefix", "t", "--table", "s3://shop/t/clicks"], "would trigger notifications"),
+        (
+            ["--bucket", "shop", "--prefix", "t/clicks/in", "--table", "s3://shop/t/clicks"],
+            "would trigger notifications",
+        ),
+        (["--bucket", "shop", "--prefix", "t_quarantine", "--table", "s3://shop/t"], "would trigger notifications"),
     ],
 )
 def test_a_name_that_does_not_fit_is_one_sentence(penstock: Call, here: Path, arguments: list[str], words: str) -> None:
@@ -172,5 +175,5 @@ def test_a_table_beside_the_prefix_in_one_bucket(penstock: Call, here: Path) -> 
 def test_names_without_aws_are_a_slip(penstock: Call, here: Path, option: str) -> None:
     said = penstock("init", option, "")
     assert said.exit_code == USAGE
-    assert "are those of --aws" in said.err
+    assert "need --aws" in said.err
     assert list(here.iterdir()) == []

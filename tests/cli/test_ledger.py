@@ -1,4 +1,4 @@
-"""`penstock ledger`: its tables, and old rows that leave it."""
+"""`penstock admin ledger`: its tables, and old rows that leave it."""
 
 import os
 import signal
@@ -12,8 +12,9 @@ import pytest
 from tests.cli.conftest import Call
 from tests.cli.scene import Scene
 
-from penstock.ledger.migrate import HEAD
+from penstock.ledger.migrate import newest_revision
 
+HEAD = newest_revision()
 LONG_AGO_SECONDS = 100 * 86_400.0
 KILLED = -signal.SIGKILL
 
@@ -47,13 +48,13 @@ def old(scene: Scene) -> Scene:
     return scene
 
 
-def test_show_tells_address_revision_and_rows(penstock: Call, old: Scene) -> None:
-    document = penstock("ledger", "show", "--json").document
+def test_show_prints_address_revision_and_rows(penstock: Call, old: Scene) -> None:
+    document = penstock("admin", "ledger", "show", "--json").document
     assert document["revision"] == document["newest_revision"] == HEAD
     assert document["server"].startswith("SQLite 3.")
     assert document["tables"]["objects"] == {"rows": 2, "estimated": False}
     assert document["archived_objects"] == 0
-    said = penstock("ledger", "show")
+    said = penstock("admin", "ledger", "show")
     assert f"revision                {HEAD}\n" in said.out
     assert "table objects           2 rows\n" in said.out
 
@@ -62,27 +63,27 @@ def test_old_rows_go_to_a_file_and_are_shown_as_before(penstock: Call, old: Scen
     uri = old.ref("a").uri
     before = penstock("objects", "show", uri, "--json").document
     counts = penstock("status", "--json").document["objects"]
-    said = penstock("ledger", "archive", "--dry-run")
+    said = penstock("admin", "ledger", "archive", "--dry-run")
     assert said.out == "2 objects of 1 batch would be archived: 1 file.\n"
     assert (hot_rows(old), files(old)) == (2, [])
 
-    (document,) = penstock("ledger", "archive", "--json").document
+    (document,) = penstock("admin", "ledger", "archive", "--json").document
     assert (document["objects"], document["batches"], document["files"]) == (2, 1, 1)
     (file,) = files(old)
     assert (hot_rows(old), file.stat().st_size) == (0, document["bytes"])
-    assert penstock("ledger", "archive", "--json").document[0]["objects"] == 0
+    assert penstock("admin", "ledger", "archive", "--json").document[0]["objects"] == 0
 
     (after,) = penstock("objects", "show", uri, "--json").document
     assert after == before[0] | {"archived": True}
     assert len(after["timeline"]) == 1
     assert "processed, archived" in penstock("objects", "show", uri).out
     assert penstock("status", "--json").document["objects"] == counts
-    shown = penstock("ledger", "show", "--json").document
+    shown = penstock("admin", "ledger", "show", "--json").document
     assert (shown["archived_objects"], shown["archive_files"]) == (2, 1)
 
 
 def test_lists_say_how_many_are_archived_and_list_them(penstock: Call, old: Scene) -> None:
-    penstock("ledger", "archive")
+    penstock("admin", "ledger", "archive")
     said = penstock("objects", "list", "--json")
     assert said.document == []
     assert "2 processed objects left the ledger" in said.err
@@ -98,24 +99,24 @@ def test_lists_say_how_many_are_archived_and_list_them(penstock: Call, old: Scen
 def test_young_and_unpublished_batches_stay(penstock: Call, scene: Scene) -> None:
     scene.process("unpublished")
     age(scene)
-    assert penstock("ledger", "archive", "--json").document[0]["objects"] == 0
+    assert penstock("admin", "ledger", "archive", "--json").document[0]["objects"] == 0
     scene.publish()
     scene.process("young")
     scene.publish()
-    assert penstock("ledger", "archive", "--json").document[0]["objects"] == 1
+    assert penstock("admin", "ledger", "archive", "--json").document[0]["objects"] == 1
     assert hot_rows(scene) == 1
 
 
 def test_an_age_below_the_least_one_is_refused(penstock: Call, old: Scene) -> None:
-    said = penstock("ledger", "archive", "--older-than", "14 days")
+    said = penstock("admin", "ledger", "archive", "--older-than", "14 days")
     assert said.exit_code == 2
     assert "15 days after their batch at the earliest" in said.err
-    assert penstock("ledger", "archive", "--older-than", "soon").exit_code == 2
-    assert penstock("ledger", "archive", "--older-than", "15 days", "--json").document[0]["objects"] == 2
+    assert penstock("admin", "ledger", "archive", "--older-than", "soon").exit_code == 2
+    assert penstock("admin", "ledger", "archive", "--older-than", "15 days", "--json").document[0]["objects"] == 2
 
 
-def test_a_file_that_is_gone_is_told_and_the_object_is_processed_all_the_same(penstock: Call, old: Scene) -> None:
-    penstock("ledger", "archive")
+def test_a_file_that_is_gone_is_reported_and_the_object_is_processed_all_the_same(penstock: Call, old: Scene) -> None:
+    penstock("admin", "ledger", "archive")
     files(old)[0].unlink()
     said = penstock("objects", "show", old.ref("a").uri)
     assert said.exit_code == 0
@@ -125,11 +126,11 @@ def test_a_file_that_is_gone_is_told_and_the_object_is_processed_all_the_same(pe
 
 
 def test_an_archive_elsewhere(penstock: Call, old: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_ARCHIVE", str(old.source.parent / "cold storage"))
-    penstock("ledger", "archive")
+    monkeypatch.setenv("PENSTOCK_OBJECTS_ARCHIVE", str(old.source.parent / "cold storage"))
+    penstock("admin", "ledger", "archive")
     assert files(old) == []
     assert len(list((old.source.parent / "cold storage").rglob("*.parquet"))) == 1
-    monkeypatch.delenv("PENSTOCK_ARCHIVE")
+    monkeypatch.delenv("PENSTOCK_OBJECTS_ARCHIVE")
     assert len(penstock("objects", "show", old.ref("a").uri, "--json").document[0]["timeline"]) == 1
 
 
@@ -138,7 +139,7 @@ def test_killed_at_a_step_the_next_run_makes_it_good(
     penstock: Call, old: Scene, step: str, rows: int, kept: int
 ) -> None:
     killed = subprocess.run(
-        [sys.executable, "-m", "penstock", "ledger", "archive"],
+        [sys.executable, "-m", "penstock", "admin", "ledger", "archive"],
         cwd=old.table.parent,
         env={**os.environ, "PENSTOCK_KILL_AT": step, "PYTHONPATH": os.pathsep.join(sys.path)},
         start_new_session=True,
@@ -149,7 +150,7 @@ def test_killed_at_a_step_the_next_run_makes_it_good(
     assert (hot_rows(old), len(files(old))) == (rows, kept)
     for file in files(old):
         os.utime(file, (0, 0))  # long ago: whoever wrote it is gone
-    (document,) = penstock("ledger", "archive", "--json").document
+    (document,) = penstock("admin", "ledger", "archive", "--json").document
     assert (document["objects"], document["swept"]) == ((2, 1) if rows else (0, 0))
     assert (hot_rows(old), len(files(old))) == (0, 1)
     assert len(penstock("objects", "show", old.ref("b").uri, "--json").document[0]["timeline"]) == 1
@@ -159,53 +160,56 @@ def test_the_tables_of_an_app_need_the_app(penstock: Call, app_scene: Scene, sho
     app_scene.process("a")
     app_scene.publish()
     age(app_scene)
-    said = penstock("ledger", "archive")
+    said = penstock("admin", "ledger", "archive")
     assert said.exit_code == 2
     assert "--app" in said.err
-    said = penstock("ledger", "archive", "--app", shop)
+    said = penstock("admin", "ledger", "archive", "--app", shop)
     assert "clicks: 1 object of 1 batch archived: 1 file" in said.out
     assert hot_rows(app_scene) == 0
 
 
 def test_down_and_up_again(penstock: Call, scene: Scene) -> None:
     scene.process("a")
-    said = penstock("ledger", "downgrade")
+    said = penstock("admin", "ledger", "downgrade")
     assert said.exit_code == 2
     assert "there are base, 0001" in said.err
-    assert penstock("ledger", "downgrade", "--yes").exit_code == 2, "nobody said to which"
-    assert "--yes" in penstock("ledger", "downgrade", "0003").err
-    assert penstock("ledger", "downgrade", "0003", "--yes", "--json").document == {"before": HEAD, "after": "0003"}
-    said = penstock("ledger", "downgrade", HEAD, "--yes")
+    assert penstock("admin", "ledger", "downgrade", "--yes").exit_code == 2, "nobody said to which"
+    assert "--yes" in penstock("admin", "ledger", "downgrade", "0003").err
+    assert penstock("admin", "ledger", "downgrade", "0003", "--yes", "--json").document == {
+        "before": HEAD,
+        "after": "0003",
+    }
+    said = penstock("admin", "ledger", "downgrade", HEAD, "--yes")
     assert (said.exit_code, f"is at 0003, which is earlier than {HEAD}" in said.err) == (2, True)
-    document = penstock("ledger", "show", "--json").document
+    document = penstock("admin", "ledger", "show", "--json").document
     assert (document["revision"], document["tables"]["objects"]["rows"]) == ("0003", 1)
-    assert "this Penstock works with" in penstock("ledger", "show").out
-    assert penstock("ledger", "upgrade").out == f"The ledger's tables were at 0003 and are at {HEAD}.\n"
-    assert penstock("ledger", "upgrade").out == f"The ledger is at {HEAD} already: nothing was changed.\n"
-    assert penstock("ledger", "upgrade", "0099").exit_code == 2
+    assert "this Penstock works with" in penstock("admin", "ledger", "show").out
+    assert penstock("admin", "ledger", "upgrade").out == f"The ledger's tables were at 0003 and are at {HEAD}.\n"
+    assert penstock("admin", "ledger", "upgrade").out == f"The ledger is at {HEAD} already: nothing was changed.\n"
+    assert penstock("admin", "ledger", "upgrade", "0099").exit_code == 2
     assert hot_rows(scene) == 1
-    assert penstock("ledger", "downgrade", "base", "--yes").out == (
+    assert penstock("admin", "ledger", "downgrade", "base", "--yes").out == (
         f"The ledger's tables were at {HEAD}, and are removed.\n"
     )
-    assert penstock("ledger", "upgrade").out == f"The ledger's tables were made, and are at {HEAD}.\n"
+    assert penstock("admin", "ledger", "upgrade").out == f"The ledger's tables were made, and are at {HEAD}.\n"
 
 
-def test_a_pipeline_that_nobody_knows_is_no_way_to_a_ledger(penstock: Call, app_scene: Scene) -> None:
+def test_an_unknown_pipeline_leads_to_no_ledger(penstock: Call, app_scene: Scene) -> None:
     app_scene.process("a")
-    assert penstock("ledger", "upgrade", "--pipeline", "clicks").exit_code == 0
-    said = penstock("ledger", "upgrade", "--pipeline", "nix")
+    assert penstock("admin", "ledger", "upgrade", "--pipeline", "clicks").exit_code == 0
+    said = penstock("admin", "ledger", "upgrade", "--pipeline", "nix")
     assert (said.exit_code, "knows no pipeline nix; its pipelines: clicks" in said.err) == (2, True)
 
 
-def test_what_is_archived_is_not_forgotten_by_a_downgrade(penstock: Call, old: Scene) -> None:
-    penstock("ledger", "archive")
-    said = penstock("ledger", "downgrade", "0003", "--yes")
+def test_archived_objects_are_not_forgotten_by_a_downgrade(penstock: Call, old: Scene) -> None:
+    penstock("admin", "ledger", "archive")
+    said = penstock("admin", "ledger", "downgrade", "0003", "--yes")
     assert said.exit_code == 78
     assert "archived objects" in said.err
-    assert penstock("ledger", "show", "--json").document["revision"] == HEAD
+    assert penstock("admin", "ledger", "show", "--json").document["revision"] == HEAD
 
 
 def test_nothing_is_made_by_looking(penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert penstock("ledger", "show").exit_code == 2
+    assert penstock("admin", "ledger", "show").exit_code == 2
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""`penstock logs diagnose`: over the logs of real workers, and over files of every kind."""
+"""`penstock admin logs diagnose`: over the logs of real workers, and over files of every kind."""
 
 import gzip
 import io
@@ -17,6 +17,7 @@ from penstock import events
 from penstock.events import Event
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.settlement import DeadLetter
+from penstock.monitoring.diagnoses.lines import FORMER_EVENTS
 from penstock.monitoring.logs.listener import configure_logs
 from penstock.monitoring.logs.plans import LogSettings
 from penstock.objects.reference import LOCAL_BUCKET, uri_of
@@ -32,7 +33,7 @@ from penstock import App
 
 app = App.from_config()
 
-@app.object_handler("landed", source="landing", name="parse", on_stop="give_back")
+@app.object_handler("landed", source="landing", name="parse", on_stop="release")
 def parse(incoming, context):
     Path(f"began-{time.time_ns()}").touch()
     while not Path("go").exists():
@@ -67,7 +68,7 @@ def start(here: Path) -> Iterator[Start]:
 @pytest.fixture
 def shop(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
     """An app, and one object announced to it; calling it answers the object's address."""
-    monkeypatch.setenv("PENSTOCK_LEASE_SECONDS", "600")  # a worker that was killed is known to be dead, with no wait
+    monkeypatch.setenv("PENSTOCK_WORKER_LEASE", "600")  # a worker that was killed is known to be dead, with no wait
     name = f"shop_{here.name}"
     (here / f"{name}.py").write_text(SHOP)
     (here / "landing").mkdir()
@@ -91,19 +92,19 @@ def worked(start: Start, here: Path, log: str, *, until: str, then: signal.Signa
     (here / log).write_text("".join(worker.said))
 
 
-def test_what_a_kill_leaves_is_named_until_somebody_finishes_it(
+def test_leftovers_of_a_kill_are_reported_until_they_are_finished(
     penstock: Call, start: Start, here: Path, shop: Callable[[], str]
 ) -> None:
     uri = shop()
     worked(start, here, "first.log", until="object.started", then=signal.SIGKILL)
-    said = penstock("logs", "diagnose", "first.log")
+    said = penstock("admin", "logs", "diagnose", "first.log")
     assert said.exit_code == CHECK_FOUND_PROBLEMS
     assert "Died with their worker: 1 object " in said.out
     assert uri in said.out
 
     (here / "go").touch()
     worked(start, here, "second.log", until="object.finished", then=signal.SIGTERM)
-    found = penstock("logs", "diagnose", "second.log", "first.log", "--json").document
+    found = penstock("admin", "logs", "diagnose", "second.log", "first.log", "--json").document
     assert found["died"]["count"] == found["wrongly_processed"]["count"] == 0
     (finished,) = found["finished"]["first"]
     assert finished["name"] == uri
@@ -114,7 +115,7 @@ def test_what_a_kill_leaves_is_named_until_somebody_finishes_it(
     (message,) = [one for one in found["taken_over"]["first"] if one["kind"] == "message"]
     assert (message["attempt"], message["from_worker"], message["from_attempt"]) == (2, died["worker"], 1)
 
-    said = penstock("logs", "diagnose", "first.log", "second.log", "--object", "landing/a.jsonl")
+    said = penstock("admin", "logs", "diagnose", "first.log", "second.log", "--object", "landing/a.jsonl")
     assert said.exit_code == 0
     starts = [line for line in said.out.splitlines() if "object.started" in line]
     assert len(starts) == 2
@@ -122,26 +123,26 @@ def test_what_a_kill_leaves_is_named_until_somebody_finishes_it(
     assert finished["attempt_id"] not in starts[0]
 
 
-def test_what_a_stop_interrupted_is_named_with_the_attempt_that_finished_it(
+def test_interrupted_work_is_listed_with_the_attempt_that_finished_it(
     penstock: Call, start: Start, here: Path, shop: Callable[[], str]
 ) -> None:
     uri = shop()
     worked(start, here, "first.log", until="object.started", then=signal.SIGTERM)
-    found = penstock("logs", "diagnose", "first.log", "--json").document
+    found = penstock("admin", "logs", "diagnose", "first.log", "--json").document
     (before,) = [one for one in found["interrupted"]["first"] if one["kind"] == "object"]
     assert before["name"] == uri
     assert "later" not in before
 
     (here / "go").touch()
     worked(start, here, "second.log", until="object.finished", then=signal.SIGTERM)
-    found = penstock("logs", "diagnose", "second.log", "first.log", "--json").document
+    found = penstock("admin", "logs", "diagnose", "second.log", "first.log", "--json").document
     (after,) = [one for one in found["interrupted"]["first"] if one["kind"] == "object"]
     assert after["attempt_id"] == before["attempt_id"]
     assert after["later"]["attempt_id"] == found["finished"]["first"][0]["attempt_id"]
     assert found["died"]["count"] == 0
 
 
-def test_what_an_ingest_logs_can_be_diagnosed(
+def test_the_log_of_an_ingest_can_be_diagnosed(
     penstock: Call, here: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_LOG_FORMAT", "json")
@@ -152,7 +153,7 @@ def test_what_an_ingest_logs_can_be_diagnosed(
     assert "source.scanned" in events_logged
     assert not any("objects found in" in line for line in ingest.said), "progress is not shown beside the log"
     (here / "ingest.log").write_text("".join(ingest.said))
-    assert penstock("logs", "diagnose", "ingest.log").exit_code == 0
+    assert penstock("admin", "logs", "diagnose", "ingest.log").exit_code == 0
 
 
 # Made-up logs
@@ -164,7 +165,9 @@ class Log:
     def __init__(self, began_at: float = 1_764_000_000.0) -> None:
         self._stream = io.StringIO()
         self._clock = FakeClock(began_at)
-        self._log = configure_logs(LogSettings(worker="w1", format="json"), self._stream, clock=self._clock)
+        self._log = configure_logs(
+            LogSettings(worker="w1", format="json", level="debug"), self._stream, clock=self._clock
+        )
 
     def tell(self, *told: Event) -> "Log":
         for event in told:
@@ -191,13 +194,13 @@ def skipped(uri: str) -> Event:
 
 def test_a_log_in_which_all_is_well(penstock: Call, here: Path) -> None:
     (here / "w.log").write_text(Log().tell(started("o"), finished("o"), skipped("o")).text)
-    said = penstock("logs", "diagnose", "w.log")
+    said = penstock("admin", "logs", "diagnose", "w.log")
     assert said.exit_code == 0
     assert said.out.splitlines()[:4] == [
-        "Wrongly marked as processed: none.",
+        "Skipped as processed, but never finished: none.",
         "Died with their worker: none.",
         "Failed: none.",
-        "Taken over: none.",
+        "Taken over from another worker: none.",
     ]
     assert "Outages: none." in said.out
     assert "Finished: 1 object" in said.out
@@ -208,20 +211,20 @@ def test_a_log_in_which_all_is_well(penstock: Call, here: Path) -> None:
 def test_clocks_of_two_hosts_differ_a_little(penstock: Call, here: Path, ahead_seconds: int, wrong: int) -> None:
     (here / "one.log").write_text(Log(1_764_000_000.0 + ahead_seconds).tell(finished("o")).text)
     (here / "other.log").write_text(Log().tell(skipped("o")).text)
-    said = penstock("logs", "diagnose", "one.log", "other.log")
-    assert f"Wrongly marked as processed: {wrong or 'none'}" in said.out
+    said = penstock("admin", "logs", "diagnose", "one.log", "other.log")
+    assert f"Skipped as processed, but never finished: {wrong or 'none'}" in said.out
     assert said.exit_code == (CHECK_FOUND_PROBLEMS if wrong else 0)
 
 
-def test_each_section_says_how_to_go_on(penstock: Call, here: Path) -> None:
+def test_each_section_says_how_to_continue(penstock: Call, here: Path) -> None:
     failed = events.ObjectFailed(pipeline="p", object_uri="bad", attempt_id="x", outcome="dead", reason="no JSON")
-    back = events.MessageGivenBack(queue="q", handler="h", message_id="m", attempt=1, duration_seconds=1.0)
+    back = events.MessageInterrupted(queue="q", handler="h", message_id="m", attempt=1, duration_seconds=1.0)
     log = Log().tell(skipped("odd"), started("lost"), started("bad", "x"), failed, back, finished("fine"))
     (here / "w.log").write_text(log.text)
-    said = penstock("logs", "diagnose", "w.log")
+    said = penstock("admin", "logs", "diagnose", "w.log")
     assert said.exit_code == CHECK_FOUND_PROBLEMS
     for words in (
-        "Wrongly marked as processed: 1",
+        "Skipped as processed, but never finished: 1",
         "Died with their worker: 1",
         "Failed: 1",
         "1 message ",
@@ -232,28 +235,44 @@ def test_each_section_says_how_to_go_on(penstock: Call, here: Path) -> None:
     assert "no JSON" in said.out
 
 
-def test_an_outage_is_told_with_its_length(penstock: Call, here: Path) -> None:
+def test_an_outage_is_reported_with_its_length(penstock: Call, here: Path) -> None:
     opened = events.BreakerOpened(queue="q", handler="h", fingerprint="f", failures=10, error="ConnectionRefused: 5432")
     closed = events.BreakerClosed(queue="q", handler="h", open_seconds=1.0, probes=1)
-    (here / "w.log").write_text(Log().tell(opened, closed, events.LedgerAway(error="gone away")).text)
-    said = penstock("logs", "diagnose", "w.log")
+    (here / "w.log").write_text(Log().tell(opened, closed, events.LedgerUnavailable(error="gone away")).text)
+    said = penstock("admin", "logs", "diagnose", "w.log")
     assert "Outages: 2 " in said.out
     assert "(1 s), queue q paused, 1 worker, ConnectionRefused: 5432" in said.out
-    assert "no end in these logs, ledger away, 1 worker, gone away" in said.out
-    found = penstock("logs", "diagnose", "w.log", "--json").document["outages"]
+    assert "no end in these logs, ledger unavailable, 1 worker, gone away" in said.out
+    found = penstock("admin", "logs", "diagnose", "w.log", "--json").document["outages"]
     assert found["count"] == 2
     assert found["first"][0]["seconds"] == 1.0
 
 
+def test_logs_of_earlier_versions_are_read_by_their_former_names(penstock: Call, here: Path) -> None:
+    back = events.MessageInterrupted(queue="q", handler="h", message_id="m", attempt=1, duration_seconds=1.0)
+    log = Log().tell(events.LedgerUnavailable(error="gone away"), events.LedgerAvailable(outage_seconds=1.0), back)
+    text = log.text
+    for former, name in FORMER_EVENTS.items():
+        text = text.replace(f'"{name}"', f'"{former}"')
+    assert "ledger.away" in text
+    assert "message.given_back" in text
+    found: list[dict[str, Any]] = []
+    for name, content in (("former.log", text), ("today.log", log.text)):
+        (here / name).write_text(content)
+        found.append(penstock("admin", "logs", "diagnose", name, "--json").document)
+    assert found[0] == found[1]
+    assert (found[0]["outages"]["count"], found[0]["interrupted"]["count"]) == (1, 1)
+
+
 def test_only_the_first_are_shown_and_all_are_counted(penstock: Call, here: Path) -> None:
     (here / "w.log").write_text(Log().tell(*(started(f"o{number}", f"a{number}") for number in range(25))).text)
-    said = penstock("logs", "diagnose", "w.log", "--limit", "3")
+    said = penstock("admin", "logs", "diagnose", "w.log", "--limit", "3")
     assert "Died with their worker: 25 objects" in said.out
     assert "... and 22 more" in said.out
-    said = penstock("logs", "diagnose", "w.log", "--json")
+    said = penstock("admin", "logs", "diagnose", "w.log", "--json")
     found = json.loads(said.out)
     assert (said.exit_code, found["died"]["count"], len(found["died"]["first"])) == (3, 25, 20)
-    assert "not one end" in found["remarks"][0]
+    assert "no end" in found["remarks"][0]
 
 
 def test_names_from_a_log_are_shown_and_not_obeyed(penstock: Call, here: Path) -> None:
@@ -261,7 +280,7 @@ def test_names_from_a_log_are_shown_and_not_obeyed(penstock: Call, here: Path) -
     failed = events.ObjectFailed(pipeline="p\x1b[2J", object_uri=evil, attempt_id="x", outcome="dead", reason="\x9b31m")
     (here / "w.log").write_text(Log().tell(started(evil), failed, skipped(evil)).text)
     for arguments in ((), ("--object", evil)):
-        said = penstock("logs", "diagnose", "w.log", *arguments)
+        said = penstock("admin", "logs", "diagnose", "w.log", *arguments)
         assert said.exit_code == CHECK_FOUND_PROBLEMS
         assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(said.out + said.err)
         assert r"\x1b]0;owned\x07\n2026 all is well\u202e" in said.out
@@ -270,7 +289,7 @@ def test_names_from_a_log_are_shown_and_not_obeyed(penstock: Call, here: Path) -
 def test_a_window(penstock: Call, here: Path) -> None:
     (here / "w.log").write_text(Log().tell(started("early", "1"), started("mid", "2"), started("late", "3")).text)
     window = ("--since", "2025-11-24T16:00:01Z", "--until", "2025-11-24T18:00:02+02:00")
-    said = penstock("logs", "diagnose", "w.log", *window, "--json")
+    said = penstock("admin", "logs", "diagnose", "w.log", *window, "--json")
     found = json.loads(said.out)
     assert [one["name"] for one in found["died"]["first"]] == ["mid"]
     assert found["read"]["outside"] == 2
@@ -279,7 +298,7 @@ def test_a_window(penstock: Call, here: Path) -> None:
 def test_a_window_of_the_last_hours(penstock: Call, here: Path) -> None:
     old, new = Log(), Log(SystemClock().now() - 60)
     (here / "w.log").write_text(old.tell(started("old")).text + new.tell(started("new")).text)
-    said = penstock("logs", "diagnose", "w.log", "--since", "1h", "--json")
+    said = penstock("admin", "logs", "diagnose", "w.log", "--since", "1h", "--json")
     assert [one["name"] for one in json.loads(said.out)["died"]["first"]] == ["new"]
 
 
@@ -288,7 +307,7 @@ def test_packed_files_and_standard_input(penstock: Call, here: Path, monkeypatch
     (here / "w.log.1").write_bytes(gzip.compress(first[:50]) + gzip.compress(first[50:]))  # the ending is no guide
     for packed in (second, gzip.compress(second)):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(packed)))
-        said = penstock("logs", "diagnose", "w.log.1", "-")
+        said = penstock("admin", "logs", "diagnose", "w.log.1", "-")
         assert said.exit_code == 0, said.out
         assert "Finished: 1 object" in said.out
 
@@ -297,17 +316,17 @@ def test_lines_of_others_are_passed_over(penstock: Call, here: Path) -> None:
     (here / "w.log").write_bytes(
         b"hello\n\xff\xfe\n\n" + b"x" * 5_000_000 + b"\n" + Log().tell(started("o"), finished("o")).text.encode()[:-1]
     )
-    said = penstock("logs", "diagnose", "w.log")
+    said = penstock("admin", "logs", "diagnose", "w.log")
     assert said.exit_code == 0
     assert "5 lines of 1 file read, 2 of Penstock" in said.err
-    assert "3 lines of other programs passed over" in said.err
+    assert "3 lines of other programs ignored" in said.err
 
 
 @pytest.mark.parametrize("content", [b"", b"nothing\nof ours\n"], ids=["empty", "others"])
 def test_a_file_without_a_line_of_ours(penstock: Call, here: Path, content: bytes) -> None:
     (here / "w.log").write_bytes(content)
     for arguments in ((), ("--json",), ("--object", "s3://b/o")):
-        said = penstock("logs", "diagnose", "w.log", *arguments)
+        said = penstock("admin", "logs", "diagnose", "w.log", *arguments)
         assert (said.exit_code, said.out, said.err.count("\n")) == (UNFIT, "", 1)
         assert "nothing to diagnose" in said.err
         assert "PENSTOCK_LOG_FORMAT=json" in said.err
@@ -315,7 +334,7 @@ def test_a_file_without_a_line_of_ours(penstock: Call, here: Path, content: byte
 
 def test_a_window_without_a_line_is_no_mistake(penstock: Call, here: Path) -> None:
     (here / "w.log").write_text(Log().tell(started("o")).text)
-    said = penstock("logs", "diagnose", "w.log", "--until", "2000-01-01")
+    said = penstock("admin", "logs", "diagnose", "w.log", "--until", "2000-01-01")
     assert said.exit_code == 0
     assert "No line of Penstock is within --since and --until" in said.out
 
@@ -323,7 +342,7 @@ def test_a_window_without_a_line_is_no_mistake(penstock: Call, here: Path) -> No
 def test_metrics_among_the_log_are_ours(penstock: Call, here: Path) -> None:
     metrics = '{"queue":"q","_aws":{"Timestamp":1,"CloudWatchMetrics":[]},"penstock_messages_received_total":1}\n'
     (here / "w.log").write_text(Log().tell(started("o"), finished("o")).text + metrics)
-    said = penstock("logs", "diagnose", "w.log")
+    said = penstock("admin", "logs", "diagnose", "w.log")
     assert said.exit_code == 0
     assert "3 lines of 1 file read, 2 of Penstock" in said.err
     assert "1 line of metrics" in said.err
@@ -346,11 +365,11 @@ def test_messages_that_died_or_failed_for_good_are_named(penstock: Call, here: P
         ),
     )
     (here / "w.log").write_text(log.text)
-    said = penstock("logs", "diagnose", "w.log")
+    said = penstock("admin", "logs", "diagnose", "w.log")
     assert said.exit_code == CHECK_FOUND_PROBLEMS
     assert "Died with their worker: 1 message " in said.out
     assert "Failed: 1 message " in said.out
-    found = json.loads(penstock("logs", "diagnose", "w.log", "--json").out)
+    found = json.loads(penstock("admin", "logs", "diagnose", "w.log", "--json").out)
     assert [(one["name"], one["place"]) for one in found["died"]["first"]] == [("lost", "orders")]
     assert [(one["name"], one["reason"]) for one in found["failed"]["first"]] == [("bad", "ValueError: no such order")]
 
@@ -359,22 +378,22 @@ def test_ends_that_are_sampled_out_are_remarked_on(penstock: Call, here: Path) -
     names = [f"m{number}" for number in range(30)]
     begun = [events.MessageStarted(**ABOUT, message_id=name, enqueued_at=1.0) for name in names]
     (here / "w.log").write_text(Log().tell(*begun).text)
-    said = penstock("logs", "diagnose", "w.log")
-    assert "far more beginnings of messages than ends" in said.err
+    said = penstock("admin", "logs", "diagnose", "w.log")
+    assert "far more starts of messages than ends" in said.err
 
 
 def test_an_object_is_named_by_its_path_however_that_is_written(penstock: Call, here: Path) -> None:
     path = str(here / "landing" / "caf\udce9.jsonl")  # Latin-1
     (here / "w.log").write_text(Log().tell(started(uri_of(LOCAL_BUCKET, path)), started("file:///other", "b")).text)
-    said = penstock("logs", "diagnose", "w.log", "--object", path, "--json")
+    said = penstock("admin", "logs", "diagnose", "w.log", "--object", path, "--json")
     assert [line["event"] for line in json.loads(said.out)["story"]] == ["object.started"]
 
 
-def test_an_object_that_nobody_speaks_of(penstock: Call, here: Path) -> None:
+def test_an_object_without_any_log_line(penstock: Call, here: Path) -> None:
     (here / "w.log").write_text(Log().tell(started("o")).text)
-    said = penstock("logs", "diagnose", "w.log", "--object", "s3://b/other")
+    said = penstock("admin", "logs", "diagnose", "w.log", "--object", "s3://b/other")
     assert (said.exit_code, said.out) == (CHECK_FOUND_PROBLEMS, "")
-    assert "These logs say nothing of s3://b/other" in said.err
+    assert "These logs have no line about s3://b/other" in said.err
 
 
 def test_the_story_has_what_befell_its_attempts(penstock: Call, here: Path) -> None:
@@ -387,7 +406,7 @@ def test_the_story_has_what_befell_its_attempts(penstock: Call, here: Path) -> N
         finished("s3://b/o"),
     )
     (here / "w.log").write_text(log.text)
-    found = penstock("logs", "diagnose", "w.log", "--object", "s3://b/o", "--json").document
+    found = penstock("admin", "logs", "diagnose", "w.log", "--object", "s3://b/o", "--json").document
     assert [line["event"] for line in found["story"]] == ["object.started", "batch.committed", "object.finished"]
 
 
@@ -405,7 +424,7 @@ def test_a_file_that_cannot_be_read_is_one_sentence(
 ) -> None:
     if content is not None:
         (here / name).write_bytes(content)
-    said = penstock("logs", "diagnose", name)
+    said = penstock("admin", "logs", "diagnose", name)
     assert said.exit_code == UNFIT
     assert said.err.count("\n") == 1
     assert words in said.err
@@ -414,6 +433,6 @@ def test_a_file_that_cannot_be_read_is_one_sentence(
 @pytest.mark.parametrize("text", ["yesterday", "2026-13-01", "-1h", ""])
 def test_a_time_that_is_none_is_one_sentence(penstock: Call, here: Path, text: str) -> None:
     (here / "w.log").write_text("")
-    said = penstock("logs", "diagnose", "w.log", f"--since={text}")
+    said = penstock("admin", "logs", "diagnose", "w.log", f"--since={text}")
     assert said.exit_code == UNFIT
     assert "is no time" in said.err

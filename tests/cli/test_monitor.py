@@ -1,4 +1,4 @@
-"""`penstock monitor`: a real process asked over HTTP, and one look printed."""
+"""`penstock admin monitor`: a real process asked over HTTP, and one look printed."""
 
 import signal
 import sqlite3
@@ -40,7 +40,7 @@ app.pipeline(
     sink=DeltaSink("tables/clicks"),
 )
 """
-SETTINGS = 'monitor_address = "127.0.0.1:0"\nmonitor_seconds = 1\n'
+SETTINGS = '[metrics]\nmonitor_address = "127.0.0.1:0"\nmonitor_every = 1\n'
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -106,7 +106,7 @@ def late(here: Path, seconds: float) -> None:
         connection.execute("UPDATE objects SET first_seen_at = first_seen_at - ?", [seconds])
 
 
-def test_a_monitor_answers_for_queues_letters_ledger_and_table(
+def test_a_monitor_answers_for_queues_dead_letters_ledger_and_table(
     start: Start, here: Path, broker: SqliteBroker, app_scene: Scene
 ) -> None:
     broker.send("orders", [Outgoing(body=b"dies")])
@@ -118,7 +118,7 @@ def test_a_monitor_answers_for_queues_letters_ledger_and_table(
     app_scene.fail("c", AttemptFailure.RETRY, "again")
     late(here, 2 * HOUR)
 
-    monitor = start("monitor", "shop:app")
+    monitor = start("admin", "monitor", "shop:app")
     began = monitor.expect("monitor.started")
     assert (began["queues"], began["pipelines"]) == (["clicks-files", "orders"], ["clicks"])
     address = began["address"]
@@ -169,8 +169,8 @@ def test_a_monitor_answers_for_queues_letters_ledger_and_table(
 
 
 def test_a_stop_does_not_wait_for_the_next_look(start: Start, here: Path) -> None:
-    (here / "penstock.toml").write_text(SETTINGS.replace("monitor_seconds = 1", "monitor_seconds = 60"))
-    monitor = start("monitor", "shop:app")
+    (here / "penstock.toml").write_text(SETTINGS.replace("monitor_every = 1", "monitor_every = 60"))
+    monitor = start("admin", "monitor", "shop:app")
     wait_ready(monitor.expect("monitor.started")["address"])
     asked_at = time.monotonic()
     monitor.signal(signal.SIGTERM)
@@ -178,10 +178,10 @@ def test_a_stop_does_not_wait_for_the_next_look(start: Start, here: Path) -> Non
     assert time.monotonic() - asked_at < 45, "it rests for a minute between two looks"
 
 
-def test_one_look_is_printed(penstock: Call, here: Path, app_scene: Scene, shop: str) -> None:
+def test_one_poll_is_printed(penstock: Call, here: Path, app_scene: Scene, shop: str) -> None:
     app_scene.send("a", "b")
     app_scene.process("a")
-    document = penstock("monitor", shop, "--once", "--json").document
+    document = penstock("admin", "monitor", shop, "--once", "--json").document
     queues = {one["queue"]: one for one in document["queues"]}
     assert (queues["clicks-files"]["visible"], queues["views-files"]["visible"]) == (2, 0)
     assert queues["clicks-files"]["oldest_message_age_source"] == "exact"
@@ -190,22 +190,22 @@ def test_one_look_is_printed(penstock: Call, here: Path, app_scene: Scene, shop:
     assert 0 < clicks["commit_to_publish_lag_seconds"] < 300
     assert document["up"] == {"broker": True, "ledger": True, "tables": True}
     app_scene.publish()
-    document = penstock("monitor", shop, "--once", "--json").document
+    document = penstock("admin", "monitor", shop, "--once", "--json").document
     lags = {one["pipeline"]: one["commit_to_publish_lag_seconds"] for one in document["pipelines"]}
     assert lags == {"clicks": 0.0, "views": 0.0}
-    said = penstock("monitor", shop, "--once").out
+    said = penstock("admin", "monitor", shop, "--once").out
     assert "clicks-files" in said
     assert "1 processed" in said
 
 
-def test_what_cannot_be_seen_fails_the_one_look_and_hides_nothing_else(
+def test_an_unavailable_source_fails_one_poll_and_hides_nothing_else(
     penstock: Call, here: Path, app_scene: Scene, shop: str
 ) -> None:
     app_scene.send("a")
     (here / ".penstock" / "ledger.db").write_bytes(b"this is no database at all, but long enough to be taken for one")
-    said = penstock("monitor", shop, "--once")
+    said = penstock("admin", "monitor", shop, "--once")
     assert said.exit_code == TEMPORARY
-    assert "The ledger cannot be seen: " in said.err
+    assert "The ledger cannot be measured: " in said.err
     assert "clicks-files" in said.out
 
 
@@ -222,42 +222,42 @@ def take(message):
 
 def test_a_ledger_of_nothing_but_keys_is_looked_at_too(penstock: Call, start: Start, here: Path) -> None:
     (here / "keys.py").write_text(KEYS_ALONE)
-    (here / "penstock.toml").write_text(SETTINGS + 'ledger = "postgresql://penstock@127.0.0.1:1/away"\n')
-    said = penstock("monitor", "keys:app", "--once")
+    (here / "penstock.toml").write_text('ledger = "postgresql://penstock@127.0.0.1:1/away"\n' + SETTINGS)
+    said = penstock("admin", "monitor", "keys:app", "--once")
     assert said.exit_code == TEMPORARY
-    assert "The ledger cannot be seen: " in said.err
+    assert "The ledger cannot be measured: " in said.err
 
-    monitor = start("monitor", "keys:app")
+    monitor = start("admin", "monitor", "keys:app")
     began = monitor.expect("monitor.started")
     assert (began["sources"], began["queues"], began["pipelines"]) == (["broker", "ledger"], ["orders"], [])
-    assert monitor.expect("look.failed")["source"] == "ledger"
+    assert monitor.expect("monitor_poll.failed")["source"] == "ledger"
     wait_ready(began["address"])
     assert value(samples(began["address"]), "monitor_up", source="ledger") == 0
 
 
 def test_an_app_that_records_nothing_has_no_ledger_to_look_at(penstock: Call, here: Path) -> None:
     (here / "plain.py").write_text(KEYS_ALONE.replace(', idempotency=lambda message: "k"', ""))
-    (here / "penstock.toml").write_text(SETTINGS + 'ledger = "postgresql://penstock@127.0.0.1:1/away"\n')
-    assert penstock("monitor", "plain:app", "--once", "--json").document["up"] == {"broker": True}
+    (here / "penstock.toml").write_text('ledger = "postgresql://penstock@127.0.0.1:1/away"\n' + SETTINGS)
+    assert penstock("admin", "monitor", "plain:app", "--once", "--json").document["up"] == {"broker": True}
 
 
-def test_of_a_broker_that_is_away_nobody_says_that_no_queue_is_there(
+def test_an_unavailable_broker_is_not_reported_as_a_missing_queue(
     penstock: Call, here: Path, app_scene: Scene, shop: str
 ) -> None:
     (here / ".penstock" / "queue.db").write_bytes(b"this is no database at all, but long enough to be taken for one")
-    said = penstock("monitor", shop, "--once")
+    said = penstock("admin", "monitor", shop, "--once")
     assert said.exit_code == TEMPORARY
-    assert "The broker cannot be seen: " in said.err
-    assert "No queue is there" not in said.out
+    assert "The broker cannot be measured: " in said.err
+    assert "There is no queue yet" not in said.out
 
 
-def test_mistakes_are_told(penstock: Call, here: Path, shop: str) -> None:
-    said = penstock("monitor", shop, "--json")
+def test_mistakes_are_reported(penstock: Call, here: Path, shop: str) -> None:
+    said = penstock("admin", "monitor", shop, "--json")
     assert (said.exit_code, "--once" in said.err) == (USAGE, True)
     (here / "empty.py").write_text("from penstock import App\napp = App()\nmemory = App(broker='memory://')\n")
-    said = penstock("monitor", "empty:app", "--once")
-    assert (said.exit_code, "nothing to look at" in said.err) == (CONFIGURATION, True)
-    said = penstock("monitor", "empty:memory", "--once")
+    said = penstock("admin", "monitor", "empty:app", "--once")
+    assert (said.exit_code, "nothing to measure" in said.err) == (CONFIGURATION, True)
+    said = penstock("admin", "monitor", "empty:memory", "--once")
     assert (said.exit_code, "memory://" in said.err) == (CONFIGURATION, True)
-    said = penstock("monitor", shop, "--address", "nowhere")
-    assert (said.exit_code, "The setting monitor_address is 'nowhere'" in said.err) == (CONFIGURATION, True)
+    said = penstock("admin", "monitor", shop, "--address", "nowhere")
+    assert (said.exit_code, "The setting metrics.monitor_address is 'nowhere'" in said.err) == (CONFIGURATION, True)

@@ -52,7 +52,7 @@ def test_the_list_is_filtered_by_state_and_by_text(penstock: Call, scene: Scene)
 
 
 @pytest.mark.parametrize(("limit", "shown", "told"), [(2, 2, True), (3, 3, False), (4, 3, False)])
-def test_a_limit_that_leaves_something_out_is_told(
+def test_a_limit_that_leaves_something_out_is_reported(
     penstock: Call, scene: Scene, limit: int, shown: int, told: bool
 ) -> None:
     scene.process("a", "b", "c")

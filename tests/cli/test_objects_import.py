@@ -1,4 +1,4 @@
-"""`penstock objects import`: what somebody else processed is adopted."""
+"""`penstock objects import`: objects that another system processed are adopted."""
 
 import json
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_a_line_that_names_no_object_stops_all_of_it(penstock: Call, scene: Scen
     said = penstock("objects", "import", "--processed", done, "--table", scene.table)
     assert said.exit_code == 2
     assert "done.jsonl, line 4 needs version_id, or etag and size" in said.err
-    assert "done.jsonl, line 5 is no JSON" in said.err
+    assert "done.jsonl, line 5 is not JSON" in said.err
     assert "2 entries that name no object; nothing was imported" in said.err
     assert "\x1b" not in said.err
     assert penstock("status", "--json").document["objects"]["processed"] == 0
@@ -82,7 +82,7 @@ def test_what_waits_or_is_dead_is_replaced_and_what_is_done_known(penstock: Call
     assert penstock("dead", "list", "--json").document == []
 
 
-def test_a_table_that_is_not_there_yet_gets_its_state(
+def test_a_table_that_does_not_exist_yet_gets_its_state(
     penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -100,7 +100,7 @@ def test_a_pipeline_of_an_app(penstock: Call, app_scene: Scene, shop: str) -> No
     assert "no pipeline or object handler click; it has clicks, views" in said.err
 
 
-def test_what_is_missing_is_said(penstock: Call, scene: Scene, done: Path) -> None:
+def test_missing_packages_are_reported(penstock: Call, scene: Scene, done: Path) -> None:
     assert penstock("objects", "import", "--table", scene.table).exit_code == 2
     assert "APP PIPELINE" in penstock("objects", "import", "--processed", done).err
     said = penstock("objects", "import", "--processed", "not-there.csv", "--table", scene.table)
@@ -135,7 +135,7 @@ def current_versions(scene: Scene) -> Path:
     return folder / "manifest.json"
 
 
-def test_what_tells_no_version_ids_does_only_for_a_bucket_that_never_kept_versions(
+def test_an_inventory_without_version_ids_needs_a_bucket_without_versions(
     penstock: Call, scene: Scene, landing: Any
 ) -> None:
     listed = scene.table.parent / "done.jsonl"
@@ -149,7 +149,7 @@ def test_what_tells_no_version_ids_does_only_for_a_bucket_that_never_kept_versio
     for file in lists:
         said = penstock("objects", "import", "--processed", file, "--table", scene.table)
         assert said.exit_code == 78
-        assert "tells no version ids, and versioning is Enabled, so the bucket landing keeps versions" in said.err
+        assert "has no version ids, and versioning is Enabled, so the bucket landing keeps versions" in said.err
         assert penstock("objects", "show", "s3://landing/b").exit_code == 2, "something was imported"
     listed.write_text(json.dumps({**entry, "version_id": "null"}), encoding="utf-8")  # from before versions were kept
     assert penstock("objects", "import", "--processed", listed, "--table", scene.table, "--json").document["new"] == 1

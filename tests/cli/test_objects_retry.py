@@ -1,4 +1,4 @@
-"""`penstock objects retry`: dead objects live again, once, whatever became of their letters."""
+"""`penstock objects retry`: failed objects are retried once, whether or not their dead letters exist."""
 
 import importlib
 import json
@@ -30,7 +30,7 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message
 from penstock.messaging.steps import Step
 from penstock.objects.notification import parse
-from penstock.operations.dead_letters.letters import opened_ledger
+from penstock.operations.dead_letters.selection import opened_ledger
 from penstock.operations.inspection import view
 from penstock.operations.objects.retry import RetrySelection, plan, retry
 from penstock.testing import FakeClock
@@ -108,7 +108,7 @@ class Post:
 
 
 class Terminal:
-    """Somebody who answers."""
+    """A terminal on which the user answers."""
 
     def __init__(self, answer: str) -> None:
         self.answer = answer
@@ -131,7 +131,7 @@ def post(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Post:
 
 
 def waiting(scene: Scene) -> list[Message]:
-    """What is in the scene's queue, taken."""
+    """Receive and return the messages in the scene's queue."""
     found: list[Delivery] = []
     with closing(SqliteBroker(scene.where.state / QUEUE_FILE, holder="")) as broker:
         for queue in broker.queue_names():
@@ -140,17 +140,17 @@ def waiting(scene: Scene) -> list[Message]:
 
 
 def outcomes(penstock: Call, name: str) -> list[str]:
-    """Of the object's attempts."""
+    """Return the object's attempts."""
     (document,) = penstock("objects", "show", f"landing/{name}", "--json").document
     return [one["outcome"] for one in document["timeline"]]
 
 
-def test_dead_objects_without_letters_are_worked_on_again(penstock: Call, post: Post) -> None:
+def test_failed_objects_without_dead_letters_are_processed_again(penstock: Call, post: Post) -> None:
     post.die("a", "b")
     assert penstock("queues", "purge", "letters-dlq", "--yes").exit_code == 0
     post.mend()
     said = penstock(*RETRY)
-    assert (said.exit_code, said.out) == (0, "2 objects announced anew (letters 2).\n")
+    assert (said.exit_code, said.out) == (0, "2 objects enqueued again (letters 2).\n")
     assert "Dead letters" not in said.err
     post.work()
     assert post.done == ["a", "b"]
@@ -211,10 +211,10 @@ def test_killed_after_the_first_announcement_it_is_run_again(penstock: Call, pos
     post.mend()
     post.work()
     assert post.done == ["a", "b", "c"]
-    assert [entry["outcome"] for entry in penstock("audit", "--json").document] == ["done", None]
+    assert [entry["outcome"] for entry in penstock("admin", "audit", "--json").document] == ["done", None]
 
 
-def test_letters_that_lie_there_are_told_before_it_asks(
+def test_existing_dead_letters_are_reported_before_the_question(
     penstock: Call, post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     post.die("a", "b")
@@ -223,14 +223,14 @@ def test_letters_that_lie_there_are_told_before_it_asks(
     assert (said.exit_code, said.out) == (FAILED, "")
     told = [line.partition(":")[0] for line in said.err.splitlines()]
     assert told == [
-        "Dead letters lie there (letters-dlq 2), perhaps of these objects",
+        "The DLQs have dead letters (letters-dlq 2), perhaps of these objects",
         "        2  -> letters",
-        "Announce 2 objects anew? [y/N]",
+        "Enqueue 2 objects again? [y/N]",
         "Nothing was announced.",
     ]
     assert penstock("queues", "show", "letters", "--json").document["visible"] == 0
     monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
-    assert penstock(*RETRY[:-1]).out == "2 objects announced anew (letters 2).\n"
+    assert penstock(*RETRY[:-1]).out == "2 objects enqueued again (letters 2).\n"
     post.mend()
     post.work()
     assert penstock("dead", "replay", "--app", "post:app", "--yes").exit_code == 0
@@ -238,25 +238,28 @@ def test_letters_that_lie_there_are_told_before_it_asks(
     assert post.done == ["a", "b"], "their letters change nothing any more"
 
 
-def test_the_letter_of_a_rejected_object_says_who_gave_up_and_that_no_attempt_can_help(
-    penstock: Call, post: Post
-) -> None:
+def test_the_dead_letter_of_a_rejected_object_names_its_handler_and_is_poison(penstock: Call, post: Post) -> None:
     post.die("a")
     (letter,) = [
         one for one in penstock("dead", "list", "--handler", "post", "--json").document if one["kind"] == "message"
     ]
     assert (letter["handler"], letter["poison"]) == ("post", True)
-    said = penstock("replayer", "post:app", "--once", "--json")
+    said = penstock("admin", "replayer", "post:app", "--json")
     assert said.exit_code == 0, said.err
     assert penstock("queues", "show", "letters-dead", "--json").document["visible"] == 1, "set aside for people at once"
 
 
-def test_who_looks_for_the_letter_of_an_object_without_one_is_told_of_the_other_way(penstock: Call, post: Post) -> None:
+def test_a_search_for_the_dead_letter_of_an_object_without_one_names_the_other_command(
+    penstock: Call, post: Post
+) -> None:
     post.die("a")
     assert penstock("queues", "purge", "letters-dlq", "--yes").exit_code == 0
     said = penstock("dead", "replay", "--object", "landing/a", "--app", "post:app", "--yes")
     assert (said.exit_code, said.out) == (0, "0 dead letters sent back.\n")
-    assert "No dead letter announces that object; `penstock objects retry` announces dead objects anew." in said.err
+    assert (
+        "No dead letter names that object; `penstock objects retry` sends notifications for failed objects again."
+        in said.err
+    )
 
 
 def test_it_stops_between_two_chunks_and_keeps_to_the_rate(penstock: Call, post: Post) -> None:
@@ -276,7 +279,7 @@ def test_it_stops_between_two_chunks_and_keeps_to_the_rate(penstock: Call, post:
                     planned,
                     ledger=ledger,
                     stopped=lambda: len(told) == times,
-                    told=lambda count: told.append(clock.monotonic()),
+                    on_progress=lambda count: told.append(clock.monotonic()),
                     clock=clock,
                 )
         return sent.total()
@@ -285,7 +288,10 @@ def test_it_stops_between_two_chunks_and_keeps_to_the_rate(penstock: Call, post:
     assert [round(at, 3) for at in told] == [0, 1, 2, 3]
     assert round(clock.monotonic(), 3) == 3, "nothing is waited for after the last"
     assert announced(times=2) == 2
-    assert [entry["outcome"] for entry in penstock("audit", "--json").document] == ["interrupted", "interrupted"]
+    assert [entry["outcome"] for entry in penstock("admin", "audit", "--json").document] == [
+        "interrupted",
+        "interrupted",
+    ]
 
 
 def test_what_lives_again_before_its_turn_is_left_alone(penstock: Call, post: Post) -> None:
@@ -301,7 +307,7 @@ def test_what_lives_again_before_its_turn_is_left_alone(penstock: Call, post: Po
                 planned,
                 ledger=ledger,
                 stopped=lambda: False,
-                told=lambda count: self_healed(penstock, post),
+                on_progress=lambda count: self_healed(penstock, post),
                 clock=FakeClock(auto_advance=True),
             )
     assert sent.total() == 1
@@ -317,27 +323,27 @@ def self_healed(penstock: Call, post: Post) -> None:
 def test_what_it_did_is_on_record(penstock: Call, post: Post) -> None:
     post.die("a", "b")
     assert penstock(*RETRY, "--filter", "LANDING/A", "--rate", 5).exit_code == 0
-    (entry,) = penstock("audit", "--json").document
+    (entry,) = penstock("admin", "audit", "--json").document
     assert (entry["action"], entry["queue"], entry["messages"], entry["outcome"]) == ("retry", "letters", 1, "done")
     assert entry["details"] == {"pipeline": "post", "filter": "LANDING/A", "rate": 5.0}
 
 
-def test_a_dry_run_tells_and_sends_nothing(penstock: Call, post: Post) -> None:
+def test_a_dry_run_reports_and_sends_nothing(penstock: Call, post: Post) -> None:
     post.die("a", "b")
     said = penstock("objects", "retry", "--app", "post:app", "--dry-run")
     assert said.out.split() == ["objects", "to", "2", "letters"]
-    assert "Dead letters lie there (letters-dlq 2)" in said.err
+    assert "The DLQs have dead letters (letters-dlq 2)" in said.err
     assert penstock("objects", "retry", "--app", "post:app", "--dry-run", "--limit", 1, "--json").document == {
         "objects": 1,
         "by_queue": {"letters": 1},
-        "letters": {"letters-dlq": 2},
+        "dead_letters": {"letters-dlq": 2},
         "replaced": 0,
         "other_pipelines": [],
         "not_dead": [],
         "unknown": [],
     }
     assert penstock("queues", "show", "letters", "--json").document["visible"] == 0
-    assert penstock("audit", "--json").document == []
+    assert penstock("admin", "audit", "--json").document == []
 
 
 def test_each_pipeline_has_its_own_queue(penstock: Call, post: Post) -> None:
@@ -354,7 +360,7 @@ def test_each_pipeline_has_its_own_queue(penstock: Call, post: Post) -> None:
     assert penstock(*named).document["by_queue"] == {"views-files": 1}
     both = penstock(*RETRY, "--json").document
     assert both["by_queue"] == {"letters": 1, "views-files": 1}
-    assert both["letters"] == {"letters-dlq": 1, "views-files-dlq": 1}
+    assert both["dead_letters"] == {"letters-dlq": 1, "views-files-dlq": 1}
     assert penstock("objects", "retry", "landing/a", *RETRY[2:], "--json").document["by_queue"] == both["by_queue"]
     limited = penstock(*RETRY, "--limit", 1, "--json").document
     assert limited["by_queue"] == {"letters": 1}
@@ -366,8 +372,8 @@ def test_pipelines_that_the_app_does_not_have_are_left(penstock: Call, post: Pos
     post.die(queue="views-files")
     post.declare(LETTERS)
     said = penstock(*RETRY)
-    assert said.out == "1 object announced anew (letters 1).\n"
-    assert "Of the ledger's pipelines the app does not have views: left alone." in said.err
+    assert said.out == "1 object enqueued again (letters 1).\n"
+    assert "Not in the app, so left alone: the ledger's pipelines views." in said.err
     said = penstock(*RETRY, "--pipeline", "views")
     assert said.exit_code == USAGE
     assert "The app has no pipeline views; it has: post." in said.err
@@ -436,11 +442,11 @@ def test_later_versions_need_no_retry_of_earlier_ones(penstock: Call, scene: Sce
     assert penstock("objects", "retry", scene.ref("a").uri, "--yes", "--json").document["sent"] == 1, "it was named"
 
 
-@pytest.mark.parametrize("state", [AttemptFailure.DEAD, AttemptFailure.GONE, AttemptFailure.SUPERSEDED])
+@pytest.mark.parametrize("state", [AttemptFailure.DEAD, AttemptFailure.DELETED, AttemptFailure.SUPERSEDED])
 def test_only_those_in_the_state_that_was_given_are_announced(
     penstock: Call, scene: Scene, state: AttemptFailure
 ) -> None:
-    for number, failure in enumerate((AttemptFailure.DEAD, AttemptFailure.GONE, AttemptFailure.SUPERSEDED)):
+    for number, failure in enumerate((AttemptFailure.DEAD, AttemptFailure.DELETED, AttemptFailure.SUPERSEDED)):
         for name in "ab"[: 1 + (failure is state)]:
             scene.fail(f"{name}-{failure.value}-{number}", failure, "bad")
     scene.send("elsewhere")
@@ -450,11 +456,11 @@ def test_only_those_in_the_state_that_was_given_are_announced(
     announced = {ref.uri for message in waiting(scene) for ref in parse(message.body, buckets_allowed=None).objects}
     assert sum(f"-{state.value}-" in uri for uri in announced) == 2
     assert len(announced) == 3, "and the one that was sent elsewhere"
-    (entry,) = penstock("audit", "--json").document
+    (entry,) = penstock("admin", "audit", "--json").document
     assert entry["details"].get("state") == (state.value if only else None)
 
 
-def test_what_is_not_dead_is_named_and_left(penstock: Call, scene: Scene) -> None:
+def test_objects_that_have_not_failed_are_named_and_left(penstock: Call, scene: Scene) -> None:
     scene.process("a")
     scene.send("elsewhere")
     said = penstock("objects", "retry", scene.ref("a").uri, "nowhere", "--yes")
@@ -470,20 +476,20 @@ def test_nothing_dead_is_no_failure(penstock: Call, scene: Scene) -> None:
     assert (said.exit_code, said.out) == (0, "")
     assert "No such objects." in said.err
     assert penstock("objects", "retry", "--yes", "--json").document["sent"] == 0
-    assert penstock("audit", "--json").document == []
+    assert penstock("admin", "audit", "--json").document == []
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ((), "`penstock objects retry` asks first"),
+        ((), "`penstock objects retry` asks for confirmation"),
         (("", "--yes"), "OBJECT is empty"),
         (("--filter", "", "--yes"), "--filter is empty"),
         (("a", "--filter", "b", "--yes"), "not both"),
         (("--rate", "0", "--yes"), "--rate"),
     ],
 )
-def test_what_it_refuses(penstock: Call, scene: Scene, options: tuple[str, ...], told: str) -> None:
+def test_requests_that_it_refuses(penstock: Call, scene: Scene, options: tuple[str, ...], told: str) -> None:
     said = penstock("objects", "retry", *options)
     assert (said.exit_code, said.out) == (USAGE, "")
     assert told in said.err

@@ -1,4 +1,4 @@
-"""`penstock outbox` and `penstock inbox`, as a person meets them."""
+"""`penstock admin outbox` and `penstock admin inbox`, as a person meets them."""
 
 import json
 import os
@@ -75,28 +75,28 @@ def shop(tmp_path: Path) -> Shop:
 
 def test_list_shows_what_waits_and_once_sends_it(shop: Shop) -> None:
     shop.python("send(1, 2, group='g')")
-    listed = json.loads(shop.penstock("outbox", "list", "shop:app", "--json").stdout)
+    listed = json.loads(shop.penstock("admin", "outbox", "list", "shop:app", "--json").stdout)
     assert [(row["queue"], row["group"], row["tries"], row["reason"]) for row in listed] == [
         ("orders", "g", 0, None)
     ] * 2
-    assert "orders" in shop.penstock("outbox", "list", "shop:app", "--limit", "1").stdout
-    sent = shop.penstock("outbox", "relay", "shop:app", "--once", "--json")
+    assert "orders" in shop.penstock("admin", "outbox", "list", "shop:app", "--limit", "1").stdout
+    sent = shop.penstock("admin", "outbox", "relay", "shop:app", "--once", "--json")
     assert (sent.returncode, json.loads(sent.stdout)) == (0, {"sent": 2, "left": 0, "refused": 0})
-    assert "Nothing waits" in shop.penstock("outbox", "list", "shop:app").stderr
+    assert "Nothing waits" in shop.penstock("admin", "outbox", "list", "shop:app").stderr
 
 
 def test_once_says_with_its_exit_code_that_rows_are_left(shop: Shop) -> None:
     shop.python("send(1, delay='30 days'); send(2)")  # a delay that no broker knows
-    once = shop.penstock("outbox", "relay", "shop:app", "--once")
+    once = shop.penstock("admin", "outbox", "relay", "shop:app", "--once")
     assert once.returncode == 3, once.stderr
     assert "1 message sent, 1 left, 1 of them refused" in once.stdout
-    (row,) = json.loads(shop.penstock("outbox", "list", "shop:app", "--json").stdout)
+    (row,) = json.loads(shop.penstock("admin", "outbox", "list", "shop:app", "--json").stdout)
     assert (row["tries"], "delay_seconds" in row["reason"]) == (1, True)
 
 
 def test_the_relay_alone_sends_until_sigterm(shop: Shop) -> None:
     shop.python("send(1)")
-    process = shop.start("-m", "penstock", "outbox", "relay", "shop:app", stderr=subprocess.PIPE)
+    process = shop.start("-m", "penstock", "admin", "outbox", "relay", "shop:app", stderr=subprocess.PIPE)
     try:
         wait_for(lambda: shop.count("penstock_outbox") == 0, "the row is sent")
         shop.python("send(2)")
@@ -111,21 +111,23 @@ def test_the_relay_alone_sends_until_sigterm(shop: Shop) -> None:
 
 def test_forget_deletes_what_is_old(shop: Shop) -> None:
     shop.python("record()")
-    assert json.loads(shop.penstock("inbox", "forget", "shop:app", "--json").stdout) == {"forgotten": 0}
+    assert json.loads(shop.penstock("admin", "inbox", "forget", "shop:app", "--json").stdout) == {"forgotten": 0}
     with closing(sqlite3.connect(shop.folder / "shop.db")) as connection:
         connection.execute("UPDATE penstock_inbox SET done_at = done_at - 15 * 86400 WHERE message = 'message:a'")
         connection.commit()
-    assert shop.penstock("inbox", "forget", "shop:app", "--older-than", "14d").stdout == "1 message forgotten.\n"
+    assert (
+        shop.penstock("admin", "inbox", "forget", "shop:app", "--older-than", "14d").stdout == "1 message forgotten.\n"
+    )
     assert shop.count("penstock_inbox") == 2
     for wrong in ("soon", "0s"):
-        refused = shop.penstock("inbox", "forget", "shop:app", "--older-than", wrong)
+        refused = shop.penstock("admin", "inbox", "forget", "shop:app", "--older-than", wrong)
         assert (refused.returncode, "is no duration above 0" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
     "verb", [("outbox", "list"), ("outbox", "relay"), ("outbox", "relay", "--once"), ("inbox", "forget")]
 )
-def test_an_app_without_a_relay_is_told_what_to_declare(shop: Shop, verb: tuple[str, ...]) -> None:
-    done = shop.penstock(*verb[:2], "shop:bare", *verb[2:])
+def test_an_app_without_a_relay_gets_an_error_that_says_what_to_declare(shop: Shop, verb: tuple[str, ...]) -> None:
+    done = shop.penstock("admin", *verb[:2], "shop:bare", *verb[2:])
     assert done.returncode == 2
     assert "app.relay" in done.stderr

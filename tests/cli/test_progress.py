@@ -1,4 +1,4 @@
-"""What a person sees of an ingest, fed with events by hand."""
+"""The progress of an ingest on a terminal, from events made by hand."""
 
 import dataclasses
 import io
@@ -10,18 +10,18 @@ from collections.abc import Callable
 import pytest
 
 from penstock.cli.ingest import print_report
-from penstock.cli.progress import FAILURES_SHOWN, LINE_EVERY_SECONDS, IngestProgress, told
+from penstock.cli.progress import FAILURES_SHOWN, LINE_EVERY_SECONDS, IngestProgress, event_lines
 from penstock.events import (
     BatchCommitted,
     BatchProgressed,
     Event,
     ExecutionFailed,
     HeartbeatFailed,
+    JobFailed,
     ObjectFailed,
     ReceiveFailed,
     SourceScanned,
-    UpkeepFailed,
-    WatchBegan,
+    WatchStarted,
     WorkerDraining,
     WorkerStopped,
 )
@@ -86,7 +86,7 @@ def test_a_batch_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_messages_that_revive_the_dead_are_told_with_what_there_is_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_that_revive_failed_objects_are_reported_with_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     assert heard(capsys, SourceScanned(source="/in", found=3, unfinished=0, messages=1)) == [
         "3 objects found in /in, 0 to do, 1 message in the queue"
     ]
@@ -111,22 +111,22 @@ def test_hostile_text_is_one_line_and_not_obeyed(capsys: pytest.CaptureFixture[s
     assert line.endswith("\\x1b[2J[red]two\\nlines")
 
 
-def test_progress_within_a_batch_is_told_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_within_a_batch_is_reported_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     now = iter([100.0, 101.0, 100.0 + LINE_EVERY_SECONDS])
     steps = [BatchProgressed(pipeline="p", attempt_id="a", tasks_done=done, tasks=9) for done in (1, 2, 3)]
     lines = heard(capsys, *steps, monotonic=lambda: next(now))
     assert [line.rpartition(": ")[2] for line in lines] == ["1 of 9 tasks", "3 of 9 tasks"]
 
 
-def test_a_stop_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stop_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = heard(capsys, WorkerDraining(reason="signal", in_flight=2))
-    assert line == "stopping: what is in flight (2 messages) is finished or given back"
+    assert line == "stopping: what is in flight (2 messages) is finished or released"
 
 
-@pytest.mark.parametrize(("outcome", "forced"), [("drained", False), ("given_back", False), ("forced", True)])
+@pytest.mark.parametrize(("outcome", "forced"), [("drained", False), ("interrupted", False), ("forced", True)])
 def test_a_forced_end_is_remembered(outcome: str, forced: bool) -> None:
     listener = IngestProgress()
-    listener(WorkerStopped(outcome=outcome, given_back=()))
+    listener(WorkerStopped(outcome=outcome, released=()))
     assert listener.forced is forced
 
 
@@ -146,7 +146,7 @@ def test_a_terminal_that_went_away_does_not_end_the_job(monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "stderr", Gone())
     with IngestProgress() as listener:
         listener(committed(1, 2))
-        listener(WorkerStopped(outcome="forced", given_back=()))
+        listener(WorkerStopped(outcome="forced", released=()))
     assert listener.forced
 
 
@@ -185,7 +185,7 @@ def test_on_a_terminal_there_is_a_bar_and_lines_above_it(monkeypatch: pytest.Mon
         ({"objects_unfinished": 2}, "Stopped with 2 objects left; run the same command again"),
         ({"objects_new_versions": 2}, "another version: 2."),
         ({"files_ignored": {"hidden": 3}}, "Left out: 3 hidden."),
-        ({"problems": ("\x1b[2J: no",)}, "Could not be looked at: \\x1b[2J: no"),
+        ({"problems": ("\x1b[2J: no",)}, "Could not be checked: \\x1b[2J: no"),
     ],
 )
 def test_the_report_says_what_is_there_and_where_to_look(
@@ -204,16 +204,16 @@ def test_hints_name_the_table_where_it_is_not_the_one_here(capsys: pytest.Captur
     "event",
     [
         ExecutionFailed(handler="h", message_ids=("m",), error="OSError: away"),
-        UpkeepFailed(handler="h", error="OSError: away"),
+        JobFailed(job="h", error="OSError: away"),
         ReceiveFailed(queue="q", error="OSError: away"),
         HeartbeatFailed(queue="q", error="OSError: away"),
     ],
     ids=lambda event: type(event).__name__,
 )
-def test_what_is_tried_again_and_again_is_told(event: Event) -> None:
-    [line] = told(event)
+def test_repeated_retries_are_reported(event: Event) -> None:
+    [line] = event_lines(event)
     assert "tried again: OSError: away" in line
 
 
-def test_watching_is_told_when_it_begins() -> None:
-    assert told(WatchBegan(source="s3://landing/in")) == ["watching s3://landing/in; Ctrl-C ends it"]
+def test_watching_is_reported_when_it_begins() -> None:
+    assert event_lines(WatchStarted(source="s3://landing/in")) == ["watching s3://landing/in; Ctrl-C ends it"]

@@ -69,7 +69,7 @@ def test_a_queue_names_the_workers_that_serve_it(penstock: Call, broker: SqliteB
     presence = Presence(settings=load_settings(), broker=broker, worker="me", stop=StopSignal(), clock=SystemClock())
     (keeper,) = presence.listeners
     keeper(WorkerStarted(queues=("orders",), concurrency=1))
-    with presence.kept(ledger=lambda: pytest.fail("no ledger"), tell=lambda event: None, random=lambda: 0.5):
+    with presence.registered(ledger=lambda: pytest.fail("no ledger"), emit=lambda event: None, random=lambda: 0.5):
         said = penstock("queues", "show", "orders")
         assert [row["workers"] for row in penstock("queues", "list", "--json").document] == [["me"], []]
     assert "workers         me\n" in said.out
@@ -77,10 +77,10 @@ def test_a_queue_names_the_workers_that_serve_it(penstock: Call, broker: SqliteB
 
 
 @pytest.mark.parametrize("verb", ["show", "purge"])
-def test_a_queue_that_is_not_there(penstock: Call, broker: SqliteBroker, verb: str) -> None:
+def test_a_queue_that_does_not_exist(penstock: Call, broker: SqliteBroker, verb: str) -> None:
     said = penstock("queues", verb, "order")
     assert (said.exit_code, said.out) == (USAGE, "")
-    assert "There is no queue order; queues there are: orders, orders-dlq." in said.err
+    assert "There is no queue order; existing queues: orders, orders-dlq." in said.err
 
 
 def test_looking_where_nothing_was_ever_sent_makes_nothing(
@@ -127,7 +127,7 @@ def test_a_queue_without_messages_has_no_age(penstock: Call, broker: SqliteBroke
     assert row.split() == ["empty", "paused", "0", "0", "0", "0", "0"]
 
 
-def test_a_queue_may_be_paused_before_anything_is_sent_and_a_slip_is_told(
+def test_a_queue_may_be_paused_before_anything_is_sent_and_a_slip_is_reported(
     penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -184,7 +184,7 @@ def test_ages_for_people(seconds: float | None, text: str) -> None:
     assert age_of(seconds) == text
 
 
-def test_dead_letters_are_told_by_tier_whatever_state_they_are_in(penstock: Call, broker: SqliteBroker) -> None:
+def test_dead_letters_are_reported_by_tier_whatever_state_they_are_in(penstock: Call, broker: SqliteBroker) -> None:
     for _ in range(2):
         broker.send("orders-dlq", [Outgoing(body=b"1")])
     (letter, *_) = broker.receive("orders-dlq", messages_max=2, lease_seconds=60.0)
@@ -192,7 +192,7 @@ def test_dead_letters_are_told_by_tier_whatever_state_they_are_in(penstock: Call
     orders = penstock("queues", "show", "orders", "--json").document
     assert (orders["dead_letters"], orders["dead_letters_set_aside"]) == (3, 1)
     assert "3 (1 for people)" in penstock("queues", "show", "orders").out
-    assert "dead letters: 3, 1 of them set aside for people" in penstock("status").out
+    assert "dead letters: 3, 1 of them in final DLQs" in penstock("status").out
 
 
 def test_a_queue_that_a_breaker_keeps_from_being_served_is_seen(
@@ -224,6 +224,6 @@ def test_a_queue_that_a_breaker_keeps_from_being_served_is_seen(
     assert orders["unserved"] == lacks
     assert "unserved" in penstock("queues", "list").out.splitlines()[1]
     assert lacks in penstock("queues", "show", "orders").out
-    assert f"orders is not served: {lacks}" in penstock("status").out
-    assert lacks in penstock("worker", "ps").out
-    assert "unserved" in penstock("top", "--once").out
+    assert f"orders is not consumed: {lacks}" in penstock("status").out
+    assert lacks in penstock("admin", "workers", "list").out
+    assert "unserved" in penstock("status", "--watch", "--once").out

@@ -37,7 +37,7 @@ def parse(incoming):
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PENSTOCK_RECONCILE_OLDER_THAN_SECONDS", "0")
+    monkeypatch.setenv("PENSTOCK_OBJECTS_RECONCILE_OLDER_THAN", "0")
     name = f"shop_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(SHOP)
     (tmp_path / "landing" / "2026").mkdir(parents=True)
@@ -75,7 +75,7 @@ def test_what_was_never_announced_is_found_and_then_announced(penstock: Call, sh
     ]
     said = penstock("reconcile", shop, "parse", "--limit", "2")
     assert said.exit_code == FOUND
-    assert "announced 2 of them anew to landed" in said.out
+    assert "enqueued 2 of them in landed" in said.out
     assert messages() == 2
     assert "missing" in penstock("status").out
     said = penstock("reconcile", shop, "parse")
@@ -83,7 +83,9 @@ def test_what_was_never_announced_is_found_and_then_announced(penstock: Call, sh
     assert messages() == 5, "what still waits is announced once more, which does no harm"
 
 
-def test_what_is_done_failed_or_young_is_not_missing(penstock: Call, shop: str, start: Start, tmp_path: Path) -> None:
+def test_processed_failed_and_young_objects_are_not_missing(
+    penstock: Call, shop: str, start: Start, tmp_path: Path
+) -> None:
     (tmp_path / "landing" / "bad").write_text("bad")
     assert penstock("reconcile", shop, "parse").exit_code == 0
     worker = start("worker", shop)
@@ -111,7 +113,7 @@ def test_status_says_missing_until_what_was_announced_is_attended_to(penstock: C
     worker.signal(signal.SIGTERM)
     worker.exit_code()
     assert penstock("status", "--json").document["pipelines"][0]["objects_missing"] == 1, "the one over the limit"
-    assert "objects missing at the latest reconcile: 1" in penstock("status").out
+    assert "objects never processed, found by the latest reconcile: 1" in penstock("status").out
     assert penstock("reconcile", shop, "parse").exit_code == 0
     worker = start("worker", shop)
     worker.expect("object.finished")
@@ -141,7 +143,7 @@ def test_a_worker_reconciles_its_object_handlers_by_itself(
     penstock: Call, shop: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = start("worker", shop, "--reconcile-every", "60s")
-    worker.expect("reconcile.missing")
+    worker.expect("objects.missing")
     worker.expect("reconcile.finished")
     worker.expect("object.finished", times=3)
     worker.signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The verbs and workers on a queue in Redis; and a password that nobody is ever shown."""
+"""Commands and workers on a queue in Redis; its password is never shown."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def here(tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(checks, "_spark", lambda environ: (FindingLevel.OK, "runs"))
     monkeypatch.setenv("PENSTOCK_BROKER", f"redis://shop:{SECRET}@127.0.0.1:{server.port}/1")
     (folder / "shop.py").write_text(APP)
-    (folder / "penstock.toml").write_text("lease_seconds = 600\n")
+    (folder / "penstock.toml").write_text('[worker]\nlease = "10m"\n')
     return folder
 
 
@@ -92,7 +92,7 @@ def test_messages_are_sent_looked_at_and_purged(penstock: Call, here: Path) -> N
     assert penstock("queues", "show", "orders", "--json").document["paused"]
     assert penstock("queues", "resume", "orders").exit_code == 0
     assert penstock("queues", "show", "nope").exit_code == USAGE
-    assert "none of this state folder on this host" in penstock("queues", "show", "orders").out
+    assert "none of this data directory on this host" in penstock("queues", "show", "orders").out
     assert penstock("queues", "purge", "orders", "--yes", "--json").document["deleted"] == 5
 
 
@@ -102,20 +102,20 @@ def test_status_and_dead_letters(penstock: Call, broker: RedisStreamsBroker) -> 
     (delivery,) = broker.receive("orders", messages_max=1, lease_seconds=LEASE_SECONDS)
     broker.settle([(delivery, DeadLetter(reason="no such order"))])
     document = penstock("status", "--json").document
-    assert (document["troubles"], document["workers_elsewhere"]) == (["dead letters: 1"], True)
+    assert (document["problems"], document["workers_elsewhere"]) == (["dead letters: 1"], True)
     (letter,) = penstock("dead", "list", "--json").document
     assert (letter["reason"], letter["queue"]) == ("no such order", "orders-dlq")
     penstock("queues", "purge", "orders-dlq", "--yes")
     said = penstock("status").out.splitlines()
-    assert said[0] == "messages waiting or in work: 1; workers of other hosts cannot be seen from here"
+    assert said[0] == "messages waiting or in flight: 1; workers of other hosts are invisible"
     assert "none on this host" in said[-1]
 
 
 def test_doctor_looks_at_the_server(penstock: Call, here: Path) -> None:
     found = {finding["check"]: finding for finding in penstock("doctor", "--json").document}
-    assert found["broker"]["verdict"] == "ok"
+    assert found["broker"]["level"] == "ok"
     for check in ("redis", "redis memory", "redis clock", "redis rights"):
-        assert found[check]["verdict"] == "ok", found[check]
+        assert found[check]["level"] == "ok", found[check]
     assert "a restart loses every message" in found["redis disk"]["found"]
     assert found["redis disk"]["hint"]
 
@@ -124,14 +124,14 @@ def test_doctor_looks_at_the_server(penstock: Call, here: Path) -> None:
 def test_doctor_says_what_to_do_about_a_server_that_is_away(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_BROKER", "redis://127.0.0.1:1")
     (broker,) = (one for one in json.loads(penstock("doctor", "--json").out) if one["check"] == "broker")
-    assert (broker["verdict"], "refused" in broker["found"]) == ("failed", True)
-    assert "name that in the setting broker" in broker["hint"]
+    assert (broker["level"], "refused" in broker["found"]) == ("failed", True)
+    assert "The setting broker has its address" in broker["hint"]
 
 
 def test_doctor_warns_of_a_ledger_of_this_host_beside_a_queue_of_all(penstock: Call, here: Path) -> None:
     def ledger() -> str:
         findings = penstock("doctor", "--json").document
-        return next(str(finding["verdict"]) for finding in findings if finding["check"] == "ledger")
+        return next(str(finding["level"]) for finding in findings if finding["check"] == "ledger")
 
     assert ledger() == "ok"  # nobody needed one yet
     (here / ".penstock").mkdir()
@@ -139,12 +139,12 @@ def test_doctor_warns_of_a_ledger_of_this_host_beside_a_queue_of_all(penstock: C
     assert ledger() == "warning"
 
 
-def test_what_needs_a_ledger_for_all_hosts_does_not_start_with_that_of_one(
+def test_services_that_need_a_shared_ledger_do_not_start_with_a_local_one(
     penstock: Call, start: Start, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ledger(app: str) -> str:
         findings = json.loads(penstock("doctor", "--app", app, "--json").out)
-        return next(str(finding["verdict"]) for finding in findings if finding["check"] == "ledger")
+        return next(str(finding["level"]) for finding in findings if finding["check"] == "ledger")
 
     (here / "keyed.py").write_text(f"{APP}\n\n@app.handler('keyed', idempotency=str)\ndef once(message): ...\n")
     assert (ledger("shop:app"), ledger("keyed:app")) == ("ok", "failed")
@@ -157,8 +157,8 @@ def test_what_needs_a_ledger_for_all_hosts_does_not_start_with_that_of_one(
 
 
 VERBS: list[tuple[object, ...]] = [
-    ("config", "show"),
-    ("config", "show", "--json"),
+    ("admin", "config", "show"),
+    ("admin", "config", "show", "--json"),
     ("doctor",),
     ("doctor", "--json"),
     ("status",),
@@ -169,7 +169,7 @@ VERBS: list[tuple[object, ...]] = [
     ("send", "orders", "--body", "1"),
     ("send", "orders", "--body", "1", "--app", "shop:app"),
     ("dead", "list"),
-    ("worker", "ps"),
+    ("admin", "workers", "list"),
     ("worker", "nope:app"),
     ("init", "made"),
 ]
@@ -210,7 +210,7 @@ def test_no_worker_ever_logs_the_password(
     start: Start, here: Path, server: RedisServer, broker: RedisStreamsBroker
 ) -> None:
     (here / "go_on").touch()
-    (here / "penstock.toml").write_text('log_level = "debug"\n')
+    (here / "penstock.toml").write_text('[log]\nlevel = "debug"\n')
     worker = start("shop:app")
     assert worker.expect("worker.started")["broker"] == f"redis://shop:***@127.0.0.1:{server.port}/1"
     send(broker, "slow")
@@ -234,7 +234,7 @@ def test_a_worker_that_the_server_refuses_logs_an_error(
     assert not [line for line in worker.said if SECRET in line]
 
 
-def test_what_a_killed_worker_held_goes_to_the_next_of_this_host_at_once(
+def test_messages_of_a_killed_worker_go_to_the_next_of_this_host_at_once(
     start: Start, broker: RedisStreamsBroker, here: Path
 ) -> None:
     send(broker, "slow")
@@ -248,7 +248,7 @@ def test_what_a_killed_worker_held_goes_to_the_next_of_this_host_at_once(
     assert [record.pid for record in Workers(here / ".penstock").records()] == [second.pid]
 
 
-def test_what_a_killed_child_held_goes_to_its_sibling_at_once(
+def test_messages_of_a_killed_child_go_to_its_sibling_at_once(
     start: Start, broker: RedisStreamsBroker, here: Path
 ) -> None:
     supervisor = start("shop:app", "--processes", 2)
@@ -264,15 +264,15 @@ def test_what_a_killed_child_held_goes_to_its_sibling_at_once(
     assert supervisor.exit_code() == 0
 
 
-def test_an_entry_that_somebody_deletes_is_told_of(start: Start, broker: RedisStreamsBroker, here: Path) -> None:
-    (here / "penstock.toml").write_text("lease_seconds = 3\n")
+def test_a_deleted_entry_is_reported(start: Start, broker: RedisStreamsBroker, here: Path) -> None:
+    (here / "penstock.toml").write_text("[worker]\nlease = 3\n")
     send(broker, "slow")
     worker = start("shop:app")
     worker.expect("message.started")
     with redis.Redis.from_url(os.environ["PENSTOCK_BROKER"]) as somebody:
         ((id, _),) = somebody.xrange("penstock:{slow}:stream")
         somebody.xdel("penstock:{slow}:stream", id)
-    assert worker.expect("message.vanished", queue="slow")["ids"] == [id.decode()]
+    assert worker.expect("message.deleted", queue="slow")["ids"] == [id.decode()]
 
 
 def test_workers_of_this_host_are_listed_drained_and_stopped(
@@ -282,13 +282,13 @@ def test_workers_of_this_host_are_listed_drained_and_stopped(
     worker = start("shop:app")
     worker.expect("message.started")
     id = worker.expect("worker.started")["worker"]
-    assert [row["worker"] for row in penstock("worker", "ps", "--json").document] == [id]
+    assert [row["worker"] for row in penstock("admin", "workers", "list", "--json").document] == [id]
     assert penstock("queues", "show", "slow", "--json").document["workers"] == [id]
-    assert penstock("worker", "drain", "--json").document == {"asked": [id], "elsewhere": []}
+    assert penstock("admin", "workers", "drain", "--json").document == {"asked": [id], "elsewhere": []}
     worker.expect("worker.draining")
     Path("go_on").touch()
     worker.expect("message.acked")
-    assert penstock("worker", "stop").exit_code == 0
+    assert penstock("admin", "workers", "stop").exit_code == 0
     assert worker.exit_code() == 0
 
 

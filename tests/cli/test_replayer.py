@@ -1,4 +1,4 @@
-"""`penstock replayer`, and `penstock worker --replay`: real processes, real signals."""
+"""`penstock admin replayer`, and `penstock worker --replay`: real processes, real signals."""
 
 import json
 import os
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Call
 from tests.cli.process import DEADLINE_SECONDS, SRC, Process, Start
+from tests.services.forked_process import run_forked
 
 from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.cli.replayer import _names
@@ -40,7 +41,7 @@ def take(message):
 def mail(message):
     pass
 """
-QUICK = "replay_base_seconds = 0.000001\n"
+QUICK = "[dead_letters]\nreplay_base = 0.000001\n"
 
 
 @pytest.fixture
@@ -74,20 +75,17 @@ def broker(here: Path) -> Iterator[SqliteBroker]:
 
 
 def die(broker: SqliteBroker, queue: str = "orders", **fields: object) -> None:
-    """A letter of the queue."""
+    """Add a dead letter to the queue."""
     broker.send(queue, [Outgoing(body=b"{}", **fields)])  # type: ignore[arg-type]  # as the caller gave them
     (delivery,) = broker.receive(queue, messages_max=1, lease_seconds=60)
     assert not broker.settle([(delivery, DeadLetter(reason="it failed"))])
 
 
 def once(here: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "penstock", "replayer", "shop:app", "--once", *arguments],
+    return run_forked(
+        [sys.executable, "-m", "penstock", "admin", "replayer", "shop:app", *arguments],
         cwd=here,
         env={**os.environ, "PYTHONPATH": str(SRC), **variables},
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=DEADLINE_SECONDS,
     )
 
@@ -100,8 +98,8 @@ def test_once_brings_back_what_is_due_and_reports(here: Path, broker: SqliteBrok
     ran = once(here, "--json")
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout) == {
-        "mails": {"sent": 1, "held": 0, "set_aside": 0, "put_back": 0},
-        "orders": {"sent": 2, "held": 0, "set_aside": 1, "put_back": 0},
+        "mails": {"sent": 1, "waiting": 0, "set_aside": 0, "released": 0},
+        "orders": {"sent": 2, "waiting": 0, "set_aside": 1, "released": 0},
     }
     assert broker.stats("orders-dlq").visible == 0
     assert broker.stats("orders-dead").visible == 1
@@ -124,12 +122,12 @@ def test_a_queue_without_a_handler_can_be_named_and_others_are_left(here: Path, 
 
 
 def test_what_is_off_stays_where_it_is(here: Path, broker: SqliteBroker) -> None:
-    (here / "penstock.toml").write_text(f"{QUICK}[replay_queues.orders]\noff = true\n")
+    (here / "penstock.toml").write_text(f"{QUICK}[dead_letters.replay_queues.orders]\noff = true\n")
     die(broker)
     assert once(here).returncode == 0
     assert broker.stats("orders-dlq").visible == 1
     ran = once(here, "--queues", "orders")
-    assert (ran.returncode, "the settings say off" in ran.stderr) == (CONFIGURATION, True)
+    assert (ran.returncode, "the settings turn replays off" in ran.stderr) == (CONFIGURATION, True)
 
 
 def test_the_samples_variables_count_where_ours_say_nothing(here: Path, broker: SqliteBroker) -> None:
@@ -147,29 +145,36 @@ def test_the_samples_variables_count_where_ours_say_nothing(here: Path, broker: 
     assert (ran.returncode, "it is the URL of a queue" in ran.stderr) == (CONFIGURATION, True)
 
 
-def test_it_replays_until_it_is_told_to_stop_and_is_known_as_a_worker(
-    start: Start, broker: SqliteBroker, penstock: Call
+def test_a_worker_for_jobs_only_replays_and_opens_nothing_for_handlers(
+    start: Start, broker: SqliteBroker, penstock: Call, here: Path
 ) -> None:
-    replayer = start("replayer", "shop:app")
+    replayer = start("worker", "shop:app", "--replay", "--jobs", "only")
     assert replayer.expect("worker.started")["queues"] == ["orders-dlq", "mails-dlq"]
     die(broker)
-    told = replayer.expect("dead.replayed")
-    assert (told["queue"], told["letter_queue"], told["count"], told["result"]) == ("orders", "orders-dlq", 1, "sent")
-    (record,) = penstock("worker", "ps", "--json").document
+    told = replayer.expect("dead_letter.replayed")
+    assert (told["queue"], told["dead_letter_queue"], told["count"], told["result"]) == (
+        "orders",
+        "orders-dlq",
+        1,
+        "sent",
+    )
+    (record,) = penstock("admin", "workers", "list", "--json").document
     assert record["queues"] == ["orders-dlq", "mails-dlq"]
-    assert penstock("worker", "stop", "--json").document["asked"] == [record["worker"]]
+    assert penstock("admin", "workers", "stop", "--json").document["asked"] == [record["worker"]]
     replayer.expect("worker.drained")
     assert replayer.exit_code() == 0
+    assert not (here / "opened").exists()
+    assert broker.stats("orders").visible == 1
 
 
-def test_a_worker_replays_beside_its_work_until_somebody_has_mended_it(
+def test_a_worker_replays_beside_its_work_until_the_handler_is_fixed(
     start: Start, broker: SqliteBroker, here: Path
 ) -> None:
     broker.send("orders", [Outgoing(body=b"{}")])
     worker = start("worker", "shop:app", "--replay", "--queues", "orders")
     assert worker.expect("worker.started")["queues"] == ["orders", "orders-dlq"]
-    worker.expect("dead.set_aside", count=3)
-    assert [worker.expect("dead.replayed", times=n)["count"] for n in (1, 2, 3)] == [1, 2, 3]
+    worker.expect("dead_letter.set_aside", count=3)
+    assert [worker.expect("dead_letter.replayed", times=n)["count"] for n in (1, 2, 3)] == [1, 2, 3]
     (here / "mended").touch()
     broker.send("orders", [Outgoing(body=b"{}")])
     worker.expect("message.finished")
@@ -179,17 +184,17 @@ def test_a_worker_replays_beside_its_work_until_somebody_has_mended_it(
 
 
 def test_without_replay_a_worker_leaves_dead_letters_alone(start: Start, broker: SqliteBroker) -> None:
-    worker = start("worker", "shop:app")
-    assert worker.expect("worker.started")["queues"] == ["orders", "mails"]
+    for options in ((), ("--replay", "--jobs", "none")):
+        assert start("worker", "shop:app", *options).expect("worker.started")["queues"] == ["orders", "mails"]
 
 
-def test_every_process_of_a_worker_is_told_whether_to_replay(start: Start, here: Path) -> None:
+def test_every_process_of_a_worker_gets_the_replay_setting(start: Start, here: Path) -> None:
     replaying = start("worker", "shop:app", "--replay", "--processes", 2)
     queues = ["orders", "mails", "orders-dlq", "mails-dlq"]
     assert [replaying.expect("worker.started", times=n)["queues"] for n in (1, 2)] == [queues] * 2
     replaying.signal(signal.SIGTERM)
     assert replaying.exit_code() == 0
-    (here / "penstock.toml").write_text("replay = true\n")
+    (here / "penstock.toml").write_text("[dead_letters]\nreplay = true\n")
     assert start("worker", "shop:app").expect("worker.started")["queues"] == queues
     assert start("worker", "shop:app", "--no-replay").expect("worker.started")["queues"] == queues[:2]
 
@@ -203,20 +208,19 @@ def test_queues_that_are_no_list_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "said"),
     [
-        (("shop:app", "--json"), USAGE, "--json is for the report of --once"),
-        (("shop:app", "--queues", "orders-dlq"), USAGE, "orders-dlq holds dead letters by its name"),
-        (("bare:app",), CONFIGURATION, "There is no queue whose dead letters could come back"),
+        (("shop:app", "--queues", "orders-dlq"), USAGE, "orders-dlq is a dead-letter queue by its name"),
+        (("bare:app",), CONFIGURATION, "There is no queue whose dead letters can be replayed"),
         (("both:app",), CONFIGURATION, "The dead letters in orders-dlq have a handler in this app"),
-        (("memory:app",), CONFIGURATION, "lives and ends with one process"),
+        (("memory:app",), CONFIGURATION, "exists only inside its process"),
     ],
 )
-def test_what_does_not_fit_is_said_in_a_sentence(
+def test_invalid_values_are_reported_in_a_sentence(
     here: Path, start: Start, arguments: tuple[str, ...], exit_code: int, said: str
 ) -> None:
     (here / "bare.py").write_text("from penstock import App\napp = App.from_config()\n")
     (here / "memory.py").write_text("from penstock import App\napp = App(broker='memory://')\n")
     letters = "@app.handler('orders-dlq')\ndef look(message):\n    pass\n"
     (here / "both.py").write_text(f"from shop import app\n{letters}")
-    replayer = start("replayer", *arguments)
+    replayer = start("admin", "replayer", *arguments)
     assert replayer.exit_code() == exit_code
     assert said in replayer.sentence()

@@ -1,4 +1,4 @@
-"""`penstock replayer` on queues in SQS."""
+"""`penstock admin replayer` on queues in SQS."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def broker(moto: AwsServer) -> Iterator[SqsBroker]:
 
 def once(here: Path, moto: AwsServer, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "penstock", "replayer", "cloud_shop:app", "--once", "--json", *arguments],
+        [sys.executable, "-m", "penstock", "admin", "replayer", "cloud_shop:app", "--json", *arguments],
         cwd=here,
         env={**os.environ, **moto.environment, "PYTHONPATH": str(SRC), **variables},
         capture_output=True,
@@ -72,7 +72,7 @@ def test_it_stands_in_for_the_sample_with_its_variables_and_counter(
     ran = once(here, moto, **variables, MESSAGE_RETENTION_PERIOD="345600")
     assert ran.returncode == 0, ran.stderr
     (found,) = json.loads(ran.stdout).values()
-    assert found == {"sent": 1, "held": 0, "set_aside": 1, "put_back": 0}
+    assert found == {"sent": 1, "waiting": 0, "set_aside": 1, "released": 0}
     (letter,) = broker.receive("orders-dead", messages_max=9, lease_seconds=60, wait_seconds=2)
     assert letter.message.attributes[COUNTER_ATTRIBUTE] == "2"
     (back,) = broker.receive("orders", messages_max=9, lease_seconds=60, wait_seconds=3)
@@ -85,10 +85,10 @@ def test_it_stands_in_for_the_sample_with_its_variables_and_counter(
     [
         ("orders", "Dead letters cannot be replayed: There is no queue 'orders'"),
         ("orders-dlq", "Dead letters cannot be replayed: There is no queue 'orders-dlq'"),
-        ("orders-dead", "The dead letters in orders-dlq that no replay helps have no place to go: there is no queue"),
+        ("orders-dead", "The dead letters in orders-dlq that fail again have no final DLQ: there is no queue"),
     ],
 )
-def test_a_queue_or_tier_that_is_not_there_is_said_before_anything_is_received(
+def test_a_queue_or_tier_that_does_not_exist_is_said_before_anything_is_received(
     here: Path, moto: AwsServer, broker: SqsBroker, missing: str, said: str
 ) -> None:
     moto.client("sqs").delete_queue(QueueUrl=url_of(moto, missing))

@@ -51,7 +51,7 @@ def test_with_nothing_to_do_it_is_done_without_spark(penstock: Call, shop: str) 
         (("{shop}:app", "clicks", "--source", "s3://bucket/"), "s3://bucket is not in"),
     ],
 )
-def test_what_leads_nowhere_is_said_in_a_sentence(
+def test_missing_apps_and_sources_are_reported_in_a_sentence(
     penstock: Call, shop: str, arguments: tuple[str, ...], words: str
 ) -> None:
     said = penstock("run", *(argument.format(shop=shop) for argument in arguments))
@@ -60,7 +60,7 @@ def test_what_leads_nowhere_is_said_in_a_sentence(
     assert len(said.err.splitlines()) == 1
 
 
-def test_columns_that_do_not_go_with_the_table_are_told_before_spark_is_started(
+def test_columns_that_do_not_go_with_the_table_are_reported_before_spark_is_started(
     penstock: Call, shop: str, tmp_path: Path
 ) -> None:
     (tmp_path / f"{shop}.py").write_text(SHOP.format(sink=", partition_by=['day']"))
@@ -71,7 +71,7 @@ def test_columns_that_do_not_go_with_the_table_are_told_before_spark_is_started(
     assert "Spark started" not in said.err
 
 
-def test_a_source_folder_that_is_not_there_is_said(penstock: Call, shop: str, tmp_path: Path) -> None:
+def test_a_source_folder_that_does_not_exist_is_said(penstock: Call, shop: str, tmp_path: Path) -> None:
     (tmp_path / "landing").rmdir()
     said = penstock("run", f"{shop}:app", "clicks", "--available-now")
     assert (said.exit_code, "landing does not exist" in said.err) == (2, True)

@@ -192,7 +192,7 @@ def test_a_queue_in_memory_cannot_be_sent_to(penstock: Call, monkeypatch: pytest
     monkeypatch.setenv("PENSTOCK_BROKER", "memory://")
     said = penstock("send", "q", "--body", "1")
     assert said.exit_code == CONFIGURATION
-    assert "lives and ends with one process" in said.err
+    assert "exists only inside its process" in said.err
 
 
 class Pipe(io.BytesIO):
@@ -206,7 +206,7 @@ class Pipe(io.BytesIO):
         return self._pieces.pop(0) if self._pieces else b""
 
 
-def test_what_a_slow_pipe_brought_is_not_kept_waiting() -> None:
+def test_lines_from_a_slow_pipe_are_sent_at_once() -> None:
     chunks = chunks_of(Pipe(b"1\n2\n3", b"4\n", b"", b"never read"))
     assert list(chunks) == [[(1, b"1"), (2, b"2")], [(3, b"34")]]
 
@@ -252,13 +252,13 @@ def cut(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
         (
             CHUNK_MAX,
             2,
-            "1,000 messages sent; nobody knows whether the next 2 messages were sent, and the rest was not.",
+            "1,000 messages sent; it is unknown whether the next 2 messages were sent, and the rest was not.",
         ),
-        (0, 2, "Nothing is sent for sure: nobody knows whether the next 2 messages were sent, and the rest was not."),
-        (0, 1, "Nothing is sent for sure: nobody knows whether the next message was sent"),
+        (0, 2, "Nothing was confirmed: it is unknown whether the next 2 messages were sent, and the rest was not."),
+        (0, 1, "Nothing was confirmed: it is unknown whether the next message was sent"),
     ],
 )
-def test_a_send_that_is_cut_says_of_how_many_nobody_knows(
+def test_an_interrupted_send_reports_how_many_messages_are_unknown(
     penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch, sent: int, left: int, words: str
 ) -> None:
     (here / "lines").write_text("1\n" * (sent + left))
@@ -307,8 +307,23 @@ def test_ctrl_c_between_two_lines_says_exactly_how_many_were_sent(
     assert bodies() == [b"1", b"2"]
 
 
+def test_a_configured_app_that_cannot_be_loaded_is_a_warning_and_a_named_one_an_error(
+    penstock: Call, here: Path
+) -> None:
+    (here / "penstock.toml").write_text('app = "sendshop:app"\n')
+    (here / "sendshop.py").write_text("import no_such_module\n")
+    said = penstock("send", "orders", "--body", "{}")
+    assert (said.exit_code, said.out) == (0, "1 message sent to orders.\n")
+    assert said.err.startswith("Warning: the app sendshop:app cannot be loaded, so bodies are not checked. The module")
+    assert "no_such_module" in said.err
+    assert bodies("orders") == [b"{}"]
+    said = penstock("send", "orders", "--body", "{}", "--app", "sendshop:app")
+    assert said.exit_code == USAGE
+    assert bodies("orders") == [b"{}"]
+
+
 @pytest.mark.parametrize("typing", [True, False])
-def test_no_bar_is_drawn_over_what_somebody_types(
+def test_no_progress_bar_is_drawn_over_typed_input(
     penstock: Call, monkeypatch: pytest.MonkeyPatch, typing: bool
 ) -> None:
     typed(monkeypatch, b"1\n2\n")

@@ -48,12 +48,12 @@ app.pipeline("clicks", source=ObjectSource("landing", queue="nope", schema="id l
 def here(tmp_path: Path, moto: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with an app, whose queues are in SQS."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(checks, "_spark_checks", lambda environ: ())
+    monkeypatch.setattr(checks, "_spark_checks", lambda environ, formats: ())
     for name, value in moto.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PENSTOCK_BROKER", f"sqs://{REGION}")
     (tmp_path / "cloud_shop.py").write_text(APP)
-    (tmp_path / "penstock.toml").write_text("lease_seconds = 600\nstop_timeout_seconds = 10\n")
+    (tmp_path / "penstock.toml").write_text("[worker]\nlease = 600\nstop_timeout = 10\n")
     return tmp_path
 
 
@@ -144,7 +144,7 @@ def test_no_queues_are_none_of_ours(penstock: Call, here: Path) -> None:
 @pytest.mark.parametrize(
     "called", ["nope", f"arn:aws:sqs:{REGION}:123456789012:nope", "http://127.0.0.1:{port}/1/nope"]
 )
-def test_a_queue_that_is_not_there(penstock: Call, moto: AwsServer, broker: SqsBroker, called: str) -> None:
+def test_a_queue_that_does_not_exist(penstock: Call, moto: AwsServer, broker: SqsBroker, called: str) -> None:
     name = called.format(port=moto.port)
     sent = penstock("send", name, "--body", "1")
     assert (sent.exit_code, sent.out) == (CONFIGURATION, "")
@@ -152,7 +152,7 @@ def test_a_queue_that_is_not_there(penstock: Call, moto: AwsServer, broker: SqsB
     shown = penstock("queues", "show", name)
     assert (shown.exit_code, shown.err) == (
         USAGE,
-        f"penstock: There is no queue {name}; queues there are: {QUEUES}.\n",
+        f"penstock: There is no queue {name}; existing queues: {QUEUES}.\n",
     )
 
 
@@ -190,7 +190,7 @@ def test_a_deduplication_id_is_of_use_to_fifo_queues_alone(penstock: Call, moto:
 
 
 @pytest.mark.parametrize("called", ["orders", "{url}"])
-def test_dead_letters_are_counted_and_shown_to_who_names_their_queue(
+def test_dead_letters_are_counted_and_shown_if_their_queue_is_named(
     penstock: Call, moto: AwsServer, broker: SqsBroker, called: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = called.format(url=names_of(moto, "orders")["url"])
@@ -201,8 +201,8 @@ def test_dead_letters_are_counted_and_shown_to_who_names_their_queue(
     (letter,) = penstock("dead", "list", "--queue", queue, "--json").document
     assert (listed_name(letter["queue"]), letter["original_queue"]) == ("orders-dlq", "orders")
     assert len(penstock("dead", "list", "--queue", queue, "--json").document) == 1, "it was not given back"
-    monkeypatch.setenv("PENSTOCK_QUEUES", '{"orders": 1}')
-    assert penstock("status", "--json").document["troubles"] == ["dead letters: 1"]
+    monkeypatch.setenv("PENSTOCK_WORKER_QUEUES", '{"orders": 1}')
+    assert penstock("status", "--json").document["problems"] == ["dead letters: 1"]
 
 
 @pytest.fixture
@@ -223,10 +223,10 @@ def test_queues_of_strangers_are_none_of_the_app_s(
     bury(broker)  # in orders, which this app does not serve
     penstock("send", "slow", "--body", "1")
     found = penstock("status", "--app", "lonely:app", "--json").document
-    assert (found["troubles"], found["messages"]["visible"], found["dead_letters"]) == ([], 1, 0)
+    assert (found["problems"], found["messages"]["visible"], found["dead_letters"]) == ([], 1, 0)
     assert "foreign" not in penstock("status", "--app", "lonely:app").out
     (app,) = [one for one in penstock("doctor", "--app", "lonely:app", "--json").document if one["check"] == "app"]
-    assert (app["verdict"], "foreign" in app["found"]) == ("ok", False)
+    assert (app["level"], "foreign" in app["found"]) == ("ok", False)
     assert penstock("dead", "list", "--app", "lonely:app").exit_code == 0
     assert "foreign" in penstock("queues", "list").out
 
@@ -236,7 +236,7 @@ def test_queues_of_strangers_are_none_of_the_app_s(
 
 
 @pytest.mark.usefixtures("strangers")
-def test_the_hint_of_letters_that_nobody_can_look_at_is_no_list(
+def test_the_hint_for_dead_letters_that_cannot_be_browsed_is_no_list(
     penstock: Call, broker: SqsBroker, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(here))
@@ -245,7 +245,7 @@ def test_the_hint_of_letters_that_nobody_can_look_at_is_no_list(
     (app,) = [
         one for one in json.loads(penstock("doctor", "--app", "loser:app", "--json").out) if one["check"] == "app"
     ]
-    assert (app["verdict"], app["found"]) == ("warning", "loser:app: dead letters: 1")
+    assert (app["level"], app["found"]) == ("warning", "loser:app: dead letters: 1")
     assert app["hint"] == "`penstock status --app loser:app` shows more."
 
 
@@ -259,20 +259,20 @@ def test_a_place_of_dead_letters_that_queues_have_in_common_counts_once(
     for url in urls[:2]:
         sqs.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": json.dumps(policy)})
     sqs.send_message(QueueUrl=urls[2], MessageBody="1")
-    monkeypatch.setenv("PENSTOCK_QUEUES", '{"a": 1, "b": 1}')
+    monkeypatch.setenv("PENSTOCK_WORKER_QUEUES", '{"a": 1, "b": 1}')
     assert penstock("status", "--json").document["dead_letters"] == 1
     for name in ("line.fifo", "line-dlq.fifo"):
         url = sqs.create_queue(QueueName=name, Attributes={"FifoQueue": "true"})["QueueUrl"]
     sqs.send_message(QueueUrl=url, MessageBody="1", MessageGroupId="g", MessageDeduplicationId="1")
     for called in (*names_of(moto, "line.fifo").values(), "line-dlq.fifo"):
-        monkeypatch.setenv("PENSTOCK_QUEUES", json.dumps({called: 1}))
+        monkeypatch.setenv("PENSTOCK_WORKER_QUEUES", json.dumps({called: 1}))
         found = penstock("status", "--json").document
         assert (found["dead_letters"], found["messages"]["visible"]) == (1, 0), called
         said = penstock("dead", "list", "--queue", called)
-        assert "each look counts as a receive" in said.err, called
+        assert "each read counts as a receive" in said.err, called
 
 
-def test_dead_objects_are_listed_beside_letters_that_cannot_be(
+def test_failed_objects_are_listed_although_dead_letters_cannot_be(
     penstock: Call, broker: SqsBroker, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = Scene.of_app(here)
@@ -285,17 +285,17 @@ def test_dead_objects_are_listed_beside_letters_that_cannot_be(
         assert dead["kind"] == "object"
         (sentence,) = said.err.splitlines()
         assert "No queue is named" in sentence
-    monkeypatch.setenv("PENSTOCK_QUEUES", '{"orders": 1}')
+    monkeypatch.setenv("PENSTOCK_WORKER_QUEUES", '{"orders": 1}')
     status = penstock("status", "--json")
     assert status.exit_code in (0, 1), status.err
-    assert "dead letters: 1" in json.loads(status.out)["troubles"]
+    assert "dead letters: 1" in json.loads(status.out)["problems"]
 
 
 # Workers
 
 
 @pytest.mark.parametrize("options", [(), ("--watch",)], ids=["once", "watching"])
-def test_an_ingest_from_a_queue_that_is_not_there_says_so(
+def test_an_ingest_from_a_queue_that_does_not_exist_says_so(
     penstock: Call, moto: AwsServer, broker: SqsBroker, options: tuple[str, ...]
 ) -> None:
     """Its counts are those of an empty one, and Spark is not started to find out."""
@@ -310,7 +310,7 @@ def test_an_ingest_from_a_queue_that_is_not_there_says_so(
         "--one-host",
         "--schema",
         "id long",
-        "--state",
+        "--data-dir",
         "state",
         *options,
     )
@@ -331,9 +331,9 @@ def test_a_worker_serves_a_queue_drains_and_stops(
     worker.expect("message.started", queue=name, attempt=1)
     id = worker.expect("worker.started")["worker"]
     assert penstock("queues", "show", name, "--json").document["workers"] == [id]
-    assert [row["worker"] for row in penstock("worker", "ps", "--json").document] == [id]
+    assert [row["worker"] for row in penstock("admin", "workers", "list", "--json").document] == [id]
     if called == "name":
-        assert penstock("worker", "drain", "--json").document == {"asked": [id], "elsewhere": []}
+        assert penstock("admin", "workers", "drain", "--json").document == {"asked": [id], "elsewhere": []}
         worker.expect("worker.draining")
     Path("go_on").touch()
     worker.expect("message.acked")
@@ -382,7 +382,7 @@ def test_a_run_whose_queue_is_not_there_says_so_before_spark_is_started(
 
 def test_a_server_that_is_away(penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    monkeypatch.setenv("PENSTOCK_QUEUES", '{"orders": 1}')
+    monkeypatch.setenv("PENSTOCK_WORKER_QUEUES", '{"orders": 1}')
     for verb in (("send", "orders", "--body", "1"), ("queues", "list"), ("queues", "show", "orders"), ("status",)):
         said = penstock(*verb)
         assert said.exit_code == TEMPORARY, (verb, said.err)
@@ -397,7 +397,7 @@ def test_doctor_looks_at_the_app_s_queues_however_they_are_called(
         module = f"doctored_{called}"
         (here / f"{module}.py").write_text(APP.replace('os.environ.get("QUEUE", "slow")', repr(name)))
         document = penstock("doctor", "--app", f"{module}:app", "--json").document
-        found = {one["check"]: one["verdict"] for one in document}
+        found = {one["check"]: one["level"] for one in document}
         assert (found["broker"], found["aws"], found["sqs queue"]) == ("ok", "ok", "ok"), document
         assert found["sqs dead"] in ("ok", "warning"), document
     assert "AWS_ENDPOINT_URL" in os.environ

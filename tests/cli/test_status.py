@@ -12,13 +12,21 @@ from tests.cli.conftest import Call, Said
 from tests.cli.scene import SCHEMA, Scene
 
 from penstock.app.scope import Scope, ScopeRequest, find_scope
+from penstock.brokers import capabilities
 from penstock.brokers.sqlite import broker
 from penstock.ledger.records import AttemptFailure
-from penstock.operations.status.standing import Status
-from penstock.operations.status.status import standing
+from penstock.operations.status.model import Status
+from penstock.operations.status.status import read_status
 
 USAGE, CHECK_FOUND_PROBLEMS, CONFIGURATION = 2, 3, 78
-VERBS = [("status",), ("objects", "list"), ("objects", "show", "x"), ("batches", "list"), ("dead", "list"), ("gc",)]
+VERBS = [
+    ("status",),
+    ("objects", "list"),
+    ("objects", "show", "x"),
+    ("admin", "batches", "list"),
+    ("dead", "list"),
+    ("admin", "gc"),
+]
 
 
 def verdict(said: Said) -> str:
@@ -32,13 +40,13 @@ def test_a_new_state_is_well(penstock: Call, scene: Scene) -> None:
     assert "(no version yet)" in said.out
     assert "none running" in said.out
     document = penstock("status", "--json").document
-    assert (document["verdict"], document["troubles"], document["table_version"]) == ("all well", [], None)
+    assert (document["summary"], document["problems"], document["table_version"]) == ("all well", [], None)
     assert set(document["objects"].values()) == {0}
 
 
-def test_what_is_committed_and_not_published_is_told_until_it_is(penstock: Call, scene: Scene) -> None:
+def test_what_is_committed_and_not_published_is_reported_until_it_is(penstock: Call, scene: Scene) -> None:
     scene.process("a", "b")
-    assert verdict(penstock("status")) == "late: batches committed and not yet published: 1"
+    assert verdict(penstock("status")) == "lagging: batches committed and not yet published: 1"
     assert penstock("status", "--json").document["batches_unpublished"] == 1
     scene.publish()
     said = penstock("status")
@@ -47,18 +55,18 @@ def test_what_is_committed_and_not_published_is_told_until_it_is(penstock: Call,
     assert penstock("status", "--json").document["table_version"] is not None
 
 
-def test_the_dead_are_told(penstock: Call, scene: Scene) -> None:
+def test_the_dead_are_reported(penstock: Call, scene: Scene) -> None:
     scene.fail("a", AttemptFailure.DEAD, "bad")
     scene.bury(b"?", "no JSON")
-    assert verdict(penstock("status")) == "dead objects: 1; dead letters: 1"
-    assert penstock("status", "--json").document["troubles"] == ["dead objects: 1", "dead letters: 1"]
+    assert verdict(penstock("status")) == "failed objects: 1; dead letters: 1"
+    assert penstock("status", "--json").document["problems"] == ["failed objects: 1", "dead letters: 1"]
 
 
-def test_what_waits_is_a_trouble_only_where_nobody_works(penstock: Call, scene: Scene) -> None:
+def test_waiting_messages_are_a_problem_only_without_a_worker(penstock: Call, scene: Scene) -> None:
     scene.send("a", "b")
-    assert verdict(penstock("status")) == "unconsumed: messages waiting with no worker running: 2"
+    assert verdict(penstock("status")) == "no consumer: messages waiting with no worker running: 2"
     scene.fail("a", AttemptFailure.RETRY, "once more")
-    assert verdict(penstock("status")) == "unconsumed: objects waiting with no worker running: 1"
+    assert verdict(penstock("status")) == "no consumer: objects waiting with no worker running: 1"
     with scene.worker() as worker:
         said = penstock("status")
         assert verdict(said) == "at work"
@@ -69,7 +77,7 @@ def test_what_waits_is_a_trouble_only_where_nobody_works(penstock: Call, scene: 
     assert document["messages"]["oldest_visible_age_seconds"] >= 0
 
 
-def test_a_broker_that_is_somewhere_else_is_told(
+def test_a_broker_that_is_somewhere_else_is_reported(
     penstock: Call, app_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app_scene.process("a")
@@ -81,10 +89,12 @@ def test_a_broker_that_is_somewhere_else_is_told(
     assert not (Path.cwd() / "elsewhere").exists()
 
 
-def test_a_slip_in_late_queues_is_told(penstock: Call, app_scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slip_in_late_queues_is_reported(penstock: Call, app_scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     app_scene.send("a")
-    monkeypatch.setenv("PENSTOCK_LATE_QUEUES", '{"clicks-files": 60, "cliks-files": 60}')
-    assert verdict(penstock("status")).endswith("; late_queues names queues that were not looked at: cliks-files")
+    monkeypatch.setenv("PENSTOCK_ALERTS_LAGGING_QUEUES", '{"clicks-files": 60, "cliks-files": 60}')
+    assert verdict(penstock("status")).endswith(
+        "; alerts.lagging_queues names queues that were not checked: cliks-files"
+    )
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -111,8 +121,8 @@ def test_looking_at_nothing_makes_nothing(penstock: Call, tmp_path: Path, monkey
     for arguments in (
         ("status",),
         ("status", "--table", "t"),
-        ("gc", "--table", "t"),
-        ("dead", "list", "--state", "s"),
+        ("admin", "gc", "--table", "t"),
+        ("dead", "list", "--data-dir", "s"),
     ):
         assert penstock(*arguments).exit_code == USAGE
     assert list(tmp_path.iterdir()) == []
@@ -125,7 +135,7 @@ def test_a_dead_version_that_a_later_one_replaced_is_no_trouble(penstock: Call, 
     letter = scene.bury(b"{}", "truncated")
     scene.fail("a", AttemptFailure.DEAD, "truncated", message_id=letter)
     scene.publish()
-    assert verdict(penstock("status")) == "dead objects: 1; dead letters: 1"
+    assert verdict(penstock("status")) == "failed objects: 1; dead letters: 1"
     scene.process("a", version="2")
     scene.publish()
     said = penstock("status")
@@ -136,10 +146,10 @@ def test_a_dead_version_that_a_later_one_replaced_is_no_trouble(penstock: Call, 
     assert (document["dead_letters"], document["dead_letters_replaced"]) == (1, 1)
 
 
-def test_where_letters_cannot_be_looked_at_nobody_knows_how_many_were_replaced(
+def test_the_number_of_replaced_dead_letters_is_unknown_if_they_cannot_be_browsed(
     penstock: Call, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker, "_CAPABILITIES", replace(broker._CAPABILITIES, browsable=False))
+    monkeypatch.setattr(broker, "SQLITE", replace(capabilities.SQLITE, browsable=False))
     letter = scene.bury(b"{}", "truncated")
     scene.fail("a", AttemptFailure.DEAD, "truncated", message_id=letter)
     scene.publish()
@@ -160,16 +170,16 @@ def test_what_no_later_version_replaced_stays_a_trouble(penstock: Call, scene: S
     scene.process("c", version="2")
     scene.bury(b"?", "no JSON")
     scene.publish()
-    assert verdict(penstock("status")) == "dead objects: 3; dead letters: 1"
+    assert verdict(penstock("status")) == "failed objects: 3; dead letters: 1"
 
 
-def test_a_letter_about_several_objects_stays_until_all_are_replaced(penstock: Call, scene: Scene) -> None:
+def test_a_dead_letter_about_several_objects_stays_until_all_are_replaced(penstock: Call, scene: Scene) -> None:
     letter = scene.bury(b"{}", "two records")
     for name in ("a", "b"):
         scene.fail(name, AttemptFailure.DEAD, "bad", message_id=letter)
     scene.process("a", version="2")
     scene.publish()
-    assert verdict(penstock("status")) == "dead objects: 1; dead letters: 1"
+    assert verdict(penstock("status")) == "failed objects: 1; dead letters: 1"
     scene.process("b", version="2")
     scene.publish()
     assert verdict(penstock("status")) == "all well"
@@ -182,19 +192,19 @@ def test_a_ledger_beside_a_table_of_another_is_not_well(penstock: Call, scene: S
         (scene.where.state / name).unlink(missing_ok=True)
     with scene.worker():
         pass
-    assert verdict(penstock("status")).startswith("lost: table and ledger disagree: The table ")
-    assert "`penstock repair` takes over what the table shows" in penstock("status").out
+    assert verdict(penstock("status")).startswith("missing: table and ledger disagree: The table ")
+    assert "`penstock admin repair` takes over what the table shows" in penstock("status").out
 
 
 def test_a_fresh_state_given_for_a_table_that_was_there_before(penstock: Call, scene: Scene) -> None:
     scene.process("a")
     scene.publish()
     other = Scene.at(scene.source.parent / "other")
-    said = penstock("status", "--table", "clicks", "--state", other.where.state)
-    assert verdict(said).startswith("lost: table and ledger disagree: ")
+    said = penstock("status", "--table", "clicks", "--data-dir", other.where.state)
+    assert verdict(said).startswith("missing: table and ledger disagree: ")
 
 
-def test_a_delta_table_that_nobody_of_ours_wrote_is_not_well(penstock: Call, scene: Scene) -> None:
+def test_a_delta_table_that_penstock_did_not_write_is_a_problem(penstock: Call, scene: Scene) -> None:
     DeltaTable.create(str(scene.table), SCHEMA)
     assert "its ledger committed nothing to it" in verdict(penstock("status"))
 
@@ -206,19 +216,19 @@ def test_the_state_of_an_app_is_found_where_the_settings_have_it(penstock: Call,
     app_scene.process("a", "b")
     said = penstock("status")
     assert verdict(said) == "all well"
-    assert "pipeline clicks  objects: 2 processed; batches: 1 committed; whether they are published" in said.out
+    assert "pipeline clicks  objects: 2 processed; batches: 1 committed; --app shows whether" in said.out
     document = penstock("status", "--json").document
     assert (document["table"], document["batches_unpublished"]) == (None, None)
     (pipeline,) = document["pipelines"]
     assert (pipeline["pipeline"], pipeline["objects"]["processed"]) == ("clicks", 2)
 
 
-def test_an_app_tells_its_tables_and_what_is_not_published(
+def test_an_app_shows_its_tables_and_unpublished_batches(
     penstock: Call, app_scene: Scene, shop: str, tmp_path: Path
 ) -> None:
     app_scene.process("a")
     said = penstock("status", "--app", shop)
-    assert verdict(said) == "late: batches committed and not yet published: 1"
+    assert verdict(said) == "lagging: batches committed and not yet published: 1"
     assert f"table {app_scene.table} (no version yet)" in said.out
     app_scene.publish()
     said = penstock("status", "--app", shop)
@@ -229,11 +239,11 @@ def test_an_app_tells_its_tables_and_what_is_not_published(
     assert penstock("status", "--app", shop, "--json").document["batches_unpublished"] is None
 
 
-def test_queues_of_an_app_with_what_waits_and_who_works(penstock: Call, app_scene: Scene) -> None:
+def test_queues_of_an_app_with_their_depth_and_workers(penstock: Call, app_scene: Scene) -> None:
     app_scene.bury(b"?", "no JSON")
     app_scene.send("a", "b")
     said = penstock("status")
-    assert verdict(said) == "unconsumed: messages waiting with no worker running: 2; dead letters: 1"
+    assert verdict(said) == "no consumer: messages waiting with no worker running: 2; dead letters: 1"
     assert "queue clicks-files  2 visible, 0 in flight, 0 delayed; the oldest visible one is 0 s old" in said.out
     assert "1 dead letter\n" in said.out
     with app_scene.serving("clicks-files") as worker:
@@ -242,10 +252,12 @@ def test_queues_of_an_app_with_what_waits_and_who_works(penstock: Call, app_scen
         assert document["workers"] == [worker]
         assert [(one["queue"], one["workers"]) for one in document["queues"]] == [("clicks-files", [worker])]
     with app_scene.serving("orders"):
-        assert verdict(penstock("status")) == "unconsumed: messages in queues that no worker serves: 2; dead letters: 1"
+        assert (
+            verdict(penstock("status")) == "no consumer: messages in queues that no worker consumes: 2; dead letters: 1"
+        )
     with app_scene.serving("clicks-files", drained=True) as worker:  # it fetches no more, whatever waits
         said = penstock("status")
-        assert verdict(said) == "unconsumed: messages in queues that no worker serves: 2; dead letters: 1"
+        assert verdict(said) == "no consumer: messages in queues that no worker consumes: 2; dead letters: 1"
         assert f"{worker} (draining)\n" in said.out
     with app_scene.worker():  # a process that does not say what it serves
         assert verdict(penstock("status")) == "dead letters: 1"
@@ -256,7 +268,7 @@ def test_an_app_with_handlers_alone_has_no_ledger_and_none_is_made(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert penstock("send", "orders", "--body", "1").exit_code == 0
-    assert verdict(penstock("status")) == "unconsumed: messages waiting with no worker running: 1"
+    assert verdict(penstock("status")) == "no consumer: messages waiting with no worker running: 1"
     assert penstock("objects", "list").err == "No such objects.\n"
     assert penstock("dead", "list").err == "No dead letters.\n"
     assert not (tmp_path / ".penstock" / "ledger.db").exists()
@@ -272,7 +284,7 @@ def test_the_settings_say_where_the_state_of_an_app_is(
     assert said.exit_code == USAGE
     assert "sqlite:///.penstock/ledger.db" in said.err
     monkeypatch.setenv("PENSTOCK_LEDGER", f"sqlite:///{tmp_path}/.penstock/ledger.db")
-    assert verdict(penstock("status")).startswith("dead objects: 1; there is no queue in ")
+    assert verdict(penstock("status")).startswith("failed objects: 1; there is no queue in ")
     assert list((tmp_path / "empty").iterdir()) == []
 
 
@@ -314,7 +326,7 @@ def test_the_table_of_a_pipeline_is_not_taken_for_one_with_a_state_of_its_own(pe
 def test_settings_that_cannot_be_read_are_no_matter_for_a_table(
     penstock: Call, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PENSTOCK_MAX_OBJECTS", "many")
+    monkeypatch.setenv("PENSTOCK_OBJECTS_MAX_BATCH_OBJECTS", "many")
     assert verdict(penstock("status")) == "all well"
     assert verdict(penstock("status", "--table", "clicks")) == "all well"
     assert penstock("status", "--pipeline", "clicks").exit_code == CONFIGURATION
@@ -330,7 +342,11 @@ def test_a_check_fails_where_something_needs_a_person_and_only_then(penstock: Ca
     said = penstock("status", "--check", "--json")
     assert said.exit_code == CHECK_FOUND_PROBLEMS
     document = json.loads(said.out)
-    assert (document["words"], document["troubles"], document["warnings"]) == (["dead"], ["dead objects: 1"], [])
+    assert (document["problem_kinds"], document["problems"], document["warnings"]) == (
+        ["failed"],
+        ["failed objects: 1"],
+        [],
+    )
     assert penstock("status").exit_code == 0
 
 
@@ -338,27 +354,27 @@ def test_a_queue_is_late_after_the_time_of_the_settings(
     penstock: Call, app_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app_scene.send("a")
-    monkeypatch.setenv("PENSTOCK_LATE_QUEUES", '{"clicks-files": 0.000001}')
+    monkeypatch.setenv("PENSTOCK_ALERTS_LAGGING_QUEUES", '{"clicks-files": 0.000001}')
     with app_scene.serving("clicks-files"):
         late = verdict(penstock("status"))
-        assert late.startswith("late: the oldest visible message of clicks-files is ")
-        (one,) = penstock("status", "--json").document["late"]
-        assert (one["queue"], one["after_seconds"], one["unconsumed"]) == ("clicks-files", 0.000001, False)
-        monkeypatch.delenv("PENSTOCK_LATE_QUEUES")
+        assert late.startswith("lagging: the oldest visible message of clicks-files is ")
+        (one,) = penstock("status", "--json").document["lagging"]
+        assert (one["queue"], one["after_seconds"], one["no_consumer"]) == ("clicks-files", 0.000001, False)
+        monkeypatch.delenv("PENSTOCK_ALERTS_LAGGING_QUEUES")
         assert verdict(penstock("status")) == "all well"
 
 
-def test_a_line_of_a_queue_tells_ages_as_the_verdict_does(
+def test_the_line_of_a_queue_shows_the_ages_that_the_status_uses(
     penstock: Call, app_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app_scene.send("a")
 
     def later(scope: Scope) -> Status:
-        found = standing(scope)
+        found = read_status(scope)
         queues = [replace(one, oldest_visible_message_age_seconds=1285.0) for one in found.queues]
         return replace(found, queues=queues)
 
-    monkeypatch.setattr("penstock.operations.status.status.standing", later)
+    monkeypatch.setattr("penstock.cli.status.read_status", later)
     assert "queue clicks-files  1 visible, 0 in flight, 0 delayed; the oldest visible one is 21 min old\n" in (
         penstock("status").out
     )
@@ -370,9 +386,9 @@ def test_an_object_that_waits_for_too_long_is_overdue(
     app_scene.fail("a", AttemptFailure.RETRY, "once more")
     with app_scene.serving("clicks-files"):
         assert verdict(penstock("status")) == "at work"
-        monkeypatch.setenv("PENSTOCK_OVERDUE_AFTER_SECONDS", "0.000001")
+        monkeypatch.setenv("PENSTOCK_OBJECTS_OVERDUE_AFTER", "0.000001")
         said = penstock("status")
-        assert verdict(said).startswith("lost: objects overdue: 1, the oldest for ")
+        assert verdict(said).startswith("missing: objects overdue: 1, the oldest for ")
         assert "overdue: 1;" in said.out
         assert penstock("status", "--json").document["pipelines"][0]["objects_overdue"] == 1
 
@@ -381,15 +397,15 @@ def test_an_ingest_is_not_late_with_what_it_found(scene: Scene) -> None:
     scene.send("a")
     scene.fail("a", AttemptFailure.RETRY, "once more")
     scope = find_scope(ScopeRequest(), here=Path.cwd())
-    impatient = scope.settings.model_copy(update={"late_after_seconds": 1e-6, "overdue_after_seconds": 1e-6})
+    impatient = scope.settings.model_copy(update={"alerts_lagging_after": 1e-6, "objects_overdue_after": 1e-6})
     with scene.worker():
-        found = standing(replace(scope, settings=impatient))
-        as_app = standing(replace(scope, settings=impatient, table=None))
-    assert (found.verdict, found.late, found.objects_overdue) == ("at work", (), 0)
-    assert as_app.words == ["lost", "late"], "of an app the same would be"
+        found = read_status(replace(scope, settings=impatient))
+        as_app = read_status(replace(scope, settings=impatient, table=None))
+    assert (found.summary, found.lagging, found.objects_overdue) == ("at work", (), 0)
+    assert as_app.problem_kinds == ["missing", "lagging"], "of an app the same would be"
 
 
-def test_dead_letters_that_somebody_replays_are_a_warning(penstock: Call, app_scene: Scene) -> None:
+def test_dead_letters_that_are_being_replayed_are_a_warning(penstock: Call, app_scene: Scene) -> None:
     app_scene.bury(b"?", "no JSON")
     assert verdict(penstock("status")) == "dead letters: 1"
     with app_scene.serving("clicks-files", "clicks-files-dlq"):
@@ -401,14 +417,14 @@ def test_dead_letters_that_somebody_replays_are_a_warning(penstock: Call, app_sc
 
 LOOKING = [
     ("status",),
-    ("top", "--once"),
+    ("status", "--watch", "--once"),
     ("objects", "list"),
-    ("batches", "list"),
+    ("admin", "batches", "list"),
     ("dead", "list"),
     ("dead", "groups"),
 ]
 CHANGING = [
-    ("gc",),
+    ("admin", "gc"),
     ("dead", "replay", "--error", "bad", "--yes"),
     ("dead", "purge", "--error", "bad", "--yes"),
     ("objects", "retry", "landing/a", "--yes"),
@@ -416,7 +432,7 @@ CHANGING = [
 
 
 @pytest.mark.parametrize("verb", LOOKING)
-def test_what_only_looks_shows_an_app_and_a_table_of_one_folder(
+def test_read_only_commands_show_an_app_and_a_table_in_one_folder(
     penstock: Call, scene: Scene, app_scene: Scene, verb: tuple[str, ...]
 ) -> None:
     said = penstock(*verb)
@@ -432,9 +448,9 @@ def test_the_status_of_both_names_the_troubles_of_both(penstock: Call, scene: Sc
     assert said.exit_code == CHECK_FOUND_PROBLEMS
     first = said.out.splitlines()[0]
     assert "messages waiting with no worker running: 1" in first
-    assert "dead objects: 1" in first
+    assert "failed objects: 1" in first
     document = penstock("status", "--json").document
-    assert document["words"] == ["unconsumed", "dead"]
+    assert document["problem_kinds"] == ["no consumer", "failed"]
     assert [one["table"] for one in document["scopes"]] == [None, str(scene.table)]
 
 
@@ -442,10 +458,10 @@ def test_one_object_is_found_in_whichever_of_both_has_it(penstock: Call, scene: 
     scene.process("a")
     [row] = penstock("objects", "list", "--json").document
     assert penstock("objects", "show", row["object"], "--json").document[0]["state"] == "processed"
-    assert penstock("batches", "show", 1, "--json").document["batch"] == 1
+    assert penstock("admin", "batches", "show", 1, "--json").document["batch"] == 1
     said = penstock("objects", "show", "nothing")
     assert said.exit_code == USAGE
-    assert penstock("audit", "--json").document == []
+    assert penstock("admin", "audit", "--json").document == []
 
 
 @pytest.mark.parametrize("verb", CHANGING)
@@ -461,7 +477,7 @@ def test_what_changes_something_asks_which_of_both(
 # Rows that another writer removed
 
 
-def test_a_restore_by_another_writer_is_told_with_its_batches(penstock: Call, scene: Scene) -> None:
+def test_a_restore_by_another_writer_is_reported_with_its_batches(penstock: Call, scene: Scene) -> None:
     scene.process("a")
     scene.publish()
     before = DeltaTable(str(scene.table)).version()
@@ -474,7 +490,7 @@ def test_a_restore_by_another_writer_is_told_with_its_batches(penstock: Call, sc
     scene.publish()  # goes on: the position survives a restore
     said = penstock("status", "--check")
     assert said.exit_code == CHECK_FOUND_PROBLEMS
-    assert said.out.startswith("lost: version ")
+    assert said.out.startswith("missing: version ")
     assert "(RESTORE, by another writer) removed rows: 4 rows that batches wrote are no longer in the table" in said.out
     assert "(batches 2, 3)" in said.out.splitlines()[0]
 
@@ -491,7 +507,7 @@ def test_rows_that_are_restored_once_more_are_no_longer_missing(penstock: Call, 
     assert verdict(penstock("status")) == "all well"
 
 
-def test_an_overwrite_is_told_and_a_deliberate_delete_is_not(penstock: Call, scene: Scene) -> None:
+def test_an_overwrite_is_reported_and_a_deliberate_delete_is_not(penstock: Call, scene: Scene) -> None:
     scene.process("a", "b")
     scene.publish()
     table = DeltaTable(str(scene.table))
@@ -518,4 +534,4 @@ def test_the_commands_that_are_named_bring_failed_objects_back(penstock: Call, s
         penstock(*shlex.split(replay)[1:])  # no letter: the sentence says what to run then
         sent = penstock(*shlex.split(retry)[1:])
         assert sent.exit_code == 0, sent.err
-        assert sent.out.startswith("1 object announced anew")
+        assert sent.out.startswith("1 object enqueued again")

@@ -51,7 +51,7 @@ def test_closed_streams_are_no_mistake(scene: Scene, verb: str, closed: str) -> 
 
 
 @pytest.mark.parametrize("verb", ["objects list --limit 500", "objects list --limit 500 --json", "status --json"])
-def test_a_reader_that_leaves_early_is_told_nothing_more(scene: Scene, verb: str) -> None:
+def test_a_reader_that_closes_early_gets_nothing_more(scene: Scene, verb: str) -> None:
     scene.process(*(f"{number:0200}" for number in range(500)))
     said = shell(f"penstock {verb} | true; exit ${{PIPESTATUS[0]}}")
     assert said.stderr == ""
@@ -59,7 +59,7 @@ def test_a_reader_that_leaves_early_is_told_nothing_more(scene: Scene, verb: str
 
 
 @pytest.mark.parametrize("verb", ["objects list", "status --json"])
-def test_a_full_disk_is_told_in_a_sentence(scene: Scene, verb: str) -> None:
+def test_a_full_disk_is_reported_in_a_sentence(scene: Scene, verb: str) -> None:
     scene.process("a")
     said = shell(f"penstock {verb} > /dev/full")
     assert said.returncode == TEMPORARY_FAILURE
@@ -95,7 +95,7 @@ def test_a_narrow_terminal_folds_long_names_and_leaves_empty_columns_out(scene: 
 
 
 def in_a_terminal(*arguments: str, columns: int) -> list[str]:
-    """What a person sees, without colours."""
+    """Return the visible text, without colours."""
     ours, theirs = pty.openpty()
     try:
         command = [sys.executable, "-m", "penstock", *arguments]
@@ -132,7 +132,7 @@ def test_ctrl_c_where_nothing_is_in_flight(penstock: Call, scene: Scene, monkeyp
     def interrupted(places: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("penstock.operations.status.status.standing", interrupted)
+    monkeypatch.setattr("penstock.cli.status.read_status", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs behind it
     try:
         said = penstock("status")
@@ -150,7 +150,7 @@ def test_a_defect_of_ours_leaves_its_traceback_in_a_file_and_a_sentence_on_the_s
 
     monkeypatch.setenv("TMPDIR", str(scene.source.parent))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr("penstock.operations.status.status.standing", defect)
+    monkeypatch.setattr("penstock.cli.status.read_status", defect)
     said = penstock("status")
     assert (said.exit_code, said.out) == (FAILED, "")
     (line,) = said.err.splitlines()

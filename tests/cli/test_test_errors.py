@@ -41,22 +41,22 @@ def app(here: Path, name: str, body: str = "") -> str:
     return f"{name}:app"
 
 
-def test_nobody_is_told_of(penstock: Call) -> None:
+def test_without_a_hook_or_service_a_warning_says_that_failures_are_reported_nowhere(penstock: Call) -> None:
     said = penstock("doctor", "--send-test-error")
     assert said.exit_code == 0
-    assert said.out.startswith("warning  errors       nobody is told of failures")
+    assert said.out.startswith("warning  errors       failures are reported nowhere")
     assert "sentry_dsn" in said.out
 
 
 def test_each_kind_of_process_reaches_the_hook_and_every_service(
     penstock: Call, here: Path, there: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PENSTOCK_SENTRY_DSN", there.sentry_dsn)
-    monkeypatch.setenv("PENSTOCK_ENVIRONMENT", "prod")
+    monkeypatch.setenv("PENSTOCK_ALERTS_SENTRY_DSN", there.sentry_dsn)
+    monkeypatch.setenv("PENSTOCK_LOG_ENVIRONMENT", "prod")
     with receiver() as chat:
-        monkeypatch.setenv("PENSTOCK_NOTIFY_URLS", json.dumps([chat.chat_url]))
+        monkeypatch.setenv("PENSTOCK_ALERTS_NOTIFY_URLS", json.dumps([chat.chat_url]))
         said = penstock("doctor", "--send-test-error", app(here, "told_shop"), "--json")
-        found = {finding["check"]: (finding["verdict"], finding["found"]) for finding in said.document}
+        found = {finding["check"]: (finding["level"], finding["found"]) for finding in said.document}
         assert set(found) == KINDS
         hooked = {kind for kind, (_, words) in found.items() if "on_error" in words}
         assert hooked == KINDS - {"supervisor", "ingest", "lambda"}  # these know no app
@@ -66,34 +66,34 @@ def test_each_kind_of_process_reaches_the_hook_and_every_service(
         events = there.sentry_events(len(KINDS))
         assert len(chat.documents(len(KINDS))) == len(KINDS)
     values = [event["exception"]["values"][-1] for event in events]
-    assert {value["value"].partition("as by: ")[2].partition(".")[0] for value in values} == KINDS
+    assert {value["value"].partition("for the process ")[2].partition(".")[0] for value in values} == KINDS
     assert {event["tags"]["process"] for event in events} == set(get_args(Process))
     heard = (here / "heard.txt").read_text().splitlines()
     assert len(heard) == len(hooked)
 
 
-def test_who_does_not_take_it_is_named(
+def test_services_that_refuse_the_test_error_are_named(
     penstock: Call, here: Path, there: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there.status = 500
-    monkeypatch.setenv("PENSTOCK_NOTIFY_URLS", json.dumps([there.chat_url.replace("//", "//user:hunter2@")]))
+    monkeypatch.setenv("PENSTOCK_ALERTS_NOTIFY_URLS", json.dumps([there.chat_url.replace("//", "//user:hunter2@")]))
     said = penstock("doctor", "--send-test-error", "--app", app(here, "failing_shop", "raise ValueError('a slip')"))
     assert said.exit_code == CHECK_FOUND_PROBLEMS
     assert "failed   worker       on_error: ValueError: a slip" in said.out
     assert "failed   ingest       notify_urls 1 (json): ReportRejected: notify_urls 1 (json) did not take" in said.out
     assert "hunter2" not in said.out + said.err
-    assert "taken by" not in said.out
+    assert "accepted by" not in said.out
 
 
-def test_a_setting_that_does_not_fit_is_told_once(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_SENTRY_DSN", "http://hunter2")
+def test_a_setting_that_does_not_fit_is_reported_once(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_ALERTS_SENTRY_DSN", "http://hunter2")
     said = penstock("doctor", "--send-test-error")
     assert said.exit_code == CHECK_FOUND_PROBLEMS
-    assert said.out.startswith("failed   settings     The setting sentry_dsn is no DSN")
+    assert said.out.startswith("failed   settings     The setting alerts.sentry_dsn is no DSN")
     assert said.out.count("\n") == 1
     assert "hunter2" not in said.out
 
 
-def test_what_belongs_to_other_checks_is_refused(penstock: Call) -> None:
+def test_options_of_other_checks_are_refused(penstock: Call) -> None:
     assert penstock("doctor", "--send-test-error", "--table", "x").exit_code == 2
-    assert penstock("doctor", "shop:app", "--app", "shop:app").exit_code == 2
+    assert penstock("doctor", "shop:app", "--app", "other:app").exit_code == 2

@@ -1,4 +1,4 @@
-"""`penstock publish`, `repair`, `compact` and `batches show`."""
+"""`penstock admin publish`, `repair`, `compact` and `batches show`."""
 
 import shutil
 import sys
@@ -9,7 +9,11 @@ from deltalake import DeltaTable
 from tests.cli.conftest import Call
 from tests.cli.scene import Scene
 
+from penstock.app.jobs.compact import compact_tables
 from penstock.app.paths import LEDGER_FILE
+from penstock.events import Bus, Event, TableCompacted
+from penstock.messaging.clock import SystemClock
+from penstock.messaging.steps import no_probe
 
 
 def rows(scene: Scene) -> int:
@@ -35,7 +39,7 @@ def set_back(scene: Scene, backup: Path) -> None:
 
 
 class Terminal:
-    """Where somebody sits who answers."""
+    """A terminal on which the user answers."""
 
     def __init__(self, *answers: str) -> None:
         self._answers = iter(answers)
@@ -47,19 +51,19 @@ class Terminal:
         return next(self._answers)
 
 
-def test_what_is_committed_is_published_once(penstock: Call, scene: Scene) -> None:
+def test_committed_batches_are_published_once(penstock: Call, scene: Scene) -> None:
     scene.process("a")
     scene.process("b")
-    assert penstock("publish", "--json").document == [{"pipeline": scene.where.pipeline, "batches": 2}]
+    assert penstock("admin", "publish", "--json").document == [{"pipeline": scene.where.pipeline, "batches": 2}]
     assert rows(scene) == 4
-    assert "nothing to publish" in penstock("publish").out
+    assert "nothing to publish" in penstock("admin", "publish").out
     assert rows(scene) == 4
 
 
 def test_a_ledger_that_agrees_is_left_alone(penstock: Call, scene: Scene) -> None:
     scene.process("a")
     scene.publish()
-    said = penstock("repair", "--json")
+    said = penstock("admin", "repair", "--json")
     assert said.exit_code == 0
     assert "there is nothing to repair" in said.err
     assert (said.document[0]["needed"], said.document[0]["repaired"]) == (False, False)
@@ -67,28 +71,28 @@ def test_a_ledger_that_agrees_is_left_alone(penstock: Call, scene: Scene) -> Non
 
 def test_a_ledger_that_was_set_back_halts_and_is_repaired(penstock: Call, scene: Scene, backup: Path) -> None:
     set_back(scene, backup)
-    halted = penstock("publish")
+    halted = penstock("admin", "publish")
     assert halted.exit_code == 1
-    assert "`penstock repair`" in halted.err
+    assert "`penstock admin repair`" in halted.err
 
-    dry = penstock("repair", "--dry-run", "--json").document[0]
+    dry = penstock("admin", "repair", "--dry-run", "--json").document[0]
     assert (dry["needed"], dry["repaired"], dry["imported"], dry["agrees_at"]) == (True, False, [2], 1)
     assert dry["unnamed"] == [2], "this scene's runs leave no records"
-    unasked = penstock("repair")
+    unasked = penstock("admin", "repair")
     assert unasked.exit_code == 2
     assert "give --yes" in unasked.err
-    assert penstock("publish").exit_code == 1, "nothing was changed until now"
+    assert penstock("admin", "publish").exit_code == 1, "nothing was changed until now"
 
-    said = penstock("repair", "--yes")
+    said = penstock("admin", "repair", "--yes")
     assert said.exit_code == 0
-    assert "ledger.repaired" in said.err
-    assert "Nobody knows the objects of batch 2" in said.err
+    assert "ledger.repair_finished" in said.err
+    assert "The objects of batch 2 are unknown" in said.err
     scene.process("c")
-    assert penstock("publish").exit_code == 0
+    assert penstock("admin", "publish").exit_code == 0
     assert rows(scene) == 6
 
 
-def test_who_says_no_is_told_of_whom_and_nobody_else_hears(
+def test_a_refused_report_names_the_service_and_only_that_one(
     penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -115,14 +119,14 @@ def test_who_says_no_is_told_of_whom_and_nobody_else_hears(
     set_back(scenes[0], kept)  # it is that of both
 
     monkeypatch.setattr(sys, "stdin", Terminal("y\n", "n\n"))
-    said = penstock("repair", "--app", "shop_that_asks:app")
+    said = penstock("admin", "repair", "--app", "shop_that_asks:app")
     assert said.exit_code == 1
     assert "clicks: repaired" in said.err
     assert said.err.endswith("Nothing was changed for views.\n")
     assert not Path("heard.txt").exists(), "an answer is no failure"
 
 
-def test_another_tables_ledger_is_not_repaired_untold(penstock: Call, scene: Scene, tmp_path: Path) -> None:
+def test_another_tables_ledger_is_repaired_only_with_adopt(penstock: Call, scene: Scene, tmp_path: Path) -> None:
     empty = tmp_path / "empty.db"
     with scene.worker():
         pass
@@ -130,68 +134,81 @@ def test_another_tables_ledger_is_not_repaired_untold(penstock: Call, scene: Sce
     scene.process("a")
     scene.publish()
     set_back(scene, empty)
-    refused = penstock("repair", "--yes")
+    refused = penstock("admin", "repair", "--yes")
     assert refused.exit_code == 1
     assert "--adopt" in refused.err
-    assert penstock("repair", "--yes", "--adopt", "--json").document[0]["repaired"] is True
-    assert "nothing to publish" in penstock("publish").out
-
-
-@pytest.mark.parametrize("verb", ["publish", "doctor"])
-def test_an_app_is_named_once(penstock: Call, scene: Scene, verb: str) -> None:
-    said = penstock(verb, "shop:app", "--app", "shop:app")
-    assert (said.exit_code, said.err) == (2, "penstock: Name the app once: APP, or --app.\n")
+    assert penstock("admin", "repair", "--yes", "--adopt", "--json").document[0]["repaired"] is True
+    assert "nothing to publish" in penstock("admin", "publish").out
 
 
 def test_a_pipeline_is_named_once(penstock: Call, scene: Scene) -> None:
-    said = penstock("publish", "shop:app", "clicks", "--pipeline", "clicks")
-    assert (said.exit_code, said.err) == (2, "penstock: Name the pipeline once: PIPELINE, or --pipeline.\n")
+    said = penstock("admin", "publish", "shop:app", "clicks", "--pipeline", "views")
+    assert (said.exit_code, said.err) == (
+        2,
+        "penstock: PIPELINE is clicks and --pipeline is views: name one pipeline.\n",
+    )
 
 
 def test_small_files_are_merged(penstock: Call, scene: Scene) -> None:
     for name in "abc":
         scene.process(name)
         scene.publish()
-    assert "3 files would become 1" in penstock("compact", "--dry-run").out
-    (document,) = penstock("compact", "--json").document
+    assert "3 files would become 1" in penstock("admin", "compact", "--dry-run").out
+    (document,) = penstock("admin", "compact", "--json").document
     assert (document["files_before"], document["files_after"], document["merged"]) == (3, 1, 3)
-    assert "nothing to merge" in penstock("compact").out
+    assert "nothing to merge" in penstock("admin", "compact").out
     assert rows(scene) == 6
     scene.process("d")
-    assert penstock("publish").exit_code == 0
+    assert penstock("admin", "publish").exit_code == 0
     assert rows(scene) == 8
 
 
 def test_a_vacuum_obeys_the_table_s_retention(penstock: Call, scene: Scene) -> None:
     scene.process("a")
     scene.publish()
-    assert "0 old files deleted" in penstock("compact", "--vacuum").out
-    refused = penstock("compact", "--vacuum", "--retention-hours", 1)
+    assert "0 old files deleted" in penstock("admin", "compact", "--vacuum").out
+    refused = penstock("admin", "compact", "--vacuum", "--retention-hours", 1)
     assert refused.exit_code == 1
     assert "--retention-hours" in refused.err
-    assert penstock("compact", "--retention-hours", 1).exit_code == 2
-    assert penstock("compact", "--target-size", "much").exit_code == 2
+    assert penstock("admin", "compact", "--retention-hours", 1).exit_code == 2
+    assert penstock("admin", "compact", "--target-size", "much").exit_code == 2
 
 
 def test_all_of_one_batch_is_shown(penstock: Call, scene: Scene) -> None:
     scene.process("a", "b", rows=3, bad_lines=1)
-    assert "not visible yet" in penstock("batches", "show", 1).out
+    assert "not visible yet" in penstock("admin", "batches", "show", 1).out
     scene.publish()
-    document = penstock("batches", "show", 1, "--json").document
+    document = penstock("admin", "batches", "show", 1, "--json").document
     (table,) = document["tables"]
     assert (table["visible"], table["table_version"]) == (True, 1)
     assert [file["rows"] for file in table["files"]] == [6]
     assert sorted(document["object_uris"]) == sorted(scene.ref(name).uri for name in "ab")
     assert document["seconds"] >= 0
-    said = penstock("batches", "show", 1)
+    said = penstock("admin", "batches", "show", 1)
     assert "visible since version 1" in said.out
     assert "read and write 1.2 s" in said.out
     assert "no link: Spark's UI was off" in said.out
-    assert "1 of 2 objects" in penstock("batches", "show", 1, "--limit", 1).err
+    assert "1 of 2 objects" in penstock("admin", "batches", "show", 1, "--limit", 1).err
 
 
-def test_a_batch_that_is_not_there_is_told(penstock: Call, scene: Scene) -> None:
+def test_a_batch_that_does_not_exist_is_reported(penstock: Call, scene: Scene) -> None:
     scene.process("a")
-    said = penstock("batches", "show", 7)
+    said = penstock("admin", "batches", "show", 7)
     assert said.exit_code == 2
     assert "the last one is 1" in said.err
+
+
+def test_a_compaction_that_is_stopped_begins_no_further_merge(scene: Scene) -> None:
+    for name in ("a", "b", "c"):
+        scene.process(name)
+    scene.publish()
+    heard: list[Event] = []
+    (done,) = compact_tables(
+        scene.where, bus=Bus(heard.append), probe=no_probe, clock=SystemClock(), stopped=lambda: True
+    )
+    assert (done.merged, done.left, done.files_after) == (0, 3, 3)
+    assert heard == []
+    (done,) = compact_tables(scene.where, bus=Bus(heard.append), probe=no_probe, clock=SystemClock())
+    assert (done.merged, done.files_after) == (3, 1)
+    assert [type(event) for event in heard] == [TableCompacted]
+    assert rows(scene) == 6

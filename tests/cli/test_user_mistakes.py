@@ -17,7 +17,7 @@ from tests.permissions import obey_permissions
 
 import penstock as penstock_package
 from penstock.app.state import open_state
-from penstock.config import load_settings
+from penstock.config import dotted, load_settings
 from penstock.errors import ConfigurationError
 from penstock.pipeline.spark import session
 
@@ -95,7 +95,7 @@ def test_arguments_that_are_missing_or_unknown(penstock: Call, here: Path, argum
     assert "Traceback" not in said.err
 
 
-@pytest.mark.parametrize("verb", [("outbox", "relay"), ("monitor",), ("replayer",)])
+@pytest.mark.parametrize("verb", [("admin", "outbox", "relay"), ("admin", "monitor")])
 def test_a_process_that_stays_up_has_no_document_to_print(penstock: Call, here: Path, verb: Sequence[str]) -> None:
     said = penstock(*verb, "shop:app", "--json")
     assert said.exit_code == USAGE
@@ -105,9 +105,9 @@ def test_a_process_that_stays_up_has_no_document_to_print(penstock: Call, here: 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("MAX_OBJECTS", "abc"),
-        ("MAX_OBJECTS", "0"),
-        ("LEASE_SECONDS", "-1"),
+        ("OBJECTS_MAX_BATCH_OBJECTS", "abc"),
+        ("OBJECTS_MAX_BATCH_OBJECTS", "0"),
+        ("WORKER_LEASE", "-1"),
         ("KILL_AT", "nowhere"),
         ("SPARK_DRIVER_MEMORY", "much"),
     ],
@@ -118,12 +118,16 @@ def test_a_setting_in_the_environment_that_does_not_fit(
     monkeypatch.setenv(f"PENSTOCK_{name}", value)
     said = penstock("ingest", "in", "t")
     assert said.exit_code == CONFIGURATION
-    one_sentence(said, name.lower(), value)
+    one_sentence(said, name.lower() if name == "KILL_AT" else f"PENSTOCK_{name}", value)
 
 
 @pytest.mark.parametrize(
     ("toml", "part"),
-    [("max_objects = 'many'", "max_objects"), ("max_objcts = 5", "max_objcts"), ("max_objects = ", "penstock.toml")],
+    [
+        ("[worker]\nconcurrency = 'many'", "worker.concurrency"),
+        ("[worker]\nconcurency = 5", "concurency"),
+        ("[worker]\nconcurrency = ", "penstock.toml"),
+    ],
 )
 def test_a_settings_file_that_does_not_fit(penstock: Call, here: Path, toml: str, part: str) -> None:
     (here / "penstock.toml").write_text(toml)
@@ -178,7 +182,7 @@ def test_a_table_of_another_schema_after_an_earlier_ingest(penstock: Call, scene
 
 
 @pytest.mark.parametrize(
-    "verb", [("ingest", "in", "moved"), ("status", "--table", "moved"), ("gc", "--table", "moved")]
+    "verb", [("ingest", "in", "moved"), ("status", "--table", "moved"), ("admin", "gc", "--table", "moved")]
 )
 def test_a_table_whose_folder_was_moved_is_not_filled_again(
     penstock: Call, scene: Scene, here: Path, verb: Sequence[str]
@@ -193,7 +197,7 @@ def test_a_table_whose_folder_was_moved_is_not_filled_again(
     assert penstock("status").out.startswith("all well")
 
 
-def test_somebody_else_s_table_with_other_columns(penstock: Call, here: Path) -> None:
+def test_a_foreign_table_with_other_columns(penstock: Call, here: Path) -> None:
     DeltaTable.create(str(here / "t"), pa.schema([("id", pa.int64()), ("colour", pa.string())]))
     said = penstock("ingest", "in", "t")
     assert said.exit_code == FAILED
@@ -222,13 +226,13 @@ def test_partition_columns_that_cannot_be(penstock: Call, here: Path, columns: s
 @pytest.mark.parametrize(
     ("option", "value", "field"),
     [
-        ("--max-objects", 0, "max_objects"),
-        ("--max-objects", 100_001, "max_objects"),
-        ("--max-attempts", 0, "max_attempts"),
-        ("--max-attempts", 101, "max_attempts"),
-        ("--max-quarantine-ratio", 1.5, "max_quarantine_ratio"),
-        ("--stop-timeout", 9.9, "stop_timeout_seconds"),
-        ("--stop-timeout", "5s", "stop_timeout_seconds"),
+        ("--max-batch-objects", 0, "objects_max_batch_objects"),
+        ("--max-batch-objects", 100_001, "objects_max_batch_objects"),
+        ("--max-attempts", 0, "objects_max_attempts"),
+        ("--max-attempts", 101, "objects_max_attempts"),
+        ("--max-quarantine-ratio", 1.5, "objects_max_quarantine_ratio"),
+        ("--stop-timeout", 9.9, "worker_stop_timeout"),
+        ("--stop-timeout", "5s", "worker_stop_timeout"),
     ],
 )
 def test_a_flag_out_of_range_is_wrong_usage_as_the_setting_is_wrong_configuration(
@@ -237,7 +241,7 @@ def test_a_flag_out_of_range_is_wrong_usage_as_the_setting_is_wrong_configuratio
     said = penstock("ingest", "in", "t", option, value)
     assert (said.exit_code, said.out) == (USAGE, "")
     assert option in said.err
-    with pytest.raises(ConfigurationError, match=field):
+    with pytest.raises(ConfigurationError, match=dotted(field)):
         load_settings(**{field: value})
 
 

@@ -49,13 +49,13 @@ def test_what_needs_no_table_works(call: Call) -> None:
         "status",
         "status --app app:app",
         "objects list",
-        "batches list",
+        "admin batches list",
         "dead list",
         "queues list",
         "queues show greetings",
-        "worker ps",
-        "config show",
-        "config check-budget --platform ecs",
+        "admin workers list",
+        "admin config show",
+        "admin config check-budget --platform ecs",
     ):
         said = call(*verb.split())
         assert (said.returncode, "defect" in said.stderr) == (0, False), (verb, said.stderr)
@@ -64,12 +64,12 @@ def test_what_needs_no_table_works(call: Call) -> None:
 
 def test_what_needs_a_table_names_the_extra(call: Call, tmp_path: Path) -> None:
     Scene.at(tmp_path).process("a")
-    for verb in ("status", "gc"):
-        said = call(verb)
+    for verb in ("status", "admin gc"):
+        said = call(*verb.split())
         assert (said.returncode, said.stdout) == (CONFIGURATION, "")
         (line,) = said.stderr.splitlines()
         assert "pip install 'penstock[spark]'" in line
-    assert call("objects", "list").returncode == call("batches", "list").returncode == 0
+    assert call("objects", "list").returncode == call("admin", "batches", "list").returncode == 0
 
 
 def test_doctor_says_what_is_missing_and_looks_at_the_rest(call: Call) -> None:

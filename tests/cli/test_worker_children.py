@@ -1,4 +1,4 @@
-"""What a supervisor's workers are told is what it was told."""
+"""A supervisor passes its options to its workers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from penstock.config import Settings
         ("--replay",),
         ("--no-replay",),
         ("--queues", "orders=2,mails", "--concurrency", "3", "--stop-timeout", "45.5", "--reconcile-every", "1h"),
-        ("--metrics", "127.0.0.1:9464"),
+        ("--metrics-address", "127.0.0.1:9464"),
     ],
 )
 def test_options_reach_the_children(
@@ -29,8 +29,8 @@ def test_options_reach_the_children(
         return 0
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("penstock.cli.worker._supervise", supervise)
+    monkeypatch.setattr("penstock.cli.supervise.supervise", supervise)
     assert penstock("worker", "shop:app", "--processes", 2, *options).exit_code == 0
     ((arguments, settings),) = begun
-    assert [*arguments] == ["-m", "penstock", "worker", "run", "shop:app", *options]
-    assert settings.processes == 2
+    assert [*arguments] == ["-m", "penstock", "worker", "shop:app", *options]
+    assert settings.worker_processes == 2

@@ -47,7 +47,7 @@ class MemoryStand:
     def broker(self, holder: str = "w1", queues: Sequence[QueueSettings] = ()) -> Broker:
         if self._first is None:
             self._first = MemoryBroker(clock=self.clock, queues=queues, holder=holder)
-        self._open.append(self._first.held_by(holder))
+        self._open.append(self._first.with_holder(holder))
         return self._open[-1]
 
     def advance(self, seconds: float) -> None:
@@ -167,57 +167,57 @@ SECOND_STANDS: dict[str, frozenset[str]] = {
         "test_a_duplicate_within_the_window_is_dropped_even_when_the_first_is_done",
         "test_row_84_a_stale_receipt_settles_and_extends_nothing",
         "test_a_lease_past_its_time_can_neither_be_extended_nor_settled",
-        "test_of_two_settlements_of_one_delivery_the_first_counts",
+        "test_the_first_of_two_settlements_of_one_delivery_counts",
         "test_a_release_brings_the_message_back_after_its_delay_with_a_higher_attempt",
         "test_a_group_of_settlements_reports_exactly_those_that_failed",
         "test_a_dead_letter_keeps_everything_and_says_what_it_died_of",
-        "test_what_was_handed_over_too_often_is_dead_lettered_by_the_broker",
-        "test_past_its_retention_a_message_is_not_handed_over_but_dead_lettered",
+        "test_a_message_delivered_too_often_is_dead_lettered_by_the_broker",
+        "test_past_its_retention_a_message_is_dead_lettered_instead_of_delivered",
         "test_a_dead_letter_past_its_retention_is_deleted_and_counted",
         "test_groups_take_turns_and_each_is_served_oldest_first",
         "test_stats_count_every_state_and_the_oldest_visible_age",
-        "test_browsing_leases_nothing_and_goes_on_behind_an_id_that_has_left",
+        "test_browsing_leases_nothing_and_continues_behind_an_id_that_has_left",
         "test_a_wait_ends_with_the_first_message",
         "test_a_wait_ends_when_a_lease_ends",
         "test_a_lease_of_a_dead_worker_ended_when_that_was_known",
-        "test_a_release_is_told_with_its_reason",
-        "test_given_up_on_in_the_second_tier_a_letter_stays_for_a_while_and_as_it_is",
-        "test_letters_past_their_retention_are_deleted_and_counted_in_either_tier",
+        "test_a_release_is_reported_with_its_reason",
+        "test_a_message_that_fails_in_the_final_dlq_waits_there_unchanged",
+        "test_dead_letters_past_their_retention_are_deleted_and_counted_in_either_tier",
         "test_messages_are_discarded_wherever_they_are",
-        "test_many_letters_are_discarded_in_one_call_and_ages_go_with_them",
+        "test_many_dead_letters_are_discarded_in_one_call_and_ages_go_with_them",
         "test_with_redrive_the_age_resets_at_the_third_failure_and_the_sixth_takes_it_away",
         "test_in_flight_and_delayed_messages_count_and_only_visible_ones_for_the_visible_age",
         "test_a_turn_settles_and_receives",
-        "test_what_cannot_be_settled_is_answered_and_the_turn_goes_on",
-        "test_an_arrival_is_told_of_once_it_is_wanted",
-        "test_the_end_of_a_pause_is_told_of",
+        "test_what_cannot_be_settled_is_answered_and_the_turn_continues",
+        "test_an_arrival_is_reported_once_a_listener_asks",
+        "test_the_end_of_a_pause_is_reported",
         "test_a_paused_queue_hands_nothing_over_to_anybody_until_it_is_resumed",
-        "test_a_waiting_receiver_goes_on_when_the_queue_is_resumed",
+        "test_a_waiting_receiver_continues_when_the_queue_is_resumed",
         "test_a_message_takes_the_context_of_its_sending_along",
-        "test_a_dead_letter_is_a_message_again_and_no_letter_any_more",
+        "test_a_replayed_dead_letter_is_an_ordinary_message",
         "test_row_81_a_crash_doubles_at_most_once_and_loses_nothing",
     }),
     # What fauxqs gets wrong (retention), and of each operation of the service one test.
     "sqs moto": frozenset({
         "test_a_message_arrives_as_it_was_sent",
         "test_a_delay_is_honoured",
-        "test_what_can_never_be_sent_is_refused_and_nothing_of_it_is_kept",
+        "test_messages_that_can_never_be_sent_are_refused_with_their_whole_call",
         "test_a_leased_message_is_hidden_until_its_lease_ends",
         "test_an_extended_lease_holds_from_now_on",
         "test_a_release_brings_the_message_back_after_its_delay_with_a_higher_attempt",
         "test_a_group_of_settlements_reports_exactly_those_that_failed",
         "test_a_dead_letter_keeps_everything_and_says_what_it_died_of",
-        "test_what_was_handed_over_too_often_is_dead_lettered_by_the_broker",
+        "test_a_message_delivered_too_often_is_dead_lettered_by_the_broker",
         "test_past_its_retention_a_message_is_not_handed_over",
         "test_stats_count_every_state_as_near_as_can_be",
         "test_a_wait_ends_with_the_first_message",
         "test_a_lease_of_a_dead_worker_ended_when_that_was_known",
-        "test_how_long_a_queue_keeps_messages_is_told",
-        "test_a_death_tells_of_every_attempt",
+        "test_how_long_a_queue_keeps_messages_is_reported",
+        "test_a_death_lists_every_attempt",
         "test_a_turn_settles_and_receives",
-        "test_where_no_ages_are_told_the_poison_message_goes_and_stays_all_the_same",
+        "test_without_ages_the_poison_message_is_dead_lettered_just_the_same",
         "test_a_message_takes_the_context_of_its_sending_along",
-        "test_a_dead_letter_is_a_message_again_and_no_letter_any_more",
+        "test_a_replayed_dead_letter_is_an_ordinary_message",
         "test_row_62_a_forged_counter_is_ignored_and_reset",
     }),
 }  # fmt: skip
@@ -247,7 +247,7 @@ def receive(broker: Broker, count: int = 10, *, queue: str = "q", lease: float =
 
 
 class Waiting:
-    """Somebody who waits for messages in a thread of its own, while the test lets time pass."""
+    """A receiver that waits in its own thread while the test advances time."""
 
     def __init__(self, stand: Stand, wait: Callable[[], Sequence[Delivery]]) -> None:
         self._stand = stand

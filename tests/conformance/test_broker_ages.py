@@ -15,7 +15,7 @@ from penstock.messaging.settlement import Ack, DeadLetter, Release
 
 
 def ageing(stand: Stand, *queues: QueueSettings) -> Broker:
-    """A broker that tells ages; with others the test ends here."""
+    """A broker with exact ages; with others the test ends here."""
     broker = stand.broker(queues=queues)
     if not broker.capabilities.exact_stats:
         pytest.skip("not applicable: this broker tells no ages")
@@ -56,14 +56,14 @@ def test_without_redrive_the_age_resets_at_every_third_failure_and_never_leaves(
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_every_broker_that_tells_ages_tells_the_series_of_the_page(stand: Stand, name: str) -> None:
+def test_every_broker_with_ages_has_the_series_of_the_page(stand: Stand, name: str) -> None:
     experiment = EXPERIMENTS[name]
     broker = ageing(stand, experiment.queue)
     assert list(islice(run(experiment, broker, stand.advance), MINUTES)) == series()[name]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_where_no_ages_are_told_the_poison_message_goes_and_stays_all_the_same(stand: Stand, name: str) -> None:
+def test_without_ages_the_poison_message_is_dead_lettered_just_the_same(stand: Stand, name: str) -> None:
     experiment = EXPERIMENTS[name]
     broker = stand.broker(queues=[experiment.queue])
     if broker.capabilities.exact_stats:
@@ -92,16 +92,16 @@ def test_the_reset_is_at_the_end_of_the_third_and_not_before(stand: Stand) -> No
     assert age(broker) == 100
 
 
-def test_releases_count_refunded_or_not_and_reset_where_they_happen(stand: Stand) -> None:
+def test_every_release_resets_the_age_counted_or_not(stand: Stand) -> None:
     broker = ageing(stand)
-    if not broker.capabilities.refunds:
-        pytest.skip("not applicable: this broker has no refunds")
+    if not broker.capabilities.releases_uncounted:
+        pytest.skip("not applicable: every release of this broker counts as an attempt")
     broker.send("q", outgoing("a"))
-    for refund in (True, False, True):
+    for uncounted in (True, False, True):
         (delivery,) = receive(broker)
         stand.advance(10)
         assert age(broker) is not None
-        broker.settle([(delivery, Release(refund=refund, delay_seconds=5))])
+        broker.settle([(delivery, Release(uncounted=uncounted, delay_seconds=5))])
         stand.advance(5)
     assert age(broker) == 5
 
@@ -150,7 +150,7 @@ def test_an_empty_queue_has_age_0_and_one_never_heard_of_has_none(stand: Stand) 
     assert age(broker) == 0
 
 
-def test_a_dead_letter_counts_from_its_death_and_its_failures_anew(stand: Stand) -> None:
+def test_the_age_and_the_failures_of_a_dead_letter_count_from_its_death(stand: Stand) -> None:
     broker = ageing(stand)
     broker.send("q", outgoing("a"))
     for _ in range(4):  # one reset and one more
@@ -171,7 +171,7 @@ def test_a_dead_letter_counts_from_its_death_and_its_failures_anew(stand: Stand)
     assert age(broker, "q-dlq") == 0
 
 
-def test_without_resets_an_age_counts_from_the_enqueueing_and_of_a_letter_from_its_death(stand: Stand) -> None:
+def test_without_resets_ages_start_at_the_enqueueing_and_those_of_dead_letters_at_the_death(stand: Stand) -> None:
     broker = ageing(stand)
     broker.send("q", outgoing("a"))
     for _ in range(4):

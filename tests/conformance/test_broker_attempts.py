@@ -1,4 +1,4 @@
-"""What a delivery tells of the hand-over before it: when, where, and how it ended."""
+"""A delivery describes the previous delivery: when, where, and how it ended."""
 
 import pytest
 from tests.conformance.broker_stands import LEASE, Stand, outgoing, receive
@@ -19,21 +19,21 @@ def broker(stand: Stand) -> Broker:
     return broker
 
 
-def test_the_first_hand_over_has_none_before_it(stand: Stand, broker: Broker) -> None:
+def test_the_first_delivery_has_no_previous_one(stand: Stand, broker: Broker) -> None:
     broker.send("q", outgoing("a"))
     (delivery,) = receive(broker)
     assert delivery.previous is None
 
 
-@pytest.mark.parametrize("refund", [False, True])
-def test_a_release_is_told_with_its_reason(stand: Stand, broker: Broker, refund: bool) -> None:
-    if refund and not broker.capabilities.refunds:
-        pytest.skip("not applicable: this broker has no refunds")
+@pytest.mark.parametrize("uncounted", [False, True])
+def test_a_release_is_reported_with_its_reason(stand: Stand, broker: Broker, uncounted: bool) -> None:
+    if uncounted and not broker.capabilities.releases_uncounted:
+        pytest.skip("not applicable: every release of this broker counts as an attempt")
     broker.send("q", outgoing("a", "b"))
     (delivery,) = receive(broker, 1)
     started_at = stand.clock.now()
     stand.advance(7)
-    broker.settle([(delivery, Release(delay_seconds=50, refund=refund, reason="no löck \ud800"))])
+    broker.settle([(delivery, Release(delay_seconds=50, uncounted=uncounted, reason="no löck \ud800"))])
     stand.advance(50)
     by_body = {d.message.body: d.previous for d in receive(stand.broker("w2"))}
     assert by_body == {
@@ -41,7 +41,7 @@ def test_a_release_is_told_with_its_reason(stand: Stand, broker: Broker, refund:
             started_at=started_at,
             ended_at=started_at + 7,
             worker="w1",
-            end=AttemptEnd.GIVEN_BACK if refund else AttemptEnd.FAILED,
+            end=AttemptEnd.RELEASED if uncounted else AttemptEnd.FAILED,
             reason="no löck \\ud800",  # a lone surrogate is no Unicode; it is spelled
         ),
         b"b": None,
@@ -76,7 +76,7 @@ def test_a_lease_of_a_dead_worker_ended_when_that_was_known(stand: Stand, broker
     assert {delivery.previous and delivery.previous.end for delivery in deliveries} == {AttemptEnd.EXPIRED}
 
 
-def test_only_the_last_hand_over_is_told(stand: Stand, broker: Broker) -> None:
+def test_only_the_last_delivery_is_reported(stand: Stand, broker: Broker) -> None:
     broker.send("q", outgoing("a"))
     (first,) = receive(broker)
     broker.settle([(first, Release(reason="the first"))])
@@ -100,7 +100,7 @@ def test_a_long_reason_is_cut_between_two_characters(stand: Stand, broker: Broke
     assert REASON_BYTES_MAX - 4 < len(delivery.previous.reason.encode()) <= REASON_BYTES_MAX
 
 
-def test_a_dead_letter_begins_anew_and_keeps_its_death(stand: Stand) -> None:
+def test_a_dead_letter_starts_with_no_attempts_and_keeps_its_death(stand: Stand) -> None:
     broker = stand.broker(queues=[QueueSettings(name="q", receives_max=2)])
     broker.send("q", outgoing("given up on", "exhausted"))
     given_up, exhausted = receive(broker)

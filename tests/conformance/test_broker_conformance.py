@@ -1,4 +1,4 @@
-"""What every broker promises, asserted against each (`tests.conformance.broker_stands`)."""
+"""The contract of all brokers, asserted against each (`tests.conformance.broker_stands`)."""
 
 from functools import partial
 from typing import Any
@@ -119,7 +119,7 @@ def test_row_79_a_delay_of_5000_seconds_is_honoured(stand: Stand) -> None:
     [{"delay_seconds": -1.0}, {"delay_seconds": float("nan")}, {"delay_seconds": 1e12}, {"group": "\ud800"}],
     ids=str,
 )
-def test_what_can_never_be_sent_is_refused_and_nothing_of_it_is_kept(stand: Stand, bad: dict[str, Any]) -> None:
+def test_messages_that_can_never_be_sent_are_refused_with_their_whole_call(stand: Stand, bad: dict[str, Any]) -> None:
     broker = stand.broker()
     with pytest.raises(ConfigurationError):
         broker.send("q", [Outgoing(body=b"good"), Outgoing(body=b"bad", **bad)])
@@ -193,7 +193,7 @@ def test_row_84_a_stale_receipt_settles_and_extends_nothing(stand: Stand) -> Non
     stand.advance(LEASE)
     (fresh,) = receive(two)
     assert list(one.extend([stale], lease_seconds=LEASE)) == [stale]
-    settlements: list[Settlement] = [Ack(), Release(), Release(refund=True), DeadLetter(reason="stale")]
+    settlements: list[Settlement] = [Ack(), Release(), Release(uncounted=True), DeadLetter(reason="stale")]
     for settlement in settlements:
         (failure,) = one.settle([(stale, settlement)])
         assert failure.delivery == stale
@@ -220,11 +220,11 @@ def test_a_lease_past_its_time_can_neither_be_extended_nor_settled(stand: Stand)
 
 def test_a_stale_receipt_stays_stale_after_a_refund(stand: Stand) -> None:
     broker = stand.broker()
-    if not (broker.capabilities.fenced and broker.capabilities.refunds):
-        pytest.skip("not applicable: this broker has no fence or no refunds")
+    if not (broker.capabilities.fenced and broker.capabilities.releases_uncounted):
+        pytest.skip("not applicable: this broker has no fence, or counts every release as an attempt")
     broker.send("q", outgoing("a"))
     (first,) = receive(broker)
-    broker.settle([(first, Release(refund=True))])
+    broker.settle([(first, Release(uncounted=True))])
     (second,) = receive(broker)
     assert second.attempt == first.attempt == 1
     assert second.receipt != first.receipt
@@ -247,7 +247,7 @@ def test_receipts_never_repeat(stand: Stand) -> None:
     each_others = [("q", "other"), ("other", "q")]
     broker = stand.broker(queues=[QueueSettings(name=name, dead_letter_queue=dead) for name, dead in each_others])
     broker.send("q", outgoing("a"))
-    settlements: list[Settlement] = [Release(), Release(refund=True), Release(), DeadLetter(reason="x")]
+    settlements: list[Settlement] = [Release(), Release(uncounted=True), Release(), DeadLetter(reason="x")]
     receipts = []
     queue = "q"
     for settlement in settlements * 10:
@@ -294,7 +294,7 @@ def test_an_acked_message_is_gone_and_acking_again_harms_nothing(stand: Stand) -
     assert second.message.id != first.message.id
 
 
-def test_of_two_settlements_of_one_delivery_the_first_counts(stand: Stand) -> None:
+def test_the_first_of_two_settlements_of_one_delivery_counts(stand: Stand) -> None:
     broker = stand.broker()
     broker.send("q", outgoing("a"))
     (delivery,) = receive(broker)
@@ -319,23 +319,23 @@ def test_row_75_a_release_without_delay_is_receivable_by_another_at_once(stand: 
     one, two = stand.broker("w1"), stand.broker("w2")
     one.send("q", outgoing("a", "b", "c", "d"))
     deliveries = receive(one, 3)
-    one.settle([(delivery, Release(refund=True)) for delivery in deliveries])
+    one.settle([(delivery, Release(uncounted=True)) for delivery in deliveries])
     again = {delivery.message.body.decode(): delivery.attempt for delivery in receive(two)}
     assert list(again) == ["a", "b", "c", "d"] or not one.capabilities.ordered
-    expected = 1 if one.capabilities.refunds else 2
+    expected = 1 if one.capabilities.releases_uncounted else 2
     assert again == {"a": expected, "b": expected, "c": expected, "d": 1}
 
 
-def test_only_refunded_attempts_are_given_back(stand: Stand) -> None:
+def test_only_uncounted_releases_do_not_count_as_attempts(stand: Stand) -> None:
     broker = stand.broker()
-    if not broker.capabilities.refunds:
-        pytest.skip("not applicable: this broker has no refunds")
+    if not broker.capabilities.releases_uncounted:
+        pytest.skip("not applicable: every release of this broker counts as an attempt")
     broker.send("q", outgoing("a"))
     attempts = []
-    for refund in (False, True, True, False, True):
+    for uncounted in (False, True, True, False, True):
         (delivery,) = receive(broker)
         attempts.append(delivery.attempt)
-        broker.settle([(delivery, Release(refund=refund))])
+        broker.settle([(delivery, Release(uncounted=uncounted))])
     assert attempts == [1, 2, 2, 2, 3]
 
 
@@ -398,12 +398,12 @@ def test_a_queue_may_name_its_dead_letter_queue(stand: Stand) -> None:
     assert (death.reason, death.queue) == ("two", "graves")
 
 
-def test_what_was_handed_over_too_often_is_dead_lettered_by_the_broker(stand: Stand) -> None:
+def test_a_message_delivered_too_often_is_dead_lettered_by_the_broker(stand: Stand) -> None:
     broker = stand.broker("w1", queues=[QueueSettings(name="q", receives_max=3)])
     broker.send("q", outgoing("poison"))
     (first,) = receive(broker)
-    if broker.capabilities.refunds:
-        broker.settle([(first, Release(refund=True))])
+    if broker.capabilities.releases_uncounted:
+        broker.settle([(first, Release(uncounted=True))])
         (first,) = receive(broker)
     first_failed_at = stand.clock.now() + LEASE
     stand.advance(LEASE)
@@ -431,7 +431,7 @@ def test_what_was_handed_over_too_often_is_dead_lettered_by_the_broker(stand: St
 # --- retention
 
 
-def test_past_its_retention_a_message_is_not_handed_over_but_dead_lettered(stand: Stand) -> None:
+def test_past_its_retention_a_message_is_dead_lettered_instead_of_delivered(stand: Stand) -> None:
     broker = stand.broker(queues=[QueueSettings(name="q", retention_seconds=1_000)])
     if not broker.capabilities.explains_deaths:
         pytest.skip("not applicable: this broker deletes what is past its retention")
@@ -514,7 +514,7 @@ def test_row_86_a_noisy_tenant_delays_a_quiet_one_by_one_round_at_most(stand: St
         assert f"quiet {n}" in order[sent_after:]
 
 
-def test_a_tenant_whose_failures_come_back_all_at_once_delays_nobody(stand: Stand) -> None:
+def test_a_tenant_whose_failures_return_all_at_once_delays_no_other(stand: Stand) -> None:
     broker = ordered(stand)
     broker.send("q", outgoing(*map(str, range(100)), group="noisy"))
     broker.settle([(delivery, Release(delay_seconds=10)) for delivery in receive(broker, 100)])
@@ -584,7 +584,7 @@ def test_stats_count_every_state_as_near_as_can_be(stand: Stand) -> None:
     assert (stats.oldest_message_age_seconds is None) is not broker.capabilities.exact_stats
 
 
-def test_browsing_leases_nothing_and_goes_on_behind_an_id_that_has_left(stand: Stand) -> None:
+def test_browsing_leases_nothing_and_continues_behind_an_id_that_has_left(stand: Stand) -> None:
     broker = stand.broker()
     if not broker.capabilities.browsable:
         pytest.skip("not applicable: this broker cannot be browsed")

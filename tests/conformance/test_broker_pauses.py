@@ -31,7 +31,7 @@ def test_a_paused_queue_hands_nothing_over_to_anybody_until_it_is_resumed(stand:
     assert bodies(receive(broker)) == ["a", "b"]
 
 
-def test_other_queues_go_on(stand: Stand, broker: Broker) -> None:
+def test_other_queues_continue(stand: Stand, broker: Broker) -> None:
     broker.pause("q")
     broker.send("other", outgoing("a"))
     assert not broker.paused("other")
@@ -86,7 +86,7 @@ def test_purging_leaves_the_pause(stand: Stand, broker: Broker) -> None:
     assert broker.paused("q")
 
 
-def test_a_waiting_receiver_goes_on_when_the_queue_is_resumed(stand: Stand, broker: Broker) -> None:
+def test_a_waiting_receiver_continues_when_the_queue_is_resumed(stand: Stand, broker: Broker) -> None:
     broker.send("q", outgoing("a"))
     broker.pause("q")
     receiving = waiting(stand, broker, wait_seconds=3_600)

@@ -36,7 +36,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 def memory_views(request: pytest.FixtureRequest, count: int) -> list[Broker]:
     first = MemoryBroker()
-    return [first.held_by(f"w{n}") for n in range(count)]
+    return [first.with_holder(f"w{n}") for n in range(count)]
 
 
 def sqlite_shared(request: pytest.FixtureRequest, count: int) -> list[Broker]:
@@ -130,7 +130,7 @@ def test_sending_receiving_and_settling_at_once_loses_and_doubles_nothing(broker
             deliveries = broker.receive("q", messages_max=8, lease_seconds=LEASE)
             back, ready = deliveries[:2], deliveries[2:]
             assert not broker.extend(deliveries, lease_seconds=LEASE)
-            assert not broker.settle([(d, Release(refund=True)) for d in back] + [(d, Ack()) for d in ready])
+            assert not broker.settle([(d, Release(uncounted=True)) for d in back] + [(d, Ack()) for d in ready])
             with lock:
                 done.update(delivery.message.body for delivery in ready)
         return []
@@ -141,7 +141,7 @@ def test_sending_receiving_and_settling_at_once_loses_and_doubles_nothing(broker
     assert set(done.values()) == {1}
 
 
-def test_of_many_who_settle_one_delivery_one_wins(brokers: list[Broker]) -> None:
+def test_one_of_many_concurrent_settlements_of_a_delivery_wins(brokers: list[Broker]) -> None:
     if not brokers[0].capabilities.fenced:
         pytest.skip("not applicable: this broker takes the second settlement as it took the first")
     brokers[0].send("q", numbered(50))
@@ -153,7 +153,7 @@ def test_of_many_who_settle_one_delivery_one_wins(brokers: list[Broker]) -> None
     assert len(at_once(brokers, work)) == 50
 
 
-def test_of_many_who_send_one_deduplication_id_one_message_comes(brokers: list[Broker]) -> None:
+def test_many_concurrent_sends_of_one_deduplication_id_deliver_one_message(brokers: list[Broker]) -> None:
     if not brokers[0].capabilities.deduplicates:
         pytest.skip("not applicable: this broker does not deduplicate")
 

@@ -10,11 +10,11 @@ from penstock.errors import ConfigurationError
 from penstock.messaging.broker import Broker, QueueSettings
 from penstock.messaging.death import (
     DIED,
-    PAST_ATTRIBUTE,
+    EARLIER_DEATHS_ATTRIBUTE,
     SET_ASIDE_ATTRIBUTE,
     TRIES_MAX,
     death_of,
-    past_of,
+    earlier_deaths_of,
     set_aside_reason,
 )
 from penstock.messaging.delivery import AttemptEnd, Delivery
@@ -27,7 +27,7 @@ TEN: Mapping[str, str | bytes] = {f"a{n}": bytes([n, 255]) if n % 2 else f"téxt
 
 
 def buried(stand: Stand, broker: Broker, **fields: Any) -> Delivery:
-    """One dead letter of the first tier, handed over."""
+    """Return one delivered dead letter of the DLQ."""
     broker.send("q", outgoing("a", **fields))
     (delivery,) = receive(broker)
     stand.advance(1)
@@ -37,7 +37,7 @@ def buried(stand: Stand, broker: Broker, **fields: Any) -> Delivery:
 
 
 def set_aside(stand: Stand, broker: Broker, **fields: Any) -> Delivery:
-    """One of the second tier."""
+    """Return one of the final DLQ."""
     letter = buried(stand, broker, **fields)
     stand.advance(1)
     assert not broker.settle([(letter, ASIDE)])
@@ -48,13 +48,13 @@ def set_aside(stand: Stand, broker: Broker, **fields: Any) -> Delivery:
 @pytest.mark.parametrize(
     ("queue", "dead_letters"), [("q", "q-dlq"), ("q-dlq", "q-dead"), ("q-dead", "q-dead"), ("new", "new-dlq")]
 )
-def test_by_their_names_alone_a_queues_letters_go_to_the_first_tier_and_its_to_the_second(
+def test_by_names_alone_a_queue_dead_letters_to_its_dlq_and_that_to_the_final_dlq(
     stand: Stand, queue: str, dead_letters: str
 ) -> None:
     assert stand.broker().dead_letter_queue(queue) == dead_letters
 
 
-def test_what_a_queue_is_told_counts_more_than_its_name(stand: Stand) -> None:
+def test_a_queues_settings_take_precedence_over_its_name(stand: Stand) -> None:
     broker = stand.broker(queues=[QueueSettings(name="q", dead_letter_queue="graves")])
     assert broker.dead_letter_queue("q") == "graves"
     assert broker.dead_letter_queue("graves") == "graves-dead"
@@ -66,7 +66,7 @@ def test_what_a_queue_is_told_counts_more_than_its_name(stand: Stand) -> None:
     assert bodies(receive(broker, queue="graves-dead")) == ["a"]
 
 
-def test_how_long_a_queue_keeps_messages_is_told(stand: Stand) -> None:
+def test_how_long_a_queue_keeps_messages_is_reported(stand: Stand) -> None:
     broker = stand.broker(queues=[QueueSettings(name="q", retention_seconds=3_600)])
     assert stand.broker().retention_seconds("q") == 3_600
     untold = broker.retention_seconds("nobody sent to it".replace(" ", "-"))
@@ -74,7 +74,7 @@ def test_how_long_a_queue_keeps_messages_is_told(stand: Stand) -> None:
 
 
 @pytest.mark.parametrize("group", [None, "tenant é"])
-def test_a_letter_that_is_set_aside_is_the_same_but_for_the_reason(stand: Stand, group: str | None) -> None:
+def test_a_dead_letter_that_is_set_aside_is_the_same_but_for_the_reason(stand: Stand, group: str | None) -> None:
     broker = stand.broker("w1")
     letter = buried(stand, broker, attributes=TEN, group=group)
     broker.settle([(letter, ASIDE)])
@@ -90,7 +90,7 @@ def test_a_letter_that_is_set_aside_is_the_same_but_for_the_reason(stand: Stand,
     assert set_aside_reason(letter.message.attributes) is None
 
 
-def test_a_letter_that_dies_of_something_else_has_its_first_death_in_its_past(stand: Stand) -> None:
+def test_a_dead_letter_with_a_new_error_keeps_its_first_death_in_its_history(stand: Stand) -> None:
     broker = stand.broker()
     letter = buried(stand, broker, attributes=TEN)
     broker.settle([(letter, DeadLetter(reason="unreadable"))])
@@ -98,16 +98,14 @@ def test_a_letter_that_dies_of_something_else_has_its_first_death_in_its_past(st
     death = death_of(again.message.attributes)
     assert death is not None
     assert (death.reason, death.queue) == ("unreadable", "q-dlq")
-    assert [each.reason for each in past_of(again.message.attributes)] == ["bad"]
+    assert [each.reason for each in earlier_deaths_of(again.message.attributes)] == ["bad"]
     rest = {name: again.message.attributes[name] for name in TEN}
     assert rest == TEN
-    assert set(again.message.attributes) - set(TEN) == {"penstock-death", PAST_ATTRIBUTE}
+    assert set(again.message.attributes) - set(TEN) == {"penstock-death", EARLIER_DEATHS_ATTRIBUTE}
 
 
 @pytest.mark.parametrize("settlement", [ASIDE, BAD])
-def test_given_up_on_in_the_second_tier_a_letter_stays_for_a_while_and_as_it_is(
-    stand: Stand, settlement: DeadLetter
-) -> None:
+def test_a_message_that_fails_in_the_final_dlq_waits_there_unchanged(stand: Stand, settlement: DeadLetter) -> None:
     broker = stand.broker()
     letter = set_aside(stand, broker)
     assert not broker.settle([(letter, settlement)])
@@ -119,14 +117,14 @@ def test_given_up_on_in_the_second_tier_a_letter_stays_for_a_while_and_as_it_is(
     assert receive(broker, queue="q-dead") == receive(broker, queue="q-dlq") == []
 
 
-def test_the_second_tier_is_told_no_limit_of_attempts(stand: Stand) -> None:
+def test_the_final_dlq_gets_no_limit_of_attempts(stand: Stand) -> None:
     with pytest.raises(ConfigurationError, match="go nowhere else"):
         stand.broker(queues=[QueueSettings(name="q-dead", receives_max=3)])
 
 
 @pytest.mark.parametrize("tier", ["q-dlq", "q-dead"])
 @pytest.mark.parametrize("released", [False, True])
-def test_letters_past_their_retention_are_deleted_and_counted_in_either_tier(
+def test_dead_letters_past_their_retention_are_deleted_and_counted_in_either_tier(
     stand: Stand, tier: str, released: bool
 ) -> None:
     broker = stand.broker(queues=[QueueSettings(name=tier, retention_seconds=1_000)])
@@ -147,7 +145,7 @@ def test_letters_past_their_retention_are_deleted_and_counted_in_either_tier(
         assert receive(broker, queue=other) == []
 
 
-def test_a_released_letter_may_be_hidden_for_hours(stand: Stand) -> None:
+def test_a_released_dead_letter_may_be_hidden_for_hours(stand: Stand) -> None:
     broker = stand.broker()
     letter = buried(stand, broker)
     stand.advance(10)
@@ -162,13 +160,13 @@ def test_a_release_beyond_what_the_broker_can_hide_is_refused(stand: Stand) -> N
     broker = stand.broker()
     letter = buried(stand, broker)
     with pytest.raises(ConfigurationError, match="delay_seconds"):
-        broker.settle([(letter, Release(delay_seconds=broker.capabilities.hold_seconds_max + 1))])
+        broker.settle([(letter, Release(delay_seconds=broker.capabilities.release_delay_seconds_max + 1))])
 
 
 # --- the attempts of a message, as its death tells of them
 
 
-def test_a_death_tells_of_every_attempt(stand: Stand) -> None:
+def test_a_death_lists_every_attempt(stand: Stand) -> None:
     broker, other = stand.broker("w1"), stand.broker("w2")
     if not broker.capabilities.remembers_attempts:
         pytest.skip("not applicable: this broker does not remember attempts")
@@ -180,7 +178,7 @@ def test_a_death_tells_of_every_attempt(stand: Stand) -> None:
     stand.advance(8)
     (second,) = receive(other)
     stand.advance(3)
-    other.settle([(second, Release(refund=True))])
+    other.settle([(second, Release(uncounted=True))])
     receive(broker)
     stand.advance(LEASE)
     (fourth,) = receive(other)
@@ -192,13 +190,13 @@ def test_a_death_tells_of_every_attempt(stand: Stand) -> None:
     told = [(t.started_at - began, t.ended_at - began, t.worker, t.end, t.reason) for t in death.tries]
     assert told == [
         (*_near(told[0], 0, 2), "w1", AttemptEnd.FAILED, "no lock é"),
-        (*_near(told[1], 10, 13), "w2", AttemptEnd.GIVEN_BACK, None),
+        (*_near(told[1], 10, 13), "w2", AttemptEnd.RELEASED, None),
         (*_near(told[2], 13, 13 + LEASE), "w1", AttemptEnd.EXPIRED, None),
         (*_near(told[3], 13 + LEASE, 14 + LEASE), "w2", DIED, "bad"),
     ]
 
 
-def test_of_many_attempts_the_last_ones_are_told(stand: Stand) -> None:
+def test_the_last_of_many_attempts_are_reported(stand: Stand) -> None:
     broker = stand.broker("w1")
     broker.send("q", outgoing("a"))
     for n in range(TRIES_MAX + 3):
@@ -217,7 +215,7 @@ def test_of_many_attempts_the_last_ones_are_told(stand: Stand) -> None:
     assert all(each.reason is None or len(each.reason) <= 200 for each in death.tries)
 
 
-def test_a_message_that_its_broker_gives_up_on_tells_of_its_attempts_too(stand: Stand) -> None:
+def test_a_message_dead_lettered_by_its_broker_lists_its_attempts_too(stand: Stand) -> None:
     broker = stand.broker("w1", queues=[QueueSettings(name="q", receives_max=2)])
     if not broker.capabilities.explains_deaths:
         pytest.skip("not applicable: this broker gives up on messages without a word")
@@ -236,7 +234,7 @@ def test_a_message_that_its_broker_gives_up_on_tells_of_its_attempts_too(stand: 
     }
 
 
-def test_a_letters_attempts_are_its_own(stand: Stand) -> None:
+def test_a_dead_letters_attempts_are_its_own(stand: Stand) -> None:
     broker = stand.broker()
     letter = buried(stand, broker)
     broker.settle([(letter, Release(reason="held"))])
@@ -341,7 +339,7 @@ def test_ids_that_are_not_there_discard_nothing(stand: Stand) -> None:
     assert broker.stats("other").visible == 1
 
 
-def test_many_letters_are_discarded_in_one_call_and_ages_go_with_them(stand: Stand) -> None:
+def test_many_dead_letters_are_discarded_in_one_call_and_ages_go_with_them(stand: Stand) -> None:
     broker = discarding(stand)
     ids = list(broker.send("q-dlq", [Outgoing(body=b"%d" % n, group=f"g{n % 7}") for n in range(2_500)]))
     stand.advance(100)

@@ -6,7 +6,7 @@ from tests.traced import Traces, context_in, linked, traceparent
 
 from penstock.messaging.broker import Broker, QueueSettings, ReceiveRequest, send_each
 from penstock.messaging.message import Outgoing
-from penstock.messaging.replay import Replay, letter_replay_id, replayed
+from penstock.messaging.replay import Replay, dead_letter_replay_id, replayed
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.messaging.tracing import unwrapped
 
@@ -74,9 +74,9 @@ def test_it_survives_a_release_the_dead_letters_and_a_replay(broker: Broker, sta
     (letter,) = receive(broker, queue="q-dlq")
     assert context_in(letter.message.attributes) == origin
     replay = Replay(
-        replay_id=letter_replay_id("q-dlq", letter.message),
-        letter_queue="q-dlq",
-        letter_id=letter.message.id,
+        replay_id=dead_letter_replay_id("q-dlq", letter.message),
+        dead_letter_queue="q-dlq",
+        dead_letter_id=letter.message.id,
         queue="q",
         count=1,
         due_at=stand.clock.now(),
@@ -117,7 +117,7 @@ def test_a_duplicate_is_one_with_it_too(broker: Broker, traces: Traces) -> None:
     assert context_in(delivery.message.attributes) == traceparent(traces.named("send q")[0])
 
 
-def test_a_context_that_is_none_is_handed_on_and_linked_to_by_nobody(broker: Broker, traces: Traces) -> None:
+def test_an_invalid_trace_context_is_passed_on_and_never_linked(broker: Broker, traces: Traces) -> None:
     broker.send("q", [Outgoing(body=b"1", attributes={"traceparent": "nonsense"})])
     (delivery,) = receive(broker)
     assert context_in(delivery.message.attributes) == "nonsense"

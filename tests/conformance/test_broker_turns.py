@@ -1,4 +1,4 @@
-"""A turn settles and receives at once, and an ear is told of arrivals: what every broker keeps of both."""
+"""A turn settles and receives in one call, and a listener is notified of arrivals: the contract of all brokers."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -85,7 +85,7 @@ def test_a_paused_queue_gives_nothing_and_those_behind_it_are_asked(broker: Brok
     assert bodies(turn(broker, a=5, b=5).deliveries) == ["from b"]
 
 
-def test_what_cannot_be_settled_is_answered_and_the_turn_goes_on(broker: Broker) -> None:
+def test_what_cannot_be_settled_is_answered_and_the_turn_continues(broker: Broker) -> None:
     broker.send("q", outgoing("a", "b", "c"))
     first, second = receive(broker, 2)
     broker.settle([(first, Ack())])
@@ -110,7 +110,7 @@ def test_a_turn_without_anything_to_do_is_nothing(broker: Broker) -> None:
     assert (came.settle_error, came.receive_error) == (None, None)
 
 
-def test_a_settlement_that_makes_no_sense_is_answered_and_the_receive_goes_on(broker: Broker) -> None:
+def test_a_settlement_that_makes_no_sense_is_answered_and_the_receive_continues(broker: Broker) -> None:
     broker.send("q", outgoing("a", "b"))
     (delivery,) = receive(broker, 1)
     came = turn(broker, [(delivery, Release(delay_seconds=-1.0))], q=5)
@@ -155,7 +155,7 @@ def test_a_turn_waits_for_one_queue_and_never_for_several(stand: Stand, broker: 
 
 
 class Ear:
-    """Counts how often it was told."""
+    """A listener that counts its notifications."""
 
     def __init__(self, queues: frozenset[str]) -> None:
         self.times = 0
@@ -203,7 +203,7 @@ def listen(stand: Stand, broker: Broker) -> Iterator[Listen]:
         close(stand, ear)
 
 
-def test_an_arrival_is_told_of_once_it_is_wanted(broker: Broker, listen: Listen) -> None:
+def test_an_arrival_is_reported_once_a_listener_asks(broker: Broker, listen: Listen) -> None:
     ear = listen("other", "q")
     ear.wants()
     broker.send("q", outgoing("a"))
@@ -231,20 +231,18 @@ def told_beside(stand: Stand, deaf: Ear, listen: Listen, broker: Broker) -> int:
     return deaf.times
 
 
-def test_nothing_is_told_that_is_not_wanted(stand: Stand, broker: Broker, listen: Listen) -> None:
+def test_nothing_is_reported_without_a_request(stand: Stand, broker: Broker, listen: Listen) -> None:
     assert told_beside(stand, listen(), listen, broker) == 0
 
 
-def test_what_is_not_wanted_any_more_is_not_told(stand: Stand, broker: Broker, listen: Listen) -> None:
+def test_a_withdrawn_request_is_not_answered(stand: Stand, broker: Broker, listen: Listen) -> None:
     ear = listen()
     ear.wants()
     ear.listening.want(frozenset())
     assert told_beside(stand, ear, listen, broker) == 0
 
 
-def test_of_the_queues_it_listens_to_only_those_wanted_now_are_told_of(
-    stand: Stand, broker: Broker, listen: Listen
-) -> None:
+def test_only_arrivals_in_requested_queues_are_reported(stand: Stand, broker: Broker, listen: Listen) -> None:
     ear = listen("q", "other")
     ear.listening.want({"other"})
     assert told_beside(stand, ear, listen, broker) == 0
@@ -252,7 +250,7 @@ def test_of_the_queues_it_listens_to_only_those_wanted_now_are_told_of(
     ear.await_told()
 
 
-def test_an_ear_is_told_once_until_it_wants_anew(stand: Stand, broker: Broker, listen: Listen) -> None:
+def test_a_listener_is_notified_once_until_it_asks_again(stand: Stand, broker: Broker, listen: Listen) -> None:
     ear = listen()
     ear.wants()
     broker.send("q", outgoing("a"))
@@ -263,7 +261,7 @@ def test_an_ear_is_told_once_until_it_wants_anew(stand: Stand, broker: Broker, l
     ear.await_told()
 
 
-def test_a_closed_ear_is_not_told_even_if_it_wants(stand: Stand, broker: Broker, listen: Listen) -> None:
+def test_a_closed_listener_is_never_notified(stand: Stand, broker: Broker, listen: Listen) -> None:
     ear = listen()
     ear.wants()
     close(stand, ear)
@@ -278,7 +276,7 @@ def test_other_queues_are_not_told_of(stand: Stand, broker: Broker, listen: List
     assert told_beside(stand, ear, listen, broker) == 0
 
 
-def test_what_is_released_is_told_of(broker: Broker, listen: Listen) -> None:
+def test_what_is_released_is_reported(broker: Broker, listen: Listen) -> None:
     broker.send("q", outgoing("a"))
     (delivery,) = receive(broker)
     ear = listen()
@@ -288,7 +286,7 @@ def test_what_is_released_is_told_of(broker: Broker, listen: Listen) -> None:
     assert bodies(receive(broker)) == ["a"]
 
 
-def test_the_end_of_a_pause_is_told_of(broker: Broker, listen: Listen) -> None:
+def test_the_end_of_a_pause_is_reported(broker: Broker, listen: Listen) -> None:
     if not broker.capabilities.pausable:
         pytest.skip("not applicable: this broker cannot pause a queue")
     broker.send("q", outgoing("a"))

@@ -1,4 +1,4 @@
-"""What every place for files keeps to: a folder, and a prefix in S3."""
+"""The contract of `Files`, for a folder and a prefix in S3."""
 
 import io
 import pickle
@@ -41,7 +41,7 @@ def write_half(files: Files, path: str, data: bytes) -> None:
         raise KeyError
 
 
-def test_what_was_written_is_read(files: Files) -> None:
+def test_written_files_are_read_back(files: Files) -> None:
     files.write("data/a/1.bin", b"one")
     files.write("data/a/1.bin", b"another")
     files.write("empty", b"")
@@ -49,14 +49,14 @@ def test_what_was_written_is_read(files: Files) -> None:
     assert files.read("empty") == b""
 
 
-def test_a_new_file_is_made_by_one_of_those_who_try(files: Files) -> None:
+def test_a_new_file_is_created_by_one_of_several_writers(files: Files) -> None:
     assert files.write_new("log/1.json", b"first") is True
     assert files.write_new("log/1.json", b"second") is False
     assert files.read("log/1.json") == b"first"
     assert paths(files.list("log")) == ["log/1.json"]
 
 
-def test_a_file_that_is_not_there(files: Files) -> None:
+def test_a_file_that_does_not_exist(files: Files) -> None:
     assert files.stat("data/none") is None
     with pytest.raises(FileNotFoundError):
         files.read("data/none")

@@ -21,7 +21,7 @@ LEAST = {"QueueName": "orders", "PageTopic": PAGE_TOPIC}
 
 
 class Stack:
-    """The template with its parameters filled in: conditions, references and substitutions resolved."""
+    """The template with its parameters: conditions, references and substitutions are resolved."""
 
     def __init__(self, template: Mapping[str, Any], given: Mapping[str, str]) -> None:
         self._template = template
@@ -71,7 +71,7 @@ def read_template() -> Mapping[str, Any]:
 
 
 def watched(alarm: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Each metric: Namespace, MetricName, Dimensions."""
+    """Yield the namespace, name and dimensions of each metric."""
     if "MetricName" in alarm:
         yield alarm
     for query in alarm.get("Metrics", ()):

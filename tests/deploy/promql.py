@@ -1,4 +1,4 @@
-"""What expressions over our metrics name: metrics, labels and values, checked against the catalogue of metrics.
+"""Check the metrics, labels and label values in PromQL expressions against the catalogue.
 
 Whether an expression parses is for promtool to say; that what it names exists it cannot know.
 """
@@ -33,7 +33,7 @@ class Selector:
 
 
 def ask(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Let promtool say what it thinks. Skips the test where it is missing, which CI takes for a failure."""
+    """Run promtool. Skip the test if it is missing, which fails in CI."""
     return run("promtool", *arguments)
 
 
@@ -46,7 +46,7 @@ def selectors(expression: str) -> Iterator[Selector]:
 
 
 def problems(expression: str) -> Sequence[str]:
-    """What the expression names that is not there: metrics, labels, values of labels; as sentences."""
+    """Return the metrics, labels and label values of the expression that do not exist, as sentences."""
     found: list[str] = []
     known: set[str] = set(OF_THE_SCRAPE)
     for selector in selectors(expression):
@@ -64,7 +64,7 @@ def problems(expression: str) -> Sequence[str]:
 
 
 def metric_of(name: str) -> Metric | None:
-    """The row of the catalogue behind a name that Prometheus knows."""
+    """Return the catalogue's metric for a name in Prometheus."""
     plain = name.removeprefix(PREFIX)
     metric = METRICS.get(plain)
     if metric is not None:

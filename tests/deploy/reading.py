@@ -1,4 +1,4 @@
-"""Reading files of Terraform and CloudFormation. Apart from the tools, since these parsers take seconds to import."""
+"""Read files of Terraform and CloudFormation. A module of its own, because these parsers take seconds to import."""
 
 import json
 from pathlib import Path
@@ -10,14 +10,14 @@ from hcl2 import SerializationOptions
 
 
 def read_hcl(path: Path) -> dict[str, Any]:
-    """A file of Terraform."""
+    """Return the content of a Terraform file."""
     options = SerializationOptions(strip_string_quotes=True, explicit_blocks=False, with_comments=False)
     found: dict[str, Any] = hcl2.loads(path.read_text(encoding="utf-8"), serialization_options=options)
     return found
 
 
 def read_cloudformation(path: Path) -> dict[str, Any]:
-    """A template of CloudFormation, its functions in their long form."""
+    """Return the content of a CloudFormation template, with functions in their long form."""
     found, problems = decode(str(path))
     assert not problems
     plain: dict[str, Any] = json.loads(json.dumps(found))

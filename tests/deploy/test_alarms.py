@@ -1,4 +1,4 @@
-"""The alarms in CloudWatch: cfn-lint finds nothing, and what they watch is there."""
+"""The CloudWatch alarms: cfn-lint finds nothing, and their metrics exist."""
 
 import re
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ def stack(template: Mapping[str, Any]) -> Stack:
 # -- the template
 
 
-def test_cfn_lint_has_nothing_to_say() -> None:
+def test_cfn_lint_finds_nothing() -> None:
     assert [f"{match.rule.id} line {match.linenumber}: {match.message}" for match in lint_file(TEMPLATE)] == []
 
 
@@ -63,7 +63,7 @@ def test_cfn_lint_has_nothing_to_say() -> None:
         ("Condition: HasPipeline", "Condition: HasPipelines"),
     ],
 )
-def test_cfn_lint_would_say_something(tmp_path: Path, right: str, wrong: str) -> None:
+def test_cfn_lint_finds_mistakes(tmp_path: Path, right: str, wrong: str) -> None:
     text = TEMPLATE.read_text(encoding="utf-8")
     assert right in text
     spoilt = tmp_path / "alarms.yaml"
@@ -71,7 +71,7 @@ def test_cfn_lint_would_say_something(tmp_path: Path, right: str, wrong: str) ->
     assert lint_file(spoilt)
 
 
-def test_without_metrics_and_log_there_are_the_alarms_on_what_sqs_measures(template: Mapping[str, Any]) -> None:
+def test_without_metrics_and_log_there_are_alarms_on_metrics_of_sqs(template: Mapping[str, Any]) -> None:
     alarms = Stack(template, LEAST).alarms
     dead = {"DeadLettersForPeople", "DeadLetters", "FirstTierNearEnd", "SecondTierNearEnd"}
     assert set(alarms) == {"OldestMessage", "Unconsumed", *dead}
@@ -79,13 +79,13 @@ def test_without_metrics_and_log_there_are_the_alarms_on_what_sqs_measures(templ
     assert {alarm["AlarmActions"][0] for alarm in alarms.values()} == {PAGE_TOPIC}  # the only one that was named
 
 
-def test_with_our_metrics_the_age_is_ours_and_the_one_of_sqs_judges_nothing(stack: Stack) -> None:
+def test_with_our_metrics_the_alarm_uses_our_age_instead_of_that_of_sqs(stack: Stack) -> None:
     assert "Late" in stack.alarms
     assert "OldestMessage" not in stack.alarms
     assert len({alarm["AlarmName"] for alarm in stack.alarms.values()}) == len(stack.alarms)
 
 
-def test_what_pages_goes_to_one_topic_and_what_warns_to_the_other(stack: Stack) -> None:
+def test_urgent_alarms_have_one_topic_and_the_others_another(stack: Stack) -> None:
     for alarm in stack.alarms.values():
         topic = {"page": PAGE_TOPIC, "warn": WARN_TOPIC}[alarm["AlarmDescription"].partition(":")[0]]
         assert alarm["AlarmActions"] == alarm["OKActions"] == [topic]
@@ -104,7 +104,7 @@ def test_an_alarm_is_as_urgent_as_the_rule_it_shares_a_runbook_with(stack: Stack
 
 
 def sent() -> set[tuple[str, tuple[tuple[str, str], ...]]]:
-    """What workers of the queue orders and the pipeline clicks send to CloudWatch: names, and dimensions in order."""
+    """Return the metrics of the queue orders and the pipeline clicks in CloudWatch: names, and dimensions in order."""
     declared = {"queue": "orders", "pipeline": "clicks"}
     meters = Meters()
     for name, metric in METRICS.items():
@@ -164,7 +164,7 @@ def test_the_log_has_the_lines_that_are_counted(stack: Stack) -> None:
         assert found[2] in (events if found[1] == "event" else {"error"})
 
 
-def test_a_sum_is_made_of_what_is_asked_for(stack: Stack) -> None:
+def test_expressions_use_queries_of_the_same_alarm(stack: Stack) -> None:
     functions = {"IF", "FILL", "AND"}
     for alarm in stack.alarms.values():
         ids = [query["Id"] for query in alarm.get("Metrics", ())]
@@ -176,8 +176,8 @@ def test_a_sum_is_made_of_what_is_asked_for(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize(("alarm", "queue"), [("DeadLettersForPeople", "orders-dead"), ("DeadLetters", "orders-dlq")])
-def test_a_look_at_dead_letters_does_not_end_their_alarm(stack: Stack, alarm: str, queue: str) -> None:
-    """On SQS whoever looks at them hides them for a while."""
+def test_reading_dead_letters_does_not_end_their_alarm(stack: Stack, alarm: str, queue: str) -> None:
+    """On SQS, reading them hides them for a while."""
     (expression,) = [one["Expression"] for one in stack.alarms[alarm]["Metrics"] if "Expression" in one]
     assert expression == "FILL(visible, 0) + FILL(hidden, 0)"
     assert {identity(metric) for metric in watched(stack.alarms[alarm])} == {
@@ -186,7 +186,7 @@ def test_a_look_at_dead_letters_does_not_end_their_alarm(stack: Stack, alarm: st
     }
 
 
-def test_an_alarm_that_is_silent_without_the_monitor_stands_on_one_that_is_not(stack: Stack) -> None:
+def test_missing_data_of_the_monitor_is_an_alarm(stack: Stack) -> None:
     loud = {
         identity(metric)
         for alarm in stack.alarms.values()
@@ -202,6 +202,6 @@ def test_all_reasons_of_quarantine_are_summed_up(stack: Stack) -> None:
 
 
 def test_the_numbers_are_those_of_the_settings(stack: Stack) -> None:
-    assert stack.alarms["Late"]["Threshold"] == Settings.model_fields["late_after_seconds"].default
-    assert stack.alarms["MonitorBlind"]["Namespace"] == Settings.model_fields["cloudwatch_namespace"].default
+    assert stack.alarms["Late"]["Threshold"] == Settings.model_fields["alerts_lagging_after"].default
+    assert stack.alarms["MonitorBlind"]["Namespace"] == Settings.model_fields["metrics_cloudwatch_namespace"].default
     assert stack.alarms["FirstTierNearEnd"]["Threshold"] == 14 * 86_400 / 2

@@ -1,4 +1,4 @@
-"""The alarms that the Terraform module makes are those of the template, alarm by alarm."""
+"""The alarms of the Terraform module are those of the CloudFormation template."""
 
 import json
 import re
@@ -16,7 +16,7 @@ MODULE = DEPLOY / "terraform"
 
 @pytest.fixture
 def numbers(tmp_path: Path) -> Path:
-    """A folder with the variables and the locals, and nothing that needs a provider."""
+    """Return a folder with the variables and locals, without anything that needs a provider."""
     text = (MODULE / "alarms.tf").read_text(encoding="utf-8")
     text = text[: text.index('resource "')]
     text = text.replace("aws_sqs_queue.source.name", "var.queue")
@@ -27,7 +27,7 @@ def numbers(tmp_path: Path) -> Path:
 
 
 def in_terraform(folder: Path, **alarms: object) -> Mapping[str, Mapping[str, Any]]:
-    """Its alarms, written as CloudFormation has them."""
+    """Return its alarms in the form of CloudFormation."""
     (folder / "terraform.tfvars.json").write_text(json.dumps({"queue": "orders", "alarms": alarms}))
     said = terraform(folder, "console", say="jsonencode([local.metric_alarms, local.math_alarms])")
     assert said.returncode == 0, said.stderr
@@ -61,7 +61,7 @@ def asked(alarm: Mapping[str, Any], metric: Mapping[str, Any], *, id_: str = "")
 
 
 def comparable(alarm: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An alarm of the template in the same form."""
+    """Return an alarm of the template in the same form."""
     judged = (
         "AlarmName",
         "AlarmDescription",
@@ -100,8 +100,8 @@ def test_terraform_makes_the_same_alarms(numbers: Path, given: Mapping[str, Any]
     assert json.loads(json.dumps(found)) == json.loads(json.dumps(expected))
 
 
-def test_terraform_plans_them_one_by_one_and_none_without_a_topic(numbers: Path) -> None:
-    """The resources themselves need AWS's provider; what they are made for each of does not."""
+def test_terraform_plans_one_resource_per_alarm_and_none_without_a_topic(numbers: Path) -> None:
+    """The resources need AWS's provider; their `for_each` does not."""
     resources = (MODULE / "alarms.tf").read_text(encoding="utf-8")
     each = re.findall(r"^  for_each = (\{.*?\})$(?!\n  \})", resources, re.MULTILINE | re.DOTALL)
     assert len(each) == 3

@@ -1,4 +1,4 @@
-"""The CloudFormation template: cfn-lint finds nothing, and it makes what the Terraform makes."""
+"""The CloudFormation template: cfn-lint finds nothing, and it creates the same as the Terraform."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def listed(one: Any) -> list[Any]:
 
 
 def queue_of(arn: Any) -> str:
-    """The queue of an ARN in a statement, by its name in the Terraform; anything else as it is."""
+    """Return the Terraform name of the queue of an ARN; for other resources `elsewhere`."""
     if isinstance(arn, dict) and "Fn::GetAtt" in arn and arn["Fn::GetAtt"][0] in QUEUES:
         return QUEUES[arn["Fn::GetAtt"][0]]
     named = re.fullmatch(r"\$\{aws_sqs_queue\.(\w+)\.arn\}", str(arn))
@@ -45,7 +45,7 @@ Grants = Mapping[str, tuple[frozenset[str], frozenset[str]]]
 
 
 def granted(template: dict[str, Any]) -> Grants:
-    """Actions, and the queues they are for, by the id of the statement: of all policies of the template."""
+    """Return the actions and queues of each statement in all policies, by statement id."""
     found: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
     for one in template["Resources"].values():
         properties = one["Properties"]
@@ -72,7 +72,7 @@ def granted_by_terraform() -> Grants:
     return found
 
 
-def test_cfn_lint_has_nothing_to_say() -> None:
+def test_cfn_lint_finds_nothing() -> None:
     assert [f"{match.rule.id} line {match.linenumber}: {match.message}" for match in lint_file(TEMPLATE)] == []
 
 
@@ -85,7 +85,7 @@ def test_cfn_lint_has_nothing_to_say() -> None:
         ("Condition: HasTable", "Condition: HasTables"),
     ],
 )
-def test_cfn_lint_would_say_something(tmp_path: Path, right: str, wrong: str) -> None:
+def test_cfn_lint_finds_mistakes(tmp_path: Path, right: str, wrong: str) -> None:
     text = TEMPLATE.read_text()
     assert right in text
     spoilt = tmp_path / "template.yaml"
@@ -100,31 +100,42 @@ def test_the_rights_are_those_of_the_terraform(template: dict[str, Any]) -> None
     assert here == {sid: there[sid] for sid in here}
 
 
-def test_no_right_is_for_everything_but_what_knows_no_resources(template: dict[str, Any]) -> None:
+def test_only_actions_without_resources_have_a_wildcard(template: dict[str, Any]) -> None:
     for sid, (actions, _) in granted(template).items():
         assert not [action for action in actions if "*" in action], sid
     assert TEMPLATE.read_text().count('Resource: ["*"]') == 2  # cloudwatch:GetMetricData, sqs:ListQueues
 
 
-def test_only_tasks_of_this_account_take_the_roles_on(template: dict[str, Any]) -> None:
+def test_only_tasks_of_this_account_may_assume_the_roles(template: dict[str, Any]) -> None:
     roles = {name for name, one in template["Resources"].items() if one["Type"] == "AWS::IAM::Role"}
-    assert roles == {"WorkerRole", "ReplayerRole", "MonitorRole", "OperatorRole"}
+    assert roles == {"WorkerRole", "OperatorRole"}
     for name in roles:
         (trust,) = resource(template, name)["AssumeRolePolicyDocument"]["Statement"]
         assert trust["Principal"] == {"Service": "ecs-tasks.amazonaws.com"}
         assert trust["Condition"]["StringEquals"] == {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}
 
 
-def test_the_operator_shares_the_rights_of_monitor_and_replayer(template: dict[str, Any]) -> None:
+def test_the_worker_measures_and_replays_if_asked_and_the_operator_does_both(template: dict[str, Any]) -> None:
     shared = {
-        name: [role["Ref"] for role in one["Properties"]["Roles"]]
+        name: one["Properties"]["Roles"]
         for name, one in template["Resources"].items()
         if one["Type"] == "AWS::IAM::Policy"
     }
+    worker, operator = {"Ref": "WorkerRole"}, {"Ref": "OperatorRole"}
     assert shared == {
-        "Replays": ["ReplayerRole", "OperatorRole"],
-        **{name: ["MonitorRole", "OperatorRole"] for name in ("Looks", "SeesTable", "SeesKeys")},
+        "Measures": [worker, operator],
+        "Replays": {"Fn::If": ["WorkerReplays", [worker, operator], [operator]]},
     }
+    assert template["Conditions"]["WorkerReplays"] == {"Fn::Equals": [{"Ref": "DeadLettersReplay"}, "true"]}
+    assert template["Parameters"]["DeadLettersReplay"]["Default"] == "false"
+
+
+def test_the_worker_takes_expiring_dead_letters_if_asked(template: dict[str, Any]) -> None:
+    made = template["Resources"]["Archives"]
+    assert (made["Condition"], made["Properties"]["RoleName"]) == ("WorkerArchives", {"Ref": "WorkerRole"})
+    assert granted(template)["ArchiveDeadLetters"][1] == {"dlq", "dead"}
+    assert template["Conditions"]["WorkerArchives"] == {"Fn::Equals": [{"Ref": "DeadLettersArchive"}, "true"]}
+    assert template["Parameters"]["DeadLettersArchive"]["Default"] == "false"
 
 
 def test_only_this_bucket_of_this_account_may_send(template: dict[str, Any]) -> None:
@@ -136,7 +147,7 @@ def test_only_this_bucket_of_this_account_may_send(template: dict[str, Any]) -> 
     }
 
 
-def test_a_bucket_announces_what_the_terraforms_does(template: dict[str, Any]) -> None:
+def test_the_bucket_sends_the_same_notifications_as_with_terraform(template: dict[str, Any]) -> None:
     (one,) = resource(template, "Bucket")["NotificationConfiguration"]["QueueConfigurations"]
     assert one["Event"] == "s3:ObjectCreated:*"
     assert template["Resources"]["Bucket"]["DependsOn"] == "BucketSends"
@@ -146,7 +157,7 @@ def test_a_bucket_announces_what_the_terraforms_does(template: dict[str, Any]) -
     assert names == {"Folder": one["Filter"]["S3Key"]["Rules"][0]["Value"]}
 
 
-def test_receives_leave_room_for_attempts_and_deploys_and_the_first_tier_for_all_of_them(
+def test_max_receive_counts_leave_room_for_attempts_and_deploys(
     template: dict[str, Any],
 ) -> None:
     variables = {name: one for block in read_hcl(TERRAFORM / "variables.tf")["variable"] for name, one in block.items()}

@@ -9,11 +9,10 @@ import yaml
 from tests.deploy.budgets import check
 from tests.deploy.tools import DEPLOY, run
 
-from penstock.config import Settings, load_settings, unknown_variables
+from penstock.config import load_settings, unknown_variables
 
 DOCKER = DEPLOY / "docker"
 FILE = DOCKER / "compose.yaml"
-OURS = ("worker", "replayer", "monitor")
 SECRET = re.compile(r"password|passwd|secret|token", re.IGNORECASE)
 PASSWORD = re.compile(r"://[^/\s]*:[^/\s]*@")
 
@@ -24,7 +23,7 @@ def compose() -> dict[str, Any]:
     return found
 
 
-def test_it_is_what_the_compose_specification_says() -> None:
+def test_it_follows_the_compose_specification() -> None:
     said = run("check-jsonschema", "--builtin-schema", "vendor.compose-spec", FILE)
     assert said.returncode == 0, said.stdout + said.stderr
 
@@ -33,7 +32,7 @@ def test_it_is_what_the_compose_specification_says() -> None:
     ("right", "wrong"),
     [("stop_grace_period: 60s", "stop_grace_time: 60s"), ("condition: service_healthy", "condition: healthy")],
 )
-def test_the_schema_would_find_something(tmp_path: Path, right: str, wrong: str) -> None:
+def test_the_schema_finds_mistakes(tmp_path: Path, right: str, wrong: str) -> None:
     text = FILE.read_text()
     assert right in text
     spoilt = tmp_path / "compose.yaml"
@@ -41,26 +40,34 @@ def test_the_schema_would_find_something(tmp_path: Path, right: str, wrong: str)
     assert run("check-jsonschema", "--builtin-schema", "vendor.compose-spec", spoilt).returncode == 1
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_docker_waits_for_as_long_as_penstock_takes(compose: dict[str, Any], name: str) -> None:
-    service = compose["services"][name]
+def test_docker_waits_for_the_stop_timeout(compose: dict[str, Any]) -> None:
+    service = compose["services"]["worker"]
     check(
         FILE.read_text(),
         "docker",
         granted_seconds=float(service["stop_grace_period"].removesuffix("s")),
-        setting=service["environment"]["PENSTOCK_STOP_TIMEOUT_SECONDS"],
+        setting=service["environment"]["PENSTOCK_WORKER_STOP_TIMEOUT"],
     )
 
 
-def test_everything_is_watched_and_stopped_in_time(compose: dict[str, Any]) -> None:
+def test_every_service_has_a_health_check_and_is_stopped_in_time(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
-        assert {"test", "interval", "timeout", "retries", "start_period"} <= service["healthcheck"].keys(), name
+        if name == "worker":
+            assert "healthcheck" not in service  # the image's
+        else:
+            assert {"test", "interval", "timeout", "retries", "start_period"} <= service["healthcheck"].keys(), name
         assert service["stop_grace_period"], name
         assert service["logging"]["options"]["max-size"], name
-        assert service["restart"] == "unless-stopped", name  # on-failure leaves all away after the host was restarted
+        assert service["restart"] == "unless-stopped", name  # on-failure restarts nothing after the host has restarted
 
 
-def test_what_is_waited_for_is_there(compose: dict[str, Any]) -> None:
+def test_one_service_is_penstocks_and_its_image_has_the_app(compose: dict[str, Any]) -> None:
+    built = {name: service["build"] for name, service in compose["services"].items() if "build" in service}
+    dockerfile = {"context": "../..", "dockerfile": "deploy/docker/Dockerfile"}
+    assert built == {"worker": dockerfile, "aws": {**dockerfile, "target": "aws"}}
+
+
+def test_dependencies_secrets_and_volumes_exist(compose: dict[str, Any]) -> None:
     for service in compose["services"].values():
         for other, how in service.get("depends_on", {}).items():
             assert other in compose["services"]
@@ -73,12 +80,11 @@ def test_what_is_waited_for_is_there(compose: dict[str, Any]) -> None:
             assert (DOCKER / source).exists() if source.startswith(".") else source in compose["volumes"]
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_ours_have_no_rights_and_write_nowhere_else(compose: dict[str, Any], name: str) -> None:
-    service = compose["services"][name]
+def test_the_worker_has_no_privileges_and_writes_nowhere_else(compose: dict[str, Any]) -> None:
+    service = compose["services"]["worker"]
     assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
     assert service["security_opt"] == ["no-new-privileges:true"]
-    assert service["command"] == [name, "shop:app"]
+    assert service["command"] == ["worker", "shop:app"]
 
 
 def test_nothing_listens_to_the_network(compose: dict[str, Any]) -> None:
@@ -110,7 +116,7 @@ def test_penstock_reads_its_secrets_by_their_names(monkeypatch: pytest.MonkeyPat
 
 def test_every_variable_is_a_setting(compose: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     named = set(re.findall(r"\bPENSTOCK_\w+(?==|:)", FILE.read_text() + (DOCKER / "penstock.env.example").read_text()))
-    assert {"PENSTOCK_AWS_ENDPOINT_URL", "PENSTOCK_STOP_TIMEOUT_SECONDS"} <= named
+    assert {"PENSTOCK_AWS_ENDPOINT_URL", "PENSTOCK_WORKER_STOP_TIMEOUT"} <= named
     for name in named:
         monkeypatch.setenv(name, "1")
     assert unknown_variables() == []
@@ -123,19 +129,17 @@ def test_the_example_of_settings_fits(monkeypatch: pytest.MonkeyPatch, tmp_path:
         if equals and name.startswith("PENSTOCK_"):
             monkeypatch.setenv(name, value)
     settings = load_settings()
-    assert settings.environment == "local"
+    assert settings.log_environment == "local"
+    assert settings.dead_letters_replay is True
     assert settings.aws_endpoint_url == "http://aws:5000"
 
 
-def test_prometheus_scrapes_where_the_processes_answer(compose: dict[str, Any]) -> None:
+def test_prometheus_scrapes_the_workers(compose: dict[str, Any]) -> None:
     scraped = yaml.safe_load((DOCKER / "prometheus.yaml").read_text())
-    asked: dict[str, int] = {}
-    for job in scraped["scrape_configs"]:
-        assert job["job_name"].startswith("penstock")  # which the rules rely on
-        for found in job["dns_sd_configs"]:
-            asked |= dict.fromkeys(found["names"], found["port"])
-    assert asked == {name: int(compose["services"][name]["expose"][0]) for name in OURS}
-    assert asked["monitor"] == int(Settings.model_fields["monitor_address"].default.rpartition(":")[2])
-    assert f"PENSTOCK_METRICS_ADDRESS=0.0.0.0:{asked['worker']}" in (DOCKER / "Dockerfile").read_text()
+    (job,) = scraped["scrape_configs"]
+    assert job["job_name"].startswith("penstock")  # the rules rely on it
+    (found,) = job["dns_sd_configs"]
+    assert (found["names"], [str(found["port"])]) == (["worker"], compose["services"]["worker"]["expose"])
+    assert f"PENSTOCK_METRICS_ADDRESS=0.0.0.0:{found['port']}" in (DOCKER / "Dockerfile").read_text()
     assert scraped["rule_files"] == ["rules/*.rules.yaml"]
     assert list((DEPLOY / "prometheus").glob("*.rules.yaml"))

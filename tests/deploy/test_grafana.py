@@ -1,4 +1,4 @@
-"""The dashboard: Grafana can lay it out, promtool can read what it asks, and what it asks for is there."""
+"""The dashboard: its layout is valid, promtool parses its queries, and their metrics exist."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def asking() -> Sequence[Mapping[str, Any]]:
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Everything that Prometheus is asked: by whom, and what."""
+    """Yield each query with the panel, annotation or variable that it belongs to."""
     for panel in asking():
         yield from ((titled(panel), target["expr"]) for target in panel["targets"])
     yield from ((one["name"], one["expr"]) for one in dashboard()["annotations"]["list"] if "expr" in one)
@@ -76,7 +76,7 @@ def test_every_panel_has_an_id_of_its_own_and_a_title() -> None:
     assert len({titled(panel) for panel in panels()}) == len(ids)
 
 
-def test_no_panel_lies_on_another_and_none_outside() -> None:
+def test_no_panels_overlap_and_all_are_inside() -> None:
     places = [panel["gridPos"] for panel in panels()]
     for place in places:
         assert 0 <= place["x"] < place["x"] + place["w"] <= COLUMNS
@@ -94,7 +94,7 @@ def test_rows_leave_no_gap() -> None:
     assert lines == set(range(max(lines) + 1))
 
 
-def test_the_verdict_comes_first() -> None:
+def test_the_status_row_comes_first() -> None:
     first, *rest = panels()
     assert (first["type"], first["gridPos"]["y"]) == ("row", 0)
     assert [titled(panel) for panel in rest[:4]] == ["Late", "Lost", "Dead, for people", "Unconsumed"]
@@ -102,7 +102,7 @@ def test_the_verdict_comes_first() -> None:
 
 
 @pytest.mark.parametrize("panel", asking(), ids=titled)
-def test_a_panel_asks_the_chosen_source_and_says_what_it_shows(panel: Mapping[str, Any]) -> None:
+def test_a_panel_uses_the_chosen_source_and_has_a_description(panel: Mapping[str, Any]) -> None:
     source = {"type": "prometheus", "uid": "${datasource}"}
     assert panel["datasource"] == source
     assert all(target["datasource"] == source for target in panel["targets"])
@@ -110,17 +110,17 @@ def test_a_panel_asks_the_chosen_source_and_says_what_it_shows(panel: Mapping[st
     assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
 
 
-def test_variables_that_are_used_are_there_and_those_that_are_there_are_used() -> None:
+def test_all_variables_are_declared_and_used() -> None:
     declared = {variable["name"] for variable in dashboard()["templating"]["list"]}
     text = FILE.read_text(encoding="utf-8")
     used = set(re.findall(r"\$\{?(?!_)(\w+)", text))
     assert declared == used == {"datasource", "job", "queue", "pipeline", "late"}
 
 
-def test_late_is_what_the_settings_call_late() -> None:
+def test_the_variable_late_is_the_default_of_the_setting() -> None:
     (late,) = [one for one in dashboard()["templating"]["list"] if one["name"] == "late"]
     assert (
-        float(late["query"]) == float(late["current"]["value"]) == Settings.model_fields["late_after_seconds"].default
+        float(late["query"]) == float(late["current"]["value"]) == Settings.model_fields["alerts_lagging_after"].default
     )
 
 
@@ -128,7 +128,7 @@ def test_late_is_what_the_settings_call_late() -> None:
 
 
 def check(folder: Path, asked: Mapping[str, str]) -> str:
-    """What promtool has against these expressions, put into rules; empty: nothing."""
+    """Return promtool's errors about these expressions, as rules; empty if there are none."""
     rules = [{"record": f"asked:{at}", "expr": expression} for at, expression in enumerate(asked.values())]
     file = folder / "asked.yaml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "asked", "rules": rules}]}), encoding="utf-8")
@@ -144,12 +144,12 @@ def test_promtool_reads_every_expression(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("expression", ["sum by (queue) (up", "rate(up)", "up[$__interval]", "sumby(up)"])
-def test_promtool_would_say_something(tmp_path: Path, expression: str) -> None:
+def test_promtool_finds_mistakes(tmp_path: Path, expression: str) -> None:
     assert check(tmp_path, {"": expression})
 
 
 @pytest.mark.parametrize(("who", "expression"), list(expressions()))
-def test_what_an_expression_names_is_in_the_catalogue(who: str, expression: str) -> None:
+def test_metrics_and_labels_of_an_expression_are_in_the_catalogue(who: str, expression: str) -> None:
     # Of alerts, and of series of several names, there is nothing in the catalogue but the names.
     plain = re.sub(r"ALERTS\{[^}]*\}", "vector(1)", expression)
     for names in re.findall(r'\{__name__=~"([^"]+)"', plain):
@@ -158,13 +158,13 @@ def test_what_an_expression_names_is_in_the_catalogue(who: str, expression: str)
     assert not problems(filled_in(plain))
 
 
-def test_every_metric_there_is_can_be_seen() -> None:
+def test_every_metric_has_a_panel() -> None:
     found = [metric_of(selector.name) for _, expression in expressions() for selector in selectors(expression)]
     assert set(METRICS) - {metric.name for metric in found if metric is not None} == set()
 
 
 @pytest.mark.parametrize("panel", asking(), ids=titled)
-def test_a_legend_speaks_of_labels_that_are_left_over(panel: Mapping[str, Any]) -> None:
+def test_a_legend_uses_labels_of_its_expression(panel: Mapping[str, Any]) -> None:
     for target in panel["targets"]:
         spoken = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
         left = {label.strip() for one in re.findall(r"\bby \(([^)]*)\)", target["expr"]) for label in one.split(",")}
@@ -172,7 +172,7 @@ def test_a_legend_speaks_of_labels_that_are_left_over(panel: Mapping[str, Any]) 
 
 
 def test_counters_are_never_shown_as_they_are() -> None:
-    """They only grow, and begin anew with each process."""
+    """They only grow, and start at zero with each process."""
     for who, expression in expressions():
         for name in re.findall(r"(?<!\()\b(penstock_\w+_total)\b(?!\|)", expression):
             inside = re.search(rf"(?:rate|increase)\({name}\{{[^}}]*\}}\[[^\]]+\]\)", expression)

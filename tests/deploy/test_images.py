@@ -1,4 +1,4 @@
-"""Images: hadolint finds nothing, what they install is locked, what they run is a signal's first address."""
+"""The image: hadolint finds nothing, its packages are locked, it handles signals, and its health check works."""
 
 import json
 import re
@@ -20,20 +20,30 @@ from penstock.testing import TestWorker
 
 DEADLINE_SECONDS = 60.0
 DOCKER = DEPLOY / "docker"
-DOCKERFILES = sorted(DOCKER.glob("*Dockerfile"))
-HEALTHCHECK = DOCKER / "healthcheck.py"
+FILE = DOCKER / "Dockerfile"
 TOOLS_OF_OURS = {"pytest", "mypy", "ruff", "moto", "hypothesis", "cfn-lint", "hatchling", "kubernetes-validate"}
 
 
-def instructions(path: Path) -> Sequence[tuple[str, str]]:
-    """Each with its text, lines that go on joined, without comments."""
-    lines = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
+def instructions() -> Sequence[tuple[str, str]]:
+    """Return each instruction with its arguments, continued lines joined, without comments."""
+    lines = [line for line in FILE.read_text().splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
     return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in joined.splitlines() if line.strip()]
 
 
-def last(path: Path, instruction: str) -> str:
-    return [text for name, text in instructions(path) if name == instruction][-1]
+def stages() -> dict[str, list[tuple[str, str]]]:
+    """Return the instructions of each stage by its name; the last stage, the image itself, has the name ''."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    name = "before"
+    for instruction, text in instructions():
+        if instruction == "FROM":
+            name = text.partition(" AS ")[2]
+        found.setdefault(name, []).append((instruction, text))
+    return found
+
+
+def last(instruction: str, stage: str = "") -> str:
+    return [text for name, text in stages()[stage] if name == instruction][-1]
 
 
 def pins(lock: str) -> dict[str, str]:
@@ -41,13 +51,13 @@ def pins(lock: str) -> dict[str, str]:
     return dict(re.findall(r"^([A-Za-z0-9_.\[\],-]+)==([^ \\]+)", text, re.MULTILINE))
 
 
-def test_all_of_them_are_looked_at() -> None:
-    assert [path.name for path in DOCKERFILES] == ["Dockerfile", "app.Dockerfile", "aws.Dockerfile"]
+def test_there_is_one_dockerfile_whose_default_is_the_image() -> None:
+    assert [path.name for path in DEPLOY.rglob("*Dockerfile")] == ["Dockerfile"]
+    assert list(stages()) == ["before", "app", "build", "aws", ""]
 
 
-@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
-def test_hadolint_has_nothing_to_say(path: Path) -> None:
-    said = run("hadolint", "--failure-threshold", "style", path)
+def test_hadolint_finds_nothing() -> None:
+    said = run("hadolint", "--failure-threshold", "style", FILE)
     assert (said.returncode, said.stdout) == (0, "")
 
 
@@ -60,62 +70,62 @@ def test_hadolint_has_nothing_to_say(path: Path) -> None:
         ("--no-cache-dir ", ""),
     ],
 )
-def test_hadolint_would_say_something(tmp_path: Path, right: str, wrong: str) -> None:
-    text = (DOCKER / "Dockerfile").read_text()
+def test_hadolint_finds_mistakes(tmp_path: Path, right: str, wrong: str) -> None:
+    text = FILE.read_text()
     assert right in text
     spoilt = tmp_path / "Dockerfile"
     spoilt.write_text(text.replace(right, wrong))
     assert run("hadolint", "--failure-threshold", "style", spoilt).returncode != 0
 
 
-def test_signals_reach_penstock_and_nobody_is_root() -> None:
-    path = DOCKER / "Dockerfile"
-    assert json.loads(last(path, "ENTRYPOINT")) == ["tini", "--", "penstock"]
-    assert json.loads(last(path, "CMD"))[0] == "worker"
-    assert last(path, "STOPSIGNAL") == "SIGTERM"
-    assert last(path, "USER") == "10001:10001"
-    assert "VOLUME" in dict(instructions(path))
-    for other in DOCKERFILES[1:]:
-        assert last(other, "USER") if other.name == "aws.Dockerfile" else "USER" not in dict(instructions(other))
-        for name in ("ENTRYPOINT", "CMD"):
-            for text in [text for each, text in instructions(other) if each == name]:
-                assert json.loads(text)
+def test_signals_reach_penstock_and_no_process_runs_as_root() -> None:
+    assert json.loads(last("ENTRYPOINT")) == ["tini", "--", "penstock"]
+    assert json.loads(last("CMD")) == ["worker", "shop:app"]
+    assert last("STOPSIGNAL") == last("STOPSIGNAL", "aws") == "SIGTERM"
+    assert (last("USER"), last("USER", "aws")) == ("10001:10001", "10002")
+    assert "VOLUME" in dict(stages()[""])
+    assert json.loads(last("ENTRYPOINT", "aws"))[0] == "moto_server"
 
 
-def test_the_image_is_asked_whether_it_lives_without_curl() -> None:
-    words = json.loads(last(DOCKER / "Dockerfile", "HEALTHCHECK").partition("CMD ")[2])
-    assert words == ["python", "/opt/penstock/healthcheck.py"]
-    assert ("COPY", "deploy/docker/healthcheck.py /opt/penstock/healthcheck.py") in instructions(DOCKER / "Dockerfile")
+def test_the_app_is_a_stage_that_a_build_context_can_replace() -> None:
+    assert stages()["app"] == [("FROM", "scratch AS app"), ("COPY", "deploy/docker/app /")]
+    assert ("COPY", "--from=app / /app/") in stages()["build"]
+    assert ("COPY", "--from=build /app /app") in stages()[""]
+    assert "--build-context app=" in FILE.read_text()
 
 
 def test_every_install_is_checked_against_hashes() -> None:
-    for path in DOCKERFILES:
-        for _, text in [each for each in instructions(path) if each[0] == "RUN"]:
-            for command in re.findall(r"(?:uv )?pip install [^&]*|uv build [^&]*", text):
-                assert "--require-hashes" in command or "--no-deps /wheels/*.whl" in command
+    commands = [
+        command
+        for name, text in instructions()
+        if name == "RUN"
+        for command in re.findall(r"(?:uv )?pip install [^&;]*|uv build [^&;]*", text)
+    ]
+    assert len(commands) == 6
+    for command in commands:
+        assert "--require-hashes" in command or "--no-deps /wheels/*.whl" in command
 
 
-def test_what_is_copied_is_there_and_gets_past_the_ignore_file() -> None:
-    allowed = {line[1:] for line in (DOCKER / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] == "!"}
+def test_copied_files_exist_and_pass_the_ignore_file() -> None:
+    lines = (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
     copied: set[str] = set()
-    for name, text in instructions(DOCKER / "Dockerfile"):
+    for name, text in instructions():
         if name == "COPY" and "--from" not in text:
             copied |= set(text.split()[:-1])
     both = {each.replace("${LOCK}", lock) for each in copied for lock in ("image", "image-spark")}
-    assert both == allowed
+    assert both == {line[1:] for line in lines if line[:1] == "!"}
     assert [each for each in both if not (ROOT / each).exists()] == []
-    assert "!app" in (DOCKER / ".dockerignore").read_text()  # and no secrets
-    assert "*" in (DOCKER / ".dockerignore").read_text().splitlines()
+    assert "*" in lines  # so no secret gets into an image
 
 
 def test_the_variables_of_the_image_are_settings() -> None:
-    named = re.findall(r"\bPENSTOCK_(\w+)=", (DOCKER / "Dockerfile").read_text())
+    named = set(re.findall(r"\bPENSTOCK_(\w+)=", last("ENV")))
     assert {name.lower() for name in named} <= Settings.model_fields.keys()
-    assert {"METRICS_ADDRESS", "MONITOR_ADDRESS", "STATE"} <= set(named)
+    assert {"METRICS_ADDRESS", "DATA_DIR"} <= named
 
 
 @pytest.mark.parametrize("lock", ["image", "image-spark", "local-aws"])
-def test_images_have_what_is_tested_here_and_no_more(lock: str) -> None:
+def test_images_have_the_tested_versions_and_no_tools(lock: str) -> None:
     found, tested = pins(lock), pins("dev")
     assert {name: version for name, version in found.items() if tested.get(name) != version} == {}
     ours = TOOLS_OF_OURS - ({"moto", "cfn-lint"} if lock == "local-aws" else set())
@@ -140,7 +150,7 @@ def test_the_example_works(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 
 class Answering(ThreadingHTTPServer):
-    """A process's endpoint."""
+    """The metrics endpoint of a process."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -158,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"ok")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Not on our stderr."""
+        """Print nothing."""
 
 
 @pytest.fixture
@@ -171,24 +181,26 @@ def endpoint() -> Iterator[Answering]:
         thread.join(DEADLINE_SECONDS)
 
 
-def ask(*arguments: str, address: str | None = None) -> int:
-    environment = {"http_proxy": "http://127.0.0.1:1"} | (
-        {} if address is None else {"PENSTOCK_METRICS_ADDRESS": address}
-    )
-    return subprocess.run(
-        [sys.executable, HEALTHCHECK, *arguments],
-        env=environment,
-        capture_output=True,
-        timeout=DEADLINE_SECONDS,
-        check=False,
-    ).returncode
+def test_the_health_check_asks_the_worker_and_uses_no_proxy(endpoint: Answering) -> None:
+    program, *arguments = json.loads(last("HEALTHCHECK").partition("CMD ")[2])
+    assert program == "python"
+    assert f"PENSTOCK_METRICS_ADDRESS=0.0.0.0:{last('EXPOSE')}" in last("ENV")
 
+    def exit_code() -> int:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            env={
+                "http_proxy": "http://127.0.0.1:1",
+                "PENSTOCK_METRICS_ADDRESS": f"0.0.0.0:{endpoint.server_port}",
+            },
+            capture_output=True,
+            timeout=DEADLINE_SECONDS,
+            check=False,
+        ).returncode
 
-def test_the_health_check_asks_the_loop(endpoint: Answering) -> None:
-    assert ask(address=f"0.0.0.0:{endpoint.server_port}") == 0
-    assert ask(str(endpoint.server_port)) == 0
-    assert endpoint.asked == ["/livez", "/livez"]
+    assert exit_code() == 0
+    assert endpoint.asked == ["/livez"]
     endpoint.status = 503
-    assert ask(str(endpoint.server_port)) == 1
+    assert exit_code() == 1
     endpoint.server_close()
-    assert ask(str(endpoint.server_port)) == 1
+    assert exit_code() == 1

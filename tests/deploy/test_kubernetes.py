@@ -13,8 +13,7 @@ from penstock.config import load_settings, unknown_variables
 from penstock.monitoring.metrics.catalogue import METRICS
 
 FOLDER = DEPLOY / "kubernetes"
-CORE = ("config", "monitor", "networkpolicy", "operator", "replayer", "worker")
-KINDS = ("monitor", "replayer", "worker")
+CORE = ("config", "networkpolicy", "operator", "worker")
 OLDEST, NEWEST = "1.27", "1.33"  # of Kubernetes; unhealthyPodEvictionPolicy is there by itself from 1.27 on
 
 
@@ -46,8 +45,9 @@ def settings() -> dict[str, str]:
     return found
 
 
-def test_all_of_them_are_looked_at() -> None:
+def test_every_manifest_is_checked_and_one_is_a_service() -> None:
     assert {path.stem for path in FOLDER.iterdir()} == {*CORE, "keda", "podmonitor"}
+    assert [name for name in CORE if any(one["kind"] == "Deployment" for one in documents(name))] == ["worker"]
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
@@ -65,7 +65,7 @@ def test_kubernetes_knows_every_field(name: str, version: str) -> None:
         ("failureThreshold: 4", "failures: 4"),
     ],
 )
-def test_the_schemas_would_find_something(tmp_path: Path, right: str, wrong: str) -> None:
+def test_the_schemas_find_mistakes(tmp_path: Path, right: str, wrong: str) -> None:
     text = (FOLDER / "worker.yaml").read_text()
     assert right in text
     spoilt = tmp_path / "worker.yaml"
@@ -73,35 +73,33 @@ def test_the_schemas_would_find_something(tmp_path: Path, right: str, wrong: str
     assert run("kubernetes-validate", "--strict", "--kubernetes-version", NEWEST, spoilt).returncode != 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_kubernetes_waits_for_as_long_as_penstock_takes(kind: str) -> None:
+def test_kubernetes_waits_for_the_stop_timeout() -> None:
     check(
-        (FOLDER / f"{kind}.yaml").read_text(),
+        (FOLDER / "worker.yaml").read_text(),
         "kubernetes",
-        granted_seconds=pod(kind)["terminationGracePeriodSeconds"],
-        setting=settings()["PENSTOCK_STOP_TIMEOUT_SECONDS"],
+        granted_seconds=pod("worker")["terminationGracePeriodSeconds"],
+        setting=settings()["PENSTOCK_WORKER_STOP_TIMEOUT"],
     )
-    assert "lifecycle" not in container(kind)  # a preStop hook would have to be counted in
+    assert "lifecycle" not in container("worker")  # the seconds of a preStop hook would have to be added
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_probes_look_at_the_loop(kind: str) -> None:
-    found = container(kind)
+def test_probes_check_the_loop() -> None:
+    found = container("worker")
     (port,) = found["ports"]
-    assert port == {"name": "metrics", "containerPort": 9564 if kind == "monitor" else 9464}
+    assert port == {"name": "metrics", "containerPort": 9464}
     asked = {probe: found[probe]["httpGet"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")}
     assert asked == {
         "startupProbe": {"path": "/startupz", "port": "metrics"},
         "livenessProbe": {"path": "/livez", "port": "metrics"},
         "readinessProbe": {"path": "/readyz", "port": "metrics"},
     }
-    assert found["args"] == [kind, "shop:app"]
+    assert found["args"] == ["worker", "shop:app"]
     assert "command" not in found  # the image's: tini, and no shell
-    annotations = only(kind, "Deployment")["spec"]["template"]["metadata"]["annotations"]
+    annotations = only("worker", "Deployment")["spec"]["template"]["metadata"]["annotations"]
     assert annotations["prometheus.io/port"] == str(port["containerPort"])
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "operator"])
+@pytest.mark.parametrize("kind", ["worker", "operator"])
 def test_pods_fit_the_restricted_profile(kind: str) -> None:
     found, whole = container(kind), pod(kind)
     assert (whole["securityContext"]["runAsNonRoot"], whole["securityContext"]["runAsUser"]) == (True, 10_001)
@@ -116,25 +114,21 @@ def test_pods_fit_the_restricted_profile(kind: str) -> None:
     assert {one["name"] for one in found["volumeMounts"]} == {one["name"] for one in whole["volumes"]}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_names_lead_somewhere(kind: str) -> None:
-    deployment = only(kind, "Deployment")
+def test_names_refer_to_existing_resources() -> None:
+    deployment = only("worker", "Deployment")
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
     accounts = {one["metadata"]["name"] for one in documents("config") if one["kind"] == "ServiceAccount"}
-    assert pod(kind)["serviceAccountName"] == ("penstock" if kind == "worker" else f"penstock-{kind}")
-    assert pod(kind)["serviceAccountName"] in accounts
-    assert container(kind)["envFrom"] == [{"configMapRef": {"name": only("config", "ConfigMap")["metadata"]["name"]}}]
-    (secret,) = [one["secret"]["secretName"] for one in pod(kind)["volumes"] if "secret" in one]
+    assert accounts == {pod(kind)["serviceAccountName"] for kind in ("worker", "operator")}
+    settings_map = only("config", "ConfigMap")["metadata"]["name"]
+    assert container("worker")["envFrom"] == [{"configMapRef": {"name": settings_map}}]
+    (secret,) = [one["secret"]["secretName"] for one in pod("worker")["volumes"] if "secret" in one]
     assert secret == only("config", "Secret")["metadata"]["name"]
     budget = only("worker", "PodDisruptionBudget")["spec"]
-    assert (
-        budget["selector"]["matchLabels"].items()
-        <= only("worker", "Deployment")["spec"]["template"]["metadata"]["labels"].items()
-    )
+    assert budget["selector"]["matchLabels"].items() <= labels.items()
 
 
-def test_the_operators_pod_has_what_workers_have_and_waits_for_people_for_a_while() -> None:
+def test_the_operators_pod_has_the_workers_configuration_and_ends_after_an_hour() -> None:
     found, whole = container("operator"), pod("operator")
     same = ("image", "envFrom", "volumeMounts")
     assert {key: found[key] for key in same} == {key: container("worker")[key] for key in same}
@@ -147,7 +141,7 @@ def test_the_operators_pod_has_what_workers_have_and_waits_for_people_for_a_whil
     assert "ports" not in found  # nobody scrapes it
 
 
-def test_a_collector_may_be_allowed_by_taking_the_comment_signs_away(tmp_path: Path) -> None:
+def test_uncommenting_allows_a_collector(tmp_path: Path) -> None:
     text = (FOLDER / "networkpolicy.yaml").read_text()
     example = re.search(r"^    # - to:\n(?:    #   .*\n)+", text, re.MULTILINE)
     assert example is not None
@@ -161,16 +155,15 @@ def test_a_collector_may_be_allowed_by_taking_the_comment_signs_away(tmp_path: P
 # --- Prometheus's operator: its schema is not among Kubernetes' own, either.
 
 
-def test_the_pod_monitor_takes_each_pod_that_measures() -> None:
+def test_the_pod_monitor_selects_the_workers() -> None:
     found = only("podmonitor", "PodMonitor")
     assert found["apiVersion"] == "monitoring.coreos.com/v1"
     assert "penstock" in found["metadata"]["name"]  # it becomes the job's name, which PenstockTargetDown goes by
     assert found["spec"].keys() == {"selector", "podMetricsEndpoints"}
     (endpoint,) = found["spec"]["podMetricsEndpoints"]
-    for kind in KINDS:
-        labels = only(kind, "Deployment")["spec"]["template"]["metadata"]["labels"]
-        assert found["spec"]["selector"]["matchLabels"].items() <= labels.items()
-        assert endpoint["port"] == container(kind)["ports"][0]["name"]
+    labels = only("worker", "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert found["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert endpoint["port"] == container("worker")["ports"][0]["name"]
 
 
 def test_every_variable_and_every_secret_is_a_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -185,12 +178,11 @@ def test_every_variable_and_every_secret_is_a_setting(monkeypatch: pytest.Monkey
     found = load_settings()
     assert unknown_variables() == []
     assert found.ledger.startswith("postgresql://")
+    assert found.dead_letters_replay is True
 
 
-def test_a_deploy_starts_new_workers_before_it_stops_old_ones_and_never_two_monitors() -> None:
+def test_a_deploy_starts_new_workers_before_it_stops_old_ones() -> None:
     assert only("worker", "Deployment")["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
-    monitor = only("monitor", "Deployment")["spec"]
-    assert (monitor["replicas"], monitor["strategy"]) == (1, {"type": "Recreate"})
     assert only("worker", "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
 
 
@@ -200,7 +192,7 @@ SPEC = {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "pollingInterval
 PROMETHEUS = {"serverAddress", "query", "threshold", "ignoreNullValues"}
 
 
-def test_workers_are_scaled_by_what_waits_and_by_what_is_in_work() -> None:
+def test_workers_are_scaled_by_waiting_messages_and_messages_in_flight() -> None:
     scaled = only("keda", "ScaledObject")
     assert scaled["apiVersion"] == "keda.sh/v1alpha1"
     assert scaled["spec"].keys() == SPEC
@@ -209,18 +201,18 @@ def test_workers_are_scaled_by_what_waits_and_by_what_is_in_work() -> None:
     assert (trigger["type"], trigger["metricType"]) == ("prometheus", "AverageValue")  # which a fallback needs
     assert trigger["metadata"].keys() == PROMETHEUS
     assert all(isinstance(value, str) for value in trigger["metadata"].values())
-    assert trigger["metadata"]["threshold"] == settings()["PENSTOCK_CONCURRENCY"]
+    assert trigger["metadata"]["threshold"] == settings()["PENSTOCK_WORKER_CONCURRENCY"]
     assert 'state=~"visible|in_flight"' in trigger["metadata"]["query"]
 
 
-def test_what_scales_is_a_metric_of_ours() -> None:
+def test_scaling_uses_a_metric_of_the_catalogue() -> None:
     query = only("keda", "ScaledObject")["spec"]["triggers"][0]["metadata"]["query"]
     (name,) = re.findall(r"penstock_(\w+)", query)
     assert set(METRICS[name].labels) >= {"queue", "state"}
     assert {"visible", "in_flight"} <= set(METRICS[name].values["state"])
 
 
-def test_scaling_in_is_slow_and_an_answer_that_fails_is_no_zero() -> None:
+def test_scaling_in_is_slow_and_a_missing_measurement_is_not_zero() -> None:
     spec = only("keda", "ScaledObject")["spec"]
     assert spec["minReplicaCount"] >= 1
     assert spec["fallback"] == {"failureThreshold": 4, "replicas": only("worker", "Deployment")["spec"]["replicas"]}

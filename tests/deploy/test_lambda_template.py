@@ -1,5 +1,5 @@
-"""The template of the replaying function: cfn-lint finds nothing in it, it gives no right too many, and what it says to
-the function is what the function reads."""
+"""The template of the replay function: cfn-lint finds nothing, permissions are minimal, and the function reads its
+variables."""
 
 import importlib
 import json
@@ -40,7 +40,7 @@ def default(template: dict[str, Any], parameter: str) -> Any:
     return template["Parameters"][parameter]["Default"]
 
 
-def test_cfn_lint_has_nothing_to_say() -> None:
+def test_cfn_lint_finds_nothing() -> None:
     assert [f"{match.rule.id} line {match.linenumber}: {match.message}" for match in lint_file(TEMPLATE)] == []
 
 
@@ -53,7 +53,7 @@ def test_cfn_lint_has_nothing_to_say() -> None:
         ("!GetAtt Role.Arn", "!GetAtt Roll.Arn"),
     ],
 )
-def test_cfn_lint_would_say_something(tmp_path: Path, right: str, wrong: str) -> None:
+def test_cfn_lint_finds_mistakes(tmp_path: Path, right: str, wrong: str) -> None:
     text = TEMPLATE.read_text()
     assert right in text
     spoilt = tmp_path / "template.yaml"
@@ -61,7 +61,7 @@ def test_cfn_lint_would_say_something(tmp_path: Path, right: str, wrong: str) ->
     assert lint_file(spoilt)
 
 
-def test_the_function_may_do_its_work_and_no_more(template: dict[str, Any]) -> None:
+def test_the_function_has_only_the_permissions_that_it_needs(template: dict[str, Any]) -> None:
     role = resource(template, "Role")
     assert "ManagedPolicyArns" not in role
     (policy,) = role["Policies"]
@@ -79,7 +79,7 @@ def test_the_function_may_do_its_work_and_no_more(template: dict[str, Any]) -> N
     assert trust["Principal"] == {"Service": "lambda.amazonaws.com"}
 
 
-def test_what_the_function_names_as_failed_stays(template: dict[str, Any]) -> None:
+def test_messages_that_the_function_reports_as_failed_stay(template: dict[str, Any]) -> None:
     mapping = resource(template, "Letters")
     assert mapping["FunctionName"] == {"Ref": "Replay"}
     assert mapping["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
@@ -91,7 +91,7 @@ def test_what_the_function_names_as_failed_stays(template: dict[str, Any]) -> No
     assert template["Parameters"]["Concurrency"]["MinValue"] == 2  # AWS takes no less for a source's
 
 
-def test_the_first_tier_is_not_skipped_and_keeps_for_longer_than_the_queue(template: dict[str, Any]) -> None:
+def test_the_dlq_is_not_skipped_and_has_a_longer_retention_than_the_queue(template: dict[str, Any]) -> None:
     first, second = resource(template, "FirstTier"), resource(template, "SecondTier")
     assert first["RedrivePolicy"] == {
         "deadLetterTargetArn": {"Fn::GetAtt": ["SecondTier", "Arn"]},
@@ -107,19 +107,19 @@ def test_the_first_tier_is_not_skipped_and_keeps_for_longer_than_the_queue(templ
 
 
 @pytest.mark.parametrize(("tier", "letters_of"), [("FirstTier", ""), ("SecondTier", "-dlq")])
-def test_no_other_queue_may_leave_its_dead_letters_there(template: dict[str, Any], tier: str, letters_of: str) -> None:
+def test_no_other_queue_may_use_the_dlq(template: dict[str, Any], tier: str, letters_of: str) -> None:
     allowed = resource(template, tier)["RedriveAllowPolicy"]
     assert allowed == {"redrivePermission": "byQueue", "sourceQueueArns": [queue_arn(letters_of)]}
 
 
 @pytest.mark.parametrize("tier", ["FirstTier", "SecondTier"])
-def test_letters_outlive_the_stack(template: dict[str, Any], tier: str) -> None:
+def test_the_dlqs_outlive_the_stack(template: dict[str, Any], tier: str) -> None:
     made = template["Resources"][tier]
     assert (made["DeletionPolicy"], made["UpdateReplacePolicy"]) == ("Retain", "Retain")
     assert made["Condition"] == "MakesTiers"
 
 
-def test_the_tiers_have_the_names_by_which_workers_find_them(template: dict[str, Any]) -> None:
+def test_the_dlqs_have_the_names_that_workers_expect(template: dict[str, Any]) -> None:
     for tier, suffix in (("FirstTier", "-dlq"), ("SecondTier", "-dead")):
         fifo, standard = (f"${{QueueName}}{suffix}{end}" for end in (".fifo", ""))
         assert resource(template, tier)["QueueName"] == {"Fn::If": ["IsFifo", {"Fn::Sub": fifo}, {"Fn::Sub": standard}]}
@@ -127,8 +127,8 @@ def test_the_tiers_have_the_names_by_which_workers_find_them(template: dict[str,
 
 def test_the_defaults_are_the_samples_and_penstocks_own(template: dict[str, Any]) -> None:
     assert (default(template, "BackoffRate"), default(template, "MaxAttempts")) == (2, 3)
-    assert Settings.model_fields["replay_base_seconds"].default == default(template, "BackoffRate")
-    assert Settings.model_fields["replays_max"].default == default(template, "MaxAttempts")
+    assert Settings.model_fields["dead_letters_replay_base"].default == default(template, "BackoffRate")
+    assert Settings.model_fields["dead_letters_max_replays"].default == default(template, "MaxAttempts")
     assert set(template["Parameters"]["LogLevel"]["AllowedValues"]) == {"debug", "info", "warning", "error"}
 
 
@@ -147,7 +147,7 @@ def test_what_the_template_says_is_what_the_function_reads(template: dict[str, A
     )
 
 
-def test_the_handler_is_there_and_its_package_is_asked_for(template: dict[str, Any]) -> None:
+def test_the_handler_exists_and_its_package_is_required(template: dict[str, Any]) -> None:
     function = resource(template, "Replay")
     module, _, name = function["Handler"].rpartition(".")
     assert callable(getattr(importlib.import_module(module), name))
@@ -155,10 +155,10 @@ def test_the_handler_is_there_and_its_package_is_asked_for(template: dict[str, A
     assert [line for line in lines if not line.startswith("#")] == ["penstock[aws]"]
 
 
-def test_tiers_that_are_there_already_may_invoke_it(template: dict[str, Any]) -> None:
+def test_existing_dlqs_may_invoke_it(template: dict[str, Any]) -> None:
     """AWS refuses a queue whose visibility timeout is shorter than the function's."""
     function = template["Resources"]["Replay"]["Properties"]
-    assert function["Timeout"] <= Settings.model_fields["lease_seconds"].default
+    assert function["Timeout"] <= Settings.model_fields["worker_lease"].default
     for tier in ("FirstTier", "SecondTier"):
         assert template["Resources"][tier]["Properties"]["VisibilityTimeout"] == 6 * function["Timeout"]
 

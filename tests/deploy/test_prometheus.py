@@ -1,4 +1,4 @@
-"""The alert rules: promtool takes them, they do what their tests say, what they name exists, each has its runbook."""
+"""The alert rules: promtool accepts them, their tests pass, their metrics exist, and each has a runbook."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ def named(rule: Mapping[str, Any]) -> str:
 
 
 def threshold(name: str) -> float:
-    """What is recorded under this name, products included."""
+    """Return the recorded value, with products evaluated."""
     expression = next(rule["expr"] for rule in rules() if rule.get("record") == f"penstock:{name}")
     product = 1.0
     for factor in str(expression).removeprefix("vector(").removesuffix(")").split("*"):
@@ -59,7 +59,7 @@ def test_promtool_reads_the_rules() -> None:
     assert said.returncode == 0, said.stdout + said.stderr
 
 
-def test_the_alerts_fire_when_they_should_and_only_then() -> None:
+def test_the_tests_of_the_alerts_pass() -> None:
     said = ask("test", "rules", TESTS)
     assert said.returncode == 0, said.stdout + said.stderr
 
@@ -94,7 +94,7 @@ def test_the_alerts_fire_when_they_should_and_only_then() -> None:
         ("TargetDown", "up == 0 and on (job, instance) (", "up == 0 unless on (job, instance) ("),
     ],
 )
-def test_the_tests_of_the_alerts_would_say_something(tmp_path: Path, about: str, right: str, wrong: str) -> None:
+def test_the_tests_of_the_alerts_find_mistakes(tmp_path: Path, about: str, right: str, wrong: str) -> None:
     text = RULES.read_text(encoding="utf-8")
     assert right in text
     (tmp_path / RULES.name).write_text(text.replace(right, wrong), encoding="utf-8")
@@ -105,8 +105,8 @@ def test_the_tests_of_the_alerts_would_say_something(tmp_path: Path, about: str,
     assert ask("test", "rules", tmp_path / TESTS.name).returncode == 1
 
 
-def test_a_queue_with_a_promise_of_its_own_is_judged_by_that_alone(tmp_path: Path) -> None:
-    """The example in the file, with its comment signs taken away."""
+def test_a_queue_with_its_own_threshold_has_only_that_one(tmp_path: Path) -> None:
+    """Uncomment the example in the file."""
     text = RULES.read_text(encoding="utf-8")
     own = re.search(r"( +)# - record: penstock:queue_late_after_seconds\n(?: +# .*\n)+", text)
     assert own is not None
@@ -141,8 +141,8 @@ def test_a_queue_with_a_promise_of_its_own_is_judged_by_that_alone(tmp_path: Pat
     assert said.returncode == 0, said.stdout + said.stderr
 
 
-def test_each_alert_is_tested_both_ways() -> None:
-    """At some time it is expected, and at some other it is expected not to be there."""
+def test_each_alert_is_tested_firing_and_not_firing() -> None:
+    """Each alert is expected at one time, and expected to be absent at another."""
     expected: dict[bool, set[str]] = {True: set(), False: set()}
     for test in yaml.safe_load(TESTS.read_text(encoding="utf-8"))["tests"]:
         for one in test["promql_expr_test"]:
@@ -161,7 +161,7 @@ def test_each_alert_is_tested_both_ways() -> None:
 
 
 @pytest.mark.parametrize("rule", list(rules()), ids=named)
-def test_what_a_rule_names_is_in_the_catalogue(rule: Mapping[str, Any]) -> None:
+def test_metrics_and_labels_of_a_rule_are_in_the_catalogue(rule: Mapping[str, Any]) -> None:
     expression = RECORDED.sub("0", str(rule["expr"])) if RECORDED.search(str(rule["expr"])) else str(rule["expr"])
     ours = problems(expression)
     if expression != rule["expr"]:  # over rules of this file, whose labels are checked where they are recorded
@@ -178,15 +178,15 @@ def test_what_a_rule_names_is_in_the_catalogue(rule: Mapping[str, Any]) -> None:
         ('penstock_queue_messages{state=~"visible|lost"}', "state of penstock_queue_messages never says lost"),
         ('penstock_dead_letters{handler="a"}', "penstock_dead_letters has no label handler"),
         ("sum by (pipeline) (penstock_dead_letters)", "nothing here has the label pipeline"),
-        ("rate(penstock_process_duration_seconds_count{le='1'}[5m])", None),
-        ('penstock_process_duration_seconds_count{le="1"}', "penstock_process_duration_seconds_count has no label le"),
+        ("rate(penstock_handler_duration_seconds_count{le='1'}[5m])", None),
+        ('penstock_handler_duration_seconds_count{le="1"}', "penstock_handler_duration_seconds_count has no label le"),
     ],
 )
-def test_what_does_not_exist_would_be_found(expression: str, problem: str | None) -> None:
+def test_names_that_do_not_exist_are_found(expression: str, problem: str | None) -> None:
     assert problems(expression) == ([] if problem is None else [problem])
 
 
-def test_what_rules_take_from_other_rules_is_recorded() -> None:
+def test_recorded_series_exist_and_are_used() -> None:
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     # A table of people's own, empty as the file comes.
     recorded.add("penstock:queue_late_after_seconds")
@@ -205,7 +205,7 @@ def test_every_threshold_is_a_number_with_a_comment_above_it() -> None:
 
 
 def test_thresholds_are_those_of_the_settings() -> None:
-    assert threshold("late_after_seconds") == Settings.model_fields["late_after_seconds"].default
+    assert threshold("late_after_seconds") == Settings.model_fields["alerts_lagging_after"].default
     assert threshold("dead_letter_retention_seconds") == 14 * 86_400
     warned_after = Settings.model_fields["dead_letters_warn_share"].default
     assert f"/ {1 / warned_after:g}\n" in alert("PenstockDeadLettersNearEnd")["expr"]
@@ -215,7 +215,7 @@ def test_thresholds_are_those_of_the_settings() -> None:
 
 
 @pytest.mark.parametrize("rule", alerts(), ids=named)
-def test_an_alert_says_how_urgent_it_is_what_it_is_and_where_to_read_on(rule: Mapping[str, Any]) -> None:
+def test_an_alert_has_a_severity_texts_and_a_runbook(rule: Mapping[str, Any]) -> None:
     assert rule["labels"].keys() == {"severity"}
     assert rule["labels"]["severity"] in ("page", "warn")
     assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
@@ -225,7 +225,7 @@ def test_an_alert_says_how_urgent_it_is_what_it_is_and_where_to_read_on(rule: Ma
 
 
 @pytest.mark.parametrize("rule", alerts(), ids=named)
-def test_a_label_that_an_alert_speaks_of_is_left_over_by_its_expression(rule: Mapping[str, Any]) -> None:
+def test_the_texts_of_an_alert_use_labels_of_its_expression(rule: Mapping[str, Any]) -> None:
     spoken = set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())))
     expression = str(rule["expr"])
     for name in RECORDED.findall(expression):
@@ -237,7 +237,7 @@ def test_a_label_that_an_alert_speaks_of_is_left_over_by_its_expression(rule: Ma
     assert spoken <= left
 
 
-def test_what_pages_is_what_cannot_wait() -> None:
+def test_only_urgent_alerts_page() -> None:
     paging = {rule["alert"] for rule in alerts() if rule["labels"]["severity"] == "page"}
     assert paging == {
         "PenstockQueueLate",
@@ -255,7 +255,7 @@ def test_what_pages_is_what_cannot_wait() -> None:
 
 
 def sections() -> Mapping[str, str]:
-    """What stands below each heading of the third level, by the heading."""
+    """Return the text below each heading of the second and third level."""
     parts = re.split(r"^#{2,3} (.+)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -266,7 +266,7 @@ def test_each_alert_has_a_section_and_each_section_of_that_kind_an_alert() -> No
 
 
 @pytest.mark.parametrize("rule", alerts(), ids=named)
-def test_a_section_says_all_that_somebody_who_was_woken_up_needs(rule: Mapping[str, Any]) -> None:
+def test_a_runbook_section_is_complete(rule: Mapping[str, Any]) -> None:
     text = sections()[rule["alert"]]
     for part in ("**Means.**", "**Look.**", "**Do.**", "**Harmless**"):
         assert part in text, part

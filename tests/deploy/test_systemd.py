@@ -1,4 +1,4 @@
-"""Units: systemd finds nothing in them, stopping fits, and what no other try mends is not tried again."""
+"""The systemd unit: it is valid, stops in time, and is not restarted after errors that a restart cannot fix."""
 
 import configparser
 import re
@@ -12,43 +12,41 @@ from penstock.config import load_settings, unknown_variables
 from penstock.errors import ConfigurationError, UsageError
 
 FOLDER = DEPLOY / "systemd"
-KINDS = ("monitor", "replayer", "worker")
+UNIT = "penstock-worker@.service"
 PENSTOCK = "/opt/penstock/bin/penstock"
 
 
-def text(kind: str) -> str:
-    return (FOLDER / f"penstock-{kind}@.service").read_text()
+def text() -> str:
+    return (FOLDER / UNIT).read_text()
 
 
-def service(kind: str) -> dict[str, list[str]]:
-    """The values of each key of [Service]; a key may come more than once."""
+def service() -> dict[str, list[str]]:
+    """Return the values of each key of [Service]; a key may occur more than once."""
     found: dict[str, list[str]] = {}
-    for line in text(kind).partition("[Service]")[2].partition("[Install]")[0].splitlines():
+    for line in text().partition("[Service]")[2].partition("[Install]")[0].splitlines():
         name, equals, value = line.partition("=")
         if equals and not line.startswith("#"):
             found.setdefault(name, []).append(value)
     return found
 
 
-def environment(kind: str) -> dict[str, str]:
-    return dict(one.split("=", 1) for one in service(kind)["Environment"])
+def environment() -> dict[str, str]:
+    return dict(one.split("=", 1) for one in service()["Environment"])
 
 
-def verified(folder: Path, kind: str, words: str) -> tuple[int, str]:
-    """What systemd says of a unit with these words, whose program is one that is there."""
-    (folder / f"penstock-{kind}@.service").write_text(words.replace(PENSTOCK, "/bin/true"))
-    said = run("systemd-analyze", "verify", "--man=no", folder / f"penstock-{kind}@shop.service", folder=folder)
+def verified(folder: Path, words: str) -> tuple[int, str]:
+    """Return the exit code and output of `systemd-analyze verify`, with a program that exists here."""
+    (folder / UNIT).write_text(words.replace(PENSTOCK, "/bin/true"))
+    said = run("systemd-analyze", "verify", "--man=no", folder / "penstock-worker@shop.service", folder=folder)
     return said.returncode, said.stdout + said.stderr
 
 
-def test_all_of_them_are_looked_at() -> None:
-    units = {f"penstock-{kind}@.service" for kind in KINDS}
-    assert {path.name for path in FOLDER.iterdir()} == {*units, "penstock.sysusers.conf"}
+def test_there_is_one_unit() -> None:
+    assert {path.name for path in FOLDER.iterdir()} == {UNIT, "penstock.sysusers.conf"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_systemd_has_nothing_to_say(tmp_path: Path, kind: str) -> None:
-    assert verified(tmp_path, kind, text(kind)) == (0, "")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    assert verified(tmp_path, text()) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -60,70 +58,58 @@ def test_systemd_has_nothing_to_say(tmp_path: Path, kind: str) -> None:
         ("SystemCallFilter=@system-service", "SystemCallFilter=@systems", "@systems"),
     ],
 )
-def test_systemd_would_say_something(tmp_path: Path, right: str, wrong: str, words: str) -> None:
-    assert right in text("worker")
-    assert words in verified(tmp_path, "worker", text("worker").replace(right, wrong))[1]
+def test_systemd_finds_mistakes(tmp_path: Path, right: str, wrong: str, words: str) -> None:
+    assert right in text()
+    assert words in verified(tmp_path, text().replace(right, wrong))[1]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_systemd_waits_for_as_long_as_penstock_takes(kind: str) -> None:
+def test_systemd_waits_for_the_stop_timeout() -> None:
     check(
-        text(kind),
+        text(),
         "systemd",
-        granted_seconds=float(service(kind)["TimeoutStopSec"][0]),
-        setting=environment(kind)["PENSTOCK_STOP_TIMEOUT_SECONDS"],
+        granted_seconds=float(service()["TimeoutStopSec"][0]),
+        setting=environment()["PENSTOCK_WORKER_STOP_TIMEOUT"],
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_signal_goes_to_penstock_alone_and_what_no_try_mends_is_left(kind: str) -> None:
-    found = service(kind)
-    assert found["ExecStart"] == [f"{PENSTOCK} {kind} ${{APP}}"]
+def test_only_penstock_gets_the_signal_and_errors_that_a_restart_cannot_fix_end_it() -> None:
+    found = service()
+    assert found["ExecStart"] == [f"{PENSTOCK} worker ${{APP}}"]
     assert (found["KillMode"], found["KillSignal"]) == (["mixed"], ["SIGTERM"])
     assert found["Restart"] == ["on-failure"]
     hopeless = {int(code) for code in found["RestartPreventExitStatus"][0].split()}
     assert hopeless == {UsageError.exit_code, ConfigurationError.exit_code}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_may_write_its_state_and_nothing_else(kind: str) -> None:
-    found = service(kind)
+def test_it_may_write_only_its_data_directory() -> None:
+    found = service()
     assert (found["ProtectSystem"], found["StateDirectory"]) == (["strict"], ["penstock/%i"])
-    assert environment(kind)["PENSTOCK_STATE"] == "%S/penstock/%i"
+    assert environment()["PENSTOCK_DATA_DIR"] == "%S/penstock/%i"
     assert (found["User"], found["NoNewPrivileges"], found["CapabilityBoundingSet"]) == (["penstock"], ["yes"], [""])
     assert "u penstock " in (FOLDER / "penstock.sysusers.conf").read_text()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_call_of_the_system_that_is_not_granted_is_refused_and_kills_nobody(kind: str) -> None:
-    assert service(kind)["SystemCallErrorNumber"] == ["EPERM"]
+def test_a_forbidden_system_call_fails_instead_of_killing_the_process() -> None:
+    assert service()["SystemCallErrorNumber"] == ["EPERM"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_variable_is_a_setting(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_variable_is_a_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, value in environment(kind).items():
+    for name, value in environment().items():
         monkeypatch.setenv(name, value)
-    for name in re.findall(r"\$\{(\w+)\}", text(kind)):  # what the unit wants besides, from its file
+    for name in re.findall(r"\$\{(\w+)\}", text()):  # what the unit wants besides, from its file
         monkeypatch.setenv(name, "shop:app")
     assert unknown_variables() == []
     # A file `ledger` of the folder that LoadCredential names becomes the credential penstock_ledger in %d.
-    assert service(kind)["LoadCredential"] == ["penstock:/etc/penstock/%i.secrets"]
-    assert environment(kind)["PENSTOCK_SECRETS_DIR"] == "%d"
+    assert service()["LoadCredential"] == ["penstock:/etc/penstock/%i.secrets"]
+    assert environment()["PENSTOCK_SECRETS_DIR"] == "%d"
     (tmp_path / "penstock_ledger").write_text("postgresql://p:x@db/p")
     monkeypatch.setenv("PENSTOCK_SECRETS_DIR", str(tmp_path))
     assert load_settings().ledger == "postgresql://p:x@db/p"
 
 
-def test_a_replayer_may_answer_at_a_port_of_its_own() -> None:
-    """What comes later in a unit wins; so the file of its own is after the one it shares with the worker."""
-    shared = "/etc/penstock/%i.env"
-    assert service("worker")["EnvironmentFile"] == service("monitor")["EnvironmentFile"] == [shared]
-    assert service("replayer")["EnvironmentFile"] == [shared, "-/etc/penstock/%i.replayer.env"]
-
-
-def test_the_units_are_ini_files_with_the_sections_that_systemd_knows() -> None:
-    for kind in KINDS:
-        parser = configparser.RawConfigParser(strict=False)
-        parser.read_string(text(kind))
-        assert parser.sections() == ["Unit", "Service", "Install"]
+def test_the_unit_is_an_ini_file_with_the_sections_that_systemd_knows() -> None:
+    parser = configparser.RawConfigParser(strict=False)
+    parser.read_string(text())
+    assert parser.sections() == ["Unit", "Service", "Install"]
+    assert service()["EnvironmentFile"] == ["/etc/penstock/%i.env"]

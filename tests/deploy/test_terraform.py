@@ -1,4 +1,4 @@
-"""The Terraform of `penstock init --aws`: it parses, gives nobody more than they need, and its numbers fit together.
+"""The Terraform of `penstock init --aws`: it parses, permissions are minimal, and its numbers are consistent.
 
 Where a `terraform` is installed it is asked, too, for what it can say without AWS's provider.
 """
@@ -31,7 +31,7 @@ SEND = {"sqs:GetQueueAttributes", "sqs:GetQueueUrl", "sqs:SendMessage"}
 
 
 def blocks(kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """All blocks of a kind in all files: their labels with dots between them, and what they hold."""
+    """Yield all blocks of a kind in all files: the labels joined by dots, and the content."""
     for name in TEMPLATES:
         for block in read_hcl(STARTER / name).get(kind, []):
             for first, inner in block.items():
@@ -50,10 +50,15 @@ def variable(name: str) -> Any:
 
 
 def statements(document: str) -> dict[str, dict[str, Any]]:
-    """Of a policy, by their ids; those that depend on variables, too."""
+    """Return the statements of a policy by id, including those that depend on variables."""
     body = dict(blocks("data"))[f"aws_iam_policy_document.{document}"]
     dynamic = [content for one in body.get("dynamic", []) for content in one["statement"]["content"]]
-    return {one["sid"]: one for one in (*body["statement"], *dynamic)}
+    return {one["sid"]: one for one in (*body.get("statement", []), *dynamic)}
+
+
+def sources(document: str) -> Any:
+    """Return the policies that a policy includes."""
+    return dict(blocks("data"))[f"aws_iam_policy_document.{document}"]["source_policy_documents"]
 
 
 def granted(document: str) -> dict[str, tuple[set[str], Any]]:
@@ -64,7 +69,7 @@ def test_every_file_is_written() -> None:
     assert {path.name for path in STARTER.iterdir()} == set(TEMPLATES)
 
 
-def test_everything_that_is_referred_to_is_there() -> None:
+def test_all_references_resolve() -> None:
     text = "\n".join((STARTER / name).read_text(encoding="utf-8") for name in TEMPLATES)
     code = "\n".join(line.partition("#")[0] for line in text.splitlines())
     assert set(re.findall(r"\bvar\.(\w+)", code)) == {name for name, _ in blocks("variable")}
@@ -75,7 +80,7 @@ def test_everything_that_is_referred_to_is_there() -> None:
     assert set(re.findall(r"\bdata\.(aws_\w+\.\w+)", code)) == {name for name, _ in blocks("data")}
 
 
-def test_the_worker_may_do_its_work_and_no_more() -> None:
+def test_the_worker_has_only_the_permissions_that_it_needs() -> None:
     objects = '${[for prefix in var.prefixes : "${statement.value}/${prefix}*"]}'
     table = '${[for prefix in local.table_prefixes : "${statement.value}/${prefix}*"]}'
     assert granted("worker") == {
@@ -108,19 +113,44 @@ def test_a_sender_may_send() -> None:
     assert granted("sender") == {"Send": (SEND, [SOURCE])}
 
 
-def test_replay_is_a_role_of_its_own_and_the_only_one_that_reads_dead_letters() -> None:
-    assert granted("replay") == {"TakeLetters": (TAKE, [DLQ, DEAD]), "SendLetters": (SEND, [SOURCE, DEAD])}
+def test_a_worker_measures_and_reads_dead_letters_only_if_it_replays_or_archives() -> None:
+    assert granted("monitor") == {
+        "Measure": ({"sqs:GetQueueAttributes", "sqs:GetQueueUrl"}, [SOURCE, DLQ, DEAD]),
+        "Ages": ({"cloudwatch:GetMetricData"}, ["*"]),
+    }
+    assert granted("automatic_replay") == {
+        "ReceiveDeadLetters": (TAKE, [DLQ]),
+        "SendDeadLetters": (SEND, [SOURCE, DEAD]),
+    }
+    assert granted("archive_dead_letters") == {"ArchiveDeadLetters": (TAKE, [DLQ, DEAD])}
+    assert re.findall(r"aws_iam_policy_document\.\w+|var\.\w+", str(sources("worker"))) == [
+        "aws_iam_policy_document.monitor",
+        "var.dead_letters_replay",
+        "aws_iam_policy_document.automatic_replay",
+        "var.dead_letters_archive",
+        "aws_iam_policy_document.archive_dead_letters",
+    ]
+    assert variable("dead_letters_replay") is Settings.model_fields["dead_letters_replay"].default is False
+    assert Settings.model_fields["dead_letters_archive"].default is None
+    assert variable("dead_letters_archive") is False
+    environment = dict(blocks("output"))["worker_environment"]["value"]
+    assert environment["PENSTOCK_DEAD_LETTERS_REPLAY"] == "${tostring(var.dead_letters_replay)}"
+
+
+def test_only_people_and_the_archive_receive_from_the_final_dlq() -> None:
+    assert granted("replay") == {"ReceiveFinalDeadLetters": (TAKE, [DEAD])}
+    assert sources("replay") == ["${data.aws_iam_policy_document.automatic_replay.json}"]
     assert resource("aws_iam_role_policy.replay")["role"] == "${aws_iam_role.replay[0].id}"
-    for document in ("worker", "sender"):
+    for document in ("worker", "sender", "monitor", "automatic_replay"):
         for actions, resources in granted(document).values():
-            assert "sqs:ReceiveMessage" not in actions or resources == [SOURCE]
+            assert "sqs:ReceiveMessage" not in actions or DEAD not in resources
     (trust,) = statements("replay_trust").values()
     (principals,) = trust["principals"]
     assert principals["type"] == "AWS"
     assert "*" not in str(principals["identifiers"])
 
 
-def test_the_role_for_replay_is_made_only_where_it_is_asked_for() -> None:
+def test_the_role_for_replay_is_created_only_on_request() -> None:
     assert variable("replay_role") is False
     for name in ("aws_iam_role.replay", "aws_iam_role_policy.replay"):
         assert resource(name)["count"] == "${var.replay_role ? 1 : 0}"
@@ -128,20 +158,25 @@ def test_the_role_for_replay_is_made_only_where_it_is_asked_for() -> None:
     assert output == "${var.replay_role ? aws_iam_role.replay[0].arn : null}"
 
 
-def test_workers_that_replay_get_the_rights_of_replay_where_they_are_named() -> None:
-    assert variable("replay_roles") == []
-    beside = resource("aws_iam_role_policy.replay_beside")
-    assert (beside["for_each"], beside["role"]) == ("${var.replay_roles}", "${each.value}")
-    assert beside["policy"] == "${data.aws_iam_policy_document.replay.json}"
-
-
-@pytest.mark.parametrize("document", ["worker", "sender", "replay", "replay_trust", "bucket_sends"])
-def test_no_policy_has_a_wildcard_for_a_resource_or_an_action(document: str) -> None:
+@pytest.mark.parametrize(
+    "document",
+    [
+        "worker",
+        "sender",
+        "monitor",
+        "automatic_replay",
+        "archive_dead_letters",
+        "replay",
+        "replay_trust",
+        "bucket_sends",
+    ],
+)
+def test_only_ages_have_a_wildcard_as_their_resource(document: str) -> None:
     for sid, one in statements(document).items():
         assert one.get("effect", "Allow") == "Allow"
         assert not [action for action in one["actions"] if "*" in action], sid
         if document != "replay_trust":
-            assert one["resources"] not in ("*", ["*"]), sid
+            assert (one["resources"] in ("*", ["*"])) is (sid == "Ages"), sid
 
 
 def test_only_this_bucket_of_this_account_may_send() -> None:
@@ -158,7 +193,7 @@ def test_only_this_bucket_of_this_account_may_send() -> None:
     ]
 
 
-def test_the_bucket_announces_new_objects_below_each_prefix_once_the_queue_takes_them() -> None:
+def test_the_bucket_sends_notifications_for_each_prefix_once_the_queue_accepts_them() -> None:
     made = resource("aws_s3_bucket_notification.created")
     (dynamic,) = made["dynamic"]
     (content,) = dynamic["queue"]["content"]
@@ -187,12 +222,12 @@ def test_dead_letters_are_kept_for_longer_than_messages() -> None:
     assert "${var.dead_letter_retention_seconds > var.retention_seconds}" in conditions
 
 
-def test_receives_leave_room_for_attempts_and_deploys_and_the_first_tier_for_all_of_them() -> None:
+def test_max_receive_counts_leave_room_for_attempts_and_deploys() -> None:
     (local,) = read_hcl(STARTER / "queues.tf")["locals"]
     assert local["max_receive_count"] == "${var.max_attempts + var.give_backs}"
     assert variable("give_backs") >= 3
     assert local["dead_letter_max_receive_count"] == RECEIVES_LIMIT
-    assert variable("max_attempts") == Settings.model_fields["max_attempts"].default
+    assert variable("max_attempts") == Settings.model_fields["objects_max_attempts"].default
     assert variable("max_attempts") + variable("give_backs") < RECEIVES_LIMIT / 10
     for queue, next_one, count in (
         ("source", "dlq", "local.max_receive_count"),
@@ -205,16 +240,22 @@ def test_receives_leave_room_for_attempts_and_deploys_and_the_first_tier_for_all
 
 
 @pytest.mark.parametrize(("queue", "letters_of"), [("dlq", "source"), ("dead", "dlq")])
-def test_no_other_queue_may_leave_its_dead_letters_there(queue: str, letters_of: str) -> None:
+def test_no_other_queue_may_use_the_dlq(queue: str, letters_of: str) -> None:
     allowed = resource(f"aws_sqs_queue_redrive_allow_policy.{queue}")
     assert allowed["queue_url"] == f"${{aws_sqs_queue.{queue}.id}}"
     assert "byQueue" in allowed["redrive_allow_policy"]
     assert f"[aws_sqs_queue.{letters_of}.arn]" in allowed["redrive_allow_policy"]
 
 
-def test_the_values_are_what_was_named_and_the_settings() -> None:
+def test_the_values_are_the_names_and_the_settings() -> None:
     names = wanted(queue="orders", bucket="landing-zone", prefixes=["clicks", "a/b/"], table="s3://lake/t/clicks/")
-    settings = Settings.model_construct(max_attempts=7, lease_seconds=45.0, stop_timeout_seconds=120.0)
+    settings = Settings.model_construct(
+        objects_max_attempts=7,
+        worker_lease=45.0,
+        worker_stop_timeout=120.0,
+        dead_letters_replay=True,
+        dead_letters_archive="s3://lake/dead",
+    )
     assert json.loads(aws_files(names, settings)[VALUES]) == {
         "queue": "orders",
         "bucket": "landing-zone",
@@ -223,6 +264,8 @@ def test_the_values_are_what_was_named_and_the_settings() -> None:
         "max_attempts": 7,
         "lease_seconds": 45.0,
         "stop_timeout_seconds": 120.0,
+        "dead_letters_replay": True,
+        "dead_letters_archive": True,
     }
 
 
@@ -230,13 +273,13 @@ def test_the_values_are_what_was_named_and_the_settings() -> None:
 def test_every_value_has_a_variable(names: StarterNames) -> None:
     settings = Settings.model_construct(aws_region="eu-west-1")
     values = json.loads(aws_files(names, settings)[VALUES])
-    assert values["region"] == "eu-west-1"
+    assert (values["region"], values["dead_letters_archive"]) == ("eu-west-1", False)
     assert set(values) <= {name for name, _ in blocks("variable")}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With the variables, the numbers and nothing that needs a provider."""
+    """Return a folder with the variables and numbers, without anything that needs a provider."""
     shutil.copy(STARTER / "variables.tf", tmp_path)
     numbers = re.search(r"^locals \{.*?^\}", (STARTER / "queues.tf").read_text(), re.DOTALL | re.MULTILINE)
     assert numbers is not None
@@ -252,9 +295,9 @@ def test_terraform_reads_the_files_and_finds_them_well_laid_out(folder: Path) ->
     assert said.returncode == 0, said.stdout + said.stderr
 
 
-def test_terraform_takes_the_values_and_does_the_same_sums(folder: Path) -> None:
+def test_terraform_accepts_the_values_and_computes_the_same_sums(folder: Path) -> None:
     names = wanted(queue="orders", bucket="landing", prefixes=["a", "b/c"], table="s3://lake/clicks")
-    settings = Settings.model_construct(max_attempts=7, lease_seconds=45.5)
+    settings = Settings.model_construct(objects_max_attempts=7, worker_lease=45.5)
     (folder / VALUES).write_text(aws_files(names, settings)[VALUES])
     said = terraform(
         folder,
@@ -277,7 +320,7 @@ def test_terraform_takes_the_values_and_does_the_same_sums(folder: Path) -> None
         ("table", {"bucket": "lake", "prefix": "t/"}),
     ],
 )
-def test_terraform_refuses_what_init_would_refuse(folder: Path, name: str, value: object) -> None:
+def test_terraform_refuses_the_values_that_init_refuses(folder: Path, name: str, value: object) -> None:
     (folder / VALUES).write_text(json.dumps({name: value}))
     said = terraform(folder, "plan", "-no-color")
     assert said.returncode != 0

@@ -1,4 +1,4 @@
-"""The Terraform module: what `penstock init --aws` writes, and more. Where AWS's provider is, terraform is asked.
+"""The Terraform module: the files of `penstock init --aws`, and more. With AWS's provider, terraform validates it.
 
 It would download the provider, which is large and takes the network. So `TERRAFORM_PLUGIN_DIR` names a folder that has
 it, as for `terraform init -plugin-dir`.
@@ -23,7 +23,7 @@ SOURCE, DLQ, DEAD = (f"${{aws_sqs_queue.{name}.arn}}" for name in ("source", "dl
 
 
 def documents(file: str = "roles.tf") -> Mapping[str, dict[str, Any]]:
-    """The policies of a file, by default of those that are the module's own, by name: their statements, by id."""
+    """Return the policies of a file by name, each with its statements by id. Default: those only in the module."""
     found: dict[str, dict[str, Any]] = {}
     for block in read_hcl(FOLDER / file)["data"]:
         for name, body in block["aws_iam_policy_document"].items():
@@ -34,27 +34,27 @@ def documents(file: str = "roles.tf") -> Mapping[str, dict[str, Any]]:
 
 
 def blocks(text: str, kind: str) -> dict[str, str]:
-    """The text of each block of a kind, by its label."""
+    """Return the text of each block of a kind, by its label."""
     return {m[1]: m[0] for m in re.finditer(rf'^{kind} "(\w+)" \{{.*?^\}}$', text, re.DOTALL | re.MULTILINE)}
 
 
 @pytest.mark.parametrize("name", SAME)
 def test_queues_and_policies_are_those_of_init(name: str) -> None:
-    """Twice, since a module is fetched and copied without the rest, and the package is installed without deploy/."""
+    """Two copies, because a module is fetched without the package, and the package is installed without deploy/."""
     same = (FOLDER / name).read_text() == (STARTER / name).read_text()
     assert same, f"cp {(STARTER / name).relative_to(ROOT)} {FOLDER.relative_to(ROOT)}/, or the other way round"
 
 
 @pytest.mark.parametrize(("kind", "file"), [("variable", "variables.tf"), ("output", "outputs.tf")])
-def test_what_init_has_means_the_same_here(kind: str, file: str) -> None:
+def test_variables_and_outputs_of_init_are_the_same_here(kind: str, file: str) -> None:
     here, there = (blocks((folder / file).read_text(), kind) for folder in (FOLDER, STARTER))
     provider = {"region", "tags"}  # which a module has from whoever calls it
     assert there.keys() - here.keys() == (provider if kind == "variable" else set())
     different = {name for name in there.keys() & here.keys() if here[name] != there[name]}
-    assert different == (set() if kind == "variable" else {"policy_documents"})  # the monitor's is there, too
+    assert different == (set() if kind == "variable" else {"policy_documents"})  # here with the operator's
 
 
-def test_everything_that_is_referred_to_is_there_and_said_in_the_readme() -> None:
+def test_all_references_resolve_and_are_in_the_readme() -> None:
     code = "\n".join(line.partition("#")[0] for path in FILES for line in path.read_text().splitlines())
     text = "\n".join(path.read_text() for path in FILES)
     named = {name: set(blocks(text, name)) for name in ("variable", "output")}
@@ -73,8 +73,8 @@ def test_no_provider_is_configured_in_a_module() -> None:
     assert [path.name for path in FILES if "provider" in read_hcl(path)] == []
 
 
-def test_the_module_has_no_layout_of_its_own() -> None:
-    """What `terraform fmt` would change that can be told without it: blanks, tabs, and two spaces a level."""
+def test_the_layout_is_that_of_terraform_fmt() -> None:
+    """Check without terraform: no trailing blanks, no tabs, and two spaces per level."""
     for path in (*FILES, FOLDER / "examples/ecs/main.tf", *STARTER.glob("*.tf"), *FOLDER.glob("tests/*.hcl")):
         depth = 0
         for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -90,32 +90,12 @@ def test_the_module_has_no_layout_of_its_own() -> None:
 
 
 def _levels(code: str) -> int:
-    """How many levels deeper the next line is: brackets that open on one line are one."""
+    """Return the change of depth for the next line: several brackets on one line count once."""
     opened = sum(code.count(sign) for sign in "([{") - sum(code.count(sign) for sign in ")]}")
     return max(-1, min(1, opened))
 
 
-def test_the_monitor_only_looks() -> None:
-    monitor = documents()["monitor"]
-    assert {name: (one["actions"], one["resources"]) for name, one in monitor.items()} == {
-        "Look": (["sqs:GetQueueAttributes", "sqs:GetQueueUrl"], [SOURCE, DLQ, DEAD]),
-        "Ages": (["cloudwatch:GetMetricData"], ["*"]),
-        "SeeTable": (["s3:GetObject"], '${[for prefix in local.table_prefixes : "${statement.value}/${prefix}*"]}'),
-        "ListTableToSee": (["s3:ListBucket"], ["${statement.value}"]),
-        "KeysToSee": (["kms:Decrypt"], "${statement.value}"),
-    }
-
-
-def test_the_monitor_sees_of_the_table_what_the_worker_writes_there() -> None:
-    """Without that right every look at the table fails, and the monitor counts as blind."""
-    worker, monitor = documents("policies.tf")["worker"], documents()["monitor"]
-    assert monitor["SeeTable"]["resources"] == worker["WriteTable"]["resources"]
-    for same in ("resources", "condition"):
-        assert monitor["ListTableToSee"][same] == worker["ListTable"][same]
-    assert monitor["KeysToSee"]["resources"] == worker["Keys"]["resources"]
-
-
-def test_the_operator_looks_as_the_monitor_and_replays_and_never_touches_the_queue_itself() -> None:
+def test_the_operator_measures_and_replays_and_never_touches_the_queue_itself() -> None:
     (body,) = [
         one["aws_iam_policy_document"]["operator"]
         for one in read_hcl(FOLDER / "roles.tf")["data"]
@@ -124,21 +104,38 @@ def test_the_operator_looks_as_the_monitor_and_replays_and_never_touches_the_que
     sources = [f"${{data.aws_iam_policy_document.{name}.json}}" for name in ("monitor", "replay")]
     assert body["source_policy_documents"] == sources
     own = {name: (one["actions"], one["resources"]) for name, one in documents()["operator"].items()}
-    assert own == {"ListNames": (["sqs:ListQueues"], ["*"]), "PutLettersBack": (["sqs:SendMessage"], [DLQ])}
-    # Taken together: nothing that takes from the queue, or empties any.
-    together = [*documents()["monitor"].values(), *documents("policies.tf")["replay"].values()]
+    assert own == {
+        "ReadTable": (["s3:GetObject"], '${[for prefix in local.table_prefixes : "${statement.value}/${prefix}*"]}'),
+        "ListTableToRead": (["s3:ListBucket"], ["${statement.value}"]),
+        "KeysToRead": (["kms:Decrypt"], "${statement.value}"),
+        "ListNames": (["sqs:ListQueues"], ["*"]),
+        "ImportDeadLetters": (["sqs:SendMessage"], [DLQ]),
+    }
+    # Together they neither receive from the queue nor purge any.
+    shared = documents("policies.tf")
+    together = [one for name in ("monitor", "automatic_replay", "replay") for one in shared[name].values()]
     on_queue = {action for one in together if SOURCE in one["resources"] for action in one["actions"]}
     assert on_queue == {"sqs:GetQueueAttributes", "sqs:GetQueueUrl", "sqs:SendMessage"}
 
 
-def test_what_knows_no_resources_has_a_condition_or_only_reads() -> None:
+def test_worker_and_operator_may_read_the_table() -> None:
+    """Without that permission every measurement of the table fails."""
+    worker, operator = documents("policies.tf")["worker"], documents()["operator"]
+    assert "s3:GetObject" in worker["WriteTable"]["actions"]
+    assert operator["ReadTable"]["resources"] == worker["WriteTable"]["resources"]
+    for same in ("resources", "condition"):
+        assert operator["ListTableToRead"][same] == worker["ListTable"][same]
+    assert operator["KeysToRead"]["resources"] == worker["Keys"]["resources"]
+
+
+def test_actions_without_resources_have_a_condition_or_only_read() -> None:
     wide = {
         (name, sid): one
         for name, found in documents().items()
         for sid, one in found.items()
         if one.get("resources") == ["*"]
     }
-    assert wide.keys() == {("monitor", "Ages"), ("operator", "ListNames"), ("metrics", "Metrics")}
+    assert wide.keys() == {("operator", "ListNames"), ("metrics", "Metrics")}
     (condition,) = wide["metrics", "Metrics"]["condition"]
     assert (condition["variable"], condition["values"]) == ("cloudwatch:namespace", ["${var.cloudwatch_namespace}"])
 
@@ -149,7 +146,7 @@ def test_a_task_may_protect_itself_in_its_cluster() -> None:
     assert one["resources"] == ["${local.ecs_tasks}:task/${var.ecs_cluster}/*"]
 
 
-def test_only_tasks_of_this_account_or_the_named_pods_take_the_roles_on() -> None:
+def test_only_tasks_of_this_account_or_the_named_pods_may_assume_the_roles() -> None:
     trust = documents()["own_trust"]
     assert trust["Tasks"]["principals"] == [{"type": "Service", "identifiers": ["ecs-tasks.amazonaws.com"]}]
     assert {one["variable"] for one in trust["Tasks"]["condition"]} == {"aws:SourceArn", "aws:SourceAccount"}
@@ -165,8 +162,7 @@ def test_each_role_has_the_policy_of_its_kind() -> None:
     kinds = re.search(r"kinds = .*?toset\(\[(.*?)\]\)", text)
     assert kinds is not None
     found = dict(re.findall(r"^    (\w+) += data\.aws_iam_policy_document\.(\w+)\.json$", text, re.MULTILINE))
-    same = ("worker", "sender", "monitor", "operator")
-    assert found == {**{name: name for name in same}, "replayer": "replay"}
+    assert found == {name: name for name in ("worker", "sender", "operator")}
     assert set(re.findall(r'"(\w+)"', kinds[1])) == found.keys()
 
 
@@ -174,7 +170,7 @@ def test_each_role_has_the_policy_of_its_kind() -> None:
 
 
 def ask(folder: Path, *arguments: str) -> str:
-    """What terraform says. It is to succeed."""
+    """Run terraform, assert success, and return the output."""
     said = terraform(folder, *arguments)
     assert said.returncode == 0, said.stdout + said.stderr
     return said.stdout
@@ -182,7 +178,7 @@ def ask(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A copy in which terraform may write."""
+    """Return a copy in which terraform may write."""
     folder = tmp_path_factory.mktemp("module") / "terraform"
     shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns(".terraform*"))
     yield folder
@@ -191,7 +187,7 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def provided(module: Path) -> Path:
-    """The same, with AWS's provider."""
+    """Return the same copy, with AWS's provider."""
     plugins = os.environ.get(PLUGINS)
     if not plugins:
         pytest.skip(f"not applicable: no folder of providers for terraform is named by {PLUGINS}")
@@ -212,7 +208,7 @@ def test_the_modules_own_tests_pass(provided: Path) -> None:
     assert f"{runs} passed, 0 failed" in ask(provided, "test", "-no-color")
 
 
-def test_what_init_writes_is_valid_too(provided: Path, tmp_path: Path) -> None:
+def test_the_files_of_init_are_valid(provided: Path, tmp_path: Path) -> None:
     for path in STARTER.glob("*.tf"):
         shutil.copy(path, tmp_path)
     shutil.copy(provided / ".terraform.lock.hcl", tmp_path)

@@ -1,4 +1,4 @@
-"""Running the programs that check what is in deploy/."""
+"""Run the programs that check the files of deploy/."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ TERRAFORM_SECONDS = 200.0  # AWS's provider is slow to start
 
 
 def run(program: str, *arguments: str | Path, folder: Path = ROOT, say: str = "") -> subprocess.CompletedProcess[str]:
-    """One that comes with the packages for development, else of this machine. Skips, in CI as a failure, without it."""
+    """Run a program of the development packages or of this machine. If it is missing, skip the test; in CI, fail."""
     beside = Path(sys.executable).parent / program
     found = str(beside) if beside.exists() else shutil.which(program)
     if found is None:
@@ -34,7 +34,7 @@ def run(program: str, *arguments: str | Path, folder: Path = ROOT, say: str = ""
 
 
 def terraform(folder: Path, *arguments: str | Path, say: str = "") -> subprocess.CompletedProcess[str]:
-    """What terraform says in that folder. It asks nobody whether there is a newer one. Skips where there is none."""
+    """Run terraform in that folder, without its check for updates. Skip the test if it is missing."""
     if shutil.which("terraform") is None:
         pytest.skip("not applicable: there is no terraform here, and the files are checked without it")
     return subprocess.run(

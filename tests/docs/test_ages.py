@@ -1,4 +1,4 @@
-"""The series of ages in docs/why/ages.md is what a queue tells."""
+"""The series of ages in docs/why/ages.md equals that of a real queue."""
 
 import re
 from dataclasses import replace

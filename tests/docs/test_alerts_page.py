@@ -1,4 +1,4 @@
-"""docs/fix/alerts.md: what it tells people to call at night does what it says."""
+"""docs/fix/alerts.md: its commands do what the page says."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def test_on_ecs_a_task_with_the_operators_role_runs_the_words_that_were_given(tm
         words.append(container["command"])
     assert [one[0] for one in words] == ["status", "dead", "dead"]
     assert words[0] == ["status", "--app", "shop:app"]
-    task = json.loads((ROOT / "deploy/ecs/monitor.task.json").read_text())
+    task = json.loads((ROOT / "deploy/ecs/worker.task.json").read_text())
     (container,) = task["containerDefinitions"]
     assert {option(call, "--task-definition") for call in runs} == {task["family"]}
     prefix = container["logConfiguration"]["options"]["awslogs-stream-prefix"]

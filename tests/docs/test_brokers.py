@@ -20,7 +20,7 @@ def test_a_change_makes_it_stale() -> None:
     assert written(page, {**found, name: changed}) != page
 
 
-def test_a_page_that_has_lost_its_marks_is_told_of() -> None:
+def test_a_page_that_has_lost_its_marks_is_reported() -> None:
     with pytest.raises(SystemExit, match=r"scripts/broker_table\.py"):
         rewritten("a page without marks", script="broker_table", table="")
 

@@ -1,4 +1,4 @@
-"""What the verbs for dead letters print as JSON is written down, field by field."""
+"""docs/fix/dead-letters.md lists each JSON field of the commands for dead letters."""
 
 import dataclasses
 import re
@@ -13,15 +13,15 @@ from penstock.cli.dead.documents import plan_document
 from penstock.dead_letters.canary import CanaryResult
 from penstock.dead_letters.groups import FailureGroup
 from penstock.ledger.dead_letters import AuditRow
-from penstock.operations.dead_letters.acting import ReplayReport
-from penstock.operations.dead_letters.letters import DeadLetterPlan
+from penstock.operations.dead_letters.actions import ReplayReport
+from penstock.operations.dead_letters.selection import DeadLetterPlan
 
 PAGE = (Path(__file__).parents[2] / "docs" / "fix" / "dead-letters.md").read_text(encoding="utf-8")
-PLAN = DeadLetterPlan(letters=0, by_queue={}, groups=(), others=0, ids_met=frozenset())
+PLAN = DeadLetterPlan(dead_letters=0, by_queue={}, groups=(), others=0, ids_met=frozenset())
 
 
 def row(verb: str) -> str:
-    """What the table says of it."""
+    """Return the fields that the table lists for a command."""
     (found,) = re.findall(rf"^\| (?:{verb}) \| (.*) \|$", PAGE, re.MULTILINE)
     return str(found)
 

@@ -10,7 +10,7 @@ from tests.deploy.promql import ask
 from tests.services.aws_server import AwsServer
 
 from penstock.app.jobs.task_protection import EXPIRES_IN_MINUTES, RENEW_SECONDS
-from penstock.app.queues import tiers
+from penstock.app.system_health import dead_letter_queues
 from penstock.brokers.sqs import SqsBroker
 from penstock.operations.shutdown_budget import PLATFORMS, plan
 from penstock.storage.aws import Aws
@@ -53,13 +53,13 @@ def test_the_chain_is_that_of_the_budget() -> None:
     assert told == {
         "fetch no more": f"{parts['stop fetching']:g}",
         "drain": f"S - {rest:g}",
-        "give back": f"{parts['give back what is left']:g}",
+        "release": f"{parts['release unfinished messages']:g}",
         "flush": f"{parts['flush settlements, logs, reports']:g}",
         "margin": f"{parts['margin']:g}",
     }
 
 
-def test_how_long_a_task_is_protected_is_told() -> None:
+def test_how_long_a_task_is_protected_is_reported() -> None:
     words = {3: "three"}
     assert RENEW_SECONDS == 60.0
     assert f"asks again each minute, for {words[EXPIRES_IN_MINUTES]} minutes" in PAGE
@@ -91,12 +91,11 @@ def test_prometheus_takes_the_job_and_the_job_takes_our_pods(tmp_path: Path) -> 
         "__meta_kubernetes_pod_label_app_kubernetes_io_name",
         "__meta_kubernetes_pod_container_port_name",
     ]
-    for kind in ("monitor", "replayer", "worker"):
-        deployment, *_ = yaml.safe_load_all((DEPLOY / f"kubernetes/{kind}.yaml").read_text())
-        template = deployment["spec"]["template"]
-        (port,) = template["spec"]["containers"][0]["ports"]
-        told = f"{template['metadata']['labels']['app.kubernetes.io/name']};{port['name']}"
-        assert re.fullmatch(keep["regex"], told), told
+    deployment, *_ = yaml.safe_load_all((DEPLOY / "kubernetes/worker.yaml").read_text())
+    template = deployment["spec"]["template"]
+    (port,) = template["spec"]["containers"][0]["ports"]
+    target = f"{template['metadata']['labels']['app.kubernetes.io/name']};{port['name']}"
+    assert re.fullmatch(keep["regex"], target), target
 
 
 def test_the_queues_of_this_hosts_sqs_are_those_that_the_example_finds(moto: AwsServer) -> None:
@@ -110,7 +109,7 @@ def test_the_queues_of_this_hosts_sqs_are_those_that_the_example_finds(moto: Aws
     assert region is not None
     broker = SqsBroker(Aws(region=region[1], endpoint_url=moto.url), holder="docs")
     try:
-        queues = ("orders", *tiers(broker, "orders"))
+        queues = ("orders", *dead_letter_queues(broker, "orders"))
         assert [broker.stats(queue).visible for queue in queues] == [0, 0, 0]
     finally:
         broker.close()
@@ -119,13 +118,11 @@ def test_the_queues_of_this_hosts_sqs_are_those_that_the_example_finds(moto: Aws
 def test_the_secrets_that_the_execution_role_may_read_are_those_of_the_tasks() -> None:
     (statement,) = json.loads(fenced("json", "secretsmanager"))["Statement"]
     assert (statement["Effect"], statement["Action"]) == ("Allow", "secretsmanager:GetSecretValue")
-    roles = set()
-    for kind in ("monitor", "replayer", "worker"):
-        task = json.loads((DEPLOY / f"ecs/{kind}.task.json").read_text())
-        (container,) = task["containerDefinitions"]
-        assert {secret["valueFrom"] for secret in container["secrets"]} == {statement["Resource"]}
-        roles.add(task["executionRoleArn"].rpartition("/")[2])
-    assert [f"--role-name {role} " in fenced("sh", "create-role") for role in roles] == [True]
+    task = json.loads((DEPLOY / "ecs/worker.task.json").read_text())
+    (container,) = task["containerDefinitions"]
+    assert {secret["valueFrom"] for secret in container["secrets"]} == {statement["Resource"]}
+    role = task["executionRoleArn"].rpartition("/")[2]
+    assert f"--role-name {role} " in fenced("sh", "create-role")
 
 
 def test_a_trust_policy_that_is_pasted_into_a_shell_is_one() -> None:
@@ -134,7 +131,7 @@ def test_a_trust_policy_that_is_pasted_into_a_shell_is_one() -> None:
     assert (statement["Principal"], statement["Action"]) == ({"Service": "ecs-tasks.amazonaws.com"}, "sts:AssumeRole")
 
 
-def test_the_accounts_that_the_terraform_is_told_of_are_those_of_the_manifests() -> None:
+def test_the_terraform_has_the_accounts_of_the_manifests() -> None:
     told = dict(re.findall(r'^  (\w+) += "shop:([\w-]+)"$', fenced("hcl", "service_accounts"), re.MULTILINE))
     manifests = yaml.safe_load_all((DEPLOY / "kubernetes/config.yaml").read_text())
     roles = {

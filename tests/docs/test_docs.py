@@ -12,15 +12,16 @@ import typer.main
 
 import penstock
 import penstock.testing
+from penstock.cli.lazy import LazyGroup
 from penstock.cli.main import app
-from penstock.config import Settings
+from penstock.config import Audience, Settings, audience, dotted, variable
 from penstock.errors import PenstockError
 from penstock.ledger.records import ObjectState
 from penstock.messaging.death import Death
 from penstock.messaging.delivery import PreviousAttempt
 from penstock.messaging.steps import Step
 from penstock.operations.ingest.ingest import IngestReport
-from penstock.operations.status.status import Status
+from penstock.operations.status.model import Status
 from penstock.pipeline.spark.source.quarantine import QUARANTINE_SCHEMA
 from penstock.testing import plugin
 
@@ -36,36 +37,45 @@ HANDLERS = (DOCS / "use" / "handlers.md").read_text(encoding="utf-8")
 TESTING = (DOCS / "use" / "testing.md").read_text(encoding="utf-8")
 
 
-def verbs() -> Iterator[str]:
-    group = typer.main.get_command(app)
-    for name, command in group.commands.items():  # type: ignore[attr-defined]  # a group, as the app has many verbs
-        subcommands = getattr(command, "commands", None)
-        yield from (f"{name} {sub}" for sub in subcommands) if subcommands else (name,)
+ROOT_GROUP: Any = typer.main.get_command(app)
 
 
-def options(command: Any) -> Iterator[str]:
-    """Those that people may give: hidden ones are between processes of ours."""
-    for parameter in command.params:
-        if not getattr(parameter, "hidden", False):
-            yield from (option for option in parameter.opts if option.startswith("--"))
-    for sub in getattr(command, "commands", {}).values():
-        yield from options(sub)
+def commands(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Return each command below a group that is no group itself, with its full name."""
+    for one in group.commands:
+        command = group.load(one) if isinstance(group, LazyGroup) else group.commands[one]
+        full = f"{name} {one}".strip()
+        yield from commands(command, full) if hasattr(command, "commands") else ((full, command),)
 
 
-@pytest.mark.parametrize("verb", sorted(verbs()))
-def test_every_command_is_documented(verb: str) -> None:
-    assert f"penstock {verb}" in COMMANDS
+ALL_COMMANDS = dict(commands(ROOT_GROUP))
 
 
-@pytest.mark.parametrize("option", sorted({*options(typer.main.get_command(app))}))
+def options() -> set[str]:
+    """Return the options that people may give. Hidden ones are between processes of Penstock."""
+    return {
+        option
+        for command in (ROOT_GROUP, *ALL_COMMANDS.values())
+        for parameter in command.params
+        if not getattr(parameter, "hidden", False)
+        for option in parameter.opts
+        if option.startswith("--")
+    }
+
+
+@pytest.mark.parametrize("name", sorted(ALL_COMMANDS))
+def test_every_command_is_documented(name: str) -> None:
+    assert f"`penstock {name}" in COMMANDS
+
+
+@pytest.mark.parametrize("option", sorted(options()))
 def test_every_option_is_documented(option: str) -> None:
     assert re.search(rf"{option}\b", COMMANDS)
 
 
 def test_internal_options_are_not_documented() -> None:
-    told = {*options(typer.main.get_command(app))}
-    assert "--stop-timeout" in told
-    assert "--lifeline" not in told
+    assert "--stop-timeout" in options()
+    assert "--lifeline" not in options()
     assert "--lifeline" not in COMMANDS
 
 
@@ -93,7 +103,7 @@ def test_every_problem_that_status_reports_is_in_troubleshooting() -> None:
         dead_letters=1,
         workers=(),
     )
-    troubles = {*nothing.troubles, *dataclasses.replace(nothing, objects={}).troubles}
+    troubles = {*nothing.problem_texts, *dataclasses.replace(nothing, objects={}).problem_texts}
     assert len(troubles) == 5
     names = {text.partition(":")[0] for text in troubles}
     assert {name for name in names if f"`{name}`" not in TROUBLESHOOTING} == set()
@@ -105,8 +115,15 @@ def test_every_column_of_the_quarantine_table_is_documented() -> None:
 
 @pytest.mark.parametrize("name", sorted(Settings.model_fields))
 def test_every_setting_is_documented(name: str) -> None:
-    assert f"| `{name}` |" in SETTINGS
-    assert f"`PENSTOCK_{name.upper()}`" in SETTINGS
+    match audience(name):
+        case Audience.ADVANCED:
+            title = "## Advanced settings"
+        case Audience.HIDDEN:
+            title = "## For tests"
+        case _:
+            title = "## Common settings"
+    table = SETTINGS.partition(title)[2].partition("\n## ")[0]
+    assert f"| `{dotted(name)}` | `{variable(name)}` |" in table
 
 
 @pytest.mark.parametrize("step", list(Step))
@@ -123,12 +140,14 @@ def test_every_exit_code_is_documented() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of the headings of a page, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", sorted([README, *DOCS.rglob("*.md")]), ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", sorted([README, ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]), ids=lambda page: page.name
+)
 def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text):
@@ -212,7 +231,9 @@ def test_every_fixture_is_in_the_guide_to_tests(fixture: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in DOCS.rglob("*.md") if page.parent != DECISIONS], ids=lambda page: page.name
+    "page",
+    [ROOT / "CONTRIBUTING.md", *(page for page in DOCS.rglob("*.md") if page.parent != DECISIONS)],
+    ids=lambda page: page.name,
 )
 def test_every_test_that_a_page_names_is_there(page: Path) -> None:
     named = re.findall(r"`(tests/[^`*]+?)`", page.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What docs/run/redis.md says of rights, keys, addresses, memory and foreign senders is so, on a real server."""
+"""docs/run/redis.md is right about permissions, keys, addresses, memory and foreign senders, on a real server."""
 
 import re
 import string
@@ -13,7 +13,7 @@ from tests.services.plugin import StartRedis, both_versions
 from tests.services.redis_rights import documented_rights, documented_user
 from tests.services.redis_server import RedisServer
 
-from penstock.app import backends
+from penstock.app import redis_address
 from penstock.brokers.redis import RedisStreamsBroker
 from penstock.brokers.redis.facts import try_everything
 from penstock.brokers.redis.keys import QueueKeys
@@ -21,7 +21,7 @@ from penstock.brokers.redis.recovery import LeaseSweeper
 from penstock.brokers.redis.server import Server
 from penstock.config import Settings
 from penstock.errors import PenstockError, TemporaryError
-from penstock.events import tell_nobody
+from penstock.events import ignore
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter
 from penstock.operations.doctor.findings import FindingLevel
@@ -52,7 +52,7 @@ def commands_of_scripts() -> set[str]:
 
 
 def everything(settings: Settings) -> dict[str, str]:
-    return {finding.check: f"{finding.verdict.value}: {finding.found}" for finding in redis_checks(settings)}
+    return {finding.check: f"{finding.level.value}: {finding.found}" for finding in redis_checks(settings)}
 
 
 def test_the_user_may_do_what_the_scripts_do_and_no_more() -> None:
@@ -121,8 +121,8 @@ def test_every_key_is_in_the_table_of_keys(redis_server: RedisServer) -> None:
 
 def test_every_parameter_of_an_address_is_in_its_table() -> None:
     told = set(re.findall(r"`(\w+)`", section("The address")))
-    assert (backends._ALWAYS | backends._TLS | {"db"}) - told == set()
-    assert {f"`{scheme}://" for scheme in backends.SCHEMES if f"`{scheme}://" not in PAGE} == set()
+    assert (redis_address._ALWAYS | redis_address._TLS | {"db"}) - told == set()
+    assert {f"`{scheme}://" for scheme in redis_address.REDIS_SCHEMES if f"`{scheme}://" not in PAGE} == set()
 
 
 def test_a_backlog_of_others_is_answered_with_nothing_once_for_every_20_000(redis_server: RedisServer) -> None:
@@ -145,7 +145,7 @@ def test_the_pages_say_how_long_others_wait_for_what_a_host_held_that_is_gone(pa
         every_seconds=None,
         clock=FakeClock(),
         random=lambda: 1.0,
-        tell=tell_nobody,
+        emit=ignore,
     )
     assert sweeping.seconds(LEASE_SECONDS) + LEASE_SECONDS == 1.5 * LEASE_SECONDS
     text = " ".join((DOCS / f"{page}.md").read_text(encoding="utf-8").split())

@@ -1,4 +1,4 @@
-"""The pages that tell a person what to type, followed to the letter in an empty folder.
+"""The tutorials and other pages with steps, run literally in an empty folder.
 
 A comment before a block of a page says what the reader does with it. ``run``: run it. ``run until: TEXT xN``: start it,
 and end it by SIGTERM once the text has come out N times; or ``run until: FILE exists``; or several, joined by ``and``.
@@ -49,7 +49,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """What the reader is told to do, and with which text."""
+    """One step of a page, with its text."""
 
     do: str
     what: str
@@ -74,14 +74,14 @@ PAGES = ("README.md", *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "
 
 
 @pytest.mark.parametrize("parts", WITHOUT_SPARK.values(), ids=WITHOUT_SPARK)
-def test_what_a_page_says_works_as_it_stands_without_spark(tmp_path: Path, parts: tuple[Part, ...]) -> None:
+def test_the_steps_of_a_page_work_without_spark(tmp_path: Path, parts: tuple[Part, ...]) -> None:
     follow_and_check(parts, tmp_path)
 
 
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("parts", WITH_SPARK.values(), ids=WITH_SPARK)
-def test_what_a_page_says_works_as_it_stands(tmp_path: Path, parts: tuple[Part, ...]) -> None:
+def test_the_steps_of_a_page_work(tmp_path: Path, parts: tuple[Part, ...]) -> None:
     follow_and_check(parts, tmp_path)
 
 
@@ -110,6 +110,7 @@ def follow_and_check(parts: tuple[Part, ...], folder: Path) -> None:
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONUNBUFFERED": "1",  # as at a terminal: what is printed is seen at once
+        "PENSTOCK_LOG_LEVEL": "debug",  # a step may wait for the start of a message, which is not logged at info
     }
     for part in parts:
         steps = list(blocks(part))

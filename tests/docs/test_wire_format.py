@@ -44,7 +44,13 @@ def taken(folder: Path, broker: str, *, messages: int, environment: dict[str, st
     worker = subprocess.Popen(
         [sys.executable, "-m", "penstock", "worker", "shop:app"],
         cwd=folder,
-        env={**environment, "PENSTOCK_BROKER": broker, "PENSTOCK_LOG_FORMAT": "json", "PYTHONUNBUFFERED": "1"},
+        env={
+            **environment,
+            "PENSTOCK_BROKER": broker,
+            "PENSTOCK_LOG_FORMAT": "json",
+            "PENSTOCK_LOG_LEVEL": "debug",
+            "PYTHONUNBUFFERED": "1",
+        },
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -82,7 +82,10 @@ class Case:
     ) -> Iterator[App]:
         """A worker's own app; ``s3_url``: where it reads, if not at the server."""
         settings = Settings(
-            aws_region=REGION, aws_endpoint_url=s3_url or self.server.url, lease_seconds=LEASE_SECONDS, concurrency=8
+            aws_region=REGION,
+            aws_endpoint_url=s3_url or self.server.url,
+            worker_lease=LEASE_SECONDS,
+            worker_concurrency=8,
         )
         address = f"sqlite:///{self.folder / 'ledger.db'}"
         with App(broker=self.open_broker(holder), ledger=ledger or address, settings=settings) as app:
@@ -90,7 +93,7 @@ class Case:
                 self.queue,
                 name=HANDLER,
                 source=f"s3://{self.announced.bucket}",
-                **{"retry_base": 0.001, "retry_cap": 0.001, **options},  # type: ignore[arg-type] # as the caller gave
+                **{"retry_base": 0.001, "max_retry_wait": 0.001, **options},  # type: ignore[arg-type] # as the caller gave
             )
             declare(function or self.take)
             yield app

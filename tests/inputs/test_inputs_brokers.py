@@ -26,7 +26,7 @@ Opener = Callable[[str], EmbeddedBroker]  # holder -> another worker's view of t
 
 
 class HostClock(FakeClock):
-    """A wall clock that somebody sets, or that differs from another worker's; monotonic time goes on as ever."""
+    """A wall clock that is set, or differs from another worker's; monotonic time is unaffected."""
 
     def __init__(self, source: FakeClock, ahead_seconds: float = 0.0) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> 
     def open_view(holder: str) -> EmbeddedBroker:
         sqlite = request.param == "sqlite"
         path = tmp_path / "queue.db"
-        view = SqliteBroker(path, holder=holder, clock=clock, queues=queues) if sqlite else shared.held_by(holder)
+        view = SqliteBroker(path, holder=holder, clock=clock, queues=queues) if sqlite else shared.with_holder(holder)
         brokers.append(view)
         return view
 
@@ -133,12 +133,12 @@ def test_row_76_what_arrives_during_the_draining_poll_is_released_for_another_wi
         clock.advance(0.05)
         thread.join(0.01)
     assert [delivery.message.body for delivery in arrived] == [b"late"]
-    assert not draining.settle([(delivery, Release(refund=True, reason="the worker stops")) for delivery in arrived])
+    assert not draining.settle([(delivery, Release(uncounted=True, reason="the worker stops")) for delivery in arrived])
     draining.close()
     (again,) = receive(other)
     assert again.attempt == 1
     assert again.previous is not None
-    assert (again.previous.worker, again.previous.end) == ("w1", AttemptEnd.GIVEN_BACK)
+    assert (again.previous.worker, again.previous.end) == ("w1", AttemptEnd.RELEASED)
     assert again.previous.reason == "the worker stops"
 
 

@@ -1,4 +1,4 @@
-"""What comes into a typed queue, a test a row: bad messages are dead with a reason, odd ones are worked on literally.
+"""Input of typed queues, a test per row: bad messages are dead-lettered with a reason, odd ones processed literally.
 
 Through a real worker over the embedded queue: each bad message comes between two good ones, which must be done.
 """
@@ -38,7 +38,7 @@ class Case:
         self.broker = SqliteBroker(folder / "queue.db", holder="test")
         self.app = App(broker=self.broker)
         self.seen: list[Order] = []
-        self.app.handler(ORDERS, retry_base=0.001, retry_cap=0.002)(self.take)
+        self.app.handler(ORDERS, retry_base=0.001, max_retry_wait=0.002)(self.take)
 
     def take(self, order: Order) -> None:
         self.seen.append(order)
@@ -118,7 +118,7 @@ def test_a_bad_message_is_dead_on_its_first_attempt(case: Case, body: bytes, rea
     assert reason in told
 
 
-def test_row_23_a_version_nobody_knows_waits_and_is_dead_in_the_end(case: Case) -> None:
+def test_row_23_an_unknown_version_waits_and_is_dead_lettered_in_the_end(case: Case) -> None:
     patient = Queue("orders", Order)
     impatient = App(broker=case.broker)
     impatient.handler(patient, newer_wait=0.2)(case.take)

@@ -128,7 +128,7 @@ def test_row_18_one_bad_record_among_good_ones(scene: Scene) -> None:
         pytest.param(message(record(key="s3://landing/a")), "URL", id="row_27"),
     ],
 )
-def test_rows_20_21_22_26_27_messages_nobody_can_work_on(tmp_path: Path, body: bytes, reason: str) -> None:
+def test_rows_20_21_22_26_27_messages_that_cannot_be_processed(tmp_path: Path, body: bytes, reason: str) -> None:
     scene = Scene(tmp_path, buckets_allowed=frozenset({"file", "landing"}))
     assert reason in dead_at_once(scene, body)
     scene.close()
@@ -275,7 +275,7 @@ def test_row_57_an_object_deleted_meanwhile_is_gone_after_a_second_look(scene: S
     first, second = scene.serve_to_the_end(scene.handler(Function()))
     assert isinstance(first, Release)
     assert second == Ack()
-    assert scene.state(ref) is ObjectState.GONE
+    assert scene.state(ref) is ObjectState.DELETED
 
 
 class Denying:
@@ -426,7 +426,7 @@ def test_row_65_two_workers_and_one_object_are_one_run(scene: Scene) -> None:
     assert scene.settle([(first, run(handler.begin([first])))]) == [Ack()]
     [waiting] = inner_ends
     assert isinstance(waiting, Release)
-    assert waiting.refund, "waiting for another worker costs no attempt"
+    assert waiting.uncounted, "waiting for another worker costs no attempt"
     assert LEASE_SECONDS <= waiting.delay_seconds <= LEASE_SECONDS + 1
     assert scene.serve_to_the_end(handler) == [Ack()]
     assert calls == [ref.key]

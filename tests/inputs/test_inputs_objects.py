@@ -1,4 +1,4 @@
-"""INPUTS, the rows that the objects room decides: what a notification announces, and what is refused.
+"""Rows of INPUTS that the package `objects` decides: objects that a notification names, and refused ones.
 
 What becomes of a refused message (the dead-letter queue) and of an accepted object (its rows) is tested where they go.
 """
@@ -66,7 +66,7 @@ def keys_of(*encoded: str) -> list[bytes]:
 
 
 def in_unknown_field(text: str) -> bytes:
-    """A good notification with one odd value in a field that nobody reads."""
+    """A valid notification with one odd value in an unused field."""
     return GOOD.replace(b'{"Records"', b'{"odd": ' + text.encode() + b', "Records"')
 
 

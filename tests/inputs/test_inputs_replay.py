@@ -17,9 +17,9 @@ from tests.conformance.replay.scene import DIED, FIRST, QUEUE, SECOND, TIERS, Sc
 from penstock import App
 from penstock.app.serving import serve
 from penstock.config import Settings
-from penstock.dead_letters.policy import ReplayPolicy, planned
-from penstock.events import DeadReplayed, Event
-from penstock.messaging.death import death_of, past_of, set_aside_reason
+from penstock.dead_letters.policy import ReplayPolicy, plan_replay
+from penstock.events import DeadLetterReplayed, Event
+from penstock.messaging.death import death_of, earlier_deaths_of, set_aside_reason
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.replay import COUNTER_ATTRIBUTE, NoLog, Replay
 from penstock.worker.shutdown import StopSignal
@@ -35,19 +35,19 @@ def distance(shares: Sequence[float]) -> float:
 
 
 def bound(count: int) -> float:
-    """What the distance of so many uniform draws exceeds by `CHANCE`."""
+    """Return the distance that so many uniform draws exceed with the probability `CHANCE`."""
     return math.sqrt(-math.log(CHANCE / 2) / (2 * count))
 
 
 def wait_seconds(number: int, so_far: int, policy: ReplayPolicy) -> float:
-    letter = Message(id=f"letter {number}", body=b"", enqueued_at=0.0, attributes={COUNTER_ATTRIBUTE: str(so_far)})
-    replay = planned(
-        letter,
-        letter_queue=FIRST,
+    dead_letter = Message(id=f"letter {number}", body=b"", enqueued_at=0.0, attributes={COUNTER_ATTRIBUTE: str(so_far)})
+    replay = plan_replay(
+        dead_letter,
+        dead_letter_queue=FIRST,
         queue=QUEUE,
         policy=policy,
         retention_seconds=14 * DAY_SECONDS,
-        letter_retention_seconds=14 * DAY_SECONDS,
+        dlq_retention_seconds=14 * DAY_SECONDS,
         now=0.0,
     )
     assert isinstance(replay, Replay)
@@ -72,7 +72,7 @@ def test_row_80_nor_do_they_at_the_end_of_their_retention() -> None:
     assert distance([each / (0.9 * 14) for each in days]) < bound(10_000)
 
 
-def test_row_80_and_82_messages_that_always_fail_wait_so_and_end_in_the_second_tier_once() -> None:
+def test_row_80_and_82_messages_that_always_fail_wait_so_and_end_in_the_final_dlq_once() -> None:
     stand = MemoryStand()
     scene = Scene(stand=stand, broker=stand.broker(queues=TIERS), log=NoLog())
     handler, count = scene.handler(ReplayPolicy(replays_max=3, base_seconds=2.0, cap_seconds=6.0)), 500
@@ -91,9 +91,11 @@ def test_row_80_and_82_messages_that_always_fail_wait_so_and_end_in_the_second_t
         pass
     stand.advance(DAY_SECONDS)
     assert (len(scene.receive(QUEUE)), len(scene.receive(FIRST))) == (0, 0)
-    letters = [letter for page in iter(lambda: scene.take(SECOND), []) for letter in page]
-    assert Counter(letter.message.body for letter in letters) == {b"%d" % number: 1 for number in range(count)}
-    assert {len(past_of(letter.message.attributes)) for letter in letters} == {3}
+    dead_letters = [dead_letter for page in iter(lambda: scene.take(SECOND), []) for dead_letter in page]
+    assert Counter(dead_letter.message.body for dead_letter in dead_letters) == {
+        b"%d" % number: 1 for number in range(count)
+    }
+    assert {len(earlier_deaths_of(dead_letter.message.attributes)) for dead_letter in dead_letters} == {3}
 
 
 def fail_all(scene: Scene) -> int:
@@ -106,14 +108,14 @@ def fail_all(scene: Scene) -> int:
 
 
 class UntilDead:
-    """Hears a worker, and stops it when a letter is set aside."""
+    """Listen to a worker, and stop it when a dead letter is set aside."""
 
     def __init__(self) -> None:
         self.stop = StopSignal()
-        self.told: list[DeadReplayed] = []
+        self.told: list[DeadLetterReplayed] = []
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, DeadReplayed):
+        if isinstance(event, DeadLetterReplayed):
             self.told.append(event)
             if event.result == "set_aside":
                 self.stop.request()
@@ -123,10 +125,10 @@ def test_rows_62_and_82_in_a_worker_that_replays_beside_its_work(tmp_path: Path)
     settings = Settings.model_construct(
         broker=f"sqlite:///{tmp_path}/queue.db",
         ledger=f"sqlite:///{tmp_path}/ledger.db",
-        state=str(tmp_path),
-        replay=True,
-        replays_max=2,
-        replay_base_seconds=1e-9,
+        data_dir=str(tmp_path),
+        dead_letters_replay=True,
+        dead_letters_max_replays=2,
+        dead_letters_replay_base=1e-9,
     )
     until, seen = UntilDead(), list[str | bytes | None]()
     attributes: dict[str, str | bytes] = {"binary": b"\x00\xff", COUNTER_ATTRIBUTE: "-7"}
@@ -141,11 +143,11 @@ def test_rows_62_and_82_in_a_worker_that_replays_beside_its_work(tmp_path: Path)
         serve(app, stop=until.stop, listeners=[until])
         assert seen == ["-7", "1", "2"]
         assert [told.result for told in until.told] == ["sent", "sent", "set_aside"]
-        (letter,) = app.broker.receive(SECOND, messages_max=9, lease_seconds=60)
-    assert (letter.message.body, letter.message.group) == (b"\x00body", "g")
-    assert letter.message.attributes["binary"] == b"\x00\xff"
-    assert set_aside_reason(letter.message.attributes) == "replayed 2 times, and dead again"
-    death = death_of(letter.message.attributes)
+        (dead_letter,) = app.broker.receive(SECOND, messages_max=9, lease_seconds=60)
+    assert (dead_letter.message.body, dead_letter.message.group) == (b"\x00body", "g")
+    assert dead_letter.message.attributes["binary"] == b"\x00\xff"
+    assert set_aside_reason(dead_letter.message.attributes) == "replayed 2 times, and dead again"
+    death = death_of(dead_letter.message.attributes)
     assert death is not None
     assert death.exception == "ValueError: no"
-    assert len(past_of(letter.message.attributes)) == 2
+    assert len(earlier_deaths_of(dead_letter.message.attributes)) == 2

@@ -65,7 +65,7 @@ JSONL = ReadOptions(schema_ddl="id bigint, s string")
 
 
 def refused(tmp_path: Path, name: str, data: bytes, options: ReadOptions = JSONL) -> str:
-    """Read one bad object between two good ones; the reason it has, and that nobody else has one."""
+    """Read one bad object between two good ones; return its reason, and check that only it has one."""
     plan = plan_of(tmp_path, {"0.jsonl": LINE, name: data, "2.jsonl": LINE}, options)
     rows, summary = read(plan)
     assert (ids(rows), sorted(summary.readings), sorted(summary.failures)) == ([1, 1], [0, 2], [1])

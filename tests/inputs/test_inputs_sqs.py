@@ -136,7 +136,7 @@ def test_row_57_an_object_deleted_meanwhile_is_gone_after_a_second_look(opened: 
     case.put("a")
     case.announced.s3.delete_object(Bucket=case.announced.bucket, Key="a")
     case.work()
-    assert case.states() == [ObjectState.GONE]
+    assert case.states() == [ObjectState.DELETED]
     assert [type(end) for end in case.settled()].count(Release) == 1
     assert (case.taken, case.dead()) == ([], 0)
 
@@ -159,7 +159,7 @@ class Refusing:
         return Answered(status=206, body=self.content, headers=headers)
 
 
-def test_row_58_no_permission_to_read_is_told_and_retried_and_makes_no_dead_letters(opened: Open) -> None:
+def test_row_58_no_permission_to_read_is_reported_and_retried_and_makes_no_dead_letters(opened: Open) -> None:
     case = opened()
     for number in range(4):
         case.put(str(number))
@@ -365,8 +365,8 @@ def test_row_72_a_crash_after_the_commit_and_before_the_ack_has_no_second_effect
         aside=case.open_broker("fleet"),
         added={**case.server.environment, **places},
         app=OBJECTS_APP,
-        lease_seconds=LEASE_SECONDS,
-        stop_timeout_seconds=10,
+        worker_lease=LEASE_SECONDS,
+        worker_stop_timeout=10,
     )
     try:
         assert fleet.start(kill_at="settling").end(within=PATIENCE_SECONDS) == -signal.SIGKILL

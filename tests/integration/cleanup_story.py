@@ -1,4 +1,4 @@
-"""A pipeline's history without Spark, and `penstock cleanup` as a process of its own that looks at it."""
+"""A pipeline's history without Spark, and `penstock admin cleanup` as a process of its own that looks at it."""
 
 import json
 import os
@@ -13,14 +13,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from sqlalchemy import update
+from tests.services.forked_process import run_forked
 from ulid import ULID
 
-from penstock.app.paths import TablePaths, declared_places
+from penstock.app.paths import TablePaths, declared_table_paths
 from penstock.app.tables import Tables
 from penstock.config import load_settings
 from penstock.events import Bus
 from penstock.ledger import Ledger
-from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectResult
+from penstock.ledger.records import BatchOutcome, BatchRecord, Candidate, ObjectResult, OriginalMessage
 from penstock.ledger.schema import batches
 from penstock.objects.reference import ObjectRef
 from penstock.sinks.manifest import encode
@@ -46,8 +47,8 @@ class Story:
 
     @property
     def where(self) -> TablePaths:
-        settings = load_settings(state=str(self.folder / ".penstock"))
-        return declared_places(PIPELINE, self.folder / "lake" / PIPELINE, settings)
+        settings = load_settings(data_dir=str(self.folder / ".penstock"))
+        return declared_table_paths(PIPELINE, self.folder / "lake" / PIPELINE, settings)
 
     @contextmanager
     def ledger(self) -> Iterator[Ledger]:
@@ -68,7 +69,7 @@ class Story:
                     key=ref.key_bytes,
                     size_bytes=ref.size_bytes,
                     uri=ref.uri,
-                    carrier=Carrier(message_id="m", enqueued_at=0.0),
+                    original_message=OriginalMessage(message_id="m", enqueued_at=0.0),
                     version_id=ref.version_id,
                     etag=ref.etag,
                 )
@@ -87,7 +88,7 @@ class Story:
                     pipeline=PIPELINE,
                     attempt_id=attempt_id,
                     processed=[ObjectResult(object_id=ref.object_id, rows=1, lines_quarantined=0) for ref in refs],
-                    manifest=encode(files),
+                    record=BatchRecord(manifest=encode(files)),
                     schema_id=row.schema_id,
                     new_schema=None if row.table_schema == schema else schema,
                 )
@@ -104,9 +105,9 @@ class Story:
             ledger.database.transact(lambda connection: connection.execute(statement))
 
     def call(self, *options: str, kill_at: str | None = None, **how: str) -> subprocess.CompletedProcess[str]:
-        """`penstock cleanup`, to its end."""
-        return subprocess.run(
-            [sys.executable, "-m", "penstock", "cleanup", APP, PIPELINE, *options],
+        """`penstock admin cleanup`, to its end."""
+        return run_forked(
+            [sys.executable, "-m", "penstock", "admin", "cleanup", APP, PIPELINE, *options],
             cwd=self.folder,
             env={
                 **os.environ,
@@ -119,9 +120,6 @@ class Story:
                 **({} if kill_at is None else {"PENSTOCK_KILL_AT": kill_at}),
             },
             start_new_session=True,  # a step kills the whole group
-            capture_output=True,
-            text=True,
-            check=False,
             timeout=120,
         )
 

@@ -1,4 +1,4 @@
-"""What the tests on real servers are given: brokers, a network that fails, workers of several hosts, databases."""
+"""Fixtures of tests on real servers: brokers, a failing network, workers of several hosts, databases."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -48,7 +48,7 @@ def open_fleet() -> Iterator[OpenFleet]:
     def open_one(folder: Path, address: str, *, lease_seconds: float = FLEET_LEASE_SECONDS) -> Fleet:
         folder.mkdir(exist_ok=True)
         opened.append(
-            Fleet(folder, broker=address, lease_seconds=lease_seconds, stop_timeout_seconds=STOP_TIMEOUT_SECONDS)
+            Fleet(folder, broker=address, worker_lease=lease_seconds, worker_stop_timeout=STOP_TIMEOUT_SECONDS)
         )
         return opened[-1]
 

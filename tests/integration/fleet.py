@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.services.forked_process import ForkedPopen
+
 from penstock.app.app import App
-from penstock.app.backends import open_broker
+from penstock.app.brokers import open_broker
 from penstock.config import Settings
 from penstock.messaging.broker import Broker
 
@@ -33,7 +35,7 @@ from penstock import App, Context, Queue
 
 app = App.from_config()
 JOURNAL = os.open(os.environ["JOURNAL"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-OPTIONS = {"retry_base": 0.1, "retry_cap": 0.5, "max_attempts": int(os.environ.get("ATTEMPTS", "5"))}
+OPTIONS = {"retry_base": 0.1, "max_retry_wait": 0.5, "max_attempts": int(os.environ.get("ATTEMPTS", "5"))}
 
 
 def hold(body):
@@ -121,13 +123,14 @@ class Fleet:
         (folder / "fleet_app.py").write_text(app, encoding="utf-8")
         address = broker or f"sqlite:///{folder / 'queue.db'}"
         self.environment = {
+            "PENSTOCK_LOG_LEVEL": "debug",  # tests wait for messages to be received, started and acked
             **os.environ,
             **(added or {}),
             "JOURNAL": str(self.journal),
             "PENSTOCK_BROKER": address,
             "PENSTOCK_LEDGER": f"sqlite:///{folder / 'ledger.db'}",
             "PENSTOCK_ONE_HOST": "true",
-            "PENSTOCK_STATE": str(folder / "state"),
+            "PENSTOCK_DATA_DIR": str(folder / "state"),
             **{f"PENSTOCK_{name.upper()}": str(value) for name, value in settings.items()},
         }
         way = aside or address
@@ -178,7 +181,7 @@ class WorkerProcess:
         command = [*prefix, sys.executable, "-m", "penstock", "worker", "fleet_app:app", *options]
         environment = {**fleet.environment, **({"PENSTOCK_KILL_AT": kill_at} if kill_at else {})}
         with self.log.open("wb") as stream:
-            self.process = subprocess.Popen(
+            self.process = ForkedPopen(
                 command,
                 cwd=fleet.folder,
                 env=environment,

@@ -46,7 +46,7 @@ class Receiver:
         return f"json://127.0.0.1:{self.port}/hook"
 
     def sentry_events(self, count: int = 1) -> list[dict[str, Any]]:
-        """What the envelopes hold: a header, then a header and a body for each item, a line each."""
+        """Return the lines of the envelopes: a header, then a header and a body for each item."""
         events = []
         for body in self.bodies(count):
             lines = body.split(b"\n")

@@ -29,7 +29,7 @@ class Scene:
         self._open: list[RedisStreamsBroker] = []
 
     def broker(self, holder: str = "w1", **options: Any) -> RedisStreamsBroker:
-        options = {"sweep_seconds": 0.0, "tell": self.told.append, **options}
+        options = {"sweep_seconds": 0.0, "emit": self.told.append, **options}
         self._open.append(RedisStreamsBroker(self.server.url, holder=holder, **options))
         return self._open[-1]
 

@@ -11,7 +11,7 @@ from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer, ExecutionPlace, HeldClaim
 from penstock.messaging.settlement import Ack
-from penstock.worker.line import Line
+from penstock.worker.consumer import Consumer
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
@@ -42,7 +42,7 @@ class QuickExecution:
     def time_out(self) -> Answer:
         return {}
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         pass
 
     def interrupt(self) -> None:
@@ -71,7 +71,7 @@ def working(
     """A worker that serves these queues until the block ends."""
     worker = Worker(
         broker=broker,
-        lines=[Line(queue=queue, handler=QuickHandler(), weight=weight) for queue, weight in weights.items()],
+        consumers=[Consumer(queue=queue, handler=QuickHandler(), weight=weight) for queue, weight in weights.items()],
         settings=WorkerSettings(start_jitter_seconds=0.0, **settings),
         clock=SystemClock(),
         bus=Bus(tell),

@@ -1,4 +1,4 @@
-"""Somebody who sends without pause, whatever happens to the broker, and knows what was accepted."""
+"""A sender that sends without pause while the broker fails, and records what was accepted."""
 
 import json
 import threading
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tests.integration.fleet import wait_for
 
-from penstock.app.backends import open_broker
+from penstock.app.brokers import open_broker
 from penstock.config import Settings
 from penstock.errors import TemporaryError
 from penstock.messaging.broker import Broker

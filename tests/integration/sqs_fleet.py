@@ -1,4 +1,4 @@
-"""Fleets on a server that speaks SQS's dialect: their queues are made first, as somebody has to who uses SQS."""
+"""Fleets on a server that speaks SQS's dialect. Their queues are created first, as SQS requires."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ def sqs_fleet(
     *,
     way: str | None = None,
     app: str = APP,
-    lease_seconds: float = LEASE_SECONDS,
-    stop_timeout_seconds: float = STOP_TIMEOUT_SECONDS,
+    worker_lease: float = LEASE_SECONDS,
+    worker_stop_timeout: float = STOP_TIMEOUT_SECONDS,
     **settings: object,
 ) -> Fleet:
     """``way``: the address by which its workers come to the server; the test's own way is the straight one."""
@@ -32,8 +32,8 @@ def sqs_fleet(
         aside=straight(server),
         added=environment_for(way or server.url),
         app=app,
-        lease_seconds=lease_seconds,
-        stop_timeout_seconds=stop_timeout_seconds,
+        worker_lease=worker_lease,
+        worker_stop_timeout=worker_stop_timeout,
         **settings,
     )
 

@@ -56,7 +56,7 @@ class SqsGate:
         return aws_at(f"http://127.0.0.1:{self._server.server_port}")
 
     def refuse(self, operation: str, *calls: Refuse) -> None:
-        """What the next calls of an operation refuse."""
+        """The errors of an operation's next calls."""
         with self._lock:
             self._refusals.setdefault(operation, []).extend(calls)
 
@@ -66,7 +66,7 @@ class SqsGate:
             return Counter(operation for operation, _ in self.calls)
 
     def sizes(self, operation: str) -> list[int]:
-        """Of the calls of a batch operation."""
+        """Return the entries of a batch operation's calls."""
         with self._lock:
             return [size for called, size in self.calls if called == operation]
 

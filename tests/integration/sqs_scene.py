@@ -23,7 +23,7 @@ class Scene:
         self._open: list[SqsBroker] = []
 
     def broker(self, *queues: QueueSettings, aws: Aws | None = None, **options: Any) -> SqsBroker:
-        """A view of a worker's; the queue q and its dead-letter queue are there unless the test says otherwise."""
+        """Return a worker's broker; the queue q and its DLQ exist unless the test says otherwise."""
         wanted = queues or (QueueSettings(name="q"),)
         self._open.append(
             SqsBroker(aws or self.server.aws, holder="w1", queues=wanted, **{"poll_seconds": 1, **options})
@@ -64,7 +64,7 @@ def take(broker: SqsBroker, count: int = 10, *, queue: str = "q", lease: float =
 
 
 def take_later(broker: SqsBroker, count: int = 10, *, queue: str = "q", seconds: float = 10.0) -> list[Delivery]:
-    """What comes within the seconds."""
+    """Return the messages that arrive within the seconds."""
     return list(broker.receive(queue, messages_max=count, lease_seconds=LEASE, wait_seconds=seconds))
 
 

@@ -34,7 +34,7 @@ class Scene:
         self.app = App(
             broker=self.broker,
             ledger=Ledger.open(f"sqlite:///{folder}/ledger.db"),
-            settings=Settings.model_construct(state=str(folder)),
+            settings=Settings.model_construct(data_dir=str(folder)),
             listeners=[self.hear],
         )
 

@@ -59,13 +59,13 @@ def test_a_worker_moves_what_it_processed_and_leaves_what_failed(tmp_path: Path,
     worker.expect("object.failed")
     worker.signal(signal.SIGTERM)
     worker.exit_code()
-    command = start("cleanup", "shop:app", "parse", "--json")  # what the worker did not live to do
+    command = start("admin", "cleanup", "shop:app", "parse", "--json")  # what the worker did not live to do
     assert command.exit_code() == 0, command.said
     assert files(tmp_path / "done") == {"a", "2026/b"}
     assert files(tmp_path / "landing") == {"bad"}
     with closing(Ledger.open(f"sqlite:///{tmp_path}/.penstock/ledger.db")) as ledger:
         assert ledger.counts("parse")[ObjectState.PROCESSED] == 2
-    again = start("cleanup", "shop:app", "parse")
+    again = start("admin", "cleanup", "shop:app", "parse")
     assert again.exit_code() == 0
     assert files(tmp_path / "done") == {"a", "2026/b"}
 
@@ -76,7 +76,7 @@ def test_what_is_due_later_stays_until_then(tmp_path: Path, start: Start) -> Non
     worker.expect("object.finished", times=2)
     worker.signal(signal.SIGTERM)
     worker.exit_code()
-    assert start("cleanup", "shop:app", "parse").exit_code() == 0
+    assert start("admin", "cleanup", "shop:app", "parse").exit_code() == 0
     assert files(tmp_path / "landing") == {"a", "2026/b", "bad"}
 
 

@@ -10,7 +10,7 @@ from tests.services.aws_server import AwsServer
 
 from penstock.errors import ConfigurationError, ObjectDenied
 from penstock.messaging.steps import Step
-from penstock.objects.cleanup import ALREADY, CHANGED, DONE, GONE, Cleaner, CleanupOutcome, second_name
+from penstock.objects.cleanup import ALREADY, CHANGED, DONE, MISSING, Cleaner, CleanupOutcome, second_name
 from penstock.objects.cleanup_s3 import Copier, S3Deleter, S3Mover, S3Tagger
 from penstock.objects.reference import ObjectRef
 from penstock.storage.address import s3_address
@@ -102,7 +102,7 @@ def test_an_object_is_deleted_whatever_its_key(bucket: Any, moto: AwsServer, key
 def test_a_second_time_it_is_gone(bucket: Any, moto: AwsServer, how: How) -> None:
     ref = put(bucket)
     assert how(moto).clean(ref) is DONE
-    assert how(moto).clean(ref) is GONE
+    assert how(moto).clean(ref) is MISSING
 
 
 @every_way
@@ -115,7 +115,7 @@ def test_a_newer_object_without_versions_is_never_touched(s3: Any, moto: AwsServ
 
 
 @every_way
-def test_of_several_versions_only_the_processed_one_is_meant(s3: Any, moto: AwsServer, how: How) -> None:
+def test_only_the_processed_of_several_versions_is_cleaned_up(s3: Any, moto: AwsServer, how: How) -> None:
     keep_versions(s3)
     old, new = put(s3), put(s3, body=b"two")
     assert how(moto).clean(old) is DONE
@@ -193,7 +193,7 @@ def test_a_crash_between_copy_and_delete_is_made_good(bucket: Any, moto: AwsServ
     assert (keys(bucket), keys(bucket, DONE_BUCKET)) == ([], ["clicks/a.jsonl"])
 
 
-def test_what_changes_between_copy_and_delete_stays(s3: Any, moto: AwsServer) -> None:
+def test_an_object_that_changes_between_copy_and_delete_stays(s3: Any, moto: AwsServer) -> None:
     ref = put(s3)
 
     def exchange(step: Step) -> None:
@@ -264,7 +264,7 @@ def test_a_wrong_tag_of_a_crash_is_taken_off(s3: Any, moto: AwsServer) -> None:
 
 @taking_away
 @pytest.mark.parametrize("lock", ["retention", "legal hold"])
-def test_object_lock_is_told_and_nothing_copied(s3: Any, moto: AwsServer, how: How, lock: str) -> None:
+def test_object_lock_is_reported_and_nothing_copied(s3: Any, moto: AwsServer, how: How, lock: str) -> None:
     s3.delete_bucket(Bucket=LANDING)
     s3.create_bucket(Bucket=LANDING, ObjectLockEnabledForBucket=True)
     locked: dict[str, Any] = {"ObjectLockLegalHoldStatus": "ON"}
@@ -273,23 +273,23 @@ def test_object_lock_is_told_and_nothing_copied(s3: Any, moto: AwsServer, how: H
         locked = {"ObjectLockMode": "GOVERNANCE", "ObjectLockRetainUntilDate": until}
     ref = put(s3, **locked)
     cleaned = how(moto).clean(ref)
-    assert (cleaned.outcome, cleaned.reason) == (CleanupOutcome.REFUSED, f"Object Lock keeps it ({lock})")
+    assert (cleaned.outcome, cleaned.reason) == (CleanupOutcome.REFUSED, f"Object Lock protects it ({lock})")
     assert (versions(s3, ref.key), keys(s3, DONE_BUCKET)) == ([ref.version_id], [])
 
 
 @every_way
-def test_what_lies_outside_the_source_is_never_touched(s3: Any, moto: AwsServer, how: How) -> None:
+def test_objects_outside_the_source_are_never_touched(s3: Any, moto: AwsServer, how: How) -> None:
     ref = put(s3, "inside/a")
     assert how(moto).clean(ref).outcome is CleanupOutcome.REFUSED
     assert (keys(s3), tags(s3, ref)) == (["inside/a"], {})
 
 
 @every_way
-def test_a_bucket_that_is_not_there_is_no_matter_of_its_objects(s3: Any, moto: AwsServer, how: How) -> None:
+def test_a_bucket_that_does_not_exist_is_no_matter_of_its_objects(s3: Any, moto: AwsServer, how: How) -> None:
     ref = put(s3)
     s3.delete_object(Bucket=LANDING, Key=ref.key)
     s3.delete_bucket(Bucket=LANDING)
-    with pytest.raises(ObjectDenied, match="no such bucket"):
+    with pytest.raises(ObjectDenied, match="the bucket does not exist"):
         how(moto).clean(ref)
 
 
@@ -300,6 +300,6 @@ def test_a_store_without_conditional_deletes_is_refused(start_fauxqs: Any) -> No
         s3.create_bucket(Bucket=bucket)
     ref = put(s3)
     for how in (deleter, mover):
-        with pytest.raises(ConfigurationError, match="without looking at If-Match"):
+        with pytest.raises(ConfigurationError, match="ignores If-Match"):
             how(server).clean(ref)
     assert (keys(s3), keys(s3, DONE_BUCKET)) == (["in/a.jsonl"], [])

@@ -34,7 +34,7 @@ class Place(Protocol):
     def put(self, name: str, text: str) -> ObjectRef: ...
 
     def objects(self) -> dict[str, str]:
-        """What is in the source: names and contents."""
+        """Return the source's files: names and contents."""
 
     def moved(self) -> list[str]:
         """The contents at the target."""

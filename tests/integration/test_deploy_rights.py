@@ -1,6 +1,8 @@
 """The policies of deploy/terraform suffice: whatever else AWS is asked for is refused, as AWS would."""
 
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,18 +17,31 @@ from tests.services.aws_server import REGION, AwsServer
 from typer.testing import CliRunner
 
 from penstock import App, Message, Reject
-from penstock.app.replayer import first_tiers
+from penstock.app.jobs.expiry import ExpiryWatch
+from penstock.app.jobs.monitor.process import measure_once
+from penstock.app.replayer import replayed_dlqs
 from penstock.app.serving import serve
 from penstock.brokers.sqs import SqsBroker
 from penstock.cli.main import app as cli
 from penstock.config import Settings
-from penstock.events import DeadReplayed, DeliverySettled, Event, SettleFailed
+from penstock.events import (
+    Bus,
+    DeadLetterReplayed,
+    DeadLettersArchived,
+    DeliverySettled,
+    Event,
+    MonitorStarted,
+    SettlementFailed,
+)
 from penstock.messaging.broker import QueueSettings
+from penstock.messaging.clock import SystemClock
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import DeadLetter
-from penstock.operations.monitor.process import look_once
+from penstock.monitoring.metrics.meters import Meters
+from penstock.storage.local import LocalFiles
 from penstock.worker.shutdown import StopSignal
 
+DEADLINE_SECONDS = 60.0
 TERRAFORM = Path(__file__).parents[2] / "deploy/terraform"
 QUEUES = {"source": "q", "dlq": "q-dlq", "dead": "q-dead"}
 TIERS = (
@@ -36,18 +51,27 @@ TIERS = (
 Right = tuple[str, str]  # an action, and a queue or *
 
 
-def rights(policy: str) -> set[Right]:
-    """What a policy document of the module gives, of queues and of what knows no resources, those it is made of too."""
+REPLAYS, ARCHIVES = "dead_letters_replay", "dead_letters_archive"  # variables of the module
+
+
+def rights(policy: str, *variables: str) -> set[Right]:
+    """Return the permissions of a policy document of the module, with these variables true.
+
+    They include those of the documents in it.
+    """
     options = SerializationOptions(strip_string_quotes=True, explicit_blocks=False, with_comments=False)
     found: set[Right] = set()
     for name in ("policies.tf", "roles.tf"):
         parsed = hcl2.loads((TERRAFORM / name).read_text(encoding="utf-8"), serialization_options=options)
         for block in parsed["data"]:
             document = block["aws_iam_policy_document"].get(policy, {})
-            for source in document.get("source_policy_documents", []):
-                named = re.fullmatch(r"\$\{data\.aws_iam_policy_document\.(\w+)\.json\}", source)
-                assert named is not None
-                found |= rights(named[1])
+            # A worker's expression has conditional ones, too.
+            for condition, source in re.findall(
+                r"(?:var\.(\w+) \? \[)?data\.aws_iam_policy_document\.(\w+)\.json",
+                str(document.get("source_policy_documents")),
+            ):
+                if not condition or condition in variables:
+                    found |= rights(source, *variables)
             for one in document.get("statement", []):
                 for arn in one["resources"]:
                     queue = re.fullmatch(r"\$\{aws_sqs_queue\.(\w+)\.arn\}", arn)
@@ -55,6 +79,16 @@ def rights(policy: str) -> set[Right]:
                     found |= {(action, QUEUES[queue[1]] if queue else "*") for action in one["actions"]}
     assert found
     return found
+
+
+class Later(SystemClock):
+    """The system's clock, so many seconds later."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def now(self) -> float:
+        return super().now() + self._seconds
 
 
 @dataclass
@@ -109,10 +143,10 @@ def app(tmp_path: Path, moto: AwsServer) -> Iterator[App]:
         broker=f"sqs://{REGION}",
         ledger=f"sqlite:///{tmp_path}/ledger.db",
         one_host=True,
-        state=str(tmp_path / "state"),
+        data_dir=str(tmp_path / "state"),
         aws_endpoint_url=moto.url,
-        lease_seconds=3,
-        replay_base_seconds=0.001,
+        worker_lease=3,
+        dead_letters_replay_base=0.001,
     )
     made = App(settings=settings)
     yield made
@@ -128,7 +162,7 @@ def run(app: App, *, until: Callable[[Event], bool], replays: bool = False) -> l
         if until(event) and not stop.requested:  # a second request would give back at once
             stop.request()
 
-    tiers = first_tiers(app, ["q"]) if replays else None
+    tiers = replayed_dlqs(app, ["q"]) if replays else None
     conclusion = serve(app, stop=stop, listeners=(hear,), tiers=tiers)
     assert conclusion.outcome == "drained"
     return told
@@ -137,7 +171,7 @@ def run(app: App, *, until: Callable[[Event], bool], replays: bool = False) -> l
 def test_the_workers_policy_suffices(app: App, broker: SqsBroker, guard: Guard) -> None:
     waiting, settled, calls = {"done", "bad"}, set[str](), list[bytes]()
 
-    @app.handler("q", retry_base=0.01, retry_cap=0.02)
+    @app.handler("q", retry_base=0.01, max_retry_wait=0.02)
     def work(message: Message) -> None:
         if message.body == b"bad":
             raise Reject("as the test wants it")
@@ -155,7 +189,7 @@ def test_the_workers_policy_suffices(app: App, broker: SqsBroker, guard: Guard) 
 
     told = run(app, until=all_done)
     assert (guard.refused, calls) == (set(), [b"done", b"done"])
-    assert not [event for event in told if isinstance(event, SettleFailed)]
+    assert not [event for event in told if isinstance(event, SettlementFailed)]
     assert {action for action, queue in guard.used if queue == "q"} >= {
         "sqs:ReceiveMessage",
         "sqs:DeleteMessage",
@@ -164,40 +198,99 @@ def test_the_workers_policy_suffices(app: App, broker: SqsBroker, guard: Guard) 
     assert ("sqs:SendMessage", "q-dlq") in guard.used
 
 
-def test_the_replayers_policy_suffices(app: App, broker: SqsBroker, guard: Guard) -> None:
+def test_the_workers_policy_suffices_to_replay(app: App, broker: SqsBroker, guard: Guard) -> None:
     broker.send("q", [Outgoing(body=b"due"), Outgoing(body=b"poison")])
-    letters = broker.receive("q", messages_max=10, lease_seconds=60)
-    poison = {one.message.body: DeadLetter(reason="x", poison=one.message.body == b"poison") for one in letters}
-    assert len(letters) == 2
-    assert not broker.settle([(one, poison[one.message.body]) for one in letters])
-    guard.allowed = rights("replay")
+    received = broker.receive("q", messages_max=10, lease_seconds=60)
+    poison = {one.message.body: DeadLetter(reason="x", poison=one.message.body == b"poison") for one in received}
+    assert len(received) == 2
+    assert not broker.settle([(one, poison[one.message.body]) for one in received])
+    guard.allowed = rights("worker", REPLAYS)
     results: set[str] = set()
 
     @app.handler("q")
     def work(message: Message) -> None:
-        raise AssertionError("a replayer serves no queue")
+        raise AssertionError("only dead letters are served here")
 
-    def both_gone(event: Event) -> bool:
-        if isinstance(event, DeadReplayed):
+    def both_replayed(event: Event) -> bool:
+        if isinstance(event, DeadLetterReplayed):
             results.add(event.result)
         return results >= {"sent", "set_aside"}
 
-    run(app, until=both_gone, replays=True)
+    run(app, until=both_replayed, replays=True)
     assert guard.refused == set()
     assert {("sqs:SendMessage", "q"), ("sqs:SendMessage", "q-dead"), ("sqs:ReceiveMessage", "q-dlq")} <= guard.used
+    assert ("sqs:ReceiveMessage", "q-dead") not in guard.allowed
 
 
-def test_the_monitors_policy_suffices(app: App, broker: SqsBroker, guard: Guard) -> None:
+@pytest.mark.parametrize("queue", ["q-dlq", "q-dead"])
+def test_the_workers_policy_suffices_to_archive_dead_letters(
+    broker: SqsBroker, guard: Guard, queue: str, tmp_path: Path
+) -> None:
+    broker.send(queue, [Outgoing(body=b"1")])
+    told: list[Event] = []
+    retention_seconds = broker.retention_seconds(queue)
+    assert retention_seconds is not None
+    watch = ExpiryWatch(
+        broker=broker,
+        archive=LocalFiles(tmp_path),
+        warn_share=0.5,
+        bus=Bus(told.append),
+        clock=Later(0.97 * retention_seconds),
+    )
+    guard.allowed = rights("worker")
+    with pytest.raises(Exception, match="sqs:ReceiveMessage"):
+        watch.inspect(queue, StopSignal())
+    guard.allowed, guard.refused = rights("worker", ARCHIVES), set()
+    watch.inspect(queue, StopSignal())
+    assert (guard.refused, [type(event) for event in told]) == (set(), [DeadLettersArchived])
+    assert guard.used >= {("sqs:ReceiveMessage", queue), ("sqs:DeleteMessage", queue)}
+    assert guard.allowed - rights("worker") == {
+        (f"sqs:{action}", dlq)
+        for dlq in ("q-dlq", "q-dead")
+        for action in ("ChangeMessageVisibility", "DeleteMessage", "ReceiveMessage")
+    }
+
+
+def test_the_workers_policy_suffices_to_measure(app: App, broker: SqsBroker, guard: Guard) -> None:
     @app.handler("q")
     def work(message: Message) -> None:
-        raise AssertionError("a monitor serves no queue")
+        raise AssertionError("nothing is served here")
 
     broker.send("q", [Outgoing(body=b"1")])
-    guard.allowed = rights("monitor")
-    look = look_once(app)
-    assert (guard.refused, look.errors) == (set(), {})
-    assert [(one.queue, one.visible) for one in look.queues] == [("q", 1)]
-    assert guard.used >= {("cloudwatch:GetMetricData", "*"), ("sqs:GetQueueAttributes", "q-dlq")}
+    guard.allowed = rights("worker")
+    sample = measure_once(app)
+    assert (guard.refused, sample.errors) == (set(), {})
+    assert [(one.queue, one.visible) for one in sample.queues] == [("q", 1)]
+    assert guard.used >= {("cloudwatch:GetMetricData", "*"), ("sqs:GetQueueAttributes", "q-dead")}
+
+
+def test_the_elected_worker_measures_with_the_workers_policy(app: App, broker: SqsBroker, guard: Guard) -> None:
+    app.handler("q", idempotency=lambda message: message.id)(print)
+    broker.send("q-dead", [Outgoing(body=b"for people")])
+    guard.allowed = rights("worker")
+    stop, meters = StopSignal(), Meters()
+
+    def elected(event: Event) -> None:
+        if isinstance(event, MonitorStarted):
+            started.set()
+
+    started = threading.Event()
+    thread = threading.Thread(
+        target=serve, args=(app,), kwargs={"stop": stop, "listeners": (elected,), "meters": meters}
+    )
+    thread.start()
+    assert started.wait(DEADLINE_SECONDS)
+    try:
+        ends_at, tick = time.monotonic() + DEADLINE_SECONDS, threading.Event()
+        while not (values := meters.read().values).get("dead_letters"):
+            assert time.monotonic() < ends_at, values
+            tick.wait(0.05)
+    finally:
+        stop.request()
+        thread.join(DEADLINE_SECONDS)
+    assert values["dead_letters"]["q", "dead"] == 1
+    assert values["monitor_up"]["broker",] == 1
+    assert guard.refused == set()
 
 
 def test_the_senders_policy_suffices(app: App, broker: SqsBroker, guard: Guard) -> None:
@@ -244,7 +337,7 @@ def test_the_operators_policy_suffices_for_what_people_call_at_night(
     assert guard.refused == {("sqs:PurgeQueue", "q")}
 
 
-def test_what_is_not_granted_is_refused(app: App, broker: SqsBroker, guard: Guard) -> None:
+def test_ungranted_requests_are_refused(app: App, broker: SqsBroker, guard: Guard) -> None:
     guard.allowed = rights("monitor")
     with pytest.raises(Exception, match="sqs:SendMessage"):
         app.send("q", b"1")

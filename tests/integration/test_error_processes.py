@@ -1,4 +1,4 @@
-"""Failures of real processes, as they arrive: also at the very end, and of what could not tell of itself."""
+"""Failure reports of real processes: also at their very end, and of processes that could not report."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def sentry(shop: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     with receiver() as one:
-        monkeypatch.setenv("PENSTOCK_SENTRY_DSN", one.sentry_dsn)
+        monkeypatch.setenv("PENSTOCK_ALERTS_SENTRY_DSN", one.sentry_dsn)
         monkeypatch.setenv("TEST_ROLLBAR", one.rollbar_endpoint)
         yield one
 
@@ -77,8 +77,8 @@ def test_a_workers_last_failure_arrives_everywhere_before_it_ends(
 ) -> None:
     sent(tmp_path, "orders")
     with receiver() as chat, receiver() as rollbar:
-        monkeypatch.setenv("PENSTOCK_NOTIFY_URLS", json.dumps([chat.chat_url]))
-        monkeypatch.setenv("PENSTOCK_ROLLBAR_TOKEN", "0123456789")
+        monkeypatch.setenv("PENSTOCK_ALERTS_NOTIFY_URLS", json.dumps([chat.chat_url]))
+        monkeypatch.setenv("PENSTOCK_ALERTS_ROLLBAR_TOKEN", "0123456789")
         monkeypatch.setenv("TEST_ROLLBAR", rollbar.rollbar_endpoint)
         everybody = (sentry, chat, rollbar)
         for one in everybody:
@@ -107,7 +107,9 @@ def test_a_workers_last_failure_arrives_everywhere_before_it_ends(
     assert "hunter2@" not in chat.requests[0][1].decode()
 
 
-def test_a_crash_of_a_child_is_told_by_its_worker(shop: str, sentry: Receiver, start: Start, tmp_path: Path) -> None:
+def test_a_crash_of_a_child_is_reported_by_its_worker(
+    shop: str, sentry: Receiver, start: Start, tmp_path: Path
+) -> None:
     sent(tmp_path, "crashes")
     worker = start("worker", shop, "--queues", "crashes")
     (event,) = sentry.sentry_events()
@@ -118,14 +120,14 @@ def test_a_crash_of_a_child_is_told_by_its_worker(shop: str, sentry: Receiver, s
     assert (tmp_path / "heard.txt").read_text() == "worker crash True ChildDied\n"
 
 
-def test_a_worker_that_is_killed_is_told_by_its_supervisor(shop: str, sentry: Receiver, start: Start) -> None:
+def test_a_worker_that_is_killed_is_reported_by_its_supervisor(shop: str, sentry: Receiver, start: Start) -> None:
     supervisor = start("worker", shop, "--queues", "orders", "--processes", "2")
     pid = supervisor.expect("worker.started")["pid"]
     os.kill(pid, signal.SIGKILL)
     (event,) = sentry.sentry_events()
     assert event["tags"]["process"] == "supervisor"
     assert event["exception"]["values"] == [
-        {"type": "ProcessEnded", "value": f"The worker process {pid} was ended by signal 9; it is started again"}
+        {"type": "ProcessExited", "value": f"The worker process {pid} was ended by signal 9; it is started again"}
     ]
     supervisor.expect("worker.started", times=3)
     supervisor.signal(signal.SIGTERM)
@@ -136,17 +138,17 @@ def test_a_worker_that_is_killed_is_told_by_its_supervisor(shop: str, sentry: Re
     ("arguments", "process"),
     [
         (("worker", "shop:app", "--queues", "nobody"), "worker"),
-        (("replayer", "shop:app", "--queues", "nobody"), "replayer"),
-        (("outbox", "relay", "shop:app", "--once"), "relay"),
+        (("admin", "replayer", "shop:app", "--queues", "nobody"), "replayer"),
+        (("admin", "outbox", "relay", "shop:app", "--once"), "relay"),
         (("ingest", "nowhere", "table"), "ingest"),
         (("reconcile", "shop:app", "nobody"), "reconcile"),
         (("run", "shop:app", "clicks"), "run"),
-        (("cleanup", "shop:app", "clicks"), "cleanup"),
-        (("gc", "--app", "shop:app"), "upkeep"),
-        (("publish", "shop:app"), "upkeep"),
+        (("admin", "cleanup", "shop:app", "clicks"), "cleanup"),
+        (("admin", "gc", "--app", "shop:app"), "upkeep"),
+        (("admin", "publish", "shop:app"), "upkeep"),
     ],
 )
-def test_what_ends_a_process_early_is_told(
+def test_what_ends_a_process_early_is_reported(
     shop: str, sentry: Receiver, start: Start, tmp_path: Path, arguments: tuple[str, ...], process: str
 ) -> None:
     if process == "upkeep":
@@ -159,7 +161,7 @@ def test_what_ends_a_process_early_is_told(
     assert event["level"] == "error"
 
 
-def test_a_service_that_is_away_is_told_in_the_log_and_costs_nothing(
+def test_a_service_that_is_away_is_reported_in_the_log_and_costs_nothing(
     shop: str, sentry: Receiver, start: Start, tmp_path: Path
 ) -> None:
     sentry.status = 503
@@ -176,7 +178,7 @@ def test_settings_that_do_not_fit_end_it_before_any_work(
     shop: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEST_ROLLBAR", "http://127.0.0.1:1/")
-    monkeypatch.setenv("PENSTOCK_NOTIFY_URLS", '["slock://hunter2"]')
+    monkeypatch.setenv("PENSTOCK_ALERTS_NOTIFY_URLS", '["slock://hunter2"]')
     worker = start("worker", shop, "--queues", "orders")
     assert worker.exit_code() == UNFIT
     assert "notify_urls" in worker.sentence()

@@ -102,7 +102,7 @@ def test_sentry_has_what_is_left_in_words(there: Receiver) -> None:
     assert event["extra"]["traceback"].startswith("Traceback")
 
 
-def test_sentry_that_refuses_is_told_of(there: Receiver) -> None:
+def test_sentry_that_refuses_is_reported(there: Receiver) -> None:
     hook = one(sentry_dsn=there.sentry_dsn)
     there.status = 403
     with pytest.raises(ReportRejected, match="status_403"):
@@ -111,7 +111,7 @@ def test_sentry_that_refuses_is_told_of(there: Receiver) -> None:
     hook(None, context())  # and what was said of the last one is forgotten
 
 
-def test_sentry_that_is_not_there_is_told_of(there: Receiver) -> None:
+def test_sentry_that_does_not_exist_is_reported(there: Receiver) -> None:
     dsn = there.sentry_dsn.replace(f":{there.port}", ":1")
     with pytest.raises(ReportRejected, match="Sentry did not"):
         one(sentry_dsn=dsn)(None, context())
@@ -208,7 +208,7 @@ def test_rollbar_has_the_failure_without_variables_and_command_line(there: Recei
 
 
 @pytest.mark.parametrize("status", [401, 413, 429, 502, 500])
-def test_rollbar_that_refuses_is_told_of(there: Receiver, status: int) -> None:
+def test_rollbar_that_refuses_is_reported(there: Receiver, status: int) -> None:
     there.status = status
     code = """
     from penstock.monitoring.errors.services.service import ReportRejected
@@ -266,7 +266,7 @@ def test_a_title_is_one_line_of_bounded_length(there: Receiver) -> None:
     assert len(document["title"]) <= TITLE_CHARS_MAX
 
 
-def test_a_chat_that_refuses_is_told_of_without_its_address(there: Receiver) -> None:
+def test_a_chat_that_refuses_is_reported_without_its_address(there: Receiver) -> None:
     there.status = 500
     with pytest.raises(ReportRejected, match=r"notify_urls 1 \(json\) did not take") as told:
         one(notify_urls=(f"json://user:{SECRET}@127.0.0.1:{there.port}/{SECRET}",))(None, context())
@@ -274,7 +274,7 @@ def test_a_chat_that_refuses_is_told_of_without_its_address(there: Receiver) -> 
 
 
 def test_an_address_that_is_none_is_named_by_its_number_and_scheme_alone() -> None:
-    with pytest.raises(ConfigurationError, match=r"address 2 \(slock://\.\.\.\)") as told:
+    with pytest.raises(ConfigurationError, match=r"address 2 of the setting .* \(slock://\.\.\.\)") as told:
         services(ReportingSettings(notify_urls=("json://127.0.0.1:1", f"slock://{SECRET}")))
     assert SECRET not in str(told.value)
 
@@ -294,7 +294,7 @@ def test_one_that_hangs_and_one_that_fails_keep_nothing_from_the_others(there: R
         told: list[Event] = []
         called: list[str] = []
         reporter = ErrorReporter(
-            lambda _, context: called.append(context.error), worker="w1", tell=told.append, services=hooks
+            lambda _, context: called.append(context.error), worker="w1", emit=told.append, services=hooks
         )
         for number in range(3):
             reporter.report(ValueError(str(number)))

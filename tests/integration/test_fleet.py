@@ -24,7 +24,7 @@ CLOCKS_SECONDS = 0.1  # a log's time and a journal's are taken by two threads
 
 
 def opened(folder: Path, *, lease_seconds: float = 30, **settings: Any) -> Fleet:
-    return Fleet(folder, lease_seconds=lease_seconds, stop_timeout_seconds=STOP_TIMEOUT, **settings)
+    return Fleet(folder, worker_lease=lease_seconds, worker_stop_timeout=STOP_TIMEOUT, **settings)
 
 
 # Rolling restarts
@@ -43,10 +43,10 @@ def opened(folder: Path, *, lease_seconds: float = 30, **settings: Any) -> Fleet
         ),
     ],
 )
-def test_rolling_restarts_under_load_lose_nothing_and_hand_over_at_once(
+def test_rolling_restarts_under_load_lose_nothing_and_continue_at_once(
     tmp_path: Path, restarts: int, prefix: tuple[str, ...]
 ) -> None:
-    fleet = opened(tmp_path, concurrency=40)
+    fleet = opened(tmp_path, worker_concurrency=40)
     chance = random.Random(1)
     sent: set[str] = set()
 
@@ -117,7 +117,7 @@ def hand_overs(fleet: Fleet) -> list[float]:
 
 def given_back(fleet: Fleet) -> set[str]:
     """The messages that stopping workers gave back."""
-    events = [event for worker in fleet.workers for event in worker.events("worker.given_back")]
+    events = [event for worker in fleet.workers for event in worker.events("worker.interrupted")]
     return {message for event in events for message in event["ids"]}
 
 
@@ -176,14 +176,16 @@ def test_a_halted_worker_that_wakes_up_neither_settles_nor_extends(tmp_path: Pat
         fleet.send("stubborn", {"id": "work", "gated": True})
         wait_for(lambda: "work" in fleet.started(), "the work begins")
         zombie.signal(signal.SIGSTOP)
-        fleet.environment["PENSTOCK_LEASE_SECONDS"] = "600"  # the other one loses none
+        fleet.environment["PENSTOCK_WORKER_LEASE"] = "600"  # the other one loses none
         other = fleet.start().ready()
         wait_for(lambda: len(fleet.lines()) == 2, "the lease ended, and another begins")
         zombie.signal(signal.SIGCONT)
         for worker in (zombie, other):
             worker.go_on()
         wait_for(lambda: sum(line.what == "end" for line in fleet.lines()) == 2, "both came to their end")
-        wait_for(lambda: zombie.events("lease.lost") or zombie.events("settle.failed"), "the zombie hears that it lost")
+        wait_for(
+            lambda: zombie.events("lease.lost") or zombie.events("settlement.failed"), "the zombie hears that it lost"
+        )
         wait_for(lambda: other.events("message.acked"), "the other one acks")
         wait_for(fleet.empty, "it is acked once")
         assert not zombie.events("message.acked")
@@ -192,9 +194,9 @@ def test_a_halted_worker_that_wakes_up_neither_settles_nor_extends(tmp_path: Pat
         fleet.close()
 
 
-def test_a_killed_worker_loses_nothing_and_its_messages_go_on_after_their_lease(tmp_path: Path) -> None:
+def test_a_killed_worker_loses_nothing_and_its_messages_continue_after_their_lease(tmp_path: Path) -> None:
     lease = 5
-    fleet = opened(tmp_path, lease_seconds=lease, concurrency=20)
+    fleet = opened(tmp_path, lease_seconds=lease, worker_concurrency=20)
     try:
         fleet.send("plain", *({"id": f"m{n}", "seconds": 1} for n in range(200)))
         victim = fleet.start().ready()
@@ -202,7 +204,7 @@ def test_a_killed_worker_loses_nothing_and_its_messages_go_on_after_their_lease(
         held = fleet.started() - fleet.ended()
         victim.kill()
         killed_at = time.time()
-        fleet.environment["PENSTOCK_LEASE_SECONDS"] = "600"  # its heir loses none
+        fleet.environment["PENSTOCK_WORKER_LEASE"] = "600"  # its heir loses none
         fleet.start().ready()
         wait_for(lambda: len(fleet.ended()) == 200, "all are done", within=120)
         wait_for(fleet.empty, "all are acked")

@@ -37,7 +37,7 @@ def open_files() -> list[str]:
     return [str(each.readlink()) for each in folder.iterdir() if each.is_symlink() and each.exists()]
 
 
-def test_a_copy_goes_on_sending_when_its_parent_and_others_have_closed_the_queue(tmp_path: Path) -> None:
+def test_a_forked_child_continues_to_send_after_its_parent_closed_the_queue(tmp_path: Path) -> None:
     path = tmp_path / "queue.db"
     broker = SqliteBroker(path, holder="parent")
     broker.send("q", [Outgoing(body=b"parent")])
@@ -62,7 +62,7 @@ def test_a_copy_has_none_of_the_files_open(tmp_path: Path) -> None:
     app.close()
 
 
-def test_a_copy_goes_on_with_the_ledger_when_its_parent_and_others_have_closed_it(tmp_path: Path) -> None:
+def test_a_copy_continues_with_the_ledger_when_its_parent_and_others_have_closed_it(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     ledger = Ledger.open(path)
     ledger.database.hurried(1.0)
@@ -78,7 +78,7 @@ def test_a_copy_goes_on_with_the_ledger_when_its_parent_and_others_have_closed_i
         assert [row.id for row in reader.pipelines()] == ["first", "parent", "second", "third"]
 
 
-def test_a_copy_goes_on_with_the_database_of_an_outbox(tmp_path: Path) -> None:
+def test_a_copy_continues_with_the_database_of_an_outbox(tmp_path: Path) -> None:
     address = f"sqlite:///{tmp_path}/shop.db"
     engine = create_engine(address)
     create_tables(engine)

@@ -17,7 +17,7 @@ from penstock import App
 from penstock.app.serving import serve
 from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.config import Settings
-from penstock.events import Event, LeaseLost, LeasesEndangered, LeasesExtended, MessageStarted
+from penstock.events import Event, LeaseLost, LeasesExpiring, LeasesExtended, MessageStarted
 from penstock.messaging.message import Message
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shutdown import StopSignal
@@ -40,7 +40,7 @@ class Story:
 
     def start(self, name: str, ledger: str, **queues: int) -> tuple[App, StopSignal, threading.Thread]:
         broker = self._stack.enter_context(closing(SqliteBroker(self._folder / "queue.db", holder=name)))
-        app = App(broker=broker, settings=Settings(state=str(self._folder / name), ledger=ledger))
+        app = App(broker=broker, settings=Settings(data_dir=str(self._folder / name), ledger=ledger))
         app.handler("plain")(self._work)
         app.handler("keyed", name="keyed", idempotency=lambda message: message.id)(self._work)
         stop = StopSignal()
@@ -67,7 +67,7 @@ class Story:
     def extended(self, queue: str) -> int:
         return sum(isinstance(event, LeasesExtended) and event.queue == queue for _, event in self.events)
 
-    def has(self, kind: type[Event], **fields: str) -> bool:
+    def has(self, kind: type[Event], /, **fields: str) -> bool:
         return any(
             isinstance(event, kind) and all(getattr(event, field) == value for field, value in fields.items())
             for _, event in self.events
@@ -114,7 +114,10 @@ def test_a_ledger_that_hangs_costs_no_lease_and_a_stop_releases_what_needs_no_le
     plain, keyed = (story.extended(queue) + BEATS for queue in ("plain", "keyed"))
     story.until(lambda: story.extended("plain") >= plain, "the plain message is extended")
     story.until(lambda: story.extended("keyed") >= keyed, "the other one is extended as well")
-    story.until(lambda: story.has(LeasesEndangered, held="claims"), "it is logged that claims are in danger")
+    story.until(
+        lambda: story.has(LeasesExpiring, kind="claims"),
+        "it is logged that claims are in danger",
+    )
     assert story.begun("plain") == [("first", 1)], "no other worker begins it"
     assert not story.has(LeaseLost)
 

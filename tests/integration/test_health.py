@@ -22,7 +22,7 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
 from penstock.monitoring.endpoint import Address, Endpoint
 from penstock.monitoring.metrics.meters import Meters
-from penstock.worker.line import Line
+from penstock.worker.consumer import Consumer
 from penstock.worker.liveness import Liveness
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shutdown import StopSignal
@@ -128,7 +128,7 @@ def lags_over(address: str, seconds: str) -> float:
 
 
 class HangingBroker(MemoryBroker):
-    """Once told to, a receive does not come back."""
+    """After the switch, a receive does not return."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,16 +146,16 @@ class HangingBroker(MemoryBroker):
 def test_a_worker_whose_receive_never_returns_is_not_alive_until_it_does() -> None:
     broker, stop, clock = HangingBroker(), StopSignal(), SystemClock()
     broker.send("q", [Outgoing(body=b"{}")])
-    pulse = Liveness(clock)
+    liveness = Liveness(clock)
     worker = Worker(
         broker=broker,
-        lines=[Line(queue="q", handler=ToyHandler([]))],
+        consumers=[Consumer(queue="q", handler=ToyHandler([]))],
         settings=WorkerSettings(turn_seconds_max=STUCK_SECONDS),
         clock=clock,
         bus=Bus(),
-        pulse=pulse,
+        liveness=liveness,
     )
-    health = worker_health(pulse, stop)
+    health = worker_health(liveness, stop)
     endpoint = Endpoint(Address(host="127.0.0.1", port=0), meters=Meters(), health=health, setting="metrics_address")
     endpoint.open()
     thread = threading.Thread(target=worker.run, args=(stop,), daemon=True)

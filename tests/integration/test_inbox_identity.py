@@ -14,8 +14,8 @@ from tests.integration.transactions_scene import UserDatabase
 
 from penstock import App, Message
 from penstock.app.relays import forget_inbox
-from penstock.dead_letters.letters import letters_in
 from penstock.dead_letters.operator import ReplayItem, ReplaySender
+from penstock.dead_letters.reader import dead_letters_in
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.message import DEDUPLICATION_ATTRIBUTE, ORIGIN_ATTRIBUTE, Outgoing
 from penstock.messaging.replay import NoLog
@@ -102,7 +102,7 @@ def test_a_name_that_is_no_handlers_is_one_in_all_queues_of_the_app(engine: Engi
     assert [new(engine, ask) for ask in (audit(shop), audit(shop), audit(depot))] == [True, False, True]
 
 
-def test_what_an_earlier_version_recorded_is_done(engine: Engine) -> None:
+def test_messages_recorded_by_an_earlier_version_are_done(engine: Engine) -> None:
     assert new(engine, earlier)
     assert not new(engine, SHOP)
 
@@ -245,9 +245,13 @@ def test_a_dead_letter_that_is_replayed_has_no_second_effect(engine: Engine) -> 
         assert new(engine, SHOP, delivery.message) is is_new
         assert new(engine, DEPOT, delivery.message) is is_new
         assert not broker.settle([(delivery, DeadLetter(reason="the answer of COMMIT was lost"))])
-        with letters_in(broker, "orders-dlq") as letters:
-            errands = [ReplayItem(letter=letter, queue="orders") for page in letters.pages() for letter in page]
-            assert len(ReplaySender(broker, NoLog(), clock=SystemClock()).send(letters, errands).ids) == 1
+        with dead_letters_in(broker, "orders-dlq") as dead_letters:
+            items = [
+                ReplayItem(dead_letter=dead_letter, queue="orders")
+                for page in dead_letters.pages()
+                for dead_letter in page
+            ]
+            assert len(ReplaySender(broker, NoLog(), clock=SystemClock()).send(dead_letters, items).ids) == 1
 
 
 def test_what_is_sent_further_with_all_attributes_is_a_message_of_its_own() -> None:

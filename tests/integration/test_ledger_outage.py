@@ -1,4 +1,4 @@
-"""The ledger's server is away for long: the queues that need it are paused, and messages keep their receives.
+"""A long outage of the ledger's server: the queues that need it are paused, and no receive is used up.
 
 On SQS each receive counts, and the queue itself moves a message to its dead-letter queue after some of them.
 """
@@ -21,7 +21,7 @@ from penstock.brokers.redis import RedisStreamsBroker
 from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.brokers.sqs import SqsBroker
 from penstock.config import Settings
-from penstock.events import DeliverySettled, Event, LedgerAway, LedgerBack
+from penstock.events import DeliverySettled, Event, LedgerAvailable, LedgerUnavailable
 from penstock.handlers import outage
 from penstock.messaging.broker import Broker, QueueSettings
 from penstock.messaging.message import Message
@@ -55,7 +55,7 @@ def on_sqs(request: pytest.FixtureRequest, folder: Path, holder: str) -> Broker:
 
 
 class Story:
-    """Workers in threads on one broker and one ledger, and what they told."""
+    """Workers in threads on one broker and one ledger, and their events."""
 
     def __init__(
         self,
@@ -71,14 +71,18 @@ class Story:
         self.received: Counter[str] = Counter()  # settled deliveries by message id; this and the rest: under it
         self.acked: Counter[str] = Counter()
         self.taken: Counter[str] = Counter()  # settled deliveries by queue
-        self.away: list[LedgerAway] = []
+        self.away: list[LedgerUnavailable] = []
         self.back = 0
         self.apps: list[App] = []
         self._stop = StopSignal()
         for number in range(WORKERS):
             broker = stack.enter_context(closing(kind(request, folder, f"w{number}")))
             settings = Settings(
-                state=str(folder / f"state{number}"), ledger=url, one_host=True, concurrency=10, replay=replay
+                data_dir=str(folder / f"state{number}"),
+                ledger=url,
+                one_host=True,
+                worker_concurrency=10,
+                dead_letters_replay=replay,
             )
             app = App(broker=broker, settings=settings)
             app.handler("keyed", idempotency=lambda message: message.id)(self._work)
@@ -126,9 +130,9 @@ class Story:
                     self.received[event.message_id] += 1
                     self.taken[event.queue] += 1
                     self.acked[event.message_id] += isinstance(event.settlement, Ack)
-                case LedgerAway():
+                case LedgerUnavailable():
                     self.away.append(event)
-                case LedgerBack():
+                case LedgerAvailable():
                     self.back += 1
                 case _:
                     return
@@ -142,14 +146,14 @@ class Story:
 def pings(monkeypatch: pytest.MonkeyPatch) -> list[threading.Event]:
     """The rounds of the watches, which are shortened; each is an event that is set when its ping failed."""
     failed: list[threading.Event] = []
-    away = outage.OutageWatch._away
+    away = outage.OutageWatch._record_unavailable
 
     def counted(self: outage.OutageWatch, error: str, *, by_request: bool) -> None:
         away(self, error, by_request=by_request)
         if not by_request:
             failed.append(threading.Event())
 
-    monkeypatch.setattr(outage.OutageWatch, "_away", counted)
+    monkeypatch.setattr(outage.OutageWatch, "_record_unavailable", counted)
     monkeypatch.setattr(outage, "CHECK_SECONDS", 0.1)
     monkeypatch.setattr(outage, "PAUSE_SECONDS_MIN", 0.05)
     monkeypatch.setattr(outage, "PAUSE_SECONDS_MAX", 0.2)

@@ -22,7 +22,7 @@ from tests.services.sql_asking import ask
 
 LETTERS = """
 
-@app.object_handler("letters", source="inbox", retry_base=0.1, retry_cap=0.5)
+@app.object_handler("letters", source="inbox", retry_base=0.1, max_retry_wait=0.5)
 def letter(each, ctx):
     for what in ("start", "end"):
         line = {"what": what, "id": each.key, "message": each.message_id, "pid": os.getpid(), "attempt": 1}
@@ -65,8 +65,8 @@ class Post:
             folder,
             app=APP + prelude + LETTERS,
             ledger=url,
-            lease_seconds=LEASE_SECONDS,
-            stop_timeout_seconds=STOP_TIMEOUT_SECONDS,
+            worker_lease=LEASE_SECONDS,
+            worker_stop_timeout=STOP_TIMEOUT_SECONDS,
         )
         self.sent: set[str] = set()
         self._numbers = count()
@@ -226,7 +226,7 @@ def complaints(worker: WorkerProcess) -> list[str]:
 
 
 def ends_well(worker: WorkerProcess) -> None:
-    """It is at work still, ends when told to, and said all that it said as lines of JSON."""
+    """Check that it still works, stops on request, and logged only JSON lines."""
     assert worker.process.poll() is None, worker.log.read_text()[-2000:]
     worker.signal(signal.SIGTERM)
     assert worker.end(within=EXIT_SECONDS) == 0

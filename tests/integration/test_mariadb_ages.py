@@ -20,7 +20,7 @@ def test_what_is_processed_is_counted_in_the_index_and_not_by_reading_every_obje
         seen[statement] = parameters
 
     event.listen(ledger.database.engine, "before_cursor_execute", note)
-    assert ledger.ages.tally(PIPELINE).processed == 200
+    assert ledger.ages.processed_count(PIPELINE).processed == 200
     event.remove(ledger.database.engine, "before_cursor_execute", note)
     (counting,) = [statement for statement in seen if "count(*)" in statement]
     with ledger.database.reading() as connection:

@@ -16,11 +16,12 @@ from tests.services.plugin import StartMariadb
 
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.ledger import Ledger
+from penstock.ledger.claims import _SAME_KEY
 from penstock.ledger.database import OutcomeUnknown
 from penstock.ledger.dialects import DatabaseNow, mysql
 from penstock.ledger.dialects.mysql import Mysql
 from penstock.ledger.migrate import Revisions, revision_of
-from penstock.ledger.records import AttemptState, ObjectState
+from penstock.ledger.records import AttemptState, BatchRecord, ObjectState
 from penstock.ledger.schema import VERSION_TABLE, pipelines
 from penstock.messaging.steps import Step
 
@@ -193,7 +194,7 @@ def test_a_server_that_turned_read_only_is_temporary_and_left(desk: Desk, server
     assert desk.process("a") == 1
 
 
-def test_what_a_login_lacks_is_said_without_its_password(server: MariadbServer) -> None:
+def test_a_missing_permission_is_reported_without_the_password(server: MariadbServer) -> None:
     url = server.fresh()
     for wrong, says in [
         (url.replace(":penstock@", ":sesame@"), "check name and password"),
@@ -226,6 +227,32 @@ def test_names_that_look_alike_stay_apart_whatever_the_databases_default(
     for id in ids:
         assert [row.handler for row in desk.ledger.works(id)] == [id]
         assert desk.ledger.abandon_worker_works(id) == 1
+
+
+@pytest.mark.parametrize(("rows", "uris", "attempts"), [(10_000, 1, 10_000), (10, 1, 10), (0, 0, 0)])
+def test_other_versions_are_found_by_index_whatever_the_statistics_say(
+    server: MariadbServer, opened: ExitStack, rows: int, uris: int, attempts: int
+) -> None:
+    """In a new ledger they are outdated: it joined all objects with all objects, for more than a minute."""
+    desk = desk_at(server.fresh(), opened)
+    engine = desk.ledger.database.engine
+    desk.claim([replace(one, sequencer="1") for one in candidates(*map(str, range(100)))])
+    server.sql("SET GLOBAL innodb_stats_auto_recalc = 0")
+    of_objects = f"WHERE database_name = '{engine.url.database}' AND table_name = 'objects'"
+    server.sql(f"UPDATE mysql.innodb_table_stats SET n_rows = {rows}, clustered_index_size = 1 {of_objects}")
+    for index, values in (("=", uris), ("<>", attempts)):
+        changed = f"{of_objects} AND index_name {index} 'ix_objects_uri' AND stat_name LIKE 'n_diff%'"
+        server.sql(f"UPDATE mysql.innodb_index_stats SET stat_value = {values} {changed}")
+    server.stop()
+    server.start()  # it reads them when it opens the table
+    engine.dispose()
+    statement = _SAME_KEY.params(fresh="a").compile(engine, compile_kwargs={"literal_binds": True})
+    with engine.connect() as connection:
+        plan = connection.exec_driver_sql(f"EXPLAIN {statement}").mappings().all()
+    assert [(row["table"], row["type"], row["key"]) for row in plan] == [
+        ("objects", "ref", "ix_objects_attempt"),
+        ("other", "ref", "ix_objects_uri"),
+    ]
 
 
 def test_an_insert_that_is_ignored_says_so_and_ignores_nothing_else(desk: Desk) -> None:
@@ -306,7 +333,7 @@ def test_tables_that_are_taken_back_by_processes_that_die_are_taken_back(server:
     Ledger.open(url).close()
 
 
-def test_who_waited_for_a_migration_sees_what_it_did(server: MariadbServer, opened: ExitStack) -> None:
+def test_a_process_that_waited_for_a_migration_sees_its_result(server: MariadbServer, opened: ExitStack) -> None:
     url = server.fresh()
     here, there = desk_at(url, opened).ledger.database, desk_at(url, opened).ledger.database
     with here.writing() as connection:
@@ -359,10 +386,10 @@ def test_a_manifest_that_the_server_would_not_take_is_refused_with_its_size(
     claimed = desk.claim(candidates("a"))
     manifest = "['" * (2 << 20)  # each quote is escaped
     with pytest.raises(ConfigurationError, match=r"6,356,994 bytes .* takes 4,194,304 .* max_allowed_packet"):
-        desk.ledger.commit(replace(outcome(claimed), manifest=manifest))
+        desk.ledger.commit(replace(outcome(claimed), record=BatchRecord(manifest=manifest)))
     (attempt,) = desk.ledger.open_attempts(PIPELINE)
     assert attempt.state is AttemptState.OPEN
-    assert desk.ledger.commit(replace(outcome(claimed), manifest="['" * (1 << 20))) == 1
+    assert desk.ledger.commit(replace(outcome(claimed), record=BatchRecord(manifest="['" * (1 << 20)))) == 1
 
 
 def test_a_server_that_takes_only_small_statements_is_refused_at_once(start_mariadb: StartMariadb) -> None:

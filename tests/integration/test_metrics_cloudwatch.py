@@ -27,18 +27,21 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def settings_for(endpoint: str) -> Settings:
     return load_settings(
-        metrics_export=["cloudwatch"], cloudwatch_namespace="Shop", aws_endpoint_url=endpoint, aws_region="eu-west-1"
+        metrics_export=["cloudwatch"],
+        metrics_cloudwatch_namespace="Shop",
+        aws_endpoint_url=endpoint,
+        aws_region="eu-west-1",
     )
 
 
-def test_what_was_counted_arrives(endpoint: str) -> None:
+def test_counted_values_arrive(endpoint: str) -> None:
     told: list[Event] = []
     settings = settings_for(endpoint)
-    metering = open_metering(settings, worker="w1", health=None, queues={}, tell=told.append)
+    metering = open_metering(settings, worker="w1", health=None, queues={}, emit=told.append)
     with metering.beside():
         metering.listener(MessagesReceived(queue="orders", message_ids=("a", "b", "c"), redelivered=1))
         for seconds in (1.6, 1.7, 100.0):
-            metering.meters.observe("process_duration_seconds", ("orders", "h", "finished"), seconds)
+            metering.meters.observe("handler_duration_seconds", ("orders", "h", "finished"), seconds)
         for number in range(300):  # more than boto3 sends uncompressed
             metering.meters.count("batch_rows_total", (f"p{number}",), 2)
         metering.begin_flush()
@@ -47,24 +50,24 @@ def test_what_was_counted_arrives(endpoint: str) -> None:
     client = settings.aws.client("cloudwatch")
     assert statistic(client, "penstock_messages_received_total", queue="orders")["Sum"] == 3
     assert statistic(client, "penstock_batch_rows_total", pipeline="p299")["Sum"] == 2
-    worked = statistic(client, "penstock_process_duration_seconds", queue="orders", handler="h", outcome="finished")
+    worked = statistic(client, "penstock_handler_duration_seconds", queue="orders", handler="h", outcome="finished")
     assert (worked["SampleCount"], worked["Maximum"]) == (3, 90.0), "values are the middles of their buckets"
     assert worked["Unit"] == "Seconds"
 
 
-def test_a_service_that_is_away_is_told_of_and_hurts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_that_is_away_is_reported_and_hurts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     told: list[Event] = []
-    metering = open_metering(settings_for("http://127.0.0.1:9"), worker="w1", health=None, queues={}, tell=told.append)
+    metering = open_metering(settings_for("http://127.0.0.1:9"), worker="w1", health=None, queues={}, emit=told.append)
     with metering.beside():
         metering.listener(MessagesReceived(queue="orders", message_ids=("a",), redelivered=0))
         metering.begin_flush()
         assert metering.await_flush(DEADLINE_SECONDS)
     [failed] = told
     assert isinstance(failed, MetricsExportFailed)
-    assert (failed.outlet, "EndpointConnectionError" in failed.error) == ("cloudwatch", True)
+    assert (failed.exporter, "EndpointConnectionError" in failed.error) == ("cloudwatch", True)
 
 
 def statistic(client: Any, name: str, **dimensions: str) -> Any:

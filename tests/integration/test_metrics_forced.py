@@ -1,4 +1,4 @@
-"""A worker that cannot give back what it holds ends by force, and the next one of its state folder tells of it."""
+"""A worker that cannot release its messages ends by force, and the next one in its data directory counts that."""
 
 import signal
 import sqlite3
@@ -32,8 +32,11 @@ def wait(message):
         threading.Event().wait(0.02)
 """
 SETTINGS = """
-metrics_address = "127.0.0.1:0"
-stop_timeout_seconds = 12
+[metrics]
+address = "127.0.0.1:0"
+
+[worker]
+stop_timeout = 12
 """
 
 

@@ -30,9 +30,14 @@ def pack(message):
         pass
 """
 SETTINGS = """
-traces = true
-metrics_export = ["otel"]
-metrics_export_seconds = 1
+[tracing]
+enabled = true
+
+[metrics]
+export = ["otel"]
+export_every = 1
+
+[log]
 service = "shop"
 service_version = "7"
 environment = "test"
@@ -127,7 +132,7 @@ def test_a_collector_that_is_away_changes_nothing(here: Path, collector: Collect
         worker.expect("message.acked", queue="parcels")
         assert "Connection" in worker.expect("traces_export.failed")["error.message"]
         told = worker.expect("metrics_export.failed")
-        assert (told["outlet"], "no collector" in told["error.message"]) == ("otel", True)
+        assert (told["exporter"], "no collector" in told["error.message"]) == ("otel", True)
         worker.signal(signal.SIGTERM)
         assert worker.exit_code() == 0
         assert [line for line in worker.said if not line.startswith("{")] == [], "what OpenTelemetry logs of it"

@@ -1,4 +1,4 @@
-"""What a handler calls is down for a while: it refuses, then hangs. With the breaker nobody dies of it."""
+"""A handler's dependency is down for a while: it refuses, then hangs. The breaker prevents dead letters."""
 
 import threading
 from collections import Counter
@@ -30,7 +30,7 @@ DEADLINE_SECONDS = 60.0
 
 
 class Books:
-    """What was told, by any thread, and waiting for it."""
+    """Collect events of all threads, and wait for them."""
 
     def __init__(self) -> None:
         self._news = threading.Condition()
@@ -48,7 +48,7 @@ class Books:
                     self.acked[event.message_id] += 1
                 case DeliverySettled(settlement=DeadLetter()):
                     self.dead.add(event.message_id)
-                case DeliverySettled(settlement=Release(refund=False, reason=str(reason))):
+                case DeliverySettled(settlement=Release(uncounted=False, reason=str(reason))):
                     self.charged[reason.partition(":")[0]] += 1
                 case MessageFailed():
                     self.failures.append(event)
@@ -66,16 +66,19 @@ class Books:
 
 
 class Shop:
-    """A worker in a thread, whose handler asks the dependency; and what it told."""
+    """A worker in a thread, whose handler calls the dependency; and its events."""
 
     def __init__(self, broker: Broker, folder: Path, *, failures: int = FAILURES, max_attempts: int = 5) -> None:
         self.books = Books()
         self.dependency = Dependency()
         settings = Settings(
-            state=str(folder / "state"), concurrency=10, breaker_failures=failures, breaker_probe_seconds_max=0.4
+            data_dir=str(folder / "state"),
+            worker_concurrency=10,
+            worker_breaker_failures=failures,
+            worker_max_breaker_probe=0.4,
         )
         self.app = App(broker=broker, settings=settings)
-        self.app.handler("q", max_attempts=max_attempts, retry_base=0.05, retry_cap=0.1)(self._work)
+        self.app.handler("q", max_attempts=max_attempts, retry_base=0.05, max_retry_wait=0.1)(self._work)
         self._stop = StopSignal()
         self._thread = threading.Thread(
             target=lambda: serve(self.app, stop=self._stop, listeners=(self.books,)), daemon=True
@@ -139,7 +142,9 @@ def open_shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callab
 
 
 @pytest.mark.parametrize("kind", [on_sqlite, on_redis, on_sqs])
-def test_nobody_dies_of_an_outage_and_all_is_done_after_it(open_shop: Callable[..., Shop], kind: Kind) -> None:
+def test_an_outage_dead_letters_nothing_and_everything_is_done_after_it(
+    open_shop: Callable[..., Shop], kind: Kind
+) -> None:
     shop = open_shop(kind)
     books = shop.books
     shop.until_settled(shop.send(20))
@@ -174,7 +179,7 @@ def test_without_it_they_die(open_shop: Callable[..., Shop]) -> None:
     assert len(shop.books.failures) == 60 * 5
 
 
-def test_few_messages_that_are_tried_again_and_again_do_not_die_where_no_attempt_can_be_given_back(
+def test_few_messages_tried_repeatedly_are_not_dead_lettered_where_releases_count(
     open_shop: Callable[..., Shop],
 ) -> None:
     shop = open_shop(on_sqs, max_attempts=3)

@@ -181,7 +181,7 @@ def test_a_connection_to_a_server_that_turned_read_only_is_not_used_again(desk: 
     assert len(set(asked)) == len(asked), "each time another connection"
 
 
-def test_what_a_login_lacks_is_said_without_its_password(start_postgresql: StartPostgresql) -> None:
+def test_a_missing_permission_is_reported_without_the_password(start_postgresql: StartPostgresql) -> None:
     server = start_postgresql(tcp=True, access=ACCESS)
     url = server.fresh(tcp=True)
     server.sql("ALTER ROLE penstock PASSWORD 'right'")
@@ -197,7 +197,7 @@ def test_what_a_login_lacks_is_said_without_its_password(start_postgresql: Start
         assert "s3cret" not in str(caught.value)
 
 
-def test_a_role_that_may_make_no_tables_is_told_what_it_needs(server: PostgresqlServer) -> None:
+def test_a_role_without_the_right_to_create_tables_gets_it_named(server: PostgresqlServer) -> None:
     url = server.fresh()
     server.sql("CREATE ROLE plain LOGIN")
     with pytest.raises(ConfigurationError, match="CREATE in its schema"):

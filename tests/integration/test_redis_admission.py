@@ -22,9 +22,7 @@ USER = f"user default off\n{documented_user()}".replace(PASSWORD, "secret")
 # --- it does not let us
 
 
-def test_a_key_of_somebody_else_is_a_matter_of_configuration(
-    redis_server: RedisServer, broker: RedisStreamsBroker
-) -> None:
+def test_a_foreign_key_raises_a_configuration_error(redis_server: RedisServer, broker: RedisStreamsBroker) -> None:
     redis_server.client.set(STREAM, "somebody else's")
     broker.send("q", outgoing("m"))
     for attempt in (lambda: take(broker), lambda: broker.stats("q")):

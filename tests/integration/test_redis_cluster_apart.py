@@ -66,4 +66,4 @@ def test_a_node_that_is_away_fails_its_own_commands_alone(monkeypatch: pytest.Mo
     assert (first, third) == (b"here", b"here")
     assert isinstance(second, TemporaryError)
     with pytest.raises(TemporaryError, match="nobody there"):
-        speaking.ask("GET", "away")
+        speaking.call("GET", "away")

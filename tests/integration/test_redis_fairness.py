@@ -39,7 +39,7 @@ def rounds(broker: RedisStreamsBroker, count: int, *, each: int) -> list[Deliver
     return taken
 
 
-def test_a_noisy_tenant_delays_nobody(broker: RedisStreamsBroker) -> None:
+def test_a_noisy_tenant_delays_no_other(broker: RedisStreamsBroker) -> None:
     noise = [Outgoing(body=b"noise", group="noisy")] * 10_000
     for _ in range(NOISY // len(noise)):
         broker.send("q", noise)
@@ -210,9 +210,7 @@ def test_what_others_read_in_our_group_comes_back_after_a_minute(
     assert redis_server.client.xlen(STREAM) == 2
 
 
-def test_what_others_sent_while_nobody_looked_all_arrives(
-    redis_server: RedisServer, broker: RedisStreamsBroker
-) -> None:
+def test_messages_sent_while_no_worker_polled_all_arrive(redis_server: RedisServer, broker: RedisStreamsBroker) -> None:
     count = 21_000  # more than one call takes in, which then hands nothing over
     redis_server.client.eval("for n = 0, ARGV[1] - 1 do redis.call('XADD', KEYS[1], '*', 'n', n) end", 1, STREAM, count)
     broker.send("q", outgoing("ours"))

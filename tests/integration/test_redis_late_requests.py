@@ -1,4 +1,4 @@
-"""A request that comes late harms nobody."""
+"""Requests that arrive late do no harm."""
 
 from contextlib import closing
 
@@ -17,7 +17,7 @@ LEASE = 600.0
 
 
 @pytest.mark.parametrize("late_script", ["doubts", "settle"])
-def test_a_late_request_to_put_back_takes_nothing_from_who_holds_it(
+def test_a_late_release_takes_nothing_from_the_present_holder(
     redis_server: RedisServer, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, late_script: str
 ) -> None:
     monkeypatch.setattr(server, "ANSWER_SECONDS", 1.0)

@@ -1,4 +1,4 @@
-"""Messages handed over in an answer that never arrived: they come back at once, and nobody paid an attempt for it."""
+"""Messages in an answer that never arrived return at once, without a counted attempt."""
 
 import threading
 from collections.abc import Iterator
@@ -34,9 +34,7 @@ def receive(broker: RedisStreamsBroker, count: int) -> list[str]:
     return bodies(take(broker, count, lease=LEASE))
 
 
-def test_what_an_answer_took_along_comes_again_as_if_it_never_was(
-    broker: RedisStreamsBroker, proxy: FaultProxy
-) -> None:
+def test_messages_of_a_lost_answer_are_delivered_again_uncounted(broker: RedisStreamsBroker, proxy: FaultProxy) -> None:
     broker.send("q", outgoing("a", "b", "c"))
     (held,) = broker.receive("q", messages_max=1, lease_seconds=LEASE)
     trap = proxy.swallow(TAKE)
@@ -47,7 +45,7 @@ def test_what_an_answer_took_along_comes_again_as_if_it_never_was(
     again = broker.receive("q", messages_max=5, lease_seconds=LEASE)
     assert [(delivery.message.body, delivery.attempt) for delivery in again] == [(b"b", 1), (b"c", 1)]
     assert again[0].previous is not None
-    assert again[0].previous.end is AttemptEnd.GIVEN_BACK
+    assert again[0].previous.end is AttemptEnd.RELEASED
     assert not broker.settle([(delivery, Ack()) for delivery in (held, *again)])  # what did arrive stayed ours
 
 
@@ -116,7 +114,7 @@ def test_what_is_held_with_another_lease_is_no_doubt(broker: RedisStreamsBroker,
     assert not broker.extend(held, lease_seconds=LEASE)
 
 
-def test_a_send_whose_answer_is_lost_says_that_nobody_knows_and_its_queue_can_be_seen(
+def test_a_send_without_an_answer_is_reported_as_unknown_and_its_queue_is_listed(
     broker: RedisStreamsBroker, proxy: FaultProxy
 ) -> None:
     broker.queue_names()  # connected
@@ -156,7 +154,7 @@ def test_a_send_that_is_lost_after_scripts_had_to_be_loaded_is_not_known_either(
     assert broker.stats("q").visible == 2
 
 
-def test_settings_that_a_server_forgot_before_the_first_message_are_told_again(redis_server: RedisServer) -> None:
+def test_settings_that_a_server_forgot_before_the_first_message_are_reported_again(redis_server: RedisServer) -> None:
     settings = QueueSettings(name="q", receives_max=1)
     with closing(RedisStreamsBroker(redis_server.url, holder="w1", queues=[settings], sweep_seconds=0.0)) as broker:
         redis_server.client.flushall()

@@ -1,4 +1,4 @@
-"""What Redis remembers when the work is done: nothing. And how often it is asked. Figures are shown with -s."""
+"""Redis keeps nothing when the work is done. Also counts its commands; -s shows the figures."""
 
 import threading
 import time
@@ -123,7 +123,7 @@ def test_dead_workers_leave_nothing(server: RedisServer) -> None:
     consumers = len(server.client.xinfo_consumers(STREAM, "penstock"))
     assert consumers >= 200
     with closing(Server(server.url)) as client:
-        assert client.ask(*script("tidy", [STREAM], 0)) == consumers
+        assert client.call(*script("tidy", [STREAM], 0)) == consumers
     measured.check("dead workers")
 
 

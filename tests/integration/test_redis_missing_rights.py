@@ -56,7 +56,7 @@ def work_without(server: RedisServer, command: str) -> None:
 
 
 def everything(server: RedisServer) -> list[bytes]:
-    """What there is in any state, the dead worker's too. What was delayed is due since long: a millisecond."""
+    """Return the messages in any state, those of the dead worker too. Delayed ones were due after a millisecond."""
     found: list[bytes] = []
     with closing(RedisStreamsBroker(server.url, holder="w2", sweep_seconds=3600.0)) as broker:
         broker.release_holder("w1")

@@ -14,11 +14,11 @@ from tests.services.plugin import StartRedis
 from tests.services.redis_server import RedisServer
 
 from penstock.app.app import App
+from penstock.app.jobs.monitor.monitor import Monitor, monitor_targets
 from penstock.brokers.redis import RedisStreamsBroker
 from penstock.config import Settings
-from penstock.events import tell_nobody
+from penstock.events import ignore
 from penstock.messaging.message import Outgoing
-from penstock.operations.monitor.monitor import Monitor, watches_of
 from penstock.testing import FakeClock
 
 APP = """
@@ -67,9 +67,9 @@ def test_while_redis_is_away_its_numbers_are_gone_and_they_come_back(
     broker = RedisStreamsBroker(server.url, holder="test")
     broker.send("orders", [Outgoing(body=b"1")])
     (here / "penstock.toml").write_text(
-        f'broker = {json.dumps(server.url)}\nmonitor_address = "127.0.0.1:0"\nmonitor_seconds = 1\n'
+        f'broker = {json.dumps(server.url)}\n[metrics]\nmonitor_address = "127.0.0.1:0"\nmonitor_every = 1\n'
     )
-    monitors.append(monitor := Process(here, "monitor", "shop:app"))
+    monitors.append(monitor := Process(here, "admin", "monitor", "shop:app"))
     address = monitor.expect("monitor.started")["address"]
     visible = 'penstock_queue_messages{queue="orders",state="visible"} 1.0'
     awaited(address, visible)
@@ -79,13 +79,13 @@ def test_while_redis_is_away_its_numbers_are_gone_and_they_come_back(
     assert "penstock_queue_oldest_message_age_seconds{" not in text
     assert "penstock_dead_letters{" not in text
     assert 'penstock_monitor_up{source="broker"} 0.0' in text
-    assert monitor.expect("look.failed")["source"] == "broker"
+    assert monitor.expect("monitor_poll.failed")["source"] == "broker"
     server.start()
     awaited(address, 'penstock_monitor_up{source="broker"} 1.0')
-    assert monitor.expect("look.recovered")["duration_s"] > 0
+    assert monitor.expect("monitor_poll.recovered")["duration_s"] > 0
     monitor.signal(signal.SIGTERM)
     assert monitor.exit_code() == 0
-    assert sum('"look.failed"' in line for line in monitor.said) == 1
+    assert sum('"monitor_poll.failed"' in line for line in monitor.said) == 1
     broker.close()
 
 
@@ -93,15 +93,15 @@ def test_a_stop_does_not_wait_for_a_redis_that_does_not_answer(
     here: Path, proxy: FaultProxy, monitors: list[Process]
 ) -> None:
     (here / "penstock.toml").write_text(
-        f'broker = {json.dumps(proxy.url)}\nmonitor_address = "127.0.0.1:0"\nmonitor_seconds = 1\n'
+        f'broker = {json.dumps(proxy.url)}\n[metrics]\nmonitor_address = "127.0.0.1:0"\nmonitor_every = 1\n'
     )
-    monitors.append(monitor := Process(here, "monitor", "shop:app"))
+    monitors.append(monitor := Process(here, "admin", "monitor", "shop:app"))
     address = monitor.expect("monitor.started")["address"]
     awaited(address, 'penstock_monitor_up{source="broker"} 1.0')
     proxy.hold(b"EVALSHA").wait()  # a look is under way, and hangs
     monitor.signal(signal.SIGTERM)
     assert monitor.exit_code() == 0
-    assert not any('"look.failed"' in line for line in monitor.said), "it waited for the look to end"
+    assert not any('"monitor_poll.failed"' in line for line in monitor.said), "it waited for the look to end"
 
 
 def test_an_idle_queue_costs_few_commands(redis_server: RedisServer, tmp_path: Path) -> None:
@@ -109,17 +109,17 @@ def test_an_idle_queue_costs_few_commands(redis_server: RedisServer, tmp_path: P
     broker = RedisStreamsBroker(redis_server.url, holder="test")
     for queue in queues:
         broker.send(queue, [Outgoing(body=b"1")])
-    app = App(settings=Settings.model_construct(broker=redis_server.url, state=str(tmp_path)))
+    app = App(settings=Settings.model_construct(broker=redis_server.url, data_dir=str(tmp_path)))
     for queue in queues:
         app.handler(queue, name=f"take {queue}")(print)
     clock = FakeClock()
-    monitor = Monitor(watches_of(app, clock=clock), clock=clock, tell=tell_nobody)
-    monitor.look()
+    monitor = Monitor(monitor_targets(app, clock=clock), clock=clock, emit=ignore)
+    monitor.measure()
     before = scripts_called(redis_server)
     minutes = 5
     for _ in range(minutes * 3):
         clock.advance(20)
-        assert monitor.look().up == {"broker": True}
+        assert monitor.measure().up == {"broker": True}
     cost = (scripts_called(redis_server) - before) / minutes / len(queues)
     assert 3 <= cost <= COMMANDS_MAX
     app.close()

@@ -1,4 +1,4 @@
-"""What people and machines do to a Redis server while a worker is at it; and the ways to a server besides a socket."""
+"""Restarts, flushes and failures of a Redis server under a working worker; and other ways to connect than TCP."""
 
 import signal
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ def connections_killed(server: RedisServer) -> None:
 
 
 def groups_destroyed(server: RedisServer) -> None:
-    """Nobody knows any more what was handed over, and it comes back."""
+    """The deliveries are forgotten, and their messages return."""
     for stream in server.client.scan_iter(_type="stream"):
         server.cli("XGROUP DESTROY", stream, "penstock")
 
@@ -71,7 +71,7 @@ MOODS: Sequence[Mood] = (
 
 
 @both_versions
-def test_a_worker_goes_on_after_all_that_passes_and_nothing_is_lost(
+def test_a_worker_continues_after_all_that_passes_and_nothing_is_lost(
     tmp_path: Path, start_redis: StartRedis, open_fleet: OpenFleet, version: str
 ) -> None:
     server = start_redis(version)
@@ -98,7 +98,7 @@ def goes_on(fleet: Fleet, when: str) -> None:
     wait_for(lambda: len(fleet.ended()) > before + 20, f"work goes on {when}")
 
 
-def test_a_worker_goes_on_after_everything_was_deleted(
+def test_a_worker_continues_after_everything_was_deleted(
     tmp_path: Path, start_redis: StartRedis, open_fleet: OpenFleet
 ) -> None:
     server = start_redis()
@@ -113,7 +113,7 @@ def test_a_worker_goes_on_after_everything_was_deleted(
     assert worker.process.poll() is None
 
 
-def test_without_memory_senders_are_told_and_what_waits_is_worked_off(
+def test_without_memory_sends_are_refused_and_waiting_messages_are_processed(
     tmp_path: Path, start_redis: StartRedis, open_fleet: OpenFleet
 ) -> None:
     server = start_redis()
@@ -131,7 +131,7 @@ def test_without_memory_senders_are_told_and_what_waits_is_worked_off(
 # --- ways to a server
 
 
-def test_a_worker_on_a_cluster_works_and_goes_on_after_a_restart(
+def test_a_worker_on_a_cluster_works_and_continues_after_a_restart(
     tmp_path: Path, start_redis: StartRedis, open_fleet: OpenFleet
 ) -> None:
     server = start_redis(cluster=True, persistence=True)

@@ -10,7 +10,7 @@ from tests.services.redis_server import RedisServer
 HELD = 20
 
 
-def test_what_a_killed_worker_held_is_begun_on_another_host_soon_after_its_lease(
+def test_messages_of_a_killed_worker_start_on_another_host_soon_after_their_lease(
     tmp_path: Path, redis_server: RedisServer, open_fleet: OpenFleet
 ) -> None:
     """Each host has a state folder of its own, and knows nothing of the other's processes."""

@@ -28,7 +28,7 @@ def ends_well(worker: WorkerProcess) -> None:
 
 @both_versions
 @pytest.mark.parametrize("kills", KILLS, ids=lambda kills: f"{kills}-kills")
-def test_what_a_persistent_server_accepted_is_all_done_however_often_it_is_killed(
+def test_everything_that_a_persistent_server_accepted_is_done_however_often_it_is_killed(
     tmp_path: Path, start_redis: StartRedis, open_fleet: OpenFleet, version: str, kills: int
 ) -> None:
     server = start_redis(version, persistence=True)

@@ -34,7 +34,7 @@ def test_a_consumer_that_holds_something_is_never_deleted(scene: Scene) -> None:
     assert not empty.settle([(acked, Ack())])
     server = Server(scene.server.url)
     with closing(server):
-        tidied = server.ask(*script("tidy", [STREAM], 0))  # all that are idle for no time at all
+        tidied = server.call(*script("tidy", [STREAM], 0))  # all that are idle for no time at all
     assert tidied == 1
     (left,) = scene.raw.xinfo_consumers(STREAM, GROUP)
     assert left["name"].startswith(b"dead|")
@@ -100,7 +100,7 @@ def test_a_late_settlement_does_nothing(scene: Scene, settlement: Ack | Release 
     assert not heir.settle([(after, Ack())])
 
 
-def test_what_is_settled_leaves_no_entry(scene: Scene) -> None:
+def test_settled_messages_leave_no_entry(scene: Scene) -> None:
     broker = scene.broker()
     broker.send("q", outgoing(*range(9)))
     first, second, third = (take(broker, 3) for _ in range(3))

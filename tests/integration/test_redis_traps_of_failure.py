@@ -19,7 +19,7 @@ from penstock.brokers.redis import RedisStreamsBroker
 from penstock.brokers.redis.keys import QueueKeys
 from penstock.brokers.redis.server import Server
 from penstock.errors import TemporaryError
-from penstock.events import Event, MessagesReceived, MessagesVanished
+from penstock.events import Event, MessagesDeleted, MessagesReceived
 from penstock.messaging.broker import QueueSettings
 from penstock.messaging.delivery import AttemptEnd
 from penstock.messaging.message import Outgoing
@@ -65,7 +65,7 @@ def test_a_read_whose_answer_is_lost_is_not_repeated_by_the_client(scene: Scene,
         (again,) = take(broker, 1)  # which goes back at once
         assert (again.message.body, again.attempt) == (b"1", 1)
         assert again.previous is not None
-        assert again.previous.end is AttemptEnd.GIVEN_BACK
+        assert again.previous.end is AttemptEnd.RELEASED
 
 
 def retries(client: Any) -> int:
@@ -107,7 +107,7 @@ def test_heartbeats_and_sweeps_are_no_attempts(scene: Scene) -> None:
     assert not broker.settle([(delivery, Release())])
     (second,) = take(broker, lease=NOW)
     (third,) = take(other)
-    assert not other.settle([(third, Release(refund=True))])
+    assert not other.settle([(third, Release(uncounted=True))])
     (fourth,) = take(broker)
     assert [each.attempt for each in (delivery, second, third, fourth)] == [1, 2, 3, 3]
 
@@ -125,7 +125,7 @@ def test_a_group_made_at_the_end_by_hand_passes_over_what_is_there(scene: Scene)
 
 
 @pytest.mark.parametrize("harm", ["flushall", "destroy", "delete"])
-def test_workers_go_on_when_somebody_takes_the_queue_away(scene: Scene, harm: str) -> None:
+def test_workers_continue_when_their_queue_is_deleted(scene: Scene, harm: str) -> None:
     broker = scene.broker()
     broker.send("q", [Outgoing(body=b"held", group="g", attributes={"a": "b"}), *outgoing("waits")])
     (held,) = take(broker, 1)
@@ -161,39 +161,39 @@ def test_entries_deleted_by_hand_come_back_as_a_list_that_is_easy_to_miss(scene:
         assert scene.pending() == 0
 
 
-def test_an_entry_that_somebody_deleted_is_told_by_the_sweep(scene: Scene) -> None:
+def test_the_sweep_reports_a_deleted_entry(scene: Scene) -> None:
     dead, heir = scene.broker("dead"), scene.broker("heir")
     dead.send("q", outgoing("gone", "kept"))
     gone, kept = take(dead, lease=NOW)
     scene.raw.xdel(STREAM, entry(gone))
     assert bodies(take(heir)) == ["kept"]
-    assert scene.told == [MessagesVanished(queue="q", entries=(entry(gone),))]
+    assert scene.told == [MessagesDeleted(queue="q", entries=(entry(gone),))]
     assert heir.stats("q").in_flight == 1
     assert kept.message.body == b"kept"
 
 
 @pytest.mark.parametrize("settlement", [Release(), DeadLetter(reason="x")], ids=["release", "dead letter"])
-def test_a_settlement_says_when_somebody_deleted_the_entry(scene: Scene, settlement: Release | DeadLetter) -> None:
+def test_a_settlement_reports_a_deleted_entry(scene: Scene, settlement: Release | DeadLetter) -> None:
     broker = scene.broker()
     broker.send("q", outgoing("gone"))
     (gone,) = take(broker)
     scene.raw.xdel(STREAM, entry(gone))
     (failure,) = broker.settle([(gone, settlement)])
     assert failure.lost
-    assert "somebody deleted its entry" in failure.reason
+    assert "another client deleted its entry" in failure.reason
     stats = broker.stats("q")
     assert (stats.visible, stats.in_flight) == (0, 0)
 
 
-def test_a_heartbeat_never_hides_that_somebody_deleted_an_entry(scene: Scene) -> None:
+def test_a_heartbeat_never_hides_a_deleted_entry(scene: Scene) -> None:
     broker = scene.broker()
     broker.send("q", outgoing("gone", "kept"))
     gone, kept = take(broker, lease=NOW)
     scene.raw.xdel(STREAM, entry(gone))
     broker.extend([gone, kept], lease_seconds=NOW)
     take(broker)
-    assert [told for told in scene.told if isinstance(told, MessagesVanished)] == [
-        MessagesVanished(queue="q", entries=(entry(gone),))
+    assert [told for told in scene.told if isinstance(told, MessagesDeleted)] == [
+        MessagesDeleted(queue="q", entries=(entry(gone),))
     ]
 
 
@@ -233,7 +233,7 @@ def test_a_worker_needs_no_sender_to_name_the_store_again(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("harm", ["FLUSHALL", "SCRIPT FLUSH", f"DEL {STREAM}", f"XGROUP DESTROY {STREAM} {GROUP}"])
-def test_a_worker_goes_on_by_itself(scene: Scene, harm: str) -> None:
+def test_a_worker_continues_automatically(scene: Scene, harm: str) -> None:
     broker, received = scene.broker(), set[str]()
 
     def tell(event: Event) -> None:

@@ -18,10 +18,10 @@ from penstock.app.queues import messages_in
 from penstock.brokers.sqs import SqsBroker
 from penstock.brokers.sqs.client import SqsApi
 from penstock.errors import ConfigurationError, TemporaryError
-from penstock.events import DeadReplayed, Event
+from penstock.events import DeadLetterReplayed, Event
 from penstock.integrations.aws_lambda import ReplayFunction
 from penstock.messaging.broker import QueueSettings
-from penstock.messaging.death import DEATH_ATTRIBUTE, Death, death_of, past_of, set_aside_reason, with_death
+from penstock.messaging.death import DEATH_ATTRIBUTE, Death, death_of, earlier_deaths_of, set_aside_reason, with_death
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Attributes, Outgoing
 from penstock.messaging.replay import COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE
@@ -31,12 +31,13 @@ from penstock.messaging.steps import Probe, Step, no_probe
 __all__ = ["scene"]
 
 TEMPLATE = Path(__file__).parents[2] / "deploy/lambda/template.yaml"
-TINY = "0.000001"  # seconds: a base so short that every wait is over at once
+TINY = "0.000001"  # seconds: a base so short that SQS, which delays by whole seconds, delays by one at most
+ARRIVAL_SECONDS = 30.0  # a bound; what has to arrive does so within a second or two
 
 
 @dataclass
 class Stage:
-    """Queue, tiers, and a function that the first tier invokes."""
+    """A queue, both DLQs, and a function that the DLQ invokes."""
 
     scene: Scene
     environment: pytest.MonkeyPatch
@@ -65,13 +66,13 @@ class Stage:
             assert not self.broker.settle([(delivery, DeadLetter(reason="bad", poison=reject))])
 
     def put(self, body: str, attributes: Mapping[str, Any] | None = None) -> None:
-        """A letter as another program leaves it in the first tier."""
+        """Put a message into the DLQ as another program does."""
         self.scene.raw.send_message(
             QueueUrl=self.scene.url(self.name("-dlq")), MessageBody=body, MessageAttributes=attributes or {}
         )
 
     def received(self, count: int) -> list[Mapping[str, Any]]:
-        """What a mapping receives in one call."""
+        """Return the messages that a mapping receives in one call."""
         asked = {"QueueUrl": self.scene.url(self.name("-dlq")), "MaxNumberOfMessages": 10}
         names = {"MessageAttributeNames": ["All"], "MessageSystemAttributeNames": ["All"]}
         raw: list[Mapping[str, Any]] = self.scene.raw.receive_message(**asked, **names)["Messages"]
@@ -93,7 +94,12 @@ class Stage:
         return came
 
     def waiting(self, suffix: str = "") -> list[Delivery]:
+        """Receive what is visible; nothing is a result."""
         return take_later(self.broker, queue=self.name(suffix), seconds=1.0)
+
+    def arrived(self, suffix: str = "") -> list[Delivery]:
+        """Receive what has to arrive, perhaps after a delay."""
+        return take_later(self.broker, queue=self.name(suffix), seconds=ARRIVAL_SECONDS)
 
 
 @pytest.fixture
@@ -117,25 +123,25 @@ def made(scene: Scene, folder: Path, environment: pytest.MonkeyPatch, *, fifo: b
     return Stage(scene=scene, environment=environment, broker=broker, fifo=fifo)
 
 
-def test_a_letter_comes_back_whole(stage: Stage) -> None:
+def test_a_dead_letter_is_imported_unchanged(stage: Stage) -> None:
     attributes: Attributes = {f"a{n}": b"\x00\xff" if n % 2 else f"v{n}" for n in range(9)}
     stage.bury(Outgoing(body=b"\x00raw", attributes=attributes, group="tenant"))
     heard: list[Event] = []
     assert stage.run(listen=heard.append) == []
-    (again,) = stage.waiting()
+    (again,) = stage.arrived()
     assert (again.message.body, again.message.group) == (b"\x00raw", "tenant")
     kept = {name: value for name, value in again.message.attributes.items() if name in attributes}
     assert kept == attributes
     assert again.message.attributes[COUNTER_ATTRIBUTE] == "1"
     assert DEATH_ATTRIBUTE not in again.message.attributes
-    assert [death.reason for death in past_of(again.message.attributes)] == ["bad"]
+    assert [death.reason for death in earlier_deaths_of(again.message.attributes)] == ["bad"]
     assert stage.waiting("-dlq") == stage.waiting("-dead") == []
-    (told,) = [each for each in heard if isinstance(each, DeadReplayed)]
-    assert (told.result, told.queue, told.letter_queue, told.count) == ("sent", "q", "q-dlq", 1)
+    (told,) = [each for each in heard if isinstance(each, DeadLetterReplayed)]
+    assert (told.result, told.queue, told.dead_letter_queue, told.count) == ("sent", "q", "q-dlq", 1)
     assert told.replay_id == again.message.attributes[REPLAY_ID_ATTRIBUTE]
 
 
-def test_a_message_that_always_fails_comes_back_three_times_and_goes_to_the_second_tier(stage: Stage) -> None:
+def test_a_message_that_always_fails_comes_back_three_times_and_goes_to_the_final_dlq(stage: Stage) -> None:
     stage.broker.send("q", [Outgoing(body=b"bad")])
     came = 0
     while deliveries := stage.waiting():
@@ -143,7 +149,7 @@ def test_a_message_that_always_fails_comes_back_three_times_and_goes_to_the_seco
         assert not stage.broker.settle([(each, DeadLetter(reason="always")) for each in deliveries])
         stage.run()
     assert came == 4
-    (dead,) = stage.waiting("-dead")
+    (dead,) = stage.arrived("-dead")
     assert set_aside_reason(dead.message.attributes) == "replayed 3 times, and dead again"
     death = death_of(dead.message.attributes)
     assert death is not None
@@ -151,32 +157,32 @@ def test_a_message_that_always_fails_comes_back_three_times_and_goes_to_the_seco
     assert stage.waiting("-dlq") == []
 
 
-def test_poison_goes_to_the_second_tier_at_once(stage: Stage) -> None:
+def test_poison_goes_to_the_final_dlq_at_once(stage: Stage) -> None:
     stage.bury(Outgoing(body=b"bad"), reject=True)
     assert stage.run() == []
-    (dead,) = stage.waiting("-dead")
+    (dead,) = stage.arrived("-dead")
     assert set_aside_reason(dead.message.attributes) == "another attempt cannot help: bad"
     assert stage.waiting() == stage.waiting("-dlq") == []
 
 
-def test_the_samples_letters_and_settings_are_understood(stage: Stage) -> None:
+def test_messages_and_settings_of_the_aws_sample_are_understood(stage: Stage) -> None:
     stage.environment.setenv("MAX_ATTEMPS", "2")
     stage.put("third", {COUNTER_ATTRIBUTE: {"DataType": "Number", "StringValue": "2"}})
     stage.put("second", {COUNTER_ATTRIBUTE: {"DataType": "Number", "StringValue": "1"}})
     while stage.broker.stats("q-dlq").visible:
         assert stage.run() == []
-    (again,) = stage.waiting()
+    (again,) = stage.arrived()
     assert (again.message.body, again.message.attributes[COUNTER_ATTRIBUTE]) == (b"second", "2")
-    assert bodies(stage.waiting("-dead")) == ["third"]
+    assert bodies(stage.arrived("-dead")) == ["third"]
 
 
-def test_a_letter_that_waits_longer_than_a_queue_delays_is_hidden_and_named(stage: Stage) -> None:
+def test_a_dead_letter_that_waits_longer_than_a_queue_delays_is_hidden_and_named(stage: Stage) -> None:
     stage.environment.setenv("BACKOFF_RATE", "100000000")
     stage.bury(Outgoing(body=b"later"))
     heard: list[Event] = []
     (stays,) = stage.run(listen=heard.append)
-    (told,) = [each for each in heard if isinstance(each, DeadReplayed)]
-    assert (told.result, told.message_id) == ("held", stays)
+    (told,) = [each for each in heard if isinstance(each, DeadLetterReplayed)]
+    assert (told.result, told.message_id) == ("waiting", stays)
     assert stage.waiting() == stage.waiting("-dlq") == []
     stats = stage.broker.stats("q-dlq")
     assert (stats.visible, stats.in_flight) == (0, 1)
@@ -214,7 +220,7 @@ def test_a_crash_at_any_step_loses_nothing_and_doubles_once(stage: Stage, step: 
     assert len(came) == (3 if step is Step.REPLAY_INTENDED else 6)
 
 
-def test_what_cannot_be_settled_is_sent_all_the_same_and_no_letter_is_lost(
+def test_unsettled_replays_are_sent_anyway_and_no_dead_letter_is_lost(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stage.bury(Outgoing(body=b"a"))
@@ -229,16 +235,16 @@ def test_what_cannot_be_settled_is_sent_all_the_same_and_no_letter_is_lost(
         while stage.broker.stats("q-dlq").visible:
             stays += stage.run()
     assert len(stays) == 1  # the poison; of the other one Lambda itself deletes the letter
-    assert bodies(stage.waiting()) == ["a"]
+    assert bodies(stage.arrived()) == ["a"]
     assert stage.broker.stats("q-dlq").in_flight == 1
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert [line["event"] for line in lines].count("settle.failed") == 2
+    assert [line["event"] for line in lines].count("settlement.failed") == 2
 
 
-def test_of_several_queues_with_one_first_tier_each_gets_its_own_letters_back(stage: Stage) -> None:
+def test_several_queues_with_one_dlq_each_get_their_own_dead_letters_back(stage: Stage) -> None:
     other = stage.scene.broker(QueueSettings(name="other", dead_letter_queue="q-dlq", receives_max=3))
     stage.environment.delenv("SQS_MAIN_URL")
-    stage.environment.setenv("PENSTOCK_QUEUES", '{"q": 1, "other": 1}')
+    stage.environment.setenv("PENSTOCK_WORKER_QUEUES", '{"q": 1, "other": 1}')
     stage.bury(Outgoing(body=b"mine"))
     other.send("other", [Outgoing(body=b"theirs")])
     (delivery,) = take(other, queue="other")
@@ -246,9 +252,9 @@ def test_of_several_queues_with_one_first_tier_each_gets_its_own_letters_back(st
     stage.put("nobody knows whose")
     while stage.broker.stats("q-dlq").visible:
         assert stage.run() == []
-    assert bodies(stage.waiting()) == ["mine"]
+    assert bodies(stage.arrived()) == ["mine"]
     assert bodies(take_later(other, queue="other")) == ["theirs"]
-    (dead,) = stage.waiting("-dead")
+    (dead,) = stage.arrived("-dead")
     assert dead.message.body == b"nobody knows whose"
     assert "nothing says which queue it died in" in str(set_aside_reason(dead.message.attributes))
 
@@ -278,8 +284,8 @@ def test_what_is_on_record_as_sent_is_only_deleted(recorded: Stage) -> None:
     heard: list[Event] = []
     while messages_in(recorded.broker, "q-dlq"):  # in one look: it becomes visible between two
         recorded.run(listen=heard.append)
-    assert [each.result for each in heard if isinstance(each, DeadReplayed)] == ["already_sent"]
-    assert bodies(recorded.waiting()) == ["once"]
+    assert [each.result for each in heard if isinstance(each, DeadLetterReplayed)] == ["already_sent"]
+    assert bodies(recorded.arrived()) == ["once"]
     assert recorded.waiting() == []
 
 
@@ -292,8 +298,8 @@ def test_a_wait_on_record_is_as_long_as_it_was_drawn_and_drawn_once(recorded: St
     for _ in range(2):
         with closing(recorded.function(listen=heard.append)) as function:
             assert len(function({"Records": [record(raw[0], recorded.scene.arn("q-dlq"))]})["batchItemFailures"]) == 1
-    first, second = [each for each in heard if isinstance(each, DeadReplayed)]
-    assert (first.result, second.result, first.due_at) == ("held", "held", second.due_at)
+    first, second = [each for each in heard if isinstance(each, DeadLetterReplayed)]
+    assert (first.result, second.result, first.due_at) == ("waiting", "waiting", second.due_at)
 
 
 # --- rights
@@ -326,7 +332,7 @@ def test_the_role_of_the_template_suffices(stage: Stage, monkeypatch: pytest.Mon
     stage.bury(Outgoing(body=b"poison"), reject=True)
     stage.bury(Outgoing(body=b"due"))
     allowed, refused = rights(), set[tuple[str, str]]()
-    ask = SqsApi.ask
+    ask = SqsApi.call
 
     def asked(self: SqsApi, operation: str, *, queue: str = "", **parameters: Any) -> Mapping[str, Any]:
         wanted = (ACTIONS[operation], str(parameters.get("QueueUrl", parameters.get("QueueName"))).rpartition("/")[2])
@@ -339,10 +345,10 @@ def test_the_role_of_the_template_suffices(stage: Stage, monkeypatch: pytest.Mon
         mapping = stage.mapping(function)
         while stage.broker.stats("q-dlq").visible:
             with monkeypatch.context() as patch:
-                patch.setattr(SqsApi, "ask", asked)
+                patch.setattr(SqsApi, "call", asked)
                 assert mapping.run() == []
-    assert bodies(stage.waiting()) == ["due"]
-    assert bodies(stage.waiting("-dead")) == ["poison"]
+    assert bodies(stage.arrived()) == ["due"]
+    assert bodies(stage.arrived("-dead")) == ["poison"]
     assert refused <= {("sqs:GetQueueAttributes", "q-dead")}  # how large a letter may be there is then not known
 
 
@@ -361,7 +367,7 @@ def died(at: float) -> Attributes:
     return with_death({}, death)
 
 
-def test_of_a_fifo_queue_nothing_overtakes_what_waits_in_its_group(
+def test_nothing_overtakes_a_waiting_message_of_its_fifo_group(
     moto: AwsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On moto, which hands several of a group over together, as AWS does."""
@@ -386,7 +392,7 @@ def _nothing_overtakes(fifo: Stage) -> None:
     assert [body for body in came if body.startswith("b")] == ["b1", "b2"]
 
 
-def test_a_fifo_queues_letters_come_back_in_order(fifo: Stage) -> None:
+def test_a_fifo_queues_dead_letters_come_back_in_order(fifo: Stage) -> None:
     fifo.bury(*(Outgoing(body=f"a{n}".encode(), group="a") for n in range(3)))
     while fifo.broker.stats("q-dlq.fifo").visible:
         assert fifo.run() == []

@@ -119,10 +119,10 @@ def test_a_store_that_is_away_is_no_fault_of_the_table(moto: AwsServer) -> None:
         (refusal(503, "SlowDown"), TemporaryError, "slow down"),
         (refusal(400, "ExpiredToken"), TemporaryError, "credentials have expired"),
         (refusal(403, "AccessDenied"), TableDenied, "access is denied"),
-        (refusal(404, "NoSuchBucket"), TableNowhere, "there is no such bucket"),
+        (refusal(404, "NoSuchBucket"), TableNowhere, "the bucket does not exist"),
     ],
 )
-def test_what_a_refusal_means_for_the_table(refused: Answered, error: type[Exception], words: str) -> None:
+def test_refusals_of_s3_become_errors_of_the_table(refused: Answered, error: type[Exception], words: str) -> None:
     with S3Stub(lambda asked: refused) as stub, pytest.raises(error, match=words) as raised:
         sink_at(aws_at(stub.url)).load()
     assert "\n" not in str(raised.value)

@@ -141,7 +141,7 @@ def test_a_prefix_is_a_folder_or_one_object(moto: AwsServer, s3: Any) -> None:
     assert keys(listed(listing(moto, f"s3://{BUCKET}/none"))) == []
 
 
-def test_what_is_left_out_is_told(moto: AwsServer, s3: Any) -> None:
+def test_what_is_left_out_is_reported(moto: AwsServer, s3: Any) -> None:
     put(s3, "in/a", "in/.hidden", "in/.tmp/x", "in/b/.c/d/e", "in/own/data/x", "in/own_quarantine/x", "in/owner")
     put(s3, "in/folder/", "in/", body=b"")
     put(s3, "in/not-empty/")
@@ -184,7 +184,7 @@ def test_archived_objects_are_problems(moto: AwsServer, s3: Any) -> None:
     put(s3, "in/quick", StorageClass="GLACIER_IR")
     tried = listing(moto)
     assert keys(listed(tried)) == ["in/quick"]
-    assert tried.report().problems == (f"s3://{BUCKET}/in/old: archived in GLACIER; restore it to have it read",)
+    assert tried.report().problems == (f"s3://{BUCKET}/in/old: archived in GLACIER; restore it before it can be read",)
 
 
 def test_many_objects_come_in_chunks_and_pages(moto: AwsServer, versioned: Any) -> None:
@@ -200,6 +200,6 @@ def test_many_objects_come_in_chunks_and_pages(moto: AwsServer, versioned: Any) 
     assert tried.report().found == 25
 
 
-def test_a_bucket_that_is_not_there_is_a_usage_error(moto: AwsServer) -> None:
-    with pytest.raises(UsageError, match=r"^s3://none/in cannot be listed: there is no such bucket: .*\.$"):
+def test_a_bucket_that_does_not_exist_is_a_usage_error(moto: AwsServer) -> None:
+    with pytest.raises(UsageError, match=r"^s3://none/in cannot be listed: the bucket does not exist: .*\.$"):
         listed(listing(moto, "s3://none/in"))

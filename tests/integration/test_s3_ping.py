@@ -31,7 +31,7 @@ def test_a_server_that_cannot_serve_now_is_away(status: int) -> None:
 
 
 def test_a_ping_that_hangs_is_not_tried_for_as_long_as_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server may be back meanwhile, and whoever pings asks again."""
+    """The server may be back meanwhile, and the next ping finds it."""
     monkeypatch.setattr(s3, "READ_SECONDS", 0.2)
     monkeypatch.setattr(s3, "PING_READ_SECONDS", 0.2)
     over = threading.Event()
@@ -41,14 +41,14 @@ def test_a_ping_that_hangs_is_not_tried_for_as_long_as_a_read(monkeypatch: pytes
         return Answered()
 
     with S3Stub(never) as stub:
-        with pytest.raises(TemporaryError, match="does not answer in time"):
+        with pytest.raises(TemporaryError, match="did not respond in time"):
             source_at(BUCKET, aws_at(stub.url)).ping()
         asked = len(stub.asked)
         over.set()
     assert asked == s3.PING_TRIES_MAX < s3.TRIES_MAX
 
 
-def test_nobody_at_the_port_is_away() -> None:
+def test_no_server_at_the_port_is_an_outage() -> None:
     aws: Aws = aws_at(f"http://127.0.0.1:{free_port()}")
     with pytest.raises(TemporaryError, match="no connection to the server"):
         source_at(BUCKET, aws).ping()

@@ -1,4 +1,4 @@
-"""Listing a bucket by spans: together they tell of every key once, versions or not."""
+"""Listing a bucket by spans: together they have every key once, with and without versions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -50,7 +50,7 @@ def test_spans_together_are_the_listing(moto: AwsServer, s3: Any, versioning: st
     assert sorted(listed(moto, spans)) == sorted(["in", *KEYS])
 
 
-def test_all_versions_are_told_where_they_are_asked_for(moto: AwsServer, s3: Any) -> None:
+def test_all_versions_are_reported_where_they_are_asked_for(moto: AwsServer, s3: Any) -> None:
     s3.put_bucket_versioning(Bucket=BUCKET, VersioningConfiguration={"Status": "Enabled"})
     put(s3, *KEYS, *KEYS, KEYS[0])
     s3.delete_object(Bucket=BUCKET, Key=KEYS[1])

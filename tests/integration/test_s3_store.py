@@ -148,9 +148,9 @@ def test_connections_that_are_killed_midway_are_resumed(
     assert got == content
 
 
-def test_a_bucket_that_is_not_there_is_a_fault_of_the_settings(moto: AwsServer) -> None:
+def test_a_bucket_that_does_not_exist_is_a_fault_of_the_settings(moto: AwsServer) -> None:
     ref = ObjectRef(bucket="none", key="a", size_bytes=1, etag="0f")
-    with pytest.raises(ObjectDenied, match="no such bucket"):
+    with pytest.raises(ObjectDenied, match="the bucket does not exist"):
         S3Store(s3_address("s3://none"), moto.aws).open(ref)
 
 

@@ -11,19 +11,19 @@ from tests.integration.sqs_scene import Scene, outgoing
 from tests.services.aws_server import AwsServer
 
 from penstock.app.app import App
+from penstock.app.jobs.monitor.monitor import Monitor, monitor_targets
 from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry
-from penstock.app.queues import standings
-from penstock.app.registry import RecordKeeper, SeenAges
+from penstock.app.queues import queue_statuses
+from penstock.app.registry import RecordWriter, SeenAges
 from penstock.app.scope import Scope
 from penstock.brokers.sqs.cloudwatch import ASKED_EVERY_SECONDS, REFUSED_SECONDS, CloudWatch
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
-from penstock.events import Event, LookFailed, MessagesReceived, QueueSeenEmpty
+from penstock.events import Event, MessagesReceived, MonitorPollFailed, ReceiveEmpty
 from penstock.messaging.broker import QueueSettings
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.settlement import Release
 from penstock.monitoring.metrics.meters import Meters
-from penstock.operations.monitor.monitor import Monitor, watches_of
 from penstock.operations.status.status import StatusReader
 from penstock.storage.aws import Aws
 from penstock.testing import FakeClock
@@ -56,7 +56,7 @@ def tell_cloudwatch(server: AwsServer, queue: str, *ages: float, minutes_ago: in
 
 
 class Counting:
-    """How often CloudWatch was asked. botocore tells it."""
+    """Count the requests to CloudWatch, through botocore's events."""
 
     def __init__(self, aws: Aws) -> None:
         self.calls = 0
@@ -96,7 +96,7 @@ def test_the_latest_number_of_each_queue_comes_in_one_call_a_minute(moto: AwsSer
     cloudwatch.close()
 
 
-def test_who_may_not_ask_is_told_so_and_asks_no_more_for_a_while(moto: AwsServer, counting: Counting) -> None:
+def test_a_denied_request_is_reported_and_not_repeated_for_a_while(moto: AwsServer, counting: Counting) -> None:
     clock = FakeClock()
     cloudwatch = CloudWatch(moto.aws, clock=clock)
 
@@ -131,14 +131,14 @@ def monitored(server: AwsServer, state: Path, clock: FakeClock, told: list[Event
         broker="sqs://",
         aws_endpoint_url=server.aws.endpoint_url,
         aws_region=server.aws.region,
-        state=str(state),
+        data_dir=str(state),
     )
     app = App(settings=settings)
     app.handler("q")(print)
-    return app, Monitor(watches_of(app, clock=clock), clock=clock, tell=told.append)
+    return app, Monitor(monitor_targets(app, clock=clock), clock=clock, emit=told.append)
 
 
-def test_the_monitor_tells_cloudwatchs_age_and_estimates_the_other_from_workers_of_its_host(
+def test_the_monitor_exports_cloudwatchs_age_and_estimates_the_other_from_workers_of_its_host(
     on_moto: Scene, tmp_path: Path
 ) -> None:
     told: list[Event] = []
@@ -146,40 +146,40 @@ def test_the_monitor_tells_cloudwatchs_age_and_estimates_the_other_from_workers_
     broker = on_moto.broker(QueueSettings(name="q"))
     app, monitor = monitored(on_moto.server, tmp_path, clock, told)
     tell_cloudwatch(on_moto.server, "q", 300)
-    (queue,) = monitor.look().queues
+    (queue,) = monitor.measure().queues
     assert (queue.oldest_message_age_seconds, queue.oldest_message_age_source) == (300.0, "cloudwatch")
-    assert (queue.oldest_visible_message_age_seconds, queue.oldest_visible_message_age_source) == (0.0, "estimated")
+    assert (queue.oldest_visible_message_age_seconds, queue.oldest_visible_message_age_source) == (None, "estimated")
 
     broker.send("q", outgoing("a", "b"))
-    look = monitor.look()
+    look = monitor.measure()
     assert look.queues[0].visible == 2
     assert look.queues[0].oldest_visible_message_age_seconds is None  # nobody received: nothing is known
     assert look.up == {"broker": True, "cloudwatch": True}
 
     with worker(tmp_path, clock, enqueued_at=clock.now() - 40):
         clock.advance(20)
-        (queue,) = monitor.look().queues
+        (queue,) = monitor.measure().queues
         assert queue.oldest_visible_message_age_seconds == 20.0  # what waits came after the look at which nothing did
-        (standing,) = standings(app.settings, broker, ["q"])  # who did not look then knows what the worker saw
+        (standing,) = queue_statuses(app.settings, broker, ["q"])  # who did not look then knows what the worker saw
         assert standing.oldest_visible_message_age_seconds == pytest.approx(60.0, abs=30.0)
         assert standing.oldest_visible_message_age_source == "estimated"
-        assert standing.oldest_message_age_source is None  # it asks CloudWatch only where it is told to
-    assert monitor.look().queues[0].oldest_visible_message_age_seconds is None
+        assert standing.oldest_message_age_seconds is None  # CloudWatch is queried only on request
+    assert monitor.measure().queues[0].oldest_visible_message_age_seconds is None
     assert told == []
     app.close()
 
 
-def test_who_looks_at_a_status_again_and_again_knows_when_nothing_waited(on_moto: Scene, tmp_path: Path) -> None:
+def test_repeated_status_polls_know_when_nothing_waited(on_moto: Scene, tmp_path: Path) -> None:
     clock = FakeClock(start=datetime.now(UTC).timestamp())
     broker = on_moto.broker(QueueSettings(name="q"))
     app, _ = monitored(on_moto.server, tmp_path, clock, [])
     settings = app.settings.model_copy(update={"ledger": f"sqlite:///{tmp_path / 'ledger.db'}"})
     looks = StatusReader(Scope(settings=settings, served={"q": "q"}), clock=clock)
-    assert looks.look().messages_visible == 0
+    assert looks.read().messages_visible == 0
     broker.send("q", outgoing("a", "b"))
     with worker(tmp_path, clock, enqueued_at=clock.now() - 40):
         clock.advance(20)
-        assert looks.look().oldest_visible_message_age_seconds == 20.0  # and not 60: what waits came since
+        assert looks.read().oldest_visible_message_age_seconds == 20.0  # and not 60: what waits came since
     app.close()
 
 
@@ -188,7 +188,7 @@ def worker(state: Path, clock: FakeClock, *, enqueued_at: float) -> Iterator[Non
     """One of this host that received a message just now, which was sent then."""
     processes = ProcessRegistry(state / PROCESSES_FOLDER)
     with processes.registered("w1"):
-        keeper = RecordKeeper(processes.record("w1"), worker="w1", version="1", stop=StopSignal(), clock=clock)
+        keeper = RecordWriter(processes.record("w1"), worker="w1", version="1", stop=StopSignal(), clock=clock)
         keeper(MessagesReceived(queue="q", message_ids=("m",), redelivered=0, first_enqueued_at=enqueued_at))
         keeper.start()
         yield
@@ -208,18 +208,18 @@ def test_without_the_right_to_cloudwatch_there_is_no_value_and_one_notice(
     monkeypatch.setattr(CloudWatch, "oldest_ages", refused)
     app, monitor = monitored(on_moto.server, tmp_path, clock, told)
     for _ in range(5):
-        look = monitor.look()
+        look = monitor.measure()
         clock.advance(20)
     assert look.queues[0].oldest_message_age_seconds is None
     assert look.queues[0].visible == 0
     assert look.up == {"broker": True, "cloudwatch": False}
     (notice,) = told
-    assert isinstance(notice, LookFailed)
+    assert isinstance(notice, MonitorPollFailed)
     assert notice.source == "cloudwatch"
     app.close()
 
 
-def test_a_worker_tells_its_own_estimate(on_moto: Scene) -> None:
+def test_a_worker_exports_its_own_estimate(on_moto: Scene) -> None:
     told: list[Event] = []
     seen = SeenAges(SystemClock())
 
@@ -227,9 +227,9 @@ def test_a_worker_tells_its_own_estimate(on_moto: Scene) -> None:
         told.append(event)
         seen(event)
 
-    broker = on_moto.broker(QueueSettings(name="q"), tell=hear)
+    broker = on_moto.broker(QueueSettings(name="q"), emit=hear)
     assert not broker.receive("q", messages_max=1, lease_seconds=30, wait_seconds=1)
-    assert told == [QueueSeenEmpty(queue="q")]
+    assert told == [ReceiveEmpty(queue="q")]
     meters = Meters()
     with seen.exported(meters):
         assert meters.read().values["queue_oldest_visible_message_age_seconds"] == {("q", "estimated"): 0.0}
@@ -254,7 +254,7 @@ def test_every_error_of_cloudwatch_is_one_of_ours(moto: AwsServer) -> None:
 
 def test_a_poll_of_a_fifo_queue_in_vain_says_nothing(on_moto: Scene) -> None:
     told: list[Event] = []
-    broker = on_moto.broker(QueueSettings(name="q.fifo"), tell=told.append)
+    broker = on_moto.broker(QueueSettings(name="q.fifo"), emit=told.append)
     broker.send("q.fifo", outgoing("a", "b", group="g"))
     assert broker.receive("q.fifo", messages_max=1, lease_seconds=30, wait_seconds=1)
     assert not broker.receive("q.fifo", messages_max=1, lease_seconds=30, wait_seconds=1)  # b waits behind a

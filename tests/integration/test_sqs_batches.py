@@ -188,7 +188,7 @@ def test_an_early_poll_has_the_lease_that_is_asked_for(broker: SqsBroker, gate: 
         ear.close()
 
 
-def test_who_waits_while_a_listener_polls_gets_what_the_poll_brings(broker: SqsBroker, gate: SqsGate) -> None:
+def test_a_receive_during_a_listeners_poll_gets_its_messages(broker: SqsBroker, gate: SqsGate) -> None:
     ear = broker.listen(["q"], lambda: None)
     try:
         ear.want({"q"})

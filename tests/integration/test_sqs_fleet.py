@@ -54,7 +54,7 @@ def open_fleet(tmp_path: Path) -> Iterator[OpenFleet]:
     opened: list[Fleet] = []
 
     def open_one(server: AwsServer, **settings: object) -> Fleet:
-        opened.append(sqs_fleet(tmp_path, server, **{"stop_timeout_seconds": 10, **settings}))  # type: ignore[arg-type]
+        opened.append(sqs_fleet(tmp_path, server, **{"worker_stop_timeout": 10, **settings}))  # type: ignore[arg-type]
         return opened[-1]
 
     yield open_one
@@ -85,10 +85,10 @@ def starts_of(fleet: Fleet, id: str) -> list[Line]:
 
 
 @both_kinds
-def test_a_killed_worker_loses_nothing_and_what_it_held_goes_on_after_its_lease(
+def test_a_killed_worker_loses_nothing_and_what_it_held_continues_after_its_lease(
     server: AwsServer, open_fleet: OpenFleet
 ) -> None:
-    fleet = open_fleet(server, concurrency=10)
+    fleet = open_fleet(server, worker_concurrency=10)
     count = 100 if server.kind == "fauxqs" else 40
     victim, heir = fleet.start(), fleet.start()
     victim.ready()
@@ -111,7 +111,7 @@ def test_a_killed_worker_loses_nothing_and_what_it_held_goes_on_after_its_lease(
     ("before", "letters"),
     [pytest.param("SendMessageBatch", 1, id="sending"), pytest.param("DeleteMessageBatch", 2, id="deleting")],
 )
-def test_a_worker_killed_while_it_buries_loses_nothing_and_doubles_one_letter_at_most(
+def test_a_worker_killed_while_dead_lettering_loses_nothing_and_doubles_one_message_at_most(
     server: AwsServer,
     open_fleet: OpenFleet,
     start_aws_proxy: StartAwsProxy,
@@ -142,13 +142,13 @@ def halted_at_work(fleet: Fleet, queue: str) -> tuple[WorkerProcess, WorkerProce
     fleet.send(queue, {"id": "work", "gated": True})
     wait_for(lambda: "work" in fleet.started(), "the work begins")
     zombie.signal(signal.SIGSTOP)
-    fleet.environment["PENSTOCK_LEASE_SECONDS"] = f"{LONG_LEASE_SECONDS:g}"
+    fleet.environment["PENSTOCK_WORKER_LEASE"] = f"{LONG_LEASE_SECONDS:g}"
     heir = fleet.start("--queues", queue).ready()
     wait_for(lambda: len(starts_of(fleet, "work")) == 2, "its lease is over, and another begins")
     return zombie, heir
 
 
-def test_what_a_worker_that_was_halted_settles_late_takes_nothing_from_another(
+def test_late_settlements_of_a_halted_worker_take_nothing_from_another(
     fauxqs: AwsServer, open_fleet: OpenFleet
 ) -> None:
     """SQS cannot tell a stale ack from a late one: it says yes, and deletes nothing. Nor does fauxqs."""
@@ -157,7 +157,7 @@ def test_what_a_worker_that_was_halted_settles_late_takes_nothing_from_another(
     zombie.signal(signal.SIGCONT)
     wait_for(lambda: zombie.events("lease.lost"), "the zombie hears that it lost")
     zombie.go_on()
-    wait_for(lambda: zombie.events("message.acked") or zombie.events("settle.failed"), "it settles all the same")
+    wait_for(lambda: zombie.events("message.acked") or zombie.events("settlement.failed"), "it settles all the same")
     assert fleet.broker.stats("stubborn").in_flight == 1, "the message is gone from under its new holder"
     heir.go_on()
     wait_for(lambda: heir.events("message.acked"), "the other one acks")
@@ -208,7 +208,7 @@ def test_row_74_a_term_while_idle_ends_the_worker_within_the_poll_wait(
 def test_row_75_work_that_does_not_end_in_time_is_receivable_by_another_at_once(
     fauxqs: AwsServer, open_fleet: OpenFleet, queue: str
 ) -> None:
-    fleet = open_fleet(fauxqs, lease_seconds=LONG_LEASE_SECONDS)
+    fleet = open_fleet(fauxqs, worker_lease=LONG_LEASE_SECONDS)
     first = fleet.start("--queues", queue).ready()
     fleet.send(queue, {"id": "long", "seconds": 60})
     wait_for(lambda: "long" in fleet.started(), "the work begins")
@@ -218,7 +218,7 @@ def test_row_75_work_that_does_not_end_in_time_is_receivable_by_another_at_once(
     assert first.end(within=EXIT_SECONDS) == 0
     again = starts_of(fleet, "long")[-1]
     assert (again.pid, again.attempt) == (second.pid, 2)  # SQS counts receives, whatever became of them
-    assert first.events("message.given_back")
+    assert first.events("message.interrupted")
     assert not first.events("message.failed")
     assert "long" not in recorded(fleet)
 
@@ -228,8 +228,9 @@ def test_row_76_a_message_that_arrives_during_the_draining_poll_is_released_and_
     server: AwsServer, open_fleet: OpenFleet, start_aws_proxy: StartAwsProxy, queue: str
 ) -> None:
     proxy = start_aws_proxy(server)
-    fleet = open_fleet(server, way=proxy.url, lease_seconds=60)
+    fleet = open_fleet(server, way=proxy.url, worker_lease=60)
     poll = proxy.hold(f'"WaitTimeSeconds": {POLL_SECONDS:g}'.encode())  # on its way to the server
+    beside = proxy.hold(b'"WaitTimeSeconds": 0')
     worker = fleet.start("--queues", queue).ready()
     poll.wait()
     worker.signal(signal.SIGTERM)
@@ -237,6 +238,7 @@ def test_row_76_a_message_that_arrives_during_the_draining_poll_is_released_and_
     fleet.send(queue, {"id": "late"})
     proxy.heal()
     assert worker.end(within=EXIT_SECONDS) == 0
+    assert not beside.sprung.is_set(), "a second poll was under way, which receives what the first one gives back"
     (delivery,) = fleet.broker.receive(queue, messages_max=10, lease_seconds=60, wait_seconds=POLL_SECONDS)
     assert delivery.attempt == 2, "the poll did not bring it"
     assert not fleet.broker.settle([(delivery, Release())])
@@ -252,11 +254,11 @@ def test_row_76_a_message_that_arrives_during_the_draining_poll_is_released_and_
         pytest.param("moto", 20, marks=SLOW),
     ],
 )
-def test_rolling_restarts_under_load_lose_nothing_and_hand_over_at_once(
+def test_rolling_restarts_under_load_lose_nothing_and_continue_at_once(
     server: AwsServer, open_fleet: OpenFleet, monkeypatch: pytest.MonkeyPatch, restarts: int
 ) -> None:
     monkeypatch.setenv("ATTEMPTS", "1000")  # every restart costs what is given back a receive
-    fleet = open_fleet(server, concurrency=40, lease_seconds=30)
+    fleet = open_fleet(server, worker_concurrency=40, worker_lease=30)
     chance = random.Random(1)
     sent: set[str] = set()
 

@@ -15,7 +15,7 @@ from tests.unit.pipeline.objects.scene import QUEUE, run
 from tests.unit.pipeline.objects.scene import Scene as ObjectScene
 
 from penstock.brokers.sqs import SqsBroker
-from penstock.brokers.sqs.facts import looking
+from penstock.brokers.sqs.facts import inspecting
 from penstock.dead_letters.policy import ReplayPolicy, ReplayTarget, ReplayTargets
 from penstock.dead_letters.replayer import ReplayContext, ReplayHandler, ReplayLogCleanup
 from penstock.errors import Reject
@@ -29,7 +29,7 @@ from penstock.messaging.replay import COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, No
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.objects.notification import announce
 from penstock.operations.doctor.findings import FindingLevel
-from penstock.operations.doctor.sqs import dead_letters
+from penstock.operations.doctor.sqs import check_dlq
 from penstock.pipeline.objects.stream import IncomingObject
 
 __all__ = ["scene"]
@@ -39,7 +39,7 @@ AT_ONCE_SECONDS = 1e-6  # a base so short that every wait is over
 
 
 def chained(scene: Scene, *, first_tier_receives: int, receives: int = RECEIVES_MAX, name: str = "q") -> SqsBroker:
-    """A queue, its first tier and its second, each with the next one for its dead letters."""
+    """A queue, its DLQ and its final DLQ, each with a redrive policy to the next."""
     return scene.broker(
         QueueSettings(
             name=name, dead_letter_queue=f"{name}-dlq", receives_max=receives, retention_seconds=4 * 86_400.0
@@ -73,14 +73,14 @@ def replayer(broker: SqsBroker, *, replays_max: int = 3) -> ReplayHandler:
 
 
 def replay(broker: SqsBroker, *, replays_max: int = 3) -> int:
-    """What a replaying worker does with all letters of the first tier; answers how many it saw."""
+    """Replay all messages of the DLQ as a worker does; return their number."""
     letters = take(broker, queue="q-dlq")
     answer = replayer(broker, replays_max=replays_max).begin(letters).run()
     assert not broker.settle([(letter, answer[letter.receipt]) for letter in letters])
     return len(letters)
 
 
-def test_what_sqs_itself_moved_lies_in_the_first_tier_and_comes_back(scene: Scene) -> None:
+def test_what_sqs_itself_moved_lies_in_the_dlq_and_comes_back(scene: Scene) -> None:
     broker = chained(scene, first_tier_receives=1_000)
     broker.send("q", outgoing("worn"))
     wear_out(broker)
@@ -92,7 +92,7 @@ def test_what_sqs_itself_moved_lies_in_the_first_tier_and_comes_back(scene: Scen
     assert take(broker, queue="q-dlq") == take(broker, queue="q-dead") == []
 
 
-def test_it_comes_back_as_often_as_the_policy_says_and_then_lies_in_the_second_tier(scene: Scene) -> None:
+def test_it_comes_back_as_often_as_the_policy_says_and_then_lies_in_the_final_dlq(scene: Scene) -> None:
     broker = chained(scene, first_tier_receives=1_000)
     broker.send("q", outgoing("worn"))
     for _ in range(2):
@@ -105,22 +105,22 @@ def test_it_comes_back_as_often_as_the_policy_says_and_then_lies_in_the_second_t
     assert set_aside_reason(dead.message.attributes) == "replayed 2 times, and dead again"
 
 
-def test_a_letter_survives_many_looks_in_the_first_tier(scene: Scene) -> None:
+def test_a_dead_letter_survives_many_reads_in_the_dlq(scene: Scene) -> None:
     broker = chained(scene, first_tier_receives=1_000)
     broker.send("q", outgoing("worn"))
     wear_out(broker)
     for _ in range(30):
         (letter,) = take(broker, queue="q-dlq")
-        assert not broker.settle([(letter, Release(refund=True))])
+        assert not broker.settle([(letter, Release(uncounted=True))])
     assert replay(broker) == 1
     assert bodies(take_later(broker)) == ["worn"]
 
 
-def test_the_trap_a_first_tier_with_the_queues_own_count_is_skipped(scene: Scene) -> None:
+def test_the_trap_a_dlq_with_the_queues_own_count_is_skipped(scene: Scene) -> None:
     broker = chained(scene, first_tier_receives=RECEIVES_MAX)
     broker.send("q", outgoing("worn"))
     wear_out(broker)
-    assert replay(broker) == 0  # the first look hands it on
+    assert replay(broker) == 0  # the first receive moves it on
     assert take(broker) == []
     assert bodies(take(broker, queue="q-dead")) == ["worn"]
 
@@ -128,15 +128,15 @@ def test_the_trap_a_first_tier_with_the_queues_own_count_is_skipped(scene: Scene
 @pytest.mark.parametrize(
     ("receives", "said", "words"),
     [
-        (20, FindingLevel.WARNING, "the first look hands it on"),
-        (30, FindingLevel.WARNING, "only 10 looks are left"),
+        (20, FindingLevel.WARNING, "the first receive moves it on"),
+        (30, FindingLevel.WARNING, "only 10 receives are left"),
         (1_000, FindingLevel.OK, "after 20 receives"),
     ],
 )
 def test_doctor_sees_the_trap(scene: Scene, receives: int, said: FindingLevel, words: str) -> None:
     chained(scene, receives=20, first_tier_receives=receives)
-    with looking(scene.server.aws, clock=SystemClock()) as look:
-        found = dead_letters(look.queue("q"), look.dead_letters("q"), attempts_max=4)
+    with inspecting(scene.server.aws, clock=SystemClock()) as look:
+        found = check_dlq(look.queue("q"), look.dead_letters("q"), attempts_max=4)
     assert (found[0], words in found[1]) == (said, True), found
 
 
@@ -197,7 +197,7 @@ def test_a_console_redrive_of_a_dead_objects_message_revives_it(scene: Scene, ob
     assert objects.receive() == []
 
 
-def test_a_redriven_message_that_dies_again_is_a_letter_again(scene: Scene, objects: ObjectScene) -> None:
+def test_a_redriven_message_that_fails_again_is_a_dead_letter_again(scene: Scene, objects: ObjectScene) -> None:
     ref = objects.put("a")
     objects.send(announce(ref))
     objects.serve(objects.handler(rejecting))

@@ -1,4 +1,4 @@
-"""Every way to stop a worker, on real processes: nothing is lost, and what is given back goes on at once."""
+"""Every way to stop a worker, on real processes: nothing is lost, and released messages continue at once."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ EXIT_SECONDS = 60.0  # more than any stop timeout below, and than the machine ma
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    made = Fleet(tmp_path, lease_seconds=30, stop_timeout_seconds=10, concurrency=4)
+    made = Fleet(tmp_path, worker_lease=30, worker_stop_timeout=10, worker_concurrency=4)
     yield made
     made.close()
 
@@ -45,7 +45,7 @@ def test_work_in_flight_that_ends_in_time_is_finished_and_nothing_more_is_begun(
 
 
 @pytest.mark.parametrize("queue", ["plain", "looped", "stubborn"])
-def test_row_75_work_that_does_not_end_in_time_is_given_back_uncharged_and_goes_on_elsewhere(
+def test_row_75_work_that_does_not_end_in_time_is_released_uncounted_and_continues_elsewhere(
     fleet: Fleet, queue: str
 ) -> None:
     first = fleet.start().ready()
@@ -54,18 +54,18 @@ def test_row_75_work_that_does_not_end_in_time_is_given_back_uncharged_and_goes_
     second = fleet.start("--queues", queue).ready()
     first.signal(signal.SIGTERM)
     assert first.end(within=EXIT_SECONDS) == 0
-    (given_back,) = first.events("worker.given_back")
+    (given_back,) = first.events("worker.interrupted")
     assert given_back["count"] == 1
     assert not first.events("message.failed")
     wait_for(lambda: len(fleet.lines()) == 2, "another worker begins it")
     begun, again = fleet.lines()
     assert again.pid == second.pid
     assert (begun.attempt, again.attempt) == (1, 1)
-    released_at = max(line["ts"] for line in first.events("message.given_back"))
+    released_at = max(line["ts"] for line in first.events("message.interrupted"))
     print("released", released_at, "begun again at", again.at)  # noqa: T201 # shown with -s
 
 
-def test_a_second_signal_gives_back_at_once(fleet: Fleet) -> None:
+def test_a_second_signal_releases_at_once(fleet: Fleet) -> None:
     worker = fleet.start("--stop-timeout", "60").ready()
     fleet.send("plain", {"id": "long", "seconds": 60})
     wait_for(lambda: "long" in fleet.started(), "the work begins")
@@ -73,7 +73,7 @@ def test_a_second_signal_gives_back_at_once(fleet: Fleet) -> None:
     wait_for(lambda: worker.events("worker.draining"), "it drains")
     worker.signal(signal.SIGTERM)
     assert worker.end(within=EXIT_SECONDS) == 0
-    assert worker.events("worker.given_back")
+    assert worker.events("worker.interrupted")
     assert fleet.broker.stats("plain").visible == 1
 
 
@@ -108,7 +108,7 @@ def test_ttin_and_usr1_log_what_every_thread_is_doing(fleet: Fleet, number: sign
 
 
 def test_a_drain_that_cannot_fit_is_refused_at_the_start(fleet: Fleet) -> None:
-    fleet.environment["PENSTOCK_DRAIN_SECONDS"] = "29"
+    fleet.environment["PENSTOCK_WORKER_DRAIN"] = "29"
     worker = fleet.start()
     assert worker.end(within=EXIT_SECONDS) == 78
     assert "drain" in worker.log.read_text()
@@ -126,7 +126,7 @@ def may_number_processes_anew() -> bool:
 @pytest.mark.skipif(
     not may_number_processes_anew(), reason="not applicable: this machine grants no process id namespaces"
 )
-def test_as_pid_1_it_drains_gives_back_and_ends_with_0(fleet: Fleet) -> None:
+def test_as_pid_1_it_drains_releases_and_ends_with_0(fleet: Fleet) -> None:
     prefix = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child=KILL")
     worker = fleet.start("--stop-timeout", "13", prefix=prefix).ready()  # five seconds are for draining
     fleet.send("plain", {"id": "short", "seconds": 0.3}, {"id": "long", "seconds": 60})

@@ -1,4 +1,4 @@
-"""The store of a handler's objects is away for long: the queue is paused, and messages keep their receives.
+"""A long outage of a handler's store: the queue is paused, and no receive is used up.
 
 On SQS each receive counts, and the queue itself moves a message to its dead-letter queue after some of them.
 """
@@ -18,7 +18,7 @@ from penstock import App
 from penstock.app.serving import serve
 from penstock.brokers.sqs import SqsBroker
 from penstock.config import Settings
-from penstock.events import DeliverySettled, Event, StoreAway, StoreBack
+from penstock.events import DeliverySettled, Event, StoreAvailable, StoreUnavailable
 from penstock.handlers import outage
 from penstock.messaging.broker import QueueSettings
 from penstock.messaging.message import Outgoing
@@ -37,13 +37,13 @@ BUCKET, QUEUE = "landing", "landed"
 
 
 class Story:
-    """Workers in threads that read a bucket by way of a proxy, and what they told."""
+    """Workers in threads that read a bucket through a proxy, and their events."""
 
     def __init__(self, stack: ExitStack, server: AwsServer, proxy: AwsProxy, folder: Path, calls: list[str]) -> None:
         self._news = threading.Condition()
         self.received: Counter[str] = Counter()  # settled deliveries by message id; this and the rest: under it
         self.acked: Counter[str] = Counter()
-        self.away: list[StoreAway] = []
+        self.away: list[StoreUnavailable] = []
         self.back = 0
         self._stop = StopSignal()
         self._s3 = server.client("s3")
@@ -55,12 +55,12 @@ class Story:
                 closing(SqsBroker(server.aws, holder=f"w{number}", queues=queues, poll_seconds=1))
             )
             settings = Settings(
-                state=str(folder / f"state{number}"),
+                data_dir=str(folder / f"state{number}"),
                 ledger=f"sqlite:///{folder}/ledger.db",
                 one_host=True,
                 aws_endpoint_url=proxy.url,
-                retry_base_seconds=0.1,
-                retry_cap_seconds=0.2,
+                objects_retry_base=0.1,
+                objects_max_retry_wait=0.2,
             )
             app = App(broker=broker, settings=settings)
             app.object_handler(QUEUE, source=f"s3://{BUCKET}", name="read")(lambda incoming: calls.append(incoming.key))
@@ -104,9 +104,9 @@ class Story:
                 case DeliverySettled():
                     self.received[event.message_id] += 1
                     self.acked[event.message_id] += isinstance(event.settlement, Ack)
-                case StoreAway():
+                case StoreUnavailable():
                     self.away.append(event)
-                case StoreBack():
+                case StoreAvailable():
                     self.back += 1
                 case _:
                     return
@@ -125,14 +125,14 @@ def pings(monkeypatch: pytest.MonkeyPatch) -> list[threading.Event]:
     """The rounds of the watches, which are shortened, as are the clients' own tries; one is added for each that
     failed."""
     failed: list[threading.Event] = []
-    away = outage.OutageWatch._away
+    away = outage.OutageWatch._record_unavailable
 
     def counted(self: outage.OutageWatch, error: str, *, by_request: bool) -> None:
         away(self, error, by_request=by_request)
         if not by_request:
             failed.append(threading.Event())
 
-    monkeypatch.setattr(outage.OutageWatch, "_away", counted)
+    monkeypatch.setattr(outage.OutageWatch, "_record_unavailable", counted)
     for name, seconds in {
         "CHECK_SECONDS": 0.1,
         "PAUSE_SECONDS_MIN": 0.05,

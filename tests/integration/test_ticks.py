@@ -17,7 +17,7 @@ from penstock.brokers.redis import RedisStreamsBroker
 from penstock.brokers.sqs import SqsBroker
 from penstock.config import Settings
 from penstock.errors import ConfigurationError
-from penstock.events import Bus, Event, TickSent
+from penstock.events import Bus, Event, ScheduledMessageSent
 from penstock.handlers.once import LedgerKeys
 from penstock.handlers.ticker import CLAIM_SECONDS, REMEMBERED_SECONDS, Ticker
 from penstock.ledger import Ledger
@@ -45,7 +45,7 @@ class Heard:
         self.enough = threading.Event()
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, TickSent):
+        if isinstance(event, ScheduledMessageSent):
             self.ticks.append(event.scheduled_at)
             if len(set(self.ticks)) >= TICKS:
                 self.enough.set()
@@ -129,7 +129,7 @@ def test_on_sqs_a_schedule_without_a_shared_ledger_is_refused_at_start(moto: Aws
     settings = Settings.model_construct(
         broker="sqs://us-east-1",
         ledger=f"sqlite:///{tmp_path}/ledger.db",
-        state=str(tmp_path),
+        data_dir=str(tmp_path),
         aws_endpoint_url=moto.url,
     )
     app = App(settings=settings)

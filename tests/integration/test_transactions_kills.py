@@ -1,4 +1,4 @@
-"""Orders and effects are the same numbers, whoever is killed and where: the story of outbox, relay, inbox as a whole.
+"""Outbox, relay and inbox together: as many effects as orders, whichever process is killed at whatever step.
 
 The oracle reads both tables by the database's plain driver. Brokers drop what they have seen a moment ago; here they
 forget at once, so that what is sent twice does come twice, and the inbox alone makes it one effect.

@@ -19,17 +19,17 @@ from penstock import App, Message
 from penstock.app.relays import relaying
 from penstock.brokers.memory.broker import MemoryBroker
 from penstock.errors import ConfigurationError, TemporaryError, UnknownOutcome
-from penstock.events import Event, OutboxRefused, OutboxSent, RelayFailed
+from penstock.events import Event, OutboxRejected, OutboxSent, RelayFailed
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.message import OUTBOX_ID_ATTRIBUTE, Outgoing
-from penstock.transactions.relay import QUEUE_REST_SECONDS, Relay, RelayResult, RelaySettings
+from penstock.transactions.relay import QUEUE_PAUSE_SECONDS, Relay, RelayResult, RelaySettings
 from penstock.transactions.store import TransactionStore
 
 SETTINGS = RelaySettings(every_seconds=0.02, rows_max=10)
 
 
 class Journal(MemoryBroker):
-    """Remembers what was sent, and fails as it is told."""
+    """A broker that records sends, and fails on request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Journal(MemoryBroker):
 
 
 class StoppedClock(SystemClock):
-    """Goes on when it is told to."""
+    """Wait until the test lets it continue."""
 
     def __init__(self) -> None:
         self.time = 100.0
@@ -86,7 +86,7 @@ class Scene:
             settings=settings,
             clock=clock or SystemClock(),
             random=random.Random(7).random,
-            tell=self.events.append,
+            emit=self.events.append,
         )
 
     def has_sent(self, count: int) -> bool:
@@ -108,7 +108,7 @@ def scene(user_database: UserDatabase) -> Iterator[Scene]:
 def test_rows_are_sent_and_deleted(scene: Scene) -> None:
     scene.send("orders", 1, 2, 3, group="g", attributes={"a": "b"})
     scene.send("mails", "m")
-    assert scene.relay().step() == RelayResult(held=4, sent=4)
+    assert scene.relay().step() == RelayResult(claimed=4, sent=4)
     assert (scene.broker.bodies("orders"), scene.broker.bodies("mails")) == ([b"1", b"2", b"3"], [b"m"])
     assert scene.database.outbox_rows() == 0
     sent = scene.broker.calls[-1][1][0]
@@ -124,7 +124,7 @@ def test_the_senders_deduplication_id_goes_before_ours(scene: Scene) -> None:
     assert scene.broker.calls[0][1][0].deduplication_id == "d"
 
 
-def test_what_is_not_committed_is_not_sent(scene: Scene) -> None:
+def test_uncommitted_rows_are_not_sent(scene: Scene) -> None:
     with scene.engine.connect() as connection, connection.begin() as transaction:
         scene.app.outbox(connection).send("orders", 1)
         if scene.database.kind != "sqlite":  # where a relay would wait for the writer's end
@@ -151,10 +151,10 @@ def test_a_row_that_is_refused_lets_the_others_pass_and_says_why(scene: Scene) -
     scene.broker.refused_bodies = {b"2"}
     scene.send("orders", 1, 2, 3, group="g")
     relay = scene.relay()
-    assert relay.step() == RelayResult(held=3, sent=2, refused=1)
+    assert relay.step() == RelayResult(claimed=3, sent=2, refused=1)
     assert scene.broker.bodies("orders") == [b"1", b"3"]
     assert relay.step() == RelayResult(), "it waits"
-    (event,) = [event for event in scene.events if isinstance(event, OutboxRefused)]
+    (event,) = [event for event in scene.events if isinstance(event, OutboxRejected)]
     assert (event.tries, "does not take it" in event.reason, event.delay_seconds > 0) == (1, True, True)
     (row,) = scene.relay()._store.waiting(limit=9)
     assert (row.tries, row.reason, row.due_in_seconds > 0) == (1, event.reason, True)
@@ -175,7 +175,7 @@ def test_a_queue_that_is_missing_does_not_hold_up_the_others(scene: Scene) -> No
     scene.all_due()
     scene.broker.refused_queues = set()
     assert relay.step() == RelayResult(), "it rests"
-    while scene.relay().step().held:
+    while scene.relay().step().claimed:
         pass
     assert list(map(int, scene.broker.bodies("missing"))) == list(range(40))
 
@@ -198,8 +198,8 @@ def test_a_resting_queue_is_tried_again_soon(scene: Scene) -> None:
     relay = scene.relay(clock=(clock := StoppedClock()))
     assert relay.step().refused == 3
     assert relay.step() == RelayResult()
-    clock.time += QUEUE_REST_SECONDS
-    assert relay.step() == RelayResult(held=1, refused=1)
+    clock.time += QUEUE_PAUSE_SECONDS
+    assert relay.step() == RelayResult(claimed=1, refused=1)
 
 
 def test_once_tries_every_row_and_ends(scene: Scene) -> None:
@@ -239,7 +239,7 @@ def test_a_relay_that_comes_late_deletes_nothing_that_another_holds(scene: Scene
 def test_a_batch_is_bounded_in_bytes_but_takes_one_row_of_any_size(scene: Scene) -> None:
     scene.send("orders", b"a" * 1000, b"b" * 10, b"c" * 10)
     relay = scene.relay(RelaySettings(bytes_max=500))
-    assert [relay.step().held, relay.step().held] == [1, 2]
+    assert [relay.step().claimed, relay.step().claimed] == [1, 2]
 
 
 def test_several_relays_send_each_row_once_and_each_group_in_order(scene: Scene) -> None:
@@ -264,7 +264,7 @@ def test_several_relays_send_each_row_once_and_each_group_in_order(scene: Scene)
     assert by_group == {str(group): list(range(rows)) for group in range(groups)}
 
 
-def test_a_relay_that_cannot_reach_its_database_backs_off_and_goes_on(scene: Scene) -> None:
+def test_a_relay_that_cannot_reach_its_database_backs_off_and_continues(scene: Scene) -> None:
     with scene.engine.begin() as connection:
         connection.execute(text("ALTER TABLE penstock_outbox RENAME TO away"))
     relay = scene.relay()
@@ -283,7 +283,7 @@ def test_a_relay_that_cannot_reach_its_database_backs_off_and_goes_on(scene: Sce
 def test_an_idle_relay_is_woken_by_a_commit_in_its_process(scene: Scene) -> None:
     scene.app.relay(scene.database.url, every=3600)
     with (
-        relaying(scene.app, tell=scene.events.append, clock=SystemClock(), random=lambda: 0.5),
+        relaying(scene.app, emit=scene.events.append, clock=SystemClock(), random=lambda: 0.5),
         Session(scene.engine) as session,
     ):
         for no in range(3):  # the first may be found by the look at the start

@@ -220,7 +220,7 @@ def test_a_crowd_of_duplicates_takes_effect_once_although_the_first_rolls_back(
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_a_snapshot_that_is_older_than_the_first_is_never_told_that_the_message_is_new(
+def test_a_snapshot_older_than_the_first_never_reports_the_message_as_new(
     app: App, user_database: UserDatabase, level: str
 ) -> None:
     if user_database.kind == "sqlite":
@@ -286,7 +286,7 @@ def test_an_answer_that_was_not_awaited_is_no_answer(app: App, user_database: Us
 # --- what is missing
 
 
-def test_a_missing_table_is_told_in_one_sentence(app: App, user_database: UserDatabase) -> None:
+def test_a_missing_table_is_reported_in_one_sentence(app: App, user_database: UserDatabase) -> None:
     with user_database.engine() as engine:
         with engine.begin() as connection:
             for table in ("penstock_outbox", "penstock_inbox"):
@@ -317,6 +317,6 @@ def is_waiting(answer: Future[Any]) -> bool:
 def relayed(app: App) -> int:
     """Send what is there; answers how many."""
     from penstock.app.relays import relay_once
-    from penstock.events import tell_nobody
+    from penstock.events import ignore
 
-    return relay_once(app, tell=tell_nobody).sent
+    return relay_once(app, emit=ignore).sent

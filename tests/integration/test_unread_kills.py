@@ -1,7 +1,6 @@
 """A worker is killed at every step of giving an object that was found deleted another life: it is read, once."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import closing
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.integration import unread_worker
 from tests.integration.unread_worker import HANDLER, QUEUE
+from tests.services.forked_process import run_forked
 
 from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectState
@@ -52,13 +52,10 @@ class Inbox:
             "GONE_AFTER_SECONDS": gone_after_seconds,
             **({} if kill_at is None else {"PENSTOCK_KILL_AT": kill_at}),
         }
-        ended = subprocess.run(
+        ended = run_forked(
             [sys.executable, "-m", "tests.integration.unread_worker", str(self.folder)],
             env=environment,
             start_new_session=True,  # a step kills the whole group
-            capture_output=True,
-            text=True,
-            check=False,
             timeout=60,
         )
         assert ended.returncode == (0 if kill_at is None else KILLED), f"{kill_at}: {ended.stderr}"
@@ -107,13 +104,13 @@ def test_an_object_that_was_gone_lives_again_once(inbox: Inbox) -> None:
     inbox.announce()
     away = inbox.file.rename(inbox.folder / "away")
     inbox.work()
-    assert inbox.states == {ObjectState.GONE.value: 1}
+    assert inbox.states == {ObjectState.DELETED.value: 1}
     away.rename(inbox.file)
     killed_at_each_step(inbox)
 
 
 @pytest.mark.parametrize("step", [Step.ATTEMPT_OPENED, Step.COMMITTED])
-def test_a_look_that_was_killed_hides_nothing_that_is_announced_later(inbox: Inbox, step: Step) -> None:
+def test_a_killed_check_hides_nothing_that_is_announced_later(inbox: Inbox, step: Step) -> None:
     inbox.file.write_text("hello")
     inbox.announce()
     away = inbox.file.rename(inbox.folder / "away")

@@ -17,7 +17,7 @@ from penstock import App
 from penstock.app.serving import serve
 from penstock.brokers.memory.broker import MemoryBroker
 from penstock.config import Settings
-from penstock.events import Event, ObjectGivenBack, ObjectSkipped, StoreAway
+from penstock.events import Event, ObjectInterrupted, ObjectSkipped, StoreUnavailable
 from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectState
 from penstock.messaging.message import Outgoing
@@ -70,7 +70,7 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(tmp_path: Path, source: str) -> Scene:
     broker, ledger = MemoryBroker(), Ledger.open(f"sqlite:///{tmp_path}/ledger.db")
     heard: list[Event] = []
-    settings = Settings(state=str(tmp_path / "state"), retry_base_seconds=0.05, retry_cap_seconds=0.1)
+    settings = Settings(data_dir=str(tmp_path / "state"), objects_retry_base=0.05, objects_max_retry_wait=0.1)
     app = App(broker=broker, ledger=ledger, settings=settings, listeners=[heard.append])
     scene = Scene(app, ledger, broker, source, heard=heard)
 
@@ -78,7 +78,7 @@ def made(tmp_path: Path, source: str) -> Scene:
         scene.read.append(each.read())
         scene.after_read()
 
-    app.object_handler(QUEUE, name=HANDLER, source=source, retry_base=0.05, retry_cap=0.1)(load)
+    app.object_handler(QUEUE, name=HANDLER, source=source, retry_base=0.05, max_retry_wait=0.1)(load)
     return scene
 
 
@@ -142,11 +142,11 @@ def test_while_the_source_is_away_nothing_is_taken_for_deleted(
     scene.after_read = leave
 
     def looks_failed() -> bool:  # where the folder is missing, the queue is not served until it is there
-        return bool(scene.heard_of(StoreAway)) or len(scene.heard_of(ObjectGivenBack)) >= 60
+        return bool(scene.heard_of(StoreUnavailable)) or len(scene.heard_of(ObjectInterrupted)) >= 60
 
     scene.work(until=looks_failed)
-    assert ObjectState.GONE.value not in scene.states
-    assert any("is its file system mounted?" in event.reason for event in scene.heard_of(ObjectGivenBack))
+    assert ObjectState.DELETED.value not in scene.states
+    assert any("is its file system mounted?" in event.reason for event in scene.heard_of(ObjectInterrupted))
     if left_behind:
         folder.rmdir()
     (tmp_path / "unmounted").rename(folder)
@@ -163,10 +163,10 @@ def test_a_worker_that_starts_before_the_mount_takes_nothing_for_deleted(
     scene.announce()
     away = folder.rename(tmp_path / "unmounted")
     folder.mkdir()
-    scene.work(until=lambda: len(scene.heard_of(ObjectGivenBack)) >= 15)
-    assert ObjectState.GONE.value not in scene.states
-    assert {event.reason.split("; ")[0] for event in scene.heard_of(ObjectGivenBack)} == {
-        f"the source folder {folder} is empty, and was empty when this process began"
+    scene.work(until=lambda: len(scene.heard_of(ObjectInterrupted)) >= 15)
+    assert ObjectState.DELETED.value not in scene.states
+    assert {event.reason.split("; ")[0] for event in scene.heard_of(ObjectInterrupted)} == {
+        f"the source folder {folder} is empty, and was empty when this process started"
     }
     folder.rmdir()
     away.rename(folder)

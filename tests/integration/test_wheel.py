@@ -1,4 +1,4 @@
-"""What is installed is what was written: the wheel holds every file of the package, programs still as programs."""
+"""The wheel has every file of the package, and executable files stay executable."""
 
 import stat
 import subprocess

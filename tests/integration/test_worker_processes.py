@@ -153,22 +153,22 @@ def test_row_75_work_beyond_the_drain_deadline_goes_to_another_worker_at_once(
     assert taken["attempts"] == [1], "being given back costs no attempt"
     freed = first.expect("claim freed")
     assert freed["at"] - signalled_at >= 0.9, "the work had its time"
-    assert first.outcome() == "given_back"
+    assert first.outcome() == "interrupted"
     order = first.order("claim freed", "DeliverySettled", "interrupted", "ended", "WorkerStopped")
     assert order == ["claim freed", "DeliverySettled", "interrupted", "ended", "WorkerStopped"]
-    first.expect("WorkerStopped", given_back=[message_id])
+    first.expect("WorkerStopped", released=[message_id])
     second.go_on()
     second.expect("DeliverySettled", message_id=message_id, settlement="Ack")
 
 
-def test_a_second_signal_gives_back_at_once(start: Start, broker: SqliteBroker) -> None:
+def test_a_second_signal_releases_at_once(start: Start, broker: SqliteBroker) -> None:
     send(broker)
     worker = start(stop_timeout_seconds=NEVER_SECONDS)
     worker.expect("started")
     worker.signal(signal.SIGTERM)
     worker.expect("WorkerDraining")
     worker.signal(signal.SIGTERM)
-    assert worker.outcome() == "given_back"
+    assert worker.outcome() == "interrupted"
     assert broker.stats("q").visible == 1
 
 
@@ -204,13 +204,13 @@ def test_a_worker_stopped_past_its_lease_neither_settles_nor_extends(start: Star
     zombie.signal(signal.SIGCONT)
     zombie.expect("LeaseLost", message_id=message_id)
     zombie.go_on()
-    zombie.expect("SettleFailed", message_id=message_id, lost=True)
+    zombie.expect("SettlementFailed", message_id=message_id, lost=True)
     assert zombie.order("DeliverySettled") == []
     # The heir's lease is its own all the while: nobody else gets the message, and its ack counts.
     assert broker.receive("q", messages_max=1, lease_seconds=1.5, wait_seconds=2.0) == ()
     heir.go_on()
     heir.expect("DeliverySettled", message_id=message_id, settlement="Ack")
-    assert heir.order("LeaseLost", "SettleFailed") == []
+    assert heir.order("LeaseLost", "SettlementFailed") == []
 
 
 def test_row_69_work_longer_than_the_lease_is_not_redelivered(start: Start, broker: SqliteBroker) -> None:
@@ -222,7 +222,7 @@ def test_row_69_work_longer_than_the_lease_is_not_redelivered(start: Start, brok
     worker.expect("DeliverySettled", message_id=message_id, settlement="Ack", attempt=1)
 
 
-def test_heartbeats_go_on_while_it_drains(start: Start, broker: SqliteBroker) -> None:
+def test_heartbeats_continue_while_it_drains(start: Start, broker: SqliteBroker) -> None:
     (message_id,) = send(broker)
     worker = start(
         lease_seconds=SHORT_LEASE_SECONDS, heartbeat_seconds=OFTEN_SECONDS, stop_timeout_seconds=NEVER_SECONDS
@@ -248,7 +248,7 @@ def test_a_stuck_thread_does_not_keep_the_process(start: Start, broker: SqliteBr
     assert broker.stats("q").visible == 1
 
 
-def test_what_was_prefetched_comes_back_without_costing_an_attempt(start: Start, broker: SqliteBroker) -> None:
+def test_prefetched_messages_are_released_without_a_counted_attempt(start: Start, broker: SqliteBroker) -> None:
     ids = send(broker, 2)
     worker = start(batch_messages_max=1)
     worker.expect("started", ids=ids[:1])
@@ -297,12 +297,12 @@ def test_a_signal_dumps_the_stacks_and_nothing_else_happens(
     worker.expect("DeliverySettled", settlement="Ack")
 
 
-def test_a_function_that_ignores_its_end_is_given_back_and_left_behind(start: Start, broker: SqliteBroker) -> None:
+def test_a_function_that_ignores_its_stop_is_released_and_abandoned(start: Start, broker: SqliteBroker) -> None:
     (message_id,) = send(broker)
     worker = start(place="pool", batch_messages_max=1, stubborn=True, drain_seconds=0.0)
     worker.expect("started")
     worker.signal(signal.SIGTERM)
-    assert worker.outcome() == "given_back"
+    assert worker.outcome() == "interrupted"
     assert worker.expect("outcome")["threads_left"] == ["penstock-pool-1"]
     (delivery,) = broker.receive("q", messages_max=10, lease_seconds=5.0)
     assert (delivery.message.id, delivery.attempt) == (message_id, 1)

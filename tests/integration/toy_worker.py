@@ -1,4 +1,4 @@
-"""A worker process for the tests: its handler works until it is told to go on, and it prints what happens.
+"""A worker process for tests: its handler waits until the test lets it continue, and it prints its events.
 
 Arguments: the queue's file, a name, and JSON with the worker's settings and ``stubborn``. A line on stdin lets all work
 end. Each line on stdout is one JSON object.
@@ -19,7 +19,7 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer, ExecutionPlace, HeldClaim
 from penstock.messaging.settlement import Ack, Settlement
 from penstock.worker.batcher import Limits
-from penstock.worker.line import Line
+from penstock.worker.consumer import Consumer
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
@@ -84,7 +84,7 @@ class ToyExecution:
     def time_out(self) -> Answer:
         return {}
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         say("claim freed")
 
     def interrupt(self) -> None:
@@ -126,7 +126,7 @@ def main() -> None:
     broker = TalkingBroker(path, holder=name)
     worker = Worker(
         broker=broker,
-        lines=[Line(queue="q", handler=handler, limits=limits)],
+        consumers=[Consumer(queue="q", handler=handler, limits=limits)],
         settings=WorkerSettings(**options),
         clock=SystemClock(),
         bus=Bus(tell),

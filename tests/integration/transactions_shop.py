@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.integration.fleet import Fleet, WorkerProcess, wait_for
 from tests.integration.transactions_scene import UserDatabase
+from tests.services.forked_process import ForkedPopen
 
 LEASE_SECONDS = 1.0  # of a relay: what a dead one had claimed waits for its end
 
@@ -59,7 +60,7 @@ app.relay(engine, every=0.05, lease=float(os.environ["RELAY_LEASE"]))
 JOURNAL = os.open(os.environ["JOURNAL"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
 
-@app.handler(Queue("orders", dict), max_attempts=1000, retry_base=0.05, retry_cap=0.2)
+@app.handler(Queue("orders", dict), max_attempts=1000, retry_base=0.05, max_retry_wait=0.2)
 def ship(body, ctx: Context):
     os.write(JOURNAL, f"{body['no']}\\n".encode())
     die_at("called")
@@ -109,7 +110,7 @@ class Shop:
             "RELAY_LEASE": str(LEASE_SECONDS),
             "PENSTOCK_APP_NAME": self.name,
         }
-        self.fleet = Fleet(self.folder, added=added, app=APP, lease_seconds=3, log_level="warning")
+        self.fleet = Fleet(self.folder, added=added, app=APP, worker_lease=3, log_level="warning")
 
     @property
     def died(self) -> bool:
@@ -120,7 +121,7 @@ class Shop:
 
     def write(self, first: int, count: int) -> "subprocess.Popen[bytes]":
         code = f"import fleet_app; fleet_app.write({first}, {count})"
-        return subprocess.Popen([sys.executable, "-c", code], cwd=self.folder, env=self.fleet.environment)
+        return ForkedPopen([sys.executable, "-c", code], cwd=self.folder, env=self.fleet.environment)
 
     def calls(self) -> list[int]:
         """The numbers of the orders that the handler was called with, duplicates too."""
@@ -136,7 +137,7 @@ class Shop:
 
 
 class Keeper:
-    """Starts a process again whenever it has ended, until told to stop; kills it on demand."""
+    """Restart a process whenever it ends, until stopped; kill it on demand."""
 
     def __init__(self, start: Callable[[], "subprocess.Popen[bytes]"], *, until_success: bool = False) -> None:
         self._start = start

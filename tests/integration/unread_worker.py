@@ -20,13 +20,13 @@ QUEUE, HANDLER = "letters", "load"
 def made(folder: Path) -> App:
     state = folder / ".penstock"
     broker, ledger = f"sqlite:///{state}/queue.db", f"sqlite:///{state}/ledger.db"
-    app = App(settings=load_settings(state=str(state), broker=broker, ledger=ledger))
+    app = App(settings=load_settings(data_dir=str(state), broker=broker, ledger=ledger))
 
     def load(each: Any) -> None:
         with (folder / "read").open("ab") as read:
             read.write(each.read() + b"\n")
 
-    app.object_handler(QUEUE, name=HANDLER, source=str(folder / "inbox"), retry_base=0.05, retry_cap=0.1)(load)
+    app.object_handler(QUEUE, name=HANDLER, source=str(folder / "inbox"), retry_base=0.05, max_retry_wait=0.1)(load)
     return app
 
 

@@ -78,7 +78,7 @@ class Case:
 
 @dataclass
 class Found:
-    """What a run gave. ``rows``: (uri, offset, values); ``bad``: (uri, offset, raw, reason)."""
+    """The result of a run. ``rows``: (uri, offset, values); ``bad``: (uri, offset, raw, reason)."""
 
     plan: ReadPlan
     rows: list[tuple[str, int, dict[str, Any]]]

@@ -1,4 +1,4 @@
-"""A breaker under any order of ends: it never sticks, never admits two probes, and excuses nobody while all is well."""
+"""A breaker under any order of outcomes: it never sticks, never admits two probes, counts attempts while closed."""
 
 from dataclasses import dataclass
 
@@ -123,18 +123,18 @@ def test_a_success_of_the_probe_brings_back_calm_from_any_state(walk: list[Step]
 
 
 @given(st.integers(1, 9))
-def test_in_a_queue_where_all_fail_a_message_nobody_tried_is_tried_before_any_a_second_time(
+def test_in_a_queue_where_all_fail_an_untried_message_comes_before_any_second_try(
     queued: int,
 ) -> None:
     """The queue hands out the first that is not passed over in this look, as one in order of age does."""
     tried, seen = TriedMessages(), []
     for _ in range(2 * queued):
         for message in range(queued):
-            if not tried.passes_over(f"m{message}"):
+            if not tried.pass_over(f"m{message}"):
                 break
         else:
             message = 0  # all were passed over once; the first comes again, and no other was found
-            assert not tried.passes_over("m0")
+            assert not tried.pass_over("m0")
         tried.add(frozenset({f"m{message}"}))
         seen.append(message)
     assert sorted(seen[:queued]) == list(range(queued))

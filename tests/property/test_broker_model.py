@@ -40,7 +40,7 @@ MESSAGES: st.SearchStrategy[list[dict[str, Any]]] = st.lists(
 )
 SETTLEMENTS: st.SearchStrategy[Settlement] = st.one_of(
     st.just(Ack()),
-    st.builds(Release, delay_seconds=SECONDS, refund=st.booleans(), reason=st.none() | st.text(max_size=3)),
+    st.builds(Release, delay_seconds=SECONDS, uncounted=st.booleans(), reason=st.none() | st.text(max_size=3)),
     st.builds(DeadLetter, reason=st.text(max_size=3)),
 )
 HOLDERS = st.sampled_from([0, 1])
@@ -56,7 +56,7 @@ class Brokers(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         path = Path(self.folder.name) / "queue.db"
         memory = MemoryBroker(clock=self.clock, queues=QUEUES)
-        self.memory = [memory.held_by("w0"), memory.held_by("w1")]
+        self.memory = [memory.with_holder("w0"), memory.with_holder("w1")]
         self.sqlite = [SqliteBroker(path, holder=f"w{n}", clock=self.clock, queues=QUEUES) for n in range(2)]
         self.sent = 0
 

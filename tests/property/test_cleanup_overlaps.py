@@ -25,7 +25,7 @@ def test_it_is_the_same_both_ways(one: str, other: str) -> None:
 def test_a_key_below_both_is_always_seen(one: str, other: str, below: list[str]) -> None:
     first, second = s3_address(one), s3_address(other)
     key = f"{first.folder}{'/'.join(below)}"
-    if first.holds(first.bucket, key) and second.holds(first.bucket, key):
+    if first.contains(first.bucket, key) and second.contains(first.bucket, key):
         assert overlap(one, other)
 
 

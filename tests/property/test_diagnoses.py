@@ -25,8 +25,8 @@ from penstock.monitoring.logs.plans import LogSettings
 from penstock.testing import FakeClock
 
 WORKERS = ("w1", "w2", "w3", "w4")
-MESSAGE_ENDS = ("finished", "given_back", "killed", "failed", "settled", "taken over")
-ENDS = ("finished", "failed", "retrying", "given_back", "gone", "superseded", "killed", "taken over")
+MESSAGE_ENDS = ("finished", "interrupted", "killed", "failed", "settled", "taken over")
+ENDS = ("finished", "failed", "retrying", "interrupted", "gone", "superseded", "killed", "taken over")
 OUTCOMES = {"failed": "dead", "retrying": "retry", "gone": "gone", "superseded": "superseded", "taken over": "retry"}
 STRANGE = ("s3://b/plain", "s3://b/new\nline", "s3://b/\x1b[31mred", 's3://b/"quoted"{', "s3://b/ключ", "s3://b/😀")
 BEGAN = 1_764_000_000.0
@@ -85,8 +85,8 @@ def object_history(history: History, random: Random, pipeline: str, uri: str, at
             tell(worker, events.ObjectFinished(**about, rows=1, lines_quarantined=0))
             history.back.update((uri, one, attempt_id) for one in backs)
             backs, finishes = [], finishes + 1
-        elif end == "given_back":
-            tell(worker, events.ObjectGivenBack(**about, reason="a stop"))
+        elif end == "interrupted":
+            tell(worker, events.ObjectInterrupted(**about, reason="a stop"))
             backs.append(attempt_id)
         elif end == "taken over":
             event = events.ObjectFailed(**about, outcome="retry", reason="the claim was lost")
@@ -131,8 +131,8 @@ def message_history(history: History, random: Random, message_id: str, attempts:
             for one in deaths:
                 history.dead[message_id, str(one), str(number)] += 1
             backs, deaths = [], []
-        elif end == "given_back":
-            tell(worker, events.MessageGivenBack(**about, duration_seconds=1.0))
+        elif end == "interrupted":
+            tell(worker, events.MessageInterrupted(**about, duration_seconds=1.0))
             backs.append(number)
         elif end == "settled":  # of which nothing but the settlement is told
             tell(worker, events.DeliverySettled(**where, settlement=Release()))
@@ -155,11 +155,11 @@ def message_history(history: History, random: Random, message_id: str, attempts:
 
 
 def logs_of(history: History) -> dict[str, list[str]]:
-    """What each worker's own log has of it."""
+    """Return each worker's own log of it."""
     streams = {worker: io.StringIO() for worker in WORKERS}
     clock = FakeClock(BEGAN)
     logs = {
-        worker: configure_logs(LogSettings(worker=worker, format="json"), stream, clock=clock)
+        worker: configure_logs(LogSettings(worker=worker, format="json", level="debug"), stream, clock=clock)
         for worker, stream in streams.items()
     }
     for at, worker, event in sorted(history.told, key=lambda one: one[0]):
@@ -233,7 +233,7 @@ WRAPPINGS = (
 
 
 def asked(files: list[list[str]]) -> tuple[Diagnoses, int]:
-    """What is found, and how many lines were passed over."""
+    """Return the findings, and the number of ignored lines."""
     diagnoser, others = Diagnoser(io.StringIO()), 0
     for lines in files:
         unwrapping = Unwrapping()
@@ -264,7 +264,7 @@ def later_of(one: Found) -> str | None:
     messages=st.lists(st.lists(st.sampled_from(MESSAGE_ENDS), max_size=5), max_size=5),
     seed=st.integers(0, 2**32),
 )
-def test_what_was_built_in_is_found(
+def test_the_histories_built_in_are_found(
     objects: list[tuple[str, str, list[str]]], messages: list[list[str]], seed: int
 ) -> None:
     history, random = History(), Random(seed)
@@ -327,8 +327,8 @@ def test_outages_are_found_once_whoever_noticed_them(
         for worker in workers:
             began, ended = at + random.random() / 2, at + seconds + random.random() / 2
             if of_ledger:
-                history.told.append((began, worker, events.LedgerAway(error="refused")))
-                end: Event = events.LedgerBack(away_seconds=ended - began)
+                history.told.append((began, worker, events.LedgerUnavailable(error="refused")))
+                end: Event = events.LedgerAvailable(outage_seconds=ended - began)
             else:
                 opened = events.BreakerOpened(queue="q", handler="h", fingerprint="f", failures=10, error="refused")
                 history.told.append((began, worker, opened))

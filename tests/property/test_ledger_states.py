@@ -20,10 +20,10 @@ from penstock.ledger.records import (
     AttemptState,
     BatchOutcome,
     Candidate,
-    Carrier,
     FailedObject,
     ObjectResult,
     ObjectState,
+    OriginalMessage,
 )
 from penstock.messaging.steps import Step
 
@@ -51,8 +51,8 @@ class Thing:
     attempts: int = 0
     unattributed: int = 0
     batch: int | None = None
-    carrier: Carrier | None = None
-    dead_at: float = 0.0
+    original_message: OriginalMessage | None = None
+    dead_at: float | None = None
     missed_at: float | None = None
     sought_at: float | None = None
     archived: bool = False
@@ -108,20 +108,20 @@ class LedgerMachine(RuleBasedStateMachine):
     )
     def claim(self, names: list[str], message: dict[str, Any], worker: str) -> None:
         attempt = f"attempt-{len(self.tries)}"
-        carrier = Carrier(
+        original_message = OriginalMessage(
             message_id=message["message_id"],
             enqueued_at=self.time - message["age"],
             replay_id=message["replay_id"],
         )
         claim = self.ledger.claim(
             PIPELINE,
-            [_candidate(name, carrier) for name in names],
+            [_candidate(name, original_message) for name in names],
             attempt_id=attempt,
             worker=worker,
             lease_seconds=LEASE_SECONDS,
         )
         self.free_expired()
-        expected = {name: self.take(name, carrier, attempt) for name in dict.fromkeys(names)}
+        expected = {name: self.take(name, original_message, attempt) for name in dict.fromkeys(names)}
         taken = {name for name, how in expected.items() if how == "claimed"}
         assert {object_id_of(name) for name in taken} == set(claim.claimed)
         for name, how in expected.items():
@@ -129,7 +129,7 @@ class LedgerMachine(RuleBasedStateMachine):
             if how == "claimed":
                 claimed = claim.claimed[id]
                 assert (claimed.attempts, claimed.unattributed_failures) == (thing.attempts, thing.unattributed)
-                assert claimed.carrier == carrier
+                assert claimed.original_message == thing.original_message
                 missing = None if thing.missed_at is None else self.time - thing.missed_at
                 assert claimed.missing_seconds == missing
             elif how == "busy":
@@ -137,7 +137,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert claim.busy[id] == pytest.approx(self.tries[thing.holder].lease_until - self.time)
             else:
                 assert claim.ended[id].state.value == thing.state
-                assert claim.ended[id].carrier == (thing.carrier if thing.state == "dead" else None)
+                assert claim.ended[id].original_message == (thing.original_message if thing.state == "dead" else None)
         # An id that took nothing was never an attempt, but is not used again here either.
         state = "open" if taken else "never"
         self.tries[attempt] = Try(worker=worker, lease_until=self.time + LEASE_SECONDS, began_at=self.time, state=state)
@@ -151,18 +151,18 @@ class LedgerMachine(RuleBasedStateMachine):
             raise Died
 
         attempt = f"attempt-{len(self.tries)}"
-        carrier = Carrier(message_id="m-3", enqueued_at=self.time, replay_id=None)
+        original_message = OriginalMessage(message_id="m-3", enqueued_at=self.time, replay_id=None)
         with pytest.raises(Died):
             Ledger(self.ledger.database, die).claim(
                 PIPELINE,
-                [_candidate(name, carrier) for name in names],
+                [_candidate(name, original_message) for name in names],
                 attempt_id=attempt,
                 worker="w-3",
                 lease_seconds=LEASE_SECONDS,
             )
         new = [name for name in names if name not in self.things]
         for name in new:
-            assert self.take(name, carrier, attempt) == "claimed"
+            assert self.take(name, original_message, attempt) == "claimed"
         state = "open" if new else "never"
         self.tries[attempt] = Try(worker="w-3", lease_until=self.time + LEASE_SECONDS, began_at=self.time, state=state)
 
@@ -185,9 +185,11 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
     def adopt(self, names: list[str]) -> None:
-        carrier = Carrier(message_id="m-3", enqueued_at=self.time, replay_id=None)
-        looked = self.ledger.adoptions.look(PIPELINE, [_candidate(name, carrier) for name in names])
-        adoption = self.ledger.adoptions.adopt(PIPELINE, [_candidate(name, carrier) for name in names], source="file")
+        original_message = OriginalMessage(message_id="m-3", enqueued_at=self.time, replay_id=None)
+        looked = self.ledger.adoptions.preview(PIPELINE, [_candidate(name, original_message) for name in names])
+        adoption = self.ledger.adoptions.adopt(
+            PIPELINE, [_candidate(name, original_message) for name in names], source="file"
+        )
         assert adoption == looked
         states = {name: self.things[name].state if name in self.things else "new" for name in names}
         new = [name for name, state in states.items() if state not in ("processing", "processed")]
@@ -207,14 +209,19 @@ class LedgerMachine(RuleBasedStateMachine):
             self.tries[attempt].lease_until = self.time + LEASE_SECONDS
 
     @precondition(lambda self: self.tries)
-    @rule(data=st.data(), endings=ENDINGS, refund=st.booleans(), unattributed=st.booleans(), missing=st.booleans())
+    @rule(data=st.data(), endings=ENDINGS, uncounted=st.booleans(), unattributed=st.booleans(), missing=st.booleans())
     def commit(
-        self, data: st.DataObject, endings: list[AttemptFailure | None], refund: bool, unattributed: bool, missing: bool
+        self,
+        data: st.DataObject,
+        endings: list[AttemptFailure | None],
+        uncounted: bool,
+        unattributed: bool,
+        missing: bool,
     ) -> None:
         attempt = self.any_attempt(data)
         held = self.held_by(attempt) or list(NAMES)  # a stale worker still believes that it holds something
         ends = dict(zip(held, endings, strict=False))
-        outcome = _outcome(attempt, ends, refund=refund, unattributed=unattributed, missing=missing)
+        outcome = _outcome(attempt, ends, uncounted=uncounted, unattributed=unattributed, missing=missing)
         if self.tries[attempt].state != "open":
             self.commit_again(outcome)
             return
@@ -227,7 +234,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.tries[attempt].state = "committed" if processed else "abandoned"
         self.tries[attempt].batch = seq
         for name, failure in ends.items():
-            self.leave(name, failure, seq, refund=refund, unattributed=unattributed)
+            self.leave(name, failure, seq, uncounted=uncounted, unattributed=unattributed)
             self.miss(name, failure, attempt, missing=missing)
         assert self.ledger.commit(outcome) == seq, "the same outcome again is the same answer"
 
@@ -241,16 +248,16 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.tries[outcome.attempt_id].state != "never"
 
     @precondition(lambda self: self.tries)
-    @rule(data=st.data(), refund=st.booleans(), unattributed=st.booleans())
-    def abandon(self, data: st.DataObject, refund: bool, unattributed: bool) -> None:
+    @rule(data=st.data(), uncounted=st.booleans(), unattributed=st.booleans())
+    def abandon(self, data: st.DataObject, uncounted: bool, unattributed: bool) -> None:
         attempt = self.any_attempt(data)
         is_open = self.tries[attempt].state == "open"
         answer = self.ledger.abandon(
-            attempt, reason="told to", outcome="given_back", refund=refund, unattributed=unattributed
+            attempt, reason="told to", outcome="given_back", uncounted=uncounted, unattributed=unattributed
         )
         assert answer is is_open
         if is_open:
-            self.free(attempt, refund=refund, unattributed=unattributed)
+            self.free(attempt, uncounted=uncounted, unattributed=unattributed)
 
     @rule()
     def abandon_expired(self) -> None:
@@ -269,34 +276,45 @@ class LedgerMachine(RuleBasedStateMachine):
     def held_by(self, attempt: str) -> list[str]:
         return [name for name, thing in self.things.items() if thing.holder == attempt]
 
-    def take(self, name: str, carrier: Carrier, attempt: str) -> str:
+    def take(self, name: str, original_message: OriginalMessage, attempt: str) -> str:
         thing = self.things.setdefault(name, Thing())
         if thing.archived:
             return "ended"
         if thing.state == "processing":
             return "busy"
-        if thing.state == "dead" and self.may_revive(thing, carrier, thing.dead_at):
+        if thing.state == "dead" and self.may_revive(thing, original_message, thing.dead_at):
             thing.attempts = 0
-        elif thing.state in ("gone", "superseded") and self.may_revive(thing, carrier, thing.sought_at):
-            thing.attempts, thing.missed_at, thing.sought_at = 0, None, None
+        elif thing.state in ("gone", "superseded") and self.may_revive(thing, original_message, thing.sought_at):
+            thing.attempts, thing.missed_at, thing.sought_at, thing.dead_at = 0, None, None, None
         elif thing.state != "unprocessed":
             return "ended"
-        thing.state, thing.holder, thing.carrier = "processing", attempt, carrier
+        elif thing.missed_at is not None and self.may_revive(thing, original_message, thing.sought_at):
+            thing.missed_at, thing.sought_at = None, None  # both checks must follow the latest notification
+        # A revived object keeps the message that revived it, until another one may revive it.
+        if thing.dead_at is None or self.may_revive(thing, original_message, thing.dead_at):
+            thing.original_message = original_message
+        thing.state, thing.holder = "processing", attempt
         thing.attempts += 1
-        if carrier.replay_id is not None:
-            thing.replays.add(carrier.replay_id)
+        if original_message.replay_id is not None:
+            thing.replays.add(original_message.replay_id)
         return "claimed"
 
-    def may_revive(self, thing: Thing, carrier: Carrier, since: float | None) -> bool:
-        if carrier.replay_id is not None and carrier.replay_id not in thing.replays:
+    def may_revive(self, thing: Thing, original_message: OriginalMessage, since: float | None) -> bool:
+        if original_message.replay_id is not None and original_message.replay_id not in thing.replays:
             return True
         assert since is not None
-        return carrier.enqueued_at > since
+        before = thing.original_message
+        redelivered = (
+            before is not None
+            and original_message.message_id == before.message_id
+            and original_message.enqueued_at <= before.enqueued_at
+        )
+        return original_message.enqueued_at > since and not redelivered
 
     def miss(self, name: str, failure: AttemptFailure | None, attempt: str, *, missing: bool) -> None:
         """Looks that did not find it are remembered until one finds it."""
         thing = self.things[name]
-        if failure is AttemptFailure.GONE or (missing and failure is AttemptFailure.RETRY):
+        if failure is AttemptFailure.DELETED or (missing and failure is AttemptFailure.RETRY):
             if thing.missed_at is None:
                 thing.missed_at, thing.sought_at = self.time, self.tries[attempt].began_at
         else:
@@ -304,7 +322,7 @@ class LedgerMachine(RuleBasedStateMachine):
             thing.missed_at, thing.sought_at = None, self.tries[attempt].began_at if superseded else None
 
     def leave(
-        self, name: str, failure: AttemptFailure | None, seq: int | None, *, refund: bool, unattributed: bool
+        self, name: str, failure: AttemptFailure | None, seq: int | None, *, uncounted: bool, unattributed: bool
     ) -> None:
         thing = self.things[name]
         thing.holder = None
@@ -312,14 +330,17 @@ class LedgerMachine(RuleBasedStateMachine):
             thing.state, thing.batch = "processed", seq
             return
         thing.state = "unprocessed" if failure is AttemptFailure.RETRY else failure.value
-        thing.dead_at = self.time
-        thing.attempts -= refund
+        if failure is AttemptFailure.DEAD:
+            thing.dead_at = self.time
+        elif failure is not AttemptFailure.RETRY:
+            thing.dead_at = None
+        thing.attempts -= uncounted
         thing.unattributed += unattributed
 
-    def free(self, attempt: str, *, refund: bool = False, unattributed: bool = False) -> None:
+    def free(self, attempt: str, *, uncounted: bool = False, unattributed: bool = False) -> None:
         self.tries[attempt].state = "abandoned"
         for name in self.held_by(attempt):
-            self.leave(name, AttemptFailure.RETRY, None, refund=refund, unattributed=unattributed)
+            self.leave(name, AttemptFailure.RETRY, None, uncounted=uncounted, unattributed=unattributed)
 
     def free_where(self, chosen: Callable[[Try], bool]) -> list[str]:
         given_up = [id for id, one in self.tries.items() if one.state == "open" and chosen(one)]
@@ -344,7 +365,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for name, thing in hot.items():
             row = rows[object_id_of(name)]
             assert (row.state.value, row.attempts, row.batch_seq) == (thing.state, thing.attempts, thing.batch)
-            assert row.carrier == thing.carrier
+            assert row.original_message == thing.original_message
         live = {
             object_id_of(name)
             for name, thing in self.things.items()
@@ -374,26 +395,26 @@ class LedgerMachine(RuleBasedStateMachine):
         assert counted == self.ledger.counts(PIPELINE)[ObjectState.PROCESSED]
 
 
-def _candidate(name: str, carrier: Carrier) -> Candidate:
+def _candidate(name: str, original_message: OriginalMessage) -> Candidate:
     return Candidate(
         object_id=object_id_of(name),
         bucket="file",
         key=f"/{name}".encode(),
         size_bytes=1,
         uri=f"file:///{name}",
-        carrier=carrier,
+        original_message=original_message,
     )
 
 
 def _outcome(
-    attempt: str, ends: dict[str, AttemptFailure | None], *, refund: bool, unattributed: bool, missing: bool
+    attempt: str, ends: dict[str, AttemptFailure | None], *, uncounted: bool, unattributed: bool, missing: bool
 ) -> BatchOutcome:
     failed = [
         FailedObject(
             object_id=object_id_of(name),
             failure=failure,
             reason="told to",
-            refund=refund,
+            uncounted=uncounted,
             unattributed=unattributed,
             missing=missing and failure is AttemptFailure.RETRY,
         )

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sqlalchemy import PoolProxiedConnection
 
 from penstock.ledger import Ledger
-from penstock.ledger.records import WorkBegun, WorkBusy, WorkDone, WorkEnding
+from penstock.ledger.records import HolderOutcome, WorkBegun, WorkBusy, WorkDone
 
 HANDLER = "make"
 KEYS = ("a", "b", "c")
@@ -119,7 +119,7 @@ class WorksMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.begun)
     @rule(number=ATTEMPTS, how=st.sampled_from(["failed", "given_back"]), fates=FATES)
-    def end(self, number: int, how: WorkEnding, fates: list[str]) -> None:
+    def end(self, number: int, how: HolderOutcome, fates: list[str]) -> None:
         attempt = self.one_of_the_latest(number)
         work = self.held_by(attempt)
         ended_so_before = any(

@@ -94,7 +94,7 @@ def test_a_name_can_be_searched_for_as_it_is_written() -> None:
 
 
 @given(outcome=ANY_TEXT)
-def test_an_outcome_that_nobody_knows_is_a_failure(outcome: str) -> None:
+def test_an_unknown_outcome_is_a_failure(outcome: str) -> None:
     event = ObjectFailed(pipeline="p", object_uri="o", attempt_id="a", outcome=f"?{outcome}", reason="r")
     [line] = lines_in(logged(event, format="json"))
     assert (line["event"], line["level"]) == ("object.failed", "error")

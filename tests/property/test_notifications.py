@@ -170,7 +170,7 @@ def test_a_key_is_decoded_once_only(text: str) -> None:
         sequencer=st.none() | SEQUENCERS,
     )
 )
-def test_what_is_announced_is_read_back(ref: ObjectRef) -> None:
+def test_announced_objects_are_read_back(ref: ObjectRef) -> None:
     (back,) = parse(announce(ref), buckets_allowed=frozenset({ref.bucket})).objects
     assert back == ref
     assert back.object_id == ref.object_id

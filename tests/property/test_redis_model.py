@@ -38,14 +38,14 @@ MESSAGES = st.lists(
 )
 SETTLEMENTS: st.SearchStrategy[Settlement] = st.one_of(
     st.just(Ack()),
-    st.builds(Release, delay_seconds=SECONDS, refund=st.booleans()),
+    st.builds(Release, delay_seconds=SECONDS, uncounted=st.booleans()),
     st.just(DeadLetter(reason="x")),
 )
 
 
 @dataclass(kw_only=True)
 class Known:
-    """What the model knows of one message. ``due_at``: when it becomes visible. ``receipt``: while it is held."""
+    """The model's state of one message. ``due_at``: when it becomes visible. ``receipt``: while it is held."""
 
     body: bytes
     order: int
@@ -89,7 +89,7 @@ class Model:
         elif isinstance(settlement, DeadLetter):
             self.bury(delivery.queue, known, now)
         else:
-            self.give_back(known, counts=not settlement.refund, due_at=now + settlement.delay_seconds)
+            self.give_back(known, counts=not settlement.uncounted, due_at=now + settlement.delay_seconds)
         return True
 
     def give_back(self, known: Known, *, counts: bool, due_at: float) -> None:

@@ -1,28 +1,35 @@
-"""What survives a replay, for all letters: what is the user's, however often the message dies and comes back."""
+"""Replays keep the user's content of every dead letter, however often the message fails and is replayed."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.messaging.death import (
     DEATH_ATTRIBUTE,
-    PAST_ATTRIBUTE,
-    PAST_MAX,
+    EARLIER_DEATHS_ATTRIBUTE,
+    EARLIER_DEATHS_MAX,
     SET_ASIDE_ATTRIBUTE,
     AttemptRecord,
     Death,
     buried,
     death_of,
     decode_death,
+    earlier_deaths_of,
     encode_death,
-    past_of,
+    move_death_to_history,
     set_aside_reason,
-    with_past,
 )
 from penstock.messaging.message import ORIGIN_ATTRIBUTE, Attributes, Message
 from penstock.messaging.replay import COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, Replay, replay_id_of, replayed
 from penstock.messaging.settlement import DeadLetter
 
-OURS = {COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, ORIGIN_ATTRIBUTE, PAST_ATTRIBUTE, DEATH_ATTRIBUTE, SET_ASIDE_ATTRIBUTE}
+OURS = {
+    COUNTER_ATTRIBUTE,
+    REPLAY_ID_ATTRIBUTE,
+    ORIGIN_ATTRIBUTE,
+    EARLIER_DEATHS_ATTRIBUTE,
+    DEATH_ATTRIBUTE,
+    SET_ASIDE_ATTRIBUTE,
+}
 NAMES = st.text(min_size=1, max_size=20).filter(lambda name: name not in OURS)
 VALUES = st.text(max_size=30) | st.binary(max_size=30)
 USERS = st.dictionaries(NAMES, VALUES, max_size=10)
@@ -56,8 +63,8 @@ def letter(attributes: Attributes, *, body: bytes = b"", group: str | None = Non
 def again(attributes: Attributes, count: int = 1) -> Attributes:
     replay = Replay(
         replay_id=replay_id_of("q-dlq", str(count)),
-        letter_queue="q-dlq",
-        letter_id=str(count),
+        dead_letter_queue="q-dlq",
+        dead_letter_id=str(count),
         queue="q",
         count=count,
         due_at=0.0,
@@ -83,34 +90,34 @@ def test_a_replay_keeps_every_attribute_body_and_group(
     dead = buried(attributes, DeadLetter(reason="x"), death)
     if aside:
         dead = buried(dead, DeadLetter(reason="aside", set_aside=True), death)
-    replay = Replay(replay_id="1" * 32, letter_queue="q-dlq", letter_id="l", queue="q", count=3, due_at=0.0)
+    replay = Replay(replay_id="1" * 32, dead_letter_queue="q-dlq", dead_letter_id="l", queue="q", count=3, due_at=0.0)
     message = replayed(letter(dead, body=body, group=group), replay, delay_seconds=delay)
     assert users(message.attributes) == attributes
     assert (message.body, message.group, message.delay_seconds) == (body, group, delay)
     ours = message.attributes.keys() - attributes.keys()
-    assert ours == {COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, ORIGIN_ATTRIBUTE, PAST_ATTRIBUTE}
+    assert ours == {COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, ORIGIN_ATTRIBUTE, EARLIER_DEATHS_ATTRIBUTE}
 
 
-@given(attributes=USERS, deaths=st.lists(DEATHS, min_size=1, max_size=2 * PAST_MAX))
-def test_a_past_is_bounded_tells_the_first_and_the_last_and_comes_back_as_it_was(
+@given(attributes=USERS, deaths=st.lists(DEATHS, min_size=1, max_size=2 * EARLIER_DEATHS_MAX))
+def test_a_delivery_history_is_bounded_keeps_first_and_last_and_round_trips(
     attributes: Attributes, deaths: list[Death]
 ) -> None:
     carried = attributes
     for number, death in enumerate(deaths, 1):
         carried = again(buried(carried, DeadLetter(reason="x"), death), number)
-    kept = deaths if len(deaths) <= PAST_MAX else [deaths[0], *deaths[1 - PAST_MAX :]]
+    kept = deaths if len(deaths) <= EARLIER_DEATHS_MAX else [deaths[0], *deaths[1 - EARLIER_DEATHS_MAX :]]
     assert [
         (each.reason, each.queue, each.message_id, each.enqueued_at, each.attempts, each.last_failed_at, each.worker)
-        for each in past_of(carried)
+        for each in earlier_deaths_of(carried)
     ] == [(d.reason, d.queue, d.message_id, d.enqueued_at, d.attempts, d.last_failed_at, d.worker) for d in kept]
     assert users(carried) == attributes
 
 
 @given(
     texts=st.lists(st.text(min_size=150, max_size=300), min_size=4, max_size=4),
-    count=st.integers(PAST_MAX, PAST_MAX + 3),
+    count=st.integers(EARLIER_DEATHS_MAX, EARLIER_DEATHS_MAX + 3),
 )
-@example(texts=["😀" * 200] * 4, count=PAST_MAX)
+@example(texts=["😀" * 200] * 4, count=EARLIER_DEATHS_MAX)
 def test_long_texts_leave_room_for_the_whole_past(texts: list[str], count: int) -> None:
     reason, queue, message_id, worker = texts
     death = Death(
@@ -125,18 +132,18 @@ def test_long_texts_leave_room_for_the_whole_past(texts: list[str], count: int) 
     carried: Attributes = {}
     for number in range(count):
         carried = again(buried(carried, DeadLetter(reason="x"), death), number)
-    assert len(past_of(carried)) == PAST_MAX, "a past that outgrew its bound would be read as none"
+    assert len(earlier_deaths_of(carried)) == EARLIER_DEATHS_MAX, "a past that outgrew its bound would be read as none"
 
 
 @given(attributes=USERS, past=ANYTHING, death=ANYTHING)
 def test_whatever_is_forged_nothing_is_raised_and_nothing_of_the_users_is_lost(
     attributes: Attributes, past: str | bytes, death: str | bytes
 ) -> None:
-    forged = {**attributes, PAST_ATTRIBUTE: past, DEATH_ATTRIBUTE: death}
-    kept = with_past(forged)
+    forged = {**attributes, EARLIER_DEATHS_ATTRIBUTE: past, DEATH_ATTRIBUTE: death}
+    kept = move_death_to_history(forged)
     assert users(kept) == attributes
     assert DEATH_ATTRIBUTE not in kept
-    assert len(past_of(kept)) <= PAST_MAX
+    assert len(earlier_deaths_of(kept)) <= EARLIER_DEATHS_MAX
     assert users(again(forged)) == attributes
 
 
@@ -152,6 +159,6 @@ def test_what_is_set_aside_keeps_its_own_death_and_says_why(
     first = buried(attributes, DeadLetter(reason="x"), death)
     second = buried(first, DeadLetter(reason=reason, set_aside=True), other)
     assert death_of(second) == death
-    assert past_of(second) == ()
+    assert earlier_deaths_of(second) == ()
     assert set_aside_reason(second) == reason
     assert set_aside_reason(again(second)) is None

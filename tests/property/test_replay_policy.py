@@ -1,4 +1,4 @@
-"""The policy of replays, for all letters and settings: waits within their bounds, spread evenly, and kept."""
+"""The policy of replays, for all dead letters and settings: waits within their bounds, spread evenly, and kept."""
 
 import hashlib
 import math
@@ -9,22 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.dead_letters.policy import (
-    RETENTION_SHARE_KEPT,
+    RETENTION_SHARE_LEFT,
     HideFor,
     MoveToFinal,
     ReplayAfter,
     ReplayPolicy,
-    ceiling_seconds,
     next_step,
-    planned,
+    plan_replay,
     spread,
 )
+from penstock.messaging.backoff import ceiling_seconds
 from penstock.messaging.message import Message
 from penstock.messaging.replay import (
     COUNT_MAX,
     COUNTER_ATTRIBUTE,
     Replay,
-    letter_replay_id,
+    dead_letter_replay_id,
     replay_id_of,
     replays_so_far,
 )
@@ -48,43 +48,43 @@ SLACK = 1e-6  # seconds: what doubles lose at times of today
 
 
 def plan(
-    letter: Message, policy: ReplayPolicy, retention: float | None, letter_retention: float | None, now: float
+    dead_letter: Message, policy: ReplayPolicy, retention: float | None, letter_retention: float | None, now: float
 ) -> Replay | MoveToFinal:
-    return planned(
-        letter,
-        letter_queue="q-dlq",
+    return plan_replay(
+        dead_letter,
+        dead_letter_queue="q-dlq",
         queue="q",
         policy=policy,
         retention_seconds=retention,
-        letter_retention_seconds=letter_retention,
+        dlq_retention_seconds=letter_retention,
         now=now,
     )
 
 
-@given(letter=LETTERS, policy=POLICIES, retention=RETENTIONS, letter_retention=RETENTIONS, now=MOMENTS)
+@given(dead_letter=LETTERS, policy=POLICIES, retention=RETENTIONS, letter_retention=RETENTIONS, now=MOMENTS)
 def test_a_wait_is_within_its_ceiling_and_leaves_some_of_the_retention(
-    letter: Message, policy: ReplayPolicy, retention: float | None, letter_retention: float | None, now: float
+    dead_letter: Message, policy: ReplayPolicy, retention: float | None, letter_retention: float | None, now: float
 ) -> None:
-    replay = plan(letter, policy, retention, letter_retention, now)
-    so_far = replays_so_far(letter.attributes)
+    replay = plan(dead_letter, policy, retention, letter_retention, now)
+    so_far = replays_so_far(dead_letter.attributes)
     assert isinstance(replay, MoveToFinal) == (so_far >= policy.replays_max)
     if isinstance(replay, MoveToFinal):
         return
     assert replay.count == so_far + 1 <= policy.replays_max
-    assert replay.replay_id == letter_replay_id("q-dlq", letter)
+    assert replay.replay_id == dead_letter_replay_id("q-dlq", dead_letter)
     wait, cap = replay.due_at - now, policy.cap_seconds or retention or math.inf
     assert 0.0 <= wait <= min(cap, policy.base_seconds * 2.0**so_far) * (1 + 1e-9) + SLACK
     if letter_retention is not None:
-        last_moment = letter.enqueued_at + (1 - RETENTION_SHARE_KEPT) * letter_retention
+        last_moment = dead_letter.enqueued_at + (1 - RETENTION_SHARE_LEFT) * letter_retention
         assert replay.due_at <= max(last_moment, now) + SLACK
 
 
-@given(letter=LETTERS, policy=POLICIES, retention=RETENTIONS, now=MOMENTS, later=st.floats(0, 1e6))
-def test_whoever_plans_it_again_draws_the_same_wait(
-    letter: Message, policy: ReplayPolicy, retention: float | None, now: float, later: float
+@given(dead_letter=LETTERS, policy=POLICIES, retention=RETENTIONS, now=MOMENTS, later=st.floats(0, 1e6))
+def test_planning_a_replay_again_draws_the_same_wait(
+    dead_letter: Message, policy: ReplayPolicy, retention: float | None, now: float, later: float
 ) -> None:
-    first = plan(letter, policy, retention, None, now)
-    again = plan(letter, policy, retention, None, now + later)
+    first = plan(dead_letter, policy, retention, None, now)
+    again = plan(dead_letter, policy, retention, None, now + later)
     if isinstance(first, MoveToFinal) or isinstance(again, MoveToFinal):
         assert first == again
     else:
@@ -101,7 +101,7 @@ def test_whoever_plans_it_again_draws_the_same_wait(
 def test_a_step_never_asks_for_more_than_the_broker_can(
     due_at: float, now: float, delay_max: float, hold_max: float
 ) -> None:
-    step = next_step(replay_due(due_at), now=now, delay_seconds_max=delay_max, hold_seconds_max=hold_max)
+    step = next_step(replay_due(due_at), now=now, delay_seconds_max=delay_max, hide_seconds_max=hold_max)
     if isinstance(step, ReplayAfter):
         assert 0.0 <= step.delay_seconds <= delay_max
     else:
@@ -120,11 +120,11 @@ def test_holds_and_the_delay_together_meet_the_time(
     """Whoever comes back a bit late from each hold; and no hold is for nothing, so they are few."""
     begin = 1.7e9
     replay, now, holds = replay_due(begin + wait), begin, 0
-    step = next_step(replay, now=now, delay_seconds_max=delay_max, hold_seconds_max=hold_max)
+    step = next_step(replay, now=now, delay_seconds_max=delay_max, hide_seconds_max=hold_max)
     while isinstance(step, HideFor):
         now, holds = now + max(step.seconds, 0.001) + late, holds + 1  # no broker is finer than that
         assert holds <= wait / hold_max + 2
-        step = next_step(replay, now=now, delay_seconds_max=delay_max, hold_seconds_max=hold_max)
+        step = next_step(replay, now=now, delay_seconds_max=delay_max, hide_seconds_max=hold_max)
     arrives = now + step.delay_seconds
     assert replay.due_at - SLACK <= arrives <= replay.due_at + late + 0.001 + SLACK
 
@@ -143,9 +143,9 @@ def test_a_counter_that_was_written_is_read(count: int) -> None:
     assert replays_so_far({COUNTER_ATTRIBUTE: str(count)}) == count
 
 
-@given(queue=st.text(), letter_id=st.text())
-def test_a_spread_is_a_share_of_one(queue: str, letter_id: str) -> None:
-    assert 0.0 <= spread(replay_id_of(queue, letter_id)) < 1.0
+@given(queue=st.text(), dead_letter_id=st.text())
+def test_a_spread_is_a_share_of_one(queue: str, dead_letter_id: str) -> None:
+    assert 0.0 <= spread(replay_id_of(queue, dead_letter_id)) < 1.0
 
 
 @given(digits=st.text(alphabet="0123456789abcdef", min_size=32, max_size=32))
@@ -155,7 +155,7 @@ def test_any_id_has_a_spread_of_its_own_place(digits: str) -> None:
 
 
 @pytest.mark.parametrize("ids", ["counted", "random"])
-def test_waits_are_uniform_over_letters(ids: str) -> None:
+def test_waits_are_uniform_over_dead_letters(ids: str) -> None:
     """Kolmogorov and Smirnov's distance of 20,000 letters' draws from the uniform one, at one in a million.
 
     Ids are as brokers make them: in a row, or at random.
@@ -172,7 +172,7 @@ def test_waits_are_uniform_over_letters(ids: str) -> None:
 def test_no_waits_pile_up_at_the_cap(so_far: int) -> None:
     """A cap on what was drawn would put most of them on one second."""
     policy = ReplayPolicy(replays_max=20, base_seconds=2.0, cap_seconds=60.0)
-    ceiling = ceiling_seconds(so_far, base_seconds=2.0, cap_seconds=60.0)
+    ceiling = ceiling_seconds(attempt=so_far + 1, base_seconds=2.0, cap_seconds=60.0)
     waits = [due(str(n), so_far, policy) for n in range(5_000)]
     tenths = [0] * 10
     for wait in waits:
@@ -180,13 +180,13 @@ def test_no_waits_pile_up_at_the_cap(so_far: int) -> None:
     assert all(400 < tenth < 600 for tenth in tenths)
 
 
-def due(letter_id: str, so_far: int, policy: ReplayPolicy) -> float:
+def due(dead_letter_id: str, so_far: int, policy: ReplayPolicy) -> float:
     attributes = {COUNTER_ATTRIBUTE: str(so_far)}
-    letter = Message(id=letter_id, body=b"", attributes=attributes, group=None, enqueued_at=0.0)
-    replay = plan(letter, policy, None, None, 0.0)
+    dead_letter = Message(id=dead_letter_id, body=b"", attributes=attributes, group=None, enqueued_at=0.0)
+    replay = plan(dead_letter, policy, None, None, 0.0)
     assert isinstance(replay, Replay)
     return replay.due_at
 
 
 def replay_due(at: float) -> Replay:
-    return Replay(replay_id="0" * 32, letter_queue="q-dlq", letter_id="l", queue="q", count=1, due_at=at)
+    return Replay(replay_id="0" * 32, dead_letter_queue="q-dlq", dead_letter_id="l", queue="q", count=1, due_at=at)

@@ -119,7 +119,7 @@ def csv_line(schema: pa.Schema, rng: random.Random) -> str:
 
 
 def fates(decoder: Decoder, lines: Sequence[bytes]) -> list[Fate]:
-    """What becomes of each line: its row, or why it is refused."""
+    """Return the result of each line: its row, or the reason why it is refused."""
     ends = [0]
     for line in lines:
         ends.append(ends[-1] + len(line))

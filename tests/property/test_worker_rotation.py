@@ -1,4 +1,4 @@
-"""Whose turn it is: shares follow the weights, whatever the reads bring, and nobody saves up turns."""
+"""Rotation of queues: shares follow the weights, whatever the reads return, and no queue saves up turns."""
 
 from collections import Counter
 
@@ -13,11 +13,11 @@ READS = st.integers(1, 50)
 
 def turn(rotation: Rotation, full: set[int], messages: int) -> int | None:
     """One round as the worker does it: ask in order, stop at the first that has something."""
-    for line in rotation.order():
-        if line in full:
-            rotation.served(line, messages)
-            return line
-        rotation.passed(line)
+    for consumer in rotation.order():
+        if consumer in full:
+            rotation.advance(consumer, messages)
+            return consumer
+        rotation.skip(consumer)
     return None
 
 
@@ -36,9 +36,9 @@ def test_lines_that_are_always_full_share_by_weight_whatever_their_reads_bring(
     rotation, got = Rotation(weights), Counter[int]()
     everybody = set(range(len(weights)))
     for _ in range(300):
-        line = rotation.order()[0]
-        got[line] += reads[line]
-        rotation.served(line, reads[line])
+        consumer = rotation.order()[0]
+        got[consumer] += reads[consumer]
+        rotation.advance(consumer, reads[consumer])
     for one in everybody:
         for other in everybody:
             apart = abs(got[one] / weights[one] - got[other] / weights[other])
@@ -49,9 +49,9 @@ def test_lines_that_are_always_full_share_by_weight_whatever_their_reads_bring(
 def test_shares_are_within_five_per_cent_when_reads_vary(weights: tuple[int, int], reads: list[int]) -> None:
     rotation, got = Rotation(weights), Counter[int]()
     for messages in reads:
-        line = turn(rotation, {0, 1}, messages)
-        assert line is not None
-        got[line] += messages
+        consumer = turn(rotation, {0, 1}, messages)
+        assert consumer is not None
+        got[consumer] += messages
     share = weights[0] / sum(weights)
     slack = max(50, 0.05 * got.total())  # a few single reads may be all there is
     assert abs(got[0] - share * got.total()) <= slack
@@ -67,7 +67,7 @@ def test_an_empty_line_gives_up_its_turn_at_once(weights: list[int], data: st.Da
 
 
 @given(weights=st.tuples(st.integers(1, 5), st.integers(1, 5)), alone=st.integers(1, 500))
-def test_who_was_idle_does_not_monopolise_when_it_is_back(weights: tuple[int, int], alone: int) -> None:
+def test_a_queue_that_was_idle_does_not_monopolise_when_it_is_back(weights: tuple[int, int], alone: int) -> None:
     """However long the other was served alone, from then on the shares are those of the weights."""
     rotation = Rotation(weights)
     for _ in range(alone):
@@ -79,7 +79,7 @@ def test_who_was_idle_does_not_monopolise_when_it_is_back(weights: tuple[int, in
 
 
 @given(weights=st.tuples(st.integers(1, 5), st.integers(1, 5)), alone=st.integers(1, 500))
-def test_who_was_served_alone_does_not_pay_for_it(weights: tuple[int, int], alone: int) -> None:
+def test_a_queue_that_was_served_alone_does_not_pay_for_it(weights: tuple[int, int], alone: int) -> None:
     """The second is served alone for a while, then the first is back, which is owed nothing for its absence."""
     rotation = Rotation(weights)
     for _ in range(5):

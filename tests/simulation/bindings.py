@@ -77,11 +77,11 @@ class _Impatient:
 
 
 def _rows_manifest(batch: BatchRow) -> str:
-    return batch.manifest
+    return batch.record.manifest
 
 
 def _quarantine_manifest(batch: BatchRow) -> str:
-    return batch.quarantine_manifest
+    return batch.record.quarantine_manifest
 
 
 def _rows_schema(batch: BatchRow) -> pa.Schema:

@@ -1,13 +1,12 @@
 """Explores every state that a model can reach, breadth first, and shows the shortest way to a bad one."""
 
-import gc
 import time
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
+from tests.simulation.collector import no_garbage_collection
 from tests.simulation.model import HEALTHY, Mutation, State, moves
 from tests.simulation.promise import finished, violation
 from tests.simulation.symmetry import canonical, forget
@@ -47,7 +46,7 @@ SENTENCES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exploration:
-    """What was found. ``trace`` leads from the start to the violation, a line an action; empty where there is none."""
+    """The result. ``trace`` leads from the start to the violation, a line an action; empty where there is none."""
 
     states: int
     transitions: int
@@ -67,7 +66,7 @@ def explore(
     Raises `AssertionError` beyond ``states_max`` states: a model that grew by accident.
     """
     begin = time.perf_counter()
-    with _no_garbage_collection():
+    with no_garbage_collection():
         search = _Search(start or State())
         bad = search.run(mutation, states_max, recovery)
         done = [n for n, state in enumerate(search.states) if finished(state)]
@@ -155,13 +154,3 @@ class _Search:
                     reached[number] = 1
                     stack.append(number)
         return len(self.states) - sum(reached)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Millions of small tuples and no cycles: the collector would only cost time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

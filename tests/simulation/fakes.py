@@ -1,4 +1,4 @@
-"""What stands in for Spark and Delta: an engine that writes tiny files, and a table with conditional appends.
+"""Fakes of Spark and Delta: an engine that writes tiny files, and a table with conditional appends.
 
 They keep the contracts of `penstock.pipeline.engine.Engine` and `penstock.sinks.sink.Sink`. A file holds one line a
 row: the object's key and the row's number.
@@ -13,7 +13,7 @@ import pyarrow as pa
 from tests.simulation.stage import Crash, Stage
 
 from penstock.errors import PublishConflict, PublishHalted, TemporaryError
-from penstock.ledger.records import AttemptFailure, ObjectResult
+from penstock.ledger.records import AttemptFailure, BatchRecord, ObjectResult
 from penstock.messaging.steps import Step
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.engine import ReadFailure, RunBroken, RunCancelled, RunRequest, RunResult
@@ -53,7 +53,7 @@ class Thing:
 
 @dataclass(slots=True, kw_only=True)
 class World:
-    """What all actors of one schedule share outside of ledger and queue."""
+    """The state that all actors of one schedule share besides ledger and queue."""
 
     stage: Stage
     probe: Callable[[Step], None]
@@ -115,11 +115,13 @@ class FakeEngine:
                 for thing in good
             ],
             failed=failed,
-            rows=len(rows),
-            lines_quarantined=len(lines),
-            bytes=sum(thing.ref.size_bytes for thing in good),
-            manifest=manifest,
-            quarantine_manifest=quarantine_manifest,
+            record=BatchRecord(
+                rows=len(rows),
+                lines_quarantined=len(lines),
+                bytes=sum(thing.ref.size_bytes for thing in good),
+                manifest=manifest,
+                quarantine_manifest=quarantine_manifest,
+            ),
             schema_id=agreed.schema_id,
             new_schema=agreed.new_schema,
         )
@@ -163,7 +165,7 @@ def _read(thing: Thing) -> ReadFailure | None:
         return ReadFailure(failure=AttemptFailure.RETRY, reason="permission denied")
     if thing.kind is Kind.GONE:
         thing.charges += 1
-        return ReadFailure(failure=AttemptFailure.GONE, reason="not there")
+        return ReadFailure(failure=AttemptFailure.DELETED, reason="not there")
     if thing.kind is Kind.SUPERSEDED:
         return ReadFailure(failure=AttemptFailure.SUPERSEDED, reason="another version is there")
     return None
@@ -259,5 +261,5 @@ class FakeHandle:
 
 
 def missing_files(table: FakeTable) -> list[str]:
-    """What the table names and nobody can read any more."""
+    """Return the files that the table names and that do not exist any more."""
     return [path for path in table.files if path.startswith("data/") and not (table.root / path.split()[0]).exists()]

@@ -226,7 +226,7 @@ class Play:
             path.write_text(text)
 
     def bury(self) -> None:
-        """A process is proven dead: nobody waits for its leases."""
+        """Mark a process as dead, so that its leases are free."""
         if self.dead:
             name = self.dead.pop()
             if self.sabotage.refund_what_crashed:
@@ -341,7 +341,7 @@ class Worker:
         self._stage = play.stage
         self._leaving = False
         self._idle = False
-        self._broker = cast(MemoryBroker, Faulty(play.broker.held_by(name), "broker", play.stage))
+        self._broker = cast(MemoryBroker, Faulty(play.broker.with_holder(name), "broker", play.stage))
         self._ledger = cast(Ledger, self._fenceless(Faulty(play.ledger, "ledger", play.stage)))
         settings = AttemptSettings(
             pipeline=play.pipeline,
@@ -413,14 +413,14 @@ class Worker:
             self._around = replace(self._around, streak=FailureStreak())
             self._handler = PipelineHandler(self._settings, self._around)
             with suppress(TemporaryError):
-                flight.execution.give_back()
+                flight.execution.release()
             return {}
         except (UserError, PublishHalted, Violation):
             raise  # nothing else in the play calls for a person
         except Exception:
             if not flight.ended:
                 with suppress(TemporaryError):
-                    flight.execution.give_back()
+                    flight.execution.release()
             return {}
 
     def _settle(self, flight: Flight, answer: Mapping[str, Settlement]) -> None:
@@ -478,14 +478,14 @@ class Worker:
             flight.execution.interrupt()
 
     def give_back(self) -> None:
-        """What a shutdown does at its deadline, from another thread: give back first, interrupt after."""
+        """Do what a shutdown does at its deadline, from another thread: release first, then interrupt."""
         self._leaving = True
         flight = self.flight
         if flight is None or flight.ended or self._busy(flight):
             return
         flight.ended = True
-        flight.execution.give_back()
-        self._play.broker.settle([(delivery, Release(refund=True)) for delivery in flight.deliveries])
+        flight.execution.release()
+        self._play.broker.settle([(delivery, Release(uncounted=True)) for delivery in flight.deliveries])
         flight.execution.interrupt()
 
     def _over(self, flight: Flight) -> bool:
@@ -493,7 +493,7 @@ class Worker:
 
     def _busy(self, flight: Flight) -> bool:
         # A thread would wait for the claim in the making; an actor that waited would stop the play.
-        return not flight.execution._hold._taken.is_set()
+        return not flight.execution._guard._taken.is_set()
 
     def _fenceless(self, ledger: Faulty) -> Any:
         """Under sabotage: a ledger whose commit takes back what it lost, and one that charges what was given back."""
@@ -528,7 +528,7 @@ def _commit_by_force(play: Play, outcome: BatchOutcome) -> int | None:
 
 
 def _abandon_charged(play: Play, attempt_id: str, **how: Any) -> bool:
-    return play.ledger.abandon(attempt_id, **(how | {"refund": False}))
+    return play.ledger.abandon(attempt_id, **(how | {"uncounted": False}))
 
 
 def _refund(play: Play, worker: str) -> None:

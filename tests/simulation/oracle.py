@@ -1,4 +1,4 @@
-"""What must be true when a schedule has come to rest. Looks at table, files, queue and ledger from outside."""
+"""Check the end of a schedule: table, files, queue and ledger, from outside."""
 
 import json
 from collections import Counter
@@ -13,7 +13,7 @@ from penstock.ledger.records import ObjectRow, ObjectState
 ENDS = {
     **dict.fromkeys(WITH_ROWS, ObjectState.PROCESSED),
     **dict.fromkeys(POISON, ObjectState.DEAD),
-    Kind.GONE: ObjectState.GONE,
+    Kind.GONE: ObjectState.DELETED,
     Kind.SUPERSEDED: ObjectState.SUPERSEDED,
 }
 UNCONTROLLED = frozenset({"expired", "worker_died"})  # ends of an attempt that count, whoever was at fault
@@ -94,8 +94,8 @@ def _batches_in_order(play: Play) -> None:
     batches = play.ledger.batches(play.pipeline)
     demand([batch.seq for batch in batches] == list(range(1, len(batches) + 1)), "sequences have gaps")
     for table, manifests in (
-        (play.rows, [batch.manifest for batch in batches]),
-        (play.quarantine, [batch.quarantine_manifest for batch in batches]),
+        (play.rows, [batch.record.manifest for batch in batches]),
+        (play.quarantine, [batch.record.quarantine_manifest for batch in batches]),
     ):
         named = [file["path"].split("/")[1] for manifest in manifests if manifest for file in json.loads(manifest)]
         demand(table.attempts == named, "files became visible in another order than the batches have, or not all")
@@ -114,7 +114,7 @@ def _ended_well(fate: Fate) -> None:
 
 
 def _dead_letters_hold_the_poison(play: Play, fates: Sequence[Fate]) -> None:
-    """A letter a death, and more than one death only where a message sent later asked for another try."""
+    """Check one dead letter per failure, and more failures than one only if a later message asked for a retry."""
     letters = play.broker.browse(f"{QUEUE}-dlq", messages_max=100)
     deaths = sum(fate.ends.count("dead") for fate in fates)
     poison = {fate.thing.ref.key for fate in fates if fate.must_be is ObjectState.DEAD or fate.unlucky}

@@ -1,4 +1,4 @@
-"""What must hold in every state of the model, and what a finished one looks like."""
+"""The invariants of every state of the model, and of finished ones."""
 
 from tests.simulation.model import BOTH, NO_ATTEMPT, PROCESSED, Mutation, State, visible
 

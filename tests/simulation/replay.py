@@ -1,4 +1,4 @@
-"""Play one schedule again and tell what happened: ``python -m tests.simulation.replay SEED``."""
+"""Repeat one schedule and print what happened: ``python -m tests.simulation.replay SEED``."""
 
 import sys
 import tempfile

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tests.simulation.collector import no_garbage_collection
 from tests.simulation.replay_model import Rules, State
 from tests.simulation.replay_promise import canonical, finished, violation
 from tests.simulation.replay_world import moves
@@ -28,7 +29,7 @@ HEALTHY = frozenset({*_WORKERS, *_REPLAYER, "reconcile", "expire"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exploration:
-    """What was found. ``trace`` leads from the start to the violation, a move a line; empty where there is none."""
+    """The result. ``trace`` leads from the start to the violation, a move a line; empty where there is none."""
 
     states: int
     transitions: int
@@ -46,9 +47,11 @@ def explore(start: State, rules: Rules, *, states_max: int, recovery: bool = Fal
     Raises `AssertionError` beyond ``states_max`` states: a model that grew by accident.
     """
     begin = time.perf_counter()
-    search = _Search(canonical(start), rules, recovery)
-    bad = search.run(states_max)
-    done = [n for n, state in enumerate(search.states) if finished(state)]
+    with no_garbage_collection():
+        search = _Search(canonical(start), rules, recovery)
+        bad = search.run(states_max)
+        done = [n for n, state in enumerate(search.states) if finished(state)]
+        stranded = search.stranded(done) if recovery and bad is None else 0
     return Exploration(
         states=len(search.states),
         transitions=sum(search.taken.values()),
@@ -57,7 +60,7 @@ def explore(start: State, rules: Rules, *, states_max: int, recovery: bool = Fal
         violation=bad,
         trace=tuple(search.trace()) if bad else (),
         finished=len(done),
-        stranded=search.stranded(done) if recovery and bad is None else 0,
+        stranded=stranded,
     )
 
 

@@ -46,7 +46,7 @@ class Mutation(Flag):
 
 
 class M(NamedTuple):
-    """A message or a letter."""
+    """A message or a dead letter."""
 
     place: int
     names: tuple[int, ...]
@@ -61,7 +61,7 @@ class O(NamedTuple):  # noqa: E742 - an object, as M is a message
     state: str = "free"  # free | held | done | dead
     holder: int = NOBODY
     attempts: int = 0
-    carrier: int = NONE  # of its death, and then of its next life
+    original_message: int = NONE  # of its death, and then of its next life
     dead_at: int = 0  # its last death; 0: it never died
     spent: tuple[int, ...] = ()  # replay ids
     effects: int = 0
@@ -85,7 +85,7 @@ class R(NamedTuple):
 
 
 class L(NamedTuple):
-    """What is on record of a letter's replay, and what the test knows beside."""
+    """The ledger's record of a replay, and what the test knows besides."""
 
     id: int
     record: int = NONE  # the count that was intended, or SENT
@@ -174,34 +174,36 @@ def _claim(s: State, i: int, rules: Rules) -> Iterator[Move]:
 
 
 def _claimed(o: O, n: int, i: int, batch: tuple[M, ...], dropped: Mutation) -> tuple[O, Outcome]:
-    carriers = [m for m in batch if n in m.names]
-    if not carriers:
+    original_messages = [m for m in batch if n in m.names]
+    if not original_messages:
         return o, ("done", NONE)
     takes = o.state == "free" or (o.state == "done" and Mutation.CLAIM_TAKES_PROCESSED in dropped)
-    reviver = _reviver(o, carriers, dropped) if o.dead_at else carriers[0]
+    reviver = _reviver(o, original_messages, dropped) if o.dead_at else original_messages[0]
     if not takes and (o.state != "dead" or reviver is None):
         if o.state == "held":
             return o, ("later", NONE)
-        told = ended(o.state, o.carrier)
+        told = ended(o.state, o.original_message)
         return o, ("done", NONE) if Mutation.CARRIER_ACKED in dropped else told
     charged = 1 if o.state == "dead" else o.attempts + 1
     taken = o._replace(state="held", holder=i, attempts=charged)
     if o.dead_at and takes and Mutation.ANOTHER_CARRIES in dropped:
-        reviver = carriers[0]
+        reviver = original_messages[0]
     if reviver is None or (o.dead_at and takes and Mutation.NOBODY_ELSE_CARRIES in dropped):
-        return taken, ("ours", o.carrier)
+        return taken, ("ours", o.original_message)
     twice = o.state == "dead" and reviver.replay in o.spent and reviver.time < o.dead_at
     spent = tuple(sorted({*o.spent, reviver.replay} - {NONE}))
-    carrier = reviver.id if o.dead_at else NONE
-    return taken._replace(carrier=carrier, spent=spent, twice=o.twice or twice), ("ours", reviver.id)
+    original_message = reviver.id if o.dead_at else NONE
+    return taken._replace(original_message=original_message, spent=spent, twice=o.twice or twice), ("ours", reviver.id)
 
 
 def _reviver(o: O, messages: list[M], dropped: Mutation) -> M | None:
     """The first that may give the object another life: it carries it then, and so may others that might have."""
     for m in messages:
         spent = () if Mutation.SPENT_REVIVES in dropped else o.spent
-        old = Mutation.OLD_MESSAGES_REVIVE in dropped and m.id != o.carrier
-        if old or gives_life(m.id, m.time, m.replay, carrier=o.carrier, dead_at=o.dead_at, spent=spent):
+        old = Mutation.OLD_MESSAGES_REVIVE in dropped and m.id != o.original_message
+        if old or gives_life(
+            m.id, m.time, m.replay, original_message=o.original_message, dead_at=o.dead_at, spent=spent
+        ):
             return m
     return None
 
@@ -217,13 +219,17 @@ def _commit(s: State, i: int, rules: Rules) -> Iterator[Move]:
     for processed in _subsets(ours):
         objects, told = list(s.objects), list(outcomes)
         for n in ours:
-            o, carrier = objects[n], outcomes[n][1]
+            o, original_message = objects[n], outcomes[n][1]
             if n in processed:
                 objects[n], told[n] = O("done", effects=o.effects + 1), ("done", NONE)
                 continue
-            told[n] = failed(o.attempts, rules.attempts_max, carrier)
+            told[n] = failed(o.attempts, rules.attempts_max, original_message)
             dead = dies(o.attempts, rules.attempts_max)
-            objects[n] = o._replace(state="dead", holder=NOBODY, dead_at=NOW, carrier=carrier) if dead else free(o)
+            objects[n] = (
+                o._replace(state="dead", holder=NOBODY, dead_at=NOW, original_message=original_message)
+                if dead
+                else free(o)
+            )
         after = s._replace(objects=tuple(objects))
         committed = work(after, i, s.workers[i]._replace(phase="settling", outcomes=tuple(told)))
         yield ("fail" if not processed else "process"), committed

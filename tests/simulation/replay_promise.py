@@ -1,4 +1,4 @@
-"""What must hold in every state of the model of replays, what a finished one looks like, and which states are alike."""
+"""The invariants of the model of replays, of its finished states, and which states are equivalent."""
 
 from tests.simulation.replay_model import MAIN, SECOND, L, M, O, R, State
 from tests.simulation.replay_rules import NONE, gives_life
@@ -28,7 +28,7 @@ def violation(s: State) -> str | None:
 
 
 def _waiting(s: State) -> list[M]:
-    """Letters; without those that were sent, which are only to be deleted."""
+    """Return the dead letters, without sent ones that only wait to be deleted."""
     sent = {one.id for one in s.log if one.sends}
     return [m for m in s.messages if m.place != MAIN and m.id not in sent]
 
@@ -37,9 +37,9 @@ def _acts(m: M, n: int, o: O) -> bool:
     """Whether the message, when it comes, does something about the object."""
     if m.place != MAIN or n not in m.names:
         return False
-    if o.state != "dead" or m.id == o.carrier:
+    if o.state != "dead" or m.id == o.original_message:
         return True
-    return gives_life(m.id, m.time, m.replay, carrier=o.carrier, dead_at=o.dead_at, spent=o.spent)
+    return gives_life(m.id, m.time, m.replay, original_message=o.original_message, dead_at=o.dead_at, spent=o.spent)
 
 
 def _told_apart(s: State) -> bool:
@@ -73,13 +73,13 @@ def _forgotten(s: State) -> State:
     live = {m.id for m in s.messages}
     kept = live | {letter.id for letter in letters}
     carried = kept | {m.replay for m in s.messages} | {m.replay for w in copies for m in w.messages}
-    carriers = live | {m.id for w in copies for m in w.messages}
+    original_messages = live | {m.id for w in copies for m in w.messages}
     objects = tuple(
         O("done", effects=o.effects)
         if o.state == "done"
         else o._replace(
             attempts=ANY if o.state == "dead" else o.attempts,
-            carrier=o.carrier if o.carrier in carriers else NONE,
+            original_message=o.original_message if o.original_message in original_messages else NONE,
             spent=tuple(number for number in o.spent if number in carried),
         )
         for o in s.objects
@@ -131,14 +131,16 @@ def _renamed(s: State) -> State:
 
     return s._replace(
         objects=tuple(
-            o._replace(carrier=name[o.carrier], spent=tuple(sorted(name[number] for number in o.spent)))
+            o._replace(
+                original_message=name[o.original_message], spent=tuple(sorted(name[number] for number in o.spent))
+            )
             for o in s.objects
         ),
         messages=tuple(sorted(map(named, s.messages))),
         workers=tuple(
             w._replace(
                 messages=tuple(map(named, w.messages)),
-                outcomes=tuple((kind, name.get(carrier, NONE)) for kind, carrier in w.outcomes),
+                outcomes=tuple((kind, name.get(original_message, NONE)) for kind, original_message in w.outcomes),
             )
             for w in s.workers
         ),

@@ -5,9 +5,16 @@ Letters and messages have numbers for ids there; the replay id of a letter is th
 
 from functools import lru_cache
 
-from penstock.dead_letters.policy import MoveToFinal, ReplayPolicy, planned
-from penstock.ledger.records import AttemptFailure, Carrier, ClaimedObject, EndedObject, FailedObject, ObjectState
-from penstock.ledger.rules import DeadObjectState, revives
+from penstock.dead_letters.policy import MoveToFinal, ReplayPolicy, plan_replay
+from penstock.ledger.records import (
+    AttemptFailure,
+    ClaimedObject,
+    EndedObject,
+    FailedObject,
+    ObjectState,
+    OriginalMessage,
+)
+from penstock.ledger.rules import FailedObjectState, revives
 from penstock.messaging.death import Death, buried
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message
@@ -19,11 +26,11 @@ from penstock.pipeline.notifications import (
     ObjectDone,
     ObjectLater,
     ObjectOutcome,
-    carrier_of,
+    classify_failure,
     ended_outcome,
     failure_outcome,
+    original_message_of,
     settle_by,
-    verdict,
 )
 
 NONE = -1
@@ -39,12 +46,14 @@ def replay_name(number: int) -> str | None:
 
 
 @lru_cache(None)
-def gives_life(message: int, time: int, replay: int, *, carrier: int, dead_at: int, spent: tuple[int, ...]) -> bool:
-    """Whether the message revives the dead object, whose carrier is older than its death."""
+def gives_life(
+    message: int, time: int, replay: int, *, original_message: int, dead_at: int, spent: tuple[int, ...]
+) -> bool:
+    """Whether the message revives the dead object, whose original message is older than its failure."""
     return revives(
-        Carrier(message_id=str(message), enqueued_at=time, replay_id=replay_name(replay)),
-        DeadObjectState(
-            carrier=Carrier(message_id=str(carrier), enqueued_at=dead_at - 1),
+        OriginalMessage(message_id=str(message), enqueued_at=time, replay_id=replay_name(replay)),
+        FailedObjectState(
+            original_message=OriginalMessage(message_id=str(original_message), enqueued_at=dead_at - 1),
             dead_at=dead_at,
             replay_ids=frozenset(name for number in spent if (name := replay_name(number))),
         ),
@@ -52,59 +61,61 @@ def gives_life(message: int, time: int, replay: int, *, carrier: int, dead_at: i
 
 
 @lru_cache(None)
-def way_back(letter: int, count: int, replays_max: int) -> int | None:
+def way_back(dead_letter: int, count: int, replays_max: int) -> int | None:
     """Which replay in a row comes next by itself; None: it is for people."""
-    plan = planned(
-        _letter(letter, count),
-        letter_queue=FIRST_TIER,
+    plan = plan_replay(
+        _letter(dead_letter, count),
+        dead_letter_queue=FIRST_TIER,
         queue=QUEUE,
         policy=ReplayPolicy(replays_max=replays_max),
         retention_seconds=None,
-        letter_retention_seconds=None,
+        dlq_retention_seconds=None,
         now=0.0,
     )
     return None if isinstance(plan, MoveToFinal) else plan.count
 
 
 @lru_cache(None)
-def sent_back(letter: int, count: int, new_count: int) -> tuple[int, int]:
-    """The counter and the replay id of the message that a letter becomes."""
-    letter_id = str(letter)
+def sent_back(dead_letter: int, count: int, new_count: int) -> tuple[int, int]:
+    """Return the counter and the replay id of a replayed dead letter."""
+    dead_letter_id = str(dead_letter)
     replay = Replay(
-        replay_id=replay_id_of(FIRST_TIER, letter_id),
-        letter_queue=FIRST_TIER,
-        letter_id=letter_id,
+        replay_id=replay_id_of(FIRST_TIER, dead_letter_id),
+        dead_letter_queue=FIRST_TIER,
+        dead_letter_id=dead_letter_id,
         queue=QUEUE,
         count=new_count,
         due_at=0.0,
     )
-    outgoing = replayed(_letter(letter, count), replay, delay_seconds=0.0)
+    outgoing = replayed(_letter(dead_letter, count), replay, delay_seconds=0.0)
     message = Message(id="new", body=b"", attributes=outgoing.attributes, group=None, enqueued_at=1.0)
-    carrier = carrier_of(Delivery(message=message, queue=QUEUE, receipt="r", attempt=1, received_at=1.0))
-    assert carrier.replay_id == outgoing.deduplication_id == replay_name(letter)
-    return replays_so_far(outgoing.attributes), letter
+    original_message = original_message_of(
+        Delivery(message=message, queue=QUEUE, receipt="r", attempt=1, received_at=1.0)
+    )
+    assert original_message.replay_id == outgoing.deduplication_id == replay_name(dead_letter)
+    return replays_so_far(outgoing.attributes), dead_letter
 
 
 @lru_cache(None)
 def dies(attempts: int, attempts_max: int) -> bool:
     """Whether a failure of its own is an object's last."""
-    return _verdict(attempts, attempts_max, carrier=0).failure is AttemptFailure.DEAD
+    return _verdict(attempts, attempts_max, original_message=0).failure is AttemptFailure.DEAD
 
 
-def failed(attempts: int, attempts_max: int, carrier: int) -> Outcome:
-    """What a failure means for the messages that name the object."""
-    found = _verdict(attempts, attempts_max, carrier)
-    return _told(failure_outcome(found, _claimed(attempts, carrier), later=_LATER))
+def failed(attempts: int, attempts_max: int, original_message: int) -> Outcome:
+    """Return the effect of a failure on the messages that name the object."""
+    found = _verdict(attempts, attempts_max, original_message)
+    return _told(failure_outcome(found, _claimed(attempts, original_message), later=_LATER))
 
 
 @lru_cache(None)
-def ended(state: str, carrier: int) -> Outcome:
-    """What an object that had ended before means for them."""
+def ended(state: str, original_message: int) -> Outcome:
+    """Return the effect of an object that had ended before on them."""
     dead = state == "dead"
     of = EndedObject(
         state=ObjectState.DEAD if dead else ObjectState.PROCESSED,
         reason=None,
-        carrier=Carrier(message_id=str(carrier), enqueued_at=0.0) if dead else None,
+        original_message=OriginalMessage(message_id=str(original_message), enqueued_at=0.0) if dead else None,
     )
     return _told(ended_outcome(of))
 
@@ -118,25 +129,25 @@ def settlement(outcomes: tuple[Outcome, ...], message: int) -> str:
     return {Ack: "ack", Release: "release", DeadLetter: "dead_letter"}[type(found)]
 
 
-def _letter(letter: int, count: int) -> Message:
+def _letter(dead_letter: int, count: int) -> Message:
     death = Death(reason="", attempts=1, last_failed_at=0.0, worker="w", queue=QUEUE, message_id="m", enqueued_at=0.0)
     attributes = buried({COUNTER_ATTRIBUTE: str(count)} if count else {}, DeadLetter(reason=""), death)
-    return Message(id=str(letter), body=b"", attributes=attributes, group=None, enqueued_at=0.0)
+    return Message(id=str(dead_letter), body=b"", attributes=attributes, group=None, enqueued_at=0.0)
 
 
-def _claimed(attempts: int, carrier: int) -> ClaimedObject:
+def _claimed(attempts: int, original_message: int) -> ClaimedObject:
     return ClaimedObject(
         object_id=b"",
         attempts=attempts,
         unattributed_failures=0,
-        carrier=Carrier(message_id=str(carrier), enqueued_at=0.0),
+        original_message=OriginalMessage(message_id=str(original_message), enqueued_at=0.0),
     )
 
 
 @lru_cache(None)
-def _verdict(attempts: int, attempts_max: int, carrier: int) -> FailedObject:
+def _verdict(attempts: int, attempts_max: int, original_message: int) -> FailedObject:
     failure = ReadFailure(failure=AttemptFailure.RETRY, reason="bad")
-    return verdict(_claimed(attempts, carrier), failure, attempts_max=attempts_max)
+    return classify_failure(_claimed(attempts, original_message), failure, attempts_max=attempts_max)
 
 
 def _told(outcome: ObjectOutcome) -> Outcome:
@@ -149,11 +160,11 @@ def _told(outcome: ObjectOutcome) -> Outcome:
             return "dead", int(outcome.carrier_message_id)
 
 
-def _outcome(kind: str, carrier: int) -> ObjectOutcome:
+def _outcome(kind: str, original_message: int) -> ObjectOutcome:
     match kind:
         case "done":
             return ObjectDone()
         case "later":
             return _LATER
         case _:
-            return ObjectDead(reason="bad", carrier_message_id=str(carrier))
+            return ObjectDead(reason="bad", carrier_message_id=str(original_message))

@@ -1,4 +1,4 @@
-"""The model's moves of those who send letters back, of consoles and reconciles, and of leases that end."""
+"""The model's moves of replayers, people, consoles and reconciles, and of leases that end."""
 
 from collections.abc import Iterator
 
@@ -164,7 +164,7 @@ def _noted(s: State, record: L) -> State:
 
 
 def _where(s: State, letter: M) -> M | None:
-    """The letter, if it is still where it was."""
+    """Return the dead letter if it is still in its queue."""
     return next((m for m in s.messages if (m.id, m.place) == (letter.id, letter.place)), None)
 
 
@@ -175,7 +175,7 @@ def _with(s: State, before: M, after: M | None = None) -> tuple[M, ...]:
 
 def _fresh(s: State) -> int:
     ids = {m.id for m in s.messages} | {one.id for one in s.log} | {m.replay for m in s.messages}
-    ids |= {number for o in s.objects for number in (*o.spent, o.carrier)}
+    ids |= {number for o in s.objects for number in (*o.spent, o.original_message)}
     ids |= {number for w in s.workers for m in w.messages for number in (m.id, m.replay)}
     ids |= {r.letter.id for r in (s.replayer, s.person) if r.letter is not None}
     return max(ids, default=0) + 1

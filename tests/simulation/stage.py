@@ -26,7 +26,7 @@ class Actor:
 
 
 class Stage:
-    """The scheduler. Every field is touched only by whoever holds the baton."""
+    """The scheduler. Every field is touched only by the thread that holds the baton."""
 
     def __init__(
         self,

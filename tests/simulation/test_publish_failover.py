@@ -17,10 +17,10 @@ import pytest
 from penstock.errors import PublishHalted
 from penstock.events import Bus, Event, LedgerRolledBack
 from penstock.ledger import Ledger
-from penstock.ledger.records import BatchRow
+from penstock.ledger.records import BatchRecord, BatchRow
 from penstock.messaging.steps import Step
 from penstock.pipeline import publish as publishing
-from penstock.pipeline.publish import START, ManifestOf, Published, place_of, publish
+from penstock.pipeline.publish import START, ManifestOf, Published, position_of, publish
 from penstock.sinks.manifest import DataFile, encode
 from penstock.sinks.sink import Append, Position
 from penstock.testing import FakeClock
@@ -38,7 +38,10 @@ _MANIFESTS = [
 ]
 
 
-MANIFEST_OF: tuple[ManifestOf, ManifestOf] = (lambda row: row.manifest, lambda row: row.quarantine_manifest)
+MANIFEST_OF: tuple[ManifestOf, ManifestOf] = (
+    lambda row: row.record.manifest,
+    lambda row: row.record.quarantine_manifest,
+)
 
 
 class Batch(NamedTuple):
@@ -80,7 +83,7 @@ class FakeLedger:
 
 
 class FakeTable:
-    """A table that nobody else publishes to meanwhile."""
+    """A table without another publisher."""
 
     uri = "table"
     version = 0
@@ -97,7 +100,7 @@ class FakeTable:
 
     def append(self, append: Append) -> int:
         self.ids = (*self.ids, *(int(file.path.split("/")[1]) for file in append.files))
-        self.position = place_of(row_of(append.seq, Batch(int(append.attempt_id), (False, False))))
+        self.position = position_of(row_of(append.seq, Batch(int(append.attempt_id), (False, False))))
         return 1
 
 
@@ -107,16 +110,13 @@ def row_of(seq: int, batch: Batch) -> BatchRow:
         pipeline="p",
         seq=seq,
         attempt_id=str(batch.id),
-        manifest=rows,
-        quarantine_manifest=quarantined,
+        record=BatchRecord(
+            manifest=rows, quarantine_manifest=quarantined, rows=1, lines_quarantined=0, bytes=1, stage_seconds={}
+        ),
         table_schema=None,
         objects=1,
-        rows=1,
-        lines_quarantined=0,
-        bytes=1,
         committed_at=0.0,
         worker="w",
-        stage_seconds={},
     )
 
 
@@ -181,7 +181,7 @@ def _published(s: State, process: int, after: tuple[Batch, ...] | None, read: in
         lost = [
             memory
             for memory, (position, _) in zip(s.memories[process], s.tables, strict=True)
-            if memory is not None and memory.position == position and not _has(held, memory.looked_to)
+            if memory is not None and memory.position == position and not _has(held, memory.read_to)
         ]
         assert told == len(lost), "a failover passed in silence"
     memories = list(s.memories)
@@ -199,7 +199,7 @@ def _bare(memory: Published | None) -> Published | None:
 
 
 def _has(ledger: Sequence[Batch], place: Position) -> bool:
-    return place == START or place in [place_of(row_of(seq, one)) for seq, one in enumerate(ledger, 1)]
+    return place == START or place in [position_of(row_of(seq, one)) for seq, one in enumerate(ledger, 1)]
 
 
 def violation(s: State) -> str | None:

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from tests.simulation.collector import no_garbage_collection
 from tests.simulation.unread_model import Mutation, State, canonical, moves, violation
 
 STATES_MAX = 150_000
@@ -32,7 +33,11 @@ MUTANTS = {
 
 def explore(mutation: Mutation, first: State = STARTS["whole"][0]) -> tuple[int, Counter[str], str | None, list[str]]:
     """Visit states until one breaks the promise: how many, by which moves, what it breaks and the way there."""
-    start = canonical(first)
+    with no_garbage_collection():
+        return _explore(mutation, canonical(first))
+
+
+def _explore(mutation: Mutation, start: State) -> tuple[int, Counter[str], str | None, list[str]]:
     frontier, came_from, taken = [start], {start: ("start", start)}, Counter[str]()
     for state in frontier:
         for name, raw in moves(state, mutation):

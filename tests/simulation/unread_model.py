@@ -45,7 +45,7 @@ class Row(NamedTuple):
     apart: bool = False  # enough time has passed since the first look that missed it
     ended_at: int = NEVER
     attempts: int = 0
-    carrier: int = NEVER
+    original_message: int = NEVER
 
 
 class Worker(NamedTuple):
@@ -174,7 +174,7 @@ def _claim(s: State, number: int, position: int, m: Mutation) -> Move:
     if sequencer != NEVER and s.processed_b > sequencer:
         ended = Row(state="superseded", sequencer=sequencer, ended_at=now)
         return "overtaken", _put(s._replace(row=ended, now=now), position, message._replace(phase="acked"))
-    taken = row._replace(state="held", sequencer=sequencer, attempts=row.attempts + 1, carrier=position)
+    taken = row._replace(state="held", sequencer=sequencer, attempts=row.attempts + 1, original_message=position)
     held = _put(s._replace(row=taken, now=now), position, message._replace(phase="taken"))
     missed = row.attempts > 0 if Mutation.ATTEMPTS_ARE_LOOKS in m else row.missed
     worker = Worker("claimed", position, began_at=now, missed_before=missed, apart=row.apart)
@@ -206,7 +206,7 @@ def _is_news(row: Row, s: State, position: int, *, since_the_end: bool = False) 
     """Whether a message may know better than the looks so far."""
     message = s.messages[position]
     since = row.ended_at if since_the_end else row.sought_at
-    return _is_later(row, message) or (message.time > since and position != row.carrier)
+    return _is_later(row, message) or (message.time > since and position != row.original_message)
 
 
 def _commit(s: State, number: int, m: Mutation) -> State:

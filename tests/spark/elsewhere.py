@@ -38,7 +38,7 @@ class Locked(Elsewhere):
     def open_output(self, path: str) -> Iterator[BinaryIO]:
         with LocalFiles.open_output(self, path) as file:
             if file.writable():
-                raise TableError(f"{path} cannot be used: Access Denied; mend its permissions.")
+                raise TableError(f"{path} cannot be used: Access Denied; correct its permissions.")
             yield file
 
 

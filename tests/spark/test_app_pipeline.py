@@ -1,4 +1,4 @@
-"""Declared pipelines: run to their end, served by a worker, told of, and read back."""
+"""Declared pipelines: run to their end, served by a worker, reported, and read back."""
 
 import gzip
 import json
@@ -50,7 +50,7 @@ class Shop:
         settings = Settings.model_construct(
             broker=f"sqlite:///{folder}/state/queue.db",
             ledger=f"sqlite:///{folder}/state/ledger.db",
-            state=f"{folder}/state",
+            data_dir=f"{folder}/state",
             kill_at=kill_at,
         )
         self.app = App(settings=settings)
@@ -201,7 +201,7 @@ def test_no_table_is_said_and_an_empty_one_has_its_columns(shop: Shop, spark: Sp
 def test_a_worker_serves_it_and_the_handler_of_what_was_published_hears_of_each_batch(
     tmp_path: Path, spark: SparkSession
 ) -> None:
-    shop = Shop(tmp_path, max_objects=2)
+    shop = Shop(tmp_path, max_batch_objects=2)
     stop, told = StopSignal(), list[PublishedBatch]()
 
     @shop.app.handler(shop.clicks.published)
@@ -225,7 +225,7 @@ def test_a_worker_serves_it_and_the_handler_of_what_was_published_hears_of_each_
     assert len(as_seen(shop.table)) == 6
 
 
-def test_a_process_killed_between_publishing_and_telling_leaves_it_to_the_next(
+def test_a_process_killed_between_publishing_and_reporting_leaves_it_to_the_next(
     tmp_path: Path, spark: SparkSession
 ) -> None:
     shop, told = Shop(tmp_path, transform=None), list[PublishedBatch]()
@@ -250,7 +250,7 @@ def test_a_process_killed_between_publishing_and_telling_leaves_it_to_the_next(
     assert [one.seq for one in told] == [1]
 
 
-def test_nobody_is_told_where_nobody_listens(shop: Shop, spark: SparkSession) -> None:
+def test_no_wake_up_is_sent_without_a_listener(shop: Shop, spark: SparkSession) -> None:
     shop.write("a.jsonl", [row(1)])
     shop.clicks.run(spark, source=shop.landing)
     assert shop.clicks.published.name not in shop.app.broker.queue_names()

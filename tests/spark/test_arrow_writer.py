@@ -230,14 +230,14 @@ def test_a_table_of_the_files_reads_as_the_frame(files: LocalFiles, beside: Spar
     assert rows_of(DeltaTable(str(home)).to_pyarrow_table()) == rows_of(frame)
 
 
-def test_where_there_are_no_rows_there_are_no_files(files: LocalFiles, beside: SparkSession) -> None:
+def test_a_batch_without_rows_has_no_files(files: LocalFiles, beside: SparkSession) -> None:
     assert listed(flat(beside).where("false"), files) == ()
     one = beside.createDataFrame([("a", 1)], "place string, v int").repartition(5)
     assert [file.rows for file in listed(one, files.below("one"))] == [1]
     assert [file.rows for file in listed(one, files.below("partitioned"), ["place"])] == [1]
 
 
-def test_a_fault_of_the_rows_is_told_as_it_is(files: LocalFiles, beside: SparkSession) -> None:
+def test_a_fault_of_the_rows_is_reported_unchanged(files: LocalFiles, beside: SparkSession) -> None:
     frame = beside.range(20_000).selectExpr("id", "cast(if(id = 19000, 'x', id) as int) v")
     with pytest.raises(SPARK_ERRORS) as raised:
         write(frame, files, DIRECTORY, partition_by=[])
@@ -247,7 +247,7 @@ def test_a_fault_of_the_rows_is_told_as_it_is(files: LocalFiles, beside: SparkSe
     assert told.fingerprint.startswith("[CAST_INVALID_INPUT]")
 
 
-def test_a_fault_of_the_users_python_is_told_as_it_is(files: LocalFiles, beside: SparkSession) -> None:
+def test_a_fault_of_the_users_python_is_reported_unchanged(files: LocalFiles, beside: SparkSession) -> None:
     def refuse(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
         raise ValueError("no more")

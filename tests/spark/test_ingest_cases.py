@@ -55,6 +55,7 @@ class SharedCase(Case):
             patch.setattr("sys.argv", ["penstock", *arguments])
             patch.setattr(ingest_room, "ingest", partial(ingest_room.ingest, spark=self._spark))
             patch.setattr("penstock.cli.exits.leave_within", lambda *_: None)  # this process is not its own
+            patch.setattr("penstock.cli.main.ignore_handled_signals", lambda: None)  # nor does it end
             self._capfd.readouterr()
             with pytest.raises(SystemExit) as end:
                 main()
@@ -108,7 +109,7 @@ def test_an_empty_mount_point_makes_no_object_gone(case: Case) -> None:
     whole = truth(case.source)
     away = case.source.rename(case.folder / "unmounted")
     case.source.mkdir()
-    ended = case.ingest(code=STOPPED, retry_base_seconds=0.05)
+    ended = case.ingest(code=STOPPED, objects_retry_base=0.05)
     assert f"the source folder {case.source.resolve()} is empty" in ended.err
     assert {word for word, _, _ in objects(case.table).values()} == {"unprocessed"}
     case.source.rmdir()
@@ -141,8 +142,8 @@ def test_an_object_that_the_transform_cannot_bear_dies_alone(case: Case) -> None
     paths = write_objects(case.source, range(60))
     culprit = paths[33]
     culprit.write_bytes(b"\n".join([line(33, 0), line(33, 1).replace(b"line 1", b"poison"), line(33, 2)]))
-    options = ("--max-objects", "20", "--transform", "transforms:no_number")
-    report = case.ingest(*options, code=SOME_DEAD, retry_base_seconds=0.05).report
+    options = ("--max-batch-objects", "20", "--transform", "transforms:no_number")
+    report = case.ingest(*options, code=SOME_DEAD, objects_retry_base=0.05).report
     whole = truth(case.source, without=[culprit])
     assert report["objects_dead"] == 1
     assert report["rows_written"] == len(whole.good)
@@ -155,12 +156,12 @@ def test_an_object_that_the_transform_cannot_bear_dies_alone(case: Case) -> None
     assert len(innocent) <= 19, "only who shared a run with the culprit is run again"
 
 
-def test_a_transform_that_always_fails_stops_the_job_and_kills_nobody(case: Case) -> None:
+def test_a_transform_that_always_fails_stops_the_job_and_fails_no_object(case: Case) -> None:
     write_objects(case.source, range(300), lines=3, junk_every=100)
     whole = truth(case.source)
-    options = ("--max-objects", "100", "--transform")
+    options = ("--max-batch-objects", "100", "--transform")
     # As a process: a session of ours keeps what Spark logs of failed queries from the terminal.
-    ended = Case.ingest(case, *options, "transforms:always_fails", code=1, retry_base_seconds=0.05)
+    ended = Case.ingest(case, *options, "transforms:always_fails", code=1, objects_retry_base=0.05)
     sentence = ended.err.strip().splitlines()[-1]
     assert sentence.startswith("penstock: ")
     assert "mend the transform" in sentence

@@ -48,7 +48,8 @@ def bare_environ(tmp_path: Path) -> dict[str, str]:
     home = tmp_path / "home"
     home.mkdir()
     source = Path(penstock.__file__).parent.parent
-    return {"LANG": "C.UTF-8", "HOME": str(home), "PATH": str(tools), "PYTHONPATH": str(source)}
+    quick = {name: os.environ[name] for name in ("SPARK_LAUNCHER_OPTS", "SPARK_SUBMIT_OPTS")}
+    return {"LANG": "C.UTF-8", "HOME": str(home), "PATH": str(tools), "PYTHONPATH": str(source), **quick}
 
 
 def run_spark(environ: dict[str, str], folder: Path) -> dict[str, object]:

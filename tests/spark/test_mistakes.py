@@ -106,7 +106,7 @@ def test_columns_that_do_not_go_with_the_table(run: Ingest, tmp_path: Path, tran
     assert ids(tmp_path / "t") == [1, 2, 3]
 
 
-def test_a_table_of_somebody_else_with_other_columns(run: Ingest, tmp_path: Path) -> None:
+def test_a_foreign_table_with_other_columns(run: Ingest, tmp_path: Path) -> None:
     DeltaTable.create(str(tmp_path / "t"), pa.schema([("name", pa.string())]))
     with pytest.raises(TableError, match="name"):
         run()

@@ -168,7 +168,7 @@ def test_handlers_are_served_also_if_spark_never_starts(scene: Scene) -> None:
     scene.fail.touch()
     scene.go.touch()
     worker = scene.start()
-    halted = worker.expect("queue.halted", queue="clicks-events")
+    halted = worker.expect("consumer.halted", queue="clicks-events")
     assert "Spark did not start: no JVM today." in halted["error.message"]
     worker.expect("message.finished", message_id=scene.mail())
     assert scene.ready(worker) == (200, "serving mails; halted until a restart: clicks-events")

@@ -29,10 +29,10 @@ from penstock.ledger.records import (
     AttemptFailure,
     BatchOutcome,
     Candidate,
-    Carrier,
     FailedObject,
     ObjectResult,
     ObjectState,
+    OriginalMessage,
 )
 from penstock.ledger.schema import archived_objects, objects
 from penstock.messaging.clock import SystemClock
@@ -67,7 +67,7 @@ class Scene:
         self.landing = self.folder / "landing"
         self.landing.mkdir()
         settings = Settings.model_construct(
-            broker=f"sqlite:///{self.folder}/state/queue.db", ledger=self.ledger_url, state=f"{self.folder}/state"
+            broker=f"sqlite:///{self.folder}/state/queue.db", ledger=self.ledger_url, data_dir=f"{self.folder}/state"
         )
         self.app = App(settings=settings)
         self.clicks: Pipeline = self.app.pipeline(
@@ -88,7 +88,7 @@ class Scene:
         return [ref for chunk in scanner.chunks() for ref in chunk]
 
     def claim(self, refs: Sequence[ObjectRef], attempt_id: str, *, lease_seconds: float = LEASE_SECONDS) -> None:
-        carrier = Carrier(message_id="m", enqueued_at=1.0)
+        original_message = OriginalMessage(message_id="m", enqueued_at=1.0)
         candidates = [
             Candidate(
                 object_id=ref.object_id,
@@ -97,7 +97,7 @@ class Scene:
                 size_bytes=ref.size_bytes,
                 uri=ref.uri,
                 etag=ref.etag,
-                carrier=carrier,
+                original_message=original_message,
             )
             for ref in refs
         ]
@@ -135,7 +135,7 @@ class Scene:
         return reconcile(target_in(self.app, "clicks"), request, spark=spark, tools=tools)
 
     def announced(self) -> list[ObjectRef]:
-        """What the queue's messages name."""
+        """Return the objects that the queue's messages name."""
         messages = self.app.broker.browse(QUEUE, messages_max=10_000)
         return [ref for message in messages for ref in parse(message.body, buckets_allowed=None).objects]
 
@@ -177,7 +177,7 @@ def test_what_was_lost_on_purpose_is_announced_and_nothing_else(
     scene.end(next(parts), "processed")
     scene.end(next(parts), "dead", AttemptFailure.DEAD)
     seemed_gone, seemed_superseded = next(parts), next(parts)
-    scene.end(seemed_gone, "gone", AttemptFailure.GONE)
+    scene.end(seemed_gone, "gone", AttemptFailure.DELETED)
     scene.end(seemed_superseded, "superseded", AttemptFailure.SUPERSEDED)
     scene.archive(next(parts))
     # Lost, each in a way of its own.
@@ -237,7 +237,7 @@ def test_a_dry_run_sends_nothing_and_leaves_the_record_alone(scene: Scene, spark
     report = scene.reconcile(spark, ReconcileRequest(older_than_seconds=0.0, dry_run=True))
     assert (report.missing, report.sent) == (2, 0)
     assert "Missing as of" in sentence(report)
-    assert "announced none" in sentence(report)
+    assert "enqueued none" in sentence(report)
     assert scene.announced() == []
     assert scene.app.ledger.reconciliation("clicks") is None
     assert scene.reconcile(spark).sent == 2
@@ -262,11 +262,11 @@ def test_a_limit_and_a_rate_bound_what_is_sent(scene: Scene, spark: SparkSession
     report = scene.reconcile(spark, ReconcileRequest(older_than_seconds=0.0, limit=7, rate=5.0))
     assert (report.missing, report.sent, len(scene.announced())) == (30, 7, 7)
     assert time.monotonic() - began_at >= 1.0  # five at once, and the others a second later
-    told = [(event.done, event.total) for event in scene.of(ReconcileProgressed) if event.what == "messages"]
+    told = [(event.done, event.total) for event in scene.of(ReconcileProgressed) if event.unit == "messages"]
     assert told == [(5, 7), (7, 7)]
 
 
-def test_what_cannot_be_looked_at_is_told(scene: Scene, spark: SparkSession) -> None:
+def test_what_cannot_be_checked_is_reported(scene: Scene, spark: SparkSession) -> None:
     scene.write("a")
     (scene.folder / "elsewhere").mkdir()
     (scene.landing / "link").symlink_to(scene.folder / "elsewhere")
@@ -324,7 +324,7 @@ def test_a_stop_in_the_middle_of_spark_s_work_cancels_it(
 
 def test_no_password_is_in_the_plan(scene: Scene, spark: SparkSession) -> None:
     class Elsewhere:
-        is_of_this_process = is_of_this_host = False
+        is_in_this_process = is_local = False
         secret_url = "postgresql://me:verysecret@db.example/ledger"
 
     frame = known_frame(spark, Elsewhere(), "clicks", seen_at=0.0)  # type: ignore[arg-type]
@@ -338,6 +338,6 @@ def test_an_inventory_of_a_folder_is_refused(scene: Scene, spark: SparkSession) 
         scene.reconcile(spark, ReconcileRequest(inventory=str(scene.folder)))
 
 
-def test_a_pipeline_that_is_not_there_is_refused(scene: Scene) -> None:
+def test_a_pipeline_that_does_not_exist_is_refused(scene: Scene) -> None:
     with pytest.raises(UsageError, match="no pipeline nothing; what it reads objects with: clicks"):
         target_in(scene.app, "nothing")

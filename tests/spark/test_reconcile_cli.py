@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.chaos.runs import IN_PROCESS, ON_SPARK, ROOT
+from tests.services.forked_process import ForkedPopen
 
 from penstock.app.reconcile import ReconcileReport
 from penstock.cli.reconcile import print_reconcile_report
@@ -48,11 +49,11 @@ def begun(shop: Path, *words: str, module: str = ON_SPARK, **settings: str) -> "
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
-        "PENSTOCK_RECONCILE_OLDER_THAN_SECONDS": "0",
+        "PENSTOCK_OBJECTS_RECONCILE_OLDER_THAN": "0",
         "PENSTOCK_SPARK_MASTER": "local[2]",
     }
     environment |= {name: str(value) for name, value in settings.items()}
-    return subprocess.Popen(
+    return ForkedPopen(
         [sys.executable, "-m", module, *words],
         cwd=shop,
         env=environment,
@@ -76,7 +77,7 @@ def wait_until(there: Callable[[], bool]) -> None:
         pause.wait(0.2)
 
 
-def test_a_check_finds_and_a_reconcile_sends_and_status_tells(shop: Path) -> None:
+def test_a_check_finds_a_reconcile_sends_and_status_shows_it(shop: Path) -> None:
     code, out, err = done(shop, "reconcile", "shop:app", "clicks", "--check", "--json")
     assert code == 3, err
     report: dict[str, Any] = json.loads(out)
@@ -84,14 +85,14 @@ def test_a_check_finds_and_a_reconcile_sends_and_status_tells(shop: Path) -> Non
     code, out, err = done(shop, "reconcile", "shop:app", "clicks")
     assert code == 0, err
     assert "3 of 3 objects listed" in out
-    assert "announced 3 of them anew to events" in out
+    assert "enqueued 3 of them in events" in out
     code, out, _ = done(shop, "status", "--app", "shop:app")
-    assert "objects missing at the latest reconcile: 3" in out.splitlines()[0]
-    assert "3 missing, 3 announced anew as of" in out
+    assert "objects never processed, found by the latest reconcile: 3" in out.splitlines()[0]
+    assert "3 missing, 3 enqueued again as of" in out
 
 
 @pytest.mark.parametrize("missing", [0, 4])
-def test_people_are_told_how_many_messages_waited(capsys: pytest.CaptureFixture[str], missing: int) -> None:
+def test_the_number_of_waiting_messages_is_reported(capsys: pytest.CaptureFixture[str], missing: int) -> None:
     report = ReconcileReport(
         pipeline="clicks",
         source="/landing",
@@ -123,7 +124,7 @@ def test_a_worker_reconciles_by_itself_and_stops_in_time(shop: Path) -> None:
     finally:
         worker.kill()
     assert worker.returncode == 0
-    assert '"event": "reconcile.missing"' in err or "reconcile.missing" in err
+    assert '"event": "objects.missing"' in err or "objects.missing" in err
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_a_worker_reconciles_by_itself_and_stops_in_time(shop: Path) -> None:
         (("shop:app", "nothing"), "no pipeline nothing"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(shop: Path, words: tuple[str, ...], told: str) -> None:
+def test_mistakes_are_reported_in_a_sentence(shop: Path, words: tuple[str, ...], told: str) -> None:
     code, _, err = done(shop, "reconcile", *words)
     assert code == 2
     assert told in err

@@ -25,7 +25,7 @@ from penstock.app.reconcile_target import target_in
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, UsageError
 from penstock.events import Bus
-from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectResult
+from penstock.ledger.records import BatchOutcome, Candidate, ObjectResult, OriginalMessage
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.steps import no_probe
 from penstock.objects.notification import parse
@@ -86,7 +86,7 @@ class Scene:
         settings = Settings.model_construct(
             broker=f"sqlite:///{self.folder}/state/queue.db",
             ledger=f"sqlite:///{self.folder}/state/ledger.db",
-            state=f"{self.folder}/state",
+            data_dir=f"{self.folder}/state",
             aws_endpoint_url=self.server.url,
             aws_region=self.server.aws.region,
         )
@@ -109,7 +109,7 @@ class Scene:
 
     def process(self, refs: Sequence[ObjectRef]) -> None:
         self.app.ledger.ensure_pipeline("clicks")
-        carrier = Carrier(message_id="m", enqueued_at=1.0)
+        original_message = OriginalMessage(message_id="m", enqueued_at=1.0)
         candidates = [
             Candidate(
                 object_id=ref.object_id,
@@ -117,7 +117,7 @@ class Scene:
                 key=ref.key_bytes,
                 size_bytes=ref.size_bytes,
                 uri=ref.uri,
-                carrier=carrier,
+                original_message=original_message,
             )
             for ref in refs
         ]
@@ -329,7 +329,7 @@ def test_a_list_without_version_ids_does_for_a_bucket_that_never_had_any(scene: 
     assert scene.reconcile(spark, from_inventory(uri)).missing == len(lost)
     assert ids(scene.announced()) == ids(lost)
     scene.keep_versions()  # from here on its ETags are no identity
-    with pytest.raises(ConfigurationError, match="tells no version ids, and versioning is Enabled"):
+    with pytest.raises(ConfigurationError, match="has no version ids, and versioning is Enabled"):
         scene.reconcile(spark, from_inventory(uri))
 
 
@@ -353,7 +353,7 @@ def test_a_key_that_no_notification_can_name_is_left_alone(
     scene.close()
 
 
-def test_a_row_that_cannot_be_read_is_told_of(scene: Scene, spark: SparkSession) -> None:
+def test_a_row_that_cannot_be_read_is_reported(scene: Scene, spark: SparkSession) -> None:
     scene.put("in/a", "in/b")
     rows = scene.rows()
     rows[1]["size"] = None
@@ -371,7 +371,7 @@ def test_an_inventory_of_another_bucket_is_refused(scene: Scene, spark: SparkSes
         scene.reconcile(spark, from_inventory(f"s3://{INVENTORIES}/all/manifest.json"))
 
 
-def test_a_bucket_that_is_not_there_is_told_in_a_sentence(scene: Scene, spark: SparkSession) -> None:
+def test_a_bucket_that_does_not_exist_is_reported_in_a_sentence(scene: Scene, spark: SparkSession) -> None:
     scene.s3.delete_bucket(Bucket=BUCKET)
     with pytest.raises(UsageError, match="cannot be listed"):
         scene.reconcile(spark)

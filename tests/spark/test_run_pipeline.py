@@ -66,7 +66,8 @@ def test_a_run_that_is_to_end_says_so_where_its_ledger_takes_no_claims(
 ) -> None:
     (tmp_path / "landing").mkdir()
     (tmp_path / "landing" / "a.txt").write_text("a\n")
-    settings = Settings(state=str(tmp_path / "state"), retry_base_seconds=0.01, retry_cap_seconds=0.01)
+    monkeypatch.chdir(tmp_path)  # where its queue is
+    settings = Settings(data_dir=str(tmp_path / "state"), objects_retry_base=0.01, objects_max_retry_wait=0.01)
     with App(settings=settings, ledger=f"sqlite:///{tmp_path}/state/ledger.db") as app:
         lines = app.pipeline(
             "lines",

@@ -51,7 +51,7 @@ class Scene:
             broker="sqs://",
             ledger=f"sqlite:///{folder}/ledger.db",
             one_host=True,
-            state=str(folder / "state"),
+            data_dir=str(folder / "state"),
             aws_endpoint_url=server.url,
             aws_region=server.aws.region,
         )
@@ -180,7 +180,7 @@ def test_a_table_in_the_bucket_that_announces_is_no_source_of_itself(scene: Scen
     assert (counts[ObjectState.PROCESSED], sum(counts.values())) == (1, 1)
 
 
-def test_what_one_ingest_listed_another_is_not_told_of_again(scene: Scene, spark: SparkSession) -> None:
+def test_objects_listed_by_one_ingest_are_not_reported_by_another(scene: Scene, spark: SparkSession) -> None:
     """A listing and a notification name one version alike."""
     scene.put("in/a.jsonl", 1)
     assert scene.ingest(spark).rows_written == 1

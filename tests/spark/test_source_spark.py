@@ -19,7 +19,9 @@ from penstock.pipeline.spark.arrow_writer import arrow_schema
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
 from penstock.pipeline.spark.source import datasource
 from penstock.pipeline.spark.source.ddl import parse_ddl
-from penstock.pipeline.spark.source.plan import Piece, ReadOptions, ReadPlan
+from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions
+from penstock.pipeline.spark.source.plan import Piece, ReadPlan, make_plan
+from penstock.pipeline.spark.source.report import summarise
 from penstock.storage.aws import Aws
 from penstock.storage.local import LocalFiles
 
@@ -35,7 +37,7 @@ def line(number: int) -> bytes:
 
 def plan_of(tmp_path: Path, source: Path, *, ddl: str = DDL, cores: int = 2, **options: object) -> ReadPlan:
     store = LocalStore(source)
-    plan = datasource.make_plan(
+    plan = make_plan(
         [store.describe(path) for path in sorted(source.iterdir(), key=os.fsencode)],
         attempt_id="A",
         run=1,
@@ -86,7 +88,7 @@ def test_rows_arrive_typed_and_know_where_they_came_from(spark: SparkSession, tm
     assert texts is not None
     assert (texts.ts, texts.d) == ("2024-05-06 06:08:09", "2024-05-06")
     assert texts._object.endswith("caf\\xe9 %2F.jsonl.GZ")
-    summary = datasource.summarise(plan)
+    summary = summarise(plan)
     assert (summary.rows, summary.lines_quarantined, summary.missing) == (42, 2, ())
 
 
@@ -127,10 +129,10 @@ def test_reports_are_right_whatever_the_transform_does(
     plan = with_partitions(plan, 4)
     plan.save()
     TRANSFORMS[name](datasource.read(spark, plan)).write.format("noop").mode("append").save()
-    missing = datasource.summarise(plan).missing
+    missing = summarise(plan).missing
     assert (len(missing) == 4) == (name == "filters all out")
     datasource.drain(spark, plan, missing)
-    summary = datasource.summarise(plan)
+    summary = summarise(plan)
     assert (summary.missing, dict(summary.failures), dict(summary.exclude)) == ((), {}, {})
     assert (summary.rows, summary.lines_quarantined, len(summary.readings)) == (40, 1, 20)
     [file] = summary.quarantine
@@ -176,7 +178,7 @@ def test_a_bad_object_leaves_its_siblings_alone(spark: SparkSession, tmp_path: P
     (source / "99.jsonl").unlink()
     (source / "05.jsonl").write_bytes(b"{}\n")
     assert datasource.read(spark, plan).count() == 38
-    summary = datasource.summarise(plan)
+    summary = summarise(plan)
     assert {index: failure.kind.value for index, failure in summary.failures.items()} == {
         5: "superseded",
         20: "unreadable",
@@ -195,7 +197,7 @@ def test_a_split_object_is_read_once_in_all(spark: SparkSession, tmp_path: Path)
     rows = datasource.read(spark, plan)
     told = rows.agg(F.count("*"), F.sum("id"), F.countDistinct("_offset")).first()
     assert tuple(told or ()) == (150_000, 150_000 * 149_999 // 2, 150_000)
-    assert datasource.summarise(plan).readings[0].rows == 150_000
+    assert summarise(plan).readings[0].rows == 150_000
 
 
 def test_row_53_a_line_of_50_mb_is_a_row(spark: SparkSession, tmp_path: Path) -> None:
@@ -209,7 +211,7 @@ def test_row_53_a_line_of_50_mb_is_a_row(spark: SparkSession, tmp_path: Path) ->
         (50_000_000, len(line(1))),
         (1, len(line(1)) + 50_000_009),
     ]
-    assert datasource.summarise(plan).rows == 3
+    assert summarise(plan).rows == 3
 
 
 def test_five_thousand_small_objects(spark: SparkSession, tmp_path: Path) -> None:
@@ -221,7 +223,7 @@ def test_five_thousand_small_objects(spark: SparkSession, tmp_path: Path) -> Non
     rows = datasource.read(spark, plan)
     told = rows.agg(F.count("*"), F.countDistinct("_object"), F.sum("id")).first()
     assert tuple(told or ()) == (10_000, 5_000, 5_000 * 4_999)
-    summary = datasource.summarise(plan)
+    summary = summarise(plan)
     assert (len(summary.readings), summary.rows, summary.lines_quarantined) == (5_000, 10_000, 2_500)
 
 
@@ -237,7 +239,7 @@ def test_a_plan_of_nothing_gives_nothing(spark: SparkSession, tmp_path: Path) ->
     source.mkdir()
     plan = plan_of(tmp_path, source)
     assert datasource.read(spark, plan).count() == 0
-    assert datasource.summarise(plan).missing == ()
+    assert summarise(plan).missing == ()
 
 
 CSV_DDL = "id bigint, v double, ts timestamp, d date, s string, n decimal(8,2)"
@@ -279,7 +281,7 @@ def test_every_format_in_every_compression(spark: SparkSession, tmp_path: Path, 
         assert (rows[1].v, str(rows[1].n), str(rows[1].d)) == (0.5, "1.50", "2024-05-06")
     if form == "csv":
         assert (rows[1].s, rows[1].ts.microsecond) == ('é, "1"', 123456)
-    summary = datasource.summarise(plan)
+    summary = summarise(plan)
     assert (summary.rows, summary.lines_quarantined, dict(summary.failures)) == (6, 3, {})
 
 
@@ -294,7 +296,7 @@ def test_a_big_csv_is_read_in_pieces_that_all_know_its_header(spark: SparkSessio
     rows = datasource.read(spark, plan)
     told = rows.agg(F.count("*"), F.sum("id"), F.countDistinct("_offset"), F.count("gone"), F.min("_offset")).first()
     assert tuple(told or ()) == (count, count * (count - 1) // 2, count, 0, 5)
-    assert datasource.summarise(plan).readings[0].rows == count
+    assert summarise(plan).readings[0].rows == count
 
 
 def with_pieces(plan: ReadPlan, count: int) -> ReadPlan:
@@ -314,13 +316,13 @@ def test_a_csv_object_that_was_cut_within_a_record_is_read_again_cut_at_records(
     folder.mkdir()
     record = b'1,"first\n' + b"99,false\n" * 100_000 + b'last"\n'
     (folder / "a.csv").write_bytes((record + b"2,fine\n") * 13)
-    ddl, csv = "id bigint, s string", datasource.CsvOptions(header=False)
+    ddl, csv = "id bigint, s string", CsvOptions(header=False)
     plan = plan_of(tmp_path, folder, ddl=ddl, format="csv", csv=csv)
     assert plan.cuts_are_guesses
     datasource.read(spark, plan).write.format("noop").mode("append").save()
-    recut = datasource.summarise(plan).recut
+    recut = summarise(plan).recut
     assert list(recut) == [0]
-    again = datasource.make_plan(
+    again = make_plan(
         plan.objects,
         attempt_id="A",
         run=2,
@@ -336,5 +338,5 @@ def test_a_csv_object_that_was_cut_within_a_record_is_read_again_cut_at_records(
     rows = datasource.read(spark, again).select("id", "_offset").collect()
     assert {row.id for row in rows} == {2}
     assert sorted(row._offset for row in rows) == [(len(record) + 7) * n + len(record) for n in range(13)]
-    summary = datasource.summarise(again)
+    summary = summarise(again)
     assert (summary.rows, summary.lines_quarantined, dict(summary.recut)) == (13, 13, {})

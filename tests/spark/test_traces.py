@@ -22,7 +22,10 @@ def test_a_batch_is_followed_from_its_announcements_to_the_table(tmp_path: Path,
         (landing / f"{number}.jsonl").write_text(json.dumps({"id": number}) + "\n")
     state = tmp_path / "state"
     settings = Settings(
-        broker=f"sqlite:///{state}/queue.db", ledger=f"sqlite:///{state}/ledger.db", state=str(state), traces=True
+        broker=f"sqlite:///{state}/queue.db",
+        ledger=f"sqlite:///{state}/ledger.db",
+        data_dir=str(state),
+        tracing_enabled=True,
     )
 
     def transform(frame: DataFrame) -> DataFrame:
@@ -75,7 +78,10 @@ def test_a_run_that_breaks_is_an_error_on_its_span(tmp_path: Path, spark: SparkS
     (landing / "a.jsonl").write_text('{"id": 1}\n')
     state = tmp_path / "state"
     settings = Settings(
-        broker=f"sqlite:///{state}/queue.db", ledger=f"sqlite:///{state}/ledger.db", state=str(state), traces=True
+        broker=f"sqlite:///{state}/queue.db",
+        ledger=f"sqlite:///{state}/ledger.db",
+        data_dir=str(state),
+        tracing_enabled=True,
     )
 
     def transform(frame: DataFrame) -> DataFrame:

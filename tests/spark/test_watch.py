@@ -8,7 +8,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from penstock.events import BatchCommitted, Event, SourceScanned, WatchBegan, WatchDisturbed
+from penstock.events import BatchCommitted, Event, SourceScanned, WatchDegraded, WatchStarted
 from penstock.operations.ingest.ingest import IngestReport, ingest
 from penstock.operations.ingest.pipeline import IngestRequest
 from penstock.worker.shutdown import StopSignal
@@ -43,7 +43,7 @@ class Watched:
 
     def start(self) -> None:
         self._thread.start()
-        self.wait_for(WatchBegan)
+        self.wait_for(WatchStarted)
         self.wait_for(SourceScanned)
 
     def wait_for(self, kind: type[Event], count: int = 1) -> None:
@@ -118,7 +118,7 @@ def test_a_folder_that_goes_and_comes_back_is_gone_on_with(tmp_path: Path, spark
     (watched.source / "a.jsonl").write_text(lines(1))
     watched.wait_for(BatchCommitted)
     watched.source.rename(tmp_path / "away")
-    watched.wait_for(WatchDisturbed)
+    watched.wait_for(WatchDegraded)
     watched.source.mkdir()
     (watched.source / "b.jsonl").write_text(lines(2))
     watched.wait_for(BatchCommitted, 2)

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from tests.services.aws_server import AwsServer
 
 from penstock.config import Settings
-from penstock.events import BatchCommitted, Event, MessagesReceived, StoreAway, StoreBack
+from penstock.events import BatchCommitted, Event, MessagesReceived, StoreAvailable, StoreUnavailable
 from penstock.handlers import outage
 from penstock.objects.local_store import LocalStore
 from penstock.objects.notification import announce
@@ -28,7 +28,7 @@ QUEUE = "landed"
 
 
 class Heard:
-    """What an ingest told, and how often its source was asked in vain."""
+    """The events of an ingest, and the number of failed requests to its source."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []  # this and the next are written under it
@@ -59,14 +59,14 @@ class Heard:
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
-    heard, away = Heard(), outage.OutageWatch._away
+    heard, away = Heard(), outage.OutageWatch._record_unavailable
 
     def counted(self: outage.OutageWatch, error: str, *, by_request: bool) -> None:
         away(self, error, by_request=by_request)
         if not by_request:
             heard.ping_failed()
 
-    monkeypatch.setattr(outage.OutageWatch, "_away", counted)
+    monkeypatch.setattr(outage.OutageWatch, "_record_unavailable", counted)
     for name, seconds in {
         "CHECK_SECONDS": 0.1,
         "PAUSE_SECONDS_MIN": 0.05,
@@ -107,13 +107,13 @@ def test_a_watching_ingest_receives_nothing_while_its_source_is_away(
     try:
         heard.until_there(BatchCommitted)
         source.rename(tmp_path / "away")
-        heard.until_there(StoreAway)
+        heard.until_there(StoreUnavailable)
         for body in bodies[1:]:
             sqs.send_message(QueueUrl=url, MessageBody=body)
         asked = heard.failed_pings
         heard.until(lambda: heard.failed_pings >= asked + PINGS, "the source is asked in vain")
         (tmp_path / "away").rename(source)
-        heard.until_there(StoreBack)
+        heard.until_there(StoreAvailable)
         heard.until(lambda: sum(one.rows for one in heard.events if isinstance(one, BatchCommitted)) == 3, "all rows")
     finally:
         stop.request()

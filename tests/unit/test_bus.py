@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from penstock import events
-from penstock.app.registry import HEARD, RecordKeeper
-from penstock.events import Bus, ChoosyListener, Event, LeaseLost, ProcessKilled, SettleFailed, WorkerDraining
+from penstock.app.registry import HEARD, RecordWriter
+from penstock.events import Bus, Event, LeaseLost, ProcessKilled, SelectiveListener, SettlementFailed, WorkerDraining
 from penstock.messaging.clock import SystemClock
 from penstock.monitoring.errors.hook import ErrorReporter
 from penstock.monitoring.logs.listener import configure_logs
@@ -17,7 +17,7 @@ LOST = LeaseLost(queue="q", message_id="m", attempt=1)
 DRAINING = WorkerDraining(reason="done", in_flight=0)
 
 
-class Choosy(ChoosyListener):
+class Choosy(SelectiveListener):
     """Hears of one kind."""
 
     def __init__(self, kind: type[Event]) -> None:
@@ -25,7 +25,7 @@ class Choosy(ChoosyListener):
         self.heard: list[Event] = []
         self.asked: list[type[Event]] = []
 
-    def hears(self, kind: type[Event]) -> bool:
+    def wants(self, kind: type[Event]) -> bool:
         self.asked.append(kind)
         return kind is self.kind
 
@@ -46,34 +46,34 @@ def test_everybody_hears_everything_in_order_but_those_who_choose() -> None:
 
 def test_a_bus_knows_what_nobody_hears() -> None:
     bus = Bus(Choosy(LeaseLost))
-    assert bus.hears(LeaseLost)
-    assert not bus.hears(WorkerDraining)
-    assert not Bus().hears(LeaseLost)
-    assert Bus(print).hears(WorkerDraining)
+    assert bus.wants(LeaseLost)
+    assert not bus.wants(WorkerDraining)
+    assert not Bus().wants(LeaseLost)
+    assert Bus(print).wants(WorkerDraining)
 
 
 @pytest.mark.parametrize(("level", "heard"), [("debug", True), ("info", True), ("warning", False)])
 def test_the_log_hears_what_is_logged(level: str, heard: bool) -> None:
     log = configure_logs(LogSettings(level=level, format="json"))  # type: ignore[arg-type] # it is one of them
-    assert log.hears(events.MessageStarted) is heard
-    assert log.hears(events.MessageFailed)
-    assert log.hears(SettleFailed)
+    assert log.wants(events.MessageFinished) is heard
+    assert log.wants(events.MessageFailed)
+    assert log.wants(SettlementFailed)
 
 
 def test_the_error_hook_hears_of_failures_alone() -> None:
-    reporter = ErrorReporter(lambda error, context: None, worker="w", tell=lambda event: None)
-    assert reporter.hears(events.MessageFailed)
-    assert reporter.hears(events.MessageInvalid)
-    assert not reporter.hears(events.MessageFinished)
+    reporter = ErrorReporter(lambda error, context: None, worker="w", emit=lambda event: None)
+    assert reporter.wants(events.MessageFailed)
+    assert reporter.wants(events.MessageInvalid)
+    assert not reporter.wants(events.MessageFinished)
 
 
 def test_a_workers_record_hears_of_what_it_holds_and_of_its_state(tmp_path: Path) -> None:
-    keeper = RecordKeeper(tmp_path / "w.json", worker="w", version="1", stop=StopSignal(), clock=SystemClock())
+    keeper = RecordWriter(tmp_path / "w.json", worker="w", version="1", stop=StopSignal(), clock=SystemClock())
     bus = Bus(keeper)
     bus.emit(events.MessagesReceived(queue="q", message_ids=("m", "n", "o"), redelivered=0))
     assert keeper.record().in_flight == 3
     bus.emit(LOST)
-    bus.emit(SettleFailed(queue="q", message_id="n", attempt=1, operation="ack", reason="gone", lost=True))
+    bus.emit(SettlementFailed(queue="q", message_id="n", attempt=1, operation="ack", reason="gone", lost=True))
     assert keeper.record().in_flight == 1
     assert ProcessKilled not in HEARD
-    assert not bus.hears(events.MessageFinished)
+    assert not bus.wants(events.MessageFinished)

@@ -47,3 +47,15 @@ def test_plain_sessions_need_no_greenlet() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_metrics_without_an_endpoint_need_no_prometheus_client() -> None:
+    code = (
+        "import sys; sys.modules['prometheus_client'] = None\n"
+        "from penstock.app.metering import metrics_beside, open_metering\n"
+        "from penstock.config import Settings\n"
+        "settings = metrics_beside(Settings(), 1)\n"
+        "open_metering(settings, worker='w', health=None, queues={}, emit=lambda event: None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr

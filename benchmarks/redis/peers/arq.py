@@ -36,7 +36,7 @@ class WorkerSettings:
     # It looks into the queue this often, and starts at most max_jobs at a look: with its default of half a second the
     # poll is the whole benchmark. Less than 10 ms costs more than it brings.
     poll_delay = 0.01
-    keep_result = 0  # nobody asks for results
+    keep_result = 0  # results are not read
     log_results = False
     job_timeout = 50  # and 10 more are the lease on a job in progress: together a minute, as most others have
 

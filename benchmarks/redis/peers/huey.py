@@ -13,7 +13,7 @@ from benchmarks.redis.peer import Many, One, address, concurrency, effects
 
 PACKAGES = ("huey", "redis", "hiredis")
 
-app = RedisHuey("bench", url=address(), results=False)  # nobody asks for results; blocking reads are its default
+app = RedisHuey("bench", url=address(), results=False)  # results are not read; blocking reads are its default
 book = effects()
 
 

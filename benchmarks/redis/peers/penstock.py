@@ -17,7 +17,7 @@ PACKAGES = ("penstock", "redis", "hiredis")
 plain = Queue[Message]("plain")
 waiting = Queue[Message]("async")
 # Everything is as it comes but for the log: a line a message is as much work again, and the others write none.
-app = App.from_config(log_level="warning", fetch_max=100)
+app = App.from_config(log_level="warning", worker_max_fetch=100)
 book = effects()
 
 

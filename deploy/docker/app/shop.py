@@ -1,4 +1,4 @@
-"""The example that compose.yaml, the task definitions and the manifests run. Put your own app in its place."""
+"""The example app of compose.yaml, of the task definition and of the manifests. Replace it by your own."""
 
 from penstock import App, Message
 
@@ -7,5 +7,5 @@ app = App.from_config()  # settings from the environment and the secrets
 
 @app.handler("orders")
 def take(message: Message) -> None:
-    """Called for each message of the queue; when it returns the message is gone, when it raises it comes back."""
-    print(message.body.decode())  # noqa: T201 - so that there is something to see
+    """Process one message. It is acked when the function returns, and retried when the function raises."""
+    print(message.body.decode())  # noqa: T201 - visible output for the example

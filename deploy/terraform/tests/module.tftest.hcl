@@ -1,4 +1,4 @@
-# terraform test, without AWS: the provider is a mock. It wants the provider's schemas, so `terraform init` comes first.
+# For `terraform test`, without AWS: the provider is a mock. It needs the provider's schemas, so run `terraform init` first.
 
 mock_provider "aws" {
   mock_resource "aws_sqs_queue" {
@@ -39,19 +39,19 @@ mock_provider "aws" {
   }
 }
 
-run "as_it_is" {
+run "defaults" {
   variables {
     queue = "orders"
   }
 
   assert {
     condition     = jsondecode(aws_sqs_queue.source.redrive_policy).maxReceiveCount == 4 + 16
-    error_message = "Attempts and deploys have to fit into the receives."
+    error_message = "Receives must leave room for attempts and deploys."
   }
 
   assert {
     condition     = jsondecode(aws_sqs_queue.dlq.redrive_policy).maxReceiveCount == 1000
-    error_message = "The first tier must not hand its letters on at the first look."
+    error_message = "SQS must not move dead letters to the final DLQ at their first receive."
   }
 
   assert {
@@ -59,31 +59,34 @@ run "as_it_is" {
       for tier in [aws_sqs_queue.dlq, aws_sqs_queue.dead] :
       tier.message_retention_seconds > aws_sqs_queue.source.message_retention_seconds
     ])
-    error_message = "Dead letters keep the age they had."
+    error_message = "Dead letters keep their age, so they need a longer retention."
   }
 
   assert {
     condition     = [aws_sqs_queue.source.name, aws_sqs_queue.dlq.name, aws_sqs_queue.dead.name] == ["orders", "orders-dlq", "orders-dead"]
-    error_message = "Workers find the tiers by these names."
+    error_message = "Workers find the DLQs by these names."
   }
 
   assert {
     condition     = length(aws_s3_bucket_notification.created) + length(aws_iam_role.own) + length(aws_iam_role.replay) == 0
-    error_message = "What nobody asked for is not made."
+    error_message = "Notifications and roles are created only on request."
   }
 }
 
-run "numbers_of_the_settings" {
+run "values_of_the_settings" {
   variables {
     queue         = "orders"
     max_attempts  = 7
     give_backs    = 30
     lease_seconds = 45.5
+
+    dead_letters_replay  = true
+    dead_letters_archive = true
   }
 
   assert {
     condition     = output.redrive.max_receive_count == 37
-    error_message = "max_attempts and give_backs together."
+    error_message = "The sum of max_attempts and give_backs."
   }
 
   assert {
@@ -93,7 +96,12 @@ run "numbers_of_the_settings" {
 
   assert {
     condition     = output.worker_environment.PENSTOCK_BROKER == "sqs://eu-west-1"
-    error_message = "The broker is named by the queue's region."
+    error_message = "The broker is the region of the queue."
+  }
+
+  assert {
+    condition     = output.worker_environment.PENSTOCK_DEAD_LETTERS_REPLAY == "true"
+    error_message = "Workers replay if their role may."
   }
 }
 
@@ -110,21 +118,21 @@ run "bucket_and_roles" {
 
   assert {
     condition     = [for queue in aws_s3_bucket_notification.created[0].queue : queue.filter_prefix] == ["a/", "b/c/"]
-    error_message = "Each prefix is announced."
+    error_message = "Each prefix has a notification."
   }
 
   assert {
-    condition     = toset(keys(output.role_arns)) == toset(["worker", "sender", "replayer", "monitor", "operator"])
-    error_message = "A role for each kind of process, and for a person."
+    condition     = toset(keys(output.role_arns)) == toset(["worker", "sender", "operator"])
+    error_message = "One role for workers, one for senders, one for people."
   }
 
   assert {
-    condition     = toset(keys(aws_iam_role_policy.own_metrics)) == toset(["worker", "replayer", "monitor"])
-    error_message = "Who has metrics may put them."
+    condition     = length(aws_iam_role_policy.own_metrics) == 1
+    error_message = "Workers may put metrics."
   }
 }
 
-run "a_bucket_whose_notifications_are_somebody_elses" {
+run "a_bucket_with_other_notifications" {
   variables {
     bucket              = "shop-landing"
     manage_notification = false
@@ -132,7 +140,7 @@ run "a_bucket_whose_notifications_are_somebody_elses" {
 
   assert {
     condition     = length(aws_s3_bucket_notification.created) == 0 && length(aws_sqs_queue_policy.bucket_sends) == 1
-    error_message = "The queue takes what the bucket sends, and the bucket's configuration is left alone."
+    error_message = "The queue accepts notifications, and the configuration of the bucket is not changed."
   }
 }
 
@@ -156,7 +164,7 @@ run "no_room_for_deploys_is_refused" {
   expect_failures = [var.give_backs]
 }
 
-run "dead_letters_kept_for_less_are_refused" {
+run "a_shorter_retention_of_dead_letters_is_refused" {
   command = plan
 
   variables {
@@ -167,7 +175,7 @@ run "dead_letters_kept_for_less_are_refused" {
   expect_failures = [aws_sqs_queue.source]
 }
 
-run "receives_beyond_the_first_tiers_are_refused" {
+run "more_receives_than_the_dlq_allows_are_refused" {
   command = plan
 
   variables {
@@ -178,7 +186,7 @@ run "receives_beyond_the_first_tiers_are_refused" {
   expect_failures = [aws_sqs_queue.source]
 }
 
-run "a_service_account_that_is_not_named_has_its_usual_name" {
+run "other_service_accounts_keep_their_default_names" {
   variables {
     make_roles       = true
     oidc_provider    = { arn = "arn:aws:iam::123456789012:oidc-provider/oidc.example", url = "oidc.example" }
@@ -186,8 +194,8 @@ run "a_service_account_that_is_not_named_has_its_usual_name" {
   }
 
   assert {
-    condition     = var.service_accounts.monitor == "default:penstock-monitor" && length(output.role_arns) == 5
-    error_message = "Each role has an account, whichever of them are named."
+    condition     = var.service_accounts.operator == "default:penstock-operator" && length(output.role_arns) == 3
+    error_message = "Each role has a service account."
   }
 }
 
@@ -204,7 +212,7 @@ run "wildcards_for_pods_are_refused" {
   expect_failures = [var.service_accounts]
 }
 
-run "numbers_that_aws_or_penstock_would_refuse" {
+run "values_that_aws_or_penstock_refuses" {
   command = plan
 
   variables {

@@ -8,20 +8,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 from weakref import WeakSet
 
 from penstock.app.context import EventForwarder
 from penstock.app.handlers import Handlers
-from penstock.app.naming import checked_name, module_that_calls, worker_id
+from penstock.app.naming import calling_module, checked_name, worker_id
 from penstock.app.pipelines.service import PipelineService
 from penstock.app.service import Service
 from penstock.app.transactions import Transactional
-from penstock.config import Settings, load_settings, shown
+from penstock.config import Settings, dotted, load_settings, matching, shown, variable
 from penstock.errors import UsageError
 from penstock.events import Listener
 from penstock.handlers.durations import Duration, seconds_of
-from penstock.messaging.broker import Broker
+from penstock.messaging.broker import SEND_CHUNK, Broker
 from penstock.messaging.declarations import checks_options
 from penstock.messaging.forks import leave_to_parent, renew_in_copies
 from penstock.messaging.message import (
@@ -37,7 +37,8 @@ from penstock.messaging.threads import AsideThreads
 from penstock.messaging.tracing import Tracing
 from penstock.monitoring.errors.hook import ErrorHook
 
-SEND_CHUNK = 1_000  # messages per broker call
+if TYPE_CHECKING:
+    from penstock.app.outbox import MessageOptions
 
 # All apps of this process. Only tests use it: a handler under test may send through any of them.
 _apps: "WeakSet[App]" = WeakSet()
@@ -47,9 +48,10 @@ SENDING_THREADS_MAX = 32  # shared by `send_async` and `send_many_async`
 
 def _setting(name: str) -> str | None:
     """Return a hint on where to set an option that is a setting; None for other options."""
-    if name not in Settings.model_fields:
+    field = matching(name, Settings.model_fields)
+    if field is None:
         return None
-    return f"{name} is a setting: App.from_config({name}=...), PENSTOCK_{name.upper()} or penstock.toml."
+    return f"{dotted(field)} is a setting: App.from_config({field}=...), {variable(field)} or penstock.toml."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,6 @@ class App(Handlers, Transactional):
         name: str | None = None,
     ) -> None:
         super().__init__()
-        Transactional.__init__(self)
         given = {
             "broker": broker if isinstance(broker, str) else None,
             "ledger": ledger if isinstance(ledger, str) else None,
@@ -96,7 +97,7 @@ class App(Handlers, Transactional):
         self.settings = base.model_copy(update={name: value for name, value in given.items() if value is not None})
         given_name = self.settings.app_name if name is None else checked_name(name)
         self.is_named = given_name is not None
-        self.name = module_that_calls() if given_name is None else given_name
+        self.name = calling_module() if given_name is None else given_name
         self.on_error = on_error
         self.listeners = tuple(listeners)
         self.worker = worker_id()
@@ -149,14 +150,14 @@ class App(Handlers, Transactional):
     @property
     def broker(self) -> Broker:
         """The broker, opened on first use."""
-        from penstock.app.backends import open_broker, with_whole_path
+        from penstock.app.brokers import open_broker, with_absolute_path
 
         with self._lock:
             if self._broker is None:
                 settings = self._inherited or self.settings
-                self._broker = open_broker(settings, holder=self.worker, tell=self.incidents)
-                self._opened = with_whole_path(settings)
-            if self.settings.traces:
+                self._broker = open_broker(settings, holder=self.worker, emit=self.incidents)
+                self._opened = with_absolute_path(settings)
+            if self.settings.tracing_enabled:
                 self._broker = self._traces().broker(self._broker)
             return self._broker
 
@@ -352,20 +353,9 @@ class App(Handlers, Transactional):
             delay_seconds=0.0 if not delay else seconds_of("delay", delay),
         )
 
-    def outgoing_in_trace(
-        self,
-        queue: Queue[Any] | str,
-        body: Any,
-        *,
-        delay: Duration | None = None,
-        group: str | None = None,
-        deduplication_id: str | None = None,
-        attributes: Mapping[str, str | bytes] = NO_ATTRIBUTES,
-    ) -> Outgoing:
+    def outgoing_in_trace(self, queue: Queue[Any] | str, body: Any, **options: "Unpack[MessageOptions]") -> Outgoing:
         """Return the message of `outgoing` with the caller's trace context, which the relay would not have."""
-        outgoing = self.outgoing(
-            queue, body, delay=delay, group=group, deduplication_id=deduplication_id, attributes=attributes
-        )
+        outgoing = self.outgoing(queue, body, **options)
         carrier = self.tracing.carrier()
         return replace(outgoing, attributes={**carrier, **outgoing.attributes}) if carrier else outgoing
 

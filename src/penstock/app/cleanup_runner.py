@@ -1,6 +1,6 @@
-"""Run a declared cleanup: build the cleaner of a source, and run it in a background thread of the worker.
+"""Build the cleaner of a source, and run it in a background thread of an ingest or a run; a worker has a job for it.
 
-The thread processes a bounded number of objects per pass and rests in between. The worker does not wait for it: an
+The thread processes a bounded number of objects per pass and rests in between. The process does not wait for it: an
 interrupted pass is repeated by the next process, which is harmless.
 """
 
@@ -100,7 +100,7 @@ class CleanupRunner(PeriodicJob):
     """A background job that repeats the cleanup of one source."""
 
     def __init__(self, work: SourceCleanup, *, stop: StopSignal, bus: Bus, clock: Clock, random: Random) -> None:
-        super().__init__(NAME, clock=clock, random=random, tell=bus.emit, stop=stop)
+        super().__init__(NAME, clock=clock, random=random, emit=bus.emit, stop=stop)
         self._work = work
 
     def once(self, *, objects_max: int | None = PASS_OBJECTS) -> CleanupPassResult | None:

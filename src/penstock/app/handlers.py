@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from penstock.app.cleanup import Cleanup, Keep, check_apart, check_fits
 from penstock.app.object_service import ObjectService, check_source
-from penstock.app.pipelines.declaration import DeltaSink, ObjectSource, Transform, declared
+from penstock.app.pipelines.declaration import ObjectSource, Transform, declared
 from penstock.app.pipelines.pipeline import Pipeline
 from penstock.app.pipelines.service import PipelineService
 from penstock.app.service import FunctionService, Service
@@ -16,8 +16,10 @@ from penstock.handlers.durations import Duration, Size, bytes_of, seconds_of
 from penstock.handlers.schedule import schedule_of
 from penstock.handlers.ticker import check_tick
 from penstock.ledger.rules import HANDLER_CHARS_MAX
+from penstock.messaging.backoff import RETRY_ATTEMPTS_MAX, RETRY_BASE_SECONDS, RETRY_CAP_SECONDS
 from penstock.messaging.declarations import OnStop, checks_options
 from penstock.messaging.schema import Queue
+from penstock.sinks.declaration import SinkDeclaration
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 BATCH_WAIT_SECONDS = 1.0
@@ -39,6 +41,7 @@ class Handlers:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._services: dict[str, Service] = {}  # by queue
         self._lifespans: list[Lifespan] = []
 
@@ -68,9 +71,9 @@ class Handlers:
         queue: Queue[Any] | str,
         *,
         name: str | None = None,
-        max_attempts: int = 5,
-        retry_base: Duration = 1.0,
-        retry_cap: Duration = 300.0,
+        max_attempts: int = RETRY_ATTEMPTS_MAX,
+        retry_base: Duration = RETRY_BASE_SECONDS,
+        max_retry_wait: Duration = RETRY_CAP_SECONDS,
         timeout: Duration | None = None,
         concurrency: int | None = None,
         idempotency: Callable[[Any], str] | None = None,
@@ -88,7 +91,7 @@ class Handlers:
 
         The function is called with the body (the `Message` if the queue has no model) and, if it takes two arguments, a
         `Context`. Returning acks the message. `Reject` dead-letters it. `Retry` and any other exception count as an
-        attempt; the next one follows after exponential backoff with full jitter: uniform(0, min(``retry_cap``,
+        attempt; the next one follows after exponential backoff with full jitter: uniform(0, min(``max_retry_wait``,
         ``retry_base`` x 2^n)).
 
         Args:
@@ -96,7 +99,7 @@ class Handlers:
             name: The handler's name. Default: the function's name.
             max_attempts: The message is dead-lettered after this many attempts.
             retry_base: Upper limit of the first backoff; it doubles with each attempt.
-            retry_cap: Upper limit of every backoff, applied before the jitter.
+            max_retry_wait: Upper limit of every backoff, applied before the jitter.
             timeout: The attempt ends after this time and the lease is given up.
             concurrency: Maximum number of concurrent calls in one worker.
             idempotency: Function from body to key. One completion is recorded per key; needs a ledger.
@@ -105,12 +108,12 @@ class Handlers:
                 exception per item.
             max_wait: Maximum time to collect a batch.
             isolation: "process" runs every call in a child process, which can be killed.
-            on_stop: With "give_back", `Context.checkpoint` releases the message as soon as the worker stops.
+            on_stop: With "release", `Context.checkpoint` releases the message as soon as the worker stops.
             every: Send one message per interval, independent of the number of workers.
             cron: Send one message per tick of this cron expression (UTC), independent of the number of workers.
             newer_wait: How long a message with an unknown newer schema version waits for a newer worker.
             breaker_failures: Pause the queue after this many consecutive messages that fail alike. 0: never. None: the
-                setting ``breaker_failures``.
+                setting ``worker.breaker_failures``.
 
         Returns:
             A decorator that returns the function unchanged.
@@ -128,7 +131,7 @@ class Handlers:
                 retry=RetryPolicy(
                     max_attempts=max_attempts,
                     base_seconds=seconds_of("retry_base", retry_base),
-                    cap_seconds=seconds_of("retry_cap", retry_cap),
+                    cap_seconds=seconds_of("max_retry_wait", max_retry_wait),
                     newer_wait_seconds=seconds_of("newer_wait", newer_wait),
                 ),
                 timeout_seconds=None if timeout is None else seconds_of("timeout", timeout),
@@ -158,8 +161,8 @@ class Handlers:
         source: str,
         name: str | None = None,
         max_attempts: int = 4,
-        retry_base: Duration = 1.0,
-        retry_cap: Duration = 300.0,
+        retry_base: Duration = RETRY_BASE_SECONDS,
+        max_retry_wait: Duration = RETRY_CAP_SECONDS,
         timeout: Duration | None = None,
         concurrency: int | None = None,
         on_stop: OnStop = "finish",
@@ -182,10 +185,10 @@ class Handlers:
             name: The handler's name. Default: the function's name.
             max_attempts: The object is marked as failed after this many attempts.
             retry_base: Upper limit of the first backoff; it doubles with each attempt.
-            retry_cap: Upper limit of every backoff, applied before the jitter.
+            max_retry_wait: Upper limit of every backoff, applied before the jitter.
             timeout: The attempt ends after this time.
             concurrency: Maximum number of concurrent calls in one worker.
-            on_stop: With "give_back", `ObjectContext.checkpoint` releases the message as soon as the worker stops.
+            on_stop: With "release", `ObjectContext.checkpoint` releases the message as soon as the worker stops.
             cleanup: Called before a retry, to remove the leftovers of an attempt that broke off.
             encoding: The encoding of text.
             max_object_bytes: Maximum size of an object.
@@ -224,7 +227,7 @@ class Handlers:
                     source=source,
                     concurrency=concurrency,
                     retry_base_seconds=seconds_of("retry_base", retry_base),
-                    retry_cap_seconds=seconds_of("retry_cap", retry_cap),
+                    retry_cap_seconds=seconds_of("max_retry_wait", max_retry_wait),
                     source_cleanup=chosen,
                 )
             )
@@ -238,11 +241,11 @@ class Handlers:
         name: str,
         *,
         source: ObjectSource,
-        sink: DeltaSink,
+        sink: SinkDeclaration,
         transform: Transform | None = None,
         provenance: bool = True,
-        max_objects: int | None = None,
-        max_bytes: Size | None = None,
+        max_batch_objects: int | None = None,
+        max_batch_bytes: Size | None = None,
         max_wait: Duration = PIPELINE_WAIT_SECONDS,
         max_attempts: int | None = None,
         max_quarantine_ratio: float | None = None,
@@ -252,11 +255,11 @@ class Handlers:
         Args:
             name: The pipeline's name.
             source: The objects and their queue.
-            sink: The table to write.
+            sink: The table to write, such as DeltaSink(...).
             transform: Function from DataFrame to DataFrame, applied to each batch.
             provenance: Add the columns _object and _offset.
-            max_objects: Maximum number of objects in a batch. None: the app's setting, as for the following.
-            max_bytes: Maximum size of a batch.
+            max_batch_objects: Maximum number of objects in a batch. None: the app's setting, as for the following.
+            max_batch_bytes: Maximum size of a batch.
             max_wait: Maximum time to wait for more objects of a batch.
             max_attempts: An object is marked as failed after this many attempts.
             max_quarantine_ratio: An object fails if more than this share of its lines cannot be read.
@@ -273,8 +276,8 @@ class Handlers:
             sink=sink,
             transform=transform,
             provenance=provenance,
-            max_objects=max_objects,
-            max_bytes=max_bytes,
+            max_batch_objects=max_batch_objects,
+            max_batch_bytes=max_batch_bytes,
             max_wait=max_wait,
             max_attempts=max_attempts,
             max_quarantine_ratio=max_quarantine_ratio,

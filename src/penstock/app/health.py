@@ -17,29 +17,35 @@ IN_FLIGHT, SLOTS = "worker_in_flight_messages", "worker_slots"
 LAST_POLL, LAG = "worker_last_poll_timestamp_seconds", "loop_lag_seconds"
 
 
-def worker_health(pulse: Liveness, stop: StopSignal) -> Health:
+def worker_health(liveness: Liveness, stop: StopSignal) -> Health:
     """Return the probes of the worker with this liveness, in the process that ``stop`` ends."""
-    return Health(live=lambda: live(pulse), ready=lambda: ready(pulse, stop), started=lambda: started(pulse))
+    return Health(live=lambda: live(liveness), ready=lambda: ready(liveness, stop), started=lambda: started(liveness))
 
 
-def live(pulse: Liveness) -> Answer:
+def live(liveness: Liveness) -> Answer:
     """Return False if the worker is stuck, so that only a restart helps. A starting or stopping worker is alive."""
-    troubles = pulse.troubles
-    return not troubles, "; ".join(troubles) or f"the worker is {pulse.phase}"
+    troubles = liveness.troubles
+    return not troubles, "; ".join(troubles) or f"the worker is {liveness.phase}"
 
 
-def ready(pulse: Liveness, stop: StopSignal) -> Answer:
+def ready(liveness: Liveness, stop: StopSignal) -> Answer:
     """Return True if the worker takes messages."""
-    if stop.requested or pulse.phase is Phase.STOPPING:
+    if stop.requested or liveness.phase is Phase.STOPPING:
         return False, "the worker is stopping"
-    if stop.paused or pulse.phase is Phase.PAUSED:
+    if stop.paused or liveness.phase is Phase.PAUSED:
         return False, "the worker was asked to take no more messages"
-    if pulse.phase is Phase.STARTING:
+    if liveness.phase is Phase.STARTING:
         return False, "the worker is starting"
-    lines = pulse.lines()
-    halted = [line.queue for line in lines if line.halted]
-    waiting = [f"{line.queue} for {line.awaits}" for line in lines if line.awaits is not None and not line.halted]
-    serving = [line.queue for line in lines if line.awaits is None and not line.halted]
+    consumers = liveness.consumers()
+    if not consumers:
+        return True, "running background jobs only"
+    halted = [consumer.queue for consumer in consumers if consumer.halted]
+    waiting = [
+        f"{consumer.queue} for {consumer.awaits}"
+        for consumer in consumers
+        if consumer.awaits is not None and not consumer.halted
+    ]
+    serving = [consumer.queue for consumer in consumers if consumer.awaits is None and not consumer.halted]
     sentences = [
         f"serving {', '.join(serving)}" if serving else "no queue is served" + (" yet" if waiting else " any more"),
         *([f"waiting: {', '.join(waiting)}"] if waiting else ()),
@@ -48,14 +54,14 @@ def ready(pulse: Liveness, stop: StopSignal) -> Answer:
     return bool(serving), "; ".join(sentences)
 
 
-def started(pulse: Liveness) -> Answer:
+def started(liveness: Liveness) -> Answer:
     """Return True once the worker serves: its lifespans are entered and its queues are known."""
-    begun = pulse.phase is not Phase.STARTING
+    begun = liveness.phase is not Phase.STARTING
     return begun, "the worker has started" if begun else "the worker is starting"
 
 
 @contextmanager
-def gauged(pulse: Liveness, meters: Meters | None, *, worker: str) -> Iterator[None]:
+def gauged(liveness: Liveness, meters: Meters | None, *, worker: str) -> Iterator[None]:
     """Inside the block, update the worker's gauges at each reading of the meters and sample the loop lag.
 
     Does nothing without meters.
@@ -64,10 +70,12 @@ def gauged(pulse: Liveness, meters: Meters | None, *, worker: str) -> Iterator[N
         yield
         return
     lag = LagSampler(
-        clock=pulse.clock, observe=lambda seconds: meters.observe(LAG, (worker,), seconds), loop=lambda: pulse.loop()
+        clock=liveness.clock,
+        observe=lambda seconds: meters.observe(LAG, (worker,), seconds),
+        loop=lambda: liveness.loop(),
     )
     thread = threading.Thread(target=lag.run, name="penstock-lag", daemon=True)
-    forget = meters.before_reading(lambda: look_up(pulse, meters, worker=worker))
+    forget = meters.before_reading(lambda: update_gauges(liveness, meters, worker=worker))
     thread.start()
     try:
         yield
@@ -78,10 +86,10 @@ def gauged(pulse: Liveness, meters: Meters | None, *, worker: str) -> Iterator[N
             meters.replace(name, {})
 
 
-def look_up(pulse: Liveness, meters: Meters, *, worker: str) -> None:
+def update_gauges(liveness: Liveness, meters: Meters, *, worker: str) -> None:
     """Set the gauges of the worker's queues to their current values."""
-    lines = pulse.lines()
-    meters.replace(IN_FLIGHT, {(line.queue, worker): line.in_flight for line in lines})
-    meters.replace(SLOTS, {(line.queue, worker): line.slots for line in lines})
-    polled = {(line.queue, worker): line.polled_at for line in lines}
+    consumers = liveness.consumers()
+    meters.replace(IN_FLIGHT, {(consumer.queue, worker): consumer.in_flight for consumer in consumers})
+    meters.replace(SLOTS, {(consumer.queue, worker): consumer.slots for consumer in consumers})
+    polled = {(consumer.queue, worker): consumer.polled_at for consumer in consumers}
     meters.replace(LAST_POLL, {labels: at for labels, at in polled.items() if at is not None})

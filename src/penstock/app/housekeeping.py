@@ -12,19 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from penstock.app.backends import SQLITE
+from penstock.app.backends import ledger_exists
 from penstock.app.naming import own_version
 from penstock.app.processes import PROCESSES_FOLDER, RECORD_SUFFIX, ProcessRegistry
-from penstock.app.registry import RecordKeeper
+from penstock.app.registry import RecordWriter
 from penstock.app.rounds import PeriodicJob
-from penstock.brokers.memory.broker import MemoryBroker
 from penstock.config import Settings
 from penstock.errors import ConfigurationError
 from penstock.events import Listener
 from penstock.messaging.backoff import Random
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
-from penstock.messaging.tracing import unwrapped
 from penstock.worker.shutdown import StopSignal
 
 if TYPE_CHECKING:
@@ -75,9 +73,9 @@ class Housekeeper(PeriodicJob):
     """A background job that sweeps at once and then periodically. Another process can finish an interrupted sweep."""
 
     def __init__(
-        self, sweep: Callable[[], int], *, every_seconds: float, clock: Clock, random: Random, tell: Listener
+        self, sweep: Callable[[], int], *, every_seconds: float, clock: Clock, random: Random, emit: Listener
     ) -> None:
-        super().__init__(HOUSEKEEPING, clock=clock, random=random, tell=tell)
+        super().__init__(HOUSEKEEPING, clock=clock, random=random, emit=emit)
         self._sweep = sweep
         self._every_seconds = every_seconds
 
@@ -108,26 +106,26 @@ class Presence:
         metrics_address: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._settings = settings
-        self._broker = None if isinstance(unwrapped(broker), MemoryBroker) else broker
+        self._broker = None if broker.capabilities.in_process else broker
         self._worker = worker
         self._clock = clock
-        self._state = Path(settings.state).absolute()  # absolute, since a handler may change the working directory
-        version = settings.service_version or own_version()
+        self._state = Path(settings.data_dir).absolute()  # absolute, since a handler may change the working directory
+        version = settings.log_service_version or own_version()
         path = self._state / PROCESSES_FOLDER / f"{worker}{RECORD_SUFFIX}"
-        self._keeper = RecordKeeper(
+        self._record_writer = RecordWriter(
             path, worker=worker, version=version, stop=stop, clock=clock, metrics_address=metrics_address
         )
 
     @property
     def listeners(self) -> Sequence[Listener]:
         """The listeners that the worker's bus has to include."""
-        return () if self._broker is None else (self._keeper,)
+        return () if self._broker is None else (self._record_writer,)
 
     @contextmanager
-    def kept(self, *, ledger: "Callable[[], Ledger]", tell: Listener, random: Random) -> Iterator[None]:
+    def registered(self, *, ledger: "Callable[[], Ledger]", emit: Listener, random: Random) -> Iterator[None]:
         """Hold the lock, keep the record and run the housekeeping inside the block.
 
-        ``tell`` receives the events of failed housekeeping. Raises `ConfigurationError` if the data directory is not
+        ``emit`` receives the events of failed housekeeping. Raises `ConfigurationError` if the data directory is not
         writable.
         """
         if self._broker is None:
@@ -137,26 +135,20 @@ class Presence:
             try:
                 processes = ProcessRegistry(self._state / PROCESSES_FOLDER)
                 stack.enter_context(processes.registered(self._worker))
-                self._keeper.start()
+                self._record_writer.start()
             except OSError as error:
                 raise ConfigurationError(
-                    f"The state folder {self._state} cannot be written: {error.strerror}; name another one in the "
-                    "setting state."
+                    f"The data directory {self._state} cannot be written: {error.strerror}; name another one in the "
+                    "setting data_dir."
                 ) from error
-            stack.callback(self._keeper.end)
+            stack.callback(self._record_writer.end)
             sweeper = DeadProcessSweeper(
                 processes=processes,
                 broker=self._broker,
-                ledger=lambda: ledger() if _has_ledger(self._settings) else None,
+                ledger=lambda: ledger() if ledger_exists(self._settings) else None,
                 scratch=self._state / SCRATCH_FOLDER,
             )
-            every_seconds = min(self._settings.lease_seconds / 3, SWEEP_SECONDS_MAX)
-            house = Housekeeper(sweeper.sweep, every_seconds=every_seconds, clock=self._clock, random=random, tell=tell)
+            every_seconds = min(self._settings.worker_lease / 3, SWEEP_SECONDS_MAX)
+            house = Housekeeper(sweeper.sweep, every_seconds=every_seconds, clock=self._clock, random=random, emit=emit)
             stack.enter_context(house.beside())
             yield
-
-
-def _has_ledger(settings: Settings) -> bool:
-    """Return True if there is a ledger to sweep: a file ledger may not exist yet."""
-    file = settings.ledger.removeprefix(SQLITE)
-    return file == settings.ledger or Path(file).is_file()

@@ -15,7 +15,7 @@ from typing import Any
 from penstock.app.handlers import Lifespan
 from penstock.errors import UsageError, UserError
 from penstock.events import Bus, LifespanFailed
-from penstock.messaging.failure import failure_of, place_of
+from penstock.messaging.failure import failure_of, location_of
 
 LoopOf = Callable[[], asyncio.AbstractEventLoop]
 
@@ -74,7 +74,7 @@ class Lifespans:
         except UserError:
             raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:
-            place = place_of(error)
+            place = location_of(error)
             where = "" if place is None else f" ({place})"
             raise UserError(
                 f"The lifespan {lifespan.name} raised {failure_of(error).summary}{where}; nothing is served without it."

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.app.app import App
 from penstock.errors import SettingUnfit, UsageError
-from penstock.messaging.failure import is_library, place_of
+from penstock.messaging.failure import is_library, location_of
 
 
 def load_app(name: str) -> App:
@@ -64,7 +64,7 @@ def _raised(module_name: str, error: BaseException) -> UsageError:
     if isinstance(error, SyntaxError) and Path(error.filename or "").is_file():
         place: str | None = f"{error.filename}:{error.lineno}"
     else:
-        place = place_of(error) or _innermost(error)
+        place = location_of(error) or _innermost(error)
     words = str(error.msg if isinstance(error, SyntaxError) else error).rstrip(".")
     where = "" if place is None else f" at {place}"
     return UsageError(f"The module {module_name} cannot be imported: {type(error).__name__}: {words}{where}.")

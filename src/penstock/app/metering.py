@@ -10,7 +10,6 @@ from penstock.app.naming import own_version
 from penstock.config import Settings
 from penstock.events import Listener
 from penstock.messaging.clock import Clock, SystemClock
-from penstock.monitoring.endpoint import address_of
 from penstock.monitoring.health import Health
 from penstock.monitoring.metrics.exporter import Exporter, MetricsDestination
 from penstock.monitoring.metrics.listener import MetricsListener
@@ -71,7 +70,7 @@ def open_metering(
     worker: str,
     health: Health | None,
     queues: Mapping[str, str],
-    tell: Listener,
+    emit: Listener,
     clock: Clock | None = None,
     setting: str = SETTING,
 ) -> Metering:
@@ -86,15 +85,15 @@ def open_metering(
     meters = Meters() if otel is None else otel.meters
     endpoint = None
     if settings.metrics_address is not None:
-        from penstock.monitoring.endpoint import Endpoint
+        from penstock.monitoring.endpoint import Endpoint, address_of
 
         address = address_of(settings.metrics_address, setting=setting)
         endpoint = Endpoint(address, meters=meters, health=health or running(), setting=setting)
     outlets = [*_outlets(settings, worker=worker, meters=meters, clock=clock)]
-    if otel is not None and otel.outlet is not None:
-        outlets.append(otel.outlet)
-    every_seconds = settings.metrics_export_seconds
-    exporters = [Exporter(meters, outlet, every_seconds=every_seconds, clock=clock, tell=tell) for outlet in outlets]
+    if otel is not None and otel.destination is not None:
+        outlets.append(otel.destination)
+    every_seconds = settings.metrics_export_every
+    exporters = [Exporter(meters, outlet, every_seconds=every_seconds, clock=clock, emit=emit) for outlet in outlets]
     return Metering(meters, listener=MetricsListener(meters, queues=queues), endpoint=endpoint, exporters=exporters)
 
 
@@ -105,6 +104,8 @@ def metrics_beside(settings: Settings, number: int) -> Settings:
     """
     if settings.metrics_address is None or not number:
         return settings
+    from penstock.monitoring.endpoint import address_of
+
     address = address_of(settings.metrics_address, setting=SETTING).beside(number)
     return settings.model_copy(update={SETTING: str(address)})
 
@@ -122,12 +123,12 @@ def _otel(settings: Settings, *, worker: str) -> "Otel":
     from penstock.app.tracing import otel_service, require_otel
 
     require_otel("The setting metrics_export names otel")
-    from penstock.app.backends import system_of
+    from penstock.app.brokers import capabilities_of
     from penstock.monitoring.metrics.otel import open_otel
     from penstock.monitoring.traces.provider import resource_of
 
     resource = resource_of(otel_service(settings, worker=worker))
-    return open_otel(resource, version=own_version(), system=system_of(settings))
+    return open_otel(resource, version=own_version(), system=capabilities_of(settings).system)
 
 
 def _outlets(settings: Settings, *, worker: str, meters: Meters, clock: Clock) -> Sequence[MetricsDestination]:
@@ -140,7 +141,7 @@ def _outlets(settings: Settings, *, worker: str, meters: Meters, clock: Clock) -
         outlets.append(
             EmfDestination(
                 LineWriter(sys.stderr),  # the log's stream: standard output is for the output of commands
-                namespace=settings.cloudwatch_namespace,
+                namespace=settings.metrics_cloudwatch_namespace,
                 properties=_properties(settings, worker),
                 catalogue=meters.catalogue,
                 clock=clock,
@@ -153,7 +154,7 @@ def _outlets(settings: Settings, *, worker: str, meters: Meters, clock: Clock) -
         outlets.append(
             CloudWatchDestination(
                 lambda: settings.aws.client("cloudwatch"),
-                namespace=settings.cloudwatch_namespace,
+                namespace=settings.metrics_cloudwatch_namespace,
                 catalogue=meters.catalogue,
                 clock=clock,
             )
@@ -163,9 +164,9 @@ def _outlets(settings: Settings, *, worker: str, meters: Meters, clock: Clock) -
 
 def _properties(settings: Settings, worker: str) -> Mapping[str, str]:
     found = {
-        "service": settings.service,
-        "version": settings.service_version,
-        "environment": settings.environment,
+        "service": settings.log_service,
+        "version": settings.log_service_version,
+        "environment": settings.log_environment,
         "worker": worker,
     }
     return {name: value for name, value in found.items() if value is not None}

@@ -35,7 +35,7 @@ def checked_name(name: str) -> str:
     return name
 
 
-def module_that_calls() -> str:
+def calling_module() -> str:
     """Return the name of the nearest module up the stack that is not Penstock's own.
 
     A module that runs as a script gets the name that it would be imported by.
@@ -49,7 +49,7 @@ def module_that_calls() -> str:
     return name if name != "__main__" else _main_name(frame.f_globals)
 
 
-def register(home: "AppContext", services: Sequence[Service]) -> "Mapping[str, WorkOwner]":
+def register(context: "AppContext", services: Sequence[Service]) -> "Mapping[str, WorkOwner]":
     """Register the names that these services use in the app's ledger; return the owners of keys, by handler.
 
     Raises `ConfigurationError` for a name that belongs to another app.
@@ -60,14 +60,14 @@ def register(home: "AppContext", services: Sequence[Service]) -> "Mapping[str, W
         OwnedName(kind="objects" if needs_objects(one) else "keys", name=one.name, queue=one.queue_name)
         for one in services
     ]
-    return _registered(home, uses) if uses else {}
+    return _registered(context, uses) if uses else {}
 
 
-def register_pipeline(home: "AppContext", name: str, *, queue: str) -> None:
+def register_pipeline(context: "AppContext", name: str, *, queue: str) -> None:
     """Register the name of a pipeline that runs alone. Raises as `register` does."""
     from penstock.ledger.records import OwnedName
 
-    _registered(home, [OwnedName(kind="objects", name=name, queue=queue)])
+    _registered(context, [OwnedName(kind="objects", name=name, queue=queue)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +86,14 @@ class ObjectNames:
         ledger.owners.check(self.app, is_named=self.is_named, uses=uses)
 
 
-def object_names(home: "AppContext", services: Sequence[Service], *, only: str | None = None) -> ObjectNames:
+def object_names(context: "AppContext", services: Sequence[Service], *, only: str | None = None) -> ObjectNames:
     """Return the names of an app's pipelines and object handlers, or only the name ``only``."""
     queues = {one.name: one.queue_name for one in services if needs_objects(one) and only in (None, one.name)}
-    return ObjectNames(app=home.name, is_named=home.is_named, queues=queues)
+    return ObjectNames(app=context.name, is_named=context.is_named, queues=queues)
 
 
-def _registered(home: "AppContext", uses: "Sequence[OwnedName]") -> "Mapping[str, WorkOwner]":
-    found: Mapping[str, WorkOwner] = home.ledger.owners.register(home.name, is_named=home.is_named, uses=uses)
+def _registered(context: "AppContext", uses: "Sequence[OwnedName]") -> "Mapping[str, WorkOwner]":
+    found: Mapping[str, WorkOwner] = context.ledger.owners.register(context.name, is_named=context.is_named, uses=uses)
     return found
 
 

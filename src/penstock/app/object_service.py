@@ -12,7 +12,7 @@ from penstock.events import Bus
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe
 from penstock.storage.address import check_address
-from penstock.worker.line import Gates, Line
+from penstock.worker.consumer import Consumer, Gates
 
 if TYPE_CHECKING:
     from penstock.ledger import Ledger
@@ -41,47 +41,41 @@ class ObjectService:
         """The source and its cleanup."""
         return SourceReader(name=self.name, source=self.source, cleanup=self.source_cleanup)
 
-    def open(self, host: ServiceContext, *, weight: int) -> OpenedService:
-        from penstock.app.cleanup_runner import CleanupRunner, moved_to  # loads the ledger, so not with the declaration
+    def open(self, context: ServiceContext, *, weight: int) -> OpenedService:
+        from penstock.app.cleanup_runner import moved_to  # loads the ledger, so not with the declaration
         from penstock.objects.notification import parse_others
-        from penstock.pipeline.objects.handler import ObjectHandler, ObjectHandlerTools
+        from penstock.pipeline.objects.handler import ObjectHandler, ObjectHandlerRuntime
 
         try:
-            source = source_at(self.source, host.settings.aws)
+            source = source_at(self.source, context.settings.aws)
         except UsageError as error:
             raise UsageError(f"The object handler {self.name}: {error}") from error
-        store_outage = host.stores.of(source)
-        tools = ObjectHandlerTools(
-            ledger=host.ledger(),
+        store_outage = context.stores.of(source)
+        tools = ObjectHandlerRuntime(
+            ledger=context.ledger(),
             store=source.store,
             parse=partial(parse_others, buckets_allowed=source.buckets, own=moved_to(self.source_cleanup)),
-            worker=host.worker,
-            lease_seconds=host.settings.lease_seconds,
-            bus=host.bus,
+            worker=context.worker,
+            lease_seconds=context.settings.worker_lease,
+            bus=context.bus,
             backoff_base_seconds=self.retry_base_seconds,
             backoff_cap_seconds=self.retry_cap_seconds,
-            busy_seconds_max=busy_seconds_max(host.broker),
-            resources=host.resources,
-            clock=host.clock,
-            random=host.random,
-            ledger_watch=host.outage,
+            busy_seconds_max=busy_seconds_max(context.broker),
+            resources=context.resources,
+            clock=context.clock,
+            random=context.random,
+            ledger_watch=context.outage,
             store_watch=store_outage,
         )
         handler = ObjectHandler(self.declaration, tools)
-        line = Line(
+        consumer = Consumer(
             queue=self.queue_name,
             handler=handler,
             weight=weight,
             in_flight_max=self.concurrency,
-            gate=Gates(host.outage.gate(self.queue_name), store_outage.gate(self.queue_name)),
+            gate=Gates(context.outage.gate(self.queue_name), store_outage.gate(self.queue_name)),
         )
-        work = self.cleaning(source, ledger=tools.ledger, bus=host.bus, probe=host.probe, clock=host.clock)
-        if work is None:
-            return OpenedService(line=line, close=lambda: None)
-        tools.ledger.ensure_pipeline(self.name)
-        caretaker = CleanupRunner(work, stop=host.stop, bus=host.bus, clock=host.clock, random=host.random)
-        caretaker.start()
-        return OpenedService(line=line, close=caretaker.end)
+        return OpenedService(consumer=consumer, close=lambda: None)
 
     def cleaning(
         self, source: SourceLocation, *, ledger: "Ledger", bus: Bus, probe: Probe, clock: Clock

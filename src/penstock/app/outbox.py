@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 from penstock.handlers.durations import Duration
 from penstock.messaging.message import NO_ATTRIBUTES, Outgoing
@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from penstock.transactions.sessions import AsyncSessions, SyncSession
 
 
+class MessageOptions(TypedDict, total=False):
+    """The options of one message; `App.send` describes them."""
+
+    delay: Duration | None
+    group: str | None
+    deduplication_id: str | None
+    attributes: Mapping[str, str | bytes]
+
+
 class MakeMessage(Protocol):
     """The signature of `App.outgoing`."""
 
@@ -20,11 +29,7 @@ class MakeMessage(Protocol):
         self,
         queue: Queue[Any] | str,
         body: Any,
-        *,
-        delay: Duration | None = None,
-        group: str | None = None,
-        deduplication_id: str | None = None,
-        attributes: Mapping[str, str | bytes] = NO_ATTRIBUTES,
+        **options: Unpack[MessageOptions],
     ) -> Outgoing: ...
 
 
@@ -39,11 +44,7 @@ class Outbox:
         self,
         queue: Queue[Any] | str,
         body: Any,
-        *,
-        delay: Duration | None = None,
-        group: str | None = None,
-        deduplication_id: str | None = None,
-        attributes: Mapping[str, str | bytes] = NO_ATTRIBUTES,
+        **options: Unpack[MessageOptions],
     ) -> str:
         """Write one message in the session's transaction; return its outbox id.
 
@@ -54,10 +55,7 @@ class Outbox:
             UsageError: If the body does not fit the queue's model, or no broker accepts the message.
             ConfigurationError: If the database has no outbox.
         """
-        outgoing = self._make(
-            queue, body, delay=delay, group=group, deduplication_id=deduplication_id, attributes=attributes
-        )
-        row = _row(queue, outgoing)
+        row = _row(queue, self._make(queue, body, **options))
         write(self._session, [row])
         return _id(row)
 
@@ -87,17 +85,10 @@ class AsyncOutbox:
         self,
         queue: Queue[Any] | str,
         body: Any,
-        *,
-        delay: Duration | None = None,
-        group: str | None = None,
-        deduplication_id: str | None = None,
-        attributes: Mapping[str, str | bytes] = NO_ATTRIBUTES,
+        **options: Unpack[MessageOptions],
     ) -> str:
         """Write one message; see `Outbox.send`."""
-        outgoing = self._make(
-            queue, body, delay=delay, group=group, deduplication_id=deduplication_id, attributes=attributes
-        )
-        row = _row(queue, outgoing)
+        row = _row(queue, self._make(queue, body, **options))
         await write_async(self._session, [row])
         return _id(row)
 

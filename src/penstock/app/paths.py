@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from os import PathLike, fsdecode
+from os import PathLike, fsdecode, fspath
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
@@ -11,6 +11,7 @@ from platformdirs import user_state_path
 
 from penstock.config import Settings
 from penstock.errors import UsageError
+from penstock.sinks.registry import DEFAULT_SCHEME, split_address
 from penstock.storage.address import LOCAL, S3Address, check_address, check_folder, is_s3, s3_address
 from penstock.storage.aws import Aws, require_aws
 from penstock.storage.files import Files
@@ -35,6 +36,7 @@ class TablePaths:
     state: Path
     aws: Aws = field(default_factory=Aws)
     name: str | None = None  # for a declared pipeline
+    scheme: str = DEFAULT_SCHEME  # of the table's format, see `penstock.sinks.registry`
 
     @property
     def pipeline(self) -> str:
@@ -71,16 +73,17 @@ def real(path: str | PathLike[str]) -> Path:
         raise UsageError(f"The path {path} leads nowhere: {error}.") from error
 
 
-def places(
+def table_paths(
     table: str | PathLike[str], state: str | PathLike[str] | None = None, *, aws: Aws | None = None
 ) -> TablePaths:
     """Return the paths of a table. Raises `UsageError` for an address that is neither a folder nor in S3."""
-    address = check_address("table", table)
+    scheme, location = split_address(fspath(table))
+    address = check_address("table", location)
     if state is not None:
         check_folder("state", state)
     if is_s3(address):
-        return _places_in_s3(s3_address(address), state, aws or Aws())
-    root = real(table)
+        return replace(_s3_table_paths(s3_address(address), state, aws or Aws()), scheme=scheme)
+    root = real(location)
     if not root.name:
         raise UsageError(f"The table cannot be {root} itself; give a folder in it.")
     if root.exists() and not root.is_dir():
@@ -91,10 +94,11 @@ def places(
         quarantine=files.beside(f"{root.name}{QUARANTINE_SUFFIX}"),
         state=real(state) if state is not None else root / STATE_FOLDER,
         aws=aws or Aws(),
+        scheme=scheme,
     )
 
 
-def _places_in_s3(address: S3Address, state: str | PathLike[str] | None, aws: Aws) -> TablePaths:
+def _s3_table_paths(address: S3Address, state: str | PathLike[str] | None, aws: Aws) -> TablePaths:
     """Return the paths of a table in S3. The default data directory is a user folder named after the table."""
     if not address.prefix:
         raise UsageError(f"The table cannot be the whole bucket {address}; give a prefix in it.")
@@ -111,30 +115,30 @@ def _places_in_s3(address: S3Address, state: str | PathLike[str] | None, aws: Aw
     )
 
 
-def declared_places(name: str, table: str | PathLike[str], settings: Settings) -> TablePaths:
+def declared_table_paths(name: str, table: str | PathLike[str], settings: Settings) -> TablePaths:
     """Return the paths of a declared pipeline: the app's data directory, and a table under the pipeline's name."""
-    return replace(places(table, settings.state, aws=settings.aws), name=name)
+    return replace(table_paths(table, settings.data_dir, aws=settings.aws), name=name)
 
 
 def find_table(table: str | None, state: str | None, *, here: Path, aws: Aws | None = None) -> TablePaths:
     """Return the table that a command means: the one named, else the one here, else the only one below."""
     if table is not None:
-        found = places(table, state, aws=aws)
+        found = table_paths(table, state, aws=aws)
     else:
         below = tables_here(here, elsewhere=state is not None)
         if len(below) != 1:
             names = ", ".join(str(path.relative_to(here)) for path in below) or "none"
             raise UsageError(f"Which table? Give --table; tables with a state found below {here}: {names}.")
-        found = places(below[0], state)
+        found = table_paths(below[0], state)
     if (found.state / LEDGER_FILE).is_file():
         return found
     if state is None and found.table.is_local and _lies_elsewhere(Path(str(found.table)) / STATE_FOLDER):
         raise UsageError(
             f"The table {found.table} has its state elsewhere: for a pipeline of an app give --pipeline NAME in the "
-            "app's folder instead of --table; else name the state with --state."
+            "app's folder instead of --table; else name the state with --data-dir."
         )
     raise UsageError(
-        f"There is no Penstock state in {found.state}; `penstock ingest` makes one, --state names another."
+        f"There is no Penstock state in {found.state}; `penstock ingest` makes one, --data-dir names another."
     )
 
 
@@ -152,5 +156,5 @@ def tables_here(here: Path, *, elsewhere: bool = False) -> Sequence[Path]:
 
 
 def _lies_elsewhere(folder: Path) -> bool:
-    """Return True if the folder holds only the plans of runs: a pipeline of an app, or an ingest with --state."""
+    """Return True if the folder holds only the plans of runs: a pipeline of an app, or an ingest with --data-dir."""
     return (folder / WORK_FOLDER).is_dir() and not (folder / LEDGER_FILE).is_file()

@@ -15,7 +15,7 @@ from penstock.errors import PenstockError
 from penstock.events import SourceScanned
 from penstock.ledger import Ledger
 from penstock.ledger.records import TERMINAL, UNREAD, ObjectState
-from penstock.messaging.broker import Broker
+from penstock.messaging.broker import SEND_CHUNK, Broker
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.message import Outgoing
 from penstock.messaging.steps import Probe, Step, no_probe
@@ -32,32 +32,32 @@ class QueueDrainCheck:
         self._broker = broker
         self._queue = queue
         self._clock = clock
-        self._since: float | None = None  # monotonic: every check since then found no messages
+        self._empty_since: float | None = None  # monotonic: every sample since then found no messages
+        self._sampled_at = 0.0  # monotonic: the last sample
 
     def messages(self) -> int:
         """Return the number of messages in any state, as exact as the broker can count."""
         return self._broker.stats(self._queue).messages
 
-    def doubt(self) -> None:
-        """Restart the check, because a message was sent."""
-        self._since = None
-
-    def sure(self) -> bool:
-        """Return True if the queue is empty.
-
-        With approximate counts, call it repeatedly: the first call returns False.
-        """
-        if self.messages():
-            self._since = None
+    @property
+    def is_drained(self) -> bool:
+        """True if the samples prove that the queue is empty: the last one if counts are exact, else several."""
+        if self._empty_since is None:
             return False
-        if self._broker.capabilities.exact_stats:
-            return True
-        now = self._clock.monotonic()
-        self._since = now if self._since is None else self._since
-        return now - self._since >= CALM_SECONDS
+        return self._broker.capabilities.exact_stats or self._sampled_at - self._empty_since >= CALM_SECONDS
 
+    def sample(self) -> None:
+        """Count the messages. With approximate counts, call it repeatedly until `is_drained`."""
+        is_empty = not self.messages()
+        self._sampled_at = self._clock.monotonic()
+        if not is_empty:
+            self._empty_since = None
+        elif self._empty_since is None:
+            self._empty_since = self._sampled_at
 
-SEND_CHUNK = 1_000  # messages per broker call
+    def restart(self) -> None:
+        """Discard the samples, because a message was sent."""
+        self._empty_since = None
 
 
 def announce_all(broker: Broker, queue: str, refs: Sequence[ObjectRef], *, probe: Probe = no_probe) -> None:
@@ -82,19 +82,19 @@ class PendingObjects:
         broker: Broker,
         pipeline: str,
         queue: str,
-        free_the_dead: Callable[[], object],
+        release_dead: Callable[[], object],
         probe: Probe,
         objects: Sequence[ObjectRef],
         clock: Clock = _SYSTEM_CLOCK,
     ) -> None:
-        """Create it with the first objects. ``free_the_dead`` releases whatever processes proven dead hold."""
+        """Create it with the first objects. ``release_dead`` releases whatever processes proven dead hold."""
         self._ledger = ledger
         self._broker = broker
         self._pipeline = pipeline
         self._queue = queue
-        self._free_the_dead = free_the_dead
+        self._release_dead = release_dead
         self._probe = probe
-        self._emptiness = QueueDrainCheck(broker, queue, clock=clock)
+        self.drain_check = QueueDrainCheck(broker, queue, clock=clock)
         self._lock = threading.RLock()  # guards every field below
         self._announcements: Counter[bytes] = Counter()
         self._refs: dict[bytes, ObjectRef] = {}
@@ -116,14 +116,14 @@ class PendingObjects:
                 source=source, found=self.size, unfinished=len(self.unfinished), messages=self.messages()
             )
 
-    def reached_before(self) -> bool:
-        """Return True if nothing is left to do: neither objects nor messages that a killed process did not settle."""
-        return not self.unfinished and not self._broker.stats(self._queue).visible
+    def has_work(self) -> bool:
+        """Return True if objects are not done, or messages are visible that a killed process did not settle."""
+        return bool(self.unfinished) or bool(self._broker.stats(self._queue).visible)
 
     def begin(self) -> None:
         """Send notifications, unless the queue holds messages.
 
-        Messages of a killed process, or of one that runs at the same time, are processed first; `reached` then sends
+        Messages of a killed process, or of one that runs at the same time, are processed first; `advance` then sends
         notifications for the remaining objects. Otherwise every crash would double the queue.
         """
         if not self.messages():
@@ -159,24 +159,34 @@ class PendingObjects:
             live = self._ledger.live(self._pipeline, list(self.unfinished))
             self._send([ref for object_id, ref in self._refs.items() if object_id in self.unfinished - live])
 
-    def reached(self) -> bool:
-        """Return True if all objects are done. Called by the idle worker.
+    def advance(self) -> None:
+        """Read the states of the unfinished objects, and release whatever processes proven dead hold.
 
         If the queue is empty but objects are not done (a message was purged, or its sender died between two steps),
-        their notifications are sent again. Leftover messages for finished objects, delayed because another worker held
-        the object, are processed before this returns True, so that none stays behind.
+        their notifications are sent again. The queue is sampled before the states are read: an object that another
+        process finishes in between, and whose message it deletes, is then known to be done.
         """
         with self._lock:
-            states = self._standing(self.unfinished)
+            if not self.unfinished:
+                if self.messages():
+                    self._release_dead()
+                return
+            self._release_dead()
+            self.drain_check.sample()
+            states = self._current_states(self.unfinished)
             self._unread |= {object_id for object_id, state in states.items() if state in UNREAD}
             self.unfinished = {object_id for object_id in self.unfinished if states.get(object_id) not in TERMINAL}
-            if self.unfinished:
-                self._free_the_dead()
-                if self._emptiness.sure():
-                    self.announce()
-                return False
-            stats = self._broker.stats(self._queue)
-            return not stats.visible and not stats.delayed
+            if self.unfinished and self.drain_check.is_drained:
+                self.announce()
+
+    def is_done(self) -> bool:
+        """Return True if all objects were done at the last `advance`, and the queue holds no messages.
+
+        Repeated notifications of finished objects count too: the delayed ones, which met an object held by another
+        worker, and those in flight. A stopping worker releases the messages that it has received and not begun, so they
+        would stay in the queue.
+        """
+        return not self.unfinished and not self.messages()
 
     def objects(self) -> Sequence[ObjectRef]:
         """Return all objects."""
@@ -186,10 +196,10 @@ class PendingObjects:
     def states(self) -> dict[bytes, ObjectState]:
         """Return the current state of every object; unprocessed if the ledger does not know it."""
         with self._lock:
-            known = self._standing(self._refs)
+            known = self._current_states(self._refs)
             return {object_id: known.get(object_id, ObjectState.UNPROCESSED) for object_id in self._refs}
 
-    def _standing(self, object_ids: Collection[bytes]) -> dict[bytes, ObjectState]:
+    def _current_states(self, object_ids: Collection[bytes]) -> dict[bytes, ObjectState]:
         """Return the states of these objects, without those that the scan proved to be outdated."""
         states = dict(self._ledger.states(self._pipeline, list(object_ids)))
         for object_id, ended_at in self._ends_of_unread(states).items():
@@ -212,15 +222,11 @@ class PendingObjects:
 
     def messages(self) -> int:
         """Return the number of messages in the queue in any state, as exact as the broker can count."""
-        return self._emptiness.messages()
-
-    def emptied(self) -> bool:
-        """Return True if the queue is proven empty."""
-        return self._emptiness.sure()
+        return self.drain_check.messages()
 
     def _send(self, missing: Sequence[ObjectRef]) -> None:
         if missing:
-            self._emptiness.doubt()
+            self.drain_check.restart()
         announce_all(self._broker, self._queue, missing, probe=self._probe)
         self._count(missing)
 

@@ -21,13 +21,13 @@ _SUFFIX = ".lock"
 _held: set[int] = set()  # descriptors of this process's own locks
 
 
-def _let_go() -> None:
+def _close_inherited() -> None:
     """Close the copies of the descriptors in a forked process: they would keep the locks beyond their owner's life."""
     while _held:
         os.close(_held.pop())
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 class ProcessRegistry:
@@ -69,9 +69,9 @@ class ProcessRegistry:
     @contextmanager
     def dead(self) -> Iterator[list[str]]:
         """Yield the ids of dead processes; delete their files only if the block succeeds, so that it is repeated."""
-        gone = [worker for worker, path in self._files() if _is_held(path) is False]
-        yield gone
-        for worker in gone:
+        dead = [worker for worker, path in self._files() if _is_held(path) is False]
+        yield dead
+        for worker in dead:
             self._forget(worker)
 
     def _lock(self, worker: str) -> Path:

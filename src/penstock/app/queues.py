@@ -1,107 +1,18 @@
-"""The status of the queues, for commands and senders outside the worker processes.
+"""The status of the queues for commands: the health of each, its dead letters, and the workers of this host."""
 
-Includes the age of messages and its source: the broker, CloudWatch, or an estimate from the receives of workers.
-"""
-
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from penstock.app.backends import MEMORY, SQLITE, aws_of, is_sqs, open_broker
-from penstock.app.registry import SERVING, WorkerRecord, Workers
+from penstock.app.brokers import broker_exists, broker_file, capabilities_of, open_broker
+from penstock.app.registry import WorkerRecord, Workers
+from penstock.app.system_health import AgeReader, QueueHealth, dead_letter_tiers, read_queue
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, PenstockError, UsageError
-from penstock.messaging.age_estimate import AgeEstimate
-from penstock.messaging.broker import AgeSource, Broker, QueueStats, listed_name, names_dead_letters
-from penstock.messaging.clock import Clock, SystemClock
+from penstock.messaging.broker import Broker, listed_name, names_dead_letters
 from penstock.messaging.tracing import unwrapped
-
-if TYPE_CHECKING:
-    from penstock.brokers.sqs.cloudwatch import CloudWatch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueAges:
-    """The message ages of one queue. None if unknown; the visible age also if no message is visible."""
-
-    oldest_seconds: float | None
-    oldest_visible_seconds: float | None
-
-
-class AgeReader:
-    """Read the ages of one broker's queues.
-
-    For one thread. Keep the instance between reads: it remembers empty queues.
-    """
-
-    def __init__(self, broker: Broker, *, clock: Clock | None = None, cloudwatch: "CloudWatch | None" = None) -> None:
-        self.cloudwatch = cloudwatch
-        self._exact = broker.capabilities.exact_stats
-        self._clock = clock or SystemClock()
-        self._empty: dict[str, AgeEstimate] = {}  # when a read found nothing visible, by queue
-
-    @property
-    def oldest_source(self) -> AgeSource:
-        """The source of the oldest message's age."""
-        return "exact" if self._exact else "cloudwatch"
-
-    @property
-    def oldest_visible_source(self) -> AgeSource:
-        """The source of the oldest visible message's age."""
-        return "exact" if self._exact else "estimated"
-
-    def asked(self, queues: Sequence[str]) -> Mapping[str, float]:
-        """Return CloudWatch's ages of these queues; empty without CloudWatch.
-
-        Raises as `CloudWatch.oldest_ages` does.
-        """
-        return {} if self.cloudwatch is None or not queues else self.cloudwatch.oldest_ages(queues)
-
-    def of(
-        self, queue: str, stats: QueueStats, *, told: Mapping[str, float], workers: Iterable[WorkerRecord]
-    ) -> QueueAges:
-        """Return the ages of a queue with these stats.
-
-        ``told`` is the result of `asked`; ``workers`` are those of this host, which may have received from the queue.
-        """
-        if self._exact:
-            return QueueAges(
-                oldest_seconds=stats.oldest_message_age_seconds,
-                oldest_visible_seconds=stats.oldest_visible_message_age_seconds,
-            )
-        return QueueAges(
-            oldest_seconds=told.get(queue), oldest_visible_seconds=self._estimated(queue, stats.visible, workers)
-        )
-
-    def close(self) -> None:
-        """Close the connection to CloudWatch."""
-        if self.cloudwatch is not None:
-            self.cloudwatch.close()
-
-    def _estimated(self, queue: str, visible: int, workers: Iterable[WorkerRecord]) -> float | None:
-        now = self._clock.now()
-        if visible == 0:
-            self._empty[queue] = AgeEstimate(empty_at=now)
-            return None
-        # A draining worker's receives are outdated: it does not know which messages others have received since.
-        seen = [each.seen[queue] for each in workers if each.state == SERVING and queue in each.seen]
-        estimate = AgeEstimate.merged([*seen, self._empty.get(queue, AgeEstimate())])
-        return estimate.visible_age_seconds(now, visible=visible)
-
-
-def ages_of(settings: Settings, broker: Broker, *, clock: Clock | None = None) -> AgeReader:
-    """Return a reader, with CloudWatch if the broker is SQS; each of its queries is charged.
-
-    Raises `ConfigurationError`.
-    """
-    clock = clock or SystemClock()
-    if broker.capabilities.exact_stats or not is_sqs(settings.broker):
-        return AgeReader(broker, clock=clock)
-    from penstock.brokers.sqs.cloudwatch import CloudWatch
-
-    return AgeReader(broker, clock=clock, cloudwatch=CloudWatch(aws_of(settings.broker, settings.aws), clock=clock))
 
 
 @runtime_checkable
@@ -118,20 +29,9 @@ class TakesForeign(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueStatus:
-    """The status of one queue. Ages are None if nothing waits or the age is unknown.
+class QueueStatus(QueueHealth):
+    """The health of one queue, its dead letters, and what this host knows of its workers."""
 
-    The source of an age is the broker (exact), CloudWatch, or an estimate from the receives of this host's workers.
-    """
-
-    queue: str
-    visible: int
-    in_flight: int
-    delayed: int
-    oldest_visible_message_age_seconds: float | None
-    oldest_visible_message_age_source: AgeSource | None
-    oldest_message_age_seconds: float | None
-    oldest_message_age_source: AgeSource | None
     dead_letters: int  # in the DLQ and the final DLQ, including those that wait for their replay
     dead_letters_set_aside: int  # in the final DLQ, which is not replayed automatically
     paused: bool
@@ -140,11 +40,6 @@ class QueueStatus:
     workers: tuple[str, ...]  # with this data directory; a shared broker may have others
     sender_key: str | None = None  # for XADD by other clients, on Redis
     unread: str | None = None  # a sentence about messages under a key that no worker reads
-
-    @property
-    def messages(self) -> int:
-        """The number of all messages, including those in flight and delayed."""
-        return self.visible + self.in_flight + self.delayed
 
 
 @contextmanager
@@ -155,11 +50,10 @@ def opened(settings: Settings, *, make: bool = False) -> Iterator[Broker]:
     does not exist, unless ``make`` is set.
     """
     check_shared(settings)
-    file = settings.broker.removeprefix(SQLITE)
-    if not make and settings.broker.startswith(SQLITE) and not Path(file).is_file():
+    if not make and not broker_exists(settings):
         raise UsageError(
-            f"There is no queue in {Path(file).absolute()} yet: the first message that is sent makes it. The setting "
-            "broker names another place."
+            f"There is no queue in {broker_file(settings)} yet: the first message that is sent creates it. The setting "
+            "broker names the file."
         )
     broker = open_broker(settings, holder="")
     try:
@@ -170,14 +64,14 @@ def opened(settings: Settings, *, make: bool = False) -> Iterator[Broker]:
 
 def check_shared(settings: Settings) -> None:
     """Raise `ConfigurationError` for a broker that another process cannot reach."""
-    if settings.broker == MEMORY:
+    if capabilities_of(settings).in_process:
         raise ConfigurationError(
-            f"The broker {MEMORY} lives and ends with one process, so nothing can be done with it from outside; set "
-            f"broker to {SQLITE}FILE."
+            f"The broker {settings.broker} exists only inside its process, so no other process can use it; set broker "
+            "to sqlite:///FILE."
         )
 
 
-def standings(
+def queue_statuses(
     settings: Settings, broker: Broker, names: Sequence[str] | None = None, *, ages: AgeReader | None = None
 ) -> Sequence[QueueStatus]:
     """Return the status of these queues, or of all that the broker knows.
@@ -185,31 +79,25 @@ def standings(
     Pass the same ``ages`` to repeated calls, or one with CloudWatch to query it.
     """
     ages = ages or AgeReader(broker)
-    workers = Workers(Path(settings.state)).records()
+    workers = Workers(Path(settings.data_dir)).records()
     names = broker.queue_names() if names is None else names
-    told: Mapping[str, float] = {}
+    cloudwatch_ages: Mapping[str, float] = {}
     with suppress(PenstockError):  # without CloudWatch's ages, everything else is still reported
-        told = ages.asked(names)
-    return [_standing(broker, name, workers, ages, told) for name in names]
+        cloudwatch_ages = ages.query(names)
+    return [_status_of(broker, name, workers, ages, cloudwatch_ages) for name in names]
 
 
-def standing_of(settings: Settings, broker: Broker, queue: str, *, ages: AgeReader | None = None) -> QueueStatus:
+def queue_status(settings: Settings, broker: Broker, queue: str, *, ages: AgeReader | None = None) -> QueueStatus:
     """Return the status of one queue. Raises `UsageError` if the broker does not know it."""
     check_known(broker, queue)
-    return standings(settings, broker, [queue], ages=ages)[0]
+    return queue_statuses(settings, broker, [queue], ages=ages)[0]
 
 
 def check_known(broker: Broker, queue: str) -> None:
     """Raise `UsageError`, listing the known queues, for a queue that the broker does not know."""
     known = broker.queue_names()
     if listed_name(queue) not in known:
-        raise UsageError(f"There is no queue {queue}; queues there are: {', '.join(known) or 'none'}.")
-
-
-def tiers(broker: Broker, queue: str) -> tuple[str, str]:
-    """Return the DLQ of a queue, which may be replayed automatically, and its final DLQ, which waits for people."""
-    first = broker.dead_letter_queue(queue)
-    return first, broker.dead_letter_queue(first)
+        raise UsageError(f"There is no queue {queue}; existing queues: {', '.join(known) or 'none'}.")
 
 
 def messages_in(broker: Broker, queue: str) -> int:
@@ -217,24 +105,17 @@ def messages_in(broker: Broker, queue: str) -> int:
     return broker.stats(queue).messages
 
 
-def _standing(
-    broker: Broker, queue: str, workers: Sequence[WorkerRecord], ages: AgeReader, told: Mapping[str, float]
+def _status_of(
+    broker: Broker, queue: str, workers: Sequence[WorkerRecord], ages: AgeReader, cloudwatch_ages: Mapping[str, float]
 ) -> QueueStatus:
-    stats = broker.stats(queue)
-    age: QueueAges = ages.of(queue, stats, told=told, workers=workers)
+    health = read_queue(broker, queue, ages, cloudwatch_ages=cloudwatch_ages, workers=workers)
     key, unread = _foreign(broker, queue)
-    letters = () if names_dead_letters(queue) else [messages_in(broker, tier) for tier in tiers(broker, queue)]
+    tiers = {} if names_dead_letters(queue) else dead_letter_tiers(broker, queue)
+    dead_letters = {name: messages_in(broker, name) for name in tiers}
     return QueueStatus(
-        queue=queue,
-        visible=stats.visible,
-        in_flight=stats.in_flight,
-        delayed=stats.delayed,
-        oldest_visible_message_age_seconds=age.oldest_visible_seconds,
-        oldest_visible_message_age_source=None if age.oldest_visible_seconds is None else ages.oldest_visible_source,
-        oldest_message_age_seconds=age.oldest_seconds,
-        oldest_message_age_source=None if age.oldest_seconds is None else ages.oldest_source,
-        dead_letters=sum(letters),
-        dead_letters_set_aside=sum(letters[1:]),
+        **{each.name: getattr(health, each.name) for each in fields(health)},
+        dead_letters=sum(dead_letters.values()),
+        dead_letters_set_aside=sum(count for name, count in dead_letters.items() if tiers[name] == "dead"),
         paused=broker.paused(queue),
         breaker=next((record.paused[queue] for record in workers if queue in record.paused), None),
         unserved=next((record.unserved[queue] for record in workers if queue in record.unserved), None),

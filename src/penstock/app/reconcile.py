@@ -58,7 +58,7 @@ class ReconcileScan:
         return find_missing(self._existing(spark), known, self._scope())
 
     def missing_alone(
-        self, *, seen_at: float, stopped: Callable[[], bool], told: Callable[[int], None]
+        self, *, seen_at: float, stopped: Callable[[], bool], on_listed: Callable[[int], None]
     ) -> "MissingAlone":
         """Find the missing objects in this process, from the source's own listing. The caller closes the result."""
         from penstock.pipeline.reconcile.alone import find_missing_alone, folder_listing, s3_listing
@@ -71,7 +71,7 @@ class ReconcileScan:
             address = s3_address(source.address)
             listing = s3_listing(address, source.aws, excluded=scope.excluded, all_versions=self.all_versions)
         return find_missing_alone(
-            listing, target.ledger, target.pipeline, scope, seen_at=seen_at, stopped=stopped, told=told
+            listing, target.ledger, target.pipeline, scope, seen_at=seen_at, stopped=stopped, on_listed=on_listed
         )
 
     def _existing(self, spark: "Session") -> Any:
@@ -99,7 +99,7 @@ class ReconcileScan:
         )
 
 
-def look_at(
+def scan_of(
     target: ReconcileTarget, *, inventory: str | None, older_than_seconds: float, all_versions: bool, now: float
 ) -> ReconcileScan:
     """Return the input of a reconcile, with the inventory if one is named.
@@ -125,9 +125,9 @@ def _check(inventory: Inventory, address: S3Address, target: ReconcileTarget) ->
             f"The inventory {inventory.uri} is of the bucket {manifest.source_bucket}, and {target.pipeline} reads "
             f"{address}."
         )
-    if not manifest.tells_versions:
+    if not manifest.has_versions:
         require_no_versions(
-            address.bucket, target.source.aws, told_by=f"The inventory {inventory.uri}", remedy=INVENTORY_REMEDY
+            address.bucket, target.source.aws, list_name=f"The inventory {inventory.uri}", remedy=INVENTORY_REMEDY
         )
 
 
@@ -187,7 +187,7 @@ def reconcile(
     has to fix, and `TemporaryError` if a retry may succeed.
     """
     began_at = tools.clock.monotonic()
-    look = look_at(
+    scan = scan_of(
         target,
         inventory=request.inventory,
         older_than_seconds=request.older_than_seconds,
@@ -196,18 +196,18 @@ def reconcile(
     )
     report = ReconcileReport(
         pipeline=target.pipeline,
-        source=look.source,
+        source=scan.source,
         queue=target.queue,
-        as_of=look.as_of,
+        as_of=scan.as_of,
         messages_waiting=_messages(target),
         dry_run=request.dry_run,
         left_out={},
     )
     try:
         if spark is None:
-            report = _found_and_sent(_alone(look, tools), look, request, report, tools)
+            report = _found_and_sent(_alone(scan, tools), scan, request, report, tools)
         else:
-            report = _on_spark(look, request, report, spark, tools)
+            report = _on_spark(scan, request, report, spark, tools)
     except PenstockError:
         if not tools.stop.requested:  # otherwise the error comes from our own cancellation
             raise
@@ -216,30 +216,30 @@ def reconcile(
     if not report.stopped:
         if not request.dry_run:  # a dry run must not hide what the last real one sent
             _record(target, report)
-        _tell(report, tools)
+        _emit_finished(report, tools)
     return report
 
 
 def _on_spark(
-    look: ReconcileScan, request: ReconcileRequest, report: ReconcileReport, spark: "Session", tools: PipelineTools
+    scan: ReconcileScan, request: ReconcileRequest, report: ReconcileReport, spark: "Session", tools: PipelineTools
 ) -> ReconcileReport:
     from penstock.pipeline.reconcile.missing import jobs
 
     tag = f"reconcile-{ULID()}"
     with _stoppable(tools, spark, tag), jobs(spark, tag, report.pipeline, tools.bus):
-        return _found_and_sent(look.missing(spark), look, request, report, tools)
+        return _found_and_sent(scan.missing(spark), scan, request, report, tools)
 
 
-def _alone(look: ReconcileScan, tools: PipelineTools) -> "MissingAlone":
-    def told(listed: int) -> None:
-        tools.bus.emit(ReconcileProgressed(pipeline=look.target.pipeline, what="objects", done=listed, total=listed))
+def _alone(scan: ReconcileScan, tools: PipelineTools) -> "MissingAlone":
+    def on_listed(listed: int) -> None:
+        tools.bus.emit(ReconcileProgressed(pipeline=scan.target.pipeline, unit="objects", done=listed, total=listed))
 
-    return look.missing_alone(seen_at=tools.clock.now(), stopped=lambda: tools.stop.requested, told=told)
+    return scan.missing_alone(seen_at=tools.clock.now(), stopped=lambda: tools.stop.requested, on_listed=on_listed)
 
 
 def _found_and_sent(
     looked: "MissingObjects | MissingAlone",
-    look: ReconcileScan,
+    scan: ReconcileScan,
     request: ReconcileRequest,
     report: ReconcileReport,
     tools: PipelineTools,
@@ -263,11 +263,11 @@ def _found_and_sent(
                     source=report.source,
                     as_of=report.as_of,
                     missing=report.missing,
-                    where=where,
+                    folders=where,
                 )
             )
         if report.missing and not request.dry_run:
-            report = replace(report, sent=_send(look.target, found, request, tools))
+            report = replace(report, sent=_send(scan.target, found, request, tools))
     return replace(report, stopped=tools.stop.requested)
 
 
@@ -285,7 +285,7 @@ def _send(
                 break
             announce_all(target.broker, target.queue, chunk, probe=tools.probe)
             sent += len(chunk)
-            tools.bus.emit(ReconcileProgressed(pipeline=target.pipeline, what="messages", done=sent, total=total))
+            tools.bus.emit(ReconcileProgressed(pipeline=target.pipeline, unit="messages", done=sent, total=total))
             if request.rate is not None and sent < total:
                 due_at = began_at + sent / request.rate
                 tools.clock.wait(asked, max(0.0, due_at - tools.clock.monotonic()))
@@ -306,7 +306,7 @@ def _record(target: ReconcileTarget, report: ReconcileReport) -> None:
     )
 
 
-def _tell(report: ReconcileReport, tools: PipelineTools) -> None:
+def _emit_finished(report: ReconcileReport, tools: PipelineTools) -> None:
     tools.bus.emit(
         ReconcileFinished(
             pipeline=report.pipeline,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.app.naming import object_names
 from penstock.app.object_service import ObjectService
-from penstock.app.paths import declared_places
+from penstock.app.paths import declared_table_paths
 from penstock.app.pipelines.service import PipelineService
 from penstock.app.sources import SourceLocation, source_at, source_of
 from penstock.errors import UsageError
@@ -60,7 +60,7 @@ def targets_in(app: "App", services: "Sequence[Service]") -> Sequence[ReconcileT
 @contextmanager
 def target_of_table(scope: "Scope", source: str) -> Iterator[ReconcileTarget]:
     """Yield the target of an ingest's table that is fed from this source."""
-    from penstock.app.backends import open_broker
+    from penstock.app.brokers import open_broker
     from penstock.app.scope import scope_ledger
 
     where = scope.table
@@ -89,7 +89,7 @@ def _target_of(app: "App", service: Any) -> ReconcileTarget:
     own: Sequence[Files] = ()
     if isinstance(service, PipelineService):
         declared = service.pipeline.declaration
-        where = declared_places(declared.name, declared.sink.table, app.settings)
+        where = declared_table_paths(declared.name, declared.sink.address, app.settings)
         source, own = source_of(declared.source.folder, where), where.own
     else:
         source = source_at(service.source, app.settings.aws)

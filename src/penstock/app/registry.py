@@ -23,18 +23,18 @@ from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry, draft_of
 from penstock.events import (
     BreakerClosed,
     BreakerOpened,
-    ChoosyListener,
+    ConsumerHalted,
     DeliverySettled,
     Event,
     LeaseLost,
-    LedgerAway,
-    LedgerBack,
-    LineHalted,
+    LedgerAvailable,
+    LedgerUnavailable,
     MessagesReceived,
-    QueueSeenEmpty,
-    SettleFailed,
-    StoreAway,
-    StoreBack,
+    ReceiveEmpty,
+    SelectiveListener,
+    SettlementFailed,
+    StoreAvailable,
+    StoreUnavailable,
     WorkerDraining,
     WorkerStarted,
 )
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from penstock.monitoring.metrics.meters import Meters
 
 
-UNSERVED_EVENTS = frozenset({LedgerAway, LedgerBack, LineHalted, StoreAway, StoreBack})
+UNSERVED_EVENTS = frozenset({LedgerUnavailable, LedgerAvailable, ConsumerHalted, StoreUnavailable, StoreAvailable})
 
 
 class UnservedQueues:
@@ -60,15 +60,15 @@ class UnservedQueues:
 
     def __call__(self, event: Event) -> None:
         match event:
-            case LedgerAway():
+            case LedgerUnavailable():
                 self._note(event.queues, "ledger", f"the ledger is away: {event.error}")
-            case LedgerBack():
+            case LedgerAvailable():
                 self._note(event.queues, "ledger", None)
-            case StoreAway():
+            case StoreUnavailable():
                 self._note(event.queues, event.store, f"the store {event.store} is away: {event.error}")
-            case StoreBack():
+            case StoreAvailable():
                 self._note(event.queues, event.store, None)
-            case LineHalted():
+            case ConsumerHalted():
                 self._note((event.queue,), "handler", f"it is halted until a restart: {event.error}")
             case _:
                 pass
@@ -88,11 +88,11 @@ class UnservedQueues:
                     reasons[cause] = sentence
 
 
-SEEN = frozenset({MessagesReceived, QueueSeenEmpty})
+SEEN = frozenset({MessagesReceived, ReceiveEmpty})
 GAUGE = "queue_oldest_visible_message_age_seconds"
 
 
-class SeenAges(ChoosyListener):
+class SeenAges(SelectiveListener):
     """Estimate message ages from the events on the worker's bus. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
@@ -100,7 +100,7 @@ class SeenAges(ChoosyListener):
         self._lock = threading.Lock()
         self._seen: dict[str, AgeEstimate] = {}  # by queue; under the lock
 
-    def hears(self, kind: type[Event]) -> bool:
+    def wants(self, kind: type[Event]) -> bool:
         return kind in SEEN
 
     def __call__(self, event: Event) -> None:
@@ -109,7 +109,7 @@ class SeenAges(ChoosyListener):
                 with self._lock:
                     seen = self._seen.get(event.queue, AgeEstimate())
                     self._seen[event.queue] = seen.received(enqueued_at, now=self._clock.now())
-            case QueueSeenEmpty():
+            case ReceiveEmpty():
                 with self._lock:
                     self._seen[event.queue] = self._seen.get(event.queue, AgeEstimate()).empty(now=self._clock.now())
             case _:
@@ -127,14 +127,14 @@ class SeenAges(ChoosyListener):
         if meters is None:
             yield
             return
-        forget = meters.before_reading(lambda: self.look_up(meters))
+        forget = meters.before_reading(lambda: self.update_gauge(meters))
         try:
             yield
         finally:
             forget()
             meters.replace(GAUGE, {})  # a worker that receives no more has no current estimate
 
-    def look_up(self, meters: "Meters") -> None:
+    def update_gauge(self, meters: "Meters") -> None:
         """Set the gauge to the current estimates.
 
         A queue without an estimate has no value. DLQs are left out because they have gauges of their own.
@@ -157,8 +157,8 @@ HEARD = frozenset(
         DeliverySettled,
         LeaseLost,
         MessagesReceived,
-        QueueSeenEmpty,
-        SettleFailed,
+        ReceiveEmpty,
+        SettlementFailed,
         WorkerDraining,
         WorkerStarted,
         *UNSERVED_EVENTS,
@@ -191,7 +191,7 @@ class WorkerRecord:
 _FIELDS = frozenset(one.name for one in fields(WorkerRecord))
 
 
-class RecordKeeper(ChoosyListener):
+class RecordWriter(SelectiveListener):
     """Maintain the record of this process's worker from its events. A thread of its own writes the file."""
 
     def __init__(
@@ -213,7 +213,7 @@ class RecordKeeper(ChoosyListener):
         self._started_at = clock.now()
         self._writing = threading.Lock()
         self._lock = threading.Lock()
-        self._held: dict[str, set[str]] = {}  # message ids by queue; under the lock
+        self._in_flight: dict[str, set[str]] = {}  # message ids by queue; under the lock
         self._paused: dict[str, str] = {}  # the error by queue; under the lock
         self._unserved = UnservedQueues()
         self._seen = SeenAges(clock)
@@ -223,23 +223,23 @@ class RecordKeeper(ChoosyListener):
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-record", daemon=True)
 
-    def hears(self, kind: type[Event]) -> bool:
+    def wants(self, kind: type[Event]) -> bool:
         return kind in HEARD
 
     def __call__(self, event: Event) -> None:
         match event:
             case MessagesReceived():
                 with self._lock:
-                    self._held.setdefault(event.queue, set()).update(event.message_ids)
+                    self._in_flight.setdefault(event.queue, set()).update(event.message_ids)
                 self._seen(event)
-            case QueueSeenEmpty():
+            case ReceiveEmpty():
                 self._seen(event)
             case DeliverySettled():
-                self._let_go(event.queue, event.message_id, left=not isinstance(event.settlement, Release))
+                self._remove(event.queue, event.message_id, left=not isinstance(event.settlement, Release))
             case LeaseLost():
-                self._let_go(event.queue, event.message_id)
-            case SettleFailed(lost=True):
-                self._let_go(event.queue, event.message_id)
+                self._remove(event.queue, event.message_id)
+            case SettlementFailed(lost=True):
+                self._remove(event.queue, event.message_id)
             case BreakerOpened():
                 with self._lock:
                     self._paused[event.queue] = event.error
@@ -271,7 +271,7 @@ class RecordKeeper(ChoosyListener):
     def record(self) -> WorkerRecord:
         """Return the current record."""
         with self._lock:
-            in_flight = sum(map(len, self._held.values()))
+            in_flight = sum(map(len, self._in_flight.values()))
             paused, settled = dict(self._paused), dict(self._settled)
         return WorkerRecord(
             worker=self._worker,
@@ -291,9 +291,9 @@ class RecordKeeper(ChoosyListener):
             metrics_address=self._metrics_address(),
         )
 
-    def _let_go(self, queue: str, message_id: str, *, left: bool = False) -> None:
+    def _remove(self, queue: str, message_id: str, *, left: bool = False) -> None:
         with self._lock:
-            self._held.get(queue, set()).discard(message_id)
+            self._in_flight.get(queue, set()).discard(message_id)
             if left:
                 self._settled[queue] = self._settled.get(queue, 0) + 1
 

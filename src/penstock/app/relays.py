@@ -21,7 +21,7 @@ CLOSE_SECONDS = 2.0  # part of a worker's stop timeout: for a relay's last send
 
 @contextmanager
 def relaying(
-    app: "App", *, tell: Listener, clock: Clock, random: Random, close_seconds: float = CLOSE_SECONDS
+    app: "App", *, emit: Listener, clock: Clock, random: Random, close_seconds: float = CLOSE_SECONDS
 ) -> Iterator[None]:
     """Run every relay of the app in its own thread inside the block.
 
@@ -31,7 +31,7 @@ def relaying(
     if not app.relays:
         yield
         return
-    relays = _opened(app, tell=tell, clock=clock, random=random)
+    relays = _opened(app, emit=emit, clock=clock, random=random)
     threads = [threading.Thread(target=relay.run, name="penstock-relay", daemon=True) for relay in relays]
     for thread in threads:
         thread.start()
@@ -46,16 +46,16 @@ def relaying(
         for thread in threads:
             thread.join(max(ends_at - clock.monotonic(), 0.0))
             if thread.is_alive():
-                tell(ThreadLeftBehind(thread=thread.name))
+                emit(ThreadLeftBehind(thread=thread.name))
 
 
-def relay_once(app: "App", *, tell: Listener) -> "RelayResult":
+def relay_once(app: "App", *, emit: Listener) -> "RelayResult":
     """Send the current rows of the app's outboxes, including refused ones. Raises `PenstockError` on an outage."""
     from penstock.transactions.relay import RelayResult
 
     stores(app)
     total = RelayResult()
-    for relay in _opened(app, tell=tell, clock=SystemClock(), random=random.random):
+    for relay in _opened(app, emit=emit, clock=SystemClock(), random=random.random):
         total += relay.once()
     return total
 
@@ -86,10 +86,10 @@ def stores(app: "App") -> "Sequence[TransactionStore]":
     return [relay.store for relay in app.relays]
 
 
-def _opened(app: "App", *, tell: Listener, clock: Clock, random: Random) -> "Sequence[Relay]":
+def _opened(app: "App", *, emit: Listener, clock: Clock, random: Random) -> "Sequence[Relay]":
     from penstock.transactions.relay import Relay
 
     return [
-        Relay(each.store, broker=lambda: app.broker, settings=each.settings, clock=clock, random=random, tell=tell)
+        Relay(each.store, broker=lambda: app.broker, settings=each.settings, clock=clock, random=random, emit=emit)
         for each in app.relays
     ]

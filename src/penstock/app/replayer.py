@@ -4,32 +4,33 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.app.backends import check_queues, is_sqs
+from penstock.app.brokers import capabilities_of, check_queues
 from penstock.app.queues import check_known, check_shared
 from penstock.app.service import ServiceContext
 from penstock.config import ReplayQueue, Settings
 from penstock.dead_letters.policy import ReplayPolicy, ReplayTarget, ReplayTargets
 from penstock.dead_letters.replayer import ReplayContext, ReplayHandler, ReplayLogCleanup, keep_seconds
 from penstock.dead_letters.sample import SampleSettings
-from penstock.errors import ConfigurationError, UsageError
-from penstock.messaging.broker import Broker, listed_name, names_dead_letters, names_second_tier
+from penstock.errors import ConfigurationError, QueueMissing, UsageError
+from penstock.messaging.broker import Broker, listed_name, names_dead_letters, names_final_dlq
 from penstock.messaging.clock import Clock
 from penstock.worker.batcher import Limits
-from penstock.worker.line import Line
+from penstock.worker.consumer import Consumer
 
 if TYPE_CHECKING:
     from penstock.app.app import App
 
-
 _AS_ALL = ReplayQueue()
+MESSAGES_MAX = 100  # per batch; each needs a log entry, a message and a mark
+_BYTES_MAX = 16 * 1024**2  # per batch
 
 
 def with_sample(settings: Settings, sample: SampleSettings) -> Settings:
     """Return the settings, with the AWS sample's values for those that are not set here."""
     theirs = {
-        "replays_max": sample.replays_max,
-        "replay_base_seconds": sample.base_seconds,
-        "replay_cap_seconds": sample.cap_seconds,
+        "dead_letters_max_replays": sample.replays_max,
+        "dead_letters_replay_base": sample.base_seconds,
+        "dead_letters_max_replay_wait": sample.cap_seconds,
     }
     ours = settings.model_fields_set
     update = {name: value for name, value in theirs.items() if value is not None and name not in ours}
@@ -38,18 +39,15 @@ def with_sample(settings: Settings, sample: SampleSettings) -> Settings:
 
 def replay_policy(settings: Settings, queue: str) -> ReplayPolicy | None:
     """Return the policy of one queue, given by name, URL or ARN; None if its dead letters are not replayed."""
-    own = settings.replay_queues.get(queue) or settings.replay_queues.get(listed_name(queue)) or _AS_ALL
+    by_queue = settings.dead_letters_replay_queues
+    own = by_queue.get(queue) or by_queue.get(listed_name(queue)) or _AS_ALL
     if own.off:
         return None
     return ReplayPolicy(
-        replays_max=settings.replays_max if own.replays_max is None else own.replays_max,
-        base_seconds=settings.replay_base_seconds if own.base_seconds is None else own.base_seconds,
-        cap_seconds=settings.replay_cap_seconds if own.cap_seconds is None else own.cap_seconds,
+        replays_max=settings.dead_letters_max_replays if own.max_replays is None else own.max_replays,
+        base_seconds=settings.dead_letters_replay_base if own.replay_base is None else own.replay_base,
+        cap_seconds=settings.dead_letters_max_replay_wait if own.max_replay_wait is None else own.max_replay_wait,
     )
-
-
-LETTERS_MAX = 100  # per batch; each needs a log entry, a message and a mark
-_BYTES_MAX = 16 * 1024**2  # per batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +55,7 @@ class ReplayedQueue:
     """A DLQ, its final DLQ, and the queues that its messages return to."""
 
     queue: str
-    second_tier: str
+    final_dlq: str
     sources: tuple[ReplayTarget, ...]
 
 
@@ -66,42 +64,42 @@ def replayed_queues(app: "App", queues: Iterable[str] | None = None) -> Sequence
 
     Raises `UsageError` for the name of a DLQ, and `ConfigurationError` if there is no queue at all.
     """
-    named = list(queues or app.settings.queues)
+    named = list(queues or app.settings.worker_queues)
     for queue in named:
-        if _is_tier(queue):
+        if _is_dlq(queue):
             raise UsageError(
-                f"{queue} holds dead letters by its name; name the queue whose dead letters are to come back to it."
+                f"{queue} is a dead-letter queue by its name; name the queue whose dead letters are to be replayed."
             )
     found = named or _handled(app)
     if not found:
         raise ConfigurationError(
-            "There is no queue whose dead letters could come back: the app has no handlers, and none is named; name "
-            "some with --queues."
+            "There is no queue whose dead letters can be replayed: the app has no handlers, and no queue is named; "
+            "name some with --queues."
         )
     return found
 
 
-def tiers_to_serve(app: "App", queues: Iterable[str] | None = None) -> Sequence[ReplayedQueue]:
-    """Return `first_tiers` for a process that only replays.
+def dlqs_to_serve(app: "App", queues: Iterable[str] | None = None) -> Sequence[ReplayedQueue]:
+    """Return `replayed_dlqs` for a process that only replays.
 
     Raises `ConfigurationError` if there are none, and `UsageError` for a queue that has no handler and that the broker
     does not know.
     """
     check_shared(app.settings)
     names = replayed_queues(app, queues)
-    if app.broker.capabilities.creates_queues:  # otherwise `check_tiers` reports missing queues
+    if app.broker.capabilities.creates_queues:  # otherwise `check_dlqs` reports missing queues
         for name in set(names).difference(_handled(app)):
             check_known(app.broker, name)
-    tiers = first_tiers(app, names)
-    if not tiers:
+    dlqs = replayed_dlqs(app, names)
+    if not dlqs:
         raise ConfigurationError(
-            f"No dead letters of {', '.join(names)} come back by themselves: the settings say off, or they go straight "
-            "to the second tier."
+            f"No dead letters of {', '.join(names)} are replayed automatically: the settings turn replays off, or they "
+            "go directly to the final DLQ."
         )
-    return tiers
+    return dlqs
 
 
-def first_tiers(app: "App", queues: Sequence[str]) -> Sequence[ReplayedQueue]:
+def replayed_dlqs(app: "App", queues: Sequence[str]) -> Sequence[ReplayedQueue]:
     """Return the DLQs of these queues, one entry per DLQ.
 
     If other queues of the app share a DLQ, their messages are replayed to them too. Raises `ConfigurationError` if a
@@ -110,92 +108,90 @@ def first_tiers(app: "App", queues: Sequence[str]) -> Sequence[ReplayedQueue]:
     broker, settings = app.broker, app.settings
     handled = _handled(app)
     _check_named(broker, settings, known={*queues, *handled})
-    wanted = [queue for queue in queues if not _is_tier(queue) and replay_policy(settings, queue) is not None]
-    tiers = {queue: broker.dead_letter_queue(queue) for queue in dict.fromkeys([*wanted, *handled])}
-    served = dict.fromkeys(tiers[queue] for queue in wanted if not names_second_tier(tiers[queue]))
-    taken = sorted({listed_name(tier) for tier in served} & {listed_name(queue) for queue in handled})
+    wanted = [queue for queue in queues if not _is_dlq(queue) and replay_policy(settings, queue) is not None]
+    dlqs = {queue: broker.dead_letter_queue(queue) for queue in dict.fromkeys([*wanted, *handled])}
+    served = dict.fromkeys(dlqs[queue] for queue in wanted if not names_final_dlq(dlqs[queue]))
+    taken = sorted({listed_name(dlq) for dlq in served} & {listed_name(queue) for queue in handled})
     if taken:
         raise ConfigurationError(
-            f"The dead letters in {taken[0]} have a handler in this app, which a replayer would take them from; set "
-            "off = true for their queue in replay_queues, or let the handler go."
+            f"The dead letters in {taken[0]} have a handler in this app, so a replayer would compete with it; set "
+            "off = true for their queue in dead_letters.replay_queues, or remove the handler."
         )
     found = [
         ReplayedQueue(
-            queue=tier,
-            second_tier=broker.dead_letter_queue(tier),
-            sources=tuple(_sources(broker, settings, [queue for queue, where in tiers.items() if where == tier])),
+            queue=dlq,
+            final_dlq=broker.dead_letter_queue(dlq),
+            sources=tuple(_sources(broker, settings, [queue for queue, where in dlqs.items() if where == dlq])),
         )
-        for tier in served
+        for dlq in served
     ]
     for each in found:
-        if listed_name(each.second_tier) in {listed_name(queue) for queue in (each.queue, *tiers)}:
+        if listed_name(each.final_dlq) in {listed_name(queue) for queue in (each.queue, *dlqs)}:
             raise ConfigurationError(
-                f"The dead letters in {each.queue} that no replay helps would go to {each.second_tier} and come back "
-                "for ever; let another queue be the dead-letter queue of their dead-letter queue."
+                f"The dead letters in {each.queue} that fail again would go to {each.final_dlq} and be replayed for "
+                "ever; give their DLQ another dead-letter queue."
             )
     return found
 
 
-def check_tiers(tiers: Sequence[ReplayedQueue], settings: Settings, *, clock: Clock) -> None:
+def check_dlqs(dlqs: Sequence[ReplayedQueue], settings: Settings, *, clock: Clock) -> None:
     """Raise `ConfigurationError` for a queue that does not exist, before anything is received.
 
-    Only SQS is checked; other brokers create queues on use.
+    Only brokers that do not create queues are checked.
     """
-    if not is_sqs(settings.broker):
+    if capabilities_of(settings).creates_queues:
         return
-    from penstock.brokers.sqs.client import QueueMissing
-
-    for tier in tiers:
+    for dlq in dlqs:
         try:
-            check_queues([source.queue for source in tier.sources], settings, clock=clock, waits=True)
-            check_queues([tier.queue], settings, clock=clock, waits=True)
+            check_queues([source.queue for source in dlq.sources], settings, clock=clock, waits=True)
+            check_queues([dlq.queue], settings, clock=clock, waits=True)
         except QueueMissing as error:
             raise ConfigurationError(f"Dead letters cannot be replayed: {error}") from error
         try:
-            check_queues([tier.second_tier], settings, clock=clock, waits=True)
+            check_queues([dlq.final_dlq], settings, clock=clock, waits=True)
         except QueueMissing as error:
             raise ConfigurationError(
-                f"The dead letters in {tier.queue} that no replay helps have no place to go: there is no queue "
-                f"{tier.second_tier}; create it, or give {tier.queue} a redrive policy that names another."
+                f"The dead letters in {dlq.queue} that fail again have no final DLQ: there is no queue "
+                f"{dlq.final_dlq}; create it, or give {dlq.queue} a redrive policy that names another."
             ) from error
 
 
-def replay_lines(tiers: Sequence[ReplayedQueue], host: ServiceContext) -> Sequence[Line]:
-    """Return the lines that serve these DLQs. Each has one batch in flight, so that handlers keep their slots."""
-    if not tiers:
+def replay_consumers(dlqs: Sequence[ReplayedQueue], context: ServiceContext) -> Sequence[Consumer]:
+    """Return the consumers that serve these DLQs. Each has one batch in flight, so that handlers keep their slots."""
+    if not dlqs:
         return ()
-    broker = host.broker
-    retentions: Mapping[str, float | None] = {tier.queue: broker.retention_seconds(tier.queue) for tier in tiers}
-    log = host.ledger().replays
+    broker = context.broker
+    retentions: Mapping[str, float | None] = {dlq.queue: broker.retention_seconds(dlq.queue) for dlq in dlqs}
+    log = context.ledger().replays
     older_than_seconds = keep_seconds(retentions.values())
     forgetting = ReplayLogCleanup(
         lambda limit: log.forget(older_than_seconds=older_than_seconds, limit=limit),
-        clock=host.clock,
-        random=host.random,
+        clock=context.clock,
+        random=context.random,
     )
     return [
-        Line(
-            queue=tier.queue,
+        Consumer(
+            queue=dlq.queue,
             handler=ReplayHandler(
                 ReplayContext(
-                    sources=ReplayTargets(tier.sources),
-                    retention_seconds=retentions[tier.queue],
+                    sources=ReplayTargets(dlq.sources),
+                    retention_seconds=retentions[dlq.queue],
                     broker=broker,
                     log=log,
-                    bus=host.bus,
-                    clock=host.clock,
-                    random=host.random,
-                    probe=host.probe,
-                    ledger_watch=host.outage,
+                    bus=context.bus,
+                    clock=context.clock,
+                    random=context.random,
+                    probe=context.probe,
+                    ledger_watch=context.outage,
                 ),
                 forgetting,
             ),
-            gate=host.outage.gate(tier.queue),
-            limits=Limits(messages_max=LETTERS_MAX, bytes_max=_BYTES_MAX, wait_seconds=0.0),
+            gate=context.outage.gate(dlq.queue),
+            limits=Limits(messages_max=MESSAGES_MAX, bytes_max=_BYTES_MAX, wait_seconds=0.0),
             in_flight_max=1,
-            fetch_max=LETTERS_MAX,
+            fetch_max=MESSAGES_MAX,
         )
-        for tier in tiers
+        for dlq in dlqs
     ]
 
 
@@ -204,19 +200,19 @@ def _check_named(broker: Broker, settings: Settings, *, known: set[str]) -> None
 
     With a typo there, the intended queue would get the default policy.
     """
-    for queue in sorted(settings.replay_queues.keys() - known):
-        if _is_tier(queue):
+    for queue in sorted(settings.dead_letters_replay_queues.keys() - known):
+        if _is_dlq(queue):
             raise ConfigurationError(
-                f"The setting replay_queues.{queue} names a queue of dead letters; name the queue whose they are."
+                f"The setting dead_letters.replay_queues.{queue} names a DLQ; name the queue that it belongs to."
             )
         # On SQS a worker may lack the permission to list queues, and the settings may also name queues of other apps.
         if broker.capabilities.creates_queues and queue not in broker.queue_names():
             raise ConfigurationError(
-                f"The setting replay_queues.{queue} names no queue: the app has none of that name, nor has the broker."
+                f"The setting dead_letters.replay_queues.{queue} names no queue: neither the app nor the broker has it."
             )
 
 
-def _is_tier(queue: str) -> bool:
+def _is_dlq(queue: str) -> bool:
     return names_dead_letters(listed_name(queue))
 
 

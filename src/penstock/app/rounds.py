@@ -1,5 +1,7 @@
 """The base class of background jobs: repeated work in a thread of its own, with rests, that never delays shutdown.
 
+For jobs that each process does for itself. Jobs for which workers elect one of them are in `app/jobs/elected.py`.
+
 No result may depend on a round completing: a round that the end of the process cuts off is repeated later.
 """
 
@@ -9,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
 
-from penstock.events import Listener, UpkeepFailed
+from penstock.events import JobFailed, Listener
 from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock
 from penstock.worker.shutdown import StopSignal
@@ -21,7 +23,7 @@ class PeriodicJob(ABC):
     """Repeat a round of work until `end`, or until the worker is asked to stop. Can be started once."""
 
     def __init__(
-        self, name: str, *, clock: Clock, random: Random, tell: Listener, stop: StopSignal | None = None
+        self, name: str, *, clock: Clock, random: Random, emit: Listener, stop: StopSignal | None = None
     ) -> None:
         """Create a job.
 
@@ -30,7 +32,7 @@ class PeriodicJob(ABC):
         self._name = name
         self._clock = clock
         self._random = random
-        self._tell = tell
+        self._emit = emit
         self._stop = stop
         self._ended = threading.Event()
         self._told: dict[str, str] = {}  # last reported failure by subject; used by the thread of the rounds
@@ -66,7 +68,7 @@ class PeriodicJob(ABC):
         text = f"{whose}: {type(error).__name__}: {error}" if whose else f"{type(error).__name__}: {error}"
         if self._told.get(whose) != text:
             self._told[whose] = text
-            self._tell(UpkeepFailed(handler=self._name, error=text))
+            self._emit(JobFailed(job=self._name, error=text))
 
     def _succeeded(self, *, whose: str = "") -> None:
         self._told.pop(whose, None)

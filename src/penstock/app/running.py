@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.app.app import App
-from penstock.app.backends import is_sqs
+from penstock.app.brokers import capabilities_of
 from penstock.app.health import gauged, worker_health
 from penstock.app.registry import SeenAges
 from penstock.app.replayer import ReplayedQueue
 from penstock.app.serving import serve
 from penstock.app.telemetry import Process, open_telemetry
 from penstock.config import Settings
-from penstock.events import Bus, ChoosyListener, Event, Listener, WorkerFailed, WorkerStarted, WorkerStopped
+from penstock.events import Bus, Event, Listener, SelectiveListener, WorkerFailed, WorkerStarted, WorkerStopped
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.failure import end_of
 from penstock.monitoring.metrics.meters import Meters
@@ -33,7 +33,7 @@ FORCED = "forced"
 SHUTDOWNS = "shutdowns_total"
 
 
-class ForcedShutdowns(ChoosyListener):
+class ForcedShutdowns(SelectiveListener):
     """A listener that notes its worker's forced shutdown and counts the notes of earlier workers."""
 
     def __init__(self, state: Path, *, worker: str, meters: Meters) -> None:
@@ -41,7 +41,7 @@ class ForcedShutdowns(ChoosyListener):
         self._worker = worker
         self._meters = meters
 
-    def hears(self, kind: type[Event]) -> bool:
+    def wants(self, kind: type[Event]) -> bool:
         return kind in (WorkerStarted, WorkerStopped)
 
     def __call__(self, event: Event) -> None:
@@ -73,7 +73,7 @@ def forced_shutdowns(settings: Settings, *, worker: str, meters: Meters | None) 
     """Return the listener; empty without metrics, or if metrics are exported."""
     if meters is None or settings.metrics_export:
         return ()
-    return (ForcedShutdowns(Path(settings.state), worker=worker, meters=meters),)
+    return (ForcedShutdowns(Path(settings.data_dir), worker=worker, meters=meters),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,19 +99,19 @@ def run_worker(
     the log is open and returns the worker's role; by default, everything.
     """
     failures = _Failures()
-    pulse = Liveness(SystemClock())
-    heard = open_telemetry(
+    liveness = Liveness(SystemClock())
+    telemetry = open_telemetry(
         app.settings,
         worker=app.worker,
         process=process,
         on_error=app.on_error,
-        health=worker_health(pulse, stop),
+        health=worker_health(liveness, stop),
         queues={service.name: service.queue_name for service in app.services},
     )
-    seen = SeenAges(SystemClock()) if is_sqs(app.settings.broker) else None
-    ages = nullcontext() if seen is None else seen.exported(heard.meters)
-    forced = forced_shutdowns(app.settings, worker=app.worker, meters=heard.meters)
-    with heard.told(), gauged(pulse, heard.meters, worker=app.worker), ages:
+    seen = None if capabilities_of(app.settings).exact_stats else SeenAges(SystemClock())
+    ages = nullcontext() if seen is None else seen.exported(telemetry.meters)
+    forced = forced_shutdowns(app.settings, worker=app.worker, meters=telemetry.meters)
+    with telemetry.running(), gauged(liveness, telemetry.meters, worker=app.worker), ages:
         try:
             part = prepare()
             conclusion = serve(
@@ -119,16 +119,23 @@ def run_worker(
                 stop=stop,
                 queues=queues,
                 until=part.until,
-                listeners=(*heard.listeners, *forced, failures, *(() if seen is None else (seen,)), *part.listeners),
+                listeners=(
+                    *telemetry.listeners,
+                    *forced,
+                    failures,
+                    *(() if seen is None else (seen,)),
+                    *part.listeners,
+                ),
                 tiers=part.tiers,
-                pulse=pulse,
-                metrics_address=lambda: heard.metrics_address,
+                liveness=liveness,
+                metrics_address=lambda: telemetry.metrics_address,
+                meters=telemetry.meters,
             )
         except Exception as error:
-            if not failures.told:  # failed before there was a worker: ledger, lifespan, queue
+            if not failures.reported:  # failed before there was a worker: ledger, lifespan, queue
                 failure = end_of(error)
                 ended = WorkerFailed(error_type=failure.error_type, error=failure.error, traceback=failure.traceback)
-                Bus(*heard.listeners).emit(ended)
+                Bus(*telemetry.listeners).emit(ended)
             raise
     if not must_leave(conclusion):
         app.close()
@@ -140,14 +147,14 @@ def must_leave(conclusion: WorkerOutcome) -> bool:
     return bool(conclusion.threads_left) or conclusion.outcome == "forced"
 
 
-class _Failures(ChoosyListener):
+class _Failures(SelectiveListener):
     """Record whether the worker itself reported the error that ended it."""
 
     def __init__(self) -> None:
-        self.told = False  # written by the worker's thread, read after it has ended
+        self.reported = False  # written by the worker's thread, read after it has ended
 
-    def hears(self, kind: type[Event]) -> bool:
+    def wants(self, kind: type[Event]) -> bool:
         return kind is WorkerFailed
 
     def __call__(self, _: Event) -> None:
-        self.told = True
+        self.reported = True

@@ -5,19 +5,21 @@ A table made by `penstock ingest` has all of them below itself; an app has them 
 """
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.app.backends import MEMORY, SQLITE, open_ledger
-from penstock.app.paths import LEDGER_FILE, TablePaths, declared_places, find_table, places, tables_here
+from penstock.app.backends import file_ledger, ledger_exists, open_ledger
+from penstock.app.brokers import broker_exists, file_broker
+from penstock.app.paths import LEDGER_FILE, TablePaths, declared_table_paths, find_table, table_paths, tables_here
 from penstock.app.state import QUEUE_FILE, check_owner
 from penstock.config import Settings, load_settings, shown
 from penstock.errors import ConfigurationError, UsageError
 from penstock.messaging.steps import Probe, no_probe
 from penstock.monitoring.errors.occurrences import ErrorHook
+from penstock.sinks.registry import DEFAULT_SCHEME
 from penstock.storage.address import LOCAL, S3, check_folder, is_s3
 from penstock.storage.aws import Aws
 
@@ -46,7 +48,7 @@ class ScopeRequest:
     @property
     def options(self) -> str:
         """The same options for another command in a hint: empty, or with a leading space."""
-        given = {"--table": self.table, "--state": self.state, "--pipeline": self.pipeline, "--app": self.app}
+        given = {"--table": self.table, "--data-dir": self.state, "--pipeline": self.pipeline, "--app": self.app}
         return "".join(f" {name} {shlex.quote(value)}" for name, value in given.items() if value is not None)
 
 
@@ -83,7 +85,12 @@ class Scope:
     @property
     def queues(self) -> Sequence[str]:
         """The known queues of the scope: the app's, else those of the settings."""
-        return sorted({*self.served.values()} or self.settings.queues)
+        return sorted({*self.served.values()} or self.settings.worker_queues)
+
+    @property
+    def table_formats(self) -> Sequence[str]:
+        """The formats of the known tables, as schemes of `penstock.sinks.registry`; without any the default."""
+        return sorted({one.scheme for one in self.tables.values()}) or [DEFAULT_SCHEME]
 
     @property
     def tables_meant(self) -> Mapping[str, TablePaths]:
@@ -147,11 +154,20 @@ def find_scope(asked: ScopeRequest, *, here: Path, make: bool = False) -> Scope:
     return _of_table(find_table(None, None, here=here))
 
 
-def find_scopes(asked: ScopeRequest, *, here: Path) -> Sequence[Scope]:
+def find_scopes(asked: ScopeRequest, *, here: Path, configured: bool = False) -> Sequence[Scope]:
     """Return the scopes of a read-only command: the named one; else the app here, then the tables here.
 
-    Raises as `find_scope` does, except if an app and tables are in one folder.
+    ``configured`` says that the app was named by a setting and not by the command: then the tables here are returned
+    too. Raises as `find_scope` does, except if an app and tables are in one folder.
     """
+    if configured:
+        tables = _table_scopes(tables_here(here), here=here)
+        try:
+            return [find_scope(asked, here=here), *tables]
+        except UsageError:  # the app has no state yet
+            if not tables:
+                raise
+            return tables
     if not (asked.means_app or asked.means_table):
         found = scopes_here(here)
         if len(found) > 1 and found[0].table is None:
@@ -164,7 +180,12 @@ def scopes_here(here: Path) -> Sequence[Scope]:
     settings = _settings_here(needed=False)
     found = [Scope(settings=settings)] if settings is not None and _is_there(settings) else []
     tables = tables_here(here)
-    for table in tables if found or len(tables) == 1 else ():
+    return [*found, *_table_scopes(tables if found or len(tables) == 1 else (), here=here)]
+
+
+def _table_scopes(tables: Iterable[Path], *, here: Path) -> Sequence[Scope]:
+    found: list[Scope] = []
+    for table in tables:
         with suppress(UsageError):  # a table whose data directory is elsewhere
             where = find_table(str(table), None, here=here)
             found.append(_of_table(where, options_for(str(where.table), here=here)))
@@ -174,18 +195,22 @@ def scopes_here(here: Path) -> Sequence[Scope]:
 def options_for(table: str, *, state: str | None = None, here: Path) -> str:
     """Return the options that select this table in another command; empty if it is the default here."""
     asked = ScopeRequest(table=table, state=state)
+    settings = _settings_here(needed=False)
+    if settings is not None and settings.app is not None:
+        return asked.options  # a command without options means that app
     try:
         where = find_scope(ScopeRequest(), here=here).table
     except (UsageError, ConfigurationError):
         return asked.options
-    return "" if state is None and where is not None and str(where.table) == str(places(table).table) else asked.options
+    is_default = state is None and where is not None and str(where.table) == str(table_paths(table).table)
+    return "" if is_default else asked.options
 
 
 def _of_table(where: TablePaths, options: str = "") -> Scope:
     settings = Settings.model_construct(
-        broker=f"{SQLITE}{where.state / QUEUE_FILE}",
-        ledger=f"{SQLITE}{where.state / LEDGER_FILE}",
-        state=str(where.state),
+        broker=file_broker(where.state / QUEUE_FILE),
+        ledger=file_ledger(where.state / LEDGER_FILE),
+        data_dir=str(where.state),
     )
     return Scope(
         settings=settings,
@@ -205,17 +230,17 @@ def _of_app(asked: ScopeRequest, *, make: bool) -> Scope:
     app = load_app(asked.app) if asked.app is not None else None
     settings = load_settings() if app is None else app.settings
     if asked.state is not None:
-        settings = settings.model_copy(update={"state": check_folder("state", asked.state)})
+        settings = settings.model_copy(update={"data_dir": check_folder("state", asked.state)})
     if not make and not _is_there(settings):
         raise UsageError(
             f"The app has no state yet ({_addresses(settings)}): the first message that is sent, or the first worker, "
             "makes it."
         )
     pipelines = () if app is None else app.pipelines
-    tables = {one.name: declared_places(one.name, one.declaration.sink.table, settings) for one in pipelines}
+    tables = {one.name: declared_table_paths(one.name, one.declaration.sink.address, settings) for one in pipelines}
     name = asked.pipeline or ""
     if app is None and name.startswith((S3, LOCAL)):  # `penstock ingest` names its pipelines by address
-        tables = {name: places(name, settings.state, aws=settings.aws)}
+        tables = {name: table_paths(name, settings.data_dir, aws=settings.aws)}
     services = () if app is None else app.services
     return Scope(
         settings=settings,
@@ -241,17 +266,7 @@ def _settings_here(*, needed: bool) -> Settings | None:
 
 
 def _is_there(settings: Settings) -> bool:
-    return any(is_there(address) for address in (settings.ledger, settings.broker))
-
-
-def is_there(address: str) -> bool:
-    """Return True if the file of a broker or ledger exists.
-
-    A server counts as present: only a connection can check it.
-    """
-    if address.startswith(SQLITE):
-        return Path(address.removeprefix(SQLITE)).is_file()
-    return address != MEMORY
+    return ledger_exists(settings) or broker_exists(settings)
 
 
 def _addresses(settings: Settings) -> str:

@@ -1,4 +1,4 @@
-"""The services of an app: functions, object handlers and pipelines. Each opens one line of a worker."""
+"""The services of an app: functions, object handlers and pipelines. Each opens one consumer of a worker."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.app.sources import StoreOutages
 from penstock.config import Settings
 from penstock.events import Bus
-from penstock.handlers.breaker import OFF, BreakerPolicy, LineBreaker
+from penstock.handlers.breaker import OFF, BreakerPolicy, CircuitBreaker
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.function_handler import FunctionHandler, bookkeeping_threads
 from penstock.handlers.keys import IdempotencyKeys, KeyBegun, KeyBusy, KeyDone
@@ -22,7 +22,7 @@ from penstock.messaging.steps import Probe
 from penstock.messaging.threads import AsideThreads
 from penstock.messaging.tracing import NO_TRACING, Tracing
 from penstock.worker.batcher import EACH_ALONE, Limits
-from penstock.worker.line import Gates, Line
+from penstock.worker.consumer import Consumer, Gates
 from penstock.worker.shutdown import StopSignal
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ BUSY_SECONDS_MAX = 5.0
 
 def busy_seconds_max(broker: Broker) -> float | None:
     """Return the maximum delay before a busy key or object is retried; None: until the lease expires."""
-    return BUSY_SECONDS_MAX if broker.capabilities.refunds else None
+    return BUSY_SECONDS_MAX if broker.capabilities.releases_uncounted else None
 
 
 BATCH_BYTES_MAX = 1024**3  # of a batch's bodies; the effective limit is the number of messages
@@ -92,9 +92,9 @@ class LazyKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedService:
-    """An opened service: its line in the worker, and the function that closes it after the worker has ended."""
+    """An opened service: its consumer in the worker, and the function that closes it after the worker has ended."""
 
-    line: Line
+    consumer: Consumer
     close: Callable[[], None]
 
 
@@ -111,7 +111,7 @@ class Service(Protocol):
         """The queue that the service consumes."""
         ...
 
-    def open(self, host: ServiceContext, *, weight: int) -> OpenedService:
+    def open(self, context: ServiceContext, *, weight: int) -> OpenedService:
         """Prepare to serve. Raises `UserError` for a problem that a person has to fix first."""
         ...
 
@@ -130,60 +130,60 @@ class FunctionService:
     def queue_name(self) -> str:
         return self.declaration.queue.name
 
-    def open(self, host: ServiceContext, *, weight: int) -> OpenedService:
+    def open(self, context: ServiceContext, *, weight: int) -> OpenedService:
         keys = None
         if self.declaration.idempotency is not None:
-            keys = LazyKeys(lru_cache(partial(self._keys, host)))
-        breaker = self._breaker(host)
+            keys = LazyKeys(lru_cache(partial(self._keys, context)))
+        breaker = self._breaker(context)
         handler = FunctionHandler(
             self.declaration,
-            bus=host.bus,
-            clock=host.clock,
-            random=host.random,
+            bus=context.bus,
+            clock=context.clock,
+            random=context.random,
             keys=keys,
-            bookkeeping=host.bookkeeping,
-            outage=host.outage,
+            bookkeeping=context.bookkeeping,
+            outage=context.outage,
             breaker=breaker,
-            resources=host.resources,
-            tracing=host.tracing,
+            resources=context.resources,
+            tracing=context.tracing,
         )
-        line = Line(
+        consumer = Consumer(
             queue=self.queue_name,
             handler=handler,
-            gate=breaker if keys is None else Gates(breaker, host.outage.gate(self.queue_name)),
+            gate=breaker if keys is None else Gates(breaker, context.outage.gate(self.queue_name)),
             weight=weight,
             limits=self._limits(),
             in_flight_max=self.declaration.concurrency,
         )
-        return OpenedService(line=line, close=handler.close)
+        return OpenedService(consumer=consumer, close=handler.close)
 
-    def _keys(self, host: ServiceContext) -> IdempotencyKeys:
+    def _keys(self, context: ServiceContext) -> IdempotencyKeys:
         from penstock.handlers.once import LedgerKeys
 
         return LedgerKeys(
-            ledger=host.ledger(),
+            ledger=context.ledger(),
             handler=self.declaration.name,
-            worker=host.worker,
-            lease_seconds=host.settings.lease_seconds,
-            retention_seconds=host.settings.idempotency_retention_seconds,
-            owner=host.owners().get(self.name),
-            busy_seconds_max=busy_seconds_max(host.broker),
+            worker=context.worker,
+            lease_seconds=context.settings.worker_lease,
+            retention_seconds=context.settings.worker_idempotency_retention,
+            owner=context.owners().get(self.name),
+            busy_seconds_max=busy_seconds_max(context.broker),
         )
 
-    def _breaker(self, host: ServiceContext) -> LineBreaker:
-        given, settings = self.declaration.breaker_failures, host.settings
+    def _breaker(self, context: ServiceContext) -> CircuitBreaker:
+        given, settings = self.declaration.breaker_failures, context.settings
         policy = BreakerPolicy(
-            failures=settings.breaker_failures if given is None else given,
-            pause_seconds_max=settings.breaker_probe_seconds_max,
+            failures=settings.worker_breaker_failures if given is None else given,
+            pause_seconds_max=settings.worker_max_breaker_probe,
         )
-        return LineBreaker(
-            policy if host.breaks else OFF,
+        return CircuitBreaker(
+            policy if context.breaks else OFF,
             queue=self.queue_name,
             handler=self.name,
-            bus=host.bus,
-            clock=host.clock,
-            random=host.random,
-            refunds=host.broker.capabilities.refunds,
+            bus=context.bus,
+            clock=context.clock,
+            random=context.random,
+            releases_uncounted=context.broker.capabilities.releases_uncounted,
         )
 
     def _limits(self) -> Limits:

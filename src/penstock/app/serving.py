@@ -1,31 +1,33 @@
 """Serve an app: the queues and background jobs of a worker, and the order in which everything opens and closes.
 
 If the ledger is unavailable when a worker starts, a worker that needs it to begin waits for it, as it does for the
-broker: a restart would not help. Also starts the regular reconcile, if the settings ask for one.
+broker: a restart would not help.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from penstock.app.backends import check_queues, require_shared_ledger
-from penstock.app.hosting import host_of
+from penstock.app.backends import has_ledger_apart, has_local_ledger, require_shared_ledger
+from penstock.app.brokers import check_queues
 from penstock.app.housekeeping import Presence
-from penstock.app.jobs.dead_letters import ageing
+from penstock.app.jobs.elected import running
 from penstock.app.jobs.task_protection import protections
+from penstock.app.jobs.worker_jobs import JobOf, worker_jobs
 from penstock.app.lifespans import Lifespans
-from penstock.app.naming import register
-from penstock.app.pipelines.service import PipelineService
+from penstock.app.naming import own_version, register
 from penstock.app.relays import CLOSE_SECONDS as RELAY_CLOSE_SECONDS
 from penstock.app.relays import relaying
-from penstock.app.replayer import ReplayedQueue, check_tiers, first_tiers, replay_lines
+from penstock.app.replayer import ReplayedQueue, check_dlqs, replay_consumers, replayed_dlqs
 from penstock.app.service import Service, ServiceContext, needs_ledger, needs_objects
-from penstock.app.spark import app_spark
+from penstock.app.service_context import service_context
+from penstock.app.spark import Spark, app_spark
 from penstock.app.telemetry import guarded
 from penstock.app.tracing import traced
+from penstock.config import shown
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import Bus, Listener
 from penstock.handlers.declaration import HandlerDeclaration
@@ -34,8 +36,8 @@ from penstock.handlers.outage import OutageWatch
 from penstock.handlers.ticker import CLAIM_SECONDS, REMEMBERED_SECONDS, ScheduledKeys, Ticker
 from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock, SystemClock
-from penstock.worker.lifecycle import WorkerOutcome
-from penstock.worker.line import Line
+from penstock.worker.consumer import Consumer
+from penstock.worker.lifecycle import AppFacts, WorkerOutcome
 from penstock.worker.liveness import Liveness
 from penstock.worker.pools import EventLoop
 from penstock.worker.settings import WorkerSettings
@@ -44,10 +46,11 @@ from penstock.worker.worker import Worker
 
 if TYPE_CHECKING:
     from penstock.app.app import App
-    from penstock.app.reconcile_target import ReconcileTarget
+    from penstock.monitoring.metrics.meters import Meters
     from penstock.pipeline.spark.session import Session
 
 
+REPLAY, EXPIRY, MONITOR = "replay", "expiry", "monitor"  # names of background jobs
 _GLANCE_SECONDS = 0.2  # poll interval: a signal handler may run in this thread, so it cannot wait for the event
 
 
@@ -72,42 +75,6 @@ def await_ledger(
                 raise
 
 
-@contextmanager
-def reconciling(app: "App", services: Sequence[Service], host: ServiceContext) -> Iterator[None]:
-    """Reconcile the pipelines and object handlers among these services periodically, inside the block."""
-    every_seconds = host.settings.reconcile_every_seconds
-    if every_seconds is None or not any(map(needs_objects, services)):
-        yield
-        return
-    from penstock.app.context import PipelineTools
-    from penstock.app.jobs.reconcile import ReconcileDuty
-    from penstock.app.reconcile import ReconcileRequest, reconcile
-    from penstock.app.reconcile_target import targets_in
-
-    request = ReconcileRequest(older_than_seconds=host.settings.reconcile_older_than_seconds)
-
-    def work(target: "ReconcileTarget", stop: "StopSignal") -> None:
-        tools = PipelineTools(stop=stop, clock=host.clock, bus=host.bus, probe=host.probe)
-        reconcile(target, request, spark=None if target.alone else host.spark(), tools=tools)
-
-    duty = ReconcileDuty(
-        targets_in(app, services),
-        work,
-        worker=host.worker,
-        every_seconds=every_seconds,
-        lease_seconds=host.settings.lease_seconds,
-        stop=host.stop,
-        clock=host.clock,
-        random=host.random,
-        tell=host.bus.emit,
-    )
-    duty.start()
-    try:
-        yield
-    finally:
-        duty.end()
-
-
 LIFESPAN_CLOSE_SECONDS = 2.0
 
 
@@ -122,8 +89,9 @@ def serve(
     resident: bool = True,
     spark: "Session | None" = None,
     tiers: Sequence[ReplayedQueue] | None = None,
-    pulse: Liveness | None = None,
+    liveness: Liveness | None = None,
     metrics_address: Callable[[], str | None] = lambda: None,
+    meters: "Meters | None" = None,
 ) -> WorkerOutcome:
     """Run a worker on the app's queues until ``stop``, or until ``until`` (called when idle) returns True.
 
@@ -137,25 +105,136 @@ def serve(
         resident: False leaves no trace in the data directory and sends no ticks, for tests.
         spark: Session for the pipelines, which is not stopped. Default: the worker starts its own.
         tiers: Replay only these DLQs and serve nothing else. None: replay as well if the settings ask for it.
-        pulse: The worker's liveness, for probes.
+        liveness: The worker's liveness, for probes.
         metrics_address: Returns the address of the metrics endpoint.
+        meters: The worker's metrics. With them, workers that have a ledger elect one that runs the monitor.
 
     Raises:
         ConfigurationError: If a queue has no handler or does not exist, or if the ledger is local to this host beside a
             shared broker. Also raises any error that stopped the worker.
     """
-    clock = SystemClock()
-    services = chosen(app, queues) if tiers is None else ()
-    served = [service.queue_name for service, _ in services]
-    ticking = _claims_ticks(app) if resident else frozenset()
-    recording = [one for one, _ in services if needs_ledger(one) or one.name in ticking]
+    role = _role_of(app, queues, dlqs=tiers, bounded=until is not None, resident=resident)
+    numbers = settings or worker_settings(app)
+    with ExitStack() as stack:
+        context, sessions = _entered(
+            app,
+            role,
+            stack,
+            stop=stop,
+            listeners=listeners,
+            drain_seconds=numbers.budget.drain_seconds,
+            spark=spark,
+            metrics_address=metrics_address,
+        )
+        context = _with_ledger(app, role, context)
+        event_loop = EventLoop()
+        stack.callback(event_loop.close)
+        context = _with_lifespans(app, role, context, event_loop, stack)
+        stack.callback(sessions.close)
+        consumers = [*_open(role.consumed, context, stack), *replay_consumers(role.replayed, context)]
+        jobs = _start_jobs(app, role, context, stack, meters=meters, metrics_address=metrics_address)
+        _watch_outages(role, context, stack)
+        worker = Worker(
+            broker=context.broker,
+            consumers=traced(consumers, context.tracing, system=context.broker.capabilities.system),
+            settings=numbers,
+            clock=context.clock,
+            bus=context.bus,
+            probe=context.probe,
+            random=context.random,
+            liveness=liveness,
+            event_loop=event_loop,
+            address=app.address,
+            metrics_address=metrics_address(),
+            jobs=jobs,
+            facts=AppFacts(
+                name=app.name,
+                version=own_version(),
+                ledger=str(shown("ledger", app.settings.ledger)) if role.needs_watch else None,
+            ),
+        )
+        return worker.run(stop, until)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Role:
+    """The work of a worker."""
+
+    services: Sequence[Service]  # its background jobs are for these, also if it does not consume their queues
+    consumed: Sequence[tuple[Service, int]]  # with their weights
+    dlqs: Sequence[ReplayedQueue]  # those of its services whose messages are replayed, by this worker or another
+    replayed: Sequence[ReplayedQueue]  # by this worker
+    ticking: frozenset[str]  # handlers whose ticks are claimed in the ledger
+    bounded: bool  # it runs until it is done
+    resident: bool
+
+    @property
+    def recording(self) -> Sequence[Service]:
+        """The services that use the ledger."""
+        return [service for service in self.services if needs_ledger(service) or service.name in self.ticking]
+
+    @property
+    def needs_watch(self) -> bool:
+        """True if its queues are paused while the ledger or a store is unavailable."""
+        return bool(self.replayed or self.recording)
+
+    @property
+    def needs_ledger_to_start(self) -> bool:
+        return bool(self.replayed) or any(
+            needs_objects(service) or service.name in self.ticking for service in self.recording
+        )
+
+
+def _role_of(
+    app: "App",
+    queues: Mapping[str, int] | None,
+    *,
+    dlqs: Sequence[ReplayedQueue] | None,
+    bounded: bool,
+    resident: bool,
+) -> _Role:
+    """Return the work that arguments and settings ask for.
+
+    With ``dlqs``, only these are replayed. Raises `ConfigurationError` for a missing queue or an unsuitable ledger.
+    """
+    settings, clock = app.settings, SystemClock()
+    served = chosen(app, queues) if dlqs is None else ()
+    services = [service for service, _ in served]
+    role = _Role(
+        services=services,
+        consumed=served if settings.serves_handlers or not resident else (),
+        dlqs=(),
+        replayed=(),
+        ticking=_claims_ticks(app) if resident else frozenset(),
+        bounded=bounded,
+        resident=resident,
+    )
     if resident:
-        recorded = [service.name for service in recording]
-        require_shared_ledger(app.settings, recorded=recorded)
-        check_queues(served, app.settings, clock=clock, waits=True)
-    if tiers is None:
-        tiers = first_tiers(app, served) if resident and app.settings.replay else ()
-    check_tiers(tiers, app.settings, clock=clock)
+        require_shared_ledger(settings, recorded=[service.name for service in role.recording])
+        check_queues([service.queue_name for service in services], settings, clock=clock, waits=True)
+    if dlqs is not None:
+        role = replace(role, dlqs=dlqs, replayed=dlqs)
+    elif resident and settings.dead_letters_replay and settings.jobs & {REPLAY, EXPIRY, MONITOR}:
+        # The monitor needs only to know whether workers replay: then they share a ledger in which it can be elected.
+        found = replayed_dlqs(app, [service.queue_name for service in services])
+        role = replace(role, dlqs=found, replayed=found if REPLAY in settings.jobs else ())
+    check_dlqs(role.dlqs, settings, clock=clock)
+    return role
+
+
+def _entered(
+    app: "App",
+    role: _Role,
+    stack: ExitStack,
+    *,
+    stop: StopSignal,
+    listeners: Sequence[Listener],
+    drain_seconds: float,
+    spark: "Session | None",
+    metrics_address: Callable[[], str | None],
+) -> tuple[ServiceContext, Spark]:
+    """Register the worker in the data directory. Return its context, without ledger and resources, and its Spark."""
+    clock = SystemClock()
     presence = Presence(
         settings=app.settings,
         broker=app.broker,
@@ -164,79 +243,136 @@ def serve(
         clock=clock,
         metrics_address=metrics_address,
     )
-    numbers = settings or worker_settings(app)
-    drain_seconds = numbers.budget.drain_seconds
-    protection = protections(app.settings, long_seconds=drain_seconds, stop=stop, clock=clock) if resident else ()
-    own: Sequence[Listener] = (*listeners, *protection, *(presence.listeners if resident else ()))
-    bus = Bus(*guarded(app.listeners, tell=Bus(*own).emit), *own)
+    protection = protections(app.settings, long_seconds=drain_seconds, stop=stop, clock=clock) if role.resident else ()
+    own: Sequence[Listener] = (*listeners, *protection, *(presence.listeners if role.resident else ()))
+    bus = Bus(*guarded(app.listeners, emit=Bus(*own).emit), *own)
     sessions = app_spark(app.settings, worker=app.worker, clock=clock, bus=bus, stop=stop, given=spark)
     # Tests disable the circuit breakers: a test would wait for their pauses, and its messages would not be
     # dead-lettered.
-    host = host_of(app, sessions=sessions, bus=bus, clock=clock, stop=stop, tracing=app.tracing, breaks=resident)
-    event_loop = EventLoop()
-    with ExitStack() as stack:
-        stack.enter_context(app.incidents.passing_to(bus.emit))
-        for one in protection:
-            stack.enter_context(one.beside(bus.emit))
-        if resident:
-            stack.enter_context(presence.kept(ledger=host.ledger, tell=bus.emit, random=host.random))
-        needs_watch = bool(tiers or recording)
-        owners = lru_cache(partial(register, app, recording))
-        if resident and until is None and needs_watch:
-            for service in recording:
-                host.outage.gate(service.queue_name)  # so that an outage reports this queue from the start
-            waits = bool(tiers) or any(needs_objects(service) or service.name in ticking for service in recording)
-            _meet_ledger(host, owners, waits=waits)
-            host = replace(host, owners=owners)
-        else:
-            registered = owners()
-            host = replace(host, owners=lambda: registered)
-        stack.callback(event_loop.close)
-        if services:
-            host = replace(host, resources=_resources(app, host, event_loop, stack))
-        stack.callback(sessions.close)
-        lines = [*_open(services, host, stack), *replay_lines(tiers, host)]
-        if resident and until is None:  # otherwise its inspection on SQS would hide messages that are still to be sent
-            stack.enter_context(ageing([queue for tier in tiers for queue in (tier.queue, tier.second_tier)], host))
-        if resident and services:
-            _begin_duties(app, [service for service, _ in services], host, stack)
-        if needs_watch:
-            stack.enter_context(host.outage.watching())
-            stack.enter_context(host.stores.watching())
-        worker = Worker(
-            broker=host.broker,
-            lines=traced(lines, host.tracing, system=host.broker.capabilities.system),
-            settings=numbers,
-            clock=clock,
-            bus=bus,
-            probe=host.probe,
-            random=host.random,
-            pulse=pulse,
-            event_loop=event_loop,
-            address=app.address,
-            metrics_address=metrics_address(),
+    context = service_context(
+        app, sessions=sessions, bus=bus, clock=clock, stop=stop, tracing=app.tracing, breaks=role.resident
+    )
+    stack.enter_context(app.incidents.passing_to(bus.emit))
+    for one in protection:
+        stack.enter_context(one.beside(bus.emit))
+    if role.resident:
+        stack.enter_context(presence.registered(ledger=context.ledger, emit=bus.emit, random=context.random))
+    return context, sessions
+
+
+def _with_ledger(app: "App", role: _Role, context: ServiceContext) -> ServiceContext:
+    """Open the ledger and register the names of the services in it."""
+    owners = lru_cache(partial(register, app, role.recording))
+    if role.resident and not role.bounded and role.needs_watch:
+        for service in role.recording:
+            context.outage.gate(service.queue_name)  # so that an outage reports this queue from the start
+        context = replace(context, owners=owners)
+        _meet_ledger(context, owners, waits=role.needs_ledger_to_start)
+        return context
+    registered = owners()
+    return replace(context, owners=lambda: registered)
+
+
+def _with_lifespans(
+    app: "App", role: _Role, context: ServiceContext, event_loop: EventLoop, stack: ExitStack
+) -> ServiceContext:
+    """Enter the app's lifespans, unless no handler runs here; the stack leaves them."""
+    if not role.consumed:
+        return context
+    lifespans = Lifespans(
+        app.lifespans, loop_of=event_loop.started, bus=context.bus, close_seconds=LIFESPAN_CLOSE_SECONDS
+    )
+    stack.callback(lifespans.close)
+    return replace(context, resources=lifespans.open())
+
+
+def _open(consumed: Sequence[tuple[Service, int]], context: ServiceContext, stack: ExitStack) -> Sequence[Consumer]:
+    consumers: list[Consumer] = []
+    for service, weight in consumed:
+        opened = service.open(context, weight=weight)
+        stack.callback(opened.close)
+        consumers.append(opened.consumer)
+    return consumers
+
+
+def _start_jobs(
+    app: "App",
+    role: _Role,
+    context: ServiceContext,
+    stack: ExitStack,
+    *,
+    meters: "Meters | None",
+    metrics_address: Callable[[], str | None],
+) -> Sequence[str]:
+    """Start the worker's background jobs, ticks and relays; the stack ends them. Return the names of the jobs.
+
+    Raises `ConfigurationError` for a worker without any work.
+    """
+    replay = (REPLAY,) if role.replayed else ()
+    if not role.resident or (role.bounded and not role.services):
+        return replay
+    jobs = worker_jobs(
+        app,
+        role.services,
+        context,
+        # An inspection on SQS would hide messages that a bounded replay still has to send.
+        dlqs=() if role.bounded else role.dlqs,
+        monitor=_monitor(app, role, context, meters=meters, metrics_address=metrics_address),
+    )
+    names = [*replay, *(job.name for job in jobs)]
+    if not (names or role.consumed):
+        raise ConfigurationError(
+            "The setting worker.jobs is only, and no background job has work in this app; see dead_letters.replay, "
+            "objects.reconcile_every, objects.archive_after, tables.compact_every and metrics.address."
         )
-        return worker.run(stop, until)
+    if role.consumed:
+        _tick(app, role.services, context, stack)
+        stack.enter_context(relaying(app, emit=context.bus.emit, clock=context.clock, random=context.random))
+    stack.enter_context(running(jobs, clock=context.clock))
+    return names
 
 
-def _meet_ledger(host: ServiceContext, owners: Callable[[], object], *, waits: bool) -> None:
+def _monitor(
+    app: "App",
+    role: _Role,
+    context: ServiceContext,
+    *,
+    meters: "Meters | None",
+    metrics_address: Callable[[], str | None],
+) -> JobOf | None:
+    if meters is None or role.bounded or not can_monitor(app, role.services, replays=bool(role.dlqs)):
+        return None
+    from penstock.app.jobs.monitor.job import monitor_job
+
+    return partial(monitor_job, app, context, meters, metrics_address=metrics_address)
+
+
+def _watch_outages(role: _Role, context: ServiceContext, stack: ExitStack) -> None:
+    if role.needs_watch:
+        stack.enter_context(context.outage.watching())
+        stack.enter_context(context.stores.watching())
+
+
+def _meet_ledger(context: ServiceContext, owners: Callable[[], object], *, waits: bool) -> None:
     """Open the ledger and register the names in it.
 
     If the ledger is unavailable, wait for it if ``waits``. Otherwise the queues that need it are paused, and the names
     are registered once it is back. Raises the error that a person has to fix, and `TemporaryError` after a stop.
     """
     if waits:
-        await_ledger(host.ledger, outage=host.outage, stop=host.stop, clock=host.clock, random=host.random)
+        await_ledger(
+            context.ledger, outage=context.outage, stop=context.stop, clock=context.clock, random=context.random
+        )
         owners()
         return
-    with suppress(TemporaryError), host.outage.asked():
+    with suppress(TemporaryError), context.outage.asked():
         owners()
 
 
 def chosen(app: "App", queues: Mapping[str, int] | None) -> Sequence[tuple[Service, int]]:
     """Return the services to run, each with its weight. Raises `ConfigurationError` for a queue without a handler."""
     by_queue = {service.queue_name: service for service in app.services}
-    wanted = dict(queues or app.settings.queues) or dict.fromkeys(by_queue, 1)
+    wanted = dict(queues or app.settings.worker_queues) or dict.fromkeys(by_queue, 1)
     if not wanted:
         raise ConfigurationError(
             "The app has no handlers, so there is nothing to serve; declare one with @app.handler."
@@ -258,39 +394,25 @@ def worker_settings(app: "App") -> WorkerSettings:
     """
     settings = app.settings
     return WorkerSettings(
-        concurrency=settings.concurrency,
-        fetch_max=settings.fetch_max,
-        lease_seconds=settings.lease_seconds,
-        stop_timeout_seconds=settings.stop_timeout_seconds
+        concurrency=settings.worker_concurrency,
+        fetch_max=settings.worker_max_fetch,
+        lease_seconds=settings.worker_lease,
+        stop_timeout_seconds=settings.worker_stop_timeout
         - (LIFESPAN_CLOSE_SECONDS if app.lifespans else 0.0)
         - (RELAY_CLOSE_SECONDS if app.relays else 0.0),
-        drain_seconds=settings.drain_seconds,
+        drain_seconds=settings.worker_drain,
     )
 
 
-def _resources(app: "App", host: ServiceContext, event_loop: EventLoop, stack: ExitStack) -> Mapping[str, Any]:
-    """Enter the app's lifespans and return their resources; the stack leaves them."""
-    lifespans = Lifespans(app.lifespans, loop_of=event_loop.started, bus=host.bus, close_seconds=LIFESPAN_CLOSE_SECONDS)
-    stack.callback(lifespans.close)
-    return lifespans.open()
+def can_monitor(app: "App", services: Sequence[Service], *, replays: bool = False) -> bool:
+    """Return True if workers of these services can elect one that runs the monitor.
 
-
-def _open(services: Sequence[tuple[Service, int]], host: ServiceContext, stack: ExitStack) -> Sequence[Line]:
-    lines: list[Line] = []
-    for service, weight in services:
-        opened = service.open(host, weight=weight)
-        stack.callback(opened.close)
-        lines.append(opened.line)
-    return lines
-
-
-def _begin_duties(app: "App", services: Sequence[Service], host: ServiceContext, stack: ExitStack) -> None:
-    """Start the worker's background jobs; the stack ends them."""
-    _tick(app, services, host, stack)
-    _archive(services, host, stack)
-    _collect_garbage(services, host, stack)
-    stack.enter_context(reconciling(app, services, host))
-    stack.enter_context(relaying(app, tell=host.bus.emit, clock=host.clock, random=host.random))
+    The election needs a ledger that all of them share: that of the services or of automatic replay, else a server that
+    the settings name. A queue inside the process has no other worker.
+    """
+    if app.broker.capabilities.in_process or has_ledger_apart(app.settings):
+        return False
+    return replays or any(map(needs_ledger, services)) or not has_local_ledger(app.settings)
 
 
 def _claims_ticks(app: "App") -> frozenset[str]:
@@ -300,16 +422,16 @@ def _claims_ticks(app: "App") -> frozenset[str]:
     return frozenset(one.name for one in app.declarations if one.schedule is not None)
 
 
-def tick_keys(app: str, host: ServiceContext) -> ScheduledKeys:
+def tick_keys(app: str, context: ServiceContext) -> ScheduledKeys:
     """Return a factory of the keys that claim a scheduled handler's ticks in the ledger."""
     from penstock.handlers.once import LedgerKeys
     from penstock.ledger.records import WorkOwner
 
     def keys(declaration: HandlerDeclaration) -> IdempotencyKeys:
         return LedgerKeys(
-            ledger=host.ledger(),
+            ledger=context.ledger(),
             handler=declaration.name,
-            worker=host.worker,
+            worker=context.worker,
             lease_seconds=CLAIM_SECONDS,
             retention_seconds=REMEMBERED_SECONDS,
             owner=WorkOwner(app=app, queue=declaration.queue.name, purpose="tick"),
@@ -318,38 +440,16 @@ def tick_keys(app: str, host: ServiceContext) -> ScheduledKeys:
     return keys
 
 
-def _tick(app: "App", services: Sequence[Service], host: ServiceContext, stack: ExitStack) -> None:
+def _tick(app: "App", services: Sequence[Service], context: ServiceContext, stack: ExitStack) -> None:
     """Send the ticks of scheduled handlers whose queues are served here."""
     served = {service.queue_name for service in services}
     scheduled = [one for one in app.declarations if one.schedule is not None and one.queue.name in served]
     if not scheduled:
         return
-    keys = tick_keys(app.name, host) if _claims_ticks(app) else None
-    ticker = Ticker(scheduled, broker=host.broker, clock=host.clock, bus=host.bus, random=host.random, keys=keys)
+    keys = tick_keys(app.name, context) if _claims_ticks(app) else None
+    ticker = Ticker(
+        scheduled, broker=context.broker, clock=context.clock, bus=context.bus, random=context.random, keys=keys
+    )
     thread = threading.Thread(target=ticker.run, name="penstock-ticker", daemon=True)
     thread.start()
     stack.callback(ticker.end)
-
-
-def _collect_garbage(services: Sequence[Service], host: ServiceContext, stack: ExitStack) -> None:
-    """Delete leftovers of dead attempts and compactions in the tables, periodically."""
-    if not any(isinstance(service, PipelineService) for service in services):
-        return
-    from penstock.app.jobs.gc import keeper_of
-
-    keeper = keeper_of(services, host)
-    if keeper is not None:
-        stack.enter_context(keeper.beside())
-
-
-def _archive(services: Sequence[Service], host: ServiceContext, stack: ExitStack) -> None:
-    """Archive ledger rows of objects that were processed long ago, if the settings ask for it."""
-    days = host.settings.archive_after_days
-    if days is None or not any(map(needs_objects, services)):
-        return
-    from penstock.pipeline.extra import require_arrow
-
-    require_arrow()
-    from penstock.app.jobs.archive import keeper_of
-
-    stack.enter_context(keeper_of(services, host, days=days).beside())

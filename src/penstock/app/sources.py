@@ -62,7 +62,7 @@ class SourceLocation:
         """The buckets whose notifications are accepted."""
         return frozenset({LOCAL_BUCKET if self.is_local else s3_address(self.address).bucket})
 
-    def holds(self, other: "SourceLocation") -> bool:
+    def contains(self, other: "SourceLocation") -> bool:
         """Return True if the other source is this one or inside it."""
         return f"{other.address}/".startswith(f"{self.address.rstrip('/')}/")
 
@@ -130,11 +130,11 @@ class StoreOutages:
         self._make = make
         self._made: dict[str, OutageWatch] = {}
 
-    def of(self, *places: SourceLocation) -> OutageWatch:
+    def of(self, *locations: SourceLocation) -> OutageWatch:
         """Return the outage watch of work that needs all these places."""
-        name = " and ".join(dict.fromkeys(place.address for place in places))
+        name = " and ".join(dict.fromkeys(location.address for location in locations))
         if name not in self._made:
-            self._made[name] = self._make(service=store_service(name), ping=partial(_ping, places))
+            self._made[name] = self._make(service=store_service(name), ping=partial(_ping, locations))
         return self._made[name]
 
     def of_pipeline(self, source: SourceLocation, where: TablePaths) -> OutageWatch:
@@ -151,6 +151,6 @@ class StoreOutages:
             yield
 
 
-def _ping(places: tuple[SourceLocation, ...]) -> None:
-    for place in places:
-        place.ping()
+def _ping(locations: tuple[SourceLocation, ...]) -> None:
+    for location in locations:
+        location.ping()

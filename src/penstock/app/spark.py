@@ -146,7 +146,7 @@ def app_spark(
     settings: Settings, *, worker: str, clock: Clock, bus: Bus, stop: StopSignal, given: "Session | None" = None
 ) -> Spark:
     """Return the session holder of an app's worker. Its files are in the data directory."""
-    state = Path(settings.state).absolute()
+    state = Path(settings.data_dir).absolute()
     return Spark(
         settings,
         scratch=state / SCRATCH_FOLDER / worker,

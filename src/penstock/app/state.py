@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ulid import ULID
 
-from penstock.app.backends import open_ledger
+from penstock.app.backends import file_ledger, open_ledger
 from penstock.app.housekeeping import SCRATCH_FOLDER, DeadProcessSweeper
 from penstock.app.paths import LEDGER_FILE, TablePaths
 from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry
@@ -44,7 +44,7 @@ class StateFolder:
     def spark_log(self) -> Path:
         return self.directory / SPARK_LOG_FILE
 
-    def free_what_the_dead_held(self) -> int:
+    def release_dead(self) -> int:
         """Release everything held by processes proven dead; return their number.
 
         Abandons their attempts and works, ends their leases, and deletes their scratch folders.
@@ -79,13 +79,13 @@ def open_state(directory: Path, *, shared: Settings | None = None, probe: Probe 
         directory.mkdir(parents=True, exist_ok=True)
         processes = ProcessRegistry(directory / PROCESSES_FOLDER)
     except OSError as error:
-        raise ConfigurationError(f"The state folder {directory} cannot be made: {error.strerror}.") from error
+        raise ConfigurationError(f"The data directory {directory} cannot be made: {error.strerror}.") from error
     worker = f"{socket.gethostname()}-{os.getpid()}-{ULID()}"
     with processes.registered(worker):
         if shared is not None:
             ledger = open_ledger(shared, probe=probe)
         else:
-            ledger = Ledger.open(f"sqlite:///{directory / LEDGER_FILE}", probe=probe)
+            ledger = Ledger.open(file_ledger(directory / LEDGER_FILE), probe=probe)
         broker = SqliteBroker(directory / QUEUE_FILE, holder=worker)
         state = StateFolder(directory=directory, worker=worker, ledger=ledger, broker=broker, processes=processes)
         try:

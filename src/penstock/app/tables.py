@@ -7,21 +7,21 @@ from itertools import takewhile
 
 from penstock.app.paths import TablePaths
 from penstock.errors import TableError, TemporaryError
-from penstock.events import Bus, UpkeepFailed
+from penstock.events import Bus, JobFailed
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchRow
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.pipeline.maintenance.compact import collect_leftovers
 from penstock.pipeline.maintenance.gc import CollectedGarbage, collect
-from penstock.pipeline.maintenance.table_history import BatchFiles, KeptRows, Shortfall, shortfall
+from penstock.pipeline.maintenance.table_history import BatchFiles, RowLossCheck, Shortfall, shortfall
 from penstock.pipeline.publish import Published, check_tip, publish, rows_schema
 from penstock.pipeline.spark.source.quarantine import QUARANTINE_SCHEMA
-from penstock.sinks.delta.sink import DeltaTableSink
-from penstock.sinks.manifest import decode
+from penstock.sinks.manifest import decode, is_empty
+from penstock.sinks.registry import open_sink
+from penstock.sinks.sink import TableSink
 
 _CLOCK = SystemClock()  # stateless
-EMPTY_MANIFESTS = frozenset({"", "[]"})
 
 
 class Tables:
@@ -29,7 +29,7 @@ class Tables:
 
     def __init__(
         self,
-        places: TablePaths,
+        paths: TablePaths,
         ledger: Ledger,
         *,
         partition_by: Sequence[str] | None = (),
@@ -37,14 +37,15 @@ class Tables:
         probe: Probe = no_probe,
     ) -> None:
         """Create it. ``partition_by`` None is for reading only: the table may be partitioned in any way."""
-        self._places = places
+        self._paths = paths
         self._ledger = ledger
         self._partition_by = partition_by
         self._bus = bus
         self._probe = probe
-        self.rows = DeltaTableSink(places.table, pipeline=places.pipeline, partition_by=partition_by)
-        self.quarantine = DeltaTableSink(places.quarantine, pipeline=places.pipeline)
-        self._kept_rows, self._kept_bad = KeptRows(self.rows), KeptRows(self.quarantine)
+        sink_at = partial(open_sink, scheme=paths.scheme, pipeline=paths.pipeline)
+        self.rows = sink_at(paths.table, partition_by=partition_by)
+        self.quarantine = sink_at(paths.quarantine)
+        self._retained_rows, self._retained_quarantine = RowLossCheck(self.rows), RowLossCheck(self.quarantine)
         # Where this process's last publish ended. Written by any thread that publishes; an older value does no harm.
         self._rows_published: Published | None = None
         self._quarantine_published: Published | None = None
@@ -66,7 +67,7 @@ class Tables:
         self._rows_published = publish(
             self._ledger,
             self.rows,
-            pipeline=self._places.pipeline,
+            pipeline=self._paths.pipeline,
             manifest_of=_rows_manifest,
             schema_of=partial(rows_schema, partition_by=self._partition_by),
             bus=self._bus,
@@ -79,7 +80,7 @@ class Tables:
         self._quarantine_published = publish(
             self._ledger,
             self.quarantine,
-            pipeline=self._places.pipeline,
+            pipeline=self._paths.pipeline,
             manifest_of=_quarantine_manifest,
             schema_of=lambda _: QUARANTINE_SCHEMA,
             bus=self._bus,
@@ -91,8 +92,8 @@ class Tables:
     @property
     def visible_to(self) -> int:
         """The last batch that both tables show, as far as this process has seen."""
-        looks = (self._rows_published, self._quarantine_published)
-        return min(0 if look is None else look.visible_to for look in looks)
+        published = (self._rows_published, self._quarantine_published)
+        return min(0 if one is None else one.visible_to for one in published)
 
     def version(self) -> int | None:
         """Return the rows table's version; None if there is no table yet."""
@@ -109,8 +110,8 @@ class Tables:
         quarantine_seq = _seq(self.quarantine)
         return self._count(
             lambda batch: (
-                (batch.seq > rows_seq and batch.manifest not in EMPTY_MANIFESTS)
-                or (batch.seq > quarantine_seq and batch.quarantine_manifest not in EMPTY_MANIFESTS)
+                (batch.seq > rows_seq and not is_empty(batch.record.manifest))
+                or (batch.seq > quarantine_seq and not is_empty(batch.record.quarantine_manifest))
             ),
             after_seq=min(rows_seq, quarantine_seq),
         )
@@ -121,34 +122,34 @@ class Tables:
         Reads the tables now. Raises `PublishHalted` if the ledger does not belong to the tables.
         """
         rows_seq, quarantine_seq = (
-            check_tip(self._ledger, sink.load(), pipeline=self._places.pipeline, where=sink.uri).seq
+            check_tip(self._ledger, sink.load(), pipeline=self._paths.pipeline, where=sink.uri).seq
             for sink in (self.rows, self.quarantine)
         )
         shown = after_seq
-        for batch in self._ledger.batches_after(self._places.pipeline, after_seq):
-            rows_shown = batch.seq <= rows_seq or batch.manifest in EMPTY_MANIFESTS
-            quarantine_shown = batch.seq <= quarantine_seq or batch.quarantine_manifest in EMPTY_MANIFESTS
+        for batch in self._ledger.batches_after(self._paths.pipeline, after_seq):
+            rows_shown = batch.seq <= rows_seq or is_empty(batch.record.manifest)
+            quarantine_shown = batch.seq <= quarantine_seq or is_empty(batch.record.quarantine_manifest)
             if batch.seq > up_to_seq or not (rows_shown and quarantine_shown):
                 break
             shown = batch.seq
         return shown
 
-    def kept_to(self, after_seq: int, up_to_seq: int) -> int:
+    def retained_to(self, after_seq: int, up_to_seq: int) -> int:
         """Return the same as `shown_to`, for batches whose objects are about to be moved or deleted at their source.
 
         Also raises `PublishHalted` if rows of these batches may have left a table since. For one thread at a time.
         """
         shown = self.shown_to(after_seq, up_to_seq)
-        later = self._ledger.batches_after(self._places.pipeline, after_seq)
+        later = self._ledger.batches_after(self._paths.pipeline, after_seq)
         batches = list(takewhile(lambda batch: batch.seq <= shown, later))
-        for kept, manifest_of, place in (
-            (self._kept_rows, _rows_manifest, 0),
-            (self._kept_bad, _quarantine_manifest, 1),
+        for retained, manifest_of, index in (
+            (self._retained_rows, _rows_manifest, 0),
+            (self._retained_quarantine, _quarantine_manifest, 1),
         ):
             files = [
                 BatchFiles(seq=batch.seq, paths={file.path for file in decode(manifest_of(batch))}) for batch in batches
             ]
-            kept.check(files, written=partial(self._written, place=place))
+            retained.check(files, written=partial(self._written, index=index))
         return shown
 
     def shortfalls(self) -> Sequence[Shortfall]:
@@ -159,12 +160,12 @@ class Tables:
         ]
         return [one for one in found if one is not None]
 
-    def _shortfall(self, sink: DeltaTableSink, manifest_of: Callable[[BatchRow], str], place: int) -> Shortfall | None:
-        written = partial(self._written, place=place)
-        return shortfall(self._ledger, sink, pipeline=self._places.pipeline, written=written, manifest_of=manifest_of)
+    def _shortfall(self, sink: TableSink, manifest_of: Callable[[BatchRow], str], index: int) -> Shortfall | None:
+        written = partial(self._written, index=index)
+        return shortfall(self._ledger, sink, pipeline=self._paths.pipeline, written=written, manifest_of=manifest_of)
 
-    def _written(self, seq: int, *, place: int) -> int:
-        return self._ledger.written_to(self._places.pipeline, seq)[place]
+    def _written(self, seq: int, *, index: int) -> int:
+        return self._ledger.written_to(self._paths.pipeline, seq)[index]
 
     def sweep(self) -> None:
         """Delete leftovers of abandoned attempts, which is cheap if there are none.
@@ -174,7 +175,7 @@ class Tables:
         try:
             self._collect(dry_run=False, stragglers=False)
         except TemporaryError as error:
-            self._bus.emit(UpkeepFailed(handler="gc", error=str(error)))
+            self._bus.emit(JobFailed(job="gc", error=str(error)))
 
     def collect_garbage(self, *, dry_run: bool) -> CollectedGarbage:
         """Delete all files that belong to no batch, including those of every attempt's folder.
@@ -197,12 +198,12 @@ class Tables:
 
     def _collect(self, *, dry_run: bool, stragglers: bool) -> CollectedGarbage:
         for sink in (self.rows, self.quarantine):
-            check_tip(self._ledger, sink.load(), pipeline=self._places.pipeline, where=sink.uri)
+            check_tip(self._ledger, sink.load(), pipeline=self._paths.pipeline, where=sink.uri)
         return collect(
             self._ledger,
-            pipeline=self._places.pipeline,
-            roots=(self._places.table, self._places.quarantine),
-            work=self._places.work,
+            pipeline=self._paths.pipeline,
+            roots=(self._paths.table, self._paths.quarantine),
+            work=self._paths.work,
             bus=self._bus,
             probe=self._probe,
             dry_run=dry_run,
@@ -210,17 +211,17 @@ class Tables:
         )
 
     def _count(self, counts: Callable[[BatchRow], bool], *, after_seq: int) -> int:
-        return sum(1 for batch in self._ledger.batches_after(self._places.pipeline, after_seq) if counts(batch))
+        return sum(1 for batch in self._ledger.batches_after(self._paths.pipeline, after_seq) if counts(batch))
 
 
-def _seq(sink: DeltaTableSink) -> int:
+def _seq(sink: TableSink) -> int:
     table = sink.load()
     return table.position.seq if table is not None else 0
 
 
 def _rows_manifest(batch: BatchRow) -> str:
-    return batch.manifest
+    return batch.record.manifest
 
 
 def _quarantine_manifest(batch: BatchRow) -> str:
-    return batch.quarantine_manifest
+    return batch.record.quarantine_manifest

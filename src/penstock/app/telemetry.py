@@ -33,7 +33,7 @@ REPORT_SECONDS = 5.0  # for processes that end on their own: no platform is wait
 Process = Literal[
     "worker", "supervisor", "replayer", "monitor", "relay", "run", "ingest", "reconcile", "upkeep", "cleanup", "lambda"
 ]
-"""The kinds of processes that tell of failures; upkeep is publish, gc, compact and repair."""
+"""The kinds of processes that report failures; upkeep is publish, gc, compact and repair."""
 
 
 def attended() -> bool:
@@ -61,7 +61,7 @@ class Telemetry:
 
     @property
     def metrics_address(self) -> str | None:
-        """HOST:PORT of the metrics and health endpoint inside `told`; None without one."""
+        """HOST:PORT of the metrics and health endpoint inside `running`; None without one."""
         return None if self.metering is None else self.metering.address
 
     def report(self, error: BaseException, *, handler: str = "", subject: str | None = None) -> None:
@@ -72,17 +72,17 @@ class Telemetry:
         if self.reporter is not None:
             self.reporter.report(error, handler=handler, subject=subject)
 
-    def listeners_of(self, *, look: bool) -> Sequence[Listener]:
+    def listeners_of(self, *, read_only: bool) -> Sequence[Listener]:
         """Return the listeners for the bus.
 
-        A read-only command (``look``) at a terminal is not reported to the error hooks.
+        A ``read_only`` command at a terminal is not reported to the error hooks.
         """
-        if look and self.attended():
+        if read_only and self.attended():
             return tuple(listener for listener in self.listeners if listener is not self.reporter)
         return self.listeners
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         """Run the metrics endpoint and exports inside the block, then flush; report an exception that ends it.
 
         A `UserError` is not reported if a person at the terminal sees it. Raises `ConfigurationError` if the endpoint
@@ -122,19 +122,19 @@ def open_telemetry(
     worker: str,
     process: Process = "worker",
     on_error: ErrorHook | None = None,
-    tell: Listener | None = None,
+    emit: Listener | None = None,
     health: Health | None = None,
     queues: Mapping[str, str] | None = None,
 ) -> Telemetry:
     """Return the telemetry that the settings ask for.
 
-    ``tell`` shows a command's progress to people: it replaces the log, unless the setting log_format asks for a log.
+    ``emit`` shows a command's progress to people: it replaces the log, unless the setting log_format asks for a log.
     ``process`` is included in each failure report. ``on_error`` is the user's hook, in addition to the configured
     services. ``health`` answers the platform's probes. ``queues`` maps each pipeline and object handler to its queue,
     for metrics. Raises `ConfigurationError` for invalid settings, and for a pip extra that is not installed.
     """
-    told = _log_or(tell, settings, worker=worker)
-    reports = _open_reports(settings, worker=worker, process=process, on_error=on_error, tell=told)
+    emit = _log_or(emit, settings, worker=worker)
+    reports = _open_reports(settings, worker=worker, process=process, on_error=on_error, emit=emit)
     if settings.metrics_address is None and not settings.metrics_export:
         return reports
     from penstock.app.metering import open_metering
@@ -144,8 +144,8 @@ def open_telemetry(
         worker=worker,
         health=health,
         queues=queues or {},
-        tell=told,
-        setting="monitor_address" if process == "monitor" else "metrics_address",
+        emit=emit,
+        setting="metrics.monitor_address" if process == "monitor" else "metrics.address",
     )
     return replace(reports, listeners=(*reports.listeners, metering.listener), metering=metering)
 
@@ -156,26 +156,26 @@ def open_reports(
     worker: str,
     process: Process,
     on_error: ErrorHook | None = None,
-    tell: Listener | None = None,
+    emit: Listener | None = None,
 ) -> Telemetry:
     """Return telemetry without metrics, for commands that end on their own and may run beside a worker."""
-    told = _log_or(tell, settings, worker=worker)
-    return _open_reports(settings, worker=worker, process=process, on_error=on_error, tell=told)
+    emit = _log_or(emit, settings, worker=worker)
+    return _open_reports(settings, worker=worker, process=process, on_error=on_error, emit=emit)
 
 
 def _open_reports(
-    settings: Settings, *, worker: str, process: Process, on_error: ErrorHook | None, tell: Listener
+    settings: Settings, *, worker: str, process: Process, on_error: ErrorHook | None, emit: Listener
 ) -> Telemetry:
-    reporter = open_reporter(settings, worker=worker, process=process, on_error=on_error, tell=tell)
-    tracing = open_tracing(settings, worker=worker, tell=tell)
-    heard = (tell, reporter, None if tracing is None else tracing.listener)
+    reporter = open_reporter(settings, worker=worker, process=process, on_error=on_error, emit=emit)
+    tracing = open_tracing(settings, worker=worker, emit=emit)
+    listeners = (emit, reporter, None if tracing is None else tracing.listener)
     return Telemetry(
-        listeners=tuple(listener for listener in heard if listener is not None), reporter=reporter, tracing=tracing
+        listeners=tuple(listener for listener in listeners if listener is not None), reporter=reporter, tracing=tracing
     )
 
 
 def open_reporter(
-    settings: Settings, *, worker: str, process: Process, on_error: ErrorHook | None, tell: Listener
+    settings: Settings, *, worker: str, process: Process, on_error: ErrorHook | None, emit: Listener
 ) -> ErrorReporter | None:
     """Return the reporter of failures to the user's hook and the configured services; None if there is neither.
 
@@ -184,22 +184,22 @@ def open_reporter(
     hooks = _services(settings)
     if on_error is None and not hooks:
         return None
-    return ErrorReporter(on_error, worker=worker, process=process, tell=tell, services=hooks)
+    return ErrorReporter(on_error, worker=worker, process=process, emit=emit, services=hooks)
 
 
 def _services(settings: Settings) -> Mapping[str, ErrorHook]:
-    if not (settings.sentry_dsn or settings.rollbar_token or settings.notify_urls):
+    if not (settings.alerts_sentry_dsn or settings.alerts_rollbar_token or settings.alerts_notify_urls):
         return {}
     from penstock.monitoring.errors.services import ReportingSettings, services
 
     return services(
         ReportingSettings(
-            sentry_dsn=settings.sentry_dsn,
-            rollbar_token=settings.rollbar_token,
-            notify_urls=tuple(settings.notify_urls),
-            service=settings.service,
-            version=settings.service_version,
-            environment=settings.environment,
+            sentry_dsn=settings.alerts_sentry_dsn,
+            rollbar_token=settings.alerts_rollbar_token,
+            notify_urls=tuple(settings.alerts_notify_urls),
+            service=settings.log_service,
+            version=settings.log_service_version,
+            environment=settings.log_environment,
         )
     )
 
@@ -209,13 +209,13 @@ def is_logged(settings: Settings) -> bool:
     return settings.log_format != "auto"
 
 
-def _log_or(tell: Listener | None, settings: Settings, *, worker: str) -> Listener:
+def _log_or(emit: Listener | None, settings: Settings, *, worker: str) -> Listener:
     """Return the log, the command's progress output, or both."""
-    if tell is None:
+    if emit is None:
         return open_log(settings, worker=worker)
-    if isinstance(tell, LogListener) or not is_logged(settings):
-        return tell
-    return Bus(tell, open_log(settings, worker=worker)).emit
+    if isinstance(emit, LogListener) or not is_logged(settings):
+        return emit
+    return Bus(emit, open_log(settings, worker=worker)).emit
 
 
 def open_log(settings: Settings, *, worker: str | None) -> LogListener:
@@ -226,10 +226,10 @@ def open_log(settings: Settings, *, worker: str | None) -> LogListener:
             level=settings.log_level,
             levels=settings.log_levels,
             sampling=settings.log_sampling,
-            service=settings.service,
-            version=settings.service_version,
+            service=settings.log_service,
+            version=settings.log_service_version,
             worker=worker,
-            environment=settings.environment,
+            environment=settings.log_environment,
         ),
         trace_ids=trace_ids_of(settings),
     )
@@ -238,24 +238,24 @@ def open_log(settings: Settings, *, worker: str | None) -> LogListener:
 class _Guarded:
     """One listener whose exceptions are caught. Thread-safe."""
 
-    def __init__(self, listener: Listener, tell: Listener) -> None:
+    def __init__(self, listener: Listener, emit: Listener) -> None:
         self._listener = listener
-        self._tell = tell
-        self._told = False  # set by the first thread in which it raises; two at the same time may both report
+        self._emit = emit
+        self._reported = False  # set by the first thread in which it raises; two at the same time may both report
 
     def __call__(self, event: Event) -> None:
         try:
             self._listener(event)
         except (Exception, SystemExit) as error:
-            if not self._told:
-                self._told = True
+            if not self._reported:
+                self._reported = True
                 name = getattr(self._listener, "__qualname__", type(self._listener).__qualname__)
-                self._tell(ListenerFailed(listener=name, error=failure_of(error).summary))
+                self._emit(ListenerFailed(listener=name, error=failure_of(error).summary))
 
 
-def guarded(listeners: Sequence[Listener], *, tell: Listener) -> Sequence[Listener]:
+def guarded(listeners: Sequence[Listener], *, emit: Listener) -> Sequence[Listener]:
     """Wrap the listeners so that their exceptions cannot harm the emitter.
 
-    ``tell`` gets one event per failing listener.
+    ``emit`` gets one event per failing listener.
     """
-    return [_Guarded(listener, tell) for listener in listeners]
+    return [_Guarded(listener, emit) for listener in listeners]

@@ -10,14 +10,14 @@ from penstock.errors import ConfigurationError
 from penstock.events import Listener
 from penstock.messaging.tracing import NO_TRACING, Tracing
 from penstock.monitoring.logs.listener import TraceIds
-from penstock.worker.line import Line
+from penstock.worker.consumer import Consumer
 
 if TYPE_CHECKING:
     from penstock.monitoring.traces.provider import TelemetryResource
     from penstock.monitoring.traces.tracing import OtelTracing
 
 PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http", "opentelemetry.semconv")
-SWITCHED_ON = "The setting traces is on"
+SWITCHED_ON = "The setting tracing.enabled is true"
 
 
 def tracing_of(settings: Settings, *, worker: str) -> Tracing:
@@ -28,27 +28,27 @@ def tracing_of(settings: Settings, *, worker: str) -> Tracing:
     return open_tracing(settings, worker=worker) or NO_TRACING
 
 
-def open_tracing(settings: Settings, *, worker: str, tell: Listener | None = None) -> "OtelTracing | None":
+def open_tracing(settings: Settings, *, worker: str, emit: Listener | None = None) -> "OtelTracing | None":
     """Return the tracing that the settings ask for, or None. All tracing of one process shares an exporter.
 
-    ``tell`` receives an event if spans cannot be exported. Raises as `tracing_of`.
+    ``emit`` receives an event if spans cannot be exported. Raises as `tracing_of`.
     """
-    if not settings.traces:
+    if not settings.tracing_enabled:
         return None
     require_otel(SWITCHED_ON)
     from penstock.app.naming import own_version
-    from penstock.monitoring.traces.provider import tell_failures
+    from penstock.monitoring.traces.provider import report_failures
     from penstock.monitoring.traces.tracing import otel_tracing
 
     tracing = otel_tracing(otel_service(settings, worker=worker), version=own_version())
-    if tell is not None:
-        tell_failures(tell)
+    if emit is not None:
+        report_failures(emit)
     return tracing
 
 
 def trace_ids_of(settings: Settings) -> TraceIds | None:
     """Return the function that finds a thread's trace and span ids, for log lines. Raises as `tracing_of`."""
-    if not settings.traces:
+    if not settings.tracing_enabled:
         return None
     require_otel(SWITCHED_ON)
     from penstock.monitoring.traces.tracing import trace_ids
@@ -64,9 +64,9 @@ def otel_service(settings: Settings, *, worker: str) -> "TelemetryResource":
     from penstock.monitoring.traces.provider import TelemetryResource
 
     return TelemetryResource(
-        name=settings.service if "service" in settings.model_fields_set else None,
-        version=settings.service_version,
-        environment=settings.environment,
+        name=settings.log_service if "log_service" in settings.model_fields_set else None,
+        version=settings.log_service_version,
+        environment=settings.log_environment,
         worker=worker or None,
     )
 
@@ -77,9 +77,12 @@ def require_otel(what: str) -> None:
         raise ConfigurationError(f"{what}, and OpenTelemetry cannot be found here: run pip install 'penstock[otel]'.")
 
 
-def traced(lines: Sequence[Line], tracing: Tracing, *, system: str) -> Sequence[Line]:
-    """Return the lines with handlers that trace each execution as a span; unchanged without tracing."""
-    return [replace(line, handler=tracing.handler(line.handler, queue=line.queue, system=system)) for line in lines]
+def traced(consumers: Sequence[Consumer], tracing: Tracing, *, system: str) -> Sequence[Consumer]:
+    """Return the consumers with handlers that trace each execution as a span; unchanged without tracing."""
+    return [
+        replace(consumer, handler=tracing.handler(consumer.handler, queue=consumer.queue, system=system))
+        for consumer in consumers
+    ]
 
 
 def _is_there(package: str) -> bool:

@@ -60,6 +60,7 @@ class Transactional:
     queue_name_of: Callable[[str], str | None]
 
     def __init__(self) -> None:
+        super().__init__()
         self._relays: tuple[RelayDeclaration, ...] = ()  # written while the app is declared
         self._wakers: tuple[Callable[[], None], ...] = ()  # of relays running in this process; replaced as a whole
 
@@ -86,10 +87,10 @@ class Transactional:
             An `Outbox`, or an `AsyncOutbox` for an async session.
         """
         from penstock.app.outbox import AsyncOutbox, Outbox
-        from penstock.transactions.sessions import is_async, tell_commits
+        from penstock.transactions.sessions import call_after_commits, is_async
 
         if self._wakers:
-            tell_commits(session, self._committed)
+            call_after_commits(session, self._committed)
         face: Any = AsyncOutbox if is_async(session) else Outbox
         made: Outbox | AsyncOutbox = face(session, self.outgoing_in_trace)
         return made
@@ -142,7 +143,7 @@ class Transactional:
         lease: Duration = LEASE_SECONDS,
         inbox_retention: Duration | None = REMEMBERED,
     ) -> None:
-        """Relay the outbox of a database. The app's workers and ``penstock outbox relay`` send its rows.
+        """Relay the outbox of a database. The app's workers and ``penstock admin outbox relay`` send its rows.
 
         Args:
             database: An engine with a synchronous driver, or its address.

@@ -1,6 +1,6 @@
 """Rules and helpers shared by the brokers, in reading order:
 
-- the capabilities, limits and id formats of the memory, SQLite and Redis brokers, so that one can replace another
+- the limits and id formats of the memory, SQLite and Redis brokers, so that one can replace another
 - checks of queue names, settings and outgoing messages
 - the reasons and death records of messages that a settlement or the broker itself dead-letters
 - text encodings of groups and attributes
@@ -22,11 +22,11 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TypeVar
 
+from penstock.brokers.capabilities import EMBEDDED
 from penstock.errors import ConfigurationError
 from penstock.messaging.broker import (
-    SECOND_TIER_SUFFIX,
+    FINAL_DLQ_SUFFIX,
     Broker,
-    Capabilities,
     QueueSettings,
     QueueStats,
     ReceiveRequest,
@@ -41,23 +41,8 @@ from penstock.messaging.message import NO_ATTRIBUTES, UNREADABLE_ATTRIBUTE, Attr
 from penstock.messaging.settlement import DeadLetter, Release, Settlement
 
 G = TypeVar("G")
-
 QUEUE_CHARS_MAX = 1_024  # SQS allows far fewer
-
-CAPABILITIES = Capabilities(
-    delay_seconds_max=14 * 86_400.0,
-    hold_seconds_max=14 * 86_400.0,
-    lease_seconds_max=12 * 3_600.0,  # per call; a lease can be extended any number of times
-    body_bytes_max=1024 * 1024,  # the limit of SQS, so that every message accepted here also fits there
-    receive_max=1_000,
-    fenced=True,
-    refunds=True,
-    deduplicates=True,
-    browsable=True,
-    remembers_attempts=True,
-    pausable=True,
-)
-NEVER_HEARD_OF = QueueStats(  # the `stats` of a queue that never received a message
+EMPTY_STATS = QueueStats(  # the `stats` of a queue that never received a message
     visible=0, in_flight=0, delayed=0, oldest_visible_message_age_seconds=None, oldest_message_age_seconds=None
 )
 ATTRIBUTES_BYTES_MAX = 256 * 1024
@@ -65,10 +50,12 @@ _RETENTION_SECONDS_MAX = 10 * 366 * 86_400.0
 DEDUPLICATION_WINDOW_SECONDS = 300.0  # as on SQS FIFO queues
 REASON_BYTES_MAX = 4 * 1024  # of a release's reason, in UTF-8
 RESET_EVERY = 3  # unsuccessful deliveries after which the message's age restarts, as measured on SQS
-LAST_TIER_HOLD_SECONDS = 900.0  # how long a message that fails in the final DLQ stays hidden there
+FINAL_DLQ_RELEASE_SECONDS = 900.0  # how long a message that fails in the final DLQ stays hidden there
 # If the clock is further than this behind the last lease or delay, it was set back; by less, it was merely read early.
 CLOCK_BACK_SECONDS = 1.0
-LOST = "the lease ended, or the message is settled already, or gone"
+LOST = "the lease ended, or the message is already settled or deleted"
+_UNREADABLE_CHARS_MAX = 4 * 1024
+_REMEMBERED_SIZE_MAX = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +80,12 @@ def seq_of(store: str, id: str) -> int | None:
     return _number(tail) if head == store else None
 
 
-def receipt(store: str, hand_over: ReceiptHandle) -> str:
+def receipt(store: str, handle: ReceiptHandle) -> str:
     """Return the receipt handle with which the holder settles and extends this delivery."""
-    return f"{store}-{hand_over.seq}-{hand_over.number}"
+    return f"{store}-{handle.seq}-{handle.number}"
 
 
-def hand_over_of(store: str, receipt: str) -> ReceiptHandle | None:
+def parse_receipt(store: str, receipt: str) -> ReceiptHandle | None:
     """Return the parts of a handle made by `receipt`; None if this store did not issue it."""
     parts = receipt.rsplit("-", 2)
     if len(parts) != 3 or parts[0] != store:
@@ -107,16 +94,12 @@ def hand_over_of(store: str, receipt: str) -> ReceiptHandle | None:
     return None if seq is None or number is None else ReceiptHandle(seq=seq, number=number)
 
 
-def _number(text: str) -> int | None:
-    return int(text) if len(text) <= 18 and text.isascii() and text.isdigit() else None
-
-
 def check_outgoing(queue: str, messages: Sequence[Outgoing]) -> None:
     """Raise ConfigurationError if any of the messages can never be accepted; the caller then sends none of them."""
     check_queue(queue)
     for message in messages:
         _check_size(queue, message)
-        check_seconds("delay_seconds", message.delay_seconds, CAPABILITIES.delay_seconds_max)
+        check_seconds("delay_seconds", message.delay_seconds, EMBEDDED.delay_seconds_max)
         for text in (message.group, message.deduplication_id):
             if text is not None and not text.isascii():
                 _check_text(queue, text)
@@ -157,9 +140,9 @@ def check_seconds(name: str, seconds: float, seconds_max: float) -> None:
         raise ConfigurationError(f"{name} is {seconds}: give it a value between 0 and {seconds_max:g}")
 
 
-def check_hold(release: Release) -> None:
+def check_release(release: Release) -> None:
     """Raise ConfigurationError if the release hides its message for too long."""
-    check_seconds("delay_seconds", release.delay_seconds, CAPABILITIES.hold_seconds_max)
+    check_seconds("delay_seconds", release.delay_seconds, EMBEDDED.release_delay_seconds_max)
 
 
 def check_wait(wait_seconds: float) -> None:
@@ -168,36 +151,14 @@ def check_wait(wait_seconds: float) -> None:
         raise ConfigurationError(f"wait_seconds is {wait_seconds}: give it a value of 0 or more, with an end")
 
 
-def _check_size(queue: str, message: Outgoing) -> None:
-    if len(message.body) > CAPABILITIES.body_bytes_max:
-        raise ConfigurationError(
-            f"a message for queue {queue!r} has a body of {len(message.body)} bytes: give it at "
-            f"most {CAPABILITIES.body_bytes_max} and send a reference to what is larger"
-        )
-    if message.attributes and sum(len(k) + len(v) for k, v in message.attributes.items()) > ATTRIBUTES_BYTES_MAX:
-        raise ConfigurationError(
-            f"a message for queue {queue!r} has more than {ATTRIBUTES_BYTES_MAX} bytes of attributes: put them into "
-            "its body"
-        )
-
-
-def _check_text(queue: str, text: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ConfigurationError(
-            f"queue {queue!r}: {text!r} holds a lone surrogate; give queue, group and deduplication id as valid Unicode"
-        ) from None
-
-
-def dead_letter_queue(settings: QueueSettings, *, holds_dead: bool = False) -> str:
+def dead_letter_queue(settings: QueueSettings, *, is_dlq: bool = False) -> str:
     """Return the queue for dead letters of the queue with these settings.
 
-    If another queue names this one as its dead-letter queue (``holds_dead``), its own dead letters go to a final DLQ by
+    If another queue names this one as its dead-letter queue (``is_dlq``), its own dead letters go to a final DLQ by
     default, even if the name has no dead-letter suffix.
     """
-    if settings.dead_letter_queue is None and holds_dead and not names_dead_letters(settings.name):
-        return f"{settings.name}{SECOND_TIER_SUFFIX}"
+    if settings.dead_letter_queue is None and is_dlq and not names_dead_letters(settings.name):
+        return f"{settings.name}{FINAL_DLQ_SUFFIX}"
     return settings.dead_letter_queue or conventional_dead_letter_queue(settings.name)
 
 
@@ -247,7 +208,7 @@ def death_by_settlement(
     )
 
 
-def tried(attempt: PreviousAttempt) -> AttemptRecord:
+def attempt_record(attempt: PreviousAttempt) -> AttemptRecord:
     """Convert an ended delivery to the form stored in a death record."""
     return AttemptRecord(
         started_at=attempt.started_at,
@@ -258,15 +219,15 @@ def tried(attempt: PreviousAttempt) -> AttemptRecord:
     )
 
 
-def kept_back(settlement: DeadLetter) -> Release:
+def release_in_final_dlq(settlement: DeadLetter) -> Release:
     """Return the release that replaces dead-lettering in the final DLQ.
 
-    No queue follows that one, so the message stays and is hidden for `LAST_TIER_HOLD_SECONDS`.
+    No queue follows that one, so the message stays and is hidden for `FINAL_DLQ_RELEASE_SECONDS`.
     """
-    return Release(delay_seconds=LAST_TIER_HOLD_SECONDS, reason=settlement.reason)
+    return Release(delay_seconds=FINAL_DLQ_RELEASE_SECONDS, reason=settlement.reason)
 
 
-def kept_reason(reason: str | None) -> str | None:
+def storable_reason(reason: str | None) -> str | None:
     """Return the part of a release's reason to store: at most `REASON_BYTES_MAX`, and without lone surrogates, which no
     database accepts.
     """
@@ -279,7 +240,7 @@ def reason_too_large(body_bytes: int) -> str:
     """Return the reason for giving up an oversized message that another program wrote to the file, where
     `check_outgoing` did not see it.
     """
-    return f"its body has {body_bytes} bytes, over the limit of {CAPABILITIES.body_bytes_max}"
+    return f"its body has {body_bytes} bytes, over the limit of {EMBEDDED.body_bytes_max}"
 
 
 def reason_unreadable() -> str:
@@ -289,16 +250,12 @@ def reason_unreadable() -> str:
 
 def reason_exhausted(attempts: int) -> str:
     """Return the reason for giving up a message that was delivered ``attempts`` times and never settled."""
-    return f"handed over {attempts} times and never settled"
+    return f"delivered {attempts} times and never settled"
 
 
 def reason_expired(retention_seconds: float) -> str:
     """Return the reason for giving up a message that outlived its queue's retention."""
     return f"waited longer than its queue's retention of {retention_seconds:g} seconds"
-
-
-_UNREADABLE_CHARS_MAX = 4 * 1024
-_REMEMBERED_SIZE_MAX = 512
 
 
 def encode_group(group: str | None) -> str:
@@ -334,31 +291,10 @@ def decode_attributes(text: str | bytes | None) -> Attributes:
     return _remembered(text) if len(text) <= _REMEMBERED_SIZE_MAX else _decoded(text)
 
 
-def _decoded(text: str | bytes) -> Attributes:
-    try:
-        fields: Mapping[str, object] = json.loads(text)
-        return MappingProxyType({name: _value(value) for name, value in fields.items()})
-    except (ValueError, TypeError, AttributeError, RecursionError):  # not JSON, UTF-8, an object or a known value type
-        shown = text if isinstance(text, str) else bytes(text).decode("utf-8", "backslashreplace")
-        return MappingProxyType({UNREADABLE_ATTRIBUTE: shown[:_UNREADABLE_CHARS_MAX]})
-
-
-def _value(value: object) -> str | bytes:
-    match value:
-        case str():
-            return value
-        case [str(text)]:
-            return base64.b64decode(text, validate=True)
-    raise TypeError
-
-
-_remembered = lru_cache(maxsize=256)(_decoded)  # safe to share: the mappings are read-only
-
-
 def one_by_one(
     broker: Broker,
     settlements: Sequence[tuple[Delivery, Settlement]],
-    asks: Sequence[ReceiveRequest],
+    requests: Sequence[ReceiveRequest],
     *,
     lease_seconds: float,
     wait_seconds: float,
@@ -368,28 +304,19 @@ def one_by_one(
     Waits up to ``wait_seconds`` only if a single queue is asked.
     """
     failures, settle_error = _settled(broker, settlements)
-    for ask in asks:
+    for request in requests:
         try:
             deliveries = broker.receive(
-                ask.queue,
-                messages_max=ask.messages_max,
+                request.queue,
+                messages_max=request.messages_max,
                 lease_seconds=lease_seconds,
-                wait_seconds=wait_seconds if len(asks) == 1 else 0.0,
+                wait_seconds=wait_seconds if len(requests) == 1 else 0.0,
             )
         except Exception as error:
-            return TurnResult(failures=failures, settle_error=settle_error, receive_error=(ask.queue, error))
+            return TurnResult(failures=failures, settle_error=settle_error, receive_error=(request.queue, error))
         if deliveries:
             return TurnResult(failures=failures, settle_error=settle_error, deliveries=deliveries)
     return TurnResult(failures=failures, settle_error=settle_error)
-
-
-def _settled(
-    broker: Broker, settlements: Sequence[tuple[Delivery, Settlement]]
-) -> tuple[Sequence[SettleFailure], Exception | None]:
-    try:
-        return (broker.settle(settlements) if settlements else ()), None
-    except Exception as error:
-        return (), error
 
 
 class Arrivals:
@@ -401,11 +328,11 @@ class Arrivals:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._events: set[threading.Event] = set()  # changed by receivers under the lock
-        self._ears: tuple[LocalArrivalListener, ...] = ()  # replaced under the lock by `listen` and `_forget`
+        self._listeners: tuple[LocalArrivalListener, ...] = ()  # replaced under the lock by `listen` and `_forget`
 
     @contextmanager
     def watch(self) -> Iterator[threading.Event]:
-        """Yield an event that every `tell` sets until the block ends."""
+        """Yield an event that every `notify` sets until the block ends."""
         event = threading.Event()
         with self._lock:
             self._events.add(event)
@@ -415,37 +342,37 @@ class Arrivals:
             with self._lock:
                 self._events.discard(event)
 
-    def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> "LocalArrivalListener":
-        """Return a listener for these queues. Its ``tell`` runs in the thread that calls `Arrivals.tell`."""
-        ear = LocalArrivalListener(queues, tell, leave=self._forget)
+    def listen(self, queues: Sequence[str], on_arrival: Callable[[], None]) -> "LocalArrivalListener":
+        """Return a listener for these queues. Its ``on_arrival`` runs in the thread that calls `notify`."""
+        listener = LocalArrivalListener(queues, on_arrival, leave=self._forget)
         with self._lock:
-            self._ears = (*self._ears, ear)
-        return ear
+            self._listeners = (*self._listeners, listener)
+        return listener
 
-    def tell(self, queue: str | None = None) -> None:
+    def notify(self, queue: str | None = None) -> None:
         """Wake all receivers, and the listeners of this queue (None: of any queue), since messages may have become
         visible.
         """
         with self._lock:
             for event in self._events:
                 event.set()
-            ears = self._ears
-        for ear in ears:
-            ear.hear(queue)
+            listeners = self._listeners
+        for listener in listeners:
+            listener.notify(queue)
 
-    def _forget(self, gone: "LocalArrivalListener") -> None:
+    def _forget(self, closed: "LocalArrivalListener") -> None:
         with self._lock:
-            self._ears = tuple(ear for ear in self._ears if ear is not gone)
+            self._listeners = tuple(listener for listener in self._listeners if listener is not closed)
 
 
 class LocalArrivalListener:
     """`penstock.messaging.broker.Listening` within one process. Thread-safe."""
 
     def __init__(
-        self, queues: Sequence[str], tell: Callable[[], None], *, leave: "Callable[[LocalArrivalListener], None]"
+        self, queues: Sequence[str], on_arrival: Callable[[], None], *, leave: "Callable[[LocalArrivalListener], None]"
     ) -> None:
         self._queues = frozenset(queues)
-        self._tell = tell
+        self._on_arrival = on_arrival
         self._leave = leave
         self._lock = threading.Lock()
         self._wanted: Set[str] = frozenset()  # written under the lock
@@ -455,15 +382,71 @@ class LocalArrivalListener:
         with self._lock:
             self._wanted = frozenset() if self._closed else self._queues & queues
 
-    def hear(self, queue: str | None) -> None:
-        """Call ``tell`` if this queue is wanted. The lock is released first, since ``tell`` may do anything."""
+    def notify(self, queue: str | None) -> None:
+        """Call ``on_arrival`` if this queue is wanted, after releasing the lock: the callback may do anything."""
         with self._lock:
             if not self._wanted or (queue is not None and queue not in self._wanted):
                 return
             self._wanted = frozenset()
-        self._tell()
+        self._on_arrival()
 
     def close(self) -> None:
         with self._lock:
             self._wanted, self._closed = frozenset(), True
         self._leave(self)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if len(text) <= 18 and text.isascii() and text.isdigit() else None
+
+
+def _check_size(queue: str, message: Outgoing) -> None:
+    if len(message.body) > EMBEDDED.body_bytes_max:
+        raise ConfigurationError(
+            f"a message for queue {queue!r} has a body of {len(message.body)} bytes: give it at "
+            f"most {EMBEDDED.body_bytes_max} and send a reference to what is larger"
+        )
+    if message.attributes and sum(len(k) + len(v) for k, v in message.attributes.items()) > ATTRIBUTES_BYTES_MAX:
+        raise ConfigurationError(
+            f"a message for queue {queue!r} has more than {ATTRIBUTES_BYTES_MAX} bytes of attributes: put them into "
+            "its body"
+        )
+
+
+def _check_text(queue: str, text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            f"queue {queue!r}: {text!r} holds a lone surrogate; give queue, group and deduplication id as valid Unicode"
+        ) from None
+
+
+def _decoded(text: str | bytes) -> Attributes:
+    try:
+        fields: Mapping[str, object] = json.loads(text)
+        return MappingProxyType({name: _value(value) for name, value in fields.items()})
+    except (ValueError, TypeError, AttributeError, RecursionError):  # not JSON, UTF-8, an object or a known value type
+        shown = text if isinstance(text, str) else bytes(text).decode("utf-8", "backslashreplace")
+        return MappingProxyType({UNREADABLE_ATTRIBUTE: shown[:_UNREADABLE_CHARS_MAX]})
+
+
+_remembered = lru_cache(maxsize=256)(_decoded)  # safe to share: the mappings are read-only
+
+
+def _value(value: object) -> str | bytes:
+    match value:
+        case str():
+            return value
+        case [str(text)]:
+            return base64.b64decode(text, validate=True)
+    raise TypeError
+
+
+def _settled(
+    broker: Broker, settlements: Sequence[tuple[Delivery, Settlement]]
+) -> tuple[Sequence[SettleFailure], Exception | None]:
+    try:
+        return (broker.settle(settlements) if settlements else ()), None
+    except Exception as error:
+        return (), error

@@ -1,4 +1,4 @@
-"""`penstock audit`: who did what to dead letters and dead objects, and when."""
+"""`penstock admin audit`: list manual changes of dead letters and objects, with user and time."""
 
 import dataclasses
 import json
@@ -9,6 +9,7 @@ import typer
 from penstock.cli.options import grouped_options
 from penstock.cli.output import Json, moment, print_json, print_table
 from penstock.cli.where import ScopeOptions
+from penstock.operations.inspection import view
 
 if TYPE_CHECKING:
     from penstock.ledger.dead_letters import AuditRow
@@ -17,16 +18,14 @@ if TYPE_CHECKING:
 @grouped_options
 def audit(
     where: ScopeOptions,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many, the newest.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="Maximum number, newest first.")] = 100,
     json_: Json = False,
 ) -> None:
-    """List what people did to dead letters, the newest first: replays, moves, purges, exports, imports; and retries of
-    dead objects.
+    """List manual changes of dead letters and objects.
 
-    What has no outcome is going on, or was killed.
+    Replays, moves, purges, exports and imports of dead letters, and retries of failed objects; the newest first. An
+    entry without an outcome still runs, or was killed.
     """
-    from penstock.operations.inspection import view
-
     rows: list[AuditRow] = []
     for scope in where.scopes():
         with view(scope) as seen:
@@ -50,5 +49,5 @@ def audit(
             )
             for row in rows
         ],
-        empty="Nothing was done to dead letters or dead objects yet.",
+        empty="Nothing was done to dead letters or failed objects yet.",
     )

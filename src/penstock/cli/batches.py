@@ -1,10 +1,11 @@
-"""`penstock batches`: what was committed."""
+"""`penstock admin batches`: list committed batches, and show one."""
 
 from heapq import merge
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.app.scope import Scope
 from penstock.cli.options import grouped_options
 from penstock.cli.output import (
     Json,
@@ -17,28 +18,23 @@ from penstock.cli.output import (
     talk,
 )
 from penstock.cli.where import ScopeOptions, first_of, print_each
+from penstock.operations.inspection import view
+from penstock.operations.tables.batches import BatchDetails, BatchInTable, details_of, is_reachable
 
 if TYPE_CHECKING:
-    from penstock.app.scope import Scope
     from penstock.ledger.records import BatchRow
-    from penstock.operations.tables.batches import BatchDetails, BatchInTable
 
-app = typer.Typer(help="Committed batches: rows, bytes, seconds a stage.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Committed batches: rows, bytes, seconds a stage."""
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command("list")
 @grouped_options
 def list_(
     where: ScopeOptions,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many, the newest.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="Maximum number, newest first.")] = 50,
     json_: Json = False,
 ) -> None:
-    """List committed batches in the order in which they were committed."""
+    """List committed batches in commit order."""
     documents: list[dict[str, Any]] = []
     scopes = where.scopes()
     print_each(scopes, lambda scope: documents.extend(_listed(scope, limit=limit, quiet=json_)), quiet=json_)
@@ -46,10 +42,8 @@ def list_(
         print_json(documents)
 
 
-def _listed(scope: "Scope", *, limit: int, quiet: bool) -> list[dict[str, Any]]:
+def _listed(scope: Scope, *, limit: int, quiet: bool) -> list[dict[str, Any]]:
     """Print the newest batches of a scope, unless ``quiet``; return them as documents."""
-    from penstock.operations.inspection import view
-
     with view(scope) as seen:
         rows = [seen.ledger.pipeline(one) for one in seen.pipelines()]
         newest = {row.id: row.next_seq - 1 for row in rows if row is not None}
@@ -73,10 +67,10 @@ def _listed(scope: "Scope", *, limit: int, quiet: bool) -> list[dict[str, Any]]:
                 batch.seq,
                 moment(batch.committed_at),
                 f"{batch.objects:,}",
-                f"{batch.rows:,}",
-                f"{batch.lines_quarantined:,}",
-                f"{batch.bytes:,}",
-                ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in batch.stage_seconds.items()),
+                f"{batch.record.rows:,}",
+                f"{batch.record.lines_quarantined:,}",
+                f"{batch.record.bytes:,}",
+                ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in batch.record.stage_seconds.items()),
                 batch.attempt_id,
             )
             for batch in batches
@@ -89,16 +83,14 @@ def _listed(scope: "Scope", *, limit: int, quiet: bool) -> list[dict[str, Any]]:
 @app.command()
 @grouped_options
 def show(
-    seq: Annotated[int, typer.Argument(metavar="BATCH", min=1, help="The batch's number in its pipeline.")],
+    seq: Annotated[int, typer.Argument(metavar="BATCH", min=1, help="The number of the batch in its pipeline.")],
     where: ScopeOptions,
-    limit: Annotated[int, typer.Option("--limit", min=0, max=100_000, help="At most so many objects.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=0, max=100_000, help="Maximum number of objects.")] = 20,
     json_: Json = False,
 ) -> None:
-    """Show one batch: what it brought, how long it took, which files hold it, and where its Spark run can be seen."""
-    from penstock.operations.inspection import view
-    from penstock.operations.tables.batches import details_of
+    """Show one batch: its contents, its stages with their seconds, its files, and the address of its Spark run."""
 
-    def look(scope: "Scope") -> "BatchDetails":
+    def look(scope: Scope) -> BatchDetails:
         with view(scope) as seen:
             return details_of(seen, seq, objects_max=limit)
 
@@ -115,17 +107,17 @@ def _document(batch: "BatchRow") -> dict[str, Any]:
         "batch": batch.seq,
         "attempt_id": batch.attempt_id,
         "objects": batch.objects,
-        "rows": batch.rows,
-        "lines_quarantined": batch.lines_quarantined,
-        "bytes": batch.bytes,
+        "rows": batch.record.rows,
+        "lines_quarantined": batch.record.lines_quarantined,
+        "bytes": batch.record.bytes,
         "committed_at": batch.committed_at,
         "worker": batch.worker,
-        "stage_seconds": dict(batch.stage_seconds),
-        "spark_ui_url": batch.spark_ui_url,
+        "stage_seconds": dict(batch.record.stage_seconds),
+        "spark_ui_url": batch.record.spark_ui_url,
     }
 
 
-def _details(found: "BatchDetails") -> dict[str, Any]:
+def _details(found: BatchDetails) -> dict[str, Any]:
     claimed_at = None if found.attempt is None else found.attempt.started_at
     return {
         **_document(found.batch),
@@ -147,9 +139,9 @@ def _details(found: "BatchDetails") -> dict[str, Any]:
     }
 
 
-def _print_details(found: "BatchDetails") -> None:
+def _print_details(found: BatchDetails) -> None:
     batch = found.batch
-    stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in batch.stage_seconds.items())
+    stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in batch.record.stage_seconds.items())
     whole = "" if found.seconds is None else f" ({found.seconds:.1f} s from claim to commit)"
     print_fields(
         {
@@ -159,17 +151,17 @@ def _print_details(found: "BatchDetails") -> None:
             "claimed": moment(None if found.attempt is None else found.attempt.started_at),
             "stages": f"{stages or 'not known'}{whole}",
             "objects": f"{batch.objects:,}",
-            "rows written": f"{batch.rows:,}",
-            "bad lines": f"{batch.lines_quarantined:,}",
-            "bytes": f"{batch.bytes:,}",
+            "rows written": f"{batch.record.rows:,}",
+            "bad lines": f"{batch.record.lines_quarantined:,}",
+            "bytes": f"{batch.record.bytes:,}",
             "worker": batch.worker,
             "attempt": batch.attempt_id,
             "schema": batch.schema_id,
-            "spark": _spark(batch.spark_ui_url),
+            "spark": _spark(batch.record.spark_ui_url),
         }
     )
     for shown in found.tables:
-        print(printable(_standing(shown, batch.committed_at)))
+        print(printable(_files_shown(shown, batch.committed_at)))
         for file in shown.files:
             print(printable(f"  {file.path}  {file.size_bytes:,} bytes, {counted(file.rows, 'row')}"))
     for row in found.objects:
@@ -179,14 +171,12 @@ def _print_details(found: "BatchDetails") -> None:
 
 
 def _spark(url: str | None) -> str:
-    from penstock.operations.tables.batches import reached
-
     if url is None:
-        return "no link: Spark's UI was off (spark_conf: spark.ui.enabled), or nobody recorded it"
-    return url if reached(url) else f"{url} (nobody answers there: the application has ended, or is elsewhere)"
+        return "no link: Spark's UI was off (spark.conf: spark.ui.enabled), or it was not recorded"
+    return url if is_reachable(url) else f"{url} (no answer: the application has ended, or runs elsewhere)"
 
 
-def _standing(shown: "BatchInTable", committed_at: float) -> str:
+def _files_shown(shown: BatchInTable, committed_at: float) -> str:
     whose = f"{shown.uri}: " if shown.uri else ""
     files = counted(len(shown.files), "file")
     if shown.visible is None:

@@ -1,59 +1,61 @@
-"""`penstock cleanup`: tag, move or delete what a pipeline has processed and published."""
+"""`penstock admin cleanup`: tag, move or delete source objects that were processed."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.app.loading import load_app
+from penstock.app.object_service import ObjectService
+from penstock.app.telemetry import is_logged
+from penstock.cli.apps import AppArgument, AppOption, PipelineArgument, app_and_reader
+from penstock.cli.exits import stoppable, stopped_code
 from penstock.cli.output import Json, counted, print_json, printable, talk
-from penstock.cli.progress import CLEANED, told
+from penstock.cli.progress import CLEANED, event_lines
+from penstock.cli.run import named
+from penstock.operations.tables.cleanup import CleanupReport, clean_up
 
 if TYPE_CHECKING:
     from penstock.app.app import App
-    from penstock.app.object_service import ObjectService
     from penstock.app.pipelines.pipeline import Pipeline
     from penstock.events import Event
-    from penstock.operations.tables.cleanup import CleanupReport
 
 
 def cleanup(
-    app_name: Annotated[str, typer.Argument(metavar="APP", help="module:attribute, as in shop:app.")],
-    pipeline: Annotated[str, typer.Argument(metavar="PIPELINE", help="The name it was declared with.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is due, touch nothing.")] = False,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many objects.")] = None,
+    app: AppArgument = None,
+    pipeline: PipelineArgument = None,
+    app_option: AppOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report what is due, change nothing.")] = False,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of objects.")] = None,
     rate: Annotated[
-        float | None, typer.Option("--rate", metavar="N", min=0.01, help="At most so many objects a second.")
+        float | None, typer.Option("--rate", metavar="N", min=0.01, help="Maximum number of objects per second.")
     ] = None,
     although_missing: Annotated[
         bool,
         typer.Option(
             "--although-missing",
-            help="Also objects whose rows another writer removed, or may have removed, from the table on purpose.",
+            help="Also objects whose rows another writer removed, or may have removed, from the table.",
         ),
     ] = False,
     json_: Json = False,
 ) -> None:
-    """Tag, move or delete the objects that a pipeline or object handler has processed, as its declaration says.
+    """Tag, move or delete source objects that were processed.
 
-    Only what is committed long enough ago and, of a pipeline, visible in both tables; exactly the versions that were
-    processed. Workers do the same beside their work. Run it again at any time. Exit code 75 or 130: stopped before all
-    was done.
+    Does what the pipeline or object handler declares, to exactly the versions that were processed, once their batch is
+    old enough and, for a pipeline, visible in both tables. Workers do the same beside their work. Run it again at any
+    time. Exit code 75 or 130: stopped before everything was done.
     """
-    from penstock.app.loading import load_app
-    from penstock.app.telemetry import is_logged
-    from penstock.cli.exits import stoppable, stopped_code
-    from penstock.operations.tables.cleanup import clean_up
-
-    with stoppable() as stop, load_app(app_name) as app:
+    app_name, name = app_and_reader(app, pipeline, app_option)
+    with stoppable() as stop, load_app(app_name) as loaded:
         report = clean_up(
-            app,
-            _reader(app, pipeline, app_name),
+            loaded,
+            _reader(loaded, name, app_name),
             dry_run=dry_run,
             limit=limit,
             rate=rate,
             although_missing=although_missing,
             stop=stop,
-            listeners=() if is_logged(app.settings) else (_tell,),
+            listeners=() if is_logged(loaded.settings) else (_print_event,),
         )
     if json_:
         print_json(dataclasses.asdict(report))
@@ -64,8 +66,8 @@ def cleanup(
         raise typer.Exit(stopped_code(stop))
 
 
-def summary(report: "CleanupReport") -> list[str]:
-    """The end of a cleanup for people."""
+def summary(report: CleanupReport) -> list[str]:
+    """Return the lines that report a cleanup."""
     objects, batches = counted(report.objects, "object"), counted(report.batches, "batch", "batches")
     done = CLEANED[report.action]
     if report.dry_run:
@@ -83,16 +85,13 @@ def summary(report: "CleanupReport") -> list[str]:
     return lines
 
 
-def _tell(event: "Event") -> None:
-    for line in told(event):
+def _print_event(event: "Event") -> None:
+    for line in event_lines(event):
         talk(printable(line))
 
 
 def _reader(app: "App", name: str, app_name: str) -> "Pipeline | ObjectService":
-    """Return the pipeline or object handler of that name. Raises `UsageError` where the app has none such."""
-    from penstock.app.object_service import ObjectService
-    from penstock.cli.run import named
-
+    """Return the pipeline or object handler of that name. Raises `UsageError` if the app has none."""
     for service in app.services:
         if isinstance(service, ObjectService) and service.name == name:
             return service

@@ -1,20 +1,32 @@
-"""`penstock config`: the effective settings with their origin, and whether stopping fits its platform."""
+"""`penstock admin config`: show the settings in effect, and check that stopping fits a platform's grace period."""
 
 import dataclasses
 import json
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
 from penstock.cli.options import seconds_option
-from penstock.cli.output import Json, print_json, print_table, printable, talk
+from penstock.cli.output import Json, print_json, print_table, talk
+from penstock.config import (
+    Audience,
+    EffectiveSettings,
+    Settings,
+    audience,
+    dotted,
+    load_effective,
+    shown,
+)
+from penstock.handlers.durations import duration_text
+from penstock.operations.shutdown_budget import plan
 
-app = typer.Typer(help="The settings in effect, and the arithmetic of stopping.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 
 class PlatformName(StrEnum):
-    """What stops our processes."""
+    """A platform that stops workers."""
 
     ECS = "ecs"
     FARGATE = "fargate"
@@ -24,22 +36,13 @@ class PlatformName(StrEnum):
 
 
 @app.command()
-def show(json_: Json = False) -> None:
-    """Show every setting, with where its value comes from. Secrets are masked."""
-    from penstock.config import Settings, load_effective, shown, unknown_variables
+def show(
+    all_: Annotated[bool, typer.Option("--all", help="Include advanced settings at their defaults.")] = False,
+    json_: Json = False,
+) -> None:
+    """Show the settings with the origin of each value: the common ones, and all that are set. Secrets are masked."""
 
-    effective = load_effective()
-    rows = [
-        {
-            "setting": name,
-            "value": shown(name, getattr(effective.settings, name)),
-            "origin": effective.origins[name],
-            "description": field.description or "",
-        }
-        for name, field in Settings.model_fields.items()
-    ]
-    for variable in unknown_variables():
-        talk(printable(f"{variable} in the environment names no setting and is left alone; is it a slip?"))
+    rows = _rows(load_effective(), everything=all_)
     if json_:
         print_json(rows)
         return
@@ -48,25 +51,27 @@ def show(json_: Json = False) -> None:
         [(row["setting"], _text(row["value"]), row["origin"], row["description"]) for row in rows],
         empty="",
     )
+    if not all_ and not json_:
+        talk("Advanced settings at their defaults are left out; --all shows them.")
 
 
 @app.command("check-budget")
 def check_budget(
-    platform: Annotated[PlatformName, typer.Option("--platform", help="What stops the worker.")],
+    platform: Annotated[PlatformName, typer.Option("--platform", help="The platform that stops the worker.")],
     stop_timeout: Annotated[
         float | None,
-        seconds_option("--stop-timeout", least=0, help="What the platform grants; default: what it does by itself."),
+        seconds_option("--stop-timeout", least=0, help="The platform's grace period. Default: its own."),
     ] = None,
     pre_stop: Annotated[
-        float, seconds_option("--pre-stop", least=0, help="Kubernetes: what the preStop hook takes.")
+        float, seconds_option("--pre-stop", least=0, help="Kubernetes: the duration of the preStop hook.")
     ] = 0.0,
     drain: Annotated[
-        float | None, seconds_option("--drain", least=0, help="For work in flight; default: what the rest leaves.")
+        float | None,
+        seconds_option("--drain", least=0, help="The time for handlers to finish. Default: the rest."),
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Does stopping fit into what the platform grants? Exit code 78: it cannot."""
-    from penstock.operations.shutdown_budget import plan
+    """Check that stopping fits the platform's grace period, and print what to set. Exit code 78: it does not fit."""
 
     found = plan(platform.value, platform_seconds=stop_timeout, pre_stop_seconds=pre_stop, drain_seconds=drain)
     if json_:
@@ -77,10 +82,28 @@ def check_budget(
         [(part.name, f"{part.seconds:g}", f"{part.ends_at_seconds:g}") for part in found.parts],
         empty="",
     )
-    print(f"\n{found.platform} kills after {found.platform_seconds:g} s. It fits with")
+    print(f"\n{found.platform} kills a worker {found.platform_seconds:g} s after the signal. It fits with")
     print(f"  {found.platform_line}    in {found.platform_where}")
-    drained = "" if drain is None else f" and drain_seconds = {drain:g}"
-    print(f"  {found.setting_line}{drained}    in penstock.toml")
+    drained = "" if drain is None else f' and drain = "{duration_text(drain)}"'
+    print(f"  {found.setting_line}{drained}    in the section [worker] of penstock.toml")
+
+
+def _rows(effective: EffectiveSettings, *, everything: bool) -> Sequence[Mapping[str, Any]]:
+
+    rows = []
+    for field, info in Settings.model_fields.items():
+        mark, origin = audience(field), effective.origins[field]
+        if origin == "default" and (mark is Audience.HIDDEN or (mark is Audience.ADVANCED and not everything)):
+            continue
+        rows.append(
+            {
+                "setting": dotted(field),
+                "value": shown(field, getattr(effective.settings, field)),
+                "origin": origin,
+                "description": info.description or "",
+            }
+        )
+    return rows
 
 
 def _text(value: Any) -> str:

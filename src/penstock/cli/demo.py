@@ -1,96 +1,168 @@
-"""`penstock demo`: the main job in two minutes, with a SIGKILL in the middle."""
+"""`penstock demo`: both halves of Penstock, each with a SIGKILL in the middle and a count at the end."""
 
 import dataclasses
-import json
 import os
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.exits import FAILED, leave_now
-from penstock.cli.output import Json, counted, print_json, talk
+from penstock.cli.output import Json, print_json, talk
+
+if TYPE_CHECKING:
+    from penstock.operations.demo.files import FileProof
+    from penstock.operations.demo.messages import MessageProof
 
 DEFAULT_FOLDER = "penstock-demo"
+MESSAGES, FILES = "messages", "files"  # folders of the two halves
+
+
+class Half(StrEnum):
+    """A half of the demo."""
+
+    messages = MESSAGES
+    files = FILES
 
 
 def demo(
     folder: Annotated[
-        Path, typer.Option("--dir", help="Where the demo puts its files and its table; must be empty or absent.")
+        Path, typer.Option("--dir", help="Where the demo writes its files and its table; must be empty or absent.")
     ] = Path(DEFAULT_FOLDER),
+    only: Annotated[
+        Half | None, typer.Option("--only", help="Run one half: messages (without Spark), or files.")
+    ] = None,
     json_: Json = False,
 ) -> None:
-    """Make access logs, bring them into a table, die in the middle, go on, and prove that every line is there once.
+    """Kill a worker, then an ingest, and prove that nothing is lost or doubled.
 
-    All of it happens in its folder, whatever the settings broker and ledger say.
+    First 1,000 messages with three workers, one of which is killed: ten seconds, without Spark. Then 300 files into a
+    table on Spark, killed halfway and run again: a minute or two. The demo uses only its own folder and ignores the
+    settings.
     """
-    from penstock.pipeline.extra import require_spark
+    from penstock.operations.demo.files import check_empty
 
-    require_spark()
-    from penstock.operations.demo import DUPLICATED, KILL_AT, DemoPlaces, prepare, prove, run_ingest
+    folder = folder.expanduser().resolve()
+    check_empty(folder)
+    if only is not Half.messages:
+        from penstock.pipeline.extra import require_spark
+        from penstock.sinks.registry import DEFAULT_SCHEME
 
-    where = DemoPlaces.under(folder.expanduser().resolve())
+        require_spark(DEFAULT_SCHEME)
+    document: dict[str, object] = {}
+    if only is not Half.files:
+        document[MESSAGES] = dataclasses.asdict(messages := _messages(folder / MESSAGES, quiet=json_))
+        if not messages.holds:
+            _end(document, json_=json_, holds=False)
+    if only is not Half.messages:
+        files, report = _files(folder / FILES, quiet=json_)
+        document |= {"report": report, "proof": dataclasses.asdict(files)}
+        if not files.holds:
+            _end(document, json_=json_, holds=False)
+    if not json_:
+        _print_next(folder, with_files=only is not Half.messages)
+    _end(document, json_=json_, holds=True)
+
+
+def _end(document: dict[str, object], *, json_: bool, holds: bool) -> None:
+    if json_:
+        print_json({**document, "holds": holds})
+    # A process that has read a table with deltalake sometimes aborts during Python's shutdown; everything is written.
+    leave_now(0 if holds else FAILED)
+
+
+def _messages(folder: Path, *, quiet: bool) -> "MessageProof":
+    from penstock.operations.demo.messages import run_messages
+
+    talk("Messages: a queue, three workers, and a SIGKILL. No Spark.")
+    proof = run_messages(folder, report=lambda line: talk(f"  {line}"))
+    if not quiet:
+        _print_counts(
+            "at the kill",
+            [
+                ("orders recorded", proof.at_kill.recorded, proof.at_end.recorded),
+                ("rejected, in the dead-letter queue", proof.at_kill.dead_lettered, proof.at_end.dead_lettered),
+                ("waiting or in flight", proof.at_kill.queued, proof.at_end.queued),
+                ("started a second time", proof.at_kill.started_twice, proof.at_end.started_twice),
+                ("lost", "", proof.lost),
+            ],
+        )
+        print(
+            _conclusion(proof.holds, f"{proof.sent:,} sent, none lost, none recorded twice ({proof.seconds:.0f} s)"),
+            flush=True,
+        )
+    return proof
+
+
+def _files(folder: Path, *, quiet: bool) -> "tuple[FileProof, dict[str, object]]":
+    from penstock.operations.demo.files import DUPLICATED, DemoPlaces, count, prepare, prove, run_ingest
+
+    where = DemoPlaces.under(folder)
     data = prepare(where)
+    talk("\nFiles: 300 access logs into a Delta table on Spark, and a SIGKILL. A minute or two.")
     talk(
-        f"{data.objects} access-log objects written to {where.logs}: some gzipped, {data.bad_lines} bad lines in them,"
+        f"  {data.bad_lines} bad lines in them, one gzip file cut off, {DUPLICATED} files announced three times.\n"
+        "  The first run is killed after Spark has written its second batch, before that batch is committed:"
     )
-    talk(f"one gzip file cut off, and {DUPLICATED} of them announced three times over.\n")
-    talk(f"First run, to be killed with SIGKILL in its second batch (at the step {KILL_AT.partition(':')[0]!r}):")
-    if run_ingest(where, kill_at=KILL_AT) is not None:
+    if run_ingest(where, killed=True) is not None:
         raise typer.Exit(FAILED)
-    unfinished_line = "\n" if sys.stderr.isatty() else ""  # the bar of the process that was killed
-    talk(f"{unfinished_line}Killed. The files of that batch lie there, and nothing names them.")
-    talk("\nThe same command again:")
+    unfinished_line = "\n" if sys.stderr.isatty() else ""  # the progress bar of the killed process
+    at_kill = count(where)
+    talk(f"{unfinished_line}  Killed. The same command again:")
     report = run_ingest(where)
     if report is None:
         raise typer.Exit(FAILED)
-    proof = prove(where, data, report)
-    if json_:
-        print_json({"report": dict(report), "proof": dataclasses.asdict(proof), "holds": proof.holds})
-    else:
-        print(f"\n{proof.rows:,} rows in the table, {proof.rows_expected:,} good lines in the files,", end=" ")
-        print(f"{proof.rows_twice} rows twice.")
-        print(f"{proof.quarantined} lines quarantined of {proof.quarantined_expected} bad ones,", end=" ")
-        print(f"{counted(proof.dead, 'object')} dead (the truncated one).")
-        print("Proved." if proof.holds else "NOT as it should be: please report this.")
-        _print_next(Path(str(where.tables.table)), Path(str(where.tables.quarantine)), where.logs, data.dead)
-    # A process that read a table with deltalake now and then aborts while Python is taken down; all is done and said.
-    leave_now(0 if proof.holds else FAILED)
+    proof = prove(where, data, report, at_kill=at_kill)
+    if not quiet:
+        _print_counts(
+            "at the kill",
+            [
+                ("Parquet files on disk", proof.at_kill.files, proof.at_end.files),
+                ("named by the table", proof.at_kill.files_named, proof.at_end.files_named),
+                ("rows visible", proof.at_kill.rows, proof.rows),
+                ("rows twice", "", proof.rows_twice),
+                ("bad lines in quarantine", "", proof.quarantined),
+                ("failed files (the one cut off)", "", proof.dead),
+            ],
+        )
+        print(_conclusion(proof.holds, f"{proof.rows_expected:,} good lines in the files, each once in the table"))
+    return proof, dict(report)
 
 
-def _print_next(table: Path, quarantine: Path, logs: Path, dead: Path) -> None:
-    named = f"--table {_shown(table)}"
-    bad_lines = json.dumps(_relative(quarantine), ensure_ascii=False)
-    look = f"from deltalake import DeltaTable as T; print(T({bad_lines}).to_pandas())"
-    for line in (
-        "",
-        "Try next:",
-        f"  {_program()} status {named}",
-        f"  {_program()} objects list {named} --only dead",
-        f"  {_program()} objects show {named} {_shown(dead)}",
-        f"  {_program()} batches list {named}",
-        f"  {_program()} dead list {named}",
-        f"  {_program()} ingest {_shown(logs)} {_shown(table)}    # nothing new, and it says so",
-        f"  {_shown(Path(sys.executable))} -c {shlex.quote(look)}",
-    ):
-        print(line)
+def _conclusion(holds: bool, text: str) -> str:
+    return f"Proved: {text}." if holds else "NOT as expected: please report this with the output above."
+
+
+def _print_counts(first: str, rows: Sequence[tuple[str, int | str, int]]) -> None:
+    """Print a table with a column of counts at the kill and one at the end."""
+    print(f"\n  {'':<36}{first:>14}{'at the end':>14}")
+    for name, before, after in rows:
+        shown = f"{before:,}" if isinstance(before, int) else before
+        print(f"  {name:<36}{shown:>14}{after:>14,}", flush=True)  # ahead of what is written to stderr next
+
+
+def _print_next(folder: Path, *, with_files: bool) -> None:
+    print("\nTry next:")
+    print(f"  cd {_shown(folder / MESSAGES)} && {_program()} dead list     # the rejected orders, and why")
+    if with_files:
+        table = folder / FILES / "access_log"
+        print(f"  {_program()} status --table {_shown(table)}    # the failed file, and what to do about it")
+        print(f"  {_program()} ingest {_shown(folder / FILES / 'logs')} {_shown(table)}    # nothing left to do")
 
 
 def _program() -> str:
-    """How a person types our name here: the demo may run in an environment that is not on PATH."""
+    """Return the command for a person to type; the demo may run in an environment that is not on PATH."""
     if shutil.which("penstock"):
         return "penstock"
     python = Path(sys.executable)
     script = python.with_name("penstock")
-    return _shown(script) if script.exists() else f"{_shown(python)} -m penstock"
+    return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(str(python))} -m penstock"
 
 
 def _shown(path: Path) -> str:
-    return shlex.quote(_relative(path))
-
-
-def _relative(path: Path) -> str:
-    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+    return shlex.quote(os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path))

@@ -1,6 +1,7 @@
-"""Exit codes that verbs choose themselves; those of errors stand on their classes in `penstock.errors`.
+"""Exit codes that commands choose themselves, and leaving in time.
 
-Leaving in order: SIGTERM and Ctrl-C ask for it, and nothing hangs the process afterwards.
+The codes of errors are on their classes in `penstock.errors`. SIGTERM and Ctrl-C ask a command to stop; after that no
+thread keeps the process alive.
 """
 
 import os
@@ -27,8 +28,8 @@ INTERRUPTED = 130
 
 @contextmanager
 def stoppable() -> "Iterator[StopSignal]":
-    """A stop signal that SIGTERM and SIGINT set, as long as the block lasts."""
-    from penstock.worker.shutdown import STOPPING, StopSignal  # here, so that `penstock --help` need not load a worker
+    """Yield a stop signal that SIGTERM and SIGINT set while the block runs."""
+    from penstock.worker.shutdown import STOPPING, StopSignal  # slow to import, and `penstock --help` needs no worker
 
     stop = StopSignal()
     stop.install(*STOPPING)  # in a terminal Ctrl-Z should suspend, not make a job fetch no more
@@ -39,12 +40,12 @@ def stoppable() -> "Iterator[StopSignal]":
 
 
 def stopped_code(stop: "StopSignal") -> int:
-    """The exit code of a job that was stopped before all of it was done."""
+    """Return the exit code of a job that was stopped before everything was done."""
     return INTERRUPTED if stop.signal_number == signal.SIGINT else TEMPORARY_FAILURE
 
 
 def leave_job(report: "IngestReport | RunReport", stop: "StopSignal", *, forced: bool) -> None:
-    """End a job on Spark with its exit code. ``forced``: something of it does not end."""
+    """End a job on Spark with its exit code. ``forced``: a thread of it does not end."""
     if forced:  # waiting for it would outlast the stop timeout
         leave_now(stopped_code(stop))
     if report.stopped:
@@ -54,15 +55,17 @@ def leave_job(report: "IngestReport | RunReport", stop: "StopSignal", *, forced:
 
 
 def leave_now(exit_code: int) -> NoReturn:
-    """Leave without waiting for any thread. What was printed is written out; everything else is in the ledger."""
+    """Exit without waiting for any thread. Output is flushed; everything else is in the ledger."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)
 
 
 def leave_in_time(stop: "StopSignal", seconds: float, exit_code: int) -> None:
-    """See to it that the process has ended so long after the first request to stop: each part of stopping has its own
-    bound, and this one is that of all of them together, before the platform's SIGKILL."""
+    """Exit this many seconds after the first request to stop, even if threads still run.
+
+    Each part of stopping has its own limit; this is the limit of all together, before the platform's SIGKILL.
+    """
     threading.Thread(target=_leave_after, args=(stop, seconds, exit_code), name="penstock-leaving", daemon=True).start()
 
 
@@ -76,8 +79,19 @@ def _leave_after(stop: "StopSignal", seconds: float, exit_code: int) -> None:
     leave_now(exit_code)
 
 
+def ignore_handled_signals() -> None:
+    """Ignore the signals that have a Python handler, in a process that is about to exit. Main thread only.
+
+    The interpreter resets them to their default action as it shuts down: a second Ctrl-C would end the process with
+    the signal instead of its exit code. Ignored signals stay ignored.
+    """
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_IGN)
+
+
 def leave_within(seconds: float, exit_code: int) -> None:
-    """See to it that the process has ended by then, whatever thread of a library would keep it from that."""
+    """Exit after this many seconds, even if a thread of a library still runs."""
     timer = threading.Timer(seconds, leave_now, (exit_code,))
     timer.daemon = True
     timer.start()

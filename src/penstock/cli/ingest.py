@@ -1,156 +1,163 @@
-"""`penstock ingest`: the main job without writing code."""
+"""`penstock ingest`: load files into a table, without code."""
 
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import StopTimeout
+from penstock.app.cleanup import cleanup_of
+from penstock.app.scope import ScopeRequest, options_for
+from penstock.app.telemetry import is_logged
+from penstock.cli.exits import leave_job, stoppable
+from penstock.cli.options import StopTimeout, grouped_options
 from penstock.cli.output import Json, counted, print_json, printable
 from penstock.cli.progress import IngestProgress, losses
+from penstock.config import Settings, load_settings
 from penstock.errors import UsageError
+from penstock.objects.watcher import SETTLE_SECONDS
+from penstock.pipeline.extra import require_spark
+from penstock.sinks.registry import split_address
 
 if TYPE_CHECKING:
     from penstock.operations.ingest.ingest import IngestReport
+    from penstock.operations.ingest.pipeline import IngestRequest
 
-SETTLE_SECONDS = 2.0  # as in the request; not imported from there, to keep `--help` quick
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatOptions:
+    """How files are read and rows are written."""
 
-def ingest(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The folder to read, or s3://BUCKET/PREFIX.")],
-    table: Annotated[
-        str, typer.Argument(metavar="TABLE", help="The folder or s3:// prefix of the Delta table; made if need be.")
-    ],
-    format_: Annotated[
-        str, typer.Option("--format", help="How the files are written: jsonl, csv, text (also .gz, .bz2, .zst).")
-    ] = "jsonl",
+    format_: Annotated[str, typer.Option("--format", help="The format: jsonl, csv or text (also .gz, .bz2, .zst).")] = (
+        "jsonl"
+    )
     schema: Annotated[
         str | None,
-        typer.Option("--schema", metavar="DDL", help="The rows' columns, e.g. 'id long, v double'; default: inferred."),
-    ] = None,
+        typer.Option("--schema", metavar="DDL", help="The columns, such as 'id long, v double'; default: inferred."),
+    ] = None
     transform: Annotated[
         str | None,
-        typer.Option("--transform", metavar="MODULE:FUNCTION", help="DataFrame -> DataFrame, plain PySpark."),
-    ] = None,
+        typer.Option("--transform", metavar="MODULE:FUNCTION", help="A PySpark function from DataFrame to DataFrame."),
+    ] = None
     partition_by: Annotated[
-        str | None, typer.Option("--partition-by", metavar="COLUMNS", help="Columns to partition by, with commas.")
-    ] = None,
-    no_provenance: Annotated[
-        bool, typer.Option("--no-provenance", help="Leave out the columns _object and _offset.")
-    ] = False,
+        str | None,
+        typer.Option("--partition-by", metavar="COLUMNS", help="Columns to partition by, separated by commas."),
+    ] = None
+    no_provenance: Annotated[bool, typer.Option("--no-provenance", help="Omit the columns _object and _offset.")] = (
+        False
+    )
     delimiter: Annotated[
-        str | None, typer.Option("--delimiter", metavar="CHARACTER", help=r"Of CSV: ; or \t; default: a comma.")
-    ] = None,
-    no_header: Annotated[
-        bool, typer.Option("--no-header", help="Of CSV: the first line is data; columns come as in the schema.")
-    ] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Stay up and take what comes, until SIGTERM or Ctrl-C.")
-    ] = False,
-    queue: Annotated[
-        str | None,
-        typer.Option("--queue", metavar="QUEUE", help="Take what this queue announces (SQS: name, URL or ARN)."),
-    ] = None,
-    settle: Annotated[
-        float,
-        typer.Option("--settle", metavar="SECONDS", min=0.1, help="With --watch: how long a file has to be at rest."),
-    ] = SETTLE_SECONDS,
-    ledger: Annotated[
-        str | None,
-        typer.Option("--ledger", metavar="URL", help="With --queue: a ledger that hosts share (mysql, postgresql)."),
-    ] = None,
-    one_host: Annotated[
-        bool | None,
-        typer.Option("--one-host", help="With --queue: nobody else works on it, so a ledger in a file will do."),
-    ] = None,
-    cleanup: Annotated[
-        str | None,
-        typer.Option("--cleanup", metavar="WHAT", help="Of published objects: tag, move or delete; default: keep."),
-    ] = None,
-    cleanup_after: Annotated[
-        str | None, typer.Option("--cleanup-after", metavar="TIME", help="So long after their commit, such as 7d.")
-    ] = None,
-    cleanup_to: Annotated[
-        str | None, typer.Option("--cleanup-to", metavar="ADDRESS", help="Where --cleanup move moves them.")
-    ] = None,
-    state: Annotated[
         str | None,
         typer.Option(
-            "--state",
-            metavar="DIR",
-            help="Where the state lives; default: TABLE/_penstock, for a table in S3 a folder of yours.",
+            "--delimiter", metavar="CHARACTER", help=r"CSV: the delimiter, such as ; or \t; default: a comma."
         ),
-    ] = None,
-    master: Annotated[str | None, typer.Option("--master", help="Where Spark runs; default: local[*].")] = None,
+    ] = None
+    no_header: Annotated[
+        bool, typer.Option("--no-header", help="CSV: the first line is data; columns are in schema order.")
+    ] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrivalOptions:
+    """Options for the source of objects, and for how long it is read."""
+
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Keep running and take new files, until SIGTERM or Ctrl-C.")
+    ] = False
+    queue: Annotated[
+        str | None,
+        typer.Option(
+            "--queue", metavar="QUEUE", help="Take the objects of this queue's notifications (SQS: name, URL or ARN)."
+        ),
+    ] = None
+    settle: Annotated[
+        float,
+        typer.Option("--settle", metavar="SECONDS", min=0.1, help="With --watch: how long a file must be stable."),
+    ] = SETTLE_SECONDS
+    ledger: Annotated[
+        str | None,
+        typer.Option("--ledger", metavar="URL", help="With --queue: a ledger that hosts can share."),
+    ] = None
+    one_host: Annotated[
+        bool | None,
+        typer.Option("--one-host", help="With --queue: only this host works on it; allows a ledger file."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanupOptions:
+    """The fate of published objects."""
+
+    cleanup: Annotated[
+        str | None,
+        typer.Option("--cleanup", metavar="WHAT", help="Tag, move or delete published objects; default: keep."),
+    ] = None
+    cleanup_after: Annotated[
+        str | None, typer.Option("--cleanup-after", metavar="TIME", help="The time after their commit, such as 7d.")
+    ] = None
+    cleanup_to: Annotated[
+        str | None, typer.Option("--cleanup-to", metavar="ADDRESS", help="The destination of --cleanup move.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitOptions:
+    """Spark, limits and metrics: settings for this run."""
+
+    master: Annotated[str | None, typer.Option("--master", help="The Spark master; default: local[*].")] = None
     max_objects: Annotated[
-        int | None, typer.Option("--max-objects", min=1, max=100_000, help="Objects a batch.")
-    ] = None,
+        int | None, typer.Option("--max-batch-objects", min=1, max=100_000, help="Maximum number of objects per batch.")
+    ] = None
     max_attempts: Annotated[
-        int | None, typer.Option("--max-attempts", min=1, max=100, help="Attempts before an object is dead.")
-    ] = None,
+        int | None, typer.Option("--max-attempts", min=1, max=100, help="Attempts before an object fails for good.")
+    ] = None
     max_quarantine_ratio: Annotated[
         float | None,
         typer.Option("--max-quarantine-ratio", min=0, max=1, help="An object with a larger share of bad lines fails."),
-    ] = None,
-    stop_timeout: StopTimeout = None,
+    ] = None
+    stop_timeout: StopTimeout = None
     metrics: Annotated[
-        str | None, typer.Option("--metrics", metavar="HOST:PORT", help="With --watch: answer here for metrics.")
+        str | None, typer.Option("--metrics-address", metavar="HOST:PORT", help="With --watch: serve metrics here.")
+    ] = None
+
+
+@grouped_options
+def ingest(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The folder to read, or s3://BUCKET/PREFIX.")],
+    table: Annotated[
+        str, typer.Argument(metavar="TABLE", help="The folder or s3:// prefix of the Delta table; created if missing.")
+    ],
+    format_: FormatOptions,
+    arrival: ArrivalOptions,
+    cleaning: CleanupOptions,
+    limits: LimitOptions,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            "--data-dir",
+            metavar="DIR",
+            help="The data directory; default: TABLE/_penstock, for a table in S3 a local folder.",
+        ),
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Bring every file of SOURCE into TABLE exactly once, on Spark.
+    """Load files into a table exactly once.
 
-    Run it again at any time: what is in the table stays as it is, new and changed files are added, and what a killed
-    run left half done is finished. Exit code 3: some object is dead. 75: stopped before everything was done. With
-    --watch it ends when it is asked to stop: 0 when all that it saw at rest is done then. Its queue and ledger are
-    files beside the table (for a table in S3 in a folder of this host), whatever the settings broker and ledger say.
+    Every file of SOURCE goes into TABLE, on Spark. Run it again at any time: rows in the table stay as they are, new
+    and changed files are added, and an interrupted run is finished. Exit code 3: an object failed for good. 75: stopped
+    before everything was done. With --watch it runs until it is stopped, and exits with 0 if all stable files are done.
+    Queue and ledger are files beside the table (for a table in S3 in a directory of this host), whatever the settings
+    broker and ledger say.
 
-    With --queue nothing is looked for: what that queue announces is taken, until it is empty or, with --watch, until
-    the end. It is in SQS unless the setting broker says otherwise; the ledger is that of the setting ledger (--ledger)
-    where hosts can share it.
+    With --queue nothing is listed: it takes the objects that this queue announces, until the queue is empty or, with
+    --watch, until it is stopped. The queue is in SQS unless the setting broker names another; the ledger is that of the
+    setting ledger (or --ledger) if hosts can share it.
     """
-    from penstock.pipeline.extra import require_spark
+    require_spark(split_address(table)[0])
+    from penstock.operations.ingest.ingest import ingest as run  # loads Spark
 
-    require_spark()
-    from penstock.app.cleanup import cleanup_of
-    from penstock.app.scope import ScopeRequest, options_for
-    from penstock.app.telemetry import is_logged
-    from penstock.cli.exits import leave_job, stoppable
-    from penstock.config import load_settings
-    from penstock.operations.ingest.ingest import ingest as run
-    from penstock.operations.ingest.pipeline import IngestRequest
-
-    if queue is None and (ledger is not None or one_host is not None):
-        raise UsageError("--ledger and --one-host are for --queue: without one the ledger is a file beside the table.")
-    if metrics is not None and not watch:
-        raise UsageError("--metrics is for --watch: an ingest without it ends before it is asked.")
-    request = IngestRequest(
-        source=source,
-        table=table,
-        format=format_,
-        delimiter=delimiter,
-        header=not no_header,
-        watch=watch,
-        queue=queue,
-        settle_seconds=settle,
-        cleanup=cleanup_of(cleanup, after=cleanup_after, target=cleanup_to),
-        schema=schema,
-        transform=transform,
-        state=state,
-        provenance=not no_provenance,
-        partition_by=_columns(partition_by) if partition_by is not None else (),
-        settings=load_settings(
-            ledger=ledger,
-            one_host=one_host,
-            spark_master=master,
-            max_objects=max_objects,
-            max_attempts=max_attempts,
-            max_quarantine_ratio=max_quarantine_ratio,
-            stop_timeout_seconds=stop_timeout,
-            metrics_address=metrics,
-        ),
-    )
+    request = _request(source, table, state, format_, arrival, cleaning, limits)
     with stoppable() as stop, IngestProgress(options=ScopeRequest(table=table, state=state).options) as progress:
         if is_logged(request.settings):
             progress.silence()
@@ -162,9 +169,56 @@ def ingest(
     leave_job(report, stop, forced=progress.forced)
 
 
+def _request(
+    source: str,
+    table: str,
+    state: str | None,
+    format_: FormatOptions,
+    arrival: ArrivalOptions,
+    cleaning: CleanupOptions,
+    limits: LimitOptions,
+) -> "IngestRequest":
+    """Return the request of a command line. Raises `UsageError` for options that do not go together."""
+    from penstock.operations.ingest.pipeline import IngestRequest  # loads Spark
+
+    if arrival.queue is None and (arrival.ledger is not None or arrival.one_host is not None):
+        raise UsageError("--ledger and --one-host are for --queue: without one the ledger is a file beside the table.")
+    if limits.metrics is not None and not arrival.watch:
+        raise UsageError("--metrics-address is for --watch: an ingest without it ends before it is asked.")
+    return IngestRequest(
+        source=source,
+        table=table,
+        format=format_.format_,
+        delimiter=format_.delimiter,
+        header=not format_.no_header,
+        watch=arrival.watch,
+        queue=arrival.queue,
+        settle_seconds=arrival.settle,
+        cleanup=cleanup_of(cleaning.cleanup, after=cleaning.cleanup_after, target=cleaning.cleanup_to),
+        schema=format_.schema,
+        transform=format_.transform,
+        state=state,
+        provenance=not format_.no_provenance,
+        partition_by=_columns(format_.partition_by) if format_.partition_by is not None else (),
+        settings=_settings(arrival, limits),
+    )
+
+
+def _settings(arrival: ArrivalOptions, limits: LimitOptions) -> Settings:
+    return load_settings(
+        ledger=arrival.ledger,
+        one_host=arrival.one_host,
+        spark_master=limits.master,
+        objects_max_batch_objects=limits.max_objects,
+        objects_max_attempts=limits.max_attempts,
+        objects_max_quarantine_ratio=limits.max_quarantine_ratio,
+        worker_stop_timeout=limits.stop_timeout,
+        metrics_address=limits.metrics,
+    )
+
+
 def print_report(report: "IngestReport", *, options: str = "") -> None:
-    """The end of an ingest for people: what is in the table now, and what is not and where to look. ``options`` lead
-    the verbs of a hint to this table."""
+    """Print the report of an ingest. ``options`` select the table in the commands of hints."""
     if report.objects_found and report.objects_skipped == report.objects_found:
         print(f"Nothing new: all {counted(report.objects_found, 'object')} are in the table already. 0 rows added.")
     elif not report.objects_found:
@@ -208,4 +262,4 @@ def _remarks(report: "IngestReport", options: str) -> list[str]:
     if report.files_ignored:
         kinds = ", ".join(f"{number:,} {reason}" for reason, number in report.files_ignored.items())
         remarks.append(f"Left out: {kinds}.")
-    return remarks + [f"Could not be looked at: {problem}" for problem in report.problems]
+    return remarks + [f"Could not be checked: {problem}" for problem in report.problems]

@@ -1,11 +1,12 @@
-"""`penstock ledger`: the database with what was done. Its tables, their revision, and rows that leave it."""
+"""`penstock admin ledger`: the tables of the ledger, their revision, and the archive of old rows."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from penstock.app.backends import ledger_exists
 from penstock.cli.options import duration, grouped_options
 from penstock.cli.output import (
     Json,
@@ -16,13 +17,12 @@ from penstock.cli.output import (
 )
 from penstock.cli.where import ScopeOptions
 from penstock.errors import UsageError
+from penstock.ledger.migrate import Revisions, TableRows, revision_names
+from penstock.pipeline.extra import require_arrow
 
-if TYPE_CHECKING:
-    from penstock.ledger.migrate import Revisions, TableRows
+app = typer.Typer(no_args_is_help=True)
 
-app = typer.Typer(help="The ledger: its tables, and old rows that leave it.", no_args_is_help=True)
-
-ToRevision = Annotated[str | None, typer.Argument(metavar="[REVISION]", help="Such as 0003; `base` is no tables.")]
+ToRevision = Annotated[str | None, typer.Argument(metavar="[REVISION]", help="Such as 0003; `base` drops all tables.")]
 
 
 @app.command()
@@ -31,13 +31,13 @@ def show(
     where: ScopeOptions,
     json_: Json = False,
 ) -> None:
-    """Show the ledger's address, server, revision, how many rows its tables have, and its archive."""
+    """Show the ledger's address, server, revision, rows per table, and archive."""
     with _revisions(where) as revisions:
         facts = revisions.facts()
     if json_:
         print_json(
             {
-                "ledger": facts.place,
+                "ledger": facts.address,
                 "server": facts.server,
                 "revision": facts.revision,
                 "newest_revision": facts.newest,
@@ -51,7 +51,7 @@ def show(
     behind = "" if facts.revision == facts.newest else f"; this Penstock works with {facts.newest}"
     print_fields(
         {
-            "ledger": facts.place,
+            "ledger": facts.address,
             "server": facts.server,
             "revision": f"{facts.revision or 'no tables yet'}{behind}",
             **{f"table {name}": _rows(one) for name, one in facts.tables.items()},
@@ -68,10 +68,13 @@ def upgrade(
     revision: ToRevision = None,
     json_: Json = False,
 ) -> None:
-    """Make the ledger's tables, or bring them up to date. Workers do so themselves where their user may."""
+    """Create the ledger's tables, or bring them up to date.
+
+    Workers do this themselves if their user may change tables.
+    """
     with _revisions(where) as revisions:
         before, after = revisions.upgrade(revision or "head")
-    _tell(before, after, json_=json_)
+    _print_change(before, after, json_=json_)
 
 
 @app.command()
@@ -79,13 +82,14 @@ def upgrade(
 def downgrade(
     where: ScopeOptions,
     revision: ToRevision = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it: what only the later tables hold is lost.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm: data that only later revisions have is lost.")] = False,
     json_: Json = False,
 ) -> None:
-    """Take the ledger's tables back to an earlier revision, for an earlier Penstock. Stop all workers first."""
-    if revision is None:
-        from penstock.ledger.migrate import revision_names
+    """Take the ledger's tables back to an earlier revision, for an earlier Penstock.
 
+    Stop all workers first.
+    """
+    if revision is None:
         raise UsageError(f"Say which REVISION the ledger's tables are taken back to; there are {revision_names()}.")
     if not yes:
         raise UsageError(
@@ -94,7 +98,7 @@ def downgrade(
         )
     with _revisions(where) as revisions:
         before, after = revisions.downgrade(revision)
-    _tell(before, after, json_=json_)
+    _print_change(before, after, json_=json_)
 
 
 @app.command()
@@ -102,22 +106,21 @@ def downgrade(
 def archive(
     where: ScopeOptions,
     older_than: Annotated[
-        str, typer.Option("--older-than", metavar="AGE", help="Batches committed so long ago; at least 15 days.")
+        str, typer.Option("--older-than", metavar="AGE", help="Minimum age of batches; at least 15 days.")
     ] = "90 days",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report what would be archived, change nothing.")] = False,
     json_: Json = False,
 ) -> None:
     """Move rows of objects that were processed long ago from the ledger to Parquet files.
 
-    They are known for ever: nothing of them is processed again. The pipelines of an app need --app."""
-    from penstock.pipeline.extra import require_arrow
-
+    These objects stay known and are not processed again. The pipelines of an app need --app.
+    """
     older_than_seconds = duration("--older-than", older_than)
     scope = where.scope()
     require_arrow()
     from penstock.operations.tables.upkeep import archive_scope
 
-    done = archive_scope(scope, app=where.app_name, older_than_seconds=older_than_seconds, dry_run=dry_run)
+    done = archive_scope(scope, app=where.request.app, older_than_seconds=older_than_seconds, dry_run=dry_run)
     if json_:
         print_json(
             [
@@ -142,12 +145,9 @@ def archive(
 
 
 @contextmanager
-def _revisions(where: ScopeOptions) -> "Iterator[Revisions]":
-    from penstock.app.scope import is_there
-    from penstock.ledger.migrate import Revisions
-
+def _revisions(where: ScopeOptions) -> Iterator[Revisions]:
     scope = where.scope()
-    if not is_there(scope.settings.ledger):
+    if not ledger_exists(scope.settings):
         raise UsageError(f"There is no ledger {scope.name} yet: the first worker, or ingest, makes it.")
     with closing(Revisions.open(scope.settings.ledger)) as revisions:
         if scope.table is None and scope.pipeline is not None:
@@ -158,7 +158,7 @@ def _revisions(where: ScopeOptions) -> "Iterator[Revisions]":
         yield revisions
 
 
-def _tell(before: str | None, after: str | None, *, json_: bool) -> None:
+def _print_change(before: str | None, after: str | None, *, json_: bool) -> None:
     if json_:
         print_json({"before": before, "after": after})
         return
@@ -173,6 +173,6 @@ def _tell(before: str | None, after: str | None, *, json_: bool) -> None:
         print(f"The ledger's tables were at {before} and are at {after}.")
 
 
-def _rows(one: "TableRows") -> str:
+def _rows(one: TableRows) -> str:
     about = "about " if one.estimated else ""
     return f"{about}{counted(one.rows, 'row')}"

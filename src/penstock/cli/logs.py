@@ -1,7 +1,4 @@
-"""`penstock logs`: what went wrong, from the lines of the log.
-
-How diagnoses of logs, and the story of an object, are printed.
-"""
+"""`penstock admin logs`: diagnose problems from log lines, and print the history of an object."""
 
 import dataclasses
 import gzip
@@ -16,21 +13,21 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS
+from penstock.cli.options import object_uri
 from penstock.cli.output import Json, counted, print_json, print_table, printable, talk
 from penstock.cli.progress import ProgressPace
-from penstock.cli.where import object_uri
 from penstock.errors import UsageError
+from penstock.handlers.durations import seconds_of
+from penstock.monitoring.diagnoses import Diagnoser, Diagnoses, Found, LogLine, OutageFinding, Story, Unwrapping
+from penstock.monitoring.diagnoses.lines import LINE_BYTES_MAX
+from penstock.monitoring.logs.lines import moment
 
-if TYPE_CHECKING:
-    from penstock.monitoring.diagnoses import Diagnoser, Diagnoses, Found, LogLine, OutageFinding, Story
-
-
-app = typer.Typer(help="What workers and ingests wrote about their work.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 STDIN = "-"
 GZIP = b"\x1f\x8b"
@@ -40,7 +37,7 @@ SHOWN = 20
 
 @app.callback()
 def _root() -> None:
-    """What workers and ingests wrote about their work."""
+    """Read the logs of workers and ingests."""
 
 
 @app.command()
@@ -49,25 +46,25 @@ def diagnose(
         list[str], typer.Argument(metavar="FILE...", help="Logs of any number of workers, also .gz; - for stdin.")
     ],
     object_: Annotated[
-        str | None, typer.Option("--object", metavar="URI", help="The story of this object, over attempts and workers.")
+        str | None, typer.Option("--object", metavar="URI", help="Print the history of this object.")
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="TIME", help="Only lines from then on: 2026-11-22T07:00Z, or 2h for ago."),
+        typer.Option("--since", metavar="TIME", help="Only lines since then: 2026-11-22T07:00Z, or 2h (ago)."),
     ] = None,
-    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only lines before that.")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="At most so many of a kind.")] = SHOWN,
+    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only lines before then.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="Findings shown per section.")] = SHOWN,
     json_: Json = False,
 ) -> None:
-    """Which objects and messages failed, died with their worker, were taken over or interrupted, and who finished them
-    later; which objects were wrongly marked as processed, or finished; which services were away, and how long.
+    """Find failed, interrupted and lost work in worker logs.
 
-    Lines that are not Penstock's are passed over and counted. What CloudWatch, Docker, journald or Kubernetes wrap
-    around a line is taken off. Exit code 3: something died with its worker, or was wrongly marked as processed; or
-    nothing is said of the object.
+    Lists objects and messages that failed, died with their worker, were taken over or interrupted, with the attempt
+    that finished them later; objects that were skipped as processed but never finished; and outages of services. For
+    messages that died, the log needs the event message.started, which is written at level debug.
+
+    Lines of other programs are ignored and counted. Wrappers of CloudWatch, Docker, journald and Kubernetes are
+    removed. Exit code 3: something died with its worker or was skipped wrongly, or no line is about the --object.
     """
-    from penstock.monitoring.diagnoses import Diagnoser, Story
-
     window = _TimeWindow(since=_moment("--since", since), until=_moment("--until", until))
     for file in files:
         _check(file)
@@ -80,20 +77,20 @@ def diagnose(
         found = diagnoser.diagnoses()
     read.check()
     summary = read.summary(len(files), diagnoser)
-    told = None if story is None else story.lines()
+    timeline = None if story is None else story.lines()
     if json_:
-        print_json(document(found, summary=summary, story=told, limit=limit))
+        print_json(document(found, summary=summary, story=timeline, limit=limit))
     else:
         talk(_sentence(summary))
-        if object_ is None or told is None:
+        if object_ is None or timeline is None:
             print_diagnoses(found, limit=limit, lines=read.ours)
         else:
-            print_story(told, found, uri=object_uri(object_))
-    if found.is_wrong or (told is not None and not told):
+            print_story(timeline, found, uri=object_uri(object_))
+    if found.is_wrong or (timeline is not None and not timeline):
         raise typer.Exit(CHECK_FOUND_PROBLEMS)
 
 
-def _take(line: "LogLine", diagnoser: "Diagnoser", story: "Story | None") -> None:
+def _take(line: LogLine, diagnoser: Diagnoser, story: Story | None) -> None:
     if story is None or story.take(line):
         diagnoser.take(line)
 
@@ -121,9 +118,7 @@ class _FileReader:
         self._metrics = 0  # of ours, among the log
         self._outside = 0
 
-    def all(self, files: Sequence[str]) -> "Iterator[LogLine]":
-        from penstock.monitoring.diagnoses import Unwrapping
-
+    def all(self, files: Sequence[str]) -> Iterator[LogLine]:
         for file in files:
             unwrapping = Unwrapping()
             with _opened(file) as stream:
@@ -141,16 +136,16 @@ class _FileReader:
             self._metrics += unwrapping.metrics
 
     def check(self) -> None:
-        """Raise `UsageError` where no line is one of our log, which nobody should take for good news."""
+        """Raise `UsageError` if no line is from our log: that is no evidence of health."""
         if not self.ours and not self._outside:
             raise UsageError(
-                f"Of {counted(self._lines, 'line')} none is Penstock's log in JSON, so there is nothing to diagnose: "
-                "lines for people cannot be read again: processes log JSON with PENSTOCK_LOG_FORMAT=json (setting "
-                "log_format), and by themselves where standard error is no terminal."
+                f"None of {counted(self._lines, 'line')} is a JSON log line of Penstock, so there is nothing to "
+                "diagnose. The console format cannot be read. Processes log JSON with PENSTOCK_LOG_FORMAT=json "
+                "(setting log_format), and automatically if standard error is not a terminal."
             )
 
-    def summary(self, files: int, diagnoser: "Diagnoser") -> dict[str, int | str | None]:
-        """What was read."""
+    def summary(self, files: int, diagnoser: Diagnoser) -> dict[str, int | str | None]:
+        """Return counts of what was read."""
         return {
             "files": files,
             "lines": self._lines,
@@ -171,7 +166,7 @@ def _sentence(summary: dict[str, int | str | None]) -> str:
     lines, ours, others = (int(summary[name] or 0) for name in ("lines", "ours", "others"))
     span = f", from {summary['first']} to {summary['last']}" if summary["first"] else ""
     metrics = f"; {counted(int(summary['metrics'] or 0), 'line')} of metrics" if summary["metrics"] else ""
-    passed = f"; {counted(others, 'line')} of other programs passed over" if others else ""
+    passed = f"; {counted(others, 'line')} of other programs ignored" if others else ""
     outside = f"; {int(summary['outside'] or 0):,} outside --since and --until" if summary["outside"] else ""
     files = counted(int(summary["files"] or 0), "file")
     return f"{counted(lines, 'line')} of {files} read, {ours:,} of Penstock{span}{metrics}{passed}{outside}."
@@ -179,8 +174,6 @@ def _sentence(summary: dict[str, int | str | None]) -> str:
 
 def _raw_lines(stream: BinaryIO) -> Iterator[bytes]:
     """Lines that are not blank. One that is too long to be ours is cut, and so it is none of ours."""
-    from penstock.monitoring.diagnoses.lines import LINE_BYTES_MAX
-
     while raw := stream.readline(LINE_BYTES_MAX):
         rest = raw
         while len(rest) == LINE_BYTES_MAX and not rest.endswith(b"\n"):
@@ -213,7 +206,7 @@ def _opened(file: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _readable(file: str) -> Iterator[None]:
-    """What a damaged file does to its reader, in a sentence."""
+    """Turn the errors of a damaged or unreadable file into a `UsageError`."""
     name = "standard input" if file == STDIN else file
     try:
         yield
@@ -226,10 +219,7 @@ def _readable(file: str) -> Iterator[None]:
 
 
 def _moment(option: str, text: str | None) -> str | None:
-    """A time as the log writes it; of a duration, so long ago. Raises `UsageError` for what is neither."""
-    from penstock.handlers.durations import seconds_of
-    from penstock.monitoring.logs.lines import moment
-
+    """Return a time as the log writes it; a duration is subtracted from now. Raise `UsageError` if it is neither."""
     if text is None:
         return None
     try:
@@ -246,62 +236,61 @@ def _moment(option: str, text: str | None) -> str | None:
 
 
 REASON_CHARS = 160
-_TOLD = ("reason", "rows", "lines_quarantined", "count", "seq", "tries", "error.type", "error.message", "message_id")
+_DETAILS = ("reason", "rows", "lines_quarantined", "count", "seq", "tries", "error.type", "error.message", "message_id")
 
 _SECTIONS: Mapping[str, tuple[str, str, str]] = {
     "wrongly_processed": (
-        "Wrongly marked as processed",
-        "skipped as already processed, and no line before says that it was",
+        "Skipped as processed, but never finished",
+        "no earlier line reports that the object was processed",
         (
-            "`penstock objects show URI` names the attempt on record. If that is older than these logs, read its logs "
-            "too, and all is well; else look for the object's rows in the table, by its column _object."
+            "`penstock objects show URI` names the attempt on record. If that attempt is older than these logs, read "
+            "its logs too: all is well. Otherwise look for the object's rows in the table, by its column _object."
         ),
     ),
     "died": (
         "Died with their worker",
-        "an attempt without an end, and none after it",
+        "an attempt without an end, and no later attempt",
         (
-            "The worker was killed (SIGKILL, out of memory), or is still at it: see its last line, and `penstock "
-            "worker ps`. A message comes again when its lease is over; `penstock objects show` says where an object "
-            "stands. Were its message lost, `penstock reconcile` would announce it anew."
+            "The worker was killed (SIGKILL, out of memory) or is still working: see its last line, and `penstock "
+            "admin workers list`. A message is delivered again when its lease expires. `penstock objects show URI` "
+            "shows the state of an object; if its message is missing, `penstock reconcile` sends a new one."
         ),
     ),
     "failed": (
         "Failed",
-        "given up on",
-        "`penstock dead show` has reason and traceback; once that is mended, `penstock dead replay`.",
+        "dead-lettered or not retried",
+        "`penstock dead show` prints reason and traceback. Fix the cause, then run `penstock dead replay`.",
     ),
     "taken_over": (
-        "Taken over",
-        "their worker died or hung, and another one went on",
+        "Taken over from another worker",
+        "the lease of that worker expired because it died or hung",
         (
-            "What that worker did outside Penstock before it ended may have been done twice: `penstock logs diagnose "
-            "--object URI` and the lines of the message show both attempts."
+            "Effects outside Penstock may have happened twice: `penstock admin logs diagnose --object URI`, or the "
+            "lines of the message, show both attempts."
         ),
     ),
     "interrupted": (
-        "Interrupted by a stop",
-        "given back, for another attempt",
-        "Those without a later attempt wait in their queue: `penstock status` says whether somebody serves it.",
+        "Interrupted by a shutdown",
+        "released for another attempt",
+        "Those without a later attempt wait in their queue: `penstock status` shows if the queue has a consumer.",
     ),
     "finished": (
         "Finished",
-        "when, and by which attempt; if one of them is wrong in the table, that is where to look",
-        "`--object URI` tells the story of one of them, `penstock objects show URI` the batch that it came with.",
+        "time and attempt of the first finish; use it to trace wrong rows in the table",
+        "`--object URI` prints the history of one object, `penstock objects show URI` its batch.",
     ),
 }
 
-
 _OUTAGES = {
     "breaker": "queue {} paused",
-    "ledger": "ledger away",
-    "store": "store {} away",
-    "look": "monitor could not see {}",
+    "ledger": "ledger unavailable",
+    "store": "store {} unavailable",
+    "monitor_poll": "monitor could not poll {}",
 }
 
 
-def print_diagnoses(found: "Diagnoses", *, limit: int, lines: int) -> None:
-    """A section for each diagnosis: how many, the first of them, and how to go on."""
+def print_diagnoses(found: Diagnoses, *, limit: int, lines: int) -> None:
+    """Print a section per diagnosis: the count, the first findings, and what to do."""
     if not lines:
         print("No line of Penstock is within --since and --until, so there is nothing to diagnose.")
         return
@@ -312,21 +301,21 @@ def print_diagnoses(found: "Diagnoses", *, limit: int, lines: int) -> None:
         talk(remark)
 
 
-def print_story(lines: "Sequence[LogLine]", found: "Diagnoses", *, uri: str) -> None:
-    """Every line about the object, then what is wrong with it."""
+def print_story(lines: Sequence[LogLine], found: Diagnoses, *, uri: str) -> None:
+    """Print every line about the object, then what is wrong with it."""
     print_table(
-        ("ts", "event", "worker", "attempt", "what"),
+        ("time", "event", "worker", "attempt", "details"),
         [
             (
                 line.ts,
                 line.event,
                 line.name("worker") or "",
                 line.name("attempt_id") or line.fields.get("attempt") or "",
-                "; ".join(_told(line)),
+                "; ".join(_details(line)),
             )
             for line in lines
         ],
-        empty=printable(f"These logs say nothing of {uri}."),
+        empty=printable(f"These logs have no line about {uri}."),
     )
     for name, (title, meaning, advice) in _SECTIONS.items():
         if name != "finished" and getattr(found, name):
@@ -334,19 +323,19 @@ def print_story(lines: "Sequence[LogLine]", found: "Diagnoses", *, uri: str) -> 
 
 
 def document(
-    found: "Diagnoses", *, summary: Mapping[str, Any], story: "Sequence[LogLine] | None", limit: int
+    found: Diagnoses, *, summary: Mapping[str, Any], story: Sequence[LogLine] | None, limit: int
 ) -> Mapping[str, Any]:
-    """The same for programs."""
+    """Return the diagnoses as a JSON document."""
     diagnoses = {
         name: {"count": len(getattr(found, name)), "first": [_row(one) for one in getattr(found, name)[:limit]]}
         for name in _SECTIONS
     }
     outages = {"count": len(found.outages), "first": [_outage_row(one) for one in found.outages[:limit]]}
-    told: dict[str, Any] = {"read": dict(summary), **diagnoses, "outages": outages, "remarks": list(found.remarks)}
-    return told if story is None else {**told, "story": [dict(line.fields) for line in story]}
+    result: dict[str, Any] = {"read": dict(summary), **diagnoses, "outages": outages, "remarks": list(found.remarks)}
+    return result if story is None else {**result, "story": [dict(line.fields) for line in story]}
 
 
-def _print_section(title: str, meaning: str, advice: str, found: "Sequence[Found]", *, limit: int) -> None:
+def _print_section(title: str, meaning: str, advice: str, found: Sequence[Found], *, limit: int) -> None:
     if not found:
         print(f"{title}: none.")
         return
@@ -358,38 +347,38 @@ def _print_section(title: str, meaning: str, advice: str, found: "Sequence[Found
     print(f"  -> {advice}\n")
 
 
-def _print_outages(found: "Sequence[OutageFinding]", *, limit: int) -> None:
+def _print_outages(found: Sequence[OutageFinding], *, limit: int) -> None:
     if not found:
         print("Outages: none.")
         return
-    print(f"\nOutages: {len(found):,} (a breaker was open, or a service that workers need was away).")
+    print(f"\nOutages: {len(found):,} (a breaker was open, or a service was unavailable).")
     for one in found[:limit]:
         end = "no end in these logs" if one.ended_ts is None else f"until {one.ended_ts}{_lasted(one)}"
         facts = [_OUTAGES[one.what].format(one.name), counted(one.workers, "worker"), _cut(one.error or "")]
         print(printable(f"  {one.began_ts}  {end}" + "".join(f", {fact}" for fact in facts if fact)))
     if len(found) > limit:
         print(f"  ... and {len(found) - limit:,} more; --limit shows them.")
-    print("  -> Nothing is lost in an outage: messages wait. Look at the service that the error names.\n")
+    print("  -> No message is lost in an outage: messages wait. Check the service that the error names.\n")
 
 
-def _lasted(one: "OutageFinding") -> str:
+def _lasted(one: OutageFinding) -> str:
     seconds = _seconds_of(one)
     return "" if seconds is None else f" ({seconds:,.0f} s)"
 
 
-def _seconds_of(one: "OutageFinding") -> float | None:
+def _seconds_of(one: OutageFinding) -> float | None:
     try:
         return (datetime.fromisoformat(one.ended_ts or "") - datetime.fromisoformat(one.began_ts)).total_seconds()
     except ValueError:  # it did not end, or digits that are no time
         return None
 
 
-def _outage_row(one: "OutageFinding") -> Mapping[str, Any]:
+def _outage_row(one: OutageFinding) -> Mapping[str, Any]:
     row = {**dataclasses.asdict(one), "seconds": _seconds_of(one)}
     return {name: value for name, value in row.items() if value is not None}
 
 
-def _how_many(found: "Sequence[Found]") -> str:
+def _how_many(found: Sequence[Found]) -> str:
     objects = len({(one.place, one.name) for one in found if one.kind == "object"})
     messages = len({(one.place, one.name) for one in found if one.kind == "message"})
     counts = [counted(objects, "object")] if objects else []
@@ -397,7 +386,7 @@ def _how_many(found: "Sequence[Found]") -> str:
     return ", ".join(counts)
 
 
-def _facts(one: "Found") -> str:
+def _facts(one: Found) -> str:
     facts = [
         f"{one.place}" if one.place else "",
         f"attempt {one.attempt_id or one.attempt}" if one.attempt_id or one.attempt else "",
@@ -413,14 +402,14 @@ def _facts(one: "Found") -> str:
     return "".join(f", {fact}" for fact in facts if fact)
 
 
-def _told(line: "LogLine") -> Iterator[str]:
-    for name in _TOLD:
+def _details(line: LogLine) -> Iterator[str]:
+    for name in _DETAILS:
         if name in line.fields and not (name == "message_id" and line.event.startswith("object.")):
             value = line.fields[name]
             yield f"{name}={_cut(value if isinstance(value, str) else json.dumps(value))}"
 
 
-def _row(one: "Found") -> Mapping[str, Any]:
+def _row(one: Found) -> Mapping[str, Any]:
     return {name: value for name, value in dataclasses.asdict(one).items() if value is not None}
 
 

@@ -1,105 +1,131 @@
-"""`penstock monitor`: measure queues, dead letters and ledger, and answer for the numbers."""
+"""`penstock admin monitor`: measure queues, dead letters and the ledger, and serve the metrics."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.apps import AppArgument, AppOption, required_app
 from penstock.cli.exits import TEMPORARY_FAILURE
 from penstock.cli.output import Json, print_json, print_table, printable, talk
 from penstock.cli.queues import age_of, oldest, oldest_visible
 from penstock.errors import UsageError
+from penstock.ledger.records import ObjectState
 
 if TYPE_CHECKING:
-    from penstock.operations.monitor.look import MonitorSample
+    from penstock.app.jobs.monitor.sample import MonitorSample
 
 
 def monitor(
-    app_name: Annotated[str, typer.Argument(metavar="APP", help="module:attribute, as in shop:app.")],
+    app: AppArgument = None,
+    app_option: AppOption = None,
     address: Annotated[
         str | None,
-        typer.Option("--address", metavar="HOST:PORT", help="Where to answer, as in the setting monitor_address."),
+        typer.Option("--address", metavar="HOST:PORT", help="Serve here; default: metrics.monitor_address."),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="MonitorSample once, print what is there, and exit.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Measure once, print the result, and exit.")] = False,
     json_: Json = False,
 ) -> None:
-    """Measure the app's queues, dead letters and ledger until SIGTERM or Ctrl-C, and answer for the numbers: /metrics,
-    /livez, /readyz and /startupz. It changes nothing; run one beside any number of workers.
+    """Measure queues, dead letters and the ledger, and serve the metrics.
 
-    Exit code 75: with --once, and something could not be seen.
+    It runs until SIGTERM or Ctrl-C, and serves /metrics, /livez, /readyz and /startupz. It changes nothing; run one
+    beside any number of workers. Exit code 75: with --once, if something could not be measured.
     """
     from penstock.cli.exits import leave_now, stoppable
 
     if json_ and not once:
-        raise UsageError("--json is for the one look of --once; without it the numbers are at /metrics.")
+        raise UsageError("--json is for --once; without it the numbers are at /metrics.")
+    app_name = required_app(app, app_option)
     with stoppable() as stop:
+        from penstock.app.jobs.monitor.process import measure_once, run_monitor
         from penstock.app.loading import load_app
         from penstock.config import with_flags
-        from penstock.operations.monitor.process import look_once, run_monitor
 
         served = load_app(app_name)
-        served.settings = with_flags(served.settings, monitor_address=address)
+        served.settings = with_flags(served.settings, metrics_monitor_address=address)
         if once:
-            raise typer.Exit(_report(look_once(served), json_=json_))
+            raise typer.Exit(_report(measure_once(served), json_=json_))
         if not run_monitor(served, stop=stop):
             leave_now(0)
 
 
-def _report(look: "MonitorSample", *, json_: bool) -> int:
-    """Print it; answers the exit code."""
+def _report(sample: "MonitorSample", *, json_: bool) -> int:
+    """Print the sample; return the exit code."""
     if json_:
-        print_json(dataclasses.asdict(look))
+        print_json(_document(sample))
     else:
-        _print(look)
-        for source, error in look.errors.items():
-            talk(printable(f"The {source} cannot be seen: {error}"))
-    return TEMPORARY_FAILURE if look.errors else 0
+        _print(sample)
+        for source, error in sample.errors.items():
+            talk(printable(f"The {source} cannot be measured: {error}"))
+    return TEMPORARY_FAILURE if sample.errors else 0
 
 
-def _print(look: "MonitorSample") -> None:
-    if look.queues or "broker" not in look.errors:
+def _document(sample: "MonitorSample") -> dict[str, Any]:
+    """Return the sample as a JSON document."""
+    from penstock.app.jobs.monitor.sample import visible_age_seconds
+    from penstock.cli.status_documents import objects_by_state  # loads the ledger
+
+    return {
+        "at": sample.at,
+        "queues": [
+            {**dataclasses.asdict(one), "oldest_visible_message_age_seconds": visible_age_seconds(one)}
+            for one in sample.queues
+        ],
+        "dead_letters": [dataclasses.asdict(one) for one in sample.dead_letters],
+        "pipelines": [
+            {
+                "pipeline": one.pipeline,
+                "objects": objects_by_state(one.objects),
+                "oldest_unprocessed_age_seconds": one.oldest_unprocessed_age_seconds or 0.0,
+                "overdue": one.objects_overdue,
+                "committed_seq": one.batches_committed,
+                "missing": None if one.reconciled is None else one.reconciled.missing,
+                "commit_to_publish_lag_seconds": sample.publish_lags_seconds.get(one.pipeline),
+            }
+            for one in sample.pipelines
+        ],
+        "up": dict(sample.up),
+        "errors": dict(sample.errors),
+    }
+
+
+def _print(sample: "MonitorSample") -> None:
+    if sample.queues or "broker" not in sample.errors:
         print_table(
             ("queue", "visible", "in flight", "delayed", "oldest visible", "oldest"),
             [
-                (
-                    one.queue,
-                    one.visible,
-                    one.in_flight,
-                    one.delayed,
-                    oldest_visible(one),
-                    oldest(one),
-                )
-                for one in look.queues
+                (one.queue, one.visible, one.in_flight, one.delayed, oldest_visible(one), oldest(one))
+                for one in sample.queues
             ],
-            empty="No queue is there yet.",
+            empty="There is no queue yet.",
         )
-    if look.dead_letters:
+    if sample.dead_letters:
         print_table(
             ("queue", "tier", "dead letters", "oldest"),
             [
-                (one.queue, one.tier, one.letters, age_of(one.oldest_age_seconds) if one.letters else "")
-                for one in look.dead_letters
+                (one.queue, one.tier, one.dead_letters, age_of(one.oldest_age_seconds) if one.dead_letters else "")
+                for one in sample.dead_letters
             ],
             empty="",
         )
-    if look.pipelines:
+    if sample.pipelines:
         print_table(
             ("pipeline", "objects", "oldest unprocessed", "overdue", "missing", "publish lag"),
             [
                 (
                     one.pipeline,
                     ", ".join(_counts(one.objects)) or "none",
-                    age_of(one.oldest_unprocessed_age_seconds or None),
-                    one.overdue,
-                    "" if one.missing is None else one.missing,
-                    age_of(one.commit_to_publish_lag_seconds),
+                    age_of(one.oldest_unprocessed_age_seconds),
+                    one.objects_overdue,
+                    "" if one.reconciled is None else one.reconciled.missing,
+                    age_of(sample.publish_lags_seconds.get(one.pipeline)),
                 )
-                for one in look.pipelines
+                for one in sample.pipelines
             ],
             empty="",
         )
 
 
-def _counts(objects: Mapping[str, int]) -> Sequence[str]:
+def _counts(objects: Mapping[ObjectState, int]) -> Sequence[str]:
     return [f"{count:,} {state}" for state, count in objects.items() if count]

@@ -1,15 +1,16 @@
-"""`penstock objects`: the ledger's answer to "where is this object?"."""
+"""`penstock objects`: list objects with their states, show one, and retry or import them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from penstock.app.scope import Scope
 from penstock.cli.objects_import import import_
 from penstock.cli.objects_retry import retry
-from penstock.cli.options import duration_if, grouped_options
+from penstock.cli.options import duration_if, grouped_options, object_uri
 from penstock.cli.output import (
     Json,
     advice_in,
@@ -21,18 +22,15 @@ from penstock.cli.output import (
     printable,
     talk,
 )
-from penstock.cli.where import ScopeOptions, first_of, object_uri, print_each
+from penstock.cli.where import ScopeOptions, first_of, print_each
 from penstock.errors import UsageError
 from penstock.ledger.records import ObjectAttempt, ObjectRow, ObjectState
+from penstock.operations.archived_objects import ArchivedVersion, archived_objects, find_archived
+from penstock.operations.inspection import ScopeView, view
 
-if TYPE_CHECKING:
-    from penstock.app.scope import Scope
-    from penstock.operations.archived_objects import ArchivedVersion
-    from penstock.operations.inspection import ScopeView
+LOCAL = "file://"  # omitted in tables
 
-LOCAL = "file://"  # what need not be read in every row
-
-app = typer.Typer(help="The ledger: which objects there are, and what became of them.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 app.command("import")(import_)
 app.command("retry")(retry)
 
@@ -41,19 +39,24 @@ app.command("retry")(retry)
 @grouped_options
 def list_(
     where: ScopeOptions,
-    only: Annotated[ObjectState | None, typer.Option("--only", help="Objects in this state alone.")] = None,
-    filter_: Annotated[str | None, typer.Option("--filter", help="Objects whose address contains this text.")] = None,
+    only: Annotated[ObjectState | None, typer.Option("--only", help="Only objects in this state.")] = None,
+    filter_: Annotated[
+        str | None, typer.Option("--filter", help="Only objects whose address contains this text.")
+    ] = None,
     older_than: Annotated[
         str | None,
-        typer.Option("--older-than", metavar="DURATION", help="Objects that ended, or were first seen, longer ago."),
+        typer.Option("--older-than", metavar="DURATION", help="Only objects that ended, or were first seen, before."),
     ] = None,
     archived: Annotated[
-        bool, typer.Option("--archived", help="Those whose rows left the ledger, instead of those that are in it.")
+        bool, typer.Option("--archived", help="List archived objects instead of those in the ledger.")
     ] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="Maximum number.")] = 100,
     json_: Json = False,
 ) -> None:
-    """List objects, with their state. Archived ones were processed long ago, or imported as processed."""
+    """List objects with their state.
+
+    Archived ones were processed long ago, or imported as processed.
+    """
     if archived and only not in (None, ObjectState.PROCESSED):
         raise UsageError(f"Archived objects are processed, so --only {only} leaves none of them.")
     older_than_seconds = duration_if("--older-than", older_than)
@@ -68,7 +71,7 @@ def list_(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wanted:
-    """The objects that a list is to have."""
+    """The selection of a list."""
 
     only: ObjectState | None
     text: str | None  # in their addresses
@@ -77,10 +80,8 @@ class _Wanted:
     limit: int
 
 
-def _listed(scope: "Scope", wanted: _Wanted, *, quiet: bool) -> list[dict[str, Any]]:
+def _listed(scope: Scope, wanted: _Wanted, *, quiet: bool) -> list[dict[str, Any]]:
     """Print the objects of a scope, unless ``quiet``; return them as documents."""
-    from penstock.operations.inspection import view
-
     only, filter_, archived, limit = wanted.only, wanted.text, wanted.archived, wanted.limit
     found: list[tuple[str, ObjectRow]] = []
     with view(scope) as seen:
@@ -146,15 +147,13 @@ def show(
     where: ScopeOptions,
     json_: Json = False,
 ) -> None:
-    """Show one object: every version of it that was seen, with all attempts."""
+    """Show one object: all its versions, with all attempts."""
     address = object_uri(uri)
     first_of(where.scopes(), lambda scope: _show(scope, address, json_=json_))
 
 
-def _show(scope: "Scope", address: str, *, json_: bool) -> None:
-    """Print all that the ledger of a scope has of an object. Raises `UsageError` where it has nothing."""
-    from penstock.operations.inspection import view
-
+def _show(scope: Scope, address: str, *, json_: bool) -> None:
+    """Print everything that the ledger of a scope knows about an object. Raises `UsageError` if it knows nothing."""
     with view(scope) as seen:
         meant = seen.pipelines()
         versions: list[tuple[str, ObjectRow, Sequence[ObjectAttempt], bool]] = [
@@ -164,8 +163,8 @@ def _show(scope: "Scope", address: str, *, json_: bool) -> None:
         ]
         elsewhere = _archived_versions(seen, address, meant)
     versions += [(one.pipeline, one.retired.row, one.retired.timeline, True) for one in elsewhere if one.retired]
-    told_only = [one for one in elsewhere if one.retired is None]
-    if not versions and not told_only:
+    identities_only = [one for one in elsewhere if one.retired is None]
+    if not versions and not identities_only:
         raise UsageError(
             f"The ledger of {scope.name} knows no object {address}; `penstock objects list{scope.options}` shows all."
         )
@@ -176,7 +175,7 @@ def _show(scope: "Scope", address: str, *, json_: bool) -> None:
                     as_document(one, row, archived=archived) | {"timeline": [_attempt(attempt) for attempt in timeline]}
                     for one, row, timeline, archived in versions
                 ),
-                *(_told_document(one, address) for one in told_only),
+                *(_identity_document(one, address) for one in identities_only),
             ]
         )
         return
@@ -186,21 +185,21 @@ def _show(scope: "Scope", address: str, *, json_: bool) -> None:
         _print_version(one if scope.table is None else "", row, timeline, archived=archived)
         if row.state is ObjectState.DEAD:
             print(printable(advice_in(scope, pipeline=one, uri=row.uri)))
-    for place, told in enumerate(told_only, start=len(versions)):
-        if place:
+    for position, identity in enumerate(identities_only, start=len(versions)):
+        if position:
             print()
         print_fields(
             {
                 "object": address,
-                "pipeline": told.pipeline if scope.table is None else "",
-                "state": f"processed, {told.problem}" if told.imported else "processed, archived",
-                "reason": "" if told.imported else told.problem or "",
+                "pipeline": identity.pipeline if scope.table is None else "",
+                "state": f"processed, {identity.problem}" if identity.imported else "processed, archived",
+                "reason": "" if identity.imported else identity.problem or "",
             }
         )
 
 
 def as_document(pipeline: str, row: ObjectRow, *, archived: bool = False) -> dict[str, Any]:
-    """An object as JSON. Times are epoch seconds."""
+    """Return an object as a JSON document. Times are epoch seconds."""
     return {
         "pipeline": pipeline,
         "object": row.uri,
@@ -231,24 +230,20 @@ def _attempt(attempt: ObjectAttempt) -> dict[str, Any]:
     }
 
 
-def _archived_rows(seen: "ScopeView", pipeline: str, uri_contains: str | None) -> Iterator[ObjectRow]:
-    """From the archive's files; none of them is opened where nothing is archived."""
+def _archived_rows(seen: ScopeView, pipeline: str, uri_contains: str | None) -> Iterator[ObjectRow]:
+    """Yield objects from the archive's files. Without an archive, no file is opened."""
     if not seen.ledger.archives.count(pipeline):
         return
-    from penstock.operations.archived_objects import archived_objects
-
     found = archived_objects(seen.ledger, pipeline, seen.scope.aws, uri_contains=uri_contains)
     yield from (one.row for one in found)
 
 
-def _archived_versions(seen: "ScopeView", address: str, meant: Sequence[str]) -> "Sequence[ArchivedVersion]":
-    from penstock.operations.archived_objects import find_archived
-
+def _archived_versions(seen: ScopeView, address: str, meant: Sequence[str]) -> Sequence[ArchivedVersion]:
     return [one for one in find_archived(seen.ledger, address, seen.scope.aws) if one.pipeline in meant]
 
 
-def _told_document(one: "ArchivedVersion", uri: str) -> dict[str, Any]:
-    """An archived object of which no file tells."""
+def _identity_document(one: ArchivedVersion, uri: str) -> dict[str, Any]:
+    """Return the document of an archived object that no file describes."""
     return {
         "pipeline": one.pipeline,
         "object": uri,

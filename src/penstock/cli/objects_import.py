@@ -1,25 +1,29 @@
-"""`penstock objects import`: objects that somebody else processed are known from now on, and not processed again."""
+"""`penstock objects import`: mark objects as processed that another system has processed."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from penstock.cli.apps import AppArgument, AppOption, PipelineArgument, app_and_pipeline, app_if_any
 from penstock.cli.output import Json, counted, print_json, printable, talk
 from penstock.cli.progress import ProgressPace
 from penstock.cli.where import StateFolder
-
-if TYPE_CHECKING:
-    from penstock.operations.objects.importing import ObjectImportReport
+from penstock.operations.objects.importing import (
+    ObjectImportReport,
+    UnreadableError,
+    import_processed,
+    replaced_words,
+    target_of,
+)
 
 BUSY_SHOWN = 20
 
 
 def import_(
-    app_name: Annotated[str | None, typer.Argument(metavar="[APP]", help="module:attribute, as in shop:app.")] = None,
-    pipeline: Annotated[
-        str | None, typer.Argument(metavar="[PIPELINE]", help="A pipeline, or object handler, of that app.")
-    ] = None,
+    app: AppArgument = None,
+    pipeline: PipelineArgument = None,
+    app_option: AppOption = None,
     processed: Annotated[
         str,
         typer.Option(
@@ -32,17 +36,18 @@ def import_(
         str | None, typer.Option("--table", metavar="FOLDER", help="The table of an ingest, instead of APP PIPELINE.")
     ] = None,
     state: StateFolder = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be new, change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report what would be new, change nothing.")] = False,
     json_: Json = False,
 ) -> None:
-    """Take objects for processed that somebody else has processed: ingests and workers pass them over for ever.
+    """Mark objects as processed that another system has processed.
 
-    Nothing is imported unless every entry can be read. Doing it again adds nothing."""
-    from penstock.operations.objects.importing import UnreadableError, import_processed, replaced_words, target_of
-
+    Ingests and workers then skip them. Nothing is imported unless every entry is readable. Repeating it adds nothing.
+    """
+    app, pipeline = app_and_pipeline(app, pipeline)
+    app_name = app or app_option if table is not None else app_if_any(app, app_option)
     with target_of(app=app_name, pipeline=pipeline, table=table, state=state) as target:
         try:
-            done = import_processed(target, processed, dry_run=dry_run, told=_teller())
+            done = import_processed(target, processed, dry_run=dry_run, report_progress=_progress_printer())
         except UnreadableError as error:
             for problem in error.problems:
                 talk(printable(problem))
@@ -71,12 +76,12 @@ def import_(
     )
 
 
-def _teller() -> "Callable[[ObjectImportReport], None]":
-    """A line every few seconds, for lists of millions."""
+def _progress_printer() -> Callable[[ObjectImportReport], None]:
+    """Return a function that prints a line every few seconds, for lists of millions."""
     pace = ProgressPace()
 
-    def tell(done: "ObjectImportReport") -> None:
+    def print_progress(done: ObjectImportReport) -> None:
         if pace.is_due():
             talk(f"{done.new + done.known + len(done.busy):,} of {counted(done.listed, 'object')}")
 
-    return tell
+    return print_progress

@@ -1,24 +1,28 @@
-"""Options that several verbs share: the fields of a dataclass, which a verb takes as one parameter.
+"""Options and argument types that several commands share.
 
-Durations as command-line options take them. `penstock.handlers.durations` has the spellings.
+A dataclass groups options: its fields become options, and the command gets one instance. `penstock.handlers.durations`
+defines the spellings of durations.
 """
 
 import inspect
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from penstock.errors import UsageError
+from penstock.handlers.durations import seconds_of
+from penstock.objects.reference import LOCAL_BUCKET, uri_of
 
 R = TypeVar("R")
 
 
 def grouped_options(verb: Callable[..., R]) -> Callable[..., R]:
-    """Show Typer the fields of each parameter that is a dataclass as options of their own, in its place.
+    """Show Typer the fields of each dataclass parameter as options of their own, in its place.
 
-    The fields are annotated as Typer's parameters are, and each has a default.
+    Fields are annotated like Typer's parameters, and each has a default.
     """
     hints = get_type_hints(verb, include_extras=True)
     own = list(inspect.signature(verb).parameters.values())
@@ -50,8 +54,6 @@ def _options(group: type[Any]) -> list[inspect.Parameter]:
 
 def duration(option: str, text: str, *, zero: bool = False) -> float:
     """Return the seconds of an option: more than 0, or with ``zero`` also 0. Raises `UsageError` naming the option."""
-    from penstock.handlers.durations import seconds_of
-
     try:
         return seconds_of(option, text, zero=zero)
     except UsageError as error:
@@ -62,19 +64,24 @@ def duration(option: str, text: str, *, zero: bool = False) -> float:
 
 
 def duration_if(option: str, text: str | None) -> float | None:
-    """The same of an option that may be left out."""
+    """Return the seconds of an option, None if it was not given."""
     return None if text is None else duration(option, text)
 
 
+def object_uri(text: str) -> str:
+    """Return an object's address as ledger and log have it. A path is that of a local file."""
+    return text if "://" in text else uri_of(LOCAL_BUCKET, str(Path(text).resolve()))
+
+
 def seconds_option(option: str, *, least: float, help: str) -> Any:
-    """An option of Typer that takes a duration, in a verb a number of seconds."""
+    """Return a Typer option that takes a duration and passes seconds to the command."""
     return typer.Option(option, metavar="DURATION", parser=_seconds(option, least), help=help)
 
 
 def _seconds(option: str, least: float) -> Callable[[str | float], float]:
     def parsed(given: str | float) -> float:
         try:
-            seconds = float(given)  # also one that no budget takes, which says why
+            seconds = float(given)  # even one that a later check refuses with its reason
         except ValueError:
             seconds = duration(option, str(given), zero=not least)
         if seconds < least:
@@ -85,5 +92,6 @@ def _seconds(option: str, least: float) -> Callable[[str | float], float]:
 
 
 StopTimeout = Annotated[
-    float | None, seconds_option("--stop-timeout", least=10, help="From SIGTERM to the platform's SIGKILL, as in 2m.")
+    float | None,
+    seconds_option("--stop-timeout", least=10, help="Time from SIGTERM to the platform's SIGKILL, such as 2m."),
 ]

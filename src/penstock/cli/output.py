@@ -1,8 +1,6 @@
-"""What verbs print: data to stdout, talk to stderr; one JSON document with ``--json``, tables for people without.
+"""Output of commands: data to stdout, notes to stderr; one JSON document with ``--json``, otherwise tables.
 
-The question before what cannot be taken back.
-
-The commands that bring failed objects back, as they can be run.
+Also confirmations, and hints with commands that bring failed objects back.
 """
 
 import json
@@ -23,24 +21,26 @@ if TYPE_CHECKING:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
-UNFOLDED_COLUMNS = 100_000  # wider than any table: what is read by a program has a row a line
+UNFOLDED_COLUMNS = 100_000  # wider than any table: programs get one row per line
 
 
 def print_json(document: Any) -> None:
-    """One document to stdout; unescaped Unicode where the stream can say it."""
+    """Print one document to stdout, with non-ASCII characters if the encoding has them."""
     escape = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
     sys.stdout.write(json.dumps(document, ensure_ascii=escape, indent=2) + "\n")
 
 
 def talk(text: str) -> None:
-    """A line for the person at the terminal; not data. Where nobody listens any more it is no reason to fail."""
+    """Print a note to stderr. A closed stderr is no failure."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """A table to stdout; the sentence ``empty`` to stderr where there is nothing to show. Columns that are empty in
-    every row are left out on a terminal, where room is short."""
+    """Print a table to stdout, or the sentence ``empty`` to stderr if there are no rows.
+
+    On a terminal, columns that are empty in every row are omitted to save width.
+    """
     shown = [[printable(str(cell)) for cell in row] for row in rows]
     if not shown:
         talk(empty)
@@ -61,7 +61,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
-    """Names and values, a line each, to stdout. Fields without a value are left out."""
+    """Print names and values to stdout, one per line. Fields without a value are omitted."""
     width = max(len(name) for name in fields)
     for name, value in fields.items():
         if text := printable(str(value)):
@@ -69,17 +69,19 @@ def print_fields(fields: Mapping[str, object]) -> None:
 
 
 def printable(text: str) -> str:
-    """Text from outside on one line: control characters, terminal escapes among them, are shown and not obeyed."""
+    """Return foreign text on one line, with control characters and terminal escapes made visible."""
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """A number and its noun: 1 object, 2,000 objects."""
+    """Return a number and its noun: 1 object, 2,000 objects."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def moment(epoch_seconds: float | None) -> str:
-    """A time for people: UTC, to the second; empty for None. One that somebody forged may be in no calendar."""
+    """Return a time as UTC text, to the second; empty for None. A forged time outside the calendar is printed as a
+    number.
+    """
     if epoch_seconds is None:
         return ""
     try:
@@ -88,44 +90,47 @@ def moment(epoch_seconds: float | None) -> str:
         return f"{epoch_seconds:g} s"
 
 
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
-def must_be_told(verb: str, *, options: str = "--yes, or --dry-run") -> None:
-    """Raise `UsageError` where nobody is there to say yes."""
+def require_terminal(verb: str, *, options: str = "--yes, or --dry-run") -> None:
+    """Raise `UsageError` if no terminal is there to confirm at."""
     if not sys.stdin.isatty():
-        raise UsageError(f"`penstock {verb}` asks first, and nobody is there to ask; give {options}.")
+        raise UsageError(f"`penstock {verb}` asks for confirmation, and there is no terminal; give {options}.")
 
 
 def confirmed(question: str, *, typed: str = "") -> bool:
-    """Asks; with ``typed`` only that text is a yes."""
+    """Ask, and return True if the answer is yes; with ``typed``, if it is that text."""
     talk(printable(f"{question} [{f'type {typed}' if typed else 'y/N'}]"))
     answer = sys.stdin.readline().strip().lower().replace(",", "")
     return answer == typed if typed else answer in ("y", "yes")
 
 
 def declined(what: str) -> typer.Exit:
-    """The end of a verb that was not confirmed."""
+    """Return the exit of a command that was not confirmed."""
     talk(f"Nothing was {what}.")
     return typer.Exit(FAILED)
 
 
 def advice_in(scope: "Scope", *, pipeline: str, uri: str | None = None) -> str:
-    """Return what to do about the failed objects of a pipeline, or about one of them."""
+    """Return how to bring back the failed objects of a pipeline, or one of them."""
     is_app = scope.table is None
     options = scope.options or (f" --pipeline {shlex.quote(pipeline)}" if is_app else "")
     return advice(options, uri=uri, handler=pipeline if is_app else None, retry=not is_app or bool(scope.served))
 
 
 def advice(options: str, *, uri: str | None = None, handler: str | None = None, retry: bool = True) -> str:
-    """Return a sentence with the commands. ``options`` lead to the table or app, ``handler`` leaves the dead letters of
-    other handlers out, ``retry`` is for where the queue of new notifications is known."""
+    """Return a sentence with the commands that bring failed objects back.
+
+    ``options`` select the table or app; ``handler`` excludes dead letters of other handlers; ``retry`` is True if the
+    queue of new notifications is known.
+    """
     whose = (
         f" --object {shlex.quote(uri)}" if uri is not None else f" --handler {shlex.quote(handler)}" if handler else ""
     )
-    them, letters = ("it", "letter was") if uri is not None else ("them", "letters were")
-    told = f"Once the cause is repaired, `penstock dead replay{options}{whose} --yes` tries {them} again"
+    them, subject = ("it", "letter was") if uri is not None else ("them", "letters were")
+    sentence = f"Once the cause is repaired, `penstock dead replay{options}{whose} --yes` tries {them} again"
     if not retry:
-        return f"{told}."
+        return f"{sentence}."
     named = f" {shlex.quote(uri)}" if uri is not None else ""
-    return f"{told}; if the dead {letters} deleted, `penstock objects retry{options}{named} --yes` does."
+    return f"{sentence}; if the dead {subject} deleted, `penstock objects retry{options}{named} --yes` does."

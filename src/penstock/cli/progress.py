@@ -1,7 +1,4 @@
-"""What a person sees of a long job: a bar on a terminal, a line now and then elsewhere; and what it lost.
-
-How often a long job says how far it is.
-"""
+"""Progress of long jobs on stderr: a bar on a terminal, else a line at intervals; and their losses."""
 
 import shlex
 import sys
@@ -11,6 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from penstock.cli.output import advice, counted, printable, talk
 from penstock.events import (
@@ -22,6 +22,7 @@ from penstock.events import (
     ExecutionFailed,
     FaultsRepeated,
     HeartbeatFailed,
+    JobFailed,
     ObjectFailed,
     ReceiveFailed,
     RunFailed,
@@ -29,9 +30,8 @@ from penstock.events import (
     SourceCleaned,
     SourceScanned,
     SparkStarted,
-    UpkeepFailed,
-    WatchBegan,
-    WatchDisturbed,
+    WatchDegraded,
+    WatchStarted,
     WorkerDraining,
     WorkerStopped,
 )
@@ -45,42 +45,42 @@ LINE_EVERY_SECONDS = 5.0
 
 
 class ProgressPace:
-    """Tells when a line is due. For one thread at a time."""
+    """Decides when a progress line is due. For one thread at a time."""
 
     def __init__(self, *, at_once: bool = False, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """``at_once``: the first line is."""
+        """``at_once``: the first line is due immediately."""
         self._monotonic = monotonic
-        self._said_at = float("-inf") if at_once else monotonic()
+        self._printed_at = float("-inf") if at_once else monotonic()
 
     def is_due(self) -> bool:
-        """Whether it is time for a line; the next one is due so long after that."""
+        """Return True if a line is due. The next one is due after the interval, counted from this call."""
         now = self._monotonic()
-        if now - self._said_at < LINE_EVERY_SECONDS:
+        if now - self._printed_at < LINE_EVERY_SECONDS:
             return False
-        self._said_at = now
+        self._printed_at = now
         return True
 
 
-CLEANUP = "cleanup"  # what a failed upkeep names, where the source was being cleaned up
-CLEANED = {"tag": "tagged", "move": "moved", "delete": "deleted"}  # a cleanup's action, done
+CLEANUP = "cleanup"  # the handler in events about cleaning up the source
+CLEANED = {"tag": "tagged", "move": "moved", "delete": "deleted"}  # past participle of a cleanup's action
 FAILURES_SHOWN = 20
 
 _DOING = {
     ExecutionFailed: "a batch",
-    UpkeepFailed: "publishing and sweeping",
+    JobFailed: "publishing and sweeping",
     ReceiveFailed: "asking the queue",
     HeartbeatFailed: "extending what is held",
 }
 
 
 class IngestProgress:
-    """Listens to an ingest. Events come from several threads; the lock makes them one story."""
+    """The listener that shows an ingest. Events come from several threads; a lock serializes them."""
 
     def __init__(self, *, options: str = "", monotonic: Callable[[], float] = time.monotonic) -> None:
-        """``options`` lead the verbs of a hint to what is worked on."""
+        """``options`` select the same table or app in the commands of hints."""
         self._options = options
         self._pace = ProgressPace(at_once=True, monotonic=monotonic)
-        self.forced = False  # a thread would not end: written once, read when the job is over
+        self.forced = False  # a thread does not end: written once, read after the job
         self._terminal = sys.stderr.isatty()
         self._lock = threading.Lock()
         self._silent = False  # written once, before the job begins
@@ -94,7 +94,7 @@ class IngestProgress:
         return self
 
     def silence(self) -> None:
-        """Show nothing from now on: the log goes to standard error instead."""
+        """Show nothing more: the log goes to standard error instead."""
         self._silent = True
         if self._bar is not None:
             self._bar.close()
@@ -110,7 +110,7 @@ class IngestProgress:
             self._count(event)
             if self._silent:
                 return
-            with suppress(OSError):  # the terminal has gone, and the job goes on without it
+            with suppress(OSError):  # the terminal is gone; the job continues
                 self._show(event)
 
     def _count(self, event: Event) -> None:
@@ -131,37 +131,39 @@ class IngestProgress:
             case BatchProgressed():
                 self._progress(f"{event.tasks_done} of {event.tasks} tasks")
             case ObjectFailed() if self._failures <= FAILURES_SHOWN:
-                self._say(_failure(event))
+                self._write(_failure(event))
             case ObjectFailed() if self._failures == FAILURES_SHOWN + 1:
-                self._say(f"further failures are not shown here; see `penstock objects list{self._options}`")
-        for line in told(event):
-            self._say(line)
+                self._write(f"further failures are not shown here; see `penstock objects list{self._options}`")
+        for line in event_lines(event):
+            self._write(line)
         if self._bar is not None:
             self._bar.show(done=self._done, total=max(self._objects, self._done), rows=self._rows)
 
     def _progress(self, text: str) -> None:
-        """Something moved; worth a line only now and then."""
+        """Print a progress line if one is due."""
         if self._bar is None and self._pace.is_due():
-            total = f" of {self._objects:,}" if self._objects > self._done else ""  # more may come than were found
+            total = (
+                f" of {self._objects:,}" if self._objects > self._done else ""
+            )  # more objects may arrive than were found
             talk(f"{self._done:,}{total} objects, {self._rows:,} rows; this batch: {text}")
 
-    def _say(self, text: str) -> None:
+    def _write(self, text: str) -> None:
         shown = printable(text)
         if self._bar is not None:
-            self._bar.say(shown)
+            self._bar.write(shown)
         else:
             talk(shown)
 
 
-def told(event: Event) -> list[str]:
-    """The lines that an event is worth whoever listens."""
+def event_lines(event: Event) -> list[str]:
+    """Return the lines to print for an event."""
     match event:
         case SourceScanned():
             waiting = f", {counted(event.messages, 'message')} in the queue" if event.messages else ""
             return [f"{counted(event.found, 'object')} found in {event.source}, {event.unfinished:,} to do{waiting}"]
-        case WatchBegan():
+        case WatchStarted():
             return [f"watching {event.source}; Ctrl-C ends it"]
-        case WatchDisturbed():
+        case WatchDegraded():
             return [event.reason]
         case SchemaInferred():
             schema = f"schema inferred from a sample and remembered: {event.schema}"
@@ -178,7 +180,7 @@ def told(event: Event) -> list[str]:
         case SourceCleaned():
             return [_cleaned(event)]
         case WorkerDraining() if event.reason != "done":
-            return [f"stopping: what is in flight ({counted(event.in_flight, 'message')}) is finished or given back"]
+            return [f"stopping: what is in flight ({counted(event.in_flight, 'message')}) is finished or released"]
         case _:
             return _trouble(event)
 
@@ -187,22 +189,18 @@ def _trouble(event: Event) -> list[str]:
     match event:
         case RunFailed():
             return [f"a run of {counted(event.objects, 'object')} failed: {event.error}"]
-        case ExecutionFailed() | UpkeepFailed() | ReceiveFailed() | HeartbeatFailed():
+        case ExecutionFailed() | JobFailed() | ReceiveFailed() | HeartbeatFailed():
             return [f"{_doing(event)} failed and is tried again: {event.error}"]
         case FaultsRepeated():
             return [f"the machinery failed {event.count:,} times in a row; its work is tried again: {event.error}"]
         case ErrorHookFailed():
-            return [f"a failure could not be told ({event.hook}): {event.error}"]
+            return [f"a failure could not be reported ({event.hook}): {event.error}"]
         case _:
             return []
 
 
 def _doing(event: Event) -> str:
-    return (
-        "cleaning up the source"
-        if isinstance(event, UpkeepFailed) and event.handler == CLEANUP
-        else _DOING[type(event)]
-    )
+    return "cleaning up the source" if isinstance(event, JobFailed) and event.job == CLEANUP else _DOING[type(event)]
 
 
 def _cleaned(event: SourceCleaned) -> str:
@@ -217,12 +215,9 @@ def _failure(event: ObjectFailed) -> str:
 
 
 class _Bar:
-    """rich's progress bar on stderr."""
+    """The progress bar on stderr."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
         self._console = Console(stderr=True)
         self._progress = Progress(
             SpinnerColumn(),
@@ -240,7 +235,7 @@ class _Bar:
     def show(self, *, done: int, total: int, rows: int) -> None:
         self._progress.update(self._task, completed=done, total=total or None, rows=rows)
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
@@ -248,24 +243,26 @@ class _Bar:
 
 
 def losses(report: "IngestReport | RunReport", options: str) -> list[str]:
-    """What did not become rows, a line each."""
-    told: list[str] = []
+    """Return a line for each kind of input that did not become rows."""
+    remarks: list[str] = []
     if report.lines_quarantined:
         lines = counted(report.lines_quarantined, "bad line")
-        told.append(f"Quarantined: {lines}, in {report.quarantine_table}, with the reason.")
+        remarks.append(f"Quarantined: {lines}, in {report.quarantine_table}, with the reason.")
     if report.objects_dead:
         dead = counted(report.objects_dead, "object")
-        told.append(f"Dead: {dead}; `penstock objects list{options} --only dead` says why. {_again(report, options)}")
+        remarks.append(
+            f"Dead: {dead}; `penstock objects list{options} --only dead` says why. {_again(report, options)}"
+        )
     if report.objects_gone:
-        told.append(f"Gone: {counted(report.objects_gone, 'object')}, deleted before they were read.")
-    return told
+        remarks.append(f"Gone: {counted(report.objects_gone, 'object')}, deleted before they were read.")
+    return remarks
 
 
 def _again(report: "IngestReport | RunReport", options: str) -> str:
-    """What brings failed objects back. The letters of a queue that was named lie with that queue's broker."""
+    """Return how to bring failed objects back. With a named queue, the dead letters are at that queue's broker."""
     queue = getattr(report, "queue", None)
     if queue is not None:
         command = f"penstock dead replay --queue {shlex.quote(queue)}"
         return f"Once the cause is repaired, `{command}` sends its dead letters back."
-    told = advice(options, handler=getattr(report, "pipeline", None))
-    return f"{told} Then run the same command again."
+    hint = advice(options, handler=getattr(report, "pipeline", None))
+    return f"{hint} Then run the same command again."

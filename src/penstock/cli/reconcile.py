@@ -1,4 +1,4 @@
-"""`penstock reconcile`: find objects that are there and were never processed, and announce them anew."""
+"""`penstock reconcile`: find objects that were never processed and send their notifications again."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -7,19 +7,30 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.exits import CHECK_FOUND_PROBLEMS
+from penstock.app.brokers import check_queues
+from penstock.app.context import PipelineTools
+from penstock.app.kill import killing_probe
+from penstock.app.loading import load_app
+from penstock.app.naming import worker_id
+from penstock.app.queues import check_shared
+from penstock.app.reconcile import ReconcileReport, ReconcileRequest, needs_spark
+from penstock.app.reconcile import reconcile as run_reconcile
+from penstock.app.reconcile_target import ReconcileTarget, target_in, target_of_table
+from penstock.app.spark import app_spark
+from penstock.app.telemetry import Telemetry, is_logged, open_reports
+from penstock.cli.apps import AppArgument, AppOption, PipelineArgument, app_and_pipeline, app_if_any
+from penstock.cli.exits import CHECK_FOUND_PROBLEMS, stoppable, stopped_code
 from penstock.cli.options import duration
 from penstock.cli.output import Json, counted, moment, print_json, printable, talk
-from penstock.cli.progress import ProgressPace
+from penstock.cli.progress import ProgressPace, event_lines
 from penstock.cli.where import ScopeOptions, StateFolder
+from penstock.config import Settings, load_settings, with_flags
 from penstock.errors import UsageError
-from penstock.events import Event, ReconcileProgressed
+from penstock.events import Bus, Event, ReconcileProgressed
+from penstock.messaging.clock import SystemClock
+from penstock.pipeline.extra import require_spark
 
 if TYPE_CHECKING:
-    from penstock.app.reconcile import ReconcileReport, ReconcileRequest
-    from penstock.app.reconcile_target import ReconcileTarget
-    from penstock.app.telemetry import Telemetry
-    from penstock.config import Settings
     from penstock.worker.shutdown import StopSignal
 
     _Opened = tuple[ReconcileTarget, Settings, Telemetry]
@@ -28,61 +39,59 @@ PREFIXES_SHOWN = 5
 
 
 def reconcile(
-    app_name: Annotated[
-        str | None, typer.Argument(metavar="APP", help="module:attribute, as in shop:app.", show_default=False)
-    ] = None,
-    pipeline: Annotated[
-        str | None, typer.Argument(metavar="PIPELINE", help="The name it was declared with.", show_default=False)
-    ] = None,
+    app: AppArgument = None,
+    pipeline: PipelineArgument = None,
+    app_option: AppOption = None,
     table: Annotated[
-        str | None, typer.Option("--table", metavar="FOLDER", help="Instead of an app's: a table made by ingest.")
+        str | None, typer.Option("--table", metavar="FOLDER", help="A table made by ingest, instead of an app.")
     ] = None,
     source: Annotated[
-        str | None, typer.Option("--source", metavar="SOURCE", help="With --table: what it was ingested from.")
+        str | None, typer.Option("--source", metavar="SOURCE", help="With --table: the source it was ingested from.")
     ] = None,
     state: StateFolder = None,
     listing: Annotated[
-        bool, typer.Option("--listing", help="List the source, in parallel by ranges of keys; the default.")
+        bool, typer.Option("--listing", help="List the source, in parallel by key ranges; the default.")
     ] = False,
     inventory: Annotated[
         str | None,
         typer.Option(
             "--inventory",
             metavar="URI",
-            help="Read an S3 Inventory instead: its manifest.json, or the folder of its lists for the latest one.",
+            help="Read an S3 Inventory instead: a manifest.json, or the folder of its lists for the latest one.",
         ),
     ] = None,
     older_than: Annotated[
         str | None,
-        typer.Option("--older-than", metavar="TIME", help="Only objects that are older, as in 15m, the default."),
+        typer.Option("--older-than", metavar="TIME", help="Only objects older than this; default: 15m."),
     ] = None,
     all_versions: Annotated[
-        bool, typer.Option("--all-versions", help="Of a bucket that keeps versions: those that were overwritten, too.")
+        bool, typer.Option("--all-versions", help="With versioning: also overwritten versions.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", "--check", help="Send nothing; exit code 3 where something is missing.")
+        bool, typer.Option("--dry-run", "--check", help="Send nothing; exit code 3 if objects are missing.")
     ] = False,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Announce so many objects at most.")] = None,
-    rate: Annotated[float | None, typer.Option("--rate", min=0.1, help="Messages a second at most.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of objects to send.")] = None,
+    rate: Annotated[
+        float | None, typer.Option("--rate", min=0.1, help="Maximum number of messages per second.")
+    ] = None,
     master: Annotated[
-        str | None, typer.Option("--master", envvar="SPARK_MASTER", help="ScopeOptions Spark runs; default: local[*].")
+        str | None, typer.Option("--master", envvar="SPARK_MASTER", help="The Spark master; default: local[*].")
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Compare what is in the source of a pipeline or object handler with what its ledger knows, and announce what is
-    missing. Without Spark for an object handler, unless an inventory is read.
+    """Find objects that were never processed and send their notifications again.
 
-    It only sends messages, so it may be run at any time, beside workers too; with an empty ledger it is a backfill.
-    Exit code 0: nothing is missing, or all of it was announced. 3: something is missing or could not be looked at.
+    Compares the source of a pipeline or object handler with the ledger. Needs no Spark for an object handler, unless it
+    reads an inventory. It only sends messages, so it may run at any time, also beside workers; with an empty ledger it
+    is a backfill. Exit code 0: nothing is missing, or all of it was sent. 3: something is missing or could not be read.
     75 or 130: stopped.
     """
     if listing and inventory is not None:
         raise UsageError("Give --listing or --inventory, not both.")
+    app, pipeline = app_and_pipeline(app, pipeline)
+    app_name = app or app_option if table is not None else app_if_any(app, app_option)
     named = _named(app_name, pipeline, table, source, state=state, master=master)
-    from penstock.app.reconcile import ReconcileRequest
-    from penstock.cli.exits import stoppable, stopped_code
-
-    with stoppable() as stop, named as (target, settings, heard):
+    with stoppable() as stop, named as (target, settings, telemetry):
         request = ReconcileRequest(
             inventory=inventory,
             older_than_seconds=_seconds(older_than, settings),
@@ -91,7 +100,7 @@ def reconcile(
             limit=limit,
             rate=rate,
         )
-        report = _run(target, request, settings, stop, heard)
+        report = _run(target, request, settings, stop, telemetry)
     if json_:
         print_json(dataclasses.asdict(report))
     else:
@@ -102,40 +111,40 @@ def reconcile(
         raise typer.Exit(CHECK_FOUND_PROBLEMS)
 
 
-def print_reconcile_report(report: "ReconcileReport") -> None:
-    """The sentence, and what else a person should know, a line each."""
+def print_reconcile_report(report: ReconcileReport) -> None:
+    """Print the result, and a line for each remark."""
     print(printable(sentence(report)))
     for line in _remarks(report):
         print(printable(line))
 
 
-def sentence(report: "ReconcileReport") -> str:
-    """How the comparison ended."""
+def sentence(report: ReconcileReport) -> str:
+    """Return the result of the comparison in a sentence."""
     as_of = moment(report.as_of)
     listed = f"{counted(report.listed, 'object')} listed in {report.source}"
     if report.stopped:
-        return f"Stopped before all was looked at and sent; {counted(report.sent, 'message')} sent. Run it again."
+        return f"Stopped before everything was compared and sent; {counted(report.sent, 'message')} sent. Run it again."
     if not report.missing:
         return f"Nothing missing as of {as_of}: {listed}."
     where = ", ".join(f"{prefix.uri} ({prefix.missing:,})" for prefix in report.prefixes[:PREFIXES_SHOWN])
     more = ", and elsewhere" if _shown(report) < report.missing else ""
-    done = "announced none of them" if not report.sent else f"announced {report.sent:,} of them anew to {report.queue}"
+    done = "enqueued none of them" if not report.sent else f"enqueued {report.sent:,} of them in {report.queue}"
     return f"Missing as of {as_of}: {report.missing:,} of {listed}; {done}. They are in {where}{more}."
 
 
-def _shown(report: "ReconcileReport") -> int:
+def _shown(report: ReconcileReport) -> int:
     return sum(prefix.missing for prefix in report.prefixes[:PREFIXES_SHOWN])
 
 
-def _remarks(report: "ReconcileReport") -> Iterator[str]:
+def _remarks(report: ReconcileReport) -> Iterator[str]:
     if report.left_out:
         kinds = ", ".join(f"{number:,} {reason}" for reason, number in sorted(report.left_out.items()))
         yield f"Not counted as missing: {kinds}."
     if report.messages_waiting:
-        among = "; what they announce may be among these, which does no harm" if report.missing else ""
+        among = "; their objects may be among these, which does no harm" if report.missing else ""
         yield f"{counted(report.messages_waiting, 'message')} waited in {report.queue} before{among}."
     for problem in report.problems:
-        yield f"Could not be looked at: {problem}"
+        yield f"Could not be checked: {problem}"
 
 
 def _named(
@@ -147,7 +156,7 @@ def _named(
     state: str | None,
     master: str | None,
 ) -> "AbstractContextManager[_Opened]":
-    """What the command line names, to be opened. Raises `UsageError` where it is neither of the two."""
+    """Return a context that opens the app or the table of the command line. Raises `UsageError` if it names neither."""
     if table is not None:
         if app_name is not None or source is None:
             raise UsageError("A table made by ingest is named by --table FOLDER --source SOURCE, and an app is not.")
@@ -161,65 +170,42 @@ def _named(
 
 @contextmanager
 def _of_table(table: str, source: str, *, state: str | None, master: str | None) -> "Iterator[_Opened]":
-    from penstock.app.naming import worker_id
-    from penstock.app.reconcile_target import target_of_table
-    from penstock.app.telemetry import is_logged, open_reports
-    from penstock.config import load_settings
-
     scope = ScopeOptions(table=table, state=state).scope()
-    here = load_settings(spark_master=master).model_copy(update={"state": scope.settings.state})
-    heard = open_reports(here, worker=worker_id(), process="reconcile", tell=_Progress(silent=is_logged(here)))
-    with heard.told(), target_of_table(scope, source) as target:
-        yield target, here, heard
+    here = load_settings(spark_master=master).model_copy(update={"data_dir": scope.settings.data_dir})
+    telemetry = open_reports(here, worker=worker_id(), process="reconcile", emit=_Progress(silent=is_logged(here)))
+    with telemetry.running(), target_of_table(scope, source) as target:
+        yield target, here, telemetry
 
 
 @contextmanager
 def _of_app(app_name: str, pipeline: str, *, state: str | None, master: str | None) -> "Iterator[_Opened]":
-    from penstock.app.loading import load_app
-    from penstock.app.queues import check_shared
-    from penstock.app.reconcile_target import target_in
-    from penstock.app.telemetry import is_logged, open_reports
-    from penstock.config import with_flags
-
     app = load_app(app_name)
-    app.settings = with_flags(app.settings, spark_master=master, state=state)
-    heard = open_reports(
+    app.settings = with_flags(app.settings, spark_master=master, data_dir=state)
+    telemetry = open_reports(
         app.settings,
         worker=app.worker,
         process="reconcile",
         on_error=app.on_error,
-        tell=_Progress(silent=is_logged(app.settings)),
+        emit=_Progress(silent=is_logged(app.settings)),
     )
-    with heard.told(), app:
+    with telemetry.running(), app:
         check_shared(app.settings)
-        yield target_in(app, pipeline), app.settings, heard
+        yield target_in(app, pipeline), app.settings, telemetry
 
 
 def _run(
-    target: "ReconcileTarget",
-    request: "ReconcileRequest",
-    settings: "Settings",
+    target: ReconcileTarget,
+    request: ReconcileRequest,
+    settings: Settings,
     stop: "StopSignal",
-    heard: "Telemetry",
-) -> "ReconcileReport":
-    from penstock.app.backends import check_queues
-    from penstock.app.context import PipelineTools
-    from penstock.app.kill import killing_probe
-    from penstock.app.naming import worker_id
-    from penstock.app.reconcile import needs_spark
-    from penstock.app.reconcile import reconcile as run_reconcile
-    from penstock.events import Bus
-    from penstock.messaging.clock import SystemClock
-
-    clock, bus = SystemClock(), Bus(*heard.listeners_of(look=request.dry_run))
+    telemetry: Telemetry,
+) -> ReconcileReport:
+    clock, bus = SystemClock(), Bus(*telemetry.listeners_of(read_only=request.dry_run))
     if not request.dry_run:
         check_queues([target.queue], settings, clock=clock)
     tools = PipelineTools(stop=stop, clock=clock, bus=bus, probe=killing_probe(settings.kill_at))
     if not needs_spark(target, request):
         return run_reconcile(target, request, spark=None, tools=tools)
-    from penstock.app.spark import app_spark
-    from penstock.pipeline.extra import require_spark
-
     require_spark()
     own = app_spark(settings, worker=worker_id(), clock=clock, bus=bus, stop=stop)
     try:
@@ -228,28 +214,26 @@ def _run(
         own.close()
 
 
-def _seconds(given: str | None, settings: "Settings") -> float:
+def _seconds(given: str | None, settings: Settings) -> float:
     if given is None:
-        return settings.reconcile_older_than_seconds
+        return settings.objects_reconcile_older_than
     return duration("--older-than", given, zero=True)
 
 
 class _Progress:
-    """A line on stderr now and then."""
+    """The listener that prints progress lines on stderr."""
 
     def __init__(self, *, silent: bool) -> None:
-        """``silent``: the log goes to standard error instead."""
+        """``silent``: print nothing, because the log goes to standard error."""
         self._silent = silent
         self._pace = ProgressPace(at_once=True)
 
     def __call__(self, event: Event) -> None:
-        from penstock.cli.progress import told
-
         if self._silent:
             return
-        lines = told(event)
+        lines = event_lines(event)
         if isinstance(event, ReconcileProgressed) and self._pace.is_due():
             of_total = f" of {event.total:,}" if event.done < event.total else ""
-            lines = [f"{event.done:,}{of_total} {event.what}"]
+            lines = [f"{event.done:,}{of_total} {event.unit}"]
         for line in lines:
             talk(printable(line))

@@ -1,12 +1,13 @@
-"""`penstock repair`: bring a ledger that was rolled back up to its table."""
+"""`penstock admin repair`: update a ledger that was restored from a backup to match its table."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.apps import AppArgument, PipelineArgument
 from penstock.cli.options import grouped_options
-from penstock.cli.output import Json, Yes, confirmed, counted, declined, must_be_told, print_json, printable, talk
-from penstock.cli.tables import App, DryRun, Name, pipelines
+from penstock.cli.output import Json, Yes, confirmed, counted, declined, print_json, printable, require_terminal, talk
+from penstock.cli.tables import DryRun, pipelines
 from penstock.cli.where import ScopeOptions
 
 if TYPE_CHECKING:
@@ -18,45 +19,46 @@ SHOWN = 10  # addresses of objects that have to be announced again
 @grouped_options
 def repair(
     where: ScopeOptions,
-    app: App = None,
-    name: Name = None,
+    app: AppArgument = None,
+    name: PipelineArgument = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     adopt: Annotated[
-        bool, typer.Option("--adopt", help="Take over a table with which the ledger has nothing in common.")
+        bool, typer.Option("--adopt", help="Adopt a table that has nothing in common with the ledger.")
     ] = False,
     json_: Json = False,
 ) -> None:
-    """Bring a ledger that lost batches (restored from a backup, or by an asynchronous failover) up to its table.
+    """Update a ledger that was restored from a backup to match its table.
 
-    What the table shows is imported, and every open attempt is given up: workers that still run can commit nothing more
-    of what they began. Where ledger and table agree nothing is done."""
+    Also for a ledger that lost batches in a failover. It imports the batches that the table shows, and abandons every
+    open attempt: running workers cannot commit what they began before. If ledger and table agree, nothing changes.
+    """
     documents = []
     refused: str | None = None
     with pipelines(app=app, name=name, where=where) as found:
         for kept in found.values():
             repairer = kept.repairer(adopt=adopt)
             findings = repairer.find()
-            for line in told(findings):
+            for line in finding_lines(findings):
                 talk(printable(line))
             repaired = False
             if findings.repair is not None and not dry_run:
                 if not yes:
-                    must_be_told("repair")
+                    require_terminal("repair")
                     if not confirmed("Repair the ledger?"):
                         refused = kept.pipeline
                         break
                 repaired = repairer.apply(findings, kept.bus) is not None
-                talk(printable(f"{kept.pipeline}: repaired; workers, or penstock publish, go on from here."))
+                talk(printable(f"{kept.pipeline}: repaired; workers, or penstock admin publish, go on from here."))
             documents.append(document(findings, repaired=repaired))
-    if refused is not None:  # out here: an answer is no failure that anybody is told of
+    if refused is not None:  # outside the block: a refusal is no failure to report
         raise declined(f"changed for {printable(refused)}")
     if json_:
         print_json(documents)
 
 
-def told(findings: "RepairFindings") -> list[str]:
-    """What was found, for people."""
+def finding_lines(findings: "RepairFindings") -> list[str]:
+    """Return the findings as lines."""
     whose, repair = findings.pipeline, findings.repair
     if repair is None:
         return [f"{whose}: ledger and table agree (batch {findings.shown_at}); there is nothing to repair."]
@@ -85,16 +87,16 @@ def _warnings(findings: "RepairFindings") -> list[str]:
     if findings.unnamed:
         numbers = ", ".join(map(str, findings.unnamed))
         lines.append(
-            f"Nobody knows the objects of batch {numbers}: there is no record of them beside the table. Before they "
-            "are announced again, tell the ledger that they are done (docs/fix/repair.md), or their rows come twice."
+            f"The objects of batch {numbers} are unknown: no record of them lies beside the table. Before they are "
+            "enqueued again, mark them as processed (docs/fix/repair.md); otherwise their rows are added twice."
         )
     if findings.unshown_rows:
         numbers = ", ".join(map(str, findings.unshown_rows))
-        lines.append(f"Of batch {numbers} the table showed bad lines and no rows yet: its objects come again.")
+        lines.append(f"Batch {numbers} has bad lines in its table and no rows yet: its objects are processed again.")
     if not findings.log_is_whole:
         lines.append(
-            "The table's log was cleaned up: batches whose files were compacted before that cannot be named, and what "
-            "was committed and never shown cannot be told from them."
+            "The table's log was cleaned up: batches whose files were compacted before that cannot be named, nor "
+            "distinguished from batches that were committed and never published."
         )
     if findings.forgotten_objects:
         some = ", ".join(findings.forgotten_objects[:SHOWN])
@@ -107,7 +109,7 @@ def _warnings(findings: "RepairFindings") -> list[str]:
 
 
 def document(findings: "RepairFindings", *, repaired: bool) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the findings as a JSON document."""
     repair = findings.repair
     return {
         "pipeline": findings.pipeline,

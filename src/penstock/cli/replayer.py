@@ -1,4 +1,4 @@
-"""`penstock replayer`: bring dead letters back, and do nothing else."""
+"""`penstock admin replayer`: send the dead letters back that are due, and exit."""
 
 import dataclasses
 import os
@@ -7,87 +7,78 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.app.replayer import dlqs_to_serve, with_sample
+from penstock.app.running import WorkerRole
+from penstock.cli.apps import AppArgument, AppOption, required_app
 from penstock.cli.exits import TEMPORARY_FAILURE
 from penstock.cli.options import StopTimeout
 from penstock.cli.output import Json, print_json, print_table
+from penstock.cli.worker import run_here
+from penstock.dead_letters.sample import sample_settings
 from penstock.errors import UsageError
+from penstock.messaging.clock import SystemClock
+from penstock.operations.dead_letters.replay_once import NothingDue, ReplayCounter, ReplayCounts
 
 if TYPE_CHECKING:
     from penstock.app.app import App
-    from penstock.app.running import WorkerRole
-    from penstock.operations.dead_letters.replay_once import ReplayCounts, ReplayTally
 
 
 def replayer(
-    app_name: Annotated[str, typer.Argument(metavar="APP", help="module:attribute, as in shop:app.")],
+    app: AppArgument = None,
+    app_option: AppOption = None,
     queues: Annotated[
         str | None,
-        typer.Option(
-            "--queues", metavar="A,B", help="The queues whose dead letters come back; default: all with a handler."
-        ),
+        typer.Option("--queues", metavar="A,B", help="The queues to replay; default: all with a handler."),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Bring back what is due now, report, and exit.")] = False,
     stop_timeout: StopTimeout = None,
-    metrics: Annotated[
-        str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Answer here for metrics and health.")
-    ] = None,
     json_: Json = False,
 ) -> None:
-    """Send dead letters back to their queues, each after its wait, until SIGTERM or Ctrl-C; those that were replayed
-    often enough go to the second tier.
+    """Send the dead letters back that are due now, print a report, and exit.
 
-    A worker does the same beside its work with --replay. `penstock worker ps`, `drain` and `stop` know it as a worker.
-    Exit code 78: a setting or a queue does not fit. 75: with --once, and letters are left that could not be sent now.
+    Messages that were replayed too often go to the final DLQ. To replay all the time, run workers with --replay; a
+    process for this alone is `penstock worker APP --replay --jobs only`. Exit code 78: a setting or a queue is wrong.
+    75: some dead letters could not be sent.
     """
-    from penstock.cli.worker import run_here
-
-    if json_ and not once:
-        raise UsageError("--json is for the report of --once; without it there is none, and the log tells.")
     names = None if queues is None else _names(queues)
-    tally: list[ReplayTally] = []
+    tally: list[ReplayCounter] = []
 
-    def prepare(app: "App") -> "WorkerRole":
-        part, told = _part(app, names, once=once)
-        tally.append(told)
+    def prepare(app: "App") -> WorkerRole:
+        part, counter = _part(app, names)
+        tally.append(counter)
         return part
 
     run_here(
-        app_name,
-        {"stop_timeout_seconds": stop_timeout, "metrics_address": metrics},
+        required_app(app, app_option),
+        {"worker_stop_timeout": stop_timeout},
         process="replayer",
         prepare=prepare,
-        conclude=lambda: _report(tally[0].report(), json_=json_) if once else 0,
+        conclude=lambda: _report(tally[0].report(), json_=json_),
+        serves_metrics=False,
     )
 
 
-def _part(app: "App", queues: "list[str] | None", *, once: bool) -> "tuple[WorkerRole, ReplayTally]":
-    from penstock.app.replayer import tiers_to_serve, with_sample
-    from penstock.app.running import WorkerRole
-    from penstock.dead_letters.sample import sample_settings
-    from penstock.messaging.clock import SystemClock
-    from penstock.operations.dead_letters.replay_once import NothingDue, ReplayTally
-
+def _part(app: "App", queues: list[str] | None) -> tuple[WorkerRole, ReplayCounter]:
     sample = sample_settings(os.environ)
     app.settings = with_sample(app.settings, sample)
-    if queues is None and not app.settings.queues and sample.queue is not None:
+    if queues is None and not app.settings.worker_queues and sample.queue is not None:
         queues = [sample.queue]
-    tiers = tiers_to_serve(app, queues)
-    tally = ReplayTally()
-    until = NothingDue(app.broker, tiers, clock=SystemClock()) if once else None
-    return WorkerRole(tiers=tiers, until=until, listeners=(tally,) if once else ()), tally
+    tiers = dlqs_to_serve(app, queues)
+    tally = ReplayCounter()
+    until = NothingDue(app.broker, tiers, clock=SystemClock())
+    return WorkerRole(tiers=tiers, until=until, listeners=(tally,)), tally
 
 
-def _report(found: "Mapping[str, ReplayCounts]", *, json_: bool) -> int:
-    """Print it; answers the exit code."""
+def _report(found: Mapping[str, ReplayCounts], *, json_: bool) -> int:
+    """Print the counts; return the exit code."""
     if json_:
         print_json({queue: dataclasses.asdict(each) for queue, each in found.items()})
     else:
         print_table(
-            ("queue", "sent", "held", "set aside", "put back"),
-            [(queue, each.sent, each.held, each.set_aside, each.put_back) for queue, each in found.items()],
+            ("queue", "sent", "waiting", "set aside", "released"),
+            [(queue, each.sent, each.waiting, each.set_aside, each.released) for queue, each in found.items()],
             empty="No dead letter was due.",
         )
-    return TEMPORARY_FAILURE if any(each.put_back for each in found.values()) else 0
+    return TEMPORARY_FAILURE if any(each.released for each in found.values()) else 0
 
 
 def _names(text: str) -> list[str]:

@@ -1,14 +1,21 @@
-"""`penstock run`: one pipeline of an app, alone in this process."""
+"""`penstock run`: run one pipeline of an app in this process."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.app.loading import load_app
+from penstock.app.scope import ScopeRequest
+from penstock.app.telemetry import is_logged
+from penstock.cli.apps import AppArgument, AppOption, PipelineArgument, app_and_reader
+from penstock.cli.exits import leave_job, stoppable
 from penstock.cli.options import StopTimeout
 from penstock.cli.output import Json, counted, print_json, printable
 from penstock.cli.progress import IngestProgress, losses
+from penstock.config import with_flags
 from penstock.errors import UsageError
+from penstock.pipeline.extra import require_spark
 
 if TYPE_CHECKING:
     from penstock.app.app import App
@@ -17,50 +24,47 @@ if TYPE_CHECKING:
 
 
 def run(
-    app_name: Annotated[str, typer.Argument(metavar="APP", help="module:attribute, as in shop:app.")],
-    pipeline: Annotated[str, typer.Argument(metavar="PIPELINE", help="The name it was declared with.")],
+    app: AppArgument = None,
+    pipeline: PipelineArgument = None,
+    app_option: AppOption = None,
     available_now: Annotated[
-        bool, typer.Option("--available-now", help="Drain what is in its queue, print a report, and exit.")
+        bool, typer.Option("--available-now", help="Process what is in its queue, print a report, and exit.")
     ] = False,
     source: Annotated[
         str | None,
-        typer.Option("--source", metavar="DIR", help="Announce the files of this folder first, unless they are done."),
+        typer.Option("--source", metavar="DIR", help="First enqueue the unprocessed files of this folder."),
     ] = None,
     master: Annotated[
-        str | None, typer.Option("--master", envvar="SPARK_MASTER", help="Where Spark runs; default: local[*].")
+        str | None, typer.Option("--master", envvar="SPARK_MASTER", help="The Spark master; default: local[*].")
     ] = None,
     stop_timeout: StopTimeout = None,
     metrics: Annotated[
-        str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Answer here for metrics and health.")
+        str | None, typer.Option("--metrics-address", metavar="HOST:PORT", help="Serve metrics and health here.")
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Serve one pipeline of an app: until SIGTERM or Ctrl-C, or with --available-now until its queue is empty and all
-    is published.
+    """Run one pipeline of an app.
 
-    Exit code 3: some object died. With --available-now also 75 or 130: stopped before everything was done.
+    It runs until SIGTERM or Ctrl-C; with --available-now until the queue of the pipeline is empty and everything is
+    published. Exit code 3: an object failed for good. With --available-now also 75 or 130: stopped before everything
+    was done.
     """
-    from penstock.pipeline.extra import require_spark
-
     if available_now and metrics is not None:
-        raise UsageError("--metrics is for a run that stays up; one with --available-now ends before it is asked.")
-    require_spark()
-    from penstock.app.loading import load_app
-    from penstock.app.scope import ScopeRequest
-    from penstock.app.telemetry import is_logged
-    from penstock.cli.exits import leave_job, stoppable
-    from penstock.config import with_flags
-
-    options = ScopeRequest(app=app_name, pipeline=pipeline).options
-    with stoppable() as stop, IngestProgress(options=options) as progress:
-        app = load_app(app_name)
-        app.settings = with_flags(
-            app.settings, spark_master=master, stop_timeout_seconds=stop_timeout, metrics_address=metrics
+        raise UsageError(
+            "--metrics-address is for a run that stays up; one with --available-now ends before it is asked."
         )
-        if is_logged(app.settings):
+    require_spark()
+    app_name, name = app_and_reader(app, pipeline, app_option)
+    options = ScopeRequest(app=app_name, pipeline=name).options
+    with stoppable() as stop, IngestProgress(options=options) as progress:
+        loaded = load_app(app_name)
+        loaded.settings = with_flags(
+            loaded.settings, spark_master=master, worker_stop_timeout=stop_timeout, metrics_address=metrics
+        )
+        if is_logged(loaded.settings):
             progress.silence()
-        with app:
-            report = named(app, pipeline, app_name).run(
+        with loaded:
+            report = named(loaded, name, app_name).run(
                 available_now=available_now, source=source, stop=stop, listeners=(progress,)
             )
     if json_:
@@ -71,7 +75,7 @@ def run(
 
 
 def print_run_report(report: "RunReport", *, options: str = "") -> None:
-    """The end of a run for people. ``options`` lead the verbs of a hint to this pipeline."""
+    """Print the report of a run. ``options`` select this pipeline in the commands of hints."""
     objects, rows = counted(report.objects_processed, "object"), counted(report.rows_written, "row")
     batches = counted(report.batches, "batch", "batches")
     print(f"{printable(report.pipeline)}: {objects} processed, {rows} written in {batches}, {report.seconds:.1f} s.")
@@ -91,11 +95,11 @@ def _remarks(report: "RunReport", options: str) -> list[str]:
         remarks.append(f"Superseded: {counted(report.objects_superseded, 'object')}, changed before they were read.")
     if report.messages_left:
         remarks.append(f"Left in the queue: {counted(report.messages_left, 'message')}.")
-    return remarks + [f"Could not be looked at: {problem}" for problem in report.problems]
+    return remarks + [f"Could not be checked: {problem}" for problem in report.problems]
 
 
 def named(app: "App", name: str, app_name: str) -> "Pipeline":
-    """The pipeline of that name. Raises `UsageError` where the app has none such."""
+    """Return the pipeline of that name. Raises `UsageError` if the app has none."""
     for pipeline in app.pipelines:
         if pipeline.name == name:
             return pipeline

@@ -1,39 +1,112 @@
-"""`penstock send`: put messages into a queue, a line each.
+"""`penstock send`: send messages to a queue, one per line.
 
-Lines of a file or a pipe, in chunks, each with its number.
-
-What `penstock send` knows of its sending, and how it says what it cannot know.
+Lines come from a file or a pipe, in chunks, with their numbers. A tally records what was sent for sure, and what may
+have been sent because the broker did not answer.
 """
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from penstock.app.app import App
+from penstock.app.loading import load_app
+from penstock.app.queues import check_shared
+from penstock.cli.apps import configured_app
 from penstock.cli.exits import INTERRUPTED
 from penstock.cli.options import duration
 from penstock.cli.output import Json, counted, print_json, printable, talk
 from penstock.cli.progress import ProgressPace
 from penstock.errors import InvalidMessage, PenstockError, UnknownOutcome, UsageError
+from penstock.messaging import schema
+from penstock.messaging.broker import is_fifo
 
 if TYPE_CHECKING:
-    from penstock.app.app import App
     from penstock.messaging.message import Outgoing
 
 
 READ_BYTES = 1024 * 1024
-LINE_BYTES_MAX = 16 * 1024 * 1024  # far beyond what any queue takes
+LINE_BYTES_MAX = 16 * 1024 * 1024  # far more than any queue accepts
 CHUNK_MAX = 1_000
 
-Line = tuple[int, bytes]  # its number, from 1, and what it holds
+Line = tuple[int, bytes]  # its number, from 1, and its content
+
+
+def send(
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="The name of the queue.")],
+    file: Annotated[
+        str | None,
+        typer.Option("--file", metavar="FILE", help="Read lines from this file; default and -: standard input."),
+    ] = None,
+    body: Annotated[str | None, typer.Option("--body", metavar="JSON", help="One message, instead of lines.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Lines are arbitrary text; default: JSON.")] = False,
+    group: Annotated[
+        str | None, typer.Option("--group", metavar="GROUP", help="The group (tenant) of the messages.")
+    ] = None,
+    delay: Annotated[
+        str | None, typer.Option("--delay", metavar="TIME", help="Deliver no earlier than after this time, such as 2m.")
+    ] = None,
+    deduplication_id: Annotated[
+        str | None,
+        typer.Option("--deduplication-id", metavar="ID", help="Drop a second message with this id; for one message."),
+    ] = None,
+    app: Annotated[
+        str | None,
+        typer.Option(
+            "--app",
+            metavar="APP",
+            help="module:attribute; bodies must fit the model of the queue in this app.",
+        ),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Send messages to a queue.
+
+    A message is one line of JSON, from standard input or a file. Lines are sent in chunks, each only if all its lines
+    are valid; blank lines are skipped. Messages that were sent before an invalid line stay sent, and an error reports
+    how many were. If the broker does not answer, it also reports how many may have been sent.
+    """
+    if body is not None and file is not None:
+        raise UsageError("Give --body or --file, not both.")
+    for option, given in (("--group", group), ("--deduplication-id", deduplication_id)):
+        if given == "":
+            raise UsageError(f"{option} is empty: name one, or leave the option out.")
+    delay_seconds = 0.0 if delay is None else duration("--delay", delay, zero=True)
+    one = deduplication_id is not None
+    typed = body is None and file in (None, STDIN) and sys.stdin.isatty()
+    with _sender(app, queue) as sender, _progress(_size(file) if body is None else None, bar=not typed) as on_sent:
+        deduplicated = one and _drops_duplicates(sender, queue)
+        counts = SendCounts(deduplicated=deduplicated)
+        maker = _MessageBuilder(
+            sender, queue, raw=raw, group=group, delay_seconds=delay_seconds, deduplication_id=deduplication_id
+        )
+        chunks = iter([[(1, body.encode())]]) if body is not None else _chunks_of(file)
+        try:
+            _send_all(maker, only_one(chunks) if one else chunks, on_sent, counts)
+        except PenstockError:
+            if json_:
+                print_json(counts.document(queue))
+            raise
+    if not counts.count:
+        talk("There was nothing to send: the input is empty.")
+    if one and not deduplicated:
+        talk(printable(f"{queue} takes no notice of deduplication ids: on SQS only FIFO queues do."))
+    if json_:
+        print_json(counts.document(queue))
+    elif counts.count:
+        unless = ", unless one of this deduplication id was sent within five minutes" if deduplicated else ""
+        print(printable(f"{counted(counts.count, 'message')} sent to {queue}{unless}."))
 
 
 def chunks_of(stream: BinaryIO) -> Iterator[Sequence[Line]]:
-    """The lines that are not blank, as they come: what a slow pipe has brought is not kept waiting for more."""
+    """Yield chunks of the lines that are not blank, as they arrive: a slow pipe delays no line."""
     number = 0
     rest = b""
     while True:
@@ -52,7 +125,7 @@ def chunks_of(stream: BinaryIO) -> Iterator[Sequence[Line]]:
 
 
 def only_one(chunks: Iterator[Sequence[Line]]) -> Iterator[Sequence[Line]]:
-    """The one line there is, read to the end before it is sent."""
+    """Yield the single line, after the input has ended. Raises `UsageError` for a second one."""
     lines: list[Line] = []
     for chunk in chunks:
         lines += chunk
@@ -66,26 +139,26 @@ IDS_SHOWN_MAX = 1_000
 
 
 @dataclass(slots=True, kw_only=True)
-class SendTally:
-    """What is known of the sending so far."""
+class SendCounts:
+    """Counts of messages that were sent, and that may have been sent."""
 
     deduplicated: bool
-    ids: list[str] = field(default_factory=list)  # the first ones
-    count: int = 0  # sent for sure
-    unknown: int = 0  # given to the broker, which has not answered
+    ids: list[str] = field(default_factory=list)  # of the first messages
+    count: int = 0  # certainly sent
+    unknown: int = 0  # passed to the broker, which has not answered
 
     def answered(self, ids: Sequence[str]) -> None:
-        """The broker took them."""
+        """Count messages that the broker accepted."""
         self.count, self.unknown = self.count + len(ids), 0
         self.ids += ids[: IDS_SHOWN_MAX - len(self.ids)]
 
     def document(self, queue: str) -> dict[str, Any]:
-        """For --json, however the sending ended."""
+        """Return the document for --json, whether the command succeeded or failed."""
         return {"queue": queue, "sent": self.count, "unknown": self.unknown, "message_ids": self.ids}
 
     @property
     def interrupted(self) -> str:
-        """How it stands after Ctrl-C."""
+        """The state after Ctrl-C, as a text."""
         parts = [f"{counted(self.count, 'message')} sent"] if self.count else []
         if self.unknown:
             perhaps = f"perhaps the next {self.unknown:,}"
@@ -94,109 +167,46 @@ class SendTally:
 
     @property
     def failed(self) -> str:
-        """How it stands after an error, and whether it is safe to send again."""
-        sure = f"{counted(self.count, 'message')} sent" if self.count else ""
+        """The state after an error, as a text, and whether it is safe to send again."""
+        sent = f"{counted(self.count, 'message')} sent" if self.count else ""
         if not self.unknown:
-            return f"{sure}, the rest was not." if sure else "Nothing was sent."
+            return f"{sent}, the rest was not." if sent else "Nothing was sent."
         one = self.unknown == 1
         which = "the next message was" if one else f"the next {self.unknown:,} messages were"
-        doubt = f"nobody knows whether {which} sent, and the rest was not."
+        unconfirmed = f"it is unknown whether {which} sent, and the rest was not."
         again = "it" if one else "them"
         safe = (
             "Within five minutes it is safe to send it again: its deduplication id drops a second one."
             if self.deduplicated
             else f"Sending {again} again may send {again} twice; with a deduplication id that would be safe."
         )
-        return f"{sure}; {doubt} {safe}" if sure else f"Nothing is sent for sure: {doubt} {safe}"
+        return f"{sent}; {unconfirmed} {safe}" if sent else f"Nothing was confirmed: {unconfirmed} {safe}"
 
 
 STDIN = "-"
 
-Sent = Callable[[int, int], None]  # told of messages and bytes
+Sent = Callable[[int, int], None]  # messages, bytes
 
 
-def send(
-    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")],
-    file: Annotated[
-        str | None,
-        typer.Option("--file", metavar="FILE", help="Read the lines from here; default, and -: standard input."),
-    ] = None,
-    body: Annotated[str | None, typer.Option("--body", metavar="JSON", help="One message, given here.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Lines are text of any kind; default: JSON.")] = False,
-    group: Annotated[
-        str | None, typer.Option("--group", metavar="GROUP", help="The tenant that the messages belong to.")
-    ] = None,
-    delay: Annotated[
-        str | None, typer.Option("--delay", metavar="TIME", help="Invisible for so long: seconds, or such as 2m.")
-    ] = None,
-    deduplication_id: Annotated[
-        str | None,
-        typer.Option(
-            "--deduplication-id", metavar="ID", help="A second message of this id is dropped; for one message."
-        ),
-    ] = None,
-    app: Annotated[
-        str | None, typer.Option("--app", metavar="APP", help="module:attribute; bodies have to fit its queue's model.")
-    ] = None,
-    json_: Json = False,
-) -> None:
-    """Send messages: a JSON value a line, from standard input or a file.
-
-    Lines are sent in chunks, and a chunk only when all its lines are in order; blank lines are left out. What was sent
-    before a bad line stays sent, and how much that was is said; so is of how many nobody knows, where the broker did
-    not answer.
+def _drops_duplicates(sender: App, queue: str) -> bool:
+    """Return True if the queue honours deduplication ids. On SQS only FIFO queues do, and the name shows which those
+    are.
     """
-    if body is not None and file is not None:
-        raise UsageError("Give --body or --file, not both.")
-    for option, given in (("--group", group), ("--deduplication-id", deduplication_id)):
-        if given == "":
-            raise UsageError(f"{option} is empty: name one, or leave the option out.")
-    delay_seconds = 0.0 if delay is None else duration("--delay", delay, zero=True)
-    one = deduplication_id is not None
-    typed = body is None and file in (None, STDIN) and sys.stdin.isatty()
-    with _sender(app, queue) as sender, _progress(_size(file) if body is None else None, bar=not typed) as told:
-        deduplicated = one and _drops_duplicates(sender, queue)
-        tally = SendTally(deduplicated=deduplicated)
-        maker = _Maker(
-            sender, queue, raw=raw, group=group, delay_seconds=delay_seconds, deduplication_id=deduplication_id
-        )
-        chunks = iter([[(1, body.encode())]]) if body is not None else _chunks_of(file)
-        try:
-            _send_all(maker, only_one(chunks) if one else chunks, told, tally)
-        except PenstockError:
-            if json_:
-                print_json(tally.document(queue))
-            raise
-    if not tally.count:
-        talk("There was nothing to send: the input is empty.")
-    if one and not deduplicated:
-        talk(printable(f"{queue} takes no notice of deduplication ids: on SQS only FIFO queues do."))
-    if json_:
-        print_json(tally.document(queue))
-    elif tally.count:
-        unless = ", unless one of this deduplication id was sent within five minutes" if deduplicated else ""
-        print(printable(f"{counted(tally.count, 'message')} sent to {queue}{unless}."))
-
-
-def _drops_duplicates(sender: "App", queue: str) -> bool:
-    """On SQS it is the kind of queue that decides, which its name tells."""
-    from penstock.messaging.broker import is_fifo
-
     return sender.broker.capabilities.deduplicates or is_fifo(queue)
 
 
 class _Interrupted(PenstockError):
-    """Ctrl-C: sending again from the start would send what was sent twice."""
+    """Ctrl-C. Starting again would send the messages twice that were sent already."""
 
     exit_code = INTERRUPTED
 
 
-class _Maker:
-    """From lines to messages, and on to the broker."""
+class _MessageBuilder:
+    """Builds messages from lines, and sends them."""
 
     def __init__(
         self,
-        app: "App",
+        app: App,
         queue: str,
         *,
         raw: bool,
@@ -219,7 +229,7 @@ class _Maker:
             )
 
     def messages(self, lines: Sequence[Line]) -> "list[Outgoing]":
-        """All of them, or `UsageError` for the first that is none."""
+        """Return the messages of all lines. Raises `UsageError` for the first invalid one."""
         return [self._message(number, line) for number, line in lines]
 
     def send(self, messages: "Sequence[Outgoing]") -> Sequence[str]:
@@ -230,7 +240,7 @@ class _Maker:
             value = None if self._raw else _json(line)
             outgoing = self._app.outgoing(
                 self._queue,
-                value if self._typed else line,  # what is in order goes as it was written
+                value if self._typed else line,  # a valid line is sent as it is
                 group=self._group,
                 delay=self._delay_seconds,
                 deduplication_id=self._deduplication_id,
@@ -243,48 +253,79 @@ class _Maker:
 
 
 def _json(line: bytes) -> object:
-    from penstock.messaging import schema
-
     try:
         return schema.load(schema.decode(line))
     except InvalidMessage as error:
         raise UsageError(f"{error}; text that need not be JSON is sent with --raw.") from error
 
 
-def _send_all(maker: _Maker, chunks: Iterator[Sequence[Line]], told: Sent, tally: SendTally) -> None:
-    """Send chunk by chunk, and keep the tally."""
+def _send_all(maker: _MessageBuilder, chunks: Iterator[Sequence[Line]], on_sent: Sent, counts: SendCounts) -> None:
+    """Send chunk by chunk, and count."""
     try:
         for lines in chunks:
             messages = maker.messages(lines)
-            tally.unknown = len(messages)
+            counts.unknown = len(messages)
             sent = maker.send(messages)
-            tally.answered(sent)
-            told(len(sent), sum(len(line) + 1 for _, line in lines))
+            counts.answered(sent)
+            on_sent(len(sent), sum(len(line) + 1 for _, line in lines))
     except KeyboardInterrupt:
-        raise _Interrupted(f"interrupted; {tally.interrupted}.") from None
+        raise _Interrupted(f"interrupted; {counts.interrupted}.") from None
     except PenstockError as error:
         if not isinstance(error, UnknownOutcome):
-            tally.unknown = 0
-        talk(tally.failed)
+            counts.unknown = 0
+        talk(counts.failed)
         raise
 
 
 @contextmanager
-def _sender(app_name: str | None, queue: str) -> "Iterator[App]":
-    from penstock.app.app import App
-    from penstock.app.loading import load_app
-    from penstock.app.queues import check_shared
+def _sender(app_name: str | None, queue: str) -> Iterator[App]:
+    """Open the app that sends: the named one, else the configured one, else one of the settings alone.
 
-    app = App.from_config() if app_name is None else load_app(app_name)
-    known = [service.queue_name for service in app.services]
-    if app_name is not None and queue not in known:
+    Raises `UsageError` if the named app cannot be loaded or does not serve the queue.
+    """
+    known = load_app(app_name) if app_name is not None else _configured()
+    app = App.from_config() if known is None else known
+    served = [service.queue_name for service in app.services]
+    if app_name is not None and queue not in served:
         raise UsageError(
             f"{app_name} has nothing for the queue {queue}, so bodies cannot be checked; its queues: "
-            f"{', '.join(known) or 'none'}. Leave out --app to send them as they are."
+            f"{', '.join(served) or 'none'}. Leave out --app to send them as they are."
         )
     check_shared(app.settings)
     with app:
+        if queue not in served:
+            _warn_if_new(app, queue, served=None if known is None else served)
         yield app
+
+
+def _configured() -> App | None:
+    """Return the configured app, None if there is none or it cannot be loaded: sending needs no app.
+
+    Raises `ConfigurationError` for invalid settings.
+    """
+    name = configured_app()
+    if name is None:
+        return None
+    try:
+        return load_app(name)
+    except UsageError as error:
+        talk(printable(f"Warning: the app {name} cannot be loaded, so bodies are not checked. {error}"))
+        return None
+
+
+def _warn_if_new(app: App, queue: str, *, served: Sequence[str] | None) -> None:
+    """Warn of a queue that sending creates. ``served`` None: no app is known, and only a likely typo is reported."""
+    if not app.broker.capabilities.creates_queues:
+        return
+    existing = app.broker.queue_names()
+    if queue in existing:
+        return
+    close = get_close_matches(queue, sorted({*existing, *(served or ())}), n=1)
+    if served is None and not close:
+        return
+    unserved = "" if served is None else ", and the app serves no queue of that name"
+    meant = f" Did you mean {close[0]}?" if close else ""
+    talk(printable(f"Warning: the queue {queue} is new{unserved}.{meant}"))
 
 
 def _chunks_of(file: str | None) -> Iterator[Sequence[Line]]:
@@ -310,29 +351,26 @@ def _size(file: str | None) -> int | None:
 
 @contextmanager
 def _progress(bytes_total: int | None, *, bar: bool) -> Iterator[Sent]:
-    """A bar on a terminal, unless somebody types there; else a line now and then."""
+    """Show progress: a bar on a terminal unless lines are typed there, else a line at intervals."""
     if not (bar and sys.stderr.isatty()):
         yield _SendProgress()
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
     columns = (TextColumn("{task.fields[sent]:,} sent"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("send", total=bytes_total, sent=0)
         sent = 0
 
-        def told(messages: int, size_bytes: int) -> None:
+        def on_sent(messages: int, size_bytes: int) -> None:
             nonlocal sent
             sent += messages
-            with suppress(OSError):  # the terminal has gone
+            with suppress(OSError):  # the terminal is gone
                 progress.update(task, advance=size_bytes, sent=sent)
 
-        yield told
+        yield on_sent
 
 
 class _SendProgress:
-    """How many were sent, said every few seconds."""
+    """Print the count so far every few seconds."""
 
     def __init__(self) -> None:
         self._sent = 0

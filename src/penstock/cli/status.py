@@ -1,11 +1,12 @@
-"""`penstock status`: one screen that says whether anything is late, lost, dead or unconsumed."""
+"""`penstock status`: report whether anything needs attention, on one screen."""
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.app.registry import SERVING
+from penstock.app.scope import Scope
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS
 from penstock.cli.options import grouped_options
 from penstock.cli.output import (
@@ -18,96 +19,66 @@ from penstock.cli.output import (
     printable,
 )
 from penstock.cli.queues import age_of
+from penstock.cli.status_documents import document_of, document_of_all
 from penstock.cli.where import ScopeOptions
+from penstock.errors import UsageError
 from penstock.ledger.records import ObjectState
+from penstock.operations.status.status import read_status
 
 if TYPE_CHECKING:
     from penstock.app.queues import QueueStatus
-    from penstock.app.scope import Scope
-    from penstock.operations.status.standing import PipelineStatus, Status
+    from penstock.operations.status.model import PipelineStatus, Status
 
 
 @grouped_options
 def status(
     where: ScopeOptions,
-    check: Annotated[bool, typer.Option("--check", help="Exit code 3 where something needs a person.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit code 3 if anything needs a person.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Live view: refresh until q or Ctrl-C.")] = False,
+    every: Annotated[
+        str | None,
+        typer.Option("--every", metavar="DURATION", help="With --watch: poll at this interval; default 2s, SQS 15s."),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="With --watch: print one sample, and exit.")] = False,
     json_: Json = False,
 ) -> None:
-    """Is anything late, lost, dead or unconsumed? The first line says so."""
-    from penstock.operations.status.status import standing
+    """Report problems with queues, workers and pipelines.
 
+    The first line names what is missing, has no consumer, failed or lags, if anything. With --watch the view has
+    a row per queue with ages, depths and rates, and a row per pipeline. If the output is not a terminal, each sample
+    is a block of lines; with --json a line of JSON.
+    """
+    if check and watch:
+        raise UsageError("Give --check or --watch, not both.")
+    if not watch and (every is not None or once):
+        raise UsageError("--every and --once are for --watch; add it, or leave them out.")
     scopes = where.scopes()
-    found = [standing(scope) for scope in scopes]
+    if watch:
+        from penstock.cli.status_watch import watch as show_live  # loads rich
+
+        show_live(scopes, every=every, once=once, json_=json_)
+        return
+    found = [read_status(scope) for scope in scopes]
     if json_:
-        print_json(document_of(found[0]) if len(found) == 1 else _document_of_all(scopes, found))
+        print_json(document_of(found[0]) if len(found) == 1 else document_of_all(scopes, found))
     elif len(found) == 1:
         _print(found[0], scopes[0])
     else:
-        verdicts = (f"{scope.title}: {one.verdict}" for scope, one in zip(scopes, found, strict=True))
-        print(printable("; ".join(verdicts)))
+        summaries = (f"{scope.title}: {one.summary}" for scope, one in zip(scopes, found, strict=True))
+        print(printable("; ".join(summaries)))
         for scope, one in zip(scopes, found, strict=True):
             print(f"\n{printable(scope.title)}:")
             _print(one, scope)
-    if check and any(one.findings for one in found):
+    if check and any(one.problems for one in found):
         raise typer.Exit(CHECK_FOUND_PROBLEMS)
 
 
-def _print(found: "Status", scope: "Scope") -> None:
-    print(printable(found.verdict))
+def _print(found: "Status", scope: Scope) -> None:
+    print(printable(found.summary))
     print_fields(_of_app(found, ledger=scope.name) if found.table is None else _of_table(found))
     for one in found.pipelines:
         if one.objects.get(ObjectState.DEAD, 0) > one.objects_replaced:
             print(printable(f"-> {advice_in(scope, pipeline=one.pipeline)}"))
-
-
-def _document_of_all(scopes: "Sequence[Scope]", found: "Sequence[Status]") -> dict[str, Any]:
-    """What concerns a person of all of them, and each under ``scopes``."""
-    documents = [{"scope": scope.title, **document_of(one)} for scope, one in zip(scopes, found, strict=True)]
-    together = ("words", "troubles", "warnings", "notes")
-    return {
-        "verdict": "; ".join(f"{document['scope']}: {document['verdict']}" for document in documents),
-        **{name: list(dict.fromkeys(text for one in documents for text in one[name])) for name in together},
-        "scopes": documents,
-    }
-
-
-def document_of(found: "Status") -> dict[str, Any]:
-    """All of it as JSON."""
-    return {
-        "verdict": found.verdict,
-        "words": list(found.words),
-        "troubles": list(found.troubles),
-        "warnings": list(found.warnings),
-        "notes": list(found.notes),
-        "table": found.table,
-        "table_version": found.table_version,
-        "objects": objects_by_state(found.objects),
-        "objects_replaced": found.objects_replaced,
-        "batches_committed": found.batches_committed,
-        "batches_unpublished": found.batches_unpublished,
-        "messages": {
-            "visible": found.messages_visible,
-            "in_flight": found.messages_in_flight,
-            "delayed": found.messages_delayed,
-            "oldest_visible_age_seconds": found.oldest_visible_message_age_seconds,
-        },
-        "objects_missing": found.objects_missing,
-        "objects_overdue": found.objects_overdue,
-        "dead_letters": found.dead_letters,
-        "dead_letters_replaced": found.dead_letters_replaced,
-        "dead_letters_set_aside": found.dead_letters_set_aside,
-        "dead_letters_replayed": found.dead_letters_replayed,
-        "late": [dataclasses.asdict(one) for one in found.late],
-        "workers": list(found.workers),
-        "workers_elsewhere": found.workers_elsewhere,
-        "pipelines": [dataclasses.asdict(one) | {"objects": objects_by_state(one.objects)} for one in found.pipelines],
-        "queues": [dataclasses.asdict(one) for one in found.queues],
-    }
-
-
-def objects_by_state(counts: Mapping[ObjectState, int]) -> dict[str, int]:
-    """Every state has its number."""
-    return {state.value: counts.get(state, 0) for state in ObjectState}
 
 
 def _of_table(found: "Status") -> Mapping[str, object]:
@@ -122,7 +93,7 @@ def _of_table(found: "Status") -> Mapping[str, object]:
             delayed=found.messages_delayed,
             oldest_seconds=found.oldest_visible_message_age_seconds,
         ),
-        "dead letters": _letters(found),
+        "dead letters": _dead_letters(found),
         "workers": _workers(found),
     }
 
@@ -132,7 +103,7 @@ def _of_app(found: "Status", *, ledger: str) -> Mapping[str, object]:
         "ledger": ledger,
         **{f"pipeline {one.pipeline}": _pipeline(one) for one in found.pipelines},
         **{f"queue {one.queue}": _queue(one) for one in found.queues},
-        "dead letters": _letters(found),
+        "dead letters": _dead_letters(found),
         "workers": _workers(found),
     }
 
@@ -147,11 +118,11 @@ def _pipeline(one: "PipelineStatus") -> str:
 
 
 def _reconciled(one: "PipelineStatus") -> str:
-    """What the latest reconcile came to; empty where there was none."""
+    """Return the result of the latest reconcile; empty if there was none."""
     last = one.reconciled
     if last is None:
         return ""
-    missing = f"{last.missing:,} missing, {last.sent:,} announced anew" if last.missing else "nothing missing"
+    missing = f"{last.missing:,} missing, {last.sent:,} enqueued again" if last.missing else "nothing missing"
     return f"{missing} as of {moment(last.as_of)}"
 
 
@@ -162,18 +133,16 @@ def _queue(one: "QueueStatus") -> str:
         delayed=one.delayed,
         oldest_seconds=one.oldest_visible_message_age_seconds,
     )
-    letters = f"; {counted(one.dead_letters, 'dead letter')}" if one.dead_letters else ""
+    dead_letters = f"; {counted(one.dead_letters, 'dead letter')}" if one.dead_letters else ""
     paused = "; paused" if one.paused else "; paused by its breaker" if one.breaker is not None else ""
     unserved = "" if one.unserved is None else f"; not served: {one.unserved}"
-    return f"{messages}{letters}{paused}{unserved}"
+    return f"{messages}{dead_letters}{paused}{unserved}"
 
 
 def _workers(found: "Status") -> str:
-    from penstock.app.registry import SERVING
-
     states = {record.worker: record.state for record in found.records if record.state != SERVING}
-    told = [f"{worker} ({states[worker]})" if worker in states else worker for worker in found.workers]
-    return ", ".join(told) or ("none on this host" if found.workers_elsewhere else "none running")
+    shown = [f"{worker} ({states[worker]})" if worker in states else worker for worker in found.workers]
+    return ", ".join(shown) or ("none on this host" if found.workers_elsewhere else "none running")
 
 
 def _version(version: int | None) -> str:
@@ -189,14 +158,14 @@ def _objects(counts: Mapping[ObjectState, int], replaced: int) -> str:
 
 def _batches(committed: int, unpublished: int | None) -> str:
     if unpublished is None:
-        return f"{committed:,} committed; whether they are published can be told with --app"
+        return f"{committed:,} committed; --app shows whether they are published"
     return f"{committed:,} committed, {unpublished:,} not yet published"
 
 
-def _letters(found: "Status") -> str:
+def _dead_letters(found: "Status") -> str:
     replaced = found.dead_letters_replaced
     aside = found.dead_letters_set_aside
-    notes = [f"{aside:,} of them set aside for people"] if aside else []
+    notes = [f"{aside:,} of them in final DLQs"] if aside else []
     notes += [f"{replaced:,} of them for objects replaced since"] if replaced else []
     waiting = found.dead_letters_replayed
     notes += [f"{waiting:,} of them wait for their replay"] if waiting else []

@@ -1,4 +1,4 @@
-"""The standard streams, made safe to use whatever the caller did to them: closed, full, or of an odd encoding."""
+"""Standard streams that work whatever the caller did to them: closed, full, or with an unusual encoding."""
 
 import os
 import sys
@@ -7,10 +7,10 @@ from io import TextIOWrapper
 
 
 def prepare_streams() -> None:
-    """Give the process three standard streams that can say any text.
+    """Give the process three standard streams that accept any text.
 
-    A closed descriptor is opened on the null device: else the first database opened would get its number, and what a
-    child process prints would land in it. What a stream's encoding lacks is written as an escape.
+    A closed descriptor is opened on the null device: otherwise the first database file would get its number, and the
+    output of a child process would be written into it. Characters that the encoding lacks are escaped.
     """
     for descriptor in (0, 1, 2):
         _open_if_closed(descriptor)
@@ -24,7 +24,9 @@ def prepare_streams() -> None:
 
 
 def deliver() -> OSError | None:
-    """Write out what is still buffered; answers why it could not be, and then sees to it that nobody tries again."""
+    """Flush the streams. Return the error if that fails, and discard the rest, so that the interpreter does not try
+    again.
+    """
     failure: OSError | None = None
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -39,7 +41,7 @@ def _open_if_closed(descriptor: int) -> None:
     try:
         os.fstat(descriptor)
     except OSError:
-        os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+        os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
         os.set_inheritable(descriptor, True)
 
 

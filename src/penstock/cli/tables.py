@@ -1,11 +1,4 @@
-"""What the verbs of upkeep have in common: which pipelines they mean, and the log that hears of what they do.
-
-`penstock publish`: make committed batches visible.
-
-`penstock gc`: delete the files of abandoned attempts.
-
-`penstock compact`: merge small files of a table.
-"""
+"""`penstock admin publish`, `gc` and `compact`: maintenance of tables."""
 
 import dataclasses
 import sys
@@ -15,58 +8,59 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.app.naming import worker_id
+from penstock.app.telemetry import open_log, open_reports
+from penstock.cli.apps import AppArgument, PipelineArgument
 from penstock.cli.options import grouped_options
 from penstock.cli.output import Json, counted, print_json, printable, talk
 from penstock.cli.where import ScopeOptions
+from penstock.config import load_settings
 from penstock.errors import UsageError
+from penstock.events import Bus, ignore
+from penstock.handlers.durations import bytes_of
+from penstock.operations.inspection import view
+from penstock.pipeline.extra import require_spark
 
 if TYPE_CHECKING:
     from penstock.operations.tables.upkeep import MaintainedPipeline
     from penstock.pipeline.maintenance.compact import CompactionResult
 
 
-App = Annotated[
-    str | None, typer.Argument(metavar="[APP]", help="module:attribute, as in shop:app; the same as --app.")
-]
-Name = Annotated[str | None, typer.Argument(metavar="[PIPELINE]", help="The same as --pipeline; default: all.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, change nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Report what would be done, change nothing.")]
 
 
 @contextmanager
 def pipelines(
     *, app: str | None, name: str | None, where: ScopeOptions
 ) -> Iterator[Mapping[str, "MaintainedPipeline"]]:
-    """The pipelines that a command line means. Their log goes to stderr, as a worker's does."""
-    from penstock.pipeline.extra import require_spark
-
-    scope = where.led_by(app, name).scope()
-    require_spark()
-    from penstock.app.naming import worker_id
-    from penstock.app.telemetry import open_log, open_reports
-    from penstock.config import load_settings
-    from penstock.events import Bus
+    """Open the pipelines that a command line selects. Their log goes to stderr, as a worker's does."""
+    scope = where.with_names(app, name).scope()
+    require_spark(*scope.table_formats)
     from penstock.operations.tables.upkeep import kept
 
     settings = load_settings()
-    heard = open_reports(
+    telemetry = open_reports(
         settings,
         worker=worker_id(),
         process="upkeep",
         on_error=scope.on_error,
-        tell=open_log(settings, worker=None),
+        emit=open_log(settings, worker=None),
     )
-    with heard.told(), kept(scope, bus=Bus(*heard.listeners)) as found:
+    with telemetry.running(), kept(scope, bus=Bus(*telemetry.listeners)) as found:
         yield found
 
 
 @grouped_options
 def publish(
     where: ScopeOptions,
-    app: App = None,
-    name: Name = None,
+    app: AppArgument = None,
+    name: PipelineArgument = None,
     json_: Json = False,
 ) -> None:
-    """Make visible what is committed: what a worker does by itself after each batch, when it starts, and when idle."""
+    """Make committed batches visible in their table.
+
+    Workers do this after each batch, when they start, and when they are idle.
+    """
     with pipelines(app=app, name=name, where=where) as found:
         done = {one: kept.publish() for one, kept in found.items()}
     if json_:
@@ -80,28 +74,25 @@ def publish(
 @grouped_options
 def gc(
     where: ScopeOptions,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, delete nothing.")] = False,
+    app: AppArgument = None,
+    name: PipelineArgument = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report what would be deleted, delete nothing.")] = False,
     json_: Json = False,
 ) -> None:
-    """Delete what abandoned attempts left behind. Nothing that a table names is ever deleted.
+    """Delete files that belong to no batch.
 
-    The pipelines of an app need --app: their tables' folders stand in its code."""
-    from penstock.app.naming import worker_id
-    from penstock.app.telemetry import open_reports
-    from penstock.config import load_settings
-    from penstock.events import Bus, tell_nobody
-    from penstock.operations.inspection import view
-    from penstock.pipeline.extra import require_spark
-
-    scope = where.scope()
+    Files that a table names are never deleted. For the pipelines of an app give --app: its code knows the addresses of
+    their tables.
+    """
+    scope = where.with_names(app, name).scope()
     tables = scope.tables_meant
-    require_spark()
+    require_spark(*{places.scheme for places in tables.values()})
     from penstock.app.tables import Tables
 
-    heard = open_reports(
-        load_settings(), worker=worker_id(), process="upkeep", on_error=scope.on_error, tell=tell_nobody
+    telemetry = open_reports(
+        load_settings(), worker=worker_id(), process="upkeep", on_error=scope.on_error, emit=ignore
     )
-    with heard.told(), view(scope) as seen:
+    with telemetry.running(), view(scope) as seen:
         collected = {
             name: Tables(places, seen.ledger, partition_by=None, bus=Bus()).collect_garbage(dry_run=dry_run)
             for name, places in tables.items()
@@ -136,26 +127,26 @@ TARGET = "128 MiB"
 @grouped_options
 def compact(
     where: ScopeOptions,
-    app: App = None,
-    name: Name = None,
+    app: AppArgument = None,
+    name: PipelineArgument = None,
     target_size: Annotated[
-        str, typer.Option("--target-size", metavar="SIZE", help="How large merged files may become.")
+        str, typer.Option("--target-size", metavar="SIZE", help="Maximum size of merged files.")
     ] = TARGET,
     vacuum: Annotated[
         bool, typer.Option("--vacuum", help="Then delete files that no version within the retention names.")
     ] = False,
     retention_hours: Annotated[
         int | None,
-        typer.Option("--retention-hours", min=0, help="Of --vacuum; default: the table's own, or a week."),
+        typer.Option("--retention-hours", min=0, help="For --vacuum; default: the table's own, or a week."),
     ] = None,
     dry_run: DryRun = False,
     json_: Json = False,
 ) -> None:
-    """Merge small files of a pipeline's tables, the quarantine too, while workers go on.
+    """Merge small files of a table.
 
-    Files that were merged stay on the disk for readers of older versions until a vacuum."""
-    from penstock.handlers.durations import bytes_of
-
+    Also merges the files of the quarantine table, and may run while workers write. Merged files stay on disk for
+    readers of older versions until a vacuum.
+    """
     if retention_hours is not None and not vacuum:
         raise UsageError("--retention-hours is for --vacuum: without it nothing is deleted.")
     target_bytes = bytes_of("--target-size", target_size)
@@ -191,7 +182,7 @@ def _print(found: Sequence["CompactionResult"], deleted: Mapping[str, int], *, d
 
 
 def _progress(done: int, wanted: int) -> None:
-    """A line on a terminal that is written over; a line each where nobody watches."""
+    """Print progress: on a terminal in one line, else a line each."""
     end = "\r" if sys.stderr.isatty() and done < wanted else "\n"
     sys.stderr.write(f"{done:,} of {counted(wanted, 'small file')} merged{end}")
     sys.stderr.flush()

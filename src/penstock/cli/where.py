@@ -1,76 +1,73 @@
-"""What a command line names: where to look, and objects."""
+"""The table or app that a command line selects."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
+from penstock.app.scope import Scope, ScopeRequest, find_scope, find_scopes
+from penstock.cli.apps import AppOption, app_and_pipeline, configured_app
 from penstock.cli.output import printable, talk
 from penstock.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from penstock.app.scope import Scope, ScopeRequest
 
 Table = Annotated[
     str | None,
     typer.Option(
-        "--table", metavar="FOLDER", help="The table's folder; by default the one here or the only one below here."
+        "--table", metavar="FOLDER", help="The folder of the table; default: the one here, or the only one below."
     ),
 ]
 StateFolder = Annotated[
-    str | None, typer.Option("--state", metavar="FOLDER", help="The state folder, where it is not TABLE/_penstock.")
+    str | None, typer.Option("--data-dir", metavar="FOLDER", help="The data directory; default: TABLE/_penstock.")
 ]
-Pipeline = Annotated[
-    str | None, typer.Option("--pipeline", metavar="NAME", help="A pipeline, or object handler, of the app here.")
-]
-AppName = Annotated[
-    str | None, typer.Option("--app", metavar="APP", help="module:attribute, as in shop:app; where its state is told.")
-]
+Pipeline = Annotated[str | None, typer.Option("--pipeline", metavar="NAME", help="A pipeline or object handler.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeOptions:
-    """Where to look: the options of every verb that looks somewhere."""
+    """The options that select the table or the app of a command."""
 
     table: Table = None
     state: StateFolder = None
     pipeline: Pipeline = None
-    app_name: AppName = None
+    app_name: AppOption = None
 
     @property
-    def asked(self) -> "ScopeRequest":
-        from penstock.app.scope import ScopeRequest
+    def request(self) -> ScopeRequest:
+        """The selection. Without a table, the configured app is selected if no other is named."""
+        app = self.app_name
+        is_table = self.table is not None or (self.state is not None and app is None and self.pipeline is None)
+        if app is None and not is_table and "://" not in (self.pipeline or ""):  # an address is a pipeline of ingest
+            app = configured_app(strict=False)
+        return ScopeRequest(table=self.table, state=self.state, pipeline=self.pipeline, app=app)
 
-        return ScopeRequest(table=self.table, state=self.state, pipeline=self.pipeline, app=self.app_name)
+    def with_names(self, app: str | None, pipeline: str | None = None) -> "ScopeOptions":
+        """Return these options with the positional arguments APP and PIPELINE.
 
-    def led_by(self, app: str | None, pipeline: str | None = None) -> "ScopeOptions":
-        """The same with what was named by arguments. Raises `UsageError` where both ways are taken."""
-        if app and self.app_name:
-            raise UsageError("Name the app once: APP, or --app.")
-        if pipeline and self.pipeline:
-            raise UsageError("Name the pipeline once: PIPELINE, or --pipeline.")
+        Raises `UsageError` if an argument and its option differ.
+        """
+        app, pipeline = app_and_pipeline(app, pipeline)
+        if app and self.app_name and app != self.app_name:
+            raise UsageError(f"APP is {app} and --app is {self.app_name}: name one app.")
+        if pipeline and self.pipeline and pipeline != self.pipeline:
+            raise UsageError(f"PIPELINE is {pipeline} and --pipeline is {self.pipeline}: name one pipeline.")
         return replace(self, app_name=app or self.app_name, pipeline=pipeline or self.pipeline)
 
-    def scopes(self) -> "Sequence[Scope]":
-        """What to look at, where nothing is changed: an app and tables that lie in one folder are all meant."""
-        from penstock.app.scope import find_scopes
+    def scopes(self) -> Sequence[Scope]:
+        """Return the scopes of a read-only command: without a selection, the app and the tables of this folder."""
+        request = self.request
+        return find_scopes(request, here=Path.cwd(), configured=self == ScopeOptions() and request.app is not None)
 
-        return find_scopes(self.asked, here=Path.cwd())
-
-    def scope(self, *, make: bool = False) -> "Scope":
-        """What is to be made need not be there. Raises as `find_scope` does."""
-        from penstock.app.scope import find_scope
-
-        return find_scope(self.asked, here=Path.cwd(), make=make)
+    def scope(self, *, make: bool = False) -> Scope:
+        """Return the scope of a command. With ``make`` its data directory need not exist. Raises as `find_scope`."""
+        return find_scope(self.request, here=Path.cwd(), make=make)
 
 
-def print_each(scopes: "Sequence[Scope]", show: "Callable[[Scope], None]", *, quiet: bool = False) -> None:
-    """Show one scope after another, each under its heading where there are several, unless ``quiet``.
+def print_each(scopes: Sequence[Scope], show: Callable[[Scope], None], *, quiet: bool = False) -> None:
+    """Show one scope after another, with headings if there are several, unless ``quiet``.
 
-    Raises `UsageError` where none of them has what was asked for.
+    Raises `UsageError` if no scope has the requested items.
     """
     missing: list[UsageError] = []
     for place, scope in enumerate(scopes):
@@ -88,19 +85,12 @@ def print_each(scopes: "Sequence[Scope]", show: "Callable[[Scope], None]", *, qu
 T = TypeVar("T")
 
 
-def first_of(scopes: "Sequence[Scope]", look: "Callable[[Scope], T]") -> T:
-    """Return what the first of the scopes has that has it. Raises the first one's `UsageError` where none has."""
+def first_of(scopes: Sequence[Scope], find: "Callable[[Scope], T]") -> T:
+    """Return the result of the first scope that has one. Raises the first scope's `UsageError` if none has."""
     missing: list[UsageError] = []
     for scope in scopes:
         try:
-            return look(scope)
+            return find(scope)
         except UsageError as error:
             missing.append(error)
     raise missing[0]
-
-
-def object_uri(text: str) -> str:
-    """An object's address, as ledger and log have it; a path is that of a local file."""
-    from penstock.objects.reference import LOCAL_BUCKET, uri_of
-
-    return text if "://" in text else uri_of(LOCAL_BUCKET, str(Path(text).resolve()))

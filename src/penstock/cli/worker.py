@@ -1,174 +1,41 @@
-"""`penstock worker`: run a worker, or several; `worker_control` has what is said to those that run.
+"""`penstock worker`: run a worker, or several of them under a supervisor."""
 
-`penstock worker ps`, `drain` and `stop`: which workers run here, and what they are told.
-"""
-
-import dataclasses
 import os
-import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
+from penstock.cli import exits
+from penstock.cli.apps import AppArgument, AppOption, required_app
 from penstock.cli.exits import FAILED
 from penstock.cli.options import StopTimeout, duration_if
-from penstock.cli.output import Json, counted, moment, print_json, print_table, printable, talk
+from penstock.config import JOBS, load_settings
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.app.app import App
-    from penstock.app.registry import WorkerRecord, Workers
     from penstock.app.running import WorkerRole
     from penstock.app.telemetry import Process
-    from penstock.config import Settings
-
-
-State = Annotated[
-    str | None, typer.Option("--state", metavar="FOLDER", help="The workers' state folder, as in the setting state.")
-]
-Worker = Annotated[
-    str | None, typer.Option("--worker", metavar="ID", help="This one: its id, or its process id on this host.")
-]
-All = Annotated[bool, typer.Option("--all", help="All of this host.")]
-
-
-def ps(state: State = None, json_: Json = False) -> None:
-    """List the living workers of this state folder on this host. Those of other hosts are listed there."""
-    import time
-
-    workers = _workers(state)
-    now = time.time()
-    records, silent = workers.records(), workers.silent()
-    if json_:
-        print_json([_document(record, now) for record in records] + [{"worker": worker} for worker in silent])
-        return
-    print_table(
-        ("worker", "host", "pid", "version", "since", "state", "queues", "in flight", "last heartbeat", "metrics"),
-        [
-            (
-                record.worker,
-                record.host,
-                record.pid,
-                record.version,
-                moment(record.started_at),
-                record.state,
-                ", ".join(_shown(queue, {**record.unserved, **record.paused}) for queue in record.queues),
-                record.in_flight,
-                f"{max(0.0, now - record.beat_at):.0f} s ago",
-                record.metrics_address or "",
-            )
-            for record in records
-        ]
-        + [(worker, "", "", "", "", "keeps no record", "", "", "", "") for worker in silent],
-        empty="No worker of this state folder runs on this host.",
-    )
-
-
-def drain(state: State = None, worker: Worker = None, all_: All = False, json_: Json = False) -> None:
-    """Let workers of this state folder on this host fetch no more, finish what they hold, and stay up."""
-    _signal(_workers(state), signal.SIGTSTP, worker, all_=all_, json_=json_, verb="to drain")
-
-
-def stop(state: State = None, worker: Worker = None, all_: All = False, json_: Json = False) -> None:
-    """Let workers of this state folder on this host finish what they hold, or give it back in time, and end."""
-    _signal(_workers(state), signal.SIGTERM, worker, all_=all_, json_=json_, verb="to stop")
-
-
-def _workers(state: str | None) -> "Workers":
-    from penstock.app.registry import Workers
-    from penstock.config import load_settings
-
-    return Workers(Path(load_settings(state=state).state))
-
-
-def _signal(
-    workers: "Workers", number: signal.Signals, worker: str | None, *, all_: bool, json_: bool, verb: str
-) -> None:
-    from penstock.app.registry import is_local
-
-    asked: list[str] = []
-    elsewhere: list[str] = []
-    for record in _chosen(workers.records(), worker, all_=all_):
-        if not is_local(record):
-            elsewhere.append(record.worker)
-        elif workers.signal(record, number):
-            asked.append(record.worker)
-    if json_:
-        print_json({"asked": asked, "elsewhere": elsewhere})
-    else:
-        print(f"{counted(len(asked), 'worker')} asked {verb}.")
-    for name in elsewhere:
-        talk(printable(f"{name} runs on another host or in another container; ask it there."))
-    if elsewhere and not asked:
-        raise typer.Exit(FAILED)
-
-
-def _chosen(records: "Sequence[WorkerRecord]", worker: str | None, *, all_: bool) -> "Sequence[WorkerRecord]":
-    """Those that are meant. One worker alone need not be named."""
-    if all_ and worker is not None:
-        raise UsageError("Give --worker or --all, not both.")
-    if worker is not None:
-        records = [record for record in records if worker in (record.worker, str(record.pid))]
-        if not records:
-            raise UsageError(
-                f"There is no living worker {worker} of this state folder on this host; `penstock worker ps` lists "
-                "those there are."
-            )
-    elif len(records) > 1 and not all_:
-        names = ", ".join(record.worker for record in records)
-        raise UsageError(f"There are {len(records)} workers: {names}; name one with --worker, or give --all.")
-    return records
-
-
-def _shown(queue: str, paused: Mapping[str, str]) -> str:
-    return f"{queue} (paused: {paused[queue]})" if queue in paused else queue
-
-
-def _document(record: "WorkerRecord", now: float) -> dict[str, object]:
-    fields = dataclasses.asdict(record)
-    del fields["namespace"]
-    return {**fields, "beat_age_seconds": max(0.0, now - record.beat_at)}
 
 
 LEAVING_SECONDS = 1.0  # of the stop timeout's margin
-MARGIN_SECONDS = 0.5  # before the platform's SIGKILL: whatever hangs then is left behind
-RUN = "run"
+MARGIN_SECONDS = 0.5  # before the platform's SIGKILL: hanging threads are abandoned then
 
 
-class _RunByDefault(TyperGroup):
-    """`penstock worker shop:app` is `penstock worker run shop:app`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in (*ctx.help_option_names, "--"):
-            args = [RUN, *args]
-        return super().parse_args(ctx, args)
-
-
-app = typer.Typer(
-    cls=_RunByDefault,
-    help="Run a worker on the queues of an app: `penstock worker shop:app`. See which run, and let them drain or stop.",
-    subcommand_metavar="APP | COMMAND",
-    no_args_is_help=True,
-)
-
-
-@app.command(RUN)
-def run(
-    app_name: Annotated[str, typer.Argument(metavar="APP", help="module:attribute, as in shop:app.")],
+def worker(
+    app: AppArgument = None,
+    app_option: AppOption = None,
     queues: Annotated[
         str | None,
         typer.Option("--queues", metavar="A=2,B=1", help="The queues to serve, with their weights; default: all."),
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", min=1, max=10_000, help="Messages in work at once, in each process.")
+        int | None,
+        typer.Option("--concurrency", min=1, max=10_000, help="Messages processed at once, in each process."),
     ] = None,
     processes: Annotated[
-        int | None, typer.Option("--processes", min=1, max=256, help="Worker processes to start and watch.")
+        int | None, typer.Option("--processes", min=1, max=256, help="Worker processes to start and supervise.")
     ] = None,
     stop_timeout: StopTimeout = None,
     reconcile_every: Annotated[
@@ -176,65 +43,74 @@ def run(
         typer.Option(
             "--reconcile-every",
             metavar="TIME",
-            help="Look so often for objects of its pipelines that were never processed, as in 1h; one worker does.",
+            help="Interval at which one worker looks for objects that were never processed, such as 1h.",
         ),
     ] = None,
     replay: Annotated[
         bool | None,
-        typer.Option("--replay/--no-replay", help="Also send the dead letters of its queues back, after a wait."),
+        typer.Option("--replay/--no-replay", help="Also send dead letters of its queues back, each after its wait."),
+    ] = None,
+    jobs: Annotated[
+        str | None,
+        typer.Option(
+            "--jobs",
+            metavar="all|none|only|NAME,...",
+            help=f"Background jobs to take part in: all, none, only (and no queue), or some of {', '.join(JOBS)}.",
+        ),
     ] = None,
     metrics: Annotated[
         str | None,
         typer.Option(
-            "--metrics",
+            "--metrics-address",
             metavar="HOST:PORT",
-            help="Answer here for metrics and health; of several processes each at a port of its own, from this on.",
+            help="Serve metrics and health here; each further process at the next port.",
         ),
     ] = None,
     lifeline: Annotated[
         int | None, typer.Option("--lifeline", hidden=True, help="For supervised workers: the supervisor's descriptor.")
     ] = None,
     number: Annotated[
-        int, typer.Option("--number", hidden=True, help="For supervised workers: which of them this is, from 0.")
+        int, typer.Option("--number", hidden=True, help="For supervised workers: the position, from 0.")
     ] = 0,
 ) -> None:
-    """Work on the app's queues until SIGTERM or Ctrl-C; then finish what is in flight, or give it back in time.
+    """Run a worker on the queues of an app.
 
-    A second signal gives back at once. SIGTSTP stops fetching and stays up; SIGUSR1 or SIGTTIN logs what every thread
-    is doing. Exit code 0: drained, or given back. 1: something would not end. 78: a setting or a queue does not fit.
+    It runs until SIGTERM or Ctrl-C. Then it finishes the messages in flight, or releases them within the stop timeout.
+    A second signal releases them at once. SIGTSTP stops fetching and keeps the worker up; SIGUSR1 or SIGTTIN logs the
+    stack of every thread. Exit code 0: all messages were finished or released. 1: a message could not be released, or a
+    thread hung. 78: a setting or a queue is wrong.
     """
-    from penstock.config import load_settings
-
+    app_name = required_app(app, app_option)
     flags = {
-        "queues": None if queues is None else parse_queues(queues),
-        "concurrency": concurrency,
-        "stop_timeout_seconds": stop_timeout,
-        "reconcile_every_seconds": duration_if("--reconcile-every", reconcile_every),
-        "replay": replay,
+        "worker_queues": None if queues is None else parse_queues(queues),
+        "worker_concurrency": concurrency,
+        "worker_stop_timeout": stop_timeout,
+        "objects_reconcile_every": duration_if("--reconcile-every", reconcile_every),
+        "dead_letters_replay": replay,
+        "worker_jobs": jobs,
         "metrics_address": metrics,
     }
     if lifeline is None:
-        settings = load_settings(processes=processes, **flags)
-        if settings.processes > 1 or os.getpid() == 1:
+        settings = load_settings(worker_processes=processes, **flags)
+        if settings.worker_processes > 1 or os.getpid() == 1:
             options = {
                 "--queues": queues,
                 "--concurrency": concurrency,
                 "--stop-timeout": stop_timeout,
                 "--reconcile-every": reconcile_every,
-                "--metrics": metrics,
+                "--jobs": jobs,
+                "--metrics-address": metrics,
                 "--replay": replay,
             }
-            raise typer.Exit(_supervise(_arguments(app_name, options), settings))
+            # Imported here: a worker's signals are handled from its first moment, so it loads little before that.
+            from penstock.cli.supervise import supervise
+
+            raise typer.Exit(supervise(_arguments(app_name, options), settings))
     run_here(app_name, flags, lifeline=lifeline, number=number)
 
 
-app.command()(ps)
-app.command()(drain)
-app.command()(stop)
-
-
 def parse_queues(text: str) -> dict[str, int]:
-    """`a=2,b` as weights; 1 where none is given. Raises `UsageError` for anything else."""
+    """Return the weights of a text such as `a=2,b`; the default is 1. Raises `UsageError` for anything else."""
     weights: dict[str, int] = {}
     for part in text.split(","):
         name, equals, weight = part.strip().rpartition("=")
@@ -259,13 +135,14 @@ def run_here(
     process: "Process" = "worker",
     prepare: "Callable[[App], WorkerRole] | None" = None,
     conclude: Callable[[], int] = lambda: 0,
+    serves_metrics: bool = True,
 ) -> NoReturn:
-    """The worker of this process. From the first line on a signal is a request, also while the app is loaded.
+    """Run the worker of this process, and exit. Signals are handled from the first line on, before the app is loaded.
 
-    ``number`` is which of a supervisor's it is; ``prepare`` says what part of a worker's work it does; ``conclude``
-    reports in the end and answers the exit code.
+    ``number`` is its position among a supervisor's workers; ``prepare`` returns its role; ``conclude`` prints a report
+    at the end and returns the exit code. ``serves_metrics`` False is for a process that ends on its own: it may run
+    beside a worker that has the address.
     """
-    from penstock.cli.exits import leave_in_time, leave_now, leave_within
     from penstock.worker.shutdown import StopSignal
 
     stop = StopSignal()
@@ -274,6 +151,7 @@ def run_here(
         from penstock.app.loading import load_app
         from penstock.app.metering import metrics_beside
         from penstock.app.running import WorkerRole, must_leave, run_worker
+        from penstock.cli.banner import StartBanner, is_console_log
         from penstock.config import with_flags
         from penstock.operations.supervisor import end_with_parent, ready_for_signals
 
@@ -282,60 +160,34 @@ def run_here(
             end_with_parent(lifeline, stop)
         served = load_app(app_name)
         served.settings = metrics_beside(with_flags(served.settings, **flags), number)
-        leave_in_time(stop, served.settings.stop_timeout_seconds - MARGIN_SECONDS, FAILED)
+        if not serves_metrics:
+            served.settings = served.settings.model_copy(update={"metrics_address": None})
+        exits.leave_in_time(stop, served.settings.worker_stop_timeout - MARGIN_SECONDS, FAILED)
+        has_banner = prepare is None and number == 0 and is_console_log(served.settings)
+        ordinary = WorkerRole(listeners=(StartBanner(served, app_name=app_name),) if has_banner else ())
         conclusion = run_worker(
-            served, stop=stop, process=process, prepare=WorkerRole if prepare is None else partial(prepare, served)
+            served, stop=stop, process=process, prepare=lambda: ordinary if prepare is None else prepare(served)
         )
         reported = conclude()
     except BaseException as error:
         stop.remove()
-        # A thread that a handler began may go on for ever, and nobody would start the worker again.
-        leave_within(LEAVING_SECONDS, getattr(error, "exit_code", FAILED))
+        # A thread that a handler started may never end, and the platform would not restart the worker.
+        exits.leave_within(LEAVING_SECONDS, getattr(error, "exit_code", FAILED))
         raise
     exit_code = FAILED if conclusion.outcome == "forced" else reported
     if must_leave(conclusion):
-        leave_now(exit_code)
-    leave_within(LEAVING_SECONDS, exit_code)
+        exits.leave_now(exit_code)
+    exits.leave_within(LEAVING_SECONDS, exit_code)
     raise typer.Exit(exit_code)  # the signals stay handled: one that comes now must not change the exit code
 
 
 def _arguments(app_name: str, given: Mapping[str, object]) -> Sequence[str]:
-    """The command line of one child, without its lifeline."""
+    """Return the command line of one child, without its lifeline."""
     options = [text for name, value in given.items() if value is not None for text in _option(name, value)]
-    return ["-m", "penstock", "worker", RUN, app_name, *options]
+    return ["-m", "penstock", "worker", app_name, *options]
 
 
 def _option(name: str, value: object) -> Sequence[str]:
     if isinstance(value, bool):
         return [name if value else name.replace("--", "--no-")]
     return [name, str(value)]
-
-
-def _supervise(arguments: Sequence[str], settings: "Settings") -> int:
-    """Several workers below this process; or one, where this is PID 1, whose duties are others than a worker's."""
-    import random
-
-    from penstock.app.naming import worker_id
-    from penstock.app.telemetry import open_log, open_reports
-    from penstock.events import Bus
-    from penstock.messaging.clock import SystemClock
-    from penstock.operations.supervisor import Supervisor, lifeline, spawner
-    from penstock.worker.settings import budget
-
-    heard = open_reports(settings, worker=worker_id(), process="supervisor", tell=open_log(settings, worker=None))
-    budget(stop_timeout_seconds=settings.stop_timeout_seconds, drain_seconds=settings.drain_seconds)
-    with heard.told(), lifeline() as descriptor:
-        spawn = spawner(
-            lambda number: [*arguments, "--lifeline", str(descriptor), "--number", str(number)],
-            executable=sys.executable,
-            environment=dict(os.environ),
-        )
-        return Supervisor(
-            spawn,
-            processes=settings.processes,
-            stop_timeout_seconds=settings.stop_timeout_seconds,
-            restarts=settings.processes > 1,
-            clock=SystemClock(),
-            random=random.random,
-            tell=Bus(*heard.listeners).emit,
-        ).run()

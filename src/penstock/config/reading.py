@@ -1,92 +1,91 @@
-"""Reading the settings, and what a person is told of one that does not fit.
+"""Load settings from their sources, report invalid ones, and mask secrets where settings are shown."""
 
-Settings as people and logs may see them.
-"""
-
-import difflib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
-from pydantic_settings import EnvSettingsSource, SecretsSettingsSource, SettingsError, TomlConfigSettingsSource
+from pydantic_core import ErrorDetails
+from pydantic_settings import EnvSettingsSource, SecretsSettingsSource, SettingsError
 
-from penstock.config.settings import EXAMPLES, PREFIX, SETTINGS_FILE, Settings
+from penstock.config.file import SettingsFile
+from penstock.config.names import (
+    FORMER,
+    PREFIX,
+    SETTINGS_FILE,
+    dotted,
+    is_of_kubernetes,
+    name_of,
+    section_of,
+    suggested,
+    variable,
+)
+from penstock.config.settings import EXAMPLES, Settings, is_duration
 from penstock.errors import SettingUnfit
+from penstock.handlers.durations import duration_text
 from penstock.messaging.addresses import MASK, masked
 
-_SECRET_NAME = re.compile(r"(password|passwd|secret|token|credential|access[._-]?key)", re.IGNORECASE)
-_SECRETS = frozenset({"sentry_dsn", "notify_urls"})  # whose names do not say so
-_ADDRESSES = frozenset({"broker", "ledger"})  # settings that are addresses as a whole
-
-
-def shown(name: str, value: Any) -> Any:
-    """A setting's value for people and logs: what looks like a secret is masked, also inside addresses and tables."""
-    if isinstance(value, BaseModel):
-        value = value.model_dump(exclude_unset=True)
-    if value is None or value == "":
-        return value
-    if _SECRET_NAME.search(name) or (name.partition(".")[0] in _SECRETS and value):
-        return MASK  # whatever was written there, and whichever part of it
-    if isinstance(value, Mapping):
-        return {key: shown(str(key), inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):  # also where somebody wrote a list that should be none
-        return [shown(name, inner) for inner in value]
-    if isinstance(value, str):
-        if name in _ADDRESSES and "://" not in value and ("@" in value or "?" in value):
-            # the slip hides where the password begins
-            return MASK
-        return masked(value)
-    return value
-
-
 SECRETS_VARIABLE = f"{PREFIX}SECRETS_DIR"
+FLAG = "flag"  # the origin of a value given on the command line or as an argument
 
-_UNPARSED = re.compile(r'parsing value for field "(?P<name>\w+)" from source "(?P<source>\w+)"')
+_SECRET_NAME = re.compile(r"(password|passwd|secret|token|credential|access[._-]?key)", re.IGNORECASE)
+_SECRETS = frozenset({"alerts_sentry_dsn", "alerts_notify_urls"})  # secrets whose names do not match the pattern
+_ADDRESSES = frozenset({"broker", "ledger"})
+_FAULTY = re.compile(r'(?P<step>parsing|getting) value for field "(?P<field>\w+)" from source "(?P<source>\w+)"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectiveSettings:
-    """The settings, and where each of them comes from."""
+    """Settings with the origin of each value."""
 
     settings: Settings
-    origins: Mapping[str, str]  # by setting: flag, the variable, the secrets directory, penstock.toml or default
+    origins: Mapping[str, str]  # by field: flag, the variable, the secrets directory, penstock.toml or default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownVariable:
+    """A PENSTOCK_ variable in the environment that is not a setting."""
+
+    name: str
+    suggestion: str | None  # the variable that the user probably means
+
+    def __str__(self) -> str:
+        meant = "" if self.suggestion is None else f" Did you mean {self.suggestion}?"
+        return f"The environment variable {self.name} is not a setting of Penstock and is ignored.{meant}"
 
 
 def load_settings(**given: Any) -> Settings:
-    """The effective settings; ``given`` are flags, None for those that were not.
+    """Load the settings.
 
-    Raises `ConfigurationError` naming the first setting that does not fit, or a penstock.toml that cannot be read.
+    Args:
+        **given: Values that override all sources, by field; None is ignored.
+
+    Raises:
+        ConfigurationError: A value is invalid, a name in penstock.toml does not exist, the environment or the secrets
+            directory has a former name, or penstock.toml or a secret cannot be read.
     """
+    _refuse_former_names()
     try:
         return Settings(_secrets_dir=_secrets_folder(), **_present(given))
     except ValidationError as error:
-        raise _does_not_fit(error) from error
+        raise _invalid(error.errors()[0], origins=_origins(given)) from error
     except SettingsError as error:  # a variable or secret that should hold JSON
         raise _no_json(error) from error
-    except (OSError, ValueError) as error:  # TOML that is no TOML, or a file that cannot be read
+    except (OSError, ValueError) as error:  # invalid TOML, or a file that cannot be read
         raise SettingUnfit(f"{SETTINGS_FILE} in the current folder cannot be read: {error}.") from error
 
 
 def load_effective(**given: Any) -> EffectiveSettings:
-    """As `load_settings`, and where each of them comes from."""
-    settings = load_settings(**given)
-    folder = _secrets_folder()
-    origins = dict.fromkeys(Settings.model_fields, "default")
-    origins |= dict.fromkeys(TomlConfigSettingsSource(Settings)(), SETTINGS_FILE)
-    if folder is not None:
-        origins |= dict.fromkeys(SecretsSettingsSource(Settings, secrets_dir=folder)(), f"secrets directory {folder}")
-    origins |= {name: f"{PREFIX}{name.upper()}" for name in EnvSettingsSource(Settings)()}
-    origins |= dict.fromkeys(_present(given), "flag")
-    return EffectiveSettings(settings=settings, origins=origins)
+    """Load the settings as `load_settings` does, with the origin of each value."""
+    return EffectiveSettings(settings=load_settings(**given), origins=_origins(given))
 
 
 def with_flags(settings: Settings, **given: Any) -> Settings:
-    """These settings with what a command line gave, None for what it did not. Raises `ConfigurationError`."""
+    """Return the settings with values from the command line, by field; None is ignored. Raises `ConfigurationError`."""
     update: dict[str, Any] = {}
     for name, value in _present(given).items():
         field = Settings.model_fields[name]
@@ -95,68 +94,155 @@ def with_flags(settings: Settings, **given: Any) -> Settings:
             config = ConfigDict(hide_input_in_errors=True)  # as in `Settings`
             update[name] = TypeAdapter(annotated, config=config).validate_python(value)
         except ValidationError as error:
-            raise _does_not_fit(error, name) from error
+            raise _invalid(error.errors()[0], origins={name: FLAG}, flag=name) from error
     return settings.model_copy(update=update)
 
 
-def unknown_variables() -> list[str]:
-    """The PENSTOCK_ variables that name no setting: slips, or what Kubernetes injects for a service called penstock."""
-    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | {SECRETS_VARIABLE}
-    return sorted(name for name in os.environ if name.upper().startswith(PREFIX) and name.upper() not in known)
+def unknown_variables() -> Sequence[UnknownVariable]:
+    """Return the PENSTOCK_ variables in the environment that are not settings, except those that Kubernetes sets."""
+    known = {variable(field) for field in Settings.model_fields} | {SECRETS_VARIABLE}
+    unknown = sorted(
+        name
+        for name in os.environ
+        if name.upper().startswith(PREFIX) and name.upper() not in known and not is_of_kubernetes(name)
+    )
+    return [UnknownVariable(name=name, suggestion=_suggested_variable(name)) for name in unknown]
+
+
+def shown(name: str, value: Any) -> Any:
+    """Return the value of a setting for people and logs: durations as text, secrets masked, also in addresses.
+
+    Args:
+        name: The field, with a dot before the key of a table: "spark_conf.spark.ui.port".
+        value: The value, valid or not.
+    """
+    if isinstance(value, BaseModel):
+        value = value.model_dump(exclude_unset=True)
+    if value is None or value == "":
+        return value
+    field = name.partition(".")[0]
+    if _SECRET_NAME.search(name) or (field in _SECRETS and value):
+        return MASK  # whichever part of it
+    if isinstance(value, Mapping):
+        return {key: shown(f"{field}.{key}", inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):  # also an invalid list
+        return [shown(name, inner) for inner in value]
+    if isinstance(value, str):
+        if name in _ADDRESSES and "://" not in value and ("@" in value or "?" in value):
+            return MASK  # not an address: where its password begins is unknown
+        return masked(value)
+    if isinstance(value, float) and 0 <= value < float("inf") and _is_duration(name):
+        return duration_text(value)
+    return value
+
+
+def _is_duration(name: str) -> bool:
+    field, _, key = name.partition(".")
+    if field == "dead_letters_replay_queues":
+        return key in ("replay_base", "max_replay_wait")
+    return field in Settings.model_fields and is_duration(field)
+
+
+def _refuse_former_names() -> None:
+    """Raise `SettingUnfit` for the former name of a setting in the environment or the secrets directory.
+
+    Ignoring it would run a worker with other settings than its deployment asks for.
+    """
+    for name in sorted(os.environ):
+        field = FORMER.get(name.upper().removeprefix(PREFIX).lower()) if name.upper().startswith(PREFIX) else None
+        if field is not None:
+            raise SettingUnfit(f"The environment variable {name} is now called {variable(field)}. Rename it.")
+    folder = _secrets_folder()
+    for former, field in FORMER.items():
+        file = f"{PREFIX.lower()}{former}"
+        if folder is not None and (folder / file).exists():
+            raise SettingUnfit(
+                f"The file {file} in {SECRETS_VARIABLE} is now called {variable(field).lower()}. Rename it."
+            )
 
 
 def _secrets_folder() -> Path | None:
-    named = os.environ.get(SECRETS_VARIABLE)
-    if not named:
+    path = os.environ.get(SECRETS_VARIABLE)
+    if not path:
         return None
-    folder = Path(named)
+    folder = Path(path)
     if not folder.is_dir():
         raise SettingUnfit(
-            f"{SECRETS_VARIABLE} names {named}, which is no folder; mount the secrets there, or unset the variable."
+            f"{SECRETS_VARIABLE} is {path}, which is not a folder. Mount the secrets there, or unset the variable."
         )
     return folder
+
+
+def _origins(given: Mapping[str, Any]) -> dict[str, str]:
+    folder = _secrets_folder()
+    origins = dict.fromkeys(Settings.model_fields, "default")
+    origins |= dict.fromkeys(SettingsFile(Settings)(), SETTINGS_FILE)
+    if folder is not None:
+        origins |= dict.fromkeys(SecretsSettingsSource(Settings, secrets_dir=folder)(), f"secrets directory {folder}")
+    origins |= {field: variable(field) for field in EnvSettingsSource(Settings)()}
+    origins |= dict.fromkeys(_present(given), FLAG)
+    return origins
 
 
 def _present(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _does_not_fit(error: ValidationError, flag: str = "") -> SettingUnfit:
-    first = error.errors()[0]
-    path = [part for part in (flag, *map(str, first["loc"])) if part]
-    name = path[0] if path else "settings"
-    if first["type"] == "extra_forbidden" and len(path) < 2:
-        close = difflib.get_close_matches(name, Settings.model_fields, n=1)
-        meant = f"did you mean {close[0]}?" if close else "`penstock config show` lists those there are."
-        return SettingUnfit(f"{SETTINGS_FILE} has no setting {name}; {meant}")
-    if first["type"] == "extra_forbidden":
+def _suggested_variable(name: str) -> str | None:
+    field = suggested(name.upper().removeprefix(PREFIX).lower(), Settings.model_fields)
+    return None if field is None else variable(field)
+
+
+def _invalid(error: ErrorDetails, *, origins: Mapping[str, str], flag: str = "") -> SettingUnfit:
+    """Return the error for a value that pydantic refused: which setting, from where, what is wrong with which value."""
+    path = [part for part in (flag, *map(str, error["loc"])) if part]
+    if not path:
+        return SettingUnfit(f"The settings are invalid: {error['msg']}.")
+    field, *keys = path
+    if field not in Settings.model_fields:  # an argument of `load_settings` or `App.from_config`
+        meant = suggested(field, Settings.model_fields)
+        return SettingUnfit(f"There is no setting {field}.{'' if meant is None else f' Did you mean {meant}?'}")
+    name, origin = ".".join([dotted(field), *keys]), origins.get(field, FLAG)
+    source = "a flag or an argument" if origin == FLAG else origin
+    if error["type"] == "extra_forbidden":
         return SettingUnfit(
-            f"{SETTINGS_FILE}, or {PREFIX}{name.upper()}, has {'.'.join(path)}, which is no part of {name}: "
-            f"{Settings.model_fields[name].description}."
+            f"The setting {dotted(field)} (from {source}) has an unknown part {'.'.join(keys)}. "
+            f"{Settings.model_fields[field].description}"
         )
-    example = _example(name) if len(path) == 1 else ""
-    return SettingUnfit(
-        f"The setting {'.'.join(path) or name} (flag, {PREFIX}{name.upper()} or {SETTINGS_FILE}) does not fit: "
-        f"{first['msg']}, given {shown('.'.join(path), first.get('input'))!r}.{example}"
-    )
+    value = shown(".".join(path), error.get("input"))
+    example = "" if keys else _example(field)
+    return SettingUnfit(f"The setting {name} (from {source}) is invalid: {_problem(error)}, not {value!r}.{example}")
 
 
-def _example(name: str) -> str:
-    """Of a table or a list, how it is written; of others nothing."""
-    if name not in EXAMPLES:
+def _problem(error: ErrorDetails) -> str:
+    match error["type"]:
+        case "dict_type" | "model_type":
+            return "it should be a table"
+        case "list_type":
+            return "it should be a list"
+    return re.sub(r"^(Input|String) should", "it should", error["msg"].removeprefix("Value error, "))
+
+
+def _example(field: str) -> str:
+    """Return how to write a table or a list; empty for other settings."""
+    if field not in EXAMPLES:
         return ""
-    written = json.dumps(EXAMPLES[name])
-    toml = written.replace('": ', '" = ')  # tables of one line
-    return f" Write such as {name} = {toml} in {SETTINGS_FILE}, or {PREFIX}{name.upper()}='{written}'."
+    text = json.dumps(EXAMPLES[field])
+    toml = text.replace('": ', '" = ')  # an inline table
+    section = section_of(field)
+    where = f"in the section [{section}] of {SETTINGS_FILE}" if section else f"in {SETTINGS_FILE}"
+    return f" Write, for example, {name_of(field)} = {toml} {where}, or {variable(field)}='{text}'."
 
 
 def _no_json(error: SettingsError) -> SettingUnfit:
-    """A table that is no JSON; or a secret that could not be read at all."""
-    found = _UNPARSED.search(str(error))
+    """Return the error for a variable or a secret that is not valid JSON or cannot be read."""
+    found = _FAULTY.search(str(error))
     if found is None:
-        return SettingUnfit(f"A {PREFIX} variable or secret in the environment cannot be read: {error}.")
-    name = found["name"]
-    of_secrets = found["source"] == SecretsSettingsSource.__name__
-    where = f"The file {PREFIX.lower()}{name} in {SECRETS_VARIABLE}" if of_secrets else f"{PREFIX}{name.upper()}"
-    example = f", such as {json.dumps(EXAMPLES[name])}" if name in EXAMPLES else ""
-    return SettingUnfit(f"{where} cannot be read: it holds JSON{example}.")
+        return SettingUnfit(f"A {PREFIX} variable or a secret cannot be read: {error}.")
+    field = found["field"]
+    is_secret = found["source"] == SecretsSettingsSource.__name__
+    where = f"The file {variable(field).lower()} in {SECRETS_VARIABLE}" if is_secret else variable(field)
+    if found["step"] == "getting":
+        return SettingUnfit(f"{where} cannot be read. Check that this process may read it, and that it is UTF-8 text.")
+    example = f", such as {json.dumps(EXAMPLES[field])}" if field in EXAMPLES else ""
+    return SettingUnfit(f"{where} is not valid JSON. Write JSON{example}.")

@@ -1,49 +1,88 @@
-"""What can be set: every setting with its bounds, its default and a sentence."""
+"""Every setting with its section, bounds, default and description.
+
+A setting belongs to a section, or to none (`broker`). Its field in `Settings` is SECTION_NAME, and all else follows:
+
+    penstock.toml       [worker] with concurrency = 100
+    environment         PENSTOCK_WORKER_CONCURRENCY=100
+    secrets directory   a file penstock_worker_concurrency
+    Python              Settings(worker_concurrency=100), App.from_config(worker_concurrency=100)
+    texts               worker.concurrency
+
+Durations are texts such as "90s", "2m", "1h30m" or "3d", or numbers of seconds. In Python their fields hold seconds.
+"""
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from penstock.config.file import SettingsFile
+from penstock.config.names import PREFIX, SETTINGS_FILE
 from penstock.errors import UsageError
+from penstock.handlers.durations import duration_text, seconds_of
 from penstock.storage.address import check_folder
 from penstock.storage.aws import Aws
 
-SETTINGS_FILE = "penstock.toml"
-PREFIX = "PENSTOCK_"
 GIB = 1024**3
+DAY = 86_400.0
 STOP_TIMEOUT_SECONDS_MIN = 10.0
 STOP_TIMEOUT_SECONDS_MAX = 86_400.0
+
+JOBS = ("replay", "monitor", "cleanup", "reconcile", "archive", "gc", "compact", "expiry")
+"""The background jobs of workers."""
+_ALL_JOBS, _NO_JOBS, _ONLY_JOBS = "all", "none", "only"  # the other values of `worker.jobs`
 
 MetricsExport = Literal["otel", "emf", "cloudwatch"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-EXAMPLES: Mapping[str, object] = MappingProxyType(
-    {
-        "queues": {"orders": 2},
-        "spark_conf": {"spark.sql.shuffle.partitions": "8"},
-        "log_levels": {"message.received": "debug"},
-        "log_sampling": {"message.finished": 0.01},
-        "replay_queues": {"orders": {"replays_max": 5}},
-        "metrics_export": ["otel"],
-        "late_queues": {"orders": 60},
-        "notify_urls": ["slack://TOKEN_A/TOKEN_B/TOKEN_C"],
-    }
-)
-"""The settings that are JSON in the environment, each with an example for people."""
 
-_BROKER_WORDS = (
-    "where messages wait: sqlite:///FILE, redis://USER:PASSWORD@HOST:PORT/NUMBER (rediss:// with TLS, unix:// for "
-    "a socket, redis+cluster:// and rediss+cluster:// for a cluster), sqs:// or memory://"
-)
+class Audience(StrEnum):
+    """The places that list a setting. Without it: the main table of the docs, and `penstock admin config show`."""
+
+    STARTER = "starter"  # also in the penstock.toml that `penstock init` writes
+    ADVANCED = "advanced"  # in the second table, `config show --all` and `init --full`
+    HIDDEN = "hidden"  # for tests of Penstock itself
+
+
+STARTER, ADVANCED, HIDDEN = Audience.STARTER, Audience.ADVANCED, Audience.HIDDEN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seconds:
+    """Mark a field as a duration: text or a number of seconds within bounds."""
+
+    least: float = 0.0
+    most: float | None = None
+    zero: bool = False  # 0 is allowed too
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._parse, handler(source))
+
+    def _parse(self, given: Any) -> float | None:
+        if given is None:
+            return None
+        if isinstance(given, bool) or not isinstance(given, int | float | str | timedelta):
+            raise ValueError(self._expected)
+        try:
+            seconds = seconds_of("duration", given, zero=self.zero)
+        except UsageError:
+            raise ValueError(self._expected) from None
+        if seconds < self.least or (self.most is not None and seconds > self.most):
+            raise ValueError(self._expected)
+        return seconds
+
+    @property
+    def _expected(self) -> str:
+        least = f"of at least {duration_text(self.least)}" if self.least or self.zero else "above 0"
+        most = "" if self.most is None else f" and at most {duration_text(self.most)}"
+        return f"it should be a duration {least}{most}, such as 90s or 1h30m"
 
 
 def _folder(text: str) -> str:
@@ -53,181 +92,258 @@ def _folder(text: str) -> str:
         raise ValueError(str(error).rstrip(".")) from error
 
 
+def _jobs(text: str) -> str:
+    """Return the value of `worker.jobs` without blanks. Raises `ValueError` for an unknown name."""
+    names = [name.strip() for name in text.split(",")]
+    is_one_word = len(names) == 1 and names[0] in (_ALL_JOBS, _NO_JOBS, _ONLY_JOBS)
+    if not is_one_word and (not set(names) <= set(JOBS) or len(set(names)) < len(names)):
+        raise ValueError(
+            f"it should be {_ALL_JOBS}, {_NO_JOBS}, {_ONLY_JOBS}, or names separated by commas: {', '.join(JOBS)}"
+        )
+    return ",".join(names)
+
+
 class ReplayQueue(BaseModel):
-    """How the dead letters of one queue come back by themselves; what is not said is as for all queues."""
+    """How the dead letters of one queue are replayed. Unset: as for all queues."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    replays_max: int | None = Field(None, ge=0, le=1_000)
-    base_seconds: float | None = Field(None, gt=0, allow_inf_nan=False)
-    cap_seconds: float | None = Field(None, gt=0, allow_inf_nan=False)
-    off: bool = False  # they stay where they are
+    max_replays: int | None = Field(None, ge=0, le=1_000)
+    replay_base: Annotated[float | None, Seconds()] = None
+    max_replay_wait: Annotated[float | None, Seconds()] = None
+    off: bool = False  # they are not replayed
+
+
+EXAMPLES: Mapping[str, object] = MappingProxyType(
+    {
+        "worker_queues": {"orders": 2},
+        "spark_conf": {"spark.sql.shuffle.partitions": "8"},
+        "log_levels": {"message.received": "debug"},
+        "log_sampling": {"message.finished": 0.01},
+        "dead_letters_replay_queues": {"orders": {"max_replays": 5}},
+        "metrics_export": ["otel"],
+        "alerts_lagging_queues": {"orders": "1m"},
+        "alerts_notify_urls": ["slack://TOKEN_A/TOKEN_B/TOKEN_C"],
+    }
+)
+"""The settings that are JSON in the environment, each with an example."""
+
+_BROKER = (
+    "The address of the broker: sqlite:///FILE, redis://USER:PASSWORD@HOST:PORT/NUMBER (rediss:// with TLS, unix:// "
+    "for a socket, redis+cluster:// and rediss+cluster:// for a cluster), sqs:// or memory://."
+)
 
 
 class Settings(BaseSettings):
-    """What can be set. Every field is also ``PENSTOCK_<FIELD>`` in the environment, a file ``penstock_<field>`` in the
-    secrets directory, and ``<field>`` in penstock.toml."""
+    """All settings of Penstock, read-only. The module docstring has the naming rule; durations are in seconds."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
         frozen=True,
         extra="forbid",
         toml_file=SETTINGS_FILE,
-        hide_input_in_errors=True,  # a traceback has pydantic's error beside ours, and the value may be a secret
+        hide_input_in_errors=True,  # a traceback shows pydantic's error beside ours, and the value may be a secret
     )
 
-    broker: str = Field("sqlite:///.penstock/queue.db", description=_BROKER_WORDS)
-    ledger: str = Field(
-        "sqlite:///.penstock/ledger.db",
-        description="what was done: sqlite:///FILE, mysql://USER:PASSWORD@HOST/DATABASE or postgresql://...",
+    app: Annotated[str | None, STARTER] = Field(
+        None, description="The app that commands use, as MODULE:ATTRIBUTE, unless the command line names one."
     )
-    app_name: str | None = Field(
+    broker: Annotated[str, STARTER] = Field("sqlite:///.penstock/queue.db", description=_BROKER)
+    ledger: Annotated[str, STARTER] = Field(
+        "sqlite:///.penstock/ledger.db",
+        description="The address of the ledger, the record of completed work: sqlite:///FILE, "
+        "mysql://USER:PASSWORD@HOST/DATABASE or postgresql://USER:PASSWORD@HOST/DATABASE.",
+    )
+    data_dir: Annotated[str, AfterValidator(_folder)] = Field(
+        ".penstock", description="The directory for locks, scratch files and logs, on a disk of this host."
+    )
+    one_host: bool = Field(
+        False, description="All workers run on this host: allow a ledger in a file together with a shared broker."
+    )
+    app_name: Annotated[str | None, ADVANCED] = Field(
         None,
         min_length=1,
         max_length=200,
-        description="what the ledger calls the app; unset: the name that its code gives it, or its module",
+        description="The name of the app in the ledger. Unset: the name in App(name=...), else the app's module.",
     )
-    one_host: bool = Field(
-        False, description="all workers run on this host, so that a ledger in a file may stand beside a shared broker"
+
+    worker_queues: dict[str, Annotated[int, Field(ge=1, le=1_000)]] = Field(
+        default_factory=dict, description="The queues that a worker serves, each with its weight. Empty: all."
     )
-    state: Annotated[str, AfterValidator(_folder)] = Field(
-        ".penstock", description="a folder of this host for locks, scratch files and logs"
+    worker_concurrency: Annotated[int, STARTER] = Field(
+        100, ge=1, le=10_000, description="The maximum of messages that one worker process handles at the same time."
     )
-    queues: dict[str, Annotated[int, Field(ge=1, le=1_000)]] = Field(
-        default_factory=dict, description="the queues a worker serves, each with its weight"
+    worker_processes: int = Field(1, ge=1, le=256, description="The processes that `penstock worker` runs.")
+    worker_jobs: Annotated[str, AfterValidator(_jobs), ADVANCED] = Field(
+        "all",
+        description="The background jobs in which a worker takes part: all, none, only (and no queue of a handler or "
+        f"pipeline), or names separated by commas: {', '.join(JOBS)}.",
     )
-    concurrency: int = Field(100, ge=1, le=10_000, description="messages in work at once in one worker")
-    fetch_max: int = Field(50, ge=1, le=1_000, description="messages that a worker asks for at once")
-    processes: int = Field(1, ge=1, le=256, description="worker processes that `penstock worker` starts and watches")
-    aws_region: str | None = Field(None, description="AWS's region; unset: what AWS's own settings say")
-    aws_endpoint_url: str | None = Field(None, description="a server that speaks SQS and S3; unset: AWS itself")
-    aws_profile: str | None = Field(None, description="a profile of AWS's own settings; unset: the default one")
-    aws_requester_pays: bool = Field(False, description="reading S3: we pay for requests, not the bucket's owner")
-    spark_master: str = Field("local[*]", description="where Spark runs")
-    spark_driver_memory: str = Field("2g", pattern=r"^\d+[kmgKMG]$", description="the JVM's heap")
-    spark_conf: dict[str, str] = Field(default_factory=dict, description="further Spark settings")
-    lease_seconds: float = Field(60.0, ge=3, le=43_200, description="how long a claim or a delivery is held unextended")
-    stop_timeout_seconds: float = Field(
-        30.0,
-        ge=STOP_TIMEOUT_SECONDS_MIN,
-        le=STOP_TIMEOUT_SECONDS_MAX,
-        allow_inf_nan=False,
-        description="from SIGTERM to the platform's SIGKILL",
+    worker_lease: Annotated[float, Seconds(least=3, most=43_200)] = Field(
+        60.0, description="How long a worker holds a message, an object or a job before it must extend the lease."
     )
-    idempotency_retention_seconds: float = Field(
-        14 * 86_400.0, gt=0, description="how long the completions of idempotent handlers are remembered"
-    )
-    breaker_failures: int = Field(
-        10, ge=0, le=10_000, description="messages in a row that fail alike before their queue is paused; 0: never"
-    )
-    breaker_probe_seconds_max: float = Field(
-        30.0, gt=0, le=3_600, description="the longest wait between two messages that try whether an outage is over"
-    )
-    archive: str | None = Field(
+    worker_stop_timeout: Annotated[
+        float, Seconds(least=STOP_TIMEOUT_SECONDS_MIN, most=STOP_TIMEOUT_SECONDS_MAX), STARTER
+    ] = Field(30.0, description="The time from SIGTERM until the platform sends SIGKILL.")
+    worker_drain: Annotated[float | None, Seconds(zero=True), ADVANCED] = Field(
         None,
-        description="a folder or s3://BUCKET/PREFIX for rows that leave the ledger; unset: below each table",
+        description="The part of the stop timeout for running handlers to finish. Unset: all but 8 seconds of it.",
     )
-    archive_after_days: float | None = Field(
-        None,
-        ge=15,
-        allow_inf_nan=False,
-        description="rows of objects that were processed so long ago leave the ledger; unset: never",
+    worker_max_fetch: Annotated[int, ADVANCED] = Field(
+        50, ge=1, le=1_000, description="The maximum of messages per receive call."
     )
-    drain_seconds: float | None = Field(
-        None,
-        ge=0,
-        allow_inf_nan=False,
-        description="of the stop timeout: how long work in flight may go on; unset: all but 8 seconds of it",
+    worker_idempotency_retention: Annotated[float, Seconds(), ADVANCED] = Field(
+        14 * DAY, description="How long the ledger remembers which messages idempotent handlers have completed."
     )
-    max_objects: int = Field(5_000, ge=1, le=100_000, description="objects a batch")
-    max_bytes: int = Field(8 * GIB, ge=1, description="bytes a batch, as stored")
-    max_attempts: int = Field(4, ge=1, le=100, description="attempts on an object before it is dead")
-    retry_base_seconds: float = Field(0.5, gt=0, description="the wait after the first failure is uniform(0, this)")
-    retry_cap_seconds: float = Field(60.0, gt=0, description="no wait is longer")
-    max_quarantine_ratio: float = Field(1.0, ge=0, le=1, description="an object with more bad lines than this fails")
-    reconcile_every_seconds: float | None = Field(
-        None,
-        ge=60,
-        allow_inf_nan=False,
-        description="how often workers look for objects that were never processed; unset: never",
+    worker_breaker_failures: Annotated[int, ADVANCED] = Field(
+        10, ge=0, le=10_000, description="Pause a queue after this many consecutive failures of one kind. 0: never."
     )
-    reconcile_older_than_seconds: float = Field(
-        900.0, ge=0, allow_inf_nan=False, description="younger objects are not missing yet: they may be on their way"
+    worker_max_breaker_probe: Annotated[float, Seconds(most=3_600), ADVANCED] = Field(
+        30.0, description="The longest wait between two messages that test whether a paused queue can resume."
     )
-    replay: bool = Field(False, description="workers also send the dead letters of their queues back, after a wait")
-    replays_max: int = Field(3, ge=0, le=1_000, description="how often a dead letter comes back by itself")
-    replay_base_seconds: float = Field(
-        2.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="the wait before the first replay is uniform(0, this), and up to twice as long before each next",
+    worker_ecs_task_protection: Annotated[bool, ADVANCED] = Field(
+        False, description="On ECS: protect the task from scale-in while a message runs for longer than a drain."
     )
-    replay_cap_seconds: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="no wait for a replay is longer; unset: the queue's retention"
+
+    objects_max_attempts: int = Field(4, ge=1, le=100, description="The attempts on an object before it is failed.")
+    objects_reconcile_every: Annotated[float | None, Seconds(least=60)] = Field(
+        None, description="How often workers search the source for objects that were never processed. Unset: never."
     )
-    dead_letters_archive: str | None = Field(
-        None,
-        description="a folder or s3://BUCKET/PREFIX for dead letters near the end of their retention; unset: deleted",
+    objects_archive_after: Annotated[float | None, Seconds(least=15 * DAY), ADVANCED] = Field(
+        None, description="Move ledger rows of objects processed this long ago to the archive. Unset: never."
     )
-    dead_letters_warn_share: float = Field(
-        0.5, gt=0, le=1, description="the share of its retention after which a dead letter that waits is told of"
+    objects_archive: Annotated[str | None, ADVANCED] = Field(
+        None, description="A folder or s3://BUCKET/PREFIX for archived ledger rows. Unset: below each table."
     )
-    replay_queues: dict[str, ReplayQueue] = Field(
+    objects_max_batch_objects: Annotated[int, ADVANCED] = Field(
+        5_000, ge=1, le=100_000, description="The maximum of objects in a batch."
+    )
+    objects_max_batch_bytes: Annotated[int, ADVANCED] = Field(
+        8 * GIB, ge=1, description="The maximum of bytes in a batch, as stored."
+    )
+    objects_max_quarantine_ratio: Annotated[float, ADVANCED] = Field(
+        1.0, ge=0, le=1, description="An object with a larger share of bad lines fails as a whole."
+    )
+    objects_retry_base: Annotated[float, Seconds(), ADVANCED] = Field(
+        0.5, description="The wait after an object's first failure is random up to this, and doubles with each failure."
+    )
+    objects_max_retry_wait: Annotated[float, Seconds(), ADVANCED] = Field(
+        60.0, description="The longest wait between two attempts on an object."
+    )
+    objects_reconcile_older_than: Annotated[float, Seconds(zero=True), ADVANCED] = Field(
+        900.0, description="Reconcile ignores younger objects: their notifications may still be on the way."
+    )
+    objects_overdue_after: Annotated[float, Seconds(), ADVANCED] = Field(
+        3_600.0, description="An object that waits longer than this to be processed is overdue."
+    )
+
+    tables_compact_every: Annotated[float | None, Seconds(least=60), ADVANCED] = Field(
+        None, description="How often workers merge the small files of each table. Unset: never."
+    )
+
+    dead_letters_replay: Annotated[bool, STARTER] = Field(
+        False, description="Workers replay the dead letters of their queues automatically, each after a wait."
+    )
+    dead_letters_max_replays: int = Field(
+        3, ge=0, le=1_000, description="The automatic replays of a message before it moves to the final DLQ."
+    )
+    dead_letters_replay_base: Annotated[float, Seconds(), ADVANCED] = Field(
+        2.0, description="The wait before the first replay is random up to this; the limit doubles with each replay."
+    )
+    dead_letters_max_replay_wait: Annotated[float | None, Seconds(), ADVANCED] = Field(
+        None, description="The longest wait before a replay. Unset: the retention of the queue."
+    )
+    dead_letters_replay_queues: Annotated[dict[str, ReplayQueue], ADVANCED] = Field(
         default_factory=dict,
-        description="queues whose dead letters come back otherwise: replays_max, base_seconds, cap_seconds, off",
+        description="Other values for single queues: max_replays, replay_base, max_replay_wait, off.",
     )
+    dead_letters_archive: Annotated[str | None, ADVANCED] = Field(
+        None, description="A folder or s3://BUCKET/PREFIX for dead letters that are about to expire. Unset: no archive."
+    )
+    dead_letters_warn_share: Annotated[float, ADVANCED] = Field(
+        0.5, gt=0, le=1, description="Warn of a dead letter that has waited for this share of its retention."
+    )
+
+    spark_master: str = Field("local[*]", description="The address of the Spark master.")
+    spark_driver_memory: str = Field(
+        "2g", pattern=r"^\d+[kmgKMG]$", description="The heap of the Spark driver's JVM, such as 512m or 2g."
+    )
+    spark_conf: Annotated[dict[str, str], ADVANCED] = Field(default_factory=dict, description="Further Spark settings.")
+
+    aws_region: str | None = Field(None, description="The AWS region. Unset: from AWS's own settings.")
+    aws_endpoint_url: Annotated[str | None, ADVANCED] = Field(
+        None, description="The URL of a server that speaks SQS and S3. Unset: AWS."
+    )
+    aws_profile: Annotated[str | None, ADVANCED] = Field(
+        None, description="The profile in AWS's own settings. Unset: AWS's default."
+    )
+    aws_requester_pays: Annotated[bool, ADVANCED] = Field(
+        False, description="Pay for S3 reads in place of the bucket's owner."
+    )
+
+    log_level: Annotated[LogLevel, STARTER] = Field("info", description="The lowest level that is logged.")
     log_format: Literal["auto", "json", "console"] = Field(
-        "auto", description="how the log is written: auto is json unless it goes to a terminal"
+        "auto", description="The format of the log: json, console, or auto for json unless it goes to a terminal."
     )
-    log_level: LogLevel = Field("info", description="the lowest level that is logged")
-    log_levels: dict[str, LogLevel] = Field(default_factory=dict, description="events of the log with another level")
-    log_sampling: dict[str, float] = Field(
-        default_factory=dict, description="events of which a share is logged, 0 to 1"
+    log_levels: Annotated[dict[str, LogLevel], ADVANCED] = Field(
+        default_factory=dict, description="Another level for single events."
     )
-    service: str = Field("penstock", description="what the log calls this service")
-    service_version: str | None = Field(None, description="which version of the service the log names")
-    environment: str | None = Field(None, description="which environment the log names, such as production")
-    metrics_address: str | None = Field(
-        None, description="HOST:PORT where a worker answers for its metrics and its health; unset: nowhere"
+    log_sampling: Annotated[dict[str, float], ADVANCED] = Field(
+        default_factory=dict, description="The share of an event's lines that is logged, from 0 to 1."
+    )
+    log_service: Annotated[str, ADVANCED] = Field("penstock", description="The name of this service in log and traces.")
+    log_service_version: Annotated[str | None, ADVANCED] = Field(
+        None, description="The version of this service in log and traces."
+    )
+    log_environment: Annotated[str | None, ADVANCED] = Field(
+        None, description="The environment in log and traces, such as production."
+    )
+
+    metrics_address: Annotated[str | None, STARTER] = Field(
+        None, description="HOST:PORT where a worker serves its metrics and its health. Unset: not served."
     )
     metrics_export: list[MetricsExport] = Field(
         default_factory=list,
-        description="where metrics go besides: otel, emf (a line for CloudWatch Logs), cloudwatch",
+        description="Where metrics are also sent: otel (OTLP), emf (log lines for CloudWatch Logs), cloudwatch.",
     )
-    metrics_export_seconds: float = Field(
-        60.0, ge=1, le=3_600, allow_inf_nan=False, description="how often metrics are sent"
+    metrics_export_every: Annotated[float, Seconds(least=1, most=3_600), ADVANCED] = Field(
+        60.0, description="How often metrics are sent."
     )
-    cloudwatch_namespace: str = Field("Penstock", min_length=1, description="what CloudWatch files the metrics under")
-    traces: bool = Field(False, description="tell OpenTelemetry what becomes of each message")
-    monitor_address: str = Field(
-        "127.0.0.1:9564", description="HOST:PORT where `penstock monitor` answers for its metrics and its health"
+    metrics_cloudwatch_namespace: Annotated[str, ADVANCED] = Field(
+        "Penstock", min_length=1, description="The CloudWatch namespace of the metrics."
     )
-    monitor_seconds: float = Field(
-        20.0, ge=1, le=60, allow_inf_nan=False, description="how often `penstock monitor` looks at queues and ledger"
+    metrics_monitor_address: Annotated[str, ADVANCED] = Field(
+        "127.0.0.1:9564", description="HOST:PORT where the monitor command serves its metrics and its health."
     )
-    late_after_seconds: float = Field(
-        300.0, gt=0, allow_inf_nan=False, description="a queue whose oldest visible message is older is late"
+    metrics_monitor_every: Annotated[float, Seconds(least=1, most=60), ADVANCED] = Field(
+        20.0, description="How often the monitor polls the queues and the ledger."
     )
-    late_queues: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
-        default_factory=dict, description="queues that are late after other times, in seconds"
+
+    tracing_enabled: bool = Field(False, description="Send OpenTelemetry spans for each message.")
+
+    alerts_lagging_after: Annotated[float, Seconds()] = Field(
+        300.0, description="A queue is lagging if its oldest visible message is older than this."
     )
-    overdue_after_seconds: float = Field(
-        3_600.0, gt=0, allow_inf_nan=False, description="an object that waits longer to be processed is overdue"
+    alerts_lagging_queues: Annotated[dict[str, Annotated[float, Seconds()]], ADVANCED] = Field(
+        default_factory=dict, description="Other values of alerts.lagging_after for single queues."
     )
-    ecs_task_protection: bool = Field(
-        False, description="on ECS: a task that works on what a drain is too short for is not scaled in meanwhile"
+    alerts_sentry_dsn: Annotated[str | None, ADVANCED] = Field(
+        None, description="The DSN of the Sentry project that receives failures."
     )
-    sentry_dsn: str | None = Field(None, description="the project in Sentry that failures are told to")
-    rollbar_token: str | None = Field(None, description="the access token of the project in Rollbar")
-    notify_urls: list[str] = Field(
-        default_factory=list,
-        description="chats and mailboxes that failures are told to, as Apprise writes addresses",
+    alerts_rollbar_token: Annotated[str | None, ADVANCED] = Field(
+        None, description="The access token of the Rollbar project that receives failures."
     )
-    kill_at: str | None = Field(None, description="for crash tests: SIGKILL the process group at this step, `step[:n]`")
+    alerts_notify_urls: Annotated[list[str], STARTER] = Field(
+        default_factory=list, description="Chats and mailboxes that receive failures, as Apprise URLs."
+    )
+
+    kill_at: Annotated[str | None, HIDDEN] = Field(
+        None, description="For crash tests: SIGKILL the process group at this step, `step` or `step:n`."
+    )
 
     @property
     def aws(self) -> Aws:
-        """How to speak to AWS. ``AWS_REGION``, which ECS and most of AWS's tools use, boto3 does not know."""
+        """The access to AWS, with the region from ``AWS_REGION`` (set by ECS) if unset: boto3 does not read it."""
         return Aws(
             region=self.aws_region or os.environ.get("AWS_REGION"),
             endpoint_url=self.aws_endpoint_url,
@@ -236,8 +352,20 @@ class Settings(BaseSettings):
         )
 
     @property
+    def jobs(self) -> frozenset[str]:
+        """The background jobs in which a worker takes part, if other settings ask for them."""
+        if self.worker_jobs in (_ALL_JOBS, _ONLY_JOBS):
+            return frozenset(JOBS)
+        return frozenset(JOBS) & frozenset(self.worker_jobs.split(","))
+
+    @property
+    def serves_handlers(self) -> bool:
+        """False for a worker that runs background jobs and nothing else."""
+        return self.worker_jobs != _ONLY_JOBS
+
+    @property
     def ecs_agent_uri(self) -> str | None:
-        """Where the agent of ECS answers the containers of a task. None: this is no task of ECS."""
+        """The URL of the ECS agent for this task; None outside ECS."""
         return os.environ.get("ECS_AGENT_URI")
 
     @classmethod
@@ -249,4 +377,17 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is pydantic's; .env is not read
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, file_secret_settings, TomlConfigSettingsSource(settings_cls)
+        """Return the sources in the order of their precedence, called by pydantic."""
+        return init_settings, env_settings, file_secret_settings, SettingsFile(settings_cls)
+
+
+def audience(field: str) -> Audience | None:
+    """Return where a setting is listed; None: in the main table."""
+    return next((mark for mark in Settings.model_fields[field].metadata if isinstance(mark, Audience)), None)
+
+
+def is_duration(field: str) -> bool:
+    """Return True if a setting is a duration, or a table of durations."""
+    return field == "alerts_lagging_queues" or any(
+        isinstance(mark, Seconds) for mark in Settings.model_fields[field].metadata
+    )

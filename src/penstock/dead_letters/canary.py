@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.dead_letters.letters import PAGE, letters_in
+from penstock.dead_letters.reader import PAGE, dead_letters_in
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
-from penstock.messaging.death import death_of, past_of
+from penstock.messaging.death import death_of, earlier_deaths_of
 from penstock.messaging.message import Message
 from penstock.messaging.replay import REPLAY_ID_ATTRIBUTE
 
-_LOOK_SECONDS_MIN, _LOOK_SECONDS_MAX = 0.2, 5.0
-_NAP_SECONDS = 0.2
-_EMPTY_LOOKS = 2  # in a row, because these counts are estimates
+_POLL_SECONDS_MIN, _POLL_SECONDS_MAX = 0.2, 5.0
+_PAUSE_SECONDS = 0.2
+_EMPTY_POLLS = 2  # in a row, because these counts are estimates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,33 +36,34 @@ class CanaryResult:
     """The result of watching, also as a sentence."""
 
     verdict: Literal["settled", "died", "unknown", "not watched"]
-    told: str
+    text: str
 
 
 def unwatched(canary: Canary) -> CanaryResult:
     """Return the result for a message that was sent but not watched."""
-    return CanaryResult(verdict="not watched", told=f"it was sent to {canary.queue} and not watched any more")
+    return CanaryResult(verdict="not watched", text=f"it was sent to {canary.queue} and not watched any more")
 
 
 def watch(canary: Canary, broker: Broker, *, seconds: float, clock: Clock, stopped: Callable[[], bool]) -> CanaryResult:
     """Poll until the message is settled or dead-lettered, the time is over, or ``stopped`` returns True."""
     began_at = clock.monotonic()
-    rest_seconds = _LOOK_SECONDS_MIN
+    pause_seconds = _POLL_SECONDS_MIN
     empty = 0
     while True:
-        looked_at = clock.monotonic()
+        polled_at = clock.monotonic()
         there = _in_queue(canary, broker)
         empty = 0 if there else empty + 1
-        if not there and (broker.capabilities.exact_stats or empty >= _EMPTY_LOOKS):
-            return _fate(canary, broker)
+        if not there and (broker.capabilities.exact_stats or empty >= _EMPTY_POLLS):
+            return _search_dead_letters(canary, broker)
         if isinstance(there, Message) and _died_before(canary, there):
-            return CanaryResult(verdict="died", told=f"it died, and is in {canary.queue} again already")
+            return CanaryResult(verdict="died", text=f"it died, and is in {canary.queue} again already")
         now = clock.monotonic()
         left = began_at + seconds - now
         if left <= 0 or stopped():
             return _undecided(canary, broker, seconds=now - began_at)
-        rest_seconds = min(max(2 * rest_seconds, 2 * (now - looked_at)), _LOOK_SECONDS_MAX)
-        _nap(min(rest_seconds, left), clock, stopped)
+        # No backoff of retries: polls become rarer, also because each may be slow.
+        pause_seconds = min(max(2 * pause_seconds, 2 * (now - polled_at)), _POLL_SECONDS_MAX)
+        _pause(min(pause_seconds, left), clock, stopped)
 
 
 def _in_queue(canary: Canary, broker: Broker) -> Message | bool:
@@ -80,27 +81,27 @@ def _messages(broker: Broker, queue: str) -> Iterator[Message]:
         after = page[-1].id
 
 
-def _fate(canary: Canary, broker: Broker) -> CanaryResult:
+def _search_dead_letters(canary: Canary, broker: Broker) -> CanaryResult:
     """Search the DLQs for a message that left its queue: a broker adds to the DLQ before it deletes from the queue."""
     for queue in canary.dead_letter_queues:
-        with letters_in(broker, queue) as letters:
-            for page in letters.pages():
+        with dead_letters_in(broker, queue) as dead_letters:
+            for page in dead_letters.pages():
                 if found := next((each for each in page if _is_it(canary, each.message)), None):
                     why = found.death.reason if found.death is not None else "it does not say of what"
-                    return CanaryResult(verdict="died", told=f"it died again, and is in {queue} as {found.id}: {why}")
-    return CanaryResult(verdict="settled", told=f"it is gone from {canary.queue} and not among the dead letters")
+                    return CanaryResult(verdict="died", text=f"it died again, and is in {queue} as {found.id}: {why}")
+    return CanaryResult(verdict="settled", text=f"it has left {canary.queue} and is not among the dead letters")
 
 
 def _undecided(canary: Canary, broker: Broker, *, seconds: float) -> CanaryResult:
     if broker.capabilities.browsable:
-        return CanaryResult(verdict="unknown", told=f"it is still in {canary.queue} after {seconds:.0f} s")
-    died = _fate(canary, broker)
+        return CanaryResult(verdict="unknown", text=f"it is still in {canary.queue} after {seconds:.0f} s")
+    died = _search_dead_letters(canary, broker)
     if died.verdict == "died":
         return died
     return CanaryResult(
         verdict="unknown",
-        told=f"after {seconds:.0f} s it is not among the dead letters, but {canary.queue} is not empty, and SQS does "
-        "not tell of a single message whether it is still there",
+        text=f"after {seconds:.0f} s it is not among the dead letters, but {canary.queue} is not empty, and SQS "
+        "cannot report whether a single message is still there",
     )
 
 
@@ -114,11 +115,11 @@ def _is_it(canary: Canary, message: Message) -> bool:
 
 def _died_before(canary: Canary, message: Message) -> bool:
     death = death_of(message.attributes)
-    past = [each.message_id for each in past_of(message.attributes)]
-    return canary.message_id in (past if death is None else [*past, death.message_id])
+    history = [each.message_id for each in earlier_deaths_of(message.attributes)]
+    return canary.message_id in (history if death is None else [*history, death.message_id])
 
 
-def _nap(seconds: float, clock: Clock, stopped: Callable[[], bool]) -> None:
+def _pause(seconds: float, clock: Clock, stopped: Callable[[], bool]) -> None:
     until = clock.monotonic() + seconds
     while (left := until - clock.monotonic()) > 0 and not stopped():
-        clock.wait(threading.Event(), min(left, _NAP_SECONDS))
+        clock.wait(threading.Event(), min(left, _PAUSE_SECONDS))

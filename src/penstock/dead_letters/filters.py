@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.dead_letters.groups import NO_REASON, key_of
-from penstock.dead_letters.letters import DeadLetteredMessage
+from penstock.dead_letters.reader import DeadLetteredMessage
 from penstock.errors import InvalidMessage
 from penstock.messaging.broker import conventional_source, listed_name, names_dead_letters
-from penstock.messaging.death import DEATH_ATTRIBUTE, PAST_ATTRIBUTE, past_of, set_aside_reason
+from penstock.messaging.death import DEATH_ATTRIBUTE, EARLIER_DEATHS_ATTRIBUTE, earlier_deaths_of, set_aside_reason
 from penstock.messaging.message import Message
 from penstock.objects.notification import parse
 
@@ -26,77 +26,71 @@ class DeadLetterFilter:
     ids: frozenset[str] = frozenset()
 
     @property
-    def asks_nothing(self) -> bool:
+    def is_empty(self) -> bool:
         return self == DeadLetterFilter()
 
-    def matches(self, letter: DeadLetteredMessage, *, now: float) -> bool:
+    def matches(self, dead_letter: DeadLetteredMessage, *, now: float) -> bool:
         """Return True if the message meets every condition. The cheapest conditions are checked first."""
-        message = letter.message
+        message = dead_letter.message
         return (
             self._is_of_age(now - message.enqueued_at)
             and all(_text(message.attributes.get(name)) == value for name, value in self.attributes.items())
-            and self._died_so(letter)
+            and self._failed_so(dead_letter)
             and (self.object_uri is None or self.object_uri in objects_of(message))
         )
 
-    def ids_met(self, letter: DeadLetteredMessage) -> frozenset[str]:
+    def ids_met(self, dead_letter: DeadLetteredMessage) -> frozenset[str]:
         """Return the requested ids that belong to this message, now or before earlier replays."""
-        return self.ids & ids_of(letter) if self.ids else self.ids
+        return self.ids & ids_of(dead_letter) if self.ids else self.ids
 
     def _is_of_age(self, age_seconds: float) -> bool:
         if self.older_than_seconds is not None and age_seconds < self.older_than_seconds:
             return False
         return self.younger_than_seconds is None or age_seconds < self.younger_than_seconds
 
-    def _died_so(self, letter: DeadLetteredMessage) -> bool:
+    def _failed_so(self, dead_letter: DeadLetteredMessage) -> bool:
         if self.handler is None and self.error is None and not self.ids:
             return True
-        if not self._may_have_died_so(letter):
+        if not self._may_have_failed_so(dead_letter):
             return False
-        death = letter.death
-        if self.ids and not self.ids_met(letter):
+        death = dead_letter.death
+        if self.ids and not self.ids_met(dead_letter):
             return False
         if self.handler is not None and (death is None or death.handler != self.handler):
             return False
         if self.error is None or key_of(death) == self.error:
             return True
-        told = (death.reason, death.exception, death.fingerprint) if death is not None else ()
+        texts = [set_aside_reason(dead_letter.message.attributes)]
+        if death is not None:
+            texts += [death.reason, death.exception, death.fingerprint]
         sought = self.error.casefold()
-        return any(sought in text.casefold() for text in (*told, set_aside_reason(letter.message.attributes)) if text)
+        return any(sought in text.casefold() for text in texts if text)
 
-    def _may_have_died_so(self, letter: DeadLetteredMessage) -> bool:
+    def _may_have_failed_so(self, dead_letter: DeadLetteredMessage) -> bool:
         """Return False if the death's text rules out a match.
 
         The search costs a twentieth of decoding the death, which `matches` then skips.
         """
-        text = letter.message.attributes.get(DEATH_ATTRIBUTE)
+        text = dead_letter.message.attributes.get(DEATH_ATTRIBUTE)
         if not isinstance(text, str):
             return True
-        if self.ids and letter.id not in self.ids:
-            texts = (text, _text(letter.message.attributes.get(PAST_ATTRIBUTE)) or "")
+        if self.ids and dead_letter.id not in self.ids:
+            texts = (text, _text(dead_letter.message.attributes.get(EARLIER_DEATHS_ATTRIBUTE)) or "")
             if not any(not _is_plain(id) or any(id in each for each in texts) for id in self.ids):
                 return False
         if self.handler is not None and _is_plain(self.handler) and self.handler not in text:
             return False
         if self.error is None or not _is_plain(self.error) or self.error == NO_REASON:
             return True
-        sought, aside = self.error.casefold(), set_aside_reason(letter.message.attributes)
+        sought, aside = self.error.casefold(), set_aside_reason(dead_letter.message.attributes)
         return sought in text.casefold() or (aside is not None and sought in aside.casefold())
 
 
-def _is_plain(text: str) -> bool:
-    """Return True if the text appears unchanged in JSON.
-
-    False for text with <>: keys of groups contain placeholders, such as <n>, which no message contains.
-    """
-    return text.isascii() and text.isprintable() and not set(text) & set('"\\<>')
-
-
-def ids_of(letter: DeadLetteredMessage) -> frozenset[str]:
+def ids_of(dead_letter: DeadLetteredMessage) -> frozenset[str]:
     """Return the message's id, the one it had in the queue where it failed, and those from before earlier replays."""
-    death = letter.death
-    before = [each.message_id for each in past_of(letter.message.attributes)]
-    return frozenset({letter.id, *before, *([] if death is None else [death.message_id])})
+    death = dead_letter.death
+    before = [each.message_id for each in earlier_deaths_of(dead_letter.message.attributes)]
+    return frozenset({dead_letter.id, *before, *([] if death is None else [death.message_id])})
 
 
 def objects_of(message: Message) -> frozenset[str]:
@@ -108,25 +102,33 @@ def objects_of(message: Message) -> frozenset[str]:
     return frozenset(ref.uri for ref in found.objects)
 
 
-def origins_of(letter: DeadLetteredMessage) -> Sequence[str]:
+def origins_of(dead_letter: DeadLetteredMessage) -> Sequence[str]:
     """Return the queues that the message may have come from, without DLQs, most reliable source first.
 
     The sources are the broker, its death, earlier deaths and the name of its queue. Deaths may be forged.
     """
-    death = letter.death
-    told = [
-        letter.moved_from,
+    death = dead_letter.death
+    known_texts = [
+        dead_letter.moved_from,
         None if death is None else death.queue,
-        *(each.queue for each in reversed(past_of(letter.message.attributes))),
-        source_of(letter.queue),
+        *(each.queue for each in reversed(earlier_deaths_of(dead_letter.message.attributes))),
+        source_of(dead_letter.queue),
     ]
-    return [queue for queue in told if queue and not names_dead_letters(listed_name(queue))]
+    return [queue for queue in known_texts if queue and not names_dead_letters(listed_name(queue))]
 
 
 def source_of(queue: str) -> str | None:
     """Return the queue that a DLQ or final DLQ belongs to, by its name alone."""
     source = conventional_source(queue)
     return source if source is None else source_of(source) or source
+
+
+def _is_plain(text: str) -> bool:
+    """Return True if the text appears unchanged in JSON.
+
+    False for text with <>: keys of groups contain placeholders, such as <n>, which no message contains.
+    """
+    return text.isascii() and text.isprintable() and not set(text) & set('"\\<>')
 
 
 def _text(value: str | bytes | None) -> str | None:

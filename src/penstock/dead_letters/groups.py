@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from penstock.dead_letters.letters import DeadLetteredMessage
+from penstock.dead_letters.reader import DeadLetteredMessage
 from penstock.messaging.death import DEATH_ATTRIBUTE, Death
 from penstock.messaging.message import NO_ATTRIBUTES
 
@@ -19,7 +19,7 @@ NO_REASON = "no reason was recorded"
 _REASON_CHARS_MAX = 200
 _FINGERPRINT = re.compile(r'"fingerprint": (null|"(?:[^"\\]|\\.)*")')
 _REASON = re.compile(r'\{"reason": ("(?:[^"\\]|\\.)*")')
-_PARTS = (
+_VARYING_PARTS = (
     (re.compile(r"""(?<!\w)(?:"[^"]*"|'[^']*'|`[^`]*`|«[^»]*»)"""), "<text>"),
     (re.compile(r"\b[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE), "<address>"),
     (re.compile(r"(?<![\w<])(?:~|\.{1,2})?/[^\s:;,()]+"), "<path>"),
@@ -45,7 +45,7 @@ class FailureGroup:
 
 
 @dataclass(slots=True, kw_only=True)
-class _GrowingGroup:
+class _PartialGroup:
     """A group while messages are counted."""
 
     example: DeadLetteredMessage
@@ -61,21 +61,21 @@ class Grouping:
 
     def __init__(self, *, groups_max: int = GROUPS_MAX) -> None:
         self._groups_max = groups_max
-        self._groups: dict[str, _GrowingGroup] = {}
-        self.letters = 0
+        self._groups: dict[str, _PartialGroup] = {}
+        self.dead_letters = 0
         self.others = 0  # messages of groups beyond the limit
 
-    def add(self, letters: Iterable[DeadLetteredMessage]) -> None:
-        for letter in letters:
-            self.letters += 1
-            tally = self._tally(_quick_key(letter), letter)
-            if tally is None:
+    def add(self, dead_letters: Iterable[DeadLetteredMessage]) -> None:
+        for dead_letter in dead_letters:
+            self.dead_letters += 1
+            group = self._group(_key_from_text(dead_letter), dead_letter)
+            if group is None:
                 self.others += 1
                 continue
-            at = letter.message.enqueued_at
-            tally.count += 1
-            tally.first_at, tally.last_at = min(tally.first_at, at), max(tally.last_at, at)
-            tally.queues[letter.queue] = None
+            at = dead_letter.message.enqueued_at
+            group.count += 1
+            group.first_at, group.last_at = min(group.first_at, at), max(group.last_at, at)
+            group.queues[dead_letter.queue] = None
 
     def groups(self) -> Sequence[FailureGroup]:
         """Return the groups, largest first."""
@@ -83,28 +83,28 @@ class Grouping:
         return [
             FailureGroup(
                 key=key,
-                count=tally.count,
-                first_at=tally.first_at,
-                last_at=tally.last_at,
-                queues=tuple(tally.queues),
-                reason=tally.reason,
-                example_id=tally.example.id,
-                example_queue=tally.example.queue,
+                count=group.count,
+                first_at=group.first_at,
+                last_at=group.last_at,
+                queues=tuple(group.queues),
+                reason=group.reason,
+                example_id=group.example.id,
+                example_queue=group.example.queue,
             )
-            for key, tally in found
+            for key, group in found
         ]
 
-    def _tally(self, key: str | None, letter: DeadLetteredMessage) -> _GrowingGroup | None:
-        tally = None if key is None else self._groups.get(key)
-        if tally is not None:
-            return tally
-        death = letter.death
+    def _group(self, key: str | None, dead_letter: DeadLetteredMessage) -> _PartialGroup | None:
+        group = None if key is None else self._groups.get(key)
+        if group is not None:
+            return group
+        death = dead_letter.death
         key = key_of(death)  # the exact key, in case a forged death misled the quick one
         if key not in self._groups:
             if len(self._groups) >= self._groups_max:
                 return None
-            self._groups[key] = _GrowingGroup(
-                example=_slim(letter), reason=NO_REASON if death is None else death.reason
+            self._groups[key] = _PartialGroup(
+                example=_without_content(dead_letter), reason=NO_REASON if death is None else death.reason
             )
         return self._groups[key]
 
@@ -116,13 +116,22 @@ def key_of(death: Death | None) -> str:
     return death.fingerprint or normalised(death.reason)
 
 
-def _quick_key(letter: DeadLetteredMessage) -> str | None:
+@lru_cache(maxsize=4096)
+def normalised(reason: str) -> str:
+    """Return a reason without the parts that vary between messages."""
+    text = reason[: 4 * _REASON_CHARS_MAX]
+    for pattern, name in _VARYING_PARTS:
+        text = pattern.sub(name, text)
+    return " ".join(text.split())[:_REASON_CHARS_MAX] or NO_REASON
+
+
+def _key_from_text(dead_letter: DeadLetteredMessage) -> str | None:
     """Return `key_of` by searching the text of a death as Penstock writes it; None if that is not possible.
 
     This skips decoding the rest, which is mostly a traceback. Quotes inside a text are escaped, so no text is mistaken
     for a field.
     """
-    text = letter.message.attributes.get(DEATH_ATTRIBUTE)
+    text = dead_letter.message.attributes.get(DEATH_ATTRIBUTE)
     if not isinstance(text, str):
         return NO_REASON
     found = _FINGERPRINT.search(text)
@@ -131,13 +140,13 @@ def _quick_key(letter: DeadLetteredMessage) -> str | None:
     if found[1] != "null":
         return _text(found[1])
     reason = _REASON.match(text)
-    told = None if reason is None else _text(reason[1])
-    return None if told is None else normalised(told)
+    text = None if reason is None else _text(reason[1])
+    return None if text is None else normalised(text)
 
 
-def _slim(letter: DeadLetteredMessage) -> DeadLetteredMessage:
+def _without_content(dead_letter: DeadLetteredMessage) -> DeadLetteredMessage:
     """Drop body and attributes, to save memory."""
-    return replace(letter, message=replace(letter.message, body=b"", attributes=NO_ATTRIBUTES))
+    return replace(dead_letter, message=replace(dead_letter.message, body=b"", attributes=NO_ATTRIBUTES))
 
 
 @lru_cache(maxsize=4096)
@@ -146,12 +155,3 @@ def _text(quoted: str) -> str | None:
         return str(json.loads(quoted))
     except ValueError:
         return None
-
-
-@lru_cache(maxsize=4096)
-def normalised(reason: str) -> str:
-    """Return a reason without the parts that vary between messages."""
-    text = reason[: 4 * _REASON_CHARS_MAX]
-    for pattern, name in _PARTS:
-        text = pattern.sub(name, text)
-    return " ".join(text.split())[:_REASON_CHARS_MAX] or NO_REASON

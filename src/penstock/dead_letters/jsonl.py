@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.dead_letters.letters import DeadLetteredMessage
+from penstock.dead_letters.reader import DeadLetteredMessage
 from penstock.errors import UsageError
 from penstock.messaging.death import DEATH_ATTRIBUTE
 from penstock.messaging.message import ORIGIN_ATTRIBUTE, Attributes, Message, Outgoing
-from penstock.messaging.replay import Replay, letter_replay_id, replay_id_of
+from penstock.messaging.replay import Replay, dead_letter_replay_id, replay_id_of
 
 FORMAT = 1  # version of the format, in each line
 LINE_BYTES_MAX = 16 * 1024 * 1024
@@ -32,7 +32,7 @@ class ExportedMessage:
     @property
     def replay_id(self) -> str:
         """The id of a replay of the message from the queue that it was exported from."""
-        return letter_replay_id(self.queue, self.message)
+        return dead_letter_replay_id(self.queue, self.message)
 
     def intent(self, queue: str) -> Replay:
         """Return the replay that imports the message into a queue.
@@ -42,8 +42,8 @@ class ExportedMessage:
         """
         return Replay(
             replay_id=replay_id_of(_IMPORTED, self.digest),
-            letter_queue=_IMPORTED,
-            letter_id=self.digest,
+            dead_letter_queue=_IMPORTED,
+            dead_letter_id=self.digest,
             queue=queue,
             count=0,
             due_at=0.0,
@@ -61,12 +61,12 @@ class ExportedMessage:
         )
 
 
-def line_of(letter: DeadLetteredMessage) -> bytes:
+def line_of(dead_letter: DeadLetteredMessage) -> bytes:
     """Return one line, including the line feed."""
-    message = letter.message
+    message = dead_letter.message
     fields = {
         "penstock_letter": FORMAT,
-        "queue": letter.queue,
+        "queue": dead_letter.queue,
         "id": message.id,
         "enqueued_at": message.enqueued_at,
         "group": message.group,
@@ -93,7 +93,7 @@ def read_line(line: bytes, *, number: int, file: str) -> ExportedMessage:
         why = "it is no JSON"
     except (ValueError, TypeError, AttributeError, OverflowError):
         why = "a field of it holds something else than an export writes there"
-    raise UsageError(f"Line {number:,} of {file} is no dead letter that was exported: {why}.")
+    raise UsageError(f"Line {number:,} of {file} is not an exported dead letter: {why}.")
 
 
 class _MalformedLine(Exception):

@@ -12,35 +12,35 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.dead_letters.filters import DeadLetterFilter
-from penstock.dead_letters.letters import DeadLetteredMessage, DeadLetterReader
+from penstock.dead_letters.reader import DeadLetteredMessage, DeadLetterReader
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.messaging.broker import Broker, chunk_of, send_each
 from penstock.messaging.clock import Clock
-from penstock.messaging.replay import Replay, ReplayLog, letter_replay_id, replayed
+from penstock.messaging.replay import Replay, ReplayLog, dead_letter_replay_id, replayed
 from penstock.messaging.steps import Probe, Step, no_probe
 
 CHUNK = 100  # messages between two checks of ``stopped``
-_NAP_SECONDS = 0.2  # between two such checks, while waiting for the rate
+_PAUSE_SECONDS = 0.2  # between two such checks, while waiting for the rate
 _NONE_SO_FAR = 0
 
 Stopped = Callable[[], bool]
-Told = Callable[[int], None]  # called with the number of messages done since the last call
+ProgressCallback = Callable[[int], None]  # called with the number of messages done since the last call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayItem:
     """A dead-lettered message and its target queue."""
 
-    letter: DeadLetteredMessage
+    dead_letter: DeadLetteredMessage
     queue: str
 
     @property
     def replay(self) -> Replay:
         """Its replay, to be sent now, with the replay counter at zero."""
         return Replay(
-            replay_id=letter_replay_id(self.letter.queue, self.letter.message),
-            letter_queue=self.letter.queue,
-            letter_id=self.letter.id,
+            replay_id=dead_letter_replay_id(self.dead_letter.queue, self.dead_letter.message),
+            dead_letter_queue=self.dead_letter.queue,
+            dead_letter_id=self.dead_letter.id,
             queue=self.queue,
             count=_NONE_SO_FAR,
             due_at=0.0,
@@ -49,12 +49,12 @@ class ReplayItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedChunk:
-    """The outcome of a chunk. ``ids`` are the new message ids, in the order of ``errands``.
+    """The outcome of a chunk. ``ids`` are the new message ids, in the order of ``items``.
 
     Messages in ``refused``, and those not listed here, stay where they are.
     """
 
-    errands: Sequence[ReplayItem]  # sent now
+    items: Sequence[ReplayItem]  # sent now
     ids: Sequence[str]
     sent_before: int  # were already sent, so only the dead-lettered messages were deleted
     refused: Sequence[tuple[ReplayItem, ConfigurationError]] = ()  # their queues cannot accept these messages
@@ -70,47 +70,47 @@ class ReplaySender:
         self._clock = clock
         self._probe = probe
 
-    def send(self, letters: DeadLetterReader, errands: Sequence[ReplayItem]) -> ReplayedChunk:
+    def send(self, dead_letters: DeadLetterReader, items: Sequence[ReplayItem]) -> ReplayedChunk:
         """Send a chunk, then delete the dead-lettered messages that were sent.
 
         Safe to repeat after an interruption at any step: messages that a queue accepted are marked before more are
         sent. Raises the error of a queue if no message of the chunk was sent.
         """
-        intents = {errand.replay.replay_id: replace(errand.replay, due_at=self._clock.now()) for errand in errands}
+        intents = {item.replay.replay_id: replace(item.replay, due_at=self._clock.now()) for item in items}
         known = self._log.open(list(intents.values()))
         self._probe(Step.REPLAY_INTENDED)
-        due = [errand for errand in errands if not known[errand.replay.replay_id].sent]
+        due = [item for item in items if not known[item.replay.replay_id].sent]
         by_queue: dict[str, list[ReplayItem]] = defaultdict(list)
-        for errand in due:
-            by_queue[errand.queue].append(errand)
+        for item in due:
+            by_queue[item.queue].append(item)
         taken: list[tuple[ReplayItem, str]] = []
         refused: list[tuple[ReplayItem, ConfigurationError]] = []
         failed: PenstockError | None = None
-        for some in self._parts(by_queue):
+        for some in self._portions(by_queue):
             try:
                 outcomes = self._send(some)
             except ConfigurationError as error:
-                if not (taken or len(due) < len(errands)):
+                if not (taken or len(due) < len(items)):
                     raise
                 failed = error  # messages accepted before must still be deleted
                 break
-            taken += [(errand, answer) for errand, answer in outcomes if isinstance(answer, str)]
-            refused += [(errand, answer) for errand, answer in outcomes if isinstance(answer, ConfigurationError)]
+            taken += [(item, answer) for item, answer in outcomes if isinstance(answer, str)]
+            refused += [(item, answer) for item, answer in outcomes if isinstance(answer, ConfigurationError)]
             failed = next((answer for _, answer in outcomes if isinstance(answer, TemporaryError)), None)
             if failed is not None:
                 break
         self._probe(Step.REPLAY_MARKED)
-        before = [errand for errand in errands if known[errand.replay.replay_id].sent]
-        letters.remove([errand.letter.id for errand in [*before, *(errand for errand, _ in taken)]])
+        before = [item for item in items if known[item.replay.replay_id].sent]
+        dead_letters.remove([item.dead_letter.id for item in [*before, *(item for item, _ in taken)]])
         return ReplayedChunk(
-            errands=[errand for errand, _ in taken],
+            items=[item for item, _ in taken],
             ids=[id for _, id in taken],
             sent_before=len(before),
             refused=refused,
             failed=failed,
         )
 
-    def _parts(self, by_queue: Mapping[str, Sequence[ReplayItem]]) -> Iterator[Sequence[ReplayItem]]:
+    def _portions(self, by_queue: Mapping[str, Sequence[ReplayItem]]) -> Iterator[Sequence[ReplayItem]]:
         """Yield the messages of one queue that are sent together before they are marked."""
         for together in by_queue.values():
             size = chunk_of(self._broker, len(together))
@@ -120,10 +120,10 @@ class ReplaySender:
     def _send(self, some: Sequence[ReplayItem]) -> Sequence[tuple[ReplayItem, str | PenstockError]]:
         """Send messages to one queue and mark those that it accepted."""
         # The recorded intent may be the automatic replayer's, with another count or queue: send our own.
-        outgoing = [replayed(each.letter.message, each.replay, delay_seconds=0.0) for each in some]
+        outgoing = [replayed(each.dead_letter.message, each.replay, delay_seconds=0.0) for each in some]
         outcomes = list(zip(some, send_each(self._broker, some[0].queue, outgoing), strict=True))
         self._probe(Step.REPLAY_SENT)
-        taken = [errand.replay.replay_id for errand, answer in outcomes if isinstance(answer, str)]
+        taken = [item.replay.replay_id for item, answer in outcomes if isinstance(answer, str)]
         if taken:
             self._log.sent(taken)
         return outcomes
@@ -151,18 +151,18 @@ class ReplayRate:
             return
         due_at = self._began_at + self._done / self._per_second
         while (left := due_at - self._clock.monotonic()) > 0 and not self._stopped():
-            self._clock.wait(threading.Event(), min(left, _NAP_SECONDS))
+            self._clock.wait(threading.Event(), min(left, _PAUSE_SECONDS))
 
 
 def matching(
-    letters: DeadLetterReader, wanted: DeadLetterFilter, *, clock: Clock, stopped: Stopped, until: float = math.inf
+    dead_letters: DeadLetterReader, wanted: DeadLetterFilter, *, clock: Clock, stopped: Stopped, until: float = math.inf
 ) -> Iterator[Sequence[DeadLetteredMessage]]:
     """Yield the matching messages page by page until ``stopped`` returns True.
 
     ``until`` (epoch seconds) excludes messages dead-lettered later. Replays need it: a message that fails again would
     otherwise be replayed again and again.
     """
-    for page in letters.pages():
+    for page in dead_letters.pages():
         if stopped():
             return
         now = clock.now()

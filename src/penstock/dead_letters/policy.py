@@ -8,17 +8,19 @@ derived from the replay's id, so every process draws the same one.
 `ReplayTargets` finds the queue that a message returns to if several queues share one DLQ.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.errors import ConfigurationError
+from penstock.messaging.backoff import ceiling_seconds
 from penstock.messaging.broker import listed_name, names_dead_letters
 from penstock.messaging.death import death_of
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message
-from penstock.messaging.replay import COUNT_MAX, Replay, letter_replay_id, replays_so_far
+from penstock.messaging.replay import COUNT_MAX, Replay, dead_letter_replay_id, replays_so_far
 
-RETENTION_SHARE_KEPT = 0.1  # minimum share of its retention that a message has left when its replay is due
+RETENTION_SHARE_LEFT = 0.1  # minimum share of its retention that a message has left when its replay is due
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,47 +61,51 @@ class ReplayAfter:
     delay_seconds: float
 
 
-def poison(letter: Message) -> MoveToFinal | None:
+def poison_move(dead_letter: Message) -> MoveToFinal | None:
     """Return why a message must not be replayed at all; None if it may."""
-    death = death_of(letter.attributes)
+    death = death_of(dead_letter.attributes)
     if death is None or not death.poison:
         return None
     return MoveToFinal(reason=f"another attempt cannot help: {death.reason}")
 
 
-def planned(
-    letter: Message,
+def plan_replay(
+    dead_letter: Message,
     *,
-    letter_queue: str,
+    dead_letter_queue: str,
     queue: str,
     policy: ReplayPolicy,
     retention_seconds: float | None,
-    letter_retention_seconds: float | None,
+    dlq_retention_seconds: float | None,
     now: float,
 ) -> Replay | MoveToFinal:
     """Return the replay to record, or the reason why there is none.
 
-    ``retention_seconds`` is the queue's retention, ``letter_retention_seconds`` the DLQ's; None: unlimited. No delay
+    ``retention_seconds`` is the queue's retention, ``dlq_retention_seconds`` the DLQ's; None: unlimited. No delay
     exceeds the latter.
     """
-    rejected = poison(letter)
+    rejected = poison_move(dead_letter)
     if rejected is not None:
         return rejected
-    so_far = replays_so_far(letter.attributes)
+    so_far = replays_so_far(dead_letter.attributes)
     if so_far >= policy.replays_max:
         times = "once" if so_far == 1 else f"{so_far} times"
         return MoveToFinal(reason=f"replayed {times}, and dead again" if so_far else "its queue is not replayed")
-    replay_id = letter_replay_id(letter_queue, letter)
+    replay_id = dead_letter_replay_id(dead_letter_queue, dead_letter)
     cap_seconds = policy.cap_seconds if policy.cap_seconds is not None else retention_seconds
-    longest_seconds = ceiling_seconds(so_far, base_seconds=policy.base_seconds, cap_seconds=cap_seconds)
+    longest_seconds = ceiling_seconds(
+        attempt=so_far + 1,
+        base_seconds=policy.base_seconds,
+        cap_seconds=math.inf if cap_seconds is None else cap_seconds,
+    )
     # limits the range before the draw, so that messages do not cluster at its end
-    if letter_retention_seconds is not None:
-        last_moment = letter.enqueued_at + (1.0 - RETENTION_SHARE_KEPT) * letter_retention_seconds
+    if dlq_retention_seconds is not None:
+        last_moment = dead_letter.enqueued_at + (1.0 - RETENTION_SHARE_LEFT) * dlq_retention_seconds
         longest_seconds = min(longest_seconds, max(last_moment - now, 0.0))
     return Replay(
         replay_id=replay_id,
-        letter_queue=letter_queue,
-        letter_id=letter.id,
+        dead_letter_queue=dead_letter_queue,
+        dead_letter_id=dead_letter.id,
         queue=queue,
         count=so_far + 1,
         due_at=now + spread(replay_id) * longest_seconds,
@@ -107,19 +113,13 @@ def planned(
 
 
 def next_step(
-    replay: Replay, *, now: float, delay_seconds_max: float, hold_seconds_max: float
+    replay: Replay, *, now: float, delay_seconds_max: float, hide_seconds_max: float
 ) -> HideFor | ReplayAfter:
     """Return the next step of a recorded replay. A delay longer than the queue supports is spent hidden in the DLQ."""
     wait_seconds = max(replay.due_at - now, 0.0)
     if wait_seconds <= delay_seconds_max:
         return ReplayAfter(delay_seconds=wait_seconds)
-    return HideFor(seconds=min(wait_seconds - delay_seconds_max, hold_seconds_max))
-
-
-def ceiling_seconds(so_far: int, *, base_seconds: float, cap_seconds: float | None) -> float:
-    """Return the longest delay after this many replays."""
-    grown = base_seconds * 2.0 ** min(so_far, 60)
-    return grown if cap_seconds is None else min(cap_seconds, grown)
+    return HideFor(seconds=min(wait_seconds - delay_seconds_max, hide_seconds_max))
 
 
 def spread(replay_id: str) -> float:
@@ -150,16 +150,16 @@ class ReplayTargets:
         """Return the queue with this name, URL or ARN."""
         return self._by_name.get(listed_name(queue))
 
-    def of(self, letter: Delivery) -> ReplayTarget | MoveToFinal:
+    def of(self, dead_letter: Delivery) -> ReplayTarget | MoveToFinal:
         """Return the queue where the message failed, or why that is unknown.
 
         The message's own record may be forged, so it can only select one of these queues. A message moved by the broker
         itself has no death of this failure: a death on it is an older one, or the sender's.
         """
-        death = death_of(letter.message.attributes)
+        death = death_of(dead_letter.message.attributes)
         queue = None if death is None else death.queue
-        if letter.moved_from is not None and not names_dead_letters(letter.moved_from):
-            queue = letter.moved_from
+        if dead_letter.moved_from is not None and not names_dead_letters(dead_letter.moved_from):
+            queue = dead_letter.moved_from
         if queue is None:
             if len(self._all) == 1:
                 return self._all[0]
@@ -167,5 +167,5 @@ class ReplayTargets:
             return MoveToFinal(reason=f"nothing says which queue it died in: {names} share this one")
         found = self.named(queue)
         return found or MoveToFinal(
-            reason=f"it died in the queue {queue[:200]}, whose dead letters do not come back here"
+            reason=f"it failed in the queue {queue[:200]}, whose dead letters are not replayed from here"
         )

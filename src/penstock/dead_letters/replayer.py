@@ -20,20 +20,29 @@ from penstock.dead_letters.policy import (
     ReplayTarget,
     ReplayTargets,
     next_step,
-    planned,
+    plan_replay,
 )
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
-from penstock.events import Bus, DeadReplayed, ReplaysUnmarked
+from penstock.events import Bus, DeadLetterReplayed, ReplaysUnrecorded
 from penstock.messaging.backoff import Random, backoff_seconds
 from penstock.messaging.broker import Broker, is_fifo, send_each
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer, ExecutionPlace, HeldClaim, ServiceWatch, Unwatched
-from penstock.messaging.replay import Replay, ReplayLog, letter_replay_id, replayed, replays_so_far
+from penstock.messaging.replay import Replay, ReplayLog, dead_letter_replay_id, replayed, replays_so_far
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.messaging.steps import Probe, Step, no_probe
 
-Result = Literal["sent", "already_sent", "held", "put_back", "set_aside"]
+Result = Literal["sent", "already_sent", "waiting", "released", "set_aside"]
+NAME = "replayer"
+_DELAYED_SHARE_MAX = 0.5  # maximum delay of a sent message, as a share of its queue's retention
+_HIDE_MARGIN_SECONDS = 60.0  # SQS limits the total time that a message can be hidden, counted from its receive
+_RETRY_BASE_SECONDS, _RETRY_CAP_SECONDS = 1.0, 60.0  # before a retry, while broker or log are unavailable
+FORGET_SECONDS = 600.0  # between two runs
+FORGET_MAX = 1_000  # rows per delete; repeated at once while as many are found
+_DELETES_MAX = 20  # deletes per run
+UNKNOWN_RETENTION_SECONDS = 366 * 86_400.0  # for unlimited or unknown retention
+_SLACK_SECONDS = 86_400.0  # clocks differ, and a message may be in flight when its retention ends
 
 
 class ReplayEvents:
@@ -43,45 +52,45 @@ class ReplayEvents:
         self._bus = bus
         self._sources = sources
 
-    def sent(self, letter: Delivery, replay: Replay, *, new_message_id: str | None) -> None:
+    def sent(self, dead_letter: Delivery, replay: Replay, *, new_message_id: str | None) -> None:
         """The message was sent and has this new id; None: it had been sent before."""
         result: Result = "already_sent" if new_message_id is None else "sent"
-        self._tell(letter, replay, result=result, new_message_id=new_message_id)
+        self._emit(dead_letter, replay, result=result, new_message_id=new_message_id)
 
-    def held(self, letter: Delivery, replay: Replay) -> None:
+    def held(self, dead_letter: Delivery, replay: Replay) -> None:
         """The message waits in its DLQ."""
-        self._tell(letter, replay, result="held")
+        self._emit(dead_letter, replay, result="waiting")
 
-    def set_aside(self, letter: Delivery, reason: str) -> None:
+    def set_aside(self, dead_letter: Delivery, reason: str) -> None:
         """The message moves to the final DLQ."""
-        self._tell(letter, None, result="set_aside", reason=reason)
+        self._emit(dead_letter, None, result="set_aside", reason=reason)
 
-    def put_back(self, letter: Delivery, replay: Replay | None, error: PenstockError) -> None:
+    def put_back(self, dead_letter: Delivery, replay: Replay | None, error: PenstockError) -> None:
         """The broker or the log is unavailable; the message is retried."""
-        self._tell(letter, replay, result="put_back", reason=_said(error))
+        self._emit(dead_letter, replay, result="released", reason=_error_text(error))
 
-    def unmarked(self, letters: Sequence[Delivery], error: PenstockError) -> None:
+    def unmarked(self, dead_letters: Sequence[Delivery], error: PenstockError) -> None:
         """The messages were sent, but marking them in the log failed."""
-        ids = tuple(letter_replay_id(letter.queue, letter.message) for letter in letters)
-        self._bus.emit(ReplaysUnmarked(replay_ids=ids, error=_said(error)))
+        ids = tuple(dead_letter_replay_id(dead_letter.queue, dead_letter.message) for dead_letter in dead_letters)
+        self._bus.emit(ReplaysUnrecorded(replay_ids=ids, error=_error_text(error)))
 
-    def _tell(
+    def _emit(
         self,
-        letter: Delivery,
+        dead_letter: Delivery,
         replay: Replay | None,
         *,
         result: Result,
         reason: str | None = None,
         new_message_id: str | None = None,
     ) -> None:
-        source = self._sources.of(letter)
-        so_far = replays_so_far(letter.message.attributes)
+        source = self._sources.of(dead_letter)
+        so_far = replays_so_far(dead_letter.message.attributes)
         self._bus.emit(
-            DeadReplayed(
+            DeadLetterReplayed(
                 queue=source.queue if isinstance(source, ReplayTarget) else None,
-                letter_queue=letter.queue,
-                message_id=letter.message.id,
-                replay_id=letter_replay_id(letter.queue, letter.message),
+                dead_letter_queue=dead_letter.queue,
+                message_id=dead_letter.message.id,
+                replay_id=dead_letter_replay_id(dead_letter.queue, dead_letter.message),
                 count=so_far if replay is None else replay.count,
                 due_at=None if replay is None else replay.due_at,
                 new_message_id=new_message_id,
@@ -89,16 +98,6 @@ class ReplayEvents:
                 reason=reason,
             )
         )
-
-
-def _said(error: PenstockError) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-NAME = "replayer"
-_DELAYED_SHARE_MAX = 0.5  # maximum delay of a sent message, as a share of its queue's retention
-_HOLD_MARGIN_SECONDS = 60.0  # SQS limits the total time that a message can be hidden, counted from its receive
-_AWAY_BASE_SECONDS, _AWAY_CAP_SECONDS = 1.0, 60.0  # before a retry, while broker or log are unavailable
 
 
 class UnavailableStreak:
@@ -123,7 +122,7 @@ class ReplayContext:
     clock: Clock
     random: Random
     probe: Probe = no_probe
-    away: UnavailableStreak = field(default_factory=UnavailableStreak)
+    unavailable: UnavailableStreak = field(default_factory=UnavailableStreak)
     ledger_watch: ServiceWatch = field(default_factory=Unwatched)  # of the log
 
 
@@ -131,28 +130,31 @@ class ReplayContext:
 class _PlannedReplay:
     """A message and its recorded replay."""
 
-    letter: Delivery
+    dead_letter: Delivery
     replay: Replay
 
 
 class ReplayExecution:
     """A `penstock.messaging.handler.Execution` of one batch. It holds no claim."""
 
-    def __init__(self, letters: Sequence[Delivery], desk: ReplayContext) -> None:
-        self._letters = letters
-        self._desk = desk
-        self._telling = ReplayEvents(desk.bus, desk.sources)
-        self._gone = threading.Event()  # set by the interrupting thread; nothing is sent afterwards
+    def __init__(self, dead_letters: Sequence[Delivery], context: ReplayContext) -> None:
+        self._dead_letters = dead_letters
+        self._context = context
+        self._events = ReplayEvents(context.bus, context.sources)
+        self._interrupted = threading.Event()  # set by the interrupting thread; nothing is sent afterwards
         self._now = 0.0  # epoch seconds, the time of this batch; written by the running thread
 
     def run(self) -> Answer:
         """Advance each message by one step. Raises `ConfigurationError` if a person must fix a queue or the log."""
-        self._now = self._desk.clock.now()
-        away, self._desk.away.in_a_row = self._desk.away.in_a_row, 0
+        self._now = self._context.clock.now()
+        unavailable, self._context.unavailable.in_a_row = self._context.unavailable.in_a_row, 0
         try:
-            return self._answer(away)
+            return self._answer(unavailable)
         except TemporaryError as error:  # raised by the log, before anything was sent
-            return {letter.receipt: self._put_back(letter, None, error, away) for letter in self._letters}
+            return {
+                dead_letter.receipt: self._retry_later(dead_letter, None, error, unavailable)
+                for dead_letter in self._dead_letters
+            }
 
     def claim(self) -> HeldClaim | None:
         return None
@@ -169,49 +171,51 @@ class ReplayExecution:
     def time_out(self) -> Answer:
         raise AssertionError("a replayer has no timeout")
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Do nothing: there is no claim, and the recorded intents are visible to every worker."""
 
     def interrupt(self) -> None:
-        self._gone.set()
+        self._interrupted.set()
 
     # The steps, in order
 
-    def _answer(self, away: int) -> Answer:
-        plans = [(letter, self._plan(letter)) for letter in self._letters]
-        with self._desk.ledger_watch.asked():
+    def _answer(self, unavailable: int) -> Answer:
+        plans = [(dead_letter, self._plan(dead_letter)) for dead_letter in self._dead_letters]
+        with self._context.ledger_watch.asked():
             on_record = self._recorded([plan for _, plan in plans])
         answers: dict[str, Settlement] = {}
         due: dict[str, list[tuple[_PlannedReplay, ReplayAfter]]] = {}
-        for letter, plan in plans:
+        for dead_letter, plan in plans:
             # A recorded intent may be from a person's replay that died after the send: carry it out.
-            replay = on_record.get(_id_of(letter)) or plan
+            replay = on_record.get(_id_of(dead_letter)) or plan
             if isinstance(replay, MoveToFinal):
-                answers[letter.receipt] = self._set_aside(letter, replay.reason)
+                answers[dead_letter.receipt] = self._set_aside(dead_letter, replay.reason)
             elif replay.sent:
-                answers[letter.receipt] = self._sent(_PlannedReplay(letter=letter, replay=replay), new_message_id=None)
+                answers[dead_letter.receipt] = self._sent(
+                    _PlannedReplay(dead_letter=dead_letter, replay=replay), new_message_id=None
+                )
             else:
-                one = _PlannedReplay(letter=letter, replay=replay)
+                one = _PlannedReplay(dead_letter=dead_letter, replay=replay)
                 step = self._next_step(one)
                 if isinstance(step, ReplayAfter):
                     due.setdefault(one.replay.queue, []).append((one, step))
                 else:
-                    answers[letter.receipt] = self._hold(one, step)
+                    answers[dead_letter.receipt] = self._hide(one, step)
         for queue, sends in due.items():
-            answers |= self._send(queue, sends, away)
+            answers |= self._send(queue, sends, unavailable)
         return answers
 
-    def _plan(self, letter: Delivery) -> Replay | MoveToFinal:
-        source = self._desk.sources.of(letter)
+    def _plan(self, dead_letter: Delivery) -> Replay | MoveToFinal:
+        source = self._context.sources.of(dead_letter)
         if isinstance(source, MoveToFinal):
             return source
-        return planned(
-            letter.message,
-            letter_queue=letter.queue,
+        return plan_replay(
+            dead_letter.message,
+            dead_letter_queue=dead_letter.queue,
             queue=source.queue,
             policy=source.policy,
             retention_seconds=source.retention_seconds,
-            letter_retention_seconds=self._desk.retention_seconds,
+            dlq_retention_seconds=self._context.retention_seconds,
             now=self._now,
         )
 
@@ -221,94 +225,89 @@ class ReplayExecution:
         A message whose plan is the final DLQ may still have a recorded replay that a person sent.
         """
         replays = [plan for plan in plans if isinstance(plan, Replay)]
-        ids = {_id_of(letter) for letter in self._letters} - {replay.replay_id for replay in replays}
-        known = self._desk.log.find(sorted(ids)) if ids else {}
-        opened = self._desk.log.open(replays) if replays else {}
+        ids = {_id_of(dead_letter) for dead_letter in self._dead_letters} - {replay.replay_id for replay in replays}
+        known = self._context.log.find(sorted(ids)) if ids else {}
+        opened = self._context.log.open(replays) if replays else {}
         if opened:
-            self._desk.ledger_watch.succeeded()
-        self._desk.probe(Step.REPLAY_INTENDED)
+            self._context.ledger_watch.succeeded()
+        self._context.probe(Step.REPLAY_INTENDED)
         return {**known, **opened}
 
     def _next_step(self, one: _PlannedReplay) -> HideFor | ReplayAfter:
-        capabilities = self._desk.broker.capabilities
-        held_seconds = self._now - one.letter.received_at
+        capabilities = self._context.broker.capabilities
+        hidden_seconds = self._now - one.dead_letter.received_at
         return next_step(
             one.replay,
             now=self._now,
             delay_seconds_max=self._delay_seconds_max(one.replay.queue),
-            hold_seconds_max=max(capabilities.hold_seconds_max - max(held_seconds, 0.0) - _HOLD_MARGIN_SECONDS, 0.0),
+            hide_seconds_max=max(
+                capabilities.release_delay_seconds_max - max(hidden_seconds, 0.0) - _HIDE_MARGIN_SECONDS, 0.0
+            ),
         )
 
     def _delay_seconds_max(self, queue: str) -> float:
         if is_fifo(queue):
             return 0.0
-        most = self._desk.broker.capabilities.delay_seconds_max
-        source = self._desk.sources.named(queue)
+        most = self._context.broker.capabilities.delay_seconds_max
+        source = self._context.sources.named(queue)
         retention_seconds = None if source is None else source.retention_seconds
         return most if retention_seconds is None else min(most, _DELAYED_SHARE_MAX * retention_seconds)
 
-    def _send(self, queue: str, sends: Sequence[tuple[_PlannedReplay, ReplayAfter]], away: int) -> Answer:
-        desk = self._desk
-        if self._gone.is_set():
-            return {one.letter.receipt: Release(refund=True) for one, _ in sends}
-        messages = [replayed(one.letter.message, one.replay, delay_seconds=step.delay_seconds) for one, step in sends]
-        outcomes = list(zip([one for one, _ in sends], send_each(desk.broker, queue, messages), strict=True))
-        desk.probe(Step.REPLAY_SENT)
+    def _send(self, queue: str, sends: Sequence[tuple[_PlannedReplay, ReplayAfter]], unavailable: int) -> Answer:
+        context = self._context
+        if self._interrupted.is_set():
+            return {one.dead_letter.receipt: Release(uncounted=True) for one, _ in sends}
+        messages = [
+            replayed(one.dead_letter.message, one.replay, delay_seconds=step.delay_seconds) for one, step in sends
+        ]
+        outcomes = list(zip([one for one, _ in sends], send_each(context.broker, queue, messages), strict=True))
+        context.probe(Step.REPLAY_SENT)
         sent = [one for one, outcome in outcomes if not isinstance(outcome, PenstockError)]
         self._mark(sent)
-        return {one.letter.receipt: self._outcome(one, outcome, away) for one, outcome in outcomes}
+        return {one.dead_letter.receipt: self._outcome(one, outcome, unavailable) for one, outcome in outcomes}
 
     def _mark(self, sent: Sequence[_PlannedReplay]) -> None:
         try:
-            self._desk.log.sent([one.replay.replay_id for one in sent])
+            self._context.log.sent([one.replay.replay_id for one in sent])
         except TemporaryError as error:
             # They were sent, so their messages are deleted anyway: they are sent again only if that fails too.
-            self._telling.unmarked([one.letter for one in sent], error)
-        self._desk.probe(Step.REPLAY_MARKED)
+            self._events.unmarked([one.dead_letter for one in sent], error)
+        self._context.probe(Step.REPLAY_MARKED)
 
     # Settlements of single messages
 
-    def _outcome(self, one: _PlannedReplay, outcome: str | PenstockError, away: int) -> Settlement:
+    def _outcome(self, one: _PlannedReplay, outcome: str | PenstockError, unavailable: int) -> Settlement:
         if isinstance(outcome, ConfigurationError):
-            return self._set_aside(one.letter, f"its queue {one.replay.queue} does not take it: {outcome}")
+            return self._set_aside(one.dead_letter, f"its queue {one.replay.queue} does not accept it: {outcome}")
         if isinstance(outcome, PenstockError):
-            return self._put_back(one.letter, one.replay, outcome, away)
+            return self._retry_later(one.dead_letter, one.replay, outcome, unavailable)
         return self._sent(one, new_message_id=outcome)
 
     def _sent(self, one: _PlannedReplay, *, new_message_id: str | None) -> Settlement:
-        self._telling.sent(one.letter, one.replay, new_message_id=new_message_id)
+        self._events.sent(one.dead_letter, one.replay, new_message_id=new_message_id)
         return Ack()
 
-    def _hold(self, one: _PlannedReplay, step: HideFor) -> Settlement:
-        self._telling.held(one.letter, one.replay)
-        return Release(delay_seconds=step.seconds, refund=True)
+    def _hide(self, one: _PlannedReplay, step: HideFor) -> Settlement:
+        self._events.held(one.dead_letter, one.replay)
+        return Release(delay_seconds=step.seconds, uncounted=True)
 
-    def _set_aside(self, letter: Delivery, reason: str) -> Settlement:
-        self._telling.set_aside(letter, reason)
+    def _set_aside(self, dead_letter: Delivery, reason: str) -> Settlement:
+        self._events.set_aside(dead_letter, reason)
         return DeadLetter(reason=reason, set_aside=True)
 
-    def _put_back(self, letter: Delivery, replay: Replay | None, error: PenstockError, away: int) -> Settlement:
+    def _retry_later(
+        self, dead_letter: Delivery, replay: Replay | None, error: PenstockError, unavailable: int
+    ) -> Settlement:
         """Retry later. The send may have succeeded: the retry then sends it again under the same id."""
-        self._desk.away.in_a_row = away + 1
-        self._telling.put_back(letter, replay, error)
+        self._context.unavailable.in_a_row = unavailable + 1
+        self._events.put_back(dead_letter, replay, error)
         wait_seconds = backoff_seconds(
-            attempt=away + 1,
-            base_seconds=_AWAY_BASE_SECONDS,
-            cap_seconds=_AWAY_CAP_SECONDS,
-            random=self._desk.random,
+            attempt=unavailable + 1,
+            base_seconds=_RETRY_BASE_SECONDS,
+            cap_seconds=_RETRY_CAP_SECONDS,
+            random=self._context.random,
         )
-        return Release(delay_seconds=wait_seconds, refund=True, reason=str(error))
-
-
-def _id_of(letter: Delivery) -> str:
-    return letter_replay_id(letter.queue, letter.message)
-
-
-FORGET_SECONDS = 600.0  # between two runs
-FORGET_MAX = 1_000  # rows per delete; repeated at once while as many are found
-_LOOKS_MAX = 20  # deletes per run
-UNKNOWN_RETENTION_SECONDS = 366 * 86_400.0  # for unlimited or unknown retention
-_SLACK_SECONDS = 86_400.0  # clocks differ, and a message may be in flight when its retention ends
+        return Release(delay_seconds=wait_seconds, uncounted=True, reason=str(error))
 
 
 def keep_seconds(retentions: Iterable[float | None]) -> float:
@@ -325,11 +324,11 @@ class ReplayLogCleanup:
         self._clock = clock
         self._due_at = clock.monotonic() + FORGET_SECONDS * random()  # monotonic; written by the job
 
-    def care(self) -> None:
+    def run_if_due(self) -> None:
         """Delete expired records if it is time. Raises `TemporaryError` if the log is unavailable."""
         if self._clock.monotonic() < self._due_at:
             return
-        for _ in range(_LOOKS_MAX):
+        for _ in range(_DELETES_MAX):
             if self._forget(FORGET_MAX) < FORGET_MAX:
                 break
         self._due_at = self._clock.monotonic() + FORGET_SECONDS
@@ -338,8 +337,8 @@ class ReplayLogCleanup:
 class ReplayHandler:
     """A `penstock.messaging.handler.BatchHandler` for one DLQ."""
 
-    def __init__(self, desk: ReplayContext, forgetting: ReplayLogCleanup) -> None:
-        self._desk = desk
+    def __init__(self, context: ReplayContext, forgetting: ReplayLogCleanup) -> None:
+        self._context = context
         self._forgetting = forgetting
 
     @property
@@ -358,7 +357,15 @@ class ReplayHandler:
         return len(delivery.message.body)
 
     def begin(self, deliveries: Sequence[Delivery]) -> ReplayExecution:
-        return ReplayExecution(deliveries, self._desk)
+        return ReplayExecution(deliveries, self._context)
 
     def jobs(self) -> Mapping[str, Callable[[], object]]:
-        return {"replays": self._forgetting.care}
+        return {"replays": self._forgetting.run_if_due}
+
+
+def _error_text(error: PenstockError) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _id_of(dead_letter: Delivery) -> str:
+    return dead_letter_replay_id(dead_letter.queue, dead_letter.message)

@@ -39,8 +39,7 @@ def _count(environ: Mapping[str, str], name: str) -> int | None:
         return None
     if not (text.isascii() and text.isdigit()) or len(text) > 9 or int(text) > COUNT_MAX:
         raise ConfigurationError(
-            f"{name} in the environment is {text!r}: it is how often a dead letter comes back, a whole number from 0 "
-            f"to {COUNT_MAX}."
+            f"{name} in the environment is {text!r}: set the number of replays, a whole number from 0 to {COUNT_MAX}."
         )
     return int(text)
 

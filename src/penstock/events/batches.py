@@ -111,35 +111,35 @@ class LedgerRolledBack(Event):
 
     pipeline: str
     sink: str
-    lost_seq: int  # its number; another batch may have it now
+    missing_seq: int  # its number; another batch may have it now
 
     @property
     def error(self) -> str:
         """Return the error as text for people."""
         return (
-            f"The ledger does not have batch {self.lost_seq} of {self.pipeline} any more that it had before: it failed "
-            f"over to a replica that lacks its last commits, or was restored. The objects of the lost batches may have "
+            f"The ledger no longer contains batch {self.missing_seq} of {self.pipeline}: it failed over to a replica "
+            f"that lacks the last commits, or was restored from a backup. The objects of the missing batches may have "
             f"to be read again: run `penstock reconcile`."
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerRepairBegan(Event):
+class LedgerRepairStarted(Event):
     """The repair of a rolled-back ledger from its table has started."""
 
     pipeline: str
-    agrees_at: int  # the last batch that ledger and table share
-    shown_at: int  # the last batch in the table
+    common_seq: int  # the last batch that ledger and table share
+    table_seq: int  # the last batch in the table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerRepairEnded(Event):
+class LedgerRepairFinished(Event):
     """The ledger contains every batch of the table again."""
 
     pipeline: str
     batches: int  # imported from the table
     objects: int  # of the imported batches, as far as known
-    moved: int  # batches committed since the rollback, now numbered after the imported ones
+    renumbered: int  # batches committed since the rollback, now numbered after the imported ones
     withdrawn: int  # batches committed since the rollback that no longer count
     abandoned: int  # open attempts that were ended
 

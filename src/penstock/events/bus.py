@@ -13,15 +13,15 @@ class Event:
 Listener = Callable[[Event], None]
 
 
-def tell_nobody(_: Event) -> None:
+def ignore(_: Event) -> None:
     """Ignore the event. The default listener."""
 
 
-class ChoosyListener(ABC):
+class SelectiveListener(ABC):
     """A listener that receives only some kinds of events."""
 
     @abstractmethod
-    def hears(self, kind: type[Event]) -> bool:
+    def wants(self, kind: type[Event]) -> bool:
         """Return True if the listener receives events of this kind. The result never changes."""
 
     @abstractmethod
@@ -36,7 +36,7 @@ class Bus:
         self._listeners = listeners  # fixed at construction, so no lock is needed
         self._hearers: dict[type[Event], tuple[Listener, ...]] = {}  # by kind; filled on first use by any thread
 
-    def hears(self, kind: type[Event]) -> bool:
+    def wants(self, kind: type[Event]) -> bool:
         """Return True if any listener receives this kind; otherwise the caller need not create the event."""
         return bool(self._hearers_of(kind))
 
@@ -50,6 +50,6 @@ class Bus:
             hearers = self._hearers[kind] = tuple(
                 listener
                 for listener in self._listeners
-                if not isinstance(listener, ChoosyListener) or listener.hears(kind)
+                if not isinstance(listener, SelectiveListener) or listener.wants(kind)
             )
         return hearers

@@ -18,7 +18,7 @@ class DeliverySettled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SettlementsTaken(Event):
+class SettlementsApplied(Event):
     """The broker applied these settlements of one queue in one call. For listeners that only count."""
 
     queue: str
@@ -29,14 +29,14 @@ class SettlementsTaken(Event):
 class MessagesReceived(Event):
     """A receive returned these deliveries.
 
-    ``redelivered`` counts those delivered before; ``orphaned`` counts those whose previous lease expired, which is
+    ``redelivered`` counts those delivered before; ``expired`` counts those whose previous lease expired, which is
     the only trace of a killed worker.
     """
 
     queue: str
     message_ids: tuple[str, ...]
     redelivered: int
-    orphaned: int = 0  # 0 if the broker does not remember attempts
+    expired: int = 0  # 0 if the broker does not remember attempts
     first_enqueued_at: float | None = None  # epoch seconds; of the oldest first delivery, if there is any
 
 
@@ -53,7 +53,7 @@ class MessageTakenOver(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessagesVanished(Event):
+class MessagesDeleted(Event):
     """Messages that this worker held were deleted from the queue by another program. They cannot be restored."""
 
     queue: str
@@ -125,7 +125,7 @@ class MessageInvalid(MessageEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageGivenBack(MessageEvent):
+class MessageInterrupted(MessageEvent):
     """A shutdown interrupted the handler; another worker continues."""
 
     duration_seconds: float
@@ -149,14 +149,14 @@ class LeaseLost(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeasesEndangered(Event):
+class LeasesExpiring(Event):
     """Leases or claims were not extended for one and a half heartbeats.
 
     The service that holds them is unavailable or slow. Emitted twice per heartbeat while this lasts.
     """
 
     queue: str
-    held: Literal["message leases", "claims"]
+    kind: Literal["message leases", "claims"]
     count: int
     seconds_left: float  # of the lease that expires first
 
@@ -174,7 +174,7 @@ class HeartbeatFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SettleFailed(Event):
+class SettlementFailed(Event):
     """The broker rejected a settlement, or was unavailable. ``lost`` means that the lease had ended."""
 
     queue: str
@@ -226,7 +226,7 @@ class BreakerClosed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TickSent(Event):
+class ScheduledMessageSent(Event):
     """The message of a scheduled handler was sent, by this worker or another. ``scheduled_at``: epoch seconds."""
 
     handler: str
@@ -235,7 +235,7 @@ class TickSent(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TickFailed(Event):
+class ScheduledMessageFailed(Event):
     """The message of a scheduled handler was not sent.
 
     The send is retried for a while, unless ``error`` reports that its outcome is unknown.
@@ -255,7 +255,7 @@ class OutboxSent(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutboxRefused(Event):
+class OutboxRejected(Event):
     """The broker rejected a row of the outbox. The row stays there and is retried."""
 
     queue: str
@@ -275,7 +275,7 @@ class RelayFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InboxForgotten(Event):
+class InboxCleaned(Event):
     """Expired rows of an inbox were deleted."""
 
     database: str  # its address without the password
@@ -283,26 +283,26 @@ class InboxForgotten(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadReplayed(Event):
+class DeadLetterReplayed(Event):
     """A replayer decided about a dead-lettered message.
 
-    ``result`` is sent, already_sent (before a crash, according to the record), held (its wait is not over), put_back
-    (broker or record unavailable), or set_aside (moved to the final DLQ).
+    ``result`` is sent, already_sent (before a crash, according to the record), waiting (its delay is not over),
+    released (broker or record unavailable; it is tried again), or set_aside (moved to the final DLQ).
     """
 
     queue: str | None  # where the message died and returns to; None if unknown
-    letter_queue: str
+    dead_letter_queue: str
     message_id: str  # of the dead-lettered message
     replay_id: str
     count: int  # number of this replay in a row; for set_aside, the number of earlier replays
     due_at: float | None  # epoch seconds
     new_message_id: str | None  # of the message sent now
-    result: Literal["sent", "already_sent", "held", "put_back", "set_aside"]
-    reason: str | None = None  # of put_back and set_aside
+    result: Literal["sent", "already_sent", "waiting", "released", "set_aside"]
+    reason: str | None = None  # of released and set_aside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplaysUnmarked(Event):
+class ReplaysUnrecorded(Event):
     """Replays were sent but could not be marked in the record. Their dead letters are deleted nevertheless."""
 
     replay_ids: tuple[str, ...]
@@ -310,11 +310,11 @@ class ReplaysUnmarked(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLettersAgeing(Event):
+class DeadLettersExpiring(Event):
     """Dead letters approach the end of their queue's retention. Emitted daily while this lasts."""
 
     queue: str
-    letters: int  # those older than the configured share of the retention
+    count: int  # those older than the configured share of the retention
     oldest_age_seconds: float
     first_deleted_at: float  # epoch seconds
     archived: bool  # True if they are archived before they expire
@@ -325,5 +325,5 @@ class DeadLettersArchived(Event):
     """Dead letters that were about to expire were moved to a file."""
 
     queue: str
-    letters: int
+    count: int
     file: str

@@ -2,8 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from penstock.events.bus import Event
+
+
+class QuarantineReason(StrEnum):
+    """Why a line is in quarantine. Stored in the quarantine table; a label of the metric quarantined_lines_total."""
+
+    INVALID_UTF8 = "invalid UTF-8"
+    INVALID_ENCODING = "invalid encoding"  # of an object handler that reads another encoding
+    MALFORMED = "malformed"
+    WRONG_TYPE = "wrong type"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,14 +30,14 @@ class SourceScanned(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchBegan(Event):
+class WatchStarted(Event):
     """An ingest with --watch is ready: new objects are detected from now on."""
 
     source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchDisturbed(Event):
+class WatchDegraded(Event):
     """A watched folder was deleted, or its notifications fail. Watching continues."""
 
     source: str
@@ -78,7 +88,7 @@ class ObjectFinished(ObjectEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectGivenBack(ObjectEvent):
+class ObjectInterrupted(ObjectEvent):
     """A shutdown, or a fault that the object did not cause, interrupted the attempt. The object is free again."""
 
     reason: str
@@ -124,8 +134,7 @@ class ObjectSkipped(Event):
 class LinesQuarantined(Event):
     """Lines of one object could not be read. ``sample`` contains a few of them as (offset, reason).
 
-    ``reasons`` counts all of them by category: invalid UTF-8, invalid encoding (if an object handler reads another
-    encoding), malformed, wrong type.
+    ``reasons`` counts all of them by `QuarantineReason`.
     """
 
     pipeline: str
@@ -137,10 +146,10 @@ class LinesQuarantined(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileProgressed(Event):
-    """A reconcile made progress. ``what`` names the unit: tasks (of Spark, as far as known) or messages."""
+    """A reconcile made progress. ``unit`` is tasks (of Spark, as far as known), objects or messages."""
 
     pipeline: str
-    what: str
+    unit: str
     done: int
     total: int
 
@@ -149,14 +158,14 @@ class ReconcileProgressed(Event):
 class ObjectsMissing(Event):
     """Objects exist that were stored before ``as_of`` and never processed: notifications were lost.
 
-    ``where`` lists the folders with the most missing objects and their counts.
+    ``folders`` lists those with the most missing objects and their counts.
     """
 
     pipeline: str
     source: str
     as_of: float  # epoch seconds
     missing: int
-    where: tuple[str, ...]
+    folders: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Events of workers and the services they need, of supervisors, and of the monitor."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from penstock.events.bus import Event
 
@@ -13,6 +14,11 @@ class WorkerStarted(Event):
     concurrency: int
     broker: str | None = None  # its address without the password, if known
     metrics: str | None = None  # HOST:PORT of the endpoint for metrics and health, if there is one
+    weights: Mapping[str, int] = field(default_factory=dict)  # by queue
+    app: str | None = None  # its name, if an app runs the worker
+    version: str | None = None  # of Penstock, if it is installed
+    ledger: str | None = None  # its address without the password, if the worker uses one
+    jobs: tuple[str, ...] = ()  # its background jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +40,10 @@ class WorkerFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStopped(Event):
-    """The worker stopped, after a failure or not; ``outcome`` is drained, given_back or forced."""
+    """The worker stopped, after a failure or not; ``outcome`` is drained, interrupted or forced."""
 
     outcome: str
-    given_back: tuple[str, ...]  # message ids
+    released: tuple[str, ...]  # ids of the messages whose handlers did not finish or did not start
     unsettled: tuple[str, ...] = ()  # ids of released or finished messages whose settlement the broker did not apply
 
 
@@ -58,15 +64,15 @@ class ExecutionFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpkeepFailed(Event):
-    """A background job of a handler failed; it is retried after a wait."""
+class JobFailed(Event):
+    """A background job failed; it is retried after a wait."""
 
-    handler: str
+    job: str  # its name; for a job of a handler or pipeline the name of that
     error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GiveBackFailed(Event):
+class ReleaseFailed(Event):
     """One step of releasing a batch raised; the following steps ran nevertheless."""
 
     handler: str
@@ -98,7 +104,7 @@ class ErrorReportsDropped(Event):
 class MetricsExportFailed(Event):
     """Metrics could not be sent to a configured destination. Emitted again after ten minutes if this lasts."""
 
-    outlet: str
+    exporter: str  # otel, emf or cloudwatch
     error: str
 
 
@@ -110,7 +116,7 @@ class TracesExportFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineHalted(Event):
+class ConsumerHalted(Event):
     """A handler hit an error that no retry can fix. This worker stops serving its queue, but no other queue."""
 
     queue: str
@@ -142,7 +148,7 @@ class ListenerFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessEnded(Event):
+class ProcessExited(Event):
     """A supervised worker process ended. ``exit_code`` is negative for a signal, as in subprocess."""
 
     process: int
@@ -175,7 +181,7 @@ class TaskProtectionFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerAway(Event):
+class LedgerUnavailable(Event):
     """The ledger is unavailable or accepts no claims. The queues that need it are paused until it is available."""
 
     error: str
@@ -183,15 +189,15 @@ class LedgerAway(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerBack(Event):
+class LedgerAvailable(Event):
     """The ledger is available again, and the paused queues are served."""
 
-    away_seconds: float
+    outage_seconds: float
     queues: tuple[str, ...] = ()  # that were paused in this worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreAway(Event):
+class StoreUnavailable(Event):
     """The store of a source or a table is unavailable. The queues that need it are paused until it is available."""
 
     store: str  # its address in the declaration of the source or table
@@ -200,11 +206,11 @@ class StoreAway(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreBack(Event):
+class StoreAvailable(Event):
     """The store is available again, and the paused queues are served."""
 
     store: str
-    away_seconds: float
+    outage_seconds: float
     queues: tuple[str, ...] = ()  # that were paused in this worker
 
 
@@ -219,7 +225,7 @@ class MonitorStarted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LookFailed(Event):
+class MonitorPollFailed(Event):
     """The monitor cannot poll a source, so its gauges are absent. Emitted once until it recovers.
 
     ``source`` is broker, cloudwatch, ledger or tables.
@@ -230,15 +236,15 @@ class LookFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LookRecovered(Event):
+class MonitorPollRecovered(Event):
     """The monitor can poll the source again."""
 
     source: str
-    away_seconds: float
+    outage_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueSeenEmpty(Event):
+class ReceiveEmpty(Event):
     """A receive waited and returned nothing, on a broker that does not report the age of messages."""
 
     queue: str

@@ -11,9 +11,8 @@ from typing import Any
 
 from penstock.errors import Interrupted
 from penstock.handlers.breaker import ExecutionDeliveries
-from penstock.handlers.call import Call, HandlerRuntime, OpenedMessage
+from penstock.handlers.call import Call, HandlerRuntime, OpenedMessage, OwnTask
 from penstock.handlers.context import BatchContext, Item, item_of
-from penstock.handlers.function_call import OwnTask
 from penstock.messaging.call import CallTime, ExecutionControl
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.forks import OwnProcess
@@ -24,15 +23,15 @@ from penstock.messaging.settlement import Settlement
 class BatchCall:
     """A `penstock.messaging.handler.Execution` that opens and settles each delivery, and calls the function once."""
 
-    def __init__(self, deliveries: Sequence[Delivery], around: HandlerRuntime) -> None:
-        self._around = around
-        self._control = ExecutionControl(gives_back=around.declaration.on_stop == "give_back")
-        self._party = ExecutionDeliveries(tuple(deliveries))
-        self._calls = [Call(delivery, around, self._party) for delivery in deliveries]
+    def __init__(self, deliveries: Sequence[Delivery], runtime: HandlerRuntime) -> None:
+        self._runtime = runtime
+        self._control = ExecutionControl(ends_at_stop=runtime.declaration.on_stop == "release")
+        self._together = ExecutionDeliveries(tuple(deliveries))
+        self._calls = [Call(delivery, runtime, self._together) for delivery in deliveries]
         self._settled: dict[str, Settlement] = {}  # written by the running thread before it calls the function
         self._open: list[tuple[Call, Item[Any]]] = []  # as above
         self._deliveries = deliveries
-        self._time = CallTime(around.clock)  # of the user's code
+        self._time = CallTime(runtime.clock)  # of the user's code
         self._process = OwnProcess()  # entered around the user's code
 
     def left_seconds(self, timeout_seconds: float) -> float:
@@ -54,15 +53,15 @@ class BatchCall:
                 settlements.update(call.time_out())
         return settlements
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         settled = dict(self._settled)
         for delivery, call in zip(self._deliveries, self._calls, strict=True):
             if delivery.receipt not in settled:
-                call.give_back()
+                call.release()
 
     def interrupt(self) -> None:
-        # In case it was interrupted without `give_back` or `time_out`, which end the calls.
-        self._around.breaker.left(self._party)
+        # In case it was interrupted without `release` or `time_out`, which end the calls.
+        self._runtime.breaker.skip(self._together)
         self._control.end()
 
     def _begin(self) -> Sequence[Item[Any]]:
@@ -77,21 +76,21 @@ class BatchCall:
         return [item for _, item in self._open]
 
     def _arguments(self, items: Sequence[Item[Any]]) -> tuple[Any, ...]:
-        if not self._around.wants_context:
+        if not self._runtime.wants_context:
             return (items,)
         context = BatchContext(
-            queue=self._around.declaration.queue.name,
-            handler=self._around.declaration.name,
-            resources=self._around.resources,
+            queue=self._runtime.declaration.queue.name,
+            handler=self._runtime.declaration.name,
+            resources=self._runtime.resources,
             control=self._control,
-            tell_retry=self._open[0][0].tell_retry,
+            on_retry=self._open[0][0].emit_retry,
         )
         return (items, context)
 
-    def _finished(self, result: Any) -> Answer:
+    def _record_results(self, result: Any) -> Answer:
         answers = [None] * len(self._open) if result is None else result
         if not _fits(answers, len(self._open)):
-            return self._failed(
+            return self._record_failure(
                 TypeError(
                     f"a function of batches returns None, or a list with None or an exception for each of its "
                     f"{len(self._open)} messages"
@@ -99,15 +98,15 @@ class BatchCall:
             )
         settlements = dict(self._settled)
         for (call, _), answer in zip(self._open, answers, strict=True):
-            settlements.update(call.finish(None) if answer is None else call.failed(answer))
+            settlements.update(call.record_completion(None) if answer is None else call.record_failure(answer))
         return settlements
 
-    def _failed(self, raised: BaseException) -> Answer:
+    def _record_failure(self, raised: BaseException) -> Answer:
         if isinstance(raised, Interrupted) and self._control.over:
             return {}
         settlements = dict(self._settled)
         for call, _ in self._open:
-            settlements.update(call.failed(raised))
+            settlements.update(call.record_failure(raised))
         return settlements
 
 
@@ -119,18 +118,18 @@ class PlainBatchCall(BatchCall):
         if not items:
             return self._settled
         try:
-            with self._time.counted(), self._process:
-                result = self._around.function(*self._arguments(items))
+            with self._time, self._process:
+                result = self._runtime.function(*self._arguments(items))
         except BaseException as raised:
-            return self._failed(raised)
-        return self._finished(result)
+            return self._record_failure(raised)
+        return self._record_results(result)
 
 
 class AsyncBatchCall(BatchCall):
     """A batch call of an async function, as a task on the worker's event loop."""
 
-    def __init__(self, deliveries: Sequence[Delivery], around: HandlerRuntime) -> None:
-        super().__init__(deliveries, around)
+    def __init__(self, deliveries: Sequence[Delivery], runtime: HandlerRuntime) -> None:
+        super().__init__(deliveries, runtime)
         self._task = OwnTask()
 
     async def run(self) -> Answer:
@@ -139,15 +138,15 @@ class AsyncBatchCall(BatchCall):
         if not items:
             return self._settled
         try:
-            with self._time.counted(), self._process:
-                result = await self._around.function(*self._arguments(items))
+            with self._time, self._process:
+                result = await self._runtime.function(*self._arguments(items))
         except asyncio.CancelledError as cancelled:
             if self._control.over:
                 raise
-            return self._failed(cancelled)
+            return self._record_failure(cancelled)
         except BaseException as raised:
-            return self._failed(raised)
-        return self._finished(result)
+            return self._record_failure(raised)
+        return self._record_results(result)
 
     def interrupt(self) -> None:
         super().interrupt()

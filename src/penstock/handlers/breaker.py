@@ -23,7 +23,7 @@ from types import MappingProxyType
 
 from penstock.errors import UsageError
 from penstock.events import BreakerClosed, BreakerOpened, Bus
-from penstock.messaging.backoff import Random, backoff_seconds
+from penstock.messaging.backoff import Random, ceiling_seconds, upper_half
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 
@@ -61,9 +61,7 @@ class BreakerPolicy:
 
     def ceiling_seconds(self, probes: int) -> float:
         """Return the maximum pause after this many failed probes."""
-        return backoff_seconds(
-            attempt=probes + 1, base_seconds=PAUSE_BASE_SECONDS, cap_seconds=self.pause_seconds_max, random=_at_most
-        )
+        return ceiling_seconds(attempt=probes + 1, base_seconds=PAUSE_BASE_SECONDS, cap_seconds=self.pause_seconds_max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,9 +164,7 @@ def began(state: State, receipts: frozenset[str], *, now: float) -> State:
     if not isinstance(state, OpenState) or not admits(state, now=now):
         return state
     overdue = state.overdue if state.probe is None else (*state.overdue, state.probe)
-    alone_seconds = backoff_seconds(
-        attempt=len(overdue) + 1, base_seconds=PROBE_SECONDS, cap_seconds=PROBE_SECONDS_MAX, random=_at_most
-    )
+    alone_seconds = ceiling_seconds(attempt=len(overdue) + 1, base_seconds=PROBE_SECONDS, cap_seconds=PROBE_SECONDS_MAX)
     return replace(state, probe=receipts, overdue_at=now + alone_seconds, overdue=overdue)
 
 
@@ -198,8 +194,10 @@ def delay_seconds(state: State, *, policy: BreakerPolicy, now: float, random: Ra
     """
     rest_seconds = max(state.until - now, 0.0) if isinstance(state, OpenState) else 0.0
     probes = state.probes if isinstance(state, OpenState) else 0
-    away_seconds = policy.ceiling_seconds(probes) * 2.0 ** (min(max(tries, 1), 16) - 1)
-    return rest_seconds + min(away_seconds, AWAY_SECONDS_MAX) * (1.0 + random()) / 2.0
+    away_seconds = ceiling_seconds(
+        attempt=tries, base_seconds=policy.ceiling_seconds(probes), cap_seconds=AWAY_SECONDS_MAX
+    )
+    return rest_seconds + upper_half(away_seconds, random)
 
 
 class TriedMessages:
@@ -230,7 +228,7 @@ class TriedMessages:
         """Return the highest number of tries of any of these messages; 0 if none was tried."""
         return max((self._tries.get(message_id, 0) for message_id in message_ids), default=0)
 
-    def passes_over(self, message_id: str) -> bool:
+    def pass_over(self, message_id: str) -> bool:
         """Record that a message is passed over and return True, if another message should be tried first."""
         if message_id not in self._passed_at:
             return False
@@ -277,10 +275,6 @@ def _counted(streaks: Streaks, fault: BreakerFailure, *, groups_max: int) -> Str
     return MappingProxyType({**dict(others[-FINGERPRINTS_MAX + 1 :]), fault.fingerprint: apart[-groups_max:]})
 
 
-def _at_most() -> float:
-    return 1.0
-
-
 OFF = BreakerPolicy(failures=0)
 
 
@@ -301,11 +295,12 @@ class ExecutionDeliveries:
         return frozenset(delivery.receipt for delivery in self.deliveries)
 
 
-class LineBreaker:
-    """A `penstock.worker.line.Gate` of one handler's queue, to which calls report their results. Thread-safe.
+class CircuitBreaker:
+    """A `penstock.worker.consumer.Gate` of one handler's queue, to which calls report their results. Thread-safe.
 
-    ``refunds``: True if the broker can release a message without counting an attempt. If it cannot, an outage may use
-    up a message's attempts, so call `spares` before giving up on a message for its number of attempts.
+    ``releases_uncounted``: True if the broker can release a message without counting an attempt. If it cannot, an
+    outage may use up a message's attempts, so call `is_excused` before giving up on a message for its number of
+    attempts.
     """
 
     def __init__(
@@ -317,7 +312,7 @@ class LineBreaker:
         bus: Bus,
         clock: Clock,
         random: Random,
-        refunds: bool = True,
+        releases_uncounted: bool = True,
     ) -> None:
         self._policy = policy
         self._queue = queue
@@ -325,7 +320,7 @@ class LineBreaker:
         self._bus = bus
         self._clock = clock
         self._random = random
-        self._refunds = refunds
+        self._releases_uncounted = releases_uncounted
         self._lock = threading.Lock()
         self._state: State = CALM  # this and the rest: written under the lock
         self._tried = TriedMessages()
@@ -343,19 +338,19 @@ class LineBreaker:
         state = self._state
         return None if isinstance(state, ClosedState) else opens_at(state, now=self._clock.monotonic())
 
-    def put_back_seconds(self) -> float:
+    def release_delay_seconds(self) -> float:
         """Return 0: messages not begun go to other workers at once, whose breakers may be closed."""
         return 0.0
 
     # -- called by the handler and its calls -----------------------------------------------------------------------
 
-    def begins(self, deliveries: Sequence[Delivery]) -> None:
+    def begin(self, deliveries: Sequence[Delivery]) -> None:
         """Record that an execution of these deliveries is about to begin."""
         if not self._closed:
             now = self._clock.monotonic()
             self._change(lambda state: began(state, ExecutionDeliveries(deliveries).receipts, now=now))
 
-    def holds_back(self, party: ExecutionDeliveries) -> float | None:
+    def decide_hold_seconds(self, together: ExecutionDeliveries) -> float | None:
         """Return the seconds for which to release the message instead of calling the function; None to call it.
 
         This stops executions that began just before the breaker opened, and probes of messages tried before.
@@ -366,55 +361,55 @@ class LineBreaker:
             state = self._state
             if isinstance(state, ClosedState):
                 return None
-            if not is_probe(state, party.receipts):
+            if not is_probe(state, together.receipts):
                 return 0.0
-            tried = any(self._tried.passes_over(delivery.message.id) for delivery in party.deliveries)
+            tried = any(self._tried.pass_over(delivery.message.id) for delivery in together.deliveries)
             # If each receive counts as an attempt, passing over would use attempts up. Brokers that count this way
             # hardly keep an order, so another message follows anyway.
-            return self._delay_seconds(party.message_ids) if tried and self._refunds else None
+            return self._delay_seconds(together.message_ids) if tried and self._releases_uncounted else None
 
-    def spares(self, delivery: Delivery) -> bool:
+    def is_excused(self, delivery: Delivery) -> bool:
         """Return True if an outage may have used up attempts of the message, so that their number means nothing."""
-        if self._refunds:
+        if self._releases_uncounted:
             return False
         closed_at = self._closed_at
         return isinstance(self._state, OpenState) or (
             closed_at is not None and delivery.message.enqueued_at <= closed_at
         )
 
-    def succeeded(self, party: ExecutionDeliveries) -> None:
+    def record_success(self, together: ExecutionDeliveries) -> None:
         """Record that the function returned."""
         if self._state is not CALM:
-            self._change(lambda state: succeeded(state, party.receipts))
+            self._change(lambda state: succeeded(state, together.receipts))
 
-    def answered(self, party: ExecutionDeliveries) -> None:
+    def record_answer(self, together: ExecutionDeliveries) -> None:
         """Record a result that concerns the message alone."""
         if not self._closed:
-            self._change(lambda state: answered(state, party.receipts))
+            self._change(lambda state: answered(state, together.receipts))
 
-    def left(self, party: ExecutionDeliveries) -> None:
+    def skip(self, together: ExecutionDeliveries) -> None:
         """Record that the execution ended without a result for the breaker."""
         if not self._closed:
-            self._change(lambda state: left(state, party.receipts))
+            self._change(lambda state: left(state, together.receipts))
 
-    def failed(self, party: ExecutionDeliveries, *, fingerprint: str, error: str) -> float | None:
+    def record_failure(self, together: ExecutionDeliveries, *, fingerprint: str, error: str) -> float | None:
         """Record that the function raised or timed out.
 
         If the outage caused the failure, return the seconds for which to release the message without counting an
         attempt.
         """
         fault = BreakerFailure(
-            fingerprint=fingerprint, error=error, message_ids=party.message_ids, receipts=party.receipts
+            fingerprint=fingerprint, error=error, message_ids=together.message_ids, receipts=together.receipts
         )
         now, delay_seconds = self._clock.monotonic(), None
         with self._lock:
             before = self._state
-            verdict = failed(before, fault, policy=self._policy, now=now, random=self._random)
-            self._become(verdict.state)
-            if verdict.excused:
+            decision = failed(before, fault, policy=self._policy, now=now, random=self._random)
+            self._enter(decision.state)
+            if decision.excused:
                 self._tried.add(fault.message_ids)
-                delay_seconds = self._delay_seconds(party.message_ids)
-        self._tell(before, verdict.state)
+                delay_seconds = self._delay_seconds(together.message_ids)
+        self._emit_change(before, decision.state)
         return delay_seconds
 
     @property
@@ -430,11 +425,11 @@ class LineBreaker:
         """Apply a step, then emit the change."""
         with self._lock:
             before = self._state
-            self._become(step(before))
+            self._enter(step(before))
             after = self._state
-        self._tell(before, after)
+        self._emit_change(before, after)
 
-    def _become(self, after: State) -> None:
+    def _enter(self, after: State) -> None:
         """Set the state. Call under the lock."""
         if isinstance(self._state, OpenState) and isinstance(after, ClosedState):
             self._closed_at = self._clock.now()
@@ -453,7 +448,7 @@ class LineBreaker:
             tries=self._tried.tries(message_ids),
         )
 
-    def _tell(self, before: State, after: State) -> None:
+    def _emit_change(self, before: State, after: State) -> None:
         again = (
             isinstance(before, OpenState) and isinstance(after, OpenState) and before.fingerprint != after.fingerprint
         )

@@ -1,11 +1,15 @@
 """Process one delivery: open the message, claim its key, call the function, record, decide.
 
-The steps are the same for plain and async functions. Only the call itself differs: `function_call` has the plain and
-the async one, `process_call` the one in a child process, and `batch_call` combines the steps of several deliveries.
+The steps are the same for plain and async functions. Only the call itself differs: `PlainCall` and `AsyncCall` here,
+`process_call` in a child process, and `batch_call` combines the steps of several deliveries.
 Every result of a function maps to one settlement, in `decision`. The result is recorded first, then the worker settles.
 """
 
+import asyncio
+import inspect
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,13 +20,13 @@ from penstock.events import (
     Bus,
     MessageFailed,
     MessageFinished,
-    MessageGivenBack,
+    MessageInterrupted,
     MessageInvalid,
     MessageRetrying,
     MessageSkipped,
     MessageStarted,
 )
-from penstock.handlers.breaker import ExecutionDeliveries, LineBreaker
+from penstock.handlers.breaker import CircuitBreaker, ExecutionDeliveries
 from penstock.handlers.context import Context
 from penstock.handlers.decision import Exhausted, TimedOut, decide, decide_newer, delay_asked, exhausted
 from penstock.handlers.declaration import HandlerDeclaration
@@ -31,19 +35,18 @@ from penstock.handlers.outage import OutageWatch
 from penstock.messaging.backoff import Random, backoff_seconds
 from penstock.messaging.call import NO_RESOURCES, CallTime, ExecutionControl
 from penstock.messaging.clock import Clock
-from penstock.messaging.declarations import takes_context
+from penstock.messaging.declarations import run_to_its_end, takes_context
 from penstock.messaging.delivery import Delivery, PreviousAttempt
 from penstock.messaging.failure import FailureDetails, failure_of, fingerprint
 from penstock.messaging.forks import OwnProcess
 from penstock.messaging.handler import Answer, HeldClaim
 from penstock.messaging.schema import BodyCodec
-from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+from penstock.messaging.settlement import UNCOUNTED, Ack, DeadLetter, Release, Settlement
 from penstock.messaging.threads import AsideThreads
 from penstock.messaging.tracing import NO_TRACING, Tracing
 
-Step = TypeVar("Step", "KeyedMessage | OpenedMessage | Answer", "OpenedMessage | Answer")
+Result = TypeVar("Result")
 
-GIVEN_BACK = Release(refund=True)
 BUSY_JITTER_SECONDS = 1.0
 QUEUE_PAUSED = "the queue is paused, since message after message failed in the same way"
 
@@ -64,7 +67,7 @@ class HandlerRuntime:
     clock: Clock
     random: Random
     outage: OutageWatch
-    breaker: LineBreaker
+    breaker: CircuitBreaker
     tracing: Tracing = NO_TRACING
     keys: IdempotencyKeys | None = None  # for an idempotent handler
     bookkeeping: AsideThreads | None = None  # threads in which async calls use the ledger; set if `keys` is
@@ -96,21 +99,23 @@ class Call:
     obtained too late is released.
     """
 
-    def __init__(self, delivery: Delivery, around: HandlerRuntime, party: ExecutionDeliveries | None = None) -> None:
-        """``party``: all deliveries of the execution, if it has several; they fail and succeed together."""
+    def __init__(
+        self, delivery: Delivery, runtime: HandlerRuntime, together: ExecutionDeliveries | None = None
+    ) -> None:
+        """``together``: all deliveries of the execution, if it has several; they fail and succeed together."""
         self._delivery = delivery
-        self._around = around
-        self._party = party or ExecutionDeliveries((delivery,))
-        self._control = ExecutionControl(gives_back=around.declaration.on_stop == "give_back")
+        self._runtime = runtime
+        self._together = together or ExecutionDeliveries((delivery,))
+        self._control = ExecutionControl(ends_at_stop=runtime.declaration.on_stop == "release")
         self._lock = threading.Lock()
         self._ended = False  # under the lock
         self._claim: KeyClaim | None = None  # under the lock; written by the thread that runs
-        self._given: Answer | None = None  # the result of the run; written by the running thread
-        self._time = CallTime(around.clock)  # of the user's code: key, cleanup, function
+        self._answered: Answer | None = None  # the result of the run; written by the running thread
+        self._time = CallTime(runtime.clock)  # of the user's code: key, cleanup, function
         self._process = OwnProcess()  # entered around the same code
         # The function returned and its completion is being recorded; written by the running thread.
         self._recording = False
-        self._began_at = around.clock.monotonic()
+        self._began_at = runtime.clock.monotonic()
 
     @property
     def ended(self) -> bool:
@@ -134,24 +139,26 @@ class Call:
         return self._time.left_seconds(timeout_seconds)
 
     def time_out(self) -> Answer:
-        if not self._ends():  # the run ended first, by a moment
-            return self._given or self._answer(self._later("its end was being recorded when its timeout was over"))
-        raised = TimedOut(f"it ran longer than its timeout of {self._around.declaration.timeout_seconds:g} s")
-        failure = FailureDetails(error_type="TimedOut", error=str(raised), traceback=self._where() or "")
+        if not self._end_once():  # the run ended first, by a moment
+            return self._answered or self._answer(
+                self._release_later("its end was being recorded when its timeout was over")
+            )
+        raised = TimedOut(f"it ran longer than its timeout of {self._runtime.declaration.timeout_seconds:g} s")
+        failure = FailureDetails(error_type="TimedOut", error=str(raised), traceback=self._stack() or "")
         return self._answer(self._fail(raised, failure))
 
-    def give_back(self) -> None:
-        first = self._ends()
+    def release(self) -> None:
+        first = self._end_once()
         # Keep a claim whose completion is being recorded: if the key were free, the work would be done twice.
         if self._claim is not None and not self._recording:
-            self._claim.give_back()
+            self._claim.release()
         if first:
-            self._around.breaker.left(self._party)
-            self._emit(MessageGivenBack, duration_seconds=self._duration_seconds())
+            self._runtime.breaker.skip(self._together)
+            self._emit(MessageInterrupted, duration_seconds=self._duration_seconds())
 
     def interrupt(self) -> None:
-        if self._ends():
-            self._around.breaker.left(self._party)
+        if self._end_once():
+            self._runtime.breaker.skip(self._together)
         self._control.end()
 
     # -- steps of a run --------------------------------------------------------------------------------------------
@@ -162,160 +169,164 @@ class Call:
         Return the opened message, or the settlement if the function must not be called.
         """
         read = self.read()
-        return self.claimed(read) if isinstance(read, KeyedMessage) else read
+        return self.claim_key(read) if isinstance(read, KeyedMessage) else read
 
     def read(self) -> KeyedMessage | OpenedMessage | Answer:
         """Run the first half of `open`, which does not use the ledger."""
         if self._ended:
             return {}
-        held_seconds = self._around.breaker.holds_back(self._party)
-        if held_seconds is not None:
-            self._around.breaker.left(self._party)
-            return self._answer(Release(delay_seconds=held_seconds, refund=True, reason=QUEUE_PAUSED))
-        return self._called_or_left(self._read())
+        hold_seconds = self._runtime.breaker.decide_hold_seconds(self._together)
+        if hold_seconds is not None:
+            read: KeyedMessage | OpenedMessage | Answer = self._answer(
+                Release(delay_seconds=hold_seconds, uncounted=True, reason=QUEUE_PAUSED)
+            )
+        else:
+            read = self._decode()
+        if not isinstance(read, KeyedMessage | OpenedMessage):
+            self._runtime.breaker.skip(self._together)
+        return read
 
-    def claimed(self, read: KeyedMessage) -> OpenedMessage | Answer:
+    def claim_key(self, read: KeyedMessage) -> OpenedMessage | Answer:
         """Run the second half of `open`: claim the key in the ledger."""
         if self._ended:
             return {}
-        return self._called_or_left(self._claimed(read))
+        opened = self._claim_key(read)
+        if not isinstance(opened, OpenedMessage):
+            self._runtime.breaker.skip(self._together)
+        return opened
 
-    def returned(self) -> None:
+    def begin_recording(self) -> None:
         """Note that the function returned: from now on a stop does not release the key."""
         self._recording = True
 
-    def finish(self, result: Any) -> Answer:
+    def record_completion(self, result: Any) -> Answer:
         """Record the completion of a function that returned, then ack."""
-        self.returned()
-        first = self._ends()
+        self.begin_recording()
+        first = self._end_once()
         if first:
-            self._around.breaker.succeeded(self._party)
+            self._runtime.breaker.record_success(self._together)
         if self._claim is not None:  # even if another thread ended the call, so that the work is not repeated
             try:
                 recorded = self._claim.finish(_outcome(result))
             except TemporaryError as unknown:  # it may be recorded or not: the next delivery finds out
-                return self._gives(self._later(str(unknown)), first)
+                return self._answer_once(self._release_later(str(unknown)), first)
             except Exception as error:  # for example a result that cannot be stored as JSON
-                return self._gives(self._fail(error, failure_of(error)), first) if first else {}
+                return self._answer_once(self._fail(error, failure_of(error)), first) if first else {}
             if not recorded:
-                return self._gives(self._later("the claim was lost before the work was recorded"), first)
+                return self._answer_once(self._release_later("the claim was lost before the work was recorded"), first)
         if first:
             self._emit(
                 MessageFinished,
                 enqueued_at=self._delivery.message.enqueued_at,
                 duration_seconds=self._duration_seconds(),
             )
-        return self._gives(Ack(), first)
+        return self._answer_once(Ack(), first)
 
-    def failed(self, raised: BaseException) -> Answer:
+    def record_failure(self, raised: BaseException) -> Answer:
         """Record the failure of a function that raised, then decide."""
-        first = self._ends()
+        first = self._end_once()
         if isinstance(raised, Interrupted):
-            return self._gives(self._gave_back(first), first)
+            return self._answer_once(self._release_claim(first), first)
         if isinstance(raised, NotBegun):
-            self._gave_back(first)
-            return self._gives(self._later(str(raised)), first)
-        return self._gives(self._fail(raised, failure_of(raised)), first) if first else {}
+            self._release_claim(first)
+            return self._answer_once(self._release_later(str(raised)), first)
+        return self._answer_once(self._fail(raised, failure_of(raised)), first) if first else {}
 
-    def cleaned(self, opened: OpenedMessage) -> Any:
+    def clean_up(self, opened: OpenedMessage) -> Any:
         """Call the cleanup function, if any, and return its result. Only for a message that needs cleanup."""
-        cleanup = self._around.declaration.cleanup
+        cleanup = self._runtime.declaration.cleanup
         if cleanup is None:
             return None
-        if takes_context(cleanup, self._around.declaration.name, first="body"):
+        if takes_context(cleanup, self._runtime.declaration.name, first="body"):
             return cleanup(opened.body, self.context(opened))
         return cleanup(opened.body)
 
-    def called(self, opened: OpenedMessage) -> Any:
+    def call_function(self, opened: OpenedMessage) -> Any:
         """Call the function and return its result: an awaitable if it is async."""
-        if self._around.wants_context:
-            return self._around.function(opened.body, self.context(opened))
-        return self._around.function(opened.body)
+        if self._runtime.wants_context:
+            return self._runtime.function(opened.body, self.context(opened))
+        return self._runtime.function(opened.body)
 
     def context(self, opened: OpenedMessage) -> Context:
         """Return the context for functions that take one."""
         return Context(
             message=self._delivery.message,
             queue=self._delivery.queue,
-            handler=self._around.declaration.name,
+            handler=self._runtime.declaration.name,
             attempt=self._delivery.attempt,
             previous_attempt=opened.previous,
             key=opened.key,
-            resources=self._around.resources,
+            resources=self._runtime.resources,
             control=self._control,
-            tell_retry=self.tell_retry,
+            on_retry=self.emit_retry,
         )
 
     # -- helpers of the steps --------------------------------------------------------------------------------------
 
-    def _called_or_left(self, opened: "Step") -> "Step":
-        """Report a skipped call to the breaker, since it shows nothing about the dependencies."""
-        if not isinstance(opened, KeyedMessage | OpenedMessage):
-            self._around.breaker.left(self._party)
-        return opened
-
-    def _read(self) -> KeyedMessage | OpenedMessage | Answer:
+    def _decode(self) -> KeyedMessage | OpenedMessage | Answer:
         try:
-            body = self._around.codec.decode(self._delivery.message)
+            body = self._runtime.codec.decode(self._delivery.message)
         except InvalidMessage as invalid:
             self._emit(MessageInvalid, reason=str(invalid))
             return self._answer(self._decide(invalid, None))
         except NewerMessage as newer:
             return self._answer(self._newer(newer))
-        if self._around.keys is None:
-            return self._opened(body, None, self._delivery.previous)
+        if self._runtime.keys is None:
+            return self._begin(body, None, self._delivery.previous)
         try:
-            with self._time.counted(), self._process:
+            with self._time, self._process:
                 key = self._key(body)
         except Exception as error:
             return self._answer(self._fail(error, failure_of(error)))
-        return KeyedMessage(self._around.keys, body, key)
+        return KeyedMessage(self._runtime.keys, body, key)
 
     def _key(self, body: Any) -> str:
-        function = self._around.declaration.idempotency
+        function = self._runtime.declaration.idempotency
         key = function(body) if function is not None else None
         if not isinstance(key, str) or not key:
             raise TypeError(f"the idempotency key has to be text of at least one character, and it is {key!r}")
         return key
 
-    def _claimed(self, read: KeyedMessage) -> OpenedMessage | Answer:
+    def _claim_key(self, read: KeyedMessage) -> OpenedMessage | Answer:
         keys, body, key = read
-        outage = self._around.outage
+        outage = self._runtime.outage
         refusal = outage.refusal
         if refusal is not None:
-            return self._ledger_away(refusal)
+            return self._ledger_unavailable(refusal)
         try:
             with outage.asked():
-                begun = keys.begin(key)
+                attempt = keys.begin(key)
         except TemporaryError as away:
-            return self._ledger_away(str(away))
-        if isinstance(begun, KeyDone):
+            return self._ledger_unavailable(str(away))
+        if isinstance(attempt, KeyDone):
             self._emit(MessageSkipped, reason="already_done", key=key)
             return self._answer(Ack())
-        if isinstance(begun, KeyBusy):
+        if isinstance(attempt, KeyBusy):
             self._emit(MessageSkipped, reason="in_progress", key=key)
-            delay_seconds = begun.seconds + BUSY_JITTER_SECONDS * self._around.random()
-            return self._answer(Release(delay_seconds=delay_seconds, refund=True, reason="its key is being worked on"))
+            delay_seconds = attempt.seconds + BUSY_JITTER_SECONDS * self._runtime.random()
+            return self._answer(
+                Release(delay_seconds=delay_seconds, uncounted=True, reason="its key is being worked on")
+            )
         outage.succeeded()
         with self._lock:
-            self._claim = begun.claim
-            late = self._ended
-        if late:
+            self._claim = attempt.claim
+            ended = self._ended
+        if ended:
             with suppress(TemporaryError):
-                begun.claim.give_back()
+                attempt.claim.release()
             return {}
-        return self._opened(body, key, begun.previous or self._delivery.previous)
+        return self._begin(body, key, attempt.previous or self._delivery.previous)
 
-    def _ledger_away(self, reason: str) -> Answer:
-        delay_seconds = self._around.outage.pause_seconds(self._around.random)
-        return self._answer(Release(delay_seconds=delay_seconds, refund=True, reason=reason))
+    def _ledger_unavailable(self, reason: str) -> Answer:
+        delay_seconds = self._runtime.outage.pause_seconds(self._runtime.random)
+        return self._answer(Release(delay_seconds=delay_seconds, uncounted=True, reason=reason))
 
-    def _opened(self, body: Any, key: str | None, previous: PreviousAttempt | None) -> OpenedMessage | Answer:
-        used_up = exhausted(self._delivery, self._around.declaration.retry)
-        if used_up is not None and not self._around.breaker.spares(self._delivery):
+    def _begin(self, body: Any, key: str | None, previous: PreviousAttempt | None) -> OpenedMessage | Answer:
+        used_up = exhausted(self._delivery, self._runtime.declaration.retry)
+        if used_up is not None and not self._runtime.breaker.is_excused(self._delivery):
             failure = FailureDetails(error_type=type(used_up).__name__, error=str(used_up), traceback="")
             return self._answer(self._fail(used_up, failure))
-        self._began_at = self._around.clock.monotonic()
+        self._began_at = self._runtime.clock.monotonic()
         self._emit(MessageStarted, enqueued_at=self._delivery.message.enqueued_at)
         return OpenedMessage(body, key, previous, cleanup=previous is not None or self._delivery.attempt > 1)
 
@@ -325,7 +336,7 @@ class Call:
             try:
                 # It was finished just now, or lost: the next delivery finds out.
                 if not self._claim.fail(failure.summary):
-                    return self._later("the claim was lost")
+                    return self._release_later("the claim was lost")
             except TemporaryError:
                 pass  # its lease will expire
         settlement = self._decide(raised, failure, excused_seconds)
@@ -345,33 +356,33 @@ class Call:
 
     def _excused_seconds(self, raised: BaseException, failure: FailureDetails) -> float | None:
         """Report to the breaker; return the delay if an outage caused the failure."""
-        breaker = self._around.breaker
+        breaker = self._runtime.breaker
         if isinstance(raised, Exhausted):
             return None
         if isinstance(raised, Reject | InvalidMessage | NewerMessage) or delay_asked(raised) is not None:
-            breaker.answered(self._party)
+            breaker.record_answer(self._together)
             return None
         if not breaker.is_on:
             return None
-        name = fingerprint(self._around.declaration.name, failure.error_type, raised, failure.traceback)
-        return breaker.failed(self._party, fingerprint=name, error=failure.summary)
+        name = fingerprint(self._runtime.declaration.name, failure.error_type, raised, failure.traceback)
+        return breaker.record_failure(self._together, fingerprint=name, error=failure.summary)
 
-    def _gave_back(self, first: bool) -> Settlement:
+    def _release_claim(self, first: bool) -> Settlement:
         if self._claim is not None:
             with suppress(TemporaryError):
-                self._claim.give_back()
+                self._claim.release()
         if first:  # otherwise the thread that ended the call has reported it
-            self._around.breaker.left(self._party)
-            self._emit(MessageGivenBack, duration_seconds=self._duration_seconds())
-        return GIVEN_BACK
+            self._runtime.breaker.skip(self._together)
+            self._emit(MessageInterrupted, duration_seconds=self._duration_seconds())
+        return UNCOUNTED
 
     def _newer(self, newer: NewerMessage) -> Settlement:
         settlement = decide_newer(
             newer,
             delivery=self._delivery,
-            policy=self._around.declaration.retry,
+            policy=self._runtime.declaration.retry,
             now=self._delivery.received_at,
-            random=self._around.random,
+            random=self._runtime.random,
         )
         if isinstance(settlement, DeadLetter):
             self._emit(MessageInvalid, reason=settlement.reason)
@@ -386,47 +397,47 @@ class Call:
             raised,
             failure,
             delivery=self._delivery,
-            policy=self._around.declaration.retry,
-            random=self._around.random,
-            handler=self._around.declaration.name,
+            policy=self._runtime.declaration.retry,
+            random=self._runtime.random,
+            handler=self._runtime.declaration.name,
             excused_seconds=excused_seconds,
         )
 
-    def _later(self, reason: str) -> Release:
+    def _release_later(self, reason: str) -> Release:
         """Return a release with backoff that does not count as an attempt: the message is not at fault."""
-        policy = self._around.declaration.retry
+        policy = self._runtime.declaration.retry
         delay_seconds = backoff_seconds(
             attempt=self._delivery.attempt,
             base_seconds=policy.base_seconds,
             cap_seconds=policy.cap_seconds,
-            random=self._around.random,
+            random=self._runtime.random,
         )
-        return Release(delay_seconds=delay_seconds, refund=True, reason=reason)
+        return Release(delay_seconds=delay_seconds, uncounted=True, reason=reason)
 
-    def _ends(self) -> bool:
+    def _end_once(self) -> bool:
         """Return True to the first caller, which ends the call."""
         with self._lock:
             first, self._ended = not self._ended, True
         return first
 
-    def _gives(self, settlement: Settlement, first: bool) -> Answer:
+    def _answer_once(self, settlement: Settlement, first: bool) -> Answer:
         """Return the settlements of the run; none if another thread ended the call."""
         if not first:
             return {}
-        self._given = self._answer(settlement)
-        return self._given
+        self._answered = self._answer(settlement)
+        return self._answered
 
     def _answer(self, settlement: Settlement) -> Answer:
         return {self._delivery.receipt: settlement}
 
     def _duration_seconds(self) -> float:
-        return self._around.clock.monotonic() - self._began_at
+        return self._runtime.clock.monotonic() - self._began_at
 
-    def _where(self) -> str | None:
+    def _stack(self) -> str | None:
         """Return the current stack of the work, without variables."""
         return None
 
-    def tell_retry(self, tries: int, delay_seconds: float, raised: BaseException) -> None:
+    def emit_retry(self, tries: int, delay_seconds: float, raised: BaseException) -> None:
         """Emit that a call inside the function failed and will be retried there."""
         failure = failure_of(raised)
         self._emit(
@@ -438,17 +449,117 @@ class Call:
         )
 
     def _emit(self, kind: type[Any], **fields: Any) -> None:
-        bus, delivery = self._around.bus, self._delivery
-        if bus.hears(kind):
+        bus, delivery = self._runtime.bus, self._delivery
+        if bus.wants(kind):
             bus.emit(
                 kind(
                     queue=delivery.queue,
-                    handler=self._around.declaration.name,
+                    handler=self._runtime.declaration.name,
                     message_id=delivery.message.id,
                     attempt=delivery.attempt,
                     **fields,
                 )
             )
+
+
+class PlainCall(Call):
+    """One call of a plain function, in a thread of the pool."""
+
+    def __init__(self, delivery: Delivery, runtime: HandlerRuntime) -> None:
+        super().__init__(delivery, runtime)
+        self._thread_id: int | None = None  # written by the running thread
+
+    def run(self) -> Answer:
+        self._thread_id = threading.get_ident()
+        opened = self.open()
+        if not isinstance(opened, OpenedMessage):
+            return opened
+        try:
+            with self._time, self._process:
+                if opened.cleanup:
+                    run_to_its_end(self.clean_up(opened))
+                result = run_to_its_end(self.call_function(opened))
+        except BaseException as raised:  # SystemExit too: the delivery must be settled, whatever user code raises
+            return self.record_failure(raised)
+        return self.record_completion(result)
+
+    def _stack(self) -> str | None:
+        frame = sys._current_frames().get(self._thread_id or 0)
+        return None if frame is None else "".join(traceback.format_stack(frame))
+
+
+class OwnTask:
+    """The task of one execution, known once it has begun. Cancelling before its begin or after its end does nothing."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[Any] | None = None  # this and the next: written by the loop
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def begin(self) -> None:
+        """Remember the current task. Called by the task itself."""
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+
+    def cancel(self) -> None:
+        """Cancel the task. Thread-safe."""
+        task, loop = self._task, self._loop
+        if task is not None and loop is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(task.cancel)
+
+    def stack(self) -> str | None:
+        """Return the stack of the task, without variables."""
+        task = self._task
+        if task is None:
+            return None
+        return "".join(line for frame in task.get_stack() for line in traceback.format_stack(frame, limit=1))
+
+
+class AsyncCall(Call):
+    """One call of an async function, as a task on the worker's event loop."""
+
+    def __init__(self, delivery: Delivery, runtime: HandlerRuntime) -> None:
+        super().__init__(delivery, runtime)
+        self._task = OwnTask()
+        self._bookkeeping = runtime.bookkeeping
+
+    async def run(self) -> Answer:
+        self._task.begin()
+        read = self.read()
+        opened = await self._aside(self.claim_key, read) if isinstance(read, KeyedMessage) else read
+        if not isinstance(opened, OpenedMessage):
+            return opened
+        try:
+            with self._time, self._process:
+                if opened.cleanup:
+                    await _awaited(self.clean_up(opened))
+                result = run_to_its_end(await self.call_function(opened))
+        except asyncio.CancelledError as cancelled:
+            if self._control.over:
+                raise
+            return await self._aside(self.record_failure, cancelled, urgent=True)  # the function cancelled itself
+        except BaseException as raised:
+            return await self._aside(self.record_failure, raised, urgent=True)
+        self.begin_recording()
+        return await self._aside(self.record_completion, result, urgent=True)
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        self._task.cancel()
+
+    async def _aside(self, step: Callable[..., Result], *arguments: Any, urgent: bool = False) -> Result:
+        """Run a step, in another thread if it uses the ledger, which blocks. Steps that end work overtake those that
+        start it.
+        """
+        if self._bookkeeping is None:
+            return step(*arguments)
+        return await self._bookkeeping.run(step, *arguments, urgent=urgent)
+
+    def _stack(self) -> str | None:
+        return self._task.stack()
+
+
+async def _awaited(result: Any) -> Any:
+    return await result if inspect.isawaitable(result) else result
 
 
 def _outcome(result: Any) -> str:

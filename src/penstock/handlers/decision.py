@@ -9,7 +9,7 @@ import math
 from penstock.errors import InvalidMessage, NewerMessage, Reject, Retry
 from penstock.handlers.declaration import RetryPolicy
 from penstock.handlers.durations import seconds_of
-from penstock.messaging.backoff import Random, backoff_seconds
+from penstock.messaging.backoff import Random, backoff_seconds, upper_half
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.failure import FailureDetails, fingerprint
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
@@ -57,7 +57,7 @@ def decide(
         return DeadLetter(reason=str(raised), poison=isinstance(raised, InvalidMessage), handler=handler)
     words = failure.summary if failure is not None else type(raised).__name__
     if excused_seconds is not None:
-        return Release(delay_seconds=excused_seconds, refund=True, reason=words)
+        return Release(delay_seconds=excused_seconds, uncounted=True, reason=words)
     if delivery.attempt >= policy.max_attempts:
         times = "once, with" if delivery.attempt == 1 else f"{delivery.attempt} times, the last time with"
         reason = f"failed {times} {words}"
@@ -99,5 +99,5 @@ def decide_newer(
     waited_seconds = now - delivery.message.enqueued_at
     if waited_seconds >= policy.newer_wait_seconds:
         return DeadLetter(reason=f"{raised}; no newer worker took it within {policy.newer_wait_seconds:g} s")
-    delay_seconds = min(NEWER_POLL_SECONDS, policy.newer_wait_seconds) * (0.5 + 0.5 * random())
-    return Release(delay_seconds=delay_seconds, refund=True, reason=str(raised))
+    delay_seconds = upper_half(min(NEWER_POLL_SECONDS, policy.newer_wait_seconds), random)
+    return Release(delay_seconds=delay_seconds, uncounted=True, reason=str(raised))

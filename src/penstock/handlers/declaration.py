@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from penstock.errors import UsageError
 from penstock.handlers.schedule import Schedule
+from penstock.messaging.backoff import RETRY_ATTEMPTS_MAX, RETRY_BASE_SECONDS, RETRY_CAP_SECONDS
 from penstock.messaging.declarations import OnStop, check_on_stop, takes_context
 from penstock.messaging.schema import Queue
 
@@ -17,9 +18,9 @@ Isolation = Literal["none", "process"]
 class RetryPolicy:
     """Number of attempts and their delays: uniform(0, min(cap, base x 2^(attempt-1))), exponential with full jitter."""
 
-    max_attempts: int = 5
-    base_seconds: float = 1.0
-    cap_seconds: float = 300.0
+    max_attempts: int = RETRY_ATTEMPTS_MAX
+    base_seconds: float = RETRY_BASE_SECONDS
+    cap_seconds: float = RETRY_CAP_SECONDS
     newer_wait_seconds: float = 3_600.0  # how long a message with a newer schema waits for a newer worker
 
     def __post_init__(self) -> None:

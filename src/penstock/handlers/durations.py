@@ -47,6 +47,17 @@ def seconds_of(name: str, given: Duration, *, zero: bool = False) -> float:
     return seconds
 
 
+def duration_text(seconds: float) -> str:
+    """Return a duration as text that `seconds_of` reads, such as "1h30m", "0.5s" or "14d", to the microsecond."""
+    whole, parts = int(seconds), []
+    for unit, length in (("d", _DAY), ("h", 3_600), ("m", 60)):
+        count, whole = divmod(whole, length)
+        parts.append(f"{count}{unit}" if count else "")
+    rest = f"{whole + seconds - int(seconds):.6f}".rstrip("0").rstrip(".")
+    text = "".join(parts)
+    return text if text and rest == "0" else f"{text}{rest}s"
+
+
 def bytes_of(name: str, given: Size) -> int:
     """Return the bytes of a size given for the option ``name``, at least 1. Raises `UsageError` if it is not a size."""
     from pydantic import ByteSize, TypeAdapter, ValidationError

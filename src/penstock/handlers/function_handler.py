@@ -6,10 +6,9 @@ from typing import Any
 from penstock.errors import ConfigurationError
 from penstock.events import Bus
 from penstock.handlers.batch_call import AsyncBatchCall, PlainBatchCall
-from penstock.handlers.breaker import OFF, LineBreaker
-from penstock.handlers.call import HandlerRuntime
+from penstock.handlers.breaker import OFF, CircuitBreaker
+from penstock.handlers.call import AsyncCall, HandlerRuntime, PlainCall
 from penstock.handlers.declaration import HandlerDeclaration
-from penstock.handlers.function_call import AsyncCall, PlainCall
 from penstock.handlers.keys import IdempotencyKeys
 from penstock.handlers.outage import OutageWatch
 from penstock.handlers.process_call import ChildCall, ChildProcesses
@@ -44,7 +43,7 @@ class FunctionHandler:
         keys: IdempotencyKeys | None = None,
         bookkeeping: AsideThreads | None = None,
         outage: OutageWatch | None = None,
-        breaker: LineBreaker | None = None,
+        breaker: CircuitBreaker | None = None,
         resources: Mapping[str, Any] = NO_RESOURCES,
         tracing: Tracing = NO_TRACING,
     ) -> None:
@@ -54,7 +53,7 @@ class FunctionHandler:
         self._declaration = declaration
         self._forget_at = clock.monotonic() + FORGET_SECONDS * random()  # written by the job's thread
         self._is_async = declaration.is_async  # computed once: the inspection is slow
-        self._around = HandlerRuntime(
+        self._runtime = HandlerRuntime(
             declaration=declaration,
             codec=BodyCodec(declaration.queue),
             function=declaration.function,
@@ -64,7 +63,7 @@ class FunctionHandler:
             random=random,
             outage=outage or OutageWatch(bus=bus, clock=clock),
             breaker=breaker
-            or LineBreaker(
+            or CircuitBreaker(
                 OFF, queue=declaration.queue.name, handler=declaration.name, bus=bus, clock=clock, random=random
             ),
             keys=keys,
@@ -99,23 +98,23 @@ class FunctionHandler:
         return len(delivery.message.body)
 
     def begin(self, deliveries: Sequence[Delivery]) -> Execution:
-        self._around.breaker.begins(deliveries)
+        self._runtime.breaker.begin(deliveries)
         if self._declaration.batch is not None:
             kind = AsyncBatchCall if self._is_async else PlainBatchCall
-            return kind(deliveries, self._around)
+            return kind(deliveries, self._runtime)
         (delivery,) = deliveries
         if self._children is not None:
-            return ChildCall(delivery, self._around, self._children)
-        return AsyncCall(delivery, self._around) if self._is_async else PlainCall(delivery, self._around)
+            return ChildCall(delivery, self._runtime, self._children)
+        return AsyncCall(delivery, self._runtime) if self._is_async else PlainCall(delivery, self._runtime)
 
     def jobs(self) -> Mapping[str, Callable[[], object]]:
-        return {} if self._around.keys is None else {"completions": self.forget}
+        return {} if self._runtime.keys is None else {"completions": self.forget}
 
     def forget(self) -> None:
         """Delete expired completions, at most once every `FORGET_SECONDS`."""
-        now = self._around.clock.monotonic()
-        if self._around.keys is not None and now >= self._forget_at:
-            self._around.keys.forget()
+        now = self._runtime.clock.monotonic()
+        if self._runtime.keys is not None and now >= self._forget_at:
+            self._runtime.keys.forget()
             self._forget_at = now + FORGET_SECONDS
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from penstock.messaging.handler import HeldClaim
 
 
 class KeyClaim(Protocol):
-    """One attempt on a key, ended by exactly one of `finish`, `fail` and `give_back`.
+    """One attempt on a key, ended by exactly one of `finish`, `fail` and `release`.
 
     These raise `TemporaryError` if their effect is unknown.
     """
@@ -26,7 +26,7 @@ class KeyClaim(Protocol):
         """Free the key for another attempt; return False if the claim was lost, or finished, before."""
         ...
 
-    def give_back(self) -> bool:
+    def release(self) -> bool:
         """Free the key as `fail` does, for work that a stop interrupted."""
         ...
 

@@ -24,8 +24,8 @@ FORGOTTEN_MAX = 1_000  # completions deleted in one transaction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkKeeper:
-    """A `penstock.messaging.handler.ClaimKeeper` for the keys of all handlers."""
+class KeyClaimExtender:
+    """A `penstock.messaging.handler.ClaimExtender` for the keys of all handlers."""
 
     ledger: Ledger
 
@@ -82,7 +82,7 @@ class LedgerClaim:
 
     @property
     def held(self) -> HeldClaim:
-        return HeldClaim(keeper=WorkKeeper(ledger=self.keys.ledger), id=self.attempt_id)
+        return HeldClaim(extender=KeyClaimExtender(ledger=self.keys.ledger), id=self.attempt_id)
 
     def finish(self, outcome: str) -> bool:
         """Record the completion, with a few retries under the claim: after giving up, the work would be done twice."""
@@ -99,7 +99,7 @@ class LedgerClaim:
     def fail(self, reason: str) -> bool:
         return self.keys.ledger.end_work(self.attempt_id, outcome="failed", reason=reason)
 
-    def give_back(self) -> bool:
+    def release(self) -> bool:
         return self.keys.ledger.end_work(self.attempt_id, outcome="given_back", reason="given back at a stop")
 
 

@@ -15,8 +15,8 @@ from functools import partial
 from typing import Protocol
 
 from penstock.errors import PartAway, TemporaryError
-from penstock.events import Bus, Event, LedgerAway, LedgerBack, StoreAway, StoreBack
-from penstock.messaging.backoff import Random
+from penstock.events import Bus, Event, LedgerAvailable, LedgerUnavailable, StoreAvailable, StoreUnavailable
+from penstock.messaging.backoff import Random, ceiling_seconds, upper_half
 from penstock.messaging.clock import Clock
 from penstock.messaging.threads import begin_thread, begin_thread_or_do
 
@@ -28,21 +28,19 @@ PING_SECONDS_MAX = 10.0  # after which a service without a response counts as do
 # Delay of a released message if each receive counts: by then all workers know of the outage.
 COUNTED_RELEASE_SECONDS = 30.0
 STORE_PATIENCE = 2.0  # each ping of an object store is a request that costs money
-LOOK_SECONDS = 0.25  # between two checks of a closed gate by a worker
-
-_TRIES_MAX = 16  # bounds the exponent of the pauses
+GATE_CHECK_SECONDS = 0.25  # between two checks of a closed gate by a worker
 
 
-class MakeAway(Protocol):
+class MakeUnavailable(Protocol):
     """A function that makes the event for a service that went down."""
 
     def __call__(self, *, error: str, queues: tuple[str, ...]) -> Event: ...
 
 
-class MakeBack(Protocol):
+class MakeAvailable(Protocol):
     """A function that makes the event for a service that is back."""
 
-    def __call__(self, *, away_seconds: float, queues: tuple[str, ...]) -> Event: ...
+    def __call__(self, *, outage_seconds: float, queues: tuple[str, ...]) -> Event: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,20 +52,20 @@ class WatchedService:
     """
 
     name: str
-    away: MakeAway
-    back: MakeBack
+    unavailable: MakeUnavailable
+    available: MakeAvailable
     patience: float = 1.0
 
 
-LEDGER = WatchedService(name="ledger", away=LedgerAway, back=LedgerBack)
+LEDGER = WatchedService(name="ledger", unavailable=LedgerUnavailable, available=LedgerAvailable)
 
 
 def store_service(address: str) -> WatchedService:
     """Return the service for the object store or table at this address."""
     return WatchedService(
         name="store",
-        away=partial(StoreAway, store=address),
-        back=partial(StoreBack, store=address),
+        unavailable=partial(StoreUnavailable, store=address),
+        available=partial(StoreAvailable, store=address),
         patience=STORE_PATIENCE,
     )
 
@@ -76,7 +74,8 @@ class OutageWatch:
     """A `penstock.messaging.handler.ServiceWatch` of one worker for one service, by default the ledger. Thread-safe.
 
     ``ping`` calls the service, and raises `TemporaryError` while it is down. Without a ping only requests detect an
-    outage, and no queue is paused. ``refunds``: True if the broker can release a message without counting an attempt.
+    outage, and no queue is paused. ``releases_uncounted``: True if the broker can release a message without counting
+    an attempt.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class OutageWatch:
         clock: Clock,
         random: Random = system_random.random,
         ping: Callable[[], object] | None = None,
-        refunds: bool = True,
+        releases_uncounted: bool = True,
         service: WatchedService = LEDGER,
     ) -> None:
         self._service = service
@@ -94,7 +93,7 @@ class OutageWatch:
         self._clock = clock
         self._random = random
         self._ping = ping
-        self._refunds = refunds
+        self._releases_uncounted = releases_uncounted
         self._queues: frozenset[str] = frozenset()  # replaced as a whole, before the worker serves
         self._ended = False  # written by the closing thread; never unset
         self._news = threading.Event()  # wakes the watch
@@ -132,10 +131,10 @@ class OutageWatch:
         except PartAway:  # pausing the queue would also stop the work that needs the other parts
             raise
         except TemporaryError as error:
-            self._away(str(error), by_request=True)
+            self._record_unavailable(str(error), by_request=True)
             raise
         else:
-            self._answers()
+            self._record_available()
         finally:
             with self._lock:
                 self._trying -= 1
@@ -151,9 +150,9 @@ class OutageWatch:
         since = self._since
         away_seconds = 0.0 if since is None else self._clock.monotonic() - since
         ceiling = min(PAUSE_SECONDS_MAX, max(PAUSE_SECONDS_MIN, away_seconds))
-        if not self._refunds:
+        if not self._releases_uncounted:
             ceiling = COUNTED_RELEASE_SECONDS * self._service.patience
-        return ceiling * (1.0 + random()) / 2.0
+        return upper_half(ceiling, random)
 
     # -- called by the worker --------------------------------------------------------------------------------------
 
@@ -177,9 +176,9 @@ class OutageWatch:
 
     def opens_at(self) -> float | None:
         """Return when to check again (monotonic); None while the gate is open."""
-        return None if self.admits() is None else self._clock.monotonic() + LOOK_SECONDS
+        return None if self.admits() is None else self._clock.monotonic() + GATE_CHECK_SECONDS
 
-    def put_back_seconds(self) -> float:
+    def release_delay_seconds(self) -> float:
         """Return for how long to hide messages that were received before the outage was detected."""
         return self.pause_seconds(self._random) if self._since is not None else 0.0
 
@@ -215,17 +214,17 @@ class OutageWatch:
         with self._lock:
             if self._since is None:
                 seconds = CHECK_SECONDS * self._service.patience
-                at = self._answered_at + seconds * (0.5 + self._random() / 2.0)
+                at = self._answered_at + upper_half(seconds, self._random)
             else:
                 at = self._next_ping_at
         return at - self._clock.monotonic()
 
     def check(self, ping: Callable[[], object]) -> None:
         """Ping the service once. While a ping takes too long the service counts as down, and no other ping begins."""
-        over = threading.Event()
+        ended = threading.Event()
         answers: list[TemporaryError | None] = []
 
-        def ask() -> None:
+        def run_ping() -> None:
             try:
                 ping()
             except TemporaryError as error:
@@ -234,20 +233,22 @@ class OutageWatch:
                 answers.append(None)
             else:
                 answers.append(None)
-            over.set()
+            ended.set()
 
-        begin_thread_or_do(ask, name=f"penstock-{self._service.name}-ping")
-        if not self._clock.wait(over, PING_SECONDS_MAX):
-            self._away(f"the {self._service.name} has not answered for {PING_SECONDS_MAX:.0f} s", by_request=False)
-            while not self._ended and not over.is_set():
-                self._clock.wait(over, CHECK_SECONDS)
+        begin_thread_or_do(run_ping, name=f"penstock-{self._service.name}-ping")
+        if not self._clock.wait(ended, PING_SECONDS_MAX):
+            self._record_unavailable(
+                f"the {self._service.name} has not answered for {PING_SECONDS_MAX:.0f} s", by_request=False
+            )
+            while not self._ended and not ended.is_set():
+                self._clock.wait(ended, CHECK_SECONDS)
         for error in answers:
             if error is None:
-                self._answers()
+                self._record_available()
             else:
-                self._away(str(error), by_request=False)
+                self._record_unavailable(str(error), by_request=False)
 
-    def _away(self, error: str, *, by_request: bool) -> None:
+    def _record_unavailable(self, error: str, *, by_request: bool) -> None:
         now = self._clock.monotonic()
         with self._lock:
             first = self._since is None
@@ -260,23 +261,23 @@ class OutageWatch:
             else:
                 self._pings += 1
                 tries, most = self._pings, PAUSE_SECONDS_MAX
-            ceiling = min(most, PAUSE_SECONDS_MIN * 2.0 ** min(tries, _TRIES_MAX))
-            self._next_ping_at = now + ceiling * (1.0 + self._random()) / 2.0
+            ceiling = ceiling_seconds(attempt=tries + 1, base_seconds=PAUSE_SECONDS_MIN, cap_seconds=most)
+            self._next_ping_at = now + upper_half(ceiling, self._random)
         self._news.set()
         if first and not self._ended:
-            self._bus.emit(self._service.away(error=error, queues=tuple(sorted(self._queues))))
+            self._bus.emit(self._service.unavailable(error=error, queues=tuple(sorted(self._queues))))
 
-    def _answers(self) -> None:
+    def _record_available(self) -> None:
         with self._lock:
             since, self._since = self._since, None
             self._answered_at = self._clock.monotonic()
         if since is not None and not self._ended:
             away_seconds = self._clock.monotonic() - since
-            self._bus.emit(self._service.back(away_seconds=away_seconds, queues=tuple(sorted(self._queues))))
+            self._bus.emit(self._service.available(outage_seconds=away_seconds, queues=tuple(sorted(self._queues))))
 
 
 class OutageGate:
-    """A `penstock.worker.line.Gate` of one queue that needs the service."""
+    """A `penstock.worker.consumer.Gate` of one queue that needs the service."""
 
     def __init__(self, outage: OutageWatch) -> None:
         self._outage = outage
@@ -287,5 +288,5 @@ class OutageGate:
     def opens_at(self) -> float | None:
         return self._outage.opens_at()
 
-    def put_back_seconds(self) -> float:
-        return self._outage.put_back_seconds()
+    def release_delay_seconds(self) -> float:
+        return self._outage.release_delay_seconds()

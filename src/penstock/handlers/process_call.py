@@ -36,11 +36,10 @@ from types import FrameType
 from typing import Any, Protocol
 
 from penstock.errors import ClaimLost, ConfigurationError, PenstockError, Reject, Retry
-from penstock.handlers.call import HandlerRuntime, NotBegun, OpenedMessage
+from penstock.handlers.call import HandlerRuntime, NotBegun, OpenedMessage, PlainCall
 from penstock.handlers.context import Context
 from penstock.handlers.decision import delay_asked
-from penstock.handlers.function_call import PlainCall
-from penstock.messaging.call import TellRetry
+from penstock.messaging.call import RetryListener
 from penstock.messaging.delivery import Delivery, PreviousAttempt
 from penstock.messaging.failure import FailureDetails, failure_of
 from penstock.messaging.forks import OwnProcess
@@ -177,7 +176,7 @@ def serve(
                 continuing.close()
             os._exit(0)  # the parent has ended, or closed the pipe
         with nullcontext() if continuing is None else continuing(call.carrier):
-            answer = _run(call, function, codec, wants_context, partial(_tell_retry, pipe))
+            answer = _run(call, function, codec, wants_context, partial(_send_retry, pipe))
         pipe.send(answer)
 
 
@@ -203,12 +202,12 @@ def _end_with_parent() -> None:
         os._exit(0)
 
 
-def _tell_retry(pipe: Pipe, tries: int, delay_seconds: float, raised: BaseException) -> None:
+def _send_retry(pipe: Pipe, tries: int, delay_seconds: float, raised: BaseException) -> None:
     pipe.send(CallRetrying(tries=tries, delay_seconds=delay_seconds, failure=failure_of(raised)))
 
 
 def _run(
-    call: SentCall, function: Callable[..., Any], codec: BodyCodec[Any], wants_context: bool, tell_retry: TellRetry
+    call: SentCall, function: Callable[..., Any], codec: BodyCodec[Any], wants_context: bool, on_retry: RetryListener
 ) -> CallReturned | CallRaised:
     context = Context(
         message=call.message,
@@ -217,7 +216,7 @@ def _run(
         attempt=call.attempt,
         previous_attempt=call.previous_attempt,
         key=call.key,
-        tell_retry=tell_retry,
+        on_retry=on_retry,
     )
     try:
         body = codec.decode(call.message)
@@ -278,14 +277,14 @@ class ChildProcess:
             return False
         return state in ("T", "t")
 
-    def call(self, sent: SentCall, *, tell_retry: TellRetry) -> Any:
+    def call(self, sent: SentCall, *, on_retry: RetryListener) -> Any:
         """Run a call in the child. Raises what the function raised, or `ChildDied`."""
         try:
             self._pipe.send(sent)
             self.busy = True
             answer: CallRetrying | CallReturned | CallRaised = self._pipe.receive()
             while isinstance(answer, CallRetrying):
-                tell_retry(answer.tries, answer.delay_seconds, ChildFailed(answer.failure))
+                on_retry(answer.tries, answer.delay_seconds, ChildFailed(answer.failure))
                 answer = self._pipe.receive()
             self.busy = False
         except (EOFError, OSError) as error:
@@ -413,8 +412,8 @@ class ChildCall(PlainCall):
     Interrupting kills the child, since C code that hangs ignores anything else.
     """
 
-    def __init__(self, delivery: Delivery, around: HandlerRuntime, children: ChildProcesses) -> None:
-        super().__init__(delivery, around)
+    def __init__(self, delivery: Delivery, runtime: HandlerRuntime, children: ChildProcesses) -> None:
+        super().__init__(delivery, runtime)
         self._children = children
         self._child: ChildProcess | None = None  # cleared under the lock; written by the running thread
 
@@ -427,14 +426,14 @@ class ChildCall(PlainCall):
 
     def drain(self) -> None:
         super().drain()
-        if self._around.declaration.on_stop == "give_back":  # the child process sees no checkpoint
+        if self._runtime.declaration.on_stop == "release":  # the child process sees no checkpoint
             self._kill()
 
     def interrupt(self) -> None:
         super().interrupt()
         self._kill()
 
-    def called(self, opened: OpenedMessage) -> Any:
+    def call_function(self, opened: OpenedMessage) -> Any:
         context = self.context(opened)
         sent = SentCall(
             # A mapping proxy cannot be pickled.
@@ -444,7 +443,7 @@ class ChildCall(PlainCall):
             attempt=context.attempt,
             previous_attempt=context.previous_attempt,
             key=context.key,
-            carrier=self._around.tracing.carrier(),
+            carrier=self._runtime.tracing.carrier(),
         )
         try:
             child = self._child = self._children.take()
@@ -452,7 +451,7 @@ class ChildCall(PlainCall):
             raise NotBegun(f"no process can be started for the handler: {error}") from error
         try:
             context.checkpoint()  # in case it was interrupted before there was a child to kill
-            return child.call(sent, tell_retry=context.tell_retry)
+            return child.call(sent, on_retry=context.on_retry)
         except Exception:
             context.checkpoint()  # killed by the worker: not a failure of the function
             raise

@@ -24,7 +24,7 @@ from penstock.errors import (
     UnknownOutcome,
     UsageError,
 )
-from penstock.events import Bus, TickFailed, TickSent
+from penstock.events import Bus, ScheduledMessageFailed, ScheduledMessageSent
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.keys import IdempotencyKeys, KeyBegun, KeyBusy, KeyClaim
 from penstock.handlers.schedule import Schedule
@@ -90,7 +90,7 @@ class Ticker:
     def run(self) -> None:
         """Send each tick when it is due, until `end` is called."""
         with suppress(TemporaryError):  # each step compares again, and corrects a start with the host's clock
-            self._look()
+            self._compare_clocks()
         due = [self._first(declaration, self._now()) for declaration in self._declarations]
         while due and not self._ended.is_set():
             due = [self._step(entry) for entry in due]
@@ -102,7 +102,7 @@ class Ticker:
         """Stop sending."""
         self._ended.set()
 
-    def _look(self) -> None:
+    def _compare_clocks(self) -> None:
         """Compare the host's clock with the broker's. Raises the errors of the broker."""
         self._ahead_seconds = self._clock.now() - self._broker.now()
 
@@ -120,9 +120,11 @@ class Ticker:
 
     def _step(self, due: _Due) -> _Due:
         try:
-            self._look()
-        except Exception as error:  # the broker is unavailable, or any other fault: see `_sent`
-            self._bus.emit(TickFailed(handler=due.declaration.name, scheduled_at=due.at, error=_told(error)))
+            self._compare_clocks()
+        except Exception as error:  # the broker is unavailable, or any other fault: see `_try_send`
+            self._bus.emit(
+                ScheduledMessageFailed(handler=due.declaration.name, scheduled_at=due.at, error=_describe(error))
+            )
             self._clock.wait(self._ended, RETRY_SECONDS * self._random())
             return due
         now = self._now()
@@ -132,19 +134,21 @@ class Ticker:
         # that.
         if now - due.at > CATCH_UP_SECONDS:
             return self._first(due.declaration, now)
-        if not self._sent(due):
+        if not self._try_send(due):
             self._clock.wait(self._ended, RETRY_SECONDS * self._random())
             return due
         return replace(due, at=due.schedule.after(max(now, due.at)))
 
-    def _sent(self, due: _Due) -> bool:
+    def _try_send(self, due: _Due) -> bool:
         """Return True if the tick was sent, by this worker or another."""
         try:
             if due.keys is not None:
                 return self._send_claimed(due, due.keys)
             self._send(due)
         except Exception as error:  # any error: this thread must still send the ticks of all handlers
-            self._bus.emit(TickFailed(handler=due.declaration.name, scheduled_at=due.at, error=_told(error)))
+            self._bus.emit(
+                ScheduledMessageFailed(handler=due.declaration.name, scheduled_at=due.at, error=_describe(error))
+            )
             return False
         return True
 
@@ -158,8 +162,8 @@ class Ticker:
             self._send(due)
         except UnknownOutcome as error:  # it may be in the queue, and no tick is sent twice automatically
             begun.claim.finish("null")
-            told = f"{error}; it is not sent again"
-            self._bus.emit(TickFailed(handler=due.declaration.name, scheduled_at=due.at, error=told))
+            reason = f"{error}; it is not sent again"
+            self._bus.emit(ScheduledMessageFailed(handler=due.declaration.name, scheduled_at=due.at, error=reason))
             return True
         except BaseException as error:
             with suppress(TemporaryError):  # then the claim ends with its lease
@@ -172,8 +176,8 @@ class Ticker:
     def _extend(self, claim: KeyClaim) -> None:
         """Extend a claim. Raises `TemporaryError` if it is lost or about to be; then another worker sends the tick."""
         held = claim.held
-        extension = held.keeper.extend([held.id], lease_seconds=CLAIM_SECONDS, answer_seconds=CLAIM_ANSWER_SECONDS)
-        if held.id in extension.lost or held.id in extension.late:
+        extension = held.extender.extend([held.id], lease_seconds=CLAIM_SECONDS, answer_seconds=CLAIM_ANSWER_SECONDS)
+        if held.id in extension.lost or held.id in extension.locked:
             raise TemporaryError("the claim of the tick ran out before the tick was sent, so another worker sends it")
 
     def _forget(self, due: Sequence[_Due]) -> None:
@@ -194,7 +198,9 @@ class Ticker:
             deduplication_id=f"{due.declaration.name}@{due.at:.0f}",
         )
         self._broker.send(due.declaration.queue.name, [outgoing])
-        self._bus.emit(TickSent(handler=due.declaration.name, queue=due.declaration.queue.name, scheduled_at=due.at))
+        self._bus.emit(
+            ScheduledMessageSent(handler=due.declaration.name, queue=due.declaration.queue.name, scheduled_at=due.at)
+        )
 
 
 def tick_body(at: float) -> dict[str, str]:
@@ -215,6 +221,6 @@ def check_tick(declaration: HandlerDeclaration) -> None:
         ) from error
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     """Describe an error for an event: Penstock's own errors by their message, others with their type."""
     return str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"

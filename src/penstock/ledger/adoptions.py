@@ -57,7 +57,7 @@ class Adoptions:
         named = {candidate.object_id: candidate for candidate in candidates}
         return self._database.transact(partial(self._adopt, pipeline, named, source))
 
-    def look(self, pipeline: str, candidates: Sequence[Candidate]) -> Adoption:
+    def preview(self, pipeline: str, candidates: Sequence[Candidate]) -> Adoption:
         """Return the result that `adopt` would have now."""
         named = {candidate.object_id for candidate in candidates}
         with self._database.reading() as connection:

@@ -101,11 +101,11 @@ class Adoption:
     replaced: Mapping[ObjectState, int]  # previous states of the new ones, if any
 
 
-LOOK_MAX = 10_000  # batches per query
+BATCHES_READ_MAX = 10_000  # batches per query
 PAGE_OBJECTS = 5_000
 TOMBSTONE = "swept away"  # source of a tombstone, which is no archive
 
-_RIPE = (
+_BATCHES = (
     select(batches.c.seq, batches.c.attempt_id, batches.c.objects)
     .where(
         batches.c.pipeline == bindparam("in_pipeline"),
@@ -113,7 +113,7 @@ _RIPE = (
         batches.c.seq <= bindparam("up_to_seq"),
     )
     .order_by(batches.c.seq)
-    .limit(LOOK_MAX)
+    .limit(BATCHES_READ_MAX)
 )
 # Rows of a range of batches, joined by attempt. Only processed objects have a batch.
 OF_BATCHES = (
@@ -182,15 +182,15 @@ class ArchiveQueries:
         """
         binds = {"in_pipeline": pipeline, "after_seq": after_seq, "up_to_seq": up_to_seq}
         with self._database.reading() as connection:
-            rows = connection.execute(_RIPE, binds).all()
+            rows = connection.execute(_BATCHES, binds).all()
         found = [RetiringBatch(seq=row.seq, attempt_id=row.attempt_id, objects=row.objects) for row in rows]
-        fitting = next(_parts(found, objects_max), None)
+        fitting = next(_runs(found, objects_max), None)
         return None if fitting is None else Retiring(pipeline=pipeline, after_seq=after_seq, batches=fitting)
 
     def retired_objects(self, retiring: Retiring) -> Iterator[Sequence[RetiredObject]]:
         """Yield the objects of these batches with their whole record, a few batches at a time and unordered."""
-        for part in _parts(retiring.batches, PAGE_OBJECTS):
-            binds = {"in_pipeline": retiring.pipeline, **range_of(part)}
+        for run in _runs(retiring.batches, PAGE_OBJECTS):
+            binds = {"in_pipeline": retiring.pipeline, **range_of(run)}
             with self._database.reading() as connection:
                 rows = connection.execute(ROWS, binds).all()
                 page = _with_timelines(connection, retiring.pipeline, rows)
@@ -214,18 +214,18 @@ def _with_timelines(connection: Connection, pipeline: str, rows: Sequence[AnyRow
     ]
 
 
-def _parts(batches_: Sequence[RetiringBatch], objects_max: int) -> Iterator[Sequence[RetiringBatch]]:
+def _runs(batches_: Sequence[RetiringBatch], objects_max: int) -> Iterator[Sequence[RetiringBatch]]:
     """Split into runs of batches with up to ``objects_max`` objects each; a larger batch is a run of its own."""
-    part: list[RetiringBatch] = []
+    run: list[RetiringBatch] = []
     total = 0
     for batch in batches_:
-        if part and total + batch.objects > objects_max:
-            yield part
-            part, total = [], 0
-        part.append(batch)
+        if run and total + batch.objects > objects_max:
+            yield run
+            run, total = [], 0
+        run.append(batch)
         total += batch.objects
-    if part:
-        yield part
+    if run:
+        yield run
 
 
 def range_of(batches_: Sequence[RetiringBatch]) -> Values:
@@ -312,12 +312,12 @@ class Archives(ArchiveQueries):
         """Ensure that a file of this name never counts, so that it may be deleted; return False if it already does."""
         tombstone = new_archive(pipeline, archive_id, uri=None, objects_=0, bytes_=0, source=TOMBSTONE)
 
-        def bury(connection: Connection) -> bool:
+        def add_tombstone(connection: Connection) -> bool:
             # waits for a commit with this id that is in progress
             connection.execute(self._add, tombstone)
             return bool(connection.execute(_ONE, {"of_id": archive_id}).one().source == TOMBSTONE)
 
-        return self._database.transact(bury)
+        return self._database.transact(add_tombstone)
 
     def _retire(self, retiring: Retiring, archive_id: str, file: ArchiveFile, connection: Connection) -> None:
         binds = {"in_pipeline": retiring.pipeline, **range_of(retiring.batches)}

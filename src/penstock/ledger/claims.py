@@ -35,17 +35,27 @@ from penstock.ledger.records import (
     UNREAD,
     AttemptState,
     Candidate,
-    Carrier,
     ClaimedObject,
     EndedObject,
     ObjectClaims,
     ObjectState,
+    OriginalMessage,
 )
-from penstock.ledger.revivals import carry, renumber, revive
-from penstock.ledger.rows import AnyRow, Values, carrier_of, new_claimed_object, wanted_object
+from penstock.ledger.revivals import record_original_messages, renumber, revive
+from penstock.ledger.rows import AnyRow, Values, new_claimed_object, original_message_of, wanted_object
 from penstock.ledger.rules import is_later, latest, storable
 from penstock.ledger.schema import archived_objects, attempts, object_attempts, objects, wanted
-from penstock.ledger.sets import ARCHIVED, among, by_uri, fill, in_state, is_in, is_wanted, of_pipeline, slices
+from penstock.ledger.sets import (
+    ARCHIVED,
+    among,
+    by_attempt_and_uri,
+    fill,
+    in_state,
+    is_in,
+    is_wanted,
+    of_pipeline,
+    slices,
+)
 from penstock.messaging.handler import Extension
 from penstock.messaging.steps import Probe, Step
 
@@ -113,7 +123,7 @@ _other = objects.alias("other")
 _BEFORE = frozenset({ObjectState.PROCESSING, ObjectState.PROCESSED})  # a later version in one of these states was first
 # a later version in one of these states is first if this claim takes it too
 _PERHAPS = frozenset({ObjectState.UNPROCESSED, ObjectState.DEAD}) | UNREAD
-_SAME_KEY = by_uri(
+_SAME_KEY = by_attempt_and_uri(
     select(
         objects.c.object_id,
         objects.c.sequencer,
@@ -151,13 +161,13 @@ _SUPERSEDE = _TAKE_OUT.values(
     sought_at=None,  # superseded without a check of the store
 )
 _LEAVE = _TAKE_OUT.values(state=ObjectState.UNPROCESSED.value)
-_GIVE_UP_ARCHIVED = delete(objects).where(
+_DROP_ARCHIVED = delete(objects).where(
     objects.c.pipeline == bindparam("in_pipeline"),
     objects.c.object_id.in_(bindparam("of_objects", expanding=True)),
     objects.c.attempt_id == bindparam("fresh"),
     objects.c.state == ObjectState.PROCESSING.value,
 )
-_ARCHIVED_OBJECT = EndedObject(state=ObjectState.PROCESSED, reason=None, carrier=None)
+_ARCHIVED_OBJECT = EndedObject(state=ObjectState.PROCESSED, reason=None, original_message=None)
 _IS_OPEN = attempts.c.state == AttemptState.OPEN.value
 _OPEN_AMONG = select(attempts.c.id).where(attempts.c.id.in_(bindparam("named", expanding=True)), _IS_OPEN)
 # SKIP LOCKED: a heartbeat never waits for another transaction, such as the commit that ends the attempt.
@@ -214,15 +224,15 @@ class Claims:
             self._probe(Step.OBJECTS_REGISTERED)
             if found.expired:
                 self._abandonments.expired(pipeline, sparing=attempt_id)
-            rest = {id: messages for id, messages in named.items() if id not in found.ours}
-            taken = self._take(opening, rest, opened=bool(found.ours)) if rest else _NOTHING
+            remaining = {id: messages for id, messages in named.items() if id not in found.ours}
+            taken = self._take(opening, remaining, opened=bool(found.ours)) if remaining else _NOTHING
         except PenstockError:
             with suppress(PenstockError):  # if this fails too, the lease expires
                 self._abandonments.one(
-                    attempt_id, reason="claim not completed", outcome="given_back", refund=True, unattributed=False
+                    attempt_id, reason="claim not completed", outcome="given_back", uncounted=True, unattributed=False
                 )
             raise
-        new = {id: _new_object(id, named[id][0].carrier) for id in named if id in found.ours}
+        new = {id: _new_object(id, named[id][0].original_message) for id in named if id in found.ours}
         claim = ObjectClaims(
             attempt_id=attempt_id, claimed={**new, **taken.claimed}, busy=taken.busy, ended=taken.ended
         )
@@ -241,7 +251,7 @@ class Claims:
             ours = list(connection.scalars(_LOCKED_AMONG, {"named": sorted(is_open)})) if is_open else []
             if ours:
                 connection.execute(_EXTEND_ALL, {"named": ours, "lease_seconds": lease_seconds})
-            return Extension(lost=set(named) - is_open, late=is_open - set(ours))
+            return Extension(lost=set(named) - is_open, locked=is_open - set(ours))
 
         return self._database.hurried(answer_seconds).transact(extend)
 
@@ -260,7 +270,7 @@ class Claims:
             ours = frozenset(named) if count == len(named) else frozenset(connection.scalars(_INSERTED, opening))
             archived = frozenset(connection.scalars(_ARCHIVED_OURS, opening))
             if archived:
-                _give_up_archived(connection, opening, sorted(archived))
+                _drop_archived(connection, opening, sorted(archived))
             ours -= archived
             if sequenced:
                 overtaken, perhaps = _overtaken(connection, opening, ours)
@@ -283,20 +293,20 @@ class Claims:
         opened: bool,
     ) -> ObjectClaims:
         """Take the free objects among those with rows. ``opened``: the attempt already holds objects."""
-        first = [wanted_object(id, messages[0].carrier) for id, messages in named.items()]
+        first = [wanted_object(id, messages[0].original_message) for id, messages in named.items()]
         holding = {"extended": opening["fresh"], "lease_seconds": opening["lease_seconds"]}
         sequenced = _may_be_superseded(named)
 
         def take(connection: Connection) -> ObjectClaims:
             # The update locks the attempt: no other transaction can abandon it before this one ends.
             if opened and connection.execute(_EXTEND, holding).rowcount != 1:
-                raise TemporaryError(f"attempt {opening['fresh']} was given up while it claimed: claim again")
+                raise TemporaryError(f"attempt {opening['fresh']} was abandoned while it claimed: claim again")
             fill(connection, wanted, first)
             restored = revive(connection, opening["in_pipeline"], named)
             taken = connection.execute(_TAKE, opening).rowcount
             archived = set(connection.scalars(ARCHIVED, opening))
             if taken and archived:
-                taken -= _give_up_archived(connection, opening, sorted(archived))
+                taken -= _drop_archived(connection, opening, sorted(archived))
             if taken:
                 renumber(connection, opening, named)
             if taken and sequenced:
@@ -305,10 +315,10 @@ class Claims:
                 taken -= len(overtaken)
             if taken and not opened:
                 connection.execute(_OPEN, opening)
-            carried = carry(connection, opening, named, restored) if taken else {}
+            original_messages = record_original_messages(connection, opening, named, restored) if taken else {}
             if taken:
                 connection.execute(_NOTE_TAKEN, opening)
-            chosen = {id: carried.get(id, messages[0].carrier) for id, messages in named.items()}
+            chosen = {id: original_messages.get(id, messages[0].original_message) for id, messages in named.items()}
             return _read_back(connection, opening, chosen, claimed=taken, archived=archived)
 
         return self._database.transact(take)
@@ -345,10 +355,10 @@ def _may_be_superseded(named: Mapping[bytes, Sequence[Candidate]]) -> bool:
     return any(one.version_id is None and one.sequencer is not None for some in named.values() for one in some)
 
 
-def _give_up_archived(connection: Connection, binds: Values, archived: Sequence[bytes]) -> int:
+def _drop_archived(connection: Connection, binds: Values, archived: Sequence[bytes]) -> int:
     """Remove archived objects from the claim and delete their new rows; return their count."""
     pages = slices(archived)
-    return sum(connection.execute(_GIVE_UP_ARCHIVED, {**binds, "of_objects": page}).rowcount for page in pages)
+    return sum(connection.execute(_DROP_ARCHIVED, {**binds, "of_objects": page}).rowcount for page in pages)
 
 
 def _overtaken(
@@ -370,42 +380,44 @@ def _take_out(connection: Connection, binds: Values, object_ids: Collection[byte
 def _read_back(
     connection: Connection,
     binds: Values,
-    carriers: Mapping[bytes, Carrier],
+    original_messages: Mapping[bytes, OriginalMessage],
     *,
     claimed: int,
     archived: set[bytes],
 ) -> ObjectClaims:
     """Read back from the database which objects this attempt holds, and the state of the others."""
-    held = connection.execute(_READ_BACK, binds).all() if claimed else []
-    ours = [row for row in held if row.object_id in carriers]
-    missing = len(carriers) - len(ours) - len(archived)
-    rest = connection.execute(_NOT_OURS, binds).all() if missing else []
-    if len(rest) < missing:  # some rows moved to the archive after it was queried
+    claimed_rows = connection.execute(_READ_BACK, binds).all() if claimed else []
+    ours = [row for row in claimed_rows if row.object_id in original_messages]
+    missing = len(original_messages) - len(ours) - len(archived)
+    remaining = connection.execute(_NOT_OURS, binds).all() if missing else []
+    if len(remaining) < missing:  # some rows moved to the archive after it was queried
         archived = set(connection.scalars(ARCHIVED, binds))
-    rest = [row for row in rest if row.object_id not in archived]
-    ended = {row.object_id: _ended_object(row) for row in rest if row.state in TERMINAL}
+    remaining = [row for row in remaining if row.object_id not in archived]
+    ended = {row.object_id: _ended_object(row) for row in remaining if row.state in TERMINAL}
     return ObjectClaims(
         attempt_id=binds["fresh"],
-        claimed={row.object_id: _claimed_object(row, carriers[row.object_id]) for row in ours},
-        busy={row.object_id: max(0.0, row.lease_left or 0.0) for row in rest if row.state not in TERMINAL},
+        claimed={row.object_id: _claimed_object(row, original_messages[row.object_id]) for row in ours},
+        busy={row.object_id: max(0.0, row.lease_left or 0.0) for row in remaining if row.state not in TERMINAL},
         ended=ended | dict.fromkeys(archived, _ARCHIVED_OBJECT),
     )
 
 
-def _new_object(object_id: bytes, carrier: Carrier) -> ClaimedObject:
-    return ClaimedObject(object_id=object_id, attempts=1, unattributed_failures=0, carrier=carrier)
+def _new_object(object_id: bytes, original_message: OriginalMessage) -> ClaimedObject:
+    return ClaimedObject(object_id=object_id, attempts=1, unattributed_failures=0, original_message=original_message)
 
 
-def _claimed_object(row: AnyRow, carrier: Carrier) -> ClaimedObject:
+def _claimed_object(row: AnyRow, original_message: OriginalMessage) -> ClaimedObject:
     return ClaimedObject(
         object_id=row.object_id,
         attempts=row.charged - row.refunds,
         unattributed_failures=row.unattributed_failures,
-        carrier=carrier,
+        original_message=original_message,
         missing_seconds=None if row.missing_seconds is None else max(0.0, row.missing_seconds),
     )
 
 
 def _ended_object(row: AnyRow) -> EndedObject:
     state = ObjectState(row.state)
-    return EndedObject(state=state, reason=row.reason, carrier=carrier_of(row) if state is ObjectState.DEAD else None)
+    return EndedObject(
+        state=state, reason=row.reason, original_message=original_message_of(row) if state is ObjectState.DEAD else None
+    )

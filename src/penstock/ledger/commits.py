@@ -67,7 +67,7 @@ _LEAVE = (
     )
     .where(_HELD, objects.c.object_id == leaving.c.object_id)
 )
-_UNFOUND = (AttemptFailure.GONE, AttemptFailure.SUPERSEDED)
+_UNFOUND = (AttemptFailure.DELETED, AttemptFailure.SUPERSEDED)
 _BEGAN_AT = select(attempts.c.started_at).where(attempts.c.id == bindparam("ours"))
 _STILL_HELD = select(func.count()).select_from(objects).where(_HELD)
 _NOTE_FAILURES = (
@@ -88,7 +88,7 @@ _ADVANCE = (
     .values(next_seq=pipelines.c.next_seq + 1, schema_id=bindparam("new_schema_id"))
     .where(pipelines.c.id == bindparam("in_pipeline"), pipelines.c.next_seq == bindparam("as_seq"))
 )
-_LOOK = (
+_RECORDED = (
     select(attempts.c.state, attempts.c.outcome, attempts.c.reason, batches.c.seq)
     .outerjoin_from(attempts, batches, batches.c.attempt_id == attempts.c.id)
     .where(attempts.c.id == bindparam("ours"), attempts.c.pipeline == bindparam("in_pipeline"))
@@ -118,7 +118,7 @@ class Commits:
     def _until_known(self, outcome: BatchOutcome, rows: Sequence[Values]) -> int | None:
         """Run the transaction until its outcome is known.
 
-        If an earlier run did commit, the next one fails at the fence, and `_look` returns the recorded result.
+        If an earlier run did commit, the next one fails at the fence, and `_recorded_result` returns it.
         """
         for _ in range(TRIES_MAX):
             try:
@@ -126,7 +126,7 @@ class Commits:
             except OutcomeUnknown as error:
                 unknown = error
             except _CommitFenced:
-                return self._look(outcome)
+                return self._recorded_result(outcome)
         raise TemporaryError(
             f"attempt {outcome.attempt_id}: no answer to {TRIES_MAX} commits, try again later"
         ) from unknown
@@ -144,11 +144,11 @@ class Commits:
 
         return self._database.transact(record, before_commit=partial(self._probe, Step.COMMITTING))
 
-    def _look(self, outcome: BatchOutcome) -> int | None:
+    def _recorded_result(self, outcome: BatchOutcome) -> int | None:
         """Return the result of our own commit; raise `ClaimLost` if something else ended the attempt."""
         binds = {"ours": outcome.attempt_id, "in_pipeline": outcome.pipeline}
         with self._database.reading() as connection:
-            ended = connection.execute(_LOOK, binds).one_or_none()
+            ended = connection.execute(_RECORDED, binds).one_or_none()
         if ended is None:
             raise ClaimLost(f"attempt {outcome.attempt_id} is not in the ledger: it never claimed anything")
         if ended.seq is not None and outcome.processed:

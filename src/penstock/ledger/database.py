@@ -58,9 +58,9 @@ class Database:
         self._hurried: dict[float, Database] = {}  # guarded by the lock; by answer_seconds
         self._lock = threading.Lock()
         self.dialect = dialect
-        self.place = _place(engine.url)  # name in error messages
+        self.address = _address_of(engine.url)  # name in error messages
         self._reader = engine.execution_options(**{READ_ONLY: True})
-        self._use = _use_of(engine, self.place)
+        self._use = _use_of(engine, self.address)
         self._until_no_clash = Retrying(
             retry=retry_if_exception_type(Clash),
             stop=stop_after_attempt(CLASHES_MAX),
@@ -126,9 +126,9 @@ class Database:
             try:
                 transaction.commit()
             except DBAPIError as error:
-                if isinstance(explained := self.dialect.explain(error, self.place), Clash):
+                if isinstance(explained := self.dialect.explain(error, self.address), Clash):
                     raise explained from error
-                raise OutcomeUnknown(f"the ledger {self.place} did not confirm a commit ({error.orig})") from error
+                raise OutcomeUnknown(f"the ledger {self.address} did not confirm a commit ({error.orig})") from error
 
     def close(self) -> None:
         with self._lock:
@@ -144,26 +144,26 @@ class Database:
         try:
             yield
         except DBAPIError as error:
-            explained = self.dialect.explain(error, self.place)
+            explained = self.dialect.explain(error, self.address)
             if explained is None:
                 raise
             raise explained from error
         except PoolTimeout as error:
-            raise TemporaryError(f"every connection to the ledger {self.place} is in use: try again") from error
+            raise TemporaryError(f"every connection to the ledger {self.address} is in use: try again") from error
 
 
-def _use_of(engine: Engine, place: str) -> AbstractContextManager[None]:
+def _use_of(engine: Engine, address: str) -> AbstractContextManager[None]:
     """Return the context of each transaction. It keeps forks away from files; server connections need none."""
     if engine.dialect.name != SQLITE:
         return nullcontext()
     in_memory = is_in_memory(engine.url)
     # Closing the connection of an in-memory database would lose the data.
     return EmbeddedFile(
-        f"the ledger {place}", None if in_memory else Path(place), _nothing if in_memory else engine.dispose
+        f"the ledger {address}", None if in_memory else Path(address), _nothing if in_memory else engine.dispose
     )
 
 
-def _place(url: URL) -> str:
+def _address_of(url: URL) -> str:
     if url.host:  # parameters may be secrets too
         return masked(url.render_as_string(hide_password=True))
     return url.database or "in memory"

@@ -27,7 +27,7 @@ from penstock.messaging.replay import Replay
 AT_ONCE_MAX = 500  # ids per statement
 
 _THESE = replays.c.replay_id.in_(bindparam("these", expanding=True))
-_LOOK = select(replays).where(_THESE)
+_FIND = select(replays).where(_THESE)
 _SENT = update(replays).values(sent_at=DatabaseNow()).where(_THESE, replays.c.sent_at.is_(None))
 _OLD = (
     select(replays.c.replay_id)
@@ -57,8 +57,8 @@ class Replays:
         rows = [
             {
                 "replay_id": one.replay_id,
-                "letter_queue": storable(one.letter_queue),
-                "letter_id": storable(one.letter_id),
+                "letter_queue": storable(one.dead_letter_queue),
+                "letter_id": storable(one.dead_letter_id),
                 "queue": storable(one.queue),
                 "count": one.count,
                 "due_at": one.due_at,
@@ -74,15 +74,15 @@ class Replays:
         with self._database.reading() as connection:
             return {
                 row.replay_id: _replay(row)
-                for ids in _parts(replay_ids)
-                for row in connection.execute(_LOOK, {"these": ids})
+                for ids in _chunks(replay_ids)
+                for row in connection.execute(_FIND, {"these": ids})
             }
 
     def sent(self, replay_ids: Sequence[str]) -> None:
         """Mark replays as sent to their queues."""
 
         def mark(connection: Connection) -> None:
-            for ids in _parts(sorted(replay_ids)):
+            for ids in _chunks(sorted(replay_ids)):
                 connection.execute(_SENT, {"these": ids})
 
         if replay_ids:
@@ -97,22 +97,22 @@ class Replays:
         def forget(connection: Connection) -> int:
             binds = {"older_than_seconds": older_than_seconds, "rows_max": limit}
             old = connection.scalars(_OLD, binds).all()
-            return sum(connection.execute(_FORGET, {"these": ids}).rowcount for ids in _parts(sorted(old)))
+            return sum(connection.execute(_FORGET, {"these": ids}).rowcount for ids in _chunks(sorted(old)))
 
         return self._database.transact(forget)
 
 
-def _parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    rest = iter(ids)
-    while part := list(islice(rest, AT_ONCE_MAX)):
-        yield part
+def _chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    remaining = iter(ids)
+    while chunk := list(islice(remaining, AT_ONCE_MAX)):
+        yield chunk
 
 
 def _replay(row: AnyRow) -> Replay:
     return Replay(
         replay_id=row.replay_id,
-        letter_queue=row.letter_queue,
-        letter_id=row.letter_id,
+        dead_letter_queue=row.letter_queue,
+        dead_letter_id=row.letter_id,
         queue=row.queue,
         count=row._mapping["count"],  # `row.count` is the tuple's method
         due_at=row.due_at,
@@ -163,7 +163,7 @@ class Audits:
             "action": action,
             "queue": storable(queue),
             "who": storable(who),
-            "details": storable(_told(details)),
+            "details": storable(_fitting_json(details)),
             "messages": 0,
         }
         add = self._add.values(began_at=DatabaseNow())
@@ -182,22 +182,22 @@ class Audits:
             return [_row(row) for row in connection.execute(asked)]
 
 
-def _told(details: Mapping[str, Any]) -> str:
+def _fitting_json(details: Mapping[str, Any]) -> str:
     """Return JSON that fits the column. Long lists are cut to their first items and a count of the rest."""
-    text, kept = dumps(details), ENTRIES_MAX
-    while len(text) > DETAILS_BYTES_MAX and kept:
-        text = dumps(_beginning(details, kept))
-        kept //= 2
+    text, items_max = dumps(details), ENTRIES_MAX
+    while len(text) > DETAILS_BYTES_MAX and items_max:
+        text = dumps(_beginning(details, items_max))
+        items_max //= 2
     return text
 
 
-def _beginning(value: Any, kept: int) -> Any:
+def _beginning(value: Any, items_max: int) -> Any:
     if isinstance(value, str):
         return value[:TEXT_CHARACTERS_MAX]
     if isinstance(value, Mapping):
-        return {name: _beginning(each, kept) for name, each in value.items()}
-    if isinstance(value, list) and len(value) > kept:
-        return [*(_beginning(each, kept) for each in value[:kept]), f"and {len(value) - kept:,} more"]
+        return {name: _beginning(each, items_max) for name, each in value.items()}
+    if isinstance(value, list) and len(value) > items_max:
+        return [*(_beginning(each, items_max) for each in value[:items_max]), f"and {len(value) - items_max:,} more"]
     return value
 
 

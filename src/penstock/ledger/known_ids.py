@@ -66,7 +66,7 @@ def _of_objects(*states: ObjectState) -> Any:  # a select, whose type depends on
 
 # Live ones first: an object that ends between two statements is found by the later one. All but the objects that were
 # never read are read from an index alone.
-_LOOKS = (
+_ID_QUERIES = (
     _of_objects(ObjectState.PROCESSING)
     .join_from(objects, attempts, attempts.c.id == objects.c.attempt_id)
     .where(attempts.c.state == AttemptState.OPEN.value, attempts.c.lease_until >= DatabaseNow()),
@@ -86,7 +86,7 @@ class KnownIds:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._patiently = Retrying(
+        self._with_retries = Retrying(
             retry=retry_if_exception_type(TemporaryError),
             stop=stop_after_attempt(_TRIES_MAX),
             wait=wait_random_exponential(multiplier=0.1, max=_WAIT_SECONDS_MAX),
@@ -103,7 +103,7 @@ class KnownIds:
         at, step = low, min(_FIRST_STEP, max(high - low, 1))
         while at < high:
             until = min(at + step, high)
-            found = self._patiently.copy()(self._look, pipeline, at, until - 1, seen_at)
+            found = self._with_retries.copy()(self._read_range, pipeline, at, until - 1, seen_at)
             if found is None:
                 step = max(step // _GROWTH_MAX, 1)
                 continue
@@ -111,14 +111,14 @@ class KnownIds:
                 yield found
             at, step = until, _next_step(step, len(found) // ID_BYTES)
 
-    def _look(self, pipeline: str, first: int, last: int, seen_at: float) -> bytes | None:
+    def _read_range(self, pipeline: str, first: int, last: int, seen_at: float) -> bytes | None:
         """Return the ids of a range; None if it holds more than the server puts into one result."""
         binds = {"in_pipeline": pipeline, "first_id": _id(first), "last_id": _id(last), "seen_at": min(seen_at, _NEVER)}
         pieces: list[bytes] = []
         with self._database.reading() as connection:
             _widen(connection)
-            for look in _LOOKS:
-                count, ids = connection.execute(look, binds).one()
+            for query in _ID_QUERIES:
+                count, ids = connection.execute(query, binds).one()
                 piece = _bytes(ids)
                 if len(piece) != count * ID_BYTES:
                     return None

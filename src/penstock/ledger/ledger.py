@@ -29,6 +29,7 @@ from penstock.ledger.records import (
     BatchOutcome,
     BatchRow,
     Candidate,
+    HolderOutcome,
     LedgerRepair,
     LedgerRepaired,
     ObjectAttempt,
@@ -36,10 +37,9 @@ from penstock.ledger.records import (
     ObjectRow,
     ObjectState,
     PipelineRow,
-    WorkEnding,
+    WorkClaimResult,
     WorkOwner,
     WorkRow,
-    WorkStanding,
     WorkState,
 )
 from penstock.ledger.repairs import Repairs
@@ -58,7 +58,7 @@ class Ledger:
         self._claims = Claims(database, probe, self._abandonments)
         self._commits = Commits(database, probe)
         self._repairs = Repairs(database, probe)
-        self._tellings = PublishProgress(database)
+        self._publish_progress = PublishProgress(database)
         self._progress = TaskProgress(database)
         self._queries = Queries(database)
         self._known_ids = KnownIds(database)
@@ -164,14 +164,14 @@ class Ledger:
         """
         return self._claims.extend(attempt_ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
 
-    def abandon(self, attempt_id: str, *, reason: str, outcome: str, refund: bool, unattributed: bool) -> bool:
+    def abandon(self, attempt_id: str, *, reason: str, outcome: str, uncounted: bool, unattributed: bool) -> bool:
         """Abandon an open attempt and free its objects, durably; return False if it is no longer open.
 
-        ``outcome`` is one word for the timeline (given_back, failed). With ``refund`` the attempt is not counted for
+        ``outcome`` is one word for the timeline (given_back, failed). With ``uncounted`` the attempt is not counted for
         its objects. With ``unattributed`` each object counts a failure that no object could be blamed for.
         """
         return self._abandonments.one(
-            attempt_id, reason=reason, outcome=outcome, refund=refund, unattributed=unattributed
+            attempt_id, reason=reason, outcome=outcome, uncounted=uncounted, unattributed=unattributed
         )
 
     def abandon_expired(self, pipeline: str) -> Sequence[str]:
@@ -211,20 +211,20 @@ class Ledger:
 
     # Publish notifications
 
-    def begin_telling(self, pipeline: str) -> int:
+    def begin_announcing(self, pipeline: str) -> int:
         """Start to record which batches were announced; return the last announced one.
 
         If there was no record before, all batches committed so far count as announced.
         """
-        return self._tellings.begin(pipeline)
+        return self._publish_progress.begin(pipeline)
 
-    def told(self, pipeline: str) -> int | None:
+    def announced_seq(self, pipeline: str) -> int | None:
         """Return the sequence number of the last announced batch; None if no record is kept."""
-        return self._tellings.told(pipeline)
+        return self._publish_progress.announced(pipeline)
 
-    def advance_told(self, pipeline: str, seq: int) -> None:
+    def advance_announced(self, pipeline: str, seq: int) -> None:
         """Record that every batch up to this one was announced. Never moves backwards."""
-        self._tellings.advance(pipeline, seq)
+        self._publish_progress.advance(pipeline, seq)
 
     # Background jobs that go batch by batch
 
@@ -236,12 +236,12 @@ class Ledger:
         """Record that a background job has finished every batch up to this one. Never moves backwards."""
         self._progress.advance(pipeline, task, seq)
 
-    def ripe_batches(self, pipeline: str, *, after_seq: int, older_than_seconds: float) -> int:
+    def last_batch_older_than(self, pipeline: str, *, after_seq: int, older_than_seconds: float) -> int:
         """Return the last batch of the unbroken run after ``after_seq`` that was committed longer ago than given.
 
         Uses the database's clock. Returns ``after_seq`` if there is none.
         """
-        return self._progress.ripe(pipeline, after_seq=after_seq, older_than_seconds=older_than_seconds)
+        return self._progress.last_older_than(pipeline, after_seq=after_seq, older_than_seconds=older_than_seconds)
 
     def processed_objects(
         self, pipeline: str, seq: int, *, after: bytes = b"", limit: int = 1_000
@@ -280,14 +280,14 @@ class Ledger:
         return self.database.engine.url.render_as_string(hide_password=False)
 
     @property
-    def is_of_this_host(self) -> bool:
+    def is_local(self) -> bool:
         """True if the ledger is a file, which other hosts cannot see."""
         return self.database.engine.dialect.name == "sqlite"
 
     @property
-    def is_of_this_process(self) -> bool:
+    def is_in_this_process(self) -> bool:
         """True if the ledger is in memory, which other processes cannot see."""
-        return self.is_of_this_host and is_in_memory(self.database.engine.url)
+        return self.is_local and is_in_memory(self.database.engine.url)
 
     def record_reconciliation(self, comparison: ReconcileResult) -> None:
         """Record the result of a reconcile, replacing the previous one."""
@@ -317,7 +317,7 @@ class Ledger:
         lease_seconds: float,
         owner: WorkOwner | None = None,
         retention_seconds: float | None = None,
-    ) -> WorkStanding:
+    ) -> WorkClaimResult:
         """Begin the work of a handler's key, for an attempt id never used before.
 
         Returns `WorkBegun` if the work is ours; an expired attempt is taken over and returned as ``previous``. Returns
@@ -360,7 +360,7 @@ class Ledger:
         """
         return self._works.finish(attempt_id, outcome=outcome)
 
-    def end_work(self, attempt_id: str, *, outcome: WorkEnding, reason: str) -> bool:
+    def end_work(self, attempt_id: str, *, outcome: HolderOutcome, reason: str) -> bool:
         """Free the key without completing it, durably; return False if the attempt is lost or finished."""
         return self._works.end(attempt_id, outcome=outcome, reason=reason)
 
@@ -394,6 +394,10 @@ class Ledger:
         return self._work_queries.work(handler, key, owner)
 
     # Queries
+
+    def now(self) -> float:
+        """Return the time by the database's clock, in epoch seconds."""
+        return self._queries.now()
 
     def batches(self, pipeline: str, *, after_seq: int = 0, limit: int = 100) -> Sequence[BatchRow]:
         """Return batches in commit order."""

@@ -1,14 +1,16 @@
 """Create, upgrade and inspect a ledger's tables, using Alembic.
 
-`migrate` brings tables up to date when a ledger is opened. HEAD repeats the newest revision, so that opening an
-up-to-date ledger takes one SELECT and does not import Alembic. `Revisions` inspects a ledger of any revision and
-upgrades or downgrades it on request, for databases where workers may not change tables.
+`migrate` brings tables up to date when a ledger is opened. The newest revision is read from the names of the
+migrations, so that opening an up-to-date ledger takes one SELECT and does not import Alembic. `Revisions` inspects a
+ledger of any revision and upgrades or downgrades it on request, for databases where workers may not change tables.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Self
 
 from sqlalchemy import Connection, String, bindparam, column, func, inspect, select, table, text
@@ -18,17 +20,33 @@ from penstock.errors import ConfigurationError, UsageError
 from penstock.ledger.archive import TOMBSTONE
 from penstock.ledger.database import Database, parsed_url
 from penstock.ledger.dialects import DatabaseNow, dialect_for
+from penstock.ledger.migrations import versions
 from penstock.ledger.schema import VERSION_TABLE, archives, metadata, pipelines
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
 
-HEAD = "0008"
 BASE = "base"  # Alembic's name for a database without tables
 SCRIPTS = "penstock.ledger:migrations"
 
 _VERSION = select(column("version_num", String)).select_from(table(VERSION_TABLE))
+
+
+@lru_cache
+def newest_revision() -> str:
+    """Return the newest revision that this Penstock knows.
+
+    Raises `ConfigurationError` if the installation has no migrations.
+    """
+    # Not by the files' names: the package may be in a zip file, or have only compiled modules.
+    found = [module.name[1:5] for module in iter_modules(versions.__path__) if module.name[1:5].isdecimal()]
+    if not found:
+        raise ConfigurationError(
+            f"this installation of Penstock has no migrations for the ledger's tables ({versions.__name__}): install "
+            "it again"
+        )
+    return max(found)
 
 
 def migrate(database: Database) -> None:
@@ -38,11 +56,11 @@ def migrate(database: Database) -> None:
     name.
     """
     with database.reading() as connection:
-        if revision_of(connection) == HEAD:
+        if revision_of(connection) == newest_revision():
             return
     with revised(), database.writing() as connection, database.dialect.migrating(connection):
-        check_tables(connection, database.place)
-        if revision_of(connection) != HEAD:
+        check_tables(connection, database.address)
+        if revision_of(connection) != newest_revision():
             upgrade(connection)
 
 
@@ -58,19 +76,19 @@ def revised() -> Iterator[None]:
         if not isinstance(error.__cause__, DBAPIError):
             raise
         raise ConfigurationError(
-            f"{error}; the tables of this ledger are not those of revision {HEAD}, which this Penstock works with: let "
-            "`penstock ledger upgrade` be run by a user who may change tables"
+            f"{error}; the tables of this ledger are not those of revision {newest_revision()}, which this Penstock "
+            "works with: let `penstock admin ledger upgrade` be run by a user who may change tables"
         ) from error
 
 
-def check_tables(connection: Connection, place: str) -> None:
+def check_tables(connection: Connection, address: str) -> None:
     """Raise `ConfigurationError` if the tables are not a ledger's, or a newer Penstock's."""
     revision = revision_of(connection)
     if revision is None:
-        _refuse_foreign_tables(connection, place)
-    elif revision != HEAD and revision not in known_revisions():
+        _refuse_foreign_tables(connection, address)
+    elif revision != newest_revision() and revision not in known_revisions():
         raise ConfigurationError(
-            f"the ledger {place} was written by a newer Penstock (revision {revision}): upgrade Penstock"
+            f"the ledger {address} was written by a newer Penstock (revision {revision}): upgrade Penstock"
         )
 
 
@@ -106,12 +124,12 @@ def revision_of(connection: Connection) -> str | None:
     return None if row is None else str(row.version_num)
 
 
-def _refuse_foreign_tables(connection: Connection, place: str) -> None:
+def _refuse_foreign_tables(connection: Connection, address: str) -> None:
     names = set(inspect(connection).get_table_names())
     foreign = metadata.tables.keys() & names
     if foreign and VERSION_TABLE not in names:  # with a version table, a first migration was interrupted
         raise ConfigurationError(
-            f"{place} has a table {min(foreign)} that is no ledger's: name another database, or move that table away"
+            f"{address} has a table {min(foreign)} that is no ledger's: name another database, or move that table away"
         )
 
 
@@ -160,7 +178,7 @@ class TableRows:
 class LedgerFacts:
     """Facts about a ledger's database, for people."""
 
-    place: str  # address, without a password
+    address: str  # address, without a password
     server: str
     revision: str | None  # None: no tables yet
     newest: str  # the revision that this Penstock needs
@@ -194,10 +212,10 @@ class Revisions:
             if archives.name in there:
                 files, objects, size = connection.execute(_ARCHIVES, {"tombstone": TOMBSTONE}).one()
             return LedgerFacts(
-                place=self._database.place,
+                address=self._database.address,
                 server=_server(connection),
                 revision=revision_of(connection),
-                newest=HEAD,
+                newest=newest_revision(),
                 tables={name: _rows(connection, name) for name in metadata.tables if name in there},
                 archive_files=int(files),
                 archived_objects=int(objects),
@@ -216,7 +234,7 @@ class Revisions:
         with self._database.reading() as connection:
             return _server(connection), float(connection.execute(select(DatabaseNow())).scalar_one())
 
-    def upgrade(self, revision: str = HEAD) -> tuple[str | None, str | None]:
+    def upgrade(self, revision: str = "head") -> tuple[str | None, str | None]:
         """Create the tables or upgrade them to a revision; return the revision before and after.
 
         Raises `UsageError` for an unknown or earlier revision.
@@ -233,17 +251,17 @@ class Revisions:
 
     def _move(self, wanted: str, *, up: bool) -> tuple[str | None, str | None]:
         target = _known(wanted)
-        dialect, place = self._database.dialect, self._database.place
+        dialect, address = self._database.dialect, self._database.address
         # a refused login fails here, outside `revised`, which would blame the right to change tables
         with self._database.reading() as connection:
-            check_tables(connection, place)
+            check_tables(connection, address)
         with (
             revised() if up else nullcontext(),
             self._database.writing() as connection,
             dialect.migrating(connection),
         ):
             before = revision_of(connection)
-            check_tables(connection, place)
+            check_tables(connection, address)
             _check_way(before, target, up=up)
             if target != before:
                 (upgrade if up else downgrade)(connection, target or BASE)
@@ -260,7 +278,7 @@ def _known(revision: str) -> str | None:
     if revision == BASE:
         return None
     if revision == "head":
-        return HEAD
+        return newest_revision()
     if revision not in known_revisions():
         raise UsageError(f"There is no revision {revision} of the ledger's tables; there are {revision_names()}.")
     return revision
@@ -270,12 +288,12 @@ def _check_way(before: str | None, target: str | None, *, up: bool) -> None:
     now = "has no tables" if before is None else f"is at {before}"
     if up and (target or "") < (before or ""):
         raise UsageError(
-            f"The ledger {now}, which is later than {target or BASE}: `penstock ledger downgrade {target or BASE}` "
-            "goes back."
+            f"The ledger {now}, which is later than {target or BASE}: `penstock admin ledger downgrade "
+            f"{target or BASE}` goes back."
         )
     if not up and (target or "") > (before or ""):
         raise UsageError(
-            f"The ledger {now}, which is earlier than {target}: `penstock ledger upgrade {target}` goes there."
+            f"The ledger {now}, which is earlier than {target}: `penstock admin ledger upgrade {target}` goes there."
         )
 
 

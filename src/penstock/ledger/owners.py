@@ -62,7 +62,7 @@ class Owners:
 
         def register(connection: Connection) -> Mapping[str, WorkOwner]:
             connection.execute(_LOCK).all()
-            registration = _Registration(connection, storable(app), is_named=is_named, place=self._database.place)
+            registration = _Registration(connection, storable(app), is_named=is_named, address=self._database.address)
             found = {use.name: registration.take(use) for use in uses}
             return {name: owner for name, owner in found.items() if owner is not None}
 
@@ -74,7 +74,7 @@ class Owners:
         A name that no app has registered is free.
         """
         with self._database.reading() as connection:
-            registration = _Registration(connection, storable(app), is_named=is_named, place=self._database.place)
+            registration = _Registration(connection, storable(app), is_named=is_named, address=self._database.address)
             for use in uses:
                 registration.check_objects(storable(use.name), storable(use.queue))
 
@@ -82,11 +82,11 @@ class Owners:
 class _Registration:
     """The registration of one app, in one transaction. `Owners.register` holds the lock; `Owners.check` does not."""
 
-    def __init__(self, connection: Connection, app: str, *, is_named: bool, place: str) -> None:
+    def __init__(self, connection: Connection, app: str, *, is_named: bool, address: str) -> None:
         self._connection = connection
         self._app = app
         self._is_named = is_named
-        self._place = place
+        self._address = address
 
     def take(self, use: OwnedName) -> WorkOwner | None:
         """Register one name; return the owner of its keys, if it has keys."""
@@ -114,20 +114,20 @@ class _Registration:
         row = rows[0]
         if row.app != self._app:
             raise ConfigurationError(
-                f"The objects of {name} in the ledger {self._place} belong to the app {row.app!r}, and this app is "
+                f"The objects of {name} in the ledger {self._address} belong to the app {row.app!r}, and this app is "
                 f"{self._app!r}: if it is the same app, name it App(name={row.app!r}) (PENSTOCK_APP_NAME); if it is "
                 "another one, give this object handler or pipeline a name of its own."
             )
         if not same_queue(row.queue, queue) and not self._is_named:
             raise ConfigurationError(
-                f"The objects of {name} in the ledger {self._place} are fed from the queue {row.queue}, and here it is "
-                f"{queue}: if this is another app, give the object handler or pipeline a name of its own; if it is the "
-                f"same app with another queue, name it App(name={self._app!r}) (PENSTOCK_APP_NAME)."
+                f"The objects of {name} in the ledger {self._address} are fed from the queue {row.queue}, and here it "
+                f"is {queue}: if this is another app, give the object handler or pipeline a name of its own; if it is "
+                f"the same app with another queue, name it App(name={self._app!r}) (PENSTOCK_APP_NAME)."
             )
         return row
 
     def _take_keys(self, name: str, queue: str) -> WorkOwner:
-        """Register a handler's keys; return their owner. Of several owners of a name, one has the old identity."""
+        """Register a handler's keys; return their owner. One of several owners of a name has the old identity."""
         rows = self._of_name("keys", name)
         mine = [row for row in rows if row.app == self._app and same_queue(row.queue, queue)]
         mine.sort(key=lambda row: (row.queue != queue, not row.plain, row.first_seen_at, row.queue))
@@ -139,7 +139,7 @@ class _Registration:
         for row in rows:
             if same_queue(row.queue, queue) and not (row.named and self._is_named):
                 raise ConfigurationError(
-                    f"The keys of the handler {name} on the queue {queue} in the ledger {self._place} belong to the "
+                    f"The keys of the handler {name} on the queue {queue} in the ledger {self._address} belong to the "
                     f"app {row.app!r}, and this app is {self._app!r}: if it is the same app, name it "
                     f"App(name={row.app!r}) (PENSTOCK_APP_NAME); if it is another one, give both of them a name, or "
                     "this handler a name=... of its own."
@@ -157,7 +157,7 @@ class _Registration:
         taken = [row for row in rows if row.plain]
         if taken and self._connection.execute(_HAS_OLD_KEYS, {"of_name": name}).scalar():
             raise ConfigurationError(
-                f"The ledger {self._place} holds keys of a handler {name} from workers of before its upgrade, which "
+                f"The ledger {self._address} holds keys of a handler {name} from workers of before its upgrade, which "
                 f"name no app; the app {taken[0].app!r} (queue {taken[0].queue}) has taken them over, and some may "
                 f"belong to this app, {self._app!r} (queue {queue}): give this handler a name=... of its own, or wait "
                 "until these keys have expired."

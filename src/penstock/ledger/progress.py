@@ -73,7 +73,7 @@ class TaskProgress:
 
         self._database.transact(write)
 
-    def ripe(self, pipeline: str, *, after_seq: int, older_than_seconds: float) -> int:
+    def last_older_than(self, pipeline: str, *, after_seq: int, older_than_seconds: float) -> int:
         binds = {"in_pipeline": pipeline, "after_seq": after_seq}
         with self._database.reading() as connection:
             young = connection.execute(_YOUNG, {**binds, "older_than_seconds": older_than_seconds}).scalar_one_or_none()
@@ -88,7 +88,7 @@ class TaskProgress:
             return [object_row(row) for row in connection.execute(_PROCESSED, binds)]
 
 
-_TOLD = select(tellings.c.told_seq).where(tellings.c.pipeline == bindparam("in_pipeline"))
+_ANNOUNCED = select(tellings.c.told_seq).where(tellings.c.pipeline == bindparam("in_pipeline"))
 _NEXT = select(pipelines.c.next_seq).where(pipelines.c.id == bindparam("in_pipeline"))
 _ADVANCE_PUBLISHED = (
     update(tellings)
@@ -108,21 +108,21 @@ class PublishProgress:
         """Start the record of the pipeline's announced batches; return the last announced one."""
         binds = {"in_pipeline": pipeline}
         with self._database.reading() as connection:
-            told = connection.execute(_TOLD, binds).scalar_one_or_none()
-        if told is not None:
-            return int(told)
+            announced = connection.execute(_ANNOUNCED, binds).scalar_one_or_none()
+        if announced is not None:
+            return int(announced)
 
-        def keep(connection: Connection) -> int:
+        def start(connection: Connection) -> int:
             next_seq = connection.execute(_NEXT, binds).scalar_one_or_none()
             connection.execute(self._add, {"pipeline": pipeline, "told_seq": (next_seq or 1) - 1})
-            return int(connection.execute(_TOLD, binds).scalar_one())
+            return int(connection.execute(_ANNOUNCED, binds).scalar_one())
 
-        return self._database.transact(keep)
+        return self._database.transact(start)
 
-    def told(self, pipeline: str) -> int | None:
+    def announced(self, pipeline: str) -> int | None:
         with self._database.reading() as connection:
-            told = connection.execute(_TOLD, {"in_pipeline": pipeline}).scalar_one_or_none()
-        return None if told is None else int(told)
+            announced = connection.execute(_ANNOUNCED, {"in_pipeline": pipeline}).scalar_one_or_none()
+        return None if announced is None else int(announced)
 
     def advance(self, pipeline: str, seq: int) -> None:
         """Move forward only: a faster process stays ahead."""

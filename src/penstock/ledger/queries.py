@@ -73,7 +73,7 @@ _LIVE = (
         attempts.c.lease_until >= DatabaseNow(),
     )
 )
-_was_unread = in_state(ObjectState.GONE) | in_state(ObjectState.SUPERSEDED)
+_was_unread = in_state(ObjectState.DELETED) | in_state(ObjectState.SUPERSEDED)
 _ENDED = select(objects.c.object_id).where(
     is_wanted(),
     in_state(ObjectState.PROCESSED)
@@ -164,6 +164,11 @@ class Queries:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    def now(self) -> float:
+        """Return the time by the database's clock, in epoch seconds."""
+        with self._database.reading() as connection:
+            return float(connection.execute(_NOW).scalar_one())
+
     def batches(self, pipeline: str, *, after_seq: int, limit: int) -> Sequence[BatchRow]:
         binds = {"in_pipeline": pipeline, "after_seq": after_seq, "rows_max": limit}
         with self._database.reading() as connection:
@@ -241,9 +246,9 @@ class Queries:
             return [object_row(row) for row in rows]
 
     def find(self, uri: str) -> Sequence[tuple[str, ObjectRow]]:
-        kept = storable(uri)
+        stored = storable(uri)
         with self._database.reading() as connection:
-            rows = connection.execute(_FIND, {"digest": uri_digest(kept), "of_uri": kept})
+            rows = connection.execute(_FIND, {"digest": uri_digest(stored), "of_uri": stored})
             return [(row.pipeline, object_row(row)) for row in rows]
 
     def counts(self, pipeline: str) -> Mapping[ObjectState, int]:
@@ -360,7 +365,7 @@ class LedgerAges:
             committed_seq=committed_seq,
         )
 
-    def tally(self, pipeline: str) -> ProcessedCount:
+    def processed_count(self, pipeline: str) -> ProcessedCount:
         """Count the processed objects. Reads an index entry for each, so call it rarely."""
         binds = {"in_pipeline": pipeline}
         with self._database.reading() as connection:
@@ -369,12 +374,12 @@ class LedgerAges:
             archived = connection.execute(ARCHIVED_COUNT, binds).scalar_one()
         return ProcessedCount(processed=int(processed) + int(archived), seq=seq)
 
-    def brought_up(self, pipeline: str, tally: ProcessedCount) -> ProcessedCount:
+    def updated_count(self, pipeline: str, count: ProcessedCount) -> ProcessedCount:
         """Return the count updated by the batches committed since. A repair of the ledger invalidates the count."""
         with self._database.reading() as connection:
             seq = _committed_seq(connection, pipeline)
-            since = connection.execute(_SINCE, {"in_pipeline": pipeline, "after_seq": tally.seq}).scalar_one()
-        return ProcessedCount(processed=tally.processed + int(since), seq=seq)
+            since = connection.execute(_SINCE, {"in_pipeline": pipeline, "after_seq": count.seq}).scalar_one()
+        return ProcessedCount(processed=count.processed + int(since), seq=seq)
 
     def seconds_since_commit(self, pipeline: str, seq: int) -> float | None:
         """Return the age of this batch's commit in seconds; None if there is no such batch."""

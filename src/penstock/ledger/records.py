@@ -17,12 +17,12 @@ class ObjectState(StrEnum):
     PROCESSING = "processing"
     PROCESSED = "processed"
     DEAD = "dead"
-    GONE = "gone"
+    DELETED = "gone"
     SUPERSEDED = "superseded"
 
 
-TERMINAL = frozenset({ObjectState.PROCESSED, ObjectState.DEAD, ObjectState.GONE, ObjectState.SUPERSEDED})
-UNREAD = frozenset({ObjectState.GONE, ObjectState.SUPERSEDED})
+TERMINAL = frozenset({ObjectState.PROCESSED, ObjectState.DEAD, ObjectState.DELETED, ObjectState.SUPERSEDED})
+UNREAD = frozenset({ObjectState.DELETED, ObjectState.SUPERSEDED})
 """Ends of objects whose content was never read: a newer notification or listing takes such an object again."""
 
 
@@ -35,7 +35,7 @@ class AttemptState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Carrier:
+class OriginalMessage:
     """The message that named an object. A failed object keeps it to recognize a redelivery of the same message."""
 
     message_id: str
@@ -52,7 +52,7 @@ class Candidate:
     key: bytes
     size_bytes: int
     uri: str
-    carrier: Carrier
+    original_message: OriginalMessage
     version_id: str | None = None
     etag: str | None = None
     sequencer: str | None = None
@@ -65,7 +65,7 @@ class ClaimedObject:
     object_id: bytes
     attempts: int
     unattributed_failures: int  # failed runs with this object in which no object could be blamed
-    carrier: Carrier  # the message to dead-letter if the object fails for good
+    original_message: OriginalMessage  # the message to dead-letter if the object fails for good
     # seconds since an attempt first found it missing; None: not missing, or found again since
     missing_seconds: float | None = None
 
@@ -76,7 +76,7 @@ class EndedObject:
 
     state: ObjectState
     reason: str | None
-    carrier: Carrier | None
+    original_message: OriginalMessage | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class AttemptFailure(StrEnum):
 
     RETRY = "retry"
     DEAD = "dead"
-    GONE = "gone"
+    DELETED = "gone"
     SUPERSEDED = "superseded"
 
 
@@ -105,7 +105,7 @@ class FailedObject:
     object_id: bytes
     failure: AttemptFailure
     reason: str
-    refund: bool = False  # the object was not at fault: the attempt is not counted
+    uncounted: bool = False  # the object was not at fault: the attempt is not counted
     unattributed: bool = False  # the run failed and no object could be blamed: counts one more unattributed failure
     missing: bool = False  # this attempt did not find it
     traceback: str | None = None  # of the user's code, without local variables
@@ -121,22 +121,33 @@ class ObjectResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRecord:
+    """The counts, files and timings of one batch. Passed on whole from its run to the ledger and to its readers.
+
+    Each field is a column of ``batches`` and a field of the record beside the table. Manifests are JSON texts in the
+    sink's format.
+    """
+
+    rows: int = 0  # written to the table
+    lines_quarantined: int = 0
+    bytes: int = 0  # of the objects read, as stored
+    manifest: str = ""
+    quarantine_manifest: str = ""
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    spark_ui_url: str | None = None  # page of its run in the Spark UI
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOutcome:
-    """Everything that one commit records, in one transaction. Manifests are JSON texts in the sink's format."""
+    """Everything that one commit records, in one transaction."""
 
     pipeline: str
     attempt_id: str
     processed: Sequence[ObjectResult]
     failed: Sequence[FailedObject] = ()
-    rows: int = 0  # written to the table
-    lines_quarantined: int = 0
-    bytes: int = 0  # of the objects read
-    manifest: str = ""
-    quarantine_manifest: str = ""
+    record: BatchRecord = BatchRecord()
     schema_id: int = 0  # schema the run was planned with; the commit is refused if the table has a newer one
     new_schema: str | None = None  # a changed table schema: recorded as schema_id + 1
-    stage_seconds: Mapping[str, float] = field(default_factory=dict)
-    spark_ui_url: str | None = None  # Spark UI of its run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,23 +163,17 @@ class PipelineRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRow:
-    """A committed batch. Manifests are JSON texts in the sink's format."""
+    """A committed batch."""
 
     pipeline: str
     seq: int
     attempt_id: str
-    manifest: str
-    quarantine_manifest: str
+    record: BatchRecord
     table_schema: str | None  # the schema of this batch
     objects: int
-    rows: int
-    lines_quarantined: int
-    bytes: int
     committed_at: float
     worker: str
-    stage_seconds: Mapping[str, float]
     schema_id: int = 0
-    spark_ui_url: str | None = None  # Spark UI of its run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +225,7 @@ class ObjectRow:
     reason: str | None
     first_seen_at: float
     ended_at: float | None
-    carrier: Carrier | None
+    original_message: OriginalMessage | None
 
 
 OwnerKind = Literal["keys", "objects"]
@@ -267,15 +272,9 @@ class ImportedBatch:
     seq: int
     attempt_id: str
     objects: Sequence[ImportedObject]
-    rows: int = 0
-    lines_quarantined: int = 0
-    bytes: int = 0
-    manifest: str = ""
-    quarantine_manifest: str = ""
+    record: BatchRecord = BatchRecord()
     claimed_at: float | None = None  # epoch seconds
     committed_at: float | None = None  # epoch seconds; None: unknown, so the time of the import
-    stage_seconds: Mapping[str, float] = field(default_factory=dict)
-    spark_ui_url: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,11 +311,11 @@ class WorkEnd(StrEnum):
     """How an attempt ended that did not complete its work."""
 
     FAILED = "failed"
-    GIVEN_BACK = "given_back"
+    RELEASED = "given_back"
     EXPIRED = "expired"  # its lease ran out, or its worker died
 
 
-WorkEnding = Literal["failed", "given_back"]  # outcomes that the holder of an attempt may set
+HolderOutcome = Literal["failed", "given_back"]  # outcomes that the holder of an attempt may set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,7 +354,7 @@ class WorkDone:
     attempt_id: str
 
 
-WorkStanding: TypeAlias = WorkBegun | WorkBusy | WorkDone  # results of a begin
+WorkClaimResult: TypeAlias = WorkBegun | WorkBusy | WorkDone  # results of a begin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from operator import itemgetter
 from sqlalchemy import Connection, bindparam, delete, insert, null, select, update
 
 from penstock.errors import ConfigurationError, TemporaryError
-from penstock.ledger.abandonments import give_up_open
+from penstock.ledger.abandonments import abandon_open
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.records import (
@@ -175,7 +175,7 @@ def _lock(connection: Connection, repair: LedgerRepair) -> int:
     if row is None:
         raise ConfigurationError(f"the ledger has no pipeline {repair.pipeline}: ensure it before repairing it")
     if row.next_seq != repair.seen_next_seq:
-        raise TemporaryError(f"a batch of {repair.pipeline} was committed while its ledger was looked at: look again")
+        raise TemporaryError(f"a batch of {repair.pipeline} was committed after the repair was planned: plan it again")
     if repair.table_schema is None or repair.table_schema == row.table_schema:
         return int(row.schema_id)
     schema_id = int(row.schema_id) + 1
@@ -188,7 +188,9 @@ def _abandon_open(connection: Connection, pipeline: str) -> Sequence[str]:
     found = connection.scalars(_OPEN, {"in_pipeline": pipeline}).all()
     why = "the ledger was repaired"
     return [
-        id for id in found if give_up_open(connection, id, reason=why, outcome=REPAIR, refund=True, unattributed=False)
+        id
+        for id in found
+        if abandon_open(connection, id, reason=why, outcome=REPAIR, uncounted=True, unattributed=False)
     ]
 
 
@@ -222,18 +224,7 @@ def _end(
 
 
 def _row(pipeline: str, batch: ImportedBatch, schema_id: int) -> Values:
-    outcome = BatchOutcome(
-        pipeline=pipeline,
-        attempt_id=batch.attempt_id,
-        processed=(),
-        rows=batch.rows,
-        lines_quarantined=batch.lines_quarantined,
-        bytes=batch.bytes,
-        manifest=batch.manifest,
-        quarantine_manifest=batch.quarantine_manifest,
-        stage_seconds=batch.stage_seconds,
-        spark_ui_url=batch.spark_ui_url,
-    )
+    outcome = BatchOutcome(pipeline=pipeline, attempt_id=batch.attempt_id, processed=(), record=batch.record)
     row = new_batch(outcome, seq=batch.seq, schema_id=schema_id)
     return {**row, "objects": len(batch.objects), "committed_at": batch.committed_at or 0.0}
 

@@ -15,14 +15,14 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, and_, bindparam, case, or_, select, update
 
-from penstock.ledger.records import UNREAD, Candidate, Carrier, ObjectState
-from penstock.ledger.rows import AnyRow, Values, carrier_of, wanted_object
-from penstock.ledger.rules import DeadObjectState, UnreadObject, latest, restores, revives
+from penstock.ledger.records import UNREAD, Candidate, ObjectState, OriginalMessage
+from penstock.ledger.rows import AnyRow, Values, original_message_of, wanted_object
+from penstock.ledger.rules import FailedObjectState, UnreadObject, latest, restores, revives
 from penstock.ledger.schema import object_attempts, objects, wanted
 from penstock.ledger.sets import in_state, is_in, is_wanted, of_pipeline
 
 # Only a claim supersedes an object without a check of the store, and it leaves the object without an attempt.
-_was_looked_for = or_(objects.c.state == ObjectState.GONE.value, objects.c.attempt_id.is_not(None))
+_was_checked = or_(objects.c.state == ObjectState.DELETED.value, objects.c.attempt_id.is_not(None))
 _WANTED = select(
     objects.c.object_id,
     objects.c.state,
@@ -30,7 +30,7 @@ _WANTED = select(
     objects.c.sequencer,
     objects.c.dead_at,
     # Rows of Penstock versions without `sought_at` have only the time of the end.
-    case((objects.c.sought_at.is_not(None), objects.c.sought_at), (_was_looked_for, objects.c.ended_at)).label("since"),
+    case((objects.c.sought_at.is_not(None), objects.c.sought_at), (_was_checked, objects.c.ended_at)).label("since"),
     objects.c.carrier_message_id,
     objects.c.carrier_enqueued_at,
     objects.c.carrier_replay_id,
@@ -64,7 +64,7 @@ _RESTORE = _REVIVE.values(
     dead_at=None, missed_at=None, sought_at=None
 )  # dead_at is NULL again, so the message of the next claim becomes its original message
 # Both checks that find an object missing must follow the notification: an earlier one proves nothing about it.
-_FORGET_LOOKS = update(objects).values(missed_at=None, sought_at=None).where(_ended)
+_FORGET_CHECKS = update(objects).values(missed_at=None, sought_at=None).where(_ended)
 _NUMBERED = select(objects.c.object_id, objects.c.sequencer).where(
     is_wanted(),
     objects.c.attempt_id == bindparam("fresh"),
@@ -80,7 +80,7 @@ _RENUMBER = (
         objects.c.attempt_id == bindparam("fresh"),
     )
 )
-_CARRY = (
+_RECORD_ORIGINAL_MESSAGE = (
     update(objects)
     .values(
         carrier_message_id=bindparam("by_message"),
@@ -93,58 +93,72 @@ _CARRY = (
 
 def revive(
     connection: Connection, pipeline: str, named: Mapping[bytes, Sequence[Candidate]]
-) -> Mapping[bytes, Carrier]:
+) -> Mapping[bytes, OriginalMessage]:
     """Make ended objects claimable again if one of their messages allows it. ``named``: the messages by object id.
 
     Returns the messages that restored objects that were never read, by object id.
     """
     binds = {"in_pipeline": pipeline}
-    restored: dict[bytes, Carrier] = {}
+    restored: dict[bytes, OriginalMessage] = {}
     found = connection.execute(_ENDED, binds).all()
     spent = _replays_spent(connection, pipeline) if found else {}
     for row in found:
         replay_ids = spent.get(row.object_id, frozenset())
         ended = {**binds, "revived": row.object_id, "ended_in": row.attempt_id, "ended_as": row.state}
         if row.state == ObjectState.DEAD.value:
-            death = DeadObjectState(carrier=_carrier(row), dead_at=row.dead_at, replay_ids=replay_ids)
-            if any(revives(one.carrier, death) for one in named[row.object_id]):
+            death = FailedObjectState(
+                original_message=_original_message(row), dead_at=row.dead_at, replay_ids=replay_ids
+            )
+            if any(revives(one.original_message, death) for one in named[row.object_id]):
                 connection.execute(_REVIVE, ended)
             continue
         unread = _unread(row, replay_ids)
-        newer = (one.carrier for one in named[row.object_id] if restores(one.carrier, one.sequencer, unread))
+        newer = (
+            one.original_message
+            for one in named[row.object_id]
+            if restores(one.original_message, one.sequencer, unread)
+        )
         if (restorer := next(newer, None)) is not None:
-            half_way = row.state == ObjectState.UNPROCESSED.value
-            if connection.execute(_FORGET_LOOKS if half_way else _RESTORE, ended).rowcount:
+            is_unprocessed = row.state == ObjectState.UNPROCESSED.value
+            if connection.execute(_FORGET_CHECKS if is_unprocessed else _RESTORE, ended).rowcount:
                 restored[row.object_id] = restorer
     return restored
 
 
-def carry(
+def record_original_messages(
     connection: Connection,
     binds: Values,
     named: Mapping[bytes, Sequence[Candidate]],
-    restored: Mapping[bytes, Carrier],
-) -> Mapping[bytes, Carrier]:
+    restored: Mapping[bytes, OriginalMessage],
+) -> Mapping[bytes, OriginalMessage]:
     """Record the original message of each revived object that this claim took; return these messages by object id.
 
     For a failed object it is the first message that may revive it; if none may, the recorded one stays. For an object
     that was never read it is the message that ``restored`` it.
     """
-    carriers = dict(restored)
+    original_messages = dict(restored)
     for object_id, restorer in restored.items():
-        connection.execute(_CARRY, {"in_pipeline": binds["in_pipeline"], **_carried(object_id, restorer)})
+        connection.execute(
+            _RECORD_ORIGINAL_MESSAGE,
+            {"in_pipeline": binds["in_pipeline"], **_original_message_columns(object_id, restorer)},
+        )
     found = connection.execute(_LIVING_AGAIN, binds).all()
     spent = _replays_spent(connection, binds["in_pipeline"]) if found else {}
     for row in found:
-        death = DeadObjectState(
-            carrier=_carrier(row), dead_at=row.dead_at, replay_ids=spent.get(row.object_id, frozenset())
+        death = FailedObjectState(
+            original_message=_original_message(row),
+            dead_at=row.dead_at,
+            replay_ids=spent.get(row.object_id, frozenset()),
         )
-        messages = (one.carrier for one in named[row.object_id])
-        reviver = next((carrier for carrier in messages if revives(carrier, death)), None)
+        messages = (one.original_message for one in named[row.object_id])
+        reviver = next((original_message for original_message in messages if revives(original_message, death)), None)
         if reviver is not None:
-            connection.execute(_CARRY, {"in_pipeline": binds["in_pipeline"], **_carried(row.object_id, reviver)})
-        carriers[row.object_id] = reviver or _carrier(row)
-    return carriers
+            connection.execute(
+                _RECORD_ORIGINAL_MESSAGE,
+                {"in_pipeline": binds["in_pipeline"], **_original_message_columns(row.object_id, reviver)},
+            )
+        original_messages[row.object_id] = reviver or _original_message(row)
+    return original_messages
 
 
 def renumber(connection: Connection, binds: Values, named: Mapping[bytes, Sequence[Candidate]]) -> None:
@@ -167,17 +181,19 @@ def _replays_spent(connection: Connection, pipeline: str) -> Mapping[bytes, froz
 
 
 def _unread(row: AnyRow, replay_ids: frozenset[str]) -> UnreadObject:
-    return UnreadObject(carrier=_carrier(row), sought_at=row.since, sequencer=row.sequencer, replay_ids=replay_ids)
+    return UnreadObject(
+        original_message=_original_message(row), sought_at=row.since, sequencer=row.sequencer, replay_ids=replay_ids
+    )
 
 
-def _carrier(row: AnyRow) -> Carrier:
-    carrier = carrier_of(row)
-    assert carrier is not None, "an object dies in a commit, so it was claimed for a carrier"
-    return carrier
+def _original_message(row: AnyRow) -> OriginalMessage:
+    original_message = original_message_of(row)
+    assert original_message is not None, "an object dies in a commit, so it was claimed for a carrier"
+    return original_message
 
 
-def _carried(object_id: bytes, carrier: Carrier) -> Values:
-    row = wanted_object(object_id, carrier)
+def _original_message_columns(object_id: bytes, original_message: OriginalMessage) -> Values:
+    row = wanted_object(object_id, original_message)
     return {
         "carried": object_id,
         "by_message": row["message_id"],

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, TypeAlias
 
 from sqlalchemy import Row
@@ -12,14 +13,15 @@ from penstock.ledger.records import (
     AttemptRow,
     AttemptState,
     BatchOutcome,
+    BatchRecord,
     BatchRow,
     Candidate,
-    Carrier,
     FailedObject,
     ObjectAttempt,
     ObjectResult,
     ObjectRow,
     ObjectState,
+    OriginalMessage,
     PipelineRow,
     WorkAttempt,
     WorkDone,
@@ -28,16 +30,18 @@ from penstock.ledger.records import (
     WorkRow,
     WorkState,
 )
-from penstock.ledger.rules import check_handler, noted, parted, storable, told, work_id_of
+from penstock.ledger.rules import check_handler, failure_note, split_note, storable, stored_reason, work_id_of
 
 AnyRow: TypeAlias = "Row[*tuple[Any, ...]]"
 Values = dict[str, Any]  # parameters of one statement, by column
+
+_RECORD_COLUMNS = tuple(field.name for field in fields(BatchRecord))
 
 # The object's state after a failure. A retried object is free again; the other states are final.
 _STATE_AFTER = {
     AttemptFailure.RETRY: ObjectState.UNPROCESSED,
     AttemptFailure.DEAD: ObjectState.DEAD,
-    AttemptFailure.GONE: ObjectState.GONE,
+    AttemptFailure.DELETED: ObjectState.DELETED,
     AttemptFailure.SUPERSEDED: ObjectState.SUPERSEDED,
 }
 
@@ -66,23 +70,23 @@ def new_object(pipeline: str, candidate: Candidate) -> Values:
 
 def new_claimed_object(opening: Values, candidate: Candidate) -> Values:
     """Return the row of a new object that an attempt claims at once."""
-    carrier = candidate.carrier
+    original_message = candidate.original_message
     return {
         **new_object(opening["in_pipeline"], candidate),
         "attempt_id": opening["fresh"],
-        "carrier_message_id": storable(carrier.message_id),
-        "carrier_enqueued_at": carrier.enqueued_at,
-        "carrier_replay_id": _optional(carrier.replay_id),
+        "carrier_message_id": storable(original_message.message_id),
+        "carrier_enqueued_at": original_message.enqueued_at,
+        "carrier_replay_id": _optional(original_message.replay_id),
     }
 
 
-def wanted_object(object_id: bytes, carrier: Carrier) -> Values:
+def wanted_object(object_id: bytes, original_message: OriginalMessage) -> Values:
     """Return the row of ``wanted`` for an object that this message names."""
     return {
         "object_id": object_id,
-        "message_id": storable(carrier.message_id),
-        "enqueued_at": carrier.enqueued_at,
-        "replay_id": _optional(carrier.replay_id),
+        "message_id": storable(original_message.message_id),
+        "enqueued_at": original_message.enqueued_at,
+        "replay_id": _optional(original_message.replay_id),
     }
 
 
@@ -111,13 +115,13 @@ def _failed(failed: FailedObject) -> Values:
         "object_id": failed.object_id,
         "state": _STATE_AFTER[failed.failure].value,
         "outcome": failed.failure.value,
-        "reason": told(failed.reason),
-        "note": noted(failed.reason, failed.traceback),
+        "reason": stored_reason(failed.reason),
+        "note": failure_note(failed.reason, failed.traceback),
         "rows": None,
         "lines_quarantined": None,
-        "refund": int(failed.refund),
+        "refund": int(failed.uncounted),
         "unattributed": int(failed.unattributed),
-        "missing": int(failed.missing or failed.failure is AttemptFailure.GONE),
+        "missing": int(failed.missing or failed.failure is AttemptFailure.DELETED),
     }
 
 
@@ -128,22 +132,18 @@ def new_batch(outcome: BatchOutcome, *, seq: int, schema_id: int) -> Values:
         "seq": seq,
         "attempt_id": outcome.attempt_id,
         "schema_id": schema_id,
-        "manifest": outcome.manifest,
-        "quarantine_manifest": outcome.quarantine_manifest,
         "objects": len(outcome.processed),
-        "rows": outcome.rows,
-        "lines_quarantined": outcome.lines_quarantined,
-        "bytes": outcome.bytes,
-        "stage_seconds": json.dumps(dict(outcome.stage_seconds)),
-        "spark_ui_url": _optional(outcome.spark_ui_url),
+        **{name: getattr(outcome.record, name) for name in _RECORD_COLUMNS},
+        "stage_seconds": json.dumps(dict(outcome.record.stage_seconds)),
+        "spark_ui_url": _optional(outcome.record.spark_ui_url),
     }
 
 
-def carrier_of(row: AnyRow) -> Carrier | None:
+def original_message_of(row: AnyRow) -> OriginalMessage | None:
     """Return the original message in a row of ``objects``; None if the object was never claimed."""
     if row.carrier_message_id is None:
         return None
-    return Carrier(
+    return OriginalMessage(
         message_id=row.carrier_message_id, enqueued_at=row.carrier_enqueued_at, replay_id=row.carrier_replay_id
     )
 
@@ -159,22 +159,17 @@ def pipeline_row(row: AnyRow) -> PipelineRow:
 
 
 def batch_row(row: AnyRow) -> BatchRow:
+    columns = {name: getattr(row, name) for name in _RECORD_COLUMNS}
     return BatchRow(
         pipeline=row.pipeline,
         seq=row.seq,
         attempt_id=row.attempt_id,
-        manifest=row.manifest,
-        quarantine_manifest=row.quarantine_manifest,
+        record=BatchRecord(**columns | {"stage_seconds": json.loads(row.stage_seconds)}),
         table_schema=row.table_schema,
         objects=row.objects,
-        rows=row.rows,
-        lines_quarantined=row.lines_quarantined,
-        bytes=row.bytes,
         committed_at=row.committed_at,
         worker=row.worker,
-        stage_seconds=json.loads(row.stage_seconds),
         schema_id=row.schema_id,
-        spark_ui_url=row.spark_ui_url,
     )
 
 
@@ -208,7 +203,7 @@ def object_row(row: AnyRow) -> ObjectRow:
         reason=row.reason,
         first_seen_at=row.first_seen_at,
         ended_at=row.ended_at,
-        carrier=carrier_of(row),
+        original_message=original_message_of(row),
     )
 
 
@@ -218,7 +213,7 @@ _OUTCOME_WITH_ATTEMPT = {AttemptState.OPEN: "open", AttemptState.COMMITTED: "pro
 def object_attempt(row: AnyRow) -> ObjectAttempt:
     """Convert a row of ``object_attempts``. An object without an outcome of its own has its attempt's outcome."""
     attempt_outcome = _OUTCOME_WITH_ATTEMPT.get(AttemptState(row.attempt_state), row.attempt_outcome)
-    reason, traceback = parted(row.reason) if row.outcome else (row.attempt_reason, None)
+    reason, traceback = split_note(row.reason) if row.outcome else (row.attempt_reason, None)
     return ObjectAttempt(
         attempt_id=row.attempt_id,
         worker=row.worker,
@@ -249,7 +244,7 @@ def new_work(
     return {
         "of_work": work_id_of(handler, key, owner),
         "of_handler": storable(handler),
-        "of_key": told(key),
+        "of_key": stored_reason(key),
         "fresh": attempt_id,
         "by_worker": storable(worker),
         "lease_seconds": lease_seconds,

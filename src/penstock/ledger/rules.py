@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.errors import ConfigurationError
-from penstock.ledger.records import Carrier, WorkOwner
+from penstock.ledger.records import OriginalMessage, WorkOwner
 
 REASON_CHARS_MAX = 4_000
 PIPELINE_CHARS_MAX = 512  # the size of its column, which only some databases enforce
@@ -16,10 +16,10 @@ _TRACEBACK = "\nTraceback (most recent call last):\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadObjectState:
+class FailedObjectState:
     """A failed object as `revives` sees it: its original message, last failure and replays already used."""
 
-    carrier: Carrier
+    original_message: OriginalMessage
     dead_at: float
     replay_ids: frozenset[str]
 
@@ -34,31 +34,34 @@ def is_later(sequencer: str, than: str) -> bool:
     return sequencer.ljust(width, "0") > than.ljust(width, "0")
 
 
-def revives(carrier: Carrier, dead: DeadObjectState) -> bool:
+def revives(message: OriginalMessage, dead: FailedObjectState) -> bool:
     """Return True if a message revives a failed object, or may become the original message of a revived one.
 
     It revives the object if its replay id has not been used for the object, or if it was enqueued after the failure
     (resent from a broker's console, which sets no replay id). A redelivery of the original message never does, even if
     the broker's clock is ahead of the database's.
     """
-    if carrier.replay_id is not None and carrier.replay_id not in dead.replay_ids:
+    if message.replay_id is not None and message.replay_id not in dead.replay_ids:
         return True
-    redelivered = carrier.message_id == dead.carrier.message_id and carrier.enqueued_at <= dead.carrier.enqueued_at
-    return carrier.enqueued_at > dead.dead_at and not redelivered
+    redelivered = (
+        message.message_id == dead.original_message.message_id
+        and message.enqueued_at <= dead.original_message.enqueued_at
+    )
+    return message.enqueued_at > dead.dead_at and not redelivered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadObject:
     """The recorded end of an object deleted or replaced before it was read; input of `restores`."""
 
-    carrier: Carrier
+    original_message: OriginalMessage
     # messages enqueued later may override the end; None: superseded without a check of the store
     sought_at: float | None
     sequencer: str | None
     replay_ids: frozenset[str]  # replays already used for it
 
 
-def restores(carrier: Carrier, sequencer: str | None, unread: UnreadObject) -> bool:
+def restores(message: OriginalMessage, sequencer: str | None, unread: UnreadObject) -> bool:
     """Return True if a message may override the recorded end of an object that was never read.
 
     It may if its replay id has not been used for the object, if it is the notification of a later event of the key, or
@@ -66,14 +69,17 @@ def restores(carrier: Carrier, sequencer: str | None, unread: UnreadObject) -> b
     superseded by the order of events alone, without a check of the store, a message without a sequencer (from a
     listing) may too: the store then decides. A redelivery of the original message never does.
     """
-    if carrier.replay_id is not None and carrier.replay_id not in unread.replay_ids:
+    if message.replay_id is not None and message.replay_id not in unread.replay_ids:
         return True
     if sequencer is not None and unread.sequencer is not None and is_later(sequencer, than=unread.sequencer):
         return True
     if unread.sought_at is None:
         return sequencer is None
-    old = carrier.message_id == unread.carrier.message_id and carrier.enqueued_at <= unread.carrier.enqueued_at
-    return carrier.enqueued_at > unread.sought_at and not old
+    old = (
+        message.message_id == unread.original_message.message_id
+        and message.enqueued_at <= unread.original_message.enqueued_at
+    )
+    return message.enqueued_at > unread.sought_at and not old
 
 
 def latest(sequencers: Iterable[str | None]) -> str | None:
@@ -126,22 +132,22 @@ def storable(text: str) -> str:
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def noted(reason: str, traceback: str | None) -> str:
+def failure_note(reason: str, traceback: str | None) -> str:
     """Return the failure note that an attempt stores: the reason, followed by the end of the traceback."""
     if traceback is None:
-        return told(reason)
+        return stored_reason(reason)
     _, _, frames = f"\n{traceback}".rpartition(_TRACEBACK)
-    return told(reason) + storable(_TRACEBACK + frames.rstrip()[-TRACEBACK_CHARS_MAX:])
+    return stored_reason(reason) + storable(_TRACEBACK + frames.rstrip()[-TRACEBACK_CHARS_MAX:])
 
 
-def parted(note: str | None) -> tuple[str | None, str | None]:
-    """Return the reason and the traceback of a note made by `noted`. Attempts of older versions have no traceback."""
+def split_note(note: str | None) -> tuple[str | None, str | None]:
+    """Return the reason and the traceback of a `failure_note`. Attempts of older versions have no traceback."""
     if note is None:
         return None, None
     reason, found, frames = note.partition(_TRACEBACK)
     return reason, f"{_TRACEBACK[1:]}{frames}" if found else None
 
 
-def told(reason: str) -> str:
+def stored_reason(reason: str) -> str:
     """Return a reason as it is stored: in storable characters and truncated."""
     return storable(reason[:REASON_CHARS_MAX])

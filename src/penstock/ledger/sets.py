@@ -99,7 +99,7 @@ def _spell_out(element: among, compiler: SQLCompiler, **options: Any) -> str:
 
 @compiles(among, "postgresql")
 @compiles(is_in, "postgresql")
-def _look_up_each(element: among, compiler: SQLCompiler, **options: Any) -> str:
+def _as_array_lookup(element: among, compiler: SQLCompiler, **options: Any) -> str:
     # Not a join, whose order the planner may choose: the members of an array are looked up in the column's index.
     column, subquery = _spell_out(element, compiler, **options).split(" IN ", 1)
     return f"{column} = ANY (ARRAY{subquery})"
@@ -111,7 +111,18 @@ def by_uri(statement: Select[Any], versions: FromClause) -> Select[Any]:
     Until its statistics cover the table it would read every object for each of them (measured: 0.8 s for 1,000 in a new
     ledger).
     """
-    return _led(statement, versions, "ix_objects_uri")
+    return _with_index(statement, versions, "ix_objects_uri")
+
+
+def by_attempt_and_uri(statement: Select[Any], versions: FromClause) -> Select[Any]:
+    """Make MySQL begin with the objects of an attempt, and find the other versions of each uri by their index.
+
+    With outdated statistics it would read the whole table of versions first, and all objects for each of them
+    (measured: more than 60 s for 10,000 objects in a new ledger).
+    """
+    for dialect in ("mysql", "mariadb"):
+        statement = statement.prefix_with("STRAIGHT_JOIN", dialect=dialect)
+    return by_uri(_with_index(statement, objects, "ix_objects_attempt"), versions)
 
 
 def by_state(statement: Select[Any]) -> Select[Any]:
@@ -120,10 +131,10 @@ def by_state(statement: Select[Any]) -> Select[Any]:
     For a pipeline with many objects it would read every row instead (measured: 2.6 times as long, with all rows in
     memory).
     """
-    return _led(statement, objects, "ix_objects_state")
+    return _with_index(statement, objects, "ix_objects_state")
 
 
-def _led(statement: Select[Any], through: FromClause, index: str) -> Select[Any]:
+def _with_index(statement: Select[Any], through: FromClause, index: str) -> Select[Any]:
     for dialect in ("mysql", "mariadb"):
         statement = statement.with_hint(through, f"FORCE INDEX ({index})", dialect)
     return statement

@@ -20,23 +20,23 @@ from penstock.errors import TemporaryError
 from penstock.ledger.database import Database, OutcomeUnknown
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.records import (
+    HolderOutcome,
     WorkBegun,
     WorkBusy,
+    WorkClaimResult,
     WorkEnd,
-    WorkEnding,
     WorkOwner,
     WorkRow,
-    WorkStanding,
     WorkState,
 )
 from penstock.ledger.rows import AnyRow, Values, new_work, previous_attempt, work_done, work_row
-from penstock.ledger.rules import storable, told, work_id_of
+from penstock.ledger.rules import storable, stored_reason, work_id_of
 from penstock.ledger.schema import works
 from penstock.messaging.handler import Extension
 
 TRIES_MAX = 5
 FORGOTTEN_AT_ONCE_MAX = 500  # ids per statement
-OLD_LOOKED_AT_MAX = 10_000  # rows without a retention that one query reads to find those of a handler
+OLD_READ_MAX = 10_000  # rows without a retention that one query reads to find those of a handler
 
 Answer = TypeVar("Answer")
 
@@ -100,7 +100,7 @@ _FINISH = (
     )
     .where(_HELD)
 )
-_LOOK = select(works, (works.c.lease_until - DatabaseNow()).label("lease_left")).where(_THIS_WORK)
+_READ = select(works, (works.c.lease_until - DatabaseNow()).label("lease_left")).where(_THIS_WORK)
 # Look up by attempt, change by work: locking the index entry first and the row second would deadlock with transactions
 # that lock the row and then move its index entry.
 _FIND = select(works.c.work_id, works.c.state, works.c.last_attempt_id, works.c.last_outcome).where(
@@ -184,7 +184,7 @@ class Works:
         lease_seconds: float,
         owner: WorkOwner | None,
         retention_seconds: float | None,
-    ) -> WorkStanding:
+    ) -> WorkClaimResult:
         """Begin the work of a key unless it is open or done; see `penstock.ledger.ledger.Ledger.begin_work`."""
         opening = new_work(
             handler,
@@ -217,7 +217,7 @@ class Works:
             if ours:
                 held = {"of_works": sorted(ours.values()), "named": sorted(ours)}
                 connection.execute(_EXTEND, {**held, "lease_seconds": lease_seconds})
-            return Extension(lost=named - is_open.keys(), late=is_open.keys() - ours.keys())
+            return Extension(lost=named - is_open.keys(), locked=is_open.keys() - ours.keys())
 
         return self._database.hurried(answer_seconds).transact(extend)
 
@@ -228,10 +228,10 @@ class Works:
 
     def finish(self, attempt_id: str, *, outcome: str) -> bool:
         """Record the completion; return False if the attempt is lost. A repeated call keeps the first outcome."""
-        kept = storable(outcome)
-        return self._until_known(attempt_id, partial(self._finish, attempt_id, kept))
+        stored = storable(outcome)
+        return self._until_known(attempt_id, partial(self._finish, attempt_id, stored))
 
-    def end(self, attempt_id: str, *, outcome: WorkEnding, reason: str) -> bool:
+    def end(self, attempt_id: str, *, outcome: HolderOutcome, reason: str) -> bool:
         """Free the work without completing it; return False if the attempt is lost or finished it."""
         word = WorkEnd(outcome)
         return self._until_known(attempt_id, partial(self._end, attempt_id, word, reason))
@@ -259,18 +259,18 @@ class Works:
             expired = connection.scalars(_EXPIRED, {"rows_max": limit}).all()
             count = _forget(connection, _FORGET_EXPIRED, expired, {})
             if older_than_seconds is not None and (left := limit - len(expired)) > 0:
-                asked = {**age, **of_handler, "rows_max": left, "looked_at_max": max(OLD_LOOKED_AT_MAX, left)}
+                asked = {**age, **of_handler, "rows_max": left, "looked_at_max": max(OLD_READ_MAX, left)}
                 count += _forget(connection, _FORGET_OLD, connection.scalars(old, asked).all(), age)
             return count
 
         return self._database.transact(forget)
 
-    def _until_known(self, attempt_id: str, ask: Callable[[], Answer]) -> Answer:
+    def _until_known(self, attempt_id: str, call: Callable[[], Answer]) -> Answer:
         """Repeat the call until its outcome is known, up to TRIES_MAX times."""
         unknown: OutcomeUnknown | None = None
         for _ in range(TRIES_MAX):
             try:
-                return ask()
+                return call()
             except OutcomeUnknown as error:
                 unknown = error
             except _ChangedMeanwhile:
@@ -281,17 +281,17 @@ class Works:
             ) from unknown
         raise TemporaryError(f"attempt {attempt_id}: its work changed under each of {TRIES_MAX} looks, try again")
 
-    def _begin(self, opening: Values) -> WorkStanding:
+    def _begin(self, opening: Values) -> WorkClaimResult:
         if self._database.transact(lambda connection: connection.execute(self._register, opening).rowcount) == 1:
             return WorkBegun(previous=None)
 
-        def take(connection: Connection) -> WorkStanding:
+        def take(connection: Connection) -> WorkClaimResult:
             _take(connection, opening)
-            row = connection.execute(_LOOK, opening).one_or_none()
+            row = connection.execute(_READ, opening).one_or_none()
             if row is None:
                 _refuse_used(connection, opening["fresh"])
                 raise _ChangedMeanwhile  # deleted after the insert found it
-            return _standing(row, opening["fresh"])
+            return _claim_result(row, opening["fresh"])
 
         return self._database.transact(take)
 
@@ -321,8 +321,8 @@ class Works:
 
 
 def _forget(connection: Connection, statement: Delete, ids: Sequence[bytes], binds: Values) -> int:
-    parts = [ids[start : start + FORGOTTEN_AT_ONCE_MAX] for start in range(0, len(ids), FORGOTTEN_AT_ONCE_MAX)]
-    return sum(connection.execute(statement, {**binds, "forgotten": sorted(part)}).rowcount for part in parts)
+    pages = [ids[start : start + FORGOTTEN_AT_ONCE_MAX] for start in range(0, len(ids), FORGOTTEN_AT_ONCE_MAX)]
+    return sum(connection.execute(statement, {**binds, "forgotten": sorted(page)}).rowcount for page in pages)
 
 
 def _take(connection: Connection, opening: Values) -> None:
@@ -334,7 +334,7 @@ def _take(connection: Connection, opening: Values) -> None:
         connection.execute(_TAKE, opening)
 
 
-def _standing(row: AnyRow, attempt_id: str) -> WorkStanding:
+def _claim_result(row: AnyRow, attempt_id: str) -> WorkClaimResult:
     """Return the row's meaning for this attempt."""
     if row.state == WorkState.DONE:
         return work_done(row)
@@ -362,7 +362,7 @@ def _find(connection: Connection, attempt_id: str) -> "AnyRow | None":
 
 
 def _why(outcome: WorkEnd, reason: str) -> Values:
-    return {"why_outcome": outcome.value, "why_reason": told(reason)}
+    return {"why_outcome": outcome.value, "why_reason": stored_reason(reason)}
 
 
 _ONE = select(works).where(works.c.work_id == bindparam("of_work"))

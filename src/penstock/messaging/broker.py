@@ -15,7 +15,7 @@ from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Settlement
 
 DEAD_LETTER_SUFFIX = "-dlq"  # suffix of the DLQ, unless a queue names another one
-SECOND_TIER_SUFFIX = "-dead"  # suffix of the final DLQ, whose messages wait for people
+FINAL_DLQ_SUFFIX = "-dead"  # suffix of the final DLQ, whose messages wait for people
 _FIFO_SUFFIX = ".fifo"  # SQS requires FIFO queues to end in this; the other suffixes come before it
 
 
@@ -46,12 +46,12 @@ def _place(queue: str) -> tuple[str | None, str | None]:
 
 def names_dead_letters(queue: str) -> bool:
     """Return True if the queue's name has the suffix of a DLQ or of a final DLQ."""
-    return queue.removesuffix(_FIFO_SUFFIX).endswith((DEAD_LETTER_SUFFIX, SECOND_TIER_SUFFIX))
+    return queue.removesuffix(_FIFO_SUFFIX).endswith((DEAD_LETTER_SUFFIX, FINAL_DLQ_SUFFIX))
 
 
-def names_second_tier(queue: str) -> bool:
+def names_final_dlq(queue: str) -> bool:
     """Return True if the queue's name has the suffix of a final DLQ."""
-    return queue.removesuffix(_FIFO_SUFFIX).endswith(SECOND_TIER_SUFFIX)
+    return queue.removesuffix(_FIFO_SUFFIX).endswith(FINAL_DLQ_SUFFIX)
 
 
 def conventional_dead_letter_queue(queue: str) -> str:
@@ -59,11 +59,11 @@ def conventional_dead_letter_queue(queue: str) -> str:
 
     This is ``<queue>-dlq`` for a queue, ``<queue>-dead`` for its DLQ, and the queue itself for a final DLQ.
     """
-    if names_second_tier(queue):
+    if names_final_dlq(queue):
         return queue
     if names_dead_letters(queue):
         head, suffix, fifo = queue.rpartition(DEAD_LETTER_SUFFIX)
-        return f"{head}{SECOND_TIER_SUFFIX}{fifo}" if suffix else queue
+        return f"{head}{FINAL_DLQ_SUFFIX}{fifo}" if suffix else queue
     return f"{queue}{DEAD_LETTER_SUFFIX}"
 
 
@@ -73,7 +73,7 @@ def conventional_source(queue: str) -> str | None:
     For a final DLQ, this is the DLQ.
     """
     head, fifo = queue.removesuffix(_FIFO_SUFFIX), _FIFO_SUFFIX if is_fifo(queue) else ""
-    for suffix, of in ((DEAD_LETTER_SUFFIX, ""), (SECOND_TIER_SUFFIX, DEAD_LETTER_SUFFIX)):
+    for suffix, of in ((DEAD_LETTER_SUFFIX, ""), (FINAL_DLQ_SUFFIX, DEAD_LETTER_SUFFIX)):
         if head.endswith(suffix) and head != suffix:
             return head.removesuffix(suffix) + of + fifo
     return None
@@ -88,26 +88,29 @@ def is_fifo(queue: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capabilities:
+class BrokerCapabilities:
     """The differences between brokers. The conformance suite asserts the behaviour for each value."""
 
     delay_seconds_max: float  # of a sent message
-    hold_seconds_max: float  # of a released message
+    release_delay_seconds_max: float  # of a released message
     lease_seconds_max: float
     body_bytes_max: int
     receive_max: int  # messages per receive call
     fenced: bool  # a stale receipt handle can neither extend nor settle
-    refunds: bool  # Release(refund=True) does not count as an attempt
+    releases_uncounted: bool  # Release(uncounted=True) does not count as an attempt
     deduplicates: bool  # Outgoing.deduplication_id is honoured
     browsable: bool  # `browse` reads messages without receiving them
     remembers_attempts: bool  # `Delivery.previous` describes the previous delivery
     pausable: bool  # `pause` and `resume` work
     system: str = "memory"  # the value of OpenTelemetry's messaging.system
+    is_local: bool = True  # no other host can use it
+    in_process: bool = False  # it ends with its process, and no other process can use it
     creates_queues: bool = True  # a queue is created on first use; if False, a missing one raises `ConfigurationError`
     ordered: bool = True  # oldest first, and groups take turns; if False, roughly so or not at all
     exact_stats: bool = True  # counts are always right and ages known; if False, both are approximate
     explains_deaths: bool = True  # dead letters that the broker itself moved carry the reason
-    looks_cost: bool = False  # empty receives are billed, while long polling is cheap
+    polls_are_billed: bool = False  # empty receives are billed, while long polling is cheap
+    stats_are_billed: bool = False  # reading the counts of a queue is billed
     settle_batch: int = 1  # settlements that cost no more than one call; fewer may wait this long for others:
     settle_linger_seconds: float = 0.0
 
@@ -210,7 +213,7 @@ class Broker(Protocol):
     """
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> BrokerCapabilities:
         """Return the abilities and limits of this broker."""
         ...
 
@@ -235,7 +238,7 @@ class Broker(Protocol):
     def turn(
         self,
         settlements: Sequence[tuple[Delivery, Settlement]],
-        asks: Sequence[ReceiveRequest],
+        requests: Sequence[ReceiveRequest],
         *,
         lease_seconds: float,
         wait_seconds: float = 0.0,
@@ -243,12 +246,12 @@ class Broker(Protocol):
         """Settle, then receive from the first queue that has messages, in one round trip if possible.
 
         Works like `settle` followed by `receive`, but returns errors instead of raising them. It waits only if
-        ``asks`` has a single queue.
+        ``requests`` has a single queue.
         """
         ...
 
-    def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> Listening:
-        """Call ``tell`` from any thread when a message may have arrived: a hint to receive now.
+    def listen(self, queues: Sequence[str], on_arrival: Callable[[], None]) -> Listening:
+        """Call ``on_arrival`` from any thread when a message may have arrived: a hint to receive now.
 
         Some brokers report few arrivals or none, so a worker still polls at intervals.
         """
@@ -259,7 +262,7 @@ class Broker(Protocol):
         ...
 
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:
-        """Read messages, oldest first, without leasing them. Requires `Capabilities.browsable`."""
+        """Read messages, oldest first, without leasing them. Requires `BrokerCapabilities.browsable`."""
         ...
 
     def queue_names(self) -> Sequence[str]:
@@ -278,7 +281,10 @@ class Broker(Protocol):
         ...
 
     def discard(self, queue: str, ids: Sequence[str]) -> int:
-        """Delete these messages, including leased ones; return how many existed. Requires `Capabilities.browsable`."""
+        """Delete these messages, including leased ones; return how many existed.
+
+        Requires `BrokerCapabilities.browsable`.
+        """
         ...
 
     def purge(self, queue: str) -> int:
@@ -293,7 +299,7 @@ class Broker(Protocol):
         ...
 
     def pause(self, queue: str) -> None:
-        """Deliver no message of the queue, in any process, until `resume`. Requires `Capabilities.pausable`.
+        """Deliver no message of the queue, in any process, until `resume`. Requires `BrokerCapabilities.pausable`.
 
         Sending, extending and settling continue, and leases still expire. A queue may be paused before its first
         message.
@@ -301,11 +307,11 @@ class Broker(Protocol):
         ...
 
     def resume(self, queue: str) -> None:
-        """End a pause, if there is one. Requires `Capabilities.pausable`."""
+        """End a pause, if there is one. Requires `BrokerCapabilities.pausable`."""
         ...
 
     def paused(self, queue: str) -> bool:
-        """Return True if the queue is paused; always False without `Capabilities.pausable`."""
+        """Return True if the queue is paused; always False without `BrokerCapabilities.pausable`."""
         ...
 
     def close(self) -> None:
@@ -313,6 +319,7 @@ class Broker(Protocol):
         ...
 
 
+SEND_CHUNK = 1_000  # messages per `Broker.send`, for callers that send any number of them
 PARTIAL_CHUNK = 10  # messages between two records of progress, for brokers that accept partially: one SQS call
 
 

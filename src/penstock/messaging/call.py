@@ -7,8 +7,7 @@ of the contexts that users' functions receive. `CallTime` measures the user's co
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
 class ExecutionControl:
     """The stop signals of one execution. Other threads set them; the thread that runs the execution reads them."""
 
-    __slots__ = ("_gives_back", "_lock", "_on_end", "_over", "_sleeper", "_stopping")
+    __slots__ = ("_ends_at_stop", "_lock", "_on_end", "_over", "_sleeper", "_stopping")
 
-    def __init__(self, *, gives_back: bool = False) -> None:
-        """``gives_back``: a stop of the worker ends the work; otherwise it continues until the drain deadline."""
-        self._gives_back = gives_back
+    def __init__(self, *, ends_at_stop: bool = False) -> None:
+        """``ends_at_stop``: a stop of the worker ends the work; otherwise it continues until the drain deadline."""
+        self._ends_at_stop = ends_at_stop
         self._lock = threading.Lock()
         self._stopping = False  # set once, by the worker
         self._over = False  # set once, by the thread that interrupts
@@ -47,7 +46,7 @@ class ExecutionControl:
     @property
     def ends(self) -> bool:
         """Return True if the next checkpoint ends the work."""
-        return self._over or (self._gives_back and self._stopping)
+        return self._over or (self._ends_at_stop and self._stopping)
 
     def check(self) -> None:
         """Raise `Interrupted` if the work was interrupted, or is to be released now."""
@@ -57,20 +56,20 @@ class ExecutionControl:
     def stop(self) -> None:
         """Report that the worker is stopping."""
         self._stopping = True
-        if self._gives_back:
-            self._tell()
+        if self._ends_at_stop:
+            self._notify()
 
     def end(self) -> None:
         """Report that the work is interrupted."""
         self._over = True
-        self._tell()
+        self._notify()
 
     def watch(self, on_end: Callable[[], object] | None) -> None:
         """Register a callback for the end of the work; call it at once if the work has ended. None removes it."""
         with self._lock:
             self._on_end = on_end
         if self.ends:
-            self._tell()
+            self._notify()
 
     def sleep(self, seconds: float) -> None:
         """Wait, but return early if the work ends."""
@@ -79,7 +78,7 @@ class ExecutionControl:
         if not self.ends:  # checked after creating the event, so that an end in between is not missed
             sleeper.wait(seconds)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with self._lock:  # held during the calls, so that a removed callback is never called
             if self._sleeper is not None:
                 self._sleeper.set()
@@ -88,12 +87,12 @@ class ExecutionControl:
 
 
 Exceptions = type[BaseException] | tuple[type[BaseException], ...]
-TellRetry = Callable[[int, float, BaseException], None]  # tries so far, seconds until the next one, the exception
+RetryListener = Callable[[int, float, BaseException], None]  # tries so far, seconds until the next one, the exception
 
 NO_RESOURCES: Mapping[str, Any] = MappingProxyType({})
 
 
-def tell_nobody(tries: int, delay_seconds: float, raised: BaseException) -> None:
+def ignore_retry(tries: int, delay_seconds: float, raised: BaseException) -> None:
     """Ignore retries. The default for contexts made by hand, in tests."""
 
 
@@ -104,7 +103,7 @@ class CallContext:
     handler: str
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)  # from the app's lifespans
     control: ExecutionControl = field(default_factory=ExecutionControl, repr=False)
-    tell_retry: TellRetry = field(default=tell_nobody, repr=False)
+    on_retry: RetryListener = field(default=ignore_retry, repr=False)
 
     @property
     def stopping(self) -> bool:
@@ -115,7 +114,7 @@ class CallContext:
         """End the work here if it must stop. Call this regularly in long work.
 
         Raises:
-            Interrupted: The work was released, timed out or lost its claim; with ``on_stop="give_back"`` also when
+            Interrupted: The work was released, timed out or lost its claim; with ``on_stop="release"`` also when
                 the worker stops. Do not catch it: the function has nothing left to do.
         """
         self.control.check()
@@ -156,14 +155,14 @@ class CallContext:
             "retry": retry_if_exception_type(on),
             "stop": stop_after_attempt(attempts),
             "wait": wait_random_exponential(multiplier=base_seconds, max=cap_seconds),
-            "before_sleep": self._told,
+            "before_sleep": self._before_sleep,
             "reraise": True,
         }
 
-    def _told(self, state: RetryCallState) -> None:
+    def _before_sleep(self, state: RetryCallState) -> None:
         raised = state.outcome.exception() if state.outcome is not None else None
         if raised is not None:
-            self.tell_retry(state.attempt_number, state.upcoming_sleep, raised)
+            self.on_retry(state.attempt_number, state.upcoming_sleep, raised)
 
     def _sleep(self, seconds: float) -> None:
         self.control.sleep(seconds)
@@ -185,21 +184,11 @@ class CallTime:
         self._clock = clock
         self._state: tuple[float, float | None] = (0.0, None)  # seconds counted before; start of the current count
 
-    @contextmanager
-    def counted(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Count the time inside the block."""
-        self.begin()
-        try:
-            yield
-        finally:
-            self.end()
-
-    def begin(self) -> None:
-        """Start counting."""
         self._state = (self._state[0], self._clock.monotonic())
 
-    def end(self) -> None:
-        """Stop counting."""
+    def __exit__(self, *raised: object) -> None:
         before, since = self._state
         if since is not None:
             self._state = (before + self._clock.monotonic() - since, None)

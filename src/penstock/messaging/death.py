@@ -21,88 +21,18 @@ from typing import Any
 from penstock.messaging.message import ORIGIN_ATTRIBUTE, Attributes, Message
 from penstock.messaging.settlement import DeadLetter
 
-DEATH_ATTRIBUTE = "penstock-death"  # written by `with_death`
-PAST_ATTRIBUTE = "penstock-past"
-PAST_MAX = 10  # deaths
-_CHARS_MAX = 200  # of each text
-_BYTES_MAX = 128 * 1024  # fits ten entries of four such texts, with twelve bytes for each escaped character
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PastDeath:
-    """A summary of a death before a replay. Times are epoch seconds by the broker's clock."""
-
-    reason: str
-    queue: str
-    message_id: str
-    enqueued_at: float
-    attempts: int
-    last_failed_at: float
-    worker: str
-
-
-def past_of(attributes: Attributes) -> Sequence[PastDeath]:
-    """Return the deaths before the latest one, oldest first."""
-    value = attributes.get(PAST_ATTRIBUTE)
-    if not isinstance(value, str) or len(value) > _BYTES_MAX:
-        return ()
-    try:
-        entries = json.loads(value)
-        return tuple(_past_in(entry) for entry in entries[:PAST_MAX])
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
-        return ()
-
-
-def with_past(attributes: Attributes) -> Attributes:
-    """Return the attributes with the death, if any, moved to the end of the history."""
-    if DEATH_ATTRIBUTE not in attributes:
-        return attributes
-    rest = {name: value for name, value in attributes.items() if name != DEATH_ATTRIBUTE}
-    try:
-        newest = _past_in(json.loads(str(attributes[DEATH_ATTRIBUTE])))
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
-        return MappingProxyType(rest)  # an unreadable death leaves nothing to record
-    past = [*past_of(attributes), newest]
-    kept = past if len(past) <= PAST_MAX else [past[0], *past[1 - PAST_MAX :]]
-    return MappingProxyType({**rest, PAST_ATTRIBUTE: json.dumps([asdict(each) for each in kept])})
-
-
-def _past_in(fields: Mapping[str, Any]) -> PastDeath:
-    attempts = fields["attempts"]
-    if isinstance(attempts, bool) or not isinstance(attempts, int) or not 0 <= attempts < 2**31:
-        raise TypeError
-    return PastDeath(
-        reason=_past_text(fields["reason"]),
-        queue=_past_text(fields["queue"]),
-        message_id=_past_text(fields["message_id"]),
-        enqueued_at=_past_time(fields["enqueued_at"]),
-        attempts=attempts,
-        last_failed_at=_past_time(fields["last_failed_at"]),
-        worker=_past_text(fields["worker"]),
-    )
-
-
-def _past_text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value[:_CHARS_MAX].encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _past_time(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(float(value)):
-        raise TypeError
-    return float(value)
-
-
-__all__ = ["DEATH_ATTRIBUTE", "SET_ASIDE_ATTRIBUTE", "AttemptRecord", "Death", "buried", "death_of", "set_aside_reason"]
-
+DEATH_ATTRIBUTE = "penstock-death"
+EARLIER_DEATHS_ATTRIBUTE = "penstock-past"
 SET_ASIDE_ATTRIBUTE = "penstock-set-aside"
 DEATH_BYTES_MAX = 64 * 1024
-_TEXT_BYTES_MAX = 4 * 1024  # of each field but the traceback, which may use the remaining bytes
-_TRIMMED = "[... trimmed ...]\n"
+EARLIER_DEATHS_MAX = 10  # deaths; the first and the last ones are kept
 TRIES_MAX = 10  # the last ones are kept
 DIED = "dead"  # end of the attempt that dead-lettered the message
+_TEXT_BYTES_MAX = 4 * 1024  # of each field but the traceback, which may use the remaining bytes
 _TRY_CHARS_MAX = 200  # of each text of an attempt
+_TRIMMED = "[... trimmed ...]\n"
+_EARLIER_CHARS_MAX = 200  # of each text of an earlier death
+_EARLIER_BYTES_MAX = 128 * 1024  # fits ten entries of four such texts, with twelve bytes for each escaped character
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +66,22 @@ class Death:
     tries: tuple[AttemptRecord, ...] = ()  # the attempts that the broker remembers, oldest first
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierDeath:
+    """A summary of a death before a replay. Times are epoch seconds by the broker's clock."""
+
+    reason: str
+    queue: str
+    message_id: str
+    enqueued_at: float
+    attempts: int
+    last_failed_at: float
+    worker: str
+
+
 def with_death(attributes: Attributes, death: Death) -> Attributes:
     """Return the attributes of a message with its death added; an older death moves to the history."""
-    return MappingProxyType({**with_past(attributes), DEATH_ATTRIBUTE: encode_death(death)})
+    return MappingProxyType({**move_death_to_history(attributes), DEATH_ATTRIBUTE: encode_death(death)})
 
 
 def buried(attributes: Attributes, settlement: DeadLetter, death: Death) -> Attributes:
@@ -149,16 +92,16 @@ def buried(attributes: Attributes, settlement: DeadLetter, death: Death) -> Attr
     return MappingProxyType({**origin, **attributes, SET_ASIDE_ATTRIBUTE: _cut(settlement.reason)})
 
 
-def origin_id(letter: Message) -> str:
+def origin_id(dead_letter: Message) -> str:
     """Return the id of the message's first delivery, however often it died and was replayed since.
 
     A message that SQS itself moved has no record of its death but keeps its id, so its own id is returned.
     """
-    origin = letter.attributes.get(ORIGIN_ATTRIBUTE)
+    origin = dead_letter.attributes.get(ORIGIN_ATTRIBUTE)
     if origin and isinstance(origin, str):
         return origin
-    death = death_of(letter.attributes)
-    return letter.id if death is None else death.message_id
+    death = death_of(dead_letter.attributes)
+    return dead_letter.id if death is None else death.message_id
 
 
 def set_aside_reason(attributes: Attributes) -> str | None:
@@ -170,6 +113,32 @@ def set_aside_reason(attributes: Attributes) -> str | None:
 def death_of(attributes: Attributes) -> Death | None:
     """Return the death of a dead-lettered message; None if there is no readable one."""
     return decode_death(attributes.get(DEATH_ATTRIBUTE))
+
+
+def earlier_deaths_of(attributes: Attributes) -> Sequence[EarlierDeath]:
+    """Return the deaths before the latest one, oldest first."""
+    value = attributes.get(EARLIER_DEATHS_ATTRIBUTE)
+    if not isinstance(value, str) or len(value) > _EARLIER_BYTES_MAX:
+        return ()
+    try:
+        entries = json.loads(value)
+        return tuple(_earlier_death_in(entry) for entry in entries[:EARLIER_DEATHS_MAX])
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        return ()
+
+
+def move_death_to_history(attributes: Attributes) -> Attributes:
+    """Return the attributes with the death, if any, moved to the end of the history."""
+    if DEATH_ATTRIBUTE not in attributes:
+        return attributes
+    rest = {name: value for name, value in attributes.items() if name != DEATH_ATTRIBUTE}
+    try:
+        newest = _earlier_death_in(json.loads(str(attributes[DEATH_ATTRIBUTE])))
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        return MappingProxyType(rest)  # an unreadable death leaves nothing to record
+    earlier = [*earlier_deaths_of(attributes), newest]
+    kept = earlier if len(earlier) <= EARLIER_DEATHS_MAX else [earlier[0], *earlier[1 - EARLIER_DEATHS_MAX :]]
+    return MappingProxyType({**rest, EARLIER_DEATHS_ATTRIBUTE: json.dumps([asdict(each) for each in kept])})
 
 
 def encode_death(death: Death, *, bytes_max: int = DEATH_BYTES_MAX) -> str:
@@ -200,6 +169,18 @@ def decode_death(value: object) -> Death | None:
         return _read(fields)
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
+
+
+def _earlier_death_in(fields: Mapping[str, Any]) -> EarlierDeath:
+    return EarlierDeath(
+        reason=_text(fields["reason"], chars_max=_EARLIER_CHARS_MAX),
+        queue=_text(fields["queue"], chars_max=_EARLIER_CHARS_MAX),
+        message_id=_text(fields["message_id"], chars_max=_EARLIER_CHARS_MAX),
+        enqueued_at=_time(fields["enqueued_at"]),
+        attempts=_count(fields["attempts"]),
+        last_failed_at=_time(fields["last_failed_at"]),
+        worker=_text(fields["worker"], chars_max=_EARLIER_CHARS_MAX),
+    )
 
 
 def _read(fields: Mapping[str, object]) -> Death:
@@ -247,10 +228,10 @@ def _brief(tried: AttemptRecord) -> Mapping[str, object]:
     }
 
 
-def _text(value: object) -> str:
+def _text(value: object, *, chars_max: int | None = None) -> str:
     if not isinstance(value, str):
         raise TypeError
-    return _clean(value)
+    return _clean(value[:chars_max])
 
 
 def _count(value: object) -> int:

@@ -12,7 +12,7 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 Class = TypeVar("Class", bound=type)
 
-_ELSEWHERE = {  # names in other libraries -> our names
+_ELSEWHERE = {  # names in other libraries and former versions -> our names
     "max_retries": "max_attempts",
     "retries": "max_attempts",
     "time_limit": "timeout",
@@ -26,6 +26,9 @@ _ELSEWHERE = {  # names in other libraries -> our names
     "path": "folder",
     "columns": "schema",
     "partitions": "partition_by",
+    "retry_cap": "max_retry_wait",
+    "max_objects": "max_batch_objects",
+    "max_bytes": "max_batch_bytes",
 }
 
 
@@ -79,7 +82,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close}?" if close else f"its options: {', '.join(names)}."
 
 
-OnStop = Literal["finish", "give_back"]
+OnStop = Literal["finish", "release"]
 
 
 def takes_context(function: Callable[..., Any], name: str, *, first: str) -> bool:
@@ -110,12 +113,12 @@ def run_to_its_end(result: Any) -> Any:
     if inspect.iscoroutine(result):
         result.close()  # prevents Python's "never awaited" warning
     raise TypeError(
-        f"it returned a {type(result).__name__}, which nobody runs: declare the function with async def and await in "
+        f"it returned a {type(result).__name__}, which is never run: declare the function with async def and await in "
         "it, and without yield"
     )
 
 
 def check_on_stop(on_stop: str, name: str) -> None:
     """Raise `UsageError` for an unknown value of ``on_stop``."""
-    if on_stop not in ("finish", "give_back"):
-        raise UsageError(f"{name} has on_stop={on_stop!r}; it is 'finish' or 'give_back'.")
+    if on_stop not in ("finish", "release"):
+        raise UsageError(f"{name} has on_stop={on_stop!r}; it is 'finish' or 'release'.")

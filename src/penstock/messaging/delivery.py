@@ -10,7 +10,7 @@ class AttemptEnd(StrEnum):
     """The end of an attempt that did not settle its message for good."""
 
     FAILED = "failed"  # released for another attempt
-    GIVEN_BACK = "given_back"  # interrupted by a shutdown, or never started
+    RELEASED = "given_back"  # interrupted by a shutdown, or never started
     EXPIRED = "expired"  # its lease expired: the worker crashed, hung or lost its connection
 
 
@@ -30,9 +30,9 @@ class Delivery:
     """One delivery of a message to one worker. Only the holder of its receipt handle can settle it, while the lease
     lasts.
 
-    ``attempt`` counts deliveries from 1, without those released with ``refund=True`` (never started, or interrupted
+    ``attempt`` counts deliveries from 1, without those released with ``uncounted=True`` (never started, or interrupted
     by a shutdown). ``previous`` is the delivery before this one, counted or not, if the broker remembers it
-    (`Capabilities.remembers_attempts`).
+    (`BrokerCapabilities.remembers_attempts`).
     """
 
     message: Message

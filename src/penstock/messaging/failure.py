@@ -72,7 +72,7 @@ def end_of(raised: BaseException) -> FailureDetails:
     return failure
 
 
-def place_of(raised: BaseException) -> str | None:
+def location_of(raised: BaseException) -> str | None:
     """Return the place in the user's code where the exception was raised, as ``shop.py:12``.
 
     This is the innermost frame outside Penstock, the standard library and installed packages; None if there is none.
@@ -86,7 +86,7 @@ def place_of(raised: BaseException) -> str | None:
     return None
 
 
-def place_in(traceback: str) -> str | None:
+def location_in(traceback: str) -> str | None:
     """Return the place of the innermost frame in the user's code of a formatted traceback, as ``shop.py:12``.
 
     The traceback may come from another host, so libraries are also recognised by the usual names of their folders.
@@ -112,7 +112,7 @@ _FRAME_LINE = re.compile(r'^ +File "(.+?)", line \d+, in (.+)$', re.MULTILINE)
 
 def fingerprint(handler: str, error_type: str, exception: BaseException | None, traceback: str | None) -> str:
     """Return ``handler|type|file:function``; the last part is empty if the place is unknown."""
-    return f"{handler}|{error_type}|{_place(_frames(exception, traceback))}"
+    return f"{handler}|{error_type}|{_location(_frames(exception, traceback))}"
 
 
 def _frames(exception: BaseException | None, traceback: str | None) -> list[tuple[str, str]]:
@@ -124,7 +124,7 @@ def _frames(exception: BaseException | None, traceback: str | None) -> list[tupl
     return _FRAME_LINE.findall((traceback or "").rpartition("Traceback (most recent call last):")[2])
 
 
-def _place(frames: Iterable[tuple[str, str]]) -> str:
+def _location(frames: Iterable[tuple[str, str]]) -> str:
     innermost_first = list(frames)[::-1]
     users = (frame for frame in innermost_first if not is_library(frame[0]))
     found = next(users, innermost_first[0] if innermost_first else None)

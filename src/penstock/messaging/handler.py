@@ -1,7 +1,7 @@
 """The Protocols between the worker and the code that it runs.
 
 A `BatchHandler` begins executions of batches. A pipeline is one; so is a plain function, with one delivery per
-batch. The worker knows nothing else about either. A `ClaimKeeper` extends the claims of several executions in one
+batch. The worker knows nothing else about either. A `ClaimExtender` extends the claims of several executions in one
 call, for the heartbeat. A `ServiceWatch` records whether a service that work depends on is available: the ledger, or
 the store of the objects.
 """
@@ -21,11 +21,11 @@ class Extension:
     """The outcome of extending several claims. A claim in neither set was extended."""
 
     lost: Set[str] = field(default_factory=frozenset)
-    late: Set[str] = field(default_factory=frozenset)  # still held, but locked by another transaction: retry
+    locked: Set[str] = field(default_factory=frozenset)  # still held, but locked by another transaction: retry
 
 
-class ClaimKeeper(Protocol):
-    """The service that holds claims. Keepers are equal if one call can extend the claims of both."""
+class ClaimExtender(Protocol):
+    """The service that holds claims. Extenders are equal if one call can extend the claims of both."""
 
     def __hash__(self) -> int: ...
 
@@ -41,7 +41,7 @@ class ClaimKeeper(Protocol):
 class HeldClaim:
     """A claim that one execution holds now."""
 
-    keeper: ClaimKeeper
+    extender: ClaimExtender
     id: str
 
 
@@ -71,7 +71,7 @@ class Execution(Protocol):
         ...
 
     def loses(self, claim: HeldClaim) -> bool:
-        """Return True if a claim that its keeper no longer knows was lost. Does not block.
+        """Return True if a claim that its extender no longer knows was lost. Does not block.
 
         It was not lost if the batch itself has just ended it.
         """
@@ -95,14 +95,14 @@ class Execution(Protocol):
         """
         ...
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Free the claim durably, so that another worker can start at once. `run` may still be running."""
         ...
 
     def interrupt(self) -> None:
         """Make `run` end soon; its result is ignored.
 
-        Called after `give_back` or `time_out`, or when the claim is lost.
+        Called after `release` or `time_out`, or when the claim is lost.
         """
         ...
 
@@ -155,7 +155,7 @@ class ServiceWatch(Protocol):
         """Record that a request did its work; a response alone is no proof: a ledger on a full disk responds."""
         ...
 
-    def put_back_seconds(self) -> float:
+    def release_delay_seconds(self) -> float:
         """Return how long messages released now stay invisible; 0 while the service is available."""
         ...
 
@@ -169,5 +169,5 @@ class Unwatched:
     def succeeded(self) -> None:
         """Record nothing."""
 
-    def put_back_seconds(self) -> float:
+    def release_delay_seconds(self) -> float:
         return 0.0

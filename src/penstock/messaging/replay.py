@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from penstock.messaging.broker import listed_name
-from penstock.messaging.death import SET_ASIDE_ATTRIBUTE, origin_id, with_past
+from penstock.messaging.death import SET_ASIDE_ATTRIBUTE, move_death_to_history, origin_id
 from penstock.messaging.message import ORIGIN_ATTRIBUTE, UNREADABLE_ATTRIBUTE, Attributes, Message, Outgoing
 
 COUNTER_ATTRIBUTE = "sqs-dlq-replay-nb"
@@ -29,8 +29,8 @@ class Replay:
     """The recorded replay of one dead-lettered message. Times are epoch seconds."""
 
     replay_id: str
-    letter_queue: str  # the queue that holds the dead-lettered message
-    letter_id: str
+    dead_letter_queue: str  # the queue that holds the dead-lettered message
+    dead_letter_id: str
     queue: str  # the destination
     count: int  # number of this replay in a row, from 1
     due_at: float  # earliest time to send it; chosen once
@@ -69,19 +69,19 @@ class NoLog:
         """Record nothing."""
 
 
-def replay_id_of(letter_queue: str, letter_id: str) -> str:
+def replay_id_of(dead_letter_queue: str, dead_letter_id: str) -> str:
     """Return 32 hexadecimal digits, always the same for one message, by its queue's name, URL or ARN."""
-    place = f"{listed_name(letter_queue)}\0{letter_id}"
-    return hashlib.sha256(place.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    address = f"{listed_name(dead_letter_queue)}\0{dead_letter_id}"
+    return hashlib.sha256(address.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def letter_replay_id(letter_queue: str, letter: Message) -> str:
+def dead_letter_replay_id(dead_letter_queue: str, dead_letter: Message) -> str:
     """Return the replay id of a dead-lettered message in this queue.
 
     It includes the time of the message. A broker that lost its latest state (a failover, a file from a backup)
     assigns the same ids to other messages, which must not match the old records.
     """
-    return replay_id_of(letter_queue, f"{letter.id}\0{letter.enqueued_at:.3f}")
+    return replay_id_of(dead_letter_queue, f"{dead_letter.id}\0{dead_letter.enqueued_at:.3f}")
 
 
 def replay_id_in(attributes: Attributes) -> str | None:
@@ -102,20 +102,22 @@ def replays_so_far(attributes: Attributes) -> int:
     return count if count <= COUNT_MAX else 0
 
 
-def replayed(letter: Message, replay: Replay, *, delay_seconds: float) -> Outgoing:
+def replayed(dead_letter: Message, replay: Replay, *, delay_seconds: float) -> Outgoing:
     """Return the message to send for a dead-lettered one.
 
     Body, group and attributes stay unchanged. Its deaths move to the history, and the replay id is added, by which
     an inbox recognises it.
     """
-    attributes = {name: value for name, value in with_past(letter.attributes).items() if name not in _LEFT_BEHIND}
-    attributes[ORIGIN_ATTRIBUTE] = origin_id(letter)
+    attributes = {
+        name: value for name, value in move_death_to_history(dead_letter.attributes).items() if name not in _LEFT_BEHIND
+    }
+    attributes[ORIGIN_ATTRIBUTE] = origin_id(dead_letter)
     attributes[COUNTER_ATTRIBUTE] = str(replay.count)
     attributes[REPLAY_ID_ATTRIBUTE] = replay.replay_id
     return Outgoing(
-        body=letter.body,
+        body=dead_letter.body,
         attributes=MappingProxyType(attributes),
-        group=letter.group,
+        group=dead_letter.group,
         deduplication_id=replay.replay_id,
         delay_seconds=delay_seconds,
     )

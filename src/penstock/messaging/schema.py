@@ -207,8 +207,9 @@ class BodyCodec(Generic[Body]):
         try:
             return self._model.write(body)
         except Exception as error:
+            model = _name(self._queue.model)
             raise UsageError(
-                f"A body for the queue {self._queue.name} does not fit {_name(self._queue.model)}: {_told(error)}."
+                f"A body for the queue {self._queue.name} does not fit {model}: {_invalid_fields(error)}."
             ) from error
 
     def attributes(self) -> Attributes:
@@ -232,7 +233,9 @@ class BodyCodec(Generic[Body]):
         try:
             body: Body = self._model.read(value, message.body if version == self._queue.schema else None)
         except Exception as error:  # a user's validator may raise anything
-            raise InvalidMessage(f"the body does not fit {_name(self._queue.model)}: {_told(error)}") from error
+            raise InvalidMessage(
+                f"the body does not fit {_name(self._queue.model)}: {_invalid_fields(error)}"
+            ) from error
         return body
 
     def _version(self, attributes: Attributes) -> int:
@@ -259,7 +262,7 @@ class BodyCodec(Generic[Body]):
             try:
                 value = upcast(value)
             except Exception as error:  # the user's code, on untrusted input
-                raise InvalidMessage(f"upcasting it from version {version} failed: {_told(error)}") from error
+                raise InvalidMessage(f"upcasting it from version {version} failed: {_invalid_fields(error)}") from error
             version += 1
         return value
 
@@ -342,18 +345,18 @@ def _plain_bytes(queue: str, body: object) -> bytes:
         raise UsageError(f"A body for the queue {queue} is neither bytes, text nor a JSON value: {error}.") from error
 
 
-def _told(error: Exception) -> str:
+def _invalid_fields(error: Exception) -> str:
     """Return the invalid fields and the expected values. Actual values are left out, since they may be secrets."""
     details = getattr(error, "errors", None)
     if not callable(details):
         return f"{error}" if type(error).__module__.startswith("msgspec") else f"{type(error).__name__}: {error}"
     problems = details(include_url=False, include_input=False, include_context=False)
-    told = [
+    shown = [
         f"{'.'.join(map(str, problem['loc'])) or 'the body'}: {problem['msg']}"
         for problem in problems[:PROBLEMS_SHOWN_MAX]
     ]
-    more = len(problems) - len(told)
-    return "; ".join(told) + (f"; and {more} more" if more else "")
+    more = len(problems) - len(shown)
+    return "; ".join(shown) + (f"; and {more} more" if more else "")
 
 
 def _number(value: str | bytes | None, *, default: int) -> int:

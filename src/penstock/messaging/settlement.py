@@ -19,12 +19,12 @@ class Ack:
 class Release:
     """The message returns to its queue and is visible after the delay.
 
-    ``refund`` does not count the attempt, if the broker supports that: for work that never started or that a
+    ``uncounted`` does not count the attempt, if the broker supports that: for work that never started or that a
     shutdown interrupted. ``reason`` is kept for the next consumer, if the broker supports that (`PreviousAttempt`).
     """
 
     delay_seconds: float = 0.0
-    refund: bool = False
+    uncounted: bool = False
     reason: str | None = None
 
 
@@ -43,6 +43,9 @@ class DeadLetter:
 
 
 Settlement = Ack | Release | DeadLetter
+
+# The work never started, or a shutdown interrupted it: no attempt is counted, and the message is visible at once.
+UNCOUNTED = Release(uncounted=True)
 
 Operation = Literal["ack", "release", "dead_letter"]
 

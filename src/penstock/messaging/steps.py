@@ -42,9 +42,9 @@ class Step(StrEnum):
     REPLAY_INTENDED = "replay_intended"  # replays are recorded, none is sent
     REPLAY_SENT = "replay_sent"  # they are in their queues, which is not recorded yet
     REPLAY_MARKED = "replay_marked"  # that is recorded, and their dead letters still exist
-    LETTERS_WRITTEN = "letters_written"  # an archive or export of dead letters is written, but not under its final name
-    LETTERS_KEPT = "letters_kept"  # the file is durable, and all of its dead letters are still in their queues
-    LETTERS_REMOVED = "letters_removed"  # some of them are deleted from their queues, which is not recorded yet
+    DEAD_LETTERS_WRITTEN = "dead_letters_written"  # an archive or export is written, but not under its final name
+    DEAD_LETTERS_KEPT = "dead_letters_kept"  # the file is durable; all of its dead letters are still in their queues
+    DEAD_LETTERS_REMOVED = "dead_letters_removed"  # some are deleted from their queues; that is not recorded yet
     REPAIRING = "repairing"  # all statements of a repair are sent, COMMIT is not
     REPAIRED = "repaired"  # COMMIT returned
 

@@ -85,10 +85,10 @@ class AsideThreads:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(settle, result, raised)
 
-        self._hand_over(call, urgent=urgent)
+        self._enqueue(call, urgent=urgent)
         return await done
 
-    def _hand_over(self, call: Callable[[], None], *, urgent: bool) -> None:
+    def _enqueue(self, call: Callable[[], None], *, urgent: bool) -> None:
         with self._changed:
             (self._urgent if urgent else self._waiting).append(call)
             if self._idle >= len(self._urgent) + len(self._waiting) or self._threads >= self._threads_max:

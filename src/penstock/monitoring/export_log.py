@@ -18,17 +18,17 @@ class ExportLog(logging.Filter):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
-        self._tell: Callable[[str], None] | None = None
+        self._emit: Callable[[str], None] | None = None
         self._words = Throttle(QUIET_SECONDS, clock)  # unlocked: two threads may both report, which is harmless
 
-    def told_to(self, tell: Callable[[str], None]) -> None:
-        """Pass the first message from now on to ``tell``, then one every ten minutes while there are more."""
-        self._tell = tell
+    def on_failure(self, emit: Callable[[str], None]) -> None:
+        """Pass the first message from now on to ``emit``, then one every ten minutes while there are more."""
+        self._emit = emit
         self._words.begin_anew()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if self._tell is not None and self._words.is_due():
-            self._tell(record.getMessage())
+        if self._emit is not None and self._words.is_due():
+            self._emit(record.getMessage())
         return False
 
 

@@ -20,7 +20,7 @@ class CleanupOutcome(StrEnum):
 
     DONE = "done"
     ALREADY = "already"  # it was already in the desired state
-    GONE = "gone"  # not there any more; perhaps deleted by us before a crash
+    MISSING = "gone"  # not there any more; perhaps deleted by us before a crash
     CHANGED = "changed"  # another version is there and was left alone
     REFUSED = "refused"  # left as it is; a retry would be refused again
 
@@ -35,7 +35,7 @@ class CleanupResult:
 
 DONE = CleanupResult(outcome=CleanupOutcome.DONE)
 ALREADY = CleanupResult(outcome=CleanupOutcome.ALREADY)
-GONE = CleanupResult(outcome=CleanupOutcome.GONE)
+MISSING = CleanupResult(outcome=CleanupOutcome.MISSING)
 CHANGED = CleanupResult(outcome=CleanupOutcome.CHANGED)
 
 

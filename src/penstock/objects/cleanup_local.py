@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from penstock.errors import ConfigurationError, ObjectDenied, TemporaryError
 from penstock.messaging.steps import Probe, Step, no_probe
-from penstock.objects.cleanup import ASIDE_PREFIX, CHANGED, DONE, GONE, CleanupResult, refused, second_name
+from penstock.objects.cleanup import ASIDE_PREFIX, CHANGED, DONE, MISSING, CleanupResult, refused, second_name
 from penstock.objects.local_store import LocalStore, etag_of
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef, encode_key
 
@@ -49,16 +49,16 @@ class _FileCleaner(ABC):
     def clean(self, ref: ObjectRef) -> CleanupResult:
         path = ref.key_bytes
         if ref.bucket != LOCAL_BUCKET or not self._store.contains(path):
-            return refused("it lies outside the source")
+            return refused("it is outside the source")
         folder, name = os.path.split(path)
         try:
             with _alone_in(folder) as descriptor:
                 cleaned = self._cleaned(ref, descriptor, name)
         except _NOT_THERE:
-            cleaned = GONE
+            cleaned = MISSING
         except OSError as error:
             _refuse(ref, error)
-        if cleaned is GONE:
+        if cleaned is MISSING:
             self._store.check_missing(path)
         return cleaned
 
@@ -68,8 +68,8 @@ class _FileCleaner(ABC):
         if status is None:  # otherwise an earlier try died after the rename
             there = _status(folder, name)
             if there is None:
-                return GONE
-            self._store.found(ref.key_bytes, there)
+                return MISSING
+            self._store.record_found(ref.key_bytes, there)
             if not _is_version(ref, there):
                 return CHANGED
             os.rename(name, hidden, src_dir_fd=folder, dst_dir_fd=folder)
@@ -117,7 +117,7 @@ class FileMover(_FileCleaner):
                 _sync(folder)  # the new name must be on disk before the old one is removed
                 os.unlink(aside.name, dir_fd=aside.folder)
                 return DONE
-        return refused("both names that it could have below the target are taken")
+        return refused("both possible names below the target are taken")
 
 
 @contextmanager
@@ -126,7 +126,7 @@ def _alone_in(folder: bytes) -> Iterator[int]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if os.path.realpath(folder) != folder:
-            raise FileNotFoundError(errno.ENOENT, "a folder on the way has become a link")
+            raise FileNotFoundError(errno.ENOENT, "a folder in its path has become a link")
         _lock(descriptor)
         yield descriptor
     finally:
@@ -142,7 +142,7 @@ def _lock(descriptor: int) -> None:
         except BlockingIOError:
             if time.monotonic() > give_up:
                 raise OSError(
-                    errno.EWOULDBLOCK, f"another cleanup has kept its folder for {LOCK_SECONDS:g} s; is it suspended?"
+                    errno.EWOULDBLOCK, f"another cleanup has locked its folder for {LOCK_SECONDS:g} s; is it suspended?"
                 ) from None
         time.sleep(LOCK_POLL_SECONDS)  # bounded by give_up; real time, as other processes hold the lock
 

@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 
 from penstock.errors import ConfigurationError, ObjectDenied, PenstockError, TemporaryError
 from penstock.messaging.steps import Probe, Step, no_probe
-from penstock.objects.cleanup import ALREADY, ASIDE_PREFIX, CHANGED, DONE, GONE, CleanupResult, refused, second_name
+from penstock.objects.cleanup import ALREADY, ASIDE_PREFIX, CHANGED, DONE, MISSING, CleanupResult, refused, second_name
 from penstock.objects.reference import ObjectRef
 from penstock.storage.address import S3Address
 from penstock.storage.aws import Aws
@@ -40,7 +40,7 @@ _SYSTEM_METADATA = (
     "Expires",
     "Metadata",
 )
-_KEPT = ("StorageClass", "WebsiteRedirectLocation")  # a copy in one request keeps all others automatically
+_COPIED_HEADERS = ("StorageClass", "WebsiteRedirectLocation")  # a copy in one request keeps all others automatically
 Facts = Mapping[str, Any]
 
 
@@ -85,19 +85,19 @@ class Copier:
         """
         for name in (key, second_name(key, ref)):
             wanted = _PlannedCopy(ref=ref, facts=facts, bucket=bucket, key=name)
-            if self._is_there(wanted, by_id=name != key) or self._copied(wanted):
+            if self._is_there(wanted, by_id=name != key) or self._try_copy(wanted):
                 return
-        raise TargetTaken(f"{ref.uri} has no key left in {bucket}")
+        raise TargetTaken(f"{ref.uri} cannot be copied: both possible keys in {bucket} are taken")
 
-    def _copied(self, wanted: _PlannedCopy) -> bool:
+    def _try_copy(self, wanted: _PlannedCopy) -> bool:
         """Copy unless the key is taken. Return False if another object has it."""
         if self._head(wanted) is not None:
             return False
         try:
             if wanted.ref.size_bytes <= self.copy_bytes_max:
-                self._at_once(wanted)
+                self._copy_whole(wanted)
             else:
-                self._in_parts(wanted)
+                self._copy_multipart(wanted)
         except Exception as error:
             # Either the source has changed, or another client has written to the key before us.
             if not (is_of_s3(error) and fault_of(error).kind is RefusalKind.CHANGED) or self._head(wanted) is None:
@@ -120,14 +120,14 @@ class Copier:
             raise
         return found
 
-    def _at_once(self, wanted: _PlannedCopy) -> None:
-        kept = {name: wanted.facts[name] for name in _KEPT if wanted.facts.get(name)}
+    def _copy_whole(self, wanted: _PlannedCopy) -> None:
+        kept = {name: wanted.facts[name] for name in _COPIED_HEADERS if wanted.facts.get(name)}
         self._client.copy_object(
-            **wanted.at, **wanted.source, **kept, **self._if_nothing_there("CopyObject"), **self._payer
+            **wanted.at, **wanted.source, **kept, **self._if_none_match("CopyObject"), **self._payer
         )
 
-    def _in_parts(self, wanted: _PlannedCopy) -> None:
-        kept = {name: wanted.facts[name] for name in (*_SYSTEM_METADATA, *_KEPT) if wanted.facts.get(name)}
+    def _copy_multipart(self, wanted: _PlannedCopy) -> None:
+        kept = {name: wanted.facts[name] for name in (*_SYSTEM_METADATA, *_COPIED_HEADERS) if wanted.facts.get(name)}
         tags = self._tags(wanted.ref)
         tagging = {"Tagging": urlencode(tags)} if tags else {}
         upload = self._client.create_multipart_upload(**wanted.at, **kept, **tagging, **self._payer)
@@ -135,7 +135,7 @@ class Copier:
         try:
             parts = [self._part(wanted, part_of, number, span) for number, span in enumerate(self._spans(wanted), 1)]
             self._client.complete_multipart_upload(
-                **part_of, MultipartUpload={"Parts": parts}, **self._if_nothing_there("CompleteMultipartUpload")
+                **part_of, MultipartUpload={"Parts": parts}, **self._if_none_match("CompleteMultipartUpload")
             )
         except BaseException:
             self._client.abort_multipart_upload(**part_of)
@@ -155,7 +155,7 @@ class Copier:
         answer = self._client.get_object_tagging(Bucket=ref.bucket, Key=ref.key, **version, **self._payer)
         return [(tag["Key"], tag["Value"]) for tag in answer["TagSet"]]
 
-    def _if_nothing_there(self, operation: str) -> dict[str, str]:
+    def _if_none_match(self, operation: str) -> dict[str, str]:
         """Return the If-None-Match condition if this boto3 version supports it. Otherwise the HEAD before the copy must
         suffice: all cleaners process the versions of a key in the same order, one after another."""
         known = self._client.meta.service_model.operation_model(operation).input_shape.members
@@ -183,30 +183,30 @@ class _S3Cleaner(ABC):
         self._aws = aws
         self._probe = probe
         self._lock = threading.Lock()
-        self._conditions_hold = False  # this field and the next are determined once, under the lock
-        self._bucket_is_there = False
+        self._conditions_checked = False  # this field and the next are determined once, under the lock
+        self._bucket_checked = False
 
     def clean(self, ref: ObjectRef) -> CleanupResult:
-        if not self._source.holds(ref.bucket, ref.key):
-            return refused("it lies outside the source")
+        if not self._source.contains(ref.bucket, ref.key):
+            return refused("it is outside the source")
         try:
             facts = self._client.head_object(**self._version(ref), **requester(self._aws))
-            return self._cleaned(ref, facts)
+            return self._clean(ref, facts)
         except TargetTaken:
-            return refused("both names that it could have below the target are taken")
+            return refused("both possible names below the target are taken")
         except Exception as error:
             if not is_of_s3(error):
                 raise
-            met = self._met(ref, error)
-        if met is GONE:
+            met = self._result_of(ref, error)
+        if met is MISSING:
             self._check_bucket(ref.bucket)
         return met
 
     @abstractmethod
-    def _cleaned(self, ref: ObjectRef, facts: Facts) -> CleanupResult:
+    def _clean(self, ref: ObjectRef, facts: Facts) -> CleanupResult:
         """Clean up the object, which exists in the right version. Raises the errors of boto3."""
 
-    def _met(self, ref: ObjectRef, error: Exception) -> CleanupResult:
+    def _result_of(self, ref: ObjectRef, error: Exception) -> CleanupResult:
         return outcome_of(ref, error)
 
     @property
@@ -218,7 +218,7 @@ class _S3Cleaner(ABC):
         at = {"Bucket": ref.bucket, "Key": ref.key}
         return at | ({"VersionId": ref.version_id} if ref.version_id else {"IfMatch": f'"{ref.etag}"'})
 
-    def _removed(self, ref: ObjectRef) -> CleanupResult:
+    def _delete(self, ref: ObjectRef) -> CleanupResult:
         if not ref.version_id:
             self._check_conditions(ref.bucket)
         self._client.delete_object(**self._version(ref), **requester(self._aws))
@@ -228,23 +228,23 @@ class _S3Cleaner(ABC):
         """Raise `ObjectDenied` if the bucket itself is missing, e.g. at a wrong endpoint. The HEAD of an object does
         not distinguish that from a missing object."""
         with self._lock:
-            if self._bucket_is_there:
+            if self._bucket_checked:
                 return
             try:
                 self._client.head_bucket(Bucket=bucket)
             except Exception as error:
                 if is_of_s3(error) and fault_of(error).kind in (RefusalKind.MISSING, RefusalKind.NO_BUCKET):
-                    raise ObjectDenied(f"s3://{bucket} cannot be cleaned up: there is no such bucket") from None
+                    raise ObjectDenied(f"s3://{bucket} cannot be cleaned up: the bucket does not exist") from None
                 if not is_of_s3(error):
                     raise
                 if (fault := fault_of(error)).kind is not RefusalKind.DENIED:  # DENIED: the bucket exists
                     raise _fault(f"s3://{bucket} cannot be cleaned up: {fault.text}", fault.kind) from None
-            self._bucket_is_there = True
+            self._bucket_checked = True
 
     def _check_conditions(self, bucket: str) -> None:
         """Raise `ConfigurationError` if the store ignores If-Match when it deletes."""
         with self._lock:
-            if self._conditions_hold:
+            if self._conditions_checked:
                 return
             key = f"{self._source.folder}{ASIDE_PREFIX}{secrets.token_hex(8)}"  # a key that does not exist
             try:
@@ -252,10 +252,10 @@ class _S3Cleaner(ABC):
             except Exception as error:
                 if not is_of_s3(error) or fault_of(error).kind not in (RefusalKind.MISSING, RefusalKind.CHANGED):
                     raise
-                self._conditions_hold = True
+                self._conditions_checked = True
                 return
         raise ConfigurationError(
-            f"The store of s3://{bucket} deletes without looking at If-Match, so it could delete an object that came "
+            f"The store of s3://{bucket} ignores If-Match when it deletes, so it could delete an object that came "
             "later under the same key: let the bucket keep versions, or tag the objects and let a rule expire them."
         )
 
@@ -263,8 +263,8 @@ class _S3Cleaner(ABC):
 class S3Deleter(_S3Cleaner):
     """A cleaner that permanently deletes the processed version; in an unversioned bucket, the object."""
 
-    def _cleaned(self, ref: ObjectRef, facts: Facts) -> CleanupResult:
-        return _lock_of(facts) or self._removed(ref)
+    def _clean(self, ref: ObjectRef, facts: Facts) -> CleanupResult:
+        return _lock_of(facts) or self._delete(ref)
 
 
 class S3Mover(_S3Cleaner):
@@ -275,14 +275,14 @@ class S3Mover(_S3Cleaner):
         self._target = target
         self._copier = Copier(aws)
 
-    def _cleaned(self, ref: ObjectRef, facts: Facts) -> CleanupResult:
+    def _clean(self, ref: ObjectRef, facts: Facts) -> CleanupResult:
         if locked := _lock_of(facts):
             return locked
         if not ref.version_id:
             self._check_conditions(ref.bucket)  # check before making a copy
         self._copier.copy(ref, facts, bucket=self._target.bucket, key=self._key(ref))
         self._probe(Step.SET_ASIDE)
-        return self._removed(ref)
+        return self._delete(ref)
 
     def _key(self, ref: ObjectRef) -> str:
         below = ref.key.removeprefix(self._source.folder) if ref.key != self._source.prefix else ref.key.split("/")[-1]
@@ -300,7 +300,7 @@ class S3Tagger(_S3Cleaner):
         super().__init__(source, aws, probe=probe)
         self._tags = dict(tags)
 
-    def _cleaned(self, ref: ObjectRef, facts: Facts) -> CleanupResult:  # noqa: ARG002 - the base class's signature
+    def _clean(self, ref: ObjectRef, facts: Facts) -> CleanupResult:  # noqa: ARG002 - the base class's signature
         before = self._read(ref)
         wanted = before | self._tags
         if wanted == before:
@@ -313,13 +313,13 @@ class S3Tagger(_S3Cleaner):
             self._client.head_object(**self._version(ref), **requester(self._aws))
         return DONE
 
-    def _met(self, ref: ObjectRef, error: Exception) -> CleanupResult:
+    def _result_of(self, ref: ObjectRef, error: Exception) -> CleanupResult:
         met = outcome_of(ref, error)
         if met is CHANGED and not ref.version_id:
-            self._take_off(ref)
+            self._remove_tags(ref)
         return met
 
-    def _take_off(self, ref: ObjectRef) -> None:
+    def _remove_tags(self, ref: ObjectRef) -> None:
         try:
             there = self._read(ref)
             kept = {name: value for name, value in there.items() if self._tags.get(name) != value}
@@ -350,13 +350,13 @@ def outcome_of(ref: ObjectRef, error: Exception) -> CleanupResult:
     fault = fault_of(error)
     match fault.kind:
         case RefusalKind.MISSING:
-            return GONE
+            return MISSING
         case RefusalKind.CHANGED:
             return CHANGED
         case RefusalKind.DENIED if _is_lock(error):
-            return refused("Object Lock keeps it")
+            return refused("Object Lock protects it")
         case RefusalKind.INVALID if ref.version_id:
-            return GONE  # an id that never was a version in this bucket
+            return MISSING  # an id that never was a version in this bucket
         case RefusalKind.ARCHIVED | RefusalKind.INVALID | RefusalKind.RANGE:
             return refused(fault.text)
     raise _fault(f"{ref.uri} cannot be cleaned up: {fault.text}", fault.kind) from None
@@ -372,9 +372,9 @@ def _lock_of(facts: Facts) -> CleanupResult | None:
     """Return a refusal if Object Lock visibly protects the version. Checked first, to avoid a useless copy."""
     until = facts.get("ObjectLockRetainUntilDate")
     if facts.get("ObjectLockLegalHoldStatus") == "ON":
-        return refused("Object Lock keeps it (legal hold)")
+        return refused("Object Lock protects it (legal hold)")
     if until is not None and until > datetime.now(UTC):
-        return refused("Object Lock keeps it (retention)")
+        return refused("Object Lock protects it (retention)")
     return None
 
 

@@ -63,7 +63,9 @@ class LocalRoot:
         found = _identity(self._folder)
         if found is None:
             self._suspect = True
-            raise TemporaryError(f"the source folder {_shown(self._folder)} is not there; is its file system mounted?")
+            raise TemporaryError(
+                f"the source folder {_shown(self._folder)} does not exist; is its file system mounted?"
+            )
         if not self._remembers:
             return
         if self._seen is None and not _is_empty(self._folder):
@@ -71,8 +73,8 @@ class LocalRoot:
         if self._seen is not None and found != self._seen:
             self._suspect = True
             raise TemporaryError(
-                f"the source folder {_shown(self._folder)} is another folder than before, and files are missing in it; "
-                "is its file system mounted? If it was replaced on purpose, restart the worker."
+                f"the source folder {_shown(self._folder)} was replaced by another folder, and files are missing in "
+                "it; is its file system mounted? If it was replaced on purpose, restart the worker."
             )
 
     def check_missing(self, path: bytes) -> None:
@@ -87,7 +89,7 @@ class LocalRoot:
             return
         if self._seen is None:
             raise TemporaryError(
-                f"the source folder {_shown(self._folder)} is empty, and was empty when this process began; is its "
+                f"the source folder {_shown(self._folder)} is empty, and was empty when this process started; is its "
                 "file system mounted? If its files were deleted on purpose, put a file named .keep into it."
             )
         mounted = _mounts_below(self._folder)
@@ -99,7 +101,7 @@ class LocalRoot:
                     "purpose, restart the worker."
                 )
 
-    def found(self, device: int | None = None) -> None:
+    def record_found(self, device: int | None = None) -> None:
         """Record that a file was found below the folder. So the folder is the source, even if it was replaced.
 
         ``device`` is the file's. If it is new, a file system may have been mounted: read the mounts again.
@@ -231,12 +233,12 @@ class LocalObjectReader:
 class LocalStore:
     """The files below some roots; a root may be a single file. See `ObjectStore`."""
 
-    __slots__ = ("_looked", "_prefixes", "_roots")
+    __slots__ = ("_prefixes", "_root_states", "_roots")
 
     def __init__(self, *roots: AnyPath, remembers: bool = True) -> None:
         """See `LocalRoot` for ``remembers``."""
         self._roots = tuple(os.path.realpath(os.fsencode(root)) for root in roots)
-        self._looked = {root: LocalRoot(root, remembers=remembers) for root in self._roots}
+        self._root_states = {root: LocalRoot(root, remembers=remembers) for root in self._roots}
         self._prefixes = tuple(root.rstrip(b"/") + b"/" for root in self._roots)
 
     def contains(self, path: bytes) -> bool:
@@ -266,9 +268,9 @@ class LocalStore:
             self._refuse(ref.uri, path, error)
         try:
             status = os.fstat(descriptor)
-            self.found(path, status)
+            self.record_found(path, status)
             _check_regular(ref.uri, status)
-            _check_place(ref.uri, path, descriptor, status)
+            _check_path(ref.uri, path, descriptor, status)
             _check_version(ref, status)
         except BaseException:
             os.close(descriptor)
@@ -285,9 +287,9 @@ class LocalStore:
         """Raise `TemporaryError` if a missing file may only be unmounted; see `LocalRoot.check_missing`."""
         self._root_of(path).check_missing(path)
 
-    def found(self, path: bytes, status: os.stat_result) -> None:
-        """Record that a file was found; see `LocalRoot.found`."""
-        self._root_of(path).found(status.st_dev)
+    def record_found(self, path: bytes, status: os.stat_result) -> None:
+        """Record that a file was found; see `LocalRoot.record_found`."""
+        self._root_of(path).record_found(status.st_dev)
 
     def _refuse(self, uri: str, path: bytes, error: OSError) -> NoReturn:
         if error.errno in _NOT_THERE and self.contains(path):
@@ -297,7 +299,7 @@ class LocalStore:
     def _root_of(self, path: bytes) -> LocalRoot:
         """Return the root that contains a path; the innermost if roots are nested."""
         inside = (root for root in self._roots if path == root or path.startswith(root.rstrip(b"/") + b"/"))
-        return self._looked[max(inside, key=len)]
+        return self._root_states[max(inside, key=len)]
 
     def _path(self, ref: ObjectRef) -> bytes:
         path = ref.key_bytes
@@ -316,6 +318,11 @@ def etag_of(status: os.stat_result) -> str:
     return f"{status.st_mtime_ns:x}-{status.st_size}"
 
 
+def modified_at(ref: ObjectRef) -> float:
+    """Return a local file's modification time in epoch seconds, negative before 1970, from its etag; 0 without one."""
+    return int((ref.etag or "0-").rpartition("-")[0], 16) / 1e9
+
+
 def _check_regular(uri: str, status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise ObjectRefused(f"{uri}: {os.strerror(errno.EISDIR)}")
@@ -328,14 +335,14 @@ def _check_version(ref: ObjectRef, status: os.stat_result) -> None:
         raise ObjectSuperseded(f"{ref.uri} changed: announced as version {ref.etag}, now {etag_of(status)}")
 
 
-def _check_place(uri: str, path: bytes, descriptor: int, status: os.stat_result) -> None:
+def _check_path(uri: str, path: bytes, descriptor: int, status: os.stat_result) -> None:
     # A folder on the path may have become a link since the path was resolved. Checking the open descriptor leaves no
     # gap between the check and the reading.
-    if _place(path, descriptor, status) != path:
+    if _real_path(path, descriptor, status) != path:
         raise ObjectRefused(f"{uri} is reached through a link now; announce it by its real path")
 
 
-def _place(path: bytes, descriptor: int, status: os.stat_result) -> bytes | None:
+def _real_path(path: bytes, descriptor: int, status: os.stat_result) -> bytes | None:
     """Return the real path of an open file that was opened as ``path``."""
     try:
         real = _proc_path(descriptor)

@@ -35,6 +35,7 @@ from penstock.objects.reference import LOCAL_BUCKET, ObjectRef, encode_key, key_
 from penstock.storage.address import S3Address
 
 SIZE_BYTES_MAX = 2**63 - 1
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")  # the beginning of a URL; no notification may name such a key
 
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _MAJOR_2 = re.compile(r"2(\.\d{1,9})?", re.ASCII)
@@ -207,7 +208,6 @@ _BRIDGED_OTHER = frozenset(
     }
 )
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _MINIO_SOURCE = "minio:s3"
 _EMPTY_ETAG = "d41d8cd98f00b204e9800998ecf8427e"  # MD5 of no bytes
 
@@ -329,7 +329,7 @@ def _read_record(record: object, buckets_allowed: frozenset[str] | None) -> Obje
     family, _, action = event.partition(":")
     if family in _S3_OF_BUCKETS:
         return Ignored(event=event, uri=uri_of(bucket, ""))
-    if _URL.match(shape.s3.object.key):
+    if URL.match(shape.s3.object.key):
         # Stores encode the colon, so a literal key that looks like a URL does not match.
         raise InvalidMessage(f"the key is a URL: {show(shape.s3.object.key)}; expected the name inside the bucket")
     key = _check_key(unquote_plus(shape.s3.object.key, errors="surrogateescape"), bucket)
@@ -420,7 +420,7 @@ def announce(ref: ObjectRef) -> bytes:
 def parse_others(body: bytes, *, buckets_allowed: frozenset[str] | None, own: Sequence[S3Address]) -> Notification:
     """Parse like `parse`, but ignore objects below our ``own`` locations."""
     found = parse(body, buckets_allowed=buckets_allowed)
-    ours = {ref.object_id for ref in found.objects if any(place.holds(ref.bucket, ref.key) for place in own)}
+    ours = {ref.object_id for ref in found.objects if any(place.contains(ref.bucket, ref.key) for place in own)}
     if not ours:
         return found
     return replace(

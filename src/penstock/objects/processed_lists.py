@@ -27,7 +27,7 @@ class ListedObject:
     line: int
     ref: ObjectRef | None
     problem: str = ""
-    tells_version: bool = True  # True if the line has a version_id, even an empty one for an S3 object without versions
+    has_version: bool = True  # True if the line has a version_id, even an empty one for an S3 object without versions
 
 
 class _NoObjectError(Exception):
@@ -52,20 +52,20 @@ def _of_json(number: int, line: bytes) -> ListedObject:
     try:
         fields = json.loads(line.decode("utf-8-sig", "surrogateescape"))
     except ValueError as error:
-        return ListedObject(line=number, ref=None, problem=f"is no JSON: {error}")
+        return ListedObject(line=number, ref=None, problem=f"is not JSON: {error}")
     if not isinstance(fields, dict):
-        return ListedObject(line=number, ref=None, problem="is no JSON object")
+        return ListedObject(line=number, ref=None, problem="is not a JSON object")
     return _listed(number, fields)
 
 
-def _of_csv(first: tuple[int, bytes], rest: Iterator[tuple[int, bytes]]) -> Iterator[ListedObject]:
+def _of_csv(first: tuple[int, bytes], numbered: Iterator[tuple[int, bytes]]) -> Iterator[ListedObject]:
     header = _cells(first[1].removeprefix(b"\xef\xbb\xbf"))
     names = [name.strip().lower() for name in header]
     if not ({"uri"} <= {*names} or {"bucket", "key"} <= {*names}):
-        problem = "is neither JSON nor a header of CSV that names uri, or bucket and key"
+        problem = "is neither JSON nor a CSV header with uri, or bucket and key"
         yield ListedObject(line=first[0], ref=None, problem=problem)
         return
-    for number, line in rest:
+    for number, line in numbered:
         cells = _cells(line)
         if len(cells) != len(names):
             problem = f"has {len(cells)} fields, and the header {len(names)}"
@@ -81,17 +81,17 @@ def _cells(line: bytes) -> list[str]:
 
 def _listed(number: int, fields: Mapping[str, Any]) -> ListedObject:
     try:
-        return ListedObject(line=number, ref=_reference(fields), tells_version="version_id" in fields)
+        return ListedObject(line=number, ref=_reference(fields), has_version="version_id" in fields)
     except _NoObjectError as error:
         return ListedObject(line=number, ref=None, problem=str(error))
 
 
 def _reference(fields: Mapping[str, Any]) -> ObjectRef:
-    told = {name: fields[name] for name in _FIELDS if fields.get(name) not in (None, "")}
-    bucket, key = _named(told)
-    version_id = None if told.get("version_id") == "null" else _text(told, "version_id")
-    etag = (_text(told, "etag") or "").strip('"') or None
-    size_bytes = _size(told)
+    has_version = {name: fields[name] for name in _FIELDS if fields.get(name) not in (None, "")}
+    bucket, key = _named(has_version)
+    version_id = None if has_version.get("version_id") == "null" else _text(has_version, "version_id")
+    etag = (_text(has_version, "etag") or "").strip('"') or None
+    size_bytes = _size(has_version)
     if bucket == LOCAL_BUCKET and etag is None:
         return _as_it_is(key)
     if version_id is None and (etag is None or size_bytes is None):
@@ -99,16 +99,16 @@ def _reference(fields: Mapping[str, Any]) -> ObjectRef:
     return ObjectRef(bucket=bucket, key=key, size_bytes=size_bytes or 0, version_id=version_id, etag=etag)
 
 
-def _named(told: Mapping[str, Any]) -> tuple[str, str]:
-    uri = _text(told, "uri")
+def _named(has_version: Mapping[str, Any]) -> tuple[str, str]:
+    uri = _text(has_version, "uri")
     if uri is None:
-        bucket, key = _text(told, "bucket"), _text(told, "key")
+        bucket, key = _text(has_version, "bucket"), _text(has_version, "key")
     elif uri.startswith(_S3):
         bucket, _, key = uri.removeprefix(_S3).partition("/")
     else:
         bucket, key = LOCAL_BUCKET, _path(uri)
     if not bucket or not key:
-        raise _NoObjectError("names no object: it needs uri, or bucket and key")
+        raise _NoObjectError("identifies no object: it needs uri, or bucket and key")
     if len(encode_key(key)) > key_bytes_max(bucket):
         raise _NoObjectError(f"has a key of more than {key_bytes_max(bucket):,} bytes")
     return bucket, key
@@ -121,18 +121,18 @@ def _path(uri: str) -> str:
         return path
     if "://" not in uri and "\0" not in uri and Path(uri).is_file():
         return str(Path(uri).resolve())
-    raise _NoObjectError(f"names {uri!r}, which is no s3://BUCKET/KEY, no file:///PATH and no path of a file")
+    raise _NoObjectError(f"names {uri!r}, which is neither s3://BUCKET/KEY nor file:///PATH nor a file path")
 
 
-def _text(told: Mapping[str, Any], name: str) -> str | None:
-    value = told.get(name)
+def _text(has_version: Mapping[str, Any], name: str) -> str | None:
+    value = has_version.get(name)
     if value is not None and not isinstance(value, str):
-        raise _NoObjectError(f"has {name}={value!r}, which is no text")
+        raise _NoObjectError(f"has {name}={value!r}, which is not text")
     return value
 
 
-def _size(told: Mapping[str, Any]) -> int | None:
-    value = told.get("size", told.get("size_bytes"))
+def _size(has_version: Mapping[str, Any]) -> int | None:
+    value = has_version.get("size", has_version.get("size_bytes"))
     if value is None:
         return None
     try:
@@ -140,7 +140,7 @@ def _size(told: Mapping[str, Any]) -> int | None:
     except (TypeError, ValueError):
         size = -1
     if isinstance(value, bool | float) or size < 0:
-        raise _NoObjectError(f"has the size {value!r}, which is no number of bytes")
+        raise _NoObjectError(f"has the size {value!r}, which is not a number of bytes")
     return size
 
 
@@ -149,4 +149,4 @@ def _as_it_is(path: str) -> ObjectRef:
     try:
         return LocalStore("/").describe(encode_key(path))
     except PenstockError as error:
-        raise _NoObjectError(f"tells no etag, and the file cannot be looked at: {error}") from error
+        raise _NoObjectError(f"has no etag, and the file cannot be read: {error}") from error

@@ -55,14 +55,14 @@ class SourceFacts:
 def inspect_source(address: S3Address, aws: Aws, *, clock: Clock) -> SourceFacts:
     """List the prefix and send a HEAD for its first object. Raises `ConfigurationError` and `TemporaryError`."""
     client = service_client(aws)
-    listed = _asked(
+    listed = _call(
         f"{address} cannot be listed, which takes s3:ListBucket",
         lambda: client.list_objects_v2(Bucket=address.bucket, Prefix=address.folder, MaxKeys=1, **requester(aws)),
     )
     ahead_seconds = clock_ahead_seconds(listed, now=clock.now())
     key = next((found["Key"] for found in listed.get("Contents", ())), None)
     if key is not None:
-        _asked(
+        _call(
             f"{S3}{address.bucket}/{key} cannot be read, which takes s3:GetObject",
             lambda: client.head_object(Bucket=address.bucket, Key=key, **requester(aws)),
         )
@@ -86,7 +86,7 @@ def check_identity(address: S3Address, aws: Aws) -> None:
     except Exception as error:
         if is_of_s3(error) and not is_identity(error) and fault_of(error).kind is not RefusalKind.PASSING:
             return
-        raise _meant(f"{address} cannot be asked for", error) from error
+        raise _converted(f"{address} cannot be asked for", error) from error
 
 
 def put_notices_again(bucket: str, aws: Aws) -> None:
@@ -96,12 +96,12 @@ def put_notices_again(bucket: str, aws: Aws) -> None:
     or if this user lacks the permission.
     """
     client = service_client(aws)
-    found = _asked(
+    found = _call(
         f"The notifications of {bucket} cannot be read, which takes s3:GetBucketNotification",
         lambda: client.get_bucket_notification_configuration(Bucket=bucket),
     )
     same = {name: found[name] for name in (*_DESTINATIONS, _BRIDGE) if name in found}
-    _asked(
+    _call(
         f"The notifications of {bucket} cannot be written again as they are, which takes s3:PutBucketNotification and "
         "places that S3 may send to",
         lambda: client.put_bucket_notification_configuration(Bucket=bucket, NotificationConfiguration=same),
@@ -117,16 +117,16 @@ def try_table(address: S3Address, aws: Aws, *, name: str) -> None:
     key = f"{address.folder}{name}"
     file = f"{S3}{address.bucket}/{key}"
     at = {"Bucket": address.bucket, "Key": key, **requester(aws)}
-    _asked(f"{file} cannot be written, which takes s3:PutObject", lambda: client.put_object(**at, Body=b"penstock"))
+    _call(f"{file} cannot be written, which takes s3:PutObject", lambda: client.put_object(**at, Body=b"penstock"))
     try:
         _check_condition(client, at, file)
-        _asked(f"{file} cannot be read, which takes s3:GetObject", lambda: client.get_object(**at)["Body"].read())
-        _asked(
+        _call(f"{file} cannot be read, which takes s3:GetObject", lambda: client.get_object(**at)["Body"].read())
+        _call(
             f"{address} cannot be listed, which takes s3:ListBucket",
             lambda: client.list_objects_v2(Bucket=address.bucket, Prefix=key, MaxKeys=1, **requester(aws)),
         )
     finally:
-        _asked(f"{file} cannot be deleted, which takes s3:DeleteObject", lambda: client.delete_object(**at))
+        _call(f"{file} cannot be deleted, which takes s3:DeleteObject", lambda: client.delete_object(**at))
 
 
 def _check_condition(client: Any, at: Mapping[str, str], file: str) -> None:
@@ -136,16 +136,16 @@ def _check_condition(client: Any, at: Mapping[str, str], file: str) -> None:
     except Exception as error:
         if is_of_s3(error) and fault_of(error).kind is RefusalKind.CHANGED:
             return
-        raise _meant(f"{file} cannot be written on a condition", error) from error
+        raise _converted(f"{file} cannot be written conditionally", error) from error
     raise ConfigurationError(
-        f"{file} was overwritten although If-None-Match forbade it: a table there would lose batches when two "
-        "processes publish at once; use a store that honours conditional puts."
+        f"{file} was overwritten despite If-None-Match: a table there would lose batches when two "
+        "processes publish at once; use a store that supports conditional writes."
     )
 
 
 def _versioning(client: Any, bucket: str) -> str | None:
     try:
-        answer = _asked("versioning", lambda: client.get_bucket_versioning(Bucket=bucket))
+        answer = _call("versioning", lambda: client.get_bucket_versioning(Bucket=bucket))
     except PenstockError:
         return None
     return str(answer.get("Status") or "never")
@@ -153,7 +153,7 @@ def _versioning(client: Any, bucket: str) -> str | None:
 
 def _notices(client: Any, bucket: str) -> NotificationConfiguration | None:
     try:
-        answer = _asked("notices", lambda: client.get_bucket_notification_configuration(Bucket=bucket))
+        answer = _call("notices", lambda: client.get_bucket_notification_configuration(Bucket=bucket))
     except PenstockError:
         return None
     rules = [
@@ -162,25 +162,25 @@ def _notices(client: Any, bucket: str) -> NotificationConfiguration | None:
     return NotificationConfiguration(rules=tuple(rules), to_event_bridge=_BRIDGE in answer)
 
 
-def _rule(told: Mapping[str, Any], arn: str) -> NotificationRule:
-    filters: Sequence[Mapping[str, str]] = told.get("Filter", {}).get("Key", {}).get("FilterRules", ())
+def _rule(rule: Mapping[str, Any], arn: str) -> NotificationRule:
+    filters: Sequence[Mapping[str, str]] = rule.get("Filter", {}).get("Key", {}).get("FilterRules", ())
     values = {each["Name"].lower(): unquote_plus(each["Value"]) for each in filters}
     return NotificationRule(
         arn=arn,
-        events=tuple(told.get("Events", ())),
+        events=tuple(rule.get("Events", ())),
         prefix=values.get("prefix", ""),
         suffix=values.get("suffix", ""),
     )
 
 
-def _asked(what: str, call: Any) -> Any:
+def _call(what: str, call: Any) -> Any:
     try:
         return call()
     except Exception as error:
-        raise _meant(what, error) from error
+        raise _converted(what, error) from error
 
 
-def _meant(what: str, error: Exception) -> Exception:
+def _converted(what: str, error: Exception) -> Exception:
     """Convert an error of boto3 to one of Penstock's. Return any other error unchanged."""
     if not is_of_s3(error):
         return error
@@ -193,7 +193,7 @@ INVENTORY_REMEDY = "have the inventory include all versions"
 LIST_REMEDY = "give each of its objects there a version_id (an empty one for an object that has none)"
 
 
-def require_no_versions(bucket: str, aws: Aws, *, told_by: str, remedy: str) -> None:
+def require_no_versions(bucket: str, aws: Aws, *, list_name: str, remedy: str) -> None:
     """Raise `ConfigurationError` unless S3 reports that the bucket never kept versions.
 
     Args:
@@ -210,6 +210,6 @@ def require_no_versions(bucket: str, aws: Aws, *, told_by: str, remedy: str) -> 
         return
     why = f"we may not ask{may_not} whether" if versioning is None else f"versioning is {versioning}, so"
     raise ConfigurationError(
-        f"{told_by} tells no version ids, and {why} the bucket {bucket} keeps versions; {remedy}, or grant "
+        f"{list_name} has no version ids, and {why} the bucket {bucket} keeps versions; {remedy}, or grant "
         "s3:GetBucketVersioning where there are none."
     )

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from penstock.errors import ConfigurationError, TemporaryError, UsageError
 from penstock.objects.reference import ObjectRef
-from penstock.objects.scanner import CHUNK_OBJECTS, TABLE_FOLDERS, ScanReport, ScanTally, SkipReason
+from penstock.objects.scanner import CHUNK_OBJECTS, TABLE_FOLDERS, ScanCounts, ScanReport, SkipReason
 from penstock.storage.address import S3Address
 from penstock.storage.aws import Aws
 from penstock.storage.s3 import RefusalKind, code_of, fault_of, is_identity, is_of_s3, requester, service_client
@@ -37,7 +37,7 @@ class Span:
     after: str = ""
     until: str | None = None
 
-    def holds(self, key: str) -> bool:
+    def contains(self, key: str) -> bool:
         """Return True if the key is in the span. S3's order by UTF-8 equals Python's by code points."""
         return key > self.after and (self.until is None or key <= self.until)
 
@@ -176,13 +176,13 @@ class S3Pages:
     def __iter__(self) -> Iterator[Page]:
         operation = self._operation()
         if self._address.prefix and not self._span.after:  # the object of exactly that name sorts first
-            found = self._ask(operation, Prefix=self._address.prefix, MaxKeys=self._named_max, **_RESTORED)
+            found = self._request(operation, Prefix=self._address.prefix, MaxKeys=self._named_max, **_RESTORED)
             named = [entry for entry in self._present(operation, found) if entry["Key"] == self._address.prefix]
             yield Page(entries=named, last_key=None)
         for page in self._paged(operation):
             last_key = _last_key(operation, page) if page.get("IsTruncated") else None
             entries = self._present(operation, page)
-            yield Page(entries=[entry for entry in entries if self._span.holds(entry["Key"])], last_key=last_key)
+            yield Page(entries=[entry for entry in entries if self._span.contains(entry["Key"])], last_key=last_key)
             if last_key is not None and self._span.until is not None and last_key > self._span.until:
                 return
 
@@ -192,7 +192,7 @@ class S3Pages:
 
     def is_any(self, beginning: str) -> bool:
         """Return True if an object has a key with this prefix."""
-        return bool(self._ask(_PLAIN, Prefix=beginning, MaxKeys=1).get("Contents"))
+        return bool(self._request(_PLAIN, Prefix=beginning, MaxKeys=1).get("Contents"))
 
     def _present(self, operation: str, page: Mapping[str, Any]) -> Sequence[Entry]:
         entries: Sequence[Entry] = page.get(_ENTRIES[operation], ())
@@ -200,7 +200,7 @@ class S3Pages:
 
     def _operation(self) -> str:
         try:
-            self._client().list_object_versions(**self._asked(Prefix=self.below, MaxKeys=1))
+            self._client().list_object_versions(**self._arguments(Prefix=self.below, MaxKeys=1))
         except Exception as error:
             if not _may_be_asked_otherwise(error):
                 self._refuse(error)
@@ -223,7 +223,7 @@ class S3Pages:
             )
 
     def _paged(self, operation: str) -> Iterator[Mapping[str, Any]]:
-        asked = self._asked(Prefix=self.below, MaxKeys=self._page_keys, **_RESTORED)
+        asked = self._arguments(Prefix=self.below, MaxKeys=self._page_keys, **_RESTORED)
         if self._span.after:
             asked[_AFTER[operation]] = self._span.after
         pages = iter(self._client().get_paginator(operation).paginate(**asked))
@@ -236,14 +236,14 @@ class S3Pages:
                 return
             yield page
 
-    def _ask(self, operation: str, **asked: Any) -> Mapping[str, Any]:
+    def _request(self, operation: str, **asked: Any) -> Mapping[str, Any]:
         try:
-            answer: Mapping[str, Any] = getattr(self._client(), operation)(**self._asked(**asked))
+            answer: Mapping[str, Any] = getattr(self._client(), operation)(**self._arguments(**asked))
         except Exception as error:
             self._refuse(error)
         return answer
 
-    def _asked(self, **asked: Any) -> dict[str, Any]:
+    def _arguments(self, **asked: Any) -> dict[str, Any]:
         return {"Bucket": self._address.bucket, **asked, **requester(self._aws)}
 
     def _client(self) -> Any:
@@ -301,21 +301,21 @@ class S3Listing:
         self._pages = S3Pages(address, aws, page_keys=page_keys)
         self._excluded = tuple(excluded)
         self._chunk_objects = chunk_objects
-        self._tally = ScanTally()
+        self._counts = ScanCounts()
 
     def chunks(self) -> Iterator[Sequence[ObjectRef]]:
         """Yield references in key order, in chunks of up to ``chunk_objects``. Holds one page of S3 in memory.
 
         The first chunk raises `UsageError` if the prefix cannot be listed; each may raise `TemporaryError`.
         """
-        self._tally = ScanTally()
+        self._counts = ScanCounts()
         objects = self._objects()
         while chunk := tuple(islice(objects, self._chunk_objects)):
             yield chunk
 
     def report(self) -> ScanReport:
         """Return the report of the listing so far. It counts every object left out."""
-        return self._tally.report()
+        return self._counts.report()
 
     def _objects(self) -> Iterator[ObjectRef]:
         judge = PageFilter(self._pages, self._excluded)
@@ -325,11 +325,13 @@ class S3Listing:
                 reason = judge.left_out(entry["Key"], entry["Size"])
                 ref = reference(self._bucket, entry)
                 if reason is not None:
-                    self._tally.ignore(reason)
+                    self._counts.add_ignored(reason)
                 elif is_archived(entry):
-                    self._tally.note(f"{ref.uri}: archived in {entry['StorageClass']}; restore it to have it read")
+                    self._counts.add_problem(
+                        f"{ref.uri}: archived in {entry['StorageClass']}; restore it before it can be read"
+                    )
                 else:
-                    self._tally.find(ref)
+                    self._counts.add_found(ref)
                     yield ref
 
 
@@ -348,7 +350,7 @@ class PageFilter:
     def left_out(self, key: str, size_bytes: int) -> SkipReason | None:
         """Return why a key of the pages learned so far is left out, or None if it is to be processed."""
         bucket = self._pages.bucket
-        if any(there.holds(bucket, key) for there in self._excluded) or self._tables.hold(key):
+        if any(there.contains(bucket, key) for there in self._excluded) or self._tables.contain(key):
             return SkipReason.EXCLUDED
         if key.endswith("/") and size_bytes == 0:
             return SkipReason.FOLDER_MARKER
@@ -367,7 +369,7 @@ class _TablePrefixes:
     def __init__(self, pages: S3Pages) -> None:
         self._pages = pages
         self._found: set[str] = set()  # prefixes that end with a slash
-        self._asked: set[str] = set()
+        self._arguments: set[str] = set()
 
     def learn(self, page: Page) -> None:
         """Record every table that contains a key of this page."""
@@ -375,12 +377,12 @@ class _TablePrefixes:
             key = entry["Key"]
             self._found.update(folder for folder in self._folders(key) if key.startswith(_own_folders(folder)))
         for folder in self._folders(page.last_key) if page.last_key is not None else ():
-            if folder not in self._asked:
-                self._asked.add(folder)
+            if folder not in self._arguments:
+                self._arguments.add(folder)
                 if any(self._pages.is_any(own) for own in _own_folders(folder)):
                     self._found.add(folder)
 
-    def hold(self, key: str) -> bool:
+    def contain(self, key: str) -> bool:
         return bool(self._found) and any(folder in self._found for folder in self._folders(key))
 
     def _folders(self, key: str) -> Iterator[str]:

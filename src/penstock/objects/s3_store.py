@@ -88,9 +88,9 @@ class LiteralFetch:
             asked["Range"] = f"bytes={start}-{stop - 1}"
         with explained(ref):
             got = service_client(self.aws).get_object(**asked)
-        told, _, total = got.get("ContentRange", "").rpartition("/")
-        if stop > start and not told.startswith(f"bytes {start}-"):  # obstore checks this itself
-            raise TemporaryError(f"{ref.uri} cannot be read: S3 sent other bytes than it was asked for")
+        content_range, _, total = got.get("ContentRange", "").rpartition("/")
+        if stop > start and not content_range.startswith(f"bytes {start}-"):  # obstore checks this itself
+            raise TemporaryError(f"{ref.uri} cannot be read: S3 sent other bytes than were requested")
         return FetchedRange(
             size_bytes=int(total) if total.isdigit() else got["ContentLength"],
             chunks=got["Body"].iter_chunks(CHUNK_BYTES),
@@ -161,24 +161,24 @@ class S3Store:
 
     def contains(self, bucket: str, key: str) -> bool:
         """Return True if this key may be read."""
-        return self.address.holds(bucket, key)
+        return self.address.contains(bucket, key)
 
     def open(self, ref: ObjectRef) -> "S3Reader":
         """Open this version with one GET, which fetches a small object whole and the first bytes of a large one."""
-        body = self._body(ref, 0, held_bytes(ref))
-        return S3Reader(ref, body.rest(), lambda start, stop: self._body(ref, start, stop))
+        body = self._body(ref, 0, prefetched_bytes(ref))
+        return S3Reader(ref, body.read_all(), lambda start, stop: self._body(ref, start, stop))
 
     def read_range(self, ref: ObjectRef, offset: int, length_bytes: int) -> bytes:
         stop = min(offset + length_bytes, ref.size_bytes)
-        return self._body(ref, offset, stop).rest() if stop > offset else b""
+        return self._body(ref, offset, stop).read_all() if stop > offset else b""
 
     def _body(self, ref: ObjectRef, start: int, stop: int) -> "_ResumingBody":
         if not self.contains(ref.bucket, ref.key):
-            raise ObjectUnreadable(f"{ref.uri} is outside {self.address}, and is not read")
+            raise ObjectUnreadable(f"{ref.uri} is outside {self.address}, so it is not read")
         return _ResumingBody(ref, fetch_of(ref, self.aws), start, stop, self.pause)
 
 
-def held_bytes(ref: ObjectRef) -> int:
+def prefetched_bytes(ref: ObjectRef) -> int:
     """Return how many bytes a newly opened reader of this object has fetched and holds."""
     return ref.size_bytes if ref.size_bytes <= WHOLE_BYTES_MAX else HEAD_BYTES
 
@@ -242,7 +242,7 @@ class S3Reader:
             return self._head[offset:stop]
         if self._stream is None or self._stream.at != offset:
             if not in_order:
-                return self._begin(offset, stop).rest()
+                return self._begin(offset, stop).read_all()
             self._stream = self._begin(offset, self._ref.size_bytes)
         return self._stream.take(stop - offset)
 
@@ -250,7 +250,7 @@ class S3Reader:
 class _ResumingBody:
     """The bytes [at, stop) of a version, in order. Resumes after a broken connection, under the same condition."""
 
-    __slots__ = ("_chunks", "_fetch", "_fetched", "_held", "_pause", "_ref", "_stop", "at")
+    __slots__ = ("_buffer", "_chunks", "_fetch", "_fetched", "_pause", "_ref", "_stop", "at")
 
     def __init__(self, ref: ObjectRef, fetch: Fetch, start: int, stop: int, pause: Pause) -> None:
         self._ref = ref
@@ -259,7 +259,7 @@ class _ResumingBody:
         self._stop = stop
         self.at = start  # the position of `take`
         self._fetched = start  # end of the received bytes
-        self._held = memoryview(b"")  # the bytes between the two
+        self._buffer = memoryview(b"")  # the bytes between the two
         self._chunks: Iterator[bytes] | None = self._request()
 
     def take(self, wanted_bytes: int) -> bytes:
@@ -267,16 +267,16 @@ class _ResumingBody:
         parts: list[memoryview] = []
         missing = wanted_bytes
         while missing:
-            if not self._held:
-                self._held = memoryview(self._next_chunk())
-            part = self._held[:missing]
-            self._held = self._held[len(part) :]
+            if not self._buffer:
+                self._buffer = memoryview(self._next_chunk())
+            part = self._buffer[:missing]
+            self._buffer = self._buffer[len(part) :]
             parts.append(part)
             missing -= len(part)
         self.at += wanted_bytes
         return b"".join(parts)
 
-    def rest(self) -> bytes:
+    def read_all(self) -> bytes:
         return self.take(self._stop - self.at)
 
     def _next_chunk(self) -> bytes:
@@ -287,7 +287,7 @@ class _ResumingBody:
                 self._fetched += len(chunk)
                 return chunk
             self._chunks = None
-        raise TemporaryError(f"{self._ref.uri} cannot be read: the connection breaks at {self._fetched:,} bytes")
+        raise TemporaryError(f"{self._ref.uri} cannot be read: the connection broke at {self._fetched:,} bytes")
 
     def _received(self) -> bytes:
         """Return the next bytes, or none if the connection broke."""

@@ -53,7 +53,7 @@ class ScanReport:
 
 
 @dataclass(slots=True)
-class ScanTally:
+class ScanCounts:
     """The counts of a walk in progress. Written by the thread that walks."""
 
     found: int = 0
@@ -62,14 +62,14 @@ class ScanTally:
     problems: list[str] = field(default_factory=list)
     problems_count: int = 0
 
-    def find(self, ref: ObjectRef) -> None:
+    def add_found(self, ref: ObjectRef) -> None:
         self.found += 1
         self.size_bytes += ref.size_bytes
 
-    def ignore(self, reason: SkipReason) -> None:
+    def add_ignored(self, reason: SkipReason) -> None:
         self.ignored[reason] += 1
 
-    def note(self, problem: str) -> None:
+    def add_problem(self, problem: str) -> None:
         self.problems_count += 1
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.append(problem)
@@ -138,7 +138,7 @@ class Scanner:
         self._excluded = frozenset(os.path.realpath(os.fsencode(path)) for path in excluded)
         self._excluded_prefixes = tuple(path.rstrip(b"/") + b"/" for path in self._excluded)
         self._chunk_objects = chunk_objects
-        self._tally = ScanTally()
+        self._counts = ScanCounts()
         self._linked: set[bytes] = set()  # targets that this walk has yielded through a link
         _check_folder(self._folder)
 
@@ -156,10 +156,10 @@ class Scanner:
         """Yield the objects that a walk would find at this path (a file or a folder). Starts a new report."""
         self._begin_anew()
         named = os.fsencode(path)
-        if not named.startswith(self._folder.rstrip(b"/") + b"/") or self._is_passed_over(named):
+        if not named.startswith(self._folder.rstrip(b"/") + b"/") or self._is_skipped(named):
             return
         try:
-            found = self._look(_PathEntry(named))
+            found = self._classify(_PathEntry(named))
         except OSError:  # deleted again, or unreadable: the next walk reports it
             return
         if isinstance(found, ObjectRef):
@@ -169,13 +169,13 @@ class Scanner:
 
     def report(self) -> ScanReport:
         """Return the report of the walk so far."""
-        return self._tally.report()
+        return self._counts.report()
 
     def _begin_anew(self) -> None:
-        self._tally = ScanTally()
+        self._counts = ScanCounts()
         self._linked = set()
 
-    def _is_passed_over(self, path: bytes) -> bool:
+    def _is_skipped(self, path: bytes) -> bool:
         """Return True if no walk reaches this path: a folder above it is hidden, excluded, a table or a link."""
         folder = os.path.dirname(path)  # noqa: PTH120 - pathlib takes no bytes
         if os.path.realpath(folder) != folder:
@@ -191,14 +191,14 @@ class Scanner:
         while pending:
             folders: list[bytes] = []
             for entry in self._list(pending.pop()):
-                match self._look(entry):
+                match self._classify(entry):
                     case ObjectRef() as ref:
-                        self._tally.find(ref)
+                        self._counts.add_found(ref)
                         yield ref
                     case SkipReason() as reason:
-                        self._tally.ignore(reason)
+                        self._counts.add_ignored(reason)
                     case _Problem() as problem:
-                        self._tally.note(problem.text)
+                        self._counts.add_problem(problem.text)
                     case _FolderToWalk() as folder:
                         folders.append(folder.path)
             pending.extend(reversed(folders))
@@ -210,14 +210,14 @@ class Scanner:
         except FileNotFoundError as error:
             if folder == self._folder:  # an empty walk would mean that the source is empty
                 raise TemporaryError(
-                    f"{_show(folder)} was there and is not there now; is its file system mounted?"
+                    f"{_show(folder)} existed before and does not exist now; is its file system mounted?"
                 ) from error
-            self._tally.ignore(SkipReason.VANISHED)
+            self._counts.add_ignored(SkipReason.VANISHED)
         except OSError as error:
-            self._tally.note(_problem(folder, error).text)
+            self._counts.add_problem(_problem(folder, error).text)
         return ()
 
-    def _look(self, entry: "os.DirEntry[bytes] | _PathEntry") -> ObjectRef | SkipReason | _Problem | _FolderToWalk:
+    def _classify(self, entry: "os.DirEntry[bytes] | _PathEntry") -> ObjectRef | SkipReason | _Problem | _FolderToWalk:
         try:
             if entry.name.startswith(b"."):
                 return SkipReason.HIDDEN
@@ -252,7 +252,7 @@ class Scanner:
         if not stat.S_ISREG(status.st_mode):
             return SkipReason.SPECIAL
         if not self._store.contains(target):
-            return _Problem(f"{_show(link)}: leads out of the folders that may be read, to {_show(target)}")
+            return _Problem(f"{_show(link)}: points outside the folders that may be read, to {_show(target)}")
         self._linked.add(target)
         return reference(target, status)
 
@@ -270,7 +270,7 @@ def _check_folder(folder: bytes) -> None:
         os.scandir(folder).close()
     except OSError as error:
         raise UsageError(
-            f"{_show(folder)} cannot be scanned: {error.strerror}; name a folder that you may list"
+            f"{_show(folder)} cannot be scanned: {error.strerror}; give a folder that you may list"
         ) from error
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from penstock.objects.local_store import LocalStore
 from penstock.objects.reference import ObjectRef
-from penstock.objects.s3_store import S3Store, held_bytes
+from penstock.objects.s3_store import S3Store, prefetched_bytes
 from penstock.objects.store import ObjectReader, ObjectStore
 from penstock.storage.address import is_s3, s3_address
 from penstock.storage.aws import Aws
@@ -20,14 +20,12 @@ from penstock.storage.aws import Aws
 def store_at(source: str, aws: Aws, *, remembers: bool = True) -> ObjectStore:
     """Return the store for a folder's real path, or for s3://BUCKET/PREFIX. ``remembers``: see `LocalRoot`."""
     if is_s3(source):
-        from penstock.objects.s3_store import S3Store
-
         return S3Store(s3_address(source), aws)
     return LocalStore(source, remembers=remembers)
 
 
 OPENED_MAX = 32  # 1,100 objects/s at 20 ms each; one by one 44 (measured)
-HELD_BYTES_MAX = 32 << 20
+PREFETCHED_BYTES_MAX = 32 << 20
 
 
 @contextmanager
@@ -36,7 +34,7 @@ def ahead(
     refs: Sequence[ObjectRef],
     *,
     opened_max: int = OPENED_MAX,
-    held_bytes_max: int = HELD_BYTES_MAX,
+    prefetched_bytes_max: int = PREFETCHED_BYTES_MAX,
 ) -> Iterator[ObjectStore]:
     """Yield a store for a reader that opens these objects in this order. The store is not thread-safe.
 
@@ -47,7 +45,7 @@ def ahead(
         yield store
         return
     pool = ThreadPoolExecutor(opened_max, thread_name_prefix="penstock-s3-ahead")
-    opening = _PrefetchingStore(store, refs, pool, opened_max=opened_max, held_bytes_max=held_bytes_max)
+    opening = _PrefetchingStore(store, refs, pool, opened_max=opened_max, prefetched_bytes_max=prefetched_bytes_max)
     try:
         yield opening
     finally:
@@ -65,15 +63,15 @@ class _PrefetchingStore:
         pool: ThreadPoolExecutor,
         *,
         opened_max: int,
-        held_bytes_max: int,
+        prefetched_bytes_max: int,
     ) -> None:
         self._store = store
         self._pool = pool
         self._opened_max = opened_max
-        self._held_bytes_max = held_bytes_max
+        self._prefetched_bytes_max = prefetched_bytes_max
         self._later = deque(refs)
         self._opened: deque[tuple[ObjectRef, Future[ObjectReader]]] = deque()
-        self._held_bytes = 0  # total of the opened objects
+        self._prefetched_bytes = 0  # total of the opened objects
 
     def open(self, ref: ObjectRef) -> ObjectReader:
         while self._opened or self._later:
@@ -94,16 +92,16 @@ class _PrefetchingStore:
 
     def _open_more(self) -> None:
         while self._later and len(self._opened) < self._opened_max:
-            needed = held_bytes(self._later[0])
-            if self._opened and self._held_bytes + needed > self._held_bytes_max:
+            needed = prefetched_bytes(self._later[0])
+            if self._opened and self._prefetched_bytes + needed > self._prefetched_bytes_max:
                 return
             ref = self._later.popleft()
-            self._held_bytes += needed
+            self._prefetched_bytes += needed
             self._opened.append((ref, self._pool.submit(self._store.open, ref)))
 
     def _next(self) -> tuple[ObjectRef, Future[ObjectReader]]:
         ref, reader = self._opened.popleft()
-        self._held_bytes -= held_bytes(ref)
+        self._prefetched_bytes -= prefetched_bytes(ref)
         return ref, reader
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from penstock.errors import TemporaryError, UsageError
 from penstock.messaging.clock import Clock
-from penstock.objects.local_store import LocalStore
+from penstock.objects.local_store import LocalStore, modified_at
 from penstock.objects.reference import ObjectRef
 from penstock.objects.scanner import Scanner, ScanReport
 
@@ -40,7 +40,7 @@ class _FileSighting:
 
 
 class Watcher:
-    """A watch on one folder. One thread calls `settled`."""
+    """A watch on one folder. One thread calls `stable`."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Watcher:
         store: LocalStore,
         excluded: Collection[Path],
         clock: Clock,
-        tell: Callable[[str], None],
+        warn: Callable[[str], None],
         settle_seconds: float = SETTLE_SECONDS,
         rescan_seconds: float = RESCAN_SECONDS,
         changes: "Changes | None" = None,
@@ -65,39 +65,39 @@ class Watcher:
         self._store = store
         self._excluded = tuple(excluded)
         self._clock = clock
-        self._tell = tell
+        self._warn = warn
         self._settle_seconds = settle_seconds
         self._rescan_seconds = rescan_seconds
         self._changes = changes or folder_changes
         self._pending: dict[bytes, _FileSighting] = {}
         self._rescan_at = clock.monotonic()
-        self._told = ""  # the last sentence, to report it only once
+        self._reported = ""  # the last sentence, to report it only once
         self.scans = 0  # completed walks; any thread may read it
         self.report: ScanReport | None = None  # of the last completed walk; replaced whole
 
-    def settled(self, ended: threading.Event) -> Iterator[Sequence[ObjectRef]]:
+    def stable(self, ended: threading.Event) -> Iterator[Sequence[ObjectRef]]:
         """Yield stable objects until ``ended`` is set; sometimes an empty sequence, and some objects more than once."""
         while not ended.is_set():
             if self._identity() is None:
-                self._say(f"The folder {self._folder} is gone; waiting for it to come back.")
+                self._warn_once(f"The folder {self._folder} has disappeared; waiting for it to return.")
                 self._clock.wait(ended, VANISHED_SECONDS)
                 continue
             seconds = 0.0
             try:
-                yield from self._watched(ended)
+                yield from self._watch(ended)
             except TemporaryError as error:  # the folder disappeared during a walk
-                self._say(f"{str(error).rstrip('.')}.")
+                self._warn_once(f"{str(error).rstrip('.')}.")
                 seconds = VANISHED_SECONDS
             except (OSError, RuntimeError) as error:  # the library raises RuntimeError
                 if self._identity() is not None:
-                    self._say(
+                    self._warn_once(
                         f"Notifications for {self._folder} fail ({error}); it is walked every {RETRY_SECONDS:g} s."
                     )
                     seconds = RETRY_SECONDS
             if seconds:
                 self._clock.wait(ended, seconds)
 
-    def _watched(self, ended: threading.Event) -> Iterator[Sequence[ObjectRef]]:
+    def _watch(self, ended: threading.Event) -> Iterator[Sequence[ObjectRef]]:
         """Watch as long as it is the same folder. Changes made while it was not watched are found by a walk."""
         identity = self._identity()
         self._rescan_at = self._clock.monotonic()
@@ -106,66 +106,66 @@ class Watcher:
                 return
             self._touch(touched)
             if self._clock.monotonic() >= self._rescan_at:
-                yield from self._walked()
-            yield self._at_rest()
+                yield from self._walk()
+            yield self._take_stable()
 
     def _touch(self, names: Collection[bytes]) -> None:
         if not names:
             return
-        looker = self._scanner()
-        if looker is None:
+        scanner = self._scanner()
+        if scanner is None:
             return
         now = self._clock.monotonic()
         for name in names:
-            for ref in looker.at(name):
-                self._await_rest(ref, now)
+            for ref in scanner.at(name):
+                self._add_pending(ref, now)
 
-    def _await_rest(self, ref: ObjectRef, now: float) -> None:
+    def _add_pending(self, ref: ObjectRef, now: float) -> None:
         if len(self._pending) < PENDING_MAX or ref.key_bytes in self._pending:
             self._pending[ref.key_bytes] = _FileSighting(version=ref.etag, since=now)
         else:
             self._rescan_at = min(self._rescan_at, now + self._settle_seconds)
 
-    def _at_rest(self) -> Sequence[ObjectRef]:
+    def _take_stable(self) -> Sequence[ObjectRef]:
         """Return the files that are stable after the quiet period. Drop deleted files; changed ones wait again."""
         now = self._clock.monotonic()
-        due = [name for name, sight in self._pending.items() if now - sight.since >= self._settle_seconds]
-        looker = self._scanner() if due else None
-        if looker is None:
+        due = [name for name, sighting in self._pending.items() if now - sighting.since >= self._settle_seconds]
+        scanner = self._scanner() if due else None
+        if scanner is None:
             return ()
-        rested: list[ObjectRef] = []
+        stable: list[ObjectRef] = []
         for name in due:
-            sight = self._pending.pop(name)
-            for ref in looker.at(name):
-                if ref.key_bytes == name and ref.etag == sight.version:
-                    rested.append(ref)
+            sighting = self._pending.pop(name)
+            for ref in scanner.at(name):
+                if ref.key_bytes == name and ref.etag == sighting.version:
+                    stable.append(ref)
                 else:
-                    self._await_rest(ref, now)
-        return rested
+                    self._add_pending(ref, now)
+        return stable
 
-    def _walked(self) -> Iterator[Sequence[ObjectRef]]:
+    def _walk(self) -> Iterator[Sequence[ObjectRef]]:
         """Walk the folder and yield its stable files. The others wait."""
         scanner = self._scanner()
         if scanner is None:
             return
         for chunk in scanner.chunks():
             now, young = self._clock.monotonic(), self._clock.now() - self._settle_seconds
-            rested = [ref for ref in chunk if _modified_at(ref) <= young]
+            stable = [ref for ref in chunk if modified_at(ref) <= young]
             for ref in chunk:
-                if _modified_at(ref) > young and ref.key_bytes not in self._pending:
-                    self._await_rest(ref, now)
-            yield rested
+                if modified_at(ref) > young and ref.key_bytes not in self._pending:
+                    self._add_pending(ref, now)
+            yield stable
         self._rescan_at = self._clock.monotonic() + self._rescan_seconds
         self.report = scanner.report()
         self.scans += 1
-        self._told = ""  # the folder can be listed, so report the next problem even if it is the same
+        self._reported = ""  # the folder can be listed, so report the next problem even if it is the same
 
     def _scanner(self) -> Scanner | None:
         """Return a scanner, or None if the folder has just disappeared."""
         try:
             return Scanner(self._folder, store=self._store, excluded=self._excluded)
         except UsageError as error:
-            self._say(str(error))
+            self._warn_once(str(error))
             return None
 
     def _identity(self) -> tuple[int, int] | None:
@@ -176,10 +176,10 @@ class Watcher:
             return None
         return (status.st_dev, status.st_ino) if self._folder.is_dir() else None
 
-    def _say(self, sentence: str) -> None:
-        if sentence != self._told:
-            self._told = sentence
-            self._tell(sentence)
+    def _warn_once(self, sentence: str) -> None:
+        if sentence != self._reported:
+            self._reported = sentence
+            self._warn(sentence)
 
 
 def folder_changes(folder: bytes, ended: threading.Event) -> Iterator[Collection[bytes]]:
@@ -201,8 +201,3 @@ def folder_changes(folder: bytes, ended: threading.Event) -> Iterator[Collection
     )
     for changes in found:
         yield {os.fsencode(path) for _, path in changes}
-
-
-def _modified_at(ref: ObjectRef) -> float:
-    """Return the modification time in epoch seconds, from a local file's etag."""
-    return int((ref.etag or "0").partition("-")[0], 16) / 1e9

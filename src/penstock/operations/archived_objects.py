@@ -62,7 +62,7 @@ def _version(one: ArchivedObject, uri: str, aws: Aws) -> ArchivedVersion:
         problem = f"imported from {one.archive.source}: nothing more is known of it"
     else:
         try:
-            retired = _look(one, one.archive.uri, uri, aws)
+            retired = _find_retired(one, one.archive.uri, uri, aws)
             if retired is None:
                 problem = f"{one.archive.uri} does not hold it: it is not the file that was written"
         except FileNotFoundError:
@@ -78,7 +78,7 @@ def _version(one: ArchivedObject, uri: str, aws: Aws) -> ArchivedVersion:
     )
 
 
-def _look(one: ArchivedObject, file: str, uri: str, aws: Aws) -> RetiredObject | None:
+def _find_retired(one: ArchivedObject, file: str, uri: str, aws: Aws) -> RetiredObject | None:
     require_arrow()
     from penstock.pipeline.maintenance.archive import find_in_file
 

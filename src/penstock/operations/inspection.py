@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
-from penstock.app.backends import SQLITE, open_broker
+from penstock.app.backends import ledger_exists
+from penstock.app.brokers import broker_exists, open_broker
 from penstock.app.queues import check_shared
 from penstock.app.registry import Workers
-from penstock.app.scope import Scope, is_there, scope_ledger
+from penstock.app.scope import Scope, scope_ledger
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectRow, ObjectState
@@ -19,7 +20,7 @@ PAGE = 1_000  # objects per query
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GivenUpObject:
+class FailedObjectRow:
     """A failed object. ``replaced``: a later version of it was processed since."""
 
     pipeline: str
@@ -41,7 +42,7 @@ class ScopeView:
 
     @cached_property
     def ledger(self) -> Ledger:
-        ledger = scope_ledger(self.scope) if is_there(self.scope.settings.ledger) else Ledger.open("sqlite://")
+        ledger = scope_ledger(self.scope) if ledger_exists(self.scope.settings) else Ledger.open("sqlite://")
         self._closing.callback(ledger.close)
         return ledger
 
@@ -50,7 +51,7 @@ class ScopeView:
         """The scope's broker. Raises `ConfigurationError` for a broker that lives inside one process."""
         settings = self.scope.settings
         check_shared(settings)
-        if not self._make and settings.broker.startswith(SQLITE) and not is_there(settings.broker):
+        if not self._make and not broker_exists(settings):
             from penstock.brokers.memory.broker import MemoryBroker
 
             broker: Broker = MemoryBroker()
@@ -77,45 +78,45 @@ class ScopeView:
     @property
     def workers(self) -> Workers:
         """The workers of the data directory."""
-        return Workers(Path(self.scope.settings.state))
+        return Workers(Path(self.scope.settings.data_dir))
 
     @property
     def queues(self) -> Sequence[str] | None:
         """The scope's queues on a broker shared with other systems; None: all queues that the broker knows."""
         return None if self.broker.capabilities.creates_queues else self.scope.queues
 
-    def dead_objects(
+    def failed_objects(
         self,
         pipeline: str,
         *,
         state: ObjectState = ObjectState.DEAD,
         uri_contains: str | None = None,
         page: int = PAGE,
-    ) -> Iterator[GivenUpObject]:
+    ) -> Iterator[FailedObjectRow]:
         """Yield the failed objects of a pipeline, or those in another terminal ``state``, by id.
 
         Reads one page ahead.
         """
         after: bytes | None = None
-        dead = partial(self.ledger.objects, pipeline, state=state, uri_contains=uri_contains, limit=page)
-        while rows := dead(after=after):
+        failed = partial(self.ledger.objects, pipeline, state=state, uri_contains=uri_contains, limit=page)
+        while rows := failed(after=after):
             changed = self.ledger.other_versions(pipeline, {row.object_id for row in rows}) > 0
             for row in rows:
-                yield GivenUpObject(pipeline=pipeline, row=row, replaced=changed and self._is_replaced(pipeline, row))
+                yield FailedObjectRow(pipeline=pipeline, row=row, replaced=changed and self._is_replaced(pipeline, row))
             after = rows[-1].object_id
 
-    def _is_replaced(self, pipeline: str, dead: ObjectRow) -> bool:
+    def _is_replaced(self, pipeline: str, failed: ObjectRow) -> bool:
         """Return True if a later version was processed. An archived version counts if its file can be read."""
-        versions = [*self.ledger.find(dead.uri)]
+        versions = [*self.ledger.find(failed.uri)]
         if self.ledger.archives.count(pipeline):
             from penstock.operations.archived_objects import find_archived
 
-            archived = find_archived(self.ledger, dead.uri, self.scope.aws)
+            archived = find_archived(self.ledger, failed.uri, self.scope.aws)
             versions += [(one.pipeline, one.retired.row) for one in archived if one.retired is not None]
         return any(
             row.state is ObjectState.PROCESSED
-            and row.first_seen_at > dead.first_seen_at
-            and (whose, row.bucket, row.key) == (pipeline, dead.bucket, dead.key)
+            and row.first_seen_at > failed.first_seen_at
+            and (whose, row.bucket, row.key) == (pipeline, failed.bucket, failed.key)
             for whose, row in versions
         )
 

@@ -14,14 +14,14 @@ from penstock.worker.shutdown import StopSignal
 def run_relays(app: App, *, stop: StopSignal) -> None:
     """Relay until asked to stop, with the log on stderr; then close the app. Raises `UsageError` without a relay."""
     stores(app)
-    heard = open_telemetry(app.settings, worker=app.worker, process="relay", on_error=app.on_error)
-    bus = Bus(*guarded(app.listeners, tell=Bus(*heard.listeners).emit), *heard.listeners)
-    close_seconds = app.settings.stop_timeout_seconds - CLOSE_SECONDS
+    telemetry = open_telemetry(app.settings, worker=app.worker, process="relay", on_error=app.on_error)
+    bus = Bus(*guarded(app.listeners, emit=Bus(*telemetry.listeners).emit), *telemetry.listeners)
+    close_seconds = app.settings.worker_stop_timeout - CLOSE_SECONDS
     with (
-        heard.told(),
+        telemetry.running(),
         app,
         app.incidents.passing_to(bus.emit),
-        relaying(app, tell=bus.emit, clock=SystemClock(), random=random.random, close_seconds=close_seconds),
+        relaying(app, emit=bus.emit, clock=SystemClock(), random=random.random, close_seconds=close_seconds),
     ):
         # The main thread must not wait on an event that its own signal handlers set.
         waiting = threading.Thread(target=_until_stopped, args=(stop,), daemon=True)

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from penstock.config import STOP_TIMEOUT_SECONDS_MAX, STOP_TIMEOUT_SECONDS_MIN
 from penstock.errors import ConfigurationError
+from penstock.handlers.durations import duration_text
 from penstock.worker.settings import StopBudget, budget
 
 
@@ -133,7 +134,7 @@ def plan(
         parts=_parts(found, pre_stop_seconds),
         platform_line=platform.line.format(seconds=seconds),
         platform_where=platform.where.format(seconds=seconds),
-        setting_line=f"stop_timeout_seconds = {left:g}",
+        setting_line=f'stop_timeout = "{duration_text(left)}"',
     )
 
 
@@ -150,7 +151,7 @@ def _parts(found: StopBudget, pre_stop_seconds: float) -> Sequence[StopPhase]:
         ("hook before the signal", pre_stop_seconds),
         ("stop fetching", found.intake_seconds),
         ("drain: work in flight goes on", found.drain_seconds),
-        ("give back what is left", found.release_seconds),
+        ("release unfinished messages", found.release_seconds),
         ("flush settlements, logs, reports", found.flush_seconds),
         ("margin", found.margin_seconds),
     )

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from penstock.errors import ConfigurationError, UsageError
-from penstock.events import Listener, ProcessEnded, ProcessKilled
+from penstock.events import Listener, ProcessExited, ProcessKilled
 from penstock.messaging.backoff import Random, backoff_seconds
 from penstock.messaging.clock import Clock
 from penstock.worker.shutdown import DUMPING, PAUSING, STOPPING, StopSignal
@@ -48,7 +48,7 @@ class Supervisor:
     """Run children until all have ended.
 
     ``spawn`` starts the child with this number, from 0, and returns its process id. Without ``restarts``, it only
-    forwards signals and reaps.
+    forwards signals and reaps. ``early`` handles signals before `run` does: after a stop then, no child is started.
     """
 
     def __init__(
@@ -60,15 +60,17 @@ class Supervisor:
         restarts: bool = True,
         clock: Clock,
         random: Random,
-        tell: Listener,
+        emit: Listener,
+        early: StopSignal | None = None,
     ) -> None:
         self._spawn = spawn
+        self._early = early
         self._places = [_ProcessSlot() for _ in range(processes)]
         self._stop_timeout_seconds = stop_timeout_seconds
         self._restarts = restarts
         self._clock = clock
         self._random = random
-        self._tell = tell
+        self._emit = emit
         self._paused = False
         self._stopping = False
         self._kill_at: float | None = None  # monotonic
@@ -83,6 +85,8 @@ class Supervisor:
             now = self._clock.monotonic()
             for place in self._places:
                 place.start_at = now
+            if self._early is not None and self._early.requested:
+                self._stop()
             while self._turn():
                 for number in news(self._rest_seconds()):
                     self._heed(number)
@@ -132,7 +136,7 @@ class Supervisor:
         self._kill_at = None
         for place in self._places:
             if place.pid is not None:
-                self._tell(ProcessKilled(process=place.pid))
+                self._emit(ProcessKilled(process=place.pid))
         self._send(signal.SIGKILL)
 
     def _reap(self) -> None:
@@ -161,9 +165,9 @@ class Supervisor:
                 random=self._random,
             )
             place.start_at = now + wait_seconds
-            self._tell(ProcessEnded(process=process, exit_code=exit_code, restart_in_seconds=wait_seconds))
+            self._emit(ProcessExited(process=process, exit_code=exit_code, restart_in_seconds=wait_seconds))
             return
-        self._tell(ProcessEnded(process=process, exit_code=exit_code, restart_in_seconds=None))
+        self._emit(ProcessExited(process=process, exit_code=exit_code, restart_in_seconds=None))
         if self._restarts and exit_code in HOPELESS and not self._stopping:
             self._worst = exit_code
             self._stop()
@@ -172,8 +176,8 @@ class Supervisor:
 
     def _may_start_again(self, exit_code: int) -> bool:
         """Return True if a child is restarted: not after exit code 0, nor once the supervisor is stopping or paused."""
-        told = self._stopping or self._paused
-        return self._restarts and exit_code != 0 and exit_code not in HOPELESS and not told
+        is_ending = self._stopping or self._paused
+        return self._restarts and exit_code != 0 and exit_code not in HOPELESS and not is_ending
 
 
 def spawner(arguments: Callable[[int], Sequence[str]], *, executable: str, environment: Mapping[str, str]) -> Spawn:

@@ -32,7 +32,7 @@ from penstock.pipeline.engine import (
     ReadFailure,
     RunBroken,
     RunCancelled,
-    RunGivenBack,
+    RunReleased,
     RunRequest,
     RunResult,
 )
@@ -44,22 +44,22 @@ from penstock.pipeline.notifications import (
     ObjectOutcome,
     Parse,
     candidates,
+    classify_broken_run,
+    classify_failure,
+    classify_suspect,
     ended_outcome,
     failure_outcome,
-    look_again_seconds,
-    sentence,
-    suspicion,
+    recheck_seconds,
     timed_out,
-    verdict,
 )
 from penstock.pipeline.reporting import BatchEvents, ClaimedWork
 
-GIVEN_BACK = "the batch was given back"
+RELEASED = "the batch was released"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptKeeper:
-    """A `penstock.messaging.handler.ClaimKeeper` for the attempts of all pipelines."""
+class AttemptClaimExtender:
+    """A `penstock.messaging.handler.ClaimExtender` for the attempts of all pipelines."""
 
     ledger: Ledger
 
@@ -70,9 +70,9 @@ class AttemptKeeper:
 class ClaimGuard:
     """The attempt that one execution holds, at most one at a time. The methods below name their threads."""
 
-    def __init__(self, ledger: Ledger, telling: BatchEvents, *, lease_seconds: float) -> None:
+    def __init__(self, ledger: Ledger, events: BatchEvents, *, lease_seconds: float) -> None:
         self._ledger = ledger
-        self._telling = telling
+        self._events = events
         self._lease_seconds = lease_seconds
         self.lock = threading.Lock()  # all fields below are written under it
         self._work: ClaimedWork | None = None  # our open attempt, as far as we know
@@ -90,7 +90,7 @@ class ClaimGuard:
         """Claim, and hold the claimed work. Raise `RunCancelled` if the execution was stopped."""
         with self.lock:
             if self._stopped:
-                raise RunCancelled(GIVEN_BACK)
+                raise RunCancelled(RELEASED)
             self._taken.clear()
         try:
             return self._take(claim, refs)
@@ -110,8 +110,8 @@ class ClaimGuard:
                 self._work, self._committing = work, False
         if stopped:  # stopped during the claim, when no claim was known yet
             with suppress(TemporaryError):  # the ledger is unreachable: the lease will expire
-                self.give_up(work, reason=GIVEN_BACK, outcome="given_back")
-            raise RunCancelled(GIVEN_BACK)
+                self.release(work, reason=RELEASED, outcome="given_back")
+            raise RunCancelled(RELEASED)
         return answer, work
 
     def commit(self, work: ClaimedWork, outcome: BatchOutcome) -> int | None:
@@ -126,22 +126,22 @@ class ClaimGuard:
     def abandon(self, work: ClaimedWork, *, reason: str, outcome: str) -> None:
         """End the attempt without counting it. If the ledger is unreachable, leave it to the expiry of its lease."""
         with suppress(TemporaryError):
-            self.give_up(work, reason=reason, outcome=outcome)
+            self.release(work, reason=reason, outcome=outcome)
         with self.lock:
             self._work = None
 
     # -- called by any thread --------------------------------------------------------------------------------------
 
-    def give_up(self, work: ClaimedWork, *, reason: str, outcome: str) -> None:
+    def release(self, work: ClaimedWork, *, reason: str, outcome: str) -> None:
         """Like `abandon`, but raise `TemporaryError` if the ledger is unreachable, and keep holding the attempt."""
-        ours = self._ledger.abandon(work.attempt_id, reason=reason, outcome=outcome, refund=True, unattributed=False)
+        ours = self._ledger.abandon(work.attempt_id, reason=reason, outcome=outcome, uncounted=True, unattributed=False)
         if ours and self._end(work):
-            self._telling.given_back(work, reason)
+            self._events.released(work, reason)
 
-    def lost(self, work: ClaimedWork) -> None:
+    def record_loss(self, work: ClaimedWork) -> None:
         """Record that the attempt was ended elsewhere. Emit the loss unless this execution already emitted an end."""
         if self._end(work):
-            self._telling.lost(work)
+            self._events.claim_lost(work)
 
     def stop(self) -> ClaimedWork | None:
         """Forbid further claims. Return the attempt that is held, if any."""
@@ -171,7 +171,9 @@ class ClaimGuard:
         """Return the claim that the heartbeat must extend, or None."""
         with self.lock:
             work = None if self._committing else self._work
-        return None if work is None else HeldClaim(keeper=AttemptKeeper(ledger=self._ledger), id=work.attempt_id)
+        return (
+            None if work is None else HeldClaim(extender=AttemptClaimExtender(ledger=self._ledger), id=work.attempt_id)
+        )
 
     def loses(self, claim: HeldClaim) -> bool:
         """Handle a claim that the ledger no longer knows as open. Return True, and emit the loss, if it was held."""
@@ -179,7 +181,7 @@ class ClaimGuard:
             work = self._work
             if self._committing or work is None or work.attempt_id != claim.id:
                 return False  # normal: a commit ended the attempt before the heartbeat arrived
-        self.lost(work)
+        self.record_loss(work)
         return True
 
     def _end(self, work: ClaimedWork) -> bool:
@@ -189,7 +191,8 @@ class ClaimGuard:
         return first
 
 
-AT_ONCE = ObjectLater(delay_seconds=0.0, refund=True)  # not started, or interrupted by a stop: free for another worker
+# Not started, or interrupted by a stop: free for another worker.
+AT_ONCE = ObjectLater(delay_seconds=0.0, uncounted=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +208,7 @@ class AttemptSettings:
     backoff_cap_seconds: float
     timeout_seconds: float | None = None  # per batch; None: no limit
     busy_seconds_max: float | None = None  # longest delay before a busy object is retried; None: until its lease ends
-    tells_batches: bool = True  # emit events for batches, besides those for their objects
+    emits_batches: bool = True  # emit events for batches, besides those for their objects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,27 +235,27 @@ class Attempts:
     """The attempts of one batch, one after another. Used by the run thread, except for `timed_out`."""
 
     def __init__(
-        self, settings: AttemptSettings, around: PipelineRuntime, *, hold: ClaimGuard, telling: BatchEvents
+        self, settings: AttemptSettings, runtime: PipelineRuntime, *, guard: ClaimGuard, events: BatchEvents
     ) -> None:
         self._settings = settings
-        self._around = around
-        self._hold = hold
-        self._telling = telling
+        self._runtime = runtime
+        self._guard = guard
+        self._events = events
         self._worked = False  # set by the run thread once a run has ended
 
     def of_group(self, group: Sequence[NotificationDelivery]) -> Mapping[bytes, ObjectOutcome]:
         """Claim the free objects of the group, run and commit them, and return the outcome of each object.
 
-        Raises `RunGivenBack` if the run released its work, `RunCancelled` if another thread ended it, and
+        Raises `RunReleased` if the run released its work, `RunCancelled` if another thread ended it, and
         `UserError`, `TransformError` or `FaultPersists` if only a person can fix the cause.
         """
-        refs = {ref.object_id: ref for parcel in group for ref in parcel.objects}
-        began_at = self._around.clock.monotonic()
-        claim, work = self._hold.take(lambda: self._claim(group), refs)
-        seconds = self._around.clock.monotonic() - began_at
+        refs = {ref.object_id: ref for notification in group for ref in notification.objects}
+        began_at = self._runtime.clock.monotonic()
+        claim, work = self._guard.take(lambda: self._claim(group), refs)
+        seconds = self._runtime.clock.monotonic() - began_at
         if claim is None:
             return dict.fromkeys(refs, self._fault_later())
-        self._telling.skipped(claim, refs)
+        self._events.skipped(claim, refs)
         outcomes = self._unclaimed(claim)
         if work is not None:
             outcomes |= self._work(work, claim_seconds=seconds)
@@ -272,7 +275,7 @@ class Attempts:
             pipeline=self._settings.pipeline, attempt_id=work.attempt_id, processed=(), failed=failed
         )
         try:
-            ours = self._hold.fail(work, outcome)
+            ours = self._guard.fail(work, outcome)
         except TemporaryError:  # the lease will expire
             return dict.fromkeys(work.refs, self._later(1))
         if not ours:  # the run ended just now, or was taken over: the next delivery will show which
@@ -283,10 +286,10 @@ class Attempts:
 
     def _claim(self, group: Sequence[NotificationDelivery]) -> ObjectClaims | None:
         """Claim the free objects of the group. Return None if the ledger is unreachable: the outcome is uncertain."""
-        attempt_id = self._around.new_attempt_id()
+        attempt_id = self._runtime.new_attempt_id()
         try:
-            with self._around.ledger_watch.asked():
-                claim = self._around.ledger.claim(
+            with self._runtime.ledger_watch.asked():
+                claim = self._runtime.ledger.claim(
                     self._settings.pipeline,
                     candidates(group),
                     attempt_id=attempt_id,
@@ -298,18 +301,20 @@ class Attempts:
             self.add_fault(unknown)
             return None
         if claim.claimed:  # an empty claim may not have written to the ledger, so it proves nothing
-            self._around.ledger_watch.succeeded()
+            self._runtime.ledger_watch.succeeded()
         return claim
 
     def _abandon_unknown(self, attempt_id: str, reason: str) -> None:
         with suppress(TemporaryError):  # the ledger is still unreachable: the lease will expire
-            self._around.ledger.abandon(attempt_id, reason=reason, outcome="failed", refund=True, unattributed=False)
+            self._runtime.ledger.abandon(
+                attempt_id, reason=reason, outcome="failed", uncounted=True, unattributed=False
+            )
 
     def _unclaimed(self, claim: ObjectClaims) -> dict[bytes, ObjectOutcome]:
-        jitter_seconds = min(1.0, self._settings.lease_seconds / 10) * self._around.random()
+        jitter_seconds = min(1.0, self._settings.lease_seconds / 10) * self._runtime.random()
         most = float("inf") if self._settings.busy_seconds_max is None else self._settings.busy_seconds_max
         busy: dict[bytes, ObjectOutcome] = {
-            object_id: ObjectLater(delay_seconds=min(seconds, most) + jitter_seconds, refund=True)
+            object_id: ObjectLater(delay_seconds=min(seconds, most) + jitter_seconds, uncounted=True)
             for object_id, seconds in claim.busy.items()
         }
         return busy | {object_id: ended_outcome(ended) for object_id, ended in claim.ended.items()}
@@ -317,23 +322,23 @@ class Attempts:
     def _work(self, work: ClaimedWork, *, claim_seconds: float) -> dict[bytes, ObjectOutcome]:
         """Run and commit the claimed objects. Map every way this can end to one outcome per object."""
         try:
-            self._telling.claimed(work, seconds=claim_seconds)
-            self._telling.taken_over(work, self._attempts_before(work))
+            self._events.claimed(work, seconds=claim_seconds)
+            self._events.taken_over(work, self._attempts_before(work))
             return self._run_and_commit(work)
         except RunBroken as broken:
             return self._broken(work, broken)
         except TemporaryError as fault:
             return self._infrastructure(work, fault)
         except SchemaMoved as moved:
-            self._hold.abandon(work, reason=str(moved), outcome="given_back")
+            self._guard.abandon(work, reason=str(moved), outcome="given_back")
             return dict.fromkeys(work.refs, AT_ONCE)
-        except RunGivenBack as stopped:
-            self._hold.abandon(work, reason=str(stopped), outcome="given_back")
+        except RunReleased as stopped:
+            self._guard.abandon(work, reason=str(stopped), outcome="given_back")
             raise
         except ClaimLost:
             return self._lost(work)
         except UserError as mistake:
-            self._hold.abandon(work, reason=str(mistake), outcome="given_back")
+            self._guard.abandon(work, reason=str(mistake), outcome="given_back")
             raise
         except RunCancelled:
             raise  # the thread that interrupted us has released the claim
@@ -346,26 +351,26 @@ class Attempts:
     def _attempts_before(self, work: ClaimedWork) -> Mapping[bytes, ObjectAttempt]:
         """Return the previous attempt of each object. Used only for events."""
         again = [object_id for object_id, claimed in work.claim.claimed.items() if claimed.attempts > 1]
-        if not again or not self._around.bus.hears(ObjectTakenOver):
+        if not again or not self._runtime.bus.wants(ObjectTakenOver):
             return {}
         try:
-            return self._around.ledger.attempts_before(self._settings.pipeline, work.attempt_id, again)
+            return self._runtime.ledger.attempts_before(self._settings.pipeline, work.attempt_id, again)
         except TemporaryError:  # the commit will detect whether the ledger is unreachable
             return {}
 
     def _run_and_commit(self, work: ClaimedWork) -> dict[bytes, ObjectOutcome]:
         request = RunRequest(attempt_id=work.attempt_id, objects=tuple(work.refs.values()), claimed=work.claim.claimed)
-        began_at = self._around.clock.monotonic()
+        began_at = self._runtime.clock.monotonic()
         with self._stage("spark run", work):
-            result = self._around.engine.run(request)
-        self._telling.written(work, result, seconds=self._around.clock.monotonic() - began_at)
+            result = self._runtime.engine.run(request)
+        self._events.written(work, result, seconds=self._runtime.clock.monotonic() - began_at)
         failed = [
-            verdict(work.claim.claimed[object_id], failure, attempts_max=self._settings.attempts_max)
+            classify_failure(work.claim.claimed[object_id], failure, attempts_max=self._settings.attempts_max)
             for object_id, failure in result.failed.items()
         ]
         self._commit(work, result, failed)
         if result.works or any(done.rows for done in result.processed):  # without a row nothing is proved
-            self._around.streak.clear()
+            self._runtime.streak.clear()
         done: dict[bytes, ObjectOutcome] = {processed.object_id: ObjectDone() for processed in result.processed}
         outcomes = done | self._failed(work, failed, result.failed)
         refusal = _nothing_but_refusals(result)
@@ -374,32 +379,26 @@ class Attempts:
         return outcomes
 
     def _commit(self, work: ClaimedWork, result: RunResult, failed: Sequence[FailedObject]) -> None:
-        began_at = self._around.clock.monotonic()
+        began_at = self._runtime.clock.monotonic()
         outcome = BatchOutcome(
             pipeline=self._settings.pipeline,
             attempt_id=work.attempt_id,
             processed=result.processed,
             failed=failed,
-            rows=result.rows,
-            lines_quarantined=result.lines_quarantined,
-            bytes=result.bytes,
-            manifest=result.manifest,
-            quarantine_manifest=result.quarantine_manifest,
+            record=result.record,
             schema_id=result.schema_id,
             new_schema=result.new_schema,
-            stage_seconds=result.stage_seconds,
-            spark_ui_url=result.spark_ui_url,
         )
-        with self._stage("commit", work), self._around.ledger_watch.asked():
-            seq = self._hold.commit(work, outcome)
+        with self._stage("commit", work), self._runtime.ledger_watch.asked():
+            seq = self._guard.commit(work, outcome)
         if seq is not None:
-            self._telling.committed(work, result, seq, seconds=self._around.clock.monotonic() - began_at)
+            self._events.committed(work, result, seq, seconds=self._runtime.clock.monotonic() - began_at)
 
     def _stage(self, name: str, work: ClaimedWork) -> AbstractContextManager[None]:
         """Return a tracing span, or nothing if batches are not traced apart from their messages."""
-        if not self._settings.tells_batches:
+        if not self._settings.emits_batches:
             return nullcontext()
-        return self._around.tracing.stage(
+        return self._runtime.tracing.stage(
             name, pipeline=self._settings.pipeline, attempt_id=work.attempt_id, objects=len(work.refs)
         )
 
@@ -408,25 +407,25 @@ class Attempts:
 
         Only an object that ran alone may be dead-lettered.
         """
-        self._telling.broken(work, broken)
+        self._events.broken(work, broken)
         suspects = list(work.claim.claimed.values())
         attempts_max = self._settings.attempts_max
-        meaning = sentence(
-            suspects, broken, self._around.streak, attempts_max=attempts_max, worked_before=self._worked_before
+        meaning = classify_broken_run(
+            suspects, broken, self._runtime.streak, attempts_max=attempts_max, worked_before=self._worked_before
         )
-        failed = [suspicion(suspect, broken, meaning, attempts_max=attempts_max) for suspect in suspects]
+        failed = [classify_suspect(suspect, broken, meaning, attempts_max=attempts_max) for suspect in suspects]
         outcome = BatchOutcome(
             pipeline=self._settings.pipeline, attempt_id=work.attempt_id, processed=(), failed=failed
         )
         try:
-            with self._around.ledger_watch.asked():
-                self._hold.commit(work, outcome)
+            with self._runtime.ledger_watch.asked():
+                self._guard.commit(work, outcome)
         except ClaimLost:
             return self._lost(work)
         except TemporaryError:
             return dict.fromkeys(work.refs, self._fault_later())
         if isinstance(meaning, TransformError):
-            self._telling.given_back(work, str(meaning))
+            self._events.released(work, str(meaning))
             raise meaning
         cause = ReadFailure(failure=AttemptFailure.RETRY, reason=str(broken), raised=broken.raised)
         dead = {
@@ -435,63 +434,65 @@ class Attempts:
         return self._failed(work, failed, dead)
 
     def _worked_before(self) -> bool:
-        row = self._around.ledger.ensure_pipeline(self._settings.pipeline)
-        last = self._around.ledger.batch(self._settings.pipeline, row.next_seq - 1)
-        return last is not None and last.rows > 0
+        row = self._runtime.ledger.ensure_pipeline(self._settings.pipeline)
+        last = self._runtime.ledger.batch(self._settings.pipeline, row.next_seq - 1)
+        return last is not None and last.record.rows > 0
 
     def _infrastructure(self, work: ClaimedWork, fault: TemporaryError) -> dict[bytes, ObjectOutcome]:
         """Handle an infrastructure failure without counting an attempt. Too many in a row raise `FaultPersists`."""
-        self._hold.abandon(work, reason=str(fault), outcome="failed")
+        self._guard.abandon(work, reason=str(fault), outcome="failed")
         self.add_fault(fault)
         if isinstance(fault, PartAway):  # other runs still succeed, so faults in a row would be the wrong measure
-            tries = max(self._around.streak.refund(object_id) for object_id in work.refs)
-            return dict.fromkeys(work.refs, replace(self._later(tries), refund=True))
+            tries = max(self._runtime.streak.add_uncounted(object_id) for object_id in work.refs)
+            return dict.fromkeys(work.refs, replace(self._later(tries), uncounted=True))
         return dict.fromkeys(work.refs, self._fault_later())
 
     def _failed(
         self, work: ClaimedWork, failed: Sequence[FailedObject], causes: Mapping[bytes, ReadFailure] | None = None
     ) -> dict[bytes, ObjectOutcome]:
-        self._telling.failed(work, failed, causes)
+        self._events.failed(work, failed, causes)
         outcomes: dict[bytes, ObjectOutcome] = {}
         for failure in failed:
             claimed = work.claim.claimed[failure.object_id]
             cause = causes.get(failure.object_id) if causes else None
             tries = self._tries(failure, claimed.attempts, cause)
-            later = replace(self._later(tries), refund=failure.refund)
+            later = replace(self._later(tries), uncounted=failure.uncounted)
             if failure.missing:
-                jitter_seconds = self._around.random()
-                later = replace(later, delay_seconds=look_again_seconds(claimed) + jitter_seconds)
+                jitter_seconds = self._runtime.random()
+                later = replace(later, delay_seconds=recheck_seconds(claimed) + jitter_seconds)
             outcomes[failure.object_id] = failure_outcome(failure, claimed, later=later, cause=cause)
         return outcomes
 
     def _tries(self, failure: FailedObject, attempts: int, cause: ReadFailure | None) -> int:
         """Return the number of failed tries, for the backoff. If failures are not counted as attempts, use the faults
         in a row or the object's own uncounted failures, so that the delay grows even while other objects succeed."""
-        if not failure.refund:
+        if not failure.uncounted:
             return attempts
-        refunds = self._around.streak.refund(failure.object_id) if cause is not None and cause.refund else 0
-        return max(attempts, self._around.streak.faults, refunds)
+        uncounted = (
+            self._runtime.streak.add_uncounted(failure.object_id) if cause is not None and cause.uncounted else 0
+        )
+        return max(attempts, self._runtime.streak.faults, uncounted)
 
     def _lost(self, work: ClaimedWork) -> dict[bytes, ObjectOutcome]:
-        self._hold.lost(work)
-        return dict.fromkeys(work.refs, replace(self._later(1), refund=True))
+        self._guard.record_loss(work)
+        return dict.fromkeys(work.refs, replace(self._later(1), uncounted=True))
 
     def add_fault(self, fault: TemporaryError) -> None:
         """Record an infrastructure fault, which counts for no object as an attempt. Emit an event for the second fault
         in a row and whenever the count has doubled. Raise `FaultPersists` after too many."""
-        count = self._around.streak.add_fault(fault)
+        count = self._runtime.streak.add_fault(fault)
         if count >= 2 and count.bit_count() == 1:
-            self._telling.faults_repeated(count, fault)
+            self._events.faults_repeated(count, fault)
 
     def fault_seconds(self) -> float:
         """Return the delay before the next try after an infrastructure fault."""
-        watches = (self._around.ledger_watch, self._around.store_watch)
-        paused_seconds = max(watch.put_back_seconds() for watch in watches)
+        watches = (self._runtime.ledger_watch, self._runtime.store_watch)
+        paused_seconds = max(watch.release_delay_seconds() for watch in watches)
         # An outage has its own growing delay; the streak's delay is for faults that do not pause a queue.
-        return paused_seconds or self._later(max(1, self._around.streak.faults)).delay_seconds
+        return paused_seconds or self._later(max(1, self._runtime.streak.faults)).delay_seconds
 
     def _fault_later(self) -> ObjectLater:
-        return ObjectLater(delay_seconds=self.fault_seconds(), refund=True)
+        return ObjectLater(delay_seconds=self.fault_seconds(), uncounted=True)
 
     def _later(self, attempt: int) -> ObjectLater:
         return ObjectLater(
@@ -499,13 +500,13 @@ class Attempts:
                 attempt=attempt,
                 base_seconds=self._settings.backoff_base_seconds,
                 cap_seconds=self._settings.backoff_cap_seconds,
-                random=self._around.random,
+                random=self._runtime.random,
             )
         )
 
 
 def _nothing_but_refusals(result: RunResult) -> TemporaryError | None:
     """Return an error if no object was read and no failure was an object's own; see `pipeline.failures`."""
-    if result.processed or not result.failed or not all(failure.refund for failure in result.failed.values()):
+    if result.processed or not result.failed or not all(failure.uncounted for failure in result.failed.values()):
         return None
     return TemporaryError(next(iter(result.failed.values())).reason)

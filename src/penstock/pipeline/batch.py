@@ -14,34 +14,48 @@ from penstock.events import AttemptAbandoned
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer, ExecutionPlace, HeldClaim
 from penstock.messaging.settlement import DeadLetter, Release, Settlement
+from penstock.objects.notification import Notification
 from penstock.pipeline.attempt import AT_ONCE, Attempts, AttemptSettings, ClaimGuard, PipelineRuntime
-from penstock.pipeline.engine import RunGivenBack
+from penstock.pipeline.engine import RunReleased
 from penstock.pipeline.notifications import (
     NotificationDelivery,
     ObjectOutcome,
+    Parse,
     groups,
-    open_parcel,
-    parts,
-    settle_parcel,
+    open_delivery,
+    settle_delivery,
+    split_suspects,
 )
 from penstock.pipeline.reporting import BatchEvents
+
+PARSED_MAX = 10_000  # deliveries; the largest batch has fewer by default
+PARSED_BYTES_MAX = 8 * 1024  # of a body: a longer one names many objects, and keeping 10,000 of those takes gigabytes
 
 
 class BatchExecution:
     """A `penstock.messaging.handler.Execution` for one batch of notifications."""
 
-    def __init__(self, deliveries: Sequence[Delivery], settings: AttemptSettings, around: PipelineRuntime) -> None:
+    def __init__(
+        self,
+        deliveries: Sequence[Delivery],
+        settings: AttemptSettings,
+        runtime: PipelineRuntime,
+        *,
+        parse: Callable[[Delivery], Notification] | None = None,
+    ) -> None:
+        """``parse`` returns the notification of a delivery, if it may have been parsed before."""
         self._deliveries = deliveries
+        self._parse = parse or (lambda delivery: runtime.parse(delivery.message.body))
         self._settings = settings
-        self._around = around
-        telling = BatchEvents(settings.pipeline, around.bus, batches=settings.tells_batches)
-        self._telling = telling
-        self._hold = ClaimGuard(around.ledger, telling, lease_seconds=settings.lease_seconds)
-        self._attempts = Attempts(settings, around, hold=self._hold, telling=telling)
+        self._runtime = runtime
+        events = BatchEvents(settings.pipeline, runtime.bus, batches=settings.emits_batches)
+        self._events = events
+        self._guard = ClaimGuard(runtime.ledger, events, lease_seconds=settings.lease_seconds)
+        self._attempts = Attempts(settings, runtime, guard=self._guard, events=events)
         # Only the run thread writes the fields below. It replaces each value whole, so that other threads never see a
         # half-updated one. (`_invalid` is also written by the thread that calls `time_out`.)
         self._settled: Mapping[str, Settlement] = {}  # by receipt handle: messages that name no object to process
-        self._parcels: Sequence[NotificationDelivery] = ()
+        self._notifications: Sequence[NotificationDelivery] = ()
         self._outcomes: Mapping[bytes, ObjectOutcome] = {}  # by object id: objects that need no more work in this batch
         self._invalid: Set[str] = frozenset()  # by receipt handle: deliveries whose bad records were already reported
         self._thread_id: int | None = None
@@ -55,93 +69,100 @@ class BatchExecution:
             suspects = self._suspects()
         except TemporaryError as away:  # the ledger is unreachable: counts as a fault, so that a one-off job ends
             self._attempts.add_fault(away)
-            later = Release(delay_seconds=self._attempts.fault_seconds(), refund=True, reason=str(away))
-            return {**self._answer({}), **{parcel.delivery.receipt: later for parcel in self._parcels}}
+            later = Release(delay_seconds=self._attempts.fault_seconds(), uncounted=True, reason=str(away))
+            return {
+                **self._answer({}),
+                **{notification.delivery.receipt: later for notification in self._notifications},
+            }
         for group in groups(suspects, objects_max=self._settings.objects_max, attempts_max=self._settings.attempts_max):
             try:
                 self._outcomes = {**self._outcomes, **self._attempts.of_group(group)}
-            except RunGivenBack:
+            except RunReleased:
                 break  # the worker stops: start no further group
         with suppress(PenstockError):  # the publish job publishes too, and reports its errors
-            self._around.publish()
+            self._runtime.publish()
         return self._answer(self._outcomes)
 
     # -- other threads -------------------------------------------------------------------------------------------
 
     def claim(self) -> HeldClaim | None:
-        return self._hold.claim()
+        return self._guard.claim()
 
     def loses(self, claim: HeldClaim) -> bool:
-        return self._hold.loses(claim)
+        return self._guard.loses(claim)
 
     def drain(self) -> None:
-        """Do nothing: a run continues until `give_back`."""
+        """Do nothing: a run continues until `release`."""
 
     def left_seconds(self, timeout_seconds: float) -> float:
         """Return the whole timeout: here it is wall time. An object handler counts only the time in its function."""
         return timeout_seconds
 
     def time_out(self) -> Answer:
-        work = self._hold.stop()
+        work = self._guard.stop()
         outcomes = dict(self._outcomes)
         if work is not None:
             outcomes |= self._attempts.timed_out(work, where=self._where())
         return self._answer(outcomes)
 
-    def give_back(self) -> None:
-        work = self._hold.stop()
+    def release(self) -> None:
+        work = self._guard.stop()
         if work is not None:
-            self._hold.give_up(work, reason="given back at shutdown", outcome="given_back")
+            self._guard.release(work, reason="given back at shutdown", outcome="given_back")
         else:
-            self._hold.await_taken()  # the claim must be released before the messages are
+            self._guard.await_taken()  # the claim must be released before the messages are
 
     def interrupt(self) -> None:
-        work = self._hold.stop()
-        self._hold.stop_waiting()
+        work = self._guard.stop()
+        self._guard.stop_waiting()
         if work is not None:
-            self._around.engine.cancel(work.attempt_id)
+            self._runtime.engine.cancel(work.attempt_id)
 
     # -- helpers --------------------------------------------------------------------------------------------------
 
     def _answer(self, outcomes: Mapping[bytes, ObjectOutcome]) -> Answer:
         """Return the settlement of every delivery. Messages with unprocessed objects are released."""
-        unreached = {ref.object_id: AT_ONCE for parcel in self._parcels for ref in parcel.objects}
-        reached: Mapping[bytes, ObjectOutcome] = {**unreached, **outcomes}
-        answer: dict[str, Settlement] = {one.receipt: Release(refund=True) for one in self._deliveries}
+        unprocessed = {ref.object_id: AT_ONCE for notification in self._notifications for ref in notification.objects}
+        complete: Mapping[bytes, ObjectOutcome] = {**unprocessed, **outcomes}
+        answer: dict[str, Settlement] = {one.receipt: Release(uncounted=True) for one in self._deliveries}
         answer |= self._settled
         handler = self._settings.pipeline
-        answer |= {one.delivery.receipt: settle_parcel(one, reached, handler=handler) for one in self._parcels}
-        for one in self._parcels:
+        answer |= {one.delivery.receipt: settle_delivery(one, complete, handler=handler) for one in self._notifications}
+        for one in self._notifications:
             receipt = one.delivery.receipt
             if one.problems and isinstance(answer[receipt], DeadLetter) and receipt not in self._invalid:
                 self._invalid = {*self._invalid, receipt}
-                self._telling.invalid(one.delivery, "; ".join(one.problems))
+                self._events.invalid(one.delivery, "; ".join(one.problems))
         return answer
 
     def _open(self) -> None:
         settlements: dict[str, Settlement] = {}
-        parcels: list[NotificationDelivery] = []
+        notifications: list[NotificationDelivery] = []
         for delivery in self._deliveries:
-            opened = open_parcel(delivery, self._around.parse, handler=self._settings.pipeline)
+            opened = open_delivery(delivery, self._parse, handler=self._settings.pipeline)
             if isinstance(opened, NotificationDelivery):
-                parcels.append(opened)
+                notifications.append(opened)
             else:
                 settlements[delivery.receipt] = opened
                 if isinstance(opened, DeadLetter):
-                    self._telling.invalid(delivery, opened.reason)
-        self._settled, self._parcels = settlements, parcels
+                    self._events.invalid(delivery, opened.reason)
+        self._settled, self._notifications = settlements, notifications
 
     def _suspects(self) -> Sequence[NotificationDelivery]:
         """Split the deliveries into units for grouping: the objects of a delivery together, except suspects."""
-        ids = {ref.object_id for parcel in self._parcels for ref in parcel.objects}
+        ids = {ref.object_id for notification in self._notifications for ref in notification.objects}
         failures: Mapping[bytes, int] = {}
         if ids:
-            with self._around.ledger_watch.asked():
-                failures = self._around.ledger.unattributed_failures(self._settings.pipeline, ids)
+            with self._runtime.ledger_watch.asked():
+                failures = self._runtime.ledger.unattributed_failures(self._settings.pipeline, ids)
         singly = self._settings.objects_max == 1
-        found = [part for parcel in self._parcels for part in parts(parcel, failures, singly=singly)]
+        found = [
+            part
+            for notification in self._notifications
+            for part in split_suspects(notification, failures, singly=singly)
+        ]
         # Shuffle suspects: if only a few of them keep failing, the others must not always wait behind them.
-        return sorted(found, key=lambda part: self._around.random() if part.failures else 0.0)
+        return sorted(found, key=lambda part: self._runtime.random() if part.failures else 0.0)
 
     def _where(self) -> str:
         """Return the current stack of the run thread, without variables."""
@@ -149,12 +170,45 @@ class BatchExecution:
         return "" if frame is None else "".join(traceback.format_stack(frame))
 
 
+class ParsedNotifications:
+    """The notifications that were parsed for their weight, until their batch begins. Thread-safe.
+
+    Deliveries that are released before their batch begins are never taken, so the oldest are dropped beyond a limit.
+    """
+
+    def __init__(self, parse: Parse, *, kept_max: int = PARSED_MAX) -> None:
+        self._parse = parse
+        self._kept_max = kept_max
+        self._lock = threading.Lock()
+        self._kept: dict[str, tuple[bytes, Notification]] = {}  # guarded by _lock; body and result by receipt handle
+
+    def weigh(self, delivery: Delivery) -> int:
+        """Return the total bytes of the objects that the notification names. Raises `InvalidMessage`."""
+        body = delivery.message.body
+        notification = self._parse(body)
+        if len(body) <= PARSED_BYTES_MAX:
+            with self._lock:
+                self._kept[delivery.receipt] = body, notification
+                if len(self._kept) > self._kept_max:
+                    del self._kept[next(iter(self._kept))]
+        return sum(ref.size_bytes for ref in notification.objects)
+
+    def take(self, delivery: Delivery) -> Notification:
+        """Return the notification, parsed now unless `weigh` has parsed it. Raises `InvalidMessage`."""
+        with self._lock:
+            body, notification = self._kept.pop(delivery.receipt, (None, None))
+        if notification is None or body is not delivery.message.body:
+            return self._parse(delivery.message.body)
+        return notification
+
+
 class PipelineHandler:
     """A `penstock.messaging.handler.BatchHandler`."""
 
-    def __init__(self, settings: AttemptSettings, around: PipelineRuntime) -> None:
+    def __init__(self, settings: AttemptSettings, runtime: PipelineRuntime) -> None:
         self._settings = settings
-        self._around = around
+        self._runtime = runtime
+        self._parsed = ParsedNotifications(runtime.parse)
 
     @property
     def name(self) -> str:
@@ -171,21 +225,21 @@ class PipelineHandler:
     def weigh(self, delivery: Delivery) -> int:
         """Return the total bytes of the objects that the notification names, or 0 if it cannot be parsed."""
         try:
-            return sum(ref.size_bytes for ref in self._around.parse(delivery.message.body).objects)
+            return self._parsed.weigh(delivery)
         except InvalidMessage:
             return 0
 
     def begin(self, deliveries: Sequence[Delivery]) -> BatchExecution:
-        return BatchExecution(deliveries, self._settings, self._around)
+        return BatchExecution(deliveries, self._settings, self._runtime, parse=self._parsed.take)
 
     def jobs(self) -> Mapping[str, Callable[[], object]]:
-        around = self._around
-        jobs = {"claims": self.free_expired, **(around.publish_jobs or {"publish": around.publish})}
-        return jobs if around.check_engine is None else {**jobs, "engine": around.check_engine}
+        runtime = self._runtime
+        jobs = {"claims": self.free_expired, **(runtime.publish_jobs or {"publish": runtime.publish})}
+        return jobs if runtime.check_engine is None else {**jobs, "engine": runtime.check_engine}
 
     def free_expired(self) -> None:
         """Release the objects of attempts whose lease has expired."""
-        for attempt_id in self._around.ledger.abandon_expired(self._settings.pipeline):
-            self._around.bus.emit(
+        for attempt_id in self._runtime.ledger.abandon_expired(self._settings.pipeline):
+            self._runtime.bus.emit(
                 AttemptAbandoned(pipeline=self._settings.pipeline, attempt_id=attempt_id, reason="its lease ran out")
             )

@@ -1,7 +1,7 @@
 """Paths of an attempt's files, and the record of a batch that is written beside the table before the ledger's commit.
 
 The ledger alone decides which batches count. But if the ledger is restored from an old backup, the table may name files
-of batches that the ledger has forgotten. `penstock repair` reads from the records which objects those batches
+of batches that the ledger has forgotten. `penstock admin repair` reads from the records which objects those batches
 processed. Each batch has one small file, which only gc deletes, with the other files of an abandoned attempt.
 
 Attempt ids are ULIDs that Penstock creates, never names from outside, so they are safe in paths.
@@ -9,11 +9,12 @@ Attempt ids are ULIDs that Penstock creates, never names from outside, so they a
 
 import gzip
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from penstock.errors import TableError
+from penstock.ledger.records import BatchRecord
 from penstock.objects.reference import ObjectRef, decode_key
 from penstock.storage.files import Files
 
@@ -40,6 +41,7 @@ def attempt_of(path: str) -> str:
 
 _SUFFIX = ".json.gz"
 _VERSION = 1
+_FIRST = ("rows", "lines_quarantined", "bytes", "manifest", "quarantine_manifest")  # stored before the columns, always
 _COMPRESSION = 3  # of 9: higher levels take several times as long and save a tenth (measured)
 
 
@@ -53,28 +55,22 @@ class RecordedObject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRecord:
-    """A batch just before its commit. Manifests and columns are the strings that the ledger stores."""
+class RecordedBatch:
+    """A batch just before its commit."""
 
     pipeline: str
     attempt_id: str
     objects: Sequence[RecordedObject]
-    rows: int
-    lines_quarantined: int
-    bytes: int
-    manifest: str
-    quarantine_manifest: str
     columns: str  # the columns of its files, encoded as the ledger stores them
-    stage_seconds: Mapping[str, float] = field(default_factory=dict)
-    spark_ui_url: str | None = None
+    record: BatchRecord
 
 
-def save(table: Files, record: BatchRecord) -> None:
+def save(table: Files, batch: RecordedBatch) -> None:
     """Write the record below the table's root. It is durable on return."""
-    table.write(_path(record.attempt_id), _encoded(record))
+    table.write(_path(batch.attempt_id), _encoded(batch))
 
 
-def load(table: Files, attempt_id: str) -> BatchRecord | None:
+def load(table: Files, attempt_id: str) -> RecordedBatch | None:
     """Return the record of an attempt, or None if there is none. Raise `TableError` if it cannot be read."""
     try:
         return _decoded(table.read(_path(attempt_id)))
@@ -102,12 +98,15 @@ def _path(attempt_id: str) -> str:
     return f"{RECORDS_FOLDER}/{attempt_id}{_SUFFIX}"
 
 
-def _encoded(record: BatchRecord) -> bytes:
-    plain = {name: getattr(record, name) for name in record.__slots__ if name != "objects"}
+def _encoded(batch: RecordedBatch) -> bytes:
+    values = asdict(batch.record)
     document = {
         "version": _VERSION,
-        **plain,
-        "stage_seconds": dict(record.stage_seconds),
+        "pipeline": batch.pipeline,
+        "attempt_id": batch.attempt_id,
+        **{name: values.pop(name) for name in _FIRST},
+        "columns": batch.columns,
+        **values,
         "objects": [
             {
                 **{name: value for name, value in asdict(one.ref).items() if value is not None},
@@ -115,20 +114,25 @@ def _encoded(record: BatchRecord) -> bytes:
                 "rows": one.rows,
                 "lines_quarantined": one.lines_quarantined,
             }
-            for one in record.objects
+            for one in batch.objects
         ],
     }
     text = json.dumps(document, separators=(",", ":")).encode()
     return gzip.compress(text, _COMPRESSION, mtime=0)
 
 
-def _decoded(data: bytes) -> BatchRecord:
+def _decoded(data: bytes) -> RecordedBatch:
     document = json.loads(gzip.decompress(data))
     version = document.pop("version")
     if version != _VERSION:
         raise ValueError(f"it is of version {version}, which a newer Penstock writes")
-    objects = [_object(fields) for fields in document.pop("objects")]
-    return BatchRecord(objects=objects, **document)
+    return RecordedBatch(
+        pipeline=document.pop("pipeline"),
+        attempt_id=document.pop("attempt_id"),
+        objects=[_object(fields) for fields in document.pop("objects")],
+        columns=document.pop("columns"),
+        record=BatchRecord(**{name: document.pop(name) for name in _FIRST}, **document),
+    )
 
 
 def _object(fields: dict[str, object]) -> RecordedObject:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.errors import PenstockError
-from penstock.ledger.records import AttemptFailure, ClaimedObject, ObjectResult
+from penstock.ledger.records import AttemptFailure, BatchRecord, ClaimedObject, ObjectResult
 from penstock.messaging.failure import FailureDetails as Raised
 from penstock.objects.reference import ObjectRef
 
@@ -18,7 +18,7 @@ class RunCancelled(PenstockError):
     """The run was interrupted on purpose. Its result is not used."""
 
 
-class RunGivenBack(PenstockError):
+class RunReleased(PenstockError):
     """The run ended early because the worker stops. Its claim is still held and must be released."""
 
 
@@ -47,12 +47,12 @@ class RunRequest:
 class ReadFailure:
     """Why one object was not processed.
 
-    `AttemptFailure.GONE`, `SUPERSEDED` and `RETRY` if another try may help, `DEAD` if none can.
+    `AttemptFailure.DELETED`, `SUPERSEDED` and `RETRY` if another try may help, `DEAD` if none can.
     """
 
     failure: AttemptFailure
     reason: str
-    refund: bool = False  # RETRY only: the fault is probably not the object's, so do not count the attempt
+    uncounted: bool = False  # RETRY only: the fault is probably not the object's, so do not count the attempt
     delay_seconds: float | None = None  # RETRY only: None means the default backoff
     raised: Raised | None = None  # by the user's function
     exception: BaseException | None = None  # the same exception, for error hooks
@@ -68,15 +68,9 @@ class RunResult:
 
     processed: Sequence[ObjectResult]
     failed: Mapping[bytes, ReadFailure]  # by object id
-    rows: int
-    lines_quarantined: int
-    bytes: int  # size of the processed objects, as stored
-    manifest: str
-    quarantine_manifest: str
-    schema_id: int  # the table schema that the run was checked against
-    new_schema: str | None  # set if the run needs a changed schema
-    stage_seconds: Mapping[str, float] = field(default_factory=dict)
-    spark_ui_url: str | None = None  # page of this run in the Spark UI
+    record: BatchRecord = field(default_factory=BatchRecord)
+    schema_id: int = 0  # the table schema that the run was checked against
+    new_schema: str | None = None  # set if the run needs a changed schema
     works: bool = False  # True: a success proves that the user's code works, even without a row
     samples: Samples = field(default_factory=dict)
     reasons: Reasons = field(default_factory=dict)
@@ -93,7 +87,7 @@ class Engine(Protocol):
             TemporaryError: The infrastructure failed.
             UserError: No batch can ever succeed (e.g. an invalid transform, or a table with another schema).
             RunCancelled: `cancel` was called.
-            RunGivenBack: The run ended early because the worker stops.
+            RunReleased: The run ended early because the worker stops.
         """
         ...
 

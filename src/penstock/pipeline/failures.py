@@ -17,7 +17,9 @@ from penstock.pipeline.engine import RunBroken
 
 DISJOINT_FAILURES_MAX = 3  # before the first success
 DISJOINT_FAILURES_LATER_MAX = 20  # after it; e.g. an upstream changed its format
-REFUNDED_MAX = 10_000  # objects whose refund count is remembered
+UNCOUNTED_MAX = 10_000  # objects whose number of uncounted attempts is remembered
+
+OBJECTS_REMEMBERED_MAX = 1_000
 
 
 class FailureStreak:
@@ -29,8 +31,8 @@ class FailureStreak:
         self._lock = threading.Lock()  # every field below is written under it
         self._fingerprint: str | None = None
         self._batches: list[frozenset[bytes]] = []
-        self._reprieved: set[bytes] = set()
-        self._refunded: dict[bytes, int] = {}  # refunds by object id; the least recently refunded are dropped
+        self._granted: set[bytes] = set()
+        self._uncounted: dict[bytes, int] = {}  # uncounted attempts by object id; the least recent are dropped
         self.succeeded = False  # True once this process has committed a batch
         self.faults = 0
 
@@ -40,7 +42,7 @@ class FailureStreak:
             self.succeeded = True
             self._fingerprint = None
             self._batches.clear()
-            self._reprieved.clear()
+            self._granted.clear()
             self.faults = 0
 
     def add(self, broken: RunBroken, object_ids: frozenset[bytes]) -> TransformError | None:
@@ -60,23 +62,23 @@ class FailureStreak:
             broken,
         )
 
-    def reprieve(self, object_id: bytes) -> bool:
+    def grant_last_attempt(self, object_id: bytes) -> bool:
         """Grant an object one more attempt, once. Return True the first time.
 
         Called when an object failed alone in its last attempt and this process has had no success: others may succeed
         before the object is delivered again.
         """
         with self._lock:
-            known = object_id in self._reprieved
-            self._reprieved.add(object_id)
+            known = object_id in self._granted
+            self._granted.add(object_id)
         return not known
 
-    def refund(self, object_id: bytes) -> int:
+    def add_uncounted(self, object_id: bytes) -> int:
         """Record a failure that was not counted as an attempt. Return how many the object has had in this process."""
         with self._lock:
-            count = self._refunded[object_id] = self._refunded.pop(object_id, 0) + 1
-            if len(self._refunded) > REFUNDED_MAX:
-                del self._refunded[next(iter(self._refunded))]
+            count = self._uncounted[object_id] = self._uncounted.pop(object_id, 0) + 1
+            if len(self._uncounted) > UNCOUNTED_MAX:
+                del self._uncounted[next(iter(self._uncounted))]
         return count
 
     def add_fault(self, fault: TemporaryError) -> int:
@@ -92,15 +94,6 @@ class FailureStreak:
 def every_run_failed(broken: RunBroken) -> TransformError:
     """Return the error to stop with if nothing has ever succeeded and an object has failed alone repeatedly."""
     return _stopped("every run failed, down to those of one object alone", broken)
-
-
-def _stopped(why: str, broken: RunBroken) -> TransformError:
-    return TransformError(
-        f"{why[0].upper()}{why[1:]}: {broken}. Nothing is lost; mend the transform or the schema and run it again."
-    )
-
-
-OBJECTS_REMEMBERED_MAX = 1_000
 
 
 class Denials:
@@ -123,3 +116,9 @@ class Denials:
         if self._denied:
             with self._lock:
                 self._denied.clear()
+
+
+def _stopped(why: str, broken: RunBroken) -> TransformError:
+    return TransformError(
+        f"{why[0].upper()}{why[1:]}: {broken}. Nothing is lost; mend the transform or the schema and run it again."
+    )

@@ -1,9 +1,9 @@
 """Open deliveries of notifications, group their objects into runs, and turn the outcomes of objects into settlements.
 
-Pure functions, except that `sentence` records the failure in its `FailureStreak`. `verdict`, `sentence` and `suspicion`
-classify failures, of which there are two kinds. A failure that names its object counts only against that object. A
-failure that names none makes every object of the run a suspect; then no object is dead-lettered for a run that it
-shared, or for an error that may be in the user's code.
+Pure functions, except that `classify_broken_run` records the failure in its `FailureStreak`. There are two kinds of
+failures. A failure that names its object counts only against that object. A failure that names none makes every object
+of the run a suspect; then no object is dead-lettered for a run that it shared, or for an error that may be in the
+user's code.
 
 `groups` decides which suspects share a run: one culprit must not use up the attempts of the others. After k
 unattributed failures an object shares a run only with objects of the same k, and only
@@ -19,11 +19,11 @@ from penstock.errors import InvalidMessage, TransformError
 from penstock.ledger.records import (
     AttemptFailure,
     Candidate,
-    Carrier,
     ClaimedObject,
     EndedObject,
     FailedObject,
     ObjectState,
+    OriginalMessage,
 )
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.replay import replay_id_in
@@ -35,10 +35,12 @@ from penstock.pipeline.failures import FailureStreak, every_run_failed
 
 Parse = Callable[[bytes], Notification]
 
+GONE_AFTER_SECONDS = 5.0  # between two failed checks before a file counts as deleted: longer than a rename swap takes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotificationDelivery:
-    """A delivery with the objects that it names, or with some of them (see `parts`)."""
+    """A delivery with the objects that it names, or with some of them (see `split_suspects`)."""
 
     delivery: Delivery
     objects: Sequence[ObjectRef]
@@ -57,10 +59,10 @@ class ObjectDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectLater:
-    """The object is busy elsewhere, or is to be tried again. ``refund``: do not count the delivery as an attempt."""
+    """The object is busy elsewhere, or is to be tried again. ``uncounted``: do not count the delivery as an attempt."""
 
     delay_seconds: float
-    refund: bool = False
+    uncounted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +76,12 @@ class ObjectDead:
     lasting: bool = False  # rejected or unreadable: a retry cannot help
 
 
-ObjectOutcome = ObjectDone | ObjectLater | ObjectDead
-
-
-def open_parcel(delivery: Delivery, parse: Parse, *, handler: str) -> NotificationDelivery | Settlement:
+def open_delivery(
+    delivery: Delivery, parse: Callable[[Delivery], Notification], *, handler: str
+) -> NotificationDelivery | Settlement:
     """Parse the notification. Return a settlement if it names no object. ``handler`` names the pipeline or function."""
     try:
-        notification = parse(delivery.message.body)
+        notification = parse(delivery)
     except InvalidMessage as invalid:
         return DeadLetter(reason=str(invalid), poison=True, handler=handler)
     if not notification.objects and not notification.problems:
@@ -90,15 +91,20 @@ def open_parcel(delivery: Delivery, parse: Parse, *, handler: str) -> Notificati
     return NotificationDelivery(delivery=delivery, objects=notification.objects, problems=notification.problems)
 
 
-def settle_parcel(parcel: NotificationDelivery, outcomes: Mapping[bytes, ObjectOutcome], *, handler: str) -> Settlement:
+ObjectOutcome = ObjectDone | ObjectLater | ObjectDead
+
+
+def settle_delivery(
+    notification: NotificationDelivery, outcomes: Mapping[bytes, ObjectOutcome], *, handler: str
+) -> Settlement:
     """Return the settlement of a delivery, given the outcomes of all its objects. It is settled as a whole."""
     settlement = settle_by(
-        problems=parcel.problems,
-        outcomes=[outcomes[ref.object_id] for ref in parcel.objects],
-        message_id=parcel.delivery.message.id,
+        problems=notification.problems,
+        outcomes=[outcomes[ref.object_id] for ref in notification.objects],
+        message_id=notification.delivery.message.id,
         handler=handler,
     )
-    return Ack(objects=tuple(ref.uri for ref in parcel.objects)) if isinstance(settlement, Ack) else settlement
+    return Ack(objects=tuple(ref.uri for ref in notification.objects)) if isinstance(settlement, Ack) else settlement
 
 
 def settle_by(
@@ -112,22 +118,22 @@ def settle_by(
     later = [outcome for outcome in outcomes if isinstance(outcome, ObjectLater)]
     if later:
         delay_seconds = max(outcome.delay_seconds for outcome in later)
-        return Release(delay_seconds=delay_seconds, refund=all(outcome.refund for outcome in later))
+        return Release(delay_seconds=delay_seconds, uncounted=all(outcome.uncounted for outcome in later))
     dead = [o for o in outcomes if isinstance(o, ObjectDead) and o.carrier_message_id == message_id]
     if dead or problems:
-        told = next((o for o in dead if o.exception is not None), None)  # room for one exception only
+        raised_one = next((o for o in dead if o.exception is not None), None)  # room for one exception only
         return DeadLetter(
             reason="; ".join([*problems, *(o.reason for o in dead)]),
-            exception=told.exception if told else None,
-            traceback=told.traceback if told else None,
+            exception=raised_one.exception if raised_one else None,
+            traceback=raised_one.traceback if raised_one else None,
             poison=bool(problems) or all(o.lasting for o in dead),
             handler=handler,
         )
     return Ack()
 
 
-def parts(
-    parcel: NotificationDelivery, failures: Mapping[bytes, int], *, singly: bool = False
+def split_suspects(
+    notification: NotificationDelivery, failures: Mapping[bytes, int], *, singly: bool = False
 ) -> list[NotificationDelivery]:
     """Split a delivery into units that may share a run: all unsuspected objects together, each suspect alone.
 
@@ -136,82 +142,60 @@ def parts(
     With ``singly`` every object is a unit of its own.
     """
     if singly:
-        return [replace(parcel, objects=(ref,), failures=failures.get(ref.object_id, 0)) for ref in parcel.objects]
-    clear = tuple(ref for ref in parcel.objects if not failures.get(ref.object_id))
+        return [
+            replace(notification, objects=(ref,), failures=failures.get(ref.object_id, 0))
+            for ref in notification.objects
+        ]
+    clear = tuple(ref for ref in notification.objects if not failures.get(ref.object_id))
     suspects = [
-        replace(parcel, objects=(ref,), failures=failures[ref.object_id])
-        for ref in parcel.objects
+        replace(notification, objects=(ref,), failures=failures[ref.object_id])
+        for ref in notification.objects
         if failures.get(ref.object_id)
     ]
-    return [replace(parcel, objects=clear), *suspects] if clear else suspects
+    return [replace(notification, objects=clear), *suspects] if clear else suspects
 
 
-def candidates(parcels: Sequence[NotificationDelivery]) -> list[Candidate]:
+def candidates(notifications: Sequence[NotificationDelivery]) -> list[Candidate]:
     """Return the objects of a group, once for each message that names them. The ledger picks each object's message.
 
     It picks the first, or for a failed object the first message that may revive it.
     """
-    return [_candidate(ref, carrier_of(parcel.delivery)) for parcel in parcels for ref in parcel.objects]
+    return [
+        _candidate(ref, original_message_of(notification.delivery))
+        for notification in notifications
+        for ref in notification.objects
+    ]
 
 
-def carrier_of(delivery: Delivery) -> Carrier:
+def original_message_of(delivery: Delivery) -> OriginalMessage:
     """Return the part of the message that the ledger keeps, to recognise its redelivery if an object of it fails."""
-    return Carrier(
+    return OriginalMessage(
         message_id=delivery.message.id,
         enqueued_at=delivery.message.enqueued_at,
         replay_id=replay_id_in(delivery.message.attributes),
     )
 
 
-def _candidate(ref: ObjectRef, carrier: Carrier) -> Candidate:
-    return Candidate(
-        object_id=ref.object_id,
-        bucket=ref.bucket,
-        key=ref.key_bytes,
-        size_bytes=ref.size_bytes,
-        uri=ref.uri,
-        carrier=carrier,
-        version_id=ref.version_id,
-        etag=ref.etag,
-        sequencer=ref.sequencer,
-    )
-
-
-GONE_AFTER_SECONDS = 5.0  # between two failed checks before a file counts as deleted: longer than a rename swap takes
-
-
-def verdict(claimed: ClaimedObject, failure: ReadFailure, *, attempts_max: int) -> FailedObject:
+def classify_failure(claimed: ClaimedObject, failure: ReadFailure, *, attempts_max: int) -> FailedObject:
     """Classify an object that was not processed. RETRY becomes DEAD after the last attempt; for GONE see `_missing`."""
     found = failure.failure
-    if found is AttemptFailure.GONE:
+    if found is AttemptFailure.DELETED:
         return _missing(claimed, failure.reason)
-    if found is AttemptFailure.RETRY and claimed.attempts >= attempts_max and not failure.refund:
+    if found is AttemptFailure.RETRY and claimed.attempts >= attempts_max and not failure.uncounted:
         found = AttemptFailure.DEAD
-    refund = failure.refund and found is AttemptFailure.RETRY
+    uncounted = failure.uncounted and found is AttemptFailure.RETRY
     return FailedObject(
         object_id=claimed.object_id,
         failure=found,
         reason=failure.reason,
-        refund=refund,
+        uncounted=uncounted,
         traceback=failure.raised.traceback if failure.raised is not None else None,
     )
 
 
-def look_again_seconds(claimed: ClaimedObject) -> float:
+def recheck_seconds(claimed: ClaimedObject) -> float:
     """Return the delay before the next check of a missing object, so that it is long enough after the first."""
     return max(0.0, GONE_AFTER_SECONDS - (claimed.missing_seconds or 0.0))
-
-
-def _missing(claimed: ClaimedObject, reason: str) -> FailedObject:
-    """Classify an object that was not found: deleted only if a check long enough ago did not find it either."""
-    gone = claimed.missing_seconds is not None and claimed.missing_seconds >= GONE_AFTER_SECONDS
-    return FailedObject(
-        object_id=claimed.object_id,
-        failure=AttemptFailure.GONE if gone else AttemptFailure.RETRY,
-        reason=reason,
-        refund=not gone,
-        missing=True,
-    )
 
 
 def timed_out(
@@ -225,17 +209,17 @@ def timed_out(
     """
     if not first:
         return [
-            FailedObject(object_id=one.object_id, failure=AttemptFailure.RETRY, reason=reason, refund=True)
+            FailedObject(object_id=one.object_id, failure=AttemptFailure.RETRY, reason=reason, uncounted=True)
             for one in claimed
         ]
     if len(claimed) == 1:
         failure = ReadFailure(failure=AttemptFailure.RETRY, reason=reason)
-        return [verdict(claimed[0], failure, attempts_max=attempts_max)]
+        return [classify_failure(claimed[0], failure, attempts_max=attempts_max)]
     broken = RunBroken(reason, fingerprint="timed out")
-    return [suspicion(one, broken, AttemptFailure.RETRY, attempts_max=attempts_max) for one in claimed]
+    return [classify_suspect(one, broken, AttemptFailure.RETRY, attempts_max=attempts_max) for one in claimed]
 
 
-def sentence(
+def classify_broken_run(
     suspects: Sequence[ClaimedObject],
     broken: RunBroken,
     streak: FailureStreak,
@@ -255,12 +239,12 @@ def sentence(
         return AttemptFailure.RETRY
     if streak.succeeded:
         return AttemptFailure.DEAD
-    if streak.reprieve(suspects[0].object_id):
+    if streak.grant_last_attempt(suspects[0].object_id):
         return AttemptFailure.RETRY
     return AttemptFailure.DEAD if worked_before() else every_run_failed(broken)
 
 
-def suspicion(
+def classify_suspect(
     suspect: ClaimedObject, broken: RunBroken, meaning: TransformError | AttemptFailure, *, attempts_max: int
 ) -> FailedObject:
     """Classify one suspect of a broken run. Unless it is dead, it keeps its last attempt for a run of its own."""
@@ -269,7 +253,7 @@ def suspicion(
         object_id=suspect.object_id,
         failure=AttemptFailure.DEAD if dead else AttemptFailure.RETRY,
         reason=str(broken),
-        refund=isinstance(meaning, TransformError) or (not dead and suspect.attempts >= attempts_max),
+        uncounted=isinstance(meaning, TransformError) or (not dead and suspect.attempts >= attempts_max),
         unattributed=True,
         traceback=broken.raised.traceback if broken.raised is not None else None,
     )
@@ -288,19 +272,19 @@ def failure_outcome(
             raised = cause.raised if cause is not None else None
             return ObjectDead(
                 reason=failed.reason,
-                carrier_message_id=claimed.carrier.message_id,
+                carrier_message_id=claimed.original_message.message_id,
                 exception=raised.summary if raised is not None else None,
                 traceback=raised.traceback if raised is not None else None,
                 lasting=cause is not None and cause.failure is AttemptFailure.DEAD,
             )
-        case AttemptFailure.GONE | AttemptFailure.SUPERSEDED:
+        case AttemptFailure.DELETED | AttemptFailure.SUPERSEDED:
             return ObjectDone()
 
 
 def ended_outcome(ended: EndedObject) -> ObjectOutcome:
     """Return the outcome of an object that had already ended. A failed one dead-letters its original message only."""
-    if ended.state is ObjectState.DEAD and ended.carrier is not None:
-        return ObjectDead(reason=ended.reason or "dead", carrier_message_id=ended.carrier.message_id)
+    if ended.state is ObjectState.DEAD and ended.original_message is not None:
+        return ObjectDead(reason=ended.reason or "dead", carrier_message_id=ended.original_message.message_id)
     return ObjectDone()
 
 
@@ -314,9 +298,6 @@ class Suspect(Protocol):
     def failures(self) -> int: ...
 
 
-S = TypeVar("S", bound=Suspect)
-
-
 def group_objects_max(failures: int, *, objects_max: int, attempts_max: int) -> int:
     """Return how many objects with this number of unattributed failures may share a run; at least 1."""
     if failures <= 0:
@@ -324,6 +305,9 @@ def group_objects_max(failures: int, *, objects_max: int, attempts_max: int) -> 
     if failures >= attempts_max - 1:
         return 1
     return max(1, int(objects_max ** (1.0 - failures / (attempts_max - 1))))
+
+
+S = TypeVar("S", bound=Suspect)
 
 
 def groups(suspects: Sequence[S], *, objects_max: int, attempts_max: int) -> list[list[S]]:
@@ -343,3 +327,29 @@ def groups(suspects: Sequence[S], *, objects_max: int, attempts_max: int) -> lis
             objects_count += suspect.objects_count
         answer.append(group)
     return answer
+
+
+def _candidate(ref: ObjectRef, original_message: OriginalMessage) -> Candidate:
+    return Candidate(
+        object_id=ref.object_id,
+        bucket=ref.bucket,
+        key=ref.key_bytes,
+        size_bytes=ref.size_bytes,
+        uri=ref.uri,
+        original_message=original_message,
+        version_id=ref.version_id,
+        etag=ref.etag,
+        sequencer=ref.sequencer,
+    )
+
+
+def _missing(claimed: ClaimedObject, reason: str) -> FailedObject:
+    """Classify an object that was not found: deleted only if a check long enough ago did not find it either."""
+    is_deleted = claimed.missing_seconds is not None and claimed.missing_seconds >= GONE_AFTER_SECONDS
+    return FailedObject(
+        object_id=claimed.object_id,
+        failure=AttemptFailure.DELETED if is_deleted else AttemptFailure.RETRY,
+        reason=reason,
+        uncounted=not is_deleted,
+        missing=True,
+    )

@@ -46,33 +46,14 @@ class Published:
     """
 
     position: Position  # the table's position: the last visible batch that has files
-    looked_to: Position  # no batch after ``position`` up to this one has files for the sink
+    read_to: Position  # no batch after ``position`` up to this one has files for the sink
     table_version: int | None  # None: no table yet
     batches: int  # made visible by this call
 
     @property
     def visible_to(self) -> int:
         """The number of the last batch up to which the table shows everything."""
-        return max(self.position.seq, self.looked_to.seq)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PublishChunk:
-    """Batches that are published in one commit. The last of them has files."""
-
-    tip: BatchRow
-    batches: int
-    files: Sequence[DataFile]
-
-
-@dataclass(slots=True, kw_only=True)
-class _ReadPosition:
-    """Progress of one `publish` call. Used by one thread."""
-
-    position: Position = START
-    looked_to: Position = START
-    table_version: int | None = None
-    batches: int = 0
+        return max(self.position.seq, self.read_to.seq)
 
 
 def publish(
@@ -99,17 +80,17 @@ def publish(
         PublishHalted: Table and ledger contradict each other.
         TemporaryError: Other writers kept committing first.
     """
-    look = _ReadPosition()
+    progress = _ReadPosition()
     conflicts = 0
     began_at = clock.monotonic()
     while True:
         try:
-            chunk = _publish_some(ledger, sink, pipeline, manifest_of, schema_of, probe, look, after)
+            chunk = _publish_some(ledger, sink, pipeline, manifest_of, schema_of, probe, progress, after)
         except _RolledBack as rolled_back:
             # The ledger lost batches that this process saw committed. The table shows no files of them, otherwise
             # `check_tip` would halt. So the table's own position is right: start again from there.
             after = None
-            bus.emit(LedgerRolledBack(pipeline=pipeline, sink=sink.uri, lost_seq=rolled_back.lost.seq))
+            bus.emit(LedgerRolledBack(pipeline=pipeline, sink=sink.uri, missing_seq=rolled_back.lost.seq))
             continue
         except PublishConflict as conflict:
             conflicts += 1
@@ -117,17 +98,17 @@ def publish(
                 raise TemporaryError(
                     f"{sink.uri}: {conflicts} publishes in a row met a conflict ({conflict}); try again later"
                 ) from conflict
-            _wait(clock, conflicts)
+            wait_after_conflict(clock, conflicts)
             continue
         if chunk is None:
             return Published(
-                position=look.position,
-                looked_to=look.looked_to,
-                table_version=look.table_version,
-                batches=look.batches,
+                position=progress.position,
+                read_to=progress.read_to,
+                table_version=progress.table_version,
+                batches=progress.batches,
             )
         conflicts = 0
-        look.batches += chunk.batches
+        progress.batches += chunk.batches
         probe(step)
         published_at = clock.monotonic()
         bus.emit(
@@ -135,7 +116,7 @@ def publish(
                 pipeline=pipeline,
                 sink=sink.uri,
                 seq=chunk.tip.seq,
-                table_version=look.table_version or 0,
+                table_version=progress.table_version or 0,
                 seconds=published_at - began_at,
             )
         )
@@ -148,7 +129,7 @@ def rows_schema(batch: BatchRow, *, partition_by: Sequence[str] | None) -> pa.Sc
     Also called before the table is created: its partitioning must match that of the batches already written. Raises
     `TableError` if it does not.
     """
-    written = next((list(file.partition_values) for file in decode(batch.manifest)), None)
+    written = next((list(file.partition_values) for file in decode(batch.record.manifest)), None)
     if partition_by is not None and written is not None and written != list(partition_by):
         raise TableError(
             f"Batch {batch.seq} of {batch.pipeline} is committed, and partitioned by {', '.join(written) or 'nothing'} "
@@ -166,14 +147,38 @@ def check_tip(ledger: Ledger, table: LoadedTable | None, *, pipeline: str, where
     position = table.position
     if position.seq:
         tip = ledger.batch(pipeline, position.seq)
-        if tip is None or place_of(tip) != position:
+        if tip is None or position_of(tip) != position:
             raise PublishHalted(
                 f"The table {where} shows batch {position.seq}, and the ledger has "
                 f"{'no such batch' if tip is None else 'another batch of that number'}: the ledger was rolled back, or "
-                f"belongs to another table. Bring back the state that was used last (--state); if it is gone, "
-                f"`penstock repair` takes over what the table shows."
+                f"belongs to another table. Bring back the state that was used last (--data-dir); if it is gone, "
+                f"`penstock admin repair` takes over what the table shows."
             )
     return position
+
+
+def position_of(batch: BatchRow) -> Position:
+    """Return the batch as a `Position`."""
+    return Position(seq=batch.seq, attempt_token=attempt_token(batch.attempt_id))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PublishChunk:
+    """Batches that are published in one commit. The last of them has files."""
+
+    tip: BatchRow
+    batches: int
+    files: Sequence[DataFile]
+
+
+@dataclass(slots=True, kw_only=True)
+class _ReadPosition:
+    """Progress of one `publish` call. Used by one thread."""
+
+    position: Position = START
+    read_to: Position = START
+    table_version: int | None = None
+    batches: int = 0
 
 
 def _publish_some(
@@ -183,16 +188,16 @@ def _publish_some(
     manifest_of: ManifestOf,
     schema_of: SchemaOf,
     probe: Probe,
-    look: _ReadPosition,
+    progress: _ReadPosition,
     after: Published | None,
 ) -> _PublishChunk | None:
     """Make at most one commit to the table. Return None if nothing is left to publish."""
     table = sink.load()
     position = check_tip(ledger, table, pipeline=pipeline, where=sink.uri)
-    start = after.looked_to if after is not None and after.position == position else position
-    look.position, look.table_version = position, table.version if table is not None else None
+    start = after.read_to if after is not None and after.position == position else position
+    progress.position, progress.table_version = position, table.version if table is not None else None
     try:
-        chunk, look.looked_to = _next_chunk(ledger, pipeline, manifest_of, start)
+        chunk, progress.read_to = _next_chunk(ledger, pipeline, manifest_of, start)
     except _RolledBack as rolled_back:
         if rolled_back.lost != position:
             raise
@@ -201,7 +206,7 @@ def _publish_some(
         return None
     table = _with_schema(ledger, sink, pipeline, table, position, schema_of(chunk.tip))
     probe(Step.PUBLISHING)
-    look.table_version = table.append(Append(seq=chunk.tip.seq, attempt_id=chunk.tip.attempt_id, files=chunk.files))
+    progress.table_version = table.append(Append(seq=chunk.tip.seq, attempt_id=chunk.tip.attempt_id, files=chunk.files))
     return chunk
 
 
@@ -216,11 +221,6 @@ def _with_schema(
     if table is None or check_tip(ledger, table, pipeline=pipeline, where=sink.uri) != position:
         raise PublishConflict("the table moved while its columns were seen to")
     return table
-
-
-def place_of(batch: BatchRow) -> Position:
-    """Return the batch as a `Position`."""
-    return Position(seq=batch.seq, attempt_token=attempt_token(batch.attempt_id))
 
 
 class _RolledBack(Exception):
@@ -241,18 +241,18 @@ def _next_chunk(
     """
     files: list[DataFile] = []
     tip: BatchRow | None = None
-    looked_to = start
+    read_to = start
     for batch in _in_order(ledger, pipeline, start):
         named = decode(manifest_of(batch))
         if tip is not None and len(files) + len(named) > FILES_MAX:
             break
-        looked_to = place_of(batch)
+        read_to = position_of(batch)
         if named:
             files += named
             tip = batch
     if tip is None:
-        return None, looked_to
-    return _PublishChunk(tip=tip, batches=tip.seq - start.seq, files=files), looked_to
+        return None, read_to
+    return _PublishChunk(tip=tip, batches=tip.seq - start.seq, files=files), read_to
 
 
 def _in_order(ledger: Ledger, pipeline: str, start: Position) -> Iterator[BatchRow]:
@@ -277,15 +277,16 @@ def _in_order(ledger: Ledger, pipeline: str, start: Position) -> Iterator[BatchR
                     f"The ledger of {pipeline} has batch {batch.seq} and none of the number {last.seq + 1}: it is "
                     f"damaged; bring back the state from a backup before publishing on."
                 )
-            last = place_of(batch)
+            last = position_of(batch)
             yield batch
 
 
-def _is_at(batch: BatchRow, place: Position) -> bool:
-    return place_of(batch) == place
+def _is_at(batch: BatchRow, position: Position) -> bool:
+    return position_of(batch) == position
 
 
-def _wait(clock: Clock, conflicts: int) -> None:
+def wait_after_conflict(clock: Clock, conflicts: int) -> None:
+    """Wait before the next commit to a table, after this many conflicts in a row with other writers."""
     seconds = backoff_seconds(
         attempt=conflicts,
         base_seconds=CONFLICT_BASE_SECONDS,

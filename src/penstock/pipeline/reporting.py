@@ -1,6 +1,6 @@
 """Emit the events of a batch and its objects, each after the ledger has recorded the fact.
 
-Every started object gets one final event (finished, failed or given back), unless its worker dies. So a sudden death
+Every started object gets one final event (finished, failed or interrupted), unless its worker dies. So a sudden death
 shows in a log as a start without an end.
 """
 
@@ -20,7 +20,7 @@ from penstock.events import (
     ObjectCallRetrying,
     ObjectFailed,
     ObjectFinished,
-    ObjectGivenBack,
+    ObjectInterrupted,
     ObjectSkipped,
     ObjectStarted,
     ObjectTakenOver,
@@ -32,12 +32,12 @@ from penstock.messaging.failure import failure_of
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.engine import ReadFailure, RunBroken, RunResult
 
-CLAIM_LOST = "the claim was lost: its lease ran out, or somebody ended it"
+CLAIM_LOST = "the claim was lost: its lease expired, or another process ended it"
 
 _SKIPPED = {
     ObjectState.PROCESSED: "already_processed",
     ObjectState.DEAD: "already_dead",
-    ObjectState.GONE: "gone",
+    ObjectState.DELETED: "gone",
     ObjectState.SUPERSEDED: "superseded",
 }
 
@@ -109,8 +109,8 @@ class BatchEvents:
                 BatchWritten(
                     pipeline=self._pipeline,
                     attempt_id=work.attempt_id,
-                    rows=result.rows,
-                    lines_quarantined=result.lines_quarantined,
+                    rows=result.record.rows,
+                    lines_quarantined=result.record.lines_quarantined,
                     seconds=seconds,
                 )
             )
@@ -135,9 +135,9 @@ class BatchEvents:
                     attempt_id=work.attempt_id,
                     seq=seq,
                     objects=len(result.processed),
-                    rows=result.rows,
-                    lines_quarantined=result.lines_quarantined,
-                    bytes=result.bytes,
+                    rows=result.record.rows,
+                    lines_quarantined=result.record.lines_quarantined,
+                    bytes=result.record.bytes,
                     seconds=seconds,
                 )
             )
@@ -198,15 +198,17 @@ class BatchEvents:
             RunFailed(pipeline=self._pipeline, attempt_id=work.attempt_id, objects=len(work.refs), error=str(broken))
         )
 
-    def given_back(self, work: ClaimedWork, reason: str) -> None:
+    def released(self, work: ClaimedWork, reason: str) -> None:
         """Report an attempt that was released through no fault of its objects."""
         self.abandoned(work.attempt_id, reason)
         for ref in work.refs.values():
             self._bus.emit(
-                ObjectGivenBack(pipeline=self._pipeline, object_uri=ref.uri, attempt_id=work.attempt_id, reason=reason)
+                ObjectInterrupted(
+                    pipeline=self._pipeline, object_uri=ref.uri, attempt_id=work.attempt_id, reason=reason
+                )
             )
 
-    def lost(self, work: ClaimedWork) -> None:
+    def claim_lost(self, work: ClaimedWork) -> None:
         """Report an attempt that another process ended, or whose lease expired."""
         for ref in work.refs.values():
             self._bus.emit(

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+_EMPTY = frozenset({"", "[]"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
@@ -27,6 +29,11 @@ def encode(files: Iterable[DataFile]) -> str:
 def decode(manifest: str) -> tuple[DataFile, ...]:
     """Decode the ledger's text; an empty text is a batch without files."""
     return tuple(DataFile(**fields) for fields in json.loads(manifest)) if manifest else ()
+
+
+def is_empty(manifest: str) -> bool:
+    """Return True if the ledger's text names no file."""
+    return manifest in _EMPTY
 
 
 def attempt_token(attempt_id: str) -> int:

@@ -87,6 +87,66 @@ def list_files(
     return tuple(found)
 
 
+def check_partition_types(schema: pa.Schema, partition_by: Sequence[str]) -> None:
+    """Raise `TableError` for a partition column whose folder names readers would not parse back to the same values."""
+    for name in partition_by:
+        if name not in schema.names:
+            continue
+        kind = canonical(schema).field(name).type
+        if _is_unsafe_partition(kind):
+            raise TableError(
+                f"The column {name} is {type_name(kind)}, which cannot be partitioned by; make a date, whole number or "
+                f"string of it in the transform."
+            )
+
+
+def partition_values(folders: Sequence[str], partition_by: Sequence[str]) -> dict[str, str | None]:
+    """Return the values in Hive-style folder names: ``("day=2024-01-01",)``. Raises `RuntimeError` for others."""
+    pairs = [folder.partition("=") for folder in folders]
+    if [_unescaped(name) for name, _, _ in pairs] != list(partition_by):
+        raise RuntimeError(
+            f"a file lies in {'/'.join(folders) or 'no folder'}, not partitioned by {list(partition_by)}"
+        )
+    return {_unescaped(name): None if value == NULL_PARTITION else _unescaped(value) for name, _, value in pairs}
+
+
+def statistics(footer: pq.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
+    """Return Delta's ``minValues``, ``maxValues`` and ``nullCount`` of the columns that are not nested."""
+    least: dict[str, Any] = {}
+    greatest: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    nan_aware = str(footer.created_by).startswith(_NAN_AWARE_WRITER)
+    for column, field in _flat_columns(schema):
+        found = _column_range(footer, column)
+        if found is None:
+            continue
+        nulls[field.name] = found.nulls
+        if found.least is None or (types.is_floating(field.type) and not nan_aware):
+            continue
+        low, high = bounds(field.type, found.least, found.greatest)
+        if low is not None:
+            least[field.name] = low
+        if high is not None:
+            greatest[field.name] = high
+    return {"minValues": least, "maxValues": greatest, "nullCount": nulls}
+
+
+def bounds(type_: pa.DataType, least: Any, greatest: Any) -> tuple[Any, Any]:
+    """Convert Parquet's raw minimum and maximum to Delta's JSON; None if that is unsafe."""
+    if types.is_integer(type_):
+        return least, greatest
+    if types.is_floating(type_):
+        return (least, greatest) if math.isfinite(least) and math.isfinite(greatest) else (None, None)
+    if types.is_date32(type_):
+        return _date(least), _date(greatest)
+    if types.is_timestamp(type_) and type_.unit == "us":
+        zone = "Z" if type_.tz is not None else ""
+        return _timestamp(least // _US_PER_MS, zone), _timestamp(-(-greatest // _US_PER_MS), zone)
+    if types.is_string(type_):
+        return _text(least)[:STRING_CHARACTERS_MAX], _short(_text(greatest))
+    return None, None
+
+
 def _listed(files: Files, directory: str, written: Sequence[WrittenFile]) -> list[FileInfo]:
     """Return exactly these files. A listing may come from a cache, so missing files are also looked up by name."""
     there = {file.path: file for file in files.list(directory)}
@@ -121,19 +181,6 @@ def _counts(file: FileInfo, prefix: str) -> bool:
     return not hidden and not name.startswith(("_", ".")) and not name.endswith(".crc")
 
 
-def check_partition_types(schema: pa.Schema, partition_by: Sequence[str]) -> None:
-    """Raise `TableError` for a partition column whose folder names readers would not parse back to the same values."""
-    for name in partition_by:
-        if name not in schema.names:
-            continue
-        kind = canonical(schema).field(name).type
-        if _is_unsafe_partition(kind):
-            raise TableError(
-                f"The column {name} is {type_name(kind)}, which cannot be partitioned by; make a date, whole number or "
-                f"string of it in the transform."
-            )
-
-
 def _is_unsafe_partition(kind: pa.DataType) -> bool:
     """Return True for types that do not survive a folder name.
 
@@ -146,16 +193,6 @@ def _is_unsafe_partition(kind: pa.DataType) -> bool:
         or types.is_timestamp(kind)
         or types.is_decimal(kind)
     )
-
-
-def partition_values(folders: Sequence[str], partition_by: Sequence[str]) -> dict[str, str | None]:
-    """Return the values in Hive-style folder names: ``("day=2024-01-01",)``. Raises `RuntimeError` for others."""
-    pairs = [folder.partition("=") for folder in folders]
-    if [_unescaped(name) for name, _, _ in pairs] != list(partition_by):
-        raise RuntimeError(
-            f"a file lies in {'/'.join(folders) or 'no folder'}, not partitioned by {list(partition_by)}"
-        )
-    return {_unescaped(name): None if value == NULL_PARTITION else _unescaped(value) for name, _, value in pairs}
 
 
 def _unescaped(text: str) -> str:
@@ -190,27 +227,6 @@ def _check_columns(path: str, written: pa.Schema, expected: Mapping[str, pa.Data
     for field in written:
         if not same_type(field.type, expected[field.name]):
             raise RuntimeError(f"{path} has {field.name} as {field.type}, and not as {expected[field.name]}")
-
-
-def statistics(footer: pq.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
-    """Return Delta's ``minValues``, ``maxValues`` and ``nullCount`` of the columns that are not nested."""
-    least: dict[str, Any] = {}
-    greatest: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
-    nan_aware = str(footer.created_by).startswith(_NAN_AWARE_WRITER)
-    for column, field in _flat_columns(schema):
-        found = _column_range(footer, column)
-        if found is None:
-            continue
-        nulls[field.name] = found.nulls
-        if found.least is None or (types.is_floating(field.type) and not nan_aware):
-            continue
-        low, high = bounds(field.type, found.least, found.greatest)
-        if low is not None:
-            least[field.name] = low
-        if high is not None:
-            greatest[field.name] = high
-    return {"minValues": least, "maxValues": greatest, "nullCount": nulls}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,22 +272,6 @@ def _column_range(footer: pq.FileMetaData, column: int) -> _Range | None:
     if not known or not least:
         return _Range(least=None, greatest=None, nulls=nulls)
     return _Range(least=min(least), greatest=max(greatest), nulls=nulls)
-
-
-def bounds(type_: pa.DataType, least: Any, greatest: Any) -> tuple[Any, Any]:
-    """Convert Parquet's raw minimum and maximum to Delta's JSON; None if that is unsafe."""
-    if types.is_integer(type_):
-        return least, greatest
-    if types.is_floating(type_):
-        return (least, greatest) if math.isfinite(least) and math.isfinite(greatest) else (None, None)
-    if types.is_date32(type_):
-        return _date(least), _date(greatest)
-    if types.is_timestamp(type_) and type_.unit == "us":
-        zone = "Z" if type_.tz is not None else ""
-        return _timestamp(least // _US_PER_MS, zone), _timestamp(-(-greatest // _US_PER_MS), zone)
-    if types.is_string(type_):
-        return _text(least)[:STRING_CHARACTERS_MAX], _short(_text(greatest))
-    return None, None
 
 
 def _date(days: int) -> str | None:

@@ -106,6 +106,11 @@ def additions(existing: pa.Schema, wanted: pa.Schema, *, table: str) -> tuple[pa
     return tuple(added)
 
 
+def same_type(one: pa.DataType, other: pa.DataType) -> bool:
+    """Return True if both are the same table type, ignoring nullability. Raises `TableError` like `canonical`."""
+    return bool(_without_nullability(_canonical(one, "")) == _without_nullability(_canonical(other, "")))
+
+
 def _check_same(have: pa.Field, want: pa.Field, table: str) -> None:
     if _without_nullability(have.type) != _without_nullability(want.type):
         raise TableError(
@@ -127,11 +132,6 @@ def _check_nullable(existing: pa.Schema, table: str) -> None:
                 f"The column {field.name} of the table {table} may not be null, which Penstock cannot promise; drop "
                 f"its NOT NULL, or write to another table."
             )
-
-
-def same_type(one: pa.DataType, other: pa.DataType) -> bool:
-    """Return True if both are the same table type, ignoring nullability. Raises `TableError` like `canonical`."""
-    return bool(_without_nullability(_canonical(one, "")) == _without_nullability(_canonical(other, "")))
 
 
 def _without_nullability(type_: pa.DataType) -> pa.DataType:

@@ -3,9 +3,12 @@
 A sink stores the sequence number of the last published batch and a token of its attempt inside the table, in the same
 commit as the files. A commit is conditional on the snapshot that was checked. `ReadableTable` is the reader's view: the
 columns, and exactly the files of one snapshot.
+
+A table format implements `TableSink`, and `TableHistory` if it keeps earlier versions, which repair, compaction and
+vacuum need. Code above this package knows these protocols only; `penstock.sinks.registry` opens the sink of a table.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -61,7 +64,7 @@ class LoadedTable(Protocol):
 
 
 class Sink(Protocol):
-    """A table at an address. Stateless; any process may publish to it."""
+    """A table at an address, for publishing. Stateless; any process may publish to it."""
 
     @property
     def uri(self) -> str:
@@ -86,6 +89,31 @@ class TableFile:
     partition_values: Mapping[str, Any]  # typed; the file does not contain these columns
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedFile:
+    """A file as a snapshot's log names it."""
+
+    logged_path: str  # as in the log, with escapes
+    path: str  # relative to the table's root
+    size_bytes: int
+    rows: int
+    modified_at: float  # epoch seconds
+    partition_values: Mapping[str, str | None]  # as in the log
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableCommit:
+    """One version of a table, as its log describes it."""
+
+    version: int
+    committed_at: float | None  # epoch seconds by the committer's clock
+    position: Position | None  # of the pipeline, if the commit moved it
+    added: Sequence[DataFile]
+    removed: Sequence[str] = ()  # files removed together with their rows
+    merged: Sequence[str] = ()  # files removed whose rows are in the added files
+    operation: str = ""  # the committer's name for it, in capitals
+
+
 class ReadableTable(Protocol):
     """One snapshot of a table, for reading."""
 
@@ -106,4 +134,91 @@ class ReadableTable(Protocol):
 
     def files(self) -> Sequence[TableFile]:
         """Return the files, unordered."""
+        ...
+
+
+class TableSnapshot(LoadedTable, ReadableTable, Protocol):
+    """One snapshot of a table, for publishing, reading and checks."""
+
+    def rows(self) -> int | None:
+        """Return the number of rows in this snapshot; None if it is unknown."""
+        ...
+
+    def dataset(self) -> Any:
+        """Return the rows as a `pyarrow.dataset.Dataset`."""
+        ...
+
+
+class VersionedTable(TableSnapshot, Protocol):
+    """One snapshot of a table whose format keeps earlier versions."""
+
+    def logged_files(self) -> Sequence[LoggedFile]:
+        """Return the files below the root with all fields that a commit needs.
+
+        Raises `TableError` for partition columns of a type that Penstock does not partition by.
+        """
+        ...
+
+    def vacuum(self, *, retention_hours: int | None, dry_run: bool) -> Sequence[str]:
+        """Delete files that left the table before the retention period; return their paths.
+
+        The default is the table's own retention. Files that no version ever named are kept: a run may be writing them.
+        Raises `TableError` for a retention below the table's.
+        """
+        ...
+
+
+class TableHistory(Protocol):
+    """The versions of a table."""
+
+    def load(self) -> VersionedTable | None:
+        """Return the newest snapshot, like `Sink.load`."""
+        ...
+
+    def load_version(self, version: int) -> VersionedTable:
+        """Return the snapshot of a version. Raises `TableError` if the table no longer has it."""
+        ...
+
+    def versions(self) -> Sequence[int]:
+        """Return the versions whose commits are still known, newest first, up to the first gap."""
+        ...
+
+    def commit_at(self, version: int) -> TableCommit | None:
+        """Return the commit of a version; None if it is no longer known. Raises `TableError` for an unreadable one."""
+        ...
+
+    def commits(self) -> Iterator[TableCommit]:
+        """Yield commits newest first, each read on demand. Raises `TableError` for an unreadable one."""
+        ...
+
+    def replace_files(
+        self, *, version: int, removed: Sequence[LoggedFile], added: Sequence[DataFile], now: float, engine: str
+    ) -> int:
+        """Commit files with the same rows as the version after ``version``, and return its number.
+
+        ``engine`` must be unique to this commit. Raises `PublishConflict` if another writer committed that version, or
+        the outcome is unknown.
+        """
+        ...
+
+
+class TableSink(Sink, Protocol):
+    """A table at an address, for everything that Penstock does with tables. See `penstock.sinks.registry`."""
+
+    @property
+    def root(self) -> Files:
+        """The table's location."""
+        ...
+
+    @property
+    def history(self) -> TableHistory | None:
+        """The table's versions; None if the format keeps no earlier ones."""
+        ...
+
+    def check_location(self) -> None:
+        """Raise `TableError` if the location has no table and cannot hold one either."""
+        ...
+
+    def load(self) -> TableSnapshot | None:
+        """Return the newest snapshot, or None if there is no table. Raises `TableError` for unsupported features."""
         ...

@@ -26,7 +26,7 @@ class S3Address:
         """Return the prefix of all keys below the address; "" for the whole bucket."""
         return f"{self.prefix}/" if self.prefix else ""
 
-    def holds(self, bucket: str, key: str) -> bool:
+    def contains(self, bucket: str, key: str) -> bool:
         """Return True if the key is the address itself or below it.
 
         The comparison is literal: dots and slashes in keys mean nothing to S3.
@@ -63,7 +63,7 @@ def check_folder(what: str, address: str | PathLike[str]) -> str:
     text = fspath(address)
     if _is_strange(text):
         raise UsageError(
-            f"The {what} {text} is no folder of this host, where it has to be: write a path, with ./ before a folder "
+            f"The {what} {text} is not a folder on this host: write a path, with ./ before a folder "
             "that has such a name."
         )
     return text
@@ -73,7 +73,7 @@ def s3_address(text: str) -> S3Address:
     """Parse ``s3://bucket/prefix``. Raises `UsageError` if it names no bucket."""
     bucket, _, prefix = text.removeprefix(S3).partition("/")
     if not is_s3(text) or not bucket or any(character in bucket for character in "@:?#% "):
-        raise UsageError(f"{text!r} is no address in S3: write s3://BUCKET/PREFIX.")
+        raise UsageError(f"{text!r} is not an S3 address: write s3://BUCKET/PREFIX.")
     return S3Address(bucket=bucket, prefix=prefix.strip("/"))
 
 

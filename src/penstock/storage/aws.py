@@ -83,7 +83,7 @@ class Aws:
         try:
             found = self.session().get_credentials()
         except BotoCoreError as error:
-            raise ConfigurationError(f"No credentials for AWS can be had: {error}.") from error
+            raise ConfigurationError(f"AWS credentials cannot be loaded: {error}.") from error
         if found is None:
             raise ConfigurationError(NO_CREDENTIALS)
         return found
@@ -96,8 +96,8 @@ class Aws:
             return self.session().client(service, endpoint_url=self.endpoint_url, **options)
         except (BotoCoreError, ValueError) as error:
             raise ConfigurationError(
-                f"There is no client for AWS's {service}: {str(error).rstrip('.')}. Set aws_region (or AWS_REGION), "
-                "and look at aws_endpoint_url and aws_profile."
+                f"No client for AWS {service} can be created: {str(error).rstrip('.')}. Set aws.region (or "
+                "AWS_REGION), and check aws.endpoint_url and aws.profile."
             ) from error
 
 
@@ -106,7 +106,7 @@ def require_aws() -> None:
     missing = [package for package in ("boto3", "obstore") if find_spec(package) is None]
     if missing:
         raise ConfigurationError(
-            f"AWS is asked for, and the package {missing[0]} cannot be found here: run pip install 'penstock[aws]'."
+            f"AWS needs the package {missing[0]}, which is not installed: run pip install 'penstock[aws]'."
         )
 
 
@@ -119,7 +119,7 @@ def _session(aws: Aws) -> "Session":
     try:
         return boto3.session.Session(region_name=aws.region, profile_name=aws.profile)
     except BotoCoreError as error:
-        raise ConfigurationError(f"AWS's settings cannot be used: {error}.") from error
+        raise ConfigurationError(f"The AWS settings cannot be used: {error}.") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,5 +137,5 @@ def access(aws: Aws) -> CredentialSource:
 
 def clock_ahead_seconds(answer: Any, *, now: float) -> float | None:
     """Return AWS's clock minus ours by the date of a response, in whole seconds; None if it has no date."""
-    told = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
-    return None if told is None else parsedate_to_datetime(told).timestamp() - now
+    date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    return None if date is None else parsedate_to_datetime(date).timestamp() - now

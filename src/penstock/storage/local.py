@@ -159,7 +159,7 @@ class LocalFiles:
     def _refuse(self, error: OSError, path: str) -> NoReturn:
         where = error.filename or self.root / path
         if error.errno in _DENIED:
-            raise TableError(f"{where} cannot be used: {error.strerror}; mend its permissions.") from error
+            raise TableError(f"{where} cannot be used: {error.strerror}; correct its permissions.") from error
         raise TemporaryError(f"{where} cannot be used: {error.strerror or error}") from error
 
 

@@ -30,5 +30,5 @@ def _path(address: str) -> str:
         return address
     parts = urlsplit(address)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
-        raise UsageError(f"{address!r} is no place for files: write a path, file:///PATH or s3://BUCKET/PREFIX.")
+        raise UsageError(f"{address!r} is not a location for files: write a path, file:///PATH or s3://BUCKET/PREFIX.")
     return os.fsdecode(unquote_to_bytes(address.partition("://")[2].removeprefix("localhost")))

@@ -52,26 +52,26 @@ class S3Fault:
     text: str
 
 
-_ELSEWHERE = "the bucket is in another region: set aws_region"
+_ELSEWHERE = "the bucket is in another region: set aws.region"
 _BY_CODE = {
     "AccessDenied": (
         RefusalKind.DENIED,
-        "access is denied: look at permissions (403, also of a missing object where s3:ListBucket is not granted)",
+        "access is denied: check the permissions (403; without s3:ListBucket also for a missing object)",
     ),
-    "NoSuchBucket": (RefusalKind.NO_BUCKET, "there is no such bucket: make it, or mend its name"),
-    "NoSuchKey": (RefusalKind.MISSING, "there is no such object"),
+    "NoSuchBucket": (RefusalKind.NO_BUCKET, "the bucket does not exist: create it, or correct its name"),
+    "NoSuchKey": (RefusalKind.MISSING, "the object does not exist"),
     "NoSuchUpload": (
         RefusalKind.PASSING,
-        "somebody has ended the upload: a rule of the bucket's, or an earlier try of ours",
+        "the upload was ended by a lifecycle rule of the bucket or by an earlier attempt",
     ),
-    "NoSuchVersion": (RefusalKind.MISSING, "there is no such version"),
-    "MethodNotAllowed": (RefusalKind.MISSING, "it is deleted: that version is a delete marker"),
-    "PreconditionFailed": (RefusalKind.CHANGED, "it is there in another version"),
-    "ConditionalRequestConflict": (RefusalKind.PASSING, "somebody else writes it at this moment"),
-    "InvalidRange": (RefusalKind.RANGE, "it has no bytes there"),
-    "InvalidArgument": (RefusalKind.INVALID, "S3 finds no sense in the request (InvalidArgument)"),
-    "InvalidBucketName": (RefusalKind.INVALID, "no bucket can have that name"),
-    "KeyTooLongError": (RefusalKind.INVALID, "no object can have so long a name"),
+    "NoSuchVersion": (RefusalKind.MISSING, "the version does not exist"),
+    "MethodNotAllowed": (RefusalKind.MISSING, "it is deleted: the version is a delete marker"),
+    "PreconditionFailed": (RefusalKind.CHANGED, "it exists in another version"),
+    "ConditionalRequestConflict": (RefusalKind.PASSING, "another client is writing it now"),
+    "InvalidRange": (RefusalKind.RANGE, "it has no bytes in the requested range"),
+    "InvalidArgument": (RefusalKind.INVALID, "S3 rejects the request as invalid (InvalidArgument)"),
+    "InvalidBucketName": (RefusalKind.INVALID, "the name is not valid for a bucket"),
+    "KeyTooLongError": (RefusalKind.INVALID, "the key is too long"),
     "InvalidObjectState": (RefusalKind.ARCHIVED, "it is archived (Glacier): restore it first"),
     "PermanentRedirect": (RefusalKind.SETTINGS, _ELSEWHERE),
     "AuthorizationHeaderMalformed": (RefusalKind.SETTINGS, _ELSEWHERE),
@@ -81,18 +81,18 @@ _BY_CODE = {
     "SlowDown": (RefusalKind.PASSING, "too many requests: S3 asks to slow down (503 SlowDown)"),
     "InvalidAccessKeyId": (
         RefusalKind.DENIED,
-        "AWS does not know the access key (InvalidAccessKeyId): look at the credentials",
+        "AWS does not know the access key (InvalidAccessKeyId): check the credentials",
     ),
     "SignatureDoesNotMatch": (
         RefusalKind.DENIED,
-        "the secret key does not fit the access key (SignatureDoesNotMatch): look at the credentials",
+        "the secret key does not match the access key (SignatureDoesNotMatch): check the credentials",
     ),
 }
-_WHO_WE_ARE = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"})
+_IDENTITY_CODES = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"})
 _BY_STATUS = {
     301: _BY_CODE["PermanentRedirect"],
     307: (RefusalKind.PASSING, "the bucket is being moved"),
-    401: (RefusalKind.DENIED, "the credentials are refused (401): look at them"),
+    401: (RefusalKind.DENIED, "the credentials are refused (401): check them"),
     403: _BY_CODE["AccessDenied"],
     404: _BY_CODE["NoSuchKey"],
     405: _BY_CODE["MethodNotAllowed"],
@@ -104,18 +104,18 @@ _NO_REDIRECT = "incorrectly configured region"  # obstore's text for a redirect 
 _CONNECTION = (
     ("kind: Connect", "no connection to the server"),
     ("client error (Connect)", "no connection to the server"),  # delta-rs's text
-    ("kind: Timeout", "the server does not answer in time"),
+    ("kind: Timeout", "the server did not respond in time"),
     ("EndpointConnectionError", "no connection to the server"),
-    ("TimeoutError", "the server does not answer in time"),
+    ("TimeoutError", "the server did not respond in time"),
 )
 
 
 def fault_of(error: Exception) -> S3Fault:
     """Return the meaning of an error of obstore or boto3. Unknown errors count as passing."""
-    status, code, message = _said(error)
+    status, code, message = _parsed(error)
     if code.startswith("KMS.") or (code == "AccessDenied" and "kms:" in message):
         return S3Fault(
-            kind=RefusalKind.LOCKED, text=f"its encryption key cannot be used ({code}): look at KMS and its policy"
+            kind=RefusalKind.LOCKED, text=f"its encryption key cannot be used ({code}): check KMS and its policy"
         )
     if code in _BY_CODE:
         kind, text = _BY_CODE[code]
@@ -124,28 +124,28 @@ def fault_of(error: Exception) -> S3Fault:
         kind, text = _BY_STATUS[status]
         return S3Fault(kind=kind, text=text)
     if isinstance(error, FileNotFoundError):
-        return S3Fault(kind=RefusalKind.MISSING, text="there is no such object")
+        return S3Fault(kind=RefusalKind.MISSING, text="the object does not exist")
     if _NO_REDIRECT in message:
         return S3Fault(kind=RefusalKind.SETTINGS, text=_ELSEWHERE)
     if status or code:
         return S3Fault(
-            kind=RefusalKind.PASSING, text=f"S3 answers {' '.join(str(part) for part in (status, code) if part)}"
+            kind=RefusalKind.PASSING, text=f"S3 responded with {' '.join(str(part) for part in (status, code) if part)}"
         )
-    told = f"{type(error).__name__} {message}"
-    for sign, text in _CONNECTION:
-        if sign in told:
+    described = f"{type(error).__name__} {message}"
+    for words, text in _CONNECTION:
+        if words in described:
             return S3Fault(kind=RefusalKind.PASSING, text=text)
-    return S3Fault(kind=RefusalKind.PASSING, text=f"S3 cannot be asked: {_first_line(message)}")
+    return S3Fault(kind=RefusalKind.PASSING, text=f"S3 cannot be reached: {_first_line(message)}")
 
 
 def code_of(error: Exception) -> str:
     """Return S3's error code; "" if there is none."""
-    return _said(error)[1]
+    return _parsed(error)[1]
 
 
 def is_identity(error: Exception) -> bool:
     """Return True if S3 rejects the credentials themselves, for any request."""
-    return code_of(error) in _WHO_WE_ARE
+    return code_of(error) in _IDENTITY_CODES
 
 
 def is_of_s3(error: BaseException) -> TypeGuard[Exception]:
@@ -171,7 +171,7 @@ def refuse(address: str, error: Exception) -> NoReturn:
     raise TableError(text) from None
 
 
-def _said(error: Exception) -> tuple[int, str, str]:
+def _parsed(error: Exception) -> tuple[int, str, str]:
     """Return status (or 0), code (or "") and text."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore's ClientError
@@ -180,8 +180,8 @@ def _said(error: Exception) -> tuple[int, str, str]:
             status, code = status or int(code), ""
         return status, code, str(response.get("Error", {}).get("Message", ""))
     text = str(error)
-    status_said, code_said = _STATUS.search(text), _CODE.search(text)
-    return int(status_said[1]) if status_said else 0, code_said[1] if code_said else "", text
+    found_status, found_code = _STATUS.search(text), _CODE.search(text)
+    return int(found_status[1]) if found_status else 0, found_code[1] if found_code else "", text
 
 
 def _status_of(response: dict[str, dict[str, object]]) -> int:
@@ -207,7 +207,7 @@ _CREDENTIALS_TTL = timedelta(minutes=9)
 _CONNECTIONS = 32
 _SERVER_ERROR, _TOO_MANY_REQUESTS = 500, 429  # HTTP status codes of temporary errors
 _AWS_ENDPOINT = ".amazonaws.com"
-_REGION_OF_NOBODY = ("", "aws-global")
+_REGIONS_UNSET = ("", "aws-global")
 _REGION = "us-east-1"
 _USER_AGENT = "penstock"
 _TOKEN = "AWS_SESSION_TOKEN"
@@ -237,18 +237,18 @@ def bucket_client(bucket: str, aws: Aws) -> "S3Store":
     from obstore.store import S3Store
 
     aws.credentials()  # fails here with our own message, not at the first request
-    place = place_of(bucket, aws)
+    location = location_of(bucket, aws)
     return S3Store(
         bucket,
         config={
-            "aws_endpoint_url_s3": place.endpoint_url,  # both, so that neither is read from the environment
-            "endpoint": place.endpoint_url,
-            "region": place.region,
+            "aws_endpoint_url_s3": location.endpoint_url,  # both, so that neither is read from the environment
+            "endpoint": location.endpoint_url,
+            "region": location.region,
             "virtual_hosted_style_request": False,
             "request_payer": aws.requester_pays,
         },
         client_options={
-            "allow_http": place.is_plain,
+            "allow_http": location.is_plain,
             "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
             "read_timeout": timedelta(seconds=READ_SECONDS),
             "timeout": timedelta(seconds=REQUEST_SECONDS),
@@ -291,7 +291,7 @@ def _service_client(aws: Aws, read_seconds: float, tries_max: int) -> Any:
 
 
 @MadeOnce
-def place_of(bucket: str, aws: Aws) -> BucketLocation:
+def location_of(bucket: str, aws: Aws) -> BucketLocation:
     """Return the endpoint and region that boto3 finds in the settings, the environment and AWS's configuration files.
 
     For AWS itself, this asks S3 for the bucket's region, which may differ from that of the queues. Raises
@@ -304,7 +304,7 @@ def place_of(bucket: str, aws: Aws) -> BucketLocation:
     if _AWS_ENDPOINT in endpoint and (there := region_of(bucket, client)) not in (None, region):
         moved = aws.session().client("s3", region_name=there)
         endpoint, region = moved.meta.endpoint_url, moved.meta.region_name
-    return BucketLocation(endpoint_url=endpoint, region=_REGION if region in _REGION_OF_NOBODY else region)
+    return BucketLocation(endpoint_url=endpoint, region=_REGION if region in _REGIONS_UNSET else region)
 
 
 def region_of(bucket: str, client: Any) -> str | None:
@@ -320,8 +320,8 @@ def region_of(bucket: str, client: Any) -> str | None:
         answer = error.response
     except BotoCoreError as error:
         raise TemporaryError(f"s3://{bucket} cannot be used: {fault_of(error).text}.") from None
-    told: str | None = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
-    return told
+    text: str | None = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
+    return text
 
 
 def ping_bucket(bucket: str, aws: Aws) -> None:
@@ -352,14 +352,14 @@ def delta_options(aws: Aws, bucket: str) -> dict[str, str]:
 
     They contain secrets that expire: fetch them anew each time and do not store them.
     """
-    place = place_of(bucket, aws)
+    location = location_of(bucket, aws)
     frozen = aws.credentials().get_frozen_credentials()
     options = {
-        "aws_endpoint_url_s3": place.endpoint_url,
-        "aws_endpoint_url": place.endpoint_url,
-        "aws_region": place.region,
+        "aws_endpoint_url_s3": location.endpoint_url,
+        "aws_endpoint_url": location.endpoint_url,
+        "aws_region": location.region,
         "aws_virtual_hosted_style_request": "false",
-        "aws_allow_http": "true" if place.is_plain else "false",
+        "aws_allow_http": "true" if location.is_plain else "false",
         "aws_access_key_id": frozen.access_key,
         "aws_secret_access_key": frozen.secret_key,
         "aws_conditional_put": "etag",  # S3 itself rejects a second writer of the same version
@@ -386,4 +386,4 @@ def is_nameable(key: str) -> bool:
 def check_nameable(address: str, prefix: str) -> None:
     """Raise `UsageError` if files cannot be stored below the prefix."""
     if prefix and not is_nameable(prefix):
-        raise UsageError(f"{address} cannot hold files of ours: its parts must not be empty, '.' or '..'.")
+        raise UsageError(f"{address} cannot hold Penstock's files: its parts must not be empty, '.' or '..'.")

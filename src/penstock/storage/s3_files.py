@@ -117,7 +117,7 @@ class S3Output(io.RawIOBase):
         self._size_of = size_of
         self._explained = explained
         self._part_bytes = part_bytes
-        self._held = bytearray()
+        self._buffer = bytearray()
         self._upload_id: str | None = None  # set once there is more than one part
         self._senders: ThreadPoolExecutor | None = None
         self._sending: deque[Future[None]] = deque()
@@ -133,20 +133,20 @@ class S3Output(io.RawIOBase):
 
     def write(self, data: "ReadableBuffer", /) -> int:
         taken = memoryview(data).cast("B")
-        self._held += taken
+        self._buffer += taken
         self._written += len(taken)
-        while len(self._held) > self._part_bytes:
-            part = bytes(memoryview(self._held)[: self._part_bytes])
-            del self._held[: self._part_bytes]
+        while len(self._buffer) > self._part_bytes:
+            part = bytes(memoryview(self._buffer)[: self._part_bytes])
+            del self._buffer[: self._part_bytes]
             self._send(part)
         return len(taken)
 
     def complete(self) -> None:
         """Create the object."""
         if self._upload_id is None:
-            self._put(bytes(self._held))
+            self._put(bytes(self._buffer))
             return
-        self._send(bytes(self._held))
+        self._send(bytes(self._buffer))
         with self._explained():
             while self._sending:
                 self._sending.popleft().result()
@@ -191,7 +191,7 @@ class S3Output(io.RawIOBase):
             self._sending.clear()
 
 
-HELD_BYTES_MAX = 1 << 20  # files up to this size are read with a single request
+SINGLE_READ_BYTES_MAX = 1 << 20  # files up to this size are read with a single request
 _DELETED_AT_ONCE = 1_000  # S3's limit
 
 
@@ -229,7 +229,7 @@ class S3Files:
 
     def beside(self, name: str) -> "S3Files":
         if not self.address.prefix:
-            raise UsageError(f"Nothing lies beside a whole bucket: name a prefix in it, as in {self.uri}/clicks.")
+            raise UsageError(f"A whole bucket has no sibling: give a prefix in it, such as {self.uri}/clicks.")
         parent, slash, _ = self.address.prefix.rpartition("/")
         return self._at(f"{parent}{slash}{name}")
 
@@ -288,7 +288,7 @@ class S3Files:
                 return bytes(got.bytes())
 
         file: io.IOBase = S3Input(size_bytes, fetch)
-        if 0 < size_bytes <= HELD_BYTES_MAX:
+        if 0 < size_bytes <= SINGLE_READ_BYTES_MAX:
             file = io.BytesIO(fetch(0, size_bytes))
         with file:
             yield cast(BinaryIO, file)
@@ -366,7 +366,7 @@ class S3Files:
             if not is_of_s3(error):
                 raise
             if fault_of(error).kind is RefusalKind.MISSING:
-                raise FileNotFoundError(f"{self._address(path)} is not there") from None
+                raise FileNotFoundError(f"{self._address(path)} does not exist") from None
             refuse(self._address(path), error)
 
     def _refuse_deleting(self, failed: Mapping[str, str]) -> NoReturn:

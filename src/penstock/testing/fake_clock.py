@@ -57,5 +57,5 @@ class FakeClock:
         # Neither setting an event nor advancing the clock can interrupt this wait, so check both every 2 ms.
         while not event.wait(0.002) and self.monotonic() < until:
             if time.monotonic() > give_up:
-                raise AssertionError(f"nobody advanced the clock to {until} within {self._patience_seconds} s")
+                raise AssertionError(f"the clock was not advanced to {until} within {self._patience_seconds} s")
         return event.is_set()

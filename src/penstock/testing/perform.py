@@ -148,7 +148,7 @@ class _FreeClaim:
     def fail(self, reason: str) -> bool:  # noqa: ARG002 - as above
         return True
 
-    def give_back(self) -> bool:
+    def release(self) -> bool:
         return True
 
 

@@ -66,7 +66,7 @@ def _run(pipeline: Pipeline, files: Mapping[str, bytes | str], spark: "Session",
             sink=replace(declaration.sink, table=str(folder / "table")),
         )
     )
-    settings = Settings.model_construct(state=str(folder / "state"), retry_base_seconds=ATTEMPT_SECONDS)
+    settings = Settings.model_construct(data_dir=str(folder / "state"), objects_retry_base=ATTEMPT_SECONDS)
     with App(
         broker=f"sqlite:///{folder / 'queue.db'}", ledger=f"sqlite:///{folder / 'ledger.db'}", settings=settings
     ) as app:

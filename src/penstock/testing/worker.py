@@ -11,7 +11,7 @@ from typing import Any, Self
 from penstock.app.app import App, on_new_app
 from penstock.app.serving import serve, worker_settings
 from penstock.errors import PenstockError, Reject, UsageError
-from penstock.events import Event, MessageFailed, MessageGivenBack
+from penstock.events import Event, MessageFailed, MessageInterrupted
 from penstock.messaging.broker import DEAD_LETTER_SUFFIX
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.death import death_of
@@ -153,7 +153,7 @@ class _Watch:
     def __init__(self, worker: TestWorker) -> None:
         self.stop = StopSignal()
         self.fatal: BaseException | None = None  # this and the next field: written by the emitting thread
-        self.given_back: set[str] = set()  # handlers
+        self.interrupted: set[str] = set()  # handlers
         self.was_empty = False  # written by the thread that calls `empty`
         self._worker = worker
 
@@ -170,11 +170,11 @@ class _Watch:
 
     def at_work(self) -> str:
         """Return the names of the handlers that did not end, for an error message."""
-        return f"; at work were: {', '.join(sorted(self.given_back))}" if self.given_back else ""
+        return f"; at work were: {', '.join(sorted(self.interrupted))}" if self.interrupted else ""
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, MessageGivenBack):
-            self.given_back.add(event.handler)
+        if isinstance(event, MessageInterrupted):
+            self.interrupted.add(event.handler)
         if isinstance(event, MessageFailed) and event.final and self.fatal is None:
             self.fatal = None if isinstance(event.exception, Reject) else event.exception
 

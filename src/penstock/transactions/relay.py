@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
-from penstock.events import InboxForgotten, Listener, OutboxRefused, OutboxSent, RelayFailed
-from penstock.messaging.backoff import Random, backoff_seconds
+from penstock.events import InboxCleaned, Listener, OutboxRejected, OutboxSent, RelayFailed
+from penstock.messaging.backoff import Random, backoff_seconds, ceiling_seconds
 from penstock.messaging.broker import PARTIAL_CHUNK, Broker, TriesEach
 from penstock.messaging.clock import Clock
 from penstock.transactions.outbox import ID_BYTES
@@ -22,11 +22,11 @@ from penstock.transactions.store import ClaimedRow, TransactionStore
 
 FAILED_BASE_SECONDS, FAILED_CAP_SECONDS = 0.5, 30.0  # when broker or database are unavailable
 REFUSED_BASE_SECONDS, REFUSED_CAP_SECONDS = 10.0, 600.0  # for a row that the broker rejected
-QUEUE_REST_SECONDS = 3.0  # for a rejected queue; shorter than for a row, so its other rows are tried first
+QUEUE_PAUSE_SECONDS = 3.0  # for a rejected queue; shorter than for a row, so its other rows are tried first
 REFUSED_IN_A_ROW_MAX = 3  # after this many, the queue rather than a message counts as rejected
 LEASE_SHARE = 0.5  # of the claim; no send starts under the claim after that
 FORGET_EVERY_SECONDS = 3_600.0
-FORGET_CALLS_MAX = 40  # per run, before the relay sends again
+FORGET_PASSES_MAX = 40  # per run, before the relay sends again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +44,13 @@ class RelaySettings:
 class RelayResult:
     """Row counts of one poll, or of several added up."""
 
-    held: int = 0
+    claimed: int = 0
     sent: int = 0
     refused: int = 0
 
     def __add__(self, other: "RelayResult") -> "RelayResult":
         return RelayResult(
-            held=self.held + other.held, sent=self.sent + other.sent, refused=self.refused + other.refused
+            claimed=self.claimed + other.claimed, sent=self.sent + other.sent, refused=self.refused + other.refused
         )
 
 
@@ -65,18 +65,18 @@ class Relay:
         settings: RelaySettings,
         clock: Clock,
         random: Random,
-        tell: Listener,
+        emit: Listener,
     ) -> None:
         self._store = store
         self._broker = broker
         self._settings = settings
         self._clock = clock
         self._random = random
-        self._tell = tell
+        self._emit = emit
         self._woken = threading.Event()
         self._ended = False  # set once, by the thread that calls `end`
         self._failures = 0  # in a row; this and the next two fields: written by the thread that runs
-        self._resting: dict[str, float] = {}  # queues to skip until this monotonic time
+        self._paused: dict[str, float] = {}  # queues to skip until this monotonic time
         self._forget_at = clock.monotonic()
 
     def run(self) -> None:
@@ -104,7 +104,7 @@ class Relay:
         """Send all rows, including rejected ones. Raises `PenstockError` if broker or database are unavailable."""
         self._store.hasten()
         total = step = self.step(in_a_row_max=None)
-        while step.held and not self._ended:
+        while step.claimed and not self._ended:
             step = self.step(in_a_row_max=None)
             total += step
         return total
@@ -118,38 +118,40 @@ class Relay:
         self._forget()
         claim_id = secrets.token_bytes(ID_BYTES)
         claimed_at = self._clock.monotonic()
-        held = self._store.claim(
+        claimed = self._store.claim(
             claim_id,
             lease_seconds=self._settings.lease_seconds,
             rows_max=self._settings.rows_max,
             bytes_max=self._settings.bytes_max,
-            resting=self._still_resting(claimed_at),
+            paused=self._still_paused(claimed_at),
         )
-        if not held:
+        if not claimed:
             return RelayResult()
         until = claimed_at + self._settings.lease_seconds * LEASE_SHARE
-        shift = _ClaimedRows(self._store, self._broker(), claim_id, over=lambda: self._over(until), random=self._random)
+        claim = _ClaimedRows(
+            self._store, self._broker(), claim_id, is_over=lambda: self._is_over(until), random=self._random
+        )
         try:
-            for queue, rows in _by_queue(held).items():
-                shift.send(queue, rows, in_a_row_max=in_a_row_max)
+            for queue, rows in _by_queue(claimed).items():
+                claim.send(queue, rows, in_a_row_max=in_a_row_max)
         finally:
-            for event in shift.events:
-                self._tell(event)
-            self._resting |= dict.fromkeys(shift.refusing, self._clock.monotonic() + QUEUE_REST_SECONDS)
-            if shift.left(held):
+            for event in claim.events:
+                self._emit(event)
+            self._paused |= dict.fromkeys(claim.refusing, self._clock.monotonic() + QUEUE_PAUSE_SECONDS)
+            if claim.left(claimed):
                 self._store.release(claim_id)
-        return RelayResult(held=len(held), sent=shift.sent, refused=shift.refused)
+        return RelayResult(claimed=len(claimed), sent=claim.sent, refused=claim.refused)
 
-    def _still_resting(self, now: float) -> Collection[str]:
-        self._resting = {queue: until for queue, until in self._resting.items() if until > now}
-        return self._resting.keys()
+    def _still_paused(self, now: float) -> Collection[str]:
+        self._paused = {queue: until for queue, until in self._paused.items() if until > now}
+        return self._paused.keys()
 
-    def _over(self, until: float) -> bool:
+    def _is_over(self, until: float) -> bool:
         return self._ended or self._clock.monotonic() > until
 
     def _seconds_after(self, step: RelayResult) -> float:
         """Return 0 after a poll that found rows, otherwise the idle wait."""
-        return 0.0 if step.held else self._settings.every_seconds * (0.5 + self._random())
+        return 0.0 if step.claimed else self._settings.every_seconds * (0.5 + self._random())
 
     def _failed(self, error: Exception) -> float:
         self._failures += 1
@@ -159,7 +161,7 @@ class Relay:
             cap_seconds=FAILED_CAP_SECONDS,
             random=self._random,
         )
-        self._tell(RelayFailed(database=self._store.place, error=_told(error), delay_seconds=seconds))
+        self._emit(RelayFailed(database=self._store.address, error=_error_text(error), delay_seconds=seconds))
         return seconds
 
     def _forget(self) -> None:
@@ -168,17 +170,17 @@ class Relay:
         if older_than is None or self._clock.monotonic() < self._forget_at:
             return
         self._forget_at = self._clock.monotonic() + FORGET_EVERY_SECONDS * (0.5 + self._random())
-        count = forget(self._store, older_than, calls_max=FORGET_CALLS_MAX)
+        count = forget(self._store, older_than, passes_max=FORGET_PASSES_MAX)
         if count:
-            self._tell(InboxForgotten(database=self._store.place, count=count))
+            self._emit(InboxCleaned(database=self._store.address, count=count))
 
 
-def forget(store: TransactionStore, older_than_seconds: float, *, calls_max: int | None = None) -> int:
+def forget(store: TransactionStore, older_than_seconds: float, *, passes_max: int | None = None) -> int:
     """Delete expired rows of the inbox, in short transactions; return the number of messages."""
-    count = calls = 0
-    while calls_max is None or calls < calls_max:
+    count = passes = 0
+    while passes_max is None or passes < passes_max:
         forgotten = store.forget(older_than_seconds)
-        count, calls = count + forgotten.messages, calls + 1
+        count, passes = count + forgotten.messages, passes + 1
         if forgotten.is_all:
             break
     return count
@@ -188,22 +190,22 @@ class _ClaimedRows:
     """The rows of one claim while they are sent."""
 
     def __init__(
-        self, store: TransactionStore, broker: Broker, claim_id: bytes, *, over: Callable[[], bool], random: Random
+        self, store: TransactionStore, broker: Broker, claim_id: bytes, *, is_over: Callable[[], bool], random: Random
     ) -> None:
         self._store = store
         self._broker = broker
         self._claim_id = claim_id
-        self._over = over
+        self._is_over = is_over
         self._random = random
         self._settled: set[int] = set()  # rows that were deleted, or put aside with a reason
         self.sent = 0
         self.refused = 0
         self.refusing: set[str] = set()  # queues that seem to be rejected as a whole
-        self.events: list[OutboxSent | OutboxRefused] = []
+        self.events: list[OutboxSent | OutboxRejected] = []
 
-    def left(self, held: Sequence[ClaimedRow]) -> bool:
+    def left(self, claimed: Sequence[ClaimedRow]) -> bool:
         """Return True if the claim still holds any of these rows."""
-        return not self._settled.issuperset(row.id for row in held)
+        return not self._settled.issuperset(row.id for row in claimed)
 
     def send(self, queue: str, rows: Sequence[ClaimedRow], *, in_a_row_max: int | None) -> None:
         """Send the rows of one queue in order. Rows that the broker accepted are deleted before more are sent.
@@ -211,15 +213,15 @@ class _ClaimedRows:
         Raises the first temporary error of a row.
         """
         if isinstance(self._broker, TriesEach):
-            self._send_parts(self._broker, queue, rows, in_a_row_max)
+            self._send_chunks(self._broker, queue, rows, in_a_row_max)
         else:
             self._send_whole(queue, rows, in_a_row_max)
 
-    def _send_parts(self, broker: TriesEach, queue: str, rows: Sequence[ClaimedRow], in_a_row_max: int | None) -> None:
+    def _send_chunks(self, broker: TriesEach, queue: str, rows: Sequence[ClaimedRow], in_a_row_max: int | None) -> None:
         """Send to a broker that may accept only some messages of a call, and reports which."""
         in_a_row = 0
         for start in range(0, len(rows), PARTIAL_CHUNK):
-            if self._over() or queue in self.refusing:
+            if self._is_over() or queue in self.refusing:
                 return
             some = rows[start : start + PARTIAL_CHUNK]
             answers: Sequence[str | PenstockError]
@@ -243,7 +245,7 @@ class _ClaimedRows:
 
     def _send_whole(self, queue: str, rows: Sequence[ClaimedRow], in_a_row_max: int | None) -> None:
         """Send all rows in one call, accepted or rejected as a whole; if rejected, send them one by one."""
-        if self._over():
+        if self._is_over():
             return
         try:
             self._send(queue, rows)
@@ -256,7 +258,7 @@ class _ClaimedRows:
     def _send_each(self, queue: str, rows: Sequence[ClaimedRow], in_a_row_max: int | None) -> None:
         in_a_row = 0
         for row in rows:
-            if self._over():
+            if self._is_over():
                 return
             try:
                 self._send(queue, [row])
@@ -282,13 +284,16 @@ class _ClaimedRows:
         self.events.append(OutboxSent(queue=queue, message_ids=tuple(id for _, id in taken)))
 
     def _refuse(self, row: ClaimedRow, error: ConfigurationError) -> None:
-        seconds = min(REFUSED_CAP_SECONDS, REFUSED_BASE_SECONDS * 2.0 ** min(row.tries, 20)) * (0.5 + self._random())
-        reason = _told(error)
+        ceiling = ceiling_seconds(
+            attempt=row.tries + 1, base_seconds=REFUSED_BASE_SECONDS, cap_seconds=REFUSED_CAP_SECONDS
+        )
+        seconds = ceiling * (0.5 + self._random())
+        reason = _error_text(error)
         self._store.refuse(self._claim_id, row.id, reason=reason, wait_seconds=seconds)
         self._settled.add(row.id)
         self.refused += 1
         self.events.append(
-            OutboxRefused(
+            OutboxRejected(
                 queue=row.queue, outbox_id=row.outbox_id, tries=row.tries + 1, reason=reason, delay_seconds=seconds
             )
         )
@@ -300,5 +305,5 @@ def _by_queue(rows: Iterable[ClaimedRow]) -> Mapping[str, Sequence[ClaimedRow]]:
     return {queue: list(of_queue) for queue, of_queue in groupby(in_order, key=lambda row: row.queue)}
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"

@@ -84,11 +84,11 @@ def sync_session_of(session: object) -> Session | None:
     return found if isinstance(found, Session) else None
 
 
-def tell_commits(session: object, tell: Callable[[Session], None]) -> None:
+def call_after_commits(session: object, call: Callable[[Session], None]) -> None:
     """Call ``tell`` after each commit of this session from now on, never twice. A connection reports nothing."""
     found = sync_session_of(session)
-    if found is not None and not event.contains(found, "after_commit", tell):
-        event.listen(found, "after_commit", tell)
+    if found is not None and not event.contains(found, "after_commit", call):
+        event.listen(found, "after_commit", call)
 
 
 def _is(thing: object, *kinds: str) -> bool:

@@ -57,17 +57,17 @@ def takeable(rows: Iterable[DueRow], *, rows_max: int, bytes_max: int) -> Sequen
 
 def unbroken(wanted: Iterable[DueRow], got: Set[int]) -> Sequence[int]:
     """Return the ids of the locked rows, up to the first missing one of each stream."""
-    kept: list[int] = []
+    claimable: list[int] = []
     broken: set[bytes] = set()
     for row in wanted:
         if row.id not in got:
             broken.add(row.stream_id)
         elif row.stream_id not in broken:
-            kept.append(row.id)
-    return kept
+            claimable.append(row.id)
+    return claimable
 
 
-LOOK_ROWS = 1_000  # rows per poll, so that a relay finds free rows behind those that others hold
+POLL_ROWS = 1_000  # rows per poll, so that a relay finds free rows behind those that others hold
 FORGET_ROWS = 1_000  # deleted per transaction
 SQLITE = "sqlite"
 IN_MEMORY = ":memory:"
@@ -77,11 +77,11 @@ _due = outbox.c.due_at <= ServerNow()
 # SQLite locks the whole file, and only for writers. A transaction that has read before it writes may be refused without
 # a wait. So a transaction that reads first starts with an empty write.
 _LOCK_SQLITE = update(outbox).where(false()).values(tries=outbox.c.tries)
-_LOOK = (
+_POLL = (
     select(outbox.c.id, outbox.c.stream_id, outbox.c.body_bytes, _claimed.label("claimed"))
     .where(_due)
     .order_by(outbox.c.id)
-    .limit(LOOK_ROWS)
+    .limit(POLL_ROWS)
 )
 _FREE = {"claim_id": None, "claimed_until": 0.0}
 
@@ -128,7 +128,7 @@ class TransactionStore:
     def __init__(self, engine: Engine, *, owned: bool = False) -> None:
         """``owned``: no other code uses the engine, so that `close` may dispose of its connections."""
         self._owned = owned
-        self.place = masked(engine.url.render_as_string(hide_password=True))  # for errors
+        self.address = masked(engine.url.render_as_string(hide_password=True))  # for errors
         self._on_sqlite = engine.dialect.name == SQLITE
         # This level takes no gap locks, which would block users' inserts, and each query sees the latest rows.
         self._engine = engine if self._on_sqlite else engine.execution_options(isolation_level="READ COMMITTED")
@@ -152,32 +152,32 @@ class TransactionStore:
         lease_seconds: float,
         rows_max: int,
         bytes_max: int,
-        resting: Collection[str] = (),
+        paused: Collection[str] = (),
     ) -> Sequence[ClaimedRow]:
-        """Claim the oldest due and free rows and return them by id. Rows of ``resting`` queues are left out."""
-        others = _LOOK.where(outbox.c.queue_id.not_in([digest(queue) for queue in resting])) if resting else _LOOK
+        """Claim the oldest due and free rows and return them by id. Rows of ``paused`` queues are left out."""
+        others = _POLL.where(outbox.c.queue_id.not_in([digest(queue) for queue in paused])) if paused else _POLL
         with self._transaction() as connection:
             if self._on_sqlite:
                 connection.execute(_LOCK_SQLITE)
-            look = [DueRow(**row) for row in connection.execute(others).mappings()]
-            wanted = takeable(look, rows_max=rows_max, bytes_max=bytes_max)
+            due = [DueRow(**row) for row in connection.execute(others).mappings()]
+            wanted = takeable(due, rows_max=rows_max, bytes_max=bytes_max)
             if not wanted:
                 return ()
             free = and_(outbox.c.id.in_([row.id for row in wanted]), not_(_claimed))
             got = connection.execute(select(outbox.c.id).where(free).with_for_update(skip_locked=True)).scalars()
-            kept = unbroken(wanted, frozenset(got))
-            if not kept:
+            claimable = unbroken(wanted, frozenset(got))
+            if not claimable:
                 return ()
             still_free = and_(
-                outbox.c.id.in_(kept), not_(_claimed)
+                outbox.c.id.in_(claimable), not_(_claimed)
             )  # no row locks protect them if the engine autocommits
             connection.execute(
                 update(outbox).where(still_free).values(claim_id=claim_id, claimed_until=ServerNow() + lease_seconds)
             )
             left = (outbox.c.created_at + outbox.c.delay_seconds - ServerNow()).label("delay_left")
-            mine = select(outbox, left).where(_of(claim_id, kept)).order_by(outbox.c.id)
+            mine = select(outbox, left).where(_of(claim_id, claimable)).order_by(outbox.c.id)
             rows = connection.execute(mine).mappings()
-            return [_held(row) for row in rows]
+            return [_claimed_row(row) for row in rows]
 
     def delete(self, claim_id: bytes, ids: Sequence[int]) -> None:
         """Delete sent rows, except those that another relay has claimed by now."""
@@ -239,16 +239,16 @@ class TransactionStore:
             with explained(), self._use, self._connected() as connection, connection.begin():
                 yield connection
         except DBAPIError as error:
-            raise TemporaryError(f"the database {self.place} of the outbox failed: {error.orig}") from error
+            raise TemporaryError(f"the database {self.address} of the outbox failed: {error.orig}") from error
         except PoolTimeout as error:
-            raise TemporaryError(f"every connection to the database {self.place} is in use") from error
+            raise TemporaryError(f"every connection to the database {self.address} is in use") from error
 
     def _connected(self) -> Connection:
         try:
             return self._engine.connect()
         except TypeError as error:  # parameters of the address are passed to the driver as arguments
             raise ConfigurationError(
-                f"the driver does not take a parameter of the database's address {self.place}: {error}"
+                f"the driver does not take a parameter of the database's address {self.address}: {error}"
             ) from error
 
 
@@ -256,7 +256,7 @@ def _of(claim_id: bytes, ids: Sequence[int]) -> ColumnElement[bool]:
     return and_(outbox.c.id.in_(ids), outbox.c.claim_id == claim_id)
 
 
-def _held(row: RowMapping) -> ClaimedRow:
+def _claimed_row(row: RowMapping) -> ClaimedRow:
     outbox_id = bytes(row["outbox_id"]).hex()
     outgoing = Outgoing(
         body=bytes(row["body"]),

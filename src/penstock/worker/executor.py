@@ -1,30 +1,40 @@
-"""Run the batches of one consumer in its execution place, and end those that take too long.
+"""Run the batches of one consumer in its execution place: call, conclude, settle, free the slot.
 
-- `ExecutionTimeouts`: which executions exceeded the handler's timeout. Only the time of the user's code counts, so the
-  end of a timeout is known as a lower bound: it moves while the execution waits for the ledger. Each execution is
-  checked again when its bound is reached.
-- `Slots`: the slots shared by consumers on the thread pool and on the event loop
-- `Executor`: begins batches and turns each result into an outcome
+The chain of a message, in order, and the method that does each step:
+
+| step | method | thread |
+|---|---|---|
+| receive | `BrokerLoop._settle_and_receive` | I/O |
+| lease | `PrefetchBuffer.add`, which registers the leases | I/O |
+| begin | `Executor.begin`, in free slots only | I/O |
+| claim | `Call.open` (`penstock.handlers.call`) | the run's |
+| call | `Call.call_function` | the run's |
+| decide, record | `Call.record_completion`, `Call.record_failure` | the run's |
+| conclude | `Executor._conclude` maps each result to one outcome; the only place that does | the run's |
+| settle | `Executor._settle` submits the settlements; the I/O thread applies them in its next turn | the run's, I/O |
+
+`Executor._run` is the part of one run, from claim to settle.
 
 A slot stays taken until the run really ends, even if the outcome of its batch was decided earlier: the limits are hard.
 """
 
 import asyncio
-import heapq
 import threading
 from collections.abc import Callable, Sequence
 
 from penstock.errors import PublishHalted, TemporaryError, UserError
+from penstock.events import Bus, ExecutionFailed, SettlementMissing
+from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import ExecutionPlace
-from penstock.messaging.settlement import Release
+from penstock.messaging.handler import Answer, ExecutionPlace
+from penstock.messaging.settlement import UNCOUNTED, Release, Settlement
 from penstock.messaging.threads import begin_thread_or_do
-from penstock.worker.line import Line
+from penstock.worker.consumer import Consumer
 from penstock.worker.pools import LOOP_THREAD, ExecutionPools, start_thread
 from penstock.worker.running_batch import (
     BatchRuntime,
-    Outcomes,
+    ExecutionTimeouts,
     Result,
     RunFatal,
     RunningBatch,
@@ -36,68 +46,7 @@ from penstock.worker.running_batch import (
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
 
-
-class ExecutionTimeouts:
-    """The running executions of one consumer, ordered by their next timeout check. Call under the lock of `Slots`.
-
-    New executions all have the same timeout, so they stay in order of their begin. Only those that outlive their first
-    bound move to the heap.
-    """
-
-    def __init__(self, timeout_seconds: float | None, *, clock: Clock) -> None:
-        """If ``timeout_seconds`` is None, no execution is ever overdue."""
-        self._timeout_seconds = timeout_seconds
-        self._clock = clock
-        self._young: dict[RunningBatch, float] = {}
-        self._old: list[tuple[float, int, RunningBatch]] = []
-        self._pushed = 0  # tie-breaker for heap entries with equal times
-
-    def add(self, flights: Sequence[RunningBatch]) -> None:
-        """Watch executions that are about to begin."""
-        if self._timeout_seconds is not None:
-            self._young.update(dict.fromkeys(flights, self._clock.monotonic() + self._timeout_seconds))
-
-    def remove(self, flight: RunningBatch) -> None:
-        """Forget an execution that has returned."""
-        self._young.pop(flight, None)
-
-    def next_at(self) -> float | None:
-        """Return when the next execution must be checked (monotonic)."""
-        self._forget_ended()
-        young = next(iter(self._young.values()), None)
-        old = self._old[0][0] if self._old else None
-        return min((at for at in (young, old) if at is not None), default=None)
-
-    def overdue(self) -> Sequence[RunningBatch]:
-        """Remove and return the executions that exceeded their timeout."""
-        if self._timeout_seconds is None:
-            return ()
-        now, found = self._clock.monotonic(), []
-        for flight in self._due(now):
-            left_seconds = flight.execution.left_seconds(self._timeout_seconds)
-            if left_seconds <= 0:
-                found.append(flight)
-            else:
-                self._pushed += 1
-                heapq.heappush(self._old, (now + left_seconds, self._pushed, flight))
-        return found
-
-    def _due(self, now: float) -> Sequence[RunningBatch]:
-        due: list[RunningBatch] = []
-        while (at := self.next_at()) is not None and at <= now:
-            if self._old and self._old[0][0] == at:
-                due.append(heapq.heappop(self._old)[2])
-            else:
-                flight = next(iter(self._young))
-                del self._young[flight]
-                due.append(flight)
-        return due
-
-    def _forget_ended(self) -> None:
-        while self._young and (flight := next(iter(self._young))).ended:
-            del self._young[flight]
-        while self._old and self._old[0][2].ended:
-            heapq.heappop(self._old)
+CLAIM_LOST = "the claim was lost: another worker has it, or will take it"
 
 
 class Slots:
@@ -105,102 +54,102 @@ class Slots:
 
     def __init__(self, total: int) -> None:
         self.lock = threading.Lock()
+        self.total = total
         self.taken = 0  # under the lock
-        self._total = total
-
-    @property
-    def free(self) -> int:
-        """The number of executions that may still begin."""
-        return self._total - self.taken
 
 
 class Executor:
-    """The running batches of one consumer. Only the I/O thread begins them; any thread may end them."""
+    """The running batches of one consumer, and the outcome of each. Only the I/O thread begins batches.
+
+    Any thread may end a batch. Only the caller that ended it (`RunningBatch.end`) settles its deliveries. If it asks
+    the ledger first, it settles only if no stop has done so meanwhile (`RunningBatch.begin_settling`).
+    """
 
     def __init__(
         self,
         *,
-        line: Line,
-        places: ExecutionPools,
+        consumer: Consumer,
+        pools: ExecutionPools,
         slots: Slots,
-        endings: Outcomes,
         settler: Settler,
         settings: WorkerSettings,
         clock: Clock,
+        bus: Bus,
+        random: Random,
         freed: Callable[[], None],
         fail: Callable[[BaseException], None],
         halt: Callable[[BaseException], bool],
     ) -> None:
-        self._handler = line.handler
-        self._course = BatchRuntime(
-            handler=line.handler.name,
-            queue=line.queue,
+        """``freed`` is called for each free slot, ``halt`` with an error that only a person can fix.
+
+        ``fail`` is called with a defect, for example an exception of a listener, which must end the worker.
+        """
+        self._handler = consumer.handler
+        self._runtime = BatchRuntime(
+            handler=consumer.handler.name,
+            queue=consumer.queue,
             lock=slots.lock,
-            lost=self._lose,
-            thread=LOOP_THREAD if line.handler.place is ExecutionPlace.LOOP else "",
+            lost=self._lose_claim,
+            thread=LOOP_THREAD if consumer.handler.place is ExecutionPlace.LOOP else "",
         )
-        self._place = line.handler.place
-        self._shares_slots = line.shares_slots
-        self._timeouts = ExecutionTimeouts(line.handler.timeout_seconds, clock=clock)  # under the lock
-        self._flights_max = line.places(settings)
-        self._places = places
+        self._place = consumer.handler.place
+        self._shares_slots = consumer.shares_slots
+        self._running_max = consumer.executions_max(settings)
+        self._timeouts = ExecutionTimeouts(consumer.handler.timeout_seconds, clock=clock)  # under the lock
+        self._pools = pools
         self._slots = slots
-        self._endings = endings
         self._settler = settler
+        self._settings = settings
         self._clock = clock
+        self._bus = bus
+        self._random = random
         self._freed = freed
         self._fail = fail
         self._halt = halt
         self._lock = slots.lock
         self._running: dict[RunningBatch, None] = {}  # under the lock, oldest first; until the run ends
         self._stranded: list[RunningBatch] = []  # under the lock; the run has ended and the batch is not settled
-        self._draining = False  # under the lock
+        self._draining = False  # set under the lock, by `drain`
         self._begun = 0  # written by the I/O thread
-        self._answered: list[tuple[RunningBatch, RunReturned]] = []  # this and the next: loop thread only
-        self._landing: list[RunningBatch] = []
-
-    @property
-    def concluded(self) -> int:
-        """The number of batches with a decided outcome so far."""
-        return self._endings.concluded
-
-    @property
-    def gave_back(self) -> Sequence[Delivery]:
-        """The deliveries released by executions that ended themselves after the worker began to stop."""
-        return self._endings.gave_back
-
-    @property
-    def not_before(self) -> float:
-        """The earliest time at which the next batch may begin (monotonic)."""
-        return self._endings.not_before
+        self._returned: list[tuple[RunningBatch, Answer]] = []  # this and the next: loop thread only
+        self._ended_runs: list[RunningBatch] = []
+        # The number of batches with a decided outcome. Under the lock, as are the next two; written by the thread that
+        # ends a batch.
+        self.concluded = 0
+        self._failures_in_a_row = 0
+        # The earliest time of the next batch (monotonic): failures in a row delay a consumer of few, long runs.
+        self.not_before = 0.0
+        # Deliveries released by executions that ended themselves after the worker began to stop; appended to by the
+        # thread that ends a batch.
+        self.released: list[Delivery] = []
 
     @property
     def free(self) -> int:
         """The number of batches that may still begin."""
-        free = self._flights_max - len(self._running)
-        return min(free, self._slots.free) if self._shares_slots else free
+        free = self._running_max - len(self._running)
+        return min(free, self._slots.total - self._slots.taken) if self._shares_slots else free
 
     @property
     def busy(self) -> bool:
         """Return True if a batch is not settled yet, or a run is still going that was not ended from outside."""
         with self._lock:
-            pending = any(flight.ended and not flight.settled for flight in self._stranded)
-            return pending or any(not flight.parted for flight in self._running)
+            pending = any(batch.ended and not batch.settled for batch in self._stranded)
+            return pending or any(not batch.parted for batch in self._running)
 
     def unsettled(self) -> Sequence[RunningBatch]:
         """Return the batches without settlements: the outcome is open, or is being recorded in the ledger."""
         with self._lock:
-            return [flight for flight in (*self._running, *self._stranded) if not flight.settled]
+            return [batch for batch in (*self._running, *self._stranded) if not batch.settled]
 
     def unended(self) -> Sequence[RunningBatch]:
         """Return the batches whose outcome is still open."""
         with self._lock:
-            return [flight for flight in (*self._running, *self._stranded) if not flight.ended]
+            return [batch for batch in (*self._running, *self._stranded) if not batch.ended]
 
     def running(self) -> Sequence[str]:
         """Return the names of the working threads, including those whose batch was ended from outside."""
         with self._lock:
-            return list(dict.fromkeys(flight.thread or flight.name for flight in self._running))
+            return list(dict.fromkeys(batch.thread or batch.name for batch in self._running))
 
     def next_deadline(self) -> float | None:
         """Return the earliest time at which a batch may exceed its timeout (monotonic)."""
@@ -213,156 +162,262 @@ class Executor:
         A `UserError` or `PublishHalted` of the handler halts the consumer, and is raised if that ends the worker. Any
         other exception counts as a failed run.
         """
-        flights: list[RunningBatch] = []
+        begun: list[RunningBatch] = []
         try:
             for number, deliveries in enumerate(batches):
                 try:
-                    flights.append(self._flight(deliveries))
+                    execution = self._handler.begin(deliveries)
                 except (UserError, PublishHalted) as error:
                     unstarted = [delivery for rest in batches[number:] for delivery in rest]
-                    self._settler.submit((delivery, Release(refund=True)) for delivery in unstarted)
+                    self._settler.submit((delivery, UNCOUNTED) for delivery in unstarted)
                     if not self._halt(error):
                         raise
                     break
                 except Exception as error:
-                    self._endings.put_off(deliveries, f"{type(error).__name__}: {error}")
+                    self._release_failed(deliveries, f"{type(error).__name__}: {error}")
+                else:
+                    self._begun += 1
+                    begun.append(RunningBatch(self._runtime, execution, deliveries, self._begun))
         finally:
-            self._start(flights)
+            if begun:
+                self._start(begun)
 
     def end_overdue(self) -> None:
         """End the executions that exceeded the handler's timeout. Called by the I/O thread only."""
         with self._lock:
             overdue = self._timeouts.overdue()
-        for flight in overdue:
-            if flight.end(settles=False):
+        for batch in overdue:
+            if batch.end(settles=False):
                 # Recording a timeout and interrupting a run may block, and this thread settles for all queues.
-                begin_thread_or_do(self._time_out, flight, name="penstock-timeout")
+                begin_thread_or_do(self._time_out, batch, name="penstock-timeout")
 
     def drain(self) -> None:
         """Notify every open execution once that the worker has begun to stop, also those begun later."""
         with self._lock:
             self._draining = True
-            self._endings.draining = True
-            flights = [flight for flight in self._running if not flight.ended]
-        for flight in flights:
-            self._endings.drain(flight)
+            open_batches = [batch for batch in self._running if not batch.ended]
+        for batch in open_batches:
+            self._notify_of_drain(batch)
 
-    def _flight(self, deliveries: Sequence[Delivery]) -> RunningBatch:
-        execution = self._handler.begin(deliveries)
-        self._begun += 1
-        return RunningBatch(self._course, execution, deliveries, self._begun)
+    # -- the chain, in the execution's own thread or on the loop ----------------------------------------------------
 
-    def _start(self, flights: Sequence[RunningBatch]) -> None:
-        if not flights:
-            return
+    def _start(self, batches: Sequence[RunningBatch]) -> None:
         with self._lock:
-            self._running.update(dict.fromkeys(flights))
-            self._timeouts.add(flights)
+            self._running.update(dict.fromkeys(batches))
+            self._timeouts.add(batches)
             if self._shares_slots:
-                self._slots.taken += len(flights)
+                self._slots.taken += len(batches)
             draining = self._draining
-        left = list(flights)  # not started yet
+        left = list(batches)  # not started yet
         try:
             match self._place:
                 case ExecutionPlace.POOL:
-                    self._places.pool.start(self._fly, flights)
+                    self._pools.pool.start(self._run, batches)
                 case ExecutionPlace.LOOP:
-                    self._places.loop.start(self._fly_async, flights)
+                    self._pools.loop.start(self._run_on_loop, batches)
                 case ExecutionPlace.THREAD:
                     while left:
-                        start_thread(left[0].name, self._fly, left[0])
+                        start_thread(left[0].name, self._run, left[0])
                         del left[0]
-        except TemporaryError as error:  # no thread could be started
-            for flight in left:
-                if flight.end():
-                    self._endings.put_back_unbegun(flight, str(error))
-            self._land(left)
+        except TemporaryError as error:  # no thread could be started: nothing is wrong with the messages
+            for batch in left:
+                if batch.end():
+                    self._release_failed(batch.deliveries, str(error), uncounted=True)
+            self._free(left)
         if draining:
-            for flight in flights:
-                self._endings.drain(flight)
+            for batch in batches:
+                self._notify_of_drain(batch)
 
-    def _fly(self, flight: RunningBatch) -> None:
-        flight.thread = threading.current_thread().name
+    def _run(self, batch: RunningBatch) -> None:
+        """Take a batch through the rest of its chain: claim, call, decide and record; conclude and settle; free."""
+        batch.thread = threading.current_thread().name
         try:
-            self._conclude(flight, result_of(flight.execution))
-        except BaseException as defect:  # for example a listener that raises: it must end the worker
+            result = result_of(batch.execution)  # claims, calls, decides and records
+            self._conclude(batch, result)  # settles
+        except BaseException as defect:
             self._fail(defect)
         finally:
-            self._land([flight])
+            self._free([batch])
 
-    async def _fly_async(self, flight: RunningBatch) -> None:
-        result = await awaited_result_of(flight.execution)
+    async def _run_on_loop(self, batch: RunningBatch) -> None:
+        """Do the same on the event loop, where the runs that end in one iteration are settled together."""
+        result = await awaited_result_of(batch.execution)
         try:
             if isinstance(result, RunReturned):
-                if flight.end():
-                    self._answered.append((flight, result))
-            elif isinstance(result, RunRaised) and not flight.ended:
-                # `Outcomes.failed` frees the claim, which may block.
-                await self._places.aside.run(self._conclude, flight, result, urgent=True)
+                if batch.end():
+                    self._returned.append((batch, result.settlements))
+            elif isinstance(result, RunRaised) and not batch.ended:
+                # Freeing the claim of a failed run may block.
+                await self._pools.aside.run(self._conclude, batch, result, urgent=True)
             else:
-                self._conclude(flight, result)
+                self._conclude(batch, result)
         except asyncio.CancelledError:
             pass  # the loop is closing, and the outcome of this batch is decided
         except BaseException as defect:
             self._fail(defect)
         finally:
-            self._landing.append(flight)
-            if len(self._landing) == 1:
-                asyncio.get_running_loop().call_soon(self._land_together)
+            self._ended_runs.append(batch)
+            if len(self._ended_runs) == 1:
+                asyncio.get_running_loop().call_soon(self._settle_together)
 
-    def _land_together(self) -> None:
-        """Process all runs that ended in one iteration of the loop together: many short runs end at once."""
-        answered, self._answered = self._answered, []
-        landing, self._landing = self._landing, []
+    def _settle_together(self) -> None:
+        """Settle all runs that returned in one iteration of the loop together: many short runs end at once."""
+        returned, self._returned = self._returned, []
+        ended, self._ended_runs = self._ended_runs, []
         try:
-            if answered:
-                self._endings.answered([(flight, result.settlements) for flight, result in answered])
+            if returned:
+                self._settle(returned)
         except BaseException as defect:
             self._fail(defect)
         finally:
-            self._land(landing)
+            self._free(ended)
 
-    def _land(self, flights: Sequence[RunningBatch]) -> None:
+    def _conclude(self, batch: RunningBatch, result: Result) -> None:
+        """Turn a result into an outcome; the only place that does."""
+        match result:
+            case RunReturned(settlements=settlements):
+                if batch.end():
+                    self._settle([(batch, settlements)])
+            case RunFatal(error=fatal):
+                # If the error ends the worker, the batch stays open: the stop releases it with all others.
+                if self._halt(fatal) and batch.end(settles=False):
+                    self._release_halted(batch, fatal)
+            case RunRaised(error=error):
+                if batch.end(settles=False):
+                    self._release_raised(batch, error)
+
+    def _settle(self, returned: Sequence[tuple[RunningBatch, Answer]], *, failed: bool = False) -> None:
+        """Submit the settlements that these batches returned."""
+        settlements: list[tuple[Delivery, Settlement]] = []
+        for batch, answer in returned:
+            for delivery in batch.deliveries:
+                settlement = answer.get(delivery.receipt)
+                if settlement is None:
+                    self._bus.emit(SettlementMissing(queue=delivery.queue, message_id=delivery.message.id))
+                    settlement = self._delayed(delivery)
+                if self._draining and settlement == UNCOUNTED:  # the execution ended itself because the worker stops
+                    self.released.append(delivery)
+                settlements.append((delivery, settlement))
+        self._settler.submit(settlements)
+        self._count(failed=failed, batches=len(returned))
+
+    def _free(self, batches: Sequence[RunningBatch]) -> None:
         """Remove runs that have ended, and free their slots."""
         with self._lock:
-            for flight in flights:
-                del self._running[flight]
-                self._timeouts.remove(flight)
-                if not flight.settled:
-                    self._stranded = [*(one for one in self._stranded if not one.settled), flight]
+            for batch in batches:
+                del self._running[batch]
+                self._timeouts.remove(batch)
+                if not batch.settled:
+                    self._stranded = [*(one for one in self._stranded if not one.settled), batch]
             if self._shares_slots:
-                self._slots.taken -= len(flights)
+                self._slots.taken -= len(batches)
         self._freed()
 
-    def _conclude(self, flight: RunningBatch, result: Result) -> None:
-        """Turn a result into an outcome; the only place that does."""
-        if isinstance(result, RunFatal):
-            # If the error ends the worker, the batch stays open: the stop releases it with all others.
-            if self._halt(result.error) and flight.end(settles=False):
-                self._endings.halted(flight, result.error)
-        elif isinstance(result, RunReturned):
-            if flight.end():
-                self._endings.answered([(flight, result.settlements)])
-        elif flight.end(settles=False):
-            self._endings.failed(flight, result.error)
+    # -- the other outcomes: raised, halted, timed out, claim lost --------------------------------------------------
 
-    def _lose(self, flight: RunningBatch) -> None:
-        """End a batch whose claim is lost. Called by the heartbeat thread or by one of its calls."""
-        if flight.end():
-            self._endings.claim_lost(flight)
-            self._part(flight)
-            self._freed()
+    def _release_raised(self, batch: RunningBatch, error: BaseException) -> None:
+        """Handle a run that raised: free its claim, which may block, and release its messages with backoff."""
+        self._free_claim(batch)
+        if batch.begin_settling():
+            self._release_failed(batch.deliveries, f"{type(error).__name__}: {error}")
 
-    def _time_out(self, flight: RunningBatch) -> None:
-        try:
-            self._endings.timed_out(flight)
-        except BaseException as defect:  # for example a listener that raises: it must end the worker
-            self._fail(defect)
-        flight.parted = True
-        self._freed()
-        self._endings.interrupt(flight)
+    def _release_halted(self, batch: RunningBatch, error: BaseException) -> None:
+        """Release the messages of a halted consumer, without counting an attempt: nothing is wrong with them."""
+        self._free_claim(batch)
+        if not batch.begin_settling():
+            return
+        self._settler.submit([(delivery, UNCOUNTED) for delivery in batch.deliveries])
+        self._count(failed=False)
+        self._emit_failure(batch.deliveries, f"{type(error).__name__}: {error}")
 
-    def _part(self, flight: RunningBatch) -> None:
-        flight.parted = True
+    def _lose_claim(self, batch: RunningBatch) -> None:
+        """End a batch whose claim is lost. Called by the heartbeat thread or by one of its calls.
+
+        The result of the run is already fenced off. The infrastructure failed, not the work, so no attempt is counted:
+        a message on its last attempt would be dead-lettered.
+        """
+        if not batch.end():
+            return
+        self._release(batch.deliveries, failed=False, why=CLAIM_LOST, uncounted=True)
+        batch.parted = True
         # Interrupting may block, and the caller must extend other leases meanwhile.
-        begin_thread_or_do(self._endings.interrupt, flight, name="penstock-interrupt")
+        begin_thread_or_do(self._interrupt, batch, name="penstock-interrupt")
+        self._freed()
+
+    def _time_out(self, batch: RunningBatch) -> None:
+        try:
+            self._settle_timed_out(batch)
+        except BaseException as defect:
+            self._fail(defect)
+        batch.parted = True
+        self._freed()
+        self._interrupt(batch)
+
+    def _settle_timed_out(self, batch: RunningBatch) -> None:
+        """Record the timeout, which may block, and submit the settlements.
+
+        That removes the deliveries from the lease book: a hung run keeps no lease.
+        """
+        try:
+            answer = batch.execution.time_out()
+        except Exception as error:
+            self._release_raised(batch, error)
+            return
+        if not batch.begin_settling():
+            return
+        self._settle([(batch, answer)], failed=True)
+        if not self._shares_slots:  # otherwise the handler reports the failure of each message
+            self._emit_failure(
+                batch.deliveries,
+                f"it did not end within its timeout of {self._handler.timeout_seconds:g} s; it is interrupted, and "
+                f"occupies its thread {batch.thread} until it ends",
+            )
+
+    def _interrupt(self, batch: RunningBatch) -> None:
+        """Interrupt the run. May block, for example to cancel a Spark job."""
+        try:
+            batch.execution.interrupt()
+        except Exception as error:
+            self._emit_failure(batch.deliveries, f"interrupting failed: {type(error).__name__}: {error}")
+
+    def _notify_of_drain(self, batch: RunningBatch) -> None:
+        try:
+            batch.execution.drain()
+        except Exception as error:
+            reason = f"notifying it of the stop failed: {type(error).__name__}: {error}"
+            self._emit_failure(batch.deliveries, reason)
+
+    def _free_claim(self, batch: RunningBatch) -> None:
+        # A failed run should have freed its claim itself. If it could not, the claim would block the objects of its
+        # batch until the lease ends. Freeing it twice does no harm.
+        try:
+            batch.execution.release()
+        except Exception as error:
+            self._emit_failure(batch.deliveries, f"freeing the claim failed: {type(error).__name__}: {error}")
+
+    def _release_failed(self, deliveries: Sequence[Delivery], why: str, *, uncounted: bool = False) -> None:
+        """Release messages that got no settlement, each with a delay that grows with its attempts."""
+        self._release(deliveries, failed=True, why=why, uncounted=uncounted)
+
+    def _release(self, deliveries: Sequence[Delivery], *, failed: bool, why: str, uncounted: bool = False) -> None:
+        self._settler.submit([(delivery, self._delayed(delivery, uncounted=uncounted)) for delivery in deliveries])
+        self._count(failed=failed)
+        self._emit_failure(deliveries, why)
+
+    def _emit_failure(self, deliveries: Sequence[Delivery], error: str) -> None:
+        ids = tuple(delivery.message.id for delivery in deliveries)
+        self._bus.emit(ExecutionFailed(handler=self._handler.name, message_ids=ids, error=error))
+
+    def _delayed(self, delivery: Delivery, *, uncounted: bool = False) -> Release:
+        return Release(
+            delay_seconds=self._settings.backoff_seconds(delivery.attempt, self._random), uncounted=uncounted
+        )
+
+    def _count(self, *, failed: bool, batches: int = 1) -> None:
+        with self._lock:
+            self.concluded += batches
+            self._failures_in_a_row = self._failures_in_a_row + 1 if failed else 0
+            # For few and long runs; many short ones back off per message.
+            if failed and not self._shares_slots:
+                wait_seconds = self._settings.backoff_seconds(self._failures_in_a_row, self._random)
+                self.not_before = self._clock.monotonic() + wait_seconds

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from penstock.errors import PublishHalted, TemporaryError, UserError
-from penstock.events import Bus, UpkeepFailed
-from penstock.messaging.backoff import Random, backoff_seconds
+from penstock.events import Bus, JobFailed
+from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock
 from penstock.messaging.threads import begin_thread
 from penstock.worker.liveness import LifeSign
@@ -77,7 +77,7 @@ class BackgroundJob:
         try:
             begin_thread(self._run, concluded, name=self.name)
         except TemporaryError as error:
-            self._failed(error)
+            self._record_failure(error)
             self.sign.rest()
             self.running = False
 
@@ -87,7 +87,7 @@ class BackgroundJob:
 
     def _run(self, concluded: int) -> None:
         try:
-            self._care(concluded)
+            self._run_work(concluded)
         except BaseException as defect:  # for example a listener that raises: it must end the worker
             if not self._silent:
                 self._fail(defect)
@@ -96,33 +96,28 @@ class BackgroundJob:
             self.running = False
             self._ended()
 
-    def _care(self, concluded: int) -> None:
+    def _run_work(self, concluded: int) -> None:
         try:
             self._work()
         except (UserError, PublishHalted) as error:
             self.error = error
-            self._put_off()
+            self._postpone()
             if not self._silent:
                 self._halt(error)
         except Exception as error:
-            self._failed(error)
+            self._record_failure(error)
         else:
             self.error = None
             self._failures = 0
             self._concluded = concluded
             self._due_at = self._clock.monotonic() + self._settings.upkeep_seconds
 
-    def _failed(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         self.error = error
-        self._put_off()
+        self._postpone()
         if not self._silent:
-            self._bus.emit(UpkeepFailed(handler=self._handler, error=f"{type(error).__name__}: {error}"))
+            self._bus.emit(JobFailed(job=self._handler, error=f"{type(error).__name__}: {error}"))
 
-    def _put_off(self) -> None:
+    def _postpone(self) -> None:
         self._failures += 1
-        self._due_at = self._clock.monotonic() + backoff_seconds(
-            attempt=self._failures,
-            base_seconds=self._settings.backoff_base_seconds,
-            cap_seconds=self._settings.backoff_cap_seconds,
-            random=self._random,
-        )
+        self._due_at = self._clock.monotonic() + self._settings.backoff_seconds(self._failures, self._random)

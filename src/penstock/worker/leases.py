@@ -1,11 +1,11 @@
 """Extend message leases and claims with a heartbeat.
 
 - `HeartbeatCalls`: the calls of a heartbeat, each in a thread of its own
-- `ClaimBeat`: extends the claims of running batches, many in one call to their keeper
+- `ClaimBeat`: extends the claims of running batches, many in one call to their extender
 - `LeaseBook`: the message leases that the worker holds
 - `Heartbeat`: the thread that starts each beat
 
-The heartbeat thread calls no service itself. Each beat starts one thread per queue and one per keeper of claims, so a
+The heartbeat thread calls no service itself. Each beat starts one thread per queue and one per extender of claims, so a
 broker call that hangs delays only the leases of its own queue, and a ledger that hangs delays none. Meanwhile the
 heartbeat thread reports the leases that are about to be lost.
 
@@ -29,12 +29,12 @@ from functools import partial
 from typing import Protocol
 
 from penstock.errors import ClaimLost
-from penstock.events import Bus, HeartbeatFailed, LeaseLost, LeasesEndangered, LeasesExtended
+from penstock.events import Bus, HeartbeatFailed, LeaseLost, LeasesExpiring, LeasesExtended
 from penstock.messaging.backoff import Random
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import ClaimKeeper, HeldClaim
+from penstock.messaging.handler import ClaimExtender, HeldClaim
 from penstock.messaging.threads import begin_thread_or_do
 from penstock.worker.liveness import CALL_SECONDS_MAX, LifeSign
 from penstock.worker.settings import WorkerSettings
@@ -44,7 +44,7 @@ TRY_AGAIN_SECONDS = 1.0
 
 
 class HeartbeatCalls:
-    """The threads of heartbeat calls: at most one per key (a queue or a keeper of claims). Hung ones are left behind.
+    """The threads of heartbeat calls: at most one per key, a queue or an extender of claims. Hung ones are left behind.
 
     Work submitted while earlier work of its key runs follows immediately. Calls that take longer than a beat thus run
     back to back, instead of in every other beat only.
@@ -107,7 +107,7 @@ class HeartbeatCalls:
         return following
 
 
-class HoldsClaim(Protocol):
+class ClaimHolder(Protocol):
     """A running batch that may hold a claim. No method blocks."""
 
     @property
@@ -120,7 +120,7 @@ class HoldsClaim(Protocol):
         ...
 
     def loses(self, claim: HeldClaim) -> bool:
-        """Return True if the claim counts as lost when its keeper no longer knows it."""
+        """Return True if the claim counts as lost when its extender no longer knows it."""
         ...
 
     def lose(self) -> None:
@@ -128,14 +128,14 @@ class HoldsClaim(Protocol):
         ...
 
 
-Holding = tuple[HoldsClaim, HeldClaim]
+Holding = tuple[ClaimHolder, HeldClaim]
 
 _AS_LONG = 4 / 3  # a larger call that takes up to this factor longer still counts as equally fast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _KeeperResponse:
-    """Size and duration of the last successful call to a keeper."""
+class _ExtendCall:
+    """Size and duration of the last successful call to an extender."""
 
     count: int
     seconds: float
@@ -148,7 +148,7 @@ class ClaimBeat:
     def __init__(
         self,
         *,
-        claims: Callable[[], Sequence[HoldsClaim]],
+        claims: Callable[[], Sequence[ClaimHolder]],
         beats: HeartbeatCalls,
         settings: WorkerSettings,
         clock: Clock,
@@ -163,18 +163,18 @@ class ClaimBeat:
         self._ended = ended
         self._lock = threading.Lock()
         self._ends_at: dict[HeldClaim, float] = {}  # under the lock (monotonic): a lower bound, once extended
-        # The claims in one call, and the duration of the last one; each value is written by the thread of its keeper.
-        self._sizes: dict[ClaimKeeper, int] = {}
-        self._paces: dict[ClaimKeeper, _KeeperResponse] = {}
+        # The claims in one call, and the duration of the last one; each value is written by the thread of its extender.
+        self._sizes: dict[ClaimExtender, int] = {}
+        self._paces: dict[ClaimExtender, _ExtendCall] = {}
 
     def begin(self) -> None:
         """Start extending all claims; does not wait for the calls."""
         began_at = self._clock.monotonic()
-        by_keeper: dict[ClaimKeeper, list[Holding]] = {}
+        by_extender: dict[ClaimExtender, list[Holding]] = {}
         for claimed, claim in self._held():
-            by_keeper.setdefault(claim.keeper, []).append((claimed, claim))
-        for keeper, held in by_keeper.items():
-            self._beats.begin(keeper, partial(self._extend_all, keeper, held, began_at))
+            by_extender.setdefault(claim.extender, []).append((claimed, claim))
+        for extender, held in by_extender.items():
+            self._beats.begin(extender, partial(self._extend_all, extender, held, began_at))
 
     def watch(self) -> None:
         """Report claims that were not extended in time."""
@@ -189,7 +189,7 @@ class ClaimBeat:
                     left_seconds.setdefault(claimed.queue, []).append(self._ends_at[claim] - now)
         for queue, left in left_seconds.items():
             self._bus.emit(
-                LeasesEndangered(queue=queue, held="claims", count=len(left), seconds_left=max(min(left), 0.0))
+                LeasesExpiring(queue=queue, kind="claims", count=len(left), seconds_left=max(min(left), 0.0))
             )
 
     def _held(self) -> Sequence[Holding]:
@@ -204,7 +204,7 @@ class ClaimBeat:
                 held.append((claimed, claim))
         return held
 
-    def _extend_all(self, keeper: ClaimKeeper, held: Sequence[Holding], began_at: float) -> None:
+    def _extend_all(self, extender: ClaimExtender, held: Sequence[Holding], began_at: float) -> None:
         """Extend claims. Repeat failed calls until the beat is over, with at most `TRIES` calls per claim."""
         ends_at = self._clock.monotonic() + self._settings.heartbeat_interval_seconds
         with self._lock:
@@ -212,39 +212,39 @@ class ClaimBeat:
         for left in reversed(range(TRIES)):
             failed: list[Holding] = []
             while waiting:
-                size = self._sizes.get(keeper, self._settings.settle_max)
+                size = self._sizes.get(extender, self._settings.settle_max)
                 group, waiting = waiting[:size], waiting[size:]
                 asked_at = self._clock.monotonic()
-                again = self._extend(keeper, group, began_at, last=not left, ends_at=ends_at)
+                again = self._extend(extender, group, began_at, last=not left, ends_at=ends_at)
                 failed += again
-                self._resize(keeper, len(group), self._clock.monotonic() - asked_at, answered=again is not group)
+                self._resize(extender, len(group), self._clock.monotonic() - asked_at, answered=again is not group)
                 if self._clock.monotonic() >= ends_at:
                     return
             waiting = failed
             if not waiting or self._clock.wait(self._ended, TRY_AGAIN_SECONDS):
                 return
 
-    def _resize(self, keeper: ClaimKeeper, count: int, seconds: float, *, answered: bool) -> None:
-        """Set the number of claims in the next calls so that the keeper extends them well within the timeout."""
-        size = self._sizes.get(keeper, self._settings.settle_max)
+    def _resize(self, extender: ClaimExtender, count: int, seconds: float, *, answered: bool) -> None:
+        """Set the number of claims in the next calls so that the extender extends them well within the timeout."""
+        size = self._sizes.get(extender, self._settings.settle_max)
         share = seconds / self._settings.claim_answer_seconds
-        before = self._paces.pop(keeper, None)
+        before = self._paces.pop(extender, None)
         size_matters = True
         if answered:
             size_matters = _size_matters(before, count, seconds)
-            self._paces[keeper] = _KeeperResponse(count=count, seconds=seconds, size_matters=size_matters)
+            self._paces[extender] = _ExtendCall(count=count, seconds=seconds, size_matters=size_matters)
         if share > 1 / 2 and size_matters:
-            self._sizes[keeper] = max(min(count, size) // 2, 1)
+            self._sizes[extender] = max(min(count, size) // 2, 1)
         elif (share < 1 / 8 or not size_matters) and count == size:
-            self._sizes[keeper] = min(2 * size, self._settings.settle_max)
+            self._sizes[extender] = min(2 * size, self._settings.settle_max)
 
     def _extend(
-        self, keeper: ClaimKeeper, group: Sequence[Holding], began_at: float, *, last: bool, ends_at: float
+        self, extender: ClaimExtender, group: Sequence[Holding], began_at: float, *, last: bool, ends_at: float
     ) -> Sequence[Holding]:
         """Return the claims to try again."""
         lease_ends_at = began_at + self._settings.claim_seconds
         try:
-            extension = keeper.extend(
+            extension = extender.extend(
                 [claim.id for _, claim in group],
                 lease_seconds=max(lease_ends_at - self._clock.monotonic(), self._settings.claim_seconds / 2),
                 answer_seconds=self._settings.claim_answer_seconds,
@@ -256,15 +256,15 @@ class ClaimBeat:
             return group
         with self._lock:
             for _, claim in group:
-                if claim.id not in extension.lost and claim.id not in extension.late:
+                if claim.id not in extension.lost and claim.id not in extension.locked:
                     self._ends_at[claim] = lease_ends_at
         for claimed, claim in group:
             if claim.id in extension.lost and claimed.loses(claim):
                 claimed.lose()
-        return [(claimed, claim) for claimed, claim in group if claim.id in extension.late]
+        return [(claimed, claim) for claimed, claim in group if claim.id in extension.locked]
 
 
-def _size_matters(before: _KeeperResponse | None, count: int, seconds: float) -> bool:
+def _size_matters(before: _ExtendCall | None, count: int, seconds: float) -> bool:
     """Return False if calls are known to take about as long for few claims as for many."""
     if before is None or count == 1:  # a call with one claim cannot shrink
         return count > 1
@@ -279,7 +279,7 @@ class _Call:
     """A call to the broker in progress."""
 
     receipts: frozenset[str]
-    over: threading.Event
+    ended: threading.Event
 
 
 def _nothing() -> None:
@@ -289,11 +289,11 @@ def _nothing() -> None:
 class LeaseBook:
     """The leases that the worker holds, with the time at which each ends unless it is extended. Thread-safe."""
 
-    def __init__(self, *, clock: Clock, lease_seconds: float, call_over: Callable[[], None] = _nothing) -> None:
-        """``call_over`` is called after each call that extends leases, in the thread of that call."""
+    def __init__(self, *, clock: Clock, lease_seconds: float, call_ended: Callable[[], None] = _nothing) -> None:
+        """``call_ended`` is called after each call that extends leases, in the thread of that call."""
         self._clock = clock
         self._lease_seconds = lease_seconds
-        self._call_over = call_over
+        self._call_ended = call_ended
         self._lock = threading.Lock()
         # Under the lock; by receipt handle, with the end of the lease.
         self._held: dict[str, tuple[Delivery, float]] = {}
@@ -318,7 +318,7 @@ class LeaseBook:
         ends_wait_at = self._clock.monotonic() + wait_seconds
         for call in calls:
             if (left_seconds := ends_wait_at - self._clock.monotonic()) > 0:
-                self._clock.wait(call.over, left_seconds)
+                self._clock.wait(call.ended, left_seconds)
         return ends_at
 
     def is_extended_now(self, delivery: Delivery) -> bool:
@@ -332,7 +332,7 @@ class LeaseBook:
         with self._lock:
             return delivery.receipt in self._held
 
-    def held_of(self, batches: Sequence[Sequence[Delivery]]) -> Sequence[Sequence[Delivery]]:
+    def still_leased(self, batches: Sequence[Sequence[Delivery]]) -> Sequence[Sequence[Delivery]]:
         """Return the batches without deliveries whose lease was lost, and without batches that this leaves empty."""
         with self._lock:
             kept = [[delivery for delivery in batch if delivery.receipt in self._held] for batch in batches]
@@ -356,27 +356,27 @@ class LeaseBook:
     @contextmanager
     def calling(self, queue: str, deliveries: Sequence[Delivery]) -> Iterator[Sequence[Delivery]]:
         """Yield those of the deliveries still held, while the caller extends them; one call per queue at a time."""
-        call_over = threading.Event()
+        call_ended = threading.Event()
         with self._lock:
             held = [delivery for delivery in deliveries if delivery.receipt in self._held]
-            self._calls[queue] = _Call(receipts=frozenset(delivery.receipt for delivery in held), over=call_over)
+            self._calls[queue] = _Call(receipts=frozenset(delivery.receipt for delivery in held), ended=call_ended)
         try:
             yield held
         finally:
             with self._lock:
                 del self._calls[queue]
-            call_over.set()
-            self._call_over()
+            call_ended.set()
+            self._call_ended()
 
-    def extended(self, deliveries: Sequence[Delivery], lost: Sequence[Delivery]) -> Sequence[Delivery]:
+    def record_extension(self, deliveries: Sequence[Delivery], lost: Sequence[Delivery]) -> Sequence[Delivery]:
         """Record the result of a call; return the lost deliveries that were still in the book."""
         ends_at = self._ends_at()
         with self._lock:
-            gone = [delivery for delivery in lost if self._held.pop(delivery.receipt, None)]
+            removed = [delivery for delivery in lost if self._held.pop(delivery.receipt, None)]
             for delivery in deliveries:
                 if delivery.receipt in self._held:
                     self._held[delivery.receipt] = (delivery, ends_at)
-        return gone
+        return removed
 
     def _ends_at(self) -> float:
         # Counted from the end of the call, not from its start: an upper bound for the lease in the broker.
@@ -390,8 +390,8 @@ class Heartbeat:
         self,
         *,
         broker: Broker,
-        book: LeaseBook,
-        claims: Callable[[], Sequence[HoldsClaim]],
+        lease_book: LeaseBook,
+        claims: Callable[[], Sequence[ClaimHolder]],
         settings: WorkerSettings,
         clock: Clock,
         bus: Bus,
@@ -399,7 +399,7 @@ class Heartbeat:
         sign: LifeSign,
     ) -> None:
         self._broker = broker
-        self._book = book
+        self._lease_book = lease_book
         self._settings = settings
         self._clock = clock
         self._bus = bus
@@ -438,11 +438,13 @@ class Heartbeat:
 
     def watch(self) -> None:
         """Report leases and claims that were not extended in time and may soon be lost."""
-        for queue, left_seconds in self._book.endangered(within_seconds=self._settings.endangered_seconds).items():
+        for queue, left_seconds in self._lease_book.endangered(
+            within_seconds=self._settings.endangered_seconds
+        ).items():
             self._bus.emit(
-                LeasesEndangered(
+                LeasesExpiring(
                     queue=queue,
-                    held="message leases",
+                    kind="message leases",
                     count=len(left_seconds),
                     seconds_left=max(min(left_seconds), 0.0),
                 )
@@ -475,7 +477,7 @@ class Heartbeat:
 
     def _by_queue(self) -> Mapping[str, Sequence[Delivery]]:
         by_queue: dict[str, list[Delivery]] = {}
-        for delivery in self._book.deliveries():
+        for delivery in self._lease_book.deliveries():
             by_queue.setdefault(delivery.queue, []).append(delivery)
         return by_queue
 
@@ -491,7 +493,7 @@ class Heartbeat:
                 return
 
     def _extend(self, queue: str, group: Sequence[Delivery], *, last: bool) -> bool:
-        with self._book.calling(queue, group) as held:
+        with self._lease_book.calling(queue, group) as held:
             if not held:
                 return True
             try:
@@ -499,8 +501,8 @@ class Heartbeat:
             except Exception as error:
                 self._bus.emit(HeartbeatFailed(queue=queue, error=f"{type(error).__name__}: {error}", last=last))
                 return False
-            gone = self._book.extended(held, lost)
-        for delivery in gone:
+            removed = self._lease_book.record_extension(held, lost)
+        for delivery in removed:
             self._bus.emit(LeaseLost(queue=delivery.queue, message_id=delivery.message.id, attempt=delivery.attempt))
         lost_receipts = {delivery.receipt for delivery in lost}
         extended = tuple(delivery.message.id for delivery in held if delivery.receipt not in lost_receipts)

@@ -1,44 +1,51 @@
 """The lifecycle of a worker: serve, drain, release, close.
 
 - `MachineryThread`: a thread of the worker itself, whose end and failure the lifecycle observes
-- `stacks`: the current stacks of all threads and tasks, without local variables, which may hold secrets
 - `WorkerLifecycle`: starts the threads in order, and bounds each wait for them
 
 The work of each thread is in its own module.
 """
 
-import asyncio
-import sys
 import threading
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType
-from typing import Any, Literal
+from typing import Literal
 
 from penstock.errors import RestartNeeded, TemporaryError, UserError
 from penstock.events import (
-    LineHalted,
+    Bus,
+    ConsumerHalted,
+    JobFailed,
     StacksDumped,
     ThreadLeftBehind,
-    UpkeepFailed,
     WorkerDraining,
     WorkerFailed,
     WorkerStarted,
     WorkerStopped,
 )
-from penstock.messaging.backoff import backoff_seconds
+from penstock.messaging.backoff import Random
+from penstock.messaging.broker import Broker
+from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.failure import end_of
-from penstock.worker.broker_loop import Until
-from penstock.worker.liveness import Phase
-from penstock.worker.pools import LOOP_THREAD
-from penstock.worker.queue_scheduler import ServedLine
+from penstock.messaging.settlement import UNCOUNTED
+from penstock.messaging.steps import Probe
+from penstock.worker.broker_loop import BrokerLoop, Until
+from penstock.worker.consumer import Consumer
+from penstock.worker.executor import Executor, Slots
+from penstock.worker.jobs import BackgroundJob
+from penstock.worker.leases import Heartbeat, LeaseBook
+from penstock.worker.liveness import ConsumerHealth, Liveness, Phase, stacks
+from penstock.worker.pools import LOOP_THREAD, EventLoop, ExecutionPools
+from penstock.worker.prefetch import PrefetchBuffer
+from penstock.worker.queue_scheduler import ArrivalFlag, QueueScheduler, ServedConsumer
 from penstock.worker.running_batch import RunningBatch
-from penstock.worker.shutdown import BOOK_SHARE, BROKER_SHARE, UNSTARTED, StopSignal, give_back, release_pending
-from penstock.worker.wiring import WorkerCallbacks, WorkerParts, WorkerTools
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.settler import Settler
+from penstock.worker.shutdown import BROKER_SHARE, LEASE_BOOK_SHARE, StopSignal, release_pending, release_running
 
 
 class MachineryThread:
@@ -72,40 +79,7 @@ class MachineryThread:
             self._changed()
 
 
-def stacks(loop: asyncio.AbstractEventLoop | None) -> str:
-    """Return the stacks of all threads by name, and of all tasks of the loop. Works while the loop is blocked."""
-    return "\n".join([*_threads(), *(() if loop is None else _tasks(loop))])
-
-
-def _threads() -> Iterator[str]:
-    frames = sys._current_frames()  # the only way to see the stacks of other threads
-    for thread in threading.enumerate():
-        frame = frames.get(thread.ident or 0)
-        if frame is not None:
-            yield f"Thread {thread.name}:\n" + "".join(traceback.format_stack(frame))
-
-
-def _tasks(loop: asyncio.AbstractEventLoop) -> Iterator[str]:
-    try:
-        tasks = asyncio.all_tasks(loop)
-    except RuntimeError:  # asyncio gives up after a thousand tries
-        yield "Tasks: they come and go too fast to be listed\n"
-        return
-    for task in tasks:
-        lines = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in _frames(task.get_coro())).format()
-        yield f"Task {task.get_name()}:\n" + "".join(lines)
-
-
-def _frames(coroutine: Any) -> Iterator[FrameType]:
-    """Yield the frames from the task's own function down to its await; `Task.get_stack` returns only the first."""
-    while coroutine is not None:
-        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
-        if frame is not None:
-            yield frame
-        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
-
-
-Outcome = Literal["drained", "given_back", "forced"]
+Outcome = Literal["drained", "interrupted", "forced"]
 
 START_THREAD = "penstock-start"
 
@@ -121,47 +95,162 @@ class WorkerOutcome:
     threads_left: tuple[str, ...] = ()
 
 
-class WorkerLifecycle:
-    """One call of `Worker.run`, from the first receive to the last settlement. Its own thread calls `live`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppFacts:
+    """Facts about the app that runs a worker, for the start event; None for unknown ones."""
 
-    def __init__(self, tools: WorkerTools, stop: StopSignal, until: Until | None) -> None:
-        self._tools = tools
-        self._budget = tools.settings.budget
-        self._clock = tools.clock
-        self._bus = tools.bus
-        self._pulse = tools.pulse
+    name: str | None = None
+    version: str | None = None  # of Penstock
+    ledger: str | None = None  # its address without secrets, if the worker uses one
+
+
+class WorkerLifecycle:
+    """One call of `Worker.run`, from the first receive to the last settlement. Its own thread calls `run`."""
+
+    def __init__(
+        self,
+        *,
+        broker: Broker,
+        consumers: Sequence[Consumer],
+        settings: WorkerSettings,
+        clock: Clock,
+        bus: Bus,
+        probe: Probe,
+        random: Random,
+        liveness: Liveness,
+        event_loop: EventLoop | None,
+        address: str | None,
+        metrics_address: str | None,
+        facts: AppFacts,
+        jobs: tuple[str, ...],
+        stop: StopSignal,
+        until: Until | None,
+    ) -> None:
+        self._broker = broker
+        self._probe = probe
+        self._settings = settings
+        self._budget = settings.budget
+        self._clock = clock
+        self._bus = bus
+        self._random = random
+        self._liveness = liveness
+        self._address = address
+        self._metrics_address = metrics_address
+        self._facts = facts
+        self._job_names = jobs
         self._stop = stop
         self._until = until
         # So that two consumers halted at once do not each count the other as still served.
         self._halting = threading.Lock()
-        self._news = threading.Event()  # wakes the lifecycle's thread
+        self._changes = threading.Event()  # wakes the lifecycle's thread
         self._wake = threading.Event()  # wakes the I/O thread
         self._left = threading.Event()  # set once the worker stops
         # Written by `penstock-start`: it waits between tries, or ends because the worker stops.
-        self._start_rests = False
+        self._start_waits = False
         self._met = False  # written by the I/O thread
         self._error: BaseException | None = None  # written once, by the thread that fails first
         self._refused: list[Delivery] = []  # deliveries that could not be released; appended to by the release threads
         self._closing = False  # this and the rest: written by the lifecycle's thread
-        self._stacks_told = 0
-        self._failure_told = False
+        self._stacks_dumped = 0
+        self._failure_emitted = False
         self._drain_ends_at: float | None = None
         self._stop_began_at: float | None = None
         self._releasing: Sequence[MachineryThread] = ()
         self._broken_off = False  # whether a run in its own thread was ended by the stop
         self._threads_left: list[str] = []
         self._outcome: Outcome = "forced"
-        calls = WorkerCallbacks(
-            freed=self.freed, changed=self.changed, until_met=self.until_met, fail=self.fail, halt=self.halt
+
+        self._lease_book = LeaseBook(clock=clock, lease_seconds=settings.lease_seconds, call_ended=self.freed)
+        self._settler = Settler(
+            broker=broker,
+            lease_book=self._lease_book,
+            settings=settings,
+            clock=clock,
+            bus=bus,
+            probe=probe,
+            random=random,
         )
-        self._parts = WorkerParts(tools, calls, wake=self._wake, until=until)
-        self._pulse.lines = self._parts.standings
-        self._pulse.upkeeps = [upkeep.sign for upkeep in self._parts.upkeeps()]
-        self._pulse.loop = lambda: self._parts.places.loop.loop
-        self._io = self._helper("penstock-io", self._parts.loop.run)
-        self._beating = self._helper("penstock-heartbeat", self._parts.heartbeat.run)
-        self._telling = self._helper("penstock-drain", self._tell_drain)
-        self._starting = self._helper(START_THREAD, self._start_lines)
+        self._pools = ExecutionPools(concurrency=settings.concurrency, ended=self.changed, event_loop=event_loop)
+        slots = Slots(settings.concurrency)
+        first_poll_at = clock.monotonic() + settings.start_jitter_seconds * random()
+        self._consumers = [self._served(consumer, slots=slots, poll_at=first_poll_at) for consumer in consumers]
+        self._jobs = [job for served in self._consumers for job in served.jobs]
+        self._loop = BrokerLoop(
+            broker=broker,
+            consumers=self._consumers,
+            scheduler=QueueScheduler(consumers=self._consumers, settings=settings, clock=clock, bus=bus, random=random),
+            arrivals=ArrivalFlag(broker=broker, queues=[consumer.queue for consumer in consumers], wake=self._wake),
+            settler=self._settler,
+            settings=settings,
+            clock=clock,
+            bus=bus,
+            sign=liveness.io,
+            wake=self._wake,
+            until=until,
+            until_met=self.until_met,
+            fail=self.fail,
+        )
+        self._heartbeat = Heartbeat(
+            broker=broker,
+            lease_book=self._lease_book,
+            claims=self._unended,
+            settings=settings,
+            clock=clock,
+            bus=bus,
+            random=random,
+            sign=liveness.heartbeat,
+        )
+        liveness.consumers = self._consumer_health
+        liveness.jobs = [job.sign for job in self._jobs]
+        liveness.loop = lambda: self._pools.loop.loop
+        self._io = self._thread("penstock-io", self._loop.run)
+        self._beating = self._thread("penstock-heartbeat", self._heartbeat.run)
+        self._draining = self._thread("penstock-drain", self._notify_of_drain)
+        self._starting = self._thread(START_THREAD, self._start_consumers)
+
+    def _served(self, consumer: Consumer, *, slots: Slots, poll_at: float) -> ServedConsumer:
+        """Return a consumer with its buffer, executor and background jobs."""
+        return ServedConsumer(
+            consumer=consumer,
+            prefetch=PrefetchBuffer(
+                consumer=consumer,
+                receive_max=self._broker.capabilities.receive_max,
+                lease_book=self._lease_book,
+                settings=self._settings,
+                bus=self._bus,
+                probe=self._probe,
+            ),
+            executor=Executor(
+                consumer=consumer,
+                pools=self._pools,
+                slots=slots,
+                settler=self._settler,
+                settings=self._settings,
+                clock=self._clock,
+                bus=self._bus,
+                random=self._random,
+                freed=self.freed,
+                fail=self.fail,
+                halt=partial(self.halt, consumer.queue),
+            ),
+            jobs=[self._job(consumer, name, work) for name, work in consumer.handler.jobs().items()],
+            poll_at=poll_at,
+        )
+
+    def _job(self, consumer: Consumer, name: str, work: Callable[[], object]) -> BackgroundJob:
+        return BackgroundJob(
+            handler=consumer.handler.name,
+            job=name,
+            work=work,
+            in_a_hurry=self._until is not None,
+            settings=self._settings,
+            clock=self._clock,
+            bus=self._bus,
+            random=self._random,
+            ended=self.freed,
+            halt=partial(self.halt, consumer.queue),
+            fail=self.fail,
+        )
 
     # Called by other threads
 
@@ -170,12 +259,12 @@ class WorkerLifecycle:
         if not self._wake.is_set():  # cheaper than setting it for each message
             self._wake.set()
         if self._closing:
-            self._news.set()
+            self._changes.set()
 
     def until_met(self) -> None:
         """Stop the worker, since ``until`` returned True."""
         self._met = True
-        self._news.set()
+        self._changes.set()
 
     def fail(self, error: BaseException) -> None:
         """Stop the worker because of an error that no retry can fix; `conclusion` raises the first one.
@@ -183,8 +272,8 @@ class WorkerLifecycle:
         The worker releases everything at once, without a drain, unless the error is `RestartNeeded`.
         """
         self._error = self._error or error
-        self._parts.loop.leave()  # at once: no batch may begin in the slot that a failed batch frees
-        self._news.set()
+        self._loop.leave()  # at once: no batch may begin in the slot that a failed batch frees
+        self._changes.set()
 
     def halt(self, queue: str, error: BaseException) -> bool:
         """Stop serving a queue whose handler met an error that no retry can fix.
@@ -196,38 +285,38 @@ class WorkerLifecycle:
             self.fail(error)
             return True
         with self._halting:
-            served = next(served for served in self._parts.lines if served.line.queue == queue)
+            served = next(served for served in self._consumers if served.consumer.queue == queue)
             if served.halted:
                 return True
-            if self._until is not None or all(one.halted for one in self._parts.lines if one is not served):
+            if self._until is not None or all(one.halted for one in self._consumers if one is not served):
                 self.fail(error)
                 return False
             served.halted = True
-        told = f"{type(error).__name__}: {error}"
-        self._bus.emit(LineHalted(queue=queue, handler=served.line.handler.name, error=told))
+        reason = f"{type(error).__name__}: {error}"
+        self._bus.emit(ConsumerHalted(queue=queue, handler=served.consumer.handler.name, error=reason))
         self.freed()
         return True
 
     def changed(self) -> None:
         """Note that a machinery thread has ended."""
-        self._news.set()
+        self._changes.set()
 
     # The phases, in order
 
-    def live(self) -> None:
+    def run(self) -> None:
         """Run all phases in order."""
         try:
-            with self._stop.watched_by(self._news):
+            with self._stop.watched_by(self._changes):
                 self._serve()
                 self._drain()
-                given_back = self._give_back()
-                self._close(given_back)
+                unfinished = self._release_unfinished()
+                self._close(unfinished)
         except BaseException as defect:
             self.fail(defect)
             with suppress(Exception):  # the listener itself may have raised, and would raise again
-                self._tell_failure()
+                self._emit_failure()
         finally:
-            self._pulse.phase = Phase.STOPPING
+            self._liveness.phase = Phase.STOPPING
             self._end_threads()
 
     def conclusion(self) -> WorkerOutcome:
@@ -237,44 +326,49 @@ class WorkerLifecycle:
         return WorkerOutcome(outcome=self._outcome, threads_left=tuple(self._threads_left))
 
     def _serve(self) -> None:
-        queues = tuple(line.queue for line in self._tools.lines)
+        queues = tuple(served.consumer.queue for served in self._consumers)
         self._bus.emit(
             WorkerStarted(
                 queues=queues,
-                concurrency=self._tools.settings.concurrency,
-                broker=self._tools.address,
-                metrics=self._tools.metrics_address,
+                concurrency=self._settings.concurrency,
+                broker=self._address,
+                metrics=self._metrics_address,
+                weights={served.consumer.queue: served.consumer.weight for served in self._consumers},
+                app=self._facts.name,
+                version=self._facts.version,
+                ledger=self._facts.ledger,
+                jobs=self._job_names,
             )
         )
         self._beating.start()
         self._io.start()
-        if any(served.awaits is not None for served in self._parts.lines):
+        if any(served.awaits is not None for served in self._consumers):
             self._starting.start()
         else:
             self._starting.done = True
-        self._pulse.phase = Phase.SERVING
+        self._liveness.phase = Phase.SERVING
         self._await(lambda: self._reason() is not None or self._stop.paused, self._never)
         if self._reason() is None:
-            self._pulse.phase = Phase.PAUSED
-            self._parts.loop.pause()
+            self._liveness.phase = Phase.PAUSED
+            self._loop.pause()
             self._bus.emit(WorkerDraining(reason="asked to pause", in_flight=self._in_flight()))
             self._await(lambda: self._reason() is not None, self._never)
-        self._pulse.phase = Phase.STOPPING
+        self._liveness.phase = Phase.STOPPING
         self._left.set()
         self._stop_began_at = self._clock.monotonic()
         in_flight = self._in_flight()
-        self._parts.loop.leave()
-        self._tell_failure()
+        self._loop.leave()
+        self._emit_failure()
         self._bus.emit(WorkerDraining(reason=self._reason() or "", in_flight=in_flight))
 
     def _drain(self) -> None:
         """Let work and heartbeats continue until all is done, the deadline passes, or a second request or a failure."""
-        self._telling.start()
-        told_by = self._clock.monotonic() + self._budget.intake_seconds
-        self._await(lambda: self._telling.done or self._stop.urgent, lambda: told_by)
+        self._draining.start()
+        notified_by = self._clock.monotonic() + self._budget.intake_seconds
+        self._await(lambda: self._draining.done or self._stop.urgent, lambda: notified_by)
         self._await(lambda: self._io.done or self._skips_drain, self._drain_deadline)
 
-    def _give_back(self) -> Sequence[Delivery]:
+    def _release_unfinished(self) -> Sequence[Delivery]:
         """Release unfinished batches, and return their deliveries.
 
         Each run with its own thread is released separately, since one that hangs must not block the others. Batches
@@ -285,61 +379,61 @@ class WorkerLifecycle:
         alone: list[RunningBatch] = []
         group: list[RunningBatch] = []
         pending: list[RunningBatch] = []
-        for served in self._parts.lines:
-            for flight in served.executors.unsettled():
+        for served in self._consumers:
+            for batch in served.executor.unsettled():
                 # False: another thread ended it and waits for the ledger, so only its messages remain to be released.
-                mine = flight.end()
-                (pending if not mine else group if served.line.shares_slots else alone).append(flight)
-        helpers = [
-            self._helper(f"penstock-give-back-{n}", partial(self._give_back_flights, [flight], seconds))
-            for n, flight in enumerate(alone, start=1)
+                decided_here = batch.end()
+                (pending if not decided_here else group if served.consumer.shares_slots else alone).append(batch)
+        threads = [
+            self._thread(f"penstock-release-{n}", partial(self._release_running, [batch], seconds))
+            for n, batch in enumerate(alone, start=1)
         ]
         if group:
-            helpers.append(self._helper("penstock-give-back-group", partial(self._give_back_flights, group, seconds)))
+            threads.append(self._thread("penstock-release-group", partial(self._release_running, group, seconds)))
         if pending:
-            helpers.append(self._helper("penstock-give-back-pending", partial(self._release_pending, pending, seconds)))
-        if not all(served.intake.empty for served in self._parts.lines):
-            helpers.append(self._helper("penstock-give-back-unstarted", partial(self._put_back, seconds)))
-        for helper in helpers:
-            helper.start()
-        self._await(lambda: all(helper.done for helper in helpers), lambda: deadline)
-        self._releasing = helpers
+            threads.append(self._thread("penstock-release-pending", partial(self._release_pending, pending, seconds)))
+        if not all(served.prefetch.empty for served in self._consumers):
+            threads.append(self._thread("penstock-release-unstarted", partial(self._release_unstarted, seconds)))
+        for thread in threads:
+            thread.start()
+        self._await(lambda: all(thread.done for thread in threads), lambda: deadline)
+        self._releasing = threads
         self._broken_off = bool(alone)
-        return [delivery for flight in (*alone, *group, *pending) for delivery in flight.deliveries]
+        return [delivery for batch in (*alone, *group, *pending) for delivery in batch.deliveries]
 
-    def _close(self, given_back: Sequence[Delivery]) -> None:
+    def _close(self, unfinished: Sequence[Delivery]) -> None:
         """Apply the last settlements, end the threads, and emit the outcome."""
         flush_ends_at = self._closing_ends_at(self._clock.monotonic())
         self._closing = True
         self._await(lambda: self._io.done and not self._running(), lambda: flush_ends_at - _UNWIND_SECONDS)
-        unapplied = self._parts.settler.unapplied()
+        unapplied = self._settler.unapplied()
         self._end_threads()
-        own = (self._io, self._beating, self._telling, *self._releasing)
-        places = self._parts.places
-        upkeeps = self._parts.upkeeps()
+        own = (self._io, self._beating, self._draining, *self._releasing)
+        pools = self._pools
+        jobs = self._jobs
         self._await(
-            lambda: all(helper.done for helper in own) and places.done and not any(one.running for one in upkeeps),
+            lambda: all(thread.done for thread in own) and pools.done and not any(one.running for one in jobs),
             lambda: flush_ends_at,
         )
-        self._leave_behind(helper.name for helper in own if not helper.done)
+        self._leave_behind(thread.name for thread in own if not thread.done)
         self._leave_behind(self._running(shares_slots=False))
         forced = bool(self._threads_left or self._refused)
         # These threads do not make the outcome "forced": a user's function on a shared slot that continues after the
         # release of its message holds nothing any more.
         self._leave_behind(self._running(shares_slots=True))
-        self._leave_behind(() if places.done else (LOOP_THREAD,))
+        self._leave_behind(() if pools.done else (LOOP_THREAD,))
         # Holds no message either.
-        self._leave_behind(() if self._starting.done or self._start_rests else (START_THREAD,))
-        for upkeep in upkeeps:
-            upkeep.end()
-        self._leave_behind(upkeep.name for upkeep in upkeeps if upkeep.running)  # holds no message
-        gave_back = [delivery for served in self._parts.lines for delivery in served.executors.gave_back]
-        returned = {delivery.receipt: delivery for delivery in (*given_back, *unapplied, *gave_back)}
+        self._leave_behind(() if self._starting.done or self._start_waits else (START_THREAD,))
+        for job in jobs:
+            job.end()
+        self._leave_behind(job.name for job in jobs if job.running)  # holds no message
+        self_released = [delivery for served in self._consumers for delivery in served.executor.released]
+        returned = {delivery.receipt: delivery for delivery in (*unfinished, *unapplied, *self_released)}
         unsettled = {delivery.receipt: delivery for delivery in (*self._refused, *unapplied)}
-        self._outcome = "forced" if forced else "given_back" if returned else "drained"
-        self._tell_failure()
+        self._outcome = "forced" if forced else "interrupted" if returned else "drained"
+        self._emit_failure()
         self._bus.emit(
-            WorkerStopped(outcome=self._outcome, given_back=_message_ids(returned), unsettled=_message_ids(unsettled))
+            WorkerStopped(outcome=self._outcome, released=_message_ids(returned), unsettled=_message_ids(unsettled))
         )
 
     # Helpers of the phases
@@ -355,47 +449,41 @@ class WorkerLifecycle:
             return ends_at
         return max(ends_at, self._stop_began_at + self._budget.stop_timeout_seconds - self._budget.margin_seconds)
 
-    def _helper(self, name: str, work: Callable[[], object]) -> MachineryThread:
+    def _thread(self, name: str, work: Callable[[], object]) -> MachineryThread:
         return MachineryThread(name, work, changed=self.changed, fail=self.fail)
 
-    def _start_lines(self) -> None:
+    def _start_consumers(self) -> None:
         """Start the prerequisites of consumers, one after another. Retry with exponential backoff after temporary
         faults.
 
         Errors are ignored once the worker stops.
         """
-        waiting = [served for served in self._parts.lines if served.line.start is not None]
+        waiting = [served for served in self._consumers if served.consumer.start is not None]
         tries = 0
         while waiting and not self._is_stopping():
             waiting = [served for served in waiting if not (self._is_stopping() or self._try_start(served))]
             tries += 1
             if waiting:
-                seconds = backoff_seconds(
-                    attempt=tries,
-                    base_seconds=self._tools.settings.backoff_base_seconds,
-                    cap_seconds=self._tools.settings.backoff_cap_seconds,
-                    random=self._tools.random,
-                )
-                self._start_rests = True
-                self._clock.wait(self._left, seconds)
-                self._start_rests = self._is_stopping()
+                self._start_waits = True
+                self._clock.wait(self._left, self._settings.backoff_seconds(tries, self._random))
+                self._start_waits = self._is_stopping()
 
-    def _try_start(self, served: ServedLine) -> bool:
+    def _try_start(self, served: ServedConsumer) -> bool:
         """Start the prerequisite of one consumer; return False to try again."""
-        assert served.line.start is not None, "the line waits for something"
+        assert served.consumer.start is not None, "the line waits for something"
         try:
-            served.line.start.run()
+            served.consumer.start.run()
         except TemporaryError as error:
             if not self._is_stopping():
-                name = served.line.handler.name
-                self._bus.emit(UpkeepFailed(handler=name, error=f"{type(error).__name__}: {error}"))
+                name = served.consumer.handler.name
+                self._bus.emit(JobFailed(job=name, error=f"{type(error).__name__}: {error}"))
             return False
         except BaseException as error:
             if self._is_stopping():
                 return True
             if not isinstance(error, UserError):
                 raise
-            self.halt(served.line.queue, error)
+            self.halt(served.consumer.queue, error)
         else:
             served.started = True
             self.freed()
@@ -404,26 +492,46 @@ class WorkerLifecycle:
     def _is_stopping(self) -> bool:
         return self._reason() is not None
 
-    def _tell_drain(self) -> None:
-        for served in self._parts.lines:
-            served.executors.drain()
+    def _notify_of_drain(self) -> None:
+        for served in self._consumers:
+            served.executor.drain()
+
+    def _unended(self) -> Sequence[RunningBatch]:
+        """Return the batches whose outcome is still open."""
+        return [batch for served in self._consumers for batch in served.executor.unended()]
+
+    def _consumer_health(self) -> Sequence[ConsumerHealth]:
+        """Return the current health of each consumer. Thread-safe."""
+        leased = Counter(delivery.queue for delivery in self._lease_book.deliveries())
+        to_wall = self._clock.now() - self._clock.monotonic()
+        return [
+            ConsumerHealth(
+                queue=served.consumer.queue,
+                in_flight=leased[served.consumer.queue],
+                slots=served.consumer.executions_max(self._settings),
+                polled_at=None if served.polled_at is None else served.polled_at + to_wall,
+                halted=served.halted,
+                awaits=served.awaits,
+            )
+            for served in self._consumers
+        ]
 
     def _in_flight(self) -> int:
-        return sum(len(flight.deliveries) for flight in self._parts.unended())
+        return sum(len(batch.deliveries) for batch in self._unended())
 
     def _running(self, *, shares_slots: bool | None = None) -> Sequence[str]:
         """Return the names of working threads, of all consumers or of one kind."""
         return [
             name
-            for served in self._parts.lines
-            if shares_slots in (None, served.line.shares_slots)
-            for name in served.executors.running()
+            for served in self._consumers
+            if shares_slots in (None, served.consumer.shares_slots)
+            for name in served.executor.running()
         ]
 
     def _reason(self) -> str | None:
         """Return the reason to stop, or None."""
         if self._error is not None:
-            return "a failure"  # reported by `_tell_failure`
+            return "a failure"  # reported by `_emit_failure`
         if self._stop.requested:
             return self._stop.signal_name or "asked to stop"
         if self._met:
@@ -441,38 +549,42 @@ class WorkerLifecycle:
             self._drain_ends_at = self._clock.monotonic() + self._budget.drain_seconds
         return self._never() if self._drain_ends_at is None else self._drain_ends_at
 
-    def _give_back_flights(self, flights: Sequence[RunningBatch], seconds: float) -> None:
-        self._refused += give_back(
-            flights=flights,
-            book=self._parts.book,
-            settler=self._parts.settler,
+    def _release_running(self, batches: Sequence[RunningBatch], seconds: float) -> None:
+        self._refused += release_running(
+            batches=batches,
+            lease_book=self._lease_book,
+            settler=self._settler,
             clock=self._clock,
             bus=self._bus,
             seconds=seconds,
         )
 
-    def _release_pending(self, flights: Sequence[RunningBatch], seconds: float) -> None:
+    def _release_pending(self, batches: Sequence[RunningBatch], seconds: float) -> None:
         """Release the messages of ended batches whose outcome the ledger has not recorded yet, after a short wait for
         it.
         """
         self._refused += release_pending(
-            flights=flights, book=self._parts.book, settler=self._parts.settler, clock=self._clock, seconds=seconds
+            batches=batches,
+            lease_book=self._lease_book,
+            settler=self._settler,
+            clock=self._clock,
+            seconds=seconds,
         )
 
-    def _put_back(self, seconds: float) -> None:
+    def _release_unstarted(self, seconds: float) -> None:
         """Release messages that were not begun, if the I/O thread has not done so (a poll may block it)."""
         deadline = self._clock.monotonic() + seconds * BROKER_SHARE
-        unstarted = [delivery for served in self._parts.lines for delivery in served.intake.take_all()]
-        self._parts.book.unregister(unstarted, wait_seconds=seconds * BOOK_SHARE)
-        settlements = [(delivery, UNSTARTED) for delivery in unstarted]
-        self._refused += self._parts.settler.settle_by(settlements, deadline=deadline)
+        unstarted = [delivery for served in self._consumers for delivery in served.prefetch.take_all()]
+        self._lease_book.unregister(unstarted, wait_seconds=seconds * LEASE_BOOK_SHARE)
+        settlements = [(delivery, UNCOUNTED) for delivery in unstarted]
+        self._refused += self._settler.settle_by(settlements, deadline=deadline)
 
     def _end_threads(self) -> None:
         """Ask all threads to end; does not wait."""
         self._left.set()
-        self._parts.loop.quit()
-        self._parts.heartbeat.end()
-        self._parts.places.close()
+        self._loop.quit()
+        self._heartbeat.end()
+        self._pools.close()
 
     def _leave_behind(self, names: Iterable[str]) -> None:
         for name in names:
@@ -480,31 +592,31 @@ class WorkerLifecycle:
                 self._threads_left.append(name)
                 self._bus.emit(ThreadLeftBehind(thread=name))
 
-    def _await(self, over: Callable[[], bool], deadline: Callable[[], float]) -> bool:
-        """Wait until ``over`` or the deadline (monotonic); return True if it is over."""
+    def _await(self, condition: Callable[[], bool], deadline: Callable[[], float]) -> bool:
+        """Wait until ``condition`` or the deadline (monotonic); return False if the deadline passed first."""
         while True:
-            self._news.clear()
-            self._tell_stacks()
-            if over():
+            self._changes.clear()
+            self._dump_stacks()
+            if condition():
                 return True
             seconds = deadline() - self._clock.monotonic()
             if seconds <= 0:
                 return False
-            self._clock.wait(self._news, min(seconds, _WAIT_SECONDS_MAX))
+            self._clock.wait(self._changes, min(seconds, _WAIT_SECONDS_MAX))
 
-    def _tell_failure(self) -> None:
+    def _emit_failure(self) -> None:
         """Emit the failure that ends the worker once: when it is noticed, at the latest before the final event."""
-        if self._error is None or self._failure_told:
+        if self._error is None or self._failure_emitted:
             return
-        self._failure_told = True
+        self._failure_emitted = True
         failure = end_of(self._error)
         self._bus.emit(WorkerFailed(error_type=failure.error_type, error=failure.error, traceback=failure.traceback))
 
-    def _tell_stacks(self) -> None:
-        asked = self._stop.stacks_asked
-        if asked != self._stacks_told:
-            self._stacks_told = asked
-            self._bus.emit(StacksDumped(stacks=stacks(self._parts.places.loop.loop)))
+    def _dump_stacks(self) -> None:
+        asked = self._stop.stacks_requested
+        if asked != self._stacks_dumped:
+            self._stacks_dumped = asked
+            self._bus.emit(StacksDumped(stacks=stacks(self._pools.loop.loop)))
 
     @staticmethod
     def _never() -> float:

@@ -9,11 +9,15 @@ call there and measures the delay of the call. The larger of the two is the curr
 """
 
 import asyncio
+import sys
 import threading
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from types import FrameType
+from typing import Any
 
 from penstock.messaging.clock import Clock
 
@@ -31,7 +35,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineHealth:
+class ConsumerHealth:
     """The current state of one consumer of a worker."""
 
     queue: str
@@ -90,8 +94,8 @@ class Liveness:
         self.io = LifeSign("penstock-io", clock)
         self.heartbeat = LifeSign("penstock-heartbeat", clock)
         self.phase = Phase.STARTING  # this and the rest: written by the lifecycle's thread
-        self.lines: Callable[[], Sequence[LineHealth]] = tuple
-        self.upkeeps: Sequence[LifeSign] = ()
+        self.consumers: Callable[[], Sequence[ConsumerHealth]] = tuple
+        self.jobs: Sequence[LifeSign] = ()
         self.loop: Callable[[], asyncio.AbstractEventLoop | None] = _no_loop  # while one runs
 
     @property
@@ -102,7 +106,7 @@ class Liveness:
         """
         if self.phase in (Phase.STARTING, Phase.STOPPING):
             return ()
-        return [trouble for sign in (self.io, self.heartbeat, *self.upkeeps) if (trouble := sign.trouble) is not None]
+        return [trouble for sign in (self.io, self.heartbeat, *self.jobs) if (trouble := sign.trouble) is not None]
 
 
 def _no_loop() -> None:
@@ -147,7 +151,7 @@ class LagSampler:
         """Return the current lag of a thread that was to wake at ``due_at`` (monotonic)."""
         now = self._clock.monotonic()
         late_seconds = max(now - due_at, self._loop_late_seconds(now), 0.0)
-        self._ask()
+        self._schedule_probe()
         return late_seconds
 
     def _loop_late_seconds(self, now: float) -> float:
@@ -156,7 +160,7 @@ class LagSampler:
             return 0.0
         return (now if self._answered_at is None else self._answered_at) - self._asked_at
 
-    def _ask(self) -> None:
+    def _schedule_probe(self) -> None:
         """Schedule a call on the loop, unless one is still waiting there."""
         loop = self._loop()
         if loop is None:
@@ -171,3 +175,36 @@ class LagSampler:
 
     def _answer(self) -> None:
         self._answered_at = self._clock.monotonic()
+
+
+def stacks(loop: asyncio.AbstractEventLoop | None) -> str:
+    """Return the stacks of all threads by name, and of all tasks of the loop. Works while the loop is blocked."""
+    return "\n".join([*_threads(), *(() if loop is None else _tasks(loop))])
+
+
+def _threads() -> Iterator[str]:
+    frames = sys._current_frames()  # the only way to see the stacks of other threads
+    for thread in threading.enumerate():
+        frame = frames.get(thread.ident or 0)
+        if frame is not None:
+            yield f"Thread {thread.name}:\n" + "".join(traceback.format_stack(frame))
+
+
+def _tasks(loop: asyncio.AbstractEventLoop) -> Iterator[str]:
+    try:
+        tasks = asyncio.all_tasks(loop)
+    except RuntimeError:  # asyncio gives up after a thousand tries
+        yield "Tasks: they come and go too fast to be listed\n"
+        return
+    for task in tasks:
+        entries = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in _frames(task.get_coro())).format()
+        yield f"Task {task.get_name()}:\n" + "".join(entries)
+
+
+def _frames(coroutine: Any) -> Iterator[FrameType]:
+    """Yield the frames from the task's own function down to its await; `Task.get_stack` returns only the first."""
+    while coroutine is not None:
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
+        if frame is not None:
+            yield frame
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)

@@ -20,20 +20,20 @@ from penstock.worker.running_batch import RunningBatch
 LOOP_THREAD = "penstock-loop"
 ASIDE_THREADS_MAX = 8
 
-Fly = Callable[[RunningBatch], None]
-FlyAsync = Callable[[RunningBatch], Coroutine[Any, Any, None]]
+Run = Callable[[RunningBatch], None]
+RunAsync = Callable[[RunningBatch], Coroutine[Any, Any, None]]
 
 
-def start_thread(name: str, fly: Fly, flight: RunningBatch) -> None:
+def start_thread(name: str, run: Run, batch: RunningBatch) -> None:
     """Run a batch in its own thread, for few and long runs. Raises `TemporaryError` if no thread can be started."""
-    flight.thread = name
-    begin_thread(fly, flight, name=name)
+    batch.thread = name
+    begin_thread(run, batch, name=name)
 
 
 class ThreadPool:
     """Threads for `def` handlers: started when needed, at most ``threads_max``.
 
-    At most one thread is on its way to the queue of batches at a time. Before it takes a batch, it calls the next
+    At most one thread is on its way to the queue of batches at a time. Before it takes a batch, it wakes the next
     thread if more batches wait. Blocking work thus soon has as many threads as it needs, while one or two threads run a
     group of short batches; waking a thread for each message would cost more than the runs. Batches begin in order of
     arrival.
@@ -41,59 +41,59 @@ class ThreadPool:
 
     def __init__(self, *, threads_max: int) -> None:
         self._threads_max = threads_max
-        self._calls: SimpleQueue[None] = SimpleQueue()  # one item wakes one thread
+        self._wake_ups: SimpleQueue[None] = SimpleQueue()  # one item wakes one thread
         self._lock = threading.Lock()
         # This and the rest: under the lock. It needs no bound of its own: each batch has a slot before it gets here.
-        self._waiting: deque[tuple[Fly, RunningBatch]] = deque()
+        self._waiting: deque[tuple[Run, RunningBatch]] = deque()
         self._threads = 0
-        self._asleep = 0
-        self._coming = False  # a thread is on its way to the queue
+        self._sleeping = 0
+        self._waking = False  # a thread is on its way to the queue
         self._closed = False
 
-    def start(self, fly: Fly, flights: Sequence[RunningBatch]) -> None:
+    def start(self, run: Run, batches: Sequence[RunningBatch]) -> None:
         """Run batches. Called by the I/O thread only.
 
         Raises `TemporaryError`, and runs none, if the pool has no thread and cannot start one.
         """
         with self._lock:
-            self._waiting.extend([(fly, flight) for flight in flights])
-        self._call_one(comes_too=False)
+            self._waiting.extend([(run, batch) for batch in batches])
+        self._wake_one(caller_proceeds=False)
 
     def close(self) -> None:
         """End idle threads now, and the others after their run."""
         with self._lock:
             self._closed = True
-            asleep, self._asleep = self._asleep, 0
-        for _ in range(asleep):
-            self._calls.put(None)
+            sleeping, self._sleeping = self._sleeping, 0
+        for _ in range(sleeping):
+            self._wake_ups.put(None)
 
-    def _call_one(self, *, comes_too: bool) -> bool:
+    def _wake_one(self, *, caller_proceeds: bool) -> bool:
         """Wake or start a thread, unless one is on its way or all are busy; return True if a new one was started.
 
-        Starting a thread blocks until it runs. A pool thread that calls this (``comes_too``) is then itself the one on
-        its way, and the new thread takes work at once.
+        Starting a thread blocks until it runs. A pool thread that calls this (``caller_proceeds``) is then itself the
+        one on its way, and the new thread takes work at once.
         """
         with self._lock:
-            if self._coming or not (self._asleep or self._threads < self._threads_max):
+            if self._waking or not (self._sleeping or self._threads < self._threads_max):
                 return False
-            self._coming = True
-            sleeper = self._asleep > 0
+            self._waking = True
+            sleeper = self._sleeping > 0
             if sleeper:
-                self._asleep -= 1
+                self._sleeping -= 1
             else:
                 self._threads += 1
         if sleeper:
-            self._calls.put(None)
+            self._wake_ups.put(None)
             return False
-        return self._begin_thread(comes=not comes_too)
+        return self._begin_thread(is_next=not caller_proceeds)
 
-    def _begin_thread(self, *, comes: bool) -> bool:
+    def _begin_thread(self, *, is_next: bool) -> bool:
         name = f"penstock-pool-{self._threads}"
         try:
-            begin_thread(self._work, comes, name=name)
+            begin_thread(self._work, is_next, name=name)
         except TemporaryError:
             with self._lock:
-                self._coming = False
+                self._waking = False
                 self._threads -= 1
                 if not self._threads:  # then only the caller's batches wait
                     self._waiting.clear()
@@ -101,30 +101,30 @@ class ThreadPool:
             return False
         return True
 
-    def _work(self, comes: bool) -> None:
-        """Take and run batches. With ``comes``, this thread is the one on its way."""
+    def _work(self, is_next: bool) -> None:
+        """Take and run batches. With ``is_next``, this thread is the one on its way."""
         while True:
-            if comes:
+            if is_next:
                 with self._lock:
-                    self._coming = False
-            # Checked without the lock: a thread on its way checks the queue itself, and `start` calls one for each new
+                    self._waking = False
+            # Checked without the lock: a thread on its way checks the queue itself, and `start` wakes one for each new
             # batch.
-            comes = len(self._waiting) > 1 and not self._coming and self._call_one(comes_too=True)
-            if comes:
+            is_next = len(self._waiting) > 1 and not self._waking and self._wake_one(caller_proceeds=True)
+            if is_next:
                 continue
             with self._lock:
                 taken = self._waiting.popleft() if self._waiting else None
                 if taken is None:
                     if self._closed:
                         return
-                    self._asleep += 1
+                    self._sleeping += 1
             if taken is None:
-                self._calls.get()
-                comes = True
+                self._wake_ups.get()
+                is_next = True
                 continue
-            fly, flight = taken
-            fly(flight)
-            del fly, flight, taken  # a sleeping thread keeps no message alive
+            run, batch = taken
+            run(batch)
+            del run, batch, taken  # a sleeping thread keeps no message alive
 
 
 class EventLoop:
@@ -148,9 +148,9 @@ class EventLoop:
         """Return True if the thread has ended or was never started."""
         return self._thread is None or self._over
 
-    def start(self, fly: FlyAsync, flights: Sequence[RunningBatch]) -> None:
+    def start(self, run: RunAsync, batches: Sequence[RunningBatch]) -> None:
         """Run batches, passed to the loop in one call. Called by the I/O thread only. Raises as `started` does."""
-        self.started().call_soon_threadsafe(self._take, fly, flights)
+        self.started().call_soon_threadsafe(self._take, run, batches)
 
     def started(self) -> asyncio.AbstractEventLoop:
         """Return the loop, started if necessary. Not thread-safe.
@@ -162,7 +162,7 @@ class EventLoop:
             self._ready.wait()  # short: no code of a handler runs before
         loop = self._loop
         if loop is None:
-            raise RuntimeError("the event loop ended by itself")
+            raise RuntimeError("the event loop ended unexpectedly")
         return loop
 
     def close(self) -> None:
@@ -190,12 +190,12 @@ class EventLoop:
         finally:
             self._loop = None
 
-    def _take(self, fly: FlyAsync, flights: Sequence[RunningBatch]) -> None:
+    def _take(self, run: RunAsync, batches: Sequence[RunningBatch]) -> None:
         loop = asyncio.get_running_loop()
-        for flight in flights:
+        for batch in batches:
             # The loop has only weak references to tasks; the executor keeps the batch, and so its task, until the run
             # ends.
-            flight.task = loop.create_task(fly(flight), name=flight.name)
+            batch.task = loop.create_task(run(batch), name=batch.name)
 
 
 class ExecutionPools:

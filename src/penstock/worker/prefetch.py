@@ -9,8 +9,8 @@ from penstock.messaging.broker import ReceiveRequest
 from penstock.messaging.delivery import AttemptEnd, Delivery
 from penstock.messaging.steps import Probe, Step
 from penstock.worker.batcher import NOTHING, collect, due
+from penstock.worker.consumer import Consumer
 from penstock.worker.leases import LeaseBook
-from penstock.worker.line import Line
 from penstock.worker.settings import WorkerSettings
 
 
@@ -26,17 +26,17 @@ class PrefetchBuffer:
     def __init__(
         self,
         *,
-        line: Line,
+        consumer: Consumer,
         receive_max: int,
-        book: LeaseBook,
+        lease_book: LeaseBook,
         settings: WorkerSettings,
         bus: Bus,
         probe: Probe,
     ) -> None:
-        self._line = line
-        self._limits = line.limits
-        self._fetch_max = min(line.fetch(settings), receive_max)
-        self._book = book
+        self._consumer = consumer
+        self._limits = consumer.limits
+        self._fetch_max = min(consumer.receive_max(settings), receive_max)
+        self._lease_book = lease_book
         self._bus = bus
         self._probe = probe
         self._lock = threading.Lock()
@@ -51,40 +51,40 @@ class PrefetchBuffer:
             return not self._closed and not self._collecting.deliveries
 
     @property
-    def held(self) -> int:
+    def count(self) -> int:
         """The number of messages held here."""
         with self._lock:
             return sum(map(len, self._closed)) + len(self._collecting.deliveries)
 
-    def room(self, free_places: int) -> int:
-        """Return how many more messages may be received while ``free_places`` batches may begin."""
-        places = free_places if self._line.shares_slots else 1
+    def room(self, free: int) -> int:
+        """Return how many more messages may be received while ``free`` batches may begin."""
+        batches = free if self._consumer.shares_slots else 1
         with self._lock:
-            return 0 if self._closed else self._limits.messages_max * places - len(self._collecting.deliveries)
+            return 0 if self._closed else self._limits.messages_max * batches - len(self._collecting.deliveries)
 
-    def ask(self, room: int) -> ReceiveRequest:
+    def request(self, room: int) -> ReceiveRequest:
         """Return the receive request for a consumer with this much room, at least 1."""
-        return ReceiveRequest(queue=self._line.queue, messages_max=min(self._fetch_max, room))
+        return ReceiveRequest(queue=self._consumer.queue, messages_max=min(self._fetch_max, room))
 
-    def came(self, arrived: Sequence[Delivery], now: float) -> None:
-        """Record the result of a receive, possibly empty: register the leases, then add the deliveries to batches."""
+    def add(self, arrived: Sequence[Delivery], now: float) -> None:
+        """Take the result of a receive, possibly empty: register the leases, then add the deliveries to batches."""
         self._last_was_empty = not arrived
         if not arrived:
             return
-        self._book.register(arrived)
+        self._lease_book.register(arrived)
         self._add(arrived, now)
         self._probe(Step.RECEIVED)
-        for delivery in filter(_orphaned, arrived):
+        for delivery in filter(_is_orphaned, arrived):
             self._bus.emit(_taken_over(delivery))
-        if self._bus.hears(MessagesReceived):
+        if self._bus.wants(MessagesReceived):
             ids = tuple(delivery.message.id for delivery in arrived)
             first = [delivery.message.enqueued_at for delivery in arrived if delivery.attempt == 1]
             self._bus.emit(
                 MessagesReceived(
-                    queue=self._line.queue,
+                    queue=self._consumer.queue,
                     message_ids=ids,
                     redelivered=len(arrived) - len(first),
-                    orphaned=sum(_orphaned(delivery) for delivery in arrived),
+                    expired=sum(_is_orphaned(delivery) for delivery in arrived),
                     first_enqueued_at=min(first, default=None),
                 )
             )
@@ -93,7 +93,7 @@ class PrefetchBuffer:
         """Return up to ``count`` batches to begin now, without deliveries whose lease was lost meanwhile."""
         batches: Sequence[Sequence[Delivery]] = ()
         while not batches and (taken := self._take(count, now)):
-            batches = self._book.held_of(taken)
+            batches = self._lease_book.still_leased(taken)
         return batches
 
     def take_all(self) -> Sequence[Delivery]:
@@ -108,7 +108,7 @@ class PrefetchBuffer:
             with self._lock:
                 self._closed.extend([(delivery,) for delivery in arrived])
             return
-        weighed = [(delivery, self._line.handler.weigh(delivery)) for delivery in arrived]
+        weighed = [(delivery, self._consumer.handler.weigh(delivery)) for delivery in arrived]
         with self._lock:
             self._collecting, closed = collect(self._collecting, weighed, limits=self._limits, now=now)
             self._closed.extend(batch.deliveries for batch in closed)
@@ -126,7 +126,7 @@ class PrefetchBuffer:
         return taken
 
 
-def _orphaned(delivery: Delivery) -> bool:
+def _is_orphaned(delivery: Delivery) -> bool:
     return delivery.previous is not None and delivery.previous.end is AttemptEnd.EXPIRED
 
 

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 
 from penstock.errors import UserError
 from penstock.events import Bus, ReceiveFailed
-from penstock.messaging.backoff import Random, backoff_seconds, idle_seconds
+from penstock.messaging.backoff import Random, idle_seconds
 from penstock.messaging.broker import Broker, Listening, ReceiveRequest, TurnResult
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
+from penstock.worker.consumer import Consumer
 from penstock.worker.executor import Executor
 from penstock.worker.jobs import BackgroundJob
-from penstock.worker.line import Line
 from penstock.worker.prefetch import PrefetchBuffer
 from penstock.worker.settings import WorkerSettings
 
@@ -41,87 +41,89 @@ class Rotation:
 
     def order(self) -> Sequence[int]:
         """Return the consumers in the order to poll them; among equals, the least recently served first."""
-        return sorted(range(len(self._weights)), key=lambda line: (self._times[line], self._last_turns[line]))
+        return sorted(
+            range(len(self._weights)), key=lambda consumer: (self._times[consumer], self._last_turns[consumer])
+        )
 
-    def passed(self, line: int) -> None:
+    def skip(self, consumer: int) -> None:
         """Record that a consumer had no messages, or no room for them."""
-        self._busy[line] = False
+        self._busy[consumer] = False
 
-    def served(self, line: int, messages: int) -> None:
+    def advance(self, consumer: int, messages: int) -> None:
         """Record that a consumer received this many messages."""
-        if not self._busy[line]:
-            self._times[line] = max(self._times[line], self._now)
-        self._busy[line] = True
-        self._now = max(self._now, self._times[line])
-        self._times[line] += messages / self._weights[line]
+        if not self._busy[consumer]:
+            self._times[consumer] = max(self._times[consumer], self._now)
+        self._busy[consumer] = True
+        self._now = max(self._now, self._times[consumer])
+        self._times[consumer] += messages / self._weights[consumer]
         self._turn += 1
-        self._last_turns[line] = self._turn
+        self._last_turns[consumer] = self._turn
 
 
 @dataclass(slots=True, kw_only=True)
-class ServedLine:
+class ServedConsumer:
     """The runtime state of one consumer. The I/O thread writes the mutable fields unless noted."""
 
-    line: Line
-    intake: PrefetchBuffer
-    executors: Executor
-    upkeeps: Sequence[BackgroundJob]
-    ask_at: float  # monotonic: the earliest next poll
+    consumer: Consumer
+    prefetch: PrefetchBuffer
+    executor: Executor
+    jobs: Sequence[BackgroundJob]
+    poll_at: float  # monotonic: the earliest next poll
     polled_at: float | None = None  # monotonic: last successful poll
     receive_failures: int = 0  # in a row
-    unheard: bool = False  # an arrival may have been missed since the last poll
+    may_have_arrivals: bool = False  # an arrival may have been missed since the last poll
     halted: bool = False  # set once, by any thread that meets an error no retry can fix
     started: bool = False  # whether the prerequisite is ready; set once, by `penstock-start`
 
     @property
     def idle(self) -> bool:
         """Return True if nothing is running or held."""
-        return not self.executors.busy and self.intake.empty
+        return not self.executor.busy and self.prefetch.empty
 
     @property
     def awaits(self) -> str | None:
         """The prerequisite that is still starting, if any."""
-        return None if self.started or self.line.start is None else self.line.start.awaits
+        return None if self.started or self.consumer.start is None else self.consumer.start.awaits
 
     @property
     def room(self) -> int:
         """The number of messages that may still be received."""
         if self.halted or self.awaits is not None:
             return 0
-        room = self.intake.room(self.executors.free)
-        admitted = None if self.line.gate is None else self.line.gate.admits()
+        room = self.prefetch.room(self.executor.free)
+        admitted = None if self.consumer.gate is None else self.consumer.gate.admits()
         # Held messages already count: a batch that waits for more messages must not admit a second probe.
-        return room if admitted is None else max(min(room, admitted - self.intake.held), 0)
+        return room if admitted is None else max(min(room, admitted - self.prefetch.count), 0)
 
     @property
     def barred(self) -> bool:
         """Return True if held messages must not begin here: the consumer was halted, or its gate closed."""
-        if self.halted or self.line.gate is None:
+        if self.halted or self.consumer.gate is None:
             return self.halted
-        admitted = self.line.gate.admits()
-        return admitted is not None and self.intake.held > admitted
+        admitted = self.consumer.gate.admits()
+        return admitted is not None and self.prefetch.count > admitted
 
     @property
-    def put_back_seconds(self) -> float:
+    def release_delay_seconds(self) -> float:
         """Seconds for which barred messages stay invisible."""
-        return 0.0 if self.line.gate is None else self.line.gate.put_back_seconds()
+        return 0.0 if self.consumer.gate is None else self.consumer.gate.release_delay_seconds()
 
     @property
     def opens_at(self) -> float | None:
         """The time at which the gate admits more (monotonic), if that depends on time."""
-        return None if self.halted or self.line.gate is None else self.line.gate.opens_at()
+        return None if self.halted or self.consumer.gate is None else self.consumer.gate.opens_at()
 
     @property
-    def to_be_heard(self) -> bool:
+    def polls_early(self) -> bool:
         """Return True if it should be polled before its time."""
-        return self.unheard and not self.receive_failures
+        return self.may_have_arrivals and not self.receive_failures
 
     def due_batches(self, now: float) -> Sequence[Sequence[Delivery]]:
         """Return the batches to begin now: several for a consumer that shares slots, else one after any backoff."""
-        free = self.executors.free
-        if free < 1 or now < self.executors.not_before or self.barred:
+        free = self.executor.free
+        if free < 1 or now < self.executor.not_before or self.barred:
             return ()
-        return self.intake.next_batches(free if self.line.shares_slots else 1, now)
+        return self.prefetch.next_batches(free if self.consumer.shares_slots else 1, now)
 
 
 CALM_SECONDS = 0.002  # after a false alarm, until the next is heeded: bounds the polls, with hardly any delay
@@ -140,10 +142,10 @@ class QueueScheduler:
     """
 
     def __init__(
-        self, *, lines: Sequence[ServedLine], settings: WorkerSettings, clock: Clock, bus: Bus, random: Random
+        self, *, consumers: Sequence[ServedConsumer], settings: WorkerSettings, clock: Clock, bus: Bus, random: Random
     ) -> None:
-        self._lines = lines
-        self._rotation = Rotation([served.line.weight for served in lines])
+        self._consumers = consumers
+        self._rotation = Rotation([served.consumer.weight for served in consumers])
         self._settings = settings
         self._clock = clock
         self._bus = bus
@@ -151,10 +153,10 @@ class QueueScheduler:
         self._idle_seconds = settings.idle_floor_seconds
         # This and the next describe the last poll: consumers by index in rotation order, None for no room.
         self._began_at = 0.0
-        self._looked_at: Sequence[tuple[int, ReceiveRequest | None]] = ()
+        self._polled: Sequence[tuple[int, ReceiveRequest | None]] = ()
         self._full: str | None = None  # the queue whose last poll filled the request
         self._found_empty: Set[str] = frozenset()
-        self._alarmed = False  # an arrival was signalled, and nothing received since
+        self._signalled = False  # an arrival was signalled, and nothing received since
         self._calm_until = 0.0  # monotonic
 
     @property
@@ -168,123 +170,113 @@ class QueueScheduler:
         return self._found_empty
 
     @property
-    def roomy(self) -> Set[str]:
+    def with_room(self) -> Set[str]:
         """The queues with room."""
-        return frozenset(served.line.queue for served in self._lines if served.room > 0)
+        return frozenset(served.consumer.queue for served in self._consumers if served.room > 0)
 
-    def asks(self) -> Sequence[ReceiveRequest]:
+    def requests(self) -> Sequence[ReceiveRequest]:
         """Return the receive requests of the next poll: consumers that are due, else those with missed arrivals.
 
-        Consumers without room are left out. The caller must report the result with `came`.
+        Consumers without room are left out. The caller must report the result with `record`.
         """
         now = self._began_at = self._clock.monotonic()
-        rooms = [(index, self._lines[index].room) for index in self._rotation.order()]
-        asked = {index for index, room in rooms if room > 0 and self._lines[index].ask_at <= now}
+        rooms = [(index, self._consumers[index].room) for index in self._rotation.order()]
+        asked = {index for index, room in rooms if room > 0 and self._consumers[index].poll_at <= now}
         if not asked and self._calm_until <= now:
-            asked = {index for index, room in rooms if room > 0 and self._lines[index].to_be_heard}
-        self._looked_at = [
-            (index, self._lines[index].intake.ask(room) if room > 0 else None)
+            asked = {index for index, room in rooms if room > 0 and self._consumers[index].polls_early}
+        self._polled = [
+            (index, self._consumers[index].prefetch.request(room) if room > 0 else None)
             for index, room in rooms
             if room < 1 or index in asked
         ]
-        return [ask for _, ask in self._looked_at if ask is not None]
+        return [request for _, request in self._polled if request is not None]
 
-    def came(self, turn: TurnResult, *, heard: Set[str]) -> bool:
-        """Record the result of the requests of `asks`; return True if any message arrived.
+    def record(self, turn: TurnResult, *, listened: Set[str]) -> bool:
+        """Record the result of the requests of `requests`; return True if any message arrived.
 
-        ``heard``: the queues whose arrivals since the poll are signalled. Raises `UserError` if the broker can never
+        ``listened``: the queues whose arrivals since the poll are signalled. Raises `UserError` if the broker can never
         serve the request.
         """
-        empty: list[ServedLine] = []
+        empty: list[ServedConsumer] = []
         self._found_empty = frozenset()
-        for index, ask in self._looked_at:
-            served = self._lines[index]
-            if ask is not None and turn.deliveries and turn.deliveries[0].queue == ask.queue:
-                self._arrived(served, turn)
-                self._rotation.served(index, len(turn.deliveries))
-                self._full = ask.queue if len(turn.deliveries) >= ask.messages_max else None
+        for index, request in self._polled:
+            served = self._consumers[index]
+            if request is not None and turn.deliveries and turn.deliveries[0].queue == request.queue:
+                self._record_received(served, turn)
+                self._rotation.advance(index, len(turn.deliveries))
+                self._full = request.queue if len(turn.deliveries) >= request.messages_max else None
                 return True
-            self._rotation.passed(index)
-            if ask is None:
+            self._rotation.skip(index)
+            if request is None:
                 continue
-            if turn.receive_error is not None and turn.receive_error[0] == ask.queue:
-                self._failed(served, turn.receive_error[1])
+            if turn.receive_error is not None and turn.receive_error[0] == request.queue:
+                self._record_failure(served, turn.receive_error[1])
                 break
-            self._was_empty(served, heard=ask.queue in heard)
+            self._record_empty(served, listened=request.queue in listened)
             empty.append(served)
-            self._found_empty |= {ask.queue}
+            self._found_empty |= {request.queue}
         if empty:
             self._full = None
-            self._idle(empty, turn.next_in_seconds)
-            self._judge_alarm()
+            self._extend_idle(empty, turn.next_in_seconds)
+            self._check_false_alarm()
         return False
 
-    def alarmed(self) -> None:
+    def record_signal(self) -> None:
         """Record a signalled arrival; its queue is unknown."""
-        self._alarmed = True
-        self.unheard()
+        self._signalled = True
+        self.suspect_arrivals(besides=frozenset())
 
-    def unheard(self) -> None:
-        """Record that arrivals may have been missed in all queues."""
-        for served in self._lines:
-            served.unheard = True
-
-    def unheard_beside(self, heard: Set[str]) -> None:
-        """Record that arrivals may have been missed in all other queues."""
-        for served in self._lines:
-            if served.line.queue not in heard:
-                served.unheard = True
+    def suspect_arrivals(self, *, besides: Set[str]) -> None:
+        """Record that arrivals may have been missed in all queues ``besides`` these."""
+        for served in self._consumers:
+            if served.consumer.queue not in besides:
+                served.may_have_arrivals = True
 
     def rest_seconds(self) -> float | None:
         """Return the seconds until the next poll; None if no consumer has room."""
-        roomy = [served for served in self._lines if served.room > 0]
-        ask_at = [min(served.ask_at, self._calm_until) if served.to_be_heard else served.ask_at for served in roomy]
-        return max(min(ask_at) - self._clock.monotonic(), 0.0) if ask_at else None
+        roomy = [served for served in self._consumers if served.room > 0]
+        poll_at = [min(served.poll_at, self._calm_until) if served.polls_early else served.poll_at for served in roomy]
+        return max(min(poll_at) - self._clock.monotonic(), 0.0) if poll_at else None
 
-    def _judge_alarm(self) -> None:
+    def _check_false_alarm(self) -> None:
         """Record a false alarm if all consumers were polled in vain."""
-        if self._alarmed and not any(served.to_be_heard and served.room > 0 for served in self._lines):
-            self._alarmed = False
+        if self._signalled and not any(served.polls_early and served.room > 0 for served in self._consumers):
+            self._signalled = False
             self._calm_until = self._clock.monotonic() + CALM_SECONDS
 
-    def _arrived(self, served: ServedLine, turn: TurnResult) -> None:
-        self._alarmed, self._calm_until = False, 0.0
+    def _record_received(self, served: ServedConsumer, turn: TurnResult) -> None:
+        self._signalled, self._calm_until = False, 0.0
         served.receive_failures = 0
         served.polled_at = self._clock.monotonic()
-        served.intake.came(turn.deliveries, served.polled_at)
-        self._hasten()
+        served.prefetch.add(turn.deliveries, served.polled_at)
+        self._reset_idle()
 
-    def _was_empty(self, served: ServedLine, *, heard: bool) -> None:
+    def _record_empty(self, served: ServedConsumer, *, listened: bool) -> None:
         served.receive_failures = 0
-        served.unheard = served.unheard and not heard
+        served.may_have_arrivals = served.may_have_arrivals and not listened
         now = served.polled_at = self._clock.monotonic()
-        served.intake.came((), now)
-        served.ask_at = now + self._settings.idle_floor_seconds
+        served.prefetch.add((), now)
+        served.poll_at = now + self._settings.idle_floor_seconds
 
-    def _failed(self, served: ServedLine, error: Exception) -> None:
+    def _record_failure(self, served: ServedConsumer, error: Exception) -> None:
         if isinstance(error, UserError):
             raise error
         served.receive_failures += 1
-        self._bus.emit(ReceiveFailed(queue=served.line.queue, error=f"{type(error).__name__}: {error}"))
-        wait_seconds = backoff_seconds(
-            attempt=served.receive_failures,
-            base_seconds=self._settings.retry_base_seconds,
-            cap_seconds=self._settings.retry_cap_seconds,
-            random=self._random,
-        )
-        served.ask_at = self._clock.monotonic() + max(wait_seconds, self._settings.idle_floor_seconds)
+        self._bus.emit(ReceiveFailed(queue=served.consumer.queue, error=f"{type(error).__name__}: {error}"))
+        wait_seconds = self._settings.retry_seconds(served.receive_failures, self._random)
+        served.poll_at = self._clock.monotonic() + max(wait_seconds, self._settings.idle_floor_seconds)
 
-    def _hasten(self) -> None:
+    def _reset_idle(self) -> None:
         """Reset the idle waits after a message arrived."""
         if self._idle_seconds == self._settings.idle_floor_seconds:
             return
         self._idle_seconds = self._settings.idle_floor_seconds
         soon = self._clock.monotonic() + self._idle_seconds
-        for served in self._lines:
+        for served in self._consumers:
             if not served.receive_failures:
-                served.ask_at = min(served.ask_at, soon)
+                served.poll_at = min(served.poll_at, soon)
 
-    def _idle(self, empty: Sequence[ServedLine], next_in_seconds: float | None) -> None:
+    def _extend_idle(self, empty: Sequence[ServedConsumer], next_in_seconds: float | None) -> None:
         self._idle_seconds = idle_seconds(
             self._idle_seconds,
             floor_seconds=self._settings.idle_floor_seconds,
@@ -293,16 +285,16 @@ class QueueScheduler:
         )
         # A poll's wait in the broker counts as rest; after a slow answer the worker still rests for a moment.
         now = self._clock.monotonic()
-        ask_at = max(self._began_at + self._idle_seconds, now + 0.001)
+        poll_at = max(self._began_at + self._idle_seconds, now + 0.001)
         # A message that is due and did not come is no reason to hurry.
         if next_in_seconds is not None and next_in_seconds > 0:
-            ask_at = min(ask_at, now + max(next_in_seconds, 0.001))
+            poll_at = min(poll_at, now + max(next_in_seconds, 0.001))
         for served in empty:
-            served.ask_at = ask_at
+            served.poll_at = poll_at
 
 
 class ArrivalFlag:
-    """The signal that messages arrived. Used by the I/O thread, except `_tell`, which a thread of the broker calls."""
+    """The signal that messages arrived. Used by the I/O thread, but `_signal` is called by a thread of the broker."""
 
     def __init__(self, *, broker: Broker, queues: Sequence[str], wake: threading.Event) -> None:
         self._broker = broker
@@ -310,7 +302,7 @@ class ArrivalFlag:
         self._wake = wake
         self._listening: Listening | None = None
         self._wanted: Set[str] = frozenset()  # last requested, and not signalled yet
-        self._told = False  # set by the broker's thread, unset by the I/O thread
+        self._signalled = False  # set by the broker's thread, unset by the I/O thread
 
     @property
     def wanted(self) -> Set[str]:
@@ -318,8 +310,9 @@ class ArrivalFlag:
         return self._wanted
 
     def open(self) -> None:
-        """Start listening."""
-        self._listening = self._broker.listen(self._queues, self._tell)
+        """Start listening, unless there is no queue."""
+        if self._queues:
+            self._listening = self._broker.listen(self._queues, self._signal)
 
     def want(self, queues: Set[str]) -> None:
         """Listen to these queues from now on; cheap to repeat."""
@@ -327,11 +320,11 @@ class ArrivalFlag:
             self._wanted = queues
             self._listening.want(queues)
 
-    def told(self) -> bool:
+    def take(self) -> bool:
         """Return True if an arrival was signalled since the last call, and reset the flag; then call `want` again."""
-        if not self._told:
+        if not self._signalled:
             return False
-        self._told, self._wanted = False, frozenset()
+        self._signalled, self._wanted = False, frozenset()
         return True
 
     def close(self) -> None:
@@ -339,6 +332,6 @@ class ArrivalFlag:
         if self._listening is not None:
             self._listening.close()
 
-    def _tell(self) -> None:
-        self._told = True  # before waking: the I/O thread reads it once awake
+    def _signal(self) -> None:
+        self._signalled = True  # before waking: the I/O thread reads it once awake
         self._wake.set()

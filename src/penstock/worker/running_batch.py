@@ -1,13 +1,15 @@
-"""A running batch and its outcome.
+"""A running batch, the result of its run, and its timeout.
 
 - `RunningBatch`: a batch ends exactly once: with settlements, failed, timed out, claim lost, or released. The first
   thread that ends it decides the outcome of its deliveries; later results are ignored.
 - `result_of`: maps every return value and exception of a run to a closed type
-- `Outcomes`: settles the deliveries of a batch that ended, emits its failure, and backs off a consumer that keeps
-  failing
+- `ExecutionTimeouts`: which batches exceeded the handler's timeout. Only the time of the user's code counts, so the end
+  of a timeout is known as a lower bound: it moves while the execution waits for the ledger. Each execution is checked
+  again when its bound is reached.
 """
 
 import asyncio
+import heapq
 import inspect
 import threading
 from collections.abc import Callable, Sequence
@@ -15,15 +17,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.errors import PenstockError, PublishHalted, UserError
-from penstock.events import Bus, ExecutionFailed, SettlementMissing
-from penstock.messaging.backoff import Random, backoff_seconds
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer, Execution, HeldClaim
-from penstock.messaging.settlement import Release, Settlement
-from penstock.worker.line import Line
-from penstock.worker.settings import WorkerSettings
-from penstock.worker.settler import Settler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,88 +40,79 @@ class RunningBatch:
     """One running batch. Thread-safe."""
 
     __slots__ = (
-        "_course",
-        "_ended",
         "_number",
-        "_settled",
+        "_runtime",
         "deliveries",
+        "ended",
         "execution",
         "parted",
+        "settled",
         "task",
         "thread",
     )
 
-    def __init__(self, course: BatchRuntime, execution: Execution, deliveries: Sequence[Delivery], number: int) -> None:
+    def __init__(
+        self, runtime: BatchRuntime, execution: Execution, deliveries: Sequence[Delivery], number: int
+    ) -> None:
         self.execution = execution
         self.deliveries = deliveries
-        self.thread = course.thread  # the name of its thread; on the pool written by that thread when it begins
+        self.thread = runtime.thread  # the name of its thread; on the pool written by that thread when it begins
         self.task: asyncio.Task[None] | None = None  # on the loop: keeps the task alive; written by the loop's thread
         # Ended from outside and submitted, so the stop does not wait for the run; written by the thread that ended it.
         self.parted = False
-        self._course = course
+        self._runtime = runtime
         self._number = number
-        self._ended = False  # under the lock; set once, by the first thread that ends it
-        self._settled = False  # under the lock; set once, by the thread that submits the settlements
+        # The outcome of the deliveries is decided; the run may still be going. Set once, under the lock, by the first
+        # thread that ends the batch.
+        self.ended = False
+        # The settlements are submitted, or will be without another wait. Set once, under the lock, by the thread that
+        # submits them.
+        self.settled = False
 
     @property
     def handler(self) -> str:
         """The name of its handler."""
-        return self._course.handler
+        return self._runtime.handler
 
     @property
     def queue(self) -> str:
         """The queue of its deliveries."""
-        return self._course.queue
+        return self._runtime.queue
 
     @property
     def name(self) -> str:
         """The name of its task or of its own thread."""
-        return f"penstock-run-{self._course.handler}-{self._number}"
-
-    @property
-    def ended(self) -> bool:
-        """Return True if the outcome of the deliveries is decided. The run may still be going."""
-        return self._ended
-
-    @property
-    def message_ids(self) -> tuple[str, ...]:
-        """The message ids, for events."""
-        return tuple(delivery.message.id for delivery in self.deliveries)
-
-    @property
-    def settled(self) -> bool:
-        """Return True if the settlements are submitted, or will be without another wait."""
-        return self._settled
+        return f"penstock-run-{self._runtime.handler}-{self._number}"
 
     def end(self, *, settles: bool = True) -> bool:
         """Return True to the one caller that decides the outcome of the deliveries.
 
-        With ``settles=False`` the caller asks a ledger first, then calls `settles`. A stop does not wait for the ledger
-        and may settle earlier.
+        With ``settles=False`` the caller asks a ledger first, then calls `begin_settling`. A stop does not wait for the
+        ledger and may settle earlier.
         """
-        with self._course.lock:
-            first, self._ended = not self._ended, True
+        with self._runtime.lock:
+            first, self.ended = not self.ended, True
             if first and settles:
-                self._settled = True
+                self.settled = True
         return first
 
-    def settles(self) -> bool:
+    def begin_settling(self) -> bool:
         """Return True to the one caller that submits the settlements, after `end`."""
-        with self._course.lock:
-            first, self._settled = not self._settled, True
+        with self._runtime.lock:
+            first, self.settled = not self.settled, True
         return first
 
     def claim(self) -> HeldClaim | None:
         """Return the claim that the heartbeat extends; None once the batch has ended."""
-        return None if self._ended else self.execution.claim()
+        return None if self.ended else self.execution.claim()
 
     def loses(self, claim: HeldClaim) -> bool:
-        """Return True if the claim counts as lost when its keeper no longer knows it."""
-        return not self._ended and self.execution.loses(claim)
+        """Return True if the claim counts as lost when its extender no longer knows it."""
+        return not self.ended and self.execution.loses(claim)
 
     def lose(self) -> None:
         """Report that the claim is lost."""
-        self._course.lost(self)
+        self._runtime.lost(self)
 
 
 class RunReturned(NamedTuple):
@@ -179,169 +166,64 @@ def _failed_by(error: BaseException) -> RunRaised | RunFatal:
     return RunFatal(error=error) if isinstance(error, UserError | PublishHalted) else RunRaised(error=error)
 
 
-GIVEN_BACK = Release(refund=True)  # returned by an execution that ends itself because the worker stops
-CLAIM_LOST = "the claim was lost: somebody else works on it, or will"
+class ExecutionTimeouts:
+    """The running executions of one consumer, ordered by their next timeout check. Call under the lock of `Slots`.
 
-
-class Outcomes:
-    """The outcomes of one consumer's batches: settlements, failure events, and the backoff after failures.
-
-    Only the caller that ended the batch (`RunningBatch.end`) calls these methods, in any thread. A method that first
-    asks the ledger settles only if no stop has done so meanwhile (`RunningBatch.settles`).
+    New executions all have the same timeout, so they stay in order of their begin. Only those that outlive their first
+    bound move to the heap.
     """
 
-    def __init__(
-        self,
-        *,
-        line: Line,
-        lock: threading.Lock,
-        settler: Settler,
-        settings: WorkerSettings,
-        clock: Clock,
-        bus: Bus,
-        random: Random,
-    ) -> None:
-        self._handler = line.handler.name
-        self._timeout_seconds = line.handler.timeout_seconds
-        # For few and long runs; many short ones back off per message.
-        self._waits_after_failures = not line.shares_slots
-        self._lock = lock
-        self._settler = settler
-        self._settings = settings
+    def __init__(self, timeout_seconds: float | None, *, clock: Clock) -> None:
+        """If ``timeout_seconds`` is None, no execution is ever overdue."""
+        self._timeout_seconds = timeout_seconds
         self._clock = clock
-        self._bus = bus
-        self._random = random
-        self._concluded = 0  # under the lock, as are the next two; written by the thread that ends a batch
-        self._failures_in_a_row = 0
-        self._not_before = 0.0  # monotonic
-        self.draining = False  # set under the lock, by `Executor.drain`
-        self.gave_back: list[Delivery] = []  # appended to by the thread that ends a batch
+        self._young: dict[RunningBatch, float] = {}
+        self._old: list[tuple[float, int, RunningBatch]] = []
+        self._pushed = 0  # tie-breaker for heap entries with equal times
 
-    @property
-    def concluded(self) -> int:
-        """The number of batches with a decided outcome so far."""
-        return self._concluded
+    def add(self, batches: Sequence[RunningBatch]) -> None:
+        """Watch executions that are about to begin."""
+        if self._timeout_seconds is not None:
+            self._young.update(dict.fromkeys(batches, self._clock.monotonic() + self._timeout_seconds))
 
-    @property
-    def not_before(self) -> float:
-        """The earliest time of the next batch (monotonic): failures in a row delay a consumer of few, long runs."""
-        return self._not_before
+    def remove(self, batch: RunningBatch) -> None:
+        """Forget an execution that has returned."""
+        self._young.pop(batch, None)
 
-    def answered(self, answers: Sequence[tuple[RunningBatch, Answer]]) -> None:
-        """Submit the settlements that these runs returned."""
-        self._settler.submit([pair for flight, answer in answers for pair in self._settlements(flight, answer)])
-        self._count(failed=False, batches=len(answers))
+    def next_at(self) -> float | None:
+        """Return when the next execution must be checked (monotonic)."""
+        self._forget_ended()
+        young = next(iter(self._young.values()), None)
+        old = self._old[0][0] if self._old else None
+        return min((at for at in (young, old) if at is not None), default=None)
 
-    def failed(self, flight: RunningBatch, error: BaseException) -> None:
-        """Handle a run that raised: free its claim, which may block, and release its messages with backoff."""
-        self._free_claim(flight)
-        if flight.settles():
-            self.put_off(flight.deliveries, f"{type(error).__name__}: {error}")
+    def overdue(self) -> Sequence[RunningBatch]:
+        """Remove and return the executions that exceeded their timeout."""
+        if self._timeout_seconds is None:
+            return ()
+        now, found = self._clock.monotonic(), []
+        for batch in self._due(now):
+            left_seconds = batch.execution.left_seconds(self._timeout_seconds)
+            if left_seconds <= 0:
+                found.append(batch)
+            else:
+                self._pushed += 1
+                heapq.heappush(self._old, (now + left_seconds, self._pushed, batch))
+        return found
 
-    def halted(self, flight: RunningBatch, error: BaseException) -> None:
-        """Release the messages of a halted consumer, without counting an attempt: nothing is wrong with them."""
-        self._free_claim(flight)
-        if not flight.settles():
-            return
-        self._settler.submit([(delivery, Release(refund=True)) for delivery in flight.deliveries])
-        self._count(failed=False)
-        self._tell(flight.deliveries, f"{type(error).__name__}: {error}")
+    def _due(self, now: float) -> Sequence[RunningBatch]:
+        due: list[RunningBatch] = []
+        while (at := self.next_at()) is not None and at <= now:
+            if self._old and self._old[0][0] == at:
+                due.append(heapq.heappop(self._old)[2])
+            else:
+                batch = next(iter(self._young))
+                del self._young[batch]
+                due.append(batch)
+        return due
 
-    def claim_lost(self, flight: RunningBatch) -> None:
-        """Release the messages of a lost claim; the result of the run is already fenced off.
-
-        The infrastructure failed, not the work, so no attempt is counted: a message on its last attempt would be
-        dead-lettered.
-        """
-        self._put_back(flight.deliveries, failed=False, why=CLAIM_LOST, refund=True)
-
-    def timed_out(self, flight: RunningBatch) -> None:
-        """Record the timeout, which may block, and submit the settlements.
-
-        That removes the deliveries from the lease book: a hung run keeps no lease.
-        """
-        try:
-            answer = flight.execution.time_out()
-        except Exception as error:
-            self.failed(flight, error)
-            return
-        if not flight.settles():
-            return
-        self._settler.submit(self._settlements(flight, answer))
-        self._count(failed=True)
-        if not self._waits_after_failures:
-            return  # the handler reports the failure of each message
-        self._tell(
-            flight.deliveries,
-            f"no end within its timeout of {self._timeout_seconds:g} s; it is interrupted, and holds its place on "
-            f"{flight.thread} until it ends",
-        )
-
-    def put_back_unbegun(self, flight: RunningBatch, why: str) -> None:
-        """Release an execution for which no thread could be started, without counting an attempt."""
-        self._put_back(flight.deliveries, failed=True, why=why, refund=True)
-
-    def put_off(self, deliveries: Sequence[Delivery], why: str) -> None:
-        """Release messages that got no settlement, each with a delay that grows with its attempts."""
-        self._put_back(deliveries, failed=True, why=why)
-
-    def interrupt(self, flight: RunningBatch) -> None:
-        """Interrupt the run. May block, for example to cancel a Spark job."""
-        try:
-            flight.execution.interrupt()
-        except Exception as error:
-            self._tell(flight.deliveries, f"interrupting failed: {type(error).__name__}: {error}")
-
-    def drain(self, flight: RunningBatch) -> None:
-        """Notify the execution that the worker has begun to stop."""
-        try:
-            flight.execution.drain()
-        except Exception as error:
-            self._tell(flight.deliveries, f"telling it of the stop failed: {type(error).__name__}: {error}")
-
-    def _settlements(self, flight: RunningBatch, answer: Answer) -> Sequence[tuple[Delivery, Settlement]]:
-        settlements: list[tuple[Delivery, Settlement]] = []
-        for delivery in flight.deliveries:
-            settlement = answer.get(delivery.receipt)
-            if settlement is None:
-                self._bus.emit(SettlementMissing(queue=delivery.queue, message_id=delivery.message.id))
-                settlement = self._delayed(delivery)
-            if self.draining and settlement == GIVEN_BACK:
-                self.gave_back.append(delivery)
-            settlements.append((delivery, settlement))
-        return settlements
-
-    def _free_claim(self, flight: RunningBatch) -> None:
-        # A failed run should have freed its claim itself. If it could not, the claim would block the objects of its
-        # batch until the lease ends. Freeing it twice does no harm.
-        try:
-            flight.execution.give_back()
-        except Exception as error:
-            self._tell(flight.deliveries, f"giving the claim back failed: {type(error).__name__}: {error}")
-
-    def _put_back(self, deliveries: Sequence[Delivery], *, failed: bool, why: str, refund: bool = False) -> None:
-        self._settler.submit([(delivery, self._delayed(delivery, refund=refund)) for delivery in deliveries])
-        self._count(failed=failed)
-        self._tell(deliveries, why)
-
-    def _tell(self, deliveries: Sequence[Delivery], error: str) -> None:
-        ids = tuple(delivery.message.id for delivery in deliveries)
-        self._bus.emit(ExecutionFailed(handler=self._handler, message_ids=ids, error=error))
-
-    def _delayed(self, delivery: Delivery, *, refund: bool = False) -> Release:
-        return Release(delay_seconds=self._backoff_seconds(delivery.attempt), refund=refund)
-
-    def _count(self, *, failed: bool, batches: int = 1) -> None:
-        with self._lock:
-            self._concluded += batches
-            self._failures_in_a_row = self._failures_in_a_row + 1 if failed else 0
-            if failed and self._waits_after_failures:
-                self._not_before = self._clock.monotonic() + self._backoff_seconds(self._failures_in_a_row)
-
-    def _backoff_seconds(self, attempt: int) -> float:
-        return backoff_seconds(
-            attempt=attempt,
-            base_seconds=self._settings.backoff_base_seconds,
-            cap_seconds=self._settings.backoff_cap_seconds,
-            random=self._random,
-        )
+    def _forget_ended(self) -> None:
+        while self._young and (batch := next(iter(self._young))).ended:
+            del self._young[batch]
+        while self._old and self._old[0][2].ended:
+            heapq.heappop(self._old)

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 
 from penstock.errors import ConfigurationError
+from penstock.messaging.backoff import Random, backoff_seconds
 
+RELEASE_SECONDS = 3.0  # to release unfinished messages
+FLUSH_SECONDS = 2.0  # to apply the last settlements
 INTAKE_SECONDS = 1.0  # from the signal until nothing more is fetched
 CLAIMS_END_EARLIER_SECONDS = 1.0  # than the leases of their messages
 MARGIN_SECONDS = 2.0  # for the interpreter's exit and slow machines
@@ -25,8 +28,8 @@ def budget(
     *,
     stop_timeout_seconds: float,
     drain_seconds: float | None = None,
-    release_seconds: float = 3.0,
-    flush_seconds: float = 2.0,
+    release_seconds: float = RELEASE_SECONDS,
+    flush_seconds: float = FLUSH_SECONDS,
     poll_wait_seconds: float = 0.0,
 ) -> StopBudget:
     """Divide the stop timeout; by default draining gets the time that the other steps leave (timeout - 8 s).
@@ -38,14 +41,14 @@ def budget(
     drain = stop_timeout_seconds - rest if drain_seconds is None else drain_seconds
     if min(drain, release_seconds, flush_seconds) < 0:
         raise ConfigurationError(
-            f"a stop timeout of {stop_timeout_seconds:g} s leaves no time to drain: stopping, giving back and flushing "
+            f"a stop timeout of {stop_timeout_seconds:g} s leaves no time to drain: stopping, releasing and flushing "
             f"take {rest:g} s; give the worker a longer stop timeout"
         )
     if drain + rest > stop_timeout_seconds:
         raise ConfigurationError(
             f"draining for {drain:g} s does not fit a stop timeout of {stop_timeout_seconds:g} s: the rest of stopping "
             f"takes {rest:g} s; drain at most {max(stop_timeout_seconds - rest, 0.0):g} s or raise the stop timeout "
-            "(settings drain_seconds and stop_timeout_seconds)"
+            "(settings worker.drain and worker.stop_timeout)"
         )
     if poll_wait_seconds > INTAKE_SECONDS + drain:
         raise ConfigurationError(
@@ -83,15 +86,15 @@ class WorkerSettings:
     backoff_cap_seconds: float = 60.0
     stop_timeout_seconds: float = 30.0
     drain_seconds: float | None = None  # None: the rest of the stop timeout
-    release_seconds: float = 3.0
-    flush_seconds: float = 2.0
+    release_seconds: float = RELEASE_SECONDS
+    flush_seconds: float = FLUSH_SECONDS
     turn_seconds_max: float = 300.0  # a turn at the broker that takes longer is hung
     upkeep_seconds_max: float = 3_600.0  # the same for a background job, which publishes, sweeps and cleans up
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "fetch_max", "settle_max"):
             if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} is {getattr(self, name)}: it has to be at least 1")
+                raise ConfigurationError(f"{name} is {getattr(self, name)}: set it to at least 1")
         for name in ("idle_floor_seconds", "lease_seconds", "retry_base_seconds", "backoff_base_seconds"):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: it has to be more than 0")
@@ -123,12 +126,24 @@ class WorkerSettings:
 
     @property
     def claim_answer_seconds(self) -> float:
-        """Timeout in seconds of each response from a keeper of claims during a heartbeat.
+        """Timeout in seconds of each response from an extender of claims during a heartbeat.
 
         A call waits for up to four responses (a connection, its settings, the check of an old connection, the call),
         which must fit between two heartbeats.
         """
         return self.heartbeat_interval_seconds / 4
+
+    def retry_seconds(self, tries: int, random: Random) -> float:
+        """Return the wait after this many failed calls to the broker."""
+        return backoff_seconds(
+            attempt=tries, base_seconds=self.retry_base_seconds, cap_seconds=self.retry_cap_seconds, random=random
+        )
+
+    def backoff_seconds(self, attempt: int, random: Random) -> float:
+        """Return the wait after this many failures of the work."""
+        return backoff_seconds(
+            attempt=attempt, base_seconds=self.backoff_base_seconds, cap_seconds=self.backoff_cap_seconds, random=random
+        )
 
     @property
     def endangered_seconds(self) -> float:

@@ -14,8 +14,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.errors import UserError
-from penstock.events import Bus, DeliverySettled, SettleFailed, SettlementsTaken
-from penstock.messaging.backoff import Random, backoff_seconds
+from penstock.events import Bus, DeliverySettled, SettlementFailed, SettlementsApplied
+from penstock.messaging.backoff import Random, ceiling_seconds
 from penstock.messaging.broker import Broker, SettleFailure
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
@@ -57,7 +57,7 @@ class Settler:
         self,
         *,
         broker: Broker,
-        book: LeaseBook,
+        lease_book: LeaseBook,
         settings: WorkerSettings,
         clock: Clock,
         bus: Bus,
@@ -65,14 +65,14 @@ class Settler:
         random: Random,
     ) -> None:
         self._broker = broker
-        self._book = book
+        self._lease_book = lease_book
         self._settings = settings
         self._clock = clock
         self._bus = bus
         self._probe = probe
         self._random = random
         self._fenced = broker.capabilities.fenced
-        self._hold_seconds_max = broker.capabilities.hold_seconds_max
+        self._release_delay_seconds_max = broker.capabilities.release_delay_seconds_max
         self._batch = broker.capabilities.settle_batch
         self._linger_seconds = broker.capabilities.settle_linger_seconds
         self._lock = threading.Lock()
@@ -85,8 +85,8 @@ class Settler:
 
     def submit(self, settlements: Iterable[tuple[Delivery, Settlement]]) -> None:
         """Take settlements over. Thread-safe. Delays above the broker's maximum are cut to it."""
-        hold_seconds_max = self._hold_seconds_max
-        arrived = [(delivery, _within(settlement, hold_seconds_max)) for delivery, settlement in settlements]
+        release_delay_seconds_max = self._release_delay_seconds_max
+        arrived = [(delivery, _within(settlement, release_delay_seconds_max)) for delivery, settlement in settlements]
         with self._lock:
             if self._linger_seconds and not self._fresh:
                 self._fresh_since = self._clock.monotonic()
@@ -112,7 +112,7 @@ class Settler:
         Raises `UserError` if the broker can never do it; other failures are retried later.
         """
         while (group := self.take_due(lingering=False)).settlements:
-            self.applied(group, *self._called(group.settlements))
+            self.record_result(group, *self._called(group.settlements))
 
     def take_due(self, *, lingering: bool = True) -> SettlementGroup:
         """Remove and return the next group of due settlements, to be reported with `applied`. For the I/O thread only.
@@ -134,7 +134,7 @@ class Settler:
             self._probe(Step.SETTLING)
         return group
 
-    def applied(self, group: SettlementGroup, failures: Sequence[SettleFailure], error: Exception | None) -> None:
+    def record_result(self, group: SettlementGroup, failures: Sequence[SettleFailure], error: Exception | None) -> None:
         """Record the result for a group: the broker's failures, or an error for all of it. For the I/O thread only.
 
         Raises `UserError` if the broker can never do it; other failures are retried later.
@@ -153,8 +153,9 @@ class Settler:
         """
         left = list(settlements)
         ends_at = {delivery.receipt: float("inf") for delivery, _ in left}
-        never, pause_seconds = threading.Event(), self._settings.retry_base_seconds
+        never, tries = threading.Event(), 0
         while left:
+            tries += 1
             refused: list[tuple[Delivery, Settlement]] = []
             for start in range(0, len(left), self._settings.settle_max):
                 group = SettlementGroup(
@@ -167,8 +168,9 @@ class Settler:
             now = self._clock.monotonic()
             if not left or now >= deadline:
                 break
+            # No cap: each try emits an event per message, so tries become rare. The deadline bounds the wait.
+            pause_seconds = ceiling_seconds(attempt=tries, base_seconds=self._settings.retry_base_seconds)
             self._clock.wait(never, min(pause_seconds, deadline - now))
-            pause_seconds *= 2.0  # each try emits an event per message, so tries become rare
         return [delivery for delivery, _ in left]
 
     @property
@@ -185,13 +187,13 @@ class Settler:
         return due
 
     def _due_at(self, pending: PendingSettlement) -> float:
-        over = pending.put_off and not self._book.is_extended_now(pending.delivery)
-        return 0.0 if over else pending.due_at
+        is_due = pending.put_off and not self._lease_book.is_extended_now(pending.delivery)
+        return 0.0 if is_due else pending.due_at
 
     def _group(
         self, fresh: Sequence[tuple[Delivery, Settlement]], again: Sequence[PendingSettlement]
     ) -> SettlementGroup:
-        ends_at = self._book.unregister([delivery for delivery, _ in fresh], wait_seconds=0.0)
+        ends_at = self._lease_book.unregister([delivery for delivery, _ in fresh], wait_seconds=0.0)
         if not self._fenced:
             fresh = self._without_extended(fresh, ends_at)
         if not again:
@@ -217,7 +219,7 @@ class Settler:
                 put_off=True,
             )
             for delivery, settlement in fresh
-            if not isinstance(settlement, Ack) and self._book.is_extended_now(delivery)
+            if not isinstance(settlement, Ack) and self._lease_book.is_extended_now(delivery)
         }
         if not put_off:
             return fresh
@@ -244,7 +246,7 @@ class Settler:
         refused = {failure.delivery.receipt: failure for failure in failures}
         if error is None:
             self._counted(group.settlements, refused)
-        if error is None and not failures and not self._bus.hears(DeliverySettled):
+        if error is None and not failures and not self._bus.wants(DeliverySettled):
             return []
         again: list[PendingSettlement] = []
         for delivery, settlement in group.settlements:
@@ -259,17 +261,17 @@ class Settler:
         return again
 
     def _counted(self, settlements: Sequence[tuple[Delivery, Settlement]], refused: Container[str]) -> None:
-        if not self._bus.hears(SettlementsTaken):
+        if not self._bus.wants(SettlementsApplied):
             return
         taken: dict[str, list[Settlement]] = {}
         for delivery, settlement in settlements:
             if delivery.receipt not in refused:
                 taken.setdefault(delivery.queue, []).append(settlement)
         for queue, of_queue in taken.items():
-            self._bus.emit(SettlementsTaken(queue=queue, settlements=tuple(of_queue)))
+            self._bus.emit(SettlementsApplied(queue=queue, settlements=tuple(of_queue)))
 
     def _settled(self, delivery: Delivery, settlement: Settlement) -> None:
-        if not self._bus.hears(DeliverySettled):
+        if not self._bus.wants(DeliverySettled):
             return
         self._bus.emit(
             DeliverySettled(
@@ -283,7 +285,7 @@ class Settler:
         now = self._clock.monotonic()
         lost = failure.lost or now >= group.lease_ends_at.get(delivery.receipt, now)
         self._bus.emit(
-            SettleFailed(
+            SettlementFailed(
                 queue=delivery.queue,
                 message_id=delivery.message.id,
                 attempt=delivery.attempt,
@@ -296,12 +298,7 @@ class Settler:
 
     def _later(self, group: SettlementGroup, delivery: Delivery, settlement: Settlement) -> PendingSettlement:
         tries = group.tries.get(delivery.receipt, 0) + 1
-        wait_seconds = backoff_seconds(
-            attempt=tries,
-            base_seconds=self._settings.retry_base_seconds,
-            cap_seconds=self._settings.retry_cap_seconds,
-            random=self._random,
-        )
+        wait_seconds = self._settings.retry_seconds(tries, self._random)
         return PendingSettlement(
             delivery=delivery,
             settlement=settlement,
@@ -311,8 +308,8 @@ class Settler:
         )
 
 
-def _within(settlement: Settlement, hold_seconds_max: float) -> Settlement:
+def _within(settlement: Settlement, release_delay_seconds_max: float) -> Settlement:
     # One delay that the broker refuses would make it refuse the whole group.
-    if isinstance(settlement, Release) and not 0 <= settlement.delay_seconds <= hold_seconds_max:
-        return replace(settlement, delay_seconds=min(max(settlement.delay_seconds, 0.0), hold_seconds_max))
+    if isinstance(settlement, Release) and not 0 <= settlement.delay_seconds <= release_delay_seconds_max:
+        return replace(settlement, delay_seconds=min(max(settlement.delay_seconds, 0.0), release_delay_seconds_max))
     return settlement

@@ -10,21 +10,18 @@ from types import FrameType
 from typing import Any
 
 from penstock.errors import ClaimLost, TemporaryError
-from penstock.events import Bus, GiveBackFailed
+from penstock.events import Bus, ReleaseFailed
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.settlement import Release
+from penstock.messaging.settlement import UNCOUNTED
 from penstock.messaging.threads import begin_thread
 from penstock.worker.leases import LeaseBook
 from penstock.worker.running_batch import RunningBatch
 from penstock.worker.settler import Settler
 
-UNSTARTED = Release(delay_seconds=0.0, refund=True)  # not begun, so no attempt is counted
-GIVEN_BACK = Release(delay_seconds=0.0, refund=True)  # ended by a shutdown, which is no failure of the message
-
 # Shares of the release time, as ends of successive steps: waiting for heartbeat calls in progress until the first,
 # freeing claims until the second, releasing messages at the broker until the third. The rest is for interrupting.
-BOOK_SHARE = 1 / 3
+LEASE_BOOK_SHARE = 1 / 3
 _CLAIMS_SHARE = 2 / 3
 BROKER_SHARE = 0.9
 _PENDING_PAUSE_SECONDS = 0.05  # between two checks of batches that wait for the ledger
@@ -39,7 +36,7 @@ DUMPING = (signal.SIGTTIN, signal.SIGUSR1)
 class StopSignal:
     """Requests to workers: to stop (once to drain, twice to release at once), to pause, or to dump their stacks.
 
-    Signal handlers only call `request`, `pause` and `ask_for_stacks`. A handler runs between two bytecodes of the main
+    Signal handlers only call `request`, `pause` and `request_stacks`. A handler runs between two bytecodes of the main
     thread, wherever that thread is. So the main thread must not wait on an event watched here (`Event` holds a lock
     that is not reentrant while it begins to wait); `Worker.run` therefore runs the lifecycle in another thread.
     """
@@ -48,10 +45,10 @@ class StopSignal:
         self.signal_number: int | None = None  # of the first signal that requested a stop; written by signal handlers
         self._requests = 0  # this and the next two: written by signal handlers and callers of the methods
         self._paused = False
-        self._stacks_asked = 0
-        self._news = 0  # as above: the number of all requests
-        self._told = 0  # the last request passed to the events; written by the thread or handler in `_tell`
-        self._telling = False  # as above
+        self._stacks_requested = 0
+        self._changes = 0  # as above: the number of all requests
+        self._notified = 0  # the last request passed to the events; written by the thread or handler in `_notify`
+        self._notifying = False  # as above
         # Replaced as a whole, so that handlers see the old or the new tuple.
         self._watching: tuple[threading.Event, ...] = ()
         self._lock = threading.Lock()  # guards the replacing; never taken by a handler
@@ -78,31 +75,31 @@ class StopSignal:
         return self._paused
 
     @property
-    def stacks_asked(self) -> int:
+    def stacks_requested(self) -> int:
         """The number of requests to dump the stacks."""
-        return self._stacks_asked
+        return self._stacks_requested
 
     def request(self) -> None:
         """Request a stop once more. Safe in a signal handler, also in one that interrupts another."""
         self._requests += 1
-        self._tell()
+        self._notify()
 
     def pause(self) -> None:
         """Request workers to stop fetching, release unbegun messages, and stay up until a stop. Cannot be undone."""
         self._paused = True
-        self._tell()
+        self._notify()
 
-    def ask_for_stacks(self) -> None:
+    def request_stacks(self) -> None:
         """Request workers to log the stacks of all threads and tasks."""
-        self._stacks_asked += 1
-        self._tell()
+        self._stacks_requested += 1
+        self._notify()
 
     @contextmanager
     def watched_by(self, event: threading.Event) -> Iterator[None]:
         """Set the event at each request, and now if there was a request before."""
         with self._lock:
             self._watching = (*self._watching, event)
-        if self._news:
+        if self._changes:
             event.set()
         try:
             yield
@@ -131,27 +128,27 @@ class StopSignal:
         if number in PAUSING:
             self.pause()
         elif number in DUMPING:
-            self.ask_for_stacks()
+            self.request_stacks()
         else:
             self.signal_number = self.signal_number or number
             self.request()
 
-    def _tell(self) -> None:
-        self._news += 1
+    def _notify(self) -> None:
+        self._changes += 1
         # A handler that interrupts another one inside Event.set must not set that event too: the lock is taken, and its
         # holder could never continue. The interrupted handler sees the new count and sets the events again.
-        while not self._telling and self._told < self._news:
-            self._telling = True
-            self._told = self._news
+        while not self._notifying and self._notified < self._changes:
+            self._notifying = True
+            self._notified = self._changes
             for event in self._watching:
                 event.set()
-            self._telling = False
+            self._notifying = False
 
 
-def give_back(
+def release_running(
     *,
-    flights: Sequence[RunningBatch],
-    book: LeaseBook,
+    batches: Sequence[RunningBatch],
+    lease_book: LeaseBook,
     settler: Settler,
     clock: Clock,
     bus: Bus,
@@ -169,49 +166,53 @@ def give_back(
     """
     began_at = clock.monotonic()
     ends_claims_at = began_at + seconds * _CLAIMS_SHARE
-    everybody = ", ".join(dict.fromkeys(flight.handler for flight in flights))
-    left: list[Delivery] = []
+    handlers = ", ".join(dict.fromkeys(batch.handler for batch in batches))
+    unaccepted: list[Delivery] = []
 
-    def tried(what: str, step: Callable[[], object], handler: str = everybody) -> None:
+    def attempt(step_name: str, step: Callable[[], object], handler: str = handlers) -> None:
         try:
             step()
         except Exception as error:
-            bus.emit(GiveBackFailed(handler=handler, step=what, error=f"{type(error).__name__}: {error}"))
+            bus.emit(ReleaseFailed(handler=handler, step=step_name, error=f"{type(error).__name__}: {error}"))
 
-    def unfreed(flight: RunningBatch, error: Exception) -> None:
-        told = f"{type(error).__name__}: {error}"
-        bus.emit(GiveBackFailed(handler=flight.handler, step="free what the batch holds", error=told))
+    def report_unfreed(batch: RunningBatch, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        bus.emit(ReleaseFailed(handler=batch.handler, step="free what the batch holds", error=reason))
 
     def release(released: Sequence[RunningBatch]) -> None:
         deliveries = _deliveries(released)
-        left.extend(deliveries)
+        unaccepted.extend(deliveries)
         refused = settler.settle_by(
-            [(delivery, GIVEN_BACK) for delivery in deliveries], deadline=began_at + seconds * BROKER_SHARE
+            [(delivery, UNCOUNTED) for delivery in deliveries], deadline=began_at + seconds * BROKER_SHARE
         )
         settled = {delivery.receipt for delivery in deliveries} - {delivery.receipt for delivery in refused}
-        left[:] = [delivery for delivery in left if delivery.receipt not in settled]
+        unaccepted[:] = [delivery for delivery in unaccepted if delivery.receipt not in settled]
 
-    tried(
-        "leave the heartbeat's book", lambda: book.unregister(_deliveries(flights), wait_seconds=seconds * BOOK_SHARE)
+    attempt(
+        "leave the heartbeat's book",
+        lambda: lease_book.unregister(_deliveries(batches), wait_seconds=seconds * LEASE_BOOK_SHARE),
     )
-    claimless = [flight for flight in flights if not _holds_claim(flight)]
-    holding = [flight for flight in flights if flight not in set(claimless)]
-    freeings = [_ClaimRelease(claimless, unfreed, threads=1), _ClaimRelease(holding, unfreed, threads=FREEING_THREADS)]
-    for freeing in freeings:
-        freeing.start()
-    for freeing in freeings:
-        clock.wait(freeing.over, max(ends_claims_at - clock.monotonic(), 0.0))
-        for flight in freeing.give_up():
-            unfreed(flight, TimeoutError("the time for it was over; the claim ends with its lease"))
-        if freeing.flights:
-            tried("release the messages", partial(release, freeing.flights))
-    for flight in flights:
-        tried("interrupt the work", flight.execution.interrupt, flight.handler)
-    return left
+    claimless = [batch for batch in batches if not _holds_claim(batch)]
+    holding = [batch for batch in batches if batch not in set(claimless)]
+    claim_releases = [
+        _ClaimRelease(claimless, report_unfreed, threads=1),
+        _ClaimRelease(holding, report_unfreed, threads=FREEING_THREADS),
+    ]
+    for claim_release in claim_releases:
+        claim_release.start()
+    for claim_release in claim_releases:
+        clock.wait(claim_release.ended, max(ends_claims_at - clock.monotonic(), 0.0))
+        for batch in claim_release.abandon():
+            report_unfreed(batch, TimeoutError("the time for it was over; the claim ends with its lease"))
+        if claim_release.batches:
+            attempt("release the messages", partial(release, claim_release.batches))
+    for batch in batches:
+        attempt("interrupt the work", batch.execution.interrupt, batch.handler)
+    return unaccepted
 
 
 def release_pending(
-    *, flights: Sequence[RunningBatch], book: LeaseBook, settler: Settler, clock: Clock, seconds: float
+    *, batches: Sequence[RunningBatch], lease_book: LeaseBook, settler: Settler, clock: Clock, seconds: float
 ) -> Sequence[Delivery]:
     """Release the messages of batches that ended and wait for the ledger; return those the broker did not accept.
 
@@ -219,14 +220,14 @@ def release_pending(
     """
     began_at = clock.monotonic()
     never = threading.Event()
-    while (left := [flight for flight in flights if not flight.settled]) and (
+    while (pending := [batch for batch in batches if not batch.settled]) and (
         left_seconds := began_at + seconds * _CLAIMS_SHARE - clock.monotonic()
     ) > 0:
         clock.wait(never, min(_PENDING_PAUSE_SECONDS, left_seconds))
-    deliveries = _deliveries([flight for flight in left if flight.settles()])
-    book.unregister(deliveries, wait_seconds=0.0)
+    deliveries = _deliveries([batch for batch in pending if batch.begin_settling()])
+    lease_book.unregister(deliveries, wait_seconds=0.0)
     return settler.settle_by(
-        [(delivery, GIVEN_BACK) for delivery in deliveries], deadline=began_at + seconds * BROKER_SHARE
+        [(delivery, UNCOUNTED) for delivery in deliveries], deadline=began_at + seconds * BROKER_SHARE
     )
 
 
@@ -234,33 +235,33 @@ class _ClaimRelease:
     """The threads that free the claims of batches, since a ledger may not answer within the time of a stop."""
 
     def __init__(
-        self, flights: Sequence[RunningBatch], failed: Callable[[RunningBatch, Exception], None], *, threads: int
+        self, batches: Sequence[RunningBatch], failed: Callable[[RunningBatch, Exception], None], *, threads: int
     ) -> None:
-        self.flights = flights
-        self.over = threading.Event()
+        self.batches = batches
+        self.ended = threading.Event()
         self._failed = failed
-        self._threads = min(threads, len(flights))
+        self._threads = min(threads, len(batches))
         self._lock = threading.Lock()
-        self._waiting = deque(flights)  # under the lock, as are the next two
-        self._open = dict.fromkeys(flights)
-        self._given_up = False
-        if not flights:
-            self.over.set()
+        self._waiting = deque(batches)  # under the lock, as are the next two
+        self._open = dict.fromkeys(batches)
+        self._abandoned = False
+        if not batches:
+            self.ended.set()
 
     def start(self) -> None:
         """Start the threads; if none can be started, run in the calling thread."""
         for number in range(self._threads):
             try:
-                begin_thread(self._run, name="penstock-give-back-claims")
+                begin_thread(self._run, name="penstock-release-claims")
             except TemporaryError:
                 if not number:
                     self._run()
                 return
 
-    def give_up(self) -> Sequence[RunningBatch]:
+    def abandon(self) -> Sequence[RunningBatch]:
         """Begin no more; return the batches that were not freed."""
         with self._lock:
-            self._given_up = True
+            self._abandoned = True
             self._waiting.clear()
             return list(self._open)
 
@@ -269,29 +270,29 @@ class _ClaimRelease:
             with self._lock:
                 if not self._waiting:
                     return
-                flight = self._waiting.popleft()
-            self._free(flight)
+                batch = self._waiting.popleft()
+            self._free(batch)
             with self._lock:
-                self._open.pop(flight, None)
+                self._open.pop(batch, None)
                 if not self._open:
-                    self.over.set()
+                    self.ended.set()
 
-    def _free(self, flight: RunningBatch) -> None:
+    def _free(self, batch: RunningBatch) -> None:
         try:
-            flight.execution.give_back()
+            batch.execution.release()
         except Exception as error:
             with self._lock:
-                reported = self._given_up
+                reported = self._abandoned
             if not reported:
-                self._failed(flight, error)
+                self._failed(batch, error)
 
 
-def _deliveries(flights: Iterable[RunningBatch]) -> list[Delivery]:
-    return [delivery for flight in flights for delivery in flight.deliveries]
+def _deliveries(batches: Iterable[RunningBatch]) -> list[Delivery]:
+    return [delivery for batch in batches for delivery in batch.deliveries]
 
 
-def _holds_claim(flight: RunningBatch) -> bool:
+def _holds_claim(batch: RunningBatch) -> bool:
     try:
-        return flight.execution.claim() is not None
+        return batch.execution.claim() is not None
     except ClaimLost:
         return False

@@ -49,7 +49,7 @@ IN_MEMORY = {
     "test_the_attempt_is_committed",
     "test_a_stale_attempt_changes_nothing",
     "test_while_it_is_open_others_are_busy_for_the_rest_of_the_lease",
-    "test_an_ended_attempt_frees_the_key_and_is_told",
+    "test_an_ended_attempt_frees_the_key_and_is_reported",
     "test_what_is_not_due_yet_is_not_forgotten_however_long_ago_it_was_intended",
     "test_a_late_duplicate_of_an_archived_object_ends_as_processed_and_leaves_no_trace",
     "test_counts_name_every_state",

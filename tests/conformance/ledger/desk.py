@@ -1,4 +1,4 @@
-"""What the ledger's tests share: short ways to make candidates and outcomes, and a look at everything stored."""
+"""Helpers of the ledger's tests: short ways to make candidates and outcomes, and to read everything stored."""
 
 import hashlib
 import time
@@ -12,13 +12,13 @@ from penstock.ledger.records import (
     AttemptFailure,
     BatchOutcome,
     Candidate,
-    Carrier,
     FailedObject,
     ObjectClaims,
     ObjectResult,
     ObjectState,
+    OriginalMessage,
+    WorkClaimResult,
     WorkRow,
-    WorkStanding,
 )
 from penstock.ledger.schema import metadata
 
@@ -51,7 +51,7 @@ def candidate(
         key=key,
         size_bytes=100,
         uri=f"s3://landing/{key.decode('utf-8', 'backslashreplace')}",
-        carrier=Carrier(message_id=message, enqueued_at=enqueued_at, replay_id=replay),
+        original_message=OriginalMessage(message_id=message, enqueued_at=enqueued_at, replay_id=replay),
         version_id=version_id,
         etag="etag",
         sequencer=sequencer,
@@ -66,13 +66,13 @@ def outcome(
     claim: ObjectClaims,
     *,
     failed: Mapping[str, AttemptFailure] | None = None,
-    refund: bool = False,
+    uncounted: bool = False,
     pipeline: str = PIPELINE,
     **fields: Any,
 ) -> BatchOutcome:
     """Everything claimed is processed but what is said to have failed."""
     failures = [
-        FailedObject(object_id=object_id_of(name), failure=failure, reason=f"{name} is {failure}", refund=refund)
+        FailedObject(object_id=object_id_of(name), failure=failure, reason=f"{name} is {failure}", uncounted=uncounted)
         for name, failure in (failed or {}).items()
     ]
     lost = {failure.object_id for failure in failures}
@@ -123,7 +123,7 @@ class Desk:
         handler: str = HANDLER,
         worker: str = "worker-1",
         lease_seconds: float = LEASE_SECONDS,
-    ) -> WorkStanding:
+    ) -> WorkClaimResult:
         return self.ledger.begin_work(
             handler, key, attempt_id=attempt or self.fresh(), worker=worker, lease_seconds=lease_seconds
         )

@@ -8,9 +8,9 @@ from penstock.ledger.records import AttemptState, ObjectState
 A = object_id_of("a")
 
 
-def abandon(desk: Desk, attempt: str, *, refund: bool = False, unattributed: bool = False) -> bool:
+def abandon(desk: Desk, attempt: str, *, uncounted: bool = False, unattributed: bool = False) -> bool:
     return desk.ledger.abandon(
-        attempt, reason="the worker stops", outcome="given_back", refund=refund, unattributed=unattributed
+        attempt, reason="the worker stops", outcome="given_back", uncounted=uncounted, unattributed=unattributed
     )
 
 
@@ -27,19 +27,20 @@ def test_an_abandoned_attempt_frees_its_objects_and_says_why(desk: Desk) -> None
 
 
 @pytest.mark.parametrize(
-    ("refund", "unattributed", "attempts", "failures"), [(False, False, 2, 0), (True, False, 1, 0), (False, True, 2, 1)]
+    ("uncounted", "unattributed", "attempts", "failures"),
+    [(False, False, 2, 0), (True, False, 1, 0), (False, True, 2, 1)],
 )
-def test_who_is_charged(desk: Desk, refund: bool, unattributed: bool, attempts: int, failures: int) -> None:
+def test_which_attempts_count(desk: Desk, uncounted: bool, unattributed: bool, attempts: int, failures: int) -> None:
     desk.claim(candidates("a"), attempt="first")
-    abandon(desk, "first", refund=refund, unattributed=unattributed)
+    abandon(desk, "first", uncounted=uncounted, unattributed=unattributed)
     claimed = desk.claim(candidates("a")).claimed[A]
     assert (claimed.attempts, claimed.unattributed_failures) == (attempts, failures)
     assert desk.ledger.unattributed_failures(PIPELINE, [A, b"?" * 16]) == {A: failures, b"?" * 16: 0}
 
 
-def test_an_attempt_is_given_up_once(desk: Desk) -> None:
+def test_an_attempt_is_abandoned_once(desk: Desk) -> None:
     desk.claim(candidates("a"), attempt="first")
-    assert [abandon(desk, "first", refund=True) for _ in range(2)] == [True, False]
+    assert [abandon(desk, "first", uncounted=True) for _ in range(2)] == [True, False]
     assert desk.claim(candidates("a")).claimed[A].attempts == 1
 
 
@@ -76,7 +77,7 @@ def test_a_dead_workers_attempts_are_given_up_whatever_their_lease(desk: Desk) -
     assert desk.claim(candidates("a")).claimed[A].attempts == 2
 
 
-def test_gc_is_told_every_abandoned_attempt_every_time(desk: Desk) -> None:
+def test_gc_gets_every_abandoned_attempt_every_time(desk: Desk) -> None:
     for name in ("b", "a"):
         desk.claim(candidates("x"), attempt=name)
         abandon(desk, name)

@@ -20,7 +20,7 @@ def seen_before(desk: Desk, name: str, seconds: float) -> None:
         )
 
 
-def test_of_a_pipeline_without_objects_nothing_waits(desk: Desk) -> None:
+def test_a_pipeline_without_objects_has_nothing_waiting(desk: Desk) -> None:
     found = desk.ledger.ages.waiting("unheard of", overdue_after_seconds=HOUR)
     assert (found.oldest_age_seconds, found.overdue, found.committed_seq) == (0.0, 0, 0)
     assert set(found.objects.values()) == {0}
@@ -45,18 +45,18 @@ def test_what_waits_is_counted_and_aged_whether_free_or_claimed(desk: Desk) -> N
 def test_a_tally_is_brought_up_by_the_batches_and_is_what_counting_finds(desk: Desk) -> None:
     ages = desk.ledger.ages
     desk.process("a", "b")
-    tally = ages.tally(PIPELINE)
+    tally = ages.processed_count(PIPELINE)
     assert tally == ProcessedCount(processed=2, seq=1)
     desk.process("c")
     desk.process("d", "e", "f")
-    brought = ages.brought_up(PIPELINE, tally)
-    assert brought == ProcessedCount(processed=6, seq=3) == ages.tally(PIPELINE)
-    assert ages.brought_up(PIPELINE, brought) == brought
-    assert ages.tally("unheard of") == ProcessedCount(processed=0, seq=0)
+    brought = ages.updated_count(PIPELINE, tally)
+    assert brought == ProcessedCount(processed=6, seq=3) == ages.processed_count(PIPELINE)
+    assert ages.updated_count(PIPELINE, brought) == brought
+    assert ages.processed_count("unheard of") == ProcessedCount(processed=0, seq=0)
     assert brought.processed == desk.ledger.counts(PIPELINE)[ObjectState.PROCESSED]
 
 
-def test_a_batch_tells_how_long_ago_it_was_committed(desk: Desk) -> None:
+def test_a_batch_shows_how_long_ago_it_was_committed(desk: Desk) -> None:
     desk.process("a")
     with desk.ledger.database.engine.begin() as connection:
         connection.execute(update(batches).values(committed_at=batches.c.committed_at - HOUR))

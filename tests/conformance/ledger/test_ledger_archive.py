@@ -69,7 +69,7 @@ def test_a_replay_and_a_late_redrive_find_an_archived_object_done(desk: Desk) ->
     assert claim.ended[object_id_of("a")].state is ObjectState.PROCESSED
 
 
-def test_what_goes_into_the_file_is_all_that_is_known(desk: Desk) -> None:
+def test_an_export_contains_everything_that_is_known(desk: Desk) -> None:
     desk.fail(AttemptFailure.RETRY, candidate("a", version_id="v-1", sequencer="0A"), "a")
     desk.process("a")
     (row,) = desk.ledger.objects(PIPELINE)
@@ -93,7 +93,7 @@ def test_batches_go_in_order_as_many_as_fit_and_a_large_one_alone(desk: Desk) ->
     assert desk.ledger.archives.retiring(PIPELINE, after_seq=4, up_to_seq=10, objects_max=3) is None
 
 
-def test_of_two_archivers_one_wins_and_the_other_changes_nothing(desk: Desk) -> None:
+def test_one_of_two_archivers_wins_and_the_other_changes_nothing(desk: Desk) -> None:
     desk.process("a")
     retiring = next_file(desk.ledger)
     file = ArchiveFile(uri=FILE, objects=1, bytes=1)
@@ -223,7 +223,7 @@ def test_what_is_at_work_or_known_is_left_alone_and_the_rest_replaced(desk: Desk
     desk.fail(AttemptFailure.DEAD, candidate("dead"), "dead")
     claim = desk.claim(candidates("busy"))
     names = ["done", "waiting", "dead", "busy", "new"]
-    looked = desk.ledger.adoptions.look(PIPELINE, candidates(*names))
+    looked = desk.ledger.adoptions.preview(PIPELINE, candidates(*names))
     adoption = adopt(desk.ledger, *names)
     assert adoption == looked
     assert (adoption.new, adoption.known, set(adoption.busy)) == (3, 1, ids(["busy"]))
@@ -237,7 +237,7 @@ def test_what_is_at_work_or_known_is_left_alone_and_the_rest_replaced(desk: Desk
 
 def test_looking_changes_nothing(desk: Desk) -> None:
     before = desk.everything()
-    assert desk.ledger.adoptions.look(PIPELINE, candidates("a")).new == 1
+    assert desk.ledger.adoptions.preview(PIPELINE, candidates("a")).new == 1
     assert desk.everything() == before
 
 

@@ -87,7 +87,7 @@ def test_claimers_against_archivers(shared_desk: Desk) -> None:
 
 
 def test_claimers_against_imports(shared_desk: Desk) -> None:
-    """What is imported is claimed by nobody, and what is claimed is imported by nobody: each object has one fate."""
+    """Each object is either imported or claimed, never both."""
 
     def run(number: int) -> tuple[set[bytes], int]:
         if number % 2:

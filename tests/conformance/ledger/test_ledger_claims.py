@@ -17,7 +17,7 @@ from tests.conformance.ledger.desk import (
     outcome,
 )
 
-from penstock.ledger.records import AttemptFailure, AttemptState, Candidate, Carrier, ObjectState
+from penstock.ledger.records import AttemptFailure, AttemptState, Candidate, ObjectState, OriginalMessage
 from penstock.ledger.schema import attempts
 
 A, B, C = (object_id_of(name) for name in "abc")
@@ -28,7 +28,7 @@ def test_free_objects_are_taken_and_charged(desk: Desk) -> None:
     assert set(claim.claimed) == {A, B}
     assert (claim.attempt_id, claim.busy, claim.ended) == ("first", {}, {})
     assert [(one.attempts, one.unattributed_failures) for one in claim.claimed.values()] == [(1, 0), (1, 0)]
-    assert claim.claimed[A].carrier == Carrier(message_id="m-1", enqueued_at=BEFORE)
+    assert claim.claimed[A].original_message == OriginalMessage(message_id="m-1", enqueued_at=BEFORE)
     assert desk.state("a") is ObjectState.PROCESSING
     assert desk.timeline("a") == [("first", "open", None)]
 
@@ -42,7 +42,7 @@ def test_the_attempt_has_its_lease_by_the_databases_clock(desk: Desk) -> None:
     assert attempt.ended_at is None
 
 
-def test_what_another_attempt_holds_is_busy_for_the_rest_of_its_lease(desk: Desk) -> None:
+def test_objects_of_another_attempt_are_busy_for_the_rest_of_its_lease(desk: Desk) -> None:
     desk.claim(candidates("a"))
     claim = desk.claim(candidates("a"), attempt="second")
     assert claim.claimed == {}
@@ -70,19 +70,19 @@ def test_every_candidate_is_in_exactly_one_part_of_the_claim(desk: Desk) -> None
     assert (set(claim.claimed), set(claim.busy), set(claim.ended)) == ({C}, {B}, {A})
 
 
-@pytest.mark.parametrize("failure", [AttemptFailure.DEAD, AttemptFailure.GONE, AttemptFailure.SUPERSEDED])
-def test_an_ended_object_is_told_with_its_reason(desk: Desk, failure: AttemptFailure) -> None:
+@pytest.mark.parametrize("failure", [AttemptFailure.DEAD, AttemptFailure.DELETED, AttemptFailure.SUPERSEDED])
+def test_an_ended_object_is_reported_with_its_reason(desk: Desk, failure: AttemptFailure) -> None:
     desk.fail(failure, candidate("a", message="m-9"), "a")
     ended = desk.claim(candidates("a")).ended[A]
     assert (ended.state, ended.reason) == (ObjectState(failure.value), f"a is {failure}")
-    carrier = Carrier(message_id="m-9", enqueued_at=BEFORE) if failure is AttemptFailure.DEAD else None
-    assert ended.carrier == carrier
+    original_message = OriginalMessage(message_id="m-9", enqueued_at=BEFORE) if failure is AttemptFailure.DEAD else None
+    assert ended.original_message == original_message
 
 
 def test_a_processed_object_has_ended(desk: Desk) -> None:
     desk.process("a")
     ended = desk.claim(candidates("a")).ended[A]
-    assert (ended.state, ended.reason, ended.carrier) == (ObjectState.PROCESSED, None, None)
+    assert (ended.state, ended.reason, ended.original_message) == (ObjectState.PROCESSED, None, None)
 
 
 def test_an_object_to_be_retried_is_free_and_charged_again(desk: Desk) -> None:
@@ -125,7 +125,7 @@ def test_extending_always_succeeds_while_open_even_when_it_moves_nothing(desk: D
 def test_what_is_not_open_cannot_be_extended(desk: Desk) -> None:
     desk.ledger.commit(outcome(desk.claim(candidates("a"), attempt="committed")))
     desk.claim(candidates("b"), attempt="abandoned")
-    desk.ledger.abandon("abandoned", reason="", outcome="given_back", refund=False, unattributed=False)
+    desk.ledger.abandon("abandoned", reason="", outcome="given_back", uncounted=False, unattributed=False)
     attempts = ["committed", "abandoned", "never heard of"]
     assert [desk.ledger.extend(attempt, lease_seconds=9.0) for attempt in attempts] == [False, False, False]
 
@@ -149,16 +149,16 @@ def test_two_pipelines_work_on_one_object_each_for_itself(desk: Desk) -> None:
 def test_the_first_of_several_messages_that_name_an_object_carries_it(desk: Desk) -> None:
     claim = desk.claim([candidate("a", message="m-1"), candidate("a", message="m-2")])
     assert len(claim.claimed) == 1
-    assert claim.claimed[A].carrier == Carrier(message_id="m-1", enqueued_at=BEFORE)
+    assert claim.claimed[A].original_message == OriginalMessage(message_id="m-1", enqueued_at=BEFORE)
     assert desk.attempts("a") == 1
 
 
 def test_the_carrier_is_the_message_of_the_last_claim(desk: Desk) -> None:
     desk.fail(AttemptFailure.RETRY, candidate("a", message="m-1"), "a")
     desk.fail(AttemptFailure.DEAD, candidate("a", message="m-2"), "a")
-    carrier = desk.claim(candidates("a")).ended[A].carrier
-    assert carrier is not None
-    assert carrier.message_id == "m-2"
+    original_message = desk.claim(candidates("a")).ended[A].original_message
+    assert original_message is not None
+    assert original_message.message_id == "m-2"
 
 
 # Who comes first is for the database to say; a later version of one key supersedes an earlier one
@@ -204,7 +204,7 @@ def test_row_59_a_newer_one_that_is_tried_again_supersedes_an_older_one_that_com
 def test_row_59_a_newer_one_that_lives_again_does_too(desk: Desk) -> None:
     new, old = sequenced("new", "0055AB"), sequenced("old", "0055AA")
     desk.fail(AttemptFailure.DEAD, new, "new")
-    again = replace(new, carrier=replace(new.carrier, replay_id="replay"))
+    again = replace(new, original_message=replace(new.original_message, replay_id="replay"))
     claim = desk.claim([old, again])
     assert (set(claim.claimed), set(claim.ended)) == ({object_id_of("new")}, {object_id_of("old")})
 
@@ -226,7 +226,7 @@ def test_row_59_the_shorter_sequencer_is_padded_on_the_right(desk: Desk) -> None
 
 def test_row_59_a_newer_one_that_never_arrived_supersedes_nothing(desk: Desk) -> None:
     new = sequenced("new", "0055AB")
-    desk.ledger.commit(outcome(desk.claim([new]), failed={"new": AttemptFailure.GONE}))
+    desk.ledger.commit(outcome(desk.claim([new]), failed={"new": AttemptFailure.DELETED}))
     assert set(desk.claim([sequenced("old", "0055AA")]).claimed) == {object_id_of("old")}
 
 

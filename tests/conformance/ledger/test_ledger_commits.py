@@ -1,32 +1,40 @@
 """Commits, on every database: all of it or nothing, fenced, in sequence."""
 
-from typing import Any
-
 import pytest
 from sqlalchemy import text
 from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidate, candidates, object_id_of, outcome
 
 from penstock.errors import ClaimLost, ConfigurationError, SchemaMoved
-from penstock.ledger.records import AttemptFailure, AttemptState, BatchOutcome, FailedObject, ObjectResult, ObjectState
+from penstock.ledger.records import (
+    AttemptFailure,
+    AttemptState,
+    BatchOutcome,
+    BatchRecord,
+    FailedObject,
+    ObjectResult,
+    ObjectState,
+)
 
 A, B = object_id_of("a"), object_id_of("b")
 
 
 def test_a_batch_is_recorded_whole(desk: Desk) -> None:
     claim = desk.claim(candidates("a", "b"), attempt="first", worker="worker-7")
-    fields: dict[str, Any] = {
-        "rows": 20,
-        "lines_quarantined": 2,
-        "bytes": 200,
-        "manifest": '[{"path":"x"}]',
-        "quarantine_manifest": "[]",
-    }
-    assert desk.ledger.commit(outcome(claim, stage_seconds={"run": 1.5}, **fields)) == 1
+    record = BatchRecord(
+        rows=20,
+        lines_quarantined=2,
+        bytes=200,
+        manifest='[{"path":"x"}]',
+        quarantine_manifest="[]",
+        stage_seconds={"run": 1.5},
+        spark_ui_url="http://history/1",
+    )
+    assert desk.ledger.commit(outcome(claim, record=record)) == 1
     batch = desk.ledger.batch(PIPELINE, 1)
     assert batch is not None
-    assert {name: getattr(batch, name) for name in fields} == fields
+    assert batch.record == record
     assert (batch.pipeline, batch.seq, batch.attempt_id, batch.objects) == (PIPELINE, 1, "first", 2)
-    assert (batch.worker, batch.stage_seconds, batch.table_schema) == ("worker-7", {"run": 1.5}, None)
+    assert (batch.worker, batch.table_schema) == ("worker-7", None)
 
 
 def test_processed_objects_name_their_batch(desk: Desk) -> None:
@@ -54,7 +62,7 @@ def test_failed_objects_leave_in_the_same_transaction(desk: Desk) -> None:
     failed = {
         "again": AttemptFailure.RETRY,
         "dead": AttemptFailure.DEAD,
-        "gone": AttemptFailure.GONE,
+        "gone": AttemptFailure.DELETED,
         "old": AttemptFailure.SUPERSEDED,
     }
     assert desk.ledger.commit(outcome(claim, failed=failed)) == 1
@@ -62,7 +70,7 @@ def test_failed_objects_leave_in_the_same_transaction(desk: Desk) -> None:
         "ok": ObjectState.PROCESSED,
         "again": ObjectState.UNPROCESSED,
         "dead": ObjectState.DEAD,
-        "gone": ObjectState.GONE,
+        "gone": ObjectState.DELETED,
         "old": ObjectState.SUPERSEDED,
     }
     batch = desk.ledger.batch(PIPELINE, 1)
@@ -78,7 +86,7 @@ def test_failed_objects_leave_in_the_same_transaction(desk: Desk) -> None:
 def test_a_refund_takes_the_charge_off_and_an_unattributed_failure_is_remembered(desk: Desk) -> None:
     claim = desk.claim(candidates("a", "b"))
     failed = [
-        FailedObject(object_id=A, failure=AttemptFailure.RETRY, reason="", refund=True),
+        FailedObject(object_id=A, failure=AttemptFailure.RETRY, reason="", uncounted=True),
         FailedObject(object_id=B, failure=AttemptFailure.RETRY, reason="", unattributed=True),
     ]
     desk.ledger.commit(BatchOutcome(pipeline=PIPELINE, attempt_id=claim.attempt_id, processed=[], failed=failed))
@@ -199,7 +207,7 @@ def test_a_new_schema_is_in_force_from_its_batch_on(desk: Desk) -> None:
     assert (row.schema_id, row.table_schema, row.next_seq) == (2, '{"two": 2}', 5)
 
 
-def test_of_two_runs_that_change_the_schema_one_must_plan_again(desk: Desk) -> None:
+def test_one_of_two_runs_that_change_the_schema_must_plan_again(desk: Desk) -> None:
     one, two = desk.claim(candidates("a")), desk.claim(candidates("b"))
     assert desk.ledger.commit(outcome(one, schema_id=0, new_schema='{"x": "int"}')) == 1
     before = desk.everything()

@@ -39,7 +39,7 @@ def test_the_steps_come_in_their_order(desk: Desk) -> None:
     spied = Desk(ledger, desk.numbers)
     spied.process("a")
     spied.claim(candidates("b"), attempt="b")
-    ledger.abandon("b", reason="", outcome="given_back", refund=True, unattributed=False)
+    ledger.abandon("b", reason="", outcome="given_back", uncounted=True, unattributed=False)
     opened = [Step.OBJECTS_REGISTERED, Step.ATTEMPT_OPENED]
     assert steps == [*opened, Step.COMMITTING, Step.COMMITTED, *opened, Step.ABANDONED]
 
@@ -60,10 +60,10 @@ def test_a_claim_whose_attempt_was_given_up_before_it_took_the_rest_is_lost(desk
 
     def give_up(step: Step) -> None:
         if step is Step.OBJECTS_REGISTERED:
-            assert desk.ledger.abandon("lost", reason="", outcome="expired", refund=False, unattributed=False)
+            assert desk.ledger.abandon("lost", reason="", outcome="expired", uncounted=False, unattributed=False)
 
     hasty = Desk(Ledger(desk.ledger.database, give_up), desk.numbers)
-    with pytest.raises(TemporaryError, match="attempt lost was given up while it claimed"):
+    with pytest.raises(TemporaryError, match="attempt lost was abandoned while it claimed"):
         hasty.claim(candidates("a", "known"), attempt="lost")
     assert (desk.state("a"), desk.state("known")) == (ObjectState.UNPROCESSED, ObjectState.UNPROCESSED)
     assert desk.ledger.open_attempts(PIPELINE) == []
@@ -132,7 +132,7 @@ def test_a_crash_after_giving_up_left_the_objects_free(desk: Desk) -> None:
     desk.claim(candidates("a"), attempt="first")
     with pytest.raises(Crash):
         crashing_at(desk, Step.ABANDONED).abandon(
-            "first", reason="", outcome="given_back", refund=False, unattributed=False
+            "first", reason="", outcome="given_back", uncounted=False, unattributed=False
         )
     assert desk.state("a") is ObjectState.UNPROCESSED
 
@@ -153,7 +153,7 @@ def test_a_commit_whose_answer_is_lost_counts_once(desk: Desk, committed: bool, 
 
 @pytest.mark.parametrize("committed", [True, False])
 def test_an_end_without_a_batch_whose_answer_is_lost_counts_once(desk: Desk, committed: bool) -> None:
-    failed = outcome(desk.claim(candidates("a")), failed={"a": AttemptFailure.RETRY}, refund=True)
+    failed = outcome(desk.claim(candidates("a")), failed={"a": AttemptFailure.RETRY}, uncounted=True)
     with replies_lost(desk.ledger.database.engine, times=1, committed=committed):
         assert desk.ledger.commit(failed) is None
     assert desk.claim(candidates("a")).claimed[A].attempts == 1, "refunded once"

@@ -47,13 +47,13 @@ def test_ended_live_and_archived_objects_are_known_and_no_others(desk: Desk) -> 
     desk.process("processed-1", "processed-2")
     for name, failure in {
         "dead": AttemptFailure.DEAD,
-        "gone": AttemptFailure.GONE,
+        "gone": AttemptFailure.DELETED,
         "superseded": AttemptFailure.SUPERSEDED,
     }.items():
         desk.ledger.commit(outcome(desk.claim(candidates(name)), failed={name: failure}))
     desk.ledger.commit(outcome(desk.claim(candidates("waits")), failed={"waits": AttemptFailure.RETRY}))
     given_back = desk.claim(candidates("given back"))
-    desk.ledger.abandon(given_back.attempt_id, reason="stop", outcome="given_back", refund=True, unattributed=False)
+    desk.ledger.abandon(given_back.attempt_id, reason="stop", outcome="given_back", uncounted=True, unattributed=False)
     desk.claim(candidates("late"), lease_seconds=OVER, pipeline="other")  # claims give up those that are over
     desk.claim(candidates("live"))
     desk.claim(candidates("over"), lease_seconds=OVER)
@@ -90,14 +90,14 @@ def test_small_answers_hold_all_ids_once(desk: Desk, monkeypatch: pytest.MonkeyP
     assert sorted(known(desk.ledger.known_ids(PIPELINE))) == ids(*names)
 
 
-def test_what_a_server_cuts_off_is_asked_for_in_smaller_pieces(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_answers_are_requested_in_smaller_pieces(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"object-{number}" for number in range(300)]
     archive(desk, list(map(object_id_of, names)))
     monkeypatch.setattr(known_ids, "_CONCAT_BYTES_MAX", 20 * ID_BYTES)
     assert sorted(known(desk.ledger.known_ids(PIPELINE))) == ids(*names)
 
 
-def test_a_look_that_fails_for_a_while_is_tried_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_fails_for_a_while_is_repeated(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.process("a", "b")
     faults = iter([TemporaryError("away"), TemporaryError("away")])
     real = desk.ledger.database.reading

@@ -132,7 +132,7 @@ def test_nothing_is_registered_if_one_name_is_refused(desk: Desk) -> None:
     register(desk.ledger, "third", name="new", queue="new")
 
 
-def test_of_apps_that_start_at_once_one_gets_the_name(shared_url: str) -> None:
+def test_one_of_several_apps_that_start_at_once_gets_the_name(shared_url: str) -> None:
     Ledger.open(shared_url).close()
     ready, outcomes = threading.Barrier(6), list[str]()
 
@@ -167,7 +167,7 @@ def test_one_apps_retention_leaves_the_completions_of_others_alone(desk: Desk) -
     assert isinstance(billing.begin("1"), KeyDone)
 
 
-def test_what_an_earlier_version_completed_still_counts_after_the_upgrade(shared_url: str) -> None:
+def test_completions_of_an_earlier_version_still_count_after_the_upgrade(shared_url: str) -> None:
     before_the_upgrade(shared_url, "42")
     ledger = Ledger.open(shared_url)
     shop = keys(ledger, "shop", queue="orders")

@@ -59,11 +59,11 @@ def test_what_a_batch_processed_comes_page_by_page(desk: Desk) -> None:
 def test_batches_ripen_in_their_order_by_the_databases_clock(desk: Desk) -> None:
     for name in ("one", "two", "three"):
         desk.process(name)
-    assert desk.ledger.ripe_batches(PIPELINE, after_seq=0, older_than_seconds=HOUR_SECONDS) == 0
+    assert desk.ledger.last_batch_older_than(PIPELINE, after_seq=0, older_than_seconds=HOUR_SECONDS) == 0
     age(desk, 1, seconds=2 * HOUR_SECONDS)
     age(desk, 3, seconds=2 * HOUR_SECONDS)  # a clock that was set back between: the second one still holds it up
-    assert desk.ledger.ripe_batches(PIPELINE, after_seq=0, older_than_seconds=HOUR_SECONDS) == 1
-    assert desk.ledger.ripe_batches(PIPELINE, after_seq=1, older_than_seconds=HOUR_SECONDS) == 1
+    assert desk.ledger.last_batch_older_than(PIPELINE, after_seq=0, older_than_seconds=HOUR_SECONDS) == 1
+    assert desk.ledger.last_batch_older_than(PIPELINE, after_seq=1, older_than_seconds=HOUR_SECONDS) == 1
     age(desk, 2, seconds=2 * HOUR_SECONDS)
-    assert desk.ledger.ripe_batches(PIPELINE, after_seq=0, older_than_seconds=HOUR_SECONDS) == 3
-    assert desk.ledger.ripe_batches(PIPELINE, after_seq=3, older_than_seconds=HOUR_SECONDS) == 3
+    assert desk.ledger.last_batch_older_than(PIPELINE, after_seq=0, older_than_seconds=HOUR_SECONDS) == 3
+    assert desk.ledger.last_batch_older_than(PIPELINE, after_seq=3, older_than_seconds=HOUR_SECONDS) == 3

@@ -108,7 +108,7 @@ def test_counts_name_every_state(desk: Desk) -> None:
         ObjectState.PROCESSING: 1,
         ObjectState.PROCESSED: 2,
         ObjectState.DEAD: 1,
-        ObjectState.GONE: 0,
+        ObjectState.DELETED: 0,
         ObjectState.SUPERSEDED: 0,
     }
 
@@ -176,10 +176,10 @@ def test_rows_written_are_summed_up_to_a_batch(desk: Desk) -> None:
     one = desk.ledger.written_to(PIPELINE, 1)
     desk.process("c")
     batches = desk.ledger.batches(PIPELINE, after_seq=0, limit=10)
-    assert one == (batches[0].rows, batches[0].lines_quarantined)
+    assert one == (batches[0].record.rows, batches[0].record.lines_quarantined)
     assert desk.ledger.written_to(PIPELINE, 2) == (
-        sum(batch.rows for batch in batches),
-        sum(batch.lines_quarantined for batch in batches),
+        sum(batch.record.rows for batch in batches),
+        sum(batch.record.lines_quarantined for batch in batches),
     )
     assert desk.ledger.written_to("other", 2) == (0, 0)
 
@@ -191,7 +191,7 @@ def test_what_needs_no_message_is_known_among_others(desk: Desk) -> None:
     for failure, name in (
         (AttemptFailure.DEAD, "dead"),
         (AttemptFailure.RETRY, "again"),
-        (AttemptFailure.GONE, "gone"),
+        (AttemptFailure.DELETED, "gone"),
     ):
         desk.fail(failure, candidate(name), name)
     names = ("done", "held", "left", "dead", "again", "gone")

@@ -39,7 +39,7 @@ def test_row_65_threads_that_want_the_same_objects_share_them_out(shared_desk: D
     assert sum(map(len, claims)) == len(NAMES)
 
 
-def test_claims_that_overlap_in_part_deadlock_nobody(shared_desk: Desk) -> None:
+def test_partly_overlapping_claims_never_deadlock(shared_desk: Desk) -> None:
     claims = together(lambda n: set(shared_desk.claim(candidates(*slices(n)), attempt=f"by {n}").claimed))
     assert_each_in_one(claims)
     wanted = {name for number in range(CLAIMERS) for name in slices(number)}
@@ -154,7 +154,7 @@ def die_at(url: str, step: Step) -> None:
         (Step.COMMITTED, ObjectState.PROCESSED, 1),
     ],
 )
-def test_a_process_killed_at_a_step_leaves_what_the_next_one_can_go_on_with(
+def test_a_process_killed_at_a_step_leaves_what_the_next_one_can_continue_with(
     shared_url: str, step: Step, state: ObjectState, attempts: int
 ) -> None:
     child = spawning.Process(target=die_at, args=(shared_url, step))

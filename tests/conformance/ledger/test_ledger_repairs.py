@@ -1,4 +1,4 @@
-"""What a repair writes that only the ledger sees; the rest is in tests/conformance/repair, with a table."""
+"""The rows that a repair writes to the ledger; the rest is in tests/conformance/repair, with a table."""
 
 import pytest
 from tests.conformance.ledger.desk import PIPELINE, Desk

@@ -17,11 +17,11 @@ LETTERS = 40
 
 
 def replay(number: int, *, due_at: float | None = None) -> Replay:
-    letter_id = f"letter-{number}"
+    dead_letter_id = f"letter-{number}"
     return Replay(
-        replay_id=replay_id_of("q-dlq", letter_id),
-        letter_queue="q-dlq",
-        letter_id=letter_id,
+        replay_id=replay_id_of("q-dlq", dead_letter_id),
+        dead_letter_queue="q-dlq",
+        dead_letter_id=dead_letter_id,
         queue="q",
         count=number % 3 + 1,
         due_at=1_700_000_000.123456 + number if due_at is None else due_at,
@@ -36,19 +36,19 @@ def ids(of: list[Replay]) -> list[str]:
     return [one.replay_id for one in of]
 
 
-def test_an_intent_is_on_record_as_it_was_told(desk: Desk) -> None:
+def test_an_intent_is_recorded_unchanged(desk: Desk) -> None:
     some = replays(1, 2, 3)
     assert desk.ledger.replays.open(some) == {one.replay_id: one for one in some}
 
 
-def test_the_first_word_on_a_letter_counts(desk: Desk) -> None:
+def test_the_first_record_about_a_dead_letter_counts(desk: Desk) -> None:
     first = replay(1, due_at=1_000.5)
     desk.ledger.replays.open([first])
     second = replace(first, due_at=9_000.0, count=7, queue="elsewhere")
     assert desk.ledger.replays.open([second, replay(2)]) == {first.replay_id: first, replay(2).replay_id: replay(2)}
 
 
-def test_a_mark_stays_and_is_of_its_own_letters_alone(desk: Desk) -> None:
+def test_a_mark_stays_and_covers_its_own_dead_letters_only(desk: Desk) -> None:
     some = replays(1, 2, 3)
     desk.ledger.replays.open(some)
     desk.ledger.replays.sent(ids(some[:2]))
@@ -73,11 +73,13 @@ def test_what_was_never_opened_is_not_marked(desk: Desk) -> None:
 
 
 def test_a_long_name_of_a_queue_and_an_id_of_any_broker_are_kept(desk: Desk) -> None:
-    odd = replace(replay(1), letter_queue="q" * 500 + "-dlq", letter_id="1700000000000-0 日本語 😀", queue="Ä" * 300)
+    odd = replace(
+        replay(1), dead_letter_queue="q" * 500 + "-dlq", dead_letter_id="1700000000000-0 日本語 😀", queue="Ä" * 300
+    )
     assert desk.ledger.replays.open([odd]) == {odd.replay_id: odd}
 
 
-def test_of_old_ones_the_oldest_are_forgotten_so_many_at_a_time(desk: Desk) -> None:
+def test_old_ones_are_forgotten_oldest_first_a_number_at_a_time(desk: Desk) -> None:
     everybody = replays(*range(7))
     for one in everybody:
         desk.ledger.replays.open([one])
@@ -101,7 +103,7 @@ def test_what_is_not_due_yet_is_not_forgotten_however_long_ago_it_was_intended(d
 # Many at once
 
 
-def test_threads_that_open_the_same_letters_at_once_agree(shared_desk: Desk) -> None:
+def test_threads_that_open_the_same_dead_letters_at_once_agree(shared_desk: Desk) -> None:
     def open_all(number: int) -> dict[str, Replay]:
         mine = [replace(one, due_at=float(number), count=number + 1) for one in replays()]
         return dict(shared_desk.ledger.replays.open(mine[:: 1 if number % 2 else -1]))
@@ -113,13 +115,13 @@ def test_threads_that_open_the_same_letters_at_once_agree(shared_desk: Desk) -> 
         assert one.due_at == one.count - 1, "the whole first word, not parts of two"
 
 
-def test_threads_that_open_and_mark_overlapping_letters_lose_no_mark(shared_desk: Desk) -> None:
+def test_threads_that_open_and_mark_overlapping_dead_letters_lose_no_mark(shared_desk: Desk) -> None:
     share = LETTERS // CLAIMERS
 
     def work(number: int) -> None:
         wanted = [replay((number * share + n) % LETTERS) for n in range(3 * share)]
         for one in shared_desk.ledger.replays.open(wanted).values():
-            assert one.letter_queue == "q-dlq"
+            assert one.dead_letter_queue == "q-dlq"
         shared_desk.ledger.replays.sent(ids(wanted)[:: 1 if number % 2 else -1])
 
     together(work)
@@ -213,7 +215,7 @@ def test_a_mark_whose_answer_was_lost_is_made_again(desk: Desk, committed: bool)
 # The audit beside it
 
 
-def test_what_somebody_began_and_ended_is_told(desk: Desk) -> None:
+def test_started_and_ended_actions_are_reported(desk: Desk) -> None:
     details = {"filter": "error ~ 'timeout' 😀", "rate": 10.5, "ids": ["1", "2"]}
     entry = desk.ledger.audits.begin("replay", queue="q-dlq", who="ana@host", details=details)
     (begun,) = desk.ledger.audits.latest(limit=10)
@@ -226,7 +228,7 @@ def test_what_somebody_began_and_ended_is_told(desk: Desk) -> None:
     assert ended.ended_at >= ended.began_at == begun.began_at
 
 
-def test_what_is_too_long_to_be_kept_is_told_by_its_beginning(desk: Desk) -> None:
+def test_what_is_too_long_to_be_kept_is_reported_by_its_beginning(desk: Desk) -> None:
     asked = [f"s3://landing/{number}/{'😀' * 300}" for number in range(1_000)]
     desk.ledger.audits.begin("retry", queue="q", who="ana@host", details={"objects": asked})
     (row,) = desk.ledger.audits.latest(limit=1)

@@ -8,7 +8,7 @@ from penstock.ledger.records import AttemptFailure, BatchOutcome, Candidate, Fai
 
 A, B = object_id_of("a"), object_id_of("b")
 REPLAYS_LOOKED_UP = "object_attempts.replay_id ... IS NOT NULL"  # of objects that have ended
-UNREAD = (AttemptFailure.GONE, AttemptFailure.SUPERSEDED)
+UNREAD = (AttemptFailure.DELETED, AttemptFailure.SUPERSEDED)
 FIRST, SECOND, THIRD = "0061", "0062", "0063"
 
 
@@ -27,7 +27,7 @@ def miss(desk: Desk, wanted: Candidate) -> ObjectClaims:
     """A look that does not find it, and is not the last one."""
     claim = desk.claim([wanted])
     failed = FailedObject(
-        object_id=wanted.object_id, failure=AttemptFailure.RETRY, reason="missing", refund=True, missing=True
+        object_id=wanted.object_id, failure=AttemptFailure.RETRY, reason="missing", uncounted=True, missing=True
     )
     desk.ledger.commit(BatchOutcome(pipeline=PIPELINE, attempt_id=claim.attempt_id, processed=[], failed=[failed]))
     return claim
@@ -52,7 +52,7 @@ def test_what_takes_it_again(
     assert (set(claim.claimed), set(claim.ended)) == (({A}, set()) if restored else (set(), {A}))
     if restored:
         assert (claim.claimed[A].attempts, claim.claimed[A].missing_seconds) == (1, None)
-        assert claim.claimed[A].carrier.message_id == message
+        assert claim.claimed[A].original_message.message_id == message
         desk.ledger.commit(outcome(claim))
         assert desk.state("a") is ObjectState.PROCESSED
 
@@ -76,12 +76,12 @@ def test_its_carrier_is_the_message_that_restored_it_whatever_else_was_claimed_w
         desk.fail(failure, candidate("a"), "a")
     old, new = candidate("a"), candidate("a", message="m-2", enqueued_at=AFTER)
     claim = desk.claim([old, new])
-    assert claim.claimed[A].carrier.message_id == "m-2"
-    desk.ledger.commit(outcome(claim, failed={"a": AttemptFailure.GONE}))
+    assert claim.claimed[A].original_message.message_id == "m-2"
+    desk.ledger.commit(outcome(claim, failed={"a": AttemptFailure.DELETED}))
     assert set(desk.claim([old, new]).ended) == {A}
 
 
-def test_what_was_processed_is_never_taken_again(desk: Desk) -> None:
+def test_processed_objects_are_never_claimed_again(desk: Desk) -> None:
     desk.process("a")
     again = desk.claim([candidate("a", message="m-2", replay="r-1", enqueued_at=AFTER, sequencer=THIRD)])
     assert again.ended[A].state is ObjectState.PROCESSED
@@ -116,11 +116,11 @@ def test_looks_that_miss_it_are_remembered_until_one_finds_it(desk: Desk) -> Non
     assert miss(desk, candidate("a")).claimed[A].missing_seconds is None
 
 
-def test_a_look_of_before_an_announcement_is_none_after_it(desk: Desk) -> None:
+def test_a_check_before_an_announcement_does_not_count_after_it(desk: Desk) -> None:
     miss(desk, candidate("a"))
     old = desk.claim([candidate("a", message="m-2")])
     assert old.claimed[A].missing_seconds is not None
-    desk.ledger.abandon(old.attempt_id, reason="", outcome="given_back", refund=True, unattributed=False)
+    desk.ledger.abandon(old.attempt_id, reason="", outcome="given_back", uncounted=True, unattributed=False)
     claim = desk.claim([candidate("a", message="m-3", enqueued_at=AFTER)])
     assert claim.claimed[A].missing_seconds is None
 
@@ -128,7 +128,7 @@ def test_a_look_of_before_an_announcement_is_none_after_it(desk: Desk) -> None:
 def test_an_attempt_that_never_looked_changes_nothing_about_it(desk: Desk) -> None:
     miss(desk, candidate("a"))
     claim = desk.claim([candidate("a")])
-    desk.ledger.abandon(claim.attempt_id, reason="", outcome="given_back", refund=True, unattributed=False)
+    desk.ledger.abandon(claim.attempt_id, reason="", outcome="given_back", uncounted=True, unattributed=False)
     assert desk.claim([candidate("a")]).claimed[A].missing_seconds is not None
 
 
@@ -152,7 +152,7 @@ def test_a_later_event_of_what_waits_is_not_overtaken(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("names", [("a", "a"), ("a", "b", "a")])
-def test_of_events_that_come_together_the_latest_counts(desk: Desk, names: tuple[str, ...]) -> None:
+def test_the_latest_of_simultaneous_events_counts(desk: Desk, names: tuple[str, ...]) -> None:
     desk.ledger.commit(outcome(desk.claim([of_key("b", SECOND)])))
     events = [of_key("a", FIRST), of_key("a", THIRD, message="m-3")]
     assert set(desk.claim(events if len(names) == 2 else [events[0], of_key("b", SECOND), events[1]]).claimed) == {A}
@@ -183,14 +183,14 @@ def test_a_dead_object_s_later_event_is_not_overtaken(desk: Desk) -> None:
 
 def test_in_the_life_after_any_message_that_claims_it_carries_it(desk: Desk) -> None:
     desk.fail(AttemptFailure.DEAD, candidate("a"), "a")
-    desk.fail(AttemptFailure.GONE, candidate("a", message="m-2", replay="r-1"), "a")
+    desk.fail(AttemptFailure.DELETED, candidate("a", message="m-2", replay="r-1"), "a")
     claim = desk.claim([candidate("a", message="m-3", enqueued_at=AFTER)])
     desk.ledger.commit(outcome(claim, failed={"a": AttemptFailure.RETRY}))
     claim = desk.claim([candidate("a", message="m-4")])
-    assert claim.claimed[A].carrier.message_id == "m-4"
+    assert claim.claimed[A].original_message.message_id == "m-4"
 
 
-def test_when_they_ended_is_told_of_those_that_were_never_read(desk: Desk) -> None:
+def test_objects_that_were_never_read_show_when_they_ended(desk: Desk) -> None:
     desk.process("c")
     desk.fail(AttemptFailure.DEAD, candidate("d"), "d")
     for name, failure in zip("ab", UNREAD, strict=True):

@@ -83,7 +83,7 @@ def test_up_from_0001_with_data_and_down_again(shared_url: str) -> None:
     again.close()
 
 
-@pytest.mark.parametrize("failure", [AttemptFailure.GONE, AttemptFailure.SUPERSEDED])
+@pytest.mark.parametrize("failure", [AttemptFailure.DELETED, AttemptFailure.SUPERSEDED])
 def test_objects_that_0007_found_missing_or_replaced_are_taken_again_by_what_was_announced_since(
     shared_url: str, failure: AttemptFailure
 ) -> None:

@@ -89,7 +89,7 @@ def test_a_begin_that_never_gets_an_answer_is_ours_when_begun_again_with_its_id(
     ],
     ids=["finish", "end", "extend", "abandon"],
 )
-def test_what_never_gets_an_answer_can_be_asked_again(desk: Desk, act: Callable[[Desk], bool | int]) -> None:
+def test_a_request_without_an_answer_can_be_repeated(desk: Desk, act: Callable[[Desk], bool | int]) -> None:
     desk.begin(attempt="first")
     before = desk.everything()
     engine = desk.ledger.database.engine
@@ -117,7 +117,7 @@ def test_a_work_lost_while_the_answer_was_waited_for_is_lost(shared_desk: Desk, 
     assert shared_desk.work().state is (WorkState.OPEN if take_over else WorkState.FREE)
 
 
-def test_a_completion_overtaken_by_nobody_but_itself_is_told_true(shared_desk: Desk) -> None:
+def test_a_repeated_completion_of_the_same_attempt_returns_true(shared_desk: Desk) -> None:
     """The COMMIT that seemed lost arrives late, from elsewhere: the second look finds it."""
     shared_desk.begin(attempt="first")
     other = Ledger.open(shared_desk.url)
@@ -154,7 +154,7 @@ def changed_after_a_look(engine: Engine, change: str) -> Iterator[None]:
     ],
     ids=["finish", "end"],
 )
-def test_a_take_over_between_look_and_change_is_not_overwritten(desk: Desk, act: Callable[[Desk], bool]) -> None:
+def test_a_take_over_between_read_and_change_is_not_overwritten(desk: Desk, act: Callable[[Desk], bool]) -> None:
     desk.begin(attempt="first")
     before = desk.everything()
     with (
@@ -169,13 +169,13 @@ def test_a_heartbeat_that_comes_after_a_take_over_extends_nothing(desk: Desk) ->
     desk.begin(attempt="first")
     lease_until = desk.work().lease_until
     with changed_after_a_look(desk.ledger.database.engine, "UPDATE works SET attempt_id = 'next'"):
-        late = desk.ledger.extend_works(["first"], lease_seconds=2 * LEASE_SECONDS).late
-    assert late == {"first"}
+        locked = desk.ledger.extend_works(["first"], lease_seconds=2 * LEASE_SECONDS).locked
+    assert locked == {"first"}
     assert desk.work().lease_until == lease_until
     assert not desk.ledger.extend_work("first", lease_seconds=2 * LEASE_SECONDS)  # the next look sees who has it
 
 
-def test_what_began_again_between_look_and_deletion_is_not_forgotten(desk: Desk) -> None:
+def test_work_that_starts_between_check_and_deletion_is_not_forgotten(desk: Desk) -> None:
     desk.begin(attempt="first")
     desk.ledger.end_work("first", outcome="failed", reason="")
     with changed_after_a_look(desk.ledger.database.engine, "UPDATE works SET state = 'open', ended_at = NULL"):

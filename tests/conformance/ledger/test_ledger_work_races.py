@@ -15,21 +15,21 @@ from tests.conformance.ledger.crowd import CLAIMERS, DEADLINE_SECONDS, spawning,
 from tests.conformance.ledger.desk import HANDLER, LEASE_SECONDS, OVER, Desk
 
 from penstock.ledger import Ledger
-from penstock.ledger.records import WorkBegun, WorkBusy, WorkDone, WorkEnd, WorkStanding, WorkState
+from penstock.ledger.records import WorkBegun, WorkBusy, WorkClaimResult, WorkDone, WorkEnd, WorkState
 
 ROUNDS = 10
 KEYS = 20
 
 
-def begun(standings: list[WorkStanding]) -> list[int]:
+def begun(standings: list[WorkClaimResult]) -> list[int]:
     """Which of the claimers won."""
     return [number for number, standing in enumerate(standings) if isinstance(standing, WorkBegun)]
 
 
-def all_begin(desk: Desk, key: str, *, by: str) -> list[WorkStanding]:
+def all_begin(desk: Desk, key: str, *, by: str) -> list[WorkClaimResult]:
     """Every claimer at the same key, each with an attempt of its own: ``<key> <by> <number>``."""
 
-    def begin(number: int) -> WorkStanding:
+    def begin(number: int) -> WorkClaimResult:
         return desk.begin(key, attempt=f"{key} {by} {number}")
 
     return together(begin)
@@ -38,7 +38,7 @@ def all_begin(desk: Desk, key: str, *, by: str) -> list[WorkStanding]:
 # Threads
 
 
-def test_one_wins_a_key_the_others_are_busy_and_then_all_are_told_the_same(shared_desk: Desk) -> None:
+def test_one_wins_a_key_the_others_are_busy_and_then_all_get_the_same_result(shared_desk: Desk) -> None:
     for round_ in range(ROUNDS):
         key = f"key {round_}"
         standings = all_begin(shared_desk, key, by="by")
@@ -115,7 +115,7 @@ def test_forgetting_leaves_alone_what_begins_again_meanwhile(shared_desk: Desk) 
         shared_desk.begin(key, attempt=f"{key} first")
         shared_desk.ledger.end_work(f"{key} first", outcome="given_back", reason="")
 
-        def race(number: int, key: str = key) -> WorkStanding | int:
+        def race(number: int, key: str = key) -> WorkClaimResult | int:
             if number % 2:
                 return shared_desk.ledger.forget_works(older_than_seconds=-1.0, limit=10)
             return shared_desk.begin(key, attempt=f"{key} by {number}")
@@ -201,7 +201,7 @@ def die_in(url: str, act: Callable[[Ledger], None], committed: bool) -> None:
         pytest.param(_fail, True, 0, WorkEnd.FAILED, id="after it failed"),
     ],
 )
-def test_a_process_killed_around_a_commit_leaves_what_the_next_one_can_go_on_with(
+def test_a_process_killed_around_a_commit_leaves_what_the_next_one_can_continue_with(
     shared_url: str, act: Callable[[Ledger], None], committed: bool, abandoned: int, previous: WorkEnd | None
 ) -> None:
     child = spawning.Process(target=die_in, args=(shared_url, act, committed))

@@ -1,4 +1,4 @@
-"""Works, on every database: one recorded completion per key of a handler, whoever begins it and however often."""
+"""Works, on every database: one recorded completion per key of a handler, however often it is begun."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select
 from tests.conformance.ledger.desk import HANDLER, LEASE_SECONDS, OVER, Desk
 
-from penstock.ledger.records import TERMINAL, WorkBegun, WorkBusy, WorkDone, WorkEnd, WorkEnding, WorkRow, WorkState
+from penstock.ledger.records import TERMINAL, HolderOutcome, WorkBegun, WorkBusy, WorkDone, WorkEnd, WorkRow, WorkState
 from penstock.ledger.rules import REASON_CHARS_MAX
 from penstock.ledger.schema import works
 
@@ -60,13 +60,13 @@ def test_a_completed_key_is_done_for_every_duplicate(desk: Desk) -> None:
     assert desk.everything() == before
 
 
-def test_a_completion_past_its_lease_that_nobody_took_over_counts(desk: Desk) -> None:
+def test_a_completion_past_its_lease_that_was_not_taken_over_counts(desk: Desk) -> None:
     begun(desk, "slow", lease_seconds=OVER)
     assert desk.ledger.finish_work("slow", outcome=OUTCOME), "what fences is the state, never the time"
     assert isinstance(desk.begin(), WorkDone)
 
 
-def test_an_attempt_past_its_lease_is_taken_over_and_told(desk: Desk) -> None:
+def test_an_attempt_past_its_lease_is_taken_over_and_reported(desk: Desk) -> None:
     begun(desk, "slow", lease_seconds=OVER)
     previous = begun(desk, "next").previous
     assert previous is not None
@@ -78,7 +78,7 @@ def test_an_attempt_past_its_lease_is_taken_over_and_told(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("ending", ["failed", "given_back"])
-def test_an_ended_attempt_frees_the_key_and_is_told(desk: Desk, ending: WorkEnding) -> None:
+def test_an_ended_attempt_frees_the_key_and_is_reported(desk: Desk, ending: HolderOutcome) -> None:
     begun(desk, "first")
     assert desk.ledger.end_work("first", outcome=ending, reason="no such font")
     assert desk.work().state is WorkState.FREE
@@ -88,7 +88,7 @@ def test_an_ended_attempt_frees_the_key_and_is_told(desk: Desk, ending: WorkEndi
     assert (previous.attempt_id, previous.outcome, previous.reason) == ("first", WorkEnd(ending), "no such font")
 
 
-def test_of_many_attempts_the_last_that_ended_is_kept_and_all_are_counted(desk: Desk) -> None:
+def test_the_last_ended_attempt_is_kept_and_all_are_counted(desk: Desk) -> None:
     for number in range(5):
         begun(desk, f"attempt {number}")
         desk.ledger.end_work(f"attempt {number}", outcome="failed", reason=f"reason {number}")

@@ -1,4 +1,4 @@
-"""What the tests of sinks, publishing and garbage share: a ledger, a table's folder, and batches made in one line."""
+"""Helpers of the tests of sinks, publishing and garbage: a ledger, a table's folder, and batches made in one line."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from ulid import ULID
 
 from penstock.ledger import Ledger
-from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectResult
+from penstock.ledger.records import BatchOutcome, BatchRecord, Candidate, ObjectResult, OriginalMessage
 from penstock.sinks.manifest import DataFile, encode
 from penstock.sinks.parquet import list_files
 from penstock.sinks.schema import encode as encode_schema
@@ -44,7 +44,7 @@ class Mill:
             key=f"{number}".encode(),
             size_bytes=1,
             uri=f"s3://landing/{number}",
-            carrier=Carrier(message_id="m", enqueued_at=0.0),
+            original_message=OriginalMessage(message_id="m", enqueued_at=0.0),
         )
         claim = self.ledger.claim(
             self.pipeline, [candidate], attempt_id=attempt_id, worker="w", lease_seconds=lease_seconds
@@ -87,10 +87,12 @@ class Mill:
                 pipeline=self.pipeline,
                 attempt_id=attempt_id,
                 processed=[ObjectResult(object_id=self._held[attempt_id], rows=1, lines_quarantined=0)],
-                rows=sum(file.rows for file in files),
-                lines_quarantined=sum(file.rows for file in quarantine),
-                manifest=encode(files),
-                quarantine_manifest=encode(quarantine),
+                record=BatchRecord(
+                    rows=sum(file.rows for file in files),
+                    lines_quarantined=sum(file.rows for file in quarantine),
+                    manifest=encode(files),
+                    quarantine_manifest=encode(quarantine),
+                ),
                 schema_id=row.schema_id,
                 new_schema=None if row.table_schema == text else text,
             )

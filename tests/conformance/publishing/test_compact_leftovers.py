@@ -1,4 +1,4 @@
-"""What compactions leave that die before their commit: gc deletes it, and never a file that a version names."""
+"""Files of compactions that died before their commit: gc deletes them, and never a file that a version names."""
 
 from pathlib import Path
 

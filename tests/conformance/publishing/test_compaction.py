@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -21,7 +22,6 @@ from penstock.pipeline.maintenance import compact as compacting
 from penstock.pipeline.maintenance.compact import CompactionResult, compact
 from penstock.pipeline.maintenance.gc import collect
 from penstock.pipeline.publish import publish, rows_schema
-from penstock.sinks.delta.log import replace_files
 from penstock.sinks.delta.sink import DeltaTableSink
 from penstock.storage.address import S3Address
 from penstock.storage.local import LocalFiles
@@ -42,7 +42,7 @@ def published(mill: Mill) -> None:
         mill.ledger,
         DeltaTableSink(LocalFiles(mill.root), pipeline=PIPELINE),
         pipeline=PIPELINE,
-        manifest_of=lambda batch: batch.manifest,
+        manifest_of=lambda batch: batch.record.manifest,
         schema_of=lambda batch: rows_schema(batch, partition_by=()),
         bus=Bus(),
         probe=no_probe,
@@ -131,16 +131,16 @@ def test_publishers_and_compactions_at_the_same_time(mill: Mill) -> None:
     assert position(mill) == 3 + BATCHES
 
 
-def test_of_two_compactions_of_the_same_files_one_is_shown(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_two_compactions_of_the_same_files_is_committed(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(mill, 4)
     real = compacting._commit
     overtaken: list[int] = []
 
-    def overtake(*args: object, **options: object) -> int | None:
+    def overtake(*args: Any, **options: Any) -> int | None:
         if not overtaken:
             overtaken.append(0)
             overtaken[0] = compacted(mill).merged
-        return real(*args, **options)  # type: ignore[arg-type]  # handed on as it came
+        return real(*args, **options)
 
     monkeypatch.setattr(compacting, "_commit", overtake)
     late = compacted(mill)
@@ -155,15 +155,16 @@ def test_a_batch_that_comes_first_is_kept_and_the_commit_made_again(
 ) -> None:
     filled(mill, 4)
     tries: list[int] = []
+    replace_files = DeltaTableSink.replace_files
 
-    def publish_first(*args: object, **options: object) -> int:
+    def publish_first(*args: Any, **options: Any) -> int:
         tries.append(1)
         if len(tries) == 1:
             mill.batch([4])
             published(mill)
-        return replace_files(*args, **options)  # type: ignore[arg-type]  # handed on as it came
+        return replace_files(*args, **options)
 
-    monkeypatch.setattr(compacting, "replace_files", publish_first)
+    monkeypatch.setattr(DeltaTableSink, "replace_files", publish_first)
     assert compacted(mill).merged == 4
     assert len(tries) == 2
     assert ids(mill.root) == [0, 1, 2, 3, 4]
@@ -171,23 +172,24 @@ def test_a_batch_that_comes_first_is_kept_and_the_commit_made_again(
 
 def test_a_commit_whose_answer_was_lost_is_found(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(mill, 3)
+    replace_files = DeltaTableSink.replace_files
 
-    def lose(*args: object, **options: object) -> int:
-        replace_files(*args, **options)  # type: ignore[arg-type]  # handed on as it came
+    def lose(*args: Any, **options: Any) -> int:
+        replace_files(*args, **options)
         raise PublishConflict("no answer")
 
-    monkeypatch.setattr(compacting, "replace_files", lose)
+    monkeypatch.setattr(DeltaTableSink, "replace_files", lose)
     assert compacted(mill).merged == 3
     assert ids(mill.root) == [0, 1, 2]
 
 
-def test_conflicts_without_end_are_told(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conflicts_without_end_are_reported(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(mill, 3)
 
     def refuse(*_: object, **__: object) -> int:
         raise PublishConflict("somebody else")
 
-    monkeypatch.setattr(compacting, "replace_files", refuse)
+    monkeypatch.setattr(DeltaTableSink, "replace_files", refuse)
     with pytest.raises(TemporaryError, match="20 compactions in a row"):
         compacted(mill)
     assert ids(mill.root) == [0, 1, 2]

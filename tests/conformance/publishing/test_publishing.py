@@ -31,12 +31,12 @@ class Died(BaseException):
 
 
 def published(mill: Mill, *, probe: Probe = no_probe, after: Published | None = None, **sink: Any) -> Published:
-    """What one process does: everything of its own but the ledger's file and the table."""
+    """One process, which shares only the ledger's file and the table."""
     return publish(
         mill.ledger,
         DeltaTableSink(LocalFiles(mill.root), pipeline=PIPELINE, **sink),
         pipeline=PIPELINE,
-        manifest_of=lambda batch: batch.manifest,
+        manifest_of=lambda batch: batch.record.manifest,
         schema_of=lambda batch: rows_schema(batch, partition_by=()),
         bus=Bus(),
         probe=probe,
@@ -69,7 +69,7 @@ def at_once(work: Callable[[], object], threads: int = THREADS) -> None:
 
 
 def test_nothing_committed_makes_no_table(mill: Mill) -> None:
-    assert published(mill) == Published(position=START, looked_to=START, table_version=None, batches=0)
+    assert published(mill) == Published(position=START, read_to=START, table_version=None, batches=0)
     assert not mill.root.exists()
 
 
@@ -156,7 +156,7 @@ def test_batches_without_files_wait_for_one_that_has_some(mill: Mill) -> None:
     mill.batch([])
     mill.batch([])
     done = published(mill)
-    assert (seq(mill), done.position.seq, done.looked_to.seq) == (1, 1, 3)
+    assert (seq(mill), done.position.seq, done.read_to.seq) == (1, 1, 3)
     mill.batch([2])
     published(mill, after=done)
     assert seq(mill) == 4
@@ -165,7 +165,7 @@ def test_batches_without_files_wait_for_one_that_has_some(mill: Mill) -> None:
 
 def test_only_batches_without_files_make_no_table(mill: Mill) -> None:
     mill.batch([])
-    assert published(mill).looked_to.seq == 1
+    assert published(mill).read_to.seq == 1
     assert not (mill.root / "_delta_log").exists()
 
 
@@ -276,7 +276,7 @@ def test_a_first_batch_partitioned_otherwise_makes_no_table(mill: Mill) -> None:
             mill.ledger,
             DeltaTableSink(LocalFiles(mill.root), pipeline=PIPELINE, partition_by=["id"]),
             pipeline=PIPELINE,
-            manifest_of=lambda batch: batch.manifest,
+            manifest_of=lambda batch: batch.record.manifest,
             schema_of=lambda batch: rows_schema(batch, partition_by=["id"]),
             bus=Bus(),
             probe=no_probe,

@@ -20,10 +20,18 @@ from penstock.app.paths import TablePaths
 from penstock.app.tables import Tables
 from penstock.events import Bus, Event
 from penstock.ledger import Ledger
-from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectClaims, ObjectResult, ObjectState
+from penstock.ledger.records import (
+    BatchOutcome,
+    BatchRecord,
+    Candidate,
+    ObjectClaims,
+    ObjectResult,
+    ObjectState,
+    OriginalMessage,
+)
 from penstock.ledger.schema import metadata
 from penstock.objects.reference import ObjectRef
-from penstock.pipeline.batch_record import BatchRecord, RecordedObject, save
+from penstock.pipeline.batch_record import RecordedBatch, RecordedObject, save
 from penstock.pipeline.maintenance.repair import Repairer, RepairFindings
 from penstock.pipeline.spark.source.quarantine import QUARANTINE_SCHEMA
 from penstock.sinks.manifest import DataFile, encode
@@ -55,7 +63,7 @@ class Scene:
         self.ledger.ensure_pipeline(PIPELINE)
 
     @property
-    def places(self) -> TablePaths:
+    def table_paths(self) -> TablePaths:
         table = self.root or LocalFiles(self.folder / "table")
         return TablePaths(
             table=table,
@@ -67,7 +75,7 @@ class Scene:
     @property
     def tables(self) -> Tables:
         """Of a process that knows nothing yet."""
-        return Tables(self.places, self.ledger, bus=Bus(self.events.append))
+        return Tables(self.table_paths, self.ledger, bus=Bus(self.events.append))
 
     # A worker's life
 
@@ -79,7 +87,7 @@ class Scene:
                 key=ref(number).key_bytes,
                 size_bytes=100,
                 uri=ref(number).uri,
-                carrier=Carrier(message_id=f"m{number}", enqueued_at=0.0),
+                original_message=OriginalMessage(message_id=f"m{number}", enqueued_at=0.0),
                 etag=ref(number).etag,
             )
             for number in numbers
@@ -94,8 +102,8 @@ class Scene:
     ) -> BatchOutcome:  # fmt: skip
         """What a run leaves: files, its record, and what it would commit. ``bad``: a bad line an object, too."""
         lines = [] if empty else [(number, line) for number in numbers for line in range(LINES)]
-        files = self._file(self.places.table, attempt_id, schema, lines)
-        quarantine = self._file(self.places.quarantine, attempt_id, QUARANTINE_SCHEMA, numbers if bad else ())
+        files = self._file(self.table_paths.table, attempt_id, schema, lines)
+        quarantine = self._file(self.table_paths.quarantine, attempt_id, QUARANTINE_SCHEMA, numbers if bad else ())
         row = self.ledger.ensure_pipeline(PIPELINE)
         outcome = BatchOutcome(
             pipeline=PIPELINE,
@@ -104,16 +112,18 @@ class Scene:
                 ObjectResult(object_id=ref(number).object_id, rows=LINES, lines_quarantined=int(bad))
                 for number in numbers
             ],
-            rows=len(lines),
-            lines_quarantined=len(numbers) * bad,
-            bytes=100 * len(numbers),
-            manifest=encode(files),
-            quarantine_manifest=encode(quarantine),
+            record=BatchRecord(
+                rows=len(lines),
+                lines_quarantined=len(numbers) * bad,
+                bytes=100 * len(numbers),
+                manifest=encode(files),
+                quarantine_manifest=encode(quarantine),
+            ),
             schema_id=row.schema_id,
             new_schema=None if row.table_schema == encode_schema(schema) else encode_schema(schema),
         )
         if recorded:
-            save(self.places.table, self._record(outcome, numbers, schema))
+            save(self.table_paths.table, self._record(outcome, numbers, schema))
         return outcome
 
     def batch(self, *numbers: int, **written: Any) -> str:
@@ -143,19 +153,15 @@ class Scene:
         root.write(f"{directory}/part-0.parquet", buffer.getvalue().to_pybytes())
         return list_files(root, directory, partition_by=(), schema=schema)
 
-    def _record(self, outcome: BatchOutcome, numbers: Sequence[int], schema: pa.Schema) -> BatchRecord:
-        return BatchRecord(
+    def _record(self, outcome: BatchOutcome, numbers: Sequence[int], schema: pa.Schema) -> RecordedBatch:
+        return RecordedBatch(
             pipeline=PIPELINE,
             attempt_id=outcome.attempt_id,
             objects=[
                 RecordedObject(ref=ref(number), rows=one.rows, lines_quarantined=one.lines_quarantined)
                 for number, one in zip(numbers, outcome.processed, strict=True)
             ],
-            rows=outcome.rows,
-            lines_quarantined=outcome.lines_quarantined,
-            bytes=outcome.bytes,
-            manifest=outcome.manifest,
-            quarantine_manifest=outcome.quarantine_manifest,
+            record=outcome.record,
             columns=encode_schema(schema),
         )
 
@@ -194,7 +200,7 @@ class Scene:
 
     def shown(self) -> Sequence[int]:
         """The objects that the table shows, each once; fails where a line is there twice, or not all of an object."""
-        rows = _rows(self.places.table, ["object", "line"])
+        rows = _rows(self.table_paths.table, ["object", "line"])
         count = Counter((row["object"], row["line"]) for row in rows)
         assert set(count.values()) <= {1}, f"lines are there twice: {count}"
         numbers = sorted({number for number, _ in count})
@@ -202,7 +208,7 @@ class Scene:
         return numbers
 
     def quarantined(self) -> Sequence[str]:
-        return sorted(row["object"] for row in _rows(self.places.quarantine, ["object"]))
+        return sorted(row["object"] for row in _rows(self.table_paths.quarantine, ["object"]))
 
     def state(self, number: int) -> ObjectState | None:
         object_id = ref(number).object_id

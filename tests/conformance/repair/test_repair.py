@@ -11,7 +11,7 @@ from tests.conformance.repair.scene import PIPELINE, SCHEMA, Scene, ref
 from tests.services.aws_server import AwsServer
 
 from penstock.errors import ClaimLost, PublishHalted, TableError, TemporaryError
-from penstock.events import Bus, LedgerRepairBegan, LedgerRepairEnded
+from penstock.events import Bus, LedgerRepairFinished, LedgerRepairStarted
 from penstock.ledger import Ledger
 from penstock.ledger.records import AttemptState, ObjectState
 from penstock.messaging.steps import Step
@@ -33,7 +33,7 @@ def halted(scene: Scene) -> None:
         scene.tables.collect_garbage(dry_run=False)
 
 
-def test_what_the_table_holds_is_imported_and_the_pipeline_goes_on(scene: Scene) -> None:
+def test_what_the_table_holds_is_imported_and_the_pipeline_continues(scene: Scene) -> None:
     scene.published(1, 2, bad=True)
     backup = scene.dump()
     scene.published(3, 4)
@@ -53,13 +53,13 @@ def test_what_the_table_holds_is_imported_and_the_pipeline_goes_on(scene: Scene)
     scene.published(6, bad=True)
     assert scene.shown() == [1, 2, 3, 4, 5, 6]
     assert scene.quarantined() == sorted(ref(number).uri for number in (1, 2, 5, 6))
-    assert [type(event) for event in scene.events if isinstance(event, LedgerRepairBegan | LedgerRepairEnded)] == [
-        LedgerRepairBegan,
-        LedgerRepairEnded,
+    assert [type(event) for event in scene.events if isinstance(event, LedgerRepairStarted | LedgerRepairFinished)] == [
+        LedgerRepairStarted,
+        LedgerRepairFinished,
     ]
 
 
-def test_whoever_still_works_is_fenced(scene: Scene) -> None:
+def test_attempts_still_running_are_fenced(scene: Scene) -> None:
     scene.published(1)
     held = scene.claim(2, 3)
     backup = scene.dump()
@@ -149,7 +149,7 @@ def test_a_ledger_in_the_middle_of_a_commit_keeps_what_it_knows(small: Scene) ->
     assert small.shown() == [1, 2, 4, 5]
 
 
-def test_what_was_committed_after_the_rollback_follows_behind(scene: Scene) -> None:
+def test_batches_committed_after_the_rollback_follow_the_imported_ones(scene: Scene) -> None:
     scene.published(1)
     backup = scene.dump()
     scene.published(2)
@@ -243,7 +243,7 @@ def test_columns_that_were_added_meanwhile_are_known_again(small: Scene) -> None
     assert small.shown() == [1, 2, 3]
 
 
-def test_without_records_the_batches_are_named_whose_objects_nobody_knows(small: Scene) -> None:
+def test_without_records_the_batches_with_unknown_objects_are_named(small: Scene) -> None:
     small.published(1, recorded=False)
     backup = small.dump()
     small.published(2, recorded=False)
@@ -300,7 +300,7 @@ def test_killed_at_a_step_and_run_again(scene: Scene, step: Step) -> None:
     assert scene.quarantined() == [ref(2).uri]
 
 
-def test_a_commit_between_look_and_repair_is_not_run_over(small: Scene) -> None:
+def test_a_commit_between_check_and_repair_is_not_overwritten(small: Scene) -> None:
     small.published(1)
     backup = small.dump()
     small.published(2)
@@ -309,14 +309,14 @@ def test_a_commit_between_look_and_repair_is_not_run_over(small: Scene) -> None:
     findings = repairer.find()
     small.batch(3)
 
-    with pytest.raises(TemporaryError, match="look again"):
+    with pytest.raises(TemporaryError, match="plan it again"):
         repairer.apply(findings, Bus())
 
     small.repair()
     assert small.shown() == [1, 2, 3]
 
 
-def test_a_look_changes_nothing(small: Scene) -> None:
+def test_a_poll_changes_nothing(small: Scene) -> None:
     small.published(1)
     held = small.claim(5)
     backup = small.dump()
@@ -330,7 +330,7 @@ def test_a_look_changes_nothing(small: Scene) -> None:
     assert small.dump() == before
 
 
-def test_another_tables_ledger_is_refused_and_an_empty_one_wants_to_be_told(small: Scene) -> None:
+def test_another_tables_ledger_is_refused_and_an_empty_one_requires_adopt(small: Scene) -> None:
     empty = small.dump()
     small.published(1)
     small.published(2, bad=True)
@@ -434,9 +434,9 @@ def test_a_record_of_other_files_is_not_believed(small: Scene) -> None:
     small.published(1)
     backup = small.dump()
     attempt_id = small.published(2)
-    record = load(small.places.table, attempt_id)
+    record = load(small.table_paths.table, attempt_id)
     assert record is not None
-    save(small.places.table, replace(record, manifest="[]"))
+    save(small.table_paths.table, replace(record, record=replace(record.record, manifest="[]")))
     small.restore(backup)
     with pytest.raises(TableError, match="move it away"):
         small.repair()

@@ -7,11 +7,11 @@ from tests.conformance.broker_stands import LEASE, Stand
 
 from penstock.dead_letters.policy import ReplayPolicy, ReplayTarget, ReplayTargets
 from penstock.dead_letters.replayer import ReplayContext, ReplayHandler, ReplayLogCleanup
-from penstock.events import Bus, DeadReplayed, Event
+from penstock.events import Bus, DeadLetterReplayed, Event
 from penstock.messaging.broker import Broker, QueueSettings
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import NO_ATTRIBUTES, Attributes, Outgoing
-from penstock.messaging.replay import Replay, ReplayLog, letter_replay_id
+from penstock.messaging.replay import Replay, ReplayLog, dead_letter_replay_id
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.messaging.steps import Probe, Step, no_probe
 
@@ -70,7 +70,7 @@ class Scene:
         probe: Probe = no_probe,
         sources: Sequence[str] = (QUEUE,),
     ) -> ReplayHandler:
-        """A replayer of the first tier."""
+        """A replayer of the DLQ."""
         broker = broker or self.broker
         clock = self.stand.clock
         all_sources = [
@@ -93,14 +93,14 @@ class Scene:
 
     def is_due_in(self, seconds: float) -> None:
         """Let it be on record that the only letter of the first tier waits so long from now."""
-        (letter,) = self.receive(FIRST)
-        self.settle({letter.receipt: Release()}, [letter])
+        (dead_letter,) = self.receive(FIRST)
+        self.settle({dead_letter.receipt: Release()}, [dead_letter])
         self.log.open(
             [
                 Replay(
-                    replay_id=letter_replay_id(FIRST, letter.message),
-                    letter_queue=FIRST,
-                    letter_id=letter.message.id,
+                    replay_id=dead_letter_replay_id(FIRST, dead_letter.message),
+                    dead_letter_queue=FIRST,
+                    dead_letter_id=dead_letter.message.id,
                     queue=QUEUE,
                     count=1,
                     due_at=self.stand.clock.now() + seconds,
@@ -109,13 +109,13 @@ class Scene:
         )
 
     def look(self, handler: ReplayHandler, *, broker: Broker | None = None) -> Mapping[str, Settlement]:
-        """Give a replayer what is visible in the first tier, and settle as it answers."""
+        """Give a replayer the visible messages of the DLQ, and settle as it decides."""
         broker = broker or self.broker
-        letters = self.receive(FIRST, broker=broker)
-        if not letters:
+        dead_letters = self.receive(FIRST, broker=broker)
+        if not dead_letters:
             return {}
-        answer = handler.begin(letters).run()
-        self.settle(answer, letters, broker=broker)
+        answer = handler.begin(dead_letters).run()
+        self.settle(answer, dead_letters, broker=broker)
         return answer
 
     def settle(
@@ -136,9 +136,9 @@ class Scene:
         return deliveries
 
     def results(self) -> list[str]:
-        """What the replayers told, in order."""
+        """Return the replayers' events, in order."""
         return [event.result for event in self.replayed()]
 
-    def replayed(self) -> list[DeadReplayed]:
-        """What they told of letters, in order."""
-        return [event for event in self.events if isinstance(event, DeadReplayed)]
+    def replayed(self) -> list[DeadLetterReplayed]:
+        """Return their events about dead letters, in order."""
+        return [event for event in self.events if isinstance(event, DeadLetterReplayed)]

@@ -7,7 +7,7 @@ from tests.conformance.broker_stands import LEASE, Stand
 from tests.conformance.replay.scene import DIED, FIRST, QUEUE, SECOND, TIERS, Crash, Scene, crash_at
 
 from penstock.dead_letters.policy import ReplayPolicy
-from penstock.messaging.death import DEATH_ATTRIBUTE, death_of, past_of, set_aside_reason
+from penstock.messaging.death import DEATH_ATTRIBUTE, death_of, earlier_deaths_of, set_aside_reason
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
 from penstock.messaging.replay import COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, NoLog
@@ -17,7 +17,7 @@ from penstock.messaging.steps import Step
 STEPS = (Step.REPLAY_INTENDED, Step.REPLAY_SENT, Step.REPLAY_MARKED)
 
 
-def test_a_dead_letter_is_a_message_again_and_no_letter_any_more(scene: Scene) -> None:
+def test_a_replayed_dead_letter_is_an_ordinary_message(scene: Scene) -> None:
     scene.die(b"a body", attributes={"traceparent": "00-ab-cd-01"}, group="tenant 1")
     scene.look(scene.handler())
     scene.stand.advance(1)
@@ -27,24 +27,24 @@ def test_a_dead_letter_is_a_message_again_and_no_letter_any_more(scene: Scene) -
     assert back.message.attributes[COUNTER_ATTRIBUTE] == "1"
     assert REPLAY_ID_ATTRIBUTE in back.message.attributes
     assert DEATH_ATTRIBUTE not in back.message.attributes
-    assert [death.reason for death in past_of(back.message.attributes)] == [DIED.reason]
+    assert [death.reason for death in earlier_deaths_of(back.message.attributes)] == [DIED.reason]
     scene.stand.advance(LEASE)
     assert not scene.receive(FIRST)
     assert not scene.receive(SECOND)
     assert scene.results() == ["sent"]
 
 
-def test_poison_goes_straight_to_the_second_tier(scene: Scene) -> None:
+def test_poison_goes_straight_to_the_final_dlq(scene: Scene) -> None:
     scene.die(b"bad", death=DeadLetter(reason="no JSON", poison=True))
     scene.look(scene.handler())
     scene.stand.advance(1)
     assert not scene.receive(QUEUE)
-    (letter,) = scene.take(SECOND)
-    assert set_aside_reason(letter.message.attributes) == "another attempt cannot help: no JSON"
+    (dead_letter,) = scene.take(SECOND)
+    assert set_aside_reason(dead_letter.message.attributes) == "another attempt cannot help: no JSON"
     assert scene.results() == ["set_aside"]
 
 
-def test_a_queue_that_two_share_gets_its_own_letters_back(scene: Scene) -> None:
+def test_a_queue_that_two_share_gets_its_own_dead_letters_back(scene: Scene) -> None:
     scene.die(b"mine")
     scene.look(scene.handler(sources=("other", QUEUE)))
     scene.stand.advance(1)
@@ -66,15 +66,15 @@ def test_a_message_that_the_broker_itself_gave_up_on_comes_back_too(stand: Stand
     assert (back.message.body, back.message.attributes[COUNTER_ATTRIBUTE]) == (b"deadly", "1")
 
 
-def test_a_letter_of_a_queue_that_is_not_this_replayers_is_for_people(scene: Scene) -> None:
+def test_a_dead_letter_of_a_queue_that_is_not_this_replayers_is_for_people(scene: Scene) -> None:
     scene.die(b"theirs")
     scene.look(scene.handler(sources=("other", "another")))
-    (letter,) = scene.take(SECOND)
-    assert "it died in the queue q," in str(set_aside_reason(letter.message.attributes))
+    (dead_letter,) = scene.take(SECOND)
+    assert "it failed in the queue q," in str(set_aside_reason(dead_letter.message.attributes))
     assert not scene.receive(QUEUE)
 
 
-def test_a_message_that_always_fails_is_one_letter_of_the_second_tier_in_the_end(scene: Scene) -> None:
+def test_a_message_that_always_fails_is_one_dead_letter_of_the_final_dlq_in_the_end(scene: Scene) -> None:
     handler = scene.handler(ReplayPolicy(replays_max=3, base_seconds=0.5))
     scene.die(b"hopeless")
     for _ in range(3):
@@ -84,12 +84,12 @@ def test_a_message_that_always_fails_is_one_letter_of_the_second_tier_in_the_end
     scene.look(handler)
     scene.stand.advance(LEASE)
     assert (len(scene.receive(QUEUE)), len(scene.receive(FIRST))) == (0, 0)
-    (letter,) = scene.take(SECOND)
-    death = death_of(letter.message.attributes)
+    (dead_letter,) = scene.take(SECOND)
+    death = death_of(dead_letter.message.attributes)
     assert death is not None
     assert (death.reason, death.queue) == (DIED.reason, QUEUE)
-    assert len(past_of(letter.message.attributes)) == 3
-    assert set_aside_reason(letter.message.attributes) == "replayed 3 times, and dead again"
+    assert len(earlier_deaths_of(dead_letter.message.attributes)) == 3
+    assert set_aside_reason(dead_letter.message.attributes) == "replayed 3 times, and dead again"
     assert scene.results() == ["sent"] * 3 + ["set_aside"]
 
 
@@ -120,9 +120,9 @@ def test_row_79_a_wait_of_5000_seconds_is_honoured(scene: Scene) -> None:
 @pytest.mark.parametrize("step", STEPS)
 def test_row_81_a_crash_doubles_at_most_once_and_loses_nothing(scene: Scene, step: Step) -> None:
     scene.die(b"one", b"two", b"three")
-    letters = scene.receive(FIRST)
+    dead_letters = scene.receive(FIRST)
     with pytest.raises(Crash):
-        scene.handler(probe=crash_at(step)).begin(letters).run()
+        scene.handler(probe=crash_at(step)).begin(dead_letters).run()
     scene.stand.advance(LEASE + 1)
     successor = scene.stand.broker("w2", queues=TIERS)
     scene.look(scene.handler(broker=successor), broker=successor)
@@ -133,7 +133,7 @@ def test_row_81_a_crash_doubles_at_most_once_and_loses_nothing(scene: Scene, ste
     assert came == sorted([b"one", b"two", b"three"] * (2 if again else 1))
 
 
-def test_row_82_over_the_limit_a_letter_goes_to_the_second_tier_as_it_is(scene: Scene) -> None:
+def test_row_82_over_the_limit_a_dead_letter_goes_to_the_final_dlq_as_it_is(scene: Scene) -> None:
     attributes: dict[str, str | bytes] = {"text": "héllo", "binary": b"\x00\xff", COUNTER_ATTRIBUTE: "3"}
     scene.die(b"\x00\xffbody", attributes=attributes, group="g")
     (before,) = scene.receive(FIRST)

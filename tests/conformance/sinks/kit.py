@@ -1,4 +1,4 @@
-"""What the suite needs of a table format. The next one joins by a class here and a line in `KITS`."""
+"""The table formats that the suite tests. Add one by a class here and a line in `KITS`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ class Kit(Protocol):
     def sink(self, root: Path, *, pipeline: str = PIPELINE, partition_by: Sequence[str] = ()) -> Sink: ...
 
     def rows(self, root: Path) -> list[dict[str, Any]]:
-        """What readers of the table see, in no order."""
+        """Return the rows that readers of the table see, in no order."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A filtered read finds what a full one does, whatever the log tells of a file's columns.
+"""A filtered read finds the same rows as a full one, whatever statistics the log has.
 
 deltalake 1.6 drops rows by a log that gives bounds of some columns and not of others; so we tell none (see
 `penstock.sinks.delta.sink`), and this is what would notice.

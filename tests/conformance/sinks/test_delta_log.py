@@ -118,7 +118,7 @@ def test_what_is_committed_with_the_files_is_one_entry_of_the_log(sink: Sink, ro
     assert json.loads(next(action["add"]["stats"] for action in actions if "add" in action))["numRecords"] == 1
 
 
-def test_a_clean_up_by_somebody_else_beside_publishes_loses_nothing(sink: Sink, root: Path) -> None:
+def test_a_clean_up_by_another_program_beside_publishes_loses_nothing(sink: Sink, root: Path) -> None:
     done = threading.Event()
 
     def clean_up() -> int:
@@ -163,7 +163,7 @@ def test_a_clean_up_by_somebody_else_beside_publishes_loses_nothing(sink: Sink, 
     ],
     ids=str,
 )
-def test_what_a_commit_raises_is_sorted_by_what_to_do(
+def test_errors_of_a_commit_are_classified_by_their_remedy(
     sink: Sink, root: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception, raised: type[Exception]
 ) -> None:
     def failing(*args: object, **kwargs: object) -> None:

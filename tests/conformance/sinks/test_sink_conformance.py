@@ -1,4 +1,4 @@
-"""What every sink keeps, whatever the table's format."""
+"""The contract of all sinks, whatever the table's format."""
 
 from pathlib import Path
 
@@ -95,7 +95,7 @@ def test_other_partition_columns_are_refused(kit: Kit, sink: Sink, root: Path) -
         kit.sink(root, partition_by=["name"]).load()
 
 
-def test_a_partition_column_that_is_not_there_is_refused_before_anything_is_made(kit: Kit, root: Path) -> None:
+def test_a_partition_column_that_does_not_exist_is_refused_before_anything_is_made(kit: Kit, root: Path) -> None:
     with pytest.raises(UsageError, match="day"):
         kit.sink(root, partition_by=["day"]).ensure_schema(SCHEMA)
     assert not root.exists()
@@ -166,7 +166,7 @@ def test_another_pipeline_in_the_table_has_a_position_of_its_own_and_conflicts_w
     assert len(kit.rows(root)) == 2
 
 
-def test_a_file_that_is_not_there_halts_and_leaves_the_table_as_it_was(kit: Kit, sink: Sink, root: Path) -> None:
+def test_a_file_that_does_not_exist_halts_and_leaves_the_table_as_it_was(kit: Kit, sink: Sink, root: Path) -> None:
     good, gone = (write(root, FIRST, file_name=name, id=[1]) for name in ("good", "gone"))
     (root / gone.path).unlink()
     with pytest.raises(PublishHalted, match="does not exist"):

@@ -55,7 +55,7 @@ def test_a_batch_published_by_all_at_once_is_there_once(kit: Kit, sink: Sink, ro
     assert Counter(row["id"] for row in kit.rows(root)) == Counter(range(1, ROUNDS + 1))
 
 
-def test_of_many_appends_on_one_snapshot_exactly_one_goes_through(kit: Kit, sink: Sink, root: Path) -> None:
+def test_exactly_one_of_many_appends_on_one_snapshot_succeeds(kit: Kit, sink: Sink, root: Path) -> None:
     for seq in range(1, ROUNDS + 1):
         attempt_id = f"01K0{seq:022d}"
         file = write(root, attempt_id, id=[seq], name=["x"])

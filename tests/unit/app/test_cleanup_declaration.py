@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conformance.sinks.toy_sink import TOY, ToyTable
 
 from penstock import App, DeltaSink, Handlers, ObjectSource, cleanup
 from penstock.app.cleanup import cleanup_of
 from penstock.errors import UsageError
+from penstock.sinks.registry import SINKS
 
 
 def source(folder: object, how: Any, *, queue: str = "q") -> ObjectSource:
@@ -173,3 +175,15 @@ def test_a_command_line_says_the_same(action: Any, after: Any, target: Any, made
 def test_a_command_line_that_says_too_little_is_refused(action: Any, after: Any, target: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         cleanup_of(action, after=after, target=target)
+
+
+@pytest.mark.parametrize("prefix", ["", "toy+"])
+def test_a_table_is_found_whatever_the_spelling_of_its_format(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prefix: str
+) -> None:
+    monkeypatch.setitem(SINKS, "toy", TOY)
+    group = Handlers()
+    sink = ToyTable(f"{prefix}{tmp_path / 'table'}")
+    group.pipeline("written", source=source(tmp_path / "a", cleanup.Keep(), queue="a"), sink=sink)
+    with pytest.raises(UsageError, match="where the tables of written are"):
+        declare(group, "moved", tmp_path / "b", cleanup.Move(str(tmp_path / "table" / "done")), table=tmp_path / "t")

@@ -59,7 +59,7 @@ def declared_for_objects(**options: Any) -> Callable[[Any], Any]:
         (lambda app: loose(App)(brocker="memory://"), r"App has no option brocker; did you mean broker\?$"),
         (
             lambda app: loose(App)(concurrency=5),
-            r"App has no option concurrency; concurrency is a setting: App",
+            r"App has no option concurrency; worker\.concurrency is a setting: App",
         ),
     ],
 )

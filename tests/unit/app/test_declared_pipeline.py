@@ -18,7 +18,7 @@ clicks = app.pipeline(
     source=ObjectSource("landing/clicks/", queue="clicks-events", format="jsonl", schema="id long"),
     transform=lambda frame: frame,
     sink=DeltaSink("lake/clicks", partition_by=["day"]),
-    max_objects=5_000, max_bytes="8 GiB", max_wait="30 s", max_attempts=4, max_quarantine_ratio=0.5,
+    max_batch_objects=5_000, max_batch_bytes="8 GiB", max_wait="30 s", max_attempts=4, max_quarantine_ratio=0.5,
 )
 
 @app.handler(clicks.published)
@@ -43,8 +43,8 @@ def test_declaring_loads_no_heavy_library() -> None:
 
 
 def test_human_units_become_numbers() -> None:
-    declaration = declare(App(), max_bytes="8 GiB", max_wait="1 min").declaration
-    assert (declaration.max_bytes, declaration.max_wait_seconds) == (8 * 1024**3, 60.0)
+    declaration = declare(App(), max_batch_bytes="8 GiB", max_wait="1 min").declaration
+    assert (declaration.max_batch_bytes, declaration.max_wait_seconds) == (8 * 1024**3, 60.0)
 
 
 def test_a_pipeline_has_one_queue_for_what_was_published() -> None:
@@ -58,20 +58,20 @@ def test_a_pipeline_has_one_queue_for_what_was_published() -> None:
     ("make", "words"),
     [
         (lambda: ObjectSource("hdfs://landing/", queue="q", schema="id long"), "neither a local folder nor s3://"),
-        (lambda: ObjectSource("s3:///landing", queue="q", schema="id long"), "no address in S3"),
+        (lambda: ObjectSource("s3:///landing", queue="q", schema="id long"), "not an S3 address"),
         (lambda: ObjectSource("s3//landing", queue="q", schema="id long"), "neither a local folder nor s3://"),
         (lambda: DeltaSink("s3:/lake/clicks"), "neither a local folder nor s3://"),
         (lambda: DeltaSink("hdfs://lake/clicks"), "neither a local folder nor s3://"),
-        (lambda: DeltaSink("s3://"), "no address in S3"),
+        (lambda: DeltaSink("s3://"), "not an S3 address"),
         (lambda: ObjectSource("", queue="q", schema="id long"), "no address"),
         (lambda: ObjectSource("in", queue="", schema="id long"), "no queue"),
         (lambda: ObjectSource("in", queue="q"), "no schema"),
         (lambda: ObjectSource("in", queue="q", schema="id long", delimiter=";"), "those of csv"),
         (lambda: DeltaSink("t", partition_by="day"), "list of columns"),
         (lambda: DeltaSink("t", partition_by=["day", "day"]), "more than once"),
-        (lambda: declare(App(), max_bytes="lots"), "no size"),
+        (lambda: declare(App(), max_batch_bytes="lots"), "no size"),
         (lambda: declare(App(), max_wait="soon"), "no duration"),
-        (lambda: declare(App(), max_objects=0), "max_objects=0"),
+        (lambda: declare(App(), max_batch_objects=0), "max_batch_objects=0"),
         (lambda: declare(App(), max_attempts=101), "max_attempts=101"),
         (lambda: declare(App(), max_quarantine_ratio=2), "max_quarantine_ratio=2"),
         (lambda: declare(App(), transform="clean"), "no function"),

@@ -5,15 +5,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.app.health import gauged, look_up, worker_health
+from penstock.app.health import gauged, update_gauges, worker_health
 from penstock.monitoring.metrics.meters import Meters
 from penstock.testing.fake_clock import FakeClock
-from penstock.worker.liveness import LineHealth, Liveness, Phase
+from penstock.worker.liveness import ConsumerHealth, Liveness, Phase
 from penstock.worker.shutdown import StopSignal
 
 
-def line(queue: str, *, halted: bool = False, polled_at: float | None = 5.0, awaits: str | None = None) -> LineHealth:
-    return LineHealth(queue=queue, in_flight=3, slots=10, polled_at=polled_at, halted=halted, awaits=awaits)
+def consumer(
+    queue: str, *, halted: bool = False, polled_at: float | None = 5.0, awaits: str | None = None
+) -> ConsumerHealth:
+    return ConsumerHealth(queue=queue, in_flight=3, slots=10, polled_at=polled_at, halted=halted, awaits=awaits)
 
 
 @pytest.fixture
@@ -22,14 +24,14 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def pulse(clock: FakeClock) -> Liveness:
+def liveness(clock: FakeClock) -> Liveness:
     """Of a worker that serves two queues."""
-    pulse = Liveness(clock)
-    pulse.phase = Phase.SERVING
-    pulse.lines = lambda: [line("mails"), line("orders")]
-    pulse.io.give(10.0, "resting")
-    pulse.heartbeat.give(60.0, "waiting")
-    return pulse
+    liveness = Liveness(clock)
+    liveness.phase = Phase.SERVING
+    liveness.consumers = lambda: [consumer("mails"), consumer("orders")]
+    liveness.io.give(10.0, "resting")
+    liveness.heartbeat.give(60.0, "waiting")
+    return liveness
 
 
 def test_a_worker_that_starts_is_alive_and_neither_ready_nor_started(clock: FakeClock) -> None:
@@ -39,100 +41,101 @@ def test_a_worker_that_starts_is_alive_and_neither_ready_nor_started(clock: Fake
     assert health.started() == (False, "the worker is starting")
 
 
-def test_a_worker_that_serves_is_all_three(pulse: Liveness) -> None:
-    health = worker_health(pulse, StopSignal())
+def test_a_worker_that_serves_is_all_three(liveness: Liveness) -> None:
+    health = worker_health(liveness, StopSignal())
     assert health.live() == (True, "the worker is serving")
     assert health.ready() == (True, "serving mails, orders")
     assert health.started() == (True, "the worker has started")
 
 
-def test_a_queue_that_waits_for_spark_is_named_and_keeps_none_but_itself_from_being_ready(pulse: Liveness) -> None:
-    health = worker_health(pulse, StopSignal())
-    pulse.lines = lambda: [line("mails"), line("clicks", awaits="Spark")]
+def test_a_queue_that_waits_for_spark_is_named_and_keeps_none_but_itself_from_being_ready(liveness: Liveness) -> None:
+    health = worker_health(liveness, StopSignal())
+    liveness.consumers = lambda: [consumer("mails"), consumer("clicks", awaits="Spark")]
     assert health.ready() == (True, "serving mails; waiting: clicks for Spark")
-    pulse.lines = lambda: [line("clicks", awaits="Spark")]
+    liveness.consumers = lambda: [consumer("clicks", awaits="Spark")]
     assert health.ready() == (False, "no queue is served yet; waiting: clicks for Spark")
-    pulse.lines = lambda: [line("mails"), line("clicks", halted=True, awaits="Spark")]
+    liveness.consumers = lambda: [consumer("mails"), consumer("clicks", halted=True, awaits="Spark")]
     assert health.ready() == (True, "serving mails; halted until a restart: clicks")
 
 
-def test_a_worker_that_is_stuck_is_not_alive_whatever_it_says_of_itself(pulse: Liveness, clock: FakeClock) -> None:
-    health = worker_health(pulse, StopSignal())
+def test_a_worker_that_is_stuck_is_not_alive_whatever_it_says_of_itself(liveness: Liveness, clock: FakeClock) -> None:
+    health = worker_health(liveness, StopSignal())
     clock.advance(11.0)
-    pulse.heartbeat.give(60.0, "waiting")
+    liveness.heartbeat.give(60.0, "waiting")
     ok, sentence = health.live()
     assert not ok
     assert "penstock-io has not moved for 11 s while resting" in sentence
     assert health.started() == (True, "the worker has started")
 
 
-def test_both_threads_are_named_when_both_are_stuck(pulse: Liveness, clock: FakeClock) -> None:
+def test_both_threads_are_named_when_both_are_stuck(liveness: Liveness, clock: FakeClock) -> None:
     clock.advance(100.0)
-    ok, sentence = worker_health(pulse, StopSignal()).live()
+    ok, sentence = worker_health(liveness, StopSignal()).live()
     assert not ok
     assert "penstock-io" in sentence
     assert "penstock-heartbeat" in sentence
 
 
-def test_a_paused_worker_is_alive_and_not_ready_from_the_signal_on(pulse: Liveness) -> None:
+def test_a_paused_worker_is_alive_and_not_ready_from_the_signal_on(liveness: Liveness) -> None:
     stop = StopSignal()
-    health = worker_health(pulse, stop)
+    health = worker_health(liveness, stop)
     stop.pause()
     assert health.ready() == (False, "the worker was asked to take no more messages")
-    pulse.phase = Phase.PAUSED
+    liveness.phase = Phase.PAUSED
     assert health.live() == (True, "the worker is paused")
     assert health.started()[0]
 
 
-def test_a_worker_that_stops_is_alive_and_not_ready_from_the_signal_on(pulse: Liveness, clock: FakeClock) -> None:
+def test_a_worker_that_stops_is_alive_and_not_ready_from_the_signal_on(liveness: Liveness, clock: FakeClock) -> None:
     stop = StopSignal()
-    health = worker_health(pulse, stop)
+    health = worker_health(liveness, stop)
     stop.request()
     assert health.ready() == (False, "the worker is stopping")
-    pulse.phase = Phase.STOPPING
+    liveness.phase = Phase.STOPPING
     clock.advance(10_000.0)
     assert health.live() == (True, "the worker is stopping")
 
 
 @pytest.mark.parametrize(
-    ("lines", "answer"),
+    ("consumers", "answer"),
     [
-        ([line("mails"), line("orders", halted=True)], (True, "serving mails; halted until a restart: orders")),
-        ([line("orders", halted=True)], (False, "no queue is served any more; halted until a restart: orders")),
+        ([consumer("mails"), consumer("orders", halted=True)], (True, "serving mails; halted until a restart: orders")),
+        ([], (True, "running background jobs only")),
+        ([consumer("orders", halted=True)], (False, "no queue is served any more; halted until a restart: orders")),
     ],
 )
-def test_a_worker_is_ready_as_long_as_one_queue_is_served(
-    pulse: Liveness, lines: Sequence[LineHealth], answer: tuple[bool, str]
+def test_a_worker_is_ready_as_long_as_one_queue_is_served_or_none_is_wanted(
+    liveness: Liveness, consumers: Sequence[ConsumerHealth], answer: tuple[bool, str]
 ) -> None:
-    pulse.lines = lambda: lines
-    assert worker_health(pulse, StopSignal()).ready() == answer
+    liveness.consumers = lambda: consumers
+    assert worker_health(liveness, StopSignal()).ready() == answer
 
 
 # Gauges
 
 
-def test_gauges_are_of_each_queue_and_this_worker(pulse: Liveness) -> None:
+def test_gauges_are_of_each_queue_and_this_worker(liveness: Liveness) -> None:
     meters = Meters()
-    pulse.lines = lambda: [line("mails", polled_at=None), line("orders")]
-    look_up(pulse, meters, worker="w1")
+    liveness.consumers = lambda: [consumer("mails", polled_at=None), consumer("orders")]
+    update_gauges(liveness, meters, worker="w1")
     values = meters.read().values
     assert values["worker_in_flight_messages"] == {("mails", "w1"): 3, ("orders", "w1"): 3}
     assert values["worker_slots"] == {("mails", "w1"): 10, ("orders", "w1"): 10}
     assert values["worker_last_poll_timestamp_seconds"] == {("orders", "w1"): 5.0}, "mails was never answered"
 
 
-def test_gauges_are_looked_up_when_they_are_read_and_the_lag_is_sampled(pulse: Liveness, clock: FakeClock) -> None:
+def test_gauges_are_looked_up_when_they_are_read_and_the_lag_is_sampled(liveness: Liveness, clock: FakeClock) -> None:
     meters = Meters()
     looks = 0
 
-    def lines() -> Sequence[LineHealth]:
+    def consumers() -> Sequence[ConsumerHealth]:
         nonlocal looks
         looks += 1
-        return [line("mails")]
+        return [consumer("mails")]
 
-    pulse.lines = lines
+    liveness.consumers = consumers
     clock.auto_advance = True  # a wait takes as long as it should: no lag
-    with gauged(pulse, meters, worker="w1"):
+    with gauged(liveness, meters, worker="w1"):
         assert looks == 0, "nobody asked"
         ends_at = time.monotonic() + 10
         while not (seen := meters.read().distributions["loop_lag_seconds"]):

@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -9,11 +10,12 @@ import pytest
 from penstock.app.housekeeping import Housekeeper, Presence
 from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry
 from penstock.app.registry import Workers
+from penstock.brokers.capabilities import REDIS
 from penstock.brokers.memory.broker import MemoryBroker
 from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, TemporaryError
-from penstock.events import Event, UpkeepFailed
+from penstock.events import Event, JobFailed
 from penstock.ledger import Ledger
 from penstock.ledger.records import WorkState
 from penstock.messaging.broker import Broker
@@ -25,7 +27,7 @@ DEADLINE_SECONDS = 60.0
 
 
 def presence(tmp_path: Path, broker: Broker, *, state: Path | None = None) -> Presence:
-    settings = Settings(state=str(state or tmp_path), ledger=f"sqlite:///{tmp_path}/ledger.db", lease_seconds=600.0)
+    settings = Settings(data_dir=str(state or tmp_path), ledger=f"sqlite:///{tmp_path}/ledger.db", worker_lease=600.0)
     return Presence(settings=settings, broker=broker, worker="me", stop=StopSignal(), clock=SystemClock())
 
 
@@ -49,7 +51,7 @@ def test_a_killed_workers_message_and_work_are_free_long_before_their_leases_end
     (tmp_path / "scratch" / "gone").mkdir(parents=True)
     broker = SqliteBroker(tmp_path / "queue.db", holder="me")
     made = presence(tmp_path, broker)
-    with made.kept(ledger=lambda: ledger, tell=nobody, random=lambda: 0.5):
+    with made.registered(ledger=lambda: ledger, emit=nobody, random=lambda: 0.5):
         assert broker.receive("q", messages_max=1, lease_seconds=5.0, wait_seconds=DEADLINE_SECONDS)
     assert ledger.works(state=WorkState.OPEN) == []
     assert not (tmp_path / "scratch" / "gone").exists()
@@ -69,7 +71,7 @@ def test_without_a_ledgers_file_none_is_made(tmp_path: Path) -> None:
 
     watched = Watched(tmp_path / "queue.db", holder="me")
     made = presence(tmp_path, watched)
-    with made.kept(ledger=no_ledger, tell=nobody, random=lambda: 0.5):
+    with made.registered(ledger=no_ledger, emit=nobody, random=lambda: 0.5):
         assert swept.wait(DEADLINE_SECONDS)
     assert registry.living() == []
     assert not (tmp_path / "ledger.db").exists()
@@ -80,7 +82,7 @@ def test_a_worker_is_known_exactly_while_it_lives(tmp_path: Path) -> None:
     broker = SqliteBroker(tmp_path / "queue.db", holder="me")
     made = presence(tmp_path, broker)
     assert len(made.listeners) == 1
-    with made.kept(ledger=no_ledger, tell=nobody, random=lambda: 0.5):
+    with made.registered(ledger=no_ledger, emit=nobody, random=lambda: 0.5):
         assert [record.worker for record in Workers(tmp_path).records()] == ["me"]
     assert Workers(tmp_path).records() == []
     broker.close()
@@ -91,6 +93,8 @@ def test_any_broker_that_knows_who_holds_what_is_told_of_the_dead_of_this_host(t
     heard = threading.Event()
 
     class OnAnotherHost:
+        capabilities = REDIS
+
         def release_holder(self, holder: str) -> int:
             told.append(holder)
             heard.set()
@@ -100,7 +104,7 @@ def test_any_broker_that_knows_who_holds_what_is_told_of_the_dead_of_this_host(t
     (tmp_path / PROCESSES_FOLDER / "gone.lock").touch()
     made = presence(tmp_path, cast(Broker, OnAnotherHost()))
     assert len(made.listeners) == 1
-    with made.kept(ledger=no_ledger, tell=nobody, random=lambda: 0.5):
+    with made.registered(ledger=no_ledger, emit=nobody, random=lambda: 0.5):
         assert heard.wait(DEADLINE_SECONDS)
         assert [record.worker for record in Workers(tmp_path).records()] == ["me"]
     assert told == ["gone"]
@@ -120,9 +124,9 @@ def test_beside_a_broker_that_does_not_know_who_holds_what_the_dead_are_freed_as
             swept.set()
             return freed
 
-    made = presence(tmp_path, cast(Broker, object()))
+    made = presence(tmp_path, cast(Broker, SimpleNamespace(capabilities=REDIS)))
     assert len(made.listeners) == 1
-    with made.kept(ledger=lambda: Watched(ledger.database), tell=nobody, random=lambda: 0.5):
+    with made.registered(ledger=lambda: Watched(ledger.database), emit=nobody, random=lambda: 0.5):
         assert swept.wait(DEADLINE_SECONDS)
         assert [record.worker for record in Workers(tmp_path).records()] == ["me"]
     assert registry.living() == []
@@ -136,6 +140,8 @@ def test_a_broker_that_is_away_leaves_the_dead_to_the_next_sweep(tmp_path: Path)
     again = threading.Event()
 
     class Away:
+        capabilities = REDIS
+
         def release_holder(self, holder: str) -> int:
             tries.append(holder)
             if len(tries) == 1:
@@ -146,9 +152,9 @@ def test_a_broker_that_is_away_leaves_the_dead_to_the_next_sweep(tmp_path: Path)
     ProcessRegistry(tmp_path / PROCESSES_FOLDER)
     (tmp_path / PROCESSES_FOLDER / "gone.lock").touch()
     made = presence(tmp_path, cast(Broker, Away()))
-    with made.kept(ledger=no_ledger, tell=told.append, random=lambda: -0.49):
+    with made.registered(ledger=no_ledger, emit=told.append, random=lambda: -0.49):
         assert again.wait(DEADLINE_SECONDS)
-    assert (tries, [event.error for event in told if isinstance(event, UpkeepFailed)]) == (
+    assert (tries, [event.error for event in told if isinstance(event, JobFailed)]) == (
         ["gone", "gone"],
         ["TemporaryError: away"],
     )
@@ -158,7 +164,7 @@ def test_a_queue_in_memory_leaves_no_trace(tmp_path: Path) -> None:
     state = tmp_path / "state"
     made = presence(tmp_path, MemoryBroker(), state=state)
     assert made.listeners == ()
-    with made.kept(ledger=no_ledger, tell=nobody, random=lambda: 0.5):
+    with made.registered(ledger=no_ledger, emit=nobody, random=lambda: 0.5):
         assert not state.exists()
 
 
@@ -168,7 +174,7 @@ def test_a_state_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     made = presence(tmp_path, broker, state=tmp_path / "file")
     with (
         pytest.raises(ConfigurationError, match="file cannot be written"),
-        made.kept(ledger=no_ledger, tell=nobody, random=lambda: 0.5),
+        made.registered(ledger=no_ledger, emit=nobody, random=lambda: 0.5),
     ):
         pass
     broker.close()
@@ -187,11 +193,11 @@ def test_a_sweep_that_fails_is_told_and_tried_again() -> None:
         again.set()
         return 0
 
-    house = Housekeeper(sweep, every_seconds=0.01, clock=SystemClock(), random=lambda: 0.5, tell=told.append)
+    house = Housekeeper(sweep, every_seconds=0.01, clock=SystemClock(), random=lambda: 0.5, emit=told.append)
     house.start()
     assert again.wait(DEADLINE_SECONDS)
     house.end()
-    assert told == [UpkeepFailed(handler="housekeeping", error="RuntimeError: away")]
+    assert told == [JobFailed(job="housekeeping", error="RuntimeError: away")]
 
 
 def test_a_function_that_changes_the_working_folder_takes_no_worker_out_of_sight(
@@ -201,7 +207,7 @@ def test_a_function_that_changes_the_working_folder_takes_no_worker_out_of_sight
     monkeypatch.chdir(tmp_path)
     broker = SqliteBroker(tmp_path / "queue.db", holder="me")
     made = presence(tmp_path, broker, state=Path("state"))
-    with made.kept(ledger=no_ledger, tell=nobody, random=lambda: 0.5):
+    with made.registered(ledger=no_ledger, emit=nobody, random=lambda: 0.5):
         monkeypatch.chdir(elsewhere)
         assert ProcessRegistry(tmp_path / "state" / PROCESSES_FOLDER).living() == ["me"]
     assert list((tmp_path / "state" / PROCESSES_FOLDER).iterdir()) == []

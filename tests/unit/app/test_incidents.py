@@ -1,9 +1,9 @@
 """Incidents reach whoever hears while there is somebody."""
 
 from penstock.app.context import EventForwarder
-from penstock.events import Event, MessagesVanished
+from penstock.events import Event, MessagesDeleted
 
-INCIDENT = MessagesVanished(queue="q", entries=("1-0",))
+INCIDENT = MessagesDeleted(queue="q", entries=("1-0",))
 
 
 def test_what_comes_while_somebody_hears_is_passed_on() -> None:

@@ -103,6 +103,6 @@ def test_a_setting_that_does_not_fit_is_told_as_such_and_not_as_the_module_s_fau
     module: Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = module("from penstock import App\napp = App.from_config()\n")
-    monkeypatch.setenv("PENSTOCK_REPLAYS_MAX", "many")
-    with pytest.raises(SettingUnfit, match="The setting replays_max "):
+    monkeypatch.setenv("PENSTOCK_DEAD_LETTERS_MAX_REPLAYS", "many")
+    with pytest.raises(SettingUnfit, match=r"The setting dead_letters\.max_replays "):
         load_app(f"{name}:app")

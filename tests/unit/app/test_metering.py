@@ -9,14 +9,14 @@ import pytest
 from penstock.app.metering import metrics_beside
 from penstock.app.telemetry import open_telemetry
 from penstock.config import load_settings
-from penstock.events import Bus, DeadReplayed
+from penstock.events import Bus, DeadLetterReplayed
 from penstock.monitoring.metrics.listener import MetricsListener
 
 
-def replayed() -> DeadReplayed:
-    return DeadReplayed(
+def replayed() -> DeadLetterReplayed:
+    return DeadLetterReplayed(
         queue="orders",
-        letter_queue="orders-dlq",
+        dead_letter_queue="orders-dlq",
         message_id="m",
         replay_id="r",
         count=1,
@@ -30,7 +30,7 @@ def test_nobody_counts_where_nobody_asks() -> None:
     heard = open_telemetry(load_settings(), worker="w1")
     assert heard.meters is None
     assert not [listener for listener in heard.listeners if isinstance(listener, MetricsListener)]
-    with heard.told():
+    with heard.running():
         assert heard.metrics_address is None
 
 
@@ -51,7 +51,7 @@ def test_a_process_that_fails_sends_its_last_numbers_once(capsys: pytest.Capture
     heard = open_telemetry(load_settings(metrics_export=["emf"]), worker="w1")
     assert heard.meters is not None
     heard.meters.replace("worker_slots", {("orders", "w1"): 10})
-    with pytest.raises(ValueError, match="a defect"), heard.told():
+    with pytest.raises(ValueError, match="a defect"), heard.running():
         raise ValueError("a defect")
     lines = map(json.loads, capsys.readouterr().err.splitlines())
     assert [line["penstock_worker_slots"] for line in lines if "penstock_worker_slots" in line] == [10]
@@ -86,4 +86,4 @@ def test_the_monitor_does_not_answer_where_the_processes_of_a_worker_do() -> Non
     named = load_settings().model_copy(update={"metrics_address": "127.0.0.1:9464"})
     answering = [metrics_beside(named, number).metrics_address for number in range(64)]
     assert None not in answering
-    assert named.monitor_address not in answering
+    assert named.metrics_monitor_address not in answering

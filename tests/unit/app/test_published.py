@@ -9,7 +9,7 @@ from penstock.app.pipelines.published import SEND_MAX, PublishedBatch, PublishNo
 from penstock.brokers.memory.broker import MemoryBroker
 from penstock.errors import PenstockError, TemporaryError
 from penstock.ledger import Ledger
-from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectResult
+from penstock.ledger.records import BatchOutcome, BatchRecord, Candidate, ObjectResult, OriginalMessage
 from penstock.messaging.message import Outgoing
 from penstock.messaging.schema import BodyCodec, Queue
 from penstock.testing import FakeClock
@@ -46,12 +46,17 @@ class Scene:
                 key=name.encode(),
                 size_bytes=1,
                 uri=f"file:///{name}",
-                carrier=Carrier(message_id="1", enqueued_at=1.0),
+                original_message=OriginalMessage(message_id="1", enqueued_at=1.0),
             )
             claim = self.ledger.claim("clicks", [candidate], attempt_id=name, worker="w", lease_seconds=60)
             results = [ObjectResult(object_id=one, rows=2, lines_quarantined=1) for one in claim.claimed]
             self.ledger.commit(
-                BatchOutcome(pipeline="clicks", attempt_id=name, processed=results, rows=2, lines_quarantined=1)
+                BatchOutcome(
+                    pipeline="clicks",
+                    attempt_id=name,
+                    processed=results,
+                    record=BatchRecord(rows=2, lines_quarantined=1),
+                )
             )
 
     def told(self) -> list[PublishedBatch]:
@@ -79,10 +84,10 @@ class Away(MemoryBroker):
 def test_each_batch_is_told_of_once_and_in_order(scene: Scene) -> None:
     herald = scene.herald()
     scene.commit(3)
-    herald.tell(2)
+    herald.announce(2)
     assert scene.seqs() == [1, 2], "the third is not visible yet"
-    herald.tell(3)
-    herald.tell(3)
+    herald.announce(3)
+    herald.announce(3)
     assert scene.seqs() == [1, 2, 3]
     first = scene.told()[0]
     assert (first.pipeline, first.table, first.rows, first.lines_quarantined) == ("clicks", "/lake/clicks", 2, 1)
@@ -92,7 +97,7 @@ def test_each_batch_is_told_of_once_and_in_order(scene: Scene) -> None:
 def test_more_than_one_call_takes(scene: Scene) -> None:
     herald = scene.herald()
     scene.commit(SEND_MAX + 5)
-    herald.tell(SEND_MAX + 5)
+    herald.announce(SEND_MAX + 5)
     assert scene.seqs() == list(range(1, SEND_MAX + 6))
 
 
@@ -100,9 +105,9 @@ def test_what_was_published_and_not_sent_is_sent_by_the_next_process(scene: Scen
     dying = scene.herald(broker=Away(clock=scene.clock))
     scene.commit(2)
     with pytest.raises(TemporaryError):
-        dying.tell(2)
+        dying.announce(2)
     assert scene.seqs() == []
-    scene.herald().tell(2)
+    scene.herald().announce(2)
     assert scene.seqs() == [1, 2]
 
 
@@ -112,20 +117,20 @@ def test_what_was_sent_and_not_remembered_is_sent_again_and_dropped_by_the_broke
     dying = scene.herald()
     scene.commit(2)
     with monkeypatch.context() as dead:
-        dead.setattr(scene.ledger, "advance_told", lambda *_: (_ for _ in ()).throw(TemporaryError("dead")))
+        dead.setattr(scene.ledger, "advance_announced", lambda *_: (_ for _ in ()).throw(TemporaryError("dead")))
         with pytest.raises(TemporaryError):
-            dying.tell(2)
-    assert scene.ledger.told("clicks") == 0
-    scene.herald().tell(2)
-    assert (scene.seqs(), scene.ledger.told("clicks")) == ([1, 2], 2)
+            dying.announce(2)
+    assert scene.ledger.announced_seq("clicks") == 0
+    scene.herald().announce(2)
+    assert (scene.seqs(), scene.ledger.announced_seq("clicks")) == ([1, 2], 2)
 
 
 def test_two_workers_tell_of_the_same_batches_and_each_arrives_once(scene: Scene) -> None:
     one, other = scene.herald(), scene.herald()
     scene.commit(2)
-    one.tell(1)
-    other.tell(2)
-    one.tell(2)
+    one.announce(1)
+    other.announce(2)
+    one.announce(2)
     assert scene.seqs() == [1, 2]
 
 
@@ -133,7 +138,7 @@ def test_batches_from_before_anybody_listened_are_not_told_of(scene: Scene) -> N
     scene.commit(2)
     herald = scene.herald()
     scene.commit()
-    herald.tell(3)
+    herald.announce(3)
     assert scene.seqs() == [3]
 
 
@@ -143,15 +148,15 @@ def test_batches_that_get_numbers_of_lost_ones_are_told_of_by_a_process_that_tol
     """The ledger fails over to a replica that knows neither the last commits nor that messages were sent for them."""
     herald = scene.herald()
     scene.commit(3)
-    herald.tell(3)
+    herald.announce(3)
     replica = Scene(scene.folder / "replica")
-    replica.ledger.begin_telling("clicks")
+    replica.ledger.begin_announcing("clicks")
     replica.commit()
-    replica.ledger.advance_told("clicks", 1)
+    replica.ledger.advance_announced("clicks", 1)
     replica.commit(2, prefix="another")
-    for name in ("begin_telling", "batches_after", "advance_told"):
+    for name in ("begin_announcing", "batches_after", "advance_announced"):
         monkeypatch.setattr(scene.ledger, name, getattr(replica.ledger, name))
-    herald.tell(3)
+    herald.announce(3)
     assert scene.seqs() == [1, 2, 3, 2, 3]
 
 
@@ -163,7 +168,7 @@ def test_of_a_call_that_the_broker_took_in_part_what_it_took_is_not_sent_again(s
     herald = scene.herald(broker=Partial(clock=scene.clock))
     scene.commit(5)
     with pytest.raises(TemporaryError, match="away"):
-        herald.tell(5)
-    assert scene.ledger.told("clicks") == 2
-    scene.herald().tell(5)
+        herald.announce(5)
+    assert scene.ledger.announced_seq("clicks") == 2
+    scene.herald().announce(5)
     assert scene.seqs() == [1, 2, 3, 4, 5]

@@ -2,8 +2,9 @@
 
 import pytest
 
-from penstock.app import backends
-from penstock.app.backends import RedisAddress, open_broker, parsed
+from penstock.app import brokers
+from penstock.app.brokers import open_broker
+from penstock.app.redis_address import RedisAddress, parse_redis_address
 from penstock.config import Settings
 from penstock.errors import ConfigurationError
 
@@ -25,12 +26,12 @@ SECRET = "hunter2"
     ],
 )
 def test_an_address_in_order_is_handed_on_as_it_is(address: str) -> None:
-    assert parsed(address) == RedisAddress(url=address, prefix="penstock")
+    assert parse_redis_address(address) == RedisAddress(url=address, prefix="penstock")
 
 
 def test_the_prefix_is_our_own_and_is_not_handed_on() -> None:
-    assert parsed("redis://h/1?prefix=shop") == RedisAddress(url="redis://h/1", prefix="shop")
-    both = parsed("redis://h?client_name=a&prefix=shop:live")
+    assert parse_redis_address("redis://h/1?prefix=shop") == RedisAddress(url="redis://h/1", prefix="shop")
+    both = parse_redis_address("redis://h?client_name=a&prefix=shop:live")
     assert both == RedisAddress(url="redis://h?client_name=a", prefix="shop:live")
 
 
@@ -79,6 +80,6 @@ def test_each_slip_is_one_sentence_without_the_password(address: str, said: str)
 
 
 def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "find_spec", lambda name: None)
+    monkeypatch.setattr(brokers, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"pip install 'penstock\[redis\]'"):
         open_broker(Settings(broker="redis://localhost"), holder="me")

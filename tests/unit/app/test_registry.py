@@ -20,7 +20,7 @@ from penstock.app.registry import (
     GATHER_SECONDS,
     SERVING,
     STOPPING,
-    RecordKeeper,
+    RecordWriter,
     WorkerRecord,
     Workers,
     is_local,
@@ -28,15 +28,15 @@ from penstock.app.registry import (
 from penstock.events import (
     BreakerClosed,
     BreakerOpened,
+    ConsumerHalted,
     DeliverySettled,
     LeaseLost,
-    LedgerAway,
-    LedgerBack,
-    LineHalted,
+    LedgerAvailable,
+    LedgerUnavailable,
     MessagesReceived,
-    SettleFailed,
-    StoreAway,
-    StoreBack,
+    SettlementFailed,
+    StoreAvailable,
+    StoreUnavailable,
     WorkerDraining,
     WorkerStarted,
 )
@@ -54,8 +54,8 @@ def stop() -> StopSignal:
 
 
 @pytest.fixture
-def keeper(tmp_path: Path, stop: StopSignal) -> RecordKeeper:
-    return RecordKeeper(tmp_path / "record.json", worker=WORKER, version="1.2", stop=stop, clock=SystemClock())
+def writer(tmp_path: Path, stop: StopSignal) -> RecordWriter:
+    return RecordWriter(tmp_path / "record.json", worker=WORKER, version="1.2", stop=stop, clock=SystemClock())
 
 
 @pytest.fixture
@@ -70,62 +70,62 @@ def received(*ids: str) -> MessagesReceived:
     return MessagesReceived(queue="q", message_ids=ids, redelivered=0)
 
 
-def test_in_flight_is_what_came_and_did_not_go(keeper: RecordKeeper) -> None:
-    keeper(WorkerStarted(queues=("q", "r"), concurrency=1))
-    keeper(received("a", "b", "c", "d"))
-    keeper(DeliverySettled(queue="q", message_id="a", attempt=1, settlement=Ack()))
-    keeper(SettleFailed(queue="q", message_id="b", attempt=1, operation="ack", reason="away", lost=False))
-    keeper(SettleFailed(queue="q", message_id="c", attempt=1, operation="ack", reason="gone", lost=True))
-    assert keeper.record().in_flight == 2
-    keeper(LeaseLost(queue="q", message_id="d", attempt=1))
-    record = keeper.record()
+def test_in_flight_is_what_came_and_did_not_go(writer: RecordWriter) -> None:
+    writer(WorkerStarted(queues=("q", "r"), concurrency=1))
+    writer(received("a", "b", "c", "d"))
+    writer(DeliverySettled(queue="q", message_id="a", attempt=1, settlement=Ack()))
+    writer(SettlementFailed(queue="q", message_id="b", attempt=1, operation="ack", reason="away", lost=False))
+    writer(SettlementFailed(queue="q", message_id="c", attempt=1, operation="ack", reason="gone", lost=True))
+    assert writer.record().in_flight == 2
+    writer(LeaseLost(queue="q", message_id="d", attempt=1))
+    record = writer.record()
     assert (record.in_flight, record.queues, record.version, record.pid) == (1, ("q", "r"), "1.2", os.getpid())
 
 
-def test_messages_that_left_are_counted_by_queue_and_those_that_go_back_are_not(keeper: RecordKeeper) -> None:
+def test_messages_that_left_are_counted_by_queue_and_those_that_go_back_are_not(writer: RecordWriter) -> None:
     settlements: Sequence[Settlement] = (Ack(), DeadLetter(reason="bad"), Release(), Ack())
     for number, settlement in enumerate(settlements):
         queue = "q" if number < 3 else "r"
-        keeper(DeliverySettled(queue=queue, message_id=f"m{number}", attempt=1, settlement=settlement))
-    keeper(LeaseLost(queue="q", message_id="m9", attempt=1))
-    assert keeper.record().settled == {"q": 2, "r": 1}
+        writer(DeliverySettled(queue=queue, message_id=f"m{number}", attempt=1, settlement=settlement))
+    writer(LeaseLost(queue="q", message_id="m9", attempt=1))
+    assert writer.record().settled == {"q": 2, "r": 1}
 
 
-def test_a_queue_is_paused_from_the_opening_of_its_breaker_to_the_closing(keeper: RecordKeeper) -> None:
+def test_a_queue_is_paused_from_the_opening_of_its_breaker_to_the_closing(writer: RecordWriter) -> None:
     opened = BreakerOpened(queue="q", handler="h", fingerprint="h|OSError|", failures=10, error="OSError: away")
-    keeper(opened)
-    assert keeper.record().paused == {"q": "OSError: away"}
-    keeper(BreakerClosed(queue="r", handler="i", open_seconds=1.0, probes=1))
-    keeper(BreakerClosed(queue="q", handler="h", open_seconds=1.0, probes=1))
-    assert keeper.record().paused == {}
+    writer(opened)
+    assert writer.record().paused == {"q": "OSError: away"}
+    writer(BreakerClosed(queue="r", handler="i", open_seconds=1.0, probes=1))
+    writer(BreakerClosed(queue="q", handler="h", open_seconds=1.0, probes=1))
+    assert writer.record().paused == {}
 
 
-def test_a_queue_is_unserved_until_everything_that_it_needs_is_back(keeper: RecordKeeper) -> None:
-    keeper(LedgerAway(error="refused", queues=("q", "r")))
-    keeper(StoreAway(store="s3://lake", error="503", queues=("q",)))
+def test_a_queue_is_unserved_until_everything_that_it_needs_is_back(writer: RecordWriter) -> None:
+    writer(LedgerUnavailable(error="refused", queues=("q", "r")))
+    writer(StoreUnavailable(store="s3://lake", error="503", queues=("q",)))
     ledger, store = "the ledger is away: refused", "the store s3://lake is away: 503"
-    assert keeper.record().unserved == {"q": f"{ledger}; {store}", "r": ledger}
-    keeper(LedgerBack(away_seconds=1.0, queues=("q", "r")))
-    assert keeper.record().unserved == {"q": store}
-    keeper(StoreBack(store="s3://lake", away_seconds=1.0, queues=("q",)))
-    keeper(LineHalted(queue="r", handler="h", error="UsageError: no"))
-    assert keeper.record().unserved == {"r": "it is halted until a restart: UsageError: no"}
+    assert writer.record().unserved == {"q": f"{ledger}; {store}", "r": ledger}
+    writer(LedgerAvailable(outage_seconds=1.0, queues=("q", "r")))
+    assert writer.record().unserved == {"q": store}
+    writer(StoreAvailable(store="s3://lake", outage_seconds=1.0, queues=("q",)))
+    writer(ConsumerHalted(queue="r", handler="h", error="UsageError: no"))
+    assert writer.record().unserved == {"r": "it is halted until a restart: UsageError: no"}
 
 
-def test_a_record_of_a_newer_worker_is_read_as_far_as_it_is_known(tmp_path: Path, keeper: RecordKeeper) -> None:
+def test_a_record_of_a_newer_worker_is_read_as_far_as_it_is_known(tmp_path: Path, writer: RecordWriter) -> None:
     path = tmp_path / "record.json"
-    path.write_text(json.dumps({**asdict(keeper.record()), "mood": "good"}))
+    path.write_text(json.dumps({**asdict(writer.record()), "mood": "good"}))
     found = registry._read(path)
     assert found is not None
-    assert found.worker == keeper.record().worker
+    assert found.worker == writer.record().worker
 
 
-def test_the_state_is_what_the_worker_was_asked(keeper: RecordKeeper, stop: StopSignal) -> None:
-    assert keeper.record().state == SERVING
+def test_the_state_is_what_the_worker_was_asked(writer: RecordWriter, stop: StopSignal) -> None:
+    assert writer.record().state == SERVING
     stop.pause()
-    assert keeper.record().state == DRAINING
+    assert writer.record().state == DRAINING
     stop.request()
-    assert keeper.record().state == STOPPING
+    assert writer.record().state == STOPPING
 
 
 class Held(SystemClock):
@@ -146,39 +146,39 @@ class Held(SystemClock):
         return event.is_set()
 
 
-def held_keeper(tmp_path: Path, stop: StopSignal, clock: Held) -> RecordKeeper:
-    keeper = RecordKeeper(tmp_path / "record.json", worker=WORKER, version="1.2", stop=stop, clock=clock)
-    keeper.start()
+def held_writer(tmp_path: Path, stop: StopSignal, clock: Held) -> RecordWriter:
+    writer = RecordWriter(tmp_path / "record.json", worker=WORKER, version="1.2", stop=stop, clock=clock)
+    writer.start()
     assert clock.resting.acquire(timeout=PATIENCE_SECONDS)
     stop.request()
-    keeper(WorkerDraining(reason="SIGTERM", in_flight=0))
-    return keeper
+    writer(WorkerDraining(reason="SIGTERM", in_flight=0))
+    return writer
 
 
 def test_a_worker_that_is_seen_at_work_is_seen_with_what_it_serves(tmp_path: Path, stop: StopSignal) -> None:
     clock = Held()
-    keeper = RecordKeeper(tmp_path / "record.json", worker=WORKER, version="1.2", stop=stop, clock=clock)
-    keeper.start()
-    keeper(WorkerStarted(queues=("q", "r"), concurrency=1))
+    writer = RecordWriter(tmp_path / "record.json", worker=WORKER, version="1.2", stop=stop, clock=clock)
+    writer.start()
+    writer(WorkerStarted(queues=("q", "r"), concurrency=1))
     assert json.loads((tmp_path / "record.json").read_text())["queues"] == ["q", "r"]
-    keeper.end()
+    writer.end()
 
 
 def test_a_worker_that_ends_at_once_writes_nothing_on_its_way(tmp_path: Path, stop: StopSignal) -> None:
     clock = Held()
-    keeper = held_keeper(tmp_path, stop, clock)
+    writer = held_writer(tmp_path, stop, clock)
     assert clock.gathering.wait(PATIENCE_SECONDS)
-    keeper.end()
+    writer.end()
     assert json.loads((tmp_path / "record.json").read_text())["state"] == SERVING
 
 
 def test_a_worker_that_drains_for_a_while_says_so(tmp_path: Path, stop: StopSignal) -> None:
     clock = Held()
-    keeper = held_keeper(tmp_path, stop, clock)
+    writer = held_writer(tmp_path, stop, clock)
     clock.gathered.set()
     assert clock.resting.acquire(timeout=PATIENCE_SECONDS)
     assert json.loads((tmp_path / "record.json").read_text())["state"] == STOPPING
-    keeper.end()
+    writer.end()
 
 
 class OneBeat(SystemClock):
@@ -198,10 +198,10 @@ class OneBeat(SystemClock):
 
 def test_while_nothing_changes_it_is_written_once_a_beat(tmp_path: Path, stop: StopSignal) -> None:
     clock = OneBeat()
-    keeper = RecordKeeper(tmp_path / "record.json", worker=WORKER, version="1.2", stop=stop, clock=clock)
-    keeper.start()
+    writer = RecordWriter(tmp_path / "record.json", worker=WORKER, version="1.2", stop=stop, clock=clock)
+    writer.start()
     assert clock.over.wait(PATIENCE_SECONDS)
-    keeper.end()
+    writer.end()
     assert sum(clock.seconds) == pytest.approx(BEAT_SECONDS)
 
 
@@ -211,8 +211,8 @@ def registered(state: Path, record: WorkerRecord) -> ProcessRegistry:
     return registry
 
 
-def test_only_the_living_are_listed_and_a_record_goes_with_its_lock(tmp_path: Path, keeper: RecordKeeper) -> None:
-    record = keeper.record()
+def test_only_the_living_are_listed_and_a_record_goes_with_its_lock(tmp_path: Path, writer: RecordWriter) -> None:
+    record = writer.record()
     registry = registered(tmp_path, record)
     workers = Workers(tmp_path)
     assert workers.records() == []
@@ -239,9 +239,9 @@ def test_a_record_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None
 
 
 def test_a_process_whose_lock_is_free_is_never_signalled(
-    tmp_path: Path, keeper: RecordKeeper, other: subprocess.Popen[bytes]
+    tmp_path: Path, writer: RecordWriter, other: subprocess.Popen[bytes]
 ) -> None:
-    record = replace(keeper.record(), pid=other.pid)  # the number belongs to somebody else by now
+    record = replace(writer.record(), pid=other.pid)  # the number belongs to somebody else by now
     registry = registered(tmp_path, record)
     assert not Workers(tmp_path).signal(record, signal.SIGTERM)
     (tmp_path / PROCESSES_FOLDER / f"{WORKER}.lock").touch()  # its owner was killed
@@ -253,17 +253,17 @@ def test_a_process_whose_lock_is_free_is_never_signalled(
 
 
 def test_a_process_that_is_gone_is_not_signalled(
-    tmp_path: Path, keeper: RecordKeeper, other: subprocess.Popen[bytes]
+    tmp_path: Path, writer: RecordWriter, other: subprocess.Popen[bytes]
 ) -> None:
     other.kill()
     other.wait(10)
-    record = replace(keeper.record(), pid=other.pid)
+    record = replace(writer.record(), pid=other.pid)
     with registered(tmp_path, record).registered(WORKER):
         assert not Workers(tmp_path).signal(record, signal.SIGTERM)
 
 
-def test_processes_of_other_hosts_and_containers_are_not_local(keeper: RecordKeeper) -> None:
-    record = keeper.record()
+def test_processes_of_other_hosts_and_containers_are_not_local(writer: RecordWriter) -> None:
+    record = writer.record()
     assert is_local(record)
     assert not is_local(replace(record, host="elsewhere"))
     assert not is_local(replace(record, namespace="pid:[1]"))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from penstock.app.rounds import PeriodicJob
-from penstock.events import Event, UpkeepFailed
+from penstock.events import Event, JobFailed
 from penstock.messaging.clock import SystemClock
 from penstock.worker.shutdown import StopSignal
 
@@ -18,7 +18,7 @@ class Watchman(PeriodicJob):
     """Does what the test says; each round is one call."""
 
     def __init__(self, go: Callable[["Watchman"], float], told: list[Event], stop: StopSignal | None = None) -> None:
-        super().__init__("watch", clock=SystemClock(), random=lambda: 0.5, tell=told.append, stop=stop)
+        super().__init__("watch", clock=SystemClock(), random=lambda: 0.5, emit=told.append, stop=stop)
         self._go = go
 
     def _round(self) -> float:
@@ -32,7 +32,7 @@ class Watchman(PeriodicJob):
 
 
 def texts(told: Sequence[Event]) -> list[str]:
-    return [event.error for event in told if isinstance(event, UpkeepFailed) and event.handler == "watch"]
+    return [event.error for event in told if isinstance(event, JobFailed) and event.job == "watch"]
 
 
 def test_each_ones_failure_is_told_once_while_it_stays_the_same() -> None:

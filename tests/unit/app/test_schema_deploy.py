@@ -40,7 +40,7 @@ class Deployed:
     """One worker of one version of the code."""
 
     def __init__(self, broker: MemoryBroker, queue: Queue[Any], name: str) -> None:
-        self.app = App(broker=broker.held_by(name))
+        self.app = App(broker=broker.with_holder(name))
         self.seen: list[Any] = []
         self.skipped: list[str] = []
         self.app.handler(queue, newer_wait="1 h")(self.seen.append)

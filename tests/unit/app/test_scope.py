@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.app.paths import TablePaths, declared_places, places
+from penstock.app.paths import TablePaths, declared_table_paths, table_paths
 from penstock.app.scope import Scope, ScopeRequest, find_scope, find_scopes, options_for, scopes_here
 from penstock.config import Settings
 from penstock.errors import UsageError
@@ -18,7 +18,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def table(folder: Path) -> TablePaths:
     """A table of `penstock ingest`, as far as it is looked for."""
-    where = places(folder)
+    where = table_paths(folder)
     where.state.mkdir(parents=True)
     (where.state / "ledger.db").touch()
     return where
@@ -34,7 +34,7 @@ def test_a_scope_has_the_addresses_of_what_was_found(here: Path) -> None:
     scope = find_scope(ScopeRequest(), here=here)
     assert (scope.table, scope.pipeline, scope.tables_meant) == (where, where.pipeline, {where.pipeline: where})
     assert scope.settings.ledger == f"sqlite:///{where.state}/ledger.db"
-    assert scope.settings.state == str(where.state)
+    assert scope.settings.data_dir == str(where.state)
     app_state(here)
     scope = find_scope(ScopeRequest(pipeline="clicks"), here=here)
     assert (scope.table, scope.pipeline, scope.options) == (None, "clicks", " --pipeline clicks")
@@ -64,7 +64,7 @@ def test_a_table_named_goes_before_the_rest(here: Path) -> None:
 
 def test_the_folder_of_workers_can_be_another_than_the_setting(here: Path) -> None:
     app_state(here)
-    assert find_scope(ScopeRequest(pipeline="x", state="other"), here=here).settings.state == "other"
+    assert find_scope(ScopeRequest(pipeline="x", state="other"), here=here).settings.data_dir == "other"
 
 
 def test_nothing_to_look_at_says_where_was_looked(here: Path) -> None:
@@ -77,7 +77,7 @@ def test_nothing_to_look_at_says_where_was_looked(here: Path) -> None:
 def test_a_hint_names_a_table_that_would_not_be_found_without(here: Path) -> None:
     where = table(here / "a table" / "clicks")
     assert options_for(str(where.table), here=here) == ""
-    assert options_for(str(where.table), state="s", here=here) == f" --table '{where.table}' --state s"
+    assert options_for(str(where.table), state="s", here=here) == f" --table '{where.table}' --data-dir s"
     other = str(table(here / "views").table)
     assert options_for(other, here=here) == f" --table {other}"
     assert options_for(other, here=Path(other)) == ""
@@ -87,7 +87,7 @@ def test_a_hint_names_a_table_that_would_not_be_found_without(here: Path) -> Non
 
 def test_tables_are_meant_only_as_far_as_their_folders_are_known(here: Path) -> None:
     settings = Settings.model_construct()
-    clicks = declared_places("clicks", here / "t", settings)
+    clicks = declared_table_paths("clicks", here / "t", settings)
     assert (clicks.pipeline, clicks.state) == ("clicks", here / ".penstock")
     assert Scope(settings=settings, tables={"clicks": clicks}, pipeline="clicks").tables_meant == {"clicks": clicks}
     with pytest.raises(UsageError, match="no pipeline views; its pipelines: clicks"):

@@ -1,12 +1,13 @@
 """What a worker says of its settings before it serves."""
 
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from penstock import App
 from penstock.app.backends import require_shared_ledger
-from penstock.app.serving import serve
+from penstock.app.serving import can_monitor, serve
 from penstock.brokers.memory.broker import MemoryBroker
 from penstock.config import Settings
 from penstock.errors import ConfigurationError
@@ -54,3 +55,29 @@ def test_a_worker_knows_its_brokers_address_unless_it_was_given_a_broker() -> No
     assert App(settings=settings).address == "redis://shop:***@localhost/1"
     with closing(MemoryBroker()) as broker:
         assert App(settings=settings, broker=broker).address is None
+
+
+SERVER = "postgresql://ledger.example/penstock"
+
+
+@pytest.mark.parametrize(
+    ("settings", "keyed", "replays", "expected"),
+    [
+        pytest.param(Settings(broker="sqs://eu-central-1", ledger=SERVER), True, False, True, id="sqs"),
+        pytest.param(Settings(broker=REDIS, ledger=SERVER), True, False, True, id="redis"),
+        pytest.param(Settings(broker="sqs://eu-central-1", ledger=SERVER), False, False, True, id="a ledger server"),
+        pytest.param(Settings(broker="sqs://eu-central-1", ledger=LEDGER), False, False, False, id="no shared ledger"),
+        pytest.param(Settings(broker=REDIS, ledger=LEDGER), False, True, False, id="a ledger per host"),
+        pytest.param(Settings(broker=REDIS, ledger=LEDGER, one_host=True), False, True, True, id="replay on one host"),
+        pytest.param(Settings(broker="sqlite:///queue.db", ledger=LEDGER), False, False, False, id="no ledger used"),
+        pytest.param(Settings(broker="memory://", ledger=SERVER), True, False, False, id="in one process"),
+    ],
+)
+def test_workers_that_share_a_ledger_elect_a_monitor(
+    settings: Settings, keyed: bool, replays: bool, expected: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = App(settings=settings)
+    app.handler("orders", idempotency=str if keyed else None)(print)
+    assert can_monitor(app, app.services, replays=replays) is expected
+    app.close()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.app import backends
-from penstock.app.backends import aws_of, has_workers_elsewhere, is_sqs, open_broker
+from penstock.app import brokers
+from penstock.app.brokers import broker_aws, has_workers_elsewhere, open_broker
 from penstock.brokers.sqs import SqsBroker
 from penstock.config import Settings
 from penstock.errors import ConfigurationError
@@ -13,24 +13,23 @@ HERE = Aws(region="us-east-1", endpoint_url="http://127.0.0.1:1")
 
 
 def test_without_a_region_the_settings_count() -> None:
-    assert aws_of("sqs://", HERE) == HERE
+    assert broker_aws(Settings(broker="sqs://"), HERE) == HERE
 
 
 @pytest.mark.parametrize("region", ["eu-west-1", "us-gov-east-1", "ap-southeast-2"])
 def test_a_region_in_the_address_is_the_one(region: str) -> None:
-    assert aws_of(f"sqs://{region}", HERE) == Aws(region=region, endpoint_url=HERE.endpoint_url)
-    assert aws_of(f"sqs://{region}/", HERE).region == region
+    assert broker_aws(Settings(broker=f"sqs://{region}"), HERE) == Aws(region=region, endpoint_url=HERE.endpoint_url)
+    assert broker_aws(Settings(broker=f"sqs://{region}/"), HERE) == Aws(region=region, endpoint_url=HERE.endpoint_url)
 
 
 @pytest.mark.parametrize("rest", ["orders", "eu-west-1/orders", "user:secret@eu-west-1", "localhost:4566", "?region=x"])
 def test_what_is_no_region_is_said_in_one_sentence(rest: str) -> None:
     with pytest.raises(ConfigurationError, match=r"write sqs:// or sqs://REGION, as in sqs://eu-west-1") as caught:
-        aws_of(f"sqs://{rest}", HERE)
+        broker_aws(Settings(broker=f"sqs://{rest}"), HERE)
     assert "secret" not in str(caught.value)
 
 
 def test_hosts_share_it() -> None:
-    assert is_sqs("sqs://")
     assert has_workers_elsewhere(Settings(broker="sqs://eu-west-1"))
 
 
@@ -47,9 +46,9 @@ def test_a_poll_is_over_before_a_worker_has_to_be(
 ) -> None:
     opened: list[float] = []
     monkeypatch.setattr(
-        SqsBroker, "__init__", lambda self, aws, *, holder, poll_seconds, tell: opened.append(poll_seconds)
+        SqsBroker, "__init__", lambda self, aws, *, holder, poll_seconds, emit: opened.append(poll_seconds)
     )
-    open_broker(Settings(broker="sqs://", stop_timeout_seconds=stop, drain_seconds=drain), holder="me")
+    open_broker(Settings(broker="sqs://", worker_stop_timeout=stop, worker_drain=drain), holder="me")
     assert opened == [poll]
 
 
@@ -57,7 +56,7 @@ def test_without_the_packages_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
     def missing() -> None:
         raise ConfigurationError("run pip install 'penstock[aws]'")
 
-    monkeypatch.setattr(backends, "require_aws", missing)
+    monkeypatch.setattr(brokers, "require_aws", missing)
     with pytest.raises(ConfigurationError, match="penstock\\[aws\\]"):
         open_broker(Settings(broker="sqs://"), holder="me")
 

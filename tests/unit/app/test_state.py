@@ -11,7 +11,7 @@ def test_the_works_of_a_dead_process_are_free(tmp_path: Path) -> None:
         for key, worker in (("ours", state.worker), ("theirs", "gone")):
             state.ledger.begin_work("make", key, attempt_id=key, worker=worker, lease_seconds=60.0)
         (tmp_path / "processes" / "gone.lock").touch()  # its lock is free
-        assert state.free_what_the_dead_held() == 1
+        assert state.release_dead() == 1
         assert [row.key for row in state.ledger.works(state=WorkState.OPEN)] == ["ours"]
         begun = state.ledger.begin_work("make", "theirs", attempt_id="next", worker=state.worker, lease_seconds=60.0)
         assert isinstance(begun, WorkBegun)

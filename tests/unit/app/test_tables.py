@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 from tests.conformance.publishing.mill import Mill
 
-from penstock.app.paths import TablePaths, places
+from penstock.app.paths import TablePaths, table_paths
 from penstock.app.tables import Tables
 from penstock.errors import PublishHalted, TableError
-from penstock.events import Bus, Event, UpkeepFailed
+from penstock.events import Bus, Event, JobFailed
 from penstock.ledger import Ledger
 from penstock.messaging.steps import Step
 from penstock.pipeline.maintenance import gc
@@ -23,7 +23,7 @@ from penstock.sinks.parquet import list_files
 
 @pytest.fixture
 def where(tmp_path: Path) -> TablePaths:
-    return places(tmp_path / "clicks")
+    return table_paths(tmp_path / "clicks")
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_other_partition_columns_are_refused_unless_one_only_looks(
 def abandoned(mill: Mill) -> Path:
     attempt_id = mill.claim()
     files = mill.write(attempt_id, [9])
-    mill.ledger.abandon(attempt_id, reason="test", outcome="failed", refund=False, unattributed=False)
+    mill.ledger.abandon(attempt_id, reason="test", outcome="failed", uncounted=False, unattributed=False)
     return mill.root / files[0].path
 
 
@@ -136,7 +136,7 @@ def test_a_sweep_that_fails_is_told_and_stops_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "unlink", refuse)
         tables.sweep()
-    assert [type(event) for event in told] == [UpkeepFailed]
+    assert [type(event) for event in told] == [JobFailed]
     assert garbage.exists()
 
 

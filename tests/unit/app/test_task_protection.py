@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.app.jobs.task_protection import (
+    CHECK_SECONDS,
     EXPIRES_IN_MINUTES,
-    LOOK_SECONDS,
     RENEW_SECONDS,
     TaskProtection,
     ask_agent,
@@ -24,7 +24,7 @@ from penstock.events import (
     Event,
     LeaseLost,
     MessagesReceived,
-    SettleFailed,
+    SettlementFailed,
     TaskProtected,
     TaskProtectionFailed,
 )
@@ -58,11 +58,11 @@ class Scene:
     def receive(self, *ids: str) -> None:
         self.protection(MessagesReceived(queue="q", message_ids=ids, redelivered=0))
 
-    def look(self, *, after_seconds: float = 0.0) -> int:
+    def check(self, *, after_seconds: float = 0.0) -> int:
         """How often it asked."""
         self.clock.advance(after_seconds)
         before = len(self.asked)
-        self.protection.look(self.told.append)
+        self.protection.check(self.told.append)
         return len(self.asked) - before
 
 
@@ -72,34 +72,34 @@ def scene() -> Scene:
 
 
 def test_what_a_drain_lets_come_to_its_end_needs_no_protection(scene: Scene) -> None:
-    assert scene.look() == 0
+    assert scene.check() == 0
     for name in ("a", "b", "c", "d"):  # there is always something to do
         scene.receive(name)
-        assert scene.look(after_seconds=LONG_SECONDS - 1) == 0
+        assert scene.check(after_seconds=LONG_SECONDS - 1) == 0
         scene.protection(DeliverySettled(queue="q", message_id=name, attempt=1, settlement=Ack()))
     assert scene.told == []
 
 
 def test_longer_work_protects_until_it_ends_and_is_told_once(scene: Scene) -> None:
     scene.receive("a", "b")
-    assert scene.look(after_seconds=LONG_SECONDS) == 1
+    assert scene.check(after_seconds=LONG_SECONDS) == 1
     for _ in range(20):
-        assert scene.look(after_seconds=RENEW_SECONDS / 2) == 0
-        assert scene.look(after_seconds=RENEW_SECONDS / 2) == 1
+        assert scene.check(after_seconds=RENEW_SECONDS / 2) == 0
+        assert scene.check(after_seconds=RENEW_SECONDS / 2) == 1
     scene.protection(DeliverySettled(queue="q", message_id="a", attempt=1, settlement=Ack()))
-    assert scene.look(after_seconds=RENEW_SECONDS) == 1
+    assert scene.check(after_seconds=RENEW_SECONDS) == 1
     scene.protection(DeliverySettled(queue="q", message_id="b", attempt=1, settlement=Ack()))
-    assert scene.look(after_seconds=RENEW_SECONDS) == 0
+    assert scene.check(after_seconds=RENEW_SECONDS) == 0
     assert set(scene.asked) == {EXPIRES_IN_MINUTES}
     assert scene.told == [PROTECTED]
 
 
 def test_protection_that_ran_out_is_told_anew_when_it_comes_back(scene: Scene) -> None:
     scene.receive("a")
-    assert scene.look(after_seconds=LONG_SECONDS) == 1
+    assert scene.check(after_seconds=LONG_SECONDS) == 1
     scene.protection(DeliverySettled(queue="q", message_id="a", attempt=1, settlement=Ack()))
     scene.receive("b")
-    assert scene.look(after_seconds=EXPIRES_IN_MINUTES * 60) == 1
+    assert scene.check(after_seconds=EXPIRES_IN_MINUTES * 60) == 1
     assert scene.told == [PROTECTED, PROTECTED]
 
 
@@ -107,41 +107,41 @@ def test_protection_that_ran_out_is_told_anew_when_it_comes_back(scene: Scene) -
     ("event", "left"),
     [
         (LeaseLost(queue="q", message_id="a", attempt=1), 0),
-        (SettleFailed(queue="q", message_id="a", attempt=1, operation="ack", reason="gone", lost=True), 0),
-        (SettleFailed(queue="q", message_id="a", attempt=1, operation="ack", reason="away", lost=False), 1),
+        (SettlementFailed(queue="q", message_id="a", attempt=1, operation="ack", reason="gone", lost=True), 0),
+        (SettlementFailed(queue="q", message_id="a", attempt=1, operation="ack", reason="away", lost=False), 1),
         (DeliverySettled(queue="other", message_id="a", attempt=1, settlement=Ack()), 1),
     ],
 )
 def test_what_is_ours_no_more_protects_no_more(scene: Scene, event: Event, left: int) -> None:
     scene.receive("a")
-    assert scene.protection.hears(type(event))
+    assert scene.protection.wants(type(event))
     scene.protection(event)
-    assert scene.look(after_seconds=LONG_SECONDS) == left
+    assert scene.check(after_seconds=LONG_SECONDS) == left
 
 
 def test_what_is_stopped_asks_no_more(scene: Scene) -> None:
     scene.receive("a")
     scene.stop.request()
-    assert scene.look(after_seconds=LONG_SECONDS) == 0
+    assert scene.check(after_seconds=LONG_SECONDS) == 0
 
 
 def test_a_drain_for_good_protects_what_it_waits_for(scene: Scene) -> None:
     scene.receive("a")
     scene.stop.pause()
-    assert scene.look(after_seconds=LONG_SECONDS) == 1
+    assert scene.check(after_seconds=LONG_SECONDS) == 1
 
 
 def test_failures_are_told_once_and_asked_again(scene: Scene) -> None:
     scene.error = OSError("TASK_NOT_VALID: no detail")
     scene.receive("a")
-    assert scene.look(after_seconds=LONG_SECONDS) == 1
-    assert [scene.look(after_seconds=RENEW_SECONDS) for _ in range(3)] == [1, 1, 1]
+    assert scene.check(after_seconds=LONG_SECONDS) == 1
+    assert [scene.check(after_seconds=RENEW_SECONDS) for _ in range(3)] == [1, 1, 1]
     assert scene.told == [TaskProtectionFailed(error="OSError: TASK_NOT_VALID: no detail")]
     scene.error = None
-    assert scene.look(after_seconds=RENEW_SECONDS) == 1
+    assert scene.check(after_seconds=RENEW_SECONDS) == 1
     assert scene.told[1:] == [PROTECTED]
     scene.error = ValueError("again")
-    assert scene.look(after_seconds=RENEW_SECONDS) == 1
+    assert scene.check(after_seconds=RENEW_SECONDS) == 1
     assert scene.told[2:] == [TaskProtectionFailed(error="ValueError: again")]
 
 
@@ -154,7 +154,7 @@ def test_the_thread_asks_by_itself_and_ends_with_its_block(scene: Scene) -> None
         (thread,) = [one for one in threading.enumerate() if one.name == "penstock-task-protection"]
     thread.join(DEADLINE_SECONDS)
     assert not thread.is_alive()
-    assert LOOK_SECONDS < RENEW_SECONDS < EXPIRES_IN_MINUTES * 60 / 2
+    assert CHECK_SECONDS < RENEW_SECONDS < EXPIRES_IN_MINUTES * 60 / 2
 
 
 def test_it_is_off_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ def test_it_is_off_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> No
         return len(protections(load_settings(), long_seconds=1, stop=StopSignal(), clock=FakeClock()))
 
     assert made() == 0
-    monkeypatch.setenv("PENSTOCK_ECS_TASK_PROTECTION", "true")
+    monkeypatch.setenv("PENSTOCK_WORKER_ECS_TASK_PROTECTION", "true")
     assert made() == 1
     assert load_settings().ecs_agent_uri is None
     monkeypatch.setenv("ECS_AGENT_URI", "http://169.254.170.2/api/x")

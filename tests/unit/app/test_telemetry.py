@@ -12,7 +12,7 @@ import pytest
 from penstock.app.telemetry import Telemetry, attended, open_log, open_reports, open_telemetry
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, TemporaryError
-from penstock.events import Bus, Event, LedgerBack, tell_nobody
+from penstock.events import Bus, Event, LedgerAvailable, ignore
 from penstock.monitoring.errors.hook import ErrorReporter
 
 FLUSH_SECONDS = 10.0
@@ -25,7 +25,7 @@ def told() -> list[BaseException | None]:
 
 @pytest.fixture
 def reporter(told: list[BaseException | None]) -> ErrorReporter:
-    return ErrorReporter(lambda error, _: told.append(error), worker="w", tell=lambda _: None)
+    return ErrorReporter(lambda error, _: told.append(error), worker="w", emit=lambda _: None)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_mistake_made_at_a_terminal_is_told_to_nobody_else(
     told: list[BaseException | None], reporter: ErrorReporter, error: Exception, at_terminal: bool, is_told: bool
 ) -> None:
     telemetry = Telemetry(listeners=(), reporter=reporter, attended=lambda: at_terminal)
-    with pytest.raises(type(error)), telemetry.told():
+    with pytest.raises(type(error)), telemetry.running():
         raise error
     assert reporter.flush(FLUSH_SECONDS)
     assert told == ([error] if is_told else [])
@@ -61,8 +61,8 @@ def test_a_mistake_made_at_a_terminal_is_told_to_nobody_else(
 def test_of_a_look_taken_at_a_terminal_nobody_else_is_told(
     reporter: ErrorReporter, look: bool, at_terminal: bool, is_told: bool
 ) -> None:
-    telemetry = Telemetry(listeners=(tell_nobody, reporter), reporter=reporter, attended=lambda: at_terminal)
-    assert telemetry.listeners_of(look=look) == ((tell_nobody, reporter) if is_told else (tell_nobody,))
+    telemetry = Telemetry(listeners=(ignore, reporter), reporter=reporter, attended=lambda: at_terminal)
+    assert telemetry.listeners_of(read_only=look) == ((ignore, reporter) if is_told else (ignore,))
 
 
 def test_a_process_is_attended_where_it_reads_from_a_terminal_and_speaks_to_one(
@@ -84,7 +84,7 @@ def test_what_cannot_be_reported_hides_nothing_and_the_next_is_reported(
     told: list[BaseException | None], reporter: ErrorReporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     telemetry = Telemetry(listeners=(), reporter=reporter)
-    with monkeypatch.context() as crowded, pytest.raises(ValueError, match="a defect"), telemetry.told():
+    with monkeypatch.context() as crowded, pytest.raises(ValueError, match="a defect"), telemetry.running():
         fail_without_threads(crowded)
     assert not told
     telemetry.report(KeyError("the next"))
@@ -107,15 +107,15 @@ def test_a_command_that_shows_its_progress_writes_the_log_where_the_setting_asks
     for chosen, lines in (("json", 1), ("auto", 0)):
         stream, shown = io.StringIO(), list[Event]()
         monkeypatch.setattr(sys, "stderr", stream)
-        telemetry = opened(Settings(log_format=chosen), worker="w", process="ingest", tell=shown.append)
-        Bus(*telemetry.listeners).emit(LedgerBack(away_seconds=1.0))
-        assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["ledger.back"] * lines
-        assert shown == [LedgerBack(away_seconds=1.0)]
+        telemetry = opened(Settings(log_format=chosen), worker="w", process="ingest", emit=shown.append)
+        Bus(*telemetry.listeners).emit(LedgerAvailable(outage_seconds=1.0))
+        assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["ledger.available"] * lines
+        assert shown == [LedgerAvailable(outage_seconds=1.0)]
 
 
 def test_a_command_that_logs_anyway_writes_each_line_once(monkeypatch: pytest.MonkeyPatch) -> None:
     settings, stream = Settings(log_format="json"), io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
-    telemetry = open_reports(settings, worker="w", process="upkeep", tell=open_log(settings, worker=None))
-    Bus(*telemetry.listeners).emit(LedgerBack(away_seconds=1.0))
+    telemetry = open_reports(settings, worker="w", process="upkeep", emit=open_log(settings, worker=None))
+    Bus(*telemetry.listeners).emit(LedgerAvailable(outage_seconds=1.0))
     assert len(stream.getvalue().splitlines()) == 1

@@ -39,9 +39,9 @@ class FakeApi(SqsApi):
         self._guard = threading.Lock()
 
     def on(self, queue: QueueRef, operation: str, **parameters: Any) -> Mapping[str, Any]:
-        return self.ask(operation, queue=queue.name, QueueUrl=queue.url, **parameters)
+        return self.call(operation, queue=queue.name, QueueUrl=queue.url, **parameters)
 
-    def ask(self, operation: str, *, queue: str = "", **parameters: Any) -> Mapping[str, Any]:
+    def call(self, operation: str, *, queue: str = "", **parameters: Any) -> Mapping[str, Any]:
         with self._guard:
             self.calls.append((queue, operation, parameters))
             answer = self.answers(operation, parameters) if self.answers is not None else None
@@ -140,7 +140,7 @@ class Scene:
             leases=SqsLeases(queues, calls, self.settled, extending=calls, clock=self.clock),
             sending=SqsSender(self.api, queues, calls),
             settled=self.settled,
-            at_once=ParallelCalls("test", threads=2),
+            pool=ParallelCalls("test", threads=2),
             holder="worker-7",
             clock=self.clock,
         )

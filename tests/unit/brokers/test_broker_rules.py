@@ -12,9 +12,9 @@ SEQS = st.integers(0, 10**15)
 @given(SEQS, SEQS)
 def test_receipts_and_ids_read_back(seq: int, number: int) -> None:
     hand_over = ReceiptHandle(seq=seq, number=number)
-    assert shared.hand_over_of("store", shared.receipt("store", hand_over)) == hand_over
+    assert shared.parse_receipt("store", shared.receipt("store", hand_over)) == hand_over
     assert shared.seq_of("store", shared.message_id("store", seq)) == seq
-    assert shared.hand_over_of("other", shared.receipt("store", hand_over)) is None
+    assert shared.parse_receipt("other", shared.receipt("store", hand_over)) is None
     assert shared.seq_of("other", shared.message_id("store", seq)) is None
 
 
@@ -26,7 +26,7 @@ def test_ids_sort_as_their_messages_do(one: int, other: int) -> None:
 
 @given(st.text())
 def test_garbage_is_no_receipt(text: str) -> None:
-    assert shared.hand_over_of("store", text) is None
+    assert shared.parse_receipt("store", text) is None
 
 
 @given(st.lists(st.lists(st.integers(), max_size=9), max_size=6), st.integers(0, 30))

@@ -36,7 +36,7 @@ def keys_of(queue: str) -> list[str]:
     """What Python asks for, and what the scripts make of the stream's name: they put others in the place of its end."""
     base = KEYS.stream(queue).removesuffix(":stream")
     parts = ("queue", "ring", "ready", "ready:{tenant}", "delayed", "wake", "once:{1}")
-    return [KEYS.stream(queue), KEYS.wake(queue), KEYS.settings(queue), *(f"{base}:{part}" for part in parts)]
+    return [KEYS.stream(queue), KEYS.wake_key(queue), KEYS.settings(queue), *(f"{base}:{part}" for part in parts)]
 
 
 def slots(*queues: str) -> set[int]:
@@ -67,8 +67,8 @@ def test_a_plain_name_can_be_read_in_its_key() -> None:
     assert KEYS.stream("orders of 2026/eu") == "penstock:{orders of 2026/eu}:stream"
     assert KEYS.stream("orders-dlq") == "penstock:{orders}-dlq:stream"
     assert KEYS.stream("orders-dead") == "penstock:{orders}-dead:stream"
-    assert KEYS.wake("-dlq") == "penstock:{-dlq}:wake"
-    assert KEYS.wake("-dead") == "penstock:{-dead}:wake"
+    assert KEYS.wake_key("-dlq") == "penstock:{-dlq}:wake"
+    assert KEYS.wake_key("-dead") == "penstock:{-dead}:wake"
     assert QueueKeys("shop").settings("q") == "shop:{q}:queue"
 
 

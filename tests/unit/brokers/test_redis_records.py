@@ -21,7 +21,7 @@ for at = 1, #ARGV, 5 do
 end
 return { state, is_state(state) and 1 or 0, seq_of(state), enqueued_of(state) }
 """
-ENDS = {"F": AttemptEnd.FAILED, "G": AttemptEnd.GIVEN_BACK, "E": AttemptEnd.EXPIRED}
+ENDS = {"F": AttemptEnd.FAILED, "G": AttemptEnd.RELEASED, "E": AttemptEnd.EXPIRED}
 MILLISECONDS = st.integers(1, 10**14)  # up to the year 5138
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 HAND_OVERS = st.lists(
@@ -37,8 +37,8 @@ def after(state: MessageState, hand_over: HandOver) -> MessageState:
     failed_at = None if kind == "G" else at / 1000
     return replace(
         state,
-        hand_overs=state.hand_overs + 1,
-        refunds=state.refunds + (kind == "G"),
+        delivery_count=state.delivery_count + 1,
+        uncounted_count=state.uncounted_count + (kind == "G"),
         first_failed_at=failed_at if state.first_failed_at is None else state.first_failed_at,
         last_failed_at=state.last_failed_at if failed_at is None else failed_at,
         previous=PreviousAttempt(
@@ -47,17 +47,17 @@ def after(state: MessageState, hand_over: HandOver) -> MessageState:
     )
 
 
-def tries(hand_overs: list[HandOver]) -> list[AttemptRecord]:
+def tries(delivery_count: list[HandOver]) -> list[AttemptRecord]:
     """The last ten; of those before the last one no character moves the cursor."""
     plain = [
         (started, at, kind, "".join(map(plain_of, worker)), "".join(map(plain_of, reason)))
-        for started, at, kind, worker, reason in hand_overs[:-1]
+        for started, at, kind, worker, reason in delivery_count[:-1]
     ]
     return [
         AttemptRecord(
             started_at=started / 1000, ended_at=at / 1000, worker=worker, end=ENDS[kind].value, reason=reason or None
         )
-        for started, at, kind, worker, reason in [*plain, *hand_overs[-1:]][-TRIES_MAX:]
+        for started, at, kind, worker, reason in [*plain, *delivery_count[-1:]][-TRIES_MAX:]
     ]
 
 
@@ -72,19 +72,19 @@ def ended(servers: Servers, version: str, *arguments: Any) -> Any:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @settings(max_examples=60, deadline=None)
-@given(seq=st.integers(1, 10**15 - 1), enqueued=MILLISECONDS, hand_overs=HAND_OVERS)
+@given(seq=st.integers(1, 10**15 - 1), enqueued=MILLISECONDS, delivery_count=HAND_OVERS)
 def test_a_state_says_what_happened_on_the_server(
-    servers: Servers, version: str, seq: int, enqueued: int, hand_overs: list[HandOver]
+    servers: Servers, version: str, seq: int, enqueued: int, delivery_count: list[HandOver]
 ) -> None:
     text, is_state, *numbers = ended(
-        servers, version, f"{seq} {enqueued}", *(part for one in hand_overs for part in one)
+        servers, version, f"{seq} {enqueued}", *(part for one in delivery_count for part in one)
     )
     expected = MessageState(seq=seq, enqueued_at=enqueued / 1000)
-    for hand_over in hand_overs:
+    for hand_over in delivery_count:
         expected = after(expected, hand_over)
     state = state_of(text)
     assert replace(state, earlier=b"") == expected
-    assert list(state.tries) == tries(hand_overs)
+    assert list(state.tries) == tries(delivery_count)
     assert is_state == 1
     assert numbers == [seq, enqueued]
 

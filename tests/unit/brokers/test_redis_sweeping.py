@@ -14,7 +14,7 @@ def test_who_looks_with_a_longer_lease_makes_no_worker_wait_for_its_sweep() -> N
         every_seconds=None,
         clock=clock,
         random=lambda: 1.0,
-        tell=lambda _: None,
+        emit=lambda _: None,
     )
     assert sweeping.due(["q"], 60.0) == ["q"]  # who looks
     assert sweeping.due(["q"], 3.0) == []

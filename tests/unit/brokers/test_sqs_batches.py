@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.unit.brokers.sqs_doubles import FakeApi, Q, batches, succeeded
 
-from penstock.brokers.sqs.calls import TRIES
+from penstock.brokers.sqs.calls import ENTRY_TRIES_MAX
 from penstock.errors import ConfigurationError, TemporaryError
 
 DELETE = "delete_message_batch"
@@ -53,7 +53,7 @@ def test_what_fails_again_and_again_is_answered() -> None:
     failed = batches(api).run(Q, DELETE, handles(2))
     assert list(failed) == [0]
     assert str(failed[0]) == "throttled: no"
-    assert [len(call) for call in api.entries(DELETE)] == [2] + [1] * (TRIES - 1)
+    assert [len(call) for call in api.entries(DELETE)] == [2] + [1] * (ENTRY_TRIES_MAX - 1)
 
 
 def test_an_entry_that_the_answer_forgets_failed() -> None:

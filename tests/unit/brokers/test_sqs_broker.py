@@ -34,16 +34,18 @@ def test_it_says_what_it_cannot(broker: SqsBroker) -> None:
     can = broker.capabilities
     assert (can.delay_seconds_max, can.lease_seconds_max, can.body_bytes_max) == (900, 43_200, 1_048_576)
     assert can.receive_max == 30
-    assert not any((can.fenced, can.refunds, can.deduplicates, can.browsable, can.remembers_attempts, can.pausable))
+    assert not any(
+        (can.fenced, can.releases_uncounted, can.deduplicates, can.browsable, can.remembers_attempts, can.pausable)
+    )
     assert not any((can.creates_queues, can.ordered, can.exact_stats, can.explains_deaths))
-    assert can.looks_cost
+    assert can.polls_are_billed
     assert (can.settle_batch, can.settle_linger_seconds) == (10, 0.1)
 
 
 @pytest.mark.parametrize(
     ("attempt", "words"),
     [
-        (lambda broker: broker.browse("q", messages_max=1), "cannot be looked at"),
+        (lambda broker: broker.browse("q", messages_max=1), "cannot be browsed"),
         (lambda broker: broker.pause("q"), "cannot be paused on SQS"),
         (lambda broker: broker.resume("q"), "none is ever paused"),
         (lambda broker: broker.receive("q", messages_max=1, lease_seconds=43_201), "lease_seconds is 43201"),
@@ -118,7 +120,7 @@ class Hanging:
             return succeeded(parameters["Entries"])
 
         hangs = (operation, queue)
-        monkeypatch.setattr(SqsApi, "ask", ask)
+        monkeypatch.setattr(SqsApi, "call", ask)
 
     def until_waiting(self, count: int) -> None:
         for _ in range(count):

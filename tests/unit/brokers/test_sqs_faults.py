@@ -16,8 +16,8 @@ from botocore.exceptions import (
 )
 from tests.unit.brokers.sqs_doubles import Q, client_error
 
-from penstock.brokers.sqs.client import QueueMissing, SqsApi
-from penstock.errors import ConfigurationError, PenstockError, TemporaryError, UnknownOutcome
+from penstock.brokers.sqs.client import SqsApi
+from penstock.errors import ConfigurationError, PenstockError, QueueMissing, TemporaryError, UnknownOutcome
 from penstock.storage.aws import NO_CREDENTIALS, Aws
 
 URL = "http://127.0.0.1:1"
@@ -194,7 +194,7 @@ def test_a_send_that_never_arrived_is_not(error: Exception) -> None:
 def test_a_queue_that_is_deleted_under_a_worker_ends_it_at_no_operation() -> None:
     api = Scripted(None, client_error("QueueDoesNotExist"))
     api.on(Q, RECEIVE)
-    with pytest.raises(TemporaryError, match="was there before"):
+    with pytest.raises(TemporaryError, match="was deleted"):
         api.on(Q, DELETE)
 
 

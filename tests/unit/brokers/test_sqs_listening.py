@@ -39,7 +39,7 @@ class Scene:
         self.ear = SqsArrivalListener(
             ("a", "b"),
             self._tell,
-            held=self.held,
+            polled=self.held,
             poll=self._poll,
             release=lambda deliveries: self.released.extend(delivery.receipt for delivery in deliveries),
             poll_seconds=0.1,
@@ -97,6 +97,33 @@ def test_nothing_is_polled_that_nobody_wants(scene: Scene) -> None:
     assert [poll[0] for poll in scene.polls] == ["b"]
     assert scene.held.is_polled("b")
     assert not scene.held.is_polled("a")
+
+
+def test_a_wanted_queue_counts_as_polled_before_its_thread_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the worker polls beside it, and one of the two polls receives again what the other one gave back."""
+    scene = Scene()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda _: None)
+        scene.ear.want({"a"})
+        assert scene.held.is_polled("a")
+        assert not scene.held.is_polled("b")
+        scene.ear.want({"b"})
+        assert not scene.held.is_polled("a"), "nobody wants it any more"
+        scene.ear.want(frozenset())
+        assert not scene.held.is_polled("b")
+
+
+def test_an_arrival_withdraws_the_polls_that_have_not_begun(scene: Scene) -> None:
+    scene.ear.want({"a"})
+    scene.await_polls(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda _: None)
+        scene.ear.want({"a", "b"})
+        assert scene.held.is_polled("b")
+        scene.answer("a", 1)
+        scene.await_told()
+    assert not scene.held.is_polled("b")
+    scene.ear._threads["b"].start()
 
 
 def test_what_a_poll_brings_is_held_and_told_of_once(scene: Scene) -> None:
@@ -181,11 +208,42 @@ def test_after_a_failure_it_waits_and_polls_again(scene: Scene) -> None:
     scene.fault = TemporaryError("away")
     scene.ear.want({"a"})
     scene.await_polls(1)
-    assert not scene.held.is_polled("a")
+    eventually(lambda: not scene.held.is_polled("a"))
+    scene.ear.want(frozenset())
+    scene.ear.want({"a"})
+    assert not scene.held.is_polled("a"), "its thread waits, so whoever asks polls himself"
     scene.fault = None
     scene.clock.advance(10)
     scene.answer("a", 1)
     scene.await_told()
+
+
+def test_a_poll_that_fails_after_its_queue_was_wanted_again_leaves_the_queue_to_the_worker() -> None:
+    """Otherwise a queue counts as polled while its thread waits after the failure, and the worker receives nothing."""
+    held, begun, fails = PolledMessages(FakeClock(), unclaimed_seconds=1.0), threading.Event(), threading.Event()
+
+    def poll(*_: object) -> Sequence[SqsDelivery]:
+        begun.set()
+        assert fails.wait(DEADLINE_SECONDS)
+        raise TemporaryError("away")
+
+    ear = SqsArrivalListener(
+        ("a", "b"),
+        lambda: None,
+        polled=held,
+        poll=poll,
+        release=lambda _: None,
+        poll_seconds=0.1,
+        clock=FakeClock(),
+        random=lambda: 0.5,
+    )
+    ear.want({"a"})
+    assert begun.wait(DEADLINE_SECONDS)
+    ear.want(frozenset())
+    ear.want({"a"})
+    fails.set()
+    eventually(lambda: not held.is_polled("a"))
+    ear.close()
 
 
 def test_no_fault_of_any_kind_ends_its_listening(scene: Scene) -> None:

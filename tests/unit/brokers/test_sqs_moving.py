@@ -8,7 +8,7 @@ import pytest
 from botocore.stub import Stubber
 
 from penstock.brokers.sqs.client import QueueRef, SqsApi
-from penstock.brokers.sqs.move import LOOK_SECONDS, MoveInProgress, MoveProgress, MoveStarter, MoveStatus
+from penstock.brokers.sqs.move import TASK_POLL_SECONDS, MoveInProgress, MoveProgress, MoveStarter, MoveStatus
 from penstock.brokers.sqs.queues import SqsQueues
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.storage.aws import Aws
@@ -116,7 +116,7 @@ def test_a_task_is_watched_until_it_is_over(scene: Scene) -> None:
         seen = list(moving)
     assert brief(seen) == [("RUNNING", 0, None), ("RUNNING", 0, None), ("RUNNING", 40, 100), ("COMPLETED", 100, 100)]
     assert {(one.source, one.destination) for one in seen} == {(DEAD, ORDERS)}
-    assert scene.clock.monotonic() - began == 3 * LOOK_SECONDS  # none before the first look, none after the last
+    assert scene.clock.monotonic() - began == 3 * TASK_POLL_SECONDS  # none before the first look, none after the last
     assert list(moving) == []
 
 
@@ -138,18 +138,18 @@ def test_the_destination_is_the_one_queue_that_names_the_source(scene: Scene) ->
 
 def test_of_several_sources_one_is_to_be_named(scene: Scene) -> None:
     scene.sources(ORDERS, BILLS)
-    with pytest.raises(ConfigurationError, match=r"Several queues .* \(bills, orders\): say where"):
+    with pytest.raises(ConfigurationError, match=r"Several queues .* \(bills, orders\): name the destination"):
         scene.begun(None)
 
 
 def test_a_queue_that_is_nobodys_dead_letters_is_not_moved(scene: Scene) -> None:
     scene.sources()
-    with pytest.raises(ConfigurationError, match="for dead-letter queues alone"):
+    with pytest.raises(ConfigurationError, match="only those of dead-letter queues"):
         scene.begun(None)
     scene.arns(DEAD, BILLS)
     scene.listed()
     scene.refuses("InvalidParameterValue", "Source queue must be configured as a Dead Letter Queue.")
-    with pytest.raises(ConfigurationError, match="for dead-letter queues alone"):
+    with pytest.raises(ConfigurationError, match="only those of dead-letter queues"):
         scene.begun(BILLS)
 
 

@@ -8,10 +8,10 @@ import pytest
 from tests.unit.brokers.sqs_doubles import FakeApi, client_error, instant_clock
 
 from penstock.brokers.sqs import facts
-from penstock.brokers.sqs.client import QueueMissing, meant
+from penstock.brokers.sqs.client import translate_error
 from penstock.brokers.sqs.limits import valid_name
 from penstock.brokers.sqs.queues import POLICY_SECONDS, SqsQueues
-from penstock.errors import ConfigurationError, TemporaryError
+from penstock.errors import ConfigurationError, QueueMissing, TemporaryError
 from penstock.messaging.broker import QueueSettings
 from penstock.storage.aws import Aws
 
@@ -48,7 +48,7 @@ class Account:
 
 def _error(code: str, operation: str, queue: str) -> Exception:
     cause = client_error(code, operation=operation)
-    error = meant(cause, action=operation, queue=queue, place="here", known=False, final=True)
+    error = translate_error(cause, action=operation, queue=queue, endpoint="here", known=False, final=True)
     error.__cause__ = cause
     return error
 
@@ -251,10 +251,10 @@ def test_whether_a_queue_is_there_is_known_without_the_right_to_its_attributes(
     monkeypatch.setattr(facts, "SqsApi", lambda *_, **__: account.api)
     look = facts.SqsInspector(Aws(), clock=account.clock)
     for there in ("q", f"{HOME}/q"):
-        look.check_is_there(there)
+        look.check_exists(there)
     for missing in ("nope", f"{HOME}/nope"):
         with pytest.raises(QueueMissing, match="There is no queue"):
-            look.check_is_there(missing)
+            look.check_exists(missing)
 
 
 def test_dead_letters_of_a_fifo_queue_are_found_by_its_url_and_arn() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.unit.brokers.sqs_doubles import Answers, FakeApi, KnownQueues, Q, batches, client_error, succeeded
 
-from penstock.brokers.sqs.calls import TRIES
+from penstock.brokers.sqs.calls import ENTRY_TRIES_MAX
 from penstock.brokers.sqs.envelope import opened
 from penstock.brokers.sqs.limits import MESSAGE_BYTES_MAX
 from penstock.brokers.sqs.send import SEND, SqsSender
@@ -64,7 +64,7 @@ def test_only_what_failed_is_sent_again_and_the_ids_keep_their_order() -> None:
 
 
 def test_of_a_send_that_broke_off_it_is_not_said_that_nothing_was_sent() -> None:
-    calls = iter([None, *[throttled()] * TRIES])
+    calls = iter([None, *[throttled()] * ENTRY_TRIES_MAX])
 
     def answer(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         error = next(calls)
@@ -87,7 +87,7 @@ def test_what_is_throttled_again_and_again_is_temporary() -> None:
     api = FakeApi(lambda operation, parameters: succeeded(parameters["Entries"], {"0": "throttled"}))
     with pytest.raises(TemporaryError, match="throttled"):
         sending(api).send("q", numbered(1))
-    assert len(said(api)) == TRIES
+    assert len(said(api)) == ENTRY_TRIES_MAX
 
 
 def test_a_call_that_was_refused_unread_is_made_again() -> None:

@@ -7,13 +7,12 @@ import pytest
 from tests.unit.brokers.sqs_doubles import FIFO as FIFO_QUEUE
 from tests.unit.brokers.sqs_doubles import NOW, Answers, Scene, client_error, received, succeeded
 
-from penstock.brokers.sqs.client import QueueMissing
 from penstock.brokers.sqs.envelope import opened, size_bytes
 from penstock.brokers.sqs.leases import CHANGE, REMEMBERED_MAX, SettledDeliveries
 from penstock.brokers.sqs.limits import LEASE_SECONDS_MAX, MESSAGE_BYTES_MAX
 from penstock.brokers.sqs.send import SEND
 from penstock.brokers.sqs.settle import DELETE
-from penstock.errors import ConfigurationError, TemporaryError
+from penstock.errors import ConfigurationError, QueueMissing, TemporaryError
 from penstock.messaging.death import death_of
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 

@@ -9,7 +9,7 @@ from penstock.brokers.memory.broker import MemoryBroker
 from penstock.dead_letters.canary import Canary, CanaryResult, watch
 from penstock.messaging.clock import Clock
 from penstock.messaging.message import Outgoing
-from penstock.messaging.replay import Replay, letter_replay_id, replayed
+from penstock.messaging.replay import Replay, dead_letter_replay_id, replayed
 from penstock.messaging.settlement import Ack, DeadLetter
 from penstock.testing import FakeClock
 
@@ -43,11 +43,13 @@ def sent(broker: MemoryBroker) -> Canary:
     """A letter of a queue, as a message again."""
     broker.send(QUEUE, [Outgoing(body=b"1")])
     die(broker)
-    (letter,) = broker.browse(FIRST, messages_max=1)
-    replay_id = letter_replay_id(FIRST, letter)
-    replay = Replay(replay_id=replay_id, letter_queue=FIRST, letter_id=letter.id, queue=QUEUE, count=0, due_at=0.0)
-    (id,) = broker.send(QUEUE, [replayed(letter, replay, delay_seconds=0.0)])
-    broker.discard(FIRST, [letter.id])
+    (dead_letter,) = broker.browse(FIRST, messages_max=1)
+    replay_id = dead_letter_replay_id(FIRST, dead_letter)
+    replay = Replay(
+        replay_id=replay_id, dead_letter_queue=FIRST, dead_letter_id=dead_letter.id, queue=QUEUE, count=0, due_at=0.0
+    )
+    (id,) = broker.send(QUEUE, [replayed(dead_letter, replay, delay_seconds=0.0)])
+    broker.discard(FIRST, [dead_letter.id])
     return Canary(queue=QUEUE, message_id=id, replay_id=replay_id, dead_letter_queues=[FIRST, SECOND])
 
 
@@ -76,7 +78,7 @@ def test_it_died_again(broker: MemoryBroker, clock: Stepping) -> None:
     canary = sent(broker)
     clock.then = [lambda: die(broker, reason="the same")]
     found = fate(canary, broker, clock)
-    assert (found.verdict, "orders-dlq" in found.told, "the same" in found.told) == ("died", True, True)
+    assert (found.verdict, "orders-dlq" in found.text, "the same" in found.text) == ("died", True, True)
 
 
 def test_it_died_and_was_set_aside_at_once(broker: MemoryBroker, clock: Stepping) -> None:
@@ -88,7 +90,7 @@ def test_it_died_and_was_set_aside_at_once(broker: MemoryBroker, clock: Stepping
 
     clock.then = [both]
     found = fate(canary, broker, clock)
-    assert (found.verdict, "orders-dead" in found.told) == ("died", True)
+    assert (found.verdict, "orders-dead" in found.text) == ("died", True)
 
 
 def test_it_died_and_a_replayer_has_sent_it_back_already(broker: MemoryBroker, clock: Stepping) -> None:
@@ -96,10 +98,12 @@ def test_it_died_and_a_replayer_has_sent_it_back_already(broker: MemoryBroker, c
 
     def both() -> None:
         die(broker)
-        (letter,) = broker.browse(FIRST, messages_max=1)
-        replay = Replay(replay_id="r", letter_queue=FIRST, letter_id=letter.id, queue=QUEUE, count=1, due_at=0.0)
-        broker.send(QUEUE, [replayed(letter, replay, delay_seconds=0.0)])
-        broker.discard(FIRST, [letter.id])
+        (dead_letter,) = broker.browse(FIRST, messages_max=1)
+        replay = Replay(
+            replay_id="r", dead_letter_queue=FIRST, dead_letter_id=dead_letter.id, queue=QUEUE, count=1, due_at=0.0
+        )
+        broker.send(QUEUE, [replayed(dead_letter, replay, delay_seconds=0.0)])
+        broker.discard(FIRST, [dead_letter.id])
 
     clock.then = [both]
     assert fate(canary, broker, clock).verdict == "died"
@@ -108,7 +112,7 @@ def test_it_died_and_a_replayer_has_sent_it_back_already(broker: MemoryBroker, c
 def test_nobody_takes_it(broker: MemoryBroker, clock: Stepping) -> None:
     canary = sent(broker)
     found = fate(canary, broker, clock)
-    assert (found.verdict, "still in orders" in found.told) == ("unknown", True)
+    assert (found.verdict, "still in orders" in found.text) == ("unknown", True)
     assert 30.0 <= clock.monotonic() < 40.0
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from penstock.dead_letters.filters import DeadLetterFilter, origins_of, source_of
-from penstock.dead_letters.letters import DeadLetteredMessage
-from penstock.messaging.death import DEATH_ATTRIBUTE, SET_ASIDE_ATTRIBUTE, Death, encode_death, with_past
+from penstock.dead_letters.reader import DeadLetteredMessage
+from penstock.messaging.death import DEATH_ATTRIBUTE, SET_ASIDE_ATTRIBUTE, Death, encode_death, move_death_to_history
 from penstock.messaging.message import Message
 
 NOW = 1_000.0
@@ -25,7 +25,7 @@ BODY = json.dumps(
 ).encode()
 
 
-def letter(
+def dead_letter(
     *, queue: str = "orders-dlq", body: bytes = b"1", at: float = NOW - 60, moved_from: str | None = None, **fields: Any
 ) -> DeadLetteredMessage:
     """One that died of these; of nothing without any."""
@@ -37,14 +37,14 @@ def letter(
     return DeadLetteredMessage(queue=queue, message=message, moved_from=moved_from)
 
 
-KNOWN = letter(
+KNOWN = dead_letter(
     reason="KeyError: 7",
     exception="KeyError: 'Seven'",
     handler="bill",
     fingerprint="bill|KeyError|shop.py:f",
     body=BODY,
     attributes={
-        **with_past(letter(message_id="earlier").message.attributes),
+        **move_death_to_history(dead_letter(message_id="earlier").message.attributes),
         "tenant": "7",
         "raw": b"\xff",
         SET_ASIDE_ATTRIBUTE: "replayed often",
@@ -82,17 +82,17 @@ KNOWN = letter(
         (DeadLetterFilter(handler="bill", error="timeout"), False),
     ],
 )
-def test_a_letter_matches_all_that_is_asked(wanted: DeadLetterFilter, matches: bool) -> None:
+def test_a_dead_letter_matches_all_that_is_asked(wanted: DeadLetterFilter, matches: bool) -> None:
     assert wanted.matches(KNOWN, now=NOW) is matches
-    assert wanted.asks_nothing is (wanted == DeadLetterFilter())
+    assert wanted.is_empty is (wanted == DeadLetterFilter())
 
 
 @pytest.mark.parametrize(
     "wanted", [DeadLetterFilter(handler="bill"), DeadLetterFilter(error="r"), DeadLetterFilter(ids=frozenset({"m"}))]
 )
-def test_a_letter_that_says_nothing_matches_no_question_about_its_death(wanted: DeadLetterFilter) -> None:
-    assert not wanted.matches(letter(), now=NOW)
-    assert not DeadLetterFilter(object_uri="s3://b/k").matches(letter(body=b"no notification"), now=NOW)
+def test_a_dead_letter_that_says_nothing_matches_no_question_about_its_death(wanted: DeadLetterFilter) -> None:
+    assert not wanted.matches(dead_letter(), now=NOW)
+    assert not DeadLetterFilter(object_uri="s3://b/k").matches(dead_letter(body=b"no notification"), now=NOW)
 
 
 @pytest.mark.parametrize(
@@ -109,33 +109,33 @@ def test_a_letter_that_says_nothing_matches_no_question_about_its_death(wanted: 
     ],
 )
 def test_text_is_sought_in_what_was_said_and_not_in_how_it_is_written(error: str, matches: bool) -> None:
-    found = letter(reason='no "x" in it über a\nb back\\slash')
+    found = dead_letter(reason='no "x" in it über a\nb back\\slash')
     assert DeadLetterFilter(error=error).matches(found, now=NOW) is matches
 
 
-def test_the_name_of_the_group_without_a_reason_finds_its_letters() -> None:
-    assert DeadLetterFilter(error="no reason was recorded").matches(letter(), now=NOW)
+def test_the_name_of_the_group_without_a_reason_finds_its_dead_letters() -> None:
+    assert DeadLetterFilter(error="no reason was recorded").matches(dead_letter(), now=NOW)
 
 
 @pytest.mark.parametrize(
     ("found", "origin"),
     [
-        (letter(reason="r"), "orders"),
-        (letter(reason="r", queue="mails-dlq"), "orders"),
-        (letter(), "orders"),
-        (letter(queue="orders-dead"), "orders"),
-        (letter(queue="line-dlq.fifo"), "line.fifo"),
-        (letter(queue="lost", moved_from="mails"), "mails"),
-        (letter(queue="lost"), None),
-        (letter(queue="lost", moved_from="mails-dlq"), None),
+        (dead_letter(reason="r"), "orders"),
+        (dead_letter(reason="r", queue="mails-dlq"), "orders"),
+        (dead_letter(), "orders"),
+        (dead_letter(queue="orders-dead"), "orders"),
+        (dead_letter(queue="line-dlq.fifo"), "line.fifo"),
+        (dead_letter(queue="lost", moved_from="mails"), "mails"),
+        (dead_letter(queue="lost"), None),
+        (dead_letter(queue="lost", moved_from="mails-dlq"), None),
     ],
 )
-def test_where_a_letter_came_from(found: DeadLetteredMessage, origin: str | None) -> None:
+def test_where_a_dead_letter_came_from(found: DeadLetteredMessage, origin: str | None) -> None:
     assert next(iter(origins_of(found)), None) == origin
 
 
-def test_one_that_died_as_a_letter_goes_back_to_where_it_died_first() -> None:
-    first = letter(reason="r", queue="lost").message.attributes
+def test_one_that_died_as_a_dead_letter_goes_back_to_where_it_died_first() -> None:
+    first = dead_letter(reason="r", queue="lost").message.attributes
     again = Death(
         reason="handed over",
         attempts=9,
@@ -145,8 +145,8 @@ def test_one_that_died_as_a_letter_goes_back_to_where_it_died_first() -> None:
         last_failed_at=2,
         enqueued_at=1,
     )
-    attributes = {**with_past(first), DEATH_ATTRIBUTE: encode_death(again)}
-    assert origins_of(letter(queue="lost", attributes=attributes)) == ["orders"]
+    attributes = {**move_death_to_history(first), DEATH_ATTRIBUTE: encode_death(again)}
+    assert origins_of(dead_letter(queue="lost", attributes=attributes)) == ["orders"]
 
 
 @pytest.mark.parametrize("queue", ["orders", "-dlq", "-dead", "dlq"])

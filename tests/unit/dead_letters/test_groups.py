@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.dead_letters.groups import NO_REASON, Grouping, key_of, normalised
-from penstock.dead_letters.letters import DeadLetteredMessage
+from penstock.dead_letters.reader import DeadLetteredMessage
 from penstock.messaging.death import DEATH_ATTRIBUTE, Death, death_of, encode_death
 from penstock.messaging.message import Message
 
@@ -22,7 +22,7 @@ def death(**fields: Any) -> Death:
     return Death(**{**given, "last_failed_at": 2.0, "enqueued_at": 1.0, **fields})
 
 
-def letter(
+def dead_letter(
     value: str | bytes | None, *, at: float = 5.0, id: str = "l", queue: str = "orders-dlq"
 ) -> DeadLetteredMessage:
     attributes = {} if value is None else {DEATH_ATTRIBUTE: value}
@@ -62,17 +62,19 @@ def test_a_reason_without_words_and_one_without_end_are_groups_too() -> None:
     assert len(normalised("word " * 10_000)) <= 200
 
 
-def test_letters_of_one_fingerprint_are_one_group_whatever_they_say() -> None:
+def test_dead_letters_of_one_fingerprint_are_one_group_whatever_they_say() -> None:
     grouping = Grouping()
-    grouping.add(letter(encode_death(death(reason=f"r{n}", fingerprint="f|g|h")), at=n, id=str(n)) for n in (3, 1, 2))
-    grouping.add([letter(encode_death(death(reason="order 7")), queue="b-dlq", at=9.0)])
-    grouping.add([letter(encode_death(death(reason="order 8")), queue="c-dlq", at=10.0), letter(None)])
+    grouping.add(
+        dead_letter(encode_death(death(reason=f"r{n}", fingerprint="f|g|h")), at=n, id=str(n)) for n in (3, 1, 2)
+    )
+    grouping.add([dead_letter(encode_death(death(reason="order 7")), queue="b-dlq", at=9.0)])
+    grouping.add([dead_letter(encode_death(death(reason="order 8")), queue="c-dlq", at=10.0), dead_letter(None)])
     one, two, three = grouping.groups()
     assert (one.key, one.count, one.first_at, one.last_at, one.reason) == ("f|g|h", 3, 1.0, 3.0, "r3")
     assert (one.example_id, one.queues) == ("3", ("orders-dlq",))
     assert (two.key, two.count, two.queues, two.reason) == ("order <n>", 2, ("b-dlq", "c-dlq"), "order 7")
     assert (three.key, three.count) == (NO_REASON, 1)
-    assert grouping.letters == 6
+    assert grouping.dead_letters == 6
 
 
 HOSTILE = 'said "fingerprint": "forged", and {"reason": "other"} \\" \n \u2028 \ud800'
@@ -94,15 +96,15 @@ HOSTILE = 'said "fingerprint": "forged", and {"reason": "other"} \\" \n \u2028 \
 )
 def test_the_quick_look_groups_as_the_whole_death_does(value: str | bytes | None) -> None:
     grouping = Grouping()
-    one = letter(value)
+    one = dead_letter(value)
     grouping.add([one, one])
     (group,) = grouping.groups()
     found = death_of(one.message.attributes)
     assert (group.key, group.count) == (key_of(found), 2)
 
 
-def test_beyond_the_bound_letters_are_counted_together() -> None:
+def test_beyond_the_bound_dead_letters_are_counted_together() -> None:
     grouping = Grouping(groups_max=2)
-    grouping.add(letter(encode_death(death(fingerprint=f"f{n}"))) for n in (1, 2, 3, 1, 4))
+    grouping.add(dead_letter(encode_death(death(fingerprint=f"f{n}"))) for n in (1, 2, 3, 1, 4))
     assert [(group.key, group.count) for group in grouping.groups()] == [("f1", 2), ("f2", 1)]
-    assert (grouping.letters, grouping.others) == (5, 2)
+    assert (grouping.dead_letters, grouping.others) == (5, 2)

@@ -7,8 +7,8 @@ import pytest
 
 from penstock.brokers.memory.broker import MemoryBroker
 from penstock.dead_letters.filters import DeadLetterFilter
-from penstock.dead_letters.letters import BrowsingReader
 from penstock.dead_letters.operator import CHUNK, ReplayItem, ReplayRate, ReplaySender, matching
+from penstock.dead_letters.reader import BrowsingReader
 from penstock.errors import TemporaryError
 from penstock.messaging.death import SET_ASIDE_ATTRIBUTE
 from penstock.messaging.message import ORIGIN_ATTRIBUTE, Message, Outgoing
@@ -40,8 +40,8 @@ class Log:
             old = self.known[id]
             self.known[id] = Replay(
                 replay_id=id,
-                letter_queue=old.letter_queue,
-                letter_id=old.letter_id,
+                dead_letter_queue=old.dead_letter_queue,
+                dead_letter_id=old.dead_letter_id,
                 queue=old.queue,
                 count=old.count,
                 due_at=old.due_at,
@@ -63,10 +63,14 @@ def broker(clock: FakeClock) -> MemoryBroker:
     return MemoryBroker(clock=clock, deduplication_window_seconds=300.0)
 
 
-def errands(broker: MemoryBroker, count: int, *, to: str = QUEUE) -> list[ReplayItem]:
+def items(broker: MemoryBroker, count: int, *, to: str = QUEUE) -> list[ReplayItem]:
     attributes = MappingProxyType({COUNTER_ATTRIBUTE: "3", SET_ASIDE_ATTRIBUTE: "often enough"})
     broker.send(FIRST, [Outgoing(body=b"%d" % number, attributes=attributes) for number in range(count)])
-    return [ReplayItem(letter=letter, queue=to) for page in BrowsingReader(broker, FIRST).pages() for letter in page]
+    return [
+        ReplayItem(dead_letter=dead_letter, queue=to)
+        for page in BrowsingReader(broker, FIRST).pages()
+        for dead_letter in page
+    ]
 
 
 def there(broker: MemoryBroker, queue: str = QUEUE) -> list[Message]:
@@ -79,7 +83,7 @@ def test_they_go_and_are_marked_and_only_then_deleted(broker: MemoryBroker, cloc
     def probe(step: Step) -> None:
         seen.append((step, len(there(broker)), len(log.marked), len(there(broker, FIRST))))
 
-    sent = ReplaySender(broker, log, clock=clock, probe=probe).send(BrowsingReader(broker, FIRST), errands(broker, 2))
+    sent = ReplaySender(broker, log, clock=clock, probe=probe).send(BrowsingReader(broker, FIRST), items(broker, 2))
     assert seen == [
         (Step.REPLAY_INTENDED, 0, 0, 2),
         (Step.REPLAY_SENT, 2, 0, 2),
@@ -87,11 +91,11 @@ def test_they_go_and_are_marked_and_only_then_deleted(broker: MemoryBroker, cloc
     ]
     assert (there(broker, FIRST), sent.sent_before) == ([], 0)
     assert list(sent.ids) == [message.id for message in there(broker)]
-    for message, errand in zip(there(broker), sent.errands, strict=True):
+    for message, item in zip(there(broker), sent.items, strict=True):
         assert message.attributes == {
             COUNTER_ATTRIBUTE: "0",
-            REPLAY_ID_ATTRIBUTE: errand.replay.replay_id,
-            ORIGIN_ATTRIBUTE: errand.letter.id,
+            REPLAY_ID_ATTRIBUTE: item.replay.replay_id,
+            ORIGIN_ATTRIBUTE: item.dead_letter.id,
         }
 
 
@@ -101,7 +105,7 @@ def test_broken_off_anywhere_the_next_one_ends_it(broker: MemoryBroker, clock: F
         if reached is step:
             raise Broken
 
-    log, meant = Log(), errands(broker, 3)
+    log, meant = Log(), items(broker, 3)
     with pytest.raises(Broken):
         ReplaySender(broker, log, clock=clock, probe=probe).send(BrowsingReader(broker, FIRST), meant)
     again = ReplaySender(broker, log, clock=clock).send(BrowsingReader(broker, FIRST), meant)
@@ -111,12 +115,12 @@ def test_broken_off_anywhere_the_next_one_ends_it(broker: MemoryBroker, clock: F
 
 def test_an_intent_of_the_replayer_s_is_carried_out_as_the_person_says(broker: MemoryBroker, clock: FakeClock) -> None:
     log = Log()
-    (errand,) = errands(broker, 1, to="elsewhere")
-    id = errand.replay.replay_id
+    (item,) = items(broker, 1, to="elsewhere")
+    id = item.replay.replay_id
     log.known[id] = Replay(
-        replay_id=id, letter_queue=FIRST, letter_id=errand.letter.id, queue=QUEUE, count=2, due_at=9e9
+        replay_id=id, dead_letter_queue=FIRST, dead_letter_id=item.dead_letter.id, queue=QUEUE, count=2, due_at=9e9
     )
-    ReplaySender(broker, log, clock=clock).send(BrowsingReader(broker, FIRST), [errand])
+    ReplaySender(broker, log, clock=clock).send(BrowsingReader(broker, FIRST), [item])
     (message,) = there(broker, "elsewhere")
     assert (message.attributes[COUNTER_ATTRIBUTE], log.marked) == ("0", [id])
 
@@ -126,26 +130,26 @@ def test_without_the_record_nothing_is_sent(broker: MemoryBroker, clock: FakeClo
         def open(self, replays: Sequence[Replay]) -> Mapping[str, Replay]:
             raise TemporaryError("away")
 
-    meant = errands(broker, 1)
+    meant = items(broker, 1)
     with pytest.raises(TemporaryError):
         ReplaySender(broker, Away(), clock=clock).send(BrowsingReader(broker, FIRST), meant)
     assert (there(broker), len(there(broker, FIRST))) == ([], 1)
 
 
 def test_what_died_after_it_began_is_left_alone(broker: MemoryBroker, clock: FakeClock) -> None:
-    errands(broker, 1)
+    items(broker, 1)
     began_at = clock.now()
     clock.advance(1)
-    errands(broker, 1)
-    with BrowsingReader(broker, FIRST) as letters:
-        found = matching(letters, DeadLetterFilter(), clock=clock, stopped=lambda: False, until=began_at)
-        assert [letter.message.enqueued_at for page in found for letter in page] == [began_at]
+    items(broker, 1)
+    with BrowsingReader(broker, FIRST) as dead_letters:
+        found = matching(dead_letters, DeadLetterFilter(), clock=clock, stopped=lambda: False, until=began_at)
+        assert [dead_letter.message.enqueued_at for page in found for dead_letter in page] == [began_at]
 
 
 def test_nothing_is_looked_at_any_more_after_a_request_to_stop(broker: MemoryBroker, clock: FakeClock) -> None:
-    errands(broker, 1)
-    with BrowsingReader(broker, FIRST) as letters:
-        assert list(matching(letters, DeadLetterFilter(), clock=clock, stopped=lambda: True)) == []
+    items(broker, 1)
+    with BrowsingReader(broker, FIRST) as dead_letters:
+        assert list(matching(dead_letters, DeadLetterFilter(), clock=clock, stopped=lambda: True)) == []
 
 
 @pytest.mark.parametrize(("rate", "chunk"), [(None, CHUNK), (0.5, 1), (7.9, 7), (1_000.0, CHUNK)])

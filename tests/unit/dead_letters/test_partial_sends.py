@@ -6,8 +6,8 @@ from typing import cast
 import pytest
 from tests.unit.brokers.sqs_partial import PartialQueue, away, denied, throttled, unanswered
 
-from penstock.dead_letters.letters import DeadLetteredMessage, DeadLetterReader
 from penstock.dead_letters.operator import ReplayedChunk, ReplayItem, ReplaySender
+from penstock.dead_letters.reader import DeadLetteredMessage, DeadLetterReader
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.ledger import Ledger
 from penstock.messaging.clock import SystemClock
@@ -41,9 +41,9 @@ class Scene:
         self.held = Held()
 
     def send(self, probe: Probe = no_probe) -> ReplayedChunk:
-        errands = [
+        items = [
             ReplayItem(
-                letter=DeadLetteredMessage(
+                dead_letter=DeadLetteredMessage(
                     queue="orders-dlq", message=Message(id=id, body=id.encode(), enqueued_at=1.0)
                 ),
                 queue="orders",
@@ -51,7 +51,7 @@ class Scene:
             for id in sorted(self.held.ids, key=int)
         ]
         return ReplaySender(self.broker, self.ledger.replays, clock=SystemClock(), probe=probe).send(
-            cast(DeadLetterReader, self.held), errands
+            cast(DeadLetterReader, self.held), items
         )
 
     def drain(self) -> None:
@@ -69,12 +69,12 @@ def scene() -> Scene:
 
 
 @pytest.mark.parametrize("fault", [throttled, away, denied])
-def test_what_was_taken_before_a_call_failed_is_marked_and_its_letters_are_gone(
+def test_what_was_taken_before_a_call_failed_is_marked_and_its_dead_letters_are_gone(
     scene: Scene, fault: Callable[[int], None]
 ) -> None:
     scene.queue.before = lambda call: fault(call) if call > 2 else None
     sent = scene.send()
-    assert (len(sent.errands), len(sent.ids), isinstance(sent.failed, PenstockError)) == (20, 20, True)
+    assert (len(sent.items), len(sent.ids), isinstance(sent.failed, PenstockError)) == (20, 20, True)
     assert len(scene.held.ids) == 20
     scene.drain()
     assert (scene.held.ids, len(scene.queue.taken), scene.twice()) == (set(), 40, [])
@@ -87,11 +87,11 @@ def test_an_error_of_the_queue_is_raised_if_it_took_nothing(scene: Scene) -> Non
     assert (len(scene.held.ids), scene.queue.calls) == (40, 1)
 
 
-def test_a_letter_that_its_queue_refuses_stays_and_the_others_go_once(scene: Scene) -> None:
+def test_a_dead_letter_that_its_queue_refuses_stays_and_the_others_go_once(scene: Scene) -> None:
     scene.queue.refused = {"7"}
     sent = scene.send()
-    assert [errand.letter.id for errand, _ in sent.refused] == ["7"]
-    assert (len(sent.errands), scene.held.ids, sent.failed) == (39, {"7"}, None)
+    assert [item.dead_letter.id for item, _ in sent.refused] == ["7"]
+    assert (len(sent.items), scene.held.ids, sent.failed) == (39, {"7"}, None)
     scene.queue.refused = set()
     scene.drain()
     assert (scene.held.ids, len(scene.queue.taken), scene.twice()) == (set(), 40, [])

@@ -48,16 +48,20 @@ def test_ours_go_before_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert replay_policy(with_sample(load_settings(), theirs), "orders") == ReplayPolicy(
         replays_max=5, base_seconds=3.0, cap_seconds=345_600.0
     )
-    monkeypatch.setenv("PENSTOCK_REPLAYS_MAX", "3")  # said, though it is the default
-    assert with_sample(load_settings(replay_cap_seconds=60.0), theirs).model_dump(
-        include={"replays_max", "replay_base_seconds", "replay_cap_seconds"}
-    ) == {"replays_max": 3, "replay_base_seconds": 3.0, "replay_cap_seconds": 60.0}
+    monkeypatch.setenv("PENSTOCK_DEAD_LETTERS_MAX_REPLAYS", "3")  # said, though it is the default
+    assert with_sample(load_settings(dead_letters_max_replay_wait=60.0), theirs).model_dump(
+        include={"dead_letters_max_replays", "dead_letters_replay_base", "dead_letters_max_replay_wait"}
+    ) == {
+        "dead_letters_max_replays": 3,
+        "dead_letters_replay_base": 3.0,
+        "dead_letters_max_replay_wait": 60.0,
+    }
 
 
 def test_a_queue_may_differ_and_be_left_out(here: Path) -> None:
     (here / "penstock.toml").write_text(
-        "replays_max = 4\n[replay_queues.orders]\nreplays_max = 0\nbase_seconds = 10\n"
-        "[replay_queues.audit]\noff = true\n"
+        "[dead_letters]\nmax_replays = 4\n[dead_letters.replay_queues.orders]\nmax_replays = 0\nreplay_base = 10\n"
+        "[dead_letters.replay_queues.audit]\noff = true\n"
     )
     settings = load_settings()
     assert replay_policy(settings, "mails") == ReplayPolicy(replays_max=4)
@@ -67,7 +71,9 @@ def test_a_queue_may_differ_and_be_left_out(here: Path) -> None:
 
 
 def test_an_override_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_REPLAY_QUEUES", '{"orders": {"replay_max": 5}}')
-    with pytest.raises(ConfigurationError, match=r"replay_queues\.orders\.replay_max, which .*: .*replays_max"):
+    monkeypatch.setenv("PENSTOCK_DEAD_LETTERS_REPLAY_QUEUES", '{"orders": {"replay_max": 5}}')
+    with pytest.raises(
+        ConfigurationError, match=r"replay_queues \(from .*\) has an unknown part orders\.replay_max\. .*max_replays"
+    ):
         load_settings()
-    assert Settings.model_construct().replay_queues == {}
+    assert Settings.model_construct().dead_letters_replay_queues == {}

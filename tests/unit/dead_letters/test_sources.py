@@ -15,7 +15,7 @@ def sources(*queues: str) -> ReplayTargets:
     return ReplayTargets([ReplayTarget(queue=queue, policy=ReplayPolicy()) for queue in queues])
 
 
-def letter(*, died_in: str | None = None, moved_from: str | None = None) -> Delivery:
+def dead_letter(*, died_in: str | None = None, moved_from: str | None = None) -> Delivery:
     attributes: dict[str, str | bytes] = {}
     if died_in is not None:
         death = Death(
@@ -29,30 +29,30 @@ def letter(*, died_in: str | None = None, moved_from: str | None = None) -> Deli
 @pytest.mark.parametrize("served", ["orders", URL, ARN])
 @pytest.mark.parametrize("said", ["orders", URL, ARN])
 def test_a_queue_is_known_by_its_name_url_or_arn(served: str, said: str) -> None:
-    for one in (letter(died_in=said), letter(moved_from=said)):
+    for one in (dead_letter(died_in=said), dead_letter(moved_from=said)):
         found = sources("mails", served).of(one)
         assert isinstance(found, ReplayTarget)
         assert found.queue == served  # by the name that it is served by
 
 
 def test_the_broker_says_it_before_a_death_does_that_its_sender_may_have_written() -> None:
-    found = sources("a", "b").of(letter(died_in="a", moved_from="b"))
+    found = sources("a", "b").of(dead_letter(died_in="a", moved_from="b"))
     assert isinstance(found, ReplayTarget)
     assert found.queue == "b"
-    assert isinstance(sources("a").of(letter(died_in="a", moved_from="b")), MoveToFinal)
-    back = sources("a", "b").of(letter(died_in="a", moved_from="a-dlq"))  # from tier to tier: its death is its own
+    assert isinstance(sources("a").of(dead_letter(died_in="a", moved_from="b")), MoveToFinal)
+    back = sources("a", "b").of(dead_letter(died_in="a", moved_from="a-dlq"))  # from tier to tier: its death is its own
     assert isinstance(back, ReplayTarget)
     assert back.queue == "a"
 
 
 def test_where_nothing_says_it_only_one_is_possible_or_nobody_knows() -> None:
-    found = sources("only").of(letter())
+    found = sources("only").of(dead_letter())
     assert isinstance(found, ReplayTarget)
-    assert sources("a", "b").of(letter()) == MoveToFinal(
+    assert sources("a", "b").of(dead_letter()) == MoveToFinal(
         reason="nothing says which queue it died in: a, b share this one"
     )
 
 
 def test_a_forged_death_opens_no_other_queue() -> None:
-    found = sources("only").of(letter(died_in="salaries"))
-    assert found == MoveToFinal(reason="it died in the queue salaries, whose dead letters do not come back here")
+    found = sources("only").of(dead_letter(died_in="salaries"))
+    assert found == MoveToFinal(reason="it failed in the queue salaries, whose dead letters are not replayed from here")

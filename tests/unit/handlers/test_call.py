@@ -13,11 +13,11 @@ from penstock.errors import Interrupted, TemporaryError
 from penstock.events import (
     Bus,
     Event,
-    LedgerAway,
-    LedgerBack,
+    LedgerAvailable,
+    LedgerUnavailable,
     MessageFailed,
     MessageFinished,
-    MessageGivenBack,
+    MessageInterrupted,
     MessageSkipped,
 )
 from penstock.handlers.function_handler import FunctionHandler
@@ -66,7 +66,7 @@ class Keys:
         self.told.append(f"fail {reason}")
         return self.ours
 
-    def give_back(self) -> bool:
+    def release(self) -> bool:
         self.told.append("give back")
         return self.ours
 
@@ -123,7 +123,7 @@ def test_a_duplicate_of_running_work_waits_for_its_lease_uncharged() -> None:
     desk = Desk(lambda message: pytest.fail("called"), keys=Keys(KeyBusy(seconds=30.0)))
     (settlement,) = desk.handler.begin([delivery()]).run().values()  # type: ignore[union-attr]
     assert isinstance(settlement, Release)
-    assert settlement.refund
+    assert settlement.uncounted
     assert settlement.delay_seconds >= 30.0
     assert [event.reason for event in desk.told(MessageSkipped)] == ["in_progress"]
 
@@ -146,7 +146,7 @@ def test_a_ledger_that_is_away_costs_the_message_nothing(fault: str) -> None:
     desk = Desk(lambda message: None, keys=keys, max_attempts=1)
     (settlement,) = desk.handler.begin([delivery(attempt=1)]).run().values()  # type: ignore[union-attr]
     assert isinstance(settlement, Release)
-    assert settlement.refund
+    assert settlement.uncounted
 
 
 def test_a_ledger_that_takes_no_claims_is_told_once_and_when_it_is_back() -> None:
@@ -155,12 +155,12 @@ def test_a_ledger_that_takes_no_claims_is_told_once_and_when_it_is_back() -> Non
     for _ in range(3):
         (settlement,) = desk.handler.begin([delivery()]).run().values()  # type: ignore[union-attr]
         assert isinstance(settlement, Release)
-        assert (settlement.refund, settlement.reason) == (True, "the database is away")
+        assert (settlement.uncounted, settlement.reason) == (True, "the database is away")
         assert settlement.delay_seconds >= PAUSE_SECONDS_MIN / 2
     keys.answer = None
     assert desk.handler.begin([delivery()]).run() == {"r1": Ack()}
-    assert desk.told(LedgerAway) == [LedgerAway(error="the database is away")]
-    assert len(desk.told(LedgerBack)) == 1
+    assert desk.told(LedgerUnavailable) == [LedgerUnavailable(error="the database is away")]
+    assert len(desk.told(LedgerAvailable)) == 1
 
 
 @pytest.mark.parametrize("read", [KeyBusy(seconds=1.0), KeyDone(outcome="1")])
@@ -271,7 +271,7 @@ def test_a_timeout_is_an_attempt_and_tells_where_the_work_hangs() -> None:
     assert next(event.error_type for event in desk.told(MessageFailed)) == "TimedOut"
 
 
-@pytest.mark.parametrize("on_stop", ["finish", "give_back"])
+@pytest.mark.parametrize("on_stop", ["finish", "release"])
 def test_a_checkpoint_gives_back_at_a_stop_only_where_that_is_wanted(on_stop: str) -> None:
     told_to_stop, inside = threading.Event(), threading.Event()
 
@@ -290,9 +290,9 @@ def test_a_checkpoint_gives_back_at_a_stop_only_where_that_is_wanted(on_stop: st
     call.drain()
     told_to_stop.set()
     thread.join(DEADLINE_SECONDS)
-    expected = Ack() if on_stop == "finish" else Release(refund=True)
+    expected = Ack() if on_stop == "finish" else Release(uncounted=True)
     assert answers == [{"r1": expected}]
-    assert len(desk.told(MessageGivenBack)) == (on_stop == "give_back")
+    assert len(desk.told(MessageInterrupted)) == (on_stop == "release")
     assert desk.told(MessageFailed) == []
 
 
@@ -314,14 +314,14 @@ def test_an_interrupted_call_sees_it_at_its_checkpoint_and_is_no_failure() -> No
     thread = threading.Thread(target=call.run)
     thread.start()
     assert inside.wait(DEADLINE_SECONDS)
-    call.give_back()
+    call.release()
     call.interrupt()
     go_on.set()
     thread.join(DEADLINE_SECONDS)
     assert seen == ["interrupted"]
     assert keys.told[:2] == ["begin {}", "give back"]
     assert desk.told(MessageFailed) == []
-    assert len(desk.told(MessageGivenBack)) == 1
+    assert len(desk.told(MessageInterrupted)) == 1
 
 
 def test_an_async_call_is_cancelled_from_another_thread() -> None:
@@ -345,7 +345,7 @@ def test_an_async_call_is_cancelled_from_another_thread() -> None:
     thread = threading.Thread(target=live)
     thread.start()
     assert inside.wait(DEADLINE_SECONDS)
-    call.give_back()
+    call.release()
     call.interrupt()
     thread.join(DEADLINE_SECONDS)
     assert not thread.is_alive()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.unit.handlers.test_call import Desk, Keys, delivery
-from tests.unit.handlers.test_children import Desk as ChildDesk
+from tests.unit.handlers.test_process_call import Desk as ChildDesk
 from tests.unit.pipeline.objects.scene import Scene, run
 
 from penstock.messaging.message import Message

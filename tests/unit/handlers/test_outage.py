@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.errors import PartAway, TemporaryError
-from penstock.events import Bus, Event, LedgerAway, LedgerBack
+from penstock.events import Bus, Event, LedgerAvailable, LedgerUnavailable
 from penstock.handlers.outage import (
     CHECK_SECONDS,
     CLAIMS_PAUSE_SECONDS_MAX,
@@ -45,12 +45,12 @@ def test_an_outage_is_told_once_at_each_end() -> None:
     for words in ("refused", "refused again"):
         scene.claim_fails(words)
         scene.clock.advance(3.0)
-    assert scene.heard == [LedgerAway(error="refused")]
+    assert scene.heard == [LedgerUnavailable(error="refused")]
     scene.claim_succeeds()
     scene.claim_succeeds()
-    assert scene.heard[1:] == [LedgerBack(away_seconds=6.0)]
+    assert scene.heard[1:] == [LedgerAvailable(outage_seconds=6.0)]
     scene.claim_fails("refused")
-    assert scene.heard[2:] == [LedgerAway(error="refused")]
+    assert scene.heard[2:] == [LedgerUnavailable(error="refused")]
 
 
 def test_another_failure_says_nothing_of_the_ledger() -> None:
@@ -58,7 +58,7 @@ def test_another_failure_says_nothing_of_the_ledger() -> None:
     scene.claim_fails()
     with pytest.raises(ValueError, match="defect"), scene.outage.asked():
         raise ValueError("defect")
-    assert scene.heard == [LedgerAway(error="away")]
+    assert scene.heard == [LedgerUnavailable(error="away")]
 
 
 def test_pauses_grow_with_the_outage_up_to_a_bound() -> None:
@@ -99,7 +99,7 @@ def test_a_queue_is_paused_until_the_ledger_answers_the_watch() -> None:
     assert scene.gate.admits() is None
     assert scene.gate.opens_at() is None
     scene.claim_fails("refused")
-    assert scene.heard == [LedgerAway(error="refused", queues=("mail",))]
+    assert scene.heard == [LedgerUnavailable(error="refused", queues=("mail",))]
     for _ in range(5):
         assert scene.gate.admits() == 0
         assert scene.outage.refusal == "refused"
@@ -108,13 +108,13 @@ def test_a_queue_is_paused_until_the_ledger_answers_the_watch() -> None:
     scene.check()
     assert scene.gate.admits() is None
     assert scene.outage.refusal is None
-    assert isinstance(scene.heard[-1], LedgerBack)
+    assert isinstance(scene.heard[-1], LedgerAvailable)
 
 
 def test_the_watch_notices_an_outage_without_a_message() -> None:
     scene = Watched()
     scene.check(TemporaryError("refused"))
-    assert scene.heard == [LedgerAway(error="refused", queues=("mail",))]
+    assert scene.heard == [LedgerUnavailable(error="refused", queues=("mail",))]
     assert scene.gate.admits() == 0
 
 
@@ -179,16 +179,16 @@ def test_a_ledger_that_does_not_answer_in_time_is_away_until_it_does() -> None:
     assert hung.wait(60.0)
     while not scene.heard:
         scene.outage._clock.advance(PING_SECONDS_MAX)  # type: ignore[attr-defined] # the fake one
-    assert isinstance(scene.heard[0], LedgerAway)
+    assert isinstance(scene.heard[0], LedgerUnavailable)
     assert scene.gate.admits() == 0
     go_on.set()
     checking.join(60.0)
-    assert isinstance(scene.heard[-1], LedgerBack)
+    assert isinstance(scene.heard[-1], LedgerAvailable)
 
 
 def test_where_receives_count_a_message_stays_away_until_all_workers_know() -> None:
     scene = Scene()
-    counted = OutageWatch(bus=Bus(), clock=scene.clock, refunds=False)
+    counted = OutageWatch(bus=Bus(), clock=scene.clock, releases_uncounted=False)
     assert counted.pause_seconds(lambda: 0.0) == COUNTED_RELEASE_SECONDS / 2
     assert COUNTED_RELEASE_SECONDS / 2 >= CHECK_SECONDS + PING_SECONDS_MAX
 
@@ -205,7 +205,7 @@ def test_an_outage_ends_also_where_its_end_is_asked_for_without_a_thread(monkeyp
         crowded.setattr(threading.Thread, "start", refuse)
         scene.check()
     assert scene.gate.admits() is None
-    assert [type(event) for event in scene.heard] == [LedgerAway, LedgerBack]
+    assert [type(event) for event in scene.heard] == [LedgerUnavailable, LedgerAvailable]
 
 
 def test_a_watch_that_ended_by_a_defect_is_told_to_the_worker() -> None:

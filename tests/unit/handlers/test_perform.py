@@ -93,14 +93,14 @@ def test_retry_waits_as_long_as_it_says() -> None:
 def test_an_exception_waits_by_backoff_until_the_attempts_are_used_up(attempt: int) -> None:
     app = Handlers()
 
-    @app.handler(THUMBNAILS, max_attempts=5, retry_base=2.0, retry_cap=5.0)
+    @app.handler(THUMBNAILS, max_attempts=5, retry_base=2.0, max_retry_wait=5.0)
     def make(body: Thumbnail) -> None:
         raise ValueError("no such thing")
 
     settlement = perform(app, make, Thumbnail(key="a"), attempt=attempt).settlement
     assert isinstance(settlement, Release)
     assert 0 <= settlement.delay_seconds < min(5.0, 2.0 * 2 ** (attempt - 1))
-    assert not settlement.refund
+    assert not settlement.uncounted
     last = perform(app, make, Thumbnail(key="a"), attempt=5)
     assert isinstance(last.settlement, DeadLetter)
     assert last.settlement.exception == "ValueError: no such thing"
@@ -242,7 +242,7 @@ def test_a_message_of_a_newer_schema_waits_for_a_newer_worker_uncharged() -> Non
 
     done = perform(app, make, Thumbnail(key="a"), attributes={"penstock-schema": "2"})
     assert isinstance(done.settlement, Release)
-    assert done.settlement.refund
+    assert done.settlement.uncounted
     assert done.settlement.delay_seconds > 0
     assert [event.reason for event in done.events if isinstance(event, MessageSkipped)] == ["newer_schema"]
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from penstock import Handlers
 from penstock.brokers.memory.broker import MemoryBroker
 from penstock.errors import ConfigurationError, UnknownOutcome
-from penstock.events import Bus, Event, TickFailed, TickSent
+from penstock.events import Bus, Event, ScheduledMessageFailed, ScheduledMessageSent
 from penstock.handlers.keys import KeyBegun, KeyBusy, KeyDone
 from penstock.handlers.once import LedgerKeys
 from penstock.handlers.schedule import Cron, Every
 from penstock.handlers.ticker import CATCH_UP_SECONDS, CLAIM_SECONDS, REMEMBERED_SECONDS, Ticker
 from penstock.ledger import Ledger
 from penstock.ledger.records import WorkOwner
-from penstock.messaging.broker import Capabilities
+from penstock.messaging.broker import BrokerCapabilities
 from penstock.messaging.message import Outgoing
 from penstock.testing import FakeClock
 
@@ -77,7 +77,7 @@ def run_for(ticker: Ticker, bench: Bench, *, until: int) -> None:
     thread.start()
     tick = threading.Event()
     for _ in range(30_000):
-        if len([event for event in bench.events if isinstance(event, TickSent)]) >= until:
+        if len([event for event in bench.events if isinstance(event, ScheduledMessageSent)]) >= until:
             break
         bench.clock.advance(30.0)
         tick.wait(0.002)
@@ -94,7 +94,7 @@ def test_several_workers_send_each_tick_once() -> None:
         thread.start()
     tick = threading.Event()
     for _ in range(30_000):
-        if len([event for event in bench.events if isinstance(event, TickSent)]) >= 9:
+        if len([event for event in bench.events if isinstance(event, ScheduledMessageSent)]) >= 9:
             break
         bench.clock.advance(10.0)
         tick.wait(0.01)
@@ -121,13 +121,13 @@ def test_a_tick_that_cannot_be_sent_is_tried_again() -> None:
     thread.start()
     tick = threading.Event()
     for _ in range(30_000):
-        if len([event for event in bench.events if isinstance(event, TickFailed)]) >= 2:
+        if len([event for event in bench.events if isinstance(event, ScheduledMessageFailed)]) >= 2:
             break
         bench.clock.advance(1.0)
         tick.wait(0.002)
     ticker.end()
     thread.join(DEADLINE_SECONDS)
-    assert len([event for event in bench.events if isinstance(event, TickFailed)]) >= 2
+    assert len([event for event in bench.events if isinstance(event, ScheduledMessageFailed)]) >= 2
 
 
 class Minutes:
@@ -167,7 +167,7 @@ class Forgetful(MemoryBroker):
     """Drops no duplicates, as SQS."""
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> BrokerCapabilities:
         return replace(super().capabilities, deduplicates=False)
 
     def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
@@ -216,7 +216,7 @@ def test_where_the_broker_drops_no_duplicates_the_ledger_lets_one_worker_send_ea
         fleet.bench.clock.advance(600.0)
     bodies = fleet.bench.bodies()
     assert len(bodies) == len(set(bodies)) == 3
-    assert len([event for event in fleet.bench.events if isinstance(event, TickSent)]) == 3
+    assert len([event for event in fleet.bench.events if isinstance(event, ScheduledMessageSent)]) == 3
 
 
 def test_a_tick_whose_worker_died_before_it_was_sent_is_sent_by_another() -> None:
@@ -258,7 +258,7 @@ def test_a_tick_whose_send_brought_no_answer_is_not_sent_again() -> None:
         fleet.bench.clock.advance(CLAIM_SECONDS)
     assert len(fleet.bench.bodies()) == 1
     (failed,) = fleet.bench.events
-    assert isinstance(failed, TickFailed)
+    assert isinstance(failed, ScheduledMessageFailed)
     assert failed.error == "whether it took the messages is not known; it is not sent again"
 
 
@@ -289,7 +289,7 @@ def test_a_worker_that_lost_its_claim_before_the_send_sends_nothing() -> None:
 
     halted._step(replace(due, keys=Halting(keys=fleet.keys("halted"), meanwhile=halt)))
     assert len(fleet.bench.bodies()) == 1
-    assert [type(event) for event in fleet.bench.events] == [TickSent, TickFailed]
+    assert [type(event) for event in fleet.bench.events] == [ScheduledMessageSent, ScheduledMessageFailed]
 
 
 def test_ticks_on_record_are_forgotten() -> None:
@@ -331,5 +331,5 @@ def test_a_fault_of_any_kind_leaves_the_ticker_alive() -> None:
     minutes.bench.clock.auto_advance = True
     minutes.step()
     (failed,) = minutes.bench.events
-    assert isinstance(failed, TickFailed)
+    assert isinstance(failed, ScheduledMessageFailed)
     assert failed.error.startswith("AttributeError")

@@ -15,7 +15,7 @@ from penstock.errors import ConfigurationError, UsageError
 from penstock.integrations.aws_lambda import DELAY_SECONDS_MAX, ReplayFunction, UnrecordedReplays, handler
 from penstock.messaging.death import Death, with_death
 from penstock.messaging.message import Attributes, Message
-from penstock.messaging.replay import Replay, letter_replay_id, replays_so_far
+from penstock.messaging.replay import Replay, dead_letter_replay_id, replays_so_far
 from penstock.monitoring.errors.hook import ErrorContext
 from penstock.testing import FakeClock
 
@@ -162,15 +162,18 @@ def test_the_value_that_lambda_is_told_of_takes_nothing_before_its_first_call() 
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
-        ({}, "set SQS_MAIN_URL to the URL of their queue"),
+        ({}, "set SQS_MAIN_URL to its URL"),
         ({"SQS_MAIN_URL": "orders"}, "it is the URL of a queue on SQS"),
         ({"SQS_MAIN_URL": URL, "MAX_ATTEMPS": "many"}, "MAX_ATTEMPS in the environment is 'many'"),
-        ({"SQS_MAIN_URL": URL, "PENSTOCK_BROKER": "redis://127.0.0.1"}, "letters come from SQS: write sqs://"),
+        ({"SQS_MAIN_URL": URL, "PENSTOCK_BROKER": "redis://127.0.0.1"}, "messages come from SQS: write sqs://"),
         (
             {"SQS_MAIN_URL": URL, "PENSTOCK_LEDGER": "sqlite:///l.db", "AWS_ENDPOINT_URL": "http://127.0.0.1:1"},
             "a file",
         ),
-        ({"SQS_MAIN_URL": URL, "PENSTOCK_REPLAY_QUEUES": '{"orders": {"off": true}}'}, "orders are not replayed"),
+        (
+            {"SQS_MAIN_URL": URL, "PENSTOCK_DEAD_LETTERS_REPLAY_QUEUES": '{"orders": {"off": true}}'},
+            "turns off replays for orders",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_told_in_a_sentence(
@@ -201,7 +204,7 @@ def test_what_ends_a_call_reaches_log_and_error_hook(
 # --- when a letter is due without a record
 
 
-def letter(
+def dead_letter(
     *, queue: str = "orders-dlq", attributes: Attributes | None = None, first: float = NOW - 500.0
 ) -> SqsDelivery:
     return SqsDelivery(
@@ -224,38 +227,43 @@ def died(at: float) -> Attributes:
 
 def due_at(one: SqsDelivery, *, wait_seconds: float, now: float = NOW) -> float:
     """When it is due whose wait was drawn like this."""
-    id = letter_replay_id(one.queue, one.message)
+    id = dead_letter_replay_id(one.queue, one.message)
     planned = Replay(
-        replay_id=id, letter_queue=one.queue, letter_id="m1", queue="orders", count=1, due_at=now + wait_seconds
+        replay_id=id,
+        dead_letter_queue=one.queue,
+        dead_letter_id="m1",
+        queue="orders",
+        count=1,
+        due_at=now + wait_seconds,
     )
     return UnrecordedReplays([one], now=now).open([planned])[id].due_at
 
 
-def test_a_letter_that_tells_of_its_death_is_due_a_wait_after_it_whenever_it_is_looked_at() -> None:
-    one = letter(attributes=died(NOW - 100.0), first=NOW)
+def test_a_dead_letter_that_tells_of_its_death_is_due_a_wait_after_it_whenever_it_is_looked_at() -> None:
+    one = dead_letter(attributes=died(NOW - 100.0), first=NOW)
     assert [due_at(one, wait_seconds=5_000.0, now=now) for now in (NOW, NOW + 3_000.0)] == [NOW + 4_900.0] * 2
 
 
 def test_a_death_in_the_future_is_forged_and_counts_from_the_first_look() -> None:
     """Not from each: it would never be due, nor what is behind it in its group."""
-    one = letter(attributes=died(NOW + 86_400.0), first=NOW)
+    one = dead_letter(attributes=died(NOW + 86_400.0), first=NOW)
     assert [due_at(one, wait_seconds=10.0, now=now) for now in (NOW, NOW + 5.0)] == [NOW + 10.0] * 2
 
 
 def test_a_death_on_what_sqs_moved_is_not_of_this_time() -> None:
-    one = replace(letter(queue="orders-dlq.fifo", attributes=died(NOW - 9_000.0)), moved_from="orders.fifo")
+    one = replace(dead_letter(queue="orders-dlq.fifo", attributes=died(NOW - 9_000.0)), moved_from="orders.fifo")
     assert due_at(one, wait_seconds=1.0) == NOW - 500.0 + 1.0
 
 
-def test_a_letter_that_sqs_moved_waits_no_longer_than_a_queue_delays() -> None:
-    share = spread(letter_replay_id("orders-dlq", letter().message))
+def test_a_dead_letter_that_sqs_moved_waits_no_longer_than_a_queue_delays() -> None:
+    share = spread(dead_letter_replay_id("orders-dlq", dead_letter().message))
     for ceiling_seconds in (8.0, 899.0, 900.0, 40_000.0):
-        due = due_at(letter(), wait_seconds=share * ceiling_seconds)
+        due = due_at(dead_letter(), wait_seconds=share * ceiling_seconds)
         assert due == pytest.approx(NOW + share * min(ceiling_seconds, DELAY_SECONDS_MAX))
 
 
-def test_in_a_fifo_queue_such_a_letter_waits_from_its_first_receive() -> None:
-    one = letter(queue="orders-dlq.fifo", first=NOW - 500.0)
-    share = spread(letter_replay_id("orders-dlq.fifo", one.message))
+def test_in_a_fifo_queue_such_a_dead_letter_waits_from_its_first_receive() -> None:
+    one = dead_letter(queue="orders-dlq.fifo", first=NOW - 500.0)
+    share = spread(dead_letter_replay_id("orders-dlq.fifo", one.message))
     for now in (NOW, NOW + 300.0):
         assert due_at(one, wait_seconds=share * 40_000.0, now=now) == pytest.approx(NOW - 500.0 + share * 900.0)

@@ -19,7 +19,7 @@ def test_every_question_is_answered_by_an_index() -> None:
 
     event.listen(ledger.database.engine, "before_cursor_execute", note)
     ledger.ages.waiting(PIPELINE, overdue_after_seconds=1.0)
-    ledger.ages.brought_up(PIPELINE, ledger.ages.tally(PIPELINE))
+    ledger.ages.updated_count(PIPELINE, ledger.ages.processed_count(PIPELINE))
     ledger.ages.seconds_since_commit(PIPELINE, 1)
     event.remove(ledger.database.engine, "before_cursor_execute", note)
     with ledger.database.reading() as connection:

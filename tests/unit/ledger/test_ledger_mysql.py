@@ -13,7 +13,7 @@ from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.ledger import Ledger
 from penstock.ledger.database import Database, parsed_url
 from penstock.ledger.dialects import Clash, mysql
-from penstock.ledger.dialects.mysql import STATEMENT_CHARS_MAX, Mysql, insert_in_parts, literal
+from penstock.ledger.dialects.mysql import STATEMENT_CHARS_MAX, Mysql, insert_in_chunks, literal
 
 PLACE = "mysql+pymysql://penstock:***@db/ledger"
 
@@ -76,7 +76,7 @@ def test_a_connection_that_is_closed_already_is_temporary() -> None:
     [
         *((code, "grant SELECT, INSERT") for code in (1044, 1045, 1142)),
         (1049, "create it"),
-        (1130, "does not let this host"),
+        (1130, "does not accept this host"),
         (1665, "binlog_format"),
         (1153, "max_allowed_packet"),
     ],
@@ -115,7 +115,7 @@ def test_a_url_that_cannot_serve_is_refused_without_its_password(url: str, says:
 )
 def test_a_password_is_found_wherever_the_url_has_it_and_hidden(url: str) -> None:
     engine = Mysql().create_engine(parsed_url(url), now=None)
-    assert "ecret" not in f"{engine!r} {Database(engine, Mysql()).place}"
+    assert "ecret" not in f"{engine!r} {Database(engine, Mysql()).address}"
     (_, given) = engine.dialect.create_connect_args(engine.url)
     assert given["password"] == "s/ecret"
     assert engine.url.render_as_string(hide_password=False) == "mysql+pymysql://u:s%2Fecret@h/d"
@@ -161,7 +161,7 @@ class Cursor:
 def test_rows_are_joined_and_the_rest_of_the_statement_kept() -> None:
     cursor = Cursor()
     statement = "INSERT INTO t (a, b, c) VALUES (%s, 'free', %s) ON DUPLICATE KEY UPDATE a = t.a"
-    assert insert_in_parts(cursor, statement, [(1, "x"), (2, None)], None)
+    assert insert_in_chunks(cursor, statement, [(1, "x"), (2, None)], None)
     assert cursor.statements == [
         "INSERT INTO t (a, b, c) VALUES (1, 'free', 'x'),(2, 'free', NULL) ON DUPLICATE KEY UPDATE a = t.a"
     ]
@@ -170,7 +170,7 @@ def test_rows_are_joined_and_the_rest_of_the_statement_kept() -> None:
 def test_no_statement_is_larger_than_a_server_takes() -> None:
     cursor = Cursor()
     rows = [(f"{number}", "x" * 1000) for number in range(2_000)]
-    assert insert_in_parts(cursor, "INSERT INTO t (a, b) VALUES (%s, %s)", rows, None)
+    assert insert_in_chunks(cursor, "INSERT INTO t (a, b) VALUES (%s, %s)", rows, None)
     assert len(cursor.statements) > 3
     assert max(map(len, cursor.statements)) < STATEMENT_CHARS_MAX + 2_000
     assert cursor.rowcount == len(cursor.statements)
@@ -178,7 +178,7 @@ def test_no_statement_is_larger_than_a_server_takes() -> None:
 
 def test_other_statements_are_the_drivers() -> None:
     cursor = Cursor()
-    assert not insert_in_parts(cursor, "UPDATE t SET a = %s", [(1,)], SimpleNamespace())
+    assert not insert_in_chunks(cursor, "UPDATE t SET a = %s", [(1,)], SimpleNamespace())
     assert not cursor.statements
 
 

@@ -181,7 +181,7 @@ def test_urls_that_are_taken_show_no_password(url: str) -> None:
     dialect = dialect_for(parsed)
     engine = dialect.create_engine(parsed, now=None)
     assert engine.url.drivername == "postgresql+psycopg"
-    assert "s3cret" not in Database(engine, dialect).place
+    assert "s3cret" not in Database(engine, dialect).address
     assert "s3cret" not in repr(engine)
 
 

@@ -1,18 +1,26 @@
 """Tables that could not be changed: who can change them is told."""
 
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from zipfile import ZipFile
 
 import pytest
 from sqlalchemy.exc import OperationalError
 
+import penstock
 from penstock.errors import ConfigurationError, UsageError
-from penstock.ledger.migrate import HEAD, Revisions, revised
+from penstock.ledger import migrate
+from penstock.ledger.migrate import Revisions, newest_revision, revised
+
+HEAD = newest_revision()
 
 
 def test_a_refusal_of_the_database_names_the_verb_and_who_may_run_it() -> None:
     with (
-        pytest.raises(ConfigurationError, match=f"no CREATE; .* revision {HEAD}.* `penstock ledger upgrade`"),
+        pytest.raises(ConfigurationError, match=f"no CREATE; .* revision {HEAD}.* `penstock admin ledger upgrade`"),
         revised(),
     ):
         raise ConfigurationError("no CREATE") from OperationalError("CREATE TABLE", {}, sqlite3.OperationalError("no"))
@@ -32,7 +40,9 @@ def test_a_ledger_without_tables_is_made_and_taken_back(tmp_path: Path) -> None:
     assert revisions.downgrade("base") == (None, None)
     assert revisions.upgrade("0002") == (None, "0002")
     assert revisions.upgrade() == ("0002", HEAD)
-    with pytest.raises(UsageError, match=f"is at {HEAD}, which is later than 0002: `penstock ledger downgrade 0002`"):
+    with pytest.raises(
+        UsageError, match=f"is at {HEAD}, which is later than 0002: `penstock admin ledger downgrade 0002`"
+    ):
         revisions.upgrade("0002")
     assert revisions.downgrade("head") == (HEAD, HEAD)
     assert revisions.downgrade("base") == (HEAD, None)
@@ -48,3 +58,25 @@ def test_of_tables_that_could_not_be_looked_at_nothing_is_said(tmp_path: Path) -
         revisions.upgrade()
     assert "revision" not in str(caught.value)
     revisions.close()
+
+
+def test_a_package_in_a_zip_file_knows_its_newest_revision(tmp_path: Path) -> None:
+    """There no folder can be listed."""
+    package = Path(penstock.__file__).parent
+    with ZipFile(tmp_path / "penstock.zip", "w") as archive:
+        for path in package.rglob("*.py"):
+            archive.write(path, path.relative_to(package.parent))
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'penstock.zip')!r})\n"
+        "from penstock.ledger import migrate\n"
+        "print(migrate.newest_revision(), migrate.__file__)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert said.stdout.startswith(f"{HEAD} {tmp_path}"), said.stderr
+
+
+def test_without_migrations_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(migrate, "versions", SimpleNamespace(__path__=[str(tmp_path)], __name__="their.package"))
+    newest_revision.cache_clear()
+    with pytest.raises(ConfigurationError, match=r"no migrations for the ledger's tables \(their\.package\): install"):
+        newest_revision()

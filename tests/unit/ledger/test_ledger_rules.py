@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.ledger.records import Carrier
-from penstock.ledger.rules import REASON_CHARS_MAX, DeadObjectState, is_later, revives, storable, told
+from penstock.ledger.records import OriginalMessage
+from penstock.ledger.rules import REASON_CHARS_MAX, FailedObjectState, is_later, revives, storable, stored_reason
 
 
 @pytest.mark.parametrize(
@@ -26,28 +26,30 @@ def test_sequencers_compare_as_text_padded_on_the_right(sequencer: str, than: st
     assert is_later(sequencer, than) is later
 
 
-DEAD = DeadObjectState(
-    carrier=Carrier(message_id="m", enqueued_at=100.0, replay_id="r-1"), dead_at=200.0, replay_ids=frozenset({"r-1"})
+DEAD = FailedObjectState(
+    original_message=OriginalMessage(message_id="m", enqueued_at=100.0, replay_id="r-1"),
+    dead_at=200.0,
+    replay_ids=frozenset({"r-1"}),
 )
 
 
 @pytest.mark.parametrize(
-    ("carrier", "life"),
+    ("original_message", "life"),
     [
-        (Carrier(message_id="m", enqueued_at=100.0, replay_id="r-1"), False),
-        (Carrier(message_id="other", enqueued_at=200.0), False),  # not after the death
-        (Carrier(message_id="other", enqueued_at=200.1), True),
-        (Carrier(message_id="m", enqueued_at=200.1, replay_id="r-1"), True),  # a spent replay, redriven by hand
-        (Carrier(message_id="other", enqueued_at=0.0, replay_id="r-2"), True),
+        (OriginalMessage(message_id="m", enqueued_at=100.0, replay_id="r-1"), False),
+        (OriginalMessage(message_id="other", enqueued_at=200.0), False),  # not after the death
+        (OriginalMessage(message_id="other", enqueued_at=200.1), True),
+        (OriginalMessage(message_id="m", enqueued_at=200.1, replay_id="r-1"), True),  # a spent replay, redriven by hand
+        (OriginalMessage(message_id="other", enqueued_at=0.0, replay_id="r-2"), True),
     ],
 )
-def test_who_revives(carrier: Carrier, life: bool) -> None:
-    assert revives(carrier, DEAD) is life
+def test_who_revives(original_message: OriginalMessage, life: bool) -> None:
+    assert revives(original_message, DEAD) is life
 
 
 def test_a_broker_ahead_of_the_database_does_not_revive_by_redelivery() -> None:
-    ahead = Carrier(message_id="m", enqueued_at=900.0)
-    assert not revives(ahead, DeadObjectState(carrier=ahead, dead_at=200.0, replay_ids=frozenset()))
+    ahead = OriginalMessage(message_id="m", enqueued_at=900.0)
+    assert not revives(ahead, FailedObjectState(original_message=ahead, dead_at=200.0, replay_ids=frozenset()))
 
 
 @pytest.mark.parametrize(
@@ -58,4 +60,4 @@ def test_text_is_made_storable(text: str, kept: str) -> None:
 
 
 def test_reasons_are_bounded() -> None:
-    assert told("x" * 100_000) == "x" * REASON_CHARS_MAX
+    assert stored_reason("x" * 100_000) == "x" * REASON_CHARS_MAX

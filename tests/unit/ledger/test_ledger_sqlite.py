@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.ledger import Ledger
 from penstock.ledger.dialects.sqlite import Sqlite
-from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectResult, ObjectState, WorkState
+from penstock.ledger.records import BatchOutcome, Candidate, ObjectResult, ObjectState, OriginalMessage, WorkState
 
 PIPELINE = "file:///table"
 
@@ -27,7 +27,7 @@ def candidates(count: int) -> list[Candidate]:
             key=f"/{number}".encode(),
             size_bytes=1,
             uri=f"file:///{number}",
-            carrier=Carrier(message_id="m", enqueued_at=0.0),
+            original_message=OriginalMessage(message_id="m", enqueued_at=0.0),
         )
         for number in range(count)
     ]
@@ -226,7 +226,7 @@ def test_no_statement_on_named_objects_reads_the_whole_pipeline(crowded: Ledger)
         crowded.attempts_of(PIPELINE, ids[0])
         processed = [ObjectResult(object_id=object_id, rows=1, lines_quarantined=0) for object_id in ids]
         crowded.commit(BatchOutcome(pipeline=PIPELINE, attempt_id="ours", processed=processed))
-        crowded.abandon("crowd", reason="", outcome="given_back", refund=True, unattributed=False)
+        crowded.abandon("crowd", reason="", outcome="given_back", uncounted=True, unattributed=False)
 
     reads = reads_of_objects(plans_of(crowded, a_round))
     assert len(reads) >= 10

@@ -19,11 +19,11 @@ def ledger() -> Iterator[Ledger]:
 
 
 def replay(number: int) -> Replay:
-    letter_id = f"l{number}"
+    dead_letter_id = f"l{number}"
     return Replay(
-        replay_id=replay_id_of("q-dlq", letter_id),
-        letter_queue="q-dlq",
-        letter_id=letter_id,
+        replay_id=replay_id_of("q-dlq", dead_letter_id),
+        dead_letter_queue="q-dlq",
+        dead_letter_id=dead_letter_id,
         queue="q",
         count=1,
         due_at=number + 0.1,
@@ -62,6 +62,6 @@ def test_one_that_is_given_twice_is_one(ledger: Ledger) -> None:
 
 
 def test_names_that_no_database_takes_are_kept_readably(ledger: Ledger) -> None:
-    odd = replace(replay(1), letter_queue="q\0-dlq", letter_id="l\udcff")
+    odd = replace(replay(1), dead_letter_queue="q\0-dlq", dead_letter_id="l\udcff")
     (kept,) = ledger.replays.open([odd]).values()
-    assert (kept.letter_queue, kept.letter_id) == ("q\\x00-dlq", "l\\udcff")
+    assert (kept.dead_letter_queue, kept.dead_letter_id) == ("q\\x00-dlq", "l\\udcff")

@@ -9,12 +9,12 @@ def test_only_the_users_code_counts() -> None:
     time = CallTime(clock)
     clock.advance(100)
     assert time.left_seconds(5.0) == 5.0, "the function was not called yet"
-    with time.counted():
+    with time:
         clock.advance(2)
         assert time.left_seconds(5.0) == 3.0
     clock.advance(100)
     assert time.left_seconds(5.0) == 3.0, "its end is being recorded"
-    with time.counted():
+    with time:
         clock.advance(3)
         assert time.left_seconds(5.0) == 0.0
 
@@ -22,7 +22,7 @@ def test_only_the_users_code_counts() -> None:
 def test_code_that_has_returned_is_never_past_its_timeout() -> None:
     clock = FakeClock()
     time = CallTime(clock)
-    with time.counted():
+    with time:
         clock.advance(7)
         assert time.left_seconds(5.0) == -2.0
     assert time.left_seconds(5.0) == RECHECK_SECONDS

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.messaging.death import (
     DEATH_ATTRIBUTE,
     DEATH_BYTES_MAX,
-    PAST_ATTRIBUTE,
+    EARLIER_DEATHS_ATTRIBUTE,
     SET_ASIDE_ATTRIBUTE,
     TRIES_MAX,
     AttemptRecord,
@@ -19,8 +19,8 @@ from penstock.messaging.death import (
     buried,
     death_of,
     decode_death,
+    earlier_deaths_of,
     encode_death,
-    past_of,
     set_aside_reason,
     with_death,
 )
@@ -66,8 +66,8 @@ def test_the_other_attributes_stay_and_an_older_death_becomes_the_past() -> None
     attributes = with_death(attributes, DEATH)
     assert {name: attributes[name] for name in ("a", "b")} == {"a": b"\x00", "b": "text"}
     assert death_of(attributes) == DEATH
-    assert set(attributes) == {"a", "b", DEATH_ATTRIBUTE, PAST_ATTRIBUTE}
-    assert [past.reason for past in past_of(attributes)] == ["older"]
+    assert set(attributes) == {"a", "b", DEATH_ATTRIBUTE, EARLIER_DEATHS_ATTRIBUTE}
+    assert [past.reason for past in earlier_deaths_of(attributes)] == ["older"]
 
 
 @pytest.mark.parametrize("letter", ["x", "\n", "ö", "\U0001f600", "\x00", "\ud800"], ids=ascii)

@@ -5,17 +5,17 @@ import json
 import pytest
 
 from penstock.errors import ConfigurationError, FaultPersists, TransformError
-from penstock.messaging.failure import end_of, failure_of, place_of
+from penstock.messaging.failure import end_of, failure_of, location_of
 
 
 def test_the_place_is_the_innermost_frame_of_the_users_own() -> None:
     with pytest.raises(ValueError, match="Expecting") as caught:
         json.loads("{")  # raised in the standard library
-    assert (place_of(caught.value) or "").startswith("test_failure.py:")
+    assert (location_of(caught.value) or "").startswith("test_failure.py:")
 
 
 def test_an_exception_that_was_never_raised_has_no_place() -> None:
-    assert place_of(ValueError()) is None
+    assert location_of(ValueError()) is None
 
 
 def test_words_without_a_text_are_the_type() -> None:

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from penstock.dead_letters.jsonl import line_of, read_line
-from penstock.dead_letters.letters import DeadLetteredMessage
+from penstock.dead_letters.reader import DeadLetteredMessage
 from penstock.messaging.death import (
     DEATH_ATTRIBUTE,
-    PAST_ATTRIBUTE,
-    PAST_MAX,
+    EARLIER_DEATHS_ATTRIBUTE,
+    EARLIER_DEATHS_MAX,
     SET_ASIDE_ATTRIBUTE,
     Death,
     buried,
     death_of,
-    past_of,
+    earlier_deaths_of,
 )
 from penstock.messaging.message import ORIGIN_ATTRIBUTE, Message
 from penstock.messaging.replay import (
@@ -25,7 +25,7 @@ from penstock.messaging.replay import (
     REPLAY_ID_ATTRIBUTE,
     NoLog,
     Replay,
-    letter_replay_id,
+    dead_letter_replay_id,
     replay_id_of,
     replayed,
     replays_so_far,
@@ -34,7 +34,12 @@ from penstock.messaging.settlement import DeadLetter
 
 USERS: Mapping[str, str | bytes] = {"tenant": "a", "sealed": b"\x00\xff", "traceparent": "00-1-2-03"}
 REPLAY = Replay(
-    replay_id=replay_id_of("q-dlq", "l1"), letter_queue="q-dlq", letter_id="l1", queue="q", count=2, due_at=9.0
+    replay_id=replay_id_of("q-dlq", "l1"),
+    dead_letter_queue="q-dlq",
+    dead_letter_id="l1",
+    queue="q",
+    count=2,
+    due_at=9.0,
 )
 
 
@@ -64,9 +69,9 @@ def test_an_id_is_of_the_letters_place_and_always_the_same() -> None:
 
 def test_a_letter_is_known_by_its_moment_too_as_ids_may_come_again() -> None:
     one = letter()
-    ids = {letter_replay_id("q-dlq", replace(one, enqueued_at=at)) for at in (5.0, 5.001, 6.0)}
+    ids = {dead_letter_replay_id("q-dlq", replace(one, enqueued_at=at)) for at in (5.0, 5.001, 6.0)}
     assert len(ids) == 3
-    assert letter_replay_id("arn:aws:sqs:eu-west-1:1:q-dlq", one) == letter_replay_id("q-dlq", one) in ids
+    assert dead_letter_replay_id("arn:aws:sqs:eu-west-1:1:q-dlq", one) == dead_letter_replay_id("q-dlq", one) in ids
 
 
 @pytest.mark.parametrize(
@@ -103,7 +108,7 @@ def test_a_letter_is_a_message_again_with_all_that_was_its_own() -> None:
     assert (message.body, message.group, message.delay_seconds) == (b"\x00{", "g", 7.5)
     assert message.deduplication_id == REPLAY.replay_id
     added = {COUNTER_ATTRIBUTE: "2", REPLAY_ID_ATTRIBUTE: REPLAY.replay_id, ORIGIN_ATTRIBUTE: "m0"}
-    rest = {name: value for name, value in message.attributes.items() if name != PAST_ATTRIBUTE}
+    rest = {name: value for name, value in message.attributes.items() if name != EARLIER_DEATHS_ATTRIBUTE}
     assert rest == {**USERS, **added}
 
 
@@ -129,7 +134,7 @@ def test_a_letter_that_sqs_moved_has_the_id_of_its_message() -> None:
 def test_its_death_is_past() -> None:
     message = replayed(letter(), REPLAY, delay_seconds=0.0)
     assert death_of(message.attributes) is None
-    (before,) = past_of(message.attributes)
+    (before,) = earlier_deaths_of(message.attributes)
     assert (before.reason, before.message_id, before.attempts) == ("reason 0", "m0", 4)
 
 
@@ -153,21 +158,21 @@ def test_a_death_that_cannot_be_read_stands_in_nobodys_way(forged: str | bytes) 
     garbled = Message(id="l1", body=b"", attributes={**USERS, DEATH_ATTRIBUTE: forged}, group=None, enqueued_at=5.0)
     message = replayed(garbled, REPLAY, delay_seconds=0.0)
     assert DEATH_ATTRIBUTE not in message.attributes
-    assert past_of(message.attributes) == ()
+    assert earlier_deaths_of(message.attributes) == ()
     assert message.attributes.items() >= USERS.items()
 
 
 def test_of_many_deaths_the_first_and_the_last_ones_are_known() -> None:
     attributes = dict(USERS)
-    for number in range(PAST_MAX + 5):
+    for number in range(EARLIER_DEATHS_MAX + 5):
         dead = buried(attributes, DeadLetter(reason=""), death(number))
         attributes = dict(
             replayed(
                 Message(id="l", body=b"", attributes=dead, group=None, enqueued_at=0.0), REPLAY, delay_seconds=0.0
             ).attributes
         )
-    past = past_of(attributes)
-    assert [each.message_id for each in past] == ["m0", *(f"m{n}" for n in range(6, PAST_MAX + 5))]
+    past = earlier_deaths_of(attributes)
+    assert [each.message_id for each in past] == ["m0", *(f"m{n}" for n in range(6, EARLIER_DEATHS_MAX + 5))]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +190,7 @@ def test_of_many_deaths_the_first_and_the_last_ones_are_known() -> None:
     ],
 )
 def test_a_forged_past_is_none(forged: str) -> None:
-    assert past_of({PAST_ATTRIBUTE: forged}) == ()
+    assert earlier_deaths_of({EARLIER_DEATHS_ATTRIBUTE: forged}) == ()
 
 
 def test_where_nothing_is_on_record_what_is_planned_stands() -> None:

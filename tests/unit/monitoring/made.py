@@ -36,7 +36,7 @@ _STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {
     tuple[Settlement, ...]: st.lists(_SETTLEMENTS, max_size=3).map(tuple),
 }
 _WORDS = {  # values that choose a row, so that each is met often
-    "outcome": ("retry", "dead", "gone", "superseded", "drained", "given_back", "forced"),
+    "outcome": ("retry", "dead", "gone", "superseded", "drained", "interrupted", "forced"),
     "error_type": ("Reject", "ValueError"),
 }
 

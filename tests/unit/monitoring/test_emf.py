@@ -43,7 +43,7 @@ def test_a_document_is_written_to_the_letter() -> None:
     meters = Meters()
     meters.count("messages_received_total", ("orders",), 3)
     for seconds in (0.02, 90.0):
-        meters.observe("process_duration_seconds", ("orders", "h", "finished"), seconds)
+        meters.observe("handler_duration_seconds", ("orders", "h", "finished"), seconds)
     assert lines_of(meters.read()) == [
         (
             '{"queue":"orders","service":"shop","worker":"w1","_aws":{"Timestamp":1764000000123,"CloudWatchMetrics":'
@@ -53,8 +53,8 @@ def test_a_document_is_written_to_the_letter() -> None:
         (
             '{"queue":"orders","handler":"h","outcome":"finished","service":"shop","worker":"w1","_aws":{"Timestamp":'
             '1764000000123,"CloudWatchMetrics":[{"Dimensions":[["queue","handler","outcome"]],"Metrics":'
-            '[{"Name":"penstock_process_duration_seconds","Unit":"Seconds"}],"Namespace":"Shop"}]},'
-            '"penstock_process_duration_seconds":{"Values":[0.0175,90.0],"Counts":[1,1],"Min":0.0175,"Max":90.0,'
+            '[{"Name":"penstock_handler_duration_seconds","Unit":"Seconds"}],"Namespace":"Shop"}]},'
+            '"penstock_handler_duration_seconds":{"Values":[0.0175,90.0],"Counts":[1,1],"Min":0.0175,"Max":90.0,'
             '"Count":2,"Sum":90.02}}'
         ),
     ]

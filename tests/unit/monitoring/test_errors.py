@@ -28,7 +28,7 @@ class Scene:
         self.open = threading.Event()  # the hook waits for it
         self.entered = threading.Event()
         self.open.set()
-        self.reporter = ErrorReporter(self.hook, worker="w1", tell=self.told.append, clock=self.clock)
+        self.reporter = ErrorReporter(self.hook, worker="w1", emit=self.told.append, clock=self.clock)
 
     def hook(self, exception: BaseException | None, context: ErrorContext) -> None:
         self.entered.set()
@@ -145,10 +145,10 @@ def test_another_kind_is_told_at_once(scene: Scene) -> None:
         ),
         (events.RunFailed(pipeline="p", attempt_id="a", objects=3, error="it all broke"), "p", "RunFailed", False),
         (events.ExecutionFailed(handler="h", message_ids=("m",), error="OSError: disk"), "h", "OSError", False),
-        (events.LineHalted(queue="q", handler="h", error="TableDenied: no"), "h", "TableDenied", True),
-        (events.ProcessEnded(process=7, exit_code=-9, restart_in_seconds=1.0), "", "ProcessEnded", False),
-        (events.ProcessEnded(process=7, exit_code=-9, restart_in_seconds=None), "", "ProcessEnded", True),
-        (events.UpkeepFailed(handler="gc", error="OSError: disk"), "gc", "OSError", False),
+        (events.ConsumerHalted(queue="q", handler="h", error="TableDenied: no"), "h", "TableDenied", True),
+        (events.ProcessExited(process=7, exit_code=-9, restart_in_seconds=1.0), "", "ProcessExited", False),
+        (events.ProcessExited(process=7, exit_code=-9, restart_in_seconds=None), "", "ProcessExited", True),
+        (events.JobFailed(job="gc", error="OSError: disk"), "gc", "OSError", False),
         (
             events.MessageInvalid(queue="q", handler="h", message_id="m", attempt=1, reason="no JSON"),
             "h",
@@ -169,8 +169,8 @@ def test_what_counts_as_a_failure(scene: Scene, event: Event, handler: str, erro
     [
         left("gone"),
         left("superseded"),
-        events.MessageGivenBack(queue="q", handler="h", message_id="m", attempt=1, duration_seconds=0.5),
-        events.ObjectGivenBack(pipeline="p", object_uri="o", attempt_id="a", reason="a stop"),
+        events.MessageInterrupted(queue="q", handler="h", message_id="m", attempt=1, duration_seconds=0.5),
+        events.ObjectInterrupted(pipeline="p", object_uri="o", attempt_id="a", reason="a stop"),
         events.HeartbeatFailed(queue="q", error="away"),
     ],
 )
@@ -267,7 +267,7 @@ def test_an_exception_that_cannot_be_looked_at_does_not_reach_the_work(scene: Sc
             "2,000 objects wait",
         ),
         (
-            events.ProcessEnded(process=1, exit_code=-9, restart_in_seconds=1.0),
+            events.ProcessExited(process=1, exit_code=-9, restart_in_seconds=1.0),
             "a worker process was ended by signal 9",
             "The worker process 1 was ended by signal 9",
         ),

@@ -26,7 +26,7 @@ def test_nothing_reaches_the_log_and_one_word_every_ten_minutes_is_told(
     logger.warning("nobody hears %s", "this")
     log = found(logger.name)
     assert log is not None
-    log.told_to(told.append)
+    log.on_failure(told.append)
     for number in range(3):
         logger.warning("try %d", number)
         clock.advance(QUIET_SECONDS / 2)

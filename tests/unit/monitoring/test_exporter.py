@@ -64,7 +64,7 @@ def exporting(
         outlet,
         every_seconds=seconds,
         clock=clock or SystemClock(),
-        tell=(told if told is not None else []).append,
+        emit=(told if told is not None else []).append,
     )
     exporter.start()
     try:
@@ -109,7 +109,7 @@ def test_a_place_that_fails_is_told_of_once_in_a_while() -> None:
         flush(exporter)
         clock.ahead_seconds = QUIET_SECONDS
         flush(exporter)
-        assert told == [MetricsExportFailed(outlet="broken", error="OSError: away")] * 2
+        assert told == [MetricsExportFailed(exporter="broken", error="OSError: away")] * 2
         broken.failing = False
         flush(exporter)
         broken.failing = True
@@ -143,7 +143,7 @@ def test_a_flush_waits_no_longer_than_it_may() -> None:
 
 def test_a_flush_starts_what_was_not_started() -> None:
     meters, notebook = Meters(), Notebook()
-    exporter = Exporter(meters, notebook, every_seconds=600.0, clock=SystemClock(), tell=lambda _: None)
+    exporter = Exporter(meters, notebook, every_seconds=600.0, clock=SystemClock(), emit=lambda _: None)
     meters.count(RECEIVED, ("q",))
     flush(exporter)
     exporter.end()
@@ -190,9 +190,9 @@ def test_a_document_has_the_labels_as_dimensions_and_the_rest_as_properties() ->
 def test_a_histogram_is_told_as_values_with_their_counts() -> None:
     meters = Meters()
     for seconds in (0.02, 0.02, 0.021, 100.0, 100_000.0):
-        meters.observe("process_duration_seconds", ("orders", "h", "finished"), seconds)
+        meters.observe("handler_duration_seconds", ("orders", "h", "finished"), seconds)
     [line] = lines_of(meters)
-    assert line["penstock_process_duration_seconds"] == {
+    assert line["penstock_handler_duration_seconds"] == {
         "Values": [pytest.approx(0.0175), 90.0, 14_400.0],
         "Counts": [3, 1, 1],
         "Min": pytest.approx(0.0175),
@@ -204,9 +204,9 @@ def test_a_histogram_is_told_as_values_with_their_counts() -> None:
 
 def test_a_single_value_is_told_as_it_is() -> None:
     meters = Meters()
-    meters.observe("process_duration_seconds", ("orders", "h", "finished"), 0.02)
+    meters.observe("handler_duration_seconds", ("orders", "h", "finished"), 0.02)
     [line] = lines_of(meters)
-    assert line["penstock_process_duration_seconds"] == 0.02
+    assert line["penstock_handler_duration_seconds"] == 0.02
 
 
 def test_workers_are_no_dimension() -> None:
@@ -221,8 +221,8 @@ def test_workers_are_no_dimension() -> None:
 
 def test_what_no_dimension_may_hold_is_written_out_or_left_out() -> None:
     meters = Meters()
-    meters.count("replays_total", ("", "held"))
-    meters.count("replays_total", ("bücher\n", "held"))
+    meters.count("replays_total", ("", "waiting"))
+    meters.count("replays_total", ("bücher\n", "waiting"))
     nameless, books = sorted(lines_of(meters), key=lambda line: "queue" in line)
     assert nameless["_aws"]["CloudWatchMetrics"][0]["Dimensions"] == [["result"]]
     assert books["queue"] == "b\\xfccher\\n"
@@ -311,4 +311,4 @@ def test_a_missing_boto3_is_reported_with_its_extra(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "boto3", None)
     settings = load_settings(metrics_export=["cloudwatch"])
     with pytest.raises(ConfigurationError, match=r"pip install 'penstock\[aws\]'"):
-        open_metering(settings, worker="w1", health=None, queues={}, tell=lambda _: None)
+        open_metering(settings, worker="w1", health=None, queues={}, emit=lambda _: None)

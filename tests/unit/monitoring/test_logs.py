@@ -22,7 +22,7 @@ from penstock.events import (
     MessageFinished,
     MessagesReceived,
     MessageStarted,
-    SettleFailed,
+    SettlementFailed,
     SourceCleaned,
     StacksDumped,
     WorkerDraining,
@@ -56,7 +56,7 @@ def failed(*, final: bool = True, error_type: str = "ValueError", **changed: Any
 
 def log_of(*facts: Event, **chosen: Any) -> list[dict[str, Any]]:
     stream = io.StringIO()
-    bus = Bus(configure_logs(LogSettings(**{"format": "json", **chosen}), stream, clock=FakeClock()))
+    bus = Bus(configure_logs(LogSettings(**{"format": "json", "level": "debug", **chosen}), stream, clock=FakeClock()))
     for fact in facts:
         bus.emit(fact)
     return lines_in(stream)
@@ -64,7 +64,7 @@ def log_of(*facts: Event, **chosen: Any) -> list[dict[str, Any]]:
 
 def console_of(*facts: Event) -> str:
     stream = io.StringIO()
-    log = configure_logs(LogSettings(format="console", service="shop"), stream, clock=FakeClock())
+    log = configure_logs(LogSettings(format="console", service="shop", level="debug"), stream, clock=FakeClock())
     for fact in facts:
         log(fact)
     return stream.getvalue()
@@ -102,9 +102,9 @@ def test_a_line_has_the_fields_of_its_event_and_those_of_its_process() -> None:
     assert isinstance(line.pop("pid"), int)
     assert line == {
         "ts": "2023-11-14T22:13:20.000000Z",
-        "level": "info",
+        "level": "debug",
         "event": "message.started",
-        "msg": "The handler is called.",
+        "msg": "The handler was called.",
         "service": "shop",
         "version": "1.2.3",
         "worker": "w1",
@@ -153,25 +153,25 @@ def test_each_message_of_a_receive_has_its_line() -> None:
 def test_a_lost_lease_does_not_say_that_somebody_has_the_message() -> None:
     lost = log_of(
         LeaseLost(queue="q", message_id="m", attempt=1),
-        SettleFailed(queue="q", message_id="m", attempt=1, operation="ack", reason="it is gone", lost=True),
+        SettlementFailed(queue="q", message_id="m", attempt=1, operation="ack", reason="it is gone", lost=True),
     )
-    assert [line["event"] for line in lost] == ["lease.lost", "settle.failed"]
-    assert lost[0]["msg"] == "The lease is not ours any more: it ended, or the broker no longer knows the delivery."
+    assert [line["event"] for line in lost] == ["lease.lost", "settlement.failed"]
+    assert lost[0]["msg"] == "The lease was lost: it expired, or the broker no longer knows the delivery."
     assert not [line for line in lost if "somebody" in line["msg"]]
 
 
 def test_the_end_of_a_worker_names_what_was_given_back() -> None:
     lines = log_of(
-        WorkerDraining(reason="SIGTERM", in_flight=2), WorkerStopped(outcome="given_back", given_back=("m", "n"))
+        WorkerDraining(reason="SIGTERM", in_flight=2), WorkerStopped(outcome="interrupted", released=("m", "n"))
     )
-    assert (lines[0]["event"], lines[0]["signal"]) == ("worker.draining", "SIGTERM")
-    assert (lines[1]["event"], lines[1]["count"], lines[1]["ids"]) == ("worker.given_back", 2, ["m", "n"])
+    assert (lines[0]["event"], lines[0]["reason"]) == ("worker.draining", "SIGTERM")
+    assert (lines[1]["event"], lines[1]["count"], lines[1]["ids"]) == ("worker.interrupted", 2, ["m", "n"])
 
 
 def test_the_ids_of_the_trace_are_those_of_the_moment() -> None:
     stream = io.StringIO()
     spans = iter([("t1", "s1"), None])
-    log = configure_logs(LogSettings(format="json"), stream, trace_ids=lambda: next(spans))
+    log = configure_logs(LogSettings(format="json", level="debug"), stream, trace_ids=lambda: next(spans))
     log(STARTED)
     log(STARTED)
     first, second = lines_in(stream)
@@ -229,8 +229,9 @@ def test_an_event_may_be_given_another_level() -> None:
     finished = MessageFinished(**MESSAGE, enqueued_at=0, duration_seconds=1)
     lines = log_of(STARTED, finished, levels={"message.started": "debug", "message.finished": "warning"}, level="info")
     assert [(line["event"], line["level"]) for line in lines] == [("message.finished", "warning")]
-    assert log_of(LeasesExtended(queue="q", message_ids=("m",))) == []
-    assert log_of(LeasesExtended(queue="q", message_ids=("m",)), levels={"lease.extended": "info"}) != []
+    extended = LeasesExtended(queue="q", message_ids=("m",))
+    assert log_of(extended, level="info") == []
+    assert log_of(extended, levels={"lease.extended": "info"}, level="info") != []
 
 
 @pytest.mark.parametrize("make_id", [str, "01JD3M9Z8Q{:016d}".format, "{:032x}".format], ids=["1", "ulid", "hex"])
@@ -250,7 +251,7 @@ def test_sampling_keeps_a_share_and_the_lines_of_a_message_together(make_id: Any
     assert len(lines) == 3 * len(kept)
     assert kept == {
         line["message_id"]
-        for line in log_of(*facts, sampling={"message.started": 0.1}, level="info")
+        for line in log_of(*facts, sampling={"message.started": 0.1})
         if line["event"] == "message.started"
     }
 
@@ -297,7 +298,7 @@ def test_settings_that_make_no_sense_are_told_at_start(chosen: dict[str, Any], s
 )
 def test_a_stream_that_fails_costs_its_lines_and_no_more(error: Exception) -> None:
     stream = Broken(error)
-    log = configure_logs(LogSettings(format="json"), stream)
+    log = configure_logs(LogSettings(format="json", level="debug"), stream)
     log(STARTED)
     log(STARTED)
     assert log.dropped == 2
@@ -308,7 +309,7 @@ def test_a_stream_that_fails_costs_its_lines_and_no_more(error: Exception) -> No
 
 def test_a_process_without_stderr_can_be_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
-    log = configure_logs(LogSettings())
+    log = configure_logs(LogSettings(level="debug"))
     log(STARTED)
     assert log.dropped == 1
 
@@ -319,7 +320,7 @@ def test_a_value_that_cannot_be_told_costs_its_line_and_no_more() -> None:
             raise RuntimeError
 
     stream = io.StringIO()
-    log = configure_logs(LogSettings(format="json"), stream)
+    log = configure_logs(LogSettings(format="json", level="debug"), stream)
     log(failed(error=Untold()))
     log(STARTED)
     assert (log.dropped, len(lines_in(stream))) == (1, 1)
@@ -328,7 +329,7 @@ def test_a_value_that_cannot_be_told_costs_its_line_and_no_more() -> None:
 def test_a_stream_of_few_characters_gets_the_others_written_out() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="latin-1")
-    log = configure_logs(LogSettings(format="console"), stream)
+    log = configure_logs(LogSettings(format="console", level="debug"), stream)
     log(MessageStarted(**{**MESSAGE, "message_id": "日é"}, enqueued_at=0))
     assert log.dropped == 0
     assert b"message_id=\\u65e5\xe9" in raw.getvalue()
@@ -358,16 +359,42 @@ def test_an_application_keeps_its_own_structlog_and_logging() -> None:
 
 
 def test_json_goes_to_machines_and_readable_lines_to_terminals() -> None:
-    for stream, begins in ((io.StringIO(), '{"ts":'), (Terminal(), "\x1b[2m2023-11-14T22:13:20.000000Z")):
-        configure_logs(LogSettings(), stream, clock=FakeClock())(STARTED)
+    for stream, begins in ((io.StringIO(), '{"ts":'), (Terminal(), "\x1b[2m2023-11-14T22:13:20.000Z")):
+        configure_logs(LogSettings(level="debug"), stream, clock=FakeClock())(STARTED)
         assert stream.getvalue().startswith(begins)
 
 
 def test_a_readable_line_has_no_colours_where_there_is_no_terminal() -> None:
     assert console_of(STARTED) == (
-        "2023-11-14T22:13:20.000000Z [info     ] message.started        The handler is called. queue=thumbnails"
-        " handler=make message_id=m1 attempt=2 enqueued_at=2023-11-14T22:13:20.250000Z\n"
+        "2023-11-14T22:13:20.000Z [debug    ] message.started        The handler was called. queue=thumbnails"
+        " handler=make message_id=m1 attempt=2 enqueued_at=2023-11-14T22:13:20.250Z\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "attempt", "words"),
+    [
+        (0.045, 1, "make m1 finished in 45 ms queue=thumbnails"),
+        (2.34, 2, "make m1 finished in 2.3 s (attempt 2) queue=thumbnails"),
+        (61.0, 1, "make m1 finished in 1 min 1 s queue=thumbnails"),
+    ],
+)
+def test_a_finished_message_is_one_readable_sentence(seconds: float, attempt: int, words: str) -> None:
+    finished = MessageFinished(**{**MESSAGE, "attempt": attempt}, enqueued_at=0.0, duration_seconds=seconds)
+    stream = io.StringIO()
+    settings = LogSettings(format="console", worker="host-1-01J9ZZZZZZZZZZZZZZZZ3Q8Z1K")
+    Bus(configure_logs(settings, stream, clock=FakeClock())).emit(finished)
+    assert stream.getvalue() == f"2023-11-14T22:13:20.000Z [info     ] 3Q8Z1K message.finished       {words}\n"
+
+
+def test_a_message_that_went_well_is_one_line_at_level_info() -> None:
+    facts = (
+        MessagesReceived(queue="q", message_ids=("m",), redelivered=0),
+        STARTED,
+        MessageFinished(**MESSAGE, enqueued_at=0.0, duration_seconds=1.0),
+        DeliverySettled(queue="q", message_id="m", attempt=1, settlement=Ack()),
+    )
+    assert [line["event"] for line in log_of(*facts, level="info")] == ["message.finished"]
 
 
 def test_commands_to_the_terminal_are_shown_and_not_obeyed() -> None:
@@ -397,7 +424,7 @@ def test_reasons_keep_their_counts_in_both_formats() -> None:
     assert line["reasons"] == {"malformed": 3, "invalid UTF-8": 2}
     assert line["sample"] == ["130: malformed: not a JSON object"]
     stream = io.StringIO()
-    Bus(configure_logs(LogSettings(format="console"), stream, clock=FakeClock())).emit(quarantined)
+    Bus(configure_logs(LogSettings(format="console", level="debug"), stream, clock=FakeClock())).emit(quarantined)
     assert "reasons={'malformed': 3, 'invalid UTF-8': 2}" in stream.getvalue()
 
 

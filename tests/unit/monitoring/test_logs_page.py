@@ -76,7 +76,7 @@ def test_the_page_has_every_field_that_lines_share() -> None:
 
 @pytest.mark.parametrize("field", [field.name for field in fields(ErrorContext)])
 def test_the_page_has_every_field_of_the_hooks_context(field: str) -> None:
-    assert f"`{field}`" in ERRORS.split("## What is told")[1].split("## ")[0]
+    assert f"`{field}`" in ERRORS.split("## What is reported")[1].split("## ")[0]
 
 
 @pytest.mark.parametrize("kind", get_args(Process))
@@ -125,7 +125,7 @@ def message(message_id: str, attempt: int = 1) -> dict[str, Any]:
 
 
 def given_back(message_id: str) -> Event:
-    return events.MessageGivenBack(queue="q", handler="h", message_id=message_id, attempt=1, duration_seconds=0.5)
+    return events.MessageInterrupted(queue="q", handler="h", message_id=message_id, attempt=1, duration_seconds=0.5)
 
 
 def finished(message_id: str, attempt: int = 1) -> Event:
@@ -141,7 +141,7 @@ def processed(uri: str, attempt_id: str) -> Event:
 
 
 def object_back(uri: str, attempt_id: str) -> Event:
-    return events.ObjectGivenBack(pipeline="p", object_uri=uri, attempt_id=attempt_id, reason="a stop")
+    return events.ObjectInterrupted(pipeline="p", object_uri=uri, attempt_id=attempt_id, reason="a stop")
 
 
 def skipped(uri: str, reason: str = "already_processed") -> Event:
@@ -244,7 +244,7 @@ def test_messages_that_died_with_their_worker(tmp_path: Path) -> None:
         *(begun("done"), events.DeliverySettled(**where, message_id="done", settlement=Ack())),
         *(begun("grave"), events.DeliverySettled(**where, message_id="grave", settlement=DeadLetter(reason="no"))),
     ]
-    died = answer(tmp_path, "The same of messages: a `message.started`", history)
+    died = answer(tmp_path, "The same for messages: a `message.started`", history)
     assert [json.loads(line)["message_id"] for line in died] == ["lost"]
 
 
@@ -311,11 +311,11 @@ def test_each_diagnosis_is_asked_in_each_language() -> None:
             assert f"\n{heading}" in section, (language, heading)
 
 
-OPERATIONS = """worker.started worker.draining worker.drained worker.given_back worker.forced message.received
+OPERATIONS = """worker.started worker.draining worker.drained worker.interrupted worker.forced message.received
 message.started message.finished message.failed message.retrying message.skipped message.invalid message.acked
-message.released message.dead_lettered object.started object.finished object.failed object.retrying object.given_back
-object.skipped object.gone object.superseded lease.extended heartbeat.failed lease.lost lines.quarantined batch.claimed
-batch.written batch.committed batch.published dead.replayed reconcile.missing"""
+message.released message.dead_lettered object.started object.finished object.failed object.retrying object.interrupted
+object.skipped object.deleted object.superseded lease.extended heartbeat.failed lease.lost lines.quarantined
+batch.claimed batch.written batch.committed batch.published dead_letter.replayed objects.missing"""
 
 
 def test_the_names_that_queries_and_alerts_hang_on_are_there() -> None:
@@ -323,7 +323,7 @@ def test_the_names_that_queries_and_alerts_hang_on_are_there() -> None:
     assert set(OPERATIONS.split()) <= set(table)
     assert {"queue", "message_id", "attempt", "attempt_id", "object", "handler", "enqueued_at", "duration_s"} <= FIELDS
     assert {"error.type", "exception", "environment", "trace_id", "span_id"} <= FIELDS
-    assert "signal" in table["worker.draining"][1]
-    assert {"count", "ids"} <= table["worker.given_back"][1]
+    assert "reason" in table["worker.draining"][1]
+    assert {"count", "ids"} <= table["worker.interrupted"][1]
     assert "objects" in table["message.acked"][1]
     assert "reason" in table["object.skipped"][1]

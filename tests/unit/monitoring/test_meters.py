@@ -38,8 +38,8 @@ def test_a_gauge_has_the_series_that_it_was_given_last_and_no_others() -> None:
 def test_what_exceeds_the_bound_is_counted_where_everybody_sees_it() -> None:
     meters = Meters(series_max=2)
     for queue in ("a", "b", "c", "d", "a"):
-        meters.count("settle_failures_total", (queue, "ack"))
-    assert meters.read().values["settle_failures_total"] == {
+        meters.count("settlement_failures_total", (queue, "ack"))
+    assert meters.read().values["settlement_failures_total"] == {
         ("a", "ack"): 2.0,
         ("b", "ack"): 1.0,
         ("other", "ack"): 2.0,
@@ -50,10 +50,10 @@ def test_what_is_counted_in_a_series_under_another_word_stays_there_when_the_bou
     meters = Meters(series_max=2)
     odd = [("a\udc80", "ack"), ("b", "sent twice")]  # half a character, and a word that is not on its label's list
     for labels in (*odd, ("c", "ack"), *odd):
-        meters.count("settle_failures_total", labels)
+        meters.count("settlement_failures_total", labels)
     meters.replace("queue_messages", dict.fromkeys([*odd, ("c", "visible"), ("b", "unheard of")], 1.0))
     values = meters.read().values
-    assert values["settle_failures_total"] == {(r"a\udc80", "ack"): 2.0, ("b", "other"): 2.0, ("other", "ack"): 1.0}
+    assert values["settlement_failures_total"] == {(r"a\udc80", "ack"): 2.0, ("b", "other"): 2.0, ("other", "ack"): 1.0}
     assert values["queue_messages"][("b", "other")] == 2.0
 
 
@@ -88,3 +88,11 @@ def test_threads_lose_no_count() -> None:
     reading = meters.read()
     assert reading.values["messages_received_total"] == {("orders",): 8_000.0}
     assert reading.distributions["loop_lag_seconds"][("w1",)].count == 8_000
+
+
+def test_labels_counted_as_other_are_found_once_and_then_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    meters = Meters()
+    meters.count("shutdowns_total", ("unheard of",))
+    monkeypatch.setattr(meters, "_admitted", None)  # what takes the lock
+    meters.count("shutdowns_total", ("unheard of",))
+    assert meters.read().values["shutdowns_total"] == {("other",): 2.0}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.monitoring.metrics.meters import NOTHING_READ, THREADS_LOOK, Meters, Reading, changes
+from penstock.monitoring.metrics.meters import NOTHING_READ, THREADS_CHECK, Meters, Reading, changes
 
 DEADLINE_SECONDS = 60.0
 SERIES_MAX = 3
@@ -27,7 +27,7 @@ def test_no_count_is_lost_and_none_is_told_twice(
         began.wait(DEADLINE_SECONDS)
         for queue, amount in plan:
             meters.count("messages_received_total", (queue,), amount)
-            meters.observe("process_duration_seconds", (queue, "h", "finished"), float(amount))
+            meters.observe("handler_duration_seconds", (queue, "h", "finished"), float(amount))
 
     def look() -> None:
         began.wait(DEADLINE_SECONDS)
@@ -50,8 +50,8 @@ def test_no_count_is_lost_and_none_is_told_twice(
         fresh = changes(before, now, meters.catalogue)
         assert all(amount > 0 for amount in fresh.values["messages_received_total"].values())
         counted += sum(fresh.values["messages_received_total"].values())
-        summed += sum(each.sum for each in fresh.distributions["process_duration_seconds"].values())
-        seen += sum(each.count for each in fresh.distributions["process_duration_seconds"].values())
+        summed += sum(each.sum for each in fresh.distributions["handler_duration_seconds"].values())
+        seen += sum(each.count for each in fresh.distributions["handler_duration_seconds"].values())
     assert (counted, summed, seen) == (total, total, sum(map(len, plans)))
     series = meters.read().values["messages_received_total"]
     assert len(series) <= SERIES_MAX + 1
@@ -64,10 +64,10 @@ def test_no_count_is_lost_and_none_is_told_twice(
 
 def test_what_threads_counted_outlasts_them_and_they_leave_nothing_else() -> None:
     meters = Meters()
-    for number in range(THREADS_LOOK * 3):
+    for number in range(THREADS_CHECK * 3):
         thread = threading.Thread(target=meters.count, args=("messages_received_total", (f"q{number % 2}",)))
         thread.start()
         thread.join(DEADLINE_SECONDS)
-    assert len(meters._tallies) <= THREADS_LOOK, "what ended threads counted is one tally"
+    assert len(meters._threads) <= THREADS_CHECK, "the counts of ended threads are merged"
     assert meters.read().values["messages_received_total"] == {("q0",): 150.0, ("q1",): 150.0}
-    assert len(meters._tallies) <= 1, "the last thread may be just ending"
+    assert len(meters._threads) <= 1, "the last thread may be just ending"

@@ -21,19 +21,19 @@ from penstock.testing import FakeClock
 WORK: Mapping[str, Any] = {"queue": "q", "handler": "h", "message_id": "m", "attempt": 1}
 RUN: Mapping[str, Any] = {"pipeline": "clicks", "attempt_id": "a1"}
 OBJECT: Mapping[str, Any] = {"pipeline": "photos", "object_uri": "s3://b/k", "attempt_id": "a2"}
-REPLAYED: Sequence[tuple[str | None, Literal["sent", "held", "set_aside"]]] = (
-    *(("q", "sent"), ("q", "sent"), ("q", "held")),
+REPLAYED: Sequence[tuple[str | None, Literal["sent", "waiting", "set_aside"]]] = (
+    *(("q", "sent"), ("q", "sent"), ("q", "waiting")),
     (None, "set_aside"),
 )
 QUEUES = {"clicks": "clicks-queue", "photos": "photos-queue"}
 
 
 def settled(*settlements: Settlement) -> Event:
-    return events.SettlementsTaken(queue="q", settlements=settlements)
+    return events.SettlementsApplied(queue="q", settlements=settlements)
 
 
 def refused(*, lost: bool, message_id: str = "m", attempt: int = 1) -> Event:
-    return events.SettleFailed(
+    return events.SettlementFailed(
         queue="q", message_id=message_id, attempt=attempt, operation="ack", reason="why", lost=lost
     )
 
@@ -76,7 +76,7 @@ class Case:
 
 def duration(outcome: str, seconds: float, *, queue: str = "q", handler: str = "h", count: int = 1) -> dict[str, float]:
     labels = f"{{handler={handler},outcome={outcome},queue={queue}}}"
-    return {f"process_duration_seconds_count{labels}": count, f"process_duration_seconds_sum{labels}": seconds}
+    return {f"handler_duration_seconds_count{labels}": count, f"handler_duration_seconds_sum{labels}": seconds}
 
 
 def stage(name: str, seconds: float) -> dict[str, float]:
@@ -86,16 +86,16 @@ def stage(name: str, seconds: float) -> dict[str, float]:
 
 CASES = {
     "received": Case(
-        told=[events.MessagesReceived(queue="q", message_ids=("a", "b", "c"), redelivered=2, orphaned=1)],
+        told=[events.MessagesReceived(queue="q", message_ids=("a", "b", "c"), redelivered=2, expired=1)],
         counted={
             "messages_received_total{queue=q}": 3,
             "messages_redelivered_total{queue=q}": 2,
-            "orphaned_leases_total{queue=q}": 1,
+            "expired_leases_total{queue=q}": 1,
         },
     ),
     "settled": Case(
         told=[
-            settled(Ack(), Release(refund=True), Ack()),
+            settled(Ack(), Release(uncounted=True), Ack()),
             settled(Release()),
             settled(DeadLetter(reason="rejected")),
         ],
@@ -109,31 +109,28 @@ CASES = {
     "not settled": Case(
         told=[refused(lost=False), refused(lost=True)],
         counted={
-            "settle_failures_total{operation=ack,queue=q}": 2,
+            "settlement_failures_total{operation=ack,queue=q}": 2,
             "messages_settled_total{outcome=lease_lost,queue=q}": 1,
         },
     ),
     "a lease found lost by a heartbeat, whose settlement is refused then": Case(
         told=[lost(), refused(lost=True), refused(lost=True, message_id="other")],
         counted={
-            "heartbeats_total{queue=q,result=lost}": 1,
-            "settle_failures_total{operation=ack,queue=q}": 2,
+            "settlement_failures_total{operation=ack,queue=q}": 2,
             "messages_settled_total{outcome=lease_lost,queue=q}": 2,
         },
     ),
     "a settlement that is refused before the heartbeat tells of the lost lease that it found": Case(
         told=[refused(lost=True), lost()],
         counted={
-            "heartbeats_total{queue=q,result=lost}": 1,
-            "settle_failures_total{operation=ack,queue=q}": 1,
+            "settlement_failures_total{operation=ack,queue=q}": 1,
             "messages_settled_total{outcome=lease_lost,queue=q}": 1,
         },
     ),
     "a message whose next lease is lost too, before the first work ends": Case(
         told=[lost(), lost(attempt=2), refused(lost=True, attempt=2), refused(lost=True)],
         counted={
-            "heartbeats_total{queue=q,result=lost}": 2,
-            "settle_failures_total{operation=ack,queue=q}": 2,
+            "settlement_failures_total{operation=ack,queue=q}": 2,
             "messages_settled_total{outcome=lease_lost,queue=q}": 2,
         },
     ),
@@ -151,13 +148,13 @@ CASES = {
             events.MessageFinished(**WORK, enqueued_at=0.0, duration_seconds=0.5),
             failed(final=False),
             failed(final=True),
-            events.MessageGivenBack(**WORK, duration_seconds=4.0),
+            events.MessageInterrupted(**WORK, duration_seconds=4.0),
         ],
         counted={
             **duration("finished", 2.5, count=2),
             **duration("retried", 3.0),
             **duration("failed", 3.0),
-            **duration("given_back", 4.0),
+            **duration("interrupted", 4.0),
         },
     ),
     "started": Case(
@@ -168,25 +165,28 @@ CASES = {
         counted={
             "messages_received_total{queue=q}": 1,
             "messages_redelivered_total{queue=q}": 0,
-            "orphaned_leases_total{queue=q}": 0,
-            **{f"heartbeats_total{{queue=q,result={word}}}": 0 for word in ("ok", "retried", "failed", "lost")},
-            **{f"settle_failures_total{{operation={word},queue=q}}": 0 for word in ("ack", "release", "dead_letter")},
+            "expired_leases_total{queue=q}": 0,
+            **{f"heartbeats_total{{queue=q,result={word}}}": 0 for word in ("ok", "retried", "failed")},
+            **{
+                f"settlement_failures_total{{operation={word},queue=q}}": 0
+                for word in ("ack", "release", "dead_letter")
+            },
             **{
                 f"messages_settled_total{{outcome={word},queue=q}}": 0
                 for word in ("acked", "released", "retried", "dead_lettered", "lease_lost")
             },
-            **{f"shutdowns_total{{outcome={word}}}": 0 for word in ("drained", "given_back", "forced")},
+            **{f"shutdowns_total{{outcome={word}}}": 0 for word in ("drained", "interrupted", "forced")},
         },
     ),
     "stopped": Case(
-        told=[events.WorkerStopped(outcome=outcome, given_back=()) for outcome in ("drained", "given_back", "forced")],
-        counted={f"shutdowns_total{{outcome={outcome}}}": 1 for outcome in ("drained", "given_back", "forced")},
+        told=[events.WorkerStopped(outcome=outcome, released=()) for outcome in ("drained", "interrupted", "forced")],
+        counted={f"shutdowns_total{{outcome={outcome}}}": 1 for outcome in ("drained", "interrupted", "forced")},
     ),
     "replayed": Case(
         told=[
-            events.DeadReplayed(
+            events.DeadLetterReplayed(
                 queue=queue,
-                letter_queue="q-dlq",
+                dead_letter_queue="q-dlq",
                 message_id="m",
                 replay_id="r",
                 count=1,
@@ -198,7 +198,7 @@ CASES = {
         ],
         counted={
             "replays_total{queue=q,result=sent}": 2,
-            "replays_total{queue=q,result=held}": 1,
+            "replays_total{queue=q,result=waiting}": 1,
             "replays_total{queue=,result=set_aside}": 1,
         },
     ),
@@ -235,7 +235,7 @@ CASES = {
     ),
     "a run that was given back": Case(
         told=[claimed(), 5.0, events.AttemptAbandoned(**RUN, reason="a stop")],
-        counted={**stage("claim", 0.02), **duration("given_back", 5.0, queue="clicks-queue", handler="clicks")},
+        counted={**stage("claim", 0.02), **duration("interrupted", 5.0, queue="clicks-queue", handler="clicks")},
     ),
     "a run that ran out of time, or lost its claim: its objects alone tell of that": Case(
         told=[
@@ -263,8 +263,8 @@ CASES = {
     ),
     "one whose object was gone": Case(told=[started(), 1.0, object_failed("gone")], counted={}),
     "one that was given back": Case(
-        told=[started(), 1.0, events.ObjectGivenBack(**OBJECT, reason="a stop")],
-        counted=duration("given_back", 1.0, queue="photos-queue", handler="photos"),
+        told=[started(), 1.0, events.ObjectInterrupted(**OBJECT, reason="a stop")],
+        counted=duration("interrupted", 1.0, queue="photos-queue", handler="photos"),
     ),
 }
 
@@ -274,7 +274,7 @@ FED_DIRECTLY = {  # by whoever knows, without an event
     *("worker_in_flight_messages", "worker_slots", "worker_last_poll_timestamp_seconds", "loop_lag_seconds"),
     *("objects", "objects_overdue", "objects_missing"),
     *("object_oldest_unprocessed_age_seconds", "commit_to_publish_lag_seconds"),
-    *("monitor_up", "monitor_looks_failed_total"),
+    *("monitor_up", "monitor_poll_failures_total"),
 }
 
 
@@ -326,7 +326,7 @@ def test_a_duration_is_in_the_buckets_whose_bounds_it_does_not_exceed() -> None:
     found = scraped(meters)
 
     def bucket(bound: str) -> float:
-        return found[f"process_duration_seconds_bucket{{handler=h,le={bound},outcome=finished,queue=q}}"]
+        return found[f"handler_duration_seconds_bucket{{handler=h,le={bound},outcome=finished,queue=q}}"]
 
     assert [bucket(bound) for bound in ("0.005", "10.0", "30.0", "1800.0", "3600.0", "14400.0", "+Inf")] == [
         *(1, 1, 2, 2, 3, 3, 4),
@@ -338,7 +338,7 @@ def test_a_duration_is_in_the_buckets_whose_bounds_it_does_not_exceed() -> None:
 def test_whatever_events_hold_it_can_be_counted_and_scraped(data: st.DataObject) -> None:
     meters = Meters()
     bus = Bus(MetricsListener(meters))
-    kinds = [kind for kind in event_types() if bus.hears(kind)]
+    kinds = [kind for kind in event_types() if bus.wants(kind)]
     for _ in range(5):
         bus.emit(data.draw(made(data.draw(st.sampled_from(kinds)))))
     scraped(meters)
@@ -346,8 +346,8 @@ def test_whatever_events_hold_it_can_be_counted_and_scraped(data: st.DataObject)
 
 def test_it_hears_no_event_that_it_does_not_count() -> None:
     listener = MetricsListener(Meters())
-    assert not listener.hears(events.MessageStarted)
-    assert listener.hears(events.MessageFinished)
+    assert not listener.wants(events.MessageStarted)
+    assert listener.wants(events.MessageFinished)
 
 
 def test_what_it_remembers_of_open_work_is_bounded() -> None:
@@ -356,6 +356,6 @@ def test_what_it_remembers_of_open_work_is_bounded() -> None:
     for number in range(REMEMBERED_MAX + 1):
         bus.emit(events.ObjectStarted(pipeline="photos", object_uri="s3://b/k", attempt_id=f"a{number}", attempt=1))
     for number in (0, REMEMBERED_MAX):
-        bus.emit(events.ObjectGivenBack(pipeline="photos", object_uri="s3://b/k", attempt_id=f"a{number}", reason=""))
+        bus.emit(events.ObjectInterrupted(pipeline="photos", object_uri="s3://b/k", attempt_id=f"a{number}", reason=""))
     found = scraped(meters)
-    assert found["process_duration_seconds_count{handler=photos,outcome=given_back,queue=}"] == 1
+    assert found["handler_duration_seconds_count{handler=photos,outcome=interrupted,queue=}"] == 1

@@ -84,7 +84,7 @@ def test_durations_are_a_histogram_to_hours(scene: Scene) -> None:
 
 
 def test_the_rest_has_names_of_ours_with_the_units_beside_them(scene: Scene) -> None:
-    scene.tell(events.SettlementsTaken(queue="q", settlements=(Ack(),)))
+    scene.tell(events.SettlementsApplied(queue="q", settlements=(Ack(),)))
     scene.tell(
         events.BatchCommitted(
             pipeline="clicks", attempt_id="a", seq=1, objects=2, rows=3, lines_quarantined=1, bytes=400, seconds=0.5
@@ -114,7 +114,7 @@ def test_gauges_are_looked_up_when_a_reader_collects(scene: Scene) -> None:
 def test_the_meters_count_as_they_do_without(scene: Scene) -> None:
     scene.tell(finished(0.2))
     reading = scene.meters.read()
-    (seen,) = reading.distributions["process_duration_seconds"].values()
+    (seen,) = reading.distributions["handler_duration_seconds"].values()
     assert (seen.count, seen.sum) == (1, 0.2)
 
 
@@ -127,20 +127,20 @@ def test_every_metric_has_a_name_of_its_own_and_none_has_its_unit_in_it() -> Non
 
 def test_a_histogram_has_the_series_that_the_meters_have(scene: Scene) -> None:
     for number in range(SERIES_MAX + 1):
-        scene.meters.observe("process_duration_seconds", (f"q{number}", "h", "finished"), 1.0)
-    scene.meters.observe("process_duration_seconds", ("q0", "h", "blown away"), 1.0)
-    scene.meters.observe("process_duration_seconds", ("q0", "h", "finished"), 1.0)
+        scene.meters.observe("handler_duration_seconds", (f"q{number}", "h", "finished"), 1.0)
+    scene.meters.observe("handler_duration_seconds", ("q0", "h", "blown away"), 1.0)
+    scene.meters.observe("handler_duration_seconds", ("q0", "h", "finished"), 1.0)
     points = scene.metrics()["messaging.process.duration"].data.data_points
     names = ("messaging.destination.name", "penstock.handler", "penstock.outcome")
     found = {tuple(point.attributes[name] for name in names): point.count for point in points}
-    seen = scene.meters.read().distributions["process_duration_seconds"]
+    seen = scene.meters.read().distributions["handler_duration_seconds"]
     assert found == {labels: distribution.count for labels, distribution in seen.items()}
     assert (found["other", "other", "finished"], found["other", "other", "other"]) == (1, 1)
 
 
 def test_series_are_bounded_and_can_be_written_whatever_they_are_called(scene: Scene) -> None:
     for number in range(SERIES_MAX + 5):
-        scene.meters.observe("process_duration_seconds", (f"q\udc80{number}", "h", "finished"), 1.0)
+        scene.meters.observe("handler_duration_seconds", (f"q\udc80{number}", "h", "finished"), 1.0)
     points = scene.metrics()["messaging.process.duration"].data.data_points
     found = {str(dict(point.attributes)["messaging.destination.name"]): point.count for point in points}
     assert len(found) == SERIES_MAX + 1

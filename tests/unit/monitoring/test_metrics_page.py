@@ -7,7 +7,8 @@ import pytest
 
 from penstock.monitoring.metrics.catalogue import METRICS
 
-PAGE = (Path(__file__).parents[3] / "docs" / "run" / "metrics.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "run" / "metrics.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `([a-z_]+)` \| ([a-z]+)(?:, [^|]+)? \| ((?:`[a-z]+` ?)+) \| (.+) \|$", re.MULTILINE)
 
 
@@ -28,7 +29,7 @@ def test_the_page_has_every_word_that_a_label_may_say(name: str) -> None:
 
 
 def test_histograms_reach_from_milliseconds_to_hours() -> None:
-    work = METRICS["process_duration_seconds"].bounds
+    work = METRICS["handler_duration_seconds"].bounds
     assert (work[0], work[-1]) == (0.005, 14_400.0)
     for metric in METRICS.values():
         assert list(metric.bounds) == sorted(set(metric.bounds))
@@ -39,3 +40,15 @@ def test_no_label_names_what_is_without_bound() -> None:
     bounded = {"queue", "handler", "pipeline", "worker"}
     for metric in METRICS.values():
         assert set(metric.labels) <= bounded | metric.values.keys(), metric.name
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
+def test_queries_on_pages_name_labels_and_values_that_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for name, selectors in re.findall(r"\b(?:penstock_)?([a-z_]+)\{([a-z_]+!?=~?[^}]*)\}", text):
+        metric = METRICS.get(re.sub(r"_(?:bucket|count|sum)$", "", name))
+        if metric is None:
+            continue
+        for label, value in re.findall(r'([a-z_]+)!?="([^"]*)"', selectors):
+            assert label in metric.labels, f"{name}: {label}"
+            assert value in metric.values.get(label, (value,)), f"{name}: {label}={value}"

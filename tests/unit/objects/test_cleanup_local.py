@@ -13,7 +13,7 @@ import pytest
 from penstock.errors import ConfigurationError, ObjectDenied, TemporaryError
 from penstock.messaging.steps import Step
 from penstock.objects import cleanup_local
-from penstock.objects.cleanup import ASIDE_PREFIX, CHANGED, DONE, GONE, Cleaner, CleanupOutcome, second_name
+from penstock.objects.cleanup import ASIDE_PREFIX, CHANGED, DONE, MISSING, Cleaner, CleanupOutcome, second_name
 from penstock.objects.cleanup_local import FileDeleter, FileMover
 from penstock.objects.local_store import LocalStore
 from penstock.objects.reference import ObjectRef
@@ -63,7 +63,7 @@ def test_a_file_goes_and_its_neighbours_stay(make: Make, source: Path, name: str
     put(source / "eu" / "other", "two")
     assert make().clean(ref) is DONE
     assert files(source) == {"eu/other": "two"}
-    assert make().clean(ref) is GONE
+    assert make().clean(ref) is MISSING
 
 
 def test_a_moved_file_keeps_its_path_and_its_time(source: Path, target: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_folder_that_became_a_link_leads_nowhere(make: Make, source: Path, tmp
     outside = tmp_path / "outside"
     (source / "eu").rename(outside)
     (source / "eu").symlink_to(outside)
-    assert make().clean(ref) is GONE
+    assert make().clean(ref) is MISSING
     assert files(outside) == {"a": "one"}
 
 
@@ -218,7 +218,7 @@ def test_what_lies_outside_the_source_is_never_touched(make: Make, source: Path)
 def test_a_source_that_is_not_there_is_waited_for(make: Make, source: Path) -> None:
     ref = put(source / "a")
     source.rename(source.with_name("unmounted"))
-    with pytest.raises(TemporaryError, match="is not there"):
+    with pytest.raises(TemporaryError, match="does not exist"):
         make().clean(ref)
 
 
@@ -257,7 +257,7 @@ def test_many_cleaners_and_a_writer_at_once_lose_no_newer_file(make: Make, sourc
     for thread in threads:
         thread.join(DEADLINE_SECONDS)
     assert not failures
-    assert make().clean(asked) in (CHANGED, GONE)
+    assert make().clean(asked) in (CHANGED, MISSING)
     assert "299 is newer" in files(source).values()
 
 
@@ -266,12 +266,12 @@ def test_files_that_are_missing_with_their_mount_are_not_gone(make: Make, source
     away = source.rename(source.with_name("away"))
     source.mkdir()
     for cleaner in (make(), make()):
-        with pytest.raises(TemporaryError, match=r"is empty, and was empty when this process began"):
+        with pytest.raises(TemporaryError, match=r"is empty, and was empty when this process started"):
             cleaner.clean(ref)
     source.rmdir()
     away.rename(source)
     assert cleaner.clean(ref) is DONE
-    assert cleaner.clean(ref) is GONE  # it was the last one
+    assert cleaner.clean(ref) is MISSING  # it was the last one
 
 
 def test_a_folder_that_took_the_source_s_place_proves_nothing(make: Make, source: Path) -> None:
@@ -279,7 +279,7 @@ def test_a_folder_that_took_the_source_s_place_proves_nothing(make: Make, source
     cleaner = make()
     source.rename(source.with_name("away"))
     source.mkdir()
-    with pytest.raises(TemporaryError, match="another folder than before"):
+    with pytest.raises(TemporaryError, match="replaced by another folder"):
         cleaner.clean(ref)
 
 
@@ -291,7 +291,7 @@ def test_a_folder_that_another_cleaner_never_lets_go_is_tried_again_later(
     suspended = os.open(source, os.O_RDONLY)
     try:
         fcntl.flock(suspended, fcntl.LOCK_EX)
-        with pytest.raises(TemporaryError, match="another cleanup has kept its folder"):
+        with pytest.raises(TemporaryError, match="another cleanup has locked its folder"):
             make().clean(ref)
     finally:
         os.close(suspended)

@@ -7,7 +7,7 @@ from tests.services.aws_server import aws_at
 from tests.services.s3_stub import Answered, Asked, S3Stub, refusal
 
 from penstock.errors import ConfigurationError, ObjectDenied, TemporaryError
-from penstock.objects.cleanup import CHANGED, DONE, GONE, CleanupOutcome
+from penstock.objects.cleanup import CHANGED, DONE, MISSING, CleanupOutcome
 from penstock.objects.cleanup_s3 import S3Deleter, S3Tagger
 from penstock.objects.reference import ObjectRef
 from penstock.storage import s3
@@ -66,7 +66,7 @@ def test_a_store_that_looks_at_the_condition_is_trusted(stub: S3Stub, probe: Ans
 def test_a_store_that_does_not_is_never_asked_to_delete(stub: S3Stub) -> None:
     answer(stub, probe=DELETED)
     for _ in range(2):
-        with pytest.raises(ConfigurationError, match="without looking at If-Match"):
+        with pytest.raises(ConfigurationError, match="ignores If-Match"):
             S3Deleter(SOURCE, aws_at(stub.url)).clean(PLAIN)
     assert deletes(stub) == []
 
@@ -75,7 +75,7 @@ def test_a_store_that_does_not_is_never_asked_to_delete(stub: S3Stub) -> None:
     ("delete", "outcome"),
     [
         (refusal(412, "PreconditionFailed"), CHANGED),
-        (NO_SUCH_KEY, GONE),
+        (NO_SUCH_KEY, MISSING),
     ],
 )
 def test_what_changed_since_the_look_is_left_alone(stub: S3Stub, delete: Answered, outcome: object) -> None:
@@ -89,16 +89,16 @@ def test_what_changed_since_the_look_is_left_alone(stub: S3Stub, delete: Answere
 def test_a_lock_that_only_the_refusal_tells_of_keeps_the_object(stub: S3Stub, message: str) -> None:
     answer(stub, delete=refusal(403, "AccessDenied", message))
     cleaned = S3Deleter(SOURCE, aws_at(stub.url)).clean(VERSION)
-    assert (cleaned.outcome, cleaned.reason) == (CleanupOutcome.REFUSED, "Object Lock keeps it")
+    assert (cleaned.outcome, cleaned.reason) == (CleanupOutcome.REFUSED, "Object Lock protects it")
 
 
 @pytest.mark.parametrize(
     ("refused", "kind", "words"),
     [
-        (refusal(403, "AccessDenied"), ObjectDenied, "look at permissions"),
-        (refusal(409, "ConditionalRequestConflict"), TemporaryError, "somebody else writes it"),
+        (refusal(403, "AccessDenied"), ObjectDenied, "check the permissions"),
+        (refusal(409, "ConditionalRequestConflict"), TemporaryError, "another client is writing it"),
         (refusal(503, "SlowDown"), TemporaryError, "slow down"),
-        (refusal(500, "InternalError"), TemporaryError, "S3 answers 500"),
+        (refusal(500, "InternalError"), TemporaryError, "S3 responded with 500"),
     ],
 )
 def test_what_is_no_matter_of_the_object_alone_is_raised(

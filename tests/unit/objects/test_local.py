@@ -20,7 +20,7 @@ from penstock.errors import (
     ObjectUnreadable,
     TemporaryError,
 )
-from penstock.objects.local_store import LocalObjectReader, LocalStore, etag_of
+from penstock.objects.local_store import LocalObjectReader, LocalStore, etag_of, modified_at
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
 
@@ -64,6 +64,16 @@ def test_describe_names_the_real_path_and_the_version(store: LocalStore, file: P
     assert ref == ObjectRef(bucket="file", key=str(file), size_bytes=1000, etag=etag_of(status))
     assert ref.etag == f"{status.st_mtime_ns:x}-1000"
     assert ref == store.describe(file)
+
+
+@pytest.mark.parametrize("seconds", [-86_400, 0, 1_600_000_000], ids=["before 1970", "1970", "2020"])
+def test_the_modification_time_is_read_from_the_version(store: LocalStore, file: Path, seconds: int) -> None:
+    os.utime(file, (seconds, seconds))
+    assert modified_at(store.describe(file)) == seconds
+
+
+def test_a_file_without_a_version_was_modified_in_1970(store: LocalStore, file: Path) -> None:
+    assert modified_at(replace(store.describe(file), etag=None)) == 0
 
 
 def test_reading_in_pieces_at_once_and_at_random(store: LocalStore, file: Path) -> None:

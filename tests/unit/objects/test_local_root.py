@@ -40,7 +40,7 @@ def test_a_folder_that_was_always_empty_proves_no_deletion(folder: Path) -> None
     ref = ref_of(folder / "a")
     store = LocalStore(folder)
     for _ in range(2):
-        with pytest.raises(TemporaryError, match=r"is empty, and was empty when this process began.* named \.keep"):
+        with pytest.raises(TemporaryError, match=r"is empty, and was empty when this process started.* named \.keep"):
             store.open(ref)
     (folder / ".keep").touch()
     with pytest.raises(ObjectGone):
@@ -68,7 +68,7 @@ def test_a_mount_that_comes_after_the_start_is_the_source(folder: Path) -> None:
     with pytest.raises(ObjectGone):
         store.open(ref)
     unmount(folder)
-    with pytest.raises(TemporaryError, match="another folder than before"):
+    with pytest.raises(TemporaryError, match="replaced by another folder"):
         store.open(ref)
 
 
@@ -81,7 +81,7 @@ def test_an_executor_judges_by_the_folder_s_presence_alone(folder: Path) -> None
         store.open(ref)
     away.rename(folder.with_name("elsewhere"))
     folder.rmdir()
-    with pytest.raises(TemporaryError, match="is not there"):
+    with pytest.raises(TemporaryError, match="does not exist"):
         store.open(ref)
 
 

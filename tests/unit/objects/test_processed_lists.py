@@ -48,7 +48,7 @@ def test_a_local_file_without_an_etag_is_the_one_that_is_there(tmp_path: Path) -
     assert refs(f"uri\n{file}\n") == [there]
     (gone,) = read(json.dumps({"uri": f"{file}.gone"}))
     assert gone.ref is None
-    assert "cannot be looked at" in gone.problem
+    assert "the file cannot be read" in gone.problem
 
 
 def test_keys_that_are_no_utf8_are_kept_byte_for_byte() -> None:
@@ -61,16 +61,16 @@ def test_keys_that_are_no_utf8_are_kept_byte_for_byte() -> None:
     [
         ('{"uri": "s3://b/k"}', "needs version_id, or etag and size"),
         ('{"uri": "s3://b/k", "etag": "e"}', "needs version_id"),
-        ('{"uri": "s3://b/k", "etag": "e", "size": -1}', "no number of bytes"),
-        ('{"uri": "s3://b/k", "etag": "e", "size": 1.5}', "no number of bytes"),
-        ('{"uri": "s3://b/k", "etag": "e", "size": true}', "no number of bytes"),
-        ('{"uri": "s3://b", "version_id": "v"}', "names no object"),
-        ('{"uri": "http://b/k", "version_id": "v"}', "is no s3://BUCKET/KEY"),
-        ('{"bucket": "b", "version_id": "v"}', "names no object"),
-        ('{"uri": 7, "version_id": "v"}', "is no text"),
+        ('{"uri": "s3://b/k", "etag": "e", "size": -1}', "not a number of bytes"),
+        ('{"uri": "s3://b/k", "etag": "e", "size": 1.5}', "not a number of bytes"),
+        ('{"uri": "s3://b/k", "etag": "e", "size": true}', "not a number of bytes"),
+        ('{"uri": "s3://b", "version_id": "v"}', "identifies no object"),
+        ('{"uri": "http://b/k", "version_id": "v"}', "neither s3://BUCKET/KEY"),
+        ('{"bucket": "b", "version_id": "v"}', "identifies no object"),
+        ('{"uri": 7, "version_id": "v"}', "is not text"),
         ('{"uri": "s3://b/' + "k" * 1_025 + '", "version_id": "v"}', "a key of more than 1,024 bytes"),
-        ('{"uri": ', "is no JSON"),
-        ('{"version_id": "v"}', "names no object"),
+        ('{"uri": ', "is not JSON"),
+        ('{"version_id": "v"}', "identifies no object"),
     ],
 )
 def test_what_is_wrong_with_a_line_is_told_with_its_number(line: str, problem: str) -> None:
@@ -89,12 +89,12 @@ def test_a_relative_path_is_of_the_current_folder_and_of_a_file_that_is_there(
     there, absolute, missing = read(f"uri\nlanding/a\n{tmp_path.resolve()}/landing/a\nlanding/b\n")
     assert there.ref is not None
     assert there.ref == absolute.ref
-    assert (missing.ref, "no path of a file" in missing.problem) == (None, True)
+    assert (missing.ref, "nor a file path" in missing.problem) == (None, True)
 
 
 def test_a_list_without_a_header_and_one_with_other_columns() -> None:
     (one,) = read("s3://b/k\ns3://b/l\n")
-    assert "neither JSON nor a header" in one.problem
+    assert "neither JSON nor a CSV header" in one.problem
     (short,) = read("uri,etag\ns3://b/k\n")
     assert (short.line, short.problem) == (2, "has 1 fields, and the header 2")
     assert read("") == read("\n \n") == []

@@ -192,18 +192,18 @@ def test_the_requester_pays_where_asked_to(stub: S3Stub, key: str) -> None:
 @pytest.mark.parametrize(
     ("status", "code", "error", "words"),
     [
-        (404, "NoSuchKey", ObjectGone, "no such object"),
-        (404, "NoSuchVersion", ObjectGone, "no such version"),
+        (404, "NoSuchKey", ObjectGone, "the object does not exist"),
+        (404, "NoSuchVersion", ObjectGone, "the version does not exist"),
         (405, "MethodNotAllowed", ObjectGone, "delete marker"),
         (412, "PreconditionFailed", ObjectSuperseded, "announced as version 0f"),
-        (403, "AccessDenied", ObjectDenied, "missing object where s3:ListBucket is not granted"),
+        (403, "AccessDenied", ObjectDenied, "without s3:ListBucket also for a missing object"),
         (401, "Unauthorized", ObjectDenied, "credentials"),
         (403, "InvalidAccessKeyId", ObjectDenied, "access key"),
-        (404, "NoSuchBucket", ObjectDenied, "no such bucket"),
+        (404, "NoSuchBucket", ObjectDenied, "the bucket does not exist"),
         (400, "KMS.DisabledException", ObjectDenied, "encryption key"),
         (403, "InvalidObjectState", ObjectUnreadable, "restore it first"),
         (416, "InvalidRange", ObjectUnreadable, "fewer bytes than the 10 announced"),
-        (400, "InvalidArgument", ObjectUnreadable, "no sense"),
+        (400, "InvalidArgument", ObjectUnreadable, "rejects the request as invalid"),
         (400, "ExpiredToken", TemporaryError, "expired"),
     ],
 )
@@ -222,7 +222,7 @@ def test_what_a_refusal_means(
 
 def test_a_bucket_of_another_region_is_a_fault_of_the_settings(store: S3Store, stub: S3Stub) -> None:
     stub.answer = lambda asked: refusal(301, "PermanentRedirect")
-    with pytest.raises(ConfigurationError, match="another region: set aws_region"):
+    with pytest.raises(ConfigurationError, match=r"another region: set aws\.region"):
         store.open(SMALL)
 
 
@@ -287,7 +287,7 @@ def test_a_connection_that_breaks_always_at_one_place_is_temporary(
     store: S3Store, stub: S3Stub, waits: list[float], key: str
 ) -> None:
     stub.answer = cut(pieces(CONTENT), after_bytes=0)
-    with pytest.raises(TemporaryError, match="breaks at 0 bytes"):
+    with pytest.raises(TemporaryError, match="broke at 0 bytes"):
         store.open(replace(SMALL, key=key))
     assert len(waits) == 3
     assert all(0 <= wait <= 5 for wait in waits)

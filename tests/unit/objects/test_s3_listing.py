@@ -120,13 +120,13 @@ def test_what_may_not_be_listed_at_all(stub: S3Stub, listing: S3Listing) -> None
 
 def test_a_key_that_is_unknown_is_no_matter_of_rights(stub: S3Stub, listing: S3Listing) -> None:
     stub.answer = lambda asked: refusal(403, "InvalidAccessKeyId")
-    with pytest.raises(ConfigurationError, match=r"does not know the access key .*: look at the credentials\.$"):
+    with pytest.raises(ConfigurationError, match=r"does not know the access key .*: check the credentials\.$"):
         listed(listing)
 
 
 def test_a_bucket_that_is_not_there_was_named_wrongly(stub: S3Stub, listing: S3Listing) -> None:
     stub.answer = lambda asked: refusal(404, "NoSuchBucket")
-    with pytest.raises(UsageError, match=r"there is no such bucket: make it, or mend its name\.$"):
+    with pytest.raises(UsageError, match=r"the bucket does not exist: create it, or correct its name\.$"):
         listed(listing)
 
 

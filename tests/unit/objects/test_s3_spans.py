@@ -27,14 +27,14 @@ def peek_into(keys: Sequence[str], asked: list[str] | None = None) -> Peek:
 
 
 def sizes(found: Sequence[Span], keys: Sequence[str]) -> list[int]:
-    return [sum(map(span.holds, keys)) for span in found]
+    return [sum(map(span.contains, keys)) for span in found]
 
 
 @given(st.sets(NAMES), st.integers(1, 20), st.integers(0, 50))
 def test_every_key_is_in_exactly_one_span(names: set[str], parts: int, probes_max: int) -> None:
     keys = [BELOW + name for name in names]
     found = spans(peek_into(keys), BELOW, parts=parts, probes_max=probes_max)
-    assert all(sum(span.holds(key) for span in found) == 1 for key in keys)
+    assert all(sum(span.contains(key) for span in found) == 1 for key in keys)
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_links_out_of_the_roots_are_refused_aloud(folder: Path) -> None:
     found, report = scan(folder)
     assert found == []
     assert report.problems == (
-        f"{folder}/file: leads out of the folders that may be read, to {outside}",
+        f"{folder}/file: points outside the folders that may be read, to {outside}",
         f"{folder}/folder: links to folders are not followed; this one leads to {outside.parent}",
     )
     assert names(scan(folder, folder, outside.parent)[0], folder) == ["../outside/a"]

@@ -41,7 +41,7 @@ class Stage:
             store=LocalStore(folder),
             excluded=excluded,
             clock=self.clock,
-            tell=self.told.append,
+            warn=self.told.append,
             settle_seconds=SETTLE,
             changes=self._changes,
         )
@@ -55,10 +55,10 @@ class Stage:
             self.then(lambda: ())
         return self
 
-    def settled(self) -> list[tuple[float, str]]:
+    def stable(self) -> list[tuple[float, str]]:
         """When each came to rest, and which, until the script is at its end."""
         found: list[tuple[float, str]] = []
-        for rested in self.watcher.settled(self.ended):
+        for rested in self.watcher.stable(self.ended):
             found += [(self.clock.monotonic(), os.path.relpath(ref.key, self.folder)) for ref in rested]
         return found
 
@@ -84,14 +84,14 @@ def written(path: Path, content: bytes = b"x\n", *, modified: float | None = Non
 
 
 def test_a_new_file_is_handed_on_once_it_was_at_rest(folder: Path) -> None:
-    assert Stage(folder).then(written(folder / "a")).rest(4).settled() == [(0.5 + SETTLE, "a")]
+    assert Stage(folder).then(written(folder / "a")).rest(4).stable() == [(0.5 + SETTLE, "a")]
 
 
 def test_a_file_that_is_still_written_waits_until_it_is_not(folder: Path) -> None:
     stage = Stage(folder)
     for _ in range(8):
         stage.then(written(folder / "a"))
-    assert stage.rest(4).settled() == [(4.0 + SETTLE, "a")]
+    assert stage.rest(4).stable() == [(4.0 + SETTLE, "a")]
 
 
 def test_writing_that_nobody_notified_of_counts_too(folder: Path) -> None:
@@ -100,7 +100,7 @@ def test_writing_that_nobody_notified_of_counts_too(folder: Path) -> None:
         return ()
 
     stage = Stage(folder).then(written(folder / "a")).rest(1).then(unnoticed).rest(6)
-    assert stage.settled() == [(0.5 + 2 * SETTLE, "a")], "it was found changed at the end of its rest, and rests again"
+    assert stage.stable() == [(0.5 + 2 * SETTLE, "a")], "it was found changed at the end of its rest, and rests again"
 
 
 def test_what_is_deleted_before_it_was_at_rest_is_forgotten(folder: Path) -> None:
@@ -108,7 +108,7 @@ def test_what_is_deleted_before_it_was_at_rest_is_forgotten(folder: Path) -> Non
         (folder / "a").unlink()
         return [folder / "a"]
 
-    assert Stage(folder).then(written(folder / "a")).rest(1).then(deleted).rest(4).settled() == []
+    assert Stage(folder).then(written(folder / "a")).rest(1).then(deleted).rest(4).stable() == []
 
 
 def test_a_file_renamed_into_its_place_is_taken_and_its_temporary_name_is_not(folder: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_file_renamed_into_its_place_is_taken_and_its_temporary_name_is_not(fo
         return [folder / ".a.tmp", folder / "a"]
 
     stage = Stage(folder).then(written(folder / ".a.tmp")).rest(4).then(renamed).rest(4)
-    assert [name for _, name in stage.settled()] == ["a"]
+    assert [name for _, name in stage.stable()] == ["a"]
 
 
 def test_a_folder_moved_in_brings_all_its_files(folder: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_folder_moved_in_brings_all_its_files(folder: Path) -> None:
 
     written(folder.parent / "new" / "deep" / "a")()
     written(folder.parent / "new" / "b")()
-    assert sorted(name for _, name in Stage(folder).then(moved).rest(4).settled()) == ["new/b", "new/deep/a"]
+    assert sorted(name for _, name in Stage(folder).then(moved).rest(4).stable()) == ["new/b", "new/deep/a"]
 
 
 @pytest.mark.parametrize("name", [".hidden", ".dir/a", "table/a", "out/a", "table"])
@@ -135,19 +135,24 @@ def test_what_the_scanner_passes_over_is_passed_over(folder: Path, name: str) ->
     (folder / "table" / "_delta_log").mkdir(parents=True)
     touched = folder / name if name != "table" else folder / "table" / "b"
     stage = Stage(folder, excluded=[folder / "out"]).then(written(touched)).rest(4)
-    assert stage.settled() == []
+    assert stage.stable() == []
 
 
 def test_a_folder_reached_through_a_link_is_passed_over(folder: Path) -> None:
     (folder.parent / "elsewhere").mkdir()
     (folder / "link").symlink_to(folder.parent / "elsewhere")
-    assert Stage(folder).then(written(folder / "link" / "a")).rest(4).settled() == []
+    assert Stage(folder).then(written(folder / "link" / "a")).rest(4).stable() == []
 
 
 def test_what_was_there_before_is_handed_on_at_once_unless_it_is_fresh(folder: Path) -> None:
     written(folder / "old", modified=LONG_AGO)()
     written(folder / "fresh")()
-    assert Stage(folder).rest(4).settled() == [(0.0, "old"), (SETTLE, "fresh")]
+    assert Stage(folder).rest(4).stable() == [(0.0, "old"), (SETTLE, "fresh")]
+
+
+def test_a_file_dated_before_1970_is_found_by_the_walk(folder: Path) -> None:
+    written(folder / "old", modified=-86_400)()
+    assert Stage(folder).stable() == [(0.0, "old")]
 
 
 def test_a_lost_notification_loses_nothing(folder: Path) -> None:
@@ -156,7 +161,7 @@ def test_a_lost_notification_loses_nothing(folder: Path) -> None:
         return ()
 
     stage = Stage(folder).then(unnoticed).rest(RESCAN_SECONDS + 1)
-    assert stage.settled() == [(RESCAN_SECONDS, "a")]
+    assert stage.stable() == [(RESCAN_SECONDS, "a")]
     assert stage.watcher.scans == 2
 
 
@@ -175,9 +180,9 @@ def test_a_folder_that_vanishes_is_told_of_once_and_waited_for(folder: Path) -> 
         folder.mkdir()
         written(folder / "a", modified=LONG_AGO)()
 
-    stage.watcher._tell = tell
-    assert [name for _, name in stage.then(vanished).then(back).rest(2).settled()] == ["a"]
-    assert stage.told == [f"The folder {folder} is gone; waiting for it to come back."]
+    stage.watcher._warn = tell
+    assert [name for _, name in stage.then(vanished).then(back).rest(2).stable()] == ["a"]
+    assert stage.told == [f"The folder {folder} has disappeared; waiting for it to return."]
 
 
 def test_a_folder_that_vanishes_during_a_walk_is_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,9 +199,9 @@ def test_a_folder_that_vanishes_during_a_walk_is_waited_for(folder: Path, monkey
         away.rename(folder)
 
     monkeypatch.setattr(Scanner, "chunks", vanishing)
-    stage.watcher._tell = tell
-    assert [name for _, name in stage.rest(2).settled()] == ["a"]
-    assert stage.told == [f"{folder} was there and is not there now; is its file system mounted?."]
+    stage.watcher._warn = tell
+    assert [name for _, name in stage.rest(2).stable()] == ["a"]
+    assert stage.told == [f"{folder} existed before and does not exist now; is its file system mounted?."]
 
 
 def test_notifications_that_fail_are_told_of_and_walked_instead(folder: Path) -> None:
@@ -206,7 +211,7 @@ def test_notifications_that_fail_are_told_of_and_walked_instead(folder: Path) ->
         written(folder / "a", modified=LONG_AGO)()
         raise OSError("no watch left")
 
-    assert [name for _, name in stage.then(failing).rest(2).settled()] == ["a"]
+    assert [name for _, name in stage.then(failing).rest(2).stable()] == ["a"]
     assert stage.told == [f"Notifications for {folder} fail (no watch left); it is walked every 10 s."]
 
 
@@ -218,13 +223,13 @@ def test_the_real_notifications_of_the_system(folder: Path) -> None:
         store=LocalStore(folder),
         excluded=(),
         clock=SystemClock(),
-        tell=found.append,
+        warn=found.append,
         settle_seconds=0.2,
         changes=folder_changes,
     )
     deadline = threading.Timer(30.0, ended.set)
     deadline.start()
-    for rested in watcher.settled(ended):
+    for rested in watcher.stable(ended):
         found += [os.path.relpath(ref.key, folder) for ref in rested]
         if watcher.scans == 1 and not (folder / "a").exists():
             written(folder / "a")()  # from here on only notifications can tell: the next walk is minutes away

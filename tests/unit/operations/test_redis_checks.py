@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from penstock.app.backends import RedisAddress
+from penstock.app.redis_address import RedisAddress
 from penstock.brokers.redis import facts
 from penstock.brokers.redis.facts import ServerFacts
 from penstock.errors import TemporaryError
 from penstock.operations.doctor.findings import FindingLevel
-from penstock.operations.doctor.redis import clocks, durability, memory, rights, server
+from penstock.operations.doctor.redis import clocks, durability, memory, permissions, server
 
 MIB = 1024**2
 WELL = ServerFacts(
@@ -36,9 +36,9 @@ OK, WARNING, FAILED = FindingLevel.OK, FindingLevel.WARNING, FindingLevel.FAILED
     [
         ({}, OK, "Redis 7.2.4; a round trip takes 0.4 ms"),
         ({"round_trip_seconds": 0.2}, WARNING, "200.0 ms"),
-        ({"is_primary": False}, FAILED, "it is a replica, which takes no writes"),
-        ({"is_cluster": True}, OK, "a cluster (of which one node was asked)"),
-        ({"version": None, "is_primary": None}, OK, "of a version that this user may not see"),
+        ({"is_primary": False}, FAILED, "it is a replica and accepts no writes"),
+        ({"is_cluster": True}, OK, "a cluster (one node was checked)"),
+        ({"version": None, "is_primary": None}, OK, "Redis (version hidden from this user)"),
     ],
 )
 def test_the_server(changed: dict[str, Any], verdict: FindingLevel, words: str) -> None:
@@ -59,7 +59,7 @@ def test_the_server(changed: dict[str, Any], verdict: FindingLevel, words: str) 
         ({"eviction": "allkeys-lru"}, FAILED, "messages are deleted"),
         ({"eviction": "volatile-ttl"}, WARNING, "deduplication ids are forgotten"),
         ({"eviction": "allkeys-lru", "memory_bytes_max": 0}, OK, "no limit"),
-        ({"eviction": None}, WARNING, "may not see"),
+        ({"eviction": None}, WARNING, "this user cannot read"),
     ],
 )
 def test_its_memory(changed: dict[str, Any], verdict: FindingLevel, words: str) -> None:
@@ -71,13 +71,13 @@ def test_its_memory(changed: dict[str, Any], verdict: FindingLevel, words: str) 
     ("changed", "verdict", "words"),
     [
         ({}, OK, "a crash loses up to two seconds"),
-        ({"syncs": "always"}, OK, "a crash loses nothing that was answered"),
+        ({"syncs": "always"}, OK, "a crash loses no confirmed write"),
         ({"syncs": "no"}, WARNING, "a power cut loses up to half a minute"),
         ({"syncs": None, "snapshots": None}, OK, "or nothing if appendfsync is always"),
         ({"appends": False}, WARNING, "a restart loses every message"),
-        ({"appends": False, "snapshots": "3600 1"}, WARNING, "snapshots alone (save 3600 1)"),
-        ({"appends": False, "snapshots": None}, WARNING, "snapshots alone: "),
-        ({"appends": None}, WARNING, "may not see"),
+        ({"appends": False, "snapshots": "3600 1"}, WARNING, "snapshots only (save 3600 1)"),
+        ({"appends": False, "snapshots": None}, WARNING, "snapshots only: "),
+        ({"appends": None}, WARNING, "this user cannot read"),
         ({"replicas": 2, "replicas_min": 1}, OK, "2 replicas, min-replicas-to-write 1: a failover loses"),
     ],
 )
@@ -100,9 +100,9 @@ def test_its_clock(ahead_seconds: float, verdict: FindingLevel, words: str) -> N
     [
         (
             "the broker at redis://h: command not allowed when used memory > 'maxmemory'.",
-            "the server is full, so the rights could not be tried",
+            "the server is full, so the permissions could not be checked",
         ),
-        ("the broker at redis://h refuses us: no right to XCLAIM", "lists the rights that a user needs"),
+        ("the broker at redis://h refuses us: no right to XCLAIM", "lists the permissions that a user needs"),
     ],
 )
 def test_a_full_server_is_no_matter_of_rights(monkeypatch: pytest.MonkeyPatch, error: str, words: str) -> None:
@@ -110,5 +110,5 @@ def test_a_full_server_is_no_matter_of_rights(monkeypatch: pytest.MonkeyPatch, e
         raise TemporaryError(error)
 
     monkeypatch.setattr(facts, "try_everything", tried)
-    verdict, found = rights(RedisAddress(url="redis://h", prefix="penstock"))
-    assert (verdict, words in found, "rights that a user needs" in found) == (FAILED, True, "refuses us" in error)
+    verdict, found = permissions(RedisAddress(url="redis://h", prefix="penstock"))
+    assert (verdict, words in found, "permissions that a user needs" in found) == (FAILED, True, "refuses us" in error)

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.objects.s3_facts import NotificationConfiguration, NotificationRule, SourceFacts
 from penstock.operations.doctor.findings import FindingLevel
-from penstock.operations.doctor.s3 import notices, source
+from penstock.operations.doctor.s3 import notifications, source
 from penstock.storage.address import S3Address
 
 OK, WARNING, FAILED = FindingLevel.OK, FindingLevel.WARNING, FindingLevel.FAILED
@@ -26,7 +26,7 @@ def rule(prefix: str = "", *, suffix: str = "", events: tuple[str, ...] = ALL, a
         ([rule("i")], OK, "announces new objects"),
         ([rule("in/a/b/")], WARNING, "announces only in/a/b/*"),
         ([rule("in/a/", suffix=".gz")], WARNING, "announces only in/a/*.gz"),
-        ([rule("in/b/")], FAILED, "nothing of this; let the filter be in/a/"),
+        ([rule("in/b/")], FAILED, "nothing below this address; set the filter to in/a/"),
         ([rule("in/a/", events=("s3:ObjectCreated:Put",))], WARNING, "Post, Copy, CompleteMultipartUpload"),
         ([rule("in/a/", events=tuple(f"s3:ObjectCreated:{way}" for way in ("Put", "Post", "Copy")))], WARNING, "Compl"),
         (
@@ -39,32 +39,34 @@ def rule(prefix: str = "", *, suffix: str = "", events: tuple[str, ...] = ALL, a
         ),
         ([rule("in/a/", events=("s3:ObjectRemoved:*",))], FAILED, "announces nothing in orders"),
         ([rule(arn=f"{ARN}-other")], FAILED, "announces nothing in orders"),
-        ([rule(arn="arn:aws:sns:eu-west-1:1:topic")], WARNING, "by arn:aws:sns:eu-west-1:1:topic; whether that leads"),
+        ([rule(arn="arn:aws:sns:eu-west-1:1:topic")], WARNING, "by arn:aws:sns:eu-west-1:1:topic; whether they reach"),
         ([], FAILED, "announces nothing"),
     ],
 )
 def test_whether_new_objects_are_announced(rules: list[NotificationRule], verdict: FindingLevel, words: str) -> None:
-    found = notices(HERE, NotificationConfiguration(rules=tuple(rules), to_event_bridge=False), queue="orders", arn=ARN)
+    found = notifications(
+        HERE, NotificationConfiguration(rules=tuple(rules), to_event_bridge=False), queue="orders", arn=ARN
+    )
     assert (found[0], words in found[1]) == (verdict, True), found
 
 
 def test_event_bridge_is_not_followed() -> None:
-    found = notices(HERE, NotificationConfiguration(rules=(), to_event_bridge=True), queue="orders", arn=ARN)
+    found = notifications(HERE, NotificationConfiguration(rules=(), to_event_bridge=True), queue="orders", arn=ARN)
     assert found[0] is WARNING
-    assert "by EventBridge; whether that leads to orders is not looked at" in found[1]
+    assert "by EventBridge; whether they reach orders was not checked" in found[1]
 
 
 def test_what_may_not_be_seen_is_said() -> None:
-    assert notices(HERE, None, queue="orders", arn=ARN)[0] is WARNING
+    assert notifications(HERE, None, queue="orders", arn=ARN)[0] is WARNING
 
 
 @pytest.mark.parametrize(
     ("versioning", "tried", "words"),
     [
-        ("Enabled", "in/a/1", "listed, and an object asked for; versions are kept"),
-        ("never", None, "nothing there yet to try reading; no versions are kept"),
+        ("Enabled", "in/a/1", "listed, and an object was requested; versioning is on"),
+        ("never", None, "there is no object yet to read; versioning is off"),
         ("Suspended", None, "superseded"),
-        (None, None, "may not be seen"),
+        (None, None, "versioning is unknown"),
     ],
 )
 def test_a_source(versioning: str | None, tried: str | None, words: str) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.app.backends import check_queues
+from penstock.app.brokers import check_queues
 from penstock.config import Settings
 from penstock.errors import TemporaryError
 from penstock.messaging.clock import SystemClock

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.brokers.sqs.facts import QueueFacts
 from penstock.operations.doctor.findings import FindingLevel
-from penstock.operations.doctor.sqs import bucket_may_send, dead_letters, queue, second_tier
+from penstock.operations.doctor.sqs import bucket_may_send, check_dlq, check_final_dlq, queue
 
 OK, WARNING, FAILED = FindingLevel.OK, FindingLevel.WARNING, FindingLevel.FAILED
 DAY = 86_400
@@ -40,15 +40,15 @@ LETTERS = replace(
             {},
             True,
             OK,
-            "its own visibility timeout is 30 s, workers ask for 1 minute with each receive; kept for 4 days",
+            "its visibility timeout is 30 s, workers request 1 minute with each receive; messages are kept for 4 days",
         ),
         ({}, False, OK, "receiving, extending and deleting were not tried"),
         ({"retention_seconds": 5_400}, True, OK, "kept for 90 minutes"),
         ({"is_encrypted": False}, True, OK, "not encrypted"),
         ({"is_fifo": True}, False, OK, "no delays"),
-        ({"is_fifo": True}, True, FAILED, "to which S3 sends nothing"),
-        ({"kms_key": "alias/aws/sqs"}, True, FAILED, "its notifications vanish"),
-        ({"kms_key": "alias/aws/sqs"}, False, OK, "encrypted by the KMS key alias/aws/sqs"),
+        ({"is_fifo": True}, True, FAILED, "S3 sends only to standard queues"),
+        ({"kms_key": "alias/aws/sqs"}, True, FAILED, "its notifications are lost"),
+        ({"kms_key": "alias/aws/sqs"}, False, OK, "encrypted with the KMS key alias/aws/sqs"),
         ({"kms_key": "alias/ours"}, True, WARNING, "kms:GenerateDataKey*"),
     ],
 )
@@ -60,18 +60,23 @@ def test_a_queue_by_itself(changed: dict[str, Any], announces: bool, verdict: Fi
 @pytest.mark.parametrize(
     ("changed", "letters_changed", "verdict", "words"),
     [
-        ({}, {}, OK, "after 20 receives (max_attempts 4 and 3 for deploys, each of which costs a receive, make 7)"),
+        ({}, {}, OK, "after 20 receives (max_attempts 4 plus 3 for deployments, which cost a receive each, is 7)"),
         ({"receives_max": 7}, {}, OK, "after 7 receives"),
-        ({"receives_max": 6}, {}, WARNING, "make 7: set maxReceiveCount to that or more"),
-        ({"receives_max": 4}, {}, WARNING, "a few deploys use that up"),
-        ({"receives_max": 3}, {}, FAILED, "before its attempts are used up"),
+        ({"receives_max": 6}, {}, WARNING, "is 7: set maxReceiveCount to at least that"),
+        ({"receives_max": 4}, {}, WARNING, "a few deployments use up"),
+        ({"receives_max": 3}, {}, FAILED, "before max_attempts is reached"),
         ({"receives_max": None, "dead_letter_arn": None}, {}, WARNING, "no redrive policy"),
         ({}, {"retention_seconds": 4 * DAY}, WARNING, "kept for 4 days, no longer than in the queue"),
         ({}, {"retention_seconds": 4 * DAY + 1}, OK, "345601 s"),
-        ({}, {"receives_max": 20}, WARNING, "the count goes with a message, so that the first look hands it on"),
-        ({}, {"receives_max": 5}, WARNING, "the first look hands it on, and it lands where nothing brings it back"),
-        ({}, {"receives_max": 30}, WARNING, "only 10 looks are left"),
-        ({}, {"receives_max": 119}, WARNING, "set that queue's own maxReceiveCount to 1,000"),
+        ({}, {"receives_max": 20}, WARNING, "a message keeps its count, so the first receive moves it on"),
+        (
+            {},
+            {"receives_max": 5},
+            WARNING,
+            "the first receive moves it on, and it ends in a queue that is not replayed",
+        ),
+        ({}, {"receives_max": 30}, WARNING, "only 10 receives are left"),
+        ({}, {"receives_max": 119}, WARNING, "set the DLQ's own maxReceiveCount to 1,000"),
         ({}, {"receives_max": 120}, OK, ""),
         ({}, {"receives_max": 1_000}, OK, ""),
     ],
@@ -79,13 +84,13 @@ def test_a_queue_by_itself(changed: dict[str, Any], announces: bool, verdict: Fi
 def test_its_dead_letters(
     changed: dict[str, Any], letters_changed: dict[str, Any], verdict: FindingLevel, words: str
 ) -> None:
-    found = dead_letters(replace(WELL, **changed), replace(LETTERS, **letters_changed), attempts_max=ATTEMPTS)
+    found = check_dlq(replace(WELL, **changed), replace(LETTERS, **letters_changed), attempts_max=ATTEMPTS)
     assert (found[0], words in found[1]) == (verdict, True), found
 
 
 def test_dead_letters_without_a_place_to_go() -> None:
-    found = dead_letters(WELL, None, attempts_max=ATTEMPTS, why="no such queue")
-    assert found == (FAILED, "orders: its dead letters have no place to go: no such queue")
+    found = check_dlq(WELL, None, attempts_max=ATTEMPTS, why="no such queue")
+    assert found == (FAILED, "orders: it has no dead-letter queue: no such queue")
 
 
 SECOND = replace(LETTERS, name="orders-dead", arn=f"{ARN}-dead")
@@ -94,25 +99,25 @@ SECOND = replace(LETTERS, name="orders-dead", arn=f"{ARN}-dead")
 @pytest.mark.parametrize(
     ("letters_changed", "changed", "verdict", "words"),
     [
-        ({}, {}, OK, f"orders-dlq: what is replayed no more goes to {ARN}-dead, kept there for 14 days"),
-        ({}, {"retention_seconds": 4 * DAY}, WARNING, "kept for 4 days, no longer than in orders"),
-        ({}, {"arn": LETTERS_ARN}, FAILED, "goes in a circle"),
-        ({}, {"arn": ARN}, FAILED, "goes in a circle"),
-        ({"is_fifo": True}, {}, FAILED, "of a FIFO queue to a standard queue"),
-        ({}, {"is_fifo": True}, FAILED, "of a standard queue to a FIFO queue"),
+        ({}, {}, OK, f"orders-dlq: messages that are not replayed again go to {ARN}-dead, kept there for 14 days"),
+        ({}, {"retention_seconds": 4 * DAY}, WARNING, "kept there for 4 days, no longer than in orders"),
+        ({}, {"arn": LETTERS_ARN}, FAILED, "which is a circle"),
+        ({}, {"arn": ARN}, FAILED, "which is a circle"),
+        ({"is_fifo": True}, {}, FAILED, "from a FIFO queue to a standard queue"),
+        ({}, {"is_fifo": True}, FAILED, "from a standard queue to a FIFO queue"),
     ],
 )
 def test_its_second_tier(
     letters_changed: dict[str, Any], changed: dict[str, Any], verdict: FindingLevel, words: str
 ) -> None:
-    found = second_tier(WELL, replace(LETTERS, **letters_changed), replace(SECOND, **changed))
+    found = check_final_dlq(WELL, replace(LETTERS, **letters_changed), replace(SECOND, **changed))
     assert (found[0], words in found[1]) == (verdict, True), found
 
 
 def test_without_a_second_tier_what_dies_again_has_no_place_to_go() -> None:
-    verdict, words = second_tier(WELL, LETTERS, None, why="no such queue")
+    verdict, words = check_final_dlq(WELL, LETTERS, None, why="no such queue")
     assert verdict is FAILED
-    assert words.endswith("what dies again has no place to go: no such queue")
+    assert words.endswith("there is no final DLQ: no such queue")
 
 
 def statement(**changed: Any) -> dict[str, Any]:

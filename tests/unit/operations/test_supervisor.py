@@ -22,7 +22,25 @@ def tell(event):
 
 options = json.loads(sys.argv[1])
 spawn = spawner(lambda number: ["-c", sys.argv[2]], executable=sys.executable, environment=dict(os.environ))
-sys.exit(Supervisor(spawn, clock=SystemClock(), random=lambda: 0.5, tell=tell, **options).run())
+sys.exit(Supervisor(spawn, clock=SystemClock(), random=lambda: 0.5, emit=tell, **options).run())
+"""
+# A stop comes after the command's handlers were installed, and before the supervisor's.
+STOPPED_EARLY = """
+import contextlib, os, signal, sys
+from penstock.cli import supervise as command
+from penstock.config import load_settings
+
+opened = command.lifeline
+
+@contextlib.contextmanager
+def lifeline():
+    with opened() as descriptor:
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield descriptor
+
+command.lifeline = lifeline
+command.spawner = lambda *_, **__: lambda _: os._exit(9)
+sys.exit(command.supervise([], load_settings(worker_processes=2)))
 """
 # Children take the signals as the worker does: blocked at first, and heard once they are ready.
 READY = "import signal, sys; from penstock.operations.supervisor import ready_for_signals as ready\n"
@@ -72,6 +90,16 @@ def test_a_child_that_fails_again_and_again_is_started_after_waits_that_double()
         assert [line["exit_code"] for line in ended] == [1, 1]
         supervisor.process.send_signal(signal.SIGTERM)
         assert supervisor.exit_code() == 0, "nobody was there who failed after it was asked to stop"
+
+
+@pytest.mark.timeout(60)
+def test_a_stop_before_the_first_child_starts_none(tmp_path: Path) -> None:
+    """It was lost between two handlers, and the workers ran until SIGKILL."""
+    environment = {"PYTHONPATH": str(SRC), "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED_EARLY], cwd=tmp_path, env=environment, timeout=DEADLINE_SECONDS
+    )
+    assert done.returncode == 0
 
 
 @pytest.mark.timeout(60)

@@ -39,7 +39,7 @@ def archivist(desk: Desk, place: LocalFiles, **fields: Any) -> Archivist:
     given: dict[str, Any] = {
         "ledger": desk.ledger,
         "pipeline": PIPELINE,
-        "place": place,
+        "location": place,
         "probe": no_probe,
         "clock": SystemClock(),
     }

@@ -28,13 +28,13 @@ from penstock.events import (
     ObjectEvent,
     ObjectFailed,
     ObjectFinished,
-    ObjectGivenBack,
+    ObjectInterrupted,
     ObjectSkipped,
     ObjectStarted,
     RunFailed,
 )
 from penstock.ledger import Ledger
-from penstock.ledger.records import AttemptFailure, BatchOutcome, ObjectClaims, ObjectResult, ObjectState
+from penstock.ledger.records import AttemptFailure, BatchOutcome, BatchRecord, ObjectClaims, ObjectResult, ObjectState
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import HeldClaim, ServiceWatch, Unwatched
@@ -64,11 +64,9 @@ def result(request: RunRequest, failed: dict[bytes, ReadFailure] | None = None) 
     return RunResult(
         processed=[ObjectResult(object_id=ref.object_id, rows=2, lines_quarantined=0) for ref in good],
         failed=failed,
-        rows=2 * len(good),
-        lines_quarantined=0,
-        bytes=10 * len(good),
-        manifest="[]",
-        quarantine_manifest="",
+        record=BatchRecord(
+            rows=2 * len(good), lines_quarantined=0, bytes=10 * len(good), manifest="[]", quarantine_manifest=""
+        ),
         schema_id=0,
         new_schema=None,
     )
@@ -238,18 +236,18 @@ def test_an_unreadable_object_is_retried_alone_and_dies_with_its_message(ledger:
     assert pipeline.run("bad") == [DeadLetter(reason="no")]
     assert pipeline.state("bad") is ObjectState.DEAD
     assert pipeline.attempts("a") == 1
-    assert pipeline.run("bad") == [DeadLetter(reason="no")], "the carrier's redelivery dies again"
+    assert pipeline.run("bad") == [DeadLetter(reason="no")], "a redelivery of the original message fails again"
 
 
 def test_refusals_that_nobody_is_charged_for_end_a_job_that_is_to_end(ledger: Ledger) -> None:
     """Two objects that may never be read forgive each other in every run."""
-    denied = ReadFailure(failure=AttemptFailure.RETRY, reason="s3://bucket/a cannot be read: 403", refund=True)
+    denied = ReadFailure(failure=AttemptFailure.RETRY, reason="s3://bucket/a cannot be read: 403", uncounted=True)
     names = {ref(name).object_id: denied for name in ("a", "b")}
     engine = Engine(lambda request: result(request, {one: names[one] for one in names}))
     pipeline = Pipeline(ledger, engine)
     assert pipeline.run("a", "b", "good")[2] == Ack(), "something was read"
-    assert pipeline.run("a", "b") == [Release(delay_seconds=1.0, refund=True)] * 2
-    assert pipeline.run("a", "b") == [Release(delay_seconds=2.0, refund=True)] * 2
+    assert pipeline.run("a", "b") == [Release(delay_seconds=1.0, uncounted=True)] * 2
+    assert pipeline.run("a", "b") == [Release(delay_seconds=2.0, uncounted=True)] * 2
     with pytest.raises(FaultPersists, match=r"s3://bucket/a cannot be read: 403 \(3 times in a row\)"):
         pipeline.run("a", "b")
     assert pipeline.state("a") is ObjectState.UNPROCESSED
@@ -258,7 +256,7 @@ def test_refusals_that_nobody_is_charged_for_end_a_job_that_is_to_end(ledger: Le
 def test_an_object_that_only_other_hosts_fail_on_is_tried_more_and_more_seldom_while_others_succeed(
     ledger: Ledger,
 ) -> None:
-    host = ReadFailure(failure=AttemptFailure.RETRY, reason="look at mounts and rights on w7", refund=True)
+    host = ReadFailure(failure=AttemptFailure.RETRY, reason="look at mounts and rights on w7", uncounted=True)
     pipeline = Pipeline(ledger, Engine(lambda request: result(request, {ref("bad").object_id: host})))
     found = [pipeline.run("bad", f"good-{number}") for number in range(10)]
     assert all(good == Ack() for _, good in found)
@@ -277,7 +275,7 @@ def test_an_object_in_a_mount_that_is_away_is_tried_more_and_more_seldom_while_o
 
     pipeline = Pipeline(ledger, Engine(answer))
     for number in range(4):
-        assert pipeline.run("bad") == [Release(delay_seconds=0.5 * 2**number, refund=True)]
+        assert pipeline.run("bad") == [Release(delay_seconds=0.5 * 2**number, uncounted=True)]
         assert pipeline.run(f"good-{number}") == [Ack()]
 
 
@@ -298,7 +296,7 @@ class Watch(Unwatched):
     def succeeded(self) -> None:
         self.told.append("succeeded")
 
-    def put_back_seconds(self) -> float:
+    def release_delay_seconds(self) -> float:
         return 20.0
 
 
@@ -309,7 +307,7 @@ def test_a_ledger_that_is_away_is_seen_by_who_watches_and_costs_no_attempt(ledge
     with mock.patch.object(ledger, asked, side_effect=TemporaryError("it is away")):
         [settled] = pipeline.run("a")
     assert isinstance(settled, Release)
-    assert (settled.delay_seconds, settled.refund) == (20.0, True)
+    assert (settled.delay_seconds, settled.uncounted) == (20.0, True)
     assert watch.told == [*(["succeeded"] if asked == "commit" else []), "it is away"]
     assert pipeline.run("a") == [Ack()]
     assert pipeline.attempts("a") == 1
@@ -330,8 +328,8 @@ def test_a_ledger_that_answers_and_takes_no_claim_is_not_taken_for_one_that_work
 def test_a_ledger_that_is_away_ends_a_job_that_is_to_end(ledger: Ledger) -> None:
     pipeline = Pipeline(ledger, Engine())
     with mock.patch.object(ledger, "unattributed_failures", side_effect=TemporaryError("the ledger is away")):
-        assert pipeline.run("a") == [Release(delay_seconds=0.5, refund=True, reason="the ledger is away")]
-        assert pipeline.run("a") == [Release(delay_seconds=1.0, refund=True, reason="the ledger is away")]
+        assert pipeline.run("a") == [Release(delay_seconds=0.5, uncounted=True, reason="the ledger is away")]
+        assert pipeline.run("a") == [Release(delay_seconds=1.0, uncounted=True, reason="the ledger is away")]
         with pytest.raises(FaultPersists, match=r"away \(3 times in a row\)"):
             pipeline.run("a")
     assert pipeline.run("a") == [Ack()]
@@ -355,27 +353,27 @@ def test_an_object_is_gone_only_after_two_looks_apart() -> None:
         engine = Engine(unreadable("a"))
         pipeline = Pipeline(ledger, engine)
         pipeline.run("a")  # a failure of another kind is no look
-        engine.answer = unreadable("a", failure=AttemptFailure.GONE)
-        assert pipeline.run("a") == [Release(delay_seconds=5.5, refund=True)]
+        engine.answer = unreadable("a", failure=AttemptFailure.DELETED)
+        assert pipeline.run("a") == [Release(delay_seconds=5.5, uncounted=True)]
         now[0] += 3.0
-        assert pipeline.run("a") == [Release(delay_seconds=2.5, refund=True)], "still within one outage"
+        assert pipeline.run("a") == [Release(delay_seconds=2.5, uncounted=True)], "still within one outage"
         now[0] += 2.0
         assert pipeline.run("a") == [Ack()]
-        assert pipeline.state("a") is ObjectState.GONE
+        assert pipeline.state("a") is ObjectState.DELETED
 
 
 def test_a_look_that_found_the_object_begins_the_count_anew() -> None:
     now = [1_000.0]
     with closing(Ledger.open("sqlite://", now=lambda: now[0])) as ledger:
         ledger.ensure_pipeline(PIPELINE)
-        engine = Engine(unreadable("a", failure=AttemptFailure.GONE))
+        engine = Engine(unreadable("a", failure=AttemptFailure.DELETED))
         pipeline = Pipeline(ledger, engine)
         pipeline.run("a")
         now[0] += 60.0
         engine.answer = unreadable("a")
         pipeline.run("a")
-        engine.answer = unreadable("a", failure=AttemptFailure.GONE)
-        assert pipeline.run("a") == [Release(delay_seconds=5.5, refund=True)]
+        engine.answer = unreadable("a", failure=AttemptFailure.DELETED)
+        assert pipeline.run("a") == [Release(delay_seconds=5.5, uncounted=True)]
 
 
 def test_a_superseded_object_is_done_at_once(ledger: Ledger) -> None:
@@ -422,7 +420,7 @@ def test_a_fault_of_the_machinery_costs_nobody_an_attempt(ledger: Ledger) -> Non
 
     engine = Engine(disk_full)
     pipeline = Pipeline(ledger, engine)
-    assert pipeline.run("a") == [Release(delay_seconds=0.5, refund=True)]
+    assert pipeline.run("a") == [Release(delay_seconds=0.5, uncounted=True)]
     assert pipeline.attempts("a") == 0
     engine.answer = result
     assert pipeline.run("a") == [Ack()]
@@ -483,7 +481,7 @@ def test_a_batch_without_a_row_shows_nothing_of_the_transform(ledger: Ledger) ->
         if ref("empty") not in request.objects:
             raise RunBroken("NameError: x", fingerprint="NameError")
         whole = result(request)
-        return replace(whole, rows=0, processed=[replace(one, rows=0) for one in whole.processed])
+        return replace(whole, record=BatchRecord(), processed=[replace(one, rows=0) for one in whole.processed])
 
     pipeline = Pipeline(ledger, Engine(no_rows_then_broken))
     assert pipeline.run("empty") == [Ack()]
@@ -513,7 +511,7 @@ def test_given_back_work_is_free_at_once_and_its_run_cannot_commit(ledger: Ledge
     executions: list[BatchExecution] = []
 
     def given_back_meanwhile(request: RunRequest) -> RunResult:
-        executions[0].give_back()
+        executions[0].release()
         assert not extended(executions[0]), "the claim is not ours any more"
         executions[0].interrupt()
         return result(request)
@@ -521,7 +519,7 @@ def test_given_back_work_is_free_at_once_and_its_run_cannot_commit(ledger: Ledge
     engine = Engine(given_back_meanwhile)
     pipeline = Pipeline(ledger, engine)
     executions.append(pipeline.execution("a"))
-    assert list(executions[0].run().values()) == [Release(delay_seconds=0.5, refund=True)]
+    assert list(executions[0].run().values()) == [Release(delay_seconds=0.5, uncounted=True)]
     assert pipeline.state("a") is ObjectState.UNPROCESSED
     assert pipeline.attempts("a") == 0
     assert engine.cancelled == [engine.requests[0].attempt_id]
@@ -530,7 +528,7 @@ def test_given_back_work_is_free_at_once_and_its_run_cannot_commit(ledger: Ledge
 def test_nothing_is_claimed_after_giving_back(ledger: Ledger) -> None:
     engine = Engine()
     execution = Pipeline(ledger, engine).execution("a")
-    execution.give_back()
+    execution.release()
     with mock.patch.object(ledger, "claim") as claim, pytest.raises(RunCancelled):
         execution.run()
     assert not claim.called
@@ -554,7 +552,7 @@ def test_a_stop_waits_for_a_claim_that_does_not_come_until_it_interrupts_the_wor
     with ThreadPoolExecutor(2) as pool:
         running = pool.submit(execution.run)
         assert claiming.wait(DEADLINE_SECONDS)
-        waiting = pool.submit(execution.give_back)
+        waiting = pool.submit(execution.release)
         execution.interrupt()
         waiting.result(DEADLINE_SECONDS)
         assert not running.done()
@@ -611,7 +609,7 @@ def test_an_object_that_another_worker_has_waits_for_its_lease_and_costs_nothing
     assert Pipeline(ledger, Engine(meanwhile)).run("a") == [Ack()]
     [end] = executions[0]
     assert isinstance(end, Release)
-    assert end.refund
+    assert end.uncounted
     assert 55 < end.delay_seconds < 65
 
 
@@ -676,14 +674,14 @@ def test_each_stage_of_a_batch_tells_how_long_it_took_and_the_commit_how_many_by
     assert isinstance(claimed, BatchClaimed)
     assert isinstance(committed, BatchCommitted)
     [batch] = ledger.batches(PIPELINE)
-    assert (claimed.bytes, committed.bytes, batch.bytes) == (30, 20, 20)
+    assert (claimed.bytes, committed.bytes, batch.record.bytes) == (30, 20, 20)
 
 
 def test_objects_are_told_after_the_ledger_has_recorded_them(ledger: Ledger) -> None:
     states: list[ObjectState] = []
 
     def listen(event: Event) -> None:
-        if isinstance(event, ObjectFinished | ObjectFailed | ObjectGivenBack):
+        if isinstance(event, ObjectFinished | ObjectFailed | ObjectInterrupted):
             states.append(pipeline.state(event.object_uri.removeprefix("s3://bucket/")))
 
     pipeline = Pipeline(ledger, Engine(unreadable("gone", failure=AttemptFailure.SUPERSEDED)), listen=listen)
@@ -704,7 +702,7 @@ def test_objects_of_a_broken_batch_and_of_a_faulty_machine_have_an_end_too(ledge
         "ObjectStarted",
         "ObjectFailed",
         "ObjectStarted",
-        "ObjectGivenBack",
+        "ObjectInterrupted",
     ]
 
 
@@ -717,21 +715,21 @@ def test_a_pipeline_that_stops_gives_its_objects_back(ledger: Ledger) -> None:
     pipeline.run("b")
     with pytest.raises(TransformError):
         pipeline.run("c")
-    assert objects_told(pipeline)[-2:] == [("ObjectStarted", "c"), ("ObjectGivenBack", "c")]
+    assert objects_told(pipeline)[-2:] == [("ObjectStarted", "c"), ("ObjectInterrupted", "c")]
 
 
 def test_given_back_objects_are_told_once(ledger: Ledger) -> None:
     executions: list[BatchExecution] = []
 
     def given_back_meanwhile(request: RunRequest) -> RunResult:
-        executions[0].give_back()
-        executions[0].give_back()
+        executions[0].release()
+        executions[0].release()
         return result(request)
 
     pipeline = Pipeline(ledger, Engine(given_back_meanwhile))
     executions.append(pipeline.execution("a", "b"))
     executions[0].run()
-    assert [kind for kind, _ in objects_told(pipeline)] == ["ObjectStarted"] * 2 + ["ObjectGivenBack"] * 2
+    assert [kind for kind, _ in objects_told(pipeline)] == ["ObjectStarted"] * 2 + ["ObjectInterrupted"] * 2
 
 
 def test_what_another_worker_has_is_told_skipped(ledger: Ledger) -> None:

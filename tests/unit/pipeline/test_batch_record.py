@@ -1,16 +1,19 @@
 """The record that a batch leaves beside its table."""
 
+import gzip
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import TableError
+from penstock.ledger.records import BatchRecord
 from penstock.objects.reference import ObjectRef
-from penstock.pipeline.batch_record import BatchRecord, RecordedObject, forget, load, recorded, save
+from penstock.pipeline.batch_record import RecordedBatch, RecordedObject, forget, load, recorded, save
 from penstock.storage.local import LocalFiles
 
-RECORD = BatchRecord(
+RECORD = RecordedBatch(
     pipeline="clicks",
     attempt_id="01ARZ3NDEKTSV4RRFFQ69G5FAV",
     objects=[
@@ -25,14 +28,24 @@ RECORD = BatchRecord(
             lines_quarantined=0,
         ),
     ],
-    rows=2,
-    lines_quarantined=1,
-    bytes=7,
-    manifest="[]",
-    quarantine_manifest="",
     columns='{"type":"struct","fields":[]}',
-    stage_seconds={"read and write": 1.5},
-    spark_ui_url="http://history/1",
+    record=BatchRecord(
+        rows=2,
+        lines_quarantined=1,
+        bytes=7,
+        manifest="[]",
+        quarantine_manifest="",
+        stage_seconds={"read and write": 1.5},
+        spark_ui_url="http://history/1",
+    ),
+)
+STORED = (
+    b'{"version":1,"pipeline":"clicks","attempt_id":"01ARZ3NDEKTSV4RRFFQ69G5FAV","rows":2,"lines_quarantined":1,'
+    b'"bytes":7,"manifest":"[]","quarantine_manifest":"","columns":"{\\"type\\":\\"struct\\",\\"fields\\":[]}",'
+    b'"stage_seconds":{"read and write":1.5},"spark_ui_url":"http://history/1","objects":[{"bucket":"file",'
+    b'"key":"/in/not-utf8-%FF.jsonl","size_bytes":7,"etag":"1-7","rows":2,"lines_quarantined":1},{"bucket":"b",'
+    b'"key":"%E5%90%8D%E5%89%8D%20%2541","size_bytes":0,"version_id":"v","sequencer":"0A","rows":0,'
+    b'"lines_quarantined":0}]}'
 )
 
 
@@ -46,6 +59,21 @@ def test_what_was_saved_is_loaded_with_every_identity(table: LocalFiles) -> None
     found = load(table, RECORD.attempt_id)
     assert found == RECORD
     assert [one.ref.object_id for one in found.objects] == [one.ref.object_id for one in RECORD.objects]
+
+
+def test_the_stored_form_never_changes(table: LocalFiles) -> None:
+    save(table, RECORD)
+    path = f"_penstock/batches/{RECORD.attempt_id}.json.gz"
+    assert gzip.decompress(table.read(path)) == STORED
+
+
+@pytest.mark.parametrize("name", ["pipeline", "columns", "rows", "manifest"])
+def test_a_record_without_a_required_field_cannot_be_read(table: LocalFiles, name: str) -> None:
+    document = json.loads(STORED)
+    del document[name]
+    table.write(f"_penstock/batches/{RECORD.attempt_id}.json.gz", gzip.compress(json.dumps(document).encode()))
+    with pytest.raises(TableError, match=name):
+        load(table, RECORD.attempt_id)
 
 
 def test_records_are_listed_oldest_first_and_forgotten(table: LocalFiles) -> None:

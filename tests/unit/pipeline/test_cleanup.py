@@ -11,10 +11,10 @@ from sqlalchemy import delete, update
 from penstock.errors import ObjectDenied, TemporaryError
 from penstock.events import Bus, Event, SourceCleaned
 from penstock.ledger import Ledger
-from penstock.ledger.records import AttemptFailure, BatchOutcome, Candidate, Carrier, FailedObject, ObjectResult
+from penstock.ledger.records import AttemptFailure, BatchOutcome, Candidate, FailedObject, ObjectResult, OriginalMessage
 from penstock.ledger.schema import batches, objects
 from penstock.messaging.steps import Step, no_probe
-from penstock.objects.cleanup import ALREADY, CHANGED, DONE, GONE, CleanupResult, refused
+from penstock.objects.cleanup import ALREADY, CHANGED, DONE, MISSING, CleanupResult, refused
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.maintenance import cleanup
 from penstock.pipeline.maintenance.cleanup import TASK, CleanupPass, CleanupPassResult, SourceCleanup
@@ -87,7 +87,7 @@ class Site:
                     key=ref.key_bytes,
                     size_bytes=ref.size_bytes,
                     uri=ref.uri,
-                    carrier=Carrier(message_id="m", enqueued_at=0.0),
+                    original_message=OriginalMessage(message_id="m", enqueued_at=0.0),
                     version_id=ref.version_id,
                     etag=ref.etag,
                 )
@@ -184,7 +184,7 @@ def test_what_is_done_is_not_looked_at_again(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    "failure", [AttemptFailure.DEAD, AttemptFailure.GONE, AttemptFailure.SUPERSEDED, AttemptFailure.RETRY]
+    "failure", [AttemptFailure.DEAD, AttemptFailure.DELETED, AttemptFailure.SUPERSEDED, AttemptFailure.RETRY]
 )
 def test_what_was_not_processed_is_never_touched(site: Site, failure: AttemptFailure) -> None:
     attempt_id = site.claim("good", "bad")
@@ -196,12 +196,12 @@ def test_what_was_not_processed_is_never_touched(site: Site, failure: AttemptFai
 
 
 def test_what_is_skipped_is_counted_by_its_reason_and_passed(site: Site) -> None:
-    site.hand.answers = {"b": GONE, "c": CHANGED, "d": refused("Object Lock keeps it"), "e": ALREADY}
+    site.hand.answers = {"b": MISSING, "c": CHANGED, "d": refused("Object Lock protects it"), "e": ALREADY}
     site.process("a", "b", "c", "d", "e")
     swept = site.run()
     assert (swept.objects, swept.already, site.done_to) == (1, 1, 1)
-    assert swept.skipped == {"gone": 1, "changed": 1, "Object Lock keeps it": 1}
-    reasons = {"gone": 1, "changed": 1, "Object Lock keeps it": 1}
+    assert swept.skipped == {"gone": 1, "changed": 1, "Object Lock protects it": 1}
+    reasons = {"gone": 1, "changed": 1, "Object Lock protects it": 1}
     assert site.told == [SourceCleaned(pipeline=CLICKS, action="delete", seq=1, objects=1, skipped=3, reasons=reasons)]
 
 
@@ -260,7 +260,7 @@ def test_another_process_goes_on_after_a_limit_too(site: Site) -> None:
     site.process(*keys)
     for _ in range(3):
         site.run(bounds=CleanupPass(objects_max=10))
-        site.hand.answers = dict.fromkeys(site.hand.done, GONE)
+        site.hand.answers = dict.fromkeys(site.hand.done, MISSING)
     assert (set(site.hand.done), site.done_to) == (set(keys), 1)
 
 
@@ -357,7 +357,7 @@ def test_two_at_once_end_as_one_would(site: Site) -> None:
 
 
 def test_batches_are_looked_up_a_few_at_a_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cleanup, "BATCHES_A_LOOK", 2)
+    monkeypatch.setattr(cleanup, "BATCHES_PER_QUERY", 2)
     for number in range(5):
         site.process(f"{number}")
     work = site.work()

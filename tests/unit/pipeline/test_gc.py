@@ -52,7 +52,7 @@ def sweep(
 
 
 def abandon(mill: Mill, attempt_id: str) -> None:
-    assert mill.ledger.abandon(attempt_id, reason="test", outcome="failed", refund=False, unattributed=False)
+    assert mill.ledger.abandon(attempt_id, reason="test", outcome="failed", uncounted=False, unattributed=False)
 
 
 def files_below(folder: Path) -> set[str]:

@@ -10,7 +10,7 @@ import pytest
 from penstock.errors import PublishConflict, PublishHalted, TableError, TemporaryError
 from penstock.events import BatchPublished, Bus, Event, LedgerRolledBack
 from penstock.ledger import Ledger
-from penstock.ledger.records import BatchRow
+from penstock.ledger.records import BatchRecord, BatchRow
 from penstock.messaging.steps import Step
 from penstock.pipeline import publish as publishing
 from penstock.pipeline.publish import CONFLICTS_MAX, Published, publish, rows_schema
@@ -40,16 +40,18 @@ def batch(
         pipeline=PIPELINE,
         seq=seq,
         attempt_id=f"a{seq}",
-        manifest=encode(named) if files else "",
-        quarantine_manifest="",
+        record=BatchRecord(
+            manifest=encode(named) if files else "",
+            quarantine_manifest="",
+            rows=files,
+            lines_quarantined=0,
+            bytes=1,
+            stage_seconds={},
+        ),
         table_schema=encode_schema(schema),
         objects=1,
-        rows=files,
-        lines_quarantined=0,
-        bytes=1,
         committed_at=0.0,
         worker="w",
-        stage_seconds={},
     )
 
 
@@ -102,7 +104,7 @@ def run(ledger: FakeLedger, table: FakeTable, *, heard: list[object] | None = No
         cast(Ledger, ledger),
         table,
         pipeline=PIPELINE,
-        manifest_of=lambda row: row.manifest,
+        manifest_of=lambda row: row.record.manifest,
         schema_of=lambda row: rows_schema(row, partition_by=()),
         bus=Bus(cast(Callable[[Event], None], note)),
         probe=note,
@@ -122,7 +124,7 @@ def test_all_waiting_batches_go_into_one_commit_under_the_last_one() -> None:
     assert [(a.seq, a.attempt_id, [f.path for f in a.files]) for a in table.appended] == [
         (4, "a4", ["data/a2/r0/0", "data/a3/r0/0", "data/a4/r0/0"])
     ]
-    assert done == Published(position=at(4), looked_to=at(4), table_version=1, batches=3)
+    assert done == Published(position=at(4), read_to=at(4), table_version=1, batches=3)
 
 
 def test_each_step_is_told_in_its_order() -> None:
@@ -140,12 +142,12 @@ def test_a_commit_ends_at_a_batch_with_files() -> None:
     ledger = FakeLedger(batch(1), batch(2, files=0), batch(3), batch(4, files=0))
     done = run(ledger, table)
     assert [append.seq for append in table.appended] == [3]
-    assert (done.position, done.looked_to) == (at(3), at(4))
+    assert (done.position, done.read_to) == (at(3), at(4))
 
 
 def test_batches_without_files_alone_are_no_commit_however_many() -> None:
     table = FakeTable(exists=False)
-    assert run(FakeLedger(*(batch(seq, files=0) for seq in range(1, 251))), table).looked_to == at(250)
+    assert run(FakeLedger(*(batch(seq, files=0) for seq in range(1, 251))), table).read_to == at(250)
     assert not table.exists
 
 
@@ -169,7 +171,7 @@ def test_what_was_looked_at_before_is_not_looked_at_again() -> None:
 
 def test_an_earlier_look_does_not_count_at_another_position() -> None:
     table = FakeTable(position=at(2))
-    after = Published(position=at(1), looked_to=at(4), table_version=0, batches=0)
+    after = Published(position=at(1), read_to=at(4), table_version=0, batches=0)
     run(FakeLedger(*map(batch, range(1, 5))), table, after=after)
     assert [append.seq for append in table.appended] == [4]
     assert len(table.appended[0].files) == 2
@@ -184,7 +186,7 @@ def test_numbers_that_a_ledger_gives_again_after_a_failover_are_read_again() -> 
     after = run(ledger, table, after=before, heard=heard)
     assert [file.path for append in table.appended for file in append.files] == ["data/a4/r0/0", "data/a5/r0/0"]
     assert after.position == Position(seq=5, attempt_token=attempt_token("b5"))
-    assert heard[0] == LedgerRolledBack(pipeline=PIPELINE, sink=table.uri, lost_seq=5)
+    assert heard[0] == LedgerRolledBack(pipeline=PIPELINE, sink=table.uri, missing_seq=5)
 
 
 def test_a_ledger_that_went_back_is_reported_before_it_gives_numbers_again() -> None:
@@ -193,15 +195,15 @@ def test_a_ledger_that_went_back_is_reported_before_it_gives_numbers_again() -> 
     before = run(ledger, table)
     del ledger.rows[2:]
     after = run(ledger, table, after=before, heard=heard)
-    assert (after.position, after.looked_to) == (at(1), at(2))
-    assert heard == [LedgerRolledBack(pipeline=PIPELINE, sink=table.uri, lost_seq=3)]
+    assert (after.position, after.read_to) == (at(1), at(2))
+    assert heard == [LedgerRolledBack(pipeline=PIPELINE, sink=table.uri, missing_seq=3)]
     run(ledger, table, after=after, heard=heard)
     assert len(heard) == 1
 
 
 def test_an_earlier_look_does_not_count_at_another_batch_of_the_positions_number() -> None:
     table = FakeTable(position=at(1))
-    before = Published(position=Position(seq=1, attempt_token=7), looked_to=at(3), table_version=0, batches=0)
+    before = Published(position=Position(seq=1, attempt_token=7), read_to=at(3), table_version=0, batches=0)
     run(FakeLedger(*map(batch, range(1, 4))), table, after=before)
     assert [file.path for append in table.appended for file in append.files] == ["data/a2/r0/0", "data/a3/r0/0"]
 

@@ -1,5 +1,7 @@
+from pathlib import Path
+
 import pytest
-from tests.lanes import lane, position
+from tests.lanes import collection_order, lane, position
 
 SPARK = "tests/spark/test_traces.py::test_one"
 TUTORIAL = "tests/docs/test_tutorial.py::test_page[a::b]"
@@ -17,3 +19,13 @@ def test_tests_with_a_session_share_a_lane_and_other_files_have_their_own() -> N
 @pytest.mark.parametrize("short", [UNIT, "tests/cli/test_status.py::test_one", "tests/docs/test_docs.py::test_one"])
 def test_the_lanes_come_before_the_short_tests(short: str) -> None:
     assert max(map(position, (SPARK, TUTORIAL, KILLS))) < position(short)
+
+
+def test_each_process_collects_all_files_and_begins_with_others(tmp_path: Path) -> None:
+    files = [str(tmp_path / "a" / f"test_{number}.py") for number in range(6)]
+    (tmp_path / "a").mkdir()
+    for file in [*files, str(tmp_path / "a" / "scene.py")]:
+        Path(file).touch()
+    orders = [collection_order([str(tmp_path)], f"gw{number}", 3) for number in range(3)]
+    assert orders == [files, files[2:] + files[:2], files[4:] + files[:4]]
+    assert collection_order([files[5], f"{files[0]}::test_one"], "gw1", 3) == [files[5], f"{files[0]}::test_one"]

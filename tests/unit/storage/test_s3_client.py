@@ -18,7 +18,7 @@ from penstock.storage.s3 import (
     bucket_client,
     delta_options,
     is_nameable,
-    place_of,
+    location_of,
     region_of,
     service_client,
 )
@@ -87,7 +87,7 @@ def test_the_environment_names_the_endpoint(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert place_of("lake", aws) == BucketLocation(endpoint_url=expected, region=aws.region or "")
+    assert location_of("lake", aws) == BucketLocation(endpoint_url=expected, region=aws.region or "")
 
 
 def test_the_settings_outdo_the_environment(aws: Aws, stub: S3Stub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_the_settings_outdo_the_environment(aws: Aws, stub: S3Stub, monkeypatch:
 def test_a_region_is_not_needed_of_other_servers(stub: S3Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_REGION", raising=False)
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
-    place = place_of("lake", Aws(endpoint_url=stub.url))
+    place = location_of("lake", Aws(endpoint_url=stub.url))
     assert place == BucketLocation(endpoint_url=stub.url, region="us-east-1")
 
 
@@ -143,7 +143,7 @@ def test_aws_s_own_endpoint_is_that_of_the_bucket_s_region(
 ) -> None:
     client = Buckets("https://s3.amazonaws.com", region, told)
     monkeypatch.setattr("penstock.storage.s3.service_client", lambda aws: client)
-    assert place_of("lake", aws) == BucketLocation(endpoint_url=endpoint, region=told)
+    assert location_of("lake", aws) == BucketLocation(endpoint_url=endpoint, region=told)
 
 
 def test_both_clients_and_delta_ask_as_the_profile_says(stub: S3Stub, somebody: str) -> None:
@@ -160,7 +160,7 @@ def test_both_clients_and_delta_ask_as_the_profile_says(stub: S3Stub, somebody: 
     assert (options["aws_region"], options["aws_endpoint_url"]) == ("mars-1", stub.url)
     assert (options["aws_allow_http"], options["aws_conditional_put"]) == ("true", "etag")
     assert "aws_request_payer" not in options
-    for shown in (aws, bucket_client("lake", aws), place_of("lake", aws)):
+    for shown in (aws, bucket_client("lake", aws), location_of("lake", aws)):
         assert SECRET not in repr(shown)
 
 

@@ -21,7 +21,7 @@ from penstock.errors import (
 from penstock.storage.address import S3Address, s3_address
 from penstock.storage.aws import Aws
 from penstock.storage.roots import files_at
-from penstock.storage.s3_files import HELD_BYTES_MAX, PART_BYTES, S3Files, S3Input, S3Output
+from penstock.storage.s3_files import PART_BYTES, SINGLE_READ_BYTES_MAX, S3Files, S3Input, S3Output
 
 NOWHERE = Aws(region="us-east-1", endpoint_url="http://127.0.0.1:9")
 
@@ -71,7 +71,7 @@ every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize(
     ("status", "code", "error", "words"),
     [
-        (403, "AccessDenied", TableDenied, "access is denied: look at permissions"),
+        (403, "AccessDenied", TableDenied, "access is denied: check the permissions"),
         (400, "ExpiredToken", TemporaryError, "cannot be used"),
     ],
 )
@@ -91,21 +91,21 @@ def test_a_refusal_is_one_short_sentence(
 @pytest.mark.parametrize("name", ["read", "write", "output", "list", "delete"])
 def test_a_bucket_that_is_not_there_is_no_missing_file(files: S3Files, stub: S3Stub, name: str) -> None:
     stub.answer = lambda asked: refusal(404, "NoSuchBucket")
-    with pytest.raises(TableNowhere, match="no such bucket: make it, or mend its name"):
+    with pytest.raises(TableNowhere, match="the bucket does not exist: create it, or correct its name"):
         CALLS[name](files)
 
 
 @pytest.mark.parametrize("code", ["InvalidAccessKeyId", "SignatureDoesNotMatch"])
 def test_wrong_keys_are_told_as_such(files: S3Files, stub: S3Stub, code: str) -> None:
     stub.answer = lambda asked: refusal(403, code)
-    with pytest.raises(TableDenied, match=f"access key .{code}.: look at the credentials") as caught:
+    with pytest.raises(TableDenied, match=f"access key .{code}.: check the credentials") as caught:
         files.names()
     assert (caught.value.exit_code, TableNowhere.exit_code) == (ConfigurationError.exit_code, UsageError.exit_code)
 
 
 def test_a_bucket_of_another_region(files: S3Files, stub: S3Stub) -> None:
     stub.answer = lambda asked: refusal(301, "PermanentRedirect")
-    with pytest.raises(ConfigurationError, match="set aws_region"):
+    with pytest.raises(ConfigurationError, match=r"set aws\.region"):
         files.write("a", b"1")
 
 
@@ -120,7 +120,9 @@ def test_a_write_is_one_request_and_tried_again(files: S3Files, stub: S3Stub) ->
 
 def test_a_write_that_never_comes_through_is_temporary(files: S3Files, stub: S3Stub) -> None:
     stub.answer = lambda asked: refusal(500, "InternalError")
-    with pytest.raises(TemporaryError, match=r"^s3://lake/clicks/a cannot be used: S3 answers 500 InternalError\.$"):
+    with pytest.raises(
+        TemporaryError, match=r"^s3://lake/clicks/a cannot be used: S3 responded with 500 InternalError\.$"
+    ):
         files.write("a", b"1")
 
 
@@ -167,7 +169,7 @@ def ranges_of(content: bytes) -> Callable[[Asked], Answered]:
 
 
 def test_an_input_fetches_what_is_read_of_one_version(files: S3Files, stub: S3Stub) -> None:
-    content = bytes(range(256)) * (HELD_BYTES_MAX // 256 + 1)
+    content = bytes(range(256)) * (SINGLE_READ_BYTES_MAX // 256 + 1)
     stub.answer = ranges_of(content)
     with files.open_input("a") as file:
         file.seek(-8, io.SEEK_END)
@@ -298,7 +300,7 @@ def test_an_upload_whose_completion_was_heard_of_by_nobody(files: S3Files, stub:
     if there:
         large(files)
     else:
-        with pytest.raises(TemporaryError, match="ended the upload"):
+        with pytest.raises(TemporaryError, match="the upload was ended"):
             large(files)
     assert any(asked.method == "DELETE" for asked in stub.asked) is not there
 
@@ -324,14 +326,14 @@ def test_nothing_is_written_after_giving_up() -> None:
 
 @pytest.mark.parametrize("prefix", ["a//b", "a/../b", ".", "a/\n"])
 def test_a_prefix_that_cannot_hold_files(prefix: str) -> None:
-    with pytest.raises(UsageError, match="cannot hold files of ours"):
+    with pytest.raises(UsageError, match="cannot hold Penstock's files"):
         S3Files(S3Address(bucket="lake", prefix=prefix), NOWHERE)
 
 
 def test_nothing_lies_beside_a_whole_bucket() -> None:
     whole = S3Files(s3_address("s3://lake"), NOWHERE)
     assert (whole.name, whole.uri, whole.is_local) == ("lake", "s3://lake", False)
-    with pytest.raises(UsageError, match="name a prefix in it, as in s3://lake/clicks"):
+    with pytest.raises(UsageError, match="give a prefix in it, such as s3://lake/clicks"):
         whole.beside("quarantine")
     assert whole.below("clicks").beside("quarantine").uri == "s3://lake/quarantine"
 

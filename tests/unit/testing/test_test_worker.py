@@ -62,7 +62,7 @@ def test_an_async_handler_sends_many_in_their_order() -> None:
 def test_retries_take_no_time_and_the_last_one_is_a_dead_letter() -> None:
     app, attempts = App(), []
 
-    @app.handler(ORDERS, max_attempts=4, retry_base="1 min", retry_cap="1 h")
+    @app.handler(ORDERS, max_attempts=4, retry_base="1 min", max_retry_wait="1 h")
     def take(order: Order, ctx: Context) -> None:
         attempts.append((ctx.attempt, ctx.previous_attempt.reason if ctx.previous_attempt else None))
         raise ValueError("never")
@@ -266,7 +266,7 @@ def test_a_body_that_does_not_fit_is_refused_when_it_is_sent() -> None:
 def test_a_test_that_takes_too_long_says_so() -> None:
     app = App()
 
-    @app.handler(ORDERS, retry_base=0.001, retry_cap=0.001)
+    @app.handler(ORDERS, retry_base=0.001, max_retry_wait=0.001)
     def take(order: Order) -> None:
         app.send(ORDERS, order)
 

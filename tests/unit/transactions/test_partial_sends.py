@@ -10,7 +10,7 @@ from tests.unit.brokers.sqs_partial import PartialQueue, away, denied, throttled
 
 from penstock import App
 from penstock.errors import PenstockError, TemporaryError, UnknownOutcome
-from penstock.events import Event, OutboxRefused, OutboxSent
+from penstock.events import Event, OutboxRejected, OutboxSent
 from penstock.messaging.broker import PARTIAL_CHUNK
 from penstock.messaging.clock import SystemClock
 from penstock.transactions import create_tables
@@ -44,7 +44,7 @@ class Scene:
             settings=RelaySettings(),
             clock=SystemClock(),
             random=lambda: 0.5,
-            tell=self.events.append,
+            emit=self.events.append,
         )
 
     def rows(self) -> list[int]:
@@ -78,7 +78,7 @@ def test_a_refused_row_waits_with_its_reason_and_its_neighbours_go_once(scene: S
         scene.expire()
         scene.relay().step()
     assert (scene.rows(), len(scene.queue.taken), scene.twice()) == ([7], 25, [])
-    (refused, *_) = [event for event in scene.events if isinstance(event, OutboxRefused)]
+    (refused, *_) = [event for event in scene.events if isinstance(event, OutboxRejected)]
     assert "InvalidParameterValue" in refused.reason
     assert sum(len(event.message_ids) for event in scene.events if isinstance(event, OutboxSent)) == 25
 

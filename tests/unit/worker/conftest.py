@@ -12,15 +12,15 @@ import pytest
 from penstock.brokers.shared import one_by_one
 from penstock.errors import TemporaryError
 from penstock.events import Bus, Event
-from penstock.messaging.broker import Capabilities, QueueStats, ReceiveRequest, SettleFailure, TurnResult
+from penstock.messaging.broker import BrokerCapabilities, QueueStats, ReceiveRequest, SettleFailure, TurnResult
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer, ExecutionPlace, Extension, HeldClaim
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Ack, Release, Settlement
 from penstock.worker.batcher import Limits
+from penstock.worker.consumer import Consumer
 from penstock.worker.lifecycle import WorkerOutcome
-from penstock.worker.line import Line
 from penstock.worker.liveness import Liveness
 from penstock.worker.pools import EventLoop
 from penstock.worker.settings import WorkerSettings
@@ -100,14 +100,14 @@ class FakeEar:
 class FakeBroker:
     """Queues in memory; "q" unless said otherwise. Leases never end by themselves; the test takes them with `steal`."""
 
-    capabilities = Capabilities(
+    capabilities = BrokerCapabilities(
         delay_seconds_max=900,
-        hold_seconds_max=900,
+        release_delay_seconds_max=900,
         lease_seconds_max=43_200,
         body_bytes_max=1_000_000,
         receive_max=1_000,
         fenced=True,
-        refunds=True,
+        releases_uncounted=True,
         deduplicates=False,
         browsable=False,
         remembers_attempts=False,
@@ -287,7 +287,7 @@ class ToyExecution:
         self.go_on.set()
 
     def claim(self) -> HeldClaim | None:
-        return HeldClaim(keeper=self.handler.keeper, id=f"claim-{id(self)}") if self.handler.claims else None
+        return HeldClaim(extender=self.handler.extender, id=f"claim-{id(self)}") if self.handler.claims else None
 
     def loses(self, claim: HeldClaim) -> bool:
         return claim.id == f"claim-{id(self)}"
@@ -306,7 +306,7 @@ class ToyExecution:
             raise self.handler.time_out_fault
         return {delivery.receipt: Release(delay_seconds=5.0) for delivery in self.deliveries}
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         self.handler.journal.append("give back")
         if self.handler.give_back_fault is not None:
             raise self.handler.give_back_fault
@@ -352,7 +352,7 @@ def ack_all(deliveries: Sequence[Delivery]) -> Mapping[str, Settlement]:
     return {delivery.receipt: Ack() for delivery in deliveries}
 
 
-class ToyKeeper:
+class ToyExtender:
     """Extends the claims of a toy handler's executions; ``gate`` is awaited first."""
 
     def __init__(self, handler: "ToyHandler") -> None:
@@ -393,7 +393,7 @@ class ToyHandler:
     clock: Clock = field(default_factory=SystemClock)
 
     def __post_init__(self) -> None:
-        self.keeper = ToyKeeper(self)
+        self.extender = ToyExtender(self)
 
     def weigh(self, delivery: Delivery) -> int:
         return self.weight
@@ -431,15 +431,16 @@ class Life:
     def __init__(self) -> None:
         self.journal: list[str] = []
         self.events: list[Event] = []
+        self.listeners: tuple[Callable[[Event], None], ...] = (self.events.append,)
         self.broker = FakeBroker(self.journal)
         self.handler = ToyHandler(self.journal)
         self.stop = StopSignal()
         self.clock: Clock = SystemClock()
         self.steps: list[str] = []
         self.until: Callable[[], bool] | None = None
-        self.lines: Sequence[Line] = ()
+        self.consumers: Sequence[Consumer] = ()
         self.event_loop: EventLoop | None = None
-        self.pulse: Liveness | None = None
+        self.liveness: Liveness | None = None
         self.conclusion: WorkerOutcome | None = None
         self.error: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -453,17 +454,19 @@ class Life:
         )
         in_flight_max: int | None = settings.pop("in_flight_max", None)  # type: ignore[assignment]
         fetch_max: int = settings.pop("fetch_max", 500)  # type: ignore[assignment]
-        line = Line(queue="q", handler=self.handler, limits=limits, in_flight_max=in_flight_max, fetch_max=fetch_max)
+        consumer = Consumer(
+            queue="q", handler=self.handler, limits=limits, in_flight_max=in_flight_max, fetch_max=fetch_max
+        )
         settings.setdefault("fetch_max", fetch_max)
         return Worker(
             broker=self.broker,
-            lines=self.lines or [line],
+            consumers=self.consumers or [consumer],
             settings=WorkerSettings(**{**QUICK, **settings}),  # type: ignore[arg-type] # the settings check themselves
             clock=self.clock,
-            bus=Bus(self.events.append),
+            bus=Bus(*self.listeners),
             probe=self.steps.append,
             random=lambda: 0.5,
-            pulse=self.pulse,
+            liveness=self.liveness,
             event_loop=self.event_loop,
         )
 
@@ -497,11 +500,11 @@ class Life:
         """One more line, of its own handler, each message alone; its queue has the handler's name."""
         handler = ToyHandler(self.journal, place=place, **numbers.pop("handler", {}))
         handler.name = numbers.setdefault("queue", handler.name)
-        self.lines = [*self.lines, Line(handler=handler, **numbers)]
+        self.consumers = [*self.consumers, Consumer(handler=handler, **numbers)]
         return handler
 
     def handlers(self) -> list[ToyHandler]:
-        return [line.handler for line in self.lines if isinstance(line.handler, ToyHandler)]
+        return [consumer.handler for consumer in self.consumers if isinstance(consumer.handler, ToyHandler)]
 
     def told(self, kind: type[Kind]) -> list[Kind]:
         return [event for event in list(self.events) if type(event) is kind]

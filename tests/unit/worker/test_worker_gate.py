@@ -1,4 +1,4 @@
-"""A line with a gate: nothing is received or begun while it is shut, one message where it admits one, no busy loop."""
+"""A consumer with a gate: nothing begins while it is shut, one message while it admits one, no busy loop."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.messaging.handler import ExecutionPlace
+from penstock.messaging.settlement import UNCOUNTED
 from penstock.worker.batcher import Limits
-from penstock.worker.line import Line
-from penstock.worker.shutdown import UNSTARTED
+from penstock.worker.consumer import Consumer
 
 if TYPE_CHECKING:
     from tests.unit.worker.conftest import FakeClock, Life, ToyHandler
@@ -26,7 +26,7 @@ class FakeGate:
     def admits(self) -> int | None:
         return self.admitted
 
-    def put_back_seconds(self) -> float:
+    def release_delay_seconds(self) -> float:
         return 0.0
 
     def opens_at(self) -> float | None:
@@ -35,13 +35,13 @@ class FakeGate:
 
 def gated(life: "Life", gate: FakeGate, place: ExecutionPlace = ExecutionPlace.POOL, **numbers: object) -> "ToyHandler":
     handler = life.serve(place, queue="gated", **numbers)
-    *others, line = life.lines
-    life.lines = [*others, Line(queue=line.queue, handler=handler, limits=line.limits, gate=gate)]
+    *others, consumer = life.consumers
+    life.consumers = [*others, Consumer(queue=consumer.queue, handler=handler, limits=consumer.limits, gate=gate)]
     return handler
 
 
 @pytest.mark.parametrize("place", [ExecutionPlace.POOL, ExecutionPlace.LOOP])
-def test_a_shut_line_is_not_asked_and_the_others_are(
+def test_a_shut_consumer_is_not_asked_and_the_others_are(
     life: "Life", eventually: Eventually, place: ExecutionPlace
 ) -> None:
     gated(life, FakeGate(0), place)
@@ -90,11 +90,11 @@ def test_what_is_held_when_it_shuts_goes_back_unstarted(
     eventually(lambda: len(life.broker.released()) == 2, "both that are held go back")
     life.stop.request()
     assert life.end() == "drained"
-    assert set(life.broker.released().values()) == {UNSTARTED}
+    assert set(life.broker.released().values()) == {UNCOUNTED}
     assert not handler.executions
 
 
-def test_a_worker_whose_only_line_is_shut_rests_until_it_opens(
+def test_a_worker_whose_only_consumer_is_shut_rests_until_it_opens(
     life: "Life", eventually: Eventually, clock: "FakeClock"
 ) -> None:
     """No busy loop: it looks when somebody wakes it, and when the gate says."""

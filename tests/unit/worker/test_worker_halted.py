@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.errors import RestartNeeded, UsageError, UserError
-from penstock.events import Event, LineHalted, WorkerDraining, WorkerFailed, WorkerStopped
+from penstock.events import ConsumerHalted, Event, WorkerDraining, WorkerFailed, WorkerStopped
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import ExecutionPlace
@@ -42,7 +42,7 @@ def ends(life: "Life") -> list[Event]:
 
 @pytest.mark.parametrize("place", list(ExecutionPlace))
 @pytest.mark.parametrize("where", [in_run, in_begin, in_upkeep])
-def test_one_line_is_halted_and_its_messages_go_back_uncharged(
+def test_one_consumer_is_halted_and_its_messages_go_back_uncharged(
     life: "Life", eventually: Eventually, place: ExecutionPlace, where: Callable[["ToyHandler"], None]
 ) -> None:
     broken = life.serve(place, queue="broken")
@@ -50,25 +50,25 @@ def test_one_line_is_halted_and_its_messages_go_back_uncharged(
     where(broken)
     life.broker.put(0, 1, 2, queue="broken")
     life.start(upkeep_seconds=0.01)
-    eventually(lambda: life.told(LineHalted), "the line is halted")
+    eventually(lambda: life.told(ConsumerHalted), "the line is halted")
     life.broker.put(*range(10, 20), queue="mail")
     eventually(lambda: len(life.broker.acked()) >= 10, "the other queue is served")
     life.stop.request()
     assert life.end() == "drained"
     assert life.error is None
-    assert [event.queue for event in life.told(LineHalted)] == ["broken"]
-    assert all(release.refund for release in life.broker.released().values())
+    assert [event.queue for event in life.told(ConsumerHalted)] == ["broken"]
+    assert all(release.uncounted for release in life.broker.released().values())
     assert not life.broker.leased
 
 
-def test_the_last_line_to_be_halted_ends_the_worker(life: "Life") -> None:
+def test_the_last_consumer_to_be_halted_ends_the_worker(life: "Life") -> None:
     for queue in ("a", "b"):
         in_run(life.serve(ExecutionPlace.POOL, queue=queue))
         life.broker.put(0 if queue == "a" else 1, queue=queue)
     life.start()
     life.end()
     assert life.error is MISTAKE
-    assert len(life.told(LineHalted)) == 1
+    assert len(life.told(ConsumerHalted)) == 1
     assert not life.broker.leased
     failed, draining, stopped = ends(life)
     assert isinstance(failed, WorkerFailed)
@@ -85,20 +85,20 @@ def test_a_worker_that_only_a_new_process_replaces_drains_and_says_so(
     gone = RestartNeeded("Spark went away")
     spark = life.serve(ExecutionPlace.THREAD, queue="spark")
     mail = life.serve(ExecutionPlace.POOL, queue="mail", handler={"blocking": True})
-    life.pulse = Liveness(SystemClock())
+    life.liveness = Liveness(SystemClock())
     life.broker.put(10, queue="mail")
     life.start(upkeep_seconds=0.01)
     running = life.running(handler=mail)
     where(spark, gone)
     life.broker.put(0, queue="spark")
     eventually(lambda: life.told(WorkerFailed))
-    assert life.pulse.phase is Phase.STOPPING, "so that the probe knows of it"
+    assert life.liveness.phase is Phase.STOPPING, "so that the probe knows of it"
     assert "m10" not in life.broker.acked()
     running.let_go()
     life.end()
     assert life.error is gone
     assert "m10" in life.broker.acked()
-    assert all(release.refund for release in life.broker.released().values())
+    assert all(release.uncounted for release in life.broker.released().values())
     assert not life.broker.leased
 
 
@@ -124,4 +124,4 @@ def test_a_worker_that_is_to_finish_ends_with_the_first(life: "Life") -> None:
     life.start()
     life.end()
     assert life.error is MISTAKE
-    assert life.told(LineHalted) == []
+    assert life.told(ConsumerHalted) == []

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.errors import ClaimLost, TemporaryError
-from penstock.events import Bus, Event, HeartbeatFailed, LeaseLost, LeasesEndangered, LeasesExtended
+from penstock.events import Bus, Event, HeartbeatFailed, LeaseLost, LeasesExpiring, LeasesExtended
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Extension, HeldClaim
-from penstock.worker.leases import TRIES, Heartbeat, HoldsClaim, LeaseBook
+from penstock.worker.leases import TRIES, ClaimHolder, Heartbeat, LeaseBook
 from penstock.worker.liveness import LifeSign
 from penstock.worker.settings import WorkerSettings
 
@@ -24,7 +24,7 @@ Eventually = Callable[..., None]
 LEASE_SECONDS = 30.0
 
 
-class Keeper:
+class Extender:
     """Extends what it is asked to, unless the test says otherwise."""
 
     def __init__(self) -> None:
@@ -48,8 +48,8 @@ class Keeper:
 class Batch:
     queue = "q"
 
-    def __init__(self, keeper: Keeper, id: str = "claim") -> None:
-        self.held: HeldClaim | None = HeldClaim(keeper=keeper, id=id)
+    def __init__(self, extender: Extender, id: str = "claim") -> None:
+        self.held: HeldClaim | None = HeldClaim(extender=extender, id=id)
         self.ended_by_itself = False
         self.suspended = False
         self.lost = False
@@ -70,9 +70,9 @@ class Batch:
 class Beating:
     def __init__(self, broker: "FakeBroker", clock: "FakeClock", eventually: Eventually) -> None:
         self.events: list[Event] = []
-        self.claims: list[HoldsClaim] = []
-        self.keeper = Keeper()
-        self.book = LeaseBook(clock=clock, lease_seconds=LEASE_SECONDS)
+        self.claims: list[ClaimHolder] = []
+        self.extender = Extender()
+        self.lease_book = LeaseBook(clock=clock, lease_seconds=LEASE_SECONDS)
         self.broker = broker
         self.sign = LifeSign("penstock-heartbeat", clock)
         self.eventually = eventually
@@ -82,7 +82,7 @@ class Beating:
     def made(self, *, settle_max: int, draw: float = 0.0) -> Heartbeat:
         return Heartbeat(
             broker=self.broker,
-            book=self.book,
+            lease_book=self.lease_book,
             claims=lambda: self.claims,
             settings=WorkerSettings(lease_seconds=LEASE_SECONDS, settle_max=settle_max),
             clock=self._clock,
@@ -94,7 +94,7 @@ class Beating:
     def receive(self, count: int, queue: str = "q") -> list[Delivery]:
         self.broker.put(*range(count), queue=queue)
         deliveries = list(self.broker.receive(queue, messages_max=count, lease_seconds=LEASE_SECONDS))
-        self.book.register(deliveries)
+        self.lease_book.register(deliveries)
         return deliveries
 
     def beat(self) -> None:
@@ -125,14 +125,14 @@ def test_leases_are_extended_in_groups(beating: Beating, broker: "FakeBroker") -
 
 def test_a_ledger_that_does_not_answer_delays_no_lease(standing: Beating, broker: "FakeBroker") -> None:
     """Beat after beat, while the first call of the claims is still waiting."""
-    standing.claims = [Batch(standing.keeper)]
+    standing.claims = [Batch(standing.extender)]
     standing.receive(1)
-    standing.keeper.gate = threading.Event()
+    standing.extender.gate = threading.Event()
     for beats in range(1, 4):
         standing.heartbeat.beat()
         standing.eventually(lambda beats=beats: len(standing.told(LeasesExtended)) == beats)
-    assert len(standing.keeper.calls) == 1
-    standing.keeper.gate.set()
+    assert len(standing.extender.calls) == 1
+    standing.extender.gate.set()
     standing.eventually(lambda: standing.heartbeat.idle)
 
 
@@ -150,25 +150,25 @@ def test_a_queue_whose_call_hangs_delays_no_other_queue(standing: Beating, broke
 
 
 def test_claims_are_extended_as_a_set(beating: Beating) -> None:
-    batches = [Batch(beating.keeper, f"c{number}") for number in range(3)]
+    batches = [Batch(beating.extender, f"c{number}") for number in range(3)]
     beating.claims = [*batches]
     beating.beat()
-    assert [ids for ids, _ in beating.keeper.calls] == [["c0", "c1"], ["c2"]]
+    assert [ids for ids, _ in beating.extender.calls] == [["c0", "c1"], ["c2"]]
 
 
 def test_a_claim_ends_before_the_lease_of_its_message_however_late_it_is_extended(
     standing: Beating, clock: "FakeClock"
 ) -> None:
     """So the claim of a worker that died is free when its message comes back."""
-    standing.claims = [Batch(standing.keeper, f"c{number}") for number in range(3)]
-    standing.keeper.gate = threading.Event()
+    standing.claims = [Batch(standing.extender, f"c{number}") for number in range(3)]
+    standing.extender.gate = threading.Event()
     began_at = clock.time
     standing.heartbeat.beat()
-    standing.eventually(standing.keeper.asked.is_set)
+    standing.eventually(standing.extender.asked.is_set)
     clock.time += 5.0  # for the answer of the first call
-    standing.keeper.gate.set()
+    standing.extender.gate.set()
     standing.eventually(lambda: standing.heartbeat.idle)
-    (_, first_seconds), (_, second_seconds) = standing.keeper.calls
+    (_, first_seconds), (_, second_seconds) = standing.extender.calls
     assert began_at + first_seconds == clock.time + second_seconds == began_at + LEASE_SECONDS - 1.0
 
 
@@ -191,11 +191,11 @@ def test_it_gives_up_a_beat_after_five_tries(beating: Beating, broker: "FakeBrok
 
 
 def test_claims_that_fail_are_tried_again_and_none_is_lost(beating: Beating) -> None:
-    batch = Batch(beating.keeper)
+    batch = Batch(beating.extender)
     beating.claims = [batch]
-    beating.keeper.answers = [TemporaryError("away"), TemporaryError("away")]
+    beating.extender.answers = [TemporaryError("away"), TemporaryError("away")]
     beating.beat()
-    assert len(beating.keeper.calls) == 3
+    assert len(beating.extender.calls) == 3
     assert [event.last for event in beating.events if isinstance(event, HeartbeatFailed)] == [False, False]
     assert not batch.lost
 
@@ -203,85 +203,85 @@ def test_claims_that_fail_are_tried_again_and_none_is_lost(beating: Beating) -> 
 def test_the_calls_of_a_beat_end_with_it(beating: Beating, skipping_clock: "SkippingClock") -> None:
     """A ledger that takes long to fail gets no second try in a beat that is over."""
 
-    class Slow(Keeper):
+    class Slow(Extender):
         def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
             skipping_clock.time += 6.0
             return super().extend(ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
 
-    keeper = Slow()
-    keeper.answers = [TemporaryError("away")] * 9
-    beating.claims = [Batch(keeper)]
+    extender = Slow()
+    extender.answers = [TemporaryError("away")] * 9
+    beating.claims = [Batch(extender)]
     beating.beat()
-    assert len(keeper.calls) == 2
+    assert len(extender.calls) == 2
     assert [event.last for event in beating.events if isinstance(event, HeartbeatFailed)] == [False, True]
 
 
 def test_claims_that_a_beat_had_no_time_for_are_the_first_of_the_next(
     beating: Beating, skipping_clock: "SkippingClock"
 ) -> None:
-    class Slow(Keeper):
+    class Slow(Extender):
         def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
             skipping_clock.time += 5.5
             return super().extend(ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
 
-    keeper = Slow()
-    beating.claims = [Batch(keeper, f"c{number}") for number in range(5)]
+    extender = Slow()
+    beating.claims = [Batch(extender, f"c{number}") for number in range(5)]
     beating.heartbeat.watch()
     skipping_clock.time += LEASE_SECONDS / 6
     for _ in range(3):
         beating.beat()
-    asked = [id for ids, _ in keeper.calls for id in ids]
+    asked = [id for ids, _ in extender.calls for id in ids]
     assert [asked[:3], asked[3:5]] == [["c0", "c1", "c2"], ["c3", "c4"]]
     assert [asked[5:7], asked[7]] == [["c0", "c1"], "c2"], "and then those that were extended first"
 
 
-def test_a_keeper_that_is_slow_for_each_claim_is_asked_for_fewer_until_it_answers_in_time(
+def test_an_extender_that_is_slow_for_each_claim_is_asked_for_fewer_until_it_answers_in_time(
     beating: Beating, skipping_clock: "SkippingClock"
 ) -> None:
     beating.heartbeat = beating.made(settle_max=500)
 
-    class SlowRows(Keeper):
+    class SlowRows(Extender):
         def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
             skipping_clock.time += min(0.01 * len(ids), answer_seconds)
             if 0.01 * len(ids) > answer_seconds:
                 raise TemporaryError("a statement takes too long")
             return super().extend(ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
 
-    keeper = SlowRows()
-    beating.claims = [Batch(keeper, f"c{number}") for number in range(1_000)]
+    extender = SlowRows()
+    beating.claims = [Batch(extender, f"c{number}") for number in range(1_000)]
     beating.heartbeat.watch()
     for _ in range(3):
         beating.beat()
-    assert {id for ids, _ in keeper.calls for id in ids} == {f"c{number}" for number in range(1_000)}
+    assert {id for ids, _ in extender.calls for id in ids} == {f"c{number}" for number in range(1_000)}
     skipping_clock.time += LEASE_SECONDS / 2  # time for more than one beat, in which it gets quick again
-    keeper.extend = Keeper.extend.__get__(keeper)  # type: ignore[method-assign] # it is quick now
+    extender.extend = Extender.extend.__get__(extender)  # type: ignore[method-assign] # it is quick now
     for _ in range(2):
         beating.beat()
-    assert max(len(ids) for ids, _ in keeper.calls) == 500
+    assert max(len(ids) for ids, _ in extender.calls) == 500
 
 
 @pytest.mark.parametrize("failures", [0, 9], ids=["from the beginning", "after it did not answer for a while"])
-def test_a_keeper_that_takes_as_long_for_few_claims_as_for_many_keeps_all(
+def test_an_extender_that_takes_as_long_for_few_claims_as_for_many_keeps_all(
     beating: Beating, skipping_clock: "SkippingClock", failures: int
 ) -> None:
     beating.heartbeat = beating.made(settle_max=500)
 
-    class Far(Keeper):
+    class Far(Extender):
         def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
             skipping_clock.time += answer_seconds if self.answers else 0.6 * answer_seconds
             return super().extend(ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
 
-    keeper = Far()
-    keeper.answers = [TemporaryError("no answer")] * failures
-    beating.claims = [Batch(keeper, f"c{number}") for number in range(200)]
+    extender = Far()
+    extender.answers = [TemporaryError("no answer")] * failures
+    beating.claims = [Batch(extender, f"c{number}") for number in range(200)]
     beating.heartbeat.watch()
     for _ in range(6):
         beating.beat()
-    del keeper.calls[:]
+    del extender.calls[:]
     for _ in range(2):
         beating.beat()
-    assert {id for ids, _ in keeper.calls for id in ids} == {f"c{number}" for number in range(200)}
-    assert len(keeper.calls) <= 2 * 4, "and so it goes on"
+    assert {id for ids, _ in extender.calls for id in ids} == {f"c{number}" for number in range(200)}
+    assert len(extender.calls) <= 2 * 4, "and so it goes on"
 
 
 def test_a_beat_that_is_due_while_the_last_is_at_work_follows_it(standing: Beating, broker: "FakeBroker") -> None:
@@ -308,70 +308,70 @@ def test_after_the_end_no_beat_follows(standing: Beating, broker: "FakeBroker") 
 
 
 def test_a_claim_that_another_transaction_has_locked_is_extended_a_moment_later(beating: Beating) -> None:
-    locked, free = Batch(beating.keeper, "locked"), Batch(beating.keeper, "free")
+    locked, free = Batch(beating.extender, "locked"), Batch(beating.extender, "free")
     beating.claims = [locked, free]
-    beating.keeper.answers = [Extension(late=frozenset({"locked"}))]
+    beating.extender.answers = [Extension(locked=frozenset({"locked"}))]
     beating.beat()
-    assert [ids for ids, _ in beating.keeper.calls] == [["locked", "free"], ["locked"]]
+    assert [ids for ids, _ in beating.extender.calls] == [["locked", "free"], ["locked"]]
     assert [locked.lost, free.lost] == [False, False]
 
 
 def test_a_lost_claim_is_told_to_its_batch_alone(beating: Beating) -> None:
-    lost, held = Batch(beating.keeper, "lost"), Batch(beating.keeper, "held")
+    lost, held = Batch(beating.extender, "lost"), Batch(beating.extender, "held")
     beating.claims = [lost, held]
-    beating.keeper.answers = [Extension(lost=frozenset({"lost"}))]
+    beating.extender.answers = [Extension(lost=frozenset({"lost"}))]
     beating.beat()
     assert (lost.lost, held.lost) == (True, False)
 
 
 def test_a_claim_that_its_batch_ended_meanwhile_is_no_loss(beating: Beating) -> None:
-    batch = Batch(beating.keeper)
+    batch = Batch(beating.extender)
     batch.ended_by_itself = True
     beating.claims = [batch]
-    beating.keeper.answers = [Extension(lost=frozenset({"claim"}))]
+    beating.extender.answers = [Extension(lost=frozenset({"claim"}))]
     beating.beat()
     assert not batch.lost
 
 
 def test_work_that_cannot_go_on_is_lost_whatever_the_ledger_does(standing: Beating) -> None:
-    running, suspended = Batch(standing.keeper, "running"), Batch(standing.keeper, "suspended")
-    standing.keeper.gate = threading.Event()
+    running, suspended = Batch(standing.extender, "running"), Batch(standing.extender, "suspended")
+    standing.extender.gate = threading.Event()
     standing.claims = [running, suspended]
     standing.heartbeat.beat()
-    standing.eventually(standing.keeper.asked.is_set)
+    standing.eventually(standing.extender.asked.is_set)
     suspended.suspended = True
     standing.heartbeat.beat()
     assert suspended.lost
-    standing.keeper.gate.set()
+    standing.extender.gate.set()
     standing.eventually(lambda: standing.heartbeat.idle)
 
 
 def test_what_is_not_extended_is_reported_before_it_is_lost(standing: Beating, clock: "FakeClock") -> None:
     hanging = threading.Event()
     standing.broker.hanging = {"q": hanging}
-    standing.keeper.gate = threading.Event()
-    standing.claims = [Batch(standing.keeper)]
+    standing.extender.gate = threading.Event()
+    standing.claims = [Batch(standing.extender)]
     standing.receive(2)
     standing.heartbeat.watch()
     standing.heartbeat.beat()
-    standing.eventually(standing.keeper.asked.is_set)
+    standing.eventually(standing.extender.asked.is_set)
     clock.time += 14.0
     standing.heartbeat.watch()
-    assert standing.told(LeasesEndangered) == []
+    assert standing.told(LeasesExpiring) == []
     clock.time += 2.0
     standing.heartbeat.watch()
-    assert standing.told(LeasesEndangered) == [
-        LeasesEndangered(queue="q", held="message leases", count=2, seconds_left=14.0),
-        LeasesEndangered(queue="q", held="claims", count=1, seconds_left=14.0),
+    assert standing.told(LeasesExpiring) == [
+        LeasesExpiring(queue="q", kind="message leases", count=2, seconds_left=14.0),
+        LeasesExpiring(queue="q", kind="claims", count=1, seconds_left=14.0),
     ]
     hanging.set()
-    standing.keeper.gate.set()
+    standing.extender.gate.set()
     standing.eventually(lambda: standing.heartbeat.idle)
     standing.events.clear()
     standing.heartbeat.watch()
-    assert standing.told(LeasesEndangered) == [
-        LeasesEndangered(queue="q", held="claims", count=1, seconds_left=13.0)
-    ], "the claim was extended for as long as it was asked to, when its call began"
+    assert standing.told(LeasesExpiring) == [LeasesExpiring(queue="q", kind="claims", count=1, seconds_left=13.0)], (
+        "the claim was extended for as long as it was asked to, when its call began"
+    )
 
 
 def test_a_lost_lease_leaves_the_book_and_is_told(beating: Beating, broker: "FakeBroker") -> None:
@@ -382,8 +382,8 @@ def test_a_lost_lease_leaves_the_book_and_is_told(beating: Beating, broker: "Fak
         LeaseLost(queue="q", message_id="m0", attempt=1),
         LeasesExtended(queue="q", message_ids=("m1",)),
     ]
-    assert not beating.book.holds(first)
-    assert beating.book.holds(second)
+    assert not beating.lease_book.holds(first)
+    assert beating.lease_book.holds(second)
 
 
 def test_a_lease_ends_that_long_after_its_last_extension(
@@ -392,7 +392,7 @@ def test_a_lease_ends_that_long_after_its_last_extension(
     (only,) = beating.receive(1)
     skipping_clock.time += 20
     beating.beat()
-    ends_at = beating.book.unregister([only], wait_seconds=0)
+    ends_at = beating.lease_book.unregister([only], wait_seconds=0)
     assert ends_at == {only.receipt: skipping_clock.time + LEASE_SECONDS}
 
 
@@ -407,7 +407,7 @@ def test_the_pause_is_never_longer_than_a_third_of_the_lease(beating: Beating, s
             beating.heartbeat.end()
             return None
 
-    beating.claims = [Last(beating.keeper)]
+    beating.claims = [Last(beating.extender)]
     beating.heartbeat.run()
     assert skipping_clock.waits[:1] == [pytest.approx(4.0)]
     assert all(wait <= LEASE_SECONDS / 6 for wait in skipping_clock.waits)
@@ -420,7 +420,7 @@ def test_the_longest_pause_is_a_third_of_the_lease(beating: Beating, skipping_cl
             return None
 
     beating.heartbeat = beating.made(settle_max=2, draw=1.0)
-    beating.claims = [Last(beating.keeper)]
+    beating.claims = [Last(beating.extender)]
     beating.heartbeat.run()
     assert skipping_clock.waits[:1] == [pytest.approx(LEASE_SECONDS / 6)]
 
@@ -433,12 +433,12 @@ def test_taking_a_delivery_out_awaits_the_call_in_flight_for_it(standing: Beatin
     out = threading.Event()
 
     def take_out() -> None:
-        standing.book.unregister([only], wait_seconds=60)
+        standing.lease_book.unregister([only], wait_seconds=60)
         broker.journal.append("out")
         out.set()
 
     threading.Thread(target=take_out, daemon=True).start()
-    standing.eventually(lambda: not standing.book.holds(only))
+    standing.eventually(lambda: not standing.lease_book.holds(only))
     assert not out.is_set()
     broker.extend_gate.set()
     assert out.wait(DEADLINE_SECONDS)
@@ -450,31 +450,31 @@ def test_it_does_not_await_a_call_for_others(standing: Beating, broker: "FakeBro
     broker.extend_gate = threading.Event()
     standing.heartbeat.beat()
     assert broker.extending.wait(DEADLINE_SECONDS)
-    standing.book.unregister([delivery(99)], wait_seconds=60)  # would wait for ever: the clock stands still
+    standing.lease_book.unregister([delivery(99)], wait_seconds=60)  # would wait for ever: the clock stands still
     broker.extend_gate.set()
     standing.eventually(lambda: standing.heartbeat.idle)
 
 
 def test_who_waits_for_a_call_hears_of_its_end(skipping_clock: "SkippingClock", delivery: Make) -> None:
     seen: list[bool] = []
-    book = LeaseBook(
+    lease_book = LeaseBook(
         clock=skipping_clock,
         lease_seconds=LEASE_SECONDS,
-        call_over=lambda: seen.append(book.is_extended_now(only)),
+        call_ended=lambda: seen.append(lease_book.is_extended_now(only)),
     )
     only = delivery(1)
-    book.register([only])
-    with book.calling("q", [only]):
-        assert book.is_extended_now(only)
-        assert not book.is_extended_now(delivery(2))
+    lease_book.register([only])
+    with lease_book.calling("q", [only]):
+        assert lease_book.is_extended_now(only)
+        assert not lease_book.is_extended_now(delivery(2))
     assert seen == [False]
 
 
 def test_a_delivery_that_left_the_book_is_not_extended(skipping_clock: "SkippingClock", delivery: Make) -> None:
-    book = LeaseBook(clock=skipping_clock, lease_seconds=LEASE_SECONDS)
+    lease_book = LeaseBook(clock=skipping_clock, lease_seconds=LEASE_SECONDS)
     settled, held = delivery(1), delivery(2)
-    book.register([settled, held])
-    book.unregister([settled], wait_seconds=0.0)
-    with book.calling("q", [settled, held]) as extended:
+    lease_book.register([settled, held])
+    lease_book.unregister([settled], wait_seconds=0.0)
+    with lease_book.calling("q", [settled, held]) as extended:
         assert extended == [held]
-        assert not book.is_extended_now(settled)
+        assert not lease_book.is_extended_now(settled)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.errors import ConfigurationError, TemporaryError
-from penstock.events import Bus, DeliverySettled, Event, SettleFailed, SettlementsTaken
+from penstock.events import Bus, DeliverySettled, Event, SettlementFailed, SettlementsApplied
 from penstock.messaging.broker import SettleFailure
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Ack, Release, Settlement
@@ -25,14 +25,14 @@ LEASE_SECONDS = 30.0
 class Settling:
     def __init__(self, broker: "FakeBroker", clock: "SkippingClock") -> None:
         self.events: list[Event] = []
-        self.taken: list[SettlementsTaken] = []
+        self.taken: list[SettlementsApplied] = []
         self.steps: list[Step] = []
-        self.book = LeaseBook(clock=clock, lease_seconds=LEASE_SECONDS)
+        self.lease_book = LeaseBook(clock=clock, lease_seconds=LEASE_SECONDS)
         self.broker = broker
         self.clock = clock
         self.settler = Settler(
             broker=broker,
-            book=self.book,
+            lease_book=self.lease_book,
             settings=WorkerSettings(lease_seconds=LEASE_SECONDS, settle_max=500),
             clock=clock,
             bus=Bus(self._tell),
@@ -41,7 +41,7 @@ class Settling:
         )
 
     def _tell(self, event: Event) -> None:
-        if isinstance(event, SettlementsTaken):
+        if isinstance(event, SettlementsApplied):
             self.taken.append(event)
         else:
             self.events.append(event)
@@ -51,7 +51,7 @@ class Settling:
         deliveries: list[Delivery] = []
         while arrived := self.broker.receive("q", messages_max=1_000, lease_seconds=LEASE_SECONDS):
             deliveries += arrived
-        self.book.register(deliveries)
+        self.lease_book.register(deliveries)
         return deliveries
 
     def apply_until(self, seconds: float) -> None:
@@ -75,7 +75,7 @@ def test_five_thousand_are_settled_in_groups(settling: Settling) -> None:
     assert len(settling.broker.acked()) == 5_000
     assert settling.settler.next_due_at() is None
     assert len(settling.events) == 5_000
-    assert settling.taken == [SettlementsTaken(queue="q", settlements=(Ack(),) * 500)] * 10
+    assert settling.taken == [SettlementsApplied(queue="q", settlements=(Ack(),) * 500)] * 10
 
 
 def test_the_probe_hears_before_and_after_and_the_event_comes_last(settling: Settling) -> None:
@@ -104,7 +104,7 @@ def test_a_lost_lease_is_told_and_not_tried_again(settling: Settling) -> None:
     settling.settler.submit([(only, Ack())])
     settling.settler.apply_due()
     assert settling.events == [
-        SettleFailed(queue="q", message_id="m0", attempt=1, operation="ack", reason="the lease is gone", lost=True)
+        SettlementFailed(queue="q", message_id="m0", attempt=1, operation="ack", reason="the lease is gone", lost=True)
     ]
     assert settling.settler.next_due_at() is None
 
@@ -117,7 +117,7 @@ def test_with_the_broker_away_it_tries_until_the_lease_must_have_ended(settling:
     settling.apply_until(600)
     assert LEASE_SECONDS <= settling.clock.time - began_at < LEASE_SECONDS + 10
     assert settling.settler.next_due_at() is None
-    failures = [event for event in settling.events if isinstance(event, SettleFailed)]
+    failures = [event for event in settling.events if isinstance(event, SettlementFailed)]
     assert [failure.lost for failure in failures] == [False] * (len(failures) - 1) + [True]
     assert 5 < len(failures) < 100
     assert settling.taken == []
@@ -137,7 +137,7 @@ def test_a_settled_delivery_is_out_of_the_book_first(settling: Settling) -> None
     settle = settling.broker.settle
 
     def spy(settlements: Sequence[tuple[Delivery, Settlement]]) -> Sequence[SettleFailure]:
-        held.append(settling.book.holds(only))
+        held.append(settling.lease_book.holds(only))
         return settle(settlements)
 
     settling.broker.settle = spy  # type: ignore[method-assign] # a spy
@@ -155,7 +155,7 @@ def test_what_the_broker_never_can_do_is_raised(settling: Settling) -> None:
 
 def test_settling_by_a_deadline_tries_until_then_and_answers_what_is_left(settling: Settling) -> None:
     deliveries = settling.receive(2)
-    settling.book.unregister(deliveries, wait_seconds=0)
+    settling.lease_book.unregister(deliveries, wait_seconds=0)
     settling.broker.refuse = {"m1"}
     deadline = settling.clock.time + 3
     left = settling.settler.settle_by([(delivery, Release()) for delivery in deliveries], deadline=deadline)
@@ -167,7 +167,7 @@ def test_settling_by_a_deadline_tries_until_then_and_answers_what_is_left(settli
 
 def test_settling_by_a_deadline_survives_a_broker_that_is_away_for_a_while(settling: Settling) -> None:
     deliveries = settling.receive(1)
-    settling.book.unregister(deliveries, wait_seconds=0)
+    settling.lease_book.unregister(deliveries, wait_seconds=0)
     settling.broker.settle_faults = [TemporaryError("away")] * 2
     left = settling.settler.settle_by(
         [(delivery, Release()) for delivery in deliveries], deadline=settling.clock.time + 3
@@ -181,9 +181,9 @@ def test_a_delay_that_the_broker_cannot_do_is_cut_to_what_it_can(
     settling: Settling, asked: float, given: float
 ) -> None:
     (only,) = settling.receive(1)
-    settling.settler.submit([(only, Release(delay_seconds=asked, refund=True))])
+    settling.settler.submit([(only, Release(delay_seconds=asked, uncounted=True))])
     settling.settler.apply_due()
-    assert settling.broker.released() == {"m0": Release(delay_seconds=given, refund=True)}
+    assert settling.broker.released() == {"m0": Release(delay_seconds=given, uncounted=True)}
 
 
 # --- where a call has its price
@@ -204,7 +204,7 @@ def test_a_few_wait_a_moment_for_others(thrifty: Settling) -> None:
     assert not thrifty.settler.take_due().settlements
     assert thrifty.settler.next_due_at() == began_at + 0.1
     assert len(thrifty.settler.unapplied()) == 5
-    assert all(thrifty.book.holds(delivery) for delivery in deliveries)
+    assert all(thrifty.lease_book.holds(delivery) for delivery in deliveries)
     thrifty.clock.time = began_at + 0.1
     assert len(thrifty.settler.take_due().settlements) == 5
 
@@ -266,7 +266,7 @@ def unfenced(broker: "FakeBroker", skipping_clock: "SkippingClock") -> Settling:
 
 def test_an_ack_does_not_wait_for_an_extension_under_way(unfenced: Settling) -> None:
     (only,) = unfenced.receive(1)
-    with unfenced.book.calling("q", [only]):
+    with unfenced.lease_book.calling("q", [only]):
         unfenced.settler.submit([(only, Ack())])
         unfenced.settler.apply_due()
         assert unfenced.broker.acked() == ["m0"]
@@ -275,7 +275,7 @@ def test_an_ack_does_not_wait_for_an_extension_under_way(unfenced: Settling) -> 
 
 def test_at_a_broker_with_a_fence_a_release_does_not_either(settling: Settling) -> None:
     (only,) = settling.receive(1)
-    with settling.book.calling("q", [only]):
+    with settling.lease_book.calling("q", [only]):
         settling.settler.submit([(only, Release())])
         settling.settler.apply_due()
         assert settling.broker.released() == {"m0": Release()}
@@ -286,7 +286,7 @@ def test_without_a_fence_a_release_is_applied_when_the_extension_is_over_and_oth
     unfenced: Settling,
 ) -> None:
     extended, other = unfenced.receive(2)
-    with unfenced.book.calling("q", [extended]):
+    with unfenced.lease_book.calling("q", [extended]):
         unfenced.settler.submit([(extended, Release()), (other, Release())])
         unfenced.settler.apply_due()
         assert unfenced.broker.released() == {"m1": Release()}
@@ -304,7 +304,7 @@ def test_without_a_fence_a_release_is_applied_when_the_extension_is_over_and_oth
 def test_a_release_waits_for_an_extension_no_longer_than_a_beat(unfenced: Settling) -> None:
     (only,) = unfenced.receive(1)
     began_at = unfenced.clock.time
-    with unfenced.book.calling("q", [only]):
+    with unfenced.lease_book.calling("q", [only]):
         unfenced.settler.submit([(only, Release())])
         unfenced.apply_until(LEASE_SECONDS)
     assert unfenced.broker.released() == {"m0": Release()}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.worker.lifecycle import stacks
+from penstock.worker.liveness import stacks
 
 DEADLINE_SECONDS = 60.0
 

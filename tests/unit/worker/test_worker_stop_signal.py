@@ -84,9 +84,9 @@ def test_a_pause_and_a_wish_for_stacks_wake_the_watchers_and_stop_nobody() -> No
         stop.pause()
         assert event.is_set()
         event.clear()
-        stop.ask_for_stacks()
+        stop.request_stacks()
         assert event.is_set()
-    assert (stop.paused, stop.stacks_asked, stop.requested) == (True, 1, False)
+    assert (stop.paused, stop.stacks_requested, stop.requested) == (True, 1, False)
 
 
 def test_each_signal_asks_for_its_own() -> None:
@@ -98,7 +98,7 @@ def test_each_signal_asks_for_its_own() -> None:
         assert (stop.paused, stop.requested) == (True, False)
         os.kill(os.getpid(), signal.SIGTTIN)
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert (stop.stacks_asked, stop.requested, stop.signal_number) == (2, False, None)
+        assert (stop.stacks_requested, stop.requested, stop.signal_number) == (2, False, None)
         os.kill(os.getpid(), signal.SIGTERM)
         assert (stop.requested, stop.signal_number) == (True, signal.SIGTERM)
     finally:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.errors import TemporaryError
-from penstock.events import GiveBackFailed, StacksDumped, ThreadLeftBehind, WorkerDraining, WorkerStopped
+from penstock.events import ReleaseFailed, StacksDumped, ThreadLeftBehind, WorkerDraining, WorkerStopped
 from penstock.messaging.handler import ExecutionPlace
 from penstock.messaging.settlement import Release
 from penstock.worker.lifecycle import WorkerOutcome
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.unit.worker.conftest import FakeClock, Life
 
 Eventually = Callable[..., None]
-UNSTARTED = Release(delay_seconds=0.0, refund=True)
+UNCOUNTED = Release(delay_seconds=0.0, uncounted=True)
 AT_ONCE: dict[str, float] = {"drain_seconds": 0.0}
 BLOCKING = {"blocking": True}
 SHARED = [ExecutionPlace.POOL, ExecutionPlace.LOOP]
@@ -35,7 +35,7 @@ def test_every_unended_execution_is_told_once_that_it_drains(
     life.stop.request()
     eventually(lambda: life.journal.count("drain") == 3)
     life.stop.request()
-    assert life.end() == "given_back"
+    assert life.end() == "interrupted"
     assert life.journal.count("drain") == 3
     assert all(execution.interrupted.is_set() for execution in executions)
 
@@ -63,12 +63,12 @@ def test_what_shares_the_slots_is_given_back_as_one_group_in_order(life: "Life",
         for number in range(2):
             life.running(number, handler)
     life.stop.request()
-    assert life.end() == "given_back"
+    assert life.end() == "interrupted"
     steps = [entry for entry in life.journal if not entry.startswith(("extend", "drain", "cancelled"))]
     assert steps == ["give back"] * 4 + ["settle 4"] + ["interrupt"] * 4
-    assert life.broker.released() == {f"m{number}": UNSTARTED for number in range(4)}
-    assert life.conclusion == WorkerOutcome(outcome="given_back", threads_left=())
-    assert life.events[-1] == WorkerStopped(outcome="given_back", given_back=("m0", "m1", "m2", "m3"))
+    assert life.broker.released() == {f"m{number}": UNCOUNTED for number in range(4)}
+    assert life.conclusion == WorkerOutcome(outcome="interrupted", threads_left=())
+    assert life.events[-1] == WorkerStopped(outcome="interrupted", released=("m0", "m1", "m2", "m3"))
 
 
 def test_the_group_is_out_of_the_book_before_any_claim_is_freed(life: "Life", eventually: Eventually) -> None:
@@ -84,7 +84,7 @@ def test_the_group_is_out_of_the_book_before_any_claim_is_freed(life: "Life", ev
     eventually(lambda: life.told(WorkerDraining))
     assert "give back" not in life.journal, "a heartbeat is in flight"
     life.broker.extend_gate.set()
-    assert life.end() == "given_back"
+    assert life.end() == "interrupted"
     assert life.journal.index("extend") < life.journal.index("give back")
     assert "extend" not in life.journal[life.journal.index("give back") :]
 
@@ -98,10 +98,10 @@ def test_one_claim_that_cannot_be_freed_does_not_keep_the_group(life: "Life") ->
     for handler in (mail, images):
         life.running(0, handler)
     life.stop.request()
-    assert life.end() == "given_back"
-    assert life.broker.released() == {"m0": UNSTARTED, "m1": UNSTARTED}
-    assert life.told(GiveBackFailed) == [
-        GiveBackFailed(handler="mail", step="free what the batch holds", error="OSError: away")
+    assert life.end() == "interrupted"
+    assert life.broker.released() == {"m0": UNCOUNTED, "m1": UNCOUNTED}
+    assert life.told(ReleaseFailed) == [
+        ReleaseFailed(handler="mail", step="free what the batch holds", error="OSError: away")
     ]
 
 
@@ -116,9 +116,9 @@ def test_a_handler_that_ignores_its_interruption_is_given_back_and_left(
     life.start(**AT_ONCE, flush_seconds=0.6)
     execution = life.running(0, mail)
     life.stop.request()
-    assert life.end() == "given_back"
-    assert life.broker.released() == {"m0": UNSTARTED}
-    assert life.conclusion == WorkerOutcome(outcome="given_back", threads_left=(thread,))
+    assert life.end() == "interrupted"
+    assert life.broker.released() == {"m0": UNCOUNTED}
+    assert life.conclusion == WorkerOutcome(outcome="interrupted", threads_left=(thread,))
     assert life.told(ThreadLeftBehind) == [ThreadLeftBehind(thread=thread)]
     execution.let_go()
 
@@ -168,7 +168,7 @@ def test_pausing_puts_back_what_is_unstarted(life: "Life", eventually: Eventuall
     execution = life.running()
     eventually(lambda: len(life.broker.leased) == 4)
     life.stop.pause()
-    eventually(lambda: life.broker.released() == {"m2": UNSTARTED, "m3": UNSTARTED})
+    eventually(lambda: life.broker.released() == {"m2": UNCOUNTED, "m3": UNCOUNTED})
     execution.let_go()
     eventually(lambda: sorted(life.broker.acked()) == ["m0", "m1"])
     assert life.conclusion is None, "it stays up"
@@ -184,8 +184,8 @@ def test_a_paused_worker_that_is_stopped_gives_back_what_does_not_end(life: "Lif
     life.stop.pause()
     eventually(lambda: life.told(WorkerDraining))
     life.stop.request()
-    assert life.end() == "given_back"
-    assert life.broker.released() == {"m0": UNSTARTED}
+    assert life.end() == "interrupted"
+    assert life.broker.released() == {"m0": UNCOUNTED}
 
 
 # Stacks
@@ -198,7 +198,7 @@ def test_the_stacks_of_all_threads_and_tasks_are_told_by_name(life: "Life", even
     life.broker.put(1, queue="images")
     life.start()
     executions = [life.running(0, handler) for handler in (mail, images)]
-    life.stop.ask_for_stacks()
+    life.stop.request_stacks()
     eventually(lambda: life.told(StacksDumped))
     (told,) = [event for event in life.events if isinstance(event, StacksDumped)]
     for thread in ("penstock-io", "penstock-heartbeat", "penstock-loop", "penstock-pool-1", "MainThread"):
@@ -208,7 +208,7 @@ def test_the_stacks_of_all_threads_and_tasks_are_told_by_name(life: "Life", even
     for execution in executions:
         execution.let_go()
     eventually(lambda: len(life.broker.acked()) == 2, "it goes on")
-    life.stop.ask_for_stacks()
+    life.stop.request_stacks()
     eventually(lambda: len(life.told(StacksDumped)) == 2)
     life.stop.request()
     assert life.end() == "drained"
@@ -226,7 +226,7 @@ def test_stacks_are_told_while_a_handler_blocks_the_loop(life: "Life", eventuall
     life.broker.put(0, queue="mail")
     life.start()
     assert blocked.wait(DEADLINE_SECONDS)
-    life.stop.ask_for_stacks()
+    life.stop.request_stacks()
     eventually(lambda: "in the_culprit" in str(life.told(StacksDumped)))
     let_go.set()
     life.stop.request()
@@ -252,11 +252,11 @@ def test_a_run_that_was_broken_off_gets_what_the_stop_timeout_has_left(
     assert not life.told(WorkerStopped)
     assert not life.told(ThreadLeftBehind)
     execution.let_go()
-    assert life.end() == "given_back"
+    assert life.end() == "interrupted"
     assert life.conclusion is not None
     assert life.conclusion.threads_left == ()
     stopped = life.told(WorkerStopped)[0]
-    assert (stopped.given_back, stopped.unsettled) == (("m0",), ())
+    assert (stopped.released, stopped.unsettled) == (("m0",), ())
 
 
 def test_what_ends_itself_at_a_stop_counts_as_given_back(life: "Life", eventually: Eventually) -> None:
@@ -265,7 +265,7 @@ def test_what_ends_itself_at_a_stop_counts_as_given_back(life: "Life", eventuall
         queue="mail",
         handler={
             "blocking": True,
-            "answer": lambda deliveries: {one.receipt: Release(refund=True) for one in deliveries},
+            "answer": lambda deliveries: {one.receipt: Release(uncounted=True) for one in deliveries},
         },
     )
     life.broker.put(0, queue="mail")
@@ -274,8 +274,8 @@ def test_what_ends_itself_at_a_stop_counts_as_given_back(life: "Life", eventuall
     life.stop.request()
     eventually(lambda: "drain" in life.journal)
     execution.let_go()
-    assert life.end() == "given_back"
-    assert life.told(WorkerStopped) == [WorkerStopped(outcome="given_back", given_back=("m0",))]
+    assert life.end() == "interrupted"
+    assert life.told(WorkerStopped) == [WorkerStopped(outcome="interrupted", released=("m0",))]
 
 
 def test_a_forced_end_names_only_what_the_broker_did_not_take(life: "Life") -> None:
@@ -289,5 +289,5 @@ def test_a_forced_end_names_only_what_the_broker_did_not_take(life: "Life") -> N
     life.stop.request()  # urgent: no more than flushing is waited for
     assert life.end() == "forced"
     stopped = life.told(WorkerStopped)[0]
-    assert (stopped.given_back, stopped.unsettled) == (("m0",), ())
+    assert (stopped.released, stopped.unsettled) == (("m0",), ())
     execution.let_go()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.events import UpkeepFailed, WorkerStopped
+from penstock.events import JobFailed, WorkerStopped
 from penstock.messaging.handler import ExecutionPlace
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def test_work_that_ends_while_a_worker_stops_is_acked_beside_an_upkeep_that_hang
     execution.let_go()
     assert life.end() == "drained"
     assert life.broker.acked() == ["m0"]
-    assert life.told(WorkerStopped) == [WorkerStopped(outcome="drained", given_back=())]
+    assert life.told(WorkerStopped) == [WorkerStopped(outcome="drained", released=())]
 
 
 def test_a_job_that_hangs_keeps_no_other_of_its_handler(life: "Life", eventually: Eventually, hang: Hang) -> None:
@@ -121,7 +121,7 @@ def test_what_an_upkeep_comes_to_after_the_end_is_not_told(life: "Life", eventua
     hang.over.set()
     assert ended.wait(DEADLINE_SECONDS)
     eventually(lambda: not any(thread.name.startswith("penstock-upkeep") for thread in threading.enumerate()))
-    assert life.told(UpkeepFailed) == []
+    assert life.told(JobFailed) == []
 
 
 def test_a_last_upkeep_that_hangs_ends_with_a_stop(life: "Life", eventually: Eventually, hang: Hang) -> None:

@@ -1,4 +1,4 @@
-# A queue that a bucket announces its objects in, and roles for the tasks of deploy/ecs.
+# A queue with the notifications of a bucket, and roles for the tasks of deploy/ecs.
 
 terraform {
   required_version = ">= 1.3"
@@ -32,8 +32,9 @@ module "orders" {
     prefix = "orders"
   }
 
-  # stopTimeout of deploy/ecs/worker.task.json.
+  # As in deploy/ecs/worker.task.json.
   stop_timeout_seconds = 120
+  dead_letters_replay  = true
 
   make_roles  = true
   ecs_cluster = "shop"
@@ -45,6 +46,6 @@ output "worker_environment" {
 }
 
 output "task_role_arns" {
-  description = "taskRoleArn of worker, replayer and monitor, and of an operator's run-task."
+  description = "taskRoleArn of workers, and of a task that an operator starts."
   value       = module.orders.role_arns
 }

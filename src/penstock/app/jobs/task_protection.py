@@ -1,13 +1,12 @@
 """On ECS, protect the task from scale-in and deployments while it processes long-running messages.
 
-If a message is in flight for longer than a drain would wait for it, the ECS agent is asked for protection, repeatedly;
-a failure is reported once. Shorter work needs no protection, since a stop waits for it; otherwise a task that is always
-busy could never be replaced. Protection is never removed: it expires a few minutes after the last request. Several
-processes of one task share it, so none of them can tell that it is no longer needed; and a killed process leaves none
-behind.
+While a message is in flight for longer than a drain would wait for it, the worker asks the ECS agent for protection,
+once a minute; a failure is reported once. Shorter work asks for none, since a stop waits for it: otherwise a task that
+is always busy could never be replaced. Nothing removes the protection, because the processes of a task share it and
+none knows if another one still needs it. It expires a few minutes after the last request, also if a process is killed.
 
-One thread beside the worker. It cannot delay the work: the listener only notes times, and the thread's calls are
-bounded.
+The requests run in one thread beside the worker. It cannot delay the work: the listener only notes times, and the
+thread's calls are bounded.
 """
 
 import http.client
@@ -20,13 +19,13 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from penstock.config import Settings
 from penstock.events import (
-    ChoosyListener,
     DeliverySettled,
     Event,
     LeaseLost,
     Listener,
     MessagesReceived,
-    SettleFailed,
+    SelectiveListener,
+    SettlementFailed,
     TaskProtected,
     TaskProtectionFailed,
 )
@@ -35,9 +34,9 @@ from penstock.worker.shutdown import StopSignal
 
 EXPIRES_IN_MINUTES = 3  # AWS accepts 1 to 2,880
 RENEW_SECONDS = 60.0  # so one failed call leaves two more before the protection expires
-LOOK_SECONDS = 5.0
+CHECK_SECONDS = 5.0
 CALL_SECONDS = 5.0  # the agent's own call to ECS may take 4
-ANSWER_BYTES_MAX = 64 * 1024
+RESPONSE_BYTES_MAX = 64 * 1024
 
 Ask = Callable[[int], None]  # for that many minutes; raises OSError with a reason for people
 
@@ -46,12 +45,12 @@ def protections(
     settings: Settings, *, long_seconds: float, stop: StopSignal, clock: Clock
 ) -> Sequence["TaskProtection"]:
     """Return the protection if the settings ask for it. ``long_seconds``: how long a stop waits for running work."""
-    if not settings.ecs_task_protection:
+    if not settings.worker_ecs_task_protection:
         return ()
     return (TaskProtection(ask_agent(settings.ecs_agent_uri), long_seconds=long_seconds, stop=stop, clock=clock),)
 
 
-class TaskProtection(ChoosyListener):
+class TaskProtection(SelectiveListener):
     """A listener for the worker's bus, and the thread that requests protection.
 
     ``long_seconds``: how long a stop waits for running work.
@@ -69,8 +68,8 @@ class TaskProtection(ChoosyListener):
         self._failing = False
         self._ended = threading.Event()
 
-    def hears(self, kind: type[Event]) -> bool:
-        return kind in (MessagesReceived, DeliverySettled, LeaseLost, SettleFailed)
+    def wants(self, kind: type[Event]) -> bool:
+        return kind in (MessagesReceived, DeliverySettled, LeaseLost, SettlementFailed)
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -78,23 +77,23 @@ class TaskProtection(ChoosyListener):
                 now = self._clock.monotonic()
                 with self._lock:
                     self._since.update(((event.queue, name), now) for name in event.message_ids)
-            case DeliverySettled() | LeaseLost() | SettleFailed(lost=True):
+            case DeliverySettled() | LeaseLost() | SettlementFailed(lost=True):
                 with self._lock:
                     self._since.pop((event.queue, event.message_id), None)
             case _:
                 pass
 
     @contextmanager
-    def beside(self, tell: Listener) -> Iterator[None]:
+    def beside(self, emit: Listener) -> Iterator[None]:
         """Run the thread inside the block; a call in progress at the end is left behind."""
-        thread = threading.Thread(target=self._run, args=(tell,), name="penstock-task-protection", daemon=True)
+        thread = threading.Thread(target=self._run, args=(emit,), name="penstock-task-protection", daemon=True)
         thread.start()
         try:
             yield
         finally:
             self._ended.set()
 
-    def look(self, tell: Listener) -> None:
+    def check(self, emit: Listener) -> None:
         """Request protection if it is due; emit an event for a change."""
         now = self._clock.monotonic()
         if self._protected_until is not None and now >= self._protected_until:
@@ -107,17 +106,17 @@ class TaskProtection(ChoosyListener):
         except Exception as error:  # any error: the work goes on
             if not self._failing:
                 self._failing = True
-                tell(TaskProtectionFailed(error=f"{type(error).__name__}: {error}"))
+                emit(TaskProtectionFailed(error=f"{type(error).__name__}: {error}"))
             return
         self._failing = False
         if self._protected_until is None:
-            tell(TaskProtected(expires_in_seconds=EXPIRES_IN_MINUTES * 60.0))
+            emit(TaskProtected(expires_in_seconds=EXPIRES_IN_MINUTES * 60.0))
         self._protected_until = now + EXPIRES_IN_MINUTES * 60.0
 
-    def _run(self, tell: Listener) -> None:
+    def _run(self, emit: Listener) -> None:
         # A stopping task can no longer be protected.
-        while not self._stop.requested and not self._clock.wait(self._ended, LOOK_SECONDS):
-            self.look(tell)
+        while not self._stop.requested and not self._clock.wait(self._ended, CHECK_SECONDS):
+            self.check(emit)
 
     def _wanted(self, now: float) -> bool:
         with self._lock:
@@ -130,7 +129,7 @@ def ask_agent(agent_uri: str | None) -> Ask:
 
     def ask(minutes: int) -> None:
         if not agent_uri:
-            raise OSError("there is no ECS_AGENT_URI, so this is no task of ECS")
+            raise OSError("ECS_AGENT_URI is not set, so this is not an ECS task")
         body = json.dumps({"ProtectionEnabled": True, "ExpiresInMinutes": minutes}).encode()
         request = Request(
             f"{agent_uri.rstrip('/')}/task-protection/v1/state",
@@ -139,34 +138,34 @@ def ask_agent(agent_uri: str | None) -> Ask:
             headers={"Content-Type": "application/json"},
         )
         try:
-            with opener.open(request, timeout=CALL_SECONDS) as answer:
-                said = answer.read(ANSWER_BYTES_MAX)
+            with opener.open(request, timeout=CALL_SECONDS) as response:
+                content = response.read(RESPONSE_BYTES_MAX)
         except HTTPError as error:
             with error:
-                said = error.read(ANSWER_BYTES_MAX)
-            raise OSError(refusal(said) or f"the agent answered {error.code}") from error
+                content = error.read(RESPONSE_BYTES_MAX)
+            raise OSError(refusal(content) or f"the agent returned the status {error.code}") from error
         except http.client.HTTPException as error:
-            raise OSError(f"the agent's answer is none: {error!r}") from error
-        reason = refusal(said)
+            raise OSError(f"the agent returned no valid HTTP response: {error!r}") from error
+        reason = refusal(content)
         if reason is not None:
             raise OSError(reason)
 
     return ask
 
 
-def refusal(answer: bytes) -> str | None:
+def refusal(response: bytes) -> str | None:
     """Return why the agent refuses protection, from its response; None if it protects the task."""
     try:
-        said = json.loads(answer)
+        document = json.loads(response)
     except ValueError:
-        said = None
-    if not isinstance(said, dict):
-        return "the agent's answer is no JSON object"
-    failure, error, protection = (said.get(part) for part in ("failure", "error", "protection"))
+        document = None
+    if not isinstance(document, dict):
+        return "the agent's response is not a JSON object"
+    failure, error, protection = (document.get(part) for part in ("failure", "error", "protection"))
     if isinstance(failure, dict):
         return f"{failure.get('Reason')}: {failure.get('Detail') or 'no detail'}"
     if isinstance(error, dict):
         return f"{error.get('Code')}: {error.get('Message')}"
     if isinstance(protection, dict) and protection.get("ProtectionEnabled") is True:
         return None
-    return "the agent's answer names no protection"
+    return "the agent's response does not confirm the protection"

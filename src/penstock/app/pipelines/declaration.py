@@ -1,7 +1,7 @@
 """The declaration of a pipeline: checked as far as possible without Spark, and then frozen."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,8 @@ from penstock.errors import UsageError
 from penstock.handlers.durations import Duration, Size, bytes_of, seconds_of
 from penstock.messaging.declarations import checks_class_options
 from penstock.messaging.schema import Queue
+from penstock.sinks.declaration import SinkDeclaration
+from penstock.sinks.registry import SINKS
 from penstock.storage.address import check_address
 
 if TYPE_CHECKING:
@@ -63,44 +65,17 @@ class ObjectSource:
         check_fits(self.cleanup, self.folder)
 
 
-@checks_class_options("DeltaSink")
-@dataclass(frozen=True, slots=True)
-class DeltaSink:
-    """A Delta table in a folder or at s3://BUCKET/PREFIX, created by the first batch.
-
-    Lines that cannot be read go to ``<table>_quarantine``.
-
-    Args:
-        table: The table's folder or prefix.
-        partition_by: The partition columns.
-    """
-
-    table: str | PathLike[str]
-    partition_by: Sequence[str] = field(default=(), kw_only=True)
-
-    def __post_init__(self) -> None:
-        check_address("table", self.table)
-        if isinstance(self.partition_by, str):
-            raise UsageError(
-                f"partition_by={self.partition_by!r} is text; write a list of columns: [{self.partition_by!r}]."
-            )
-        object.__setattr__(self, "partition_by", tuple(self.partition_by))
-        twice = [name for name in self.partition_by if self.partition_by.count(name) > 1]
-        if twice:
-            raise UsageError(f"The table {self.table} is partitioned by {twice[0]} more than once.")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineDeclaration:
     """One declared pipeline. A number that is None is taken from the app's settings."""
 
     name: str
     source: ObjectSource
-    sink: DeltaSink
+    sink: SinkDeclaration
     transform: Transform | None
     provenance: bool
-    max_objects: int | None
-    max_bytes: int | None
+    max_batch_objects: int | None
+    max_batch_bytes: int | None
     max_wait_seconds: float
     max_attempts: int | None
     max_quarantine_ratio: float | None
@@ -114,8 +89,8 @@ def declared(
     sink: Any,
     transform: Any,
     provenance: bool,
-    max_objects: int | None,
-    max_bytes: Size | None,
+    max_batch_objects: int | None,
+    max_batch_bytes: Size | None,
     max_wait: Duration,
     max_attempts: int | None,
     max_quarantine_ratio: float | None,
@@ -129,11 +104,17 @@ def declared(
         raise UsageError(
             f"The pipeline's name {name!r} does not fit: up to 64 letters, digits, dots, hyphens and underscores."
         )
-    if not isinstance(source, ObjectSource) or not isinstance(sink, DeltaSink):
-        raise UsageError(f"The pipeline {name} needs source=ObjectSource(...) and sink=DeltaSink(...).")
+    if not isinstance(source, ObjectSource) or not isinstance(sink, SinkDeclaration):
+        sinks = " or ".join(f"sink={package.declaration}(...)" for package in SINKS.values())
+        raise UsageError(f"The pipeline {name} needs source=ObjectSource(...) and {sinks}.")
+    if sink.scheme not in SINKS:
+        raise UsageError(
+            f"The pipeline {name} has a sink in the format {sink.scheme}, which is not registered; the formats: "
+            f"{', '.join(SINKS)}."
+        )
     if transform is not None and not callable(transform):
         raise UsageError(f"The pipeline {name} has a transform that is no function: {transform!r}.")
-    _check_range(name, "max_objects", max_objects, 1, OBJECTS_LIMIT)
+    _check_range(name, "max_batch_objects", max_batch_objects, 1, OBJECTS_LIMIT)
     _check_range(name, "max_attempts", max_attempts, 1, ATTEMPTS_LIMIT)
     _check_range(name, "max_quarantine_ratio", max_quarantine_ratio, 0, 1)
     return PipelineDeclaration(
@@ -142,8 +123,8 @@ def declared(
         sink=sink,
         transform=transform,
         provenance=provenance,
-        max_objects=max_objects,
-        max_bytes=None if max_bytes is None else bytes_of("max_bytes", max_bytes),
+        max_batch_objects=max_batch_objects,
+        max_batch_bytes=None if max_batch_bytes is None else bytes_of("max_batch_bytes", max_batch_bytes),
         max_wait_seconds=seconds_of("max_wait", max_wait),
         max_attempts=max_attempts,
         max_quarantine_ratio=max_quarantine_ratio,

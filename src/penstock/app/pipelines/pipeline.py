@@ -90,7 +90,7 @@ class Pipeline:
         """
         from penstock.pipeline.extra import require_spark
 
-        require_spark()
+        require_spark(self.declaration.sink.scheme)
         from penstock.app.pipelines.running import run
 
         return run(
@@ -125,5 +125,5 @@ class Pipeline:
     def _home(self) -> AppContext:
         if len(self._homes) != 1:
             found = f"{len(self._homes)} apps include it" if self._homes else "no App includes its group"
-            raise UsageError(f"The pipeline {self.name} cannot be run by itself, since {found}; it needs exactly one.")
+            raise UsageError(f"The pipeline {self.name} cannot be run alone, since {found}; it needs exactly one.")
         return self._homes[0]

@@ -1,4 +1,4 @@
-"""Build a pipeline's engine, handler and line from its declaration and the context of its worker.
+"""Build a pipeline's engine, handler and consumer from its declaration and the context of its worker.
 
 Everything but Spark is ready before a session exists. `penstock ingest` and declared pipelines share this.
 """
@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from penstock.app.cleanup_runner import CleanupRunner, moved_to, source_cleanup
+from penstock.app.cleanup_runner import moved_to
 from penstock.app.context import PipelineTools
-from penstock.app.paths import TablePaths, declared_places
+from penstock.app.paths import TablePaths, declared_table_paths
 from penstock.app.pipelines.declaration import ObjectSource, PipelineDeclaration
 from penstock.app.pipelines.published import PublishNotifier
 from penstock.app.service import ServiceContext, busy_seconds_max
@@ -25,23 +25,22 @@ from penstock.pipeline.attempt import AttemptSettings, PipelineRuntime
 from penstock.pipeline.batch import PipelineHandler
 from penstock.pipeline.engine import CheckedEngine
 from penstock.pipeline.failures import FailureStreak
-from penstock.pipeline.maintenance.cleanup import SourceCleanup
 from penstock.pipeline.spark.cluster_checks import prove_shared
 from penstock.pipeline.spark.declaration import Declaration
-from penstock.pipeline.spark.engine import LateEngine, SparkEngine
+from penstock.pipeline.spark.engine import DeferredEngine, SparkEngine
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
 from penstock.pipeline.spark.session import Session
-from penstock.pipeline.spark.source.datasource import CsvOptions, ReadOptions, columns_read
-from penstock.pipeline.spark.source.options import checked
+from penstock.pipeline.spark.source.ddl import columns_read
+from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked
 from penstock.pipeline.spark.table_schema import agreement, check_partitions
 from penstock.storage.address import S3Address, s3_address
 from penstock.worker.batcher import Limits
-from penstock.worker.line import Gate, Gates, Line, SlowStart
+from penstock.worker.consumer import Consumer, Gate, Gates, SlowStart
 from penstock.worker.settings import WorkerSettings, budget
 
 FAULTS_MAX = 3  # consecutive infrastructure faults after which a bounded run fails
 FETCH_MAX = 500  # notifications are small, and a batch takes thousands
-SPARK = "Spark"  # the dependency that a pipeline's line waits for, as shown to people
+SPARK = "Spark"  # the dependency that a pipeline's consumer waits for, as shown to people
 WAIT_SECONDS = 30.0  # time for a batch to fill while messages keep arriving
 
 
@@ -49,8 +48,8 @@ WAIT_SECONDS = 30.0  # time for a batch to fill while messages keep arriving
 class BatchLimits:
     """The size of batches, and how often they are retried."""
 
-    max_objects: int
-    max_bytes: int
+    max_batch_objects: int
+    max_batch_bytes: int
     max_wait_seconds: float
     max_attempts: int
     lease_seconds: float
@@ -63,13 +62,13 @@ class BatchLimits:
         """Return the limits from the settings."""
         return BatchLimits(
             busy_seconds_max=busy_seconds_max(broker),
-            max_objects=settings.max_objects,
-            max_bytes=settings.max_bytes,
+            max_batch_objects=settings.objects_max_batch_objects,
+            max_batch_bytes=settings.objects_max_batch_bytes,
             max_wait_seconds=max_wait_seconds,
-            max_attempts=settings.max_attempts,
-            lease_seconds=settings.lease_seconds,
-            retry_base_seconds=settings.retry_base_seconds,
-            retry_cap_seconds=settings.retry_cap_seconds,
+            max_attempts=settings.objects_max_attempts,
+            lease_seconds=settings.worker_lease,
+            retry_base_seconds=settings.objects_retry_base,
+            retry_cap_seconds=settings.objects_max_retry_wait,
         )
 
 
@@ -92,27 +91,29 @@ class PipelineBlueprint:
     gate: Gate | None = None  # pauses receiving; None: never
     moved_to: tuple[S3Address, ...] = ()  # targets of moved objects, which may trigger notifications again
 
-    def line(self, spark: Session, *, queue: str) -> Line:
-        """Return the line that a worker serves the pipeline with.
+    def consumer(self, spark: Session, *, queue: str) -> Consumer:
+        """Return the consumer that a worker serves the pipeline with.
 
         Raises `ConfigurationError` if the executors do not share the pipeline's folders.
         """
-        return self._line(self._engine(spark), queue=queue)
+        return self._consumer(self._engine(spark), queue=queue)
 
-    def late_line(self, session: Callable[[], Session], *, queue: str, weight: int) -> Line:
-        """Return a line whose Spark starts while other queues are served. Its start raises as `line` does."""
-        engine = LateEngine(lambda: self._engine(session()))
-        return self._line(engine, queue=queue, weight=weight, start=SlowStart(awaits=SPARK, run=engine.start))
+    def deferred_consumer(self, session: Callable[[], Session], *, queue: str, weight: int) -> Consumer:
+        """Return a consumer whose Spark starts while other queues are served. Its start raises as `consumer` does."""
+        engine = DeferredEngine(lambda: self._engine(session()))
+        return self._consumer(engine, queue=queue, weight=weight, start=SlowStart(awaits=SPARK, run=engine.start))
 
-    def _line(self, engine: CheckedEngine, *, queue: str, weight: int = 1, start: SlowStart | None = None) -> Line:
+    def _consumer(
+        self, engine: CheckedEngine, *, queue: str, weight: int = 1, start: SlowStart | None = None
+    ) -> Consumer:
         limits = Limits(
-            messages_max=self.numbers.max_objects,
-            bytes_max=self.numbers.max_bytes,
+            messages_max=self.numbers.max_batch_objects,
+            bytes_max=self.numbers.max_batch_bytes,
             wait_seconds=self.numbers.max_wait_seconds,
         )
-        return Line(
+        return Consumer(
             queue=queue,
-            handler=PipelineHandler(self._attempts(), self._surroundings(engine)),
+            handler=PipelineHandler(self._attempts(), self._runtime(engine)),
             weight=weight,
             limits=limits,
             fetch_max=FETCH_MAX,
@@ -133,7 +134,7 @@ class PipelineBlueprint:
             pipeline=self.declaration.pipeline,
             worker=self.worker,
             lease_seconds=self.numbers.lease_seconds,
-            objects_max=self.numbers.max_objects,
+            objects_max=self.numbers.max_batch_objects,
             attempts_max=self.numbers.max_attempts,
             backoff_base_seconds=self.numbers.retry_base_seconds,
             backoff_cap_seconds=self.numbers.retry_cap_seconds,
@@ -155,7 +156,7 @@ class PipelineBlueprint:
         except SPARK_ERRORS as error:  # Spark's JVM has ended since it was started
             raise explain(error) from error
 
-    def _surroundings(self, engine: CheckedEngine) -> PipelineRuntime:
+    def _runtime(self, engine: CheckedEngine) -> PipelineRuntime:
         return PipelineRuntime(
             ledger=self.ledger,
             engine=engine,
@@ -174,8 +175,8 @@ class PipelineBlueprint:
 
     def _own(self) -> Sequence[S3Address]:
         """Return the S3 addresses that the pipeline itself writes to."""
-        places = (self.declaration.table, self.declaration.quarantine)
-        return [*self.moved_to, *(s3_address(place.uri) for place in places if not place.is_local)]
+        table_paths = (self.declaration.table, self.declaration.quarantine)
+        return [*self.moved_to, *(s3_address(place.uri) for place in table_paths if not place.is_local)]
 
 
 def worker_settings(settings: Settings) -> WorkerSettings:
@@ -183,13 +184,13 @@ def worker_settings(settings: Settings) -> WorkerSettings:
 
     A configured drain time is kept, unless ending Spark leaves less.
     """
-    stop_timeout_seconds = settings.stop_timeout_seconds - SESSION_END_SECONDS
+    stop_timeout_seconds = settings.worker_stop_timeout - SESSION_END_SECONDS
     longest_seconds = budget(stop_timeout_seconds=stop_timeout_seconds).drain_seconds
-    asked_seconds = settings.drain_seconds
+    asked_seconds = settings.worker_drain
     return WorkerSettings(
-        lease_seconds=settings.lease_seconds,
-        backoff_base_seconds=settings.retry_base_seconds,
-        backoff_cap_seconds=settings.retry_cap_seconds,
+        lease_seconds=settings.worker_lease,
+        backoff_base_seconds=settings.objects_retry_base,
+        backoff_cap_seconds=settings.objects_max_retry_wait,
         stop_timeout_seconds=stop_timeout_seconds,
         drain_seconds=longest_seconds if asked_seconds is None else min(asked_seconds, longest_seconds),
         upkeep_seconds=1.0,
@@ -203,29 +204,21 @@ class PipelinePlan:
     source: SourceLocation
     where: TablePaths
     blueprint: PipelineBlueprint
-    cleanup: SourceCleanup | None  # None: objects are kept
-
-    def caretaker(self, host: ServiceContext) -> CleanupRunner | None:
-        """Return the source's cleanup, not started yet; None if objects are kept."""
-        if self.cleanup is None:
-            return None
-        return CleanupRunner(self.cleanup, stop=host.stop, bus=host.bus, clock=host.clock, random=host.random)
 
 
-def plan_of(declaration: PipelineDeclaration, host: ServiceContext, *, faults_max: int | None) -> PipelinePlan:
+def plan_of(declaration: PipelineDeclaration, context: ServiceContext, *, faults_max: int | None) -> PipelinePlan:
     """Build the pipeline.
 
     Raises `UserError` for a problem that a person has to fix, such as a missing folder or an invalid schema.
     """
-    where = declared_places(declaration.name, declaration.sink.table, host.settings)
+    where = declared_table_paths(declaration.name, declaration.sink.address, context.settings)
     source = source_of(declaration.source.folder, where)
-    read = read_options(declaration, default_ratio=host.settings.max_quarantine_ratio)
-    ledger = host.ledger()
+    read = read_options(declaration, default_ratio=context.settings.objects_max_quarantine_ratio)
+    ledger = context.ledger()
     ledger.ensure_pipeline(where.pipeline)
-    chosen = declaration.source.cleanup
-    tables = Tables(where, ledger, partition_by=declaration.sink.partition_by, bus=host.bus, probe=host.probe)
-    told = _told(declaration, host, where, tables)
-    queue, store_outage = declaration.source.queue, host.stores.of_pipeline(source, where)
+    tables = Tables(where, ledger, partition_by=declaration.sink.partition_by, bus=context.bus, probe=context.probe)
+    notify = _notify_published(declaration, context, where, tables)
+    queue, store_outage = declaration.source.queue, context.stores.of_pipeline(source, where)
     blueprint = PipelineBlueprint(
         declaration=Declaration(
             pipeline=where.pipeline,
@@ -239,32 +232,23 @@ def plan_of(declaration: PipelineDeclaration, host: ServiceContext, *, faults_ma
             partition_by=declaration.sink.partition_by,
         ),
         buckets=source.buckets,
-        numbers=_numbers(declaration, host),
-        worker=host.worker,
+        numbers=_numbers(declaration, context),
+        worker=context.worker,
         ledger=ledger,
         tables=tables,
-        publish=partial(_publish, tables.publish, told),
-        publish_jobs={name: partial(_publish, job, told) for name, job in tables.publish_jobs.items()},
+        publish=partial(_publish, tables.publish, notify),
+        publish_jobs={name: partial(_publish, job, notify) for name, job in tables.publish_jobs.items()},
         faults_max=faults_max,
-        tools=PipelineTools(stop=host.stop, clock=host.clock, bus=host.bus, probe=host.probe, tracing=host.tracing),
-        ledger_watch=host.outage,
+        tools=PipelineTools(
+            stop=context.stop, clock=context.clock, bus=context.bus, probe=context.probe, tracing=context.tracing
+        ),
+        ledger_watch=context.outage,
         store_watch=store_outage,
         # A bounded run does not wait for an outage to end: it fails after a few faults.
-        gate=Gates(host.outage.gate(queue), store_outage.gate(queue)) if faults_max is None else None,
-        moved_to=moved_to(chosen),
+        gate=Gates(context.outage.gate(queue), store_outage.gate(queue)) if faults_max is None else None,
+        moved_to=moved_to(declaration.source.cleanup),
     )
-    cleanup = source_cleanup(
-        chosen,
-        source=source,
-        pipeline=where.pipeline,
-        own=where.own,
-        shown_to=tables.kept_to,
-        ledger=ledger,
-        bus=host.bus,
-        probe=host.probe,
-        clock=host.clock,
-    )
-    return PipelinePlan(source=source, where=where, blueprint=blueprint, cleanup=cleanup)
+    return PipelinePlan(source=source, where=where, blueprint=blueprint)
 
 
 def read_options(declaration: PipelineDeclaration, *, default_ratio: float) -> ReadOptions:
@@ -286,35 +270,35 @@ def _csv(source: ObjectSource) -> CsvOptions:
     return default if source.delimiter is None else replace(default, delimiter=source.delimiter)
 
 
-def _numbers(declaration: PipelineDeclaration, host: ServiceContext) -> BatchLimits:
-    given = {
-        "max_objects": declaration.max_objects,
-        "max_bytes": declaration.max_bytes,
+def _numbers(declaration: PipelineDeclaration, context: ServiceContext) -> BatchLimits:
+    declared_limits = {
+        "max_batch_objects": declaration.max_batch_objects,
+        "max_batch_bytes": declaration.max_batch_bytes,
         "max_attempts": declaration.max_attempts,
     }
-    numbers = BatchLimits.of(host.settings, host.broker, max_wait_seconds=declaration.max_wait_seconds)
-    return replace(numbers, **{name: value for name, value in given.items() if value is not None})
+    numbers = BatchLimits.of(context.settings, context.broker, max_wait_seconds=declaration.max_wait_seconds)
+    return replace(numbers, **{name: value for name, value in declared_limits.items() if value is not None})
 
 
-def _publish(publish: Callable[[], None], told: Callable[[], None]) -> None:
+def _publish(publish: Callable[[], None], notify: Callable[[], None]) -> None:
     publish()
-    told()
+    notify()
 
 
-def _told(
-    declaration: PipelineDeclaration, host: ServiceContext, where: TablePaths, tables: Tables
+def _notify_published(
+    declaration: PipelineDeclaration, context: ServiceContext, where: TablePaths, tables: Tables
 ) -> Callable[[], None]:
     """Return the function that sends messages for published batches.
 
     It does nothing unless the app has a handler for them, so that no queue fills up without a consumer.
     """
-    if declaration.published.name not in host.handled:
+    if declaration.published.name not in context.handled:
         return lambda: None
-    herald = PublishNotifier(
-        ledger=host.ledger(),
-        broker=host.broker,
+    notifier = PublishNotifier(
+        ledger=context.ledger(),
+        broker=context.broker,
         queue=declaration.published,
         pipeline=where.pipeline,
         table=str(where.table),
     )
-    return lambda: herald.tell(tables.visible_to)
+    return lambda: notifier.announce(tables.visible_to)

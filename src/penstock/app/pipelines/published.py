@@ -48,22 +48,24 @@ class PublishNotifier:
         self._codec = BodyCodec(queue)
         self._pipeline = pipeline
         self._table = table
-        ledger.begin_telling(pipeline)
+        ledger.begin_announcing(pipeline)
 
-    def tell(self, visible_to: int) -> None:
+    def announce(self, visible_to: int) -> None:
         """Send a message for every batch up to this one that had none.
 
         Raises `TemporaryError` if the broker is unavailable.
         """
-        told = self._ledger.begin_telling(self._pipeline)  # not cached: a ledger may reuse numbers
-        if visible_to <= told:
+        announced = self._ledger.begin_announcing(self._pipeline)  # not cached: a ledger may reuse numbers
+        if visible_to <= announced:
             return
-        batches = takewhile(lambda batch: batch.seq <= visible_to, self._ledger.batches_after(self._pipeline, told))
+        batches = takewhile(
+            lambda batch: batch.seq <= visible_to, self._ledger.batches_after(self._pipeline, announced)
+        )
         while chunk := tuple(islice(batches, SEND_MAX)):
             answers = send_each(self._broker, self._queue, [self._message(batch) for batch in chunk])
             taken = list(takewhile(lambda answer: isinstance(answer, str), answers))
             if taken:
-                self._ledger.advance_told(self._pipeline, chunk[len(taken) - 1].seq)
+                self._ledger.advance_announced(self._pipeline, chunk[len(taken) - 1].seq)
             for answer in answers:
                 if isinstance(answer, PenstockError):
                     raise answer
@@ -73,8 +75,8 @@ class PublishNotifier:
             pipeline=self._pipeline,
             seq=batch.seq,
             table=self._table,
-            rows=batch.rows,
-            lines_quarantined=batch.lines_quarantined,
+            rows=batch.record.rows,
+            lines_quarantined=batch.record.lines_quarantined,
             objects=batch.objects,
             committed_at=datetime.fromtimestamp(batch.committed_at, UTC),
         )

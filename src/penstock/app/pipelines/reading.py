@@ -2,11 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from penstock.app.paths import places
+from penstock.app.paths import table_paths
 from penstock.app.pipelines.declaration import PipelineDeclaration
 from penstock.errors import TableError
 from penstock.pipeline.spark.frames import frame_of
-from penstock.sinks.delta.sink import DeltaTableSink
+from penstock.sinks.registry import open_sink
+from penstock.sinks.sink import TableSink
 from penstock.storage.aws import Aws
 
 if TYPE_CHECKING:
@@ -16,20 +17,19 @@ if TYPE_CHECKING:
 
 def rows_frame(spark: "Session", declaration: PipelineDeclaration, aws: Aws) -> "Frame":
     """Return the rows."""
-    where = places(declaration.sink.table, aws=aws)
-    return _frame(
-        spark, DeltaTableSink(where.table, pipeline=declaration.name, partition_by=None), "its first batch makes"
-    )
+    where = table_paths(declaration.sink.address, aws=aws)
+    sink = open_sink(where.table, scheme=where.scheme, pipeline=declaration.name, partition_by=None)
+    return _frame(spark, sink, "its first batch makes")
 
 
 def quarantine_frame(spark: "Session", declaration: PipelineDeclaration, aws: Aws) -> "Frame":
     """Return the quarantined lines."""
-    where = places(declaration.sink.table, aws=aws)
-    sink = DeltaTableSink(where.quarantine, pipeline=declaration.name, partition_by=None)
+    where = table_paths(declaration.sink.address, aws=aws)
+    sink = open_sink(where.quarantine, scheme=where.scheme, pipeline=declaration.name, partition_by=None)
     return _frame(spark, sink, "the first line that cannot be read makes")
 
 
-def _frame(spark: "Session", sink: DeltaTableSink, who_makes: str) -> "Frame":
+def _frame(spark: "Session", sink: TableSink, who_makes: str) -> "Frame":
     table = sink.load()
     if table is None:
         raise TableError(f"There is no table at {sink.uri} yet; {who_makes} it.")

@@ -6,16 +6,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from os import PathLike
 
-from penstock.app.backends import check_queues
+from penstock.app.brokers import check_queues
+from penstock.app.cleanup_runner import CleanupRunner
 from penstock.app.context import AppContext
 from penstock.app.health import gauged, worker_health
-from penstock.app.hosting import host_of
 from penstock.app.housekeeping import Presence
 from penstock.app.naming import register_pipeline
 from penstock.app.pending import PendingObjects, QueueDrainCheck
+from penstock.app.pipelines.cleanup import pipeline_cleanup
 from penstock.app.pipelines.declaration import PipelineDeclaration
 from penstock.app.pipelines.plan import FAULTS_MAX, PipelinePlan, plan_of, worker_settings
 from penstock.app.service import ServiceContext
+from penstock.app.service_context import service_context
 from penstock.app.sources import SourceScan, source_of
 from penstock.app.spark import app_spark
 from penstock.app.telemetry import guarded, open_telemetry
@@ -30,7 +32,7 @@ from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
 
 
-class RunTally:
+class RunCounts:
     """A listener that counts the results of this process.
 
     Written by the emitting threads, read when they have ended.
@@ -46,7 +48,7 @@ class RunTally:
     @property
     def objects(self) -> Counter[ObjectState]:
         """Objects by their terminal state."""
-        terminal = (ObjectState.DEAD, ObjectState.GONE, ObjectState.SUPERSEDED)
+        terminal = (ObjectState.DEAD, ObjectState.DELETED, ObjectState.SUPERSEDED)
         ended = {state: self.failed[str(state)] for state in terminal}
         return Counter({ObjectState.PROCESSED: self.objects_processed, **ended})
 
@@ -88,7 +90,7 @@ class RunReport:
 
 def run(
     declaration: PipelineDeclaration,
-    home: AppContext,
+    app_context: AppContext,
     *,
     spark: Session | None,
     available_now: bool,
@@ -97,135 +99,155 @@ def run(
     listeners: Sequence[Listener],
 ) -> RunReport:
     """Run the pipeline; see `penstock.app.pipelines.pipeline.Pipeline.run`."""
-    clock, tally = SystemClock(), RunTally()
+    clock, counts = SystemClock(), RunCounts()
     began_at = clock.monotonic()
-    tell = Bus(*listeners).emit
-    pulse = Liveness(clock)
-    heard = open_telemetry(
+    emit = Bus(*listeners).emit
+    liveness = Liveness(clock)
+    telemetry = open_telemetry(
         # A bounded run serves no metrics: it may run beside a worker that has the address.
-        home.settings.model_copy(update={"metrics_address": None}) if available_now else home.settings,
-        worker=home.worker,
+        app_context.settings.model_copy(update={"metrics_address": None}) if available_now else app_context.settings,
+        worker=app_context.worker,
         process="run",
-        on_error=home.on_error,
-        tell=tell,
-        health=worker_health(pulse, stop),
+        on_error=app_context.on_error,
+        emit=emit,
+        health=worker_health(liveness, stop),
         queues={declaration.name: declaration.source.queue},
     )
     with ExitStack() as stack:
-        stack.enter_context(heard.told())
-        stack.enter_context(gauged(pulse, heard.meters, worker=home.worker))
-        check_queues([declaration.source.queue], home.settings, clock=clock, waits=not available_now)
+        stack.enter_context(telemetry.running())
+        stack.enter_context(gauged(liveness, telemetry.meters, worker=app_context.worker))
+        check_queues([declaration.source.queue], app_context.settings, clock=clock, waits=not available_now)
         presence = Presence(
-            settings=home.settings,
-            broker=home.broker,
-            worker=home.worker,
+            settings=app_context.settings,
+            broker=app_context.broker,
+            worker=app_context.worker,
             stop=stop,
             clock=clock,
-            metrics_address=lambda: heard.metrics_address,
+            metrics_address=lambda: telemetry.metrics_address,
         )
-        bus = Bus(tally, *guarded(home.listeners, tell=tell), *heard.listeners, *presence.listeners)
-        own = app_spark(home.settings, worker=home.worker, clock=clock, bus=bus, stop=stop, given=spark)
-        tracing = tracing_of(home.settings, worker=home.worker)
-        host = host_of(home, sessions=own, bus=bus, clock=clock, stop=stop, tracing=tracing)
-        stack.enter_context(home.incidents.passing_to(bus.emit))
-        stack.enter_context(presence.kept(ledger=host.ledger, tell=bus.emit, random=host.random))
+        bus = Bus(counts, *guarded(app_context.listeners, emit=emit), *telemetry.listeners, *presence.listeners)
+        own = app_spark(app_context.settings, worker=app_context.worker, clock=clock, bus=bus, stop=stop, given=spark)
+        tracing = tracing_of(app_context.settings, worker=app_context.worker)
+        context = service_context(app_context, sessions=own, bus=bus, clock=clock, stop=stop, tracing=tracing)
+        stack.enter_context(app_context.incidents.passing_to(bus.emit))
+        stack.enter_context(presence.registered(ledger=context.ledger, emit=bus.emit, random=context.random))
         stack.callback(own.close)
-        register_pipeline(home, declaration.name, queue=declaration.source.queue)
-        plan = plan_of(declaration, host, faults_max=FAULTS_MAX if available_now else None)
+        register_pipeline(app_context, declaration.name, queue=declaration.source.queue)
+        plan = plan_of(declaration, context, faults_max=FAULTS_MAX if available_now else None)
         plan.blueprint.check_columns()
-        caretaker = plan.caretaker(host)
-        errand = _RunGoal(plan, host, queue=declaration.source.queue, source=source)
+        cleanup_runner = _cleanup_runner(declaration, context)
+        completion = _RunCompletion(plan, context, queue=declaration.source.queue, source=source)
         plan.blueprint.publish()  # batches that an earlier process committed but did not publish
-        errand.begin()
-        if not (available_now and errand.done()) and not stop.requested:
-            worker = _worker(plan, host, queue=errand.queue, pulse=pulse)
+        completion.begin()
+        if not (available_now and completion.advance()) and not stop.requested:
+            worker = _worker(plan, context, queue=completion.queue, liveness=liveness)
             if not stop.requested:
                 if not available_now:
-                    stack.enter_context(host.outage.watching())
-                    stack.enter_context(host.stores.watching())
-                if caretaker is not None and not available_now:
-                    stack.enter_context(caretaker.beside())
-                worker.run(stop, errand.done if available_now else errand.tended)
+                    stack.enter_context(context.outage.watching())
+                    stack.enter_context(context.stores.watching())
+                if cleanup_runner is not None and not available_now:
+                    stack.enter_context(cleanup_runner.beside())
+                worker.run(stop, completion.advance if available_now else completion.advance_endlessly)
         plan.blueprint.tables.sweep()
-        if available_now and caretaker is not None:
-            caretaker.once(objects_max=None)
+        if available_now and cleanup_runner is not None:
+            cleanup_runner.once(objects_max=None)
         seconds = clock.monotonic() - began_at
-        return errand.report(tally, stopped=available_now and stop.requested, seconds=seconds)
+        return completion.report(counts, stopped=available_now and stop.requested, seconds=seconds)
 
 
-def _worker(plan: PipelinePlan, host: ServiceContext, *, queue: str, pulse: Liveness) -> Worker:
+def _cleanup_runner(declaration: PipelineDeclaration, context: ServiceContext) -> CleanupRunner | None:
+    """Return the source's cleanup, not started yet; None if objects are kept."""
+    work = pipeline_cleanup(
+        declaration,
+        settings=context.settings,
+        ledger=context.ledger(),
+        bus=context.bus,
+        probe=context.probe,
+        clock=context.clock,
+    )
+    if work is None:
+        return None
+    return CleanupRunner(work, stop=context.stop, bus=context.bus, clock=context.clock, random=context.random)
+
+
+def _worker(plan: PipelinePlan, context: ServiceContext, *, queue: str, liveness: Liveness) -> Worker:
     """Return the worker, with Spark started, which may take a while."""
-    line = plan.blueprint.line(host.spark(), queue=queue)
+    consumer = plan.blueprint.consumer(context.spark(), queue=queue)
     return Worker(
-        broker=host.broker,
-        lines=traced([line], host.tracing, system=host.broker.capabilities.system),
-        settings=worker_settings(host.settings),
-        clock=host.clock,
-        bus=host.bus,
-        probe=host.probe,
-        pulse=pulse,
+        broker=context.broker,
+        consumers=traced([consumer], context.tracing, system=context.broker.capabilities.system),
+        settings=worker_settings(context.settings),
+        clock=context.clock,
+        bus=context.bus,
+        probe=context.probe,
+        liveness=liveness,
     )
 
 
-class _RunGoal:
+class _RunCompletion:
     """The completion check of a run: an empty queue and, if a folder was named, all its objects done."""
 
     def __init__(
-        self, plan: PipelinePlan, host: ServiceContext, *, queue: str, source: str | PathLike[str] | None
+        self, plan: PipelinePlan, context: ServiceContext, *, queue: str, source: str | PathLike[str] | None
     ) -> None:
         self.queue = queue
         self._plan = plan
-        self._host = host
+        self._context = context
         self._scan: SourceScan | None = None
-        self._goal: PendingObjects | None = None
-        self._emptiness = QueueDrainCheck(host.broker, queue, clock=host.clock)
+        self._pending: PendingObjects | None = None
+        self._drain_check = QueueDrainCheck(context.broker, queue, clock=context.clock)
         if source is not None:
             self._scan = _scan(plan, source)
             objects = [ref for chunk in self._scan.chunks() for ref in chunk]
-            self._goal = PendingObjects(
-                ledger=host.ledger(),
-                broker=host.broker,
+            self._pending = PendingObjects(
+                ledger=context.ledger(),
+                broker=context.broker,
                 pipeline=plan.where.pipeline,
                 queue=queue,
-                free_the_dead=lambda: None,  # this process's housekeeping does that
-                probe=host.probe,
+                release_dead=lambda: None,  # this process's housekeeping does that
+                probe=context.probe,
                 objects=objects,
             )
-            host.bus.emit(self._goal.scanned(str(source)))
+            context.bus.emit(self._pending.scanned(str(source)))
 
     def begin(self) -> None:
         """Send notifications for the objects found that are not done."""
-        if self._goal is not None:
-            self._goal.begin()
+        if self._pending is not None:
+            self._pending.begin()
 
-    def done(self) -> bool:
-        """Return True if nothing is left, not even messages in flight or waiting for a retry."""
-        return (self._goal is None or self._goal.reached()) and self._emptiness.sure()
+    def advance(self) -> bool:
+        """Send lost notifications again; return True if nothing is left, not even messages in flight or delayed."""
+        if self._pending is not None:
+            self._pending.advance()
+            if not self._pending.is_done():
+                return False
+        self._drain_check.sample()
+        return self._drain_check.is_drained
 
-    def tended(self) -> bool:
+    def advance_endlessly(self) -> bool:
         """Send lost notifications again and return False, for a run without an end."""
-        if self._goal is not None:
-            self._goal.reached()
+        if self._pending is not None:
+            self._pending.advance()
         return False
 
-    def report(self, tally: RunTally, *, stopped: bool, seconds: float) -> RunReport:
+    def report(self, counts: RunCounts, *, stopped: bool, seconds: float) -> RunReport:
         """Return the report. ``stopped``: the run was asked to stop before it was done."""
         tables, where = self._plan.blueprint.tables, self._plan.where
-        left = self._emptiness.messages()
-        goal, scanned = self._goal, self._scan.report() if self._scan is not None else None
-        unfinished = 0 if goal is None else goal.left()
+        left = self._drain_check.messages()
+        pending, scanned = self._pending, self._scan.report() if self._scan is not None else None
+        unfinished = 0 if pending is None else pending.left()
         return RunReport(
             pipeline=where.pipeline,
-            objects_found=None if goal is None else len(goal.objects()),
-            objects_skipped=None if goal is None else goal.done_before(),
-            objects_processed=tally.objects_processed,
-            objects_dead=tally.failed["dead"],
-            objects_gone=tally.failed["gone"],
-            objects_superseded=tally.failed["superseded"],
+            objects_found=None if pending is None else len(pending.objects()),
+            objects_skipped=None if pending is None else pending.done_before(),
+            objects_processed=counts.objects_processed,
+            objects_dead=counts.failed["dead"],
+            objects_gone=counts.failed["gone"],
+            objects_superseded=counts.failed["superseded"],
             messages_left=left,
-            rows_written=tally.rows,
-            lines_quarantined=tally.lines_quarantined,
-            batches=tally.batches,
+            rows_written=counts.rows,
+            lines_quarantined=counts.lines_quarantined,
+            batches=counts.batches,
             seconds=round(seconds, 3),
             table=str(where.table),
             table_version=tables.version(),
@@ -237,7 +259,7 @@ class _RunGoal:
 
 def _scan(plan: PipelinePlan, source: str | PathLike[str]) -> SourceScan:
     part = source_of(source, plan.where)
-    if not plan.source.holds(part):
+    if not plan.source.contains(part):
         raise UsageError(
             f"{part} is not in {plan.source}, which the pipeline {plan.where.pipeline} reads, and its workers read "
             "nothing else; name that, or something in it."

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from penstock.app.cleanup import SourceReader
 from penstock.app.pipelines.pipeline import Pipeline
 from penstock.app.service import OpenedService, ServiceContext
+from penstock.pipeline.extra import require_spark
+from penstock.sinks.registry import split_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,17 +27,15 @@ class PipelineService:
     def reader(self) -> SourceReader:
         """The source, its cleanup and the table."""
         source, sink = self.pipeline.declaration.source, self.pipeline.declaration.sink
-        return SourceReader(name=self.name, source=source.folder, cleanup=source.cleanup, table=sink.table)
+        _, table = split_address(sink.address)
+        return SourceReader(name=self.name, source=source.folder, cleanup=source.cleanup, table=table)
 
-    def open(self, host: ServiceContext, *, weight: int) -> OpenedService:
-        host.check_spark()
+    def open(self, context: ServiceContext, *, weight: int) -> OpenedService:
+        require_spark(self.pipeline.declaration.sink.scheme)
+        context.check_spark()
         from penstock.app.pipelines.plan import plan_of
 
-        plan = plan_of(self.pipeline.declaration, host, faults_max=None)
+        plan = plan_of(self.pipeline.declaration, context, faults_max=None)
         plan.blueprint.check_columns()
-        line = plan.blueprint.late_line(host.spark, queue=self.queue_name, weight=weight)
-        caretaker = plan.caretaker(host)
-        if caretaker is None:
-            return OpenedService(line=line, close=lambda: None)
-        caretaker.start()
-        return OpenedService(line=line, close=caretaker.end)
+        consumer = plan.blueprint.deferred_consumer(context.spark, queue=self.queue_name, weight=weight)
+        return OpenedService(consumer=consumer, close=lambda: None)

@@ -1,18 +1,19 @@
 """Broker in this process's memory: the reference for the behaviour of the embedded brokers, and for tests.
 
 It behaves like the SQLite broker, except that nothing is durable and that setting the host's clock back prolongs
-leases. Several workers of one process share the queues: each gets its own view from `held_by`, so that every lease has
-a holder.
+leases. Several workers of one process share the queues: each gets its own view from `with_holder`, so that every lease
+has a holder.
 """
 
 from collections.abc import Callable, Sequence
 
 from penstock.brokers import shared
+from penstock.brokers.capabilities import EMBEDDED, MEMORY
 from penstock.brokers.memory.store import MemoryStore
 from penstock.brokers.shared import one_by_one
 from penstock.errors import TemporaryError
 from penstock.messaging.broker import (
-    Capabilities,
+    BrokerCapabilities,
     Listening,
     QueueSettings,
     QueueStats,
@@ -45,15 +46,15 @@ class MemoryBroker:
         self._holder = holder
         self._closed = False  # written by the thread that calls close
 
-    def held_by(self, holder: str) -> "MemoryBroker":
+    def with_holder(self, holder: str) -> "MemoryBroker":
         """Return a view of the same queues for another worker of this process."""
         view = MemoryBroker(holder=holder)
         view._store = self._store
         return view
 
     @property
-    def capabilities(self) -> Capabilities:
-        return shared.CAPABILITIES
+    def capabilities(self) -> BrokerCapabilities:
+        return MEMORY
 
     def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         """Send all messages or none. For a duplicate within the deduplication window, return the id of the earlier
@@ -63,14 +64,14 @@ class MemoryBroker:
         self._check_open()
         with self._store.lock:
             now = self._store.clock.now()
-            ids = [self._store.put(self._store.line(queue), message, now) for message in messages]
-        self._store.arrivals.tell(queue)
+            ids = [self._store.put(self._store.queue_named(queue), message, now) for message in messages]
+        self._store.arrivals.notify(queue)
         return ids
 
     def receive(
         self, queue: str, *, messages_max: int, lease_seconds: float, wait_seconds: float = 0.0
     ) -> Sequence[Delivery]:
-        shared.check_seconds("lease_seconds", lease_seconds, shared.CAPABILITIES.lease_seconds_max)
+        shared.check_seconds("lease_seconds", lease_seconds, EMBEDDED.lease_seconds_max)
         shared.check_wait(wait_seconds)
         self._check_open()
         clock = self._store.clock
@@ -80,8 +81,9 @@ class MemoryBroker:
                 arrived.clear()  # before the poll, so that a message arriving after it sets the event again
                 with self._store.lock:
                     deliveries = self._store.take(queue, messages_max, lease_seconds, self._holder)
-                    line = self._store.lines.get(queue)
-                    next_change_at = None if line is None or line.paused else line.next_change_at()
+                    memory_queue = self._store.queues.get(queue)
+                    is_active = memory_queue is not None and not memory_queue.paused
+                    next_change_at = memory_queue.next_change_at() if memory_queue and is_active else None
                 left = deadline - clock.monotonic()
                 if deliveries or left <= 0 or messages_max < 1 or self._closed:
                     return deliveries
@@ -89,49 +91,49 @@ class MemoryBroker:
                 clock.wait(arrived, max(pause, _PAUSE_SECONDS_MIN))
 
     def extend(self, deliveries: Sequence[Delivery], *, lease_seconds: float) -> Sequence[Delivery]:
-        shared.check_seconds("lease_seconds", lease_seconds, shared.CAPABILITIES.lease_seconds_max)
+        shared.check_seconds("lease_seconds", lease_seconds, EMBEDDED.lease_seconds_max)
         self._check_open()
         lost = []
         with self._store.lock:
             now = self._store.clock.now()
             for delivery in deliveries:
-                held = self._store.held(delivery, now)
-                if held is None:
+                leased = self._store.find_leased(delivery, now)
+                if leased is None:
                     lost.append(delivery)
                 else:
-                    held[0].make_wait(held[1], now + lease_seconds)
+                    leased[0].make_wait(leased[1], now + lease_seconds)
         return lost
 
     def settle(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> Sequence[SettleFailure]:
         self._check_open()
         for _, settlement in settlements:
             if isinstance(settlement, Release):
-                shared.check_hold(settlement)
+                shared.check_release(settlement)
         failures = []
         with self._store.lock:
             now = self._store.clock.now()
             for delivery, settlement in settlements:
-                held = self._store.held(delivery, now)
-                if held is None:
+                leased = self._store.find_leased(delivery, now)
+                if leased is None:
                     failures.append(SettleFailure(delivery=delivery, reason=shared.LOST, lost=True))
                 else:
-                    self._store.apply(*held, delivery, settlement, holder=self._holder, now=now)
+                    self._store.apply(*leased, delivery, settlement, holder=self._holder, now=now)
         if any(not isinstance(settlement, Ack) for _, settlement in settlements):
-            self._store.arrivals.tell()
+            self._store.arrivals.notify()
         return failures
 
     def turn(
         self,
         settlements: Sequence[tuple[Delivery, Settlement]],
-        asks: Sequence[ReceiveRequest],
+        requests: Sequence[ReceiveRequest],
         *,
         lease_seconds: float,
         wait_seconds: float = 0.0,
     ) -> TurnResult:
-        return one_by_one(self, settlements, asks, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
+        return one_by_one(self, settlements, requests, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
 
-    def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> Listening:
-        return self._store.arrivals.listen(queues, tell)
+    def listen(self, queues: Sequence[str], on_arrival: Callable[[], None]) -> Listening:
+        return self._store.arrivals.listen(queues, on_arrival)
 
     def next_change_at(self, queue: str) -> float | None:
         """Return when the earliest lease or delay ends, in epoch seconds; None if there is none.
@@ -139,38 +141,38 @@ class MemoryBroker:
         For tests and simulations that advance the clock.
         """
         with self._store.lock:
-            line = self._store.lines.get(queue)
-            return None if line is None else line.next_change_at()
+            memory_queue = self._store.queues.get(queue)
+            return None if memory_queue is None else memory_queue.next_change_at()
 
     def stats(self, queue: str) -> QueueStats:
         self._check_open()
         with self._store.lock:
             now = self._store.clock.now()
-            line = self._store.tended(queue, now)
-            return shared.NEVER_HEARD_OF if line is None else line.stats(now)
+            memory_queue = self._store.find_updated(queue, now)
+            return shared.EMPTY_STATS if memory_queue is None else memory_queue.stats(now)
 
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:
         """Return messages in any state, ordered by id. ``after_id`` may name a message that has left the queue."""
         self._check_open()
         after = 0 if after_id is None else shared.seq_of(self._store.id, after_id)
         with self._store.lock:
-            line = self._store.tended(queue, self._store.clock.now())
-            if line is None or after is None:
+            memory_queue = self._store.find_updated(queue, self._store.clock.now())
+            if memory_queue is None or after is None:
                 return ()
-            seqs = sorted(seq for seq in line.entries if seq > after)[: max(messages_max, 0)]
-            return [self._store.message(line.entries[seq]) for seq in seqs]
+            seqs = sorted(seq for seq in memory_queue.entries if seq > after)[: max(messages_max, 0)]
+            return [self._store.message(memory_queue.entries[seq]) for seq in seqs]
 
     def release_holder(self, holder: str) -> int:
         """End all leases of a worker that is proven dead. Its messages are visible at once; the attempts count."""
         self._check_open()
         with self._store.lock:
             count = self._store.release_holder(holder, self._store.clock.now())
-        self._store.arrivals.tell()
+        self._store.arrivals.notify()
         return count
 
     def queue_names(self) -> Sequence[str]:
         with self._store.lock:
-            return sorted(self._store.lines)
+            return sorted(self._store.queues)
 
     def dead_letter_queue(self, queue: str) -> str:
         shared.check_queue(queue)
@@ -185,42 +187,42 @@ class MemoryBroker:
         self._check_open()
         seqs = {shared.seq_of(self._store.id, id) for id in ids}
         with self._store.lock:
-            line = self._store.lines.get(queue)
-            return 0 if line is None else line.discard({seq for seq in seqs if seq is not None})
+            memory_queue = self._store.queues.get(queue)
+            return 0 if memory_queue is None else memory_queue.discard({seq for seq in seqs if seq is not None})
 
     def purge(self, queue: str) -> int:
         self._check_open()
         with self._store.lock:
-            return self._store.lines[queue].clear() if queue in self._store.lines else 0
+            return self._store.queues[queue].clear() if queue in self._store.queues else 0
 
     def pause(self, queue: str) -> None:
         shared.check_queue(queue)
         self._check_open()
         with self._store.lock:
-            self._store.line(queue).paused = True
+            self._store.queue_named(queue).paused = True
 
     def resume(self, queue: str) -> None:
         self._check_open()
         with self._store.lock:
-            if queue in self._store.lines:
-                self._store.lines[queue].paused = False
-        self._store.arrivals.tell(queue)
+            if queue in self._store.queues:
+                self._store.queues[queue].paused = False
+        self._store.arrivals.notify(queue)
 
     def now(self) -> float:
         return self._store.clock.now()
 
     def paused(self, queue: str) -> bool:
         with self._store.lock:
-            return queue in self._store.lines and self._store.lines[queue].paused
+            return queue in self._store.queues and self._store.queues[queue].paused
 
     def dropped(self, queue: str) -> int:
         """Return how many expired dead letters this queue has deleted."""
         with self._store.lock:
-            return self._store.lines[queue].dropped if queue in self._store.lines else 0
+            return self._store.queues[queue].dropped if queue in self._store.queues else 0
 
     def close(self) -> None:
         self._closed = True
-        self._store.arrivals.tell()
+        self._store.arrivals.notify()
 
     def _check_open(self) -> None:
         if self._closed:

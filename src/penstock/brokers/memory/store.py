@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from penstock.brokers import shared
+from penstock.brokers.capabilities import EMBEDDED
 from penstock.brokers.shared import Arrivals
 from penstock.messaging.broker import QueueSettings, QueueStats, names_dead_letters
 from penstock.messaging.clock import Clock
@@ -39,7 +40,7 @@ class Entry:
     leased: bool = False
     holder: str = ""  # of the last delivery
     receive_count: int = 0
-    refunds: int = 0
+    uncounted: int = 0
     unsuccessful: int = 0  # deliveries in this queue that ended without an ack
     age_from: float  # start of the age in `oldest_message_age_seconds`: enqueueing or last reset
     leased_at: float = 0.0
@@ -49,7 +50,7 @@ class Entry:
 
     @property
     def attempts(self) -> int:
-        return self.receive_count - self.refunds
+        return self.receive_count - self.uncounted
 
     def begin(self, holder: str, at: float) -> None:
         """Mark the message as leased by ``holder``."""
@@ -65,16 +66,16 @@ class Entry:
         self.unsuccessful += 1
         if self.unsuccessful % shared.RESET_EVERY == 0:
             self.age_from = at
-        if end is AttemptEnd.GIVEN_BACK:
-            self.refunds += 1
+        if end is AttemptEnd.RELEASED:
+            self.uncounted += 1
         else:
             self.first_failed_at = at if self.first_failed_at is None else self.first_failed_at
             self.last_failed_at = at
 
-    def bury(self, at: float) -> None:
+    def move_to_dlq(self, at: float) -> None:
         """Reset the message for its start in the dead-letter queue."""
         self.ready = self.leased = False
-        self.refunds, self.unsuccessful = self.receive_count, 0
+        self.uncounted, self.unsuccessful = self.receive_count, 0
         self.first_failed_at = self.last_failed_at = None
         self.tries.clear()
         self.enqueued_at = self.visible_at = self.age_from = at
@@ -82,11 +83,11 @@ class Entry:
 
 @dataclass(slots=True, kw_only=True)
 class MemoryQueue:
-    """One queue. ``ring`` holds the groups with ready messages in rotation order: the first is served next."""
+    """One queue. ``rotation`` holds the groups with ready messages in rotation order: the first is served next."""
 
     settings: QueueSettings
     entries: dict[int, Entry] = field(default_factory=dict)
-    ring: dict[str | None, list[int]] = field(default_factory=dict)  # heaps of seqs: oldest first in each group
+    rotation: dict[str | None, list[int]] = field(default_factory=dict)  # heaps of seqs: oldest first in each group
     # Heap of (visible_at, seq); entries changed since are skipped
     waiting: list[tuple[float, int]] = field(default_factory=list)
     ages: list[tuple[float, int]] = field(default_factory=list)  # heap of (enqueued_at, seq); likewise
@@ -104,7 +105,7 @@ class MemoryQueue:
 
     def make_ready(self, entry: Entry) -> None:
         entry.ready, entry.leased = True, False
-        heapq.heappush(self.ring.setdefault(entry.group, []), entry.seq)
+        heapq.heappush(self.rotation.setdefault(entry.group, []), entry.seq)
 
     def make_wait(self, entry: Entry, until: float) -> None:
         entry.visible_at = until
@@ -112,17 +113,17 @@ class MemoryQueue:
 
     def take(self, count: int) -> list[Entry]:
         """Take the next ready messages from the rotation, one of each group in turn. Served groups move to its end."""
-        groups = list(self.ring)[:count]
+        groups = list(self.rotation)[:count]
         taken: list[Entry] = []
-        hungry = groups
-        while hungry and len(taken) < count:
-            turn = hungry[: count - len(taken)]
-            taken += [self.entries[heapq.heappop(self.ring[group])] for group in turn]
-            hungry = [group for group in hungry if self.ring[group]]
+        unfinished = groups
+        while unfinished and len(taken) < count:
+            turn = unfinished[: count - len(taken)]
+            taken += [self.entries[heapq.heappop(self.rotation[group])] for group in turn]
+            unfinished = [group for group in unfinished if self.rotation[group]]
         for group in groups:
-            rest = self.ring.pop(group)
-            if rest:
-                self.ring[group] = rest
+            remaining = self.rotation.pop(group)
+            if remaining:
+                self.rotation[group] = remaining
         return taken
 
     def pop_due(self, now: float) -> Iterator[Entry]:
@@ -135,30 +136,22 @@ class MemoryQueue:
 
     def pop_expired(self, now: float) -> list[Entry]:
         """Remove and return the messages past their retention, except leased ones, which a worker is processing."""
-        expired, kept = [], []
+        expired, still_leased = [], []
         while self.ages and self.ages[0][0] <= now - self.settings.retention_seconds:
             age = heapq.heappop(self.ages)
             entry = self.entries.get(age[1])
             if entry is None or entry.enqueued_at != age[0]:
                 continue
             if entry.leased:
-                kept.append(age)
+                still_leased.append(age)
             else:
                 expired.append(self.entries.pop(entry.seq))
-        for age in kept:
+        for age in still_leased:
             heapq.heappush(self.ages, age)
-        self._leave_ring({entry.group for entry in expired if entry.ready})
+        self._leave_rotation({entry.group for entry in expired if entry.ready})
         return sorted(expired, key=lambda entry: entry.seq)
 
-    def _leave_ring(self, groups: set[str | None]) -> None:
-        for group in groups:
-            rest = sorted(seq for seq in self.ring[group] if seq in self.entries)
-            if rest:
-                self.ring[group] = rest
-            else:
-                del self.ring[group]
-
-    def seen_before(self, deduplication_id: str, now: float) -> str | None:
+    def duplicate_of(self, deduplication_id: str, now: float) -> str | None:
         """Return the id of the message sent with this deduplication id within the window; None if there is none."""
         while self.seen and next(iter(self.seen.values()))[0] <= now:
             del self.seen[next(iter(self.seen))]
@@ -171,15 +164,15 @@ class MemoryQueue:
 
     def discard(self, seqs: Set[int]) -> int:
         """Delete these messages in any state; return how many existed."""
-        gone = [self.entries.pop(seq) for seq in seqs if seq in self.entries]
-        self._leave_ring({entry.group for entry in gone if entry.ready})
-        return len(gone)
+        deleted = [self.entries.pop(seq) for seq in seqs if seq in self.entries]
+        self._leave_rotation({entry.group for entry in deleted if entry.ready})
+        return len(deleted)
 
     def clear(self) -> int:
         """Delete all messages and return how many; deduplication ids stay."""
         count = len(self.entries)
-        for held in (self.entries, self.ring, self.waiting, self.ages):
-            held.clear()
+        for container in (self.entries, self.rotation, self.waiting, self.ages):
+            container.clear()
         return count
 
     def stats(self, now: float) -> QueueStats:
@@ -196,6 +189,14 @@ class MemoryQueue:
             oldest_enqueued_age_seconds=None if enqueued_from is None else max(0.0, now - enqueued_from),
         )
 
+    def _leave_rotation(self, groups: set[str | None]) -> None:
+        for group in groups:
+            remaining = sorted(seq for seq in self.rotation[group] if seq in self.entries)
+            if remaining:
+                self.rotation[group] = remaining
+            else:
+                del self.rotation[group]
+
 
 class MemoryStore:
     """All queues of one broker. Fields other than constants are written under the lock."""
@@ -205,27 +206,27 @@ class MemoryStore:
         self.clock = clock
         self.lock = threading.Lock()
         self.arrivals = Arrivals()
-        self.lines: dict[str, MemoryQueue] = {settings.name: MemoryQueue(settings=settings) for settings in queues}
+        self.queues: dict[str, MemoryQueue] = {settings.name: MemoryQueue(settings=settings) for settings in queues}
         self._deduplication_window_seconds = deduplication_window_seconds
         self._seq = 0
 
-    def line(self, queue: str) -> MemoryQueue:
+    def queue_named(self, queue: str) -> MemoryQueue:
         """Return the queue, created on first use."""
-        return self.lines.setdefault(queue, MemoryQueue(settings=QueueSettings(name=queue)))
+        return self.queues.setdefault(queue, MemoryQueue(settings=QueueSettings(name=queue)))
 
     def settings(self, queue: str) -> QueueSettings:
         """Return the queue's settings, or the defaults if it does not exist."""
-        line = self.lines.get(queue)
-        return QueueSettings(name=queue) if line is None else line.settings
+        memory_queue = self.queues.get(queue)
+        return QueueSettings(name=queue) if memory_queue is None else memory_queue.settings
 
     def dead_letter_queue(self, queue: str) -> str:
         """Return the queue for its dead letters."""
-        return shared.dead_letter_queue(self.settings(queue), holds_dead=self._is_dead_letter_queue(queue))
+        return shared.dead_letter_queue(self.settings(queue), is_dlq=self._is_dead_letter_queue(queue))
 
-    def put(self, line: MemoryQueue, message: Outgoing, now: float) -> str:
+    def put(self, memory_queue: MemoryQueue, message: Outgoing, now: float) -> str:
         """Add the message and return its id, or the id of the earlier message that it duplicates."""
         if message.deduplication_id is not None:
-            earlier = line.seen_before(message.deduplication_id, now)
+            earlier = memory_queue.duplicate_of(message.deduplication_id, now)
             if earlier is not None:
                 return earlier
         self._seq += 1
@@ -238,65 +239,72 @@ class MemoryStore:
             age_from=now,
             visible_at=now + message.delay_seconds,
         )
-        line.put(entry, ready=message.delay_seconds == 0)
+        memory_queue.put(entry, ready=message.delay_seconds == 0)
         id = shared.message_id(self.id, entry.seq)
         if message.deduplication_id is not None:
-            line.seen[message.deduplication_id] = (now + self._deduplication_window_seconds, id)
+            memory_queue.seen[message.deduplication_id] = (now + self._deduplication_window_seconds, id)
         return id
 
     def take(self, queue: str, messages_max: int, lease_seconds: float, holder: str) -> Sequence[Delivery]:
         """Lease the next ready messages."""
         now = self.clock.now()
-        line = self.tended(queue, now)
-        if line is None or line.paused:
+        memory_queue = self.find_updated(queue, now)
+        if memory_queue is None or memory_queue.paused:
             return ()
-        taken = line.take(max(0, min(messages_max, shared.CAPABILITIES.receive_max)))
+        taken = memory_queue.take(max(0, min(messages_max, EMBEDDED.receive_max)))
         for entry in taken:
             entry.begin(holder, now)
-            line.make_wait(entry, now + lease_seconds)
+            memory_queue.make_wait(entry, now + lease_seconds)
         return [self._delivery(queue, entry, now) for entry in taken]
 
-    def tended(self, queue: str, now: float) -> MemoryQueue | None:
+    def find_updated(self, queue: str, now: float) -> MemoryQueue | None:
         """Return the queue after applying due leases, delays and retention. Precedes every take, stats and browse."""
-        line = self.lines.get(queue)
-        if line is None:
+        memory_queue = self.queues.get(queue)
+        if memory_queue is None:
             return None
-        for entry in line.pop_due(now):
+        for entry in memory_queue.pop_due(now):
             if entry.leased:
                 entry.end(AttemptEnd.EXPIRED, entry.visible_at)
-            if line.settings.receives_max is not None and entry.attempts >= line.settings.receives_max:
-                del line.entries[entry.seq]
-                self._give_up(line, entry, shared.reason_exhausted(entry.attempts), now)
+            if memory_queue.settings.receives_max is not None and entry.attempts >= memory_queue.settings.receives_max:
+                del memory_queue.entries[entry.seq]
+                self._dead_letter_by_broker(memory_queue, entry, shared.reason_exhausted(entry.attempts), now)
             else:
-                line.make_ready(entry)
-        self._expire(queue, line, now)
-        return line
+                memory_queue.make_ready(entry)
+        self._expire(queue, memory_queue, now)
+        return memory_queue
 
-    def held(self, delivery: Delivery, now: float) -> tuple[MemoryQueue, Entry] | None:
+    def find_leased(self, delivery: Delivery, now: float) -> tuple[MemoryQueue, Entry] | None:
         """Return the queue and entry of a delivery, or None unless that same delivery is leased and its lease has not
         ended.
 
         This is the fence against stale receipt handles.
         """
-        hand_over = shared.hand_over_of(self.id, delivery.receipt)
-        line = self.lines.get(delivery.queue)
-        entry = line.entries.get(hand_over.seq) if line is not None and hand_over is not None else None
-        if line is None or hand_over is None or entry is None:
+        handle = shared.parse_receipt(self.id, delivery.receipt)
+        memory_queue = self.queues.get(delivery.queue)
+        entry = memory_queue.entries.get(handle.seq) if memory_queue is not None and handle is not None else None
+        if memory_queue is None or handle is None or entry is None:
             return None
-        holds = entry.leased and entry.receive_count == hand_over.number and entry.visible_at > now
-        return (line, entry) if holds else None
+        is_leased = entry.leased and entry.receive_count == handle.number and entry.visible_at > now
+        return (memory_queue, entry) if is_leased else None
 
     def apply(
-        self, line: MemoryQueue, entry: Entry, delivery: Delivery, settlement: Settlement, *, holder: str, now: float
+        self,
+        memory_queue: MemoryQueue,
+        entry: Entry,
+        delivery: Delivery,
+        settlement: Settlement,
+        *,
+        holder: str,
+        now: float,
     ) -> None:
-        """Settle a delivery that `held` returned."""
+        """Settle a delivery that `find_leased` returned."""
         match settlement:
             case Ack():
-                del line.entries[entry.seq]
+                del memory_queue.entries[entry.seq]
             case Release():
-                self._release(line, entry, settlement, now)
+                self._release(memory_queue, entry, settlement, now)
             case DeadLetter() if self.dead_letter_queue(delivery.queue) == delivery.queue:
-                self._release(line, entry, shared.kept_back(settlement), now)
+                self._release(memory_queue, entry, shared.release_in_final_dlq(settlement), now)
             case DeadLetter():
                 death = shared.death_by_settlement(
                     settlement,
@@ -304,20 +312,20 @@ class MemoryStore:
                     worker=holder,
                     first_failed_at=entry.first_failed_at,
                     now=now,
-                    tries=tuple(map(shared.tried, entry.tries)),
+                    tries=tuple(map(shared.attempt_record, entry.tries)),
                 )
-                del line.entries[entry.seq]
-                self._bury(line, entry, buried(entry.attributes, settlement, death), now)
+                del memory_queue.entries[entry.seq]
+                self._move_to_dlq(memory_queue, entry, buried(entry.attributes, settlement, death), now)
 
     def release_holder(self, holder: str, now: float) -> int:
         """End the leases of a dead worker, now or at their own end if that was earlier. Return how many."""
-        held = [(line, entry) for line in self.lines.values() for entry in line.entries.values()]
-        held = [(line, entry) for line, entry in held if entry.leased and entry.holder == holder]
-        for line, entry in held:
+        every = [(each, entry) for each in self.queues.values() for entry in each.entries.values()]
+        leased = [(each, entry) for each, entry in every if entry.leased and entry.holder == holder]
+        for memory_queue, entry in leased:
             ended_at = min(entry.visible_at, now)
             entry.end(AttemptEnd.EXPIRED, ended_at)
-            line.make_wait(entry, ended_at)
-        return len(held)
+            memory_queue.make_wait(entry, ended_at)
+        return len(leased)
 
     def message(self, entry: Entry) -> Message:
         return Message(
@@ -328,34 +336,34 @@ class MemoryStore:
             group=entry.group,
         )
 
-    def _expire(self, queue: str, line: MemoryQueue, now: float) -> None:
-        expired = line.pop_expired(now)
+    def _expire(self, queue: str, memory_queue: MemoryQueue, now: float) -> None:
+        expired = memory_queue.pop_expired(now)
         if self._is_dead_letter_queue(queue):
-            line.dropped += len(expired)
+            memory_queue.dropped += len(expired)
             return
-        reason = shared.reason_expired(line.settings.retention_seconds)
+        reason = shared.reason_expired(memory_queue.settings.retention_seconds)
         for entry in expired:
-            self._give_up(line, entry, reason, now)
+            self._dead_letter_by_broker(memory_queue, entry, reason, now)
 
-    def _release(self, line: MemoryQueue, entry: Entry, release: Release, now: float) -> None:
-        end = AttemptEnd.GIVEN_BACK if release.refund else AttemptEnd.FAILED
-        entry.end(end, now, shared.kept_reason(release.reason))
-        line.make_wait(entry, now + release.delay_seconds)
+    def _release(self, memory_queue: MemoryQueue, entry: Entry, release: Release, now: float) -> None:
+        end = AttemptEnd.RELEASED if release.uncounted else AttemptEnd.FAILED
+        entry.end(end, now, shared.storable_reason(release.reason))
+        memory_queue.make_wait(entry, now + release.delay_seconds)
 
-    def _give_up(self, line: MemoryQueue, entry: Entry, reason: str, now: float) -> None:
+    def _dead_letter_by_broker(self, memory_queue: MemoryQueue, entry: Entry, reason: str, now: float) -> None:
         """Dead-letter a message on the broker's own decision."""
-        death = self._death(line.settings.name, entry, reason, now)
-        self._bury(line, entry, with_death(entry.attributes, death), now)
+        death = self._death(memory_queue.settings.name, entry, reason, now)
+        self._move_to_dlq(memory_queue, entry, with_death(entry.attributes, death), now)
 
-    def _bury(self, line: MemoryQueue, entry: Entry, attributes: Attributes, now: float) -> None:
+    def _move_to_dlq(self, memory_queue: MemoryQueue, entry: Entry, attributes: Attributes, now: float) -> None:
         """Move the message to the dead-letter queue: new age and attempts; same id, body and group."""
         entry.attributes = attributes
-        entry.bury(now)
-        self.line(self.dead_letter_queue(line.settings.name)).put(entry, ready=False)
+        entry.move_to_dlq(now)
+        self.queue_named(self.dead_letter_queue(memory_queue.settings.name)).put(entry, ready=False)
 
     def _is_dead_letter_queue(self, queue: str) -> bool:
-        others = self.lines.values()
-        return names_dead_letters(queue) or any(line.settings.dead_letter_queue == queue for line in others)
+        others = self.queues.values()
+        return names_dead_letters(queue) or any(other.settings.dead_letter_queue == queue for other in others)
 
     def _death(self, queue: str, entry: Entry, reason: str, now: float) -> Death:
         return Death(
@@ -367,7 +375,7 @@ class MemoryStore:
             queue=queue,
             message_id=shared.message_id(self.id, entry.seq),
             enqueued_at=entry.enqueued_at,
-            tries=tuple(map(shared.tried, entry.tries)),
+            tries=tuple(map(shared.attempt_record, entry.tries)),
         )
 
     def _delivery(self, queue: str, entry: Entry, now: float) -> Delivery:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from penstock.brokers import shared
+from penstock.brokers.capabilities import EMBEDDED, REDIS
 from penstock.brokers.redis.keys import QueueKeys, new_store
 from penstock.brokers.redis.listener import NoArrivalListener, RedisArrivalListener
 from penstock.brokers.redis.queues import RedisQueues, discard, read_messages, read_stats
@@ -28,10 +29,10 @@ from penstock.brokers.redis.recovery import LeaseSweeper, UnconfirmedDeliveries
 from penstock.brokers.redis.server import Server, script
 from penstock.brokers.redis.turn import RedisTurns
 from penstock.errors import ConfigurationError, TemporaryError
-from penstock.events import Listener, MessagesVanished, tell_nobody
+from penstock.events import Listener, MessagesDeleted, ignore
 from penstock.messaging.backoff import Random
 from penstock.messaging.broker import (
-    Capabilities,
+    BrokerCapabilities,
     Listening,
     QueueSettings,
     QueueStats,
@@ -49,7 +50,6 @@ EXTEND_MAX = 1_000  # deliveries per script
 LEASE_SECONDS = 60.0  # lease assumed by read-only clients; it sets the sweep interval
 _WAIT_SECONDS_MAX = 1.0  # per blocking call; calls are never cancelled, so closing waits that long
 _WAIT_SECONDS_MIN = 0.02
-_CAPABILITIES = replace(shared.CAPABILITIES, system="redis")
 
 
 class RedisStreamsBroker:
@@ -64,7 +64,7 @@ class RedisStreamsBroker:
         prefix: The beginning of every key.
         sweep_seconds: The interval of the search for ended leases; by default half a lease.
         deduplication_window_seconds: How long a deduplication id is remembered.
-        tell: Receives incident events (`MessagesVanished`).
+        emit: Receives incident events (`MessagesDeleted`).
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class RedisStreamsBroker:
         deduplication_window_seconds: float = shared.DEDUPLICATION_WINDOW_SECONDS,
         clock: Clock | None = None,
         random: Random = random_numbers.random,
-        tell: Listener = tell_nobody,
+        emit: Listener = ignore,
     ) -> None:
         for settings in queues:
             shared.check_settings(settings)
@@ -86,21 +86,21 @@ class RedisStreamsBroker:
         self._boot = secrets.token_hex(4)  # a restarted worker with the same name is another consumer
         self._clock = clock or SystemClock()
         self._random = random
-        self._tell = tell
+        self._emit = emit
         self._window_ms = int(deduplication_window_seconds * 1000)
         self._server = Server(url)
         self._keys = QueueKeys(prefix)
         self._queues = RedisQueues(self._server, self._keys, queues)
         self._sweeping = LeaseSweeper(
-            self._server, self._keys, every_seconds=sweep_seconds, clock=self._clock, random=random, tell=tell
+            self._server, self._keys, every_seconds=sweep_seconds, clock=self._clock, random=random, emit=emit
         )
-        self._doubts = UnconfirmedDeliveries(self._server, self._keys, worker=holder)
+        self._unconfirmed = UnconfirmedDeliveries(self._server, self._keys, worker=holder)
         self._turns = RedisTurns(
             server=self._server,
             keys=self._keys,
             queues=self._queues,
             sweeping=self._sweeping,
-            doubts=self._doubts,
+            unconfirmed=self._unconfirmed,
             holder=holder,
             consumer=self._consumer,
         )
@@ -108,8 +108,8 @@ class RedisStreamsBroker:
         self._queues.configure()
 
     @property
-    def capabilities(self) -> Capabilities:
-        return _CAPABILITIES
+    def capabilities(self) -> BrokerCapabilities:
+        return REDIS
 
     # --- sending
 
@@ -130,10 +130,10 @@ class RedisStreamsBroker:
             script("send", [stream], store, self._window_ms, *arguments[at : at + 3 * SEND_MAX])
             for at in range(0, len(arguments), 3 * SEND_MAX)
         ]
-        self._queues.enlist_before(queue)
+        self._queues.register_before_send(queue)
         answers = self._server.atomically(*commands)
         name = answers[0][0].decode()
-        self._queues.enlist(queue, name)
+        self._queues.register(queue, name)
         return [shared.message_id(name, int(seq)) for _, seqs in answers for seq in seqs]
 
     # --- receiving and settling
@@ -163,27 +163,27 @@ class RedisStreamsBroker:
     def turn(
         self,
         settlements: Sequence[tuple[Delivery, Settlement]],
-        asks: Sequence[ReceiveRequest],
+        requests: Sequence[ReceiveRequest],
         *,
         lease_seconds: float,
         wait_seconds: float = 0.0,
     ) -> TurnResult:
         """Settle and receive in one round trip, except with dead letters, while waiting, and in clusters."""
-        asks = [ask for ask in asks if ask.messages_max > 0]
-        turn = self._turns.turn(settlements, asks, lease_seconds)
-        if wait_seconds and len(asks) == 1 and not (turn.deliveries or turn.receive_error):
+        requests = [request for request in requests if request.messages_max > 0]
+        turn = self._turns.turn(settlements, requests, lease_seconds)
+        if wait_seconds and len(requests) == 1 and not (turn.deliveries or turn.receive_error):
             try:
                 shared.check_wait(wait_seconds)
-                return replace(turn, deliveries=self._wait(asks[0], lease_seconds, wait_seconds))
+                return replace(turn, deliveries=self._wait(requests[0], lease_seconds, wait_seconds))
             except Exception as error:
-                return replace(turn, receive_error=(asks[0].queue, error))
+                return replace(turn, receive_error=(requests[0].queue, error))
         return turn
 
     def extend(self, deliveries: Sequence[Delivery], *, lease_seconds: float) -> Sequence[Delivery]:
         """Extend leases with one script per queue, all in one round trip. Deliveries no longer pending are returned as
         lost.
         """
-        shared.check_seconds("lease_seconds", lease_seconds, shared.CAPABILITIES.lease_seconds_max)
+        shared.check_seconds("lease_seconds", lease_seconds, EMBEDDED.lease_seconds_max)
         pages = list(_pages(deliveries))
         if not pages:
             return list(deliveries)
@@ -199,8 +199,8 @@ class RedisStreamsBroker:
             for id in claimed:
                 lost.pop(held[id.decode()].receipt, None)
             if vanished:
-                self._tell(MessagesVanished(queue=queue, entries=tuple(id.decode() for id in vanished)))
-        self._doubts.let_go(lost.values())
+                self._emit(MessagesDeleted(queue=queue, entries=tuple(id.decode() for id in vanished)))
+        self._unconfirmed.forget(lost.values())
         return list(lost.values())
 
     # --- inspection
@@ -209,12 +209,12 @@ class RedisStreamsBroker:
         """Return the counts and ages after requeueing deliveries past their lease. Entries of other clients count as
         visible.
         """
-        self._turns.sweep_due([queue], LEASE_SECONDS, tidy=False)
+        self._turns.sweep_due([queue], LEASE_SECONDS, remove_idle_consumers=False)
         return read_stats(self._server, self._keys, queue)
 
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:
         """Return messages in any state, ordered by id. ``after_id`` may name a message that has left the queue."""
-        self._turns.sweep_due([queue], LEASE_SECONDS, tidy=False)
+        self._turns.sweep_due([queue], LEASE_SECONDS, remove_idle_consumers=False)
         return read_messages(self._server, self._keys, queue, messages_max=messages_max, after_id=after_id)
 
     def sender_key(self, queue: str) -> str:
@@ -230,7 +230,7 @@ class RedisStreamsBroker:
         if key is None:
             return None
         try:
-            entries = int(self._server.ask("XLEN", key))
+            entries = int(self._server.call("XLEN", key))
         except ConfigurationError:  # not a stream, or no right to read it
             return None
         return (key, entries) if entries else None
@@ -250,46 +250,46 @@ class RedisStreamsBroker:
         return discard(self._server, self._keys, queue, ids)
 
     def purge(self, queue: str) -> int:
-        return int(self._server.ask(*script("purge", [self._keys.stream(queue)])))
+        return int(self._server.call(*script("purge", [self._keys.stream(queue)])))
 
     def dropped(self, queue: str) -> int:
         """Return how many expired dead letters this queue has deleted."""
-        return int(self._server.ask("HGET", self._keys.settings(queue), "dropped") or 0)
+        return int(self._server.call("HGET", self._keys.settings(queue), "dropped") or 0)
 
     # --- control
 
     def pause(self, queue: str) -> None:
         shared.check_queue(queue)
-        self._server.ask("SADD", self._keys.queues, queue)
-        self._server.ask("HSET", self._keys.settings(queue), "paused", "1")
+        self._server.call("SADD", self._keys.queues, queue)
+        self._server.call("HSET", self._keys.settings(queue), "paused", "1")
 
     def resume(self, queue: str) -> None:
-        if self._server.ask("HDEL", self._keys.settings(queue), "paused"):
-            wake = self._keys.wake(queue)
-            self._server.run(("DEL", wake), ("RPUSH", wake, "1"))  # exactly one token, even if one was there
+        if self._server.call("HDEL", self._keys.settings(queue), "paused"):
+            wake_key = self._keys.wake_key(queue)
+            self._server.run(("DEL", wake_key), ("RPUSH", wake_key, "1"))  # exactly one token, even if one was there
 
     def now(self) -> float:
         """Return the server's time. Raise `TemporaryError` if it does not respond."""
-        seconds, microseconds = self._server.ask("TIME")
+        seconds, microseconds = self._server.call("TIME")
         return int(seconds) + int(microseconds) / 1e6
 
     def paused(self, queue: str) -> bool:
-        return bool(self._server.ask("HEXISTS", self._keys.settings(queue), "paused"))
+        return bool(self._server.call("HEXISTS", self._keys.settings(queue), "paused"))
 
     def release_holder(self, holder: str) -> int:
         """End all leases of a worker that is proven dead. Its messages are visible at once; the attempts count."""
         released = 0
         for queue in self.queue_names():
             count, exhausted = self._sweeping.release(queue, holder)
-            self._turns.bury_exhausted(exhausted)
+            self._turns.dead_letter_exhausted(exhausted)
             released += count + len(exhausted)
         return released
 
-    def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> Listening:
+    def listen(self, queues: Sequence[str], on_arrival: Callable[[], None]) -> Listening:
         if self._server.is_cluster:  # one command cannot wait for keys in several slots
             return NoArrivalListener()
-        wakes = {queue: self._keys.wake(queue) for queue in queues}
-        return RedisArrivalListener(self._server, wakes, tell, clock=self._clock, random=self._random)
+        wake_keys = {queue: self._keys.wake_key(queue) for queue in queues}
+        return RedisArrivalListener(self._server, wake_keys, on_arrival, clock=self._clock, random=self._random)
 
     def close(self) -> None:
         """Close the connections. A waiting receiver returns no messages; later calls raise TemporaryError."""
@@ -301,7 +301,7 @@ class RedisStreamsBroker:
     def _consumer(self, lease_seconds: float) -> str:
         return f"{self._holder}|{self._boot}|{milliseconds(lease_seconds)}"
 
-    def _wait(self, ask: ReceiveRequest, lease_seconds: float, wait_seconds: float) -> Sequence[Delivery]:
+    def _wait(self, request: ReceiveRequest, lease_seconds: float, wait_seconds: float) -> Sequence[Delivery]:
         """Poll again after each wake-up token, delay or sweep interval until messages arrive or the time is over.
 
         The deadline is measured on the server's clock.
@@ -309,15 +309,15 @@ class RedisStreamsBroker:
         deadline: float | None = None
         try:
             while True:
-                self._turns.sweep_due([ask.queue], lease_seconds)
-                got = self._turns.look([ask], lease_seconds)
-                deadline = got.now + wait_seconds if deadline is None else deadline
-                left = deadline - got.now
-                if got.deliveries or left <= 0:
-                    return got.deliveries
+                self._turns.sweep_due([request.queue], lease_seconds)
+                taken_now = self._turns.receive([request], lease_seconds)
+                deadline = taken_now.now + wait_seconds if deadline is None else deadline
+                left = deadline - taken_now.now
+                if taken_now.deliveries or left <= 0:
+                    return taken_now.deliveries
                 pauses = [left, _WAIT_SECONDS_MAX, self._sweeping.seconds(lease_seconds)]
-                pauses += [] if got.next_due_at is None else [got.next_due_at - got.now]
-                self._server.ask("BLPOP", self._keys.wake(ask.queue), max(min(pauses), _WAIT_SECONDS_MIN))
+                pauses += [] if taken_now.next_due_at is None else [taken_now.next_due_at - taken_now.now]
+                self._server.call("BLPOP", self._keys.wake_key(request.queue), max(min(pauses), _WAIT_SECONDS_MIN))
         except TemporaryError:
             if self._closed:
                 return ()

@@ -47,9 +47,9 @@ def inspect_server(url: str, *, clock: Clock) -> ServerFacts:
     """Query the server. Raise `TemporaryError` or `ConfigurationError` if that fails."""
     server = Server(url)
     try:
-        server.ask("TIME")  # connects and loads the scripts, which is not part of a round trip
+        server.call("TIME")  # connects and loads the scripts, which is not part of a round trip
         began, began_at = clock.monotonic(), clock.now()
-        seconds, microseconds = server.ask("TIME")
+        seconds, microseconds = server.call("TIME")
         took_seconds = clock.monotonic() - began
         info = _info(server)
         return ServerFacts(
@@ -138,7 +138,7 @@ def _remove(url: str, prefix: str) -> None:
 
 def _info(server: Server) -> Mapping[str, Any]:
     try:
-        found: Mapping[str, Any] = server.ask("INFO")
+        found: Mapping[str, Any] = server.call("INFO")
     except (PenstockError, ResponseError):  # not permitted to this user, and not needed by the broker
         return {}
     return found
@@ -147,7 +147,7 @@ def _info(server: Server) -> Mapping[str, Any]:
 def _setting(server: Server, name: str) -> str | None:
     """Return a server setting; None if this user may not read it, as on most hosted servers."""
     try:
-        found: Mapping[str, str] = server.ask("CONFIG GET", name)
+        found: Mapping[str, str] = server.call("CONFIG GET", name)
     except (PenstockError, ResponseError):
         return None
     return found.get(name)

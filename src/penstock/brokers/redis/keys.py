@@ -3,7 +3,7 @@
 import random
 from urllib.parse import quote, unquote
 
-from penstock.messaging.broker import DEAD_LETTER_SUFFIX, SECOND_TIER_SUFFIX
+from penstock.messaging.broker import DEAD_LETTER_SUFFIX, FINAL_DLQ_SUFFIX
 
 _PLAIN = " !$&'()*+,/;=?@[]^|~"  # kept unescaped, with letters, digits and -._ ; braces and % are escaped
 
@@ -15,14 +15,6 @@ def new_store() -> str:
     (measured).
     """
     return f"{random.getrandbits(64):016x}"
-
-
-def _shortened(name: str) -> str:
-    """Return the name without its dead-letter suffix, if it has one."""
-    for suffix in (DEAD_LETTER_SUFFIX, SECOND_TIER_SUFFIX):
-        if name.endswith(suffix) and name != suffix:
-            return name.removesuffix(suffix)
-    return name
 
 
 class QueueKeys:
@@ -56,6 +48,14 @@ class QueueKeys:
         plain = f"{self._prefix}:{{{queue}}}:stream"
         return None if plain == self.stream(unquote(queue)) else plain  # the stream of this queue, or of another
 
+    def wake_key(self, queue: str) -> str:
+        """Return the key of the list for the wake-up token."""
+        return f"{self.base(queue)}:wake"
+
+    def settings(self, queue: str) -> str:
+        """Return the key of the hash with the queue's settings."""
+        return f"{self.base(queue)}:queue"
+
     @staticmethod
     def _head(queue: str) -> str:
         """Return the name of the source queue, without any dead-letter suffixes."""
@@ -64,10 +64,10 @@ class QueueKeys:
             name = shorter
         return name
 
-    def wake(self, queue: str) -> str:
-        """Return the key of the list for the wake-up token."""
-        return f"{self.base(queue)}:wake"
 
-    def settings(self, queue: str) -> str:
-        """Return the key of the hash with the queue's settings."""
-        return f"{self.base(queue)}:queue"
+def _shortened(name: str) -> str:
+    """Return the name without its dead-letter suffix, if it has one."""
+    for suffix in (DEAD_LETTER_SUFFIX, FINAL_DLQ_SUFFIX):
+        if name.endswith(suffix) and name != suffix:
+            return name.removesuffix(suffix)
+    return name

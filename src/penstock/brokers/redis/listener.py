@@ -20,13 +20,19 @@ class RedisArrivalListener:
     """
 
     def __init__(
-        self, server: Server, wakes: Mapping[str, str], tell: Callable[[], None], *, clock: Clock, random: Random
+        self,
+        server: Server,
+        wake_keys: Mapping[str, str],
+        on_arrival: Callable[[], None],
+        *,
+        clock: Clock,
+        random: Random,
     ) -> None:
-        """Start the thread. ``wakes`` are the keys of the token lists, by queue."""
+        """Start the thread. ``wake_keys`` are the keys of the token lists, by queue."""
         self._server = server
-        self._known = frozenset(wakes)
-        self._queues = {key.encode(): queue for queue, key in wakes.items()}
-        self._tell = tell
+        self._known = frozenset(wake_keys)
+        self._queues = {key.encode(): queue for queue, key in wake_keys.items()}
+        self._on_arrival = on_arrival
         self._clock = clock
         self._random = random
         self._wanted: Set[str] = frozenset()  # queues; written by the worker's thread, as is `_listens`
@@ -72,7 +78,7 @@ class RedisArrivalListener:
             key, value = token
             if self._listens.is_set() and self._queues[key] in self._wanted and not self._closed.is_set():
                 self._listens.clear()
-                self._tell()
+                self._on_arrival()
             else:
                 self._client.rpush(key, value)
 

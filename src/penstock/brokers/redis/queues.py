@@ -13,7 +13,7 @@ from penstock.brokers.redis.records import MessageState, message_of, millisecond
 from penstock.brokers.redis.server import Command, Server, script
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.messaging.broker import (
-    SECOND_TIER_SUFFIX,
+    FINAL_DLQ_SUFFIX,
     QueueSettings,
     QueueStats,
     conventional_dead_letter_queue,
@@ -27,66 +27,66 @@ _DEFAULT_RETENTION_SECONDS = QueueSettings(name="default").retention_seconds
 class RedisQueues:
     """The server's list of queues and their settings. Thread-safe."""
 
-    def __init__(self, server: Server, keys: QueueKeys, given: Sequence[QueueSettings]) -> None:
+    def __init__(self, server: Server, keys: QueueKeys, configured: Sequence[QueueSettings]) -> None:
         self._server = server
         self._keys = keys
-        self._given = {settings.name: settings for settings in given}
+        self._configured = {settings.name: settings for settings in configured}
         # By queue, the settings last read from the server; written by any thread
-        self._heard: dict[str, QueueSettings] = {}
-        self._listed: dict[str, str] = {}  # by queue, the store name when last registered; written by any thread
+        self._settings: dict[str, QueueSettings] = {}
+        self._registered: dict[str, str] = {}  # by queue, the store name when last registered; written by any thread
 
     def configure(self) -> None:
         """Write the configured settings to the server.
 
         Raises the server's errors, and `ConfigurationError` in a cluster if a dead-letter queue lies in another slot.
         """
-        for settings in self._given.values():
+        for settings in self._configured.values():
             self._configure(settings)
 
     def names(self) -> Sequence[str]:
         """Return the registered queues, sorted."""
-        return sorted(name.decode() for name in self._server.ask("SMEMBERS", self._keys.queues))
+        return sorted(name.decode() for name in self._server.call("SMEMBERS", self._keys.queues))
 
-    def enlist_before(self, queue: str) -> None:
+    def register_before_send(self, queue: str) -> None:
         """Register the queue before this broker's first send, so that its messages are found even if the send's outcome
         is unknown.
         """
-        if queue not in self._listed:
-            self._server.ask("SADD", self._keys.queues, queue)
-            self._listed[queue] = ""
+        if queue not in self._registered:
+            self._server.call("SADD", self._keys.queues, queue)
+            self._registered[queue] = ""
 
-    def enlist(self, queue: str, store: str) -> None:
+    def register(self, queue: str, store: str) -> None:
         """Register the queue and its configured settings, the first time and after the server lost its data.
 
         A new store name reveals the loss.
         """
-        if self._listed.get(queue) == "" and queue not in self._given:
-            self._listed[queue] = store
-        elif self._listed.get(queue) != store:
+        if self._registered.get(queue) == "" and queue not in self._configured:
+            self._registered[queue] = store
+        elif self._registered.get(queue) != store:
             with suppress(TemporaryError):  # out of memory or away: the caller's operation succeeded all the same
-                if queue in self._given:
-                    self._configure(self._given[queue])
+                if queue in self._configured:
+                    self._configure(self._configured[queue])
                 else:
-                    self._server.ask("SADD", self._keys.queues, queue)
-                self._listed[queue] = store
+                    self._server.call("SADD", self._keys.queues, queue)
+                self._registered[queue] = store
 
-    def hear(self, settings: QueueSettings) -> None:
+    def remember(self, settings: QueueSettings) -> None:
         """Remember settings that the server returned."""
-        self._heard[settings.name] = settings
+        self._settings[settings.name] = settings
 
     def dead_letter_queue(self, queue: str) -> str:
         """Return the queue's dead-letter queue by the settings last read."""
-        return shared.dead_letter_queue(self._heard.get(queue) or self._asked(queue))
+        return shared.dead_letter_queue(self._settings.get(queue) or self._read_settings(queue))
 
     def retention_seconds(self, queue: str) -> float:
         """Return the retention now set on the server."""
-        return self._asked(queue).retention_seconds
+        return self._read_settings(queue).retention_seconds
 
-    def _asked(self, queue: str) -> QueueSettings:
+    def _read_settings(self, queue: str) -> QueueSettings:
         fields = ("retention", "receives_max", "dead_letter_queue")
-        retention, receives_max, name = self._server.ask("HMGET", self._keys.settings(queue), *fields)
+        retention, receives_max, name = self._server.call("HMGET", self._keys.settings(queue), *fields)
         settings = settings_of(queue, retention=retention, receives_max=receives_max, dead_letter_queue=name)
-        self.hear(settings)
+        self.remember(settings)
         return settings
 
     def _configure(self, settings: QueueSettings) -> None:
@@ -100,32 +100,32 @@ class RedisQueues:
         fields = {
             "retention": milliseconds(settings.retention_seconds),
             "receives_max": settings.receives_max,
-            "dead_letter_queue": settings.dead_letter_queue or self._second_tier(name),
+            "dead_letter_queue": settings.dead_letter_queue or self._final_dlq(name),
         }
-        told = [part for field, value in fields.items() if value is not None for part in (field, value)]
-        untold = [field for field, value in fields.items() if value is None]
-        commands: list[Command] = [("HSET", key, *told), ("SADD", self._keys.queues, name)]
-        commands += [("HDEL", key, *untold)] if untold else []
+        set_fields = [part for field, value in fields.items() if value is not None for part in (field, value)]
+        unset_fields = [field for field, value in fields.items() if value is None]
+        commands: list[Command] = [("HSET", key, *set_fields), ("SADD", self._keys.queues, name)]
+        commands += [("HDEL", key, *unset_fields)] if unset_fields else []
         if settings.dead_letter_queue is not None:
-            commands += self._made_dead_letter_queue(settings.dead_letter_queue)
+            commands += self._dead_letter_queue_commands(settings.dead_letter_queue)
         answers = self._server.run(*commands, ("HGET", key, "store"))
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
-        self._listed[name] = (answers[-1] or b"").decode()
+        self._registered[name] = (answers[-1] or b"").decode()
 
-    def _second_tier(self, queue: str) -> str | None:
+    def _final_dlq(self, queue: str) -> str | None:
         """Return the final DLQ to configure for a queue that is another one's dead-letter queue; None if its name
         implies it.
         """
-        named = any(settings.dead_letter_queue == queue for settings in self._given.values())
-        return f"{queue}{SECOND_TIER_SUFFIX}" if named and not names_dead_letters(queue) else None
+        named = any(settings.dead_letter_queue == queue for settings in self._configured.values())
+        return f"{queue}{FINAL_DLQ_SUFFIX}" if named and not names_dead_letters(queue) else None
 
-    def _made_dead_letter_queue(self, queue: str) -> Sequence[Command]:
+    def _dead_letter_queue_commands(self, queue: str) -> Sequence[Command]:
         """Return the commands that mark the queue as a dead-letter queue, without replacing settings it has."""
-        key, second_tier = self._keys.settings(queue), self._second_tier(queue)
+        key, final_dlq = self._keys.settings(queue), self._final_dlq(queue)
         commands: list[Command] = [("HSET", key, "holds_dead", "1")]
-        return [*commands, ("HSETNX", key, "dead_letter_queue", second_tier)] if second_tier else commands
+        return [*commands, ("HSETNX", key, "dead_letter_queue", final_dlq)] if final_dlq else commands
 
 
 def settings_of(
@@ -146,9 +146,9 @@ DISCARD_MAX = 1_000  # messages per script
 
 def read_stats(server: Server, keys: QueueKeys, queue: str) -> QueueStats:
     """Return the counts and ages. Entries that other clients put into the stream count as visible."""
-    answer = server.ask(*script("stats", [keys.stream(queue)]))
+    answer = server.call(*script("stats", [keys.stream(queue)]))
     if not answer:
-        return shared.NEVER_HEARD_OF
+        return shared.EMPTY_STATS
     now, visible, in_flight, delayed = (int(value) for value in answer[:4])
     visible_from, age_from, enqueued_from = (int(value) if value else None for value in answer[4:])
     return QueueStats(
@@ -168,11 +168,11 @@ def read_messages(
     found: list[Message] = []
     after: int | None = 0
     if after_id is not None:
-        store = server.ask("HGET", keys.settings(queue), "store")
+        store = server.call("HGET", keys.settings(queue), "store")
         after = None if store is None else shared.seq_of(store.decode(), after_id)
     while after is not None and len(found) < messages_max:
         count = min(messages_max - len(found), BROWSE_MAX)
-        store, rows = server.ask(*script("browse", [keys.stream(queue)], after, count))
+        store, rows = server.call(*script("browse", [keys.stream(queue)], after, count))
         for seq, enqueued, group, head, body in rows:
             state = MessageState(seq=int(seq), enqueued_at=int(enqueued) / 1000)
             found.append(message_of(store.decode(), state, group, head, body))
@@ -182,11 +182,11 @@ def read_messages(
 
 def discard(server: Server, keys: QueueKeys, queue: str, ids: Sequence[str]) -> int:
     """Delete these messages in any state; return how many existed."""
-    store = server.ask("HGET", keys.settings(queue), "store")
+    store = server.call("HGET", keys.settings(queue), "store")
     if store is None:
         return 0
     found = (shared.seq_of(store.decode(), id) for id in ids)
     seqs = list(dict.fromkeys(seq for seq in found if seq))
     pages = (seqs[at : at + DISCARD_MAX] for at in range(0, len(seqs), DISCARD_MAX))
-    gone = f"gone {new_store()}"  # a placeholder that no sender can have written
-    return sum(int(server.ask(*script("discard", [keys.stream(queue)], gone, *page))) for page in pages)
+    deleted = f"gone {new_store()}"  # a placeholder that no sender can have written
+    return sum(int(server.call(*script("discard", [keys.stream(queue)], deleted, *page))) for page in pages)

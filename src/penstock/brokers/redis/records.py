@@ -11,7 +11,7 @@ from penstock.messaging.death import AttemptRecord
 from penstock.messaging.delivery import AttemptEnd, Delivery, PreviousAttempt
 from penstock.messaging.message import NO_ATTRIBUTES, Message, Outgoing
 
-_ENDS = {b"F": AttemptEnd.FAILED, b"G": AttemptEnd.GIVEN_BACK, b"E": AttemptEnd.EXPIRED}
+_ENDS = {b"F": AttemptEnd.FAILED, b"G": AttemptEnd.RELEASED, b"E": AttemptEnd.EXPIRED}
 _ENTRY = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")
 _EARLIER = re.compile(rb"([0-9]{1,19}) ([0-9]{1,19}) ([FGE]) ([^\t]*)\t(.*)", re.DOTALL)
 _FRESH = 2  # fields in the state of a message never delivered before
@@ -23,8 +23,8 @@ class MessageState:
 
     seq: int
     enqueued_at: float
-    hand_overs: int = 0
-    refunds: int = 0
+    delivery_count: int = 0
+    uncounted_count: int = 0
     first_failed_at: float | None = None
     last_failed_at: float | None = None
     previous: PreviousAttempt | None = None
@@ -36,12 +36,12 @@ class MessageState:
         if self.previous is None:
             return ()
         lines = (_EARLIER.fullmatch(line) for line in self.earlier.split(b"\n"))
-        return [*(_try_of(line) for line in lines if line), shared.tried(self.previous)]
+        return [*(_attempt_of(line) for line in lines if line), shared.attempt_record(self.previous)]
 
     @property
     def attempts(self) -> int:
         """Return how many ended deliveries count as attempts."""
-        return self.hand_overs - self.refunds
+        return self.delivery_count - self.uncounted_count
 
 
 def state_of(text: bytes) -> MessageState:
@@ -55,8 +55,8 @@ def state_of(text: bytes) -> MessageState:
     return MessageState(
         seq=int(fields[0]),
         enqueued_at=int(fields[1]) / 1000,
-        hand_overs=int(fields[3]),
-        refunds=int(fields[4]),
+        delivery_count=int(fields[3]),
+        uncounted_count=int(fields[4]),
         first_failed_at=first / 1000 if first else None,
         last_failed_at=last / 1000 if last else None,
         previous=PreviousAttempt(
@@ -96,7 +96,7 @@ def delivery_of(
         message=message_of(store, state, group, head, body),
         queue=queue,
         receipt=f"{store}-{entry_id.decode()}",
-        attempt=state.hand_overs - state.refunds + 1,
+        attempt=state.delivery_count - state.uncounted_count + 1,
         received_at=at,
         previous=state.previous,
     )
@@ -138,11 +138,16 @@ def sent(messages: Sequence[Outgoing]) -> list[bytes | str]:
     for message in messages:
         if message.attributes is not attributes:  # usually all messages share one mapping
             attributes, head = message.attributes, encode_attributes(message.attributes) or ""
-        arguments += (_how(message), head, message.body)
+        arguments += (_options(message), head, message.body)
     return arguments
 
 
-def _try_of(line: re.Match[bytes]) -> AttemptRecord:
+def milliseconds(seconds: float) -> int:
+    """Return the duration rounded up, so that no delay is shorter than requested."""
+    return -int(-seconds * 1000 // 1)
+
+
+def _attempt_of(line: re.Match[bytes]) -> AttemptRecord:
     started, ended, kind, worker, reason = line.groups()
     return AttemptRecord(
         started_at=int(started) / 1000,
@@ -157,15 +162,10 @@ def _group_of(tag: bytes) -> str | None:
     return decode_group(tag.decode("utf-8", "replace")) if tag else None  # other clients write arbitrary bytes
 
 
-def _how(message: Outgoing) -> str:
+def _options(message: Outgoing) -> str:
     if message.group is None and not message.delay_seconds and message.deduplication_id is None:
         return ""
-    how = {"group": encode_group(message.group), "delay": milliseconds(message.delay_seconds)}
+    options = {"group": encode_group(message.group), "delay": milliseconds(message.delay_seconds)}
     if message.deduplication_id is not None:
-        how["once"] = message.deduplication_id
-    return json.dumps(how)
-
-
-def milliseconds(seconds: float) -> int:
-    """Return the duration rounded up, so that no delay is shorter than requested."""
-    return -int(-seconds * 1000 // 1)
+        options["once"] = message.deduplication_id
+    return json.dumps(options)

@@ -14,7 +14,7 @@ from penstock.brokers.redis.keys import QueueKeys
 from penstock.brokers.redis.records import MessageState, delivery_of, entry_of, state_of
 from penstock.brokers.redis.server import Server, script
 from penstock.brokers.redis.settle import QueueSettlements
-from penstock.events import Listener, MessagesVanished
+from penstock.events import Listener, MessagesDeleted
 from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
@@ -45,14 +45,14 @@ class LeaseSweeper:
         every_seconds: float | None,
         clock: Clock,
         random: Random,
-        tell: Listener,
+        emit: Listener,
     ) -> None:
         self._server = server
         self._keys = keys
         self._every_seconds = every_seconds
         self._clock = clock
         self._random = random
-        self._tell = tell
+        self._emit = emit
         # By queue: time of the last sweep (monotonic), and the fraction of the interval until the next. A race costs
         # one additional sweep.
         self._swept: dict[str, tuple[float, float]] = {}
@@ -84,10 +84,10 @@ class LeaseSweeper:
         pages = list(self._pages(queue, holder))
         return sum(count for count, _ in pages), [dead for _, exhausted in pages for dead in exhausted]
 
-    def tidy(self, queue: str) -> int:
+    def remove_idle_consumers(self, queue: str) -> int:
         """Delete the consumers of workers that are long dead and hold nothing."""
         idle = int(CONSUMER_IDLE_SECONDS * 1000)
-        return int(self._server.ask(*script("tidy", [self._keys.stream(queue)], idle)))
+        return int(self._server.call(*script("tidy", [self._keys.stream(queue)], idle)))
 
     def _is_due(self, queue: str, lease_seconds: float, now: float) -> bool:
         last = self._swept.get(queue)
@@ -97,9 +97,9 @@ class LeaseSweeper:
         stream = self._keys.stream(queue)
         begin = "-"
         while begin:  # terminates with the pending list
-            begin, count, vanished, exhausted = self._server.ask(*script("sweep", [stream], begin, PAGE, holder))
+            begin, count, vanished, exhausted = self._server.call(*script("sweep", [stream], begin, PAGE, holder))
             if vanished:
-                self._tell(MessagesVanished(queue=queue, entries=tuple(id.decode() for id in vanished)))
+                self._emit(MessagesDeleted(queue=queue, entries=tuple(id.decode() for id in vanished)))
             yield int(count), [self._exhausted(queue, fields) for fields in exhausted]
 
     def _exhausted(self, queue: str, fields: Any) -> ExhaustedDelivery:
@@ -116,7 +116,7 @@ class LeaseSweeper:
         )
 
 
-PUT_BACK_MAX = 1_000  # per script
+RELEASE_MAX = 1_000  # per script
 NEVER_ARRIVED = "its delivery never arrived"
 
 
@@ -132,62 +132,62 @@ class UnconfirmedDeliveries:
         self._keys = keys
         self._worker = worker
         self._lock = threading.Lock()
-        self._taking = 0  # calls under way; written under the lock
-        self._in_doubt: set[tuple[str, str]] = set()  # queue and consumer of each failed call; written under the lock
-        self._held: dict[str, set[str]] = {}  # by queue, the receipt handles received; any thread changes a set
+        self._receiving = 0  # calls under way; written under the lock
+        self._unresolved: set[tuple[str, str]] = set()  # queue and consumer of each failed call; written under the lock
+        self._known: dict[str, set[str]] = {}  # by queue, the receipt handles received; any thread changes a set
 
     @contextmanager
-    def taking(self, queues: Sequence[str], consumer: str) -> Iterator[None]:
-        """Wrap a call that receives, up to recording its deliveries with `holds`. An error leaves these queues in
+    def receiving(self, queues: Sequence[str], consumer: str) -> Iterator[None]:
+        """Wrap a call that receives, up to recording its deliveries with `record`. An error leaves these queues in
         doubt.
         """
         with self._lock:
-            self._taking += 1
+            self._receiving += 1
         failed = True
         try:
             yield
             failed = False
         finally:
             with self._lock:
-                self._taking -= 1
+                self._receiving -= 1
                 if failed:
-                    self._in_doubt.update((queue, consumer) for queue in queues)
+                    self._unresolved.update((queue, consumer) for queue in queues)
 
-    def holds(self, deliveries: Iterable[Delivery]) -> None:
+    def record(self, deliveries: Iterable[Delivery]) -> None:
         """Record deliveries that arrived."""
         for delivery in deliveries:
-            self._held.setdefault(delivery.queue, set()).add(delivery.receipt)
+            self._known.setdefault(delivery.queue, set()).add(delivery.receipt)
 
-    def let_go(self, deliveries: Iterable[Delivery]) -> None:
+    def forget(self, deliveries: Iterable[Delivery]) -> None:
         """Forget deliveries that are settled or lost."""
         for delivery in deliveries:
-            self._held.get(delivery.queue, set()).discard(delivery.receipt)
+            self._known.get(delivery.queue, set()).discard(delivery.receipt)
 
     def resolve(self, queues: Collection[str] | None = None) -> None:
         """Release the deliveries in doubt in these queues (None: all); do nothing while a call is receiving.
 
         Raises the server's errors; the doubts then remain.
         """
-        if not self._in_doubt:
+        if not self._unresolved:
             return
         with self._lock:
-            if self._taking:
+            if self._receiving:
                 return
-            for queue, consumer in tuple(self._in_doubt):
+            for queue, consumer in tuple(self._unresolved):
                 if queues is None or queue in queues:
-                    self._put_back_unknown(queue, consumer)
-                    self._in_doubt.discard((queue, consumer))
+                    self._release_unknown(queue, consumer)
+                    self._unresolved.discard((queue, consumer))
 
-    def _put_back_unknown(self, queue: str, consumer: str) -> None:
+    def _release_unknown(self, queue: str, consumer: str) -> None:
         """Read the unknown entries, then release exactly those.
 
         A release request that arrives late must not release messages received since.
         """
-        receipts = {entry_of(receipt): receipt for receipt in tuple(self._held.get(queue, ()))}
-        unknown, gone = self._server.ask(*script("doubts", [self._keys.stream(queue)], consumer, *receipts))
-        self._held.get(queue, set()).difference_update(receipts[id.decode()] for id in gone)
-        for at in range(0, len(unknown), PUT_BACK_MAX):
+        receipts = {entry_of(receipt): receipt for receipt in tuple(self._known.get(queue, ()))}
+        unknown, deleted = self._server.call(*script("doubts", [self._keys.stream(queue)], consumer, *receipts))
+        self._known.get(queue, set()).difference_update(receipts[id.decode()] for id in deleted)
+        for at in range(0, len(unknown), RELEASE_MAX):
             group = QueueSettlements(queue=queue)
-            for id in unknown[at : at + PUT_BACK_MAX]:
-                group.release(id.decode(), delay_seconds=0.0, refund=True, reason=NEVER_ARRIVED)
-            self._server.ask(*group.command(self._keys, self._worker))
+            for id in unknown[at : at + RELEASE_MAX]:
+                group.release(id.decode(), delay_seconds=0.0, uncounted=True, reason=NEVER_ARRIVED)
+            self._server.call(*group.command(self._keys, self._worker))

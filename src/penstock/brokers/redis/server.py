@@ -109,7 +109,7 @@ class Server:
                     answers[at] = answer
         return [self._meant(answer) if isinstance(answer, Exception) else answer for answer in answers]
 
-    def ask(self, *command: Any) -> Any:
+    def call(self, *command: Any) -> Any:
         """Return the reply to one command. Raises the errors of `run`, and the command's own."""
         (answer,) = self.run(command)
         if isinstance(answer, Exception):
@@ -132,7 +132,7 @@ class Server:
                     f"the broker at {self.shown_url}: {error}; whether it took the messages is not known"
                 ) from error
             except ResponseError as error:
-                self._look_for_failover([error])
+                self._check_failover([error])
                 raise
 
     def blocking(self) -> redis.Redis:
@@ -219,7 +219,7 @@ class Server:
         for command in commands:
             pipeline.execute_command(*command)
         answers: list[Any] = pipeline.execute(raise_on_error=False)
-        self._look_for_failover(answers)
+        self._check_failover(answers)
         return answers
 
     def _apart(self, command: Command) -> Any:
@@ -233,7 +233,7 @@ class Server:
         try:
             return self._client.execute_command(*command)
         except ResponseError as error:
-            self._look_for_failover([error])
+            self._check_failover([error])
             return error
 
     def _transaction(self, commands: Sequence[Command]) -> list[Any]:
@@ -256,7 +256,7 @@ class Server:
             self._load()
             return call()
 
-    def _look_for_failover(self, answers: Sequence[Any]) -> None:
+    def _check_failover(self, answers: Sequence[Any]) -> None:
         """Drop the idle connections if the server became a replica: the address may lead to another server now."""
         if not self.is_cluster and any(map(_is_replica, answers)):
             self._client.connection_pool.disconnect(inuse_connections=False)

@@ -14,7 +14,7 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import UNREADABLE_ATTRIBUTE
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 
-VANISHED = "somebody deleted its entry from the stream, so there is nothing left to put back"
+VANISHED = "another client deleted its entry from the stream, so there is nothing to requeue"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,12 +27,12 @@ class QueueSettlements:
     others: list[Any] = field(default_factory=list)  # the script's arguments for releases and dead letters
     dead_letter_queue: str = ""  # set if there is a dead letter
 
-    def release(self, entry: str, *, delay_seconds: float, refund: bool, reason: str | None) -> None:
+    def release(self, entry: str, *, delay_seconds: float, uncounted: bool, reason: str | None) -> None:
         """Add a release: the message will be delivered again."""
-        kept = shared.kept_reason(reason) or ""
-        self.others += ("release", entry, milliseconds(delay_seconds), "G" if refund else "F", kept)
+        kept = shared.storable_reason(reason) or ""
+        self.others += ("release", entry, milliseconds(delay_seconds), "G" if uncounted else "F", kept)
 
-    def bury(self, delivery: Delivery, entry: str, head: str) -> None:
+    def add_dead_letter(self, delivery: Delivery, entry: str, head: str) -> None:
         """Add a dead-lettering, with the attributes of the dead-lettered message."""
         self.by_entry[entry] = delivery
         self.others += ("dead", entry, head)
@@ -80,10 +80,10 @@ def grouped(
         match settlement:
             case Ack():
                 group.acks.append(entry)
-            case Release(delay_seconds=delay_seconds, refund=refund, reason=reason):
-                group.release(entry, delay_seconds=delay_seconds, refund=refund, reason=reason)
+            case Release(delay_seconds=delay_seconds, uncounted=uncounted, reason=reason):
+                group.release(entry, delay_seconds=delay_seconds, uncounted=uncounted, reason=reason)
             case DeadLetter():
-                group.bury(delivery, entry, heads[delivery.receipt] or "")
+                group.add_dead_letter(delivery, entry, heads[delivery.receipt] or "")
     return [group for group in groups.values() if group.by_entry], lost
 
 
@@ -103,7 +103,7 @@ def deaths_by_settlement(
     deaths: dict[str, Death] = {}
     for queue, group in queues.items():
         ids = [entry_of(delivery.receipt) or "0-0" for delivery, _ in group]
-        now, states = server.ask(*script("peek", [keys.stream(queue)], *ids))
+        now, states = server.call(*script("peek", [keys.stream(queue)], *ids))
         for (delivery, settlement), state in zip(group, states, strict=True):
             deaths[delivery.receipt] = shared.death_by_settlement(
                 settlement,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.brokers import shared
+from penstock.brokers.capabilities import EMBEDDED
 from penstock.brokers.redis.keys import QueueKeys, new_store
 from penstock.brokers.redis.queues import RedisQueues, settings_of
 from penstock.brokers.redis.records import MessageState, delivery_of, entry_of, first_delivery_of, state_of
@@ -24,6 +25,8 @@ from penstock.messaging.delivery import AttemptEnd, Delivery
 from penstock.messaging.message import UNREADABLE_ATTRIBUTE
 from penstock.messaging.settlement import DeadLetter, Release, Settlement
 
+EMPTY_POLLS_MAX = 10  # polls that return only messages to give up on; the next turn continues
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenMessages:
@@ -32,30 +35,30 @@ class TakenMessages:
     now: float
     settings: QueueSettings | None = None  # of the queue these messages are from
     deliveries: Sequence[Delivery] = ()
-    given_up: Sequence[tuple[Delivery, MessageState, str]] = ()  # leased here only to be dead-lettered, with the reason
+    rejected: Sequence[tuple[Delivery, MessageState, str]] = ()  # leased here only to be dead-lettered, with the reason
     next_due_at: float | None = None  # if there are no messages: when the next delay ends
 
 
 NOTHING = TakenMessages(now=0.0)
 
 
-def take(keys: QueueKeys, store: str, consumer: str, asks: Sequence[ReceiveRequest]) -> Command:
+def take(keys: QueueKeys, store: str, consumer: str, requests: Sequence[ReceiveRequest]) -> Command:
     """Return the command that polls the queues in order until one has messages."""
-    counts = [min(ask.messages_max, shared.CAPABILITIES.receive_max) for ask in asks]
-    return script("take", [keys.stream(ask.queue) for ask in asks], consumer, store, *counts)
+    counts = [min(request.messages_max, EMBEDDED.receive_max) for request in requests]
+    return script("take", [keys.stream(request.queue) for request in requests], consumer, store, *counts)
 
 
-def taken(asks: Sequence[ReceiveRequest], answer: Sequence[Any]) -> TakenMessages:
+def taken(requests: Sequence[ReceiveRequest], answer: Sequence[Any]) -> TakenMessages:
     """Return the contents of a reply of `take.lua`."""
     which, now = int(answer[0]), int(answer[1]) / 1000
     if which == 0:
         due = answer[2] if len(answer) > 2 else None
         return TakenMessages(now=now, next_due_at=None if due is None else float(due) / 1000)
-    queue, store, entries, holds_dead = asks[which - 1].queue, answer[2].decode(), answer[6], bool(answer[7])
+    queue, store, entries, is_dlq = requests[which - 1].queue, answer[2].decode(), answer[6], bool(answer[7])
     settings = settings_of(queue, retention=answer[3], receives_max=answer[4], dead_letter_queue=answer[5])
     deliveries: list[Delivery] = []
-    given_up: list[tuple[Delivery, MessageState, str]] = []
-    fresh_from = now - settings.retention_seconds
+    rejected: list[tuple[Delivery, MessageState, str]] = []
+    expired_before = now - settings.retention_seconds
     for id, fields in entries:
         text, body = fields[1], fields[3]  # field order as in take.lua
         group, head = (fields[5], fields[7]) if len(fields) > 4 else (b"", b"")
@@ -65,19 +68,16 @@ def taken(asks: Sequence[ReceiveRequest], answer: Sequence[Any]) -> TakenMessage
         else:
             state = state_of(text)
             delivery = delivery_of(queue, store, id, at=now, state=state, group=group, head=head, body=body)
-        if delivery.message.enqueued_at <= fresh_from and not holds_dead:  # the script drops expired dead letters
+        if delivery.message.enqueued_at <= expired_before and not is_dlq:  # the script drops expired dead letters
             reason = shared.reason_expired(settings.retention_seconds)
-            given_up.append((delivery, state or state_of(text), reason))
-        elif head and not holds_dead and UNREADABLE_ATTRIBUTE in delivery.message.attributes:
-            given_up.append((delivery, state or state_of(text), shared.reason_unreadable()))
+            rejected.append((delivery, state or state_of(text), reason))
+        elif head and not is_dlq and UNREADABLE_ATTRIBUTE in delivery.message.attributes:
+            rejected.append((delivery, state or state_of(text), shared.reason_unreadable()))
         elif state and settings.receives_max is not None and state.attempts >= settings.receives_max:
-            given_up.append((delivery, state, shared.reason_exhausted(state.attempts)))
+            rejected.append((delivery, state, shared.reason_exhausted(state.attempts)))
         else:
             deliveries.append(delivery)
-    return TakenMessages(now=now, settings=settings, deliveries=deliveries, given_up=given_up)
-
-
-LOOKS_MAX = 10  # polls that return only messages to give up on; the next turn continues
+    return TakenMessages(now=now, settings=settings, deliveries=deliveries, rejected=rejected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,64 +97,67 @@ class RedisTurns:
     keys: QueueKeys
     queues: RedisQueues
     sweeping: LeaseSweeper
-    doubts: UnconfirmedDeliveries
+    unconfirmed: UnconfirmedDeliveries
     holder: str
     consumer: Callable[[float], str]  # returns the consumer's name for a lease duration in seconds
 
     def turn(
-        self, settlements: Sequence[tuple[Delivery, Settlement]], asks: Sequence[ReceiveRequest], lease_seconds: float
+        self,
+        settlements: Sequence[tuple[Delivery, Settlement]],
+        requests: Sequence[ReceiveRequest],
+        lease_seconds: float,
     ) -> TurnResult:
         """Settle, then receive from the first queue that has messages. One round trip except with dead letters, sweeps
         and clusters.
         """
         receive_error: tuple[str, Exception] | None = None
         settling = self._prepared(settlements)
-        first, *others = self._rounds(asks)
+        first, *others = self._rounds(requests)
         asked = first
         try:
-            if asks:
-                shared.check_seconds("lease_seconds", lease_seconds, shared.CAPABILITIES.lease_seconds_max)
-            self._tidy_up(first, lease_seconds)
+            if requests:
+                shared.check_seconds("lease_seconds", lease_seconds, EMBEDDED.lease_seconds_max)
+            self._prepare(first, lease_seconds)
         except Exception as error:
             receive_error, first, others = (first[0].queue, error) if first else None, (), []
         commands = [group.command(self.keys, self.holder) for group in settling.groups]
         answers: list[Any] = []
-        got = NOTHING
+        taken_now = NOTHING
         try:
-            with self._taking(first, lease_seconds):
+            with self._receiving(first, lease_seconds):
                 answers = self._answers([*commands, *self._take(first, lease_seconds)])
-                got = self._live(first, answers[len(commands) :], lease_seconds)
+                taken_now = self._deliverable(first, answers[len(commands) :], lease_seconds)
             for asked in others:
-                if not got.deliveries:
-                    self._tidy_up(asked, lease_seconds)
-                    got = self.look(asked, lease_seconds)
+                if not taken_now.deliveries:
+                    self._prepare(asked, lease_seconds)
+                    taken_now = self.receive(asked, lease_seconds)
         except Exception as error:
             receive_error = (asked[0].queue, error)
         failures, settle_error = self._settled(settling, answers[: len(commands)])
         return TurnResult(
             failures=failures,
-            deliveries=got.deliveries,
+            deliveries=taken_now.deliveries,
             settle_error=settle_error,
             receive_error=receive_error,
-            next_in_seconds=None if got.next_due_at is None else max(got.next_due_at - got.now, 0.0),
+            next_in_seconds=None if taken_now.next_due_at is None else max(taken_now.next_due_at - taken_now.now, 0.0),
         )
 
-    def look(self, asks: Sequence[ReceiveRequest], lease_seconds: float) -> TakenMessages:
+    def receive(self, requests: Sequence[ReceiveRequest], lease_seconds: float) -> TakenMessages:
         """Receive from the first queue that has messages. Raises the server's errors."""
-        with self._taking(asks, lease_seconds):
-            return self._live(asks, self._answers(self._take(asks, lease_seconds)), lease_seconds)
+        with self._receiving(requests, lease_seconds):
+            return self._deliverable(requests, self._answers(self._take(requests, lease_seconds)), lease_seconds)
 
-    def sweep_due(self, queues: Sequence[str], lease_seconds: float, *, tidy: bool = True) -> None:
+    def sweep_due(self, queues: Sequence[str], lease_seconds: float, *, remove_idle_consumers: bool = True) -> None:
         """Requeue deliveries past their lease, in the queues whose sweep is due.
 
-        Read-only clients pass ``tidy=False`` and leave the consumers of dead workers alone.
+        Read-only clients pass ``remove_idle_consumers=False`` and leave the consumers of dead workers alone.
         """
         for queue in self.sweeping.due(queues, lease_seconds):
-            self.bury_exhausted(self.sweeping.sweep(queue))
-            if tidy:
-                self.sweeping.tidy(queue)
+            self.dead_letter_exhausted(self.sweeping.sweep(queue))
+            if remove_idle_consumers:
+                self.sweeping.remove_idle_consumers(queue)
 
-    def bury_exhausted(self, exhausted: Sequence[ExhaustedDelivery]) -> None:
+    def dead_letter_exhausted(self, exhausted: Sequence[ExhaustedDelivery]) -> None:
         """Dead-letter the deliveries that used up their attempts, fenced like any settlement."""
         deaths = {
             dead.delivery.receipt: death_by_broker(
@@ -164,19 +167,19 @@ class RedisTurns:
                 first_failed_at=dead.state.first_failed_at or dead.ended_at,
                 last_failed_at=dead.ended_at,
                 worker=dead.worker,
-                tries=[*dead.state.tries, _last_try(dead)],
+                tries=[*dead.state.tries, _last_attempt(dead)],
             )
             for dead in exhausted
         }
-        self._bury([dead.delivery for dead in exhausted], deaths)
+        self._dead_letter([dead.delivery for dead in exhausted], deaths)
 
-    def _tidy_up(self, asks: Sequence[ReceiveRequest], lease_seconds: float) -> None:
+    def _prepare(self, requests: Sequence[ReceiveRequest], lease_seconds: float) -> None:
         """Resolve unconfirmed deliveries and sweep before polling.
 
         In a cluster this covers these queues only, since nodes fail independently.
         """
-        queues = [ask.queue for ask in asks]
-        self.doubts.resolve(queues if self.server.is_cluster else None)
+        queues = [request.queue for request in requests]
+        self.unconfirmed.resolve(queues if self.server.is_cluster else None)
         self.sweep_due(queues, lease_seconds)
 
     # --- settling
@@ -185,10 +188,10 @@ class RedisTurns:
         try:
             for _, each in settlements:
                 if isinstance(each, Release):
-                    shared.check_hold(each)
+                    shared.check_release(each)
             dead_letter_queues = self._dead_letter_queues(settlements)
             if dead_letter_queues:
-                settlements = [(held, _where_it_can(each, held, dead_letter_queues)) for held, each in settlements]
+                settlements = [(held, _without_final_dlq(each, held, dead_letter_queues)) for held, each in settlements]
             dead = [(delivery, each) for delivery, each in settlements if isinstance(each, DeadLetter)]
             deaths = deaths_by_settlement(self.server, self.keys, dead, worker=self.holder)
             heads = {
@@ -219,41 +222,41 @@ class RedisTurns:
                 failures += group.refused(str(answer))
                 continue
             failures += group.failures(answer)
-            self.doubts.let_go(group.by_entry.values())
+            self.unconfirmed.forget(group.by_entry.values())
             if answer[2]:
-                self.queues.enlist(group.dead_letter_queue, answer[2].decode())
+                self.queues.register(group.dead_letter_queue, answer[2].decode())
         return failures, None
 
-    def _bury(self, deliveries: Sequence[Delivery], deaths: dict[str, Death]) -> None:
+    def _dead_letter(self, deliveries: Sequence[Delivery], deaths: dict[str, Death]) -> None:
         if not deliveries:
             return
         queue = deliveries[0].queue
         group = QueueSettlements(queue=queue, dead_letter_queue=self.queues.dead_letter_queue(queue))
         for delivery in deliveries:
             death = with_death(delivery.message.attributes, deaths[delivery.receipt])
-            group.bury(delivery, entry_of(delivery.receipt) or "0-0", encode_attributes(death) or "")
-        answer = self.server.ask(*group.command(self.keys, self.holder))
+            group.add_dead_letter(delivery, entry_of(delivery.receipt) or "0-0", encode_attributes(death) or "")
+        answer = self.server.call(*group.command(self.keys, self.holder))
         if answer[2]:
-            self.queues.enlist(group.dead_letter_queue, answer[2].decode())
+            self.queues.register(group.dead_letter_queue, answer[2].decode())
 
     # --- taking
 
     @contextmanager
-    def _taking(self, asks: Sequence[ReceiveRequest], lease_seconds: float) -> Iterator[None]:
-        if not asks:
+    def _receiving(self, requests: Sequence[ReceiveRequest], lease_seconds: float) -> Iterator[None]:
+        if not requests:
             yield
             return
-        with self.doubts.taking([ask.queue for ask in asks], self.consumer(lease_seconds)):
+        with self.unconfirmed.receiving([request.queue for request in requests], self.consumer(lease_seconds)):
             yield
 
-    def _rounds(self, asks: Sequence[ReceiveRequest]) -> Sequence[Sequence[ReceiveRequest]]:
+    def _rounds(self, requests: Sequence[ReceiveRequest]) -> Sequence[Sequence[ReceiveRequest]]:
         """Return the queues that one script may poll together: all, or one each in a cluster, where they lie in
         different slots.
         """
-        return [[ask] for ask in asks] or [()] if self.server.is_cluster else [asks]
+        return [[request] for request in requests] or [()] if self.server.is_cluster else [requests]
 
-    def _take(self, asks: Sequence[ReceiveRequest], lease_seconds: float) -> Sequence[Command]:
-        return [take(self.keys, new_store(), self.consumer(lease_seconds), asks)] if asks else []
+    def _take(self, requests: Sequence[ReceiveRequest], lease_seconds: float) -> Sequence[Command]:
+        return [take(self.keys, new_store(), self.consumer(lease_seconds), requests)] if requests else []
 
     def _answers(self, commands: Sequence[Command]) -> list[Any]:
         """Return the replies, with errors as values, including one that failed all commands."""
@@ -264,50 +267,52 @@ class RedisTurns:
         except Exception as error:
             return [error] * len(commands)
 
-    def _live(self, asks: Sequence[ReceiveRequest], answers: Sequence[Any], lease_seconds: float) -> TakenMessages:
+    def _deliverable(
+        self, requests: Sequence[ReceiveRequest], answers: Sequence[Any], lease_seconds: float
+    ) -> TakenMessages:
         """Return the messages that are not given up; poll again while all of them are."""
-        got = NOTHING
-        for _ in range(LOOKS_MAX):
+        taken_now = NOTHING
+        for _ in range(EMPTY_POLLS_MAX):
             if not answers:
                 break
             if isinstance(answers[0], Exception):
                 raise answers[0]
-            got = taken(asks, answers[0])
-            self._give_up(got)
-            self.doubts.holds(got.deliveries)
-            if got.deliveries or not got.given_up:
+            taken_now = taken(requests, answers[0])
+            self._reject(taken_now)
+            self.unconfirmed.record(taken_now.deliveries)
+            if taken_now.deliveries or not taken_now.rejected:
                 break
-            answers = self._answers(self._take(asks, lease_seconds))
-        return got
+            answers = self._answers(self._take(requests, lease_seconds))
+        return taken_now
 
-    def _give_up(self, got: TakenMessages) -> None:
-        if got.settings is not None:
-            self.queues.hear(got.settings)
-            for delivery in got.deliveries[:1]:
-                self.queues.enlist(got.settings.name, delivery.receipt.partition("-")[0])
+    def _reject(self, taken_now: TakenMessages) -> None:
+        if taken_now.settings is not None:
+            self.queues.remember(taken_now.settings)
+            for delivery in taken_now.deliveries[:1]:
+                self.queues.register(taken_now.settings.name, delivery.receipt.partition("-")[0])
         deaths = {
             delivery.receipt: death_by_broker(
                 delivery,
                 reason,
                 attempts=state.attempts,
                 first_failed_at=state.first_failed_at,
-                last_failed_at=state.last_failed_at or got.now,
+                last_failed_at=state.last_failed_at or taken_now.now,
                 worker=state.previous.worker if state.previous is not None else "",
                 tries=state.tries,
             )
-            for delivery, state, reason in got.given_up
+            for delivery, state, reason in taken_now.rejected
         }
-        self._bury([delivery for delivery, _, _ in got.given_up], deaths)
+        self._dead_letter([delivery for delivery, _, _ in taken_now.rejected], deaths)
 
 
-def _where_it_can(settlement: Settlement, delivery: Delivery, dead_letter_queues: Mapping[str, str]) -> Settlement:
+def _without_final_dlq(settlement: Settlement, delivery: Delivery, dead_letter_queues: Mapping[str, str]) -> Settlement:
     """Replace a dead-lettering by a release if the queue is the final DLQ."""
     if isinstance(settlement, DeadLetter) and dead_letter_queues[delivery.queue] == delivery.queue:
-        return shared.kept_back(settlement)
+        return shared.release_in_final_dlq(settlement)
     return settlement
 
 
-def _last_try(dead: ExhaustedDelivery) -> AttemptRecord:
+def _last_attempt(dead: ExhaustedDelivery) -> AttemptRecord:
     """Return the record of the last delivery, whose lease ended without a settlement."""
     return AttemptRecord(
         started_at=dead.started_at,

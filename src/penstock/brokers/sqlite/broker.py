@@ -22,18 +22,18 @@ and delays end early; a message may then be delivered twice, and the fence lets 
 import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
 from penstock.brokers import shared
+from penstock.brokers.capabilities import EMBEDDED, SQLITE
 from penstock.brokers.shared import Arrivals, encode_attributes, encode_group, one_by_one
 from penstock.brokers.sqlite.deliveries import SqliteLeases, SqliteSettler
 from penstock.brokers.sqlite.file import QueueFile, statements
 from penstock.brokers.sqlite.queues import QueueRow, Row, SqliteQueues, message_of
 from penstock.brokers.sqlite.upkeep import SqliteUpkeep
 from penstock.messaging.broker import (
-    Capabilities,
+    BrokerCapabilities,
     Listening,
     QueueSettings,
     QueueStats,
@@ -71,7 +71,7 @@ class SqliteSender:
         connection.executemany(self._sql["insert"], rows)
         if any(row[2] == 1 for row in rows):
             self._queues.set_clock(connection, [queue.settings.name], now)
-        self._queues.join_ring(connection, queue, [row[5] for row in rows if row[2] == 0])
+        self._queues.join_rotation(connection, queue, [row[5] for row in rows if row[2] == 0])
         return seqs
 
     def _deduplicated(
@@ -87,26 +87,6 @@ class SqliteSender:
         until = now + self._deduplication_window_seconds
         connection.execute(self._sql["remember_deduplication"], (queue.id, outgoing.deduplication_id, until, seq))
         return seq
-
-
-def _new_row(seq: int, queue: QueueRow, outgoing: Outgoing, now: float) -> Row:
-    """Return the values in the column order of the statement `insert`."""
-    return (
-        seq,
-        queue.id,
-        0 if outgoing.delay_seconds == 0 else 1,
-        now + outgoing.delay_seconds,
-        now,
-        encode_group(outgoing.group),
-        encode_attributes(outgoing.attributes),
-        bytes(outgoing.body),
-    )
-
-
-__all__ = ["SqliteBroker"]
-
-
-_CAPABILITIES = replace(shared.CAPABILITIES, system="sqlite")
 
 
 class SqliteBroker:
@@ -148,8 +128,8 @@ class SqliteBroker:
                     self._queues.configure(connection, settings)
 
     @property
-    def capabilities(self) -> Capabilities:
-        return _CAPABILITIES
+    def capabilities(self) -> BrokerCapabilities:
+        return SQLITE
 
     def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         """Send all messages or none, in one transaction that is on the disk when this returns.
@@ -162,14 +142,14 @@ class SqliteBroker:
         with self._file.transaction(durable=True) as connection:
             found = self._queues.ensure(connection, queue)
             seqs = self._sending.insert(connection, found, messages, self._clock.now())
-        self._arrivals.tell(queue)
+        self._arrivals.notify(queue)
         return [shared.message_id(self._store_id, seq) for seq in seqs]
 
     def receive(
         self, queue: str, *, messages_max: int, lease_seconds: float, wait_seconds: float = 0.0
     ) -> Sequence[Delivery]:
         """Lease messages. A send in this process ends the wait at once, one elsewhere within ``poll_seconds``."""
-        shared.check_seconds("lease_seconds", lease_seconds, shared.CAPABILITIES.lease_seconds_max)
+        shared.check_seconds("lease_seconds", lease_seconds, EMBEDDED.lease_seconds_max)
         shared.check_wait(wait_seconds)
         deadline = self._clock.monotonic() + wait_seconds
         with self._arrivals.watch() as arrived:
@@ -184,7 +164,7 @@ class SqliteBroker:
                     return ()
 
     def extend(self, deliveries: Sequence[Delivery], *, lease_seconds: float) -> Sequence[Delivery]:
-        shared.check_seconds("lease_seconds", lease_seconds, shared.CAPABILITIES.lease_seconds_max)
+        shared.check_seconds("lease_seconds", lease_seconds, EMBEDDED.lease_seconds_max)
         if not deliveries:
             return ()
         with self._file.transaction() as connection:
@@ -194,33 +174,33 @@ class SqliteBroker:
         """Settle in one transaction. A delivery that is already settled, or is listed twice, counts as lost."""
         for _, settlement in settlements:
             if isinstance(settlement, Release):
-                shared.check_hold(settlement)
+                shared.check_release(settlement)
         if not settlements:
             return ()
         with self._file.transaction() as connection:
             lost = self._settling.settle(connection, settlements, self._clock.now())
         if any(not isinstance(settlement, Ack) for _, settlement in settlements):
-            self._arrivals.tell()
+            self._arrivals.notify()
         return [SettleFailure(delivery=delivery, reason=shared.LOST, lost=True) for delivery in lost]
 
     def turn(
         self,
         settlements: Sequence[tuple[Delivery, Settlement]],
-        asks: Sequence[ReceiveRequest],
+        requests: Sequence[ReceiveRequest],
         *,
         lease_seconds: float,
         wait_seconds: float = 0.0,
     ) -> TurnResult:
-        return one_by_one(self, settlements, asks, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
+        return one_by_one(self, settlements, requests, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
 
-    def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> Listening:
+    def listen(self, queues: Sequence[str], on_arrival: Callable[[], None]) -> Listening:
         """Return a listener for arrivals from this process; messages of other processes are found by polling."""
-        return self._arrivals.listen(queues, tell)
+        return self._arrivals.listen(queues, on_arrival)
 
     def stats(self, queue: str) -> QueueStats:
-        found = self._tended(queue)
+        found = self._find_updated(queue)
         if found is None:
-            return shared.NEVER_HEARD_OF
+            return shared.EMPTY_STATS
         with self._file.reading() as connection:
             row = connection.execute(self._sql["stats"], {"queue_id": found.id}).fetchone()
         now = self._clock.now()
@@ -238,7 +218,7 @@ class SqliteBroker:
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:
         """Return messages in any state, ordered by id. ``after_id`` may name a message that has left the queue."""
         after = 0 if after_id is None else shared.seq_of(self._store_id, after_id)
-        found = self._tended(queue)
+        found = self._find_updated(queue)
         if found is None or after is None:
             return ()
         parameters = {"queue_id": found.id, "after": after, "messages_max": max(messages_max, 0)}
@@ -250,7 +230,7 @@ class SqliteBroker:
         """End all leases of a worker that is proven dead. Its messages are visible at once; the attempts count."""
         with self._file.transaction() as connection:
             count = self._upkeep.release_holder(connection, holder, self._clock.now())
-        self._arrivals.tell()
+        self._arrivals.notify()
         return count
 
     def queue_names(self) -> Sequence[str]:
@@ -296,7 +276,7 @@ class SqliteBroker:
             found = self._queues.find(connection, queue)
             if found is not None:
                 self._queues.set_paused(connection, found, False)
-        self._arrivals.tell(queue)
+        self._arrivals.notify(queue)
 
     def now(self) -> float:
         return self._clock.now()
@@ -315,7 +295,7 @@ class SqliteBroker:
     def close(self) -> None:
         """Close the file. A waiting receiver returns no messages; later calls raise TemporaryError."""
         self._closed = True
-        self._arrivals.tell()
+        self._arrivals.notify()
         self._file.close()
 
     def _take(self, queue: str, messages_max: int, lease_seconds: float) -> Sequence[Delivery]:
@@ -328,25 +308,39 @@ class SqliteBroker:
             ready = connection.execute(self._sql["anything_ready"], {"queue_id": found.id}).fetchone()[0]
             needed = self._upkeep.needed(connection, found, now)
         if needed:
-            self._tend(queue)
+            self._apply_due(queue)
         if found.paused or not (ready or needed):
             return ()
         with self._file.transaction() as connection:
             return self._leasing.lease(connection, queue, messages_max, lease_seconds, self._clock.now())
 
-    def _tended(self, queue: str) -> QueueRow | None:
+    def _find_updated(self, queue: str) -> QueueRow | None:
         """Return the queue after applying due leases, delays and retention; None if it does not exist."""
         now = self._clock.now()
         with self._file.reading() as connection:
             found = self._queues.find(connection, queue)
             needed = found is not None and self._upkeep.needed(connection, found, now)
         if needed:
-            self._tend(queue)
+            self._apply_due(queue)
         return found
 
-    def _tend(self, queue: str) -> None:
+    def _apply_due(self, queue: str) -> None:
         done = False
         while not done:  # terminates: the due messages are finite, and each round handles some
             with self._file.transaction() as connection:
                 found = self._queues.ensure(connection, queue)
                 done = self._upkeep.run(connection, found, self._clock.now())
+
+
+def _new_row(seq: int, queue: QueueRow, outgoing: Outgoing, now: float) -> Row:
+    """Return the values in the column order of the statement `insert`."""
+    return (
+        seq,
+        queue.id,
+        0 if outgoing.delay_seconds == 0 else 1,
+        now + outgoing.delay_seconds,
+        now,
+        encode_group(outgoing.group),
+        encode_attributes(outgoing.attributes),
+        bytes(outgoing.body),
+    )

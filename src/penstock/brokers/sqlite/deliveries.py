@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 
 from penstock.brokers import shared
+from penstock.brokers.capabilities import EMBEDDED
 from penstock.brokers.sqlite.queues import QueueRow, Row, SqliteQueues, delivery_of, tries_of
 from penstock.brokers.sqlite.upkeep import SqliteUpkeep
 from penstock.messaging.death import buried
@@ -16,7 +17,7 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import UNREADABLE_ATTRIBUTE, Attributes, Message
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 
-_BODY_BYTES_MAX = shared.CAPABILITIES.body_bytes_max
+_BODY_BYTES_MAX = EMBEDDED.body_bytes_max
 
 
 class SqliteLeases:
@@ -35,7 +36,7 @@ class SqliteLeases:
         self, connection: sqlite3.Connection, name: str, messages_max: int, lease_seconds: float, now: float
     ) -> Sequence[Delivery]:
         """Lease ready messages, the groups in rotation. Messages that no handler can process are dead-lettered."""
-        count = max(0, min(messages_max, shared.CAPABILITIES.receive_max))
+        count = max(0, min(messages_max, EMBEDDED.receive_max))
         while True:  # terminates: every round but the last dead-letters a message
             # Read again: the rotation has moved, and the queue may have been paused
             queue = self._queues.ensure(connection, name)
@@ -51,31 +52,31 @@ class SqliteLeases:
                 ids = json.dumps([seq for seq in rows if seq not in buried])
             parameters = {"ids": ids, "now": now, "lease_seconds": lease_seconds, "holder": self._holder}
             connection.execute(self._sql["lease"], parameters)
-            self._queues.turn_ring(connection, queue, dict.fromkeys(group for group, _ in picked), now)
+            self._queues.rotate(connection, queue, dict.fromkeys(group for group, _ in picked), now)
             if len(buried) < len(picked):
                 return [found[seq] for _, seq in picked if seq not in buried]
 
-    def held(self, connection: sqlite3.Connection, deliveries: Iterable[Delivery], now: float) -> dict[str, int]:
+    def find_leased(self, connection: sqlite3.Connection, deliveries: Iterable[Delivery], now: float) -> dict[str, int]:
         """Return the row ids, by receipt handle, of the deliveries that are still leased. This is the fence."""
-        asked = {delivery.receipt: shared.hand_over_of(self._store_id, delivery.receipt) for delivery in deliveries}
-        ids = json.dumps([hand_over.seq for hand_over in asked.values() if hand_over is not None])
+        asked = {delivery.receipt: shared.parse_receipt(self._store_id, delivery.receipt) for delivery in deliveries}
+        ids = json.dumps([handle.seq for handle in asked.values() if handle is not None])
         leased: Mapping[int, int] = dict(connection.execute(self._sql["leased"], {"ids": ids, "now": now}).fetchall())
         return {
-            receipt: hand_over.seq
-            for receipt, hand_over in asked.items()
-            if hand_over is not None and leased.get(hand_over.seq) == hand_over.number
+            receipt: handle.seq
+            for receipt, handle in asked.items()
+            if handle is not None and leased.get(handle.seq) == handle.number
         }
 
     def extend(
         self, connection: sqlite3.Connection, deliveries: Sequence[Delivery], lease_seconds: float, now: float
     ) -> Sequence[Delivery]:
         """Extend the leases; return the deliveries whose lease is lost."""
-        held = self.held(connection, deliveries, now)
-        parameters = {"ids": json.dumps(list(held.values())), "now": now, "lease_seconds": lease_seconds}
+        leased = self.find_leased(connection, deliveries, now)
+        parameters = {"ids": json.dumps(list(leased.values())), "now": now, "lease_seconds": lease_seconds}
         connection.execute(self._sql["extend"], parameters)
-        names = {delivery.queue for delivery in deliveries if delivery.receipt in held}
+        names = {delivery.queue for delivery in deliveries if delivery.receipt in leased}
         self._queues.set_clock(connection, names, now)
-        return [delivery for delivery in deliveries if delivery.receipt not in held]
+        return [delivery for delivery in deliveries if delivery.receipt not in leased]
 
     def _heads(self, connection: sqlite3.Connection, queue: QueueRow, count: int) -> Iterable[tuple[str, list[int]]]:
         """Return the oldest ready messages of the next groups, ``count`` in total if that many are ready.
@@ -105,15 +106,8 @@ class SqliteLeases:
         reasons = {seq: reason for seq, delivery in found.items() if (reason := _unfit(delivery.message)) is not None}
         if not reasons or self._queues.is_dead_letter_queue(connection, queue.settings.name):
             return set()
-        self._upkeep.give_up(connection, queue, list(reasons), lambda row: reasons[row[0]], now)
+        self._upkeep.dead_letter_by_broker(connection, queue, list(reasons), lambda row: reasons[row[0]], now)
         return set(reasons)
-
-
-def _unfit(message: Message) -> str | None:
-    """Return why no handler can process the message; None if one can."""
-    if len(message.body) > _BODY_BYTES_MAX:
-        return shared.reason_too_large(len(message.body))
-    return shared.reason_unreadable() if UNREADABLE_ATTRIBUTE in message.attributes else None
 
 
 class SqliteSettler:
@@ -134,9 +128,9 @@ class SqliteSettler:
         """Apply the settlements; return the deliveries whose lease is lost."""
         mine: list[tuple[int, Delivery, Settlement]] = []
         lost: list[Delivery] = []
-        held = self._leasing.held(connection, [delivery for delivery, _ in settlements], now)
+        leased = self._leasing.find_leased(connection, [delivery for delivery, _ in settlements], now)
         for delivery, settlement in settlements:
-            seq = held.pop(delivery.receipt, None)
+            seq = leased.pop(delivery.receipt, None)
             if seq is None:
                 lost.append(delivery)
             else:
@@ -158,7 +152,7 @@ class SqliteSettler:
                     released.setdefault(settlement, []).append(seq)
                     delayed.add(delivery.queue)
                 case DeadLetter() if self._is_last(connection, delivery.queue):
-                    released.setdefault(shared.kept_back(settlement), []).append(seq)
+                    released.setdefault(shared.release_in_final_dlq(settlement), []).append(seq)
                     delayed.add(delivery.queue)
                 case DeadLetter():
                     self._dead_letter(connection, seq, delivery, settlement, now)
@@ -168,8 +162,8 @@ class SqliteSettler:
             parameters = {
                 "ids": json.dumps(seqs),
                 "until": now + release.delay_seconds,
-                "refund": int(release.refund),
-                "reason": shared.kept_reason(release.reason),
+                "refund": int(release.uncounted),
+                "reason": shared.storable_reason(release.reason),
                 "now": now,
             }
             connection.execute(self._sql["release"], parameters)
@@ -193,8 +187,15 @@ class SqliteSettler:
             )
             return buried(before, settlement, death)
 
-        self._upkeep.bury(connection, queue, [seq], attributes, now)
+        self._upkeep.move_to_dlq(connection, queue, [seq], attributes, now)
 
     def _is_last(self, connection: sqlite3.Connection, queue: str) -> bool:
         """Return True if the queue's dead letters have no further queue to go to."""
         return self._queues.dead_letter_queue(connection, self._queues.settings(connection, queue)) == queue
+
+
+def _unfit(message: Message) -> str | None:
+    """Return why no handler can process the message; None if one can."""
+    if len(message.body) > _BODY_BYTES_MAX:
+        return shared.reason_too_large(len(message.body))
+    return shared.reason_unreadable() if UNREADABLE_ATTRIBUTE in message.attributes else None

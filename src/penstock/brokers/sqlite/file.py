@@ -17,6 +17,19 @@ from pathlib import Path
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.messaging.forks import EmbeddedFile
 
+SCHEMA_VERSION = 3
+_APPLICATION_ID = 0x50_53_54_4B  # "PSTK", as written by the first step
+_WAL_BYTES_MAX = 64 * 1024 * 1024  # size of the log after a checkpoint; it can be larger in between
+_TEMPORARY = {  # a retry may succeed: space is freed, or another process ends its transaction
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_INTERRUPT,
+    sqlite3.SQLITE_PROTOCOL,
+}
+
 
 def statements() -> Mapping[str, str]:
     """Return the statements of sql/queue.sql by name."""
@@ -43,14 +56,6 @@ def schema_step(version: int) -> Iterator[str]:
             statement = ""
 
 
-def _text(name: str) -> str:
-    return resources.files("penstock.brokers.sqlite").joinpath("sql", name).read_text(encoding="utf-8")
-
-
-SCHEMA_VERSION = 3
-_APPLICATION_ID = 0x50_53_54_4B  # "PSTK", as written by the first step
-
-
 def version_of(connection: sqlite3.Connection, path: Path) -> int:
     """Return the file's version, 0 if it is empty. Raise ConfigurationError if the file belongs to another program or
     is newer than this one.
@@ -68,24 +73,6 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int:
     return version
 
 
-def _at_one_moment(connection: sqlite3.Connection) -> tuple[int, int, int]:
-    """Return the file's version, its application id, and its number of tables and indexes, all from one snapshot.
-
-    Read separately, they could contradict each other while another process creates the first tables.
-    """
-    alone = not connection.in_transaction
-    if alone:
-        connection.execute("BEGIN")
-    try:
-        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-        application = int(connection.execute("PRAGMA application_id").fetchone()[0])
-        tables = int(connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0])
-    finally:
-        if alone and connection.in_transaction:
-            connection.execute("ROLLBACK")
-    return version, application, tables
-
-
 def bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
     """Create the tables of an empty file, or upgrade an older one. Several processes may do so at once.
 
@@ -96,32 +83,6 @@ def bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
         version := version_of(connection, path)
     ) < SCHEMA_VERSION:  # terminates: this or another process completes each step
         _step(connection, path, version)
-
-
-def _step(connection: sqlite3.Connection, path: Path, version: int) -> None:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        if version_of(connection, path) == version:  # else another process was faster
-            for statement in schema_step(version + 1):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {version + 1}")
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-
-
-_WAL_BYTES_MAX = 64 * 1024 * 1024  # size of the log after a checkpoint; it can be larger in between
-_TEMPORARY = {  # a retry may succeed: space is freed, or another process ends its transaction
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_NOMEM,
-    sqlite3.SQLITE_INTERRUPT,
-    sqlite3.SQLITE_PROTOCOL,
-}
 
 
 class QueueFile:
@@ -136,7 +97,7 @@ class QueueFile:
         self.path = path
         self._busy_timeout_seconds = busy_timeout_seconds
         # Absolute: the process may change its working directory before it reopens the file
-        self._place = path.absolute()
+        self._path = path.absolute()
         self._lock = threading.Lock()
         self._synchronous = ""  # written under the lock, as is `_connection`
         self._connection: sqlite3.Connection | None = None  # None before the first use and after a fork
@@ -231,11 +192,11 @@ class QueueFile:
             self._synchronous = synchronous
 
     def _open(self) -> sqlite3.Connection:
-        if not self._place.parent.is_dir():
+        if not self._path.parent.is_dir():
             raise ConfigurationError(f"the queue file {self.path} has no folder to be in: create {self.path.parent}")
         with self._translated():
             return sqlite3.connect(
-                self._place,
+                self._path,
                 timeout=self._busy_timeout_seconds,
                 isolation_level=None,  # transactions are begun and ended only here
                 check_same_thread=False,  # the lock ensures one thread at a time
@@ -255,15 +216,16 @@ class QueueFile:
         The mode is stored in the file. Changing it needs exclusive access, for which SQLite does not wait when several
         processes open a new file at once; hence the retries.
         """
-        give_up = time.monotonic() + self._busy_timeout_seconds
+        deadline = time.monotonic() + self._busy_timeout_seconds
         while True:
             try:
                 mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
                 break
             except sqlite3.OperationalError as error:
-                if _primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+                if _primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                     raise
-                # Bounded by give_up; real time, since an injected clock does not govern other processes
+                # A fixed wait instead of backoff: a try is cheap, and the deadline bounds them. Real time, since an
+                # injected clock does not govern other processes.
                 time.sleep(0.01)
         if mode != "wal":
             raise ConfigurationError(
@@ -282,6 +244,42 @@ def translate(error: sqlite3.Error, path: Path) -> PenstockError:
             f"the queue file {path} is damaged or no queue file ({error}): move it away, or restore a copy"
         )
     return ConfigurationError(f"the queue file {path} cannot be used ({error}): check the path and its permissions")
+
+
+def _text(name: str) -> str:
+    return resources.files("penstock.brokers.sqlite").joinpath("sql", name).read_text(encoding="utf-8")
+
+
+def _at_one_moment(connection: sqlite3.Connection) -> tuple[int, int, int]:
+    """Return the file's version, its application id, and its number of tables and indexes, all from one snapshot.
+
+    Read separately, they could contradict each other while another process creates the first tables.
+    """
+    alone = not connection.in_transaction
+    if alone:
+        connection.execute("BEGIN")
+    try:
+        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        application = int(connection.execute("PRAGMA application_id").fetchone()[0])
+        tables = int(connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0])
+    finally:
+        if alone and connection.in_transaction:
+            connection.execute("ROLLBACK")
+    return version, application, tables
+
+
+def _step(connection: sqlite3.Connection, path: Path, version: int) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if version_of(connection, path) == version:  # else another process was faster
+            for statement in schema_step(version + 1):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {version + 1}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
 
 
 def _primary_code(error: sqlite3.Error) -> int:

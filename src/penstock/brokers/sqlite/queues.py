@@ -23,7 +23,7 @@ class QueueRow:
 
     id: int
     settings: QueueSettings
-    ring_end: int
+    rotation_end: int
     paused: bool
     clock_at: float  # when a lease or delay last began; a clock behind this was set back
 
@@ -36,7 +36,7 @@ class SqliteQueues:
         row = connection.execute(self._sql["queue"], {"name": name}).fetchone()
         if row is None:
             return None
-        id, name, dead_letter_queue, receives_max, retention_seconds, ring_end, paused, clock_at = row
+        id, name, dead_letter_queue, receives_max, retention_seconds, rotation_end, paused, clock_at = row
         settings = QueueSettings(
             name=name,
             # The file stores a name for every queue; the conventional one counts as not configured.
@@ -44,7 +44,7 @@ class SqliteQueues:
             receives_max=receives_max,
             retention_seconds=retention_seconds,
         )
-        return QueueRow(id=id, settings=settings, ring_end=ring_end, paused=bool(paused), clock_at=clock_at)
+        return QueueRow(id=id, settings=settings, rotation_end=rotation_end, paused=bool(paused), clock_at=clock_at)
 
     def ensure(self, connection: sqlite3.Connection, name: str) -> QueueRow:
         """Return the queue, created on first use."""
@@ -70,7 +70,7 @@ class SqliteQueues:
 
     def dead_letter_queue(self, connection: sqlite3.Connection, settings: QueueSettings) -> str:
         """Return the queue for dead letters of the queue with these settings."""
-        return shared.dead_letter_queue(settings, holds_dead=self.is_dead_letter_queue(connection, settings.name))
+        return shared.dead_letter_queue(settings, is_dlq=self.is_dead_letter_queue(connection, settings.name))
 
     def is_dead_letter_queue(self, connection: sqlite3.Connection, name: str) -> bool:
         """Return True if any queue's dead letters go to this one."""
@@ -78,21 +78,23 @@ class SqliteQueues:
             return True
         return bool(connection.execute(self._sql["is_dead_letter_queue"], {"name": name}).fetchone()[0])
 
-    def join_ring(self, connection: sqlite3.Connection, queue: QueueRow, groups: Iterable[str]) -> None:
+    def join_rotation(self, connection: sqlite3.Connection, queue: QueueRow, groups: Iterable[str]) -> None:
         """Append to the rotation, in this order, the groups that now have ready messages and are not in it yet."""
-        places = [(queue.id, group, queue.ring_end + n) for n, group in enumerate(dict.fromkeys(groups), start=1)]
-        if places:
-            connection.executemany(self._sql["join_ring"], places)
-            parameters = {"queue_id": queue.id, "ring_end": places[-1][2]}
+        positions = [
+            (queue.id, group, queue.rotation_end + n) for n, group in enumerate(dict.fromkeys(groups), start=1)
+        ]
+        if positions:
+            connection.executemany(self._sql["join_ring"], positions)
+            parameters = {"queue_id": queue.id, "ring_end": positions[-1][2]}
             connection.execute(self._sql["set_ring_end"], parameters)
 
-    def turn_ring(self, connection: sqlite3.Connection, queue: QueueRow, groups: Iterable[str], now: float) -> None:
+    def rotate(self, connection: sqlite3.Connection, queue: QueueRow, groups: Iterable[str], now: float) -> None:
         """Move the groups just served to the end of the rotation; remove those without ready messages."""
-        places = [(place, queue.id, group) for place, group in enumerate(groups, start=queue.ring_end + 1)]
-        connection.executemany(self._sql["move_in_ring"], places)
-        names = json.dumps([group for _, _, group in places])
+        positions = [(position, queue.id, group) for position, group in enumerate(groups, start=queue.rotation_end + 1)]
+        connection.executemany(self._sql["move_in_ring"], positions)
+        names = json.dumps([group for _, _, group in positions])
         connection.execute(self._sql["leave_ring"], {"queue_id": queue.id, "groups": names})
-        parameters = {"queue_id": queue.id, "ring_end": places[-1][0], "now": now}
+        parameters = {"queue_id": queue.id, "ring_end": positions[-1][0], "now": now}
         connection.execute(self._sql["end_turn"], parameters)
 
     def set_clock(self, connection: sqlite3.Connection, names: Iterable[str], now: float) -> None:

@@ -37,7 +37,7 @@ class SqliteUpkeep:
             for statement in ("shorten_leases", "shorten_delays"):
                 connection.execute(self._sql[statement], {"queue_id": queue.id, "now": now})
             self._queues.set_clock(connection, [queue.settings.name], now)
-        done = self._wake(connection, queue, now) < ROWS_MAX
+        done = self._make_visible(connection, queue, now) < ROWS_MAX
         return done and self._expire(connection, queue, now) < ROWS_MAX
 
     def release_holder(self, connection: sqlite3.Connection, holder: str, now: float) -> int:
@@ -54,7 +54,7 @@ class SqliteUpkeep:
         """
         connection.execute(self._sql["reset_ages"], {"ids": json.dumps(ids)})
 
-    def bury(
+    def move_to_dlq(
         self,
         connection: sqlite3.Connection,
         queue: QueueRow,
@@ -81,7 +81,7 @@ class SqliteUpkeep:
         connection.executemany(self._sql["bury"], moves)
         self._queues.set_clock(connection, [target.settings.name], now)
 
-    def give_up(
+    def dead_letter_by_broker(
         self,
         connection: sqlite3.Connection,
         queue: QueueRow,
@@ -95,22 +95,22 @@ class SqliteUpkeep:
             death = self._death(queue, row, reason(row), now)
             return with_death(before, replace(death, poison=UNREADABLE_ATTRIBUTE in before))
 
-        self.bury(connection, queue, ids, attributes, now)
+        self.move_to_dlq(connection, queue, ids, attributes, now)
 
-    def _wake(self, connection: sqlite3.Connection, queue: QueueRow, now: float) -> int:
+    def _make_visible(self, connection: sqlite3.Connection, queue: QueueRow, now: float) -> int:
         parameters = {"queue_id": queue.id, "now": now, "rows_max": ROWS_MAX}
         due = connection.execute(self._sql["due"], parameters).fetchall()
         if not due:
             return 0
-        woken = [row[0] for row in due]
-        connection.execute(self._sql["wake"], {"ids": json.dumps(woken)})
-        self.reset_ages(connection, woken)
+        visible = [row[0] for row in due]
+        connection.execute(self._sql["wake"], {"ids": json.dumps(visible)})
+        self.reset_ages(connection, visible)
         receives_max = queue.settings.receives_max
         exhausted = [id for id, _, attempts in due if receives_max is not None and attempts >= receives_max]
         if exhausted:
-            self.give_up(connection, queue, exhausted, lambda row: shared.reason_exhausted(row[3]), now)
+            self.dead_letter_by_broker(connection, queue, exhausted, lambda row: shared.reason_exhausted(row[3]), now)
         dead = set(exhausted)
-        self._queues.join_ring(connection, queue, [group for id, group, _ in due if id not in dead])
+        self._queues.join_rotation(connection, queue, [group for id, group, _ in due if id not in dead])
         return len(due)
 
     def _expire(self, connection: sqlite3.Connection, queue: QueueRow, now: float) -> int:
@@ -129,7 +129,7 @@ class SqliteUpkeep:
             connection.execute(self._sql["count_dropped"], {"queue_id": queue.id, "count": len(ids)})
         else:
             reason = shared.reason_expired(retention_seconds)
-            self.give_up(connection, queue, ids, lambda _: reason, now)
+            self.dead_letter_by_broker(connection, queue, ids, lambda _: reason, now)
         connection.execute(self._sql["tidy_ring"], {"queue_id": queue.id})
         return len(ids)
 

@@ -1,7 +1,7 @@
 """The broker on SQS, with its guarantees and limits beyond `penstock.messaging.broker.Broker`:
 
-- Delivery is at least once and in best-effort order, without fence or refunds, as SQS documents. Every receive counts
-  as an attempt, even if the message is released before processing starts. FIFO queues keep the order of a group, and
+- Delivery is at least once and in best-effort order, without a fence, as SQS documents. Every receive counts as an
+  attempt, even if the message is released before processing starts. FIFO queues keep the order of a group, and
   deduplicate.
 - SQS counts in whole seconds: leases, delays and waits are rounded up.
 - A lease lasts as long as SQS grants it, and a delivery at most twelve hours: see `leases`.
@@ -19,11 +19,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from penstock.brokers import shared
+from penstock.brokers.capabilities import SQS, SQS_POLLERS
 from penstock.brokers.sqs.calls import BatchCalls, ParallelCalls, ParallelCallsPerQueue, outcome
 from penstock.brokers.sqs.client import SqsApi, is_missing
 from penstock.brokers.sqs.envelope import SqsDelivery
 from penstock.brokers.sqs.leases import SettledDeliveries, SqsLeases
-from penstock.brokers.sqs.limits import POLL_SECONDS_MAX, capabilities, check_lease
+from penstock.brokers.sqs.limits import BATCH_MAX, POLL_SECONDS_MAX, check_lease
 from penstock.brokers.sqs.listener import SqsArrivalListener
 from penstock.brokers.sqs.move import MoveInProgress, MoveStarter
 from penstock.brokers.sqs.queues import SqsQueues, purge, read_stats
@@ -31,10 +32,10 @@ from penstock.brokers.sqs.receive import PolledMessages, PollRequest, ReceiveCal
 from penstock.brokers.sqs.send import SqsSender
 from penstock.brokers.sqs.settle import SqsSettler
 from penstock.errors import ConfigurationError, PenstockError
-from penstock.events import Listener, tell_nobody
+from penstock.events import Listener, ignore
 from penstock.messaging.backoff import Random
 from penstock.messaging.broker import (
-    Capabilities,
+    BrokerCapabilities,
     Listening,
     QueueSettings,
     QueueStats,
@@ -49,7 +50,6 @@ from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Release, Settlement
 from penstock.storage.aws import Aws
 
-POLLERS = 5
 POLL_SECONDS = 5.0
 UNCLAIMED_SECONDS = 1.0
 SETTLERS = 8  # threads that settle
@@ -70,7 +70,7 @@ class SqsBroker:
         pollers: The number of parallel receive calls, of ten messages each.
         poll_seconds: How long a poll waits for an arrival: whole seconds from 1 to 20. Polls are never cancelled, so
             stopping a worker takes that long.
-        tell: Receives the events of polls that found nothing.
+        emit: Receives the events of polls that found nothing.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class SqsBroker:
         *,
         holder: str,
         queues: Sequence[QueueSettings] = (),
-        pollers: int = POLLERS,
+        pollers: int = SQS_POLLERS,
         poll_seconds: float = POLL_SECONDS,
         clock: Clock | None = None,
         random: Random = random_numbers.random,
-        tell: Listener = tell_nobody,
+        emit: Listener = ignore,
     ) -> None:
         for settings in queues:
             shared.check_settings(settings)
@@ -96,25 +96,25 @@ class SqsBroker:
         self._clock = clock or SystemClock()
         self._random = random
         self._poll_seconds = poll_seconds
-        self._capabilities = capabilities(pollers=pollers)
+        self._capabilities = replace(SQS, receive_max=BATCH_MAX * pollers)
         self._receivers = ParallelCalls("receive", threads=pollers * TURNS_MAX)
         self._settlers = ParallelCalls("settle", threads=SETTLERS)
         self._extenders = ParallelCallsPerQueue("extend", threads=EXTENDERS)
         self._turners = ParallelCalls("turn", threads=TURNS_MAX)
-        self._ways = ParallelCalls("ways", threads=SETTLERS)
+        self._settlement_pool = ParallelCalls("ways", threads=SETTLERS)
         self._api = SqsApi(aws, pollers=pollers, poll_seconds=poll_seconds)
         self._queues = SqsQueues(self._api, clock=self._clock)
         self._movers = MoveStarter(self._api, self._queues, clock=self._clock)
-        self._held = PolledMessages(self._clock, unclaimed_seconds=UNCLAIMED_SECONDS)
+        self._polled = PolledMessages(self._clock, unclaimed_seconds=UNCLAIMED_SECONDS)
         self._settled = SettledDeliveries()
         batches = BatchCalls(self._api, lambda _: self._settlers, clock=self._clock, random=random)
         extending = BatchCalls(self._api, self._extenders.of, clock=self._clock, random=random)
         self._leases = SqsLeases(self._queues, batches, self._settled, extending=extending, clock=self._clock)
         self._sending = SqsSender(self._api, self._queues, batches)
         self._taking = SqsReceiver(
-            held=self._held,
+            polled=self._polled,
             receiving=ReceiveCalls(
-                self._api, self._queues, self._receivers, pollers=pollers, clock=self._clock, tell=tell
+                self._api, self._queues, self._receivers, pollers=pollers, clock=self._clock, emit=emit
             ),
             leases=self._leases,
             poll_seconds=poll_seconds,
@@ -126,7 +126,7 @@ class SqsBroker:
             leases=self._leases,
             sending=self._sending,
             settled=self._settled,
-            at_once=self._ways,
+            pool=self._settlement_pool,
             holder=holder,
             clock=self._clock,
         )
@@ -134,7 +134,7 @@ class SqsBroker:
         self._queues.ensure(queues)
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> BrokerCapabilities:
         return self._capabilities
 
     # --- sending
@@ -176,7 +176,7 @@ class SqsBroker:
         count = min(messages_max, self._capabilities.receive_max)
         if count < 1:
             return ()
-        self._held.expect(queue, PollRequest(messages_max=count, lease_seconds=lease_seconds))
+        self._polled.expect(queue, PollRequest(messages_max=count, lease_seconds=lease_seconds))
         with self._forgetting([queue]):
             return self._taking.take(queue, count, lease_seconds, wait_seconds)
 
@@ -192,7 +192,7 @@ class SqsBroker:
     def turn(
         self,
         settlements: Sequence[tuple[Delivery, Settlement]],
-        asks: Sequence[ReceiveRequest],
+        requests: Sequence[ReceiveRequest],
         *,
         lease_seconds: float,
         wait_seconds: float = 0.0,
@@ -202,12 +202,12 @@ class SqsBroker:
         def settle() -> Sequence[SettleFailure] | Exception:
             return outcome(lambda: self.settle(settlements)) if settlements else ()
 
-        if not (settlements and asks) or self._closed or _come_again(settlements, asks):
-            return _turn(settle(), self._asked(asks, lease_seconds, wait_seconds))
+        if not (settlements and requests) or self._closed or _may_be_redelivered(settlements, requests):
+            return _turn(settle(), self._receive_first(requests, lease_seconds, wait_seconds))
         settling = self._turners.begin(settle)
-        asked = self._asked(asks, lease_seconds, wait_seconds)
+        result = self._receive_first(requests, lease_seconds, wait_seconds)
         settled = settling.result()
-        return _turn(settled, replace(asked, deliveries=self._taking.still_held(asked.deliveries, lease_seconds)))
+        return _turn(settled, replace(result, deliveries=self._taking.still_leased(result.deliveries, lease_seconds)))
 
     def extend(self, deliveries: Sequence[Delivery], *, lease_seconds: float) -> Sequence[Delivery]:
         """Extend leases up to twelve hours from the receive; at that limit they are neither extended nor lost: see
@@ -218,14 +218,14 @@ class SqsBroker:
         with self._forgetting({delivery.queue for delivery in deliveries}):
             return self._leases.extend(deliveries, lease_seconds)
 
-    def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> Listening:
+    def listen(self, queues: Sequence[str], on_arrival: Callable[[], None]) -> Listening:
         """Return a listener that polls while the worker has free slots. Closing waits for polls under way."""
         return SqsArrivalListener(
             queues,
-            tell,
-            held=self._held,
+            on_arrival,
+            polled=self._polled,
             poll=self._taking.poll,
-            release=self._give_back,
+            release=self._release_unclaimed,
             poll_seconds=self._poll_seconds,
             clock=self._clock,
             random=self._random,
@@ -240,15 +240,15 @@ class SqsBroker:
 
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:  # noqa: ARG002
         raise ConfigurationError(
-            f"Messages of the queue {queue!r} cannot be looked at: on SQS that takes a receive, which counts as an "
-            "attempt; `penstock dead list` does so with dead letters, and gives them back."
+            f"Messages of the queue {queue!r} cannot be browsed: on SQS that needs a receive, which counts as an "
+            "attempt; `penstock dead list` does so with dead letters, and releases them."
         )
 
     def queue_names(self) -> Sequence[str]:
         """Return all queues of the account in this region, also those that Penstock does not use."""
         return self._queues.names()
 
-    def know(self, queue: str, url: str) -> None:
+    def set_url(self, queue: str, url: str) -> None:
         """Use this URL for the queue, given by its name or ARN, without asking SQS for it."""
         self._queues.know(queue, url)
 
@@ -274,7 +274,7 @@ class SqsBroker:
         """
         with self._forgetting([queue]):
             count = purge(self._api, self._queues, queue)
-            self._held.drop(queue)
+            self._polled.drop(queue)
             return count
 
     def move_all(self, source: str, destination: str | None = None, *, per_second: int | None = None) -> MoveInProgress:
@@ -312,29 +312,31 @@ class SqsBroker:
         self._closed = True
         self._taking.close()
         self._api.close()
-        for pool in (self._receivers, self._settlers, self._extenders, self._turners, self._ways):
+        for pool in (self._receivers, self._settlers, self._extenders, self._turners, self._settlement_pool):
             pool.close()
 
     # --- internals
 
-    def _asked(self, asks: Sequence[ReceiveRequest], lease_seconds: float, wait_seconds: float) -> TurnResult:
+    def _receive_first(
+        self, requests: Sequence[ReceiveRequest], lease_seconds: float, wait_seconds: float
+    ) -> TurnResult:
         """Poll the queues in order until one has messages."""
-        for ask in asks:
+        for request in requests:
             try:
                 deliveries = self.receive(
-                    ask.queue,
-                    messages_max=ask.messages_max,
+                    request.queue,
+                    messages_max=request.messages_max,
                     lease_seconds=lease_seconds,
-                    wait_seconds=wait_seconds if len(asks) == 1 else 0.0,
+                    wait_seconds=wait_seconds if len(requests) == 1 else 0.0,
                 )
             except Exception as error:
-                return TurnResult(receive_error=(ask.queue, error))
+                return TurnResult(receive_error=(request.queue, error))
             if deliveries:
                 return TurnResult(deliveries=deliveries)
         return TurnResult()
 
-    def _give_back(self, deliveries: Sequence[SqsDelivery]) -> None:
-        self.settle([(delivery, Release(refund=True)) for delivery in deliveries])
+    def _release_unclaimed(self, deliveries: Sequence[SqsDelivery]) -> None:
+        self.settle([(delivery, Release(uncounted=True)) for delivery in deliveries])
 
     @contextmanager
     def _forgetting(self, queues: Collection[str]) -> Iterator[None]:
@@ -348,18 +350,18 @@ class SqsBroker:
             raise
 
 
-def _come_again(settlements: Sequence[tuple[Delivery, Settlement]], asks: Sequence[ReceiveRequest]) -> bool:
+def _may_be_redelivered(settlements: Sequence[tuple[Delivery, Settlement]], requests: Sequence[ReceiveRequest]) -> bool:
     """Return True if messages being settled may be received at once: released without delay, or unlocked in a FIFO
     queue.
     """
-    asked = {ask.queue for ask in asks}
-    return any(is_fifo(queue) for queue in asked) or any(
-        isinstance(each, Release) and not each.delay_seconds and delivery.queue in asked
+    result = {request.queue for request in requests}
+    return any(is_fifo(queue) for queue in result) or any(
+        isinstance(each, Release) and not each.delay_seconds and delivery.queue in result
         for delivery, each in settlements
     )
 
 
-def _turn(settled: Sequence[SettleFailure] | Exception, asked: TurnResult) -> TurnResult:
+def _turn(settled: Sequence[SettleFailure] | Exception, result: TurnResult) -> TurnResult:
     if isinstance(settled, Exception):
-        return replace(asked, settle_error=settled)
-    return replace(asked, failures=settled)
+        return replace(result, settle_error=settled)
+    return replace(result, failures=settled)

@@ -19,6 +19,9 @@ from penstock.messaging.backoff import Random, backoff_seconds
 from penstock.messaging.clock import Clock
 
 Answer = TypeVar("Answer")
+ENTRY_TRIES_MAX = 4  # of a batch entry; botocore does not retry entries, as their call succeeded
+BACKOFF_BASE_SECONDS, BACKOFF_CAP_SECONDS = 0.1, 1.0
+Entry = Mapping[str, Any]
 
 
 class ParallelCalls:
@@ -69,8 +72,8 @@ class ParallelCallsPerQueue:
         """Start no more calls; those under way finish."""
         with self._lock:
             self._closed = True
-            for at_once in self._by_queue.values():
-                at_once.close()
+            for pool in self._by_queue.values():
+                pool.close()
 
 
 def outcome(call: Callable[[], Answer]) -> Answer | Exception:
@@ -79,16 +82,6 @@ def outcome(call: Callable[[], Answer]) -> Answer | Exception:
         return call()
     except Exception as error:
         return error
-
-
-def _awaited(future: "Future[Answer]") -> Answer | Exception:
-    return outcome(future.result)
-
-
-TRIES = 4
-BACKOFF_BASE_SECONDS, BACKOFF_CAP_SECONDS = 0.1, 1.0
-
-Entry = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +99,10 @@ class FailedEntry:
 class BatchCalls:
     """Batch calls that retry failed entries. Thread-safe."""
 
-    def __init__(self, api: SqsApi, at_once: Callable[[str], ParallelCalls], *, clock: Clock, random: Random) -> None:
-        """``at_once`` returns the thread pool for a queue's calls, given the queue's name."""
+    def __init__(self, api: SqsApi, pool: Callable[[str], ParallelCalls], *, clock: Clock, random: Random) -> None:
+        """``pool`` returns the thread pool for a queue's calls, given the queue's name."""
         self._api = api
-        self._at_once = at_once
+        self._pool_of = pool
         self._clock = clock
         self._random = random
 
@@ -120,7 +113,7 @@ class BatchCalls:
         entries are returned as failed.
         """
         starts = range(0, len(entries), BATCH_MAX)
-        answers = self._at_once(queue.name).run(
+        answers = self._pool_of(queue.name).run(
             [partial(self.call, queue, operation, entries[start : start + BATCH_MAX]) for start in starts]
         )
         errors = [answer for answer in answers if isinstance(answer, Exception)]
@@ -135,18 +128,18 @@ class BatchCalls:
                     range(start, ends), FailedEntry(code=type(answer).__name__, message=str(answer))
                 )
             else:
-                failed |= {start + place: each for place, each in answer.items()}
+                failed |= {start + position: each for position, each in answer.items()}
         return failed
 
     def call(self, queue: QueueRef, operation: str, entries: Sequence[Entry]) -> Mapping[int, FailedEntry]:
-        """Send at most ten entries, retrying those that failed, up to `TRIES` times in all."""
+        """Send at most ten entries, retrying those that failed, up to `ENTRY_TRIES_MAX` times in all."""
         left = list(range(len(entries)))
         failed: dict[int, FailedEntry] = {}
-        for tries in range(1, TRIES + 1):
-            for_good = {place: each for place, each in failed.items() if each.never}
+        for tries in range(1, ENTRY_TRIES_MAX + 1):
+            for_good = {position: each for position, each in failed.items() if each.never}
             failed = {**for_good, **self._tried(queue, operation, entries, left)}
-            left = [place for place, each in failed.items() if not each.never]
-            if not left or tries == TRIES:
+            left = [position for position, each in failed.items() if not each.never]
+            if not left or tries == ENTRY_TRIES_MAX:
                 break
             self.pause(tries)
         return failed
@@ -162,13 +155,15 @@ class BatchCalls:
         self._clock.wait(threading.Event(), seconds)
 
     def _tried(
-        self, queue: QueueRef, operation: str, entries: Sequence[Entry], places: Sequence[int]
+        self, queue: QueueRef, operation: str, entries: Sequence[Entry], positions: Sequence[int]
     ) -> Mapping[int, FailedEntry]:
-        answer = self._api.on(queue, operation, Entries=[{"Id": str(place), **entries[place]} for place in places])
-        return failures(answer, places)
+        answer = self._api.on(
+            queue, operation, Entries=[{"Id": str(position), **entries[position]} for position in positions]
+        )
+        return failures(answer, positions)
 
 
-def failures(answer: Mapping[str, Any], places: Sequence[int]) -> Mapping[int, FailedEntry]:
+def failures(answer: Mapping[str, Any], positions: Sequence[int]) -> Mapping[int, FailedEntry]:
     """Return the failed entries of a batch response, by position. An entry missing from it counts as failed."""
     failed = {
         int(each["Id"]): FailedEntry(
@@ -178,6 +173,12 @@ def failures(answer: Mapping[str, Any], places: Sequence[int]) -> Mapping[int, F
         )
         for each in answer.get("Failed", ())
     }
-    told = {int(each["Id"]) for each in answer.get("Successful", ())} | failed.keys()
-    failed |= {place: FailedEntry(code="NotAnswered", message="") for place in places if place not in told}
+    reported = {int(each["Id"]) for each in answer.get("Successful", ())} | failed.keys()
+    failed |= {
+        position: FailedEntry(code="NotAnswered", message="") for position in positions if position not in reported
+    }
     return failed
+
+
+def _awaited(future: "Future[Answer]") -> Answer | Exception:
+    return outcome(future.result)

@@ -27,16 +27,15 @@ from botocore.exceptions import (
     UnknownRegionError,
 )
 
-from penstock.errors import ConfigurationError, PenstockError, TemporaryError, UnknownOutcome
+from penstock.errors import ConfigurationError, PenstockError, QueueMissing, TemporaryError, UnknownOutcome
 from penstock.messaging.broker import is_fifo
 from penstock.messaging.forks import OwnSockets
 from penstock.storage.aws import NO_CREDENTIALS, Aws
 
 ERRORS = (BotoCoreError, ClientError, OSError)  # raised by calls of boto3
 _PREFIX = "AWS.SimpleQueueService."  # of error codes in the older protocol, and in batches
-
 _NO_QUEUE = frozenset({"QueueDoesNotExist", "NonExistentQueue"})
-_WHO_WE_ARE = frozenset(
+_IDENTITY_CODES = frozenset(
     {
         "AuthFailure",
         "IncompleteSignature",
@@ -50,7 +49,7 @@ _WHO_WE_ARE = frozenset(
     }
 )
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException"})
-_NOT_LET_IN = _WHO_WE_ARE | {
+_NOT_LET_IN = _IDENTITY_CODES | {
     "AccessDenied",
     "AccessDeniedException",
     "KmsAccessDenied",
@@ -88,14 +87,18 @@ _INVALID = frozenset(
         "UnsupportedOperation",
     }
 )
-_GONE_HANDLES = frozenset({"InvalidIdFormat", "MessageNotInflight", "ReceiptHandleIsInvalid"})
+_EXPIRED_HANDLES = frozenset({"InvalidIdFormat", "MessageNotInflight", "ReceiptHandleIsInvalid"})
 _NO_ACCOUNT = (NoCredentialsError, PartialCredentialsError)
 _NO_SETTING = (NoRegionError, ParamValidationError, ProfileNotFound, UnknownRegionError, ValueError)
 _NEVER_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError, *_NO_ACCOUNT)
-
-
-class QueueMissing(ConfigurationError):
-    """No queue of that name exists. Callers that can do without the queue catch this."""
+CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 5.0  # after which an unresponsive server counts as away
+SEND_SECONDS = 15.0  # the same for sends, which carry up to a mebibyte
+CONTROL_TRIES_MAX = 3  # of a control call, by botocore; callers retry receives, and `BatchCalls` retries entries
+CONNECTIONS_MAX = 32  # connections kept; the receiving client keeps more if it has many pollers
+RECEIVES = ("receive_message",)
+SENDS = ("send_message_batch",)
+SHAPES = ("create_queue", "get_queue_url", "set_queue_attributes")  # if such a request is invalid, a retry is, too
 
 
 def code_of(error: BaseException) -> str:
@@ -115,7 +118,7 @@ def is_missing(error: BaseException) -> bool:
 
 def is_identity(error: BaseException) -> bool:
     """Return True if AWS rejects our identity or the time in our signature, whatever the operation."""
-    return code_of(error) in _WHO_WE_ARE or isinstance(error, _NO_ACCOUNT)
+    return code_of(error) in _IDENTITY_CODES or isinstance(error, _NO_ACCOUNT)
 
 
 def is_invalid(error: PenstockError) -> bool:
@@ -133,9 +136,9 @@ def is_throttling(code: str) -> bool:
     return plain_code(code) in _THROTTLED or "Throttl" in code
 
 
-def is_gone_handle(code: str, message: str) -> bool:
+def is_expired_handle(code: str, message: str) -> bool:
     """Return True if an entry failed because its receipt handle is no longer valid."""
-    return plain_code(code) in _GONE_HANDLES or ("ReceiptHandle" in message and not is_ceiling(code, message))
+    return plain_code(code) in _EXPIRED_HANDLES or ("ReceiptHandle" in message and not is_ceiling(code, message))
 
 
 def is_ceiling(code: str, message: str) -> bool:  # noqa: ARG001 - AWS uses one code for everything invalid
@@ -150,41 +153,42 @@ def may_have_been_done(error: BaseException) -> bool:
     return isinstance(error, HTTPClientError | BotoCoreError | OSError) and not isinstance(error, _NEVER_SENT)
 
 
-def meant(error: Any, *, action: str, queue: str, place: str, known: bool, final: bool) -> PenstockError:
+def translate_error(error: Any, *, action: str, queue: str, endpoint: str, known: bool, final: bool) -> PenstockError:
     """Return Penstock's error for one of boto3's.
 
     Args:
         error: The error of boto3.
         action: The IAM action that the operation needs.
         queue: The queue; empty if none is concerned.
-        place: The endpoint, as shown to people.
+        endpoint: The endpoint, as shown to people.
         known: AWS permitted this before, so that a refusal is likely to be temporary.
         final: A request that is invalid now will always be.
     """
     at = f" for the queue {queue!r}" if queue else ""
     if is_missing(error) and known:
-        return TemporaryError(f"the queue {queue!r} at {place} is gone, which was there before; create it again")
+        return TemporaryError(f"the queue {queue!r} at {endpoint} was deleted; create it again")
     if is_missing(error):
         return QueueMissing(
-            f"There is no queue {queue!r} at {place}; create it, or look at its name, the region and the account."
+            f"There is no queue {queue!r} at {endpoint}; create it, or look at its name, the region and the account."
         )
     code = code_of(error)
     if code in _NOT_LET_IN or isinstance(error, _NO_ACCOUNT):
         if known:
-            return TemporaryError(f"{place} refuses {action}{at}: {said(error)}")
+            return TemporaryError(f"{endpoint} refuses {action}{at}: {error_text(error)}")
         if isinstance(error, NoCredentialsError):
             return ConfigurationError(NO_CREDENTIALS)
         return ConfigurationError(
-            f"{place} refuses {action}{at}: {said(error)}; look at the credentials, and whether they permit {action}."
+            f"{endpoint} refuses {action}{at}: {error_text(error)}; check the credentials, and whether they "
+            f"permit {action}."
         )
     if final and code in _INVALID:
-        return ConfigurationError(f"{place} refuses {action}{at}: {said(error)}; SQS never takes that.")
+        return ConfigurationError(f"{endpoint} refuses {action}{at}: {error_text(error)}; SQS never takes that.")
     if isinstance(error, _NO_SETTING):
-        return ConfigurationError(f"{action}{at} cannot be asked of {place}: {error}; look at the settings of AWS.")
-    return TemporaryError(f"{action}{at} at {place}: {said(error)}")
+        return ConfigurationError(f"{action}{at} cannot be asked of {endpoint}: {error}; look at the settings of AWS.")
+    return TemporaryError(f"{action}{at} at {endpoint}: {error_text(error)}")
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return a short text for the error, without a full stop. botocore's own may contain a proxy's whole error page."""
     if code_of(error) in _EXPIRED:
         return "the credentials have expired; get new ones"
@@ -193,20 +197,6 @@ def said(error: BaseException) -> str:
         if status >= 500 or "<" in str(error):
             return f"it answers {' '.join(part for part in (str(status), '' if code == str(status) else code) if part)}"
     return str(error)
-
-
-def _status(error: ClientError) -> int:
-    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-
-
-CONNECT_SECONDS = 5.0
-ANSWER_SECONDS = 5.0  # after which an unresponsive server counts as away
-SEND_SECONDS = 15.0  # the same for sends, which carry up to a mebibyte
-TRIES = 3
-CONNECTIONS_MAX = 32  # connections kept; the receiving client keeps more if it has many pollers
-RECEIVES = ("receive_message",)
-SENDS = ("send_message_batch",)
-SHAPES = ("create_queue", "get_queue_url", "set_queue_attributes")  # if such a request is invalid, a retry is, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +230,7 @@ class SqsApi:
         return str(self._client("control").meta.region_name)
 
     @property
-    def place(self) -> str:
+    def endpoint(self) -> str:
         """Return the endpoint as shown to people."""
         return self._aws.endpoint_url or f"SQS in {self.region}"
 
@@ -249,16 +239,16 @@ class SqsApi:
 
         Raises `TemporaryError` or `ConfigurationError`; for a send also `UnknownOutcome`, if AWS may have executed it.
         """
-        return self.ask(operation, queue=queue.name, QueueUrl=queue.url, **parameters)
+        return self.call(operation, queue=queue.name, QueueUrl=queue.url, **parameters)
 
-    def ask(self, operation: str, *, queue: str = "", **parameters: Any) -> Mapping[str, Any]:
+    def call(self, operation: str, *, queue: str = "", **parameters: Any) -> Mapping[str, Any]:
         """Call an operation without a queue URL. ``queue`` only names one for errors. Otherwise as `on`."""
         self.check_open()
         client = self._client_for(operation)
         try:
             answer: Mapping[str, Any] = getattr(client, operation)(**parameters)
         except (*ERRORS, ValueError) as error:
-            raise self._meant(error, operation, queue) from error
+            raise self._translate_error(error, operation, queue) from error
         self._done.add((operation, queue))
         return answer
 
@@ -275,35 +265,35 @@ class SqsApi:
             for client in self._clients.values():
                 client.close()
 
-    def _meant(self, error: Exception, operation: str, queue: str) -> Exception:
+    def _translate_error(self, error: Exception, operation: str, queue: str) -> Exception:
         action = "sqs:" + "".join(part.title() for part in operation.removesuffix("_batch").split("_"))
-        known = self._let_before(error, operation, queue)
+        known = self._was_permitted_before(error, operation, queue)
         if operation in SENDS and may_have_been_done(error):
             return UnknownOutcome(
-                f"{action} for the queue {queue!r} at {self.place}: {said(error)}; whether it took the messages "
-                "is not known"
+                f"{action} for the queue {queue!r} at {self.endpoint}: {error_text(error)}; whether it accepted the "
+                "messages is unknown"
             )
-        return meant(
+        return translate_error(
             error,
             action=action,
             queue=queue,
-            place=self._place_said(),
+            endpoint=self._endpoint_text(),
             known=known,
             final=operation in SENDS or operation in SHAPES,
         )
 
-    def _let_before(self, error: Exception, operation: str, queue: str) -> bool:
+    def _was_permitted_before(self, error: Exception, operation: str, queue: str) -> bool:
         """Return True if AWS permitted this before, or a call that proves as much: that the queue exists, or our
         identity.
         """
         done = tuple(self._done)  # a copy, since other threads add to the set
-        if is_missing(error) and any(name == queue for asked, name in done if asked not in SHAPES):
+        if is_missing(error) and any(name == queue for operation_done, name in done if operation_done not in SHAPES):
             return True
         return (operation, queue) in done or (is_identity(error) and bool(done))
 
-    def _place_said(self) -> str:
+    def _endpoint_text(self) -> str:
         try:
-            return self.place
+            return self.endpoint
         except Exception:
             return "SQS"
 
@@ -323,6 +313,10 @@ class SqsApi:
             connect_timeout=CONNECT_SECONDS,
             read_timeout=answer_seconds.get(purpose, ANSWER_SECONDS),
             max_pool_connections=max(4 * self._pollers, CONNECTIONS_MAX) if receives else CONNECTIONS_MAX,
-            retries={"mode": "standard", "total_max_attempts": TRIES if purpose == "control" else 1},
+            retries={"mode": "standard", "total_max_attempts": CONTROL_TRIES_MAX if purpose == "control" else 1},
             user_agent_extra="penstock",
         )
+
+
+def _status(error: ClientError) -> int:
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

@@ -47,7 +47,7 @@ class CloudWatch:
         names = {queue: listed_name(queue) for queue in queues}
         with self._lock:
             if self._is_due(names.values()):
-                self._ask(sorted(set(names.values()) | self._ages.keys()))
+                self._query(sorted(set(names.values()) | self._ages.keys()))
             if self._error is not None:
                 raise self._error
             known = {queue: self._ages[name] for queue, name in names.items()}
@@ -68,7 +68,7 @@ class CloudWatch:
             return since >= (REFUSED_SECONDS if refused else ASKED_EVERY_SECONDS)
         return since >= ASKED_EVERY_SECONDS or not self._ages.keys() >= set(names)
 
-    def _ask(self, names: Sequence[str]) -> None:
+    def _query(self, names: Sequence[str]) -> None:
         self._asked_at, self._error = self._clock.monotonic(), None
         try:
             for at in range(0, len(names), QUERIES_MAX):
@@ -77,7 +77,9 @@ class CloudWatch:
         except PenstockError as error:  # no client can be created
             self._error = error
         except (*client.ERRORS, ValueError) as error:
-            self._error = client.meant(error, action=ACTION, queue="", place="CloudWatch", known=False, final=False)
+            self._error = client.translate_error(
+                error, action=ACTION, queue="", endpoint="CloudWatch", known=False, final=False
+            )
 
     def _answers(self, names: Sequence[str]) -> Iterator[tuple[str, float]]:
         now = self._clock.now()

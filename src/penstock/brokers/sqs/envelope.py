@@ -28,13 +28,11 @@ NOTES = "penstock"  # name of the attribute
 EMPTY_BODY = "(empty)"  # SQS accepts no empty body
 _GROUPLESS = "none"  # for messages without a group, in queues that require one
 _OWN = "penstock-"  # prefix of our own attributes
-
 # Characters that XML does not allow; SQS refuses them with InvalidMessageContents.
 _REFUSED = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NAME = re.compile(r"(?!aws\.|amazon\.)[a-z0-9_-]+(?:\.[a-z0-9_-]+)*", re.IGNORECASE)
 _NAME_CHARS_MAX = 256
 _GROUP_ID = re.compile(r"[!-~]{1,128}")
-
 Entry = dict[str, Any]
 
 
@@ -100,6 +98,56 @@ def size_bytes(entry: Entry) -> int:
     return size
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SqsDelivery(Delivery):
+    """A delivery from SQS. ``received_at`` is by this machine's clock; other epoch times are by that of SQS."""
+
+    first_received_at: float  # epoch seconds; of the message's first delivery
+    began_at: float  # monotonic; SQS holds a message at most 12 h from here
+
+
+def source_of(raw: Mapping[str, Any]) -> str | None:
+    """Return the ARN of the queue from which SQS itself moved the message here; None if it did not."""
+    arn = raw.get("Attributes", {}).get("DeadLetterQueueSourceArn")
+    return str(arn) if arn else None
+
+
+def received(queue: str, raw: Mapping[str, Any], clock: Clock, *, receives_before: int | None = 0) -> SqsDelivery:
+    """Return the delivery of a message from `ReceiveMessage`.
+
+    ``receives_before`` is how often the message was received in the queue from which SQS moved it: SQS continues its
+    count, Penstock restarts the attempts. None means unknown: every delivery then counts as the first, so that no dead
+    letter is given up before a worker has seen it.
+    """
+    source = source_of(raw)
+    system: Mapping[str, str] = raw.get("Attributes", {})
+    body, attributes, group = opened(raw)
+    now = clock.now()
+    return SqsDelivery(
+        message=Message(
+            id=raw["MessageId"],
+            body=body,
+            enqueued_at=_seconds(system.get("SentTimestamp"), now),
+            attributes=attributes,
+            group=group,
+        ),
+        queue=queue,
+        receipt=raw["ReceiptHandle"],
+        attempt=_attempt(int(system.get("ApproximateReceiveCount", 1)), receives_before),
+        received_at=now,
+        moved_from=None if source is None else source.rpartition(":")[2],
+        first_received_at=_seconds(system.get("ApproximateFirstReceiveTimestamp"), now),
+        began_at=clock.monotonic(),
+    )
+
+
+def seconds_since_receive(delivery: Delivery, clock: Clock) -> float:
+    """Return how long the delivery has been leased, in seconds."""
+    if isinstance(delivery, SqsDelivery):
+        return clock.monotonic() - delivery.began_at
+    return clock.now() - delivery.received_at
+
+
 def _written(body: bytes) -> tuple[str, str | None]:
     if not body:
         return EMPTY_BODY, "empty"
@@ -138,8 +186,8 @@ def _group_id(text: str) -> str:
 def _packed(attributes: Attributes, notes: dict[str, Any]) -> dict[str, Any]:
     plain = {name: value for name, value in attributes.items() if _is_taken(name, value)}
     packed = {name: value for name, value in attributes.items() if name not in plain}
-    places = ATTRIBUTES_MAX - 1 if notes or packed else ATTRIBUTES_MAX
-    if len(plain) > places:
+    positions = ATTRIBUTES_MAX - 1 if notes or packed else ATTRIBUTES_MAX
+    if len(plain) > positions:
         names = sorted(plain, key=lambda name: name.startswith(_OWN))  # our attributes give way to the sender's
         packed.update((name, plain.pop(name)) for name in names[ATTRIBUTES_MAX - 1 :])
     written = {name: _typed(value) for name, value in plain.items()}
@@ -218,56 +266,6 @@ def _is_packed(value: object) -> bool:
 
 def _unpacked(attributes: Mapping[str, Any]) -> dict[str, str | bytes]:
     return {name: value if isinstance(value, str) else base64.b64decode(value[0]) for name, value in attributes.items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SqsDelivery(Delivery):
-    """A delivery from SQS. ``received_at`` is by this machine's clock; other epoch times are by that of SQS."""
-
-    first_received_at: float  # epoch seconds; of the message's first delivery
-    began_at: float  # monotonic; SQS holds a message at most 12 h from here
-
-
-def source_of(raw: Mapping[str, Any]) -> str | None:
-    """Return the ARN of the queue from which SQS itself moved the message here; None if it did not."""
-    arn = raw.get("Attributes", {}).get("DeadLetterQueueSourceArn")
-    return str(arn) if arn else None
-
-
-def received(queue: str, raw: Mapping[str, Any], clock: Clock, *, receives_before: int | None = 0) -> SqsDelivery:
-    """Return the delivery of a message from `ReceiveMessage`.
-
-    ``receives_before`` is how often the message was received in the queue from which SQS moved it: SQS continues its
-    count, Penstock restarts the attempts. None means unknown: every delivery then counts as the first, so that no dead
-    letter is given up before a worker has seen it.
-    """
-    source = source_of(raw)
-    system: Mapping[str, str] = raw.get("Attributes", {})
-    body, attributes, group = opened(raw)
-    now = clock.now()
-    return SqsDelivery(
-        message=Message(
-            id=raw["MessageId"],
-            body=body,
-            enqueued_at=_seconds(system.get("SentTimestamp"), now),
-            attributes=attributes,
-            group=group,
-        ),
-        queue=queue,
-        receipt=raw["ReceiptHandle"],
-        attempt=_attempt(int(system.get("ApproximateReceiveCount", 1)), receives_before),
-        received_at=now,
-        moved_from=None if source is None else source.rpartition(":")[2],
-        first_received_at=_seconds(system.get("ApproximateFirstReceiveTimestamp"), now),
-        began_at=clock.monotonic(),
-    )
-
-
-def held_seconds(delivery: Delivery, clock: Clock) -> float:
-    """Return how long the delivery has been leased, in seconds."""
-    if isinstance(delivery, SqsDelivery):
-        return clock.monotonic() - delivery.began_at
-    return clock.now() - delivery.received_at
 
 
 def _attempt(receives: int, before: int | None) -> int:

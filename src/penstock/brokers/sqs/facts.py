@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from penstock.brokers.sqs.client import QueueMissing, QueueRef, SqsApi, is_identity
+from penstock.brokers.sqs.client import QueueRef, SqsApi, is_identity
 from penstock.brokers.sqs.queues import SqsQueues
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, QueueMissing
 from penstock.messaging.clock import Clock
 from penstock.storage.aws import Aws, clock_ahead_seconds
 
 POLL_SECONDS = 5
-HOLD_SECONDS = 10  # how long another message stays hidden from workers if this process is killed meanwhile
+HIDE_SECONDS = 10  # how long another message stays hidden from workers if this process is killed meanwhile
 _TEST_EVENT = "s3:TestEvent"
 
 
@@ -48,11 +48,11 @@ class SqsInspector:
         self._clock = clock
 
     @property
-    def place(self) -> str:
+    def endpoint(self) -> str:
         """Return the endpoint as shown to people."""
-        return self._api.place
+        return self._api.endpoint
 
-    def check_is_there(self, name: str) -> None:
+    def check_exists(self, name: str) -> None:
         """Raise `QueueMissing` if the queue does not exist, or the error that prevents finding it.
 
         Workers need no permission to read attributes: without it, a queue given by its URL is assumed to exist.
@@ -87,9 +87,9 @@ class SqsInspector:
         All other messages are made visible again at once. Each of them has then been received once more.
         """
         queue = self._queues.find(name)
-        give_up = self._clock.monotonic() + seconds
+        deadline = self._clock.monotonic() + seconds
         found = False
-        while not found and self._clock.monotonic() < give_up:
+        while not found and self._clock.monotonic() < deadline:
             for raw in self._received(queue):
                 handle = raw["ReceiptHandle"]
                 if _is_test_event(raw["Body"], bucket=bucket, since=since):
@@ -105,21 +105,21 @@ class SqsInspector:
 
     def _facts(self, queue: QueueRef) -> QueueFacts:
         answer = self._api.on(queue, "get_queue_attributes", AttributeNames=["All"])
-        told: Mapping[str, str] = answer.get("Attributes", {})
-        redrive = _document(told.get("RedrivePolicy"))
+        attributes: Mapping[str, str] = answer.get("Attributes", {})
+        redrive = _document(attributes.get("RedrivePolicy"))
         receives_max = redrive.get("maxReceiveCount")
         return QueueFacts(
             name=queue.name,
-            arn=told.get("QueueArn", ""),
+            arn=attributes.get("QueueArn", ""),
             is_fifo=queue.is_fifo,
-            visible=int(told.get("ApproximateNumberOfMessages", 0)),
-            visibility_seconds=int(told.get("VisibilityTimeout", 0)),
-            retention_seconds=int(told.get("MessageRetentionPeriod", 0)),
-            is_encrypted=told.get("SqsManagedSseEnabled") == "true" or bool(told.get("KmsMasterKeyId")),
-            kms_key=told.get("KmsMasterKeyId") or None,
+            visible=int(attributes.get("ApproximateNumberOfMessages", 0)),
+            visibility_seconds=int(attributes.get("VisibilityTimeout", 0)),
+            retention_seconds=int(attributes.get("MessageRetentionPeriod", 0)),
+            is_encrypted=attributes.get("SqsManagedSseEnabled") == "true" or bool(attributes.get("KmsMasterKeyId")),
+            kms_key=attributes.get("KmsMasterKeyId") or None,
             dead_letter_arn=redrive.get("deadLetterTargetArn"),
             receives_max=None if receives_max is None else int(receives_max),
-            policy=_document(told.get("Policy")),
+            policy=_document(attributes.get("Policy")),
             clock_ahead_seconds=clock_ahead_seconds(answer, now=self._clock.now()),
         )
 
@@ -129,19 +129,19 @@ class SqsInspector:
             "receive_message",
             MaxNumberOfMessages=10,
             WaitTimeSeconds=POLL_SECONDS,
-            VisibilityTimeout=HOLD_SECONDS,
+            VisibilityTimeout=HIDE_SECONDS,
         )
         return tuple(answer.get("Messages", ()))
 
 
 @contextmanager
-def looking(aws: Aws, *, clock: Clock) -> Iterator[SqsInspector]:
+def inspecting(aws: Aws, *, clock: Clock) -> Iterator[SqsInspector]:
     """Yield an inspector, closed at the end of the block."""
-    looked = SqsInspector(aws, clock=clock)
+    inspector = SqsInspector(aws, clock=clock)
     try:
-        yield looked
+        yield inspector
     finally:
-        looked.close()
+        inspector.close()
 
 
 def _document(text: str | None) -> Mapping[str, Any]:

@@ -55,10 +55,10 @@ def _delivery(record: object, clock: Clock) -> SqsDelivery:
 
 
 def _attribute(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    told = {theirs: value[ours] for ours, theirs in _TYPES.items() if value.get(ours) is not None}
-    if "BinaryValue" in told:
-        told["BinaryValue"] = base64.b64decode(told["BinaryValue"], validate=True)
-    return told
+    attributes = {theirs: value[ours] for ours, theirs in _TYPES.items() if value.get(ours) is not None}
+    if "BinaryValue" in attributes:
+        attributes["BinaryValue"] = base64.b64decode(attributes["BinaryValue"], validate=True)
+    return attributes
 
 
 def _foreign(why: str) -> UsageError:

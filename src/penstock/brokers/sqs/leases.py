@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from penstock.brokers.sqs import client
 from penstock.brokers.sqs.calls import BatchCalls, FailedEntry
-from penstock.brokers.sqs.envelope import held_seconds
+from penstock.brokers.sqs.envelope import seconds_since_receive
 from penstock.brokers.sqs.limits import LEASE_SECONDS_MAX, whole_seconds
 from penstock.brokers.sqs.queues import SqsQueues
 from penstock.errors import TemporaryError
@@ -73,10 +73,10 @@ class SqsLeases:
             if delivery not in self._settled and self.left_seconds(delivery) >= 1:
                 by_queue.setdefault(delivery.queue, []).append(delivery)
         refused: list[FailedEntry] = []
-        for queue, held in by_queue.items():
-            for place, failed in self._changed(self._extending, queue, [(each, lease_seconds) for each in held]):
-                if client.is_gone_handle(failed.code, failed.message):
-                    lost.append(held[place])
+        for queue, leased in by_queue.items():
+            for position, failed in self._changed(self._extending, queue, [(each, lease_seconds) for each in leased]):
+                if client.is_expired_handle(failed.code, failed.message):
+                    lost.append(leased[position])
                 elif not client.is_ceiling(failed.code, failed.message):
                     refused.append(failed)
         if refused:
@@ -89,7 +89,7 @@ class SqsLeases:
 
     def left_seconds(self, delivery: Delivery) -> float:
         """Return how many seconds from now SQS can still hold the delivery."""
-        return LEASE_SECONDS_MAX - MARGIN_SECONDS - held_seconds(delivery, self._clock)
+        return LEASE_SECONDS_MAX - MARGIN_SECONDS - seconds_since_receive(delivery, self._clock)
 
     def _changed(
         self, batches: BatchCalls, queue: str, visibility: Sequence[tuple[Delivery, float]]

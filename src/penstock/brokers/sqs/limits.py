@@ -1,54 +1,26 @@
-"""The quotas of SQS by AWS's documentation, the broker's capabilities, and the conversion of queue names, URLs and
-ARNs.
-"""
+"""The quotas of SQS by AWS's documentation, and the conversion of queue names, URLs and ARNs."""
 
 import math
 
 from penstock.brokers import shared
+from penstock.brokers.capabilities import SQS, SQS_BATCH_MAX
 from penstock.errors import ConfigurationError
 from penstock.messaging.broker import (
     DEAD_LETTER_SUFFIX,
-    SECOND_TIER_SUFFIX,
-    Capabilities,
+    FINAL_DLQ_SUFFIX,
     conventional_dead_letter_queue,
     is_fifo,
 )
 
-BATCH_MAX = 10  # entries per call, and messages per receive
-MESSAGE_BYTES_MAX = 1024 * 1024  # body and attributes; also the limit of a whole batch
+BATCH_MAX = SQS_BATCH_MAX  # entries per call, and messages per receive
+MESSAGE_BYTES_MAX = SQS.body_bytes_max  # body and attributes; also the limit of a whole batch
 OLD_MESSAGE_BYTES_MAX = 256 * 1024  # of older queues, and of those configured so
 ATTRIBUTES_MAX = 10
-DELAY_SECONDS_MAX = 900.0
-LEASE_SECONDS_MAX = 43_200.0  # from the receive, however often the lease is extended
+DELAY_SECONDS_MAX = SQS.delay_seconds_max
+LEASE_SECONDS_MAX = SQS.lease_seconds_max
 POLL_SECONDS_MAX = 20.0
 RECEIVES_MAX = 1_000  # the largest count that a redrive policy allows
 RETENTION_SECONDS_MIN, RETENTION_SECONDS_MAX = 60.0, 14 * 86_400.0
-SETTLE_LINGER_SECONDS = 0.1  # lets batches fill: SQS bills by the request
-
-
-def capabilities(*, pollers: int) -> Capabilities:
-    """Return the capabilities of a broker with that many parallel receive calls."""
-    return Capabilities(
-        delay_seconds_max=DELAY_SECONDS_MAX,
-        hold_seconds_max=LEASE_SECONDS_MAX,
-        lease_seconds_max=LEASE_SECONDS_MAX,
-        body_bytes_max=MESSAGE_BYTES_MAX,
-        receive_max=BATCH_MAX * pollers,
-        fenced=False,
-        refunds=False,
-        deduplicates=False,
-        browsable=False,
-        remembers_attempts=False,
-        pausable=False,
-        system="aws_sqs",
-        creates_queues=False,
-        ordered=False,
-        exact_stats=False,
-        explains_deaths=False,
-        looks_cost=True,
-        settle_linger_seconds=SETTLE_LINGER_SECONDS,
-        settle_batch=BATCH_MAX,
-    )
 
 
 def check_lease(seconds: float) -> None:
@@ -66,7 +38,7 @@ def check_delay(seconds: float, *, queue: str) -> None:
     shared.check_seconds("delay_seconds", seconds, DELAY_SECONDS_MAX)
 
 
-def check_hold(seconds: float) -> None:
+def check_release(seconds: float) -> None:
     """Raise ConfigurationError if the release would hide its message for longer than SQS allows."""
     shared.check_seconds("delay_seconds", seconds, LEASE_SECONDS_MAX)
 
@@ -104,7 +76,7 @@ def valid_name(name: str) -> str:
     """Return the name in SQS's form, which requires .fifo at the end: .fifo-dlq becomes -dlq.fifo, .fifo-dead
     -dead.fifo.
     """
-    for suffix in (DEAD_LETTER_SUFFIX, SECOND_TIER_SUFFIX):
+    for suffix in (DEAD_LETTER_SUFFIX, FINAL_DLQ_SUFFIX):
         if name.endswith(f"{_FIFO}{suffix}"):
             return name.removesuffix(f"{_FIFO}{suffix}") + suffix + _FIFO
     return name

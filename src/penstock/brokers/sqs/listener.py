@@ -30,17 +30,17 @@ class SqsArrivalListener:
     def __init__(
         self,
         queues: Iterable[str],
-        tell: Callable[[], None],
+        on_arrival: Callable[[], None],
         *,
-        held: PolledMessages,
+        polled: PolledMessages,
         poll: Poll,
         release: Release,
         poll_seconds: float,
         clock: Clock,
         random: Random,
     ) -> None:
-        self._tell = tell
-        self._held = held
+        self._on_arrival = on_arrival
+        self._polled = polled
         self._poll = poll
         self._release = release
         self._poll_seconds = poll_seconds
@@ -48,36 +48,38 @@ class SqsArrivalListener:
         self._random = random
         self._lock = threading.Lock()
         self._wanted: Set[str] = frozenset()  # written under the lock
+        self._failed: Set[str] = frozenset()  # under the lock: queues whose thread waits after a failed poll
         self._closed = False  # written under the lock; never unset
         self._threads: dict[str, threading.Thread] = {}  # written under the lock
-        self._news: Mapping[str, threading.Event] = {queue: threading.Event() for queue in queues}
+        self._wake_events: Mapping[str, threading.Event] = {queue: threading.Event() for queue in queues}
         self._ended = threading.Event()  # set by close
 
     def want(self, queues: Set[str]) -> None:
         with self._lock:
             if self._closed:
                 return
-            self._wanted = self._news.keys() & queues
+            self._set_wanted(self._wake_events.keys() & queues)
             for queue in self._wanted - self._threads.keys():
                 thread = threading.Thread(target=self._run, args=(queue,), name="penstock-listening", daemon=True)
                 self._threads[queue] = thread
                 thread.start()
-        self._tell_threads()
+        self._wake_threads()
 
     def close(self) -> None:
         """Wait for the polls under way, so that their messages are released before the process ends."""
         with self._lock:
-            self._wanted, self._closed = frozenset(), True
+            self._set_wanted(frozenset())
+            self._closed = True
             threads = list(self._threads.values())
         self._ended.set()
-        self._tell_threads()
+        self._wake_threads()
         deadline = self._clock.monotonic() + self._poll_seconds + CLOSE_SECONDS
         for thread in threads:
             thread.join(max(deadline - self._clock.monotonic(), 0.0))
 
-    def _tell_threads(self) -> None:
-        for news in self._news.values():
-            news.set()
+    def _wake_threads(self) -> None:
+        for wake_event in self._wake_events.values():
+            wake_event.set()
 
     def _run(self, queue: str) -> None:
         failures = 0
@@ -87,22 +89,24 @@ class SqsArrivalListener:
                 failures = 0
             except Exception:  # the worker meets the same error when it polls
                 failures += 1
+                self._set_failed(queue, True)
                 self._clock.wait(self._ended, self._pause_seconds(failures))
-        self._give_back(queue, all=True)
+                self._set_failed(queue, False)
+        self._release_overdue(queue, all=True)
 
     def _step(self, queue: str) -> None:
-        news = self._news[queue]
-        news.clear()
+        wake_event = self._wake_events[queue]
+        wake_event.clear()
         if self._wants(queue):
             self._listen(queue)
             return
-        overdue_in = self._held.overdue_in(queue)
+        overdue_in = self._polled.overdue_in(queue)
         if overdue_in is None:
-            news.wait()
+            wake_event.wait()
         elif overdue_in > 0:
-            self._clock.wait(news, overdue_in)
+            self._clock.wait(wake_event, overdue_in)
         else:
-            self._give_back(queue)
+            self._release_overdue(queue)
 
     def _wants(self, queue: str) -> bool:
         with self._lock:
@@ -110,32 +114,45 @@ class SqsArrivalListener:
 
     def _listen(self, queue: str) -> None:
         """Make one long poll."""
-        expected = self._held.expected(queue, PollRequest(messages_max=1, lease_seconds=LEASE_SECONDS))
+        expected = self._polled.expected(queue, PollRequest(messages_max=1, lease_seconds=LEASE_SECONDS))
         count = min(expected.messages_max, messages_a_call(queue))
-        catch: PolledBatch | None = None
-        self._held.poll_begins(queue)
+        batch: PolledBatch | None = None
+        self._polled.poll_begins(queue)
         try:
-            came = self._poll(queue, count, expected.lease_seconds, self._poll_seconds)
-            if came:
-                catch = PolledBatch(deliveries=came, lease_seconds=expected.lease_seconds, was_full=len(came) == count)
+            deliveries = self._poll(queue, count, expected.lease_seconds, self._poll_seconds)
+            if deliveries:
+                batch = PolledBatch(
+                    deliveries=deliveries, lease_seconds=expected.lease_seconds, was_full=len(deliveries) == count
+                )
         finally:
-            self._held.poll_ends(queue, catch)
-        if catch is not None and self._told_now(queue):
-            self._tell()
+            self._polled.poll_ends(queue, batch)
+        if batch is not None and self._take_report_request(queue):
+            self._on_arrival()
 
-    def _told_now(self, queue: str) -> bool:
+    def _take_report_request(self, queue: str) -> bool:
         """Return True if the worker is to be notified of an arrival; only once for each `want`."""
         with self._lock:
             if queue not in self._wanted:
                 return False
-            self._wanted = frozenset()
+            self._set_wanted(frozenset())
             return True
 
-    def _give_back(self, queue: str, *, all: bool = False) -> None:
-        gone = self._held.take_overdue(queue, all=all)
-        if gone:
+    def _set_wanted(self, queues: Set[str]) -> None:
+        """Set the wanted queues. Called under the lock."""
+        self._wanted = queues
+        self._polled.announce(queues - self._failed)
+
+    def _set_failed(self, queue: str, failed: bool) -> None:
+        """Note that the queue's thread waits after a failed poll: meanwhile the worker has to poll itself."""
+        with self._lock:
+            self._failed = self._failed | {queue} if failed else self._failed - {queue}
+            self._polled.announce(self._wanted - self._failed)
+
+    def _release_overdue(self, queue: str, *, all: bool = False) -> None:
+        overdue = self._polled.take_overdue(queue, all=all)
+        if overdue:
             with suppress(Exception):  # their leases end anyway
-                self._release(gone)
+                self._release(overdue)
 
     def _pause_seconds(self, failures: int) -> float:
         return backoff_seconds(

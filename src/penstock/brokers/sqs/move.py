@@ -22,13 +22,13 @@ from penstock.brokers.sqs.queues import SqsQueues
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.messaging.clock import Clock
 
-LOOK_SECONDS = 2.0  # between two polls of a task
+TASK_POLL_SECONDS = 2.0  # between two polls of a task
 PER_SECOND_MAX = 500
 TASKS_MAX = 10  # a queue's last tasks, as many as AWS lists
 _MISSING = "ResourceNotFoundException"
 _INVALID = frozenset({"InvalidParameterValue", "InvalidAddress", "UnsupportedOperation"})
 _RUNNING_WORDS = "already a task running"
-_NO_LETTERS_WORDS = "configured as a dead letter queue"
+_NO_DLQ_WORDS = "configured as a dead letter queue"
 
 
 class MoveStatus(StrEnum):
@@ -74,7 +74,7 @@ class MoveInProgress(Iterator[MoveProgress]):
         self._api = api
         self._task = task
         self._clock = clock
-        self._looked = False
+        self._polled_once = False
         self._over = False
         self._moved = 0
 
@@ -90,13 +90,13 @@ class MoveInProgress(Iterator[MoveProgress]):
         if self._over:
             raise StopIteration
         try:
-            if self._looked:
-                self._clock.wait(threading.Event(), LOOK_SECONDS)
-            progress = self._look()
+            if self._polled_once:
+                self._clock.wait(threading.Event(), TASK_POLL_SECONDS)
+            progress = self._poll()
         except BaseException:
             self.close()
             raise
-        self._looked = True
+        self._polled_once = True
         self._over = progress.status not in (MoveStatus.RUNNING, MoveStatus.CANCELLING)
         return progress
 
@@ -106,32 +106,34 @@ class MoveInProgress(Iterator[MoveProgress]):
             return
         self._over = True
         try:
-            self._api.ask("cancel_message_move_task", queue=self._task.source.name, TaskHandle=self._task.handle)
+            self._api.call("cancel_message_move_task", queue=self._task.source.name, TaskHandle=self._task.handle)
         except PenstockError as error:
             if _code(error) not in (_MISSING, *_INVALID):  # these codes mean that the task has ended
                 raise
 
-    def _look(self) -> MoveProgress:
-        told = next((one for one in reversed(_tasks(self._api, self._task)) if self._is_own(one)), None)
-        if told is None:  # AWS does not list the task yet
+    def _poll(self) -> MoveProgress:
+        listed = next((one for one in reversed(_tasks(self._api, self._task)) if self._is_own(one)), None)
+        if listed is None:  # AWS does not list the task yet
             return self._progress(MoveStatus.RUNNING, {})
-        status = MoveStatus(told["Status"])
+        status = MoveStatus(listed["Status"])
         if status is MoveStatus.FAILED:
             self._over = True
-            raise self._failed(told)
-        return self._progress(status, told)
+            raise self._failed(listed)
+        return self._progress(status, listed)
 
-    def _is_own(self, told: Mapping[str, Any]) -> bool:
+    def _is_own(self, listed: Mapping[str, Any]) -> bool:
         """Return True if this is our task, or, once its handle is no longer listed, one started after the previous
         task.
 
         The caller takes the oldest match; only one task per queue runs at a time.
         """
-        return told.get("TaskHandle") == self._task.handle or int(told.get("StartedTimestamp", 0)) > self._task.after
+        return (
+            listed.get("TaskHandle") == self._task.handle or int(listed.get("StartedTimestamp", 0)) > self._task.after
+        )
 
-    def _progress(self, status: MoveStatus, told: Mapping[str, Any]) -> MoveProgress:
-        self._moved = max(self._moved, int(told.get("ApproximateNumberOfMessagesMoved", 0)))
-        to_move = told.get("ApproximateNumberOfMessagesToMove")
+    def _progress(self, status: MoveStatus, listed: Mapping[str, Any]) -> MoveProgress:
+        self._moved = max(self._moved, int(listed.get("ApproximateNumberOfMessagesMoved", 0)))
+        to_move = listed.get("ApproximateNumberOfMessagesToMove")
         return MoveProgress(
             source=self._task.source.name,
             destination=self._task.destination.name,
@@ -140,12 +142,12 @@ class MoveInProgress(Iterator[MoveProgress]):
             to_move=None if to_move is None else int(to_move),
         )
 
-    def _failed(self, told: Mapping[str, Any]) -> PenstockError:
-        moved = int(told.get("ApproximateNumberOfMessagesMoved", 0))
-        reason = str(told.get("FailureReason", "it gives no reason"))
+    def _failed(self, listed: Mapping[str, Any]) -> PenstockError:
+        moved = int(listed.get("ApproximateNumberOfMessagesMoved", 0))
+        reason = str(listed.get("FailureReason", "it gives no reason"))
         kind = ConfigurationError if "AccessDenied" in reason or "DoesNotExist" in reason else TemporaryError
         return kind(
-            f"SQS gave up moving the messages of {self._task.source.name!r} to {self._task.destination.name!r} after "
+            f"SQS stopped moving the messages of {self._task.source.name!r} to {self._task.destination.name!r} after "
             f"{moved:,}: {reason}; the others are where they were"
         )
 
@@ -175,13 +177,13 @@ class MoveStarter:
                 f"The messages of {source!r} cannot be moved to {target.name!r}: a FIFO queue's go to a FIFO queue, "
                 "and a standard queue's to a standard one."
             )
-        asked: dict[str, Any] = {"SourceArn": self._arn(found), "DestinationArn": self._arn(target)}
+        parameters: dict[str, Any] = {"SourceArn": self._arn(found), "DestinationArn": self._arn(target)}
         if per_second is not None:
-            asked["MaxNumberOfMessagesPerSecond"] = per_second
-        before = _MoveTask(source=found, destination=target, arn=asked["SourceArn"], handle="", after=0)
-        with _meant(found.name, target.name):
+            parameters["MaxNumberOfMessagesPerSecond"] = per_second
+        before = _MoveTask(source=found, destination=target, arn=parameters["SourceArn"], handle="", after=0)
+        with _translating_errors(found.name, target.name):
             last = max((int(one.get("StartedTimestamp", 0)) for one in _tasks(self._api, before)), default=0)
-            answer = self._api.ask("start_message_move_task", queue=found.name, **asked)
+            answer = self._api.call("start_message_move_task", queue=found.name, **parameters)
         return MoveInProgress(
             self._api, replace(before, handle=str(answer["TaskHandle"]), after=last), clock=self._clock
         )
@@ -193,10 +195,10 @@ class MoveStarter:
         if len(urls) == 1:
             return str(urls[0])
         if not urls:
-            raise ConfigurationError(_no_letters(queue.name))
+            raise ConfigurationError(_no_dlq_text(queue.name))
         names = ", ".join(sorted(url.rpartition("/")[2] for url in urls))
         raise ConfigurationError(
-            f"Several queues leave their dead letters in {queue.name!r} ({names}): say where its messages are to go."
+            f"Several queues leave their dead letters in {queue.name!r} ({names}): name the destination."
         )
 
     def _arn(self, queue: QueueRef) -> str:
@@ -206,12 +208,12 @@ class MoveStarter:
 
 def _tasks(api: SqsApi, task: _MoveTask) -> Sequence[Mapping[str, Any]]:
     """Return the last tasks of the source, newest first."""
-    answer = api.ask("list_message_move_tasks", queue=task.source.name, SourceArn=task.arn, MaxResults=TASKS_MAX)
+    answer = api.call("list_message_move_tasks", queue=task.source.name, SourceArn=task.arn, MaxResults=TASKS_MAX)
     return tuple(answer.get("Results", ()))
 
 
 @contextmanager
-def _meant(source: str, destination: str) -> Iterator[None]:
+def _translating_errors(source: str, destination: str) -> Iterator[None]:
     try:
         yield
     except PenstockError as error:
@@ -235,15 +237,15 @@ def _refused(error: PenstockError, source: str, destination: str) -> PenstockErr
             f"messages of {source!r} are being moved already, and SQS runs one task a queue: wait for its end, or "
             "cancel it"
         )
-    if _NO_LETTERS_WORDS in words.lower():
-        return ConfigurationError(_no_letters(source))
+    if _NO_DLQ_WORDS in words.lower():
+        return ConfigurationError(_no_dlq_text(source))
     return ConfigurationError(f"SQS does not move the messages of {source!r} to {destination!r}: {words}.")
 
 
-def _no_letters(queue: str) -> str:
+def _no_dlq_text(queue: str) -> str:
     return (
-        f"The messages of {queue!r} cannot be moved: SQS does that for dead-letter queues alone, and no queue's "
-        "redrive policy names this one. Give its source a redrive policy, or replay its letters one by one."
+        f"The messages of {queue!r} cannot be moved: SQS moves only those of dead-letter queues, and no queue's "
+        "redrive policy names this one. Give its source a redrive policy, or replay its messages one by one."
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.brokers import shared
-from penstock.brokers.sqs.client import QueueMissing, QueueRef, SqsApi, code_of, is_invalid
+from penstock.brokers.sqs.client import QueueRef, SqsApi, code_of, is_invalid
 from penstock.brokers.sqs.limits import (
     OLD_MESSAGE_BYTES_MAX,
     RECEIVES_MAX,
@@ -22,13 +22,19 @@ from penstock.brokers.sqs.limits import (
     valid_name,
     whole_seconds,
 )
-from penstock.errors import ConfigurationError, PenstockError, TemporaryError
+from penstock.errors import ConfigurationError, PenstockError, QueueMissing, TemporaryError
 from penstock.messaging.broker import QueueSettings, QueueStats, conventional_source, is_fifo, names_dead_letters
 from penstock.messaging.clock import Clock
 
 POLICY_SECONDS = 300.0  # how long a queue's attributes are cached
 _PAGE = 1_000
 _CREATION_SECONDS_MIN = 60  # between deleting a queue and creating it again; for the error message only
+COUNTS = (
+    "ApproximateNumberOfMessages",
+    "ApproximateNumberOfMessagesNotVisible",
+    "ApproximateNumberOfMessagesDelayed",
+)
+PURGE_SECONDS = 60  # between two purges of one queue; one takes up to as long
 
 
 class SqsQueues:
@@ -47,7 +53,7 @@ class SqsQueues:
         with self._lock:
             found = self._found.get(queue)
         if found is None:
-            found = self._looked_up(queue)
+            found = self._look_up(queue)
             with self._lock:
                 self._found[queue] = found
         return found
@@ -60,9 +66,9 @@ class SqsQueues:
     def forget(self, queue: str) -> None:
         """Forget a queue that is or may be deleted, so that it is looked up again."""
         with self._lock:
-            gone = self._found.pop(queue, None)
-            if gone is not None:
-                self._attributes.pop(gone.url, None)
+            missing = self._found.pop(queue, None)
+            if missing is not None:
+                self._attributes.pop(missing.url, None)
 
     def dead_letter_name(self, queue: str) -> str:
         """Return the name of the queue's dead-letter queue, whether or not that exists."""
@@ -123,7 +129,7 @@ class SqsQueues:
         names: list[str] = []
         token: dict[str, str] = {}
         while True:
-            answer = self._api.ask("list_queues", MaxResults=_PAGE, **token)
+            answer = self._api.call("list_queues", MaxResults=_PAGE, **token)
             names += [base_name(url) for url in answer.get("QueueUrls", ())]
             if not answer.get("NextToken"):
                 return sorted(set(names))
@@ -152,13 +158,13 @@ class SqsQueues:
         is_new = self._create(name, retention)
         if not is_new and (self._redrive_target(self.find(name)) is not None or not names_dead_letters(name)):
             return  # it has a redrive policy, or nothing marks it as a dead-letter queue
-        second = valid_name(shared.dead_letter_queue(QueueSettings(name=name), holds_dead=True))
+        second = valid_name(shared.dead_letter_queue(QueueSettings(name=name), is_dlq=True))
         if second != name:
             self._create(second, retention)
         if second != name and is_new:
             self._set_redrive(name, second, RECEIVES_MAX)
 
-    def _looked_up(self, queue: str) -> QueueRef:
+    def _look_up(self, queue: str) -> QueueRef:
         if queue.startswith(("https://", "http://")):
             return QueueRef(name=queue, url=valid_name(queue))
         if queue.startswith("arn:"):
@@ -173,7 +179,7 @@ class SqsQueues:
 
     def _by_name(self, queue: str, name: str, **owner: str) -> QueueRef:
         try:
-            answer = self._api.ask("get_queue_url", queue=queue, QueueName=name, **owner)
+            answer = self._api.call("get_queue_url", queue=queue, QueueName=name, **owner)
         except ConfigurationError as error:
             if is_invalid(error):
                 raise QueueMissing(
@@ -248,7 +254,7 @@ class SqsQueues:
         except QueueMissing:
             self.forget(name)
         try:
-            self._api.ask("create_queue", queue=name, QueueName=name, Attributes={**attributes, **fifo})
+            self._api.call("create_queue", queue=name, QueueName=name, Attributes={**attributes, **fifo})
         except PenstockError as error:
             raise type(error)(
                 f"The queue {name!r} cannot be created: {error} A queue that was deleted can be created again after "
@@ -266,24 +272,12 @@ class SqsQueues:
             self._attributes.pop(queue.url, None)
 
 
-def _retention_seconds(settings: QueueSettings) -> int:
-    return whole_seconds(min(max(settings.retention_seconds, RETENTION_SECONDS_MIN), RETENTION_SECONDS_MAX))
-
-
-COUNTS = (
-    "ApproximateNumberOfMessages",
-    "ApproximateNumberOfMessagesNotVisible",
-    "ApproximateNumberOfMessagesDelayed",
-)
-PURGE_SECONDS = 60  # between two purges of one queue; one takes up to as long
-
-
 def read_stats(api: SqsApi, queues: SqsQueues, queue: str) -> QueueStats:
     """Return SQS's counts, eventually consistent, without ages. Messages released with a delay count as in flight."""
     try:
         answer = api.on(queues.find(queue), "get_queue_attributes", AttributeNames=list(COUNTS))
     except QueueMissing:
-        return shared.NEVER_HEARD_OF
+        return shared.EMPTY_STATS
     visible, in_flight, delayed = (int(answer.get("Attributes", {}).get(name, 0)) for name in COUNTS)
     return QueueStats(
         visible=visible,
@@ -309,3 +303,7 @@ def purge(api: SqsApi, queues: SqsQueues, queue: str) -> int:
             "purge again when it is over"
         ) from error
     return stats.messages
+
+
+def _retention_seconds(settings: QueueSettings) -> int:
+    return whole_seconds(min(max(settings.retention_seconds, RETENTION_SECONDS_MIN), RETENTION_SECONDS_MAX))

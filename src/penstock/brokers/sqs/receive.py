@@ -8,7 +8,7 @@
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -16,13 +16,16 @@ from typing import Any
 
 from penstock.brokers.sqs.calls import ParallelCalls, outcome
 from penstock.brokers.sqs.client import SqsApi
-from penstock.brokers.sqs.envelope import SqsDelivery, held_seconds, received, source_of
+from penstock.brokers.sqs.envelope import SqsDelivery, received, seconds_since_receive, source_of
 from penstock.brokers.sqs.leases import SqsLeases
 from penstock.brokers.sqs.limits import messages_a_call, whole_seconds
 from penstock.brokers.sqs.queues import SqsQueues
-from penstock.events import Listener, QueueSeenEmpty, tell_nobody
+from penstock.events import Listener, ReceiveEmpty, ignore
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
+
+RECHECK_SECONDS = 0.05
+STALE_LEASE_SHARE = 1 / 3  # of a lease: past this, a worker's heartbeat would have extended it
 
 
 class ReceiveCalls:
@@ -32,19 +35,19 @@ class ReceiveCalls:
         self,
         api: SqsApi,
         queues: SqsQueues,
-        at_once: ParallelCalls,
+        pool: ParallelCalls,
         *,
         pollers: int,
         clock: Clock,
-        tell: Listener = tell_nobody,
+        emit: Listener = ignore,
     ) -> None:
-        """``tell`` receives the events of polls that found nothing."""
+        """``emit`` receives the events of polls that found nothing."""
         self._api = api
         self._queues = queues
-        self._at_once = at_once
+        self._pool = pool
         self._pollers = pollers
         self._clock = clock
-        self._tell = tell
+        self._emit = emit
         self._widths: dict[str, int] = {}  # parallel calls, by queue; written by any thread, the last write counts
 
     def take(self, queue: str, messages_max: int, lease_seconds: float) -> Sequence[SqsDelivery]:
@@ -53,14 +56,15 @@ class ReceiveCalls:
         width = self._widths.get(queue, 1)
         while len(taken) < messages_max:
             sizes = _sizes(messages_max - len(taken), width, each_max=messages_a_call(queue))
-            came = self._at_once.run([partial(self.poll, queue, size, lease_seconds) for size in sizes])
-            errors = [each for each in came if isinstance(each, Exception)]
-            brought = [each for each in came if not isinstance(each, Exception)]
-            taken += [delivery for each in brought for delivery in each]
+            responses = self._pool.run([partial(self.poll, queue, size, lease_seconds) for size in sizes])
+            errors = [each for each in responses if isinstance(each, Exception)]
+            batches = [each for each in responses if not isinstance(each, Exception)]
+            taken += [delivery for each in batches for delivery in each]
             if errors and not taken:
                 raise errors[0]
             full = sum(
-                not isinstance(each, Exception) and len(each) == size for each, size in zip(came, sizes, strict=True)
+                not isinstance(each, Exception) and len(each) == size
+                for each, size in zip(responses, sizes, strict=True)
             )
             if full < len(sizes):
                 width = max(full, 1)
@@ -78,7 +82,7 @@ class ReceiveCalls:
         already be leased to others. They are dropped, since SQS has no fence that would detect it later.
         """
         found = self._queues.find(queue)
-        asked_at = self._clock.monotonic()
+        called_at = self._clock.monotonic()
         answer = self._api.on(
             found,
             "receive_message",
@@ -88,23 +92,18 @@ class ReceiveCalls:
             MessageAttributeNames=["All"],
             MessageSystemAttributeNames=["All"],
         )
-        if self._clock.monotonic() - asked_at >= whole_seconds(wait_seconds) + lease_seconds:
+        if self._clock.monotonic() - called_at >= whole_seconds(wait_seconds) + lease_seconds:
             return ()
         messages = answer.get("Messages", ())
         # FIFO: a group in progress hides the messages behind it
         if wait_seconds and not messages and not found.is_fifo:
-            self._tell(QueueSeenEmpty(queue=queue))
+            self._emit(ReceiveEmpty(queue=queue))
         return [self._received(queue, raw) for raw in messages]
 
     def _received(self, queue: str, raw: Mapping[str, Any]) -> SqsDelivery:
         source = source_of(raw)
         before = 0 if source is None else self._queues.receives_max(source)
         return received(queue, raw, self._clock, receives_before=before)
-
-
-def _sizes(messages_max: int, width: int, *, each_max: int) -> Sequence[int]:
-    calls = min(width, ceil(messages_max / each_max))
-    return [min(each_max, messages_max - n * each_max) for n in range(calls)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +131,9 @@ class PolledMessages:
         self._clock = clock
         self._unclaimed_seconds = unclaimed_seconds
         self._changed = threading.Condition()  # guards the fields below
-        self._catches: dict[str, list[PolledBatch]] = {}
+        self._batches: dict[str, list[PolledBatch]] = {}
         self._polls: dict[str, int] = {}  # number of long polls under way
+        self._announced: Set[str] = frozenset()  # queues whose next long poll is about to begin
         self._expected: dict[str, PollRequest] = {}
 
     def expect(self, queue: str, expected: PollRequest) -> None:
@@ -146,24 +146,35 @@ class PolledMessages:
         with self._changed:
             return self._expected.get(queue, otherwise)
 
+    def announce(self, queues: Set[str]) -> None:
+        """Set the queues whose next long poll is about to begin: they count as polled already.
+
+        Otherwise a caller that comes before the poll's thread would make a call of its own beside it. On a worker that
+        stops, one of two such calls would receive what the other one released.
+        """
+        with self._changed:
+            self._announced = queues
+            self._changed.notify_all()
+
     def poll_begins(self, queue: str) -> None:
         with self._changed:
+            self._announced -= {queue}
             self._polls[queue] = self._polls.get(queue, 0) + 1
 
-    def poll_ends(self, queue: str, catch: PolledBatch | None) -> None:
+    def poll_ends(self, queue: str, batch: PolledBatch | None) -> None:
         """End a poll and store its messages in one step, so that no caller finds the poll ended and its messages
         missing.
         """
         with self._changed:
             self._polls[queue] -= 1
-            if catch is not None:
-                self._catches.setdefault(queue, []).append(catch)
+            if batch is not None:
+                self._batches.setdefault(queue, []).append(batch)
             self._changed.notify_all()
 
     def is_polled(self, queue: str) -> bool:
-        """Return True if a long poll for the queue is under way."""
+        """Return True if a long poll for the queue is under way or about to begin."""
         with self._changed:
-            return self._polls.get(queue, 0) > 0
+            return self._is_polled(queue)
 
     def take(self, queue: str, messages_max: int) -> PolledBatch | None:
         """Return the oldest batch, cut to ``messages_max`` messages; None if nothing is held.
@@ -172,39 +183,39 @@ class PolledMessages:
         fence, would let this worker lease them again.
         """
         with self._changed:
-            catches = self._catches.get(queue, [])
-            while catches and self._age_seconds(catches[0]) >= catches[0].lease_seconds:
-                catches.pop(0)
-            if not catches or messages_max < 1:
+            batches = self._batches.get(queue, [])
+            while batches and self._age_seconds(batches[0]) >= batches[0].lease_seconds:
+                batches.pop(0)
+            if not batches or messages_max < 1:
                 return None
-            first = catches.pop(0)
-            rest = first.deliveries[messages_max:]
-            if rest:
-                catches.insert(
-                    0, PolledBatch(deliveries=rest, lease_seconds=first.lease_seconds, was_full=first.was_full)
+            first = batches.pop(0)
+            remaining = first.deliveries[messages_max:]
+            if remaining:
+                batches.insert(
+                    0, PolledBatch(deliveries=remaining, lease_seconds=first.lease_seconds, was_full=first.was_full)
                 )
                 first = PolledBatch(
                     deliveries=first.deliveries[:messages_max], lease_seconds=first.lease_seconds, was_full=True
                 )
             return first
 
-    def put_back(self, queue: str, catch: PolledBatch) -> None:
+    def put_back(self, queue: str, batch: PolledBatch) -> None:
         """Store a batch again that its taker could not use."""
         with self._changed:
-            self._catches.setdefault(queue, []).insert(0, catch)
+            self._batches.setdefault(queue, []).insert(0, batch)
 
     def wait(self, queue: str, seconds: float) -> None:
         """Wait until messages are held, no poll is under way, or the (real) seconds have passed."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._catches.get(queue) or not self._polls.get(queue), timeout=max(seconds, 0.0)
+                lambda: self._batches.get(queue) or not self._is_polled(queue), timeout=max(seconds, 0.0)
             )
 
     def overdue_in(self, queue: str) -> float | None:
         """Return the seconds until the oldest batch must be released; None if nothing is held."""
         with self._changed:
-            catches = self._catches.get(queue)
-            return self._left_seconds(catches[0]) if catches else None
+            batches = self._batches.get(queue)
+            return self._left_seconds(batches[0]) if batches else None
 
     def take_overdue(self, queue: str, *, all: bool) -> Sequence[SqsDelivery]:
         """Remove and return the messages to release: those unclaimed for too long, or all.
@@ -213,40 +224,39 @@ class PolledMessages:
         make them visible again.
         """
         with self._changed:
-            catches = self._catches.pop(queue, [])
-            gone = [catch for catch in catches if all or self._left_seconds(catch) <= 0]
-            self._catches[queue] = [catch for catch in catches if catch not in gone]
+            batches = self._batches.pop(queue, [])
+            overdue = [batch for batch in batches if all or self._left_seconds(batch) <= 0]
+            self._batches[queue] = [batch for batch in batches if batch not in overdue]
         return [
             delivery
-            for catch in gone
-            if self._age_seconds(catch) < catch.lease_seconds
-            for delivery in catch.deliveries
+            for batch in overdue
+            if self._age_seconds(batch) < batch.lease_seconds
+            for delivery in batch.deliveries
         ]
 
     def drop(self, queue: str) -> None:
         """Drop the messages of a purged queue."""
         with self._changed:
-            self._catches.pop(queue, None)
+            self._batches.pop(queue, None)
 
-    def _left_seconds(self, catch: PolledBatch) -> float:
-        patience = min(self._unclaimed_seconds, catch.lease_seconds / 4)
-        return patience - self._age_seconds(catch)
+    def _is_polled(self, queue: str) -> bool:
+        return queue in self._announced or self._polls.get(queue, 0) > 0
 
-    def _age_seconds(self, catch: PolledBatch) -> float:
-        return self._clock.monotonic() - catch.deliveries[0].began_at
+    def _left_seconds(self, batch: PolledBatch) -> float:
+        patience = min(self._unclaimed_seconds, batch.lease_seconds / 4)
+        return patience - self._age_seconds(batch)
 
-
-LOOK_AGAIN_SECONDS = 0.05
-LATE = 1 / 3  # of a lease: past this, a worker's heartbeat would have extended it
+    def _age_seconds(self, batch: PolledBatch) -> float:
+        return self._clock.monotonic() - batch.deliveries[0].began_at
 
 
 class SqsReceiver:
     """Receive messages from the listener's buffer if it holds any, otherwise with new calls. Thread-safe."""
 
     def __init__(
-        self, *, held: PolledMessages, receiving: ReceiveCalls, leases: SqsLeases, poll_seconds: float, clock: Clock
+        self, *, polled: PolledMessages, receiving: ReceiveCalls, leases: SqsLeases, poll_seconds: float, clock: Clock
     ) -> None:
-        self._held = held
+        self._polled = polled
         self._receiving = receiving
         self._leases = leases
         self._poll_seconds = poll_seconds
@@ -258,7 +268,7 @@ class SqsReceiver:
         taken = self._taken_now(queue, messages_max, lease_seconds)
         if not taken and wait_seconds:
             taken = self._awaited(queue, messages_max, lease_seconds, wait_seconds)
-        return self.still_held(taken, lease_seconds)
+        return self.still_leased(taken, lease_seconds)
 
     def close(self) -> None:
         """Make waiting receivers return when their poll does."""
@@ -268,27 +278,27 @@ class SqsReceiver:
         """Make one receive call that waits."""
         return self._receiving.poll(queue, messages_max, lease_seconds, wait_seconds)
 
-    def still_held(self, deliveries: Sequence[Delivery], lease_seconds: float) -> Sequence[Delivery]:
+    def still_leased(self, deliveries: Sequence[Delivery], lease_seconds: float) -> Sequence[Delivery]:
         """Return the deliveries still leased after settlements or other calls took their time.
 
-        Extends leases that are past `LATE`. Deliveries past their lease are left out; SQS redelivers them.
+        Extends leases that are past `STALE_LEASE_SHARE`. Deliveries past their lease are left out; SQS redelivers them.
         """
-        ages = [(delivery, held_seconds(delivery, self._clock)) for delivery in deliveries]
-        held = [delivery for delivery, seconds in ages if seconds < lease_seconds]
-        old = [delivery for delivery, seconds in ages if LATE * lease_seconds < seconds < lease_seconds]
+        ages = [(delivery, seconds_since_receive(delivery, self._clock)) for delivery in deliveries]
+        polled = [delivery for delivery, seconds in ages if seconds < lease_seconds]
+        old = [delivery for delivery, seconds in ages if STALE_LEASE_SHARE * lease_seconds < seconds < lease_seconds]
         lost = outcome(lambda: self._leases.extend(old, lease_seconds)) if old else ()
-        return held if isinstance(lost, Exception) else [delivery for delivery in held if delivery not in lost]
+        return polled if isinstance(lost, Exception) else [delivery for delivery in polled if delivery not in lost]
 
     def _taken_now(self, queue: str, messages_max: int, lease_seconds: float) -> Sequence[SqsDelivery]:
         """Return the held messages, and more if the poll seems to have left some. Makes no call while a poll is under
         way.
         """
-        catch = self._held.take(queue, messages_max)
-        if catch is None:
-            return () if self._held.is_polled(queue) else self._receiving.take(queue, messages_max, lease_seconds)
-        mine = self._leased(queue, catch, lease_seconds)
+        batch = self._polled.take(queue, messages_max)
+        if batch is None:
+            return () if self._polled.is_polled(queue) else self._receiving.take(queue, messages_max, lease_seconds)
+        mine = self._with_lease(queue, batch, lease_seconds)
         wanted = messages_max - len(mine)
-        if not (catch.was_full and wanted):
+        if not (batch.was_full and wanted):
             return mine
         more = outcome(lambda: self._receiving.take(queue, wanted, lease_seconds))
         return mine if isinstance(more, Exception) else [*mine, *more]  # the next caller meets the error
@@ -299,8 +309,8 @@ class SqsReceiver:
         """Wait for the first message, from new polls or from the listener's."""
         deadline = self._clock.monotonic() + wait_seconds
         while not self._closed and (left := deadline - self._clock.monotonic()) > 0:
-            if self._held.is_polled(queue):
-                self._held.wait(queue, min(left, LOOK_AGAIN_SECONDS))
+            if self._polled.is_polled(queue):
+                self._polled.wait(queue, min(left, RECHECK_SECONDS))
                 taken = self._taken_now(queue, messages_max, lease_seconds)
             else:
                 taken = self.poll(queue, messages_max, lease_seconds, min(left, self._poll_seconds))
@@ -308,13 +318,18 @@ class SqsReceiver:
                 return taken
         return ()
 
-    def _leased(self, queue: str, catch: PolledBatch, lease_seconds: float) -> Sequence[SqsDelivery]:
+    def _with_lease(self, queue: str, batch: PolledBatch, lease_seconds: float) -> Sequence[SqsDelivery]:
         """Return the batch's messages with the caller's lease. Those whose lease cannot be changed are left out."""
-        if catch.lease_seconds == lease_seconds:
-            return catch.deliveries
-        changed = outcome(lambda: self._leases.change(queue, [(each, lease_seconds) for each in catch.deliveries]))
+        if batch.lease_seconds == lease_seconds:
+            return batch.deliveries
+        changed = outcome(lambda: self._leases.change(queue, [(each, lease_seconds) for each in batch.deliveries]))
         if isinstance(changed, Exception):
-            self._held.put_back(queue, catch)
+            self._polled.put_back(queue, batch)
             raise changed
-        failed = {place for place, _ in changed}
-        return [each for place, each in enumerate(catch.deliveries) if place not in failed]
+        failed = {position for position, _ in changed}
+        return [each for position, each in enumerate(batch.deliveries) if position not in failed]
+
+
+def _sizes(messages_max: int, width: int, *, each_max: int) -> Sequence[int]:
+    calls = min(width, ceil(messages_max / each_max))
+    return [min(each_max, messages_max - n * each_max) for n in range(calls)]

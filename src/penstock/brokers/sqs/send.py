@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 
 from penstock.brokers import shared
-from penstock.brokers.sqs.calls import TRIES, BatchCalls, FailedEntry, failures
+from penstock.brokers.sqs.calls import ENTRY_TRIES_MAX, BatchCalls, FailedEntry, failures
 from penstock.brokers.sqs.client import QueueRef, SqsApi, is_invalid
 from penstock.brokers.sqs.envelope import Entry, deduplication_id, sealed, size_bytes
 from penstock.brokers.sqs.limits import BATCH_MAX, MESSAGE_BYTES_MAX, check_delay, whole_seconds
@@ -59,16 +59,16 @@ class SqsSender:
         found = self._queues.find(queue)
         answers: list[str | PenstockError] = []
         entries: dict[int, Entry] = {}  # by position
-        for place, message in enumerate(messages):
+        for position, message in enumerate(messages):
             try:
                 _check(queue, message)
-                entries[place] = self._entry(found, message)
+                entries[position] = self._entry(found, message)
             except ConfigurationError as error:
                 answers.append(error)
             else:
                 answers.append("")  # until it is tried
-        for place, answer in zip(entries, self.try_all(found, list(entries.values())), strict=True):
-            answers[place] = answer
+        for position, answer in zip(entries, self.try_all(found, list(entries.values())), strict=True):
+            answers[position] = answer
         refusal = next((answer for answer in answers if _is_of_queue(answer)), None)
         if not isinstance(refusal, PenstockError):
             return answers
@@ -96,12 +96,14 @@ class SqsSender:
             if over is not None:
                 answers += [over] * len(batch)
                 continue
-            kept = [place for place, entry in enumerate(batch) if entry.get(GROUP) not in halted]
-            tried, over = self._whole(queue, [batch[place] for place in kept])
-            by_place = dict(zip(kept, tried, strict=True))
-            answers += [by_place.get(place) or _behind(halted[entry[GROUP]]) for place, entry in enumerate(batch)]
+            unsent = [position for position, entry in enumerate(batch) if entry.get(GROUP) not in halted]
+            tried, over = self._whole(queue, [batch[position] for position in unsent])
+            by_position = dict(zip(unsent, tried, strict=True))
+            answers += [
+                by_position.get(position) or _behind(halted[entry[GROUP]]) for position, entry in enumerate(batch)
+            ]
             if queue.is_fifo:
-                failed = ((batch[place], answer) for place, answer in by_place.items())
+                failed = ((batch[position], answer) for position, answer in by_position.items())
                 halted |= {entry[GROUP]: answer for entry, answer in failed if isinstance(answer, TemporaryError)}
         return answers
 
@@ -164,36 +166,38 @@ class SqsSender:
             if not _refuses_groups(error):
                 raise
             answers = [error] * len(entries)
-        refused = [place for place, answer in enumerate(answers) if _refuses_groups(answer)]
-        if queue.is_fifo or not any(GROUP in entries[place] for place in refused):
+        refused = [position for position, answer in enumerate(answers) if _refuses_groups(answer)]
+        if queue.is_fifo or not any(GROUP in entries[position] for position in refused):
             return answers
         self._groupless.add(queue.url)
-        again = self._tried(queue, [_groupless(entries[place]) for place in refused])
-        by_place = dict(zip(refused, again, strict=True))
-        return [by_place.get(place, answer) for place, answer in enumerate(answers)]
+        again = self._tried(queue, [_groupless(entries[position]) for position in refused])
+        by_position = dict(zip(refused, again, strict=True))
+        return [by_position.get(position, answer) for position, answer in enumerate(answers)]
 
     def _tried(self, queue: QueueRef, entries: Sequence[Entry]) -> Sequence[str | PenstockError]:
         """Send one call and retry the failed entries alone. Raises if the call itself failed and no entry was sent."""
         ids: dict[int, str] = {}
         failed: Mapping[int, FailedEntry] = {}
         left = list(range(len(entries)))
-        for tries in range(1, TRIES + 1):
+        for tries in range(1, ENTRY_TRIES_MAX + 1):
             try:
-                answer = self._api.on(queue, SEND, Entries=[{"Id": str(place), **entries[place]} for place in left])
+                answer = self._api.on(
+                    queue, SEND, Entries=[{"Id": str(position), **entries[position]} for position in left]
+                )
             except PenstockError as error:
-                if _was_refused_unread(error) and tries < TRIES:
+                if _was_refused_unread(error) and tries < ENTRY_TRIES_MAX:
                     self._batches.pause(tries)
                     continue
                 if not ids:
                     raise
-                return [ids.get(place, error) for place in range(len(entries))]
+                return [ids.get(position, error) for position in range(len(entries))]
             ids |= {int(each["Id"]): each["MessageId"] for each in answer.get("Successful", ())}
             failed = {**failed, **failures(answer, left)}
-            left = [place for place in left if place not in ids and not failed[place].never]
-            if not left or tries == TRIES:
+            left = [position for position in left if position not in ids and not failed[position].never]
+            if not left or tries == ENTRY_TRIES_MAX:
                 break
             self._batches.pause(tries)
-        return [ids.get(place) or _refused(queue, failed[place]) for place in range(len(entries))]
+        return [ids.get(position) or _refused(queue, failed[position]) for position in range(len(entries))]
 
 
 def _refuses_groups(answer: str | PenstockError) -> bool:

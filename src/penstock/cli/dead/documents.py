@@ -1,4 +1,4 @@
-"""Dead letters as JSON documents, and in words."""
+"""Dead letters as JSON documents and as text."""
 
 import sys
 from collections.abc import Sequence
@@ -6,35 +6,40 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.output import counted, moment, print_table, printable
+from penstock.dead_letters.filters import origins_of
+from penstock.messaging.death import (
+    DEATH_ATTRIBUTE,
+    EARLIER_DEATHS_ATTRIBUTE,
+    SET_ASIDE_ATTRIBUTE,
+    earlier_deaths_of,
+    set_aside_reason,
+)
+from penstock.messaging.replay import replays_so_far
 
 if TYPE_CHECKING:
     from penstock.dead_letters.groups import FailureGroup
-    from penstock.dead_letters.letters import DeadLetteredMessage
-    from penstock.operations.dead_letters.letters import DeadLetterPlan
-    from penstock.operations.inspection import GivenUpObject
+    from penstock.dead_letters.reader import DeadLetteredMessage
+    from penstock.operations.dead_letters.selection import DeadLetterPlan
+    from penstock.operations.inspection import FailedObjectRow
 
 BODY_SHOWN = 120
 
 
-def letter_document(letter: "DeadLetteredMessage") -> dict[str, Any]:
-    """Everything there is; what the log tells of is the message's original id."""
-    from penstock.dead_letters.filters import origins_of
-    from penstock.messaging.death import DEATH_ATTRIBUTE, PAST_ATTRIBUTE, SET_ASIDE_ATTRIBUTE, past_of, set_aside_reason
-    from penstock.messaging.replay import replays_so_far
-
-    message, death = letter.message, letter.death
-    told = {SET_ASIDE_ATTRIBUTE, PAST_ATTRIBUTE} | ({DEATH_ATTRIBUTE} if death is not None else set())
+def dead_letter_document(dead_letter: "DeadLetteredMessage") -> dict[str, Any]:
+    """Return all facts about a dead letter. Its original message id is the one in the log."""
+    message, death = dead_letter.message, dead_letter.death
+    shown = {SET_ASIDE_ATTRIBUTE, EARLIER_DEATHS_ATTRIBUTE} | ({DEATH_ATTRIBUTE} if death is not None else set())
     return {
         "kind": "message",
         "message_id": message.id,
-        "queue": letter.queue,
+        "queue": dead_letter.queue,
         "dead_at": message.enqueued_at,
         "reason": death.reason if death else None,
         "exception": death.exception if death else None,
         "attempts": death.attempts if death else None,
         "worker": death.worker if death else None,
         "original_message_id": death.message_id if death else None,
-        "original_queue": death.queue if death else next(iter(origins_of(letter)), None),
+        "original_queue": death.queue if death else next(iter(origins_of(dead_letter)), None),
         "enqueued_at": death.enqueued_at if death else None,
         "first_failed_at": death.first_failed_at if death else None,
         "last_failed_at": death.last_failed_at if death else None,
@@ -43,17 +48,17 @@ def letter_document(letter: "DeadLetteredMessage") -> dict[str, Any]:
         "fingerprint": death.fingerprint if death else None,
         "poison": death.poison if death else None,
         "tries": [asdict(each) for each in death.tries] if death else [],
-        "past": [asdict(each) for each in past_of(message.attributes)],
+        "earlier_deaths": [asdict(each) for each in earlier_deaths_of(message.attributes)],
         "replays": replays_so_far(message.attributes),
         "set_aside": set_aside_reason(message.attributes),
         "group": message.group,
-        "attributes": {name: text_of(value) for name, value in message.attributes.items() if name not in told},
+        "attributes": {name: text_of(value) for name, value in message.attributes.items() if name not in shown},
         "body": text_of(message.body),
     }
 
 
-def object_document(dead: "GivenUpObject") -> dict[str, Any]:
-    """A dead object."""
+def object_document(dead: "FailedObjectRow") -> dict[str, Any]:
+    """Return all facts about a failed object."""
     return {
         "kind": "object",
         "object": dead.row.uri,
@@ -66,26 +71,26 @@ def object_document(dead: "GivenUpObject") -> dict[str, Any]:
 
 
 def group_document(group: "FailureGroup") -> dict[str, Any]:
-    """Letters of one error."""
+    """Return the facts about a group of dead letters with one error."""
     return asdict(group)
 
 
 def plan_document(plan: "DeadLetterPlan") -> dict[str, Any]:
-    """What would be done."""
+    """Return a plan as a document."""
     return {
-        "letters": plan.letters,
-        "left_without_queue": plan.homeless,
-        "queues": [{"from": source, "to": to, "letters": count} for (source, to), count in plan.by_queue.items()],
+        "dead_letters": plan.dead_letters,
+        "left_without_queue": plan.without_origin,
+        "queues": [{"from": source, "to": to, "dead_letters": count} for (source, to), count in plan.by_queue.items()],
         "groups": [group_document(group) for group in plan.groups],
         "others": plan.others,
     }
 
 
-def print_letter(letter: "DeadLetteredMessage") -> None:
-    """In a list."""
-    message, death = letter.message, letter.death
+def print_dead_letter(dead_letter: "DeadLetteredMessage") -> None:
+    """Print a dead letter as an entry of a list."""
+    message, death = dead_letter.message, dead_letter.death
     attempts = f", after {counted(death.attempts, 'attempt')} by {death.worker}" if death is not None else ""
-    print(printable(f"{message.id}  dead since {moment(message.enqueued_at)} in {letter.queue}{attempts}"))
+    print(printable(f"{message.id}  dead since {moment(message.enqueued_at)} in {dead_letter.queue}{attempts}"))
     if death is not None:
         failed = f", sent {moment(death.enqueued_at)}, last failed {moment(death.last_failed_at)}"
         print(f"    {printable(f'was {death.message_id} in {death.queue}{failed}')}")
@@ -96,8 +101,8 @@ def print_letter(letter: "DeadLetteredMessage") -> None:
             print(f"    {printable(line)}")
 
 
-def print_object(dead: "GivenUpObject", *, whose: str) -> None:
-    """In a list."""
+def print_object(dead: "FailedObjectRow", *, whose: str) -> None:
+    """Print a failed object as an entry of a list."""
     attempts = counted(dead.row.attempts, "attempt")
     replaced = "; a later version of it was processed" if dead.replaced else ""
     print(printable(f"{dead.row.uri}  dead since {moment(dead.row.ended_at)}{whose}, after {attempts}{replaced}"))
@@ -105,8 +110,11 @@ def print_object(dead: "GivenUpObject", *, whose: str) -> None:
 
 
 def print_groups(groups: "Sequence[FailureGroup]", *, empty: str = "") -> None:
-    """A row each for programs; for people a paragraph, so that no name or id is broken by a narrow terminal. The second
-    line is a reason, where the group goes by another name."""
+    """Print a row per group if a program reads the output; else a paragraph, so that a narrow terminal breaks no name
+    or id.
+
+    Its second line is a reason, if that is not the name of the group.
+    """
     rows = [
         (
             f"{group.count:,}",
@@ -120,7 +128,7 @@ def print_groups(groups: "Sequence[FailureGroup]", *, empty: str = "") -> None:
         for group in groups
     ]
     if not rows or not sys.stdout.isatty():
-        print_table(("letters", "error", "such as", "first", "last", "queues", "example"), rows, empty=empty)
+        print_table(("dead letters", "error", "such as", "first", "last", "queues", "example"), rows, empty=empty)
         return
     for count, key, reason, first, last, queues, example in rows:
         print(f"{count:>9}  {printable(key)}")
@@ -131,7 +139,7 @@ def print_groups(groups: "Sequence[FailureGroup]", *, empty: str = "") -> None:
 
 
 def text_of(value: str | bytes) -> str:
-    """Text, with what is none escaped."""
+    """Return bytes as text; invalid bytes are escaped."""
     return value if isinstance(value, str) else value.decode("utf-8", errors="backslashreplace")
 
 

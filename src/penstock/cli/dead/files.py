@@ -1,4 +1,4 @@
-"""`penstock dead export` and `import`: dead letters into a file, and back."""
+"""`penstock dead export` and `import`: write dead letters to a file, and read them back."""
 
 import sys
 from contextlib import closing
@@ -7,103 +7,114 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.dead import options
-from penstock.cli.dead.options import FilterOptions, Limit
+from penstock.cli.dead.options import FilterOptions, Limit, QueueArgument
+from penstock.cli.exits import stoppable, stopped_code
 from penstock.cli.options import grouped_options
 from penstock.cli.output import Json, print_json, printable, talk
 from penstock.cli.where import ScopeOptions
 from penstock.errors import UsageError
+from penstock.operations.dead_letters import files
+from penstock.operations.dead_letters.files import STDOUT
+from penstock.operations.dead_letters.selection import opened_ledger
+from penstock.operations.inspection import view
 
 if TYPE_CHECKING:
     from penstock.operations.dead_letters.files import ExportFile, ExportReport
-
-STDOUT = "-"  # as in `penstock.operations.dead_letters.files`; not imported from there, to keep `--help` quick
 
 
 @grouped_options
 def export(
     where: ScopeOptions,
     which: FilterOptions,
+    queue_name: QueueArgument = None,
     limit: Limit = None,
     to: Annotated[
         str,
-        typer.Option("--to", metavar="FILE", help="A new file, or s3://BUCKET/KEY; default, and -: standard output."),
+        typer.Option("--to", metavar="FILE", help="A new file, or s3://BUCKET/KEY; default and -: standard output."),
     ] = STDOUT,
     remove: Annotated[
-        bool, typer.Option("--remove", help="Delete them from their queues once the file is safe.")
+        bool, typer.Option("--remove", help="Delete them from their queues once the file is written.")
     ] = False,
     json_: Json = False,
 ) -> None:
-    """Write dead letters as JSON lines, losing nothing: `penstock dead import` puts them back.
+    """Write dead letters as JSON lines, without loss.
 
-    The file is there as a whole or not at all; of no letters there is none. Where --remove is cut short, export the
-    rest into another file: what is in both is imported once.
+    `penstock dead import` reads them. The file appears as a whole or not at all; without dead letters there is no file.
+    If --remove is interrupted, export the rest to another file: messages in both are imported once.
     """
-    from penstock.cli.exits import stoppable, stopped_code
-    from penstock.operations.dead_letters import files
-    from penstock.operations.dead_letters.letters import opened_ledger
-    from penstock.operations.inspection import view
-
+    which = which.with_queue(queue_name)
     asked = which.asked(limit=limit)
-    options.must_say_something({"--to": to})
+    options.refuse_empty({"--to": to})
     if remove and to == STDOUT:
         raise UsageError("Standard output keeps nothing: --remove needs a file, with --to FILE.")
     if json_ and to == STDOUT:
-        raise UsageError("Standard output has the letters, a line of JSON each: --json is for --to FILE.")
+        raise UsageError("Standard output holds the dead letters, one line of JSON each: use --json with --to FILE.")
     with view(where.scope()) as seen:
-        options.say_hidden(seen, asked)
-        place = None if to == STDOUT else files.place_of(to, seen.scope.aws)
+        options.warn_of_hiding(seen, asked)
+        place = None if to == STDOUT else files.export_file_at(to, seen.scope.aws)
         with (
             stoppable() as stop,
             closing(opened_ledger(seen)) as ledger,
-            options.progress("exporting", total=None) as told,
+            options.progress("exporting", total=None) as on_progress,
         ):
             if place is None:
                 done = files.export_to_stream(
-                    seen, asked, sys.stdout.buffer, ledger=ledger, stopped=lambda: stop.requested, told=told
+                    seen,
+                    asked,
+                    sys.stdout.buffer,
+                    ledger=ledger,
+                    stopped=lambda: stop.requested,
+                    on_progress=on_progress,
                 )
             else:
                 done = files.export_to_file(
-                    seen, asked, place, ledger=ledger, remove=remove, stopped=lambda: stop.requested, told=told
+                    seen,
+                    asked,
+                    place,
+                    ledger=ledger,
+                    remove=remove,
+                    stopped=lambda: stop.requested,
+                    on_progress=on_progress,
                 )
     _report(done, place, json_=json_, remove=remove)
     if done.interrupted:
         raise typer.Exit(stopped_code(stop))
-    if options.say_unmet(asked, done.ids_met, count=done.letters):
+    if options.report_unmatched(asked, done.ids_met, count=done.dead_letters):
         raise typer.Exit(UsageError.exit_code)
 
 
 @grouped_options
 def import_(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="What an export wrote; a path, or s3://BUCKET/KEY.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="An exported file: a path, or s3://BUCKET/KEY.")],
     where: ScopeOptions,
     queue: Annotated[
         str | None,
         typer.Option(
-            "--queue", metavar="QUEUE", help="Make all of them letters of this queue; default: where they lay."
+            "--queue", metavar="QUEUE", help="Import them as dead letters of this queue; default: where they were."
         ),
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Put exported dead letters back, as dead letters, into the queues they lay in. Each once, however often the same
-    file is imported. `penstock dead replay` then sends them where they belong."""
-    from penstock.cli.exits import stoppable, stopped_code
-    from penstock.operations.dead_letters import files
-    from penstock.operations.dead_letters.letters import opened_ledger
-    from penstock.operations.inspection import view
+    """Put exported dead letters back into the queues they were in, as dead letters.
 
-    options.must_say_something({"FILE": file, "--queue": queue})
+    Each is imported once, however often the same file is imported. `penstock dead replay` then sends them to their
+    origins.
+    """
+    options.refuse_empty({"FILE": file, "--queue": queue})
     with view(where.scope(make=True), make=True) as seen:
-        place = files.place_of(file, seen.scope.aws)
+        place = files.export_file_at(file, seen.scope.aws)
         with (
             stoppable() as stop,
             closing(opened_ledger(seen)) as ledger,
-            options.progress("importing", total=None) as told,
+            options.progress("importing", total=None) as on_progress,
         ):
-            done = files.import_file(seen, place, queue=queue, ledger=ledger, stopped=lambda: stop.requested, told=told)
+            done = files.import_file(
+                seen, place, queue=queue, ledger=ledger, stopped=lambda: stop.requested, on_progress=on_progress
+            )
     if json_:
         print_json(
             {
-                "imported": done.letters,
+                "imported": done.dead_letters,
                 "imported_before": done.before,
                 "replayed": done.replayed,
                 "by_queue": done.by_queue,
@@ -112,21 +123,21 @@ def import_(
         )
     else:
         into = ", ".join(f"{name} {count:,}" for name, count in done.by_queue.items() if count)
-        print(printable(f"{options.letters_said(done.letters)} put back{f' ({into})' if into else ''}."))
+        print(printable(f"{options.dead_letter_count(done.dead_letters)} put back{f' ({into})' if into else ''}."))
         if done.before:
-            print(f"{options.letters_said(done.before)} were imported before.")
+            print(f"{options.dead_letter_count(done.before)} were imported before.")
         if done.replayed:
-            print(f"{options.letters_said(done.replayed)} were replayed, and are not put back.")
+            print(f"{options.dead_letter_count(done.replayed)} were replayed, and are not put back.")
     if done.interrupted:
         raise typer.Exit(stopped_code(stop))
 
 
 def _report(done: "ExportReport", place: "ExportFile | None", *, json_: bool, remove: bool) -> None:
-    file = place.address if place is not None and done.letters else None
+    file = place.address if place is not None and done.dead_letters else None
     if json_:
-        fields = {"exported": done.letters, "removed": done.removed, "file": file, "interrupted": done.interrupted}
+        fields = {"exported": done.dead_letters, "removed": done.removed, "file": file, "interrupted": done.interrupted}
         print_json(fields)
-    elif not done.interrupted or done.letters:
-        removed = f", and {done.removed:,} of them deleted from their queues" if remove and done.letters else ""
+    elif not done.interrupted or done.dead_letters:
+        removed = f", and {done.removed:,} of them deleted from their queues" if remove and done.dead_letters else ""
         where = "" if file is None else f" to {file}"
-        talk(printable(f"{options.letters_said(done.letters)} exported{where}{removed}."))
+        talk(printable(f"{options.dead_letter_count(done.dead_letters)} exported{where}{removed}."))

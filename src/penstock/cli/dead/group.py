@@ -1,4 +1,4 @@
-"""`penstock dead`: what was given up on, and why; and what to do with it."""
+"""`penstock dead`: the group of commands for dead letters, with its lists."""
 
 import sys
 from collections.abc import Sequence
@@ -8,37 +8,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.app.queues import messages_in
+from penstock.app.scope import Scope
 from penstock.cli.dead import acting, files, options, show
 from penstock.cli.dead.documents import (
+    dead_letter_document,
     group_document,
-    letter_document,
     object_document,
+    print_dead_letter,
     print_groups,
-    print_letter,
     print_object,
 )
-from penstock.cli.dead.options import FilterOptions
+from penstock.cli.dead.options import FilterOptions, QueueArgument
 from penstock.cli.options import grouped_options
 from penstock.cli.output import Json, print_json, printable, talk
 from penstock.cli.where import ScopeOptions, print_each
 from penstock.errors import UsageError
+from penstock.operations.dead_letters.selection import DeadLetterSelection, grouped, select_in_queue, selected_queues
+from penstock.operations.inspection import FailedObjectRow, ScopeView, view
 
 if TYPE_CHECKING:
-    from penstock.app.scope import Scope
     from penstock.dead_letters.groups import Grouping
-    from penstock.dead_letters.letters import DeadLetteredMessage
-    from penstock.operations.dead_letters.letters import DeadLetterSelection
-    from penstock.operations.inspection import GivenUpObject, ScopeView
+    from penstock.dead_letters.reader import DeadLetteredMessage
 
 GROUPS_SHOWN = 100
-FIRST_PAGE = 10  # groups, while the rest is counted
+FIRST_PAGE = 10  # groups that are shown while the rest is counted
 
-app = typer.Typer(help="Dead letters: messages and objects that were given up on.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Dead letters: messages and objects that were given up on."""
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command("list")
@@ -46,13 +42,17 @@ def _group() -> None:
 def list_(
     where: ScopeOptions,
     which: FilterOptions,
+    queue_name: QueueArgument = None,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, max=100_000, help="At most so many a queue, and a pipeline.")
+        int, typer.Option("--limit", min=1, max=100_000, help="Maximum number per queue and pipeline.")
     ] = 100,
     json_: Json = False,
 ) -> None:
-    """List dead letters, oldest first, and dead objects, with the reason; --json has also traceback, group and
-    attributes. With a filter: letters alone."""
+    """List dead letters, oldest first, and failed objects, with the reason.
+
+    With --json also traceback, group and attributes. With a filter: dead letters alone.
+    """
+    which = which.with_queue(queue_name)
     documents: list[dict[str, Any]] = []
     print_each(
         where.scopes(), lambda scope: documents.extend(_listed(scope, where, which, limit, quiet=json_)), quiet=json_
@@ -62,28 +62,26 @@ def list_(
 
 
 def _listed(
-    scope: "Scope", where: ScopeOptions, which: FilterOptions, limit: int, *, quiet: bool
+    scope: Scope, where: ScopeOptions, which: FilterOptions, limit: int, *, quiet: bool
 ) -> list[dict[str, Any]]:
-    """Print the dead of a scope, unless ``quiet``; return them as documents."""
-    from penstock.operations.inspection import view
-
+    """Print the dead letters and failed objects of a scope, unless ``quiet``; return them as documents."""
     asked = which.asked()
-    unfiltered = asked.wanted.asks_nothing and asked.queue is None and asked.tier is None
+    unfiltered = asked.wanted.is_empty and asked.queue is None and asked.tier is None
     with view(scope) as seen:
         cut: list[str] = []
-        letters, nowhere = _letters(seen, asked, limit, cut)
+        dead_letters, nowhere = _selected(seen, asked, limit, cut)
         objects = _objects(seen, limit, cut) if unfiltered else []
-    if nowhere is not None and not (unfiltered and (where.pipeline or where.app_name or objects)):
-        raise nowhere  # letters were all that could be shown
+    if nowhere is not None and not (unfiltered and (where.pipeline or where.request.app or objects)):
+        raise nowhere  # nothing but dead letters could have been shown
     if not quiet:
-        _print(letters, objects, of_all=scope.table is None)
+        _print(dead_letters, objects, of_all=scope.table is None)
     for more in cut:
         talk(printable(f"And {more}; --limit shows more."))
     if nowhere is not None:
         talk(printable(str(nowhere)))
-    elif not quiet and not letters and not objects:
+    elif not quiet and not dead_letters and not objects:
         talk("No dead letters.")
-    return [*map(letter_document, letters), *map(object_document, objects)]
+    return [*map(dead_letter_document, dead_letters), *map(object_document, objects)]
 
 
 @app.command()
@@ -91,33 +89,34 @@ def _listed(
 def groups(
     where: ScopeOptions,
     which: FilterOptions,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000, help="At most so many groups.")] = GROUPS_SHOWN,
+    queue_name: QueueArgument = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000, help="Maximum number of groups.")] = GROUPS_SHOWN,
     json_: Json = False,
 ) -> None:
-    """Group dead letters by what they died of, the most frequent first: how many, since when, where, and one of them.
+    """Group dead letters by their error, the most frequent first, with count, first time, queue and an example.
 
-    What a group is called is what --error finds its letters by.
+    The name of a group can be given to --error.
     """
-    from penstock.operations.dead_letters.letters import grouped
-    from penstock.operations.inspection import view
-
+    which = which.with_queue(queue_name)
     asked = which.asked()
     documents: list[dict[str, Any]] = []
 
-    def show_of(scope: "Scope") -> None:
+    def show_of(scope: Scope) -> None:
         with view(scope) as seen:
-            options.say_hidden(seen, asked)
-            with options.progress("grouping", total=None, bar=False) as told:
-                grouping = grouped(seen, asked, told=told, first=_tell_first)
+            options.warn_of_hiding(seen, asked)
+            with options.progress("grouping", total=None, bar=False) as on_progress:
+                grouping = grouped(seen, asked, on_progress=on_progress, first=_print_first)
         found = grouping.groups()
         others = grouping.others + sum(group.count for group in found[limit:])
         shown = found[:limit]
-        documents.append({"letters": grouping.letters, "groups": [*map(group_document, shown)], "others": others})
+        documents.append(
+            {"dead_letters": grouping.dead_letters, "groups": [*map(group_document, shown)], "others": others}
+        )
         if json_:
             return
         print_groups(shown, empty="No dead letters.")
         if others:
-            talk(f"And {options.letters_said(others)} of other errors; --limit shows more groups.")
+            talk(f"And {options.dead_letter_count(others)} of other errors; --limit shows more groups.")
 
     scopes = where.scopes()
     print_each(scopes, show_of, quiet=json_)
@@ -126,7 +125,7 @@ def groups(
             documents[0]
             if len(documents) == 1
             else {
-                "letters": sum(one["letters"] for one in documents),
+                "dead_letters": sum(one["dead_letters"] for one in documents),
                 "groups": sorted(
                     (group for one in documents for group in one["groups"]), key=lambda group: -group["count"]
                 ),
@@ -142,60 +141,59 @@ app.command("export")(files.export)
 app.command("import")(files.import_)
 
 
-def _tell_first(grouping: "Grouping") -> None:
-    """To a person who waits, what was counted so far."""
+def _print_first(grouping: "Grouping") -> None:
+    """Print the counts so far to a person who waits."""
     if not sys.stderr.isatty():
         return
-    talk(f"After the first {options.letters_said(grouping.letters)}; counting on:")
+    talk(f"After the first {options.dead_letter_count(grouping.dead_letters)}; counting on:")
     for group in grouping.groups()[:FIRST_PAGE]:
         talk(printable(f"{group.count:>9,}  {group.key}"))
 
 
-def _letters(
-    seen: "ScopeView", asked: "DeadLetterSelection", limit: int, cut: list[str]
+def _selected(
+    seen: ScopeView, asked: DeadLetterSelection, limit: int, cut: list[str]
 ) -> tuple[list["DeadLetteredMessage"], UsageError | None]:
-    """And why none could be looked for, where nobody says in which queues; ``cut`` is told of more than are shown."""
-    from penstock.operations.dead_letters.letters import letter_queues, letters_of_queue
+    """Return the dead letters, and the error if no queue is known.
 
+    Appends to ``cut`` for queues that hold more than the limit.
+    """
     try:
-        queues = letter_queues(seen, asked)
+        queues = selected_queues(seen, asked)
     except UsageError as error:
         if asked.queue is not None:
             raise
         return [], error
-    letters: list[DeadLetteredMessage] = []
+    dead_letters: list[DeadLetteredMessage] = []
     for name in queues:
-        with closing(letters_of_queue(seen.broker, name, asked.wanted)) as found:
-            letters += islice(found, limit)
+        with closing(select_in_queue(seen.broker, name, asked.wanted)) as found:
+            dead_letters += islice(found, limit)
             if next(found, None) is not None:
                 cut.append(_more(seen, asked, name, limit))
-    if letters:
-        options.say_hidden(seen, asked)
-    return letters, None
+    if dead_letters:
+        options.warn_of_hiding(seen, asked)
+    return dead_letters, None
 
 
-def _more(seen: "ScopeView", asked: "DeadLetterSelection", queue: str, limit: int) -> str:
-    """How many, where that costs no look at each."""
-    from penstock.app.queues import messages_in
-
+def _more(seen: ScopeView, asked: DeadLetterSelection, queue: str, limit: int) -> str:
+    """Return how many more there are, if the broker knows that without reading them."""
     left = 0
-    if asked.wanted.asks_nothing and seen.broker.capabilities.exact_stats:
+    if asked.wanted.is_empty and seen.broker.capabilities.exact_stats:
         left = messages_in(seen.broker, queue) - limit
     return f"{left:,} more in {queue}" if left > 0 else f"more in {queue}"
 
 
-def _objects(seen: "ScopeView", limit: int, cut: list[str]) -> list["GivenUpObject"]:
-    objects: list[GivenUpObject] = []
+def _objects(seen: ScopeView, limit: int, cut: list[str]) -> list[FailedObjectRow]:
+    objects: list[FailedObjectRow] = []
     for pipeline in seen.pipelines():
-        found = seen.dead_objects(pipeline)
+        found = seen.failed_objects(pipeline)
         objects += islice(found, limit)
         if next(found, None) is not None:
-            cut.append(f"more dead objects of {pipeline}")
+            cut.append(f"more failed objects of {pipeline}")
     return objects
 
 
-def _print(letters: "Sequence[DeadLetteredMessage]", objects: "Sequence[GivenUpObject]", *, of_all: bool) -> None:
-    for letter in letters:
-        print_letter(letter)
+def _print(dead_letters: "Sequence[DeadLetteredMessage]", objects: Sequence[FailedObjectRow], *, of_all: bool) -> None:
+    for dead_letter in dead_letters:
+        print_dead_letter(dead_letter)
     for dead in objects:
         print_object(dead, whose=f" of {dead.pipeline}" if of_all else "")

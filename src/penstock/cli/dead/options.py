@@ -1,52 +1,51 @@
-"""What the verbs of `penstock dead` have in common: what they refuse, what they say of ids and of looks, progress.
-
-Which dead letters a verb means: the options that the verbs of `penstock dead` share.
-"""
+"""Options, checks, warnings and progress that the commands of `penstock dead` share."""
 
 import sys
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from penstock.cli.options import duration_if
+from penstock.cli.options import duration_if, object_uri
 from penstock.cli.output import counted, printable, talk
 from penstock.cli.progress import ProgressPace
-from penstock.cli.where import object_uri
+from penstock.dead_letters.filters import DeadLetterFilter
 from penstock.errors import UsageError
+from penstock.operations.dead_letters.selection import DeadLetterSelection, selected_queues
 
 if TYPE_CHECKING:
-    from penstock.dead_letters.operator import Told
-    from penstock.operations.dead_letters.letters import DeadLetterSelection
+    from penstock.dead_letters.operator import ProgressCallback
     from penstock.operations.inspection import ScopeView
 
 
 HIDDEN = (
-    "SQS shows a dead letter only to who receives it: those looked at are hidden from the replayer and everybody else "
-    "until this ends, and each look counts as a receive."
+    "SQS can only read a message by receiving it: dead letters that are read are hidden from the replayer and other "
+    "readers until this command ends, and each read counts as a receive."
 )
 
 
-def must_say_something(given: Mapping[str, str | None]) -> None:
-    """Raise `UsageError` for an option that is empty: in a script, mostly a variable that is."""
+def refuse_empty(given: Mapping[str, str | None]) -> None:
+    """Raise `UsageError` for an option that is empty: in a script, mostly an unset variable."""
     for option, text in given.items():
         if text == "":
             raise UsageError(f"{option} is empty: say what is meant, or leave the option out.")
 
 
-def say_hidden(seen: "ScopeView", asked: "DeadLetterSelection") -> None:
-    """What a look costs where there is no other way. Raises `UsageError` where nobody knows where to look."""
-    from penstock.operations.dead_letters.letters import letter_queues
-
-    if not seen.broker.capabilities.browsable and letter_queues(seen, asked):
+def warn_of_hiding(seen: "ScopeView", asked: DeadLetterSelection) -> None:
+    """Warn if reading dead letters hides them from others. Raises `UsageError` if no queue is known."""
+    if not seen.broker.capabilities.browsable and selected_queues(seen, asked):
         talk(HIDDEN)
 
 
-def say_unmet(asked: "DeadLetterSelection", met: Set[str], *, count: int) -> bool:
-    """Which of the ids that were named are of none of the letters, of which so many were met; answers whether all are
-    so. Where the limit ended the search nobody knows."""
+def report_unmatched(asked: DeadLetterSelection, met: Set[str], *, count: int) -> bool:
+    """Report the named ids that no dead letter has; return True if that is all of them.
+
+    ``count`` is the number of dead letters found. At the limit the search ended early, so nothing is reported.
+    """
     unmet = sorted(asked.wanted.ids - met)
     if not unmet or (asked.limit is not None and count >= asked.limit):
         return False
@@ -55,27 +54,26 @@ def say_unmet(asked: "DeadLetterSelection", met: Set[str], *, count: int) -> boo
 
 
 @contextmanager
-def progress(doing: str, *, total: int | None, bar: bool = True, what: str = "letters") -> "Iterator[Told]":
-    """A bar on a terminal, else a line now and then."""
+def progress(
+    doing: str, *, total: int | None, bar: bool = True, what: str = "dead letters"
+) -> "Iterator[ProgressCallback]":
+    """Show progress: a bar on a terminal, else a line at intervals."""
     if not (bar and sys.stderr.isatty()):
-        yield _ActProgress(doing, total, what)
+        yield _CountProgress(doing, total, what)
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         task = shown.add_task(doing, total=total)
 
-        def told(count: int) -> None:
-            with suppress(OSError):  # the terminal has gone
+        def on_progress(count: int) -> None:
+            with suppress(OSError):  # the terminal is gone
                 shown.update(task, advance=count)
 
-        yield told
+        yield on_progress
 
 
-class _ActProgress:
-    """How many are done, said every few seconds."""
+class _CountProgress:
+    """Print the count so far every few seconds."""
 
     def __init__(self, doing: str, total: int | None, what: str) -> None:
         self._doing = doing
@@ -90,44 +88,46 @@ class _ActProgress:
             talk(f"{self._doing}: {self._done:,}{self._of} {self._what}")
 
 
-def letters_said(count: int) -> str:
-    """1 dead letter, 2,000 dead letters."""
+def dead_letter_count(count: int) -> str:
+    """Return the text 1 dead letter, 2,000 dead letters."""
     return counted(count, "dead letter")
 
 
 Tier = Literal["dlq", "dead"]
 Queue = Annotated[
     str | None,
-    typer.Option("--queue", metavar="QUEUE", help="Letters of this queue alone: its name, or where they lie."),
+    typer.Option("--queue", metavar="QUEUE", help="The name of the queue, or of its DLQ; the same as QUEUE."),
+]
+QueueArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="QUEUE", help="The name of the queue, or of its DLQ; default: all.", show_default=False),
 ]
 TierOption = Annotated[
-    Tier | None, typer.Option("--tier", help="dlq: those that are replayed by themselves; dead: those for people.")
+    Tier | None, typer.Option("--tier", help="dlq: replayed automatically; dead: waiting for a person.")
 ]
-Handler = Annotated[str | None, typer.Option("--handler", metavar="NAME", help="Given up on by this handler.")]
+Handler = Annotated[str | None, typer.Option("--handler", metavar="NAME", help="The handler that failed.")]
 Error = Annotated[
     str | None,
-    typer.Option(
-        "--error", metavar="TEXT", help="Text of the reason or exception, or a group as `dead groups` has it."
-    ),
+    typer.Option("--error", metavar="TEXT", help="Text in reason or exception, or the name of a group."),
 ]
 OlderThan = Annotated[
-    str | None, typer.Option("--older-than", metavar="TIME", help="Dead for longer: seconds, or such as 2h, 3d.")
+    str | None, typer.Option("--older-than", metavar="TIME", help="Dead for longer than this, such as 2h or 3d.")
 ]
-YoungerThan = Annotated[str | None, typer.Option("--younger-than", metavar="TIME", help="Dead for less.")]
+YoungerThan = Annotated[str | None, typer.Option("--younger-than", metavar="TIME", help="Dead for less than this.")]
 Attribute = Annotated[
     list[str] | None,
-    typer.Option("--attribute", metavar="NAME=VALUE", help="With this attribute; may be given several times."),
+    typer.Option("--attribute", metavar="NAME=VALUE", help="An attribute; may be repeated."),
 ]
 Object = Annotated[
-    str | None, typer.Option("--object", metavar="URI", help="Announcing this object: s3://BUCKET/KEY, or a path.")
+    str | None, typer.Option("--object", metavar="URI", help="The object that it names: s3://BUCKET/KEY, or a path.")
 ]
-Ids = Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="This one; may be given several times.")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many letters.")]
+Ids = Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="The id of a message; may be repeated.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of dead letters.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterOptions:
-    """The filters."""
+    """The filters for dead letters."""
 
     queue: Queue = None
     tier: TierOption = None
@@ -139,16 +139,19 @@ class FilterOptions:
     object_: Object = None
     ids: Ids = None
 
-    def asked(self, *, limit: int | None = None) -> "DeadLetterSelection":
-        """What the options mean. Raises `UsageError` for one that means nothing."""
-        from penstock.dead_letters.filters import DeadLetterFilter
-        from penstock.operations.dead_letters.letters import DeadLetterSelection
+    def with_queue(self, argument: str | None) -> "FilterOptions":
+        """Return these filters with the positional argument QUEUE. Raises `UsageError` if --queue differs."""
+        if argument and self.queue and argument != self.queue:
+            raise UsageError(f"QUEUE is {argument} and --queue is {self.queue}: name one queue.")
+        return replace(self, queue=self.queue if argument is None else argument)
 
+    def asked(self, *, limit: int | None = None) -> DeadLetterSelection:
+        """Return the selection of these options. Raises `UsageError` for an empty or malformed one."""
         pairs = [pair.partition("=") for pair in self.attribute or ()]
         if wrong := next(("".join(pair) for pair in pairs if not (pair[0] and pair[1])), None):
             raise UsageError(f"--attribute {wrong} is no NAME=VALUE.")
         given = {"--error": self.error, "--handler": self.handler, "--queue": self.queue, "--object": self.object_}
-        must_say_something({**given, "--id": next((id for id in self.ids or () if not id), None)})
+        refuse_empty({**given, "--id": next((id for id in self.ids or () if not id), None)})
         wanted = DeadLetterFilter(
             handler=self.handler,
             error=self.error,

@@ -1,20 +1,19 @@
-"""`penstock dead show`: everything that is known of one dead letter."""
+"""`penstock dead show`: print all facts about one dead letter."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from penstock.app.scope import Scope
 from penstock.cli.dead import options
-from penstock.cli.dead.documents import letter_document, text_of
+from penstock.cli.dead.documents import dead_letter_document, text_of
 from penstock.cli.dead.options import Queue, TierOption
 from penstock.cli.options import grouped_options
 from penstock.cli.output import Json, counted, moment, print_fields, print_json, printable
 from penstock.cli.where import ScopeOptions, first_of
 from penstock.errors import UsageError
-
-if TYPE_CHECKING:
-    from penstock.app.scope import Scope
-    from penstock.operations.dead_letters.letters import DeadLetterHistory
+from penstock.operations.dead_letters.selection import DeadLetterHistory, DeadLetterSelection, history_of
+from penstock.operations.inspection import view
 
 BODY_LINES_SHOWN, BODY_CHARS_SHOWN = 40, 4_000
 
@@ -22,69 +21,65 @@ BODY_LINES_SHOWN, BODY_CHARS_SHOWN = 40, 4_000
 @grouped_options
 def show(
     id_: Annotated[
-        str, typer.Argument(metavar="ID", help="The letter's id, or one it had in its queue, now or before.")
+        str, typer.Argument(metavar="ID", help="The id of the dead letter, or one that the message had before.")
     ],
     where: ScopeOptions,
     queue: Queue = None,
     tier: TierOption = None,
-    full: Annotated[bool, typer.Option("--full", help="All of the body, however long.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Print the whole body.")] = False,
     json_: Json = False,
 ) -> None:
-    """Show one dead letter: what it died of, each attempt, its earlier deaths and replays, the objects it announces,
-    its attributes and its body."""
-    from penstock.operations.dead_letters.letters import DeadLetterSelection, story_of
-    from penstock.operations.inspection import view
-
-    options.must_say_something({"ID": id_, "--queue": queue})
+    """Show one dead letter: error, attempts, earlier deaths and replays, objects, attributes and body."""
+    options.refuse_empty({"ID": id_, "--queue": queue})
     asked = DeadLetterSelection(queue=queue, tier=tier)
 
-    def look(scope: "Scope") -> "DeadLetterHistory":
+    def found_in(scope: Scope) -> DeadLetterHistory:
         with view(scope) as seen:
-            options.say_hidden(seen, asked)
-            found = story_of(seen, asked, id_)
+            options.warn_of_hiding(seen, asked)
+            found = history_of(seen, asked, id_)
         if found is None:
             raise UsageError(f"There is no dead letter {id_}; `penstock dead list` shows those there are.")
         return found
 
-    story = first_of(where.scopes(), look)
+    history = first_of(where.scopes(), found_in)
     if json_:
-        print_json(_document(story))
+        print_json(_document(history))
     else:
-        _print(story, full=full)
+        _print(history, full=full)
 
 
-def _document(story: "DeadLetterHistory") -> dict[str, Any]:
-    replay = story.replay
+def _document(history: DeadLetterHistory) -> dict[str, Any]:
+    replay = history.replay
     return {
-        **letter_document(story.letter),
+        **dead_letter_document(history.dead_letter),
         "replay": None
         if replay is None
         else {"replay_id": replay.replay_id, "queue": replay.queue, "due_at": replay.due_at, "sent": replay.sent},
         "objects": [
             {"object": uri, "pipeline": row and pipeline, "state": row and row.state, "reason": row and row.reason}
-            for uri, pipeline, row in story.objects
+            for uri, pipeline, row in history.objects
         ],
     }
 
 
-def _print(story: "DeadLetterHistory", *, full: bool) -> None:
-    document = _document(story)
-    print_fields(_facts(story, document))
+def _print(history: DeadLetterHistory, *, full: bool) -> None:
+    document = _document(history)
+    print_fields(_facts(history, document))
     for title, lines in (
         ("attempts", [_try_line(each) for each in document["tries"]]),
-        ("deaths before", [_past_line(each) for each in document["past"]]),
+        ("deaths before", [_death_line(each) for each in document["earlier_deaths"]]),
         ("objects", [_object_line(each) for each in document["objects"]]),
         ("attributes", [f"{name}: {value}" for name, value in document["attributes"].items()]),
         ("traceback", (document["traceback"] or "").splitlines()),
     ):
         _section(title, lines)
-    _section("body", _body_lines(text_of(story.letter.message.body), full=full))
+    _section("body", _body_lines(text_of(history.dead_letter.message.body), full=full))
 
 
-def _facts(story: "DeadLetterHistory", document: dict[str, Any]) -> dict[str, object]:
-    replay = story.replay
+def _facts(history: DeadLetterHistory, document: dict[str, Any]) -> dict[str, object]:
+    replay = history.replay
     waits = "" if replay is None or replay.sent else f"intended for {moment(replay.due_at)}, to {replay.queue}"
-    sent = f"sent to {replay.queue}; only its letter is left" if replay is not None and replay.sent else ""
+    sent = f"sent to {replay.queue}; only the dead letter is left" if replay is not None and replay.sent else ""
     return {
         "letter": document["message_id"],
         "lies in": document["queue"],
@@ -109,8 +104,8 @@ def _facts(story: "DeadLetterHistory", document: dict[str, Any]) -> dict[str, ob
 
 
 def _first_seen(document: dict[str, Any]) -> float | None:
-    """When the message was first sent, as far back as it remembers."""
-    first: dict[str, float | None] = (document["past"] or [document])[0]
+    """Return when the message was first sent, as far back as its history goes."""
+    first: dict[str, float | None] = (document["earlier_deaths"] or [document])[0]
     return first["enqueued_at"]
 
 
@@ -120,7 +115,7 @@ def _try_line(each: dict[str, Any]) -> str:
     return f"{moment(each['started_at'])}  {seconds:,.1f} s  {each['end']}  {each['worker']}{reason}"
 
 
-def _past_line(each: dict[str, Any]) -> str:
+def _death_line(each: dict[str, Any]) -> str:
     attempts = counted(each["attempts"], "attempt")
     where = f"as {each['message_id']} in {each['queue']}"
     return f"{moment(each['last_failed_at'])}  after {attempts} {where}: {each['reason']}"

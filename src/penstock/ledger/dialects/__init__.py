@@ -51,7 +51,7 @@ class Dialect(Protocol):
         """Return an insert that leaves an existing row with the same primary key unchanged."""
         ...
 
-    def explain(self, error: DBAPIError, place: str) -> PenstockError | None:
+    def explain(self, error: DBAPIError, address: str) -> PenstockError | None:
         """Translate a database error; None for one that only a defect of Penstock can cause.
 
         Returns a `Clash` only if the database is known to have rolled the transaction back.

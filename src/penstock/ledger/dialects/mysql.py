@@ -42,10 +42,10 @@ READ_ONLY_SERVER = frozenset({1290, 1836})  # the old primary after a failover
 TOO_MANY = frozenset({1040, 1135, 1203, 1226})
 INTERRUPTED = frozenset({1028, 1317, 1969, 3024, 3169})
 FULL = frozenset({1021, 1026, 1114, 3675})
-STRAITENED = frozenset({1037, 1041, 1038, 1206})  # out of memory, or of room for locks
+OUT_OF_MEMORY = frozenset({1037, 1041, 1038, 1206})  # or no memory left for locks
 DENIED = frozenset({1044, 1045, 1142, 1143, 1227, 1370, 1410, 1698, 4151})
 NO_SUCH_DATABASE = frozenset({1049})
-STRANGER = frozenset({1129, 1130, 1251, 2059, 2061})
+CLIENT_REFUSED = frozenset({1129, 1130, 1251, 2059, 2061})
 OLD_BINLOG = frozenset({1665, 1598})
 PACKET_TOO_LARGE = frozenset({1153, 2020})
 
@@ -59,12 +59,12 @@ def code_of(error: BaseException | None) -> int:
     return arguments[0] if arguments and isinstance(arguments[0], int) else 0
 
 
-def explained(error: DBAPIError, place: str) -> PenstockError | None:
+def explained(error: DBAPIError, address: str) -> PenstockError | None:
     """Translate an error; None for one that only a defect of Penstock can cause."""
     code = code_of(error.orig)
     if code in CLASHES:
-        return Clash(f"the ledger {place} threw a transaction away for another one ({error.orig}): try again")
-    return _temporary(error, code, place) or _for_a_person(error, code, place)
+        return Clash(f"the ledger {address} rolled back a transaction because of a conflict ({error.orig}): try again")
+    return _temporary(error, code, address) or _for_a_person(error, code, address)
 
 
 def leaves_the_connection_useless(context: ExceptionContext) -> None:
@@ -76,44 +76,45 @@ def leaves_the_connection_useless(context: ExceptionContext) -> None:
         context.is_disconnect = True
 
 
-def _temporary(error: DBAPIError, code: int, place: str) -> TemporaryError | None:
-    told = f"({error.orig})"
+def _temporary(error: DBAPIError, code: int, address: str) -> TemporaryError | None:
+    cause = f"({error.orig})"
     if code in LOCK_WAITS:
-        return TemporaryError(f"rows of the ledger {place} were kept locked by another process {told}: try again")
+        return TemporaryError(f"rows of the ledger {address} were kept locked by another process {cause}: try again")
     if code in READ_ONLY_SERVER:
-        return TemporaryError(f"the server of the ledger {place} takes no writes now {told}: try again")
+        return TemporaryError(f"the server of the ledger {address} takes no writes now {cause}: try again")
     if code in AWAY or (code == 0 and isinstance(error, InterfaceError)) or error.connection_invalidated:
-        return TemporaryError(f"the ledger {place} cannot be reached, or was lost {told}: try again")
+        return TemporaryError(f"the ledger {address} cannot be reached, or was lost {cause}: try again")
     if code in TOO_MANY:
-        return TemporaryError(f"the server of the ledger {place} takes no more connections {told}: try again")
+        return TemporaryError(f"the server of the ledger {address} takes no more connections {cause}: try again")
     if code in INTERRUPTED:
-        return TemporaryError(f"a statement on the ledger {place} was interrupted {told}: try again")
+        return TemporaryError(f"a statement on the ledger {address} was interrupted {cause}: try again")
     if code in FULL:
-        return TemporaryError(f"the disk that holds the ledger {place} is full {told}: make room and try again")
-    if code in STRAITENED:
-        return TemporaryError(f"the server of the ledger {place} is out of memory {told}: try again")
+        return TemporaryError(f"the disk that holds the ledger {address} is full {cause}: make room and try again")
+    if code in OUT_OF_MEMORY:
+        return TemporaryError(f"the server of the ledger {address} is out of memory {cause}: try again")
     return None
 
 
-def _for_a_person(error: DBAPIError, code: int, place: str) -> ConfigurationError | None:
-    told = f"({error.orig})"
+def _for_a_person(error: DBAPIError, code: int, address: str) -> ConfigurationError | None:
+    cause = f"({error.orig})"
     if code in DENIED:
         grants = GRANTS_TO_UPGRADE if changes_tables(error.statement) else GRANTS_TO_WORK
         return ConfigurationError(
-            f"the server refuses the user of the ledger {place} {told}: check name and password, and grant {grants} on "
-            "that database"
+            f"the server refuses the user of the ledger {address} {cause}: check name and password, and grant {grants} "
+            "on that database"
         )
     if code in NO_SUCH_DATABASE:
-        return ConfigurationError(f"there is no database for the ledger {place} {told}: create it, or name another")
-    if code in STRANGER:
-        return ConfigurationError(f"the server of the ledger {place} does not let this host or client in {told}")
+        return ConfigurationError(f"there is no database for the ledger {address} {cause}: create it, or name another")
+    if code in CLIENT_REFUSED:
+        return ConfigurationError(f"the server of the ledger {address} does not accept this host or client {cause}")
     if code in OLD_BINLOG:
         return ConfigurationError(
-            f"the server of the ledger {place} keeps a binary log of statements {told}: set binlog_format to ROW"
+            f"the server of the ledger {address} keeps a binary log of statements {cause}: set binlog_format to ROW"
         )
     if code in PACKET_TOO_LARGE:
         return ConfigurationError(
-            f"the server of the ledger {place} takes no statement of that size {told}: raise max_allowed_packet to 64M"
+            f"the server of the ledger {address} takes no statement of that size {cause}: raise max_allowed_packet to "
+            "64M"
         )
     return None
 
@@ -124,7 +125,7 @@ _INSERT = re.compile(r"(INSERT INTO .*? VALUES )(\(.*\))( ON DUPLICATE KEY UPDAT
 _ESCAPES = str.maketrans({"\0": "\\0", "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\x1a": "\\Z", '"': '\\"', "'": "\\'"})
 
 
-def insert_in_parts(cursor: Any, statement: str, parameters: Sequence[tuple[Any, ...]], _context: object) -> bool:
+def insert_in_chunks(cursor: Any, statement: str, parameters: Sequence[tuple[Any, ...]], _context: object) -> bool:
     """Run an INSERT of many rows; return False for other statements, which the driver runs. A SQLAlchemy hook."""
     parts = _INSERT.fullmatch(statement)
     if parts is None:
@@ -262,7 +263,7 @@ class Mysql:
     def _engine(self, url: URL, timeouts: Mapping[str, float], *, connections: int, pool_seconds: float) -> Engine:
         engine = create_engine(
             url.set(drivername="mysql+pymysql"),  # SQLAlchemy detects whether the server is MySQL or MariaDB
-            paramstyle="format",  # the style that `insert_in_parts` expects
+            paramstyle="format",  # the style that `insert_in_chunks` expects
             poolclass=QueuePool,
             pool_size=connections,
             max_overflow=0,
@@ -277,7 +278,7 @@ class Mysql:
         )
         event.listen(engine, "connect", _prepare(engine))
         event.listen(engine, "begin", _begin)
-        event.listen(engine, "do_executemany", insert_in_parts)
+        event.listen(engine, "do_executemany", insert_in_chunks)
         event.listen(engine, "before_cursor_execute", _check_packet)
         event.listen(engine, "handle_error", leaves_the_connection_useless)
         return engine
@@ -287,8 +288,8 @@ class Mysql:
         column = next(iter(table.primary_key.columns))
         return insert(table).on_duplicate_key_update({column.name: column})
 
-    def explain(self, error: DBAPIError, place: str) -> PenstockError | None:
-        return explained(error, place)
+    def explain(self, error: DBAPIError, address: str) -> PenstockError | None:
+        return explained(error, address)
 
     @contextmanager
     def migrating(self, connection: Connection) -> Iterator[None]:

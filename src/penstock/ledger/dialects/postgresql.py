@@ -99,42 +99,42 @@ def leaves_the_connection_useless(context: ExceptionContext) -> None:
         context.is_disconnect = True
 
 
-def explained(error: DBAPIError, place: str) -> PenstockError | None:
+def explained(error: DBAPIError, address: str) -> PenstockError | None:
     """Translate an error; see `penstock.ledger.dialects.Dialect.explain`."""
     code = getattr(error.orig, "sqlstate", None)
-    said = str(error.orig).strip()
+    cause = str(error.orig).strip()
     if code is None:
-        return _explained_words(error, said, place)
+        return _explained_words(error, cause, address)
     if code in CLASHES:
-        return Clash(f"the ledger {place} chose a transaction to give way to another ({said}): try again")
+        return Clash(f"the ledger {address} rolled back a transaction because of a conflict ({cause}): try again")
     if code == FAILED_BEFORE and error.statement is None:  # an error without a statement is one of COMMIT
-        return Clash(f"the ledger {place} had thrown the transaction away before it was committed: try again")
-    if code in (_MISSING_TABLE, _TABLE_IS_THERE) and _SESSION_TABLE.search(said):
+        return Clash(f"the ledger {address} had rolled the transaction back before it was committed: try again")
+    if code in (_MISSING_TABLE, _TABLE_IS_THERE) and _SESSION_TABLE.search(cause):
         return ConfigurationError(
-            f"the ledger {place} is behind a pooler that changes servers between transactions: let PgBouncer pool "
+            f"the ledger {address} is behind a pooler that changes servers between transactions: let PgBouncer pool "
             "sessions for it (pool_mode = session), or name the server itself"
         )
     if code == _NO_RIGHT:
         right = _RIGHTS_TO_UPGRADE if changes_tables(error.statement) else _RIGHTS_TO_WORK
-        return ConfigurationError(f"the ledger {place} {right} ({said})")
+        return ConfigurationError(f"the ledger {address} {right} ({cause})")
     if (what := _TEMPORARY.get(code) or _TEMPORARY.get(code[:2])) is not None:
-        return TemporaryError(f"the ledger {place} {what} ({said})")
+        return TemporaryError(f"the ledger {address} {what} ({cause})")
     if (what := _WRONG.get(code) or _WRONG.get(code[:2])) is not None:
-        return ConfigurationError(f"the ledger {place} {what} ({said})")
+        return ConfigurationError(f"the ledger {address} {what} ({cause})")
     return None
 
 
-def _explained_words(error: DBAPIError, said: str, place: str) -> PenstockError | None:
+def _explained_words(error: DBAPIError, cause: str, address: str) -> PenstockError | None:
     """Translate an error without a code: connecting failed, the connection broke, or psycopg rejected the call."""
     kind = type(error.orig).__name__
     if kind in ("DataError", "NotSupportedError", "InterfaceError"):
         return None
     for words, what in _WRONG_WORDS:
-        if re.search(words, said):
-            return ConfigurationError(f"the ledger {place} {what} ({said})")
+        if re.search(words, cause):
+            return ConfigurationError(f"the ledger {address} {what} ({cause})")
     if kind == "ProgrammingError":
         return None
-    return TemporaryError(f"the ledger {place} cannot be reached ({said}): try again")
+    return TemporaryError(f"the ledger {address} cannot be reached ({cause}): try again")
 
 
 _INSERT = re.compile(r"(INSERT INTO [^%]*) VALUES \((.*?)\)( ON CONFLICT [^%]*)?", re.DOTALL)
@@ -267,8 +267,8 @@ class Postgresql:
     def insert_or_ignore(self, table: Table) -> Insert:
         return insert(table).on_conflict_do_nothing()
 
-    def explain(self, error: DBAPIError, place: str) -> PenstockError | None:
-        return explained(error, place)
+    def explain(self, error: DBAPIError, address: str) -> PenstockError | None:
+        return explained(error, address)
 
     @contextmanager
     def migrating(self, connection: Connection) -> Iterator[None]:

@@ -111,25 +111,25 @@ class Sqlite:
     def insert_or_ignore(self, table: Table) -> Insert:
         return insert(table).on_conflict_do_nothing()
 
-    def explain(self, error: DBAPIError, place: str) -> PenstockError | None:
+    def explain(self, error: DBAPIError, address: str) -> PenstockError | None:
         code = getattr(error.orig, "sqlite_errorcode", 0) & _CODE_MASK
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             waited = f"for {BUSY_TIMEOUT_SECONDS:.0f} s"
-            holder = holder_of(place)
+            holder = holder_of(address)
             if holder is not None:
-                return TemporaryError(f"the ledger {place} was kept locked {waited}, now by {holder}; try again")
-            return TemporaryError(f"the ledger {place} was kept locked by another process {waited}: try again")
+                return TemporaryError(f"the ledger {address} was kept locked {waited}, now by {holder}; try again")
+            return TemporaryError(f"the ledger {address} was kept locked by another process {waited}: try again")
         if code == sqlite3.SQLITE_FULL:
-            return TemporaryError(f"the disk that holds the ledger {place} is full: make room and try again")
+            return TemporaryError(f"the disk that holds the ledger {address} is full: make room and try again")
         if code == sqlite3.SQLITE_IOERR:
-            return TemporaryError(f"the ledger {place} could not be read or written ({error.orig}): try again")
+            return TemporaryError(f"the ledger {address} could not be read or written ({error.orig}): try again")
         if code == sqlite3.SQLITE_NOTADB:
-            return ConfigurationError(f"{place} is not a ledger: name another file, or move this one away")
+            return ConfigurationError(f"{address} is not a ledger: name another file, or move this one away")
         if code == sqlite3.SQLITE_CORRUPT:
-            return ConfigurationError(f"the ledger {place} is damaged ({error.orig}): restore it from a backup")
+            return ConfigurationError(f"the ledger {address} is damaged ({error.orig}): restore it from a backup")
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
             return ConfigurationError(
-                f"the ledger {place} cannot be opened for writing ({error.orig}): check its folder and permissions"
+                f"the ledger {address} cannot be opened for writing ({error.orig}): check its folder and permissions"
             )
         return None
 

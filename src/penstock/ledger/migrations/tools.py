@@ -44,7 +44,7 @@ def by_database(columns: list[str], *, postgresql: list[str]) -> list[str]:
     return postgresql if _is_postgresql() else columns
 
 
-def leave_room(table: str, percent: int) -> None:
+def make_room(table: str, percent: int) -> None:
     """Keep a percentage of each page free on PostgreSQL, so that an updated row stays in its page.
 
     Useful only for tables whose usual updates change no indexed column.

@@ -15,13 +15,13 @@ from penstock.monitoring.diagnoses.outages import Outages
 
 Key = tuple[str | None, str]  # pipeline and object
 
-_ENDS = frozenset(f"object.{end}" for end in ("finished", "failed", "retrying", "given_back", "gone", "superseded"))
+_ENDS = frozenset(f"object.{end}" for end in ("finished", "failed", "retrying", "interrupted", "deleted", "superseded"))
 
 
 class _ObjectHistory:
     """The history of one object in one pipeline."""
 
-    __slots__ = ("ended", "failed", "finished", "given_back", "open", "skipped", "started_last", "taken_over")
+    __slots__ = ("ended", "failed", "finished", "interrupted", "open", "skipped", "started_last", "taken_over")
 
     def __init__(self) -> None:
         self.open: dict[str, Found] = {}  # started attempts without a known end
@@ -30,7 +30,7 @@ class _ObjectHistory:
         self.skipped: Found | None = None  # the first skip as already processed
         self.finished: tuple[Found, ...] = ()
         self.failed: tuple[Found, ...] = ()
-        self.given_back: tuple[Found, ...] = ()
+        self.interrupted: tuple[Found, ...] = ()
         self.taken_over: tuple[Found, ...] = ()
 
 
@@ -50,7 +50,7 @@ class Diagnoser:
             "object.started": _started,
             "object.finished": _finished,
             "object.failed": _failed,
-            "object.given_back": _given_back,
+            "object.interrupted": _interrupted,
             "object.skipped": _skipped,
             "object.taken_over": _taken_over,
         }
@@ -78,7 +78,7 @@ class Diagnoser:
             found["failed"] += (replace(each, later=after(each, one.finished)) for each in one.failed)
             found["finished"] += (replace(one.finished[0], times=len(one.finished)),) if one.finished else ()
             found["died"] += self._died(one)
-            found["back"] += (replace(each, later=after(each, one.finished)) for each in one.given_back)
+            found["back"] += (replace(each, later=after(each, one.finished)) for each in one.interrupted)
             found["over"] += (replace(each, later=after(each, one.finished)) for each in one.taken_over)
         for name, messages in self._messages.diagnoses(self._last_of).items():
             found[name] += messages
@@ -119,13 +119,13 @@ class Diagnoser:
         yield from self._messages.remarks()
         if "object.started" in self._seen and not self._seen & _ENDS:
             yield (
-                "These logs have beginnings of attempts and not one end: if the settings log_level, log_levels or "
-                "log_sampling keep object.finished out, sudden deaths cannot be told."
+                "These logs have starts of attempts but no end. If the settings log_level, log_levels or log_sampling "
+                "exclude object.finished, objects that died with their worker cannot be found."
             )
         if "object.finished" in self._seen and "object.started" not in self._seen:
             yield (
-                "These logs have ends of attempts and no beginning: if the settings log_level, log_levels or "
-                "log_sampling keep object.started out, sudden deaths cannot be seen."
+                "These logs have ends of attempts but no start. If the settings log_level, log_levels or log_sampling "
+                "exclude object.started, objects that died with their worker cannot be found."
             )
 
 
@@ -143,8 +143,8 @@ def _failed(one: _ObjectHistory, found: Found) -> None:
     one.failed = in_time((*one.failed, found))
 
 
-def _given_back(one: _ObjectHistory, found: Found) -> None:
-    one.given_back = in_time((*one.given_back, found))
+def _interrupted(one: _ObjectHistory, found: Found) -> None:
+    one.interrupted = in_time((*one.interrupted, found))
 
 
 def _taken_over(one: _ObjectHistory, found: Found) -> None:

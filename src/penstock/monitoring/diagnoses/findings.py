@@ -44,7 +44,7 @@ class Found:
 class OutageFinding:
     """A period in which workers could not use a service that they need."""
 
-    what: str  # breaker, ledger, store or look (the family of the events)
+    what: str  # breaker, ledger, store or monitor_poll (the family of the events)
     name: str  # of the queue, store or source; empty for the ledger
     began_ts: str
     ended_ts: str | None  # None: these logs do not show an end

@@ -16,6 +16,42 @@ from penstock.monitoring.logs.plans import ROWS
 from penstock.monitoring.logs.rows import rows_of
 
 EVENTS = frozenset(row.name for entry in ROWS.values() for row in rows_of(entry))
+FORMER_EVENTS: Mapping[str, str] = {  # names in the logs of earlier versions -> names of today
+    "message.given_back": "message.interrupted",
+    "message.vanished": "message.deleted",
+    "object.given_back": "object.interrupted",
+    "object.gone": "object.deleted",
+    "worker.given_back": "worker.interrupted",
+    "queue.halted": "consumer.halted",
+    "queue.seen_empty": "receive.empty",
+    "look.failed": "monitor_poll.failed",
+    "look.recovered": "monitor_poll.recovered",
+    "upkeep.failed": "job.failed",
+    "give_back.failed": "release.failed",
+    "ledger.away": "ledger.unavailable",
+    "ledger.back": "ledger.available",
+    "ledger.repair_began": "ledger.repair_started",
+    "ledger.repaired": "ledger.repair_finished",
+    "store.away": "store.unavailable",
+    "store.back": "store.available",
+    "settle.failed": "settlement.failed",
+    "lease.endangered": "lease.expiring",
+    "dead.replayed": "dead_letter.replayed",
+    "dead.held": "dead_letter.waiting",
+    "dead.put_back": "dead_letter.released",
+    "dead.set_aside": "dead_letter.set_aside",
+    "dead.ageing": "dead_letter.expiring",
+    "dead.archived": "dead_letter.archived",
+    "replay.unmarked": "replay.unrecorded",
+    "tick.sent": "scheduled_message.sent",
+    "tick.failed": "scheduled_message.failed",
+    "outbox.refused": "outbox.rejected",
+    "inbox.forgotten": "inbox.cleaned",
+    "watch.began": "watch.started",
+    "watch.disturbed": "watch.degraded",
+    "reconcile.missing": "objects.missing",
+    "process.ended": "process.exited",
+}
 LINE_BYTES_MAX = 4 * 1024 * 1024  # far beyond the longest line that the log writes
 DEPTH_MAX = 3  # of nested wrappings
 
@@ -128,7 +164,10 @@ def _ours(document: Mapping[str, Any] | None) -> LogLine | None:
     if document is None:
         return None
     ts, event = document.get("ts"), document.get("event")
-    if not isinstance(ts, str) or not isinstance(event, str) or event not in EVENTS or not _TS.fullmatch(ts):
+    if not isinstance(ts, str) or not isinstance(event, str):
+        return None
+    event = FORMER_EVENTS.get(event, event)
+    if event not in EVENTS or not _TS.fullmatch(ts):
         return None
     if any(not isinstance(document[name], str) for name in _NAMES if name in document):
         return None

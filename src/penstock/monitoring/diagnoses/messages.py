@@ -17,7 +17,7 @@ Place = tuple[str | None, str]  # queue and message
 START = "message.started"
 TAKEN_OVER = "message.taken_over"
 ENDS = frozenset(
-    f"message.{end}" for end in ("finished", "failed", "given_back", "released", "acked", "dead_lettered", "invalid")
+    f"message.{end}" for end in ("finished", "failed", "interrupted", "released", "acked", "dead_lettered", "invalid")
 )
 _LEAVES = frozenset({"message.acked", "message.dead_lettered"})  # the queue, whichever worker logged it
 _FEW = 20  # starts without an end that are normal: messages in flight
@@ -49,7 +49,7 @@ class Messages:
             return
         self._spool.write(json.dumps([*place, line.event, found.ts, found.worker, found.attempt]) + "\n")
         self._take_course(place, found, line.event)
-        if line.event == "message.given_back":
+        if line.event == "message.interrupted":
             self._backs.setdefault(place, []).append(found)
         elif line.event in ("message.invalid", "message.dead_lettered") or line.fields.get("final") is True:
             self._take_death(place, found, line)
@@ -82,9 +82,15 @@ class Messages:
         """Yield the limits of these logs."""
         if self._starts > _FEW + 2 * self._ends:
             yield (
-                "These logs have far more beginnings of messages than ends: if the settings log_level, log_levels or "
-                "log_sampling keep message.finished and message.acked out and message.started in, what seems to have "
-                "died with its worker did not."
+                "These logs have far more starts of messages than ends. If the settings log_level, log_levels or "
+                "log_sampling exclude message.finished and message.released but not message.started, messages that "
+                "seem to have died with their worker did not."
+            )
+        if self._ends and not self._starts:
+            yield (
+                "These logs have ends of messages but no message.started, which is written at level debug. Messages "
+                "that died with their worker are found only if another worker took them over. To find all, set "
+                "log_level to debug, or the levels of message.started and message.released to info in log_levels."
             )
 
     def _take_course(self, place: Place, found: Found, event: str) -> None:

@@ -13,15 +13,15 @@ from penstock.monitoring.diagnoses.lines import LogLine
 # The event that begins an outage -> its kind, and the field with its name. The ending event has the same field.
 _BEGINS: Mapping[str, tuple[str, str]] = {
     "breaker.opened": ("breaker", "queue"),
-    "ledger.away": ("ledger", ""),
-    "store.away": ("store", "store"),
-    "look.failed": ("look", "source"),
+    "ledger.unavailable": ("ledger", ""),
+    "store.unavailable": ("store", "store"),
+    "monitor_poll.failed": ("monitor_poll", "source"),
 }
 _ENDS: Mapping[str, tuple[str, str]] = {
     "breaker.closed": ("breaker", "queue"),
-    "ledger.back": ("ledger", ""),
-    "store.back": ("store", "store"),
-    "look.recovered": ("look", "source"),
+    "ledger.available": ("ledger", ""),
+    "store.available": ("store", "store"),
+    "monitor_poll.recovered": ("monitor_poll", "source"),
 }
 
 

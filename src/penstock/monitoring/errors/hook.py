@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from penstock.events import ChoosyListener, Event, Listener
+from penstock.events import Event, Listener, SelectiveListener
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.failure import failure_of, fingerprint
 from penstock.monitoring.errors.occurrences import ErrorContext, ErrorHook, Occurrence, may_fail, occurrence_of
@@ -31,10 +31,10 @@ class _KnownFailure:
     occurrences: int = 0
 
 
-class ErrorReporter(ChoosyListener):
+class ErrorReporter(SelectiveListener):
     """Bus listener that calls the user's hook, if there is one, and each of the ``services``. Thread-safe.
 
-    ``process`` is the kind of this process. ``tell`` receives the events about a hook's own failures: pass the log's
+    ``process`` is the kind of this process. ``emit`` receives the events about a hook's own failures: pass the log's
     listener.
     """
 
@@ -43,7 +43,7 @@ class ErrorReporter(ChoosyListener):
         on_error: ErrorHook | None,
         *,
         worker: str,
-        tell: Listener,
+        emit: Listener,
         services: Mapping[str, ErrorHook] = NO_SERVICES,
         process: str = "worker",
         clock: Clock | None = None,
@@ -52,12 +52,12 @@ class ErrorReporter(ChoosyListener):
         self._process = process
         self._clock = SystemClock() if clock is None else clock
         hooks = {**({} if on_error is None else {ON_ERROR: on_error}), **services}
-        self._outlets = [ErrorHookThread(name, hook, tell=tell, clock=self._clock) for name, hook in hooks.items()]
-        self._complaints = HookFailures(ON_ERROR, tell, self._clock)
+        self._hook_threads = [ErrorHookThread(name, hook, emit=emit, clock=self._clock) for name, hook in hooks.items()]
+        self._complaints = HookFailures(ON_ERROR, emit, self._clock)
         self._lock = threading.Lock()
         self._known: OrderedDict[str, _KnownFailure] = OrderedDict()  # guarded by _lock; least recently seen first
 
-    def hears(self, kind: type[Event]) -> bool:
+    def wants(self, kind: type[Event]) -> bool:
         return may_fail(kind)
 
     def __call__(self, event: Event) -> None:
@@ -71,7 +71,7 @@ class ErrorReporter(ChoosyListener):
     @property
     def hooks(self) -> tuple[str, ...]:
         """Return the names of all hooks."""
-        return tuple(outlet.name for outlet in self._outlets)
+        return tuple(thread.name for thread in self._hook_threads)
 
     def report(self, exception: BaseException, *, handler: str = "", subject: str | None = None) -> None:
         """Report an exception that ends a command, a worker or a child process and is in no event."""
@@ -98,7 +98,9 @@ class ErrorReporter(ChoosyListener):
         """Wait as `flush` does. Return the names of the hooks that have not finished."""
         ends_at = self._clock.monotonic() + seconds
         return tuple(
-            outlet.name for outlet in self._outlets if not outlet.flush(max(ends_at - self._clock.monotonic(), 0.0))
+            thread.name
+            for thread in self._hook_threads
+            if not thread.flush(max(ends_at - self._clock.monotonic(), 0.0))
         )
 
     def _take(self, occurrence: Occurrence) -> None:
@@ -114,8 +116,8 @@ class ErrorReporter(ChoosyListener):
                 fingerprint=name,
                 occurrences=occurrences,
             )
-            for outlet in self._outlets:
-                outlet.put(report)
+            for thread in self._hook_threads:
+                thread.put(report)
 
     def _due(self, name: str, *, final: bool) -> int | None:
         """Return the number of occurrences to report now; None if this one is only counted."""

@@ -101,10 +101,10 @@ def _execution_failed(event: events.ExecutionFailed) -> Occurrence:
     )
 
 
-def _upkeep_failed(event: events.UpkeepFailed) -> Occurrence:
+def _job_failed(event: events.JobFailed) -> Occurrence:
     return Occurrence(
-        handler=event.handler,
-        error_type=_type_in(event.error, otherwise="UpkeepFailed"),
+        handler=event.job,
+        error_type=_type_in(event.error, otherwise="JobFailed"),
         error=event.error,
         final=False,
     )
@@ -114,7 +114,7 @@ def _ledger_rolled_back(event: events.LedgerRolledBack) -> Occurrence:
     return Occurrence(handler=event.pipeline, error_type="LedgerRolledBack", error=event.error, final=True)
 
 
-def _line_halted(event: events.LineHalted) -> Occurrence:
+def _consumer_halted(event: events.ConsumerHalted) -> Occurrence:
     return Occurrence(
         handler=event.handler,
         error_type=_type_in(event.error, otherwise="QueueHalted"),
@@ -125,14 +125,14 @@ def _line_halted(event: events.LineHalted) -> Occurrence:
     )
 
 
-def _process_ended(event: events.ProcessEnded) -> Occurrence | None:
+def _process_ended(event: events.ProcessExited) -> Occurrence | None:
     """Return a failure for a process that a signal ended; other processes have reported their own."""
     if event.exit_code >= 0:
         return None
     again = "it is not started again" if event.restart_in_seconds is None else "it is started again"
     return Occurrence(
         handler="",
-        error_type="ProcessEnded",
+        error_type="ProcessExited",
         error=f"The worker process {event.process} was ended by signal {-event.exit_code}; {again}",
         final=event.restart_in_seconds is None,
         subject=f"a worker process was ended by signal {-event.exit_code}",
@@ -165,13 +165,13 @@ def _objects_missing(event: events.ObjectsMissing) -> Occurrence:
     )
 
 
-def _dead_letters_ageing(event: events.DeadLettersAgeing) -> Occurrence:
-    end = "archived before they are deleted" if event.archived else "deleted soon if nobody replays them"
-    letters = _counted(event.letters, "dead letter", "dead letters")
-    subject = f"{letters} of {event.queue} {'grows' if event.letters == 1 else 'grow'} old"
+def _dead_letters_expiring(event: events.DeadLettersExpiring) -> Occurrence:
+    end = "archived before they are deleted" if event.archived else "deleted soon unless they are replayed"
+    letters = _counted(event.count, "dead letter", "dead letters")
+    subject = f"{letters} of {event.queue} {'grows' if event.count == 1 else 'grow'} old"
     return Occurrence(
         handler="",
-        error_type="DeadLettersAgeing",
+        error_type="DeadLettersExpiring",
         error=f"{subject}, the oldest has waited for {event.oldest_age_seconds:,.0f} s; they are {end}",
         final=True,
         queue=event.queue,
@@ -196,13 +196,13 @@ _FAILURES: Mapping[type[events.Event], Callable[[Any], Occurrence | None]] = Map
         events.ObjectFailed: _object_failed,
         events.RunFailed: _run_failed,
         events.ExecutionFailed: _execution_failed,
-        events.UpkeepFailed: _upkeep_failed,
+        events.JobFailed: _job_failed,
         events.LedgerRolledBack: _ledger_rolled_back,
-        events.LineHalted: _line_halted,
-        events.ProcessEnded: _process_ended,
+        events.ConsumerHalted: _consumer_halted,
+        events.ProcessExited: _process_ended,
         events.ObjectsOverdue: _objects_overdue,
         events.ObjectsMissing: _objects_missing,
-        events.DeadLettersAgeing: _dead_letters_ageing,
+        events.DeadLettersExpiring: _dead_letters_expiring,
     }
 )
 

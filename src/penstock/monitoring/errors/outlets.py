@@ -76,11 +76,11 @@ class ErrorReport:
 class ErrorHookThread:
     """Calls one hook with the reports put in, in order, in its own thread. Thread-safe."""
 
-    def __init__(self, name: str, hook: ErrorHook, *, tell: Listener, clock: Clock) -> None:
+    def __init__(self, name: str, hook: ErrorHook, *, emit: Listener, clock: Clock) -> None:
         self.name = name
         self._hook = hook
         self._clock = clock
-        self._complaints = HookFailures(name, tell, clock)
+        self._complaints = HookFailures(name, emit, clock)
         self._lock = threading.Condition()
         self._waiting: deque[ErrorReport] = deque()  # guarded by _lock
         self._thread: threading.Thread | None = None  # guarded by _lock; started by the first report
@@ -133,9 +133,9 @@ class ErrorHookThread:
 class HookFailures:
     """Emits events about the failures of a hook, each kind at most once a minute. Thread-safe."""
 
-    def __init__(self, hook: str, tell: Listener, clock: Clock) -> None:
+    def __init__(self, hook: str, emit: Listener, clock: Clock) -> None:
         self._hook = hook
-        self._tell = tell
+        self._emit = emit
         self._lock = threading.Lock()
         self._failures = 0  # not emitted yet; this and the next three fields are guarded by _lock
         self._of_failures = Throttle(QUIET_SECONDS, clock)
@@ -149,7 +149,7 @@ class HookFailures:
             if not self._of_failures.is_due():
                 return
             count, self._failures = self._failures, 0
-        self._tell(ErrorHookFailed(hook=self._hook, error=failure_of(error).summary, count=count))
+        self._emit(ErrorHookFailed(hook=self._hook, error=failure_of(error).summary, count=count))
 
     def reports_dropped(self, dropped: int) -> None:
         """Emit `ErrorReportsDropped` if due. ``dropped`` is the total so far."""
@@ -158,4 +158,4 @@ class HookFailures:
             if count == 0 or not self._of_drops.is_due():
                 return
             self._drops_told = dropped
-        self._tell(ErrorReportsDropped(hook=self._hook, count=count))
+        self._emit(ErrorReportsDropped(hook=self._hook, count=count))

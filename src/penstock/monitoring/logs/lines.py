@@ -2,8 +2,9 @@
 
 The logger is private: the application's settings of structlog and `logging` are neither used nor changed. JSON is
 always one line. On a UTF-8 stream text is written as it is; only control characters, line separators and marks that
-change the direction of text are escaped. The console format is for people: control characters are made visible, and
-tracebacks follow the line, indented. Neither format contains local variables.
+change the direction of text are escaped. The console format is for people: times have milliseconds, the worker's id is
+short, control characters are made visible, and tracebacks follow the line, indented. Neither format contains local
+variables.
 
 `plain`, `block` and `moment` convert values to a loggable form: bounded, of plain types, in characters that all log
 tools accept.
@@ -27,7 +28,9 @@ from structlog.typing import EventDict, Processor
 from penstock.messaging.failure import TRACEBACK_CHARS_MAX
 
 _FIRST = ("ts", "level", "event", "msg")  # bound first, so that every line begins with them
-_NOT_FOR_PEOPLE = ("service", "version", "worker", "pid", "environment")  # the same on every line
+_NOT_FOR_PEOPLE = ("service", "version", "pid", "environment")  # the same on every line
+_TIMES = ("ts", "enqueued_at", "scheduled_at", "as_of")
+_WORKER_CHARS = 6  # the end of a worker's id is random; its beginning is the same for all workers of a host
 _EVENT_WIDTH = 22
 _ascii_json = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False).encode
 _text_json = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False, ensure_ascii=False).encode
@@ -125,10 +128,42 @@ def _escaped(unfit: re.Match[str]) -> str:
 def _shape_for_people(_logger: object, _method: str, line: EventDict) -> EventDict:
     for name in _NOT_FOR_PEOPLE:
         line.pop(name, None)
+    if isinstance(worker := line.get("worker"), str):
+        line["worker"] = worker[-_WORKER_CHARS:]
+    for name in _TIMES:
+        if isinstance(time := line.get(name), str):
+            line[name] = _to_milliseconds(time)
+    if line["event"] == "message.finished":
+        _finish_sentence(line)
     for name, place in (("exception", "exception"), ("stacks", "stack")):  # fields that structlog prints below the line
         if name in line:
             line[place] = _indented(line.pop(name))
     return line
+
+
+def _to_milliseconds(time: str) -> str:
+    """Shorten a time as `moment` returns it."""
+    return f"{time[:-4]}Z"
+
+
+def _finish_sentence(line: EventDict) -> None:
+    """Replace the fields of a finished message by a sentence, as in "orders 01J... finished in 45 ms"."""
+    handler, message_id, attempt, seconds = (
+        line.pop(name, None) for name in ("handler", "message_id", "attempt", "duration_s")
+    )
+    line.pop("enqueued_at", None)
+    if line.get("queue") == handler:
+        del line["queue"]
+    again = f" (attempt {attempt})" if isinstance(attempt, int) and attempt > 1 else ""
+    line["msg"] = f"{_shown(handler)} {_shown(message_id)} finished in {_duration(seconds)}{again}"
+
+
+def _duration(seconds: object) -> str:
+    if not isinstance(seconds, int | float):
+        return "an unknown time"
+    if seconds < 1:
+        return f"{seconds * 1_000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 60 else f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
 
 
 def _console(*, colors: bool) -> ConsoleRenderer:
@@ -144,6 +179,7 @@ def _console(*, colors: bool) -> ConsoleRenderer:
         columns=[
             Column("ts", bare(styles.timestamp)),
             Column("level", LogLevelColumnFormatter(levels, styles.reset)),
+            Column("worker", bare(styles.timestamp)),
             Column("event", bare(styles.bright, _EVENT_WIDTH)),
             Column("msg", bare("")),
             Column("", KeyValueColumnFormatter(styles.kv_key, styles.kv_value, styles.reset, value_repr=_shown)),

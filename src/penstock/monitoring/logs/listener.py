@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
-from penstock.events import ChoosyListener, Event
+from penstock.events import Event, SelectiveListener
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.monitoring.logs.lines import LineLogger, LineWriter, console_logger, json_logger, moment, plain
 from penstock.monitoring.logs.plans import LinePlan, LinePlanChoice, LogSettings, make_plans
@@ -17,7 +17,7 @@ from penstock.monitoring.logs.plans import LinePlan, LinePlanChoice, LogSettings
 TraceIds = Callable[[], tuple[str, str] | None]  # returns the ids of the calling thread's trace and span
 
 
-class LogListener(ChoosyListener):
+class LogListener(SelectiveListener):
     """Bus listener that writes the log. Thread-safe."""
 
     def __init__(
@@ -35,7 +35,7 @@ class LogListener(ChoosyListener):
         self._clock = clock
         self._trace_ids = trace_ids
 
-    def hears(self, kind: type[Event]) -> bool:
+    def wants(self, kind: type[Event]) -> bool:
         return kind in self._plans
 
     def __call__(self, event: Event) -> None:

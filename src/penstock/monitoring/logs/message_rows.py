@@ -27,24 +27,24 @@ def _failed(level: Level, msg: str) -> LogRow:
 MESSAGE_ROWS: Rows = {
     events.MessagesReceived: LogRow(
         name="message.received",
-        level="info",
-        msg="The worker holds the message.",
+        level="debug",
+        msg="The worker received the message.",
         fields=same("queue"),
         each="message_ids",
     ),
     events.MessageTakenOver: LogRow(
         name="message.taken_over",
         level="warning",
-        msg="The worker that held the message before let its lease run out: it died, or hung.",
+        msg="The lease of another worker expired: that worker died or hung, and this worker took over its message.",
         fields={**_DELIVERY, **same("from_worker", "from_attempt", "reason")},
     ),
-    events.MessagesVanished: LogRow(
-        name="message.vanished",
+    events.MessagesDeleted: LogRow(
+        name="message.deleted",
         level="error",
-        msg="Somebody deleted from the queue's stream what was handed over; it cannot be put back.",
+        msg="Another program deleted messages of this worker from the queue's stream. They cannot be restored.",
         fields={"queue": "queue", "count": lambda event: len(event.entries), "ids": "entries"},
     ),
-    events.MessageStarted: LogRow(name="message.started", level="info", msg="The handler is called.", fields=_WORKED),
+    events.MessageStarted: LogRow(name="message.started", level="debug", msg="The handler was called.", fields=_WORKED),
     events.MessageFinished: LogRow(
         name="message.finished",
         level="info",
@@ -54,15 +54,15 @@ MESSAGE_ROWS: Rows = {
     events.MessageFailed: LogRowCases(
         by=lambda event: (event.final, event.error_type == "Reject"),
         rows={
-            (True, False): _failed("error", "The handler failed, and the message is given up on."),
-            (True, True): _failed("warning", "The handler gave the message up."),
+            (True, False): _failed("error", "The handler failed. The message is dead-lettered."),
+            (True, True): _failed("warning", "The handler rejected the message. It is dead-lettered."),
         },
-        otherwise=_failed("warning", "The handler failed; another attempt follows."),
+        otherwise=_failed("warning", "The handler failed. The message will be retried."),
     ),
     events.MessageRetrying: LogRow(
         name="message.retrying",
         level="warning",
-        msg="A call inside the handler failed and is tried again there.",
+        msg="A call inside the handler failed and is retried there.",
         fields={**_MESSAGE, "tries": "tries", "delay_s": "delay_seconds", **ERROR},
     ),
     events.MessageSkipped: LogRow(
@@ -74,13 +74,13 @@ MESSAGE_ROWS: Rows = {
     events.MessageInvalid: LogRow(
         name="message.invalid",
         level="error",
-        msg="Nobody can ever work on the message.",
+        msg="The message is invalid and can never be processed. It is dead-lettered.",
         fields={**_MESSAGE, **same("reason")},
     ),
-    events.MessageGivenBack: LogRow(
-        name="message.given_back",
+    events.MessageInterrupted: LogRow(
+        name="message.interrupted",
         level="info",
-        msg="A stop broke the handler off; another worker goes on.",
+        msg="A shutdown interrupted the handler. The message is released.",
         fields={**_MESSAGE, "duration_s": "duration_seconds"},
     ),
     events.DeliverySettled: LogRowCases(
@@ -88,34 +88,34 @@ MESSAGE_ROWS: Rows = {
         rows={
             Ack: LogRow(
                 name="message.acked",
-                level="info",
-                msg="The message left the queue.",
+                level="debug",
+                msg="The message was acknowledged and deleted from the queue.",
                 fields={**_DELIVERY, "reason": "settlement.reason", "objects": "settlement.objects"},
             ),
             DeadLetter: LogRow(
                 name="message.dead_lettered",
                 level="warning",
-                msg="The message is a dead letter now.",
+                msg="The message was dead-lettered.",
                 fields={**_DELIVERY, "reason": "settlement.reason", "error.message": "settlement.exception"},
             ),
         },
         otherwise=LogRow(
             name="message.released",
-            level="info",
-            msg="The message is back in its queue.",
+            level="debug",
+            msg="The message was released to its queue.",
             fields={**_DELIVERY, "reason": "settlement.reason", "delay_s": "settlement.delay_seconds"},
         ),
     ),
-    events.SettleFailed: LogRow(
-        name="settle.failed",
+    events.SettlementFailed: LogRow(
+        name="settlement.failed",
         level="warning",
-        msg="The broker did not take the settlement; it is tried again, unless the lease is lost.",
+        msg="The broker did not accept the settlement. It is retried unless the lease is lost.",
         fields=same("queue", "message_id", "attempt", "operation", "reason", "lost"),
     ),
     events.SettlementMissing: LogRow(
         name="settlement.missing",
         level="error",
-        msg="The handler answered nothing for the message; it goes back.",
+        msg="The handler returned no settlement for the message, which is a bug in it. The message is released.",
         fields=same("queue", "message_id"),
     ),
     events.LeasesExtended: LogRow(
@@ -124,80 +124,88 @@ MESSAGE_ROWS: Rows = {
     events.LeaseLost: LogRow(
         name="lease.lost",
         level="warning",
-        msg="The lease is not ours any more: it ended, or the broker no longer knows the delivery.",
+        msg="The lease was lost: it expired, or the broker no longer knows the delivery.",
         fields=same("queue", "message_id", "attempt"),
     ),
-    events.LeasesEndangered: LogRow(
-        name="lease.endangered",
+    events.LeasesExpiring: LogRow(
+        name="lease.expiring",
         level="warning",
-        msg="What the worker holds was not extended in time and will be lost soon, unless it is extended before.",
-        fields=same("queue", "held", "count", "seconds_left"),
+        msg="Leases or claims were not extended in time and are about to expire.",
+        fields=same("queue", "kind", "count", "seconds_left"),
     ),
     events.HeartbeatFailed: LogRow(
         name="heartbeat.failed",
         level="warning",
-        msg="A heartbeat could not be sent; it is tried again.",
+        msg="A heartbeat failed. It is retried.",
         fields=_QUEUE_ERROR,
     ),
     events.ReceiveFailed: LogRow(
         name="receive.failed",
         level="warning",
-        msg="The broker could not be asked for messages; it is tried again.",
+        msg="Receiving messages from the broker failed. It is retried.",
         fields=_QUEUE_ERROR,
     ),
 }
 
 
-_LETTER = same("queue", "letter_queue", "message_id", "replay_id", "count")
-_WAIT: Mapping[str, Source] = {**_LETTER, "due_at": "due_at"}
+_DEAD_LETTER = same("queue", "dead_letter_queue", "message_id", "replay_id", "count")
+_WAIT: Mapping[str, Source] = {**_DEAD_LETTER, "due_at": "due_at"}
 
 
 def _replayed(msg: str) -> LogRow:
     return LogRow(
-        name="dead.replayed",
+        name="dead_letter.replayed",
         level="info",
         msg=msg,
         fields={**_WAIT, "result": "result", "new_message_id": "new_message_id"},
     )
 
 
-def _left(name: str, level: Level, msg: str) -> LogRow:
-    return LogRow(name=name, level=level, msg=msg, fields={**_LETTER, "reason": "reason"})
+def _not_sent(name: str, level: Level, msg: str) -> LogRow:
+    return LogRow(name=name, level=level, msg=msg, fields={**_DEAD_LETTER, "reason": "reason"})
 
 
 REPLAY_ROWS: Rows = {
-    events.DeadReplayed: LogRowCases(
+    events.DeadLetterReplayed: LogRowCases(
         by=lambda event: event.result,
         rows={
-            "sent": _replayed("The dead letter is a message of its queue again."),
-            "already_sent": _replayed("The dead letter was sent before, and only had to be deleted."),
-            "held": LogRow(name="dead.held", level="debug", msg="The dead letter's wait is not over.", fields=_WAIT),
-            "put_back": _left("dead.put_back", "warning", "The dead letter could not be sent now; it is tried again."),
+            "sent": _replayed("The dead letter was sent back to its queue."),
+            "already_sent": _replayed("The dead letter had already been sent back to its queue. It was deleted."),
+            "waiting": LogRow(
+                name="dead_letter.waiting", level="debug", msg="The delay of the dead letter is not over.", fields=_WAIT
+            ),
+            "released": _not_sent(
+                "dead_letter.released", "warning", "The dead letter could not be sent back. It is retried."
+            ),
         },
-        otherwise=_left("dead.set_aside", "warning", "The dead letter goes to the second tier, for people."),
+        otherwise=_not_sent(
+            "dead_letter.set_aside",
+            "warning",
+            "The dead letter was moved to the final DLQ.",
+        ),
     ),
-    events.ReplaysUnmarked: LogRow(
-        name="replay.unmarked",
+    events.ReplaysUnrecorded: LogRow(
+        name="replay.unrecorded",
         level="warning",
-        msg="Messages are in their queues again, and the ledger could not be told.",
+        msg="Dead letters were sent back to their queues, but the ledger could not record it.",
         fields={"count": lambda event: len(event.replay_ids), "ids": "replay_ids", **with_error()},
     ),
-    events.DeadLettersAgeing: LogRow(
-        name="dead.ageing",
+    events.DeadLettersExpiring: LogRow(
+        name="dead_letter.expiring",
         level="warning",
-        msg="Dead letters wait, and the queue deletes them at the end of its retention.",
+        msg="Dead letters are about to expire: the queue deletes them at the end of its retention.",
         fields={
             "queue": "queue",
-            "count": "letters",
-            "oldest_s": "oldest_age_seconds",
+            "count": "count",
+            "oldest_age_s": "oldest_age_seconds",
             "first_deleted_at": "first_deleted_at",
             "archived": "archived",
         },
     ),
     events.DeadLettersArchived: LogRow(
-        name="dead.archived",
+        name="dead_letter.archived",
         level="warning",
-        msg="Dead letters near the end of their retention left their queue for a file.",
-        fields={"queue": "queue", "count": "letters", "file": "file"},
+        msg="Dead letters that were about to expire were moved to a file.",
+        fields=same("queue", "count", "file"),
     ),
 }

@@ -23,7 +23,7 @@ OBJECT_ROWS: Rows = {
     events.ObjectStarted: LogRow(
         name="object.started",
         level="info",
-        msg="An attempt begins to work on the object.",
+        msg="An attempt started to process the object.",
         fields={**_OBJECT, "attempt": "attempt"},
     ),
     events.ObjectTakenOver: LogRow(
@@ -38,37 +38,37 @@ OBJECT_ROWS: Rows = {
         msg="The object is recorded as processed.",
         fields={**_OBJECT, **same("rows", "lines_quarantined")},
     ),
-    events.ObjectGivenBack: LogRow(
-        name="object.given_back",
+    events.ObjectInterrupted: LogRow(
+        name="object.interrupted",
         level="info",
-        msg="The attempt was broken off, for no fault of the object's; it is free for another.",
+        msg="The attempt was interrupted, for no fault of the object. The object is released.",
         fields={**_OBJECT, "reason": "reason"},
     ),
     events.ObjectSkipped: LogRow(
         name="object.skipped",
         level="info",
-        msg="There was nothing to do for the object.",
+        msg="A message named the object, but there was nothing to do.",
         fields=_NAMED,
     ),
     events.ObjectFailed: LogRowCases(
         by=lambda event: event.outcome,
         rows={
-            "retry": _left("object.retrying", "warning", "The object failed; another attempt follows."),
-            "gone": _left("object.gone", "warning", "The object does not exist any more."),
-            "superseded": _left("object.superseded", "info", "The object exists in another version."),
+            "retry": _left("object.retrying", "warning", "The object failed. It will be retried."),
+            "gone": _left("object.deleted", "warning", "The object was deleted before it was processed."),
+            "superseded": _left("object.superseded", "info", "The object was replaced before it was processed."),
         },
-        otherwise=_left("object.failed", "error", "The object is given up on."),
+        otherwise=_left("object.failed", "error", "The object failed and is not retried."),
     ),
     events.ObjectCallRetrying: LogRow(
         name="object.call_retrying",
         level="warning",
-        msg="A call inside the handler failed and is tried again there.",
+        msg="A call inside the handler failed and is retried there.",
         fields={**_OBJECT, "tries": "tries", "delay_s": "delay_seconds", **ERROR},
     ),
     events.LinesQuarantined: LogRow(
         name="lines.quarantined",
         level="warning",
-        msg="Lines of the object could not be read and are in the quarantine.",
+        msg="Lines of the object could not be read. They were quarantined.",
         fields={"pipeline": "pipeline", "object": "object_uri", **same("count", "reasons"), "sample": _sample},
     ),
 }
@@ -77,7 +77,7 @@ BATCH_ROWS: Rows = {
     events.BatchClaimed: LogRow(
         name="batch.claimed",
         level="info",
-        msg="An attempt holds the objects of the batch.",
+        msg="An attempt claimed the objects of the batch.",
         fields={**_BATCH, **same("objects", "bytes"), "duration_s": "seconds"},
     ),
     events.BatchProgressed: LogRow(
@@ -89,13 +89,13 @@ BATCH_ROWS: Rows = {
     events.BatchWritten: LogRow(
         name="batch.written",
         level="info",
-        msg="The files of the batch are written and not yet committed.",
+        msg="The files of the batch were written. They are not committed yet.",
         fields={**_BATCH, **same("rows", "lines_quarantined"), "duration_s": "seconds"},
     ),
     events.BatchCommitted: LogRow(
         name="batch.committed",
         level="info",
-        msg="The batch counts.",
+        msg="The batch was committed.",
         fields={**_BATCH, **same("seq", "objects", "rows", "lines_quarantined", "bytes"), "duration_s": "seconds"},
     ),
     events.BatchPublished: LogRow(
@@ -107,25 +107,25 @@ BATCH_ROWS: Rows = {
     events.LedgerRolledBack: LogRow(
         name="ledger.rolled_back",
         level="error",
-        msg="The ledger lost batches that it had before; publishing begins again at the table's position.",
-        fields=same("pipeline", "sink", "lost_seq"),
+        msg="The ledger lost batches. Publishing continues from the table's position. Run `penstock reconcile`.",
+        fields=same("pipeline", "sink", "missing_seq"),
     ),
-    events.LedgerRepairBegan: LogRow(
-        name="ledger.repair_began",
+    events.LedgerRepairStarted: LogRow(
+        name="ledger.repair_started",
         level="warning",
-        msg="A ledger that was rolled back is about to be brought up to its table.",
-        fields=same("pipeline", "agrees_at", "shown_at"),
+        msg="The repair of a rolled-back ledger from its table started.",
+        fields=same("pipeline", "common_seq", "table_seq"),
     ),
-    events.LedgerRepairEnded: LogRow(
-        name="ledger.repaired",
+    events.LedgerRepairFinished: LogRow(
+        name="ledger.repair_finished",
         level="warning",
-        msg="The ledger has what the table shows.",
-        fields=same("pipeline", "batches", "objects", "moved", "withdrawn", "abandoned"),
+        msg="The ledger contains every batch of the table again.",
+        fields=same("pipeline", "batches", "objects", "renumbered", "withdrawn", "abandoned"),
     ),
     events.GarbageCollected: LogRow(
         name="garbage.collected",
         level="info",
-        msg="Files that no batch and no version of the table names were deleted.",
+        msg="Files that belong to no batch and no version of the table were deleted.",
         fields=same("pipeline", "attempts", "compactions", "files", "bytes"),
     ),
     events.TableCompacted: LogRow(
@@ -137,31 +137,31 @@ BATCH_ROWS: Rows = {
     events.RunFailed: LogRow(
         name="run.failed",
         level="error",
-        msg="A run failed, and no object could be named as the cause.",
+        msg="A run failed, and its cause could not be traced to an object.",
         fields={**_BATCH, **with_error("objects")},
     ),
     events.FaultsRepeated: LogRow(
         name="faults.repeated",
         level="warning",
-        msg="The machinery failed several times in a row; no attempt is counted, and all objects are tried again.",
+        msg="Several infrastructure faults in a row. They do not count as attempts; all objects are retried.",
         fields=with_error("pipeline", "count"),
     ),
     events.AttemptAbandoned: LogRow(
         name="attempt.abandoned",
         level="info",
-        msg="The attempt was given up; it can commit no more.",
+        msg="The attempt ended without a commit.",
         fields={**_BATCH, "reason": "reason"},
     ),
     events.SourceScanned: LogRow(
         name="source.scanned",
         level="info",
-        msg="A folder was walked.",
+        msg="A source was scanned.",
         fields=same("source", "found", "unfinished", "messages"),
     ),
     events.ObjectsArchived: LogRow(
         name="objects.archived",
         level="info",
-        msg="Rows of objects processed long ago left the ledger for the archive.",
+        msg="Rows of objects processed long ago were moved from the ledger to the archive.",
         fields=same("pipeline", "objects", "files"),
     ),
     events.SourceCleaned: LogRow(
@@ -170,28 +170,28 @@ BATCH_ROWS: Rows = {
         msg="Objects of a published batch were tagged, moved or deleted at their source.",
         fields=same("pipeline", "action", "seq", "objects", "skipped", "reasons"),
     ),
-    events.WatchBegan: LogRow(
-        name="watch.began",
+    events.WatchStarted: LogRow(
+        name="watch.started",
         level="info",
-        msg="An ingest stays up and takes what comes.",
+        msg="The ingest watches its source for new objects.",
         fields=same("source"),
     ),
-    events.WatchDisturbed: LogRow(
-        name="watch.disturbed",
+    events.WatchDegraded: LogRow(
+        name="watch.degraded",
         level="warning",
-        msg="A folder that is watched is gone, or its notifications fail.",
+        msg="A watched folder was deleted, or its notifications fail. Watching continues.",
         fields=same("source", "reason"),
     ),
     events.SchemaInferred: LogRow(
         name="schema.inferred",
         level="info",
-        msg="A schema was made from a sample and is remembered.",
+        msg="A schema was inferred from a sample and stored.",
         fields=same("pipeline", "schema", "notes"),
     ),
     events.SparkStarted: LogRow(
         name="spark.started",
         level="info",
-        msg="A Spark session is there.",
+        msg="A Spark session was started.",
         fields={**same("java", "notes"), "duration_s": "seconds"},
     ),
 }
@@ -200,19 +200,19 @@ RECONCILE_ROWS: Rows = {
     events.ReconcileProgressed: LogRow(
         name="reconcile.progressed",
         level="debug",
-        msg="A reconcile went on.",
-        fields=same("pipeline", "what", "done", "total"),
+        msg="A reconcile made progress.",
+        fields=same("pipeline", "unit", "done", "total"),
     ),
     events.ObjectsMissing: LogRow(
-        name="reconcile.missing",
+        name="objects.missing",
         level="error",
-        msg="Objects are there that were never processed: their announcements were lost.",
-        fields=same("pipeline", "source", "as_of", "missing", "where"),
+        msg="Objects were never processed because their notifications were lost.",
+        fields=same("pipeline", "source", "as_of", "missing", "folders"),
     ),
     events.ObjectsOverdue: LogRow(
         name="objects.overdue",
         level="error",
-        msg="Objects wait to be processed for longer than they should.",
+        msg="Objects have waited too long to be processed.",
         fields={
             **same("pipeline", "overdue"),
             "oldest_age_s": "oldest_age_seconds",
@@ -222,7 +222,7 @@ RECONCILE_ROWS: Rows = {
     events.ReconcileFinished: LogRow(
         name="reconcile.finished",
         level="info",
-        msg="What is there was compared with what is known.",
+        msg="A reconcile compared the source with the ledger.",
         fields={**same("pipeline", "source", "as_of", "listed", "missing", "sent"), "duration_s": "seconds"},
     ),
 }

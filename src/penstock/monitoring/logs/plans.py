@@ -26,7 +26,7 @@ ROWS: Rows = MappingProxyType(
 )
 
 # For listeners that count; other events report each settlement and are logged.
-COUNTED_ONLY: frozenset[type[events.Event]] = frozenset({events.SettlementsTaken})
+COUNTED_ONLY: frozenset[type[events.Event]] = frozenset({events.SettlementsApplied})
 
 # Base classes, which are never emitted.
 NOT_LOGGED: frozenset[type[events.Event]] = frozenset({events.Event, events.MessageEvent, events.ObjectEvent})

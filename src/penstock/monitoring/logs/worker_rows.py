@@ -16,84 +16,86 @@ from penstock.monitoring.logs.rows import (
     with_error,
 )
 
-_GIVEN_BACK: Mapping[str, Source] = {"count": lambda event: len(event.given_back), "ids": "given_back"}
+_RELEASED: Mapping[str, Source] = {"count": lambda event: len(event.released), "ids": "released"}
 
 
 def _stopped(name: str, level: Level, msg: str) -> LogRow:
-    return LogRow(name=name, level=level, msg=msg, fields=_GIVEN_BACK)
+    return LogRow(name=name, level=level, msg=msg, fields=_RELEASED)
 
 
 def _ended(level: Level, msg: str) -> LogRow:
     fields: Mapping[str, Source] = {"process": "process", "exit_code": "exit_code", "delay_s": "restart_in_seconds"}
-    return LogRow(name="process.ended", level=level, msg=msg, fields=fields)
+    return LogRow(name="process.exited", level=level, msg=msg, fields=fields)
 
 
 WORKER_ROWS: Rows = {
     events.WorkerStarted: LogRow(
         name="worker.started",
         level="info",
-        msg="The worker serves.",
-        fields=same("queues", "concurrency", "broker", "metrics"),
+        msg="The worker started.",
+        fields=same("queues", "weights", "concurrency", "broker", "ledger", "metrics", "jobs", "app", "version"),
     ),
     events.WorkerDraining: LogRow(
         name="worker.draining",
         level="info",
-        msg="No more messages are fetched; what is in flight goes on.",
-        fields={"signal": "reason", "in_flight": "in_flight"},
+        msg="The worker stopped receiving messages. Messages in flight continue.",
+        fields=same("reason", "in_flight"),
     ),
     events.WorkerFailed: LogRow(
         name="worker.failed",
         level="error",
-        msg="The worker cannot go on, and ends.",
+        msg="The worker failed and stops.",
         fields={**ERROR, "exception": lambda event: event.traceback or None},
     ),
     events.WorkerStopped: LogRowCases(
         by=lambda event: event.outcome,
         rows={
-            "drained": _stopped("worker.drained", "info", "The worker ended; nothing is left in flight."),
-            "given_back": _stopped("worker.given_back", "info", "The worker ended and gave back what was not done."),
+            "drained": _stopped("worker.drained", "info", "The worker stopped. All messages in flight finished."),
+            "interrupted": _stopped(
+                "worker.interrupted", "info", "The worker stopped and released unfinished messages."
+            ),
         },
         otherwise=LogRow(
             name="worker.forced",
             level="warning",
-            msg="The worker ended although a thread did not, or the broker did not take the messages named.",
+            msg="The worker was forced to stop: a thread did not end, or messages could not be settled.",
             fields={"count": lambda event: len(event.unsettled), "ids": "unsettled"},
         ),
     ),
     events.ExecutionFailed: LogRow(
         name="execution.failed",
         level="error",
-        msg="A batch ended without an answer; its messages go back.",
+        msg="A batch ended without settlements. Its messages are released.",
         fields={**HANDLER_ERROR, **IDS},
     ),
-    events.UpkeepFailed: LogRow(
-        name="upkeep.failed",
+    events.JobFailed: LogRow(
+        name="job.failed",
         level="warning",
-        msg="The upkeep of a handler failed; it is tried again.",
-        fields=HANDLER_ERROR,
+        msg="A background job failed. It is retried.",
+        fields=with_error("job"),
     ),
-    events.TickSent: LogRow(
-        name="tick.sent",
+    events.ScheduledMessageSent: LogRow(
+        name="scheduled_message.sent",
         level="info",
-        msg="The message of a scheduled handler is in its queue.",
+        msg="The message of a scheduled handler was sent.",
         fields=same("handler", "queue", "scheduled_at"),
     ),
-    events.TickFailed: LogRow(
-        name="tick.failed",
+    events.ScheduledMessageFailed: LogRow(
+        name="scheduled_message.failed",
         level="warning",
-        msg="The message of a scheduled handler could not be sent; it is tried again.",
+        msg="The message of a scheduled handler could not be sent. It is retried.",
         fields={**HANDLER_ERROR, "scheduled_at": "scheduled_at"},
     ),
     events.OutboxSent: LogRow(
         name="outbox.sent",
         level="info",
-        msg="Rows of the outbox are in their queue.",
+        msg="Rows of the outbox were sent to their queue.",
         fields={"queue": "queue", **IDS},
     ),
-    events.OutboxRefused: LogRow(
-        name="outbox.refused",
+    events.OutboxRejected: LogRow(
+        name="outbox.rejected",
         level="warning",
-        msg="The broker does not take a row of the outbox; it stays there and is tried again.",
+        msg="The broker rejected a row of the outbox. The row stays there and is retried.",
         fields={
             **same("queue", "outbox_id", "tries", "reason"),
             "delay_s": "delay_seconds",
@@ -102,130 +104,130 @@ WORKER_ROWS: Rows = {
     events.RelayFailed: LogRow(
         name="relay.failed",
         level="warning",
-        msg="The outbox cannot be relayed; nothing is lost, and it is tried again.",
+        msg="The relay of an outbox failed. No message is lost, and it is retried.",
         fields={**with_error("database"), "delay_s": "delay_seconds"},
     ),
-    events.LedgerAway: LogRow(
-        name="ledger.away",
+    events.LedgerUnavailable: LogRow(
+        name="ledger.unavailable",
         level="warning",
-        msg="The ledger is away; the queues that need it are paused until it answers.",
+        msg="The ledger is unavailable. The queues that need it are paused.",
         fields={**with_error(), **same("queues")},
     ),
-    events.LedgerBack: LogRow(
-        name="ledger.back",
+    events.LedgerAvailable: LogRow(
+        name="ledger.available",
         level="info",
-        msg="The ledger answers again; the queues that need it are served.",
-        fields={"duration_s": "away_seconds"},
+        msg="The ledger is available again. The paused queues are consumed.",
+        fields={"duration_s": "outage_seconds"},
     ),
-    events.StoreAway: LogRow(
-        name="store.away",
+    events.StoreUnavailable: LogRow(
+        name="store.unavailable",
         level="warning",
-        msg="The store of objects or of a table is away; the queues that need it are paused until it answers.",
+        msg="The store of a source or a table is unavailable. The queues that need it are paused.",
         fields={**with_error("store"), **same("queues")},
     ),
-    events.StoreBack: LogRow(
-        name="store.back",
+    events.StoreAvailable: LogRow(
+        name="store.available",
         level="info",
-        msg="The store answers again; the queues that need it are served.",
-        fields={**same("store"), "duration_s": "away_seconds"},
+        msg="The store is available again. The paused queues are consumed.",
+        fields={**same("store"), "duration_s": "outage_seconds"},
     ),
     events.BreakerOpened: LogRow(
         name="breaker.opened",
         level="error",
-        msg="Message after message fails in the same way; the queue is paused here, but for one probe at a time.",
+        msg="Many messages in a row failed alike. This worker pauses the queue, except for one probe at a time.",
         fields={**with_error("queue", "handler"), **same("fingerprint", "failures")},
     ),
     events.BreakerClosed: LogRow(
         name="breaker.closed",
         level="info",
-        msg="The queue is served as before.",
+        msg="The breaker closed. The queue is consumed as before.",
         fields={**same("queue", "handler", "probes"), "duration_s": "open_seconds"},
     ),
-    events.InboxForgotten: LogRow(
-        name="inbox.forgotten",
+    events.InboxCleaned: LogRow(
+        name="inbox.cleaned",
         level="info",
-        msg="Rows of the inbox that are old enough were deleted.",
+        msg="Expired rows of the inbox were deleted.",
         fields=same("database", "count"),
     ),
-    events.GiveBackFailed: LogRow(
-        name="give_back.failed",
+    events.ReleaseFailed: LogRow(
+        name="release.failed",
         level="warning",
-        msg="One step of giving back failed; the steps after it were taken.",
+        msg="A step of releasing a batch failed. The following steps ran.",
         fields={**HANDLER_ERROR, "step": "step"},
     ),
     events.LifespanFailed: LogRow(
         name="lifespan.failed",
         level="warning",
-        msg="A lifespan did not put its resources away; the others were left nevertheless.",
+        msg="A lifespan failed to close its resources. The other lifespans were closed.",
         fields=with_error("lifespan"),
     ),
-    events.LineHalted: LogRow(
-        name="queue.halted",
+    events.ConsumerHalted: LogRow(
+        name="consumer.halted",
         level="error",
-        msg="A handler met what no further try can mend; its queue is served no more here.",
+        msg="A handler hit an error that no retry can fix. This worker stops consuming its queue.",
         fields=with_error("queue", "handler"),
     ),
     events.ListenerFailed: LogRow(
         name="listener.failed",
         level="error",
-        msg="A listener of the app raised; this is told once, and nothing else suffers for it.",
+        msg="A listener of the app raised. This is logged once per listener, which is still called.",
         fields=with_error("listener"),
     ),
     events.ThreadLeftBehind: LogRow(
         name="thread.left_behind",
         level="warning",
-        msg="A thread did not end in time; the process leaves without it.",
+        msg="A thread did not end in time. The process exits without it.",
         fields=same("thread"),
     ),
-    events.ProcessEnded: LogRowCases(
+    events.ProcessExited: LogRowCases(
         by=lambda event: event.exit_code == 0,
-        rows={True: _ended("info", "A worker process ended.")},
-        otherwise=_ended("error", "A worker process ended with a failure."),
+        rows={True: _ended("info", "A worker process exited.")},
+        otherwise=_ended("error", "A worker process failed."),
     ),
     events.TaskProtected: LogRow(
         name="task.protected",
         level="info",
-        msg="Work that takes long is under way; ECS neither scales this task in nor replaces it.",
+        msg="ECS protects this task from scale-in while the worker is busy with long work.",
         fields={"expires_s": "expires_in_seconds"},
     ),
     events.TaskProtectionFailed: LogRow(
         name="task_protection.failed",
         level="warning",
-        msg="ECS's agent does not protect this task from being scaled in; work goes on, and it is asked again.",
+        msg="ECS did not protect this task from scale-in. Work continues, and the request is repeated.",
         fields=with_error(),
     ),
     events.ProcessKilled: LogRow(
         name="process.killed",
         level="error",
-        msg="A worker process did not end in time and was killed.",
+        msg="A worker process did not stop in time and was killed.",
         fields=same("process"),
     ),
     # A person requested it and wants to see it at any log level.
     events.StacksDumped: LogRow(
-        name="stacks.dumped", level="warning", msg="What every thread is doing.", fields=same("stacks")
+        name="stacks.dumped", level="warning", msg="The stack of every thread, as requested.", fields=same("stacks")
     ),
     events.MetricsExportFailed: LogRow(
         name="metrics_export.failed",
         level="warning",
-        msg="Metrics could not be sent; what is counted goes on.",
-        fields=with_error("outlet"),
+        msg="Exporting metrics failed. Counting continues.",
+        fields=with_error("exporter"),
     ),
     events.TracesExportFailed: LogRow(
         name="traces_export.failed",
         level="warning",
-        msg="Traces could not be sent; the work goes on.",
+        msg="Exporting traces failed. Work continues.",
         fields=with_error(),
     ),
     events.ErrorHookFailed: LogRow(
         name="error_hook.failed",
         level="warning",
-        msg="An error hook raised; what it was to report is lost.",
+        msg="An error hook raised. Its report is lost.",
         fields=with_error("hook", "count"),
     ),
     events.ErrorReportsDropped: LogRow(
         name="error_reports.dropped",
         level="warning",
-        msg="An error hook is too slow; the oldest reports were dropped.",
+        msg="An error hook is too slow. The oldest reports were dropped.",
         fields=same("hook", "count"),
     ),
 }
@@ -235,25 +237,25 @@ MONITOR_ROWS: Rows = {
     events.MonitorStarted: LogRow(
         name="monitor.started",
         level="info",
-        msg="The monitor looks at these, and answers for them.",
+        msg="The monitor polls these sources and serves their metrics.",
         fields=same("address", "sources", "queues", "pipelines"),
     ),
-    events.LookFailed: LogRow(
-        name="look.failed",
+    events.MonitorPollFailed: LogRow(
+        name="monitor_poll.failed",
         level="warning",
-        msg="The monitor cannot see something; its numbers are gone until it can.",
+        msg="The monitor cannot poll a source. The metrics of this source are absent until it can.",
         fields=with_error("source"),
     ),
-    events.LookRecovered: LogRow(
-        name="look.recovered",
+    events.MonitorPollRecovered: LogRow(
+        name="monitor_poll.recovered",
         level="info",
-        msg="The monitor sees it again.",
-        fields={"source": "source", "duration_s": "away_seconds"},
+        msg="The monitor can poll the source again.",
+        fields={"source": "source", "duration_s": "outage_seconds"},
     ),
-    events.QueueSeenEmpty: LogRow(
-        name="queue.seen_empty",
+    events.ReceiveEmpty: LogRow(
+        name="receive.empty",
         level="debug",
-        msg="A receive waited for a message, and none came.",
+        msg="A receive waited and returned no message.",
         fields=same("queue"),
     ),
 }

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
+from penstock.events import QuarantineReason
+
 PREFIX = "penstock_"
 OTHER = "other"  # for a value missing from its label's list, and for the series that takes everything beyond the bound
 
@@ -73,84 +75,87 @@ _METRICS = (
     _gauge(
         "queue_oldest_message_age_seconds",
         ("queue", "source"),
-        "Age of the oldest message, in flight and delayed ones included, as SQS counts it.",
+        "Age of the oldest message, including those in flight and delayed, as SQS measures it.",
         "seconds",
         source=("exact", "cloudwatch"),
     ),
     _gauge(
         "queue_oldest_visible_message_age_seconds",
         ("queue", "source"),
-        "Age of the oldest message that nobody works on.",
+        "Age of the oldest visible message.",
         "seconds",
         source=("exact", "estimated"),
     ),
-    _counter(
-        "messages_received_total", _QUEUE, "Messages that receives brought, again or for the first time.", "messages"
-    ),
-    _counter("messages_redelivered_total", _QUEUE, "Messages received that were handed over before.", "messages"),
+    _counter("messages_received_total", _QUEUE, "Messages received, including redeliveries.", "messages"),
+    _counter("messages_redelivered_total", _QUEUE, "Messages received that had been delivered before.", "messages"),
     _counter(
         "messages_settled_total",
         ("queue", "outcome"),
-        "How deliveries ended.",
+        "Deliveries settled, by outcome.",
         "messages",
         outcome=("acked", "released", "retried", "dead_lettered", "lease_lost"),
     ),
     _counter(
-        "settle_failures_total",
+        "settlement_failures_total",
         ("queue", "operation"),
-        "Settlements that the broker did not take, each try counted.",
+        "Failed tries to settle a delivery.",
         operation=("ack", "release", "dead_letter"),
     ),
     Metric(
-        name="process_duration_seconds",
+        name="handler_duration_seconds",
         kind="histogram",
         labels=("queue", "handler", "outcome"),
-        help="How long handlers and pipelines worked.",
+        help="Duration of handler calls and pipeline runs.",
         unit="seconds",
-        values={"outcome": ("finished", "retried", "failed", "given_back")},
+        values={"outcome": ("finished", "retried", "failed", "interrupted")},
         bounds=WORK_SECONDS,
     ),
     _counter(
         "heartbeats_total",
         ("queue", "result"),
-        "Calls that extend leases, and leases found lost by them.",
-        result=("ok", "retried", "failed", "lost"),
+        "Calls that extend leases or claims.",
+        result=("ok", "retried", "failed"),
     ),
-    _gauge("worker_in_flight_messages", _WORKER, "Messages that the worker holds.", "messages"),
-    _gauge("worker_slots", _WORKER, "Messages that the worker can hold at once."),
+    _gauge("worker_in_flight_messages", _WORKER, "Messages in flight in the worker.", "messages"),
+    _gauge("worker_slots", _WORKER, "Messages that the worker can process at once."),
     _gauge(
         "worker_last_poll_timestamp_seconds",
         _WORKER,
-        "When the broker last answered the worker for the queue, in epoch seconds.",
+        "Time of the broker's last answer for the queue, in epoch seconds.",
         "seconds",
     ),
     Metric(
         name="loop_lag_seconds",
         kind="histogram",
         labels=("worker",),
-        help="How late the worker's threads and its event loop come to what is due.",
+        help="Delay of the worker's threads and event loop.",
         unit="seconds",
         bounds=LAG_SECONDS,
     ),
-    _counter("shutdowns_total", ("outcome",), "How workers ended.", outcome=("drained", "given_back", "forced")),
     _counter(
-        "orphaned_leases_total",
-        _QUEUE,
-        "Messages received whose lease before ran out unsettled: the only trace that a killed worker leaves.",
+        "shutdowns_total",
+        ("outcome",),
+        "Shutdowns of workers, by outcome.",
+        outcome=("drained", "interrupted", "forced"),
     ),
-    _gauge("dead_letters", ("queue", "tier"), "Dead letters that wait.", "messages", tier=("dlq", "dead")),
+    _counter(
+        "expired_leases_total",
+        _QUEUE,
+        "Messages received whose previous lease expired: the only trace of a killed worker.",
+    ),
+    _gauge("dead_letters", ("queue", "tier"), "Dead letters waiting.", "messages", tier=("dlq", "dead")),
     _gauge(
         "dead_letter_oldest_age_seconds",
         ("queue", "tier"),
-        "Age of the oldest dead letter, since it died.",
+        "Age of the oldest dead letter since it was dead-lettered.",
         "seconds",
         tier=("dlq", "dead"),
     ),
     _counter(
         "replays_total",
         ("queue", "result"),
-        "What replayers decided on dead letters.",
-        result=("sent", "already_sent", "held", "put_back", "set_aside"),
+        "Decisions of replayers about dead letters.",
+        result=("sent", "already_sent", "waiting", "released", "set_aside"),
     ),
     _gauge(
         "objects",
@@ -161,35 +166,37 @@ _METRICS = (
     _gauge(
         "object_oldest_unprocessed_age_seconds",
         _PIPELINE,
-        "Age of the oldest object that is not processed, since the ledger heard of it.",
+        "Age of the oldest unprocessed object since the ledger first recorded it.",
         "seconds",
     ),
-    _gauge("objects_overdue", _PIPELINE, "Objects that wait to be processed for longer than overdue_after_seconds."),
-    _gauge("objects_missing", _PIPELINE, "Objects that the latest reconcile found stored and never processed."),
+    _gauge("objects_overdue", _PIPELINE, "Objects that wait to be processed for longer than objects.overdue_after."),
+    _gauge("objects_missing", _PIPELINE, "Objects found by the latest reconcile that were never processed."),
     _gauge(
         "commit_to_publish_lag_seconds",
         _PIPELINE,
-        "How long the oldest committed batch that is not visible yet has waited.",
+        "Age of the oldest committed batch that is not published yet.",
         "seconds",
     ),
     Metric(
         name="batch_duration_seconds",
         kind="histogram",
         labels=("pipeline", "stage"),
-        help="How long the stages of batches took.",
+        help="Duration of the stages of batches.",
         unit="seconds",
         values={"stage": ("claim", "run", "commit", "publish")},
         bounds=STAGE_SECONDS,
     ),
-    _gauge("monitor_up", _SOURCE, "Whether the monitor's latest look at it succeeded: 1, or 0.", source=_SOURCES),
-    _counter("monitor_looks_failed_total", _SOURCE, "Looks of the monitor that failed.", source=_SOURCES),
+    _gauge(
+        "monitor_up", _SOURCE, "1 if the monitor's latest poll of the source succeeded, otherwise 0.", source=_SOURCES
+    ),
+    _counter("monitor_poll_failures_total", _SOURCE, "Failed polls of the monitor.", source=_SOURCES),
     _counter("batch_rows_total", _PIPELINE, "Rows of committed batches."),
-    _counter("batch_bytes_total", _PIPELINE, "Bytes of the objects of committed batches, as stored.", "bytes"),
+    _counter("batch_bytes_total", _PIPELINE, "Stored bytes of the objects of committed batches.", "bytes"),
     _counter(
         "quarantined_lines_total",
         ("pipeline", "reason"),
-        "Lines that could not be read.",
-        reason=("invalid UTF-8", "invalid encoding", "malformed", "wrong type"),
+        "Lines that could not be read, by reason.",
+        reason=tuple(reason.value for reason in QuarantineReason),
     ),
 )
 

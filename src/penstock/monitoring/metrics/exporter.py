@@ -36,13 +36,13 @@ class Exporter:
     """Exports the meters periodically and on request. Failures and delays of the destination do not affect the work."""
 
     def __init__(
-        self, meters: Meters, outlet: MetricsDestination, *, every_seconds: float, clock: Clock, tell: Listener
+        self, meters: Meters, destination: MetricsDestination, *, every_seconds: float, clock: Clock, emit: Listener
     ) -> None:
         self._meters = meters
-        self._outlet = outlet
+        self._destination = destination
         self._every_seconds = every_seconds
         self._clock = clock
-        self._tell = tell
+        self._emit = emit
         self._last = NOTHING_READ  # this and _words: used only by the exporter's thread
         self._words = Throttle(QUIET_SECONDS, clock)  # for a destination that keeps failing
         self._wake = threading.Event()
@@ -97,9 +97,11 @@ class Exporter:
         fresh = changes(self._last, now, self._meters.catalogue)
         self._last = now
         try:
-            self._outlet.export(fresh)
+            self._destination.export(fresh)
         except Exception as error:
             if self._words.is_due():
-                self._tell(MetricsExportFailed(outlet=self._outlet.name, error=f"{type(error).__name__}: {error}"))
+                self._emit(
+                    MetricsExportFailed(exporter=self._destination.name, error=f"{type(error).__name__}: {error}")
+                )
         else:
             self._words.begin_anew()

@@ -20,18 +20,18 @@ REMEMBERED_MAX = 10_000  # of open items: attempts on objects, and leases that w
 
 COUNTED_BY_QUEUE = frozenset(
     {
-        *("messages_received_total", "messages_redelivered_total", "messages_settled_total", "orphaned_leases_total"),
-        *("settle_failures_total", "heartbeats_total"),
+        *("messages_received_total", "messages_redelivered_total", "messages_settled_total", "expired_leases_total"),
+        *("settlement_failures_total", "heartbeats_total"),
     }
 )
 
-FINISHED, RETRIED, FAILED, GIVEN_BACK = "finished", "retried", "failed", "given_back"  # outcomes of work
+FINISHED, RETRIED, FAILED, INTERRUPTED = "finished", "retried", "failed", "interrupted"  # outcomes of work
 
 _ENDS: Mapping[type[Settlement], str] = {Ack: "acked", DeadLetter: "dead_lettered"}
 _OBJECT_OUTCOMES = {"retry": RETRIED, "dead": FAILED}  # other outcomes are neither failures nor work
 
 
-class MetricsListener(events.ChoosyListener):
+class MetricsListener(events.SelectiveListener):
     """Counts events. ``queues`` maps each pipeline and object handler, whose events lack it, to its queue."""
 
     def __init__(self, meters: Meters, *, queues: Mapping[str, str] | None = None, clock: Clock | None = None) -> None:
@@ -44,17 +44,17 @@ class MetricsListener(events.ChoosyListener):
         self._calls = _BoundedMemory()  # start of a handler call for an object, by attempt and object
         self._heard: Mapping[type[events.Event], Callable[[Any], None]] = {
             events.MessagesReceived: self._received,
-            events.SettlementsTaken: self._settled,
+            events.SettlementsApplied: self._settled,
             events.MessageFinished: self._finished,
             events.MessageFailed: self._failed,
-            events.MessageGivenBack: self._given_back,
-            events.SettleFailed: self._settle_failed,
+            events.MessageInterrupted: self._interrupted,
+            events.SettlementFailed: self._settle_failed,
             events.LeasesExtended: self._extended,
             events.LeaseLost: self._lease_lost,
             events.HeartbeatFailed: self._heartbeat_failed,
             events.WorkerStarted: self._started,
             events.WorkerStopped: self._stopped,
-            events.DeadReplayed: self._replayed,
+            events.DeadLetterReplayed: self._replayed,
             events.BatchClaimed: self._claimed,
             events.BatchWritten: self._written,
             events.BatchCommitted: self._committed,
@@ -64,11 +64,11 @@ class MetricsListener(events.ChoosyListener):
             events.ObjectStarted: self._object_started,
             events.ObjectFinished: self._object_finished,
             events.ObjectFailed: self._object_failed,
-            events.ObjectGivenBack: self._object_given_back,
+            events.ObjectInterrupted: self._object_interrupted,
             events.LinesQuarantined: self._quarantined,
         }
 
-    def hears(self, kind: type[events.Event]) -> bool:
+    def wants(self, kind: type[events.Event]) -> bool:
         return kind in self._heard
 
     def __call__(self, event: events.Event) -> None:
@@ -81,36 +81,38 @@ class MetricsListener(events.ChoosyListener):
         self._meters.count("messages_received_total", queue, len(event.message_ids))
         if event.redelivered:
             self._meters.count("messages_redelivered_total", queue, event.redelivered)
-        if event.orphaned:
-            self._meters.count("orphaned_leases_total", queue, event.orphaned)
+        if event.expired:
+            self._meters.count("expired_leases_total", queue, event.expired)
 
-    def _settled(self, event: events.SettlementsTaken) -> None:
+    def _settled(self, event: events.SettlementsApplied) -> None:
         kinds = Counter(map(type, event.settlements))  # mostly one
         for kind, times in kinds.items():
             if kind is not Release:
                 self._meters.count("messages_settled_total", (event.queue, _ENDS[kind]), times)
         if kinds[Release]:
-            refunds = Counter(each.refund for each in event.settlements if isinstance(each, Release))
-            for refund, times in refunds.items():
-                self._meters.count("messages_settled_total", (event.queue, "released" if refund else "retried"), times)
+            releases = Counter(each.uncounted for each in event.settlements if isinstance(each, Release))
+            for uncounted, times in releases.items():
+                self._meters.count(
+                    "messages_settled_total", (event.queue, "released" if uncounted else "retried"), times
+                )
 
     def _finished(self, event: events.MessageFinished) -> None:
         # Inlined `_worked`: this is a worker's most frequent event.
-        self._meters.observe("process_duration_seconds", (event.queue, event.handler, FINISHED), event.duration_seconds)
+        self._meters.observe("handler_duration_seconds", (event.queue, event.handler, FINISHED), event.duration_seconds)
 
     def _failed(self, event: events.MessageFailed) -> None:
         self._worked(event.queue, event.handler, FAILED if event.final else RETRIED, event.duration_seconds)
 
-    def _given_back(self, event: events.MessageGivenBack) -> None:
-        self._worked(event.queue, event.handler, GIVEN_BACK, event.duration_seconds)
+    def _interrupted(self, event: events.MessageInterrupted) -> None:
+        self._worked(event.queue, event.handler, INTERRUPTED, event.duration_seconds)
 
     def _worked(self, queue: str, handler: str, outcome: str, seconds: float) -> None:
-        self._meters.observe("process_duration_seconds", (queue, handler, outcome), seconds)
+        self._meters.observe("handler_duration_seconds", (queue, handler, outcome), seconds)
 
     # -- leases --------------------------------------------------------------------------------------------------
 
-    def _settle_failed(self, event: events.SettleFailed) -> None:
-        self._meters.count("settle_failures_total", (event.queue, event.operation))
+    def _settle_failed(self, event: events.SettlementFailed) -> None:
+        self._meters.count("settlement_failures_total", (event.queue, event.operation))
         if event.lost:
             self._found_lost(event.queue, event.message_id, event.attempt)
 
@@ -118,7 +120,6 @@ class MetricsListener(events.ChoosyListener):
         self._meters.count("heartbeats_total", (event.queue, "ok"))
 
     def _lease_lost(self, event: events.LeaseLost) -> None:
-        self._meters.count("heartbeats_total", (event.queue, "lost"))
         self._found_lost(event.queue, event.message_id, event.attempt)
 
     def _found_lost(self, queue: str, message_id: str, attempt: int) -> None:
@@ -151,7 +152,7 @@ class MetricsListener(events.ChoosyListener):
     def _stopped(self, event: events.WorkerStopped) -> None:
         self._meters.count("shutdowns_total", (event.outcome,))
 
-    def _replayed(self, event: events.DeadReplayed) -> None:
+    def _replayed(self, event: events.DeadLetterReplayed) -> None:
         self._meters.count("replays_total", (event.queue or "", event.result))
 
     # -- batches -------------------------------------------------------------------------------------------------
@@ -178,7 +179,7 @@ class MetricsListener(events.ChoosyListener):
         self._run_ended(event.pipeline, event.attempt_id, RETRIED)
 
     def _abandoned(self, event: events.AttemptAbandoned) -> None:
-        self._run_ended(event.pipeline, event.attempt_id, GIVEN_BACK)
+        self._run_ended(event.pipeline, event.attempt_id, INTERRUPTED)
 
     def _run_ended(self, pipeline: str, attempt_id: str, outcome: str) -> None:
         """Record a run that wrote nothing, with the outcome of the first event that ends it."""
@@ -203,8 +204,8 @@ class MetricsListener(events.ChoosyListener):
         self._run_ended(event.pipeline, event.attempt_id, RETRIED)
         self._object_ended(event, _OBJECT_OUTCOMES.get(event.outcome))
 
-    def _object_given_back(self, event: events.ObjectGivenBack) -> None:
-        self._object_ended(event, GIVEN_BACK)
+    def _object_interrupted(self, event: events.ObjectInterrupted) -> None:
+        self._object_ended(event, INTERRUPTED)
 
     def _object_ended(self, event: events.ObjectEvent, outcome: str | None) -> None:
         began_at = self._calls.take((event.attempt_id, event.object_uri))

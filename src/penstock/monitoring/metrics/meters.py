@@ -19,7 +19,8 @@ from penstock.monitoring.metrics.catalogue import METRICS, OTHER, Metric
 
 SERIES_MAX = 1_000  # of one metric
 VALUE_CHARACTERS_MAX = 200  # of a label
-THREADS_LOOK = 100  # after this many new counting threads, merge the counts of those that have ended
+FOLDED_MAX = 1_000  # remembered per thread
+THREADS_CHECK = 100  # after this many new counting threads, merge the counts of those that have ended
 
 Labels = tuple[str, ...]  # the values, in the order of the metric's labels
 _Key = tuple[str, Labels]  # metric and labels
@@ -64,8 +65,8 @@ class Meters:
             metric.name: {} for metric in catalogue.values() if metric.kind == "gauge"
         }
         self._known: dict[str, set[Labels]] = {metric.name: set() for metric in catalogue.values()}
-        self._tallies: list[tuple[weakref.ref[_ThreadLife], _ThreadCounts]] = []
-        self._past = _ThreadCounts()  # of threads that have ended
+        self._threads: list[tuple[weakref.ref[_ThreadLife], _ThreadCounts]] = []
+        self._ended = _ThreadCounts()  # of threads that have ended
         self._own = _OwnCounts(self._join)
 
     @property
@@ -75,21 +76,23 @@ class Meters:
 
     def count(self, name: str, labels: Labels, amount: float = 1.0) -> None:
         """Add to a counter."""
-        counts, key = self._own.tally.counts, (name, labels)
+        own, key = self._own.counts, (name, labels)
+        counts = own.counts
         if key not in counts:
             if name not in self._counters:
                 raise KeyError(name)
-            key = (name, self._admitted(name, labels))
+            key = self._series_key(own, key)
             counts.setdefault(key, 0.0)
         counts[key] += amount
 
     def observe(self, name: str, labels: Labels, value: float) -> None:
         """Add a value to a histogram."""
         bounds = self._bounds[name]
-        cells, key = self._own.tally.cells, (name, labels)
+        own, key = self._own.counts, (name, labels)
+        cells = own.cells
         cell = cells.get(key)
         if cell is None:
-            key = (name, self._admitted(name, labels))
+            key = self._series_key(own, key)
             cell = cells.setdefault(key, [0.0] * (len(bounds) + 2))
         cell[bisect_left(bounds, value)] += 1
         cell[-1] += value
@@ -141,25 +144,36 @@ class Meters:
     def _total(self) -> "_ThreadCounts":
         """Return the sum over all threads; merge the counts of ended threads. Call it under the lock."""
         total, living = _ThreadCounts(), []
-        for thread, tally in self._tallies:
+        for thread, counts in self._threads:
             if thread() is None:  # its thread has ended, so its counts are final
-                self._past.add(tally)
+                self._ended.add(counts)
             else:
-                living.append((thread, tally))
-                total.add(tally)
-        self._tallies = living
-        total.add(self._past)
+                living.append((thread, counts))
+                total.add(counts)
+        self._threads = living
+        total.add(self._ended)
         return total
 
-    def _join(self, thread: "_ThreadLife", tally: "_ThreadCounts") -> None:
+    def _join(self, thread: "_ThreadLife", counts: "_ThreadCounts") -> None:
         with self._lock:
-            self._tallies.append((weakref.ref(thread), tally))
-            if len(self._tallies) % THREADS_LOOK == 0:  # threads end even if nothing reads the meters
+            self._threads.append((weakref.ref(thread), counts))
+            if len(self._threads) % THREADS_CHECK == 0:  # threads end even if nothing reads the meters
                 self._total()
 
     def _forget(self, collect: Callable[[], None]) -> None:
         with self._lock:
             self._collectors = tuple(one for one in self._collectors if one is not collect)
+
+    def _series_key(self, own: "_ThreadCounts", key: _Key) -> _Key:
+        """Return the series to count in. Labels counted as ``other`` are remembered: finding them takes a lock."""
+        series = own.folded.get(key)
+        if series is None:
+            series = (key[0], self._admitted(*key))
+            if series != key:
+                if len(own.folded) >= FOLDED_MAX:
+                    own.folded.clear()
+                own.folded[key] = series
+        return series
 
     def _admitted(self, name: str, labels: Labels) -> Labels:
         """Return the series to count these labels in, and register it if it is new."""
@@ -180,10 +194,10 @@ class Meters:
         if len(labels) != len(metric.labels):
             raise ValueError(f"{name} has the labels {metric.labels}, and was given {labels!r}")
         pairs = [(metric.values.get(label), value) for label, value in zip(metric.labels, labels, strict=True)]
-        series = tuple(_said(listed, value) for listed, value in pairs)
+        series = tuple(_listed_value(listed, value) for listed, value in pairs)
         if series in known or len(known) < self._series_max:
             return series
-        return tuple(OTHER if listed is None else _said(listed, value) for listed, value in pairs)
+        return tuple(OTHER if listed is None else _listed_value(listed, value) for listed, value in pairs)
 
 
 class _ThreadCounts:
@@ -192,6 +206,7 @@ class _ThreadCounts:
     def __init__(self) -> None:
         self.counts: dict[_Key, float] = {}
         self.cells: dict[_Key, list[float]] = {}  # the count of each bucket, then the sum of the values
+        self.folded: dict[_Key, _Key] = {}  # the series of labels that are counted as ``other``; a series stays folded
 
     def add(self, other: "_ThreadCounts") -> None:
         """Add the counts of another instance, whose thread may still be counting."""
@@ -211,11 +226,11 @@ class _OwnCounts(threading.local):
 
     def __init__(self, join: Callable[[_ThreadLife, _ThreadCounts], None]) -> None:
         self._thread = _ThreadLife()
-        self.tally = _ThreadCounts()
-        join(self._thread, self.tally)
+        self.counts = _ThreadCounts()
+        join(self._thread, self.counts)
 
 
-def _said(listed: tuple[str, ...] | None, value: str) -> str:
+def _listed_value(listed: tuple[str, ...] | None, value: str) -> str:
     if listed is None:
         return _plain(value)
     return value if value in listed else OTHER

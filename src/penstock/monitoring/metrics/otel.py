@@ -49,7 +49,7 @@ def name_of(metric: Metric, *, system: str) -> OtelName:
     ``system`` is the conventions' name of the broker.
     """
     match metric.name:
-        case "process_duration_seconds":
+        case "handler_duration_seconds":
             return OtelName(
                 name=messaging_metrics.MESSAGING_PROCESS_DURATION,
                 unit="s",
@@ -124,7 +124,7 @@ class Otel:
     """The meters of a process and their destination; None if the application's own provider sends them."""
 
     meters: OtelMeters
-    outlet: OtelDestination | None
+    destination: OtelDestination | None
 
 
 def open_otel(resource: Resource, *, version: str, system: str) -> Otel:
@@ -134,7 +134,7 @@ def open_otel(resource: Resource, *, version: str, system: str) -> Otel:
     """
     found = metrics.get_meter_provider()
     if isinstance(found, MeterProvider):
-        return Otel(meters=OtelMeters(found, version=version, system=system), outlet=None)
+        return Otel(meters=OtelMeters(found, version=version, system=system), destination=None)
     quieten(metric_exporter.__name__)  # OtelDestination reports the failures
     exporter = OtlpExporter()
     # With an infinite interval the reader starts no thread, which the end would have to wait for; the metrics exporter
@@ -142,7 +142,7 @@ def open_otel(resource: Resource, *, version: str, system: str) -> Otel:
     reader = PeriodicExportingMetricReader(exporter, export_interval_millis=math.inf)
     provider = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
     meters = OtelMeters(provider, version=version, system=system)
-    return Otel(meters=meters, outlet=OtelDestination(reader, exporter))
+    return Otel(meters=meters, destination=OtelDestination(reader, exporter))
 
 
 class _HistogramRecorder:

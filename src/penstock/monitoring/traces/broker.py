@@ -16,7 +16,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Tracer
 
 from penstock.errors import PenstockError
-from penstock.messaging.broker import Broker, Capabilities, ReceiveRequest, TurnResult
+from penstock.messaging.broker import Broker, BrokerCapabilities, ReceiveRequest, TurnResult
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Attributes, Outgoing
 from penstock.messaging.settlement import Settlement
@@ -27,11 +27,11 @@ from penstock.monitoring.traces.context import (
     RECEIVE,
     SEND,
     UNTRACED,
-    carrier_of,
     links_and_count,
     links_and_names,
     note_error,
     operation,
+    original_message_of,
     said,
 )
 
@@ -62,7 +62,7 @@ class TracedBroker:
         def __getattr__(self, name: str) -> Any: ...
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> BrokerCapabilities:
         return self.inner.capabilities
 
     def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
@@ -82,13 +82,13 @@ class TracedBroker:
     def turn(
         self,
         settlements: Sequence[tuple[Delivery, Settlement]],
-        asks: Sequence[ReceiveRequest],
+        requests: Sequence[ReceiveRequest],
         *,
         lease_seconds: float,
         wait_seconds: float = 0.0,
     ) -> TurnResult:
         began_at = time.time_ns()
-        turn = self.inner.turn(settlements, asks, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
+        turn = self.inner.turn(settlements, requests, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
         with suppress(Exception):  # as in receive
             self._received(turn.deliveries, began_at)
         return turn
@@ -106,7 +106,7 @@ class TracedBroker:
         attributes = {**operation(SEND, system=self._system, queue=queue), **told}
         span = self._tracer.start_span(f"{SEND} {queue}", kind=SpanKind.PRODUCER, attributes=attributes, links=links)
         try:
-            carried, untraced = self._carrying(queue, messages, carrier_of(trace.set_span_in_context(span)))
+            carried, untraced = self._carrying(queue, messages, original_message_of(trace.set_span_in_context(span)))
             if untraced:
                 span.set_attribute(UNTRACED, untraced)
             answers = send(queue, carried)

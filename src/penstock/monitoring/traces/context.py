@@ -32,7 +32,7 @@ EXCEPTION_STACKTRACE = exception_attributes.EXCEPTION_STACKTRACE
 
 HANDLER = "penstock.handler"
 ATTEMPT = "penstock.attempt"
-OUTCOME = "penstock.outcome"  # of a process span: ack, release, dead_letter, mixed, given_back, lost
+OUTCOME = "penstock.outcome"  # of a process span: ack, release, dead_letter, mixed, interrupted, lost
 PIPELINE = "penstock.pipeline"
 SINK = "penstock.sink"
 SEQ = "penstock.seq"
@@ -66,7 +66,7 @@ PARENT = "traceparent"
 _FIELDS = (PARENT, "tracestate")
 
 
-def carrier_of(context: Context | None = None) -> Carrier:
+def original_message_of(context: Context | None = None) -> Carrier:
     """Return the trace context of the span in ``context`` or of the calling thread's span; empty if there is none."""
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier, context=context)

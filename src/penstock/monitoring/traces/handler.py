@@ -116,11 +116,11 @@ class TracedExecution:
         self._answered(answer)
         return answer
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         try:
-            self._inner.give_back()
+            self._inner.release()
         finally:
-            self._end("given_back")
+            self._end("interrupted")
 
     def interrupt(self) -> None:
         try:

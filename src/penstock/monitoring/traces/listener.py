@@ -9,7 +9,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Tracer
 from opentelemetry.util.types import AttributeValue
 
-from penstock.events import BatchPublished, ChoosyListener, Event, MessageFailed, MessageInvalid, ObjectFailed
+from penstock.events import BatchPublished, Event, MessageFailed, MessageInvalid, ObjectFailed, SelectiveListener
 from penstock.monitoring.errors.occurrences import Occurrence, occurrence_of
 from penstock.monitoring.logs.lines import block
 from penstock.monitoring.traces.context import (
@@ -29,13 +29,13 @@ from penstock.monitoring.traces.context import (
 _HEARD = (MessageFailed, MessageInvalid, ObjectFailed, BatchPublished)
 
 
-class TraceListener(ChoosyListener):
+class TraceListener(SelectiveListener):
     """Bus listener that adds events to spans. Thread-safe."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
-    def hears(self, kind: type[Event]) -> bool:
+    def wants(self, kind: type[Event]) -> bool:
         return issubclass(kind, _HEARD)
 
     def __call__(self, event: Event) -> None:

@@ -66,11 +66,11 @@ def provider_for(service: TelemetryResource) -> trace.TracerProvider:
     return trace.get_tracer_provider()  # another thread's, if that was faster
 
 
-def tell_failures(tell: Listener) -> None:
+def report_failures(emit: Listener) -> None:
     """Emit `TracesExportFailed` when no collector accepts the spans; not for the application's own provider."""
     log = found(trace_exporter.__name__)
     if log is not None:
-        log.told_to(lambda error: tell(TracesExportFailed(error=error)))
+        log.on_failure(lambda error: emit(TracesExportFailed(error=error)))
 
 
 def begin_flush(provider: object) -> Callable[[float], None]:

@@ -11,7 +11,7 @@ from penstock.messaging.broker import Broker
 from penstock.messaging.handler import BatchHandler
 from penstock.messaging.tracing import Carrier, Continuing, Wrapped
 from penstock.monitoring.traces.broker import TracedBroker
-from penstock.monitoring.traces.context import SCOPE, carrier_of, note_error, ours, said
+from penstock.monitoring.traces.context import SCOPE, note_error, original_message_of, ours, said
 from penstock.monitoring.traces.handler import TracedHandler
 from penstock.monitoring.traces.listener import TraceListener
 from penstock.monitoring.traces.provider import ChildTracing, TelemetryResource, begin_flush, provider_for
@@ -49,7 +49,7 @@ class OtelTracing:
         return self._stage(name, attributes)
 
     def carrier(self) -> Carrier:
-        return carrier_of()
+        return original_message_of()
 
     def begin_flush(self) -> Callable[[float], None]:
         """Start sending the ended spans. Return a function that waits for it, at most the given seconds."""

@@ -11,20 +11,20 @@ from typing import BinaryIO
 
 from penstock.app.kill import killing_probe
 from penstock.dead_letters.jsonl import LINE_BYTES_MAX, ExportedMessage, line_of, read_line
-from penstock.dead_letters.letters import PAGE, DeadLetterReader, letters_in
-from penstock.dead_letters.operator import CHUNK, Stopped, Told, matching
+from penstock.dead_letters.operator import CHUNK, ProgressCallback, Stopped, matching
+from penstock.dead_letters.reader import PAGE, DeadLetterReader, dead_letters_in
 from penstock.errors import PenstockError, UsageError
 from penstock.ledger import Ledger
 from penstock.messaging.broker import chunk_of, listed_name, send_each
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.steps import Probe, Step
-from penstock.operations.dead_letters.letters import (
+from penstock.operations.dead_letters.selection import (
     DeadLetterSelection,
     QueueResult,
     audited,
-    has_letters,
-    letter_queues,
-    place_of_letters,
+    dead_letter_queue_for,
+    is_worth_reading,
+    selected_queues,
 )
 from penstock.operations.inspection import ScopeView
 from penstock.storage.address import check_address, is_s3, s3_address
@@ -33,7 +33,7 @@ from penstock.storage.files import Files
 from penstock.storage.roots import files_at
 
 STDOUT = "-"
-PLACES_MAX = 1_000  # cache size: a file may name any number of queues
+TARGETS_CACHE_MAX = 1_000  # cache size: a file may name any number of queues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class ExportReport:
     unless some were ``removed`` already: then the file exists.
     """
 
-    letters: int = 0
+    dead_letters: int = 0
     removed: int = 0
     ids_met: set[str] = field(default_factory=set)  # requested ids that were found
     interrupted: bool = False
@@ -67,18 +67,14 @@ class ExportReport:
 class ImportReport:
     """The result of an import."""
 
-    letters: int = 0
+    dead_letters: int = 0
     before: int = 0  # put back by an earlier import
     replayed: int = 0  # skipped, because they were replayed before, during or after the export
     by_queue: dict[str, int] = field(default_factory=dict)
     interrupted: bool = False
 
 
-class _NoFile(Exception):
-    """A stop was requested, or there is nothing to write."""
-
-
-def place_of(address: str, aws: Aws) -> ExportFile:
+def export_file_at(address: str, aws: Aws) -> ExportFile:
     """Return the file at an address. Raises `UsageError` for an invalid one."""
     check_address("file", address)
     if is_s3(address):
@@ -94,13 +90,19 @@ def place_of(address: str, aws: Aws) -> ExportFile:
 
 
 def export_to_stream(
-    seen: ScopeView, asked: DeadLetterSelection, stream: BinaryIO, *, ledger: Ledger, stopped: Stopped, told: Told
+    seen: ScopeView,
+    asked: DeadLetterSelection,
+    stream: BinaryIO,
+    *,
+    ledger: Ledger,
+    stopped: Stopped,
+    on_progress: ProgressCallback,
 ) -> ExportReport:
     """Write the selected messages, one per line."""
     with ExitStack() as opened:
         exported = ExportReport()
         of_queues = _OpenedQueues(seen, asked, ledger, opened, stopped, details={"file": STDOUT})
-        _write(seen, asked, stream, exported, of_queues, told)
+        _write(seen, asked, stream, exported, of_queues, on_progress)
         exported.interrupted = stopped()
         return exported
 
@@ -108,40 +110,46 @@ def export_to_stream(
 def export_to_file(
     seen: ScopeView,
     asked: DeadLetterSelection,
-    place: ExportFile,
+    file: ExportFile,
     *,
     ledger: Ledger,
     remove: bool,
     stopped: Stopped,
-    told: Told,
+    on_progress: ProgressCallback,
 ) -> ExportReport:
     """Write the selected messages to a file, completely or not at all.
 
     With ``remove``, then delete them from their queues. Raises `UsageError` if the file exists.
     """
-    if place.files.stat(place.name) is not None:
-        raise UsageError(f"There is a file {place.address} already: name another one, it may be the only copy.")
+    if file.files.stat(file.name) is not None:
+        raise UsageError(f"There is a file {file.address} already: name another one, it may be the only copy.")
     exported = ExportReport()
     probe = killing_probe(seen.scope.settings.kill_at)
     with ExitStack() as opened:
-        details = {"file": place.address, **({"remove": True} if remove else {})}
+        details = {"file": file.address, **({"remove": True} if remove else {})}
         of_queues = _OpenedQueues(seen, asked, ledger, opened, stopped, details=details)
         try:
-            with place.files.open_output(place.name) as stream:
-                _write(seen, asked, stream, exported, of_queues, told)
-                if stopped() or not exported.letters:
+            with file.files.open_output(file.name) as stream:
+                _write(seen, asked, stream, exported, of_queues, on_progress)
+                if stopped() or not exported.dead_letters:
                     raise _NoFile
-                probe(Step.LETTERS_WRITTEN)
+                probe(Step.DEAD_LETTERS_WRITTEN)
         except _NoFile:
             return ExportReport(interrupted=stopped())
         if remove:
-            exported.removed = _remove(place, of_queues, stopped, probe)
+            exported.removed = _remove(file, of_queues, stopped, probe)
             exported.interrupted = stopped()
     return exported
 
 
 def import_file(
-    seen: ScopeView, place: ExportFile, *, queue: str | None, ledger: Ledger, stopped: Stopped, told: Told
+    seen: ScopeView,
+    file: ExportFile,
+    *,
+    queue: str | None,
+    ledger: Ledger,
+    stopped: Stopped,
+    on_progress: ProgressCallback,
 ) -> ImportReport:
     """Put messages back into the DLQs they were exported from, or all into the DLQ of ``queue``.
 
@@ -149,28 +157,32 @@ def import_file(
     exist; earlier messages are put back by then.
     """
     imported = ImportReport()
-    places = _ImportTargets(seen)
-    details = {"file": place.address}
-    dones: dict[str, QueueResult] = {}
+    targets = _ImportTargets(seen)
+    details = {"file": file.address}
+    results: dict[str, QueueResult] = {}
     with ExitStack() as opened:
-        for chunk in _chunks(_lines(place), CHUNK):
+        for chunk in _chunks(_read_messages(file), CHUNK):
             if stopped():
                 imported.interrupted = True
                 break
-            for into, group in groupby(chunk, key=lambda kept: places.of(queue or kept.queue)):
-                if into not in dones:
+            for into, group in groupby(chunk, key=lambda one: targets.of(queue or one.queue)):
+                if into not in results:
                     entered = audited(ledger, "import", queue=into, details=details, stopped=stopped)
-                    dones[into] = opened.enter_context(entered)
-                kept = list(group)
-                left = _not_replayed(ledger, kept)
+                    results[into] = opened.enter_context(entered)
+                messages = list(group)
+                left = _not_replayed(ledger, messages)
                 put = _put(seen, ledger, into, left)
-                dones[into].messages += put
-                imported.letters += put
+                results[into].messages += put
+                imported.dead_letters += put
                 imported.before += len(left) - put
-                imported.replayed += len(kept) - len(left)
+                imported.replayed += len(messages) - len(left)
                 imported.by_queue[into] = imported.by_queue.get(into, 0) + put
-            told(len(chunk))
+            on_progress(len(chunk))
     return imported
+
+
+class _NoFile(Exception):
+    """A stop was requested, or there is nothing to write."""
 
 
 class _OpenedQueues:
@@ -191,14 +203,14 @@ class _OpenedQueues:
         self._ledger = ledger
         self._stack = stack
         self.stopped = stopped
-        self.letters: dict[str, DeadLetterReader] = {}
-        self.dones: dict[str, QueueResult] = {}
+        self.dead_letters: dict[str, DeadLetterReader] = {}
+        self.results: dict[str, QueueResult] = {}
 
     def begin(self, queue: str) -> DeadLetterReader:
-        self.letters[queue] = self._stack.enter_context(letters_in(self._seen.broker, queue))
+        self.dead_letters[queue] = self._stack.enter_context(dead_letters_in(self._seen.broker, queue))
         entered = audited(self._ledger, "export", queue=queue, details=self._details, stopped=self.stopped)
-        self.dones[queue] = self._stack.enter_context(entered)
-        return self.letters[queue]
+        self.results[queue] = self._stack.enter_context(entered)
+        return self.dead_letters[queue]
 
 
 def _write(
@@ -207,50 +219,50 @@ def _write(
     stream: BinaryIO,
     exported: ExportReport,
     opened: _OpenedQueues,
-    told: Told,
+    on_progress: ProgressCallback,
 ) -> None:
     clock = SystemClock()
-    for queue in letter_queues(seen, asked):
-        if opened.stopped() or exported.letters == asked.limit or not has_letters(seen.broker, queue):
+    for queue in selected_queues(seen, asked):
+        if opened.stopped() or exported.dead_letters == asked.limit or not is_worth_reading(seen.broker, queue):
             continue
         pages = matching(opened.begin(queue), asked.wanted, clock=clock, stopped=opened.stopped)
-        left = None if asked.limit is None else asked.limit - exported.letters
-        for letter in islice(chain.from_iterable(pages), left):
-            stream.write(line_of(letter))
-            exported.letters += 1
-            exported.ids_met |= asked.wanted.ids_met(letter)
-            opened.dones[queue].messages += 1
-            told(1)
+        left = None if asked.limit is None else asked.limit - exported.dead_letters
+        for dead_letter in islice(chain.from_iterable(pages), left):
+            stream.write(line_of(dead_letter))
+            exported.dead_letters += 1
+            exported.ids_met |= asked.wanted.ids_met(dead_letter)
+            opened.results[queue].messages += 1
+            on_progress(1)
 
 
-def _remove(place: ExportFile, opened: _OpenedQueues, stopped: Stopped, probe: Probe) -> int:
+def _remove(file: ExportFile, opened: _OpenedQueues, stopped: Stopped, probe: Probe) -> int:
     """Remove the messages in the file, which is read again so that no list of ids is kept in memory."""
-    if place.files.is_local:
-        place.files.make_durable([place.name])
-    probe(Step.LETTERS_KEPT)
+    if file.files.is_local:
+        file.files.make_durable([file.name])
+    probe(Step.DEAD_LETTERS_KEPT)
     removed = 0
-    for chunk in _chunks(_lines(place), PAGE):
+    for chunk in _chunks(_read_messages(file), PAGE):
         if stopped():
             break
-        for queue, group in groupby(chunk, key=lambda kept: kept.queue):
-            removed += opened.letters[queue].remove([kept.message.id for kept in group])
-            probe(Step.LETTERS_REMOVED)
+        for queue, group in groupby(chunk, key=lambda one: one.queue):
+            removed += opened.dead_letters[queue].remove([one.message.id for one in group])
+            probe(Step.DEAD_LETTERS_REMOVED)
     return removed
 
 
-def _not_replayed(ledger: Ledger, kept: Sequence[ExportedMessage]) -> Sequence[ExportedMessage]:
+def _not_replayed(ledger: Ledger, messages: Sequence[ExportedMessage]) -> Sequence[ExportedMessage]:
     """Leave out messages that were replayed, which would be duplicated.
 
     An export locks nothing, so a message may be replayed while its file is written.
     """
-    ids = [one.replay_id for one in kept]
+    ids = [one.replay_id for one in messages]
     known = ledger.replays.find(ids)
-    return [one for one, id in zip(kept, ids, strict=True) if id not in known or not known[id].sent]
+    return [one for one, id in zip(messages, ids, strict=True) if id not in known or not known[id].sent]
 
 
-def _put(seen: ScopeView, ledger: Ledger, into: str, kept: Sequence[ExportedMessage]) -> int:
+def _put(seen: ScopeView, ledger: Ledger, into: str, messages: Sequence[ExportedMessage]) -> int:
     """Send the messages that are not there yet and return their number. Recorded before and after, as a replay is."""
-    intents = {one.intent(into).replay_id: one for one in kept}
+    intents = {one.intent(into).replay_id: one for one in messages}
     known = ledger.replays.open([one.intent(into) for one in intents.values()])
     due = [(id, one) for id, one in intents.items() if not known[id].sent]
     size = chunk_of(seen.broker, CHUNK)
@@ -272,31 +284,31 @@ class _ImportTargets:
     def __init__(self, seen: ScopeView) -> None:
         self._seen = seen
         self._known = set(seen.broker.queue_names())
-        self.of = lru_cache(maxsize=PLACES_MAX)(self._of)
+        self.of = lru_cache(maxsize=TARGETS_CACHE_MAX)(self._of)
 
     def _of(self, queue: str) -> str:
         """Return the DLQ. Raises `UsageError` if it does not exist, unless it was named and is created on use."""
-        place = place_of_letters(self._seen, queue)
-        there = {listed_name(queue), listed_name(place)} & self._known
-        if not (there or (place == queue and self._seen.broker.capabilities.creates_queues)):
-            raise UsageError(f"There is no queue {place} to put the letters into: name one with --queue.")
-        return place
+        target = dead_letter_queue_for(self._seen, queue)
+        there = {listed_name(queue), listed_name(target)} & self._known
+        if not (there or (target == queue and self._seen.broker.capabilities.creates_queues)):
+            raise UsageError(f"There is no queue {target} for the dead letters: name one with --queue.")
+        return target
 
 
-def _lines(place: ExportFile) -> Iterator[ExportedMessage]:
+def _read_messages(file: ExportFile) -> Iterator[ExportedMessage]:
     try:
-        with place.files.open_input(place.name) as stream:
+        with file.files.open_input(file.name) as stream:
             number = 0
             while line := stream.readline(LINE_BYTES_MAX + 1):
                 number += 1
                 if len(line) > LINE_BYTES_MAX:
-                    raise UsageError(f"Line {number:,} of {place.address} is longer than {LINE_BYTES_MAX:,} bytes.")
+                    raise UsageError(f"Line {number:,} of {file.address} is longer than {LINE_BYTES_MAX:,} bytes.")
                 if line.strip():
-                    yield read_line(line, number=number, file=place.address)
+                    yield read_line(line, number=number, file=file.address)
     except FileNotFoundError:
-        raise UsageError(f"There is no file {place.address}.") from None
+        raise UsageError(f"There is no file {file.address}.") from None
 
 
-def _chunks(kept: Iterator[ExportedMessage], size: int) -> Iterator[Sequence[ExportedMessage]]:
-    while chunk := list(islice(kept, size)):
+def _chunks(messages: Iterator[ExportedMessage], size: int) -> Iterator[Sequence[ExportedMessage]]:
+    while chunk := list(islice(messages, size)):
         yield chunk

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from penstock.app.pending import CALM_SECONDS
 from penstock.app.replayer import ReplayedQueue
-from penstock.events import ChoosyListener, DeadReplayed, Event
+from penstock.events import DeadLetterReplayed, Event, SelectiveListener
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
 
@@ -19,39 +19,39 @@ class ReplayCounts:
     """The number of a queue's dead letters by result."""
 
     sent: int = 0  # sent now, or before a crash
-    held: int = 0  # still waiting
+    waiting: int = 0  # still waiting
     set_aside: int = 0  # moved to the final DLQ
-    put_back: int = 0  # put back, because broker or ledger were unavailable
+    released: int = 0  # not sent, because broker or ledger were unavailable; tried again
 
 
-class ReplayTally(ChoosyListener):
+class ReplayCounter(SelectiveListener):
     """Count the replayer's events. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[str, Counter[str]] = {}  # under the lock, as is the next
-        self._put_back: dict[str, str] = {}  # queue by replay id
+        self._released: dict[str, str] = {}  # queue by replay id
 
-    def hears(self, kind: type[Event]) -> bool:
-        return kind is DeadReplayed
+    def wants(self, kind: type[Event]) -> bool:
+        return kind is DeadLetterReplayed
 
     def __call__(self, event: Event) -> None:
-        assert isinstance(event, DeadReplayed)
+        assert isinstance(event, DeadLetterReplayed)
         queue = event.queue or UNKNOWN
         with self._lock:
             counts = self._counts.setdefault(queue, Counter())
-            if event.result == "put_back":
-                self._put_back[event.replay_id] = queue
+            if event.result == "released":
+                self._released[event.replay_id] = queue
                 return
-            self._put_back.pop(event.replay_id, None)
+            self._released.pop(event.replay_id, None)
             counts["sent" if event.result == "already_sent" else event.result] += 1
 
     def report(self) -> Mapping[str, ReplayCounts]:
         """Return the counts, sorted by queue."""
         with self._lock:
-            left = Counter(self._put_back.values())
+            left = Counter(self._released.values())
             return {
-                queue: ReplayCounts(**dict(counts), put_back=left[queue])
+                queue: ReplayCounts(**dict(counts), released=left[queue])
                 for queue, counts in sorted(self._counts.items())
             }
 
@@ -59,18 +59,18 @@ class ReplayTally(ChoosyListener):
 class NothingDue:
     """The end condition of a replayer: no DLQ has a visible message. Called by one thread, while it polls."""
 
-    def __init__(self, broker: Broker, tiers: Sequence[ReplayedQueue], *, clock: Clock) -> None:
+    def __init__(self, broker: Broker, dlqs: Sequence[ReplayedQueue], *, clock: Clock) -> None:
         self._broker = broker
-        self._tiers = tiers
+        self._dlqs = dlqs
         self._clock = clock
         self._since: float | None = None  # monotonic: every check since then found no messages
 
     def __call__(self) -> bool:
-        if any(self._broker.stats(tier.queue).visible for tier in self._tiers):
+        if any(self._broker.stats(dlq.queue).visible for dlq in self._dlqs):
             self._since = None
             return False
         if self._broker.capabilities.exact_stats:
             return True
         now = self._clock.monotonic()
         self._since = now if self._since is None else self._since
-        return now - self._since >= CALM_SECONDS * len(self._tiers)
+        return now - self._since >= CALM_SECONDS * len(self._dlqs)

@@ -14,20 +14,21 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from penstock.app.backends import has_local_ledger
-from penstock.config import load_settings, shown, unknown_variables
+from penstock.config import dotted, load_settings, shown, unknown_variables
 from penstock.errors import PenstockError
 from penstock.operations.doctor.findings import Finding, FindingLevel, guarded
+from penstock.sinks.registry import DEFAULT_SCHEME, SINKS, untested
 
 if TYPE_CHECKING:
     from penstock.app.scope import Scope, ScopeRequest
 
 PYTHON_MIN = (3, 11)
 ONE_LEDGER = (
-    "For idempotent handlers, object handlers and pipelines name a ledger that hosts share (mysql://, postgresql://), "
-    "or set one_host = true where all workers run on this host."
+    "Idempotent handlers, object handlers and pipelines need a ledger that all hosts share (mysql://, postgresql://). "
+    "If all workers run on this host, set one_host = true."
 )
-AWAY = "Start it, or let this host reach it. If it is another one, name that in the setting {setting}."
-WITHOUT_SPARK = "Only pipelines and `penstock ingest` need it; with --app doctor knows whether the app does."
+AWAY = "Start the server, or make it reachable from this host. The setting {setting} has its address."
+WITHOUT_SPARK = "Only pipelines and `penstock ingest` need it. Give --app, and doctor checks whether that app does."
 FREE_BYTES_MIN = 2 * 1024**3
 
 
@@ -54,30 +55,32 @@ def spark_need(asked: "ScopeRequest") -> SparkNeed:
     return SparkNeed.NEEDED if not asked.means_app and tables_here(Path.cwd()) else SparkNeed.UNKNOWN
 
 
-def machine_checks(environ: Mapping[str, str], *, spark: SparkNeed = SparkNeed.UNKNOWN) -> Iterator[Finding]:
-    """Check Python, settings, disk, and Spark if it is needed. Skip the checks that depend on a failed one."""
+def table_formats(asked: "ScopeRequest") -> Sequence[str]:
+    """Return the formats of the tables of the named or current scope; the default if it cannot be opened."""
+    from penstock.app.scope import find_scope
+
+    try:
+        return find_scope(asked, here=Path.cwd()).table_formats
+    except PenstockError:  # another check reports it
+        return [DEFAULT_SCHEME]
+
+
+def machine_checks(
+    environ: Mapping[str, str],
+    *,
+    spark: SparkNeed = SparkNeed.UNKNOWN,
+    formats: Sequence[str] = (DEFAULT_SCHEME,),
+) -> Iterator[Finding]:
+    """Check Python, settings, disk, and Spark if it is needed. Skip the checks that depend on a failed one.
+
+    ``formats``: those of the tables, see `penstock.sinks.registry`.
+    """
     yield _python()
-    yield guarded("settings", _settings, hint="Mend the name, or unset the variable; nothing reads it.")
+    yield guarded("settings", _settings, hint="Correct the name, or unset the variable: it has no effect.")
     yield _disk(Path.cwd())
     if spark is not SparkNeed.NONE:
-        for finding in _spark_checks(environ):
-            yield finding if spark is SparkNeed.NEEDED else _lived_with(finding, WITHOUT_SPARK)
-
-
-def _spark_checks(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Check the extra, Java, and a Spark that runs a real job."""
-    extra = guarded("spark extra", _extra)
-    yield extra
-    java = guarded("java", lambda: _java(environ), hint="Set JAVA_HOME to the Java in use, or unset it.")
-    yield java
-    if FindingLevel.FAILED not in (extra.verdict, java.verdict):
-        yield guarded("spark", lambda: _spark(environ))
-
-
-def _lived_with(finding: Finding, hint: str) -> Finding:
-    if finding.verdict is not FindingLevel.FAILED:
-        return finding
-    return replace(finding, verdict=FindingLevel.WARNING, hint=hint)
+        for finding in _spark_checks(environ, formats):
+            yield finding if spark is SparkNeed.NEEDED else _as_warning(finding, WITHOUT_SPARK)
 
 
 def state_checks(asked: "ScopeRequest", *, try_notification: bool = False) -> Iterator[Finding]:
@@ -91,17 +94,33 @@ def state_checks(asked: "ScopeRequest", *, try_notification: bool = False) -> It
     try:
         scopes = [find_scope(asked, here=here)] if asked.means_app or asked.means_table else scopes_here(here)
     except PenstockError as error:
-        yield Finding(check="app" if asked.means_app else "table", verdict=FindingLevel.FAILED, found=str(error))
+        yield Finding(check="app" if asked.means_app else "table", level=FindingLevel.FAILED, found=str(error))
         return
     for scope in scopes:
         failed: list[str] = []
         for finding in _scope_checks(scope, asked.app, try_notification=try_notification):
-            failed += [finding.check] if finding.verdict is FindingLevel.FAILED else []
+            failed += [finding.check] if finding.level is FindingLevel.FAILED else []
             yield finding
         if not {"broker", "ledger"} & set(failed):
             what = "app" if scope.table is None else "table"
             name = scope.name if scope.table is not None else asked.app or "the state here"
-            yield _standing_check(what, scope, name, failed=failed)
+            yield _status_check(what, scope, name, failed=failed)
+
+
+def _spark_checks(environ: Mapping[str, str], formats: Sequence[str]) -> Iterator[Finding]:
+    """Check the extra, Java, and a Spark that runs a real job."""
+    extra = guarded("spark extra", lambda: _extra(formats))
+    yield extra
+    java = guarded("java", lambda: _java(environ), hint="Set JAVA_HOME to the Java to use, or unset it.")
+    yield java
+    if FindingLevel.FAILED not in (extra.level, java.level):
+        yield guarded("spark", lambda: _spark(environ))
+
+
+def _as_warning(finding: Finding, hint: str) -> Finding:
+    if finding.level is not FindingLevel.FAILED:
+        return finding
+    return replace(finding, level=FindingLevel.WARNING, hint=hint)
 
 
 def _scope_checks(scope: "Scope", app: str | None, *, try_notification: bool) -> Iterator[Finding]:
@@ -129,10 +148,10 @@ def _unused_addresses(app: str) -> Iterator[Finding]:
         if name in settings.model_fields_set and name not in own.model_fields_set and given != getattr(own, name):
             yield Finding(
                 check="app settings",
-                verdict=FindingLevel.WARNING,
+                level=FindingLevel.WARNING,
                 found=f"the setting {name} is {shown(name, given)}, but the app {app} uses "
                 f"{shown(name, getattr(own, name))}",
-                hint="Make the app by App.from_config(), which reads the settings.",
+                hint="Create the app with App.from_config(), which reads the settings.",
             )
 
 
@@ -141,72 +160,70 @@ def _app_checks(scope: "Scope") -> Iterator[Finding]:
     yield from _broker_checks(scope)
     ledger = guarded("ledger", partial(_ledger, scope), hint=ONE_LEDGER, when_away=AWAY.format(setting="ledger"))
     yield ledger
-    if not has_local_ledger(scope.settings) and ledger.verdict is not FindingLevel.FAILED:
+    if not has_local_ledger(scope.settings) and ledger.level is not FindingLevel.FAILED:
         yield guarded("ledger server", partial(_ledger_server, scope))
     yield guarded("stopping", partial(_stopping, scope))
 
 
 def _aws_checks(scope: "Scope", app: str | None, *, try_notification: bool) -> Iterator[Finding]:
     from penstock.app.loading import load_app
-    from penstock.operations.doctor.aws import aws_checks, scene_of
+    from penstock.operations.doctor.aws import aws_checks, resources_of
 
     try:
         loaded = None if app is None or scope.table is not None else load_app(app)
-        scene = scene_of(scope, loaded, try_notification=try_notification)
+        resources = resources_of(scope, loaded, try_notification=try_notification)
     except PenstockError:  # an invalid address: the broker's check reports it
         return
-    yield from aws_checks(scene)
+    yield from aws_checks(resources)
 
 
-def _standing_check(check: str, scope: "Scope", name: str, *, failed: Sequence[str]) -> Finding:
-    from penstock.app.backends import is_sqs
+def _status_check(check: str, scope: "Scope", name: str, *, failed: Sequence[str]) -> Finding:
+    from penstock.app.brokers import capabilities_of
 
     hint = f"`penstock status{scope.options}` shows more"
-    if is_sqs(scope.settings.broker):  # SQS: dead letters cannot be listed
-        return guarded(check, partial(_standing, scope, name, failed), hint=f"{hint}.")
+    if not capabilities_of(scope.settings).browsable:  # dead letters cannot be listed
+        return guarded(check, partial(_status, scope, name, failed), hint=f"{hint}.")
     hint = f"{hint}, `penstock dead list{scope.options}` the reasons."
-    return guarded(check, partial(_standing, scope, name, failed), hint=hint)
+    return guarded(check, partial(_status, scope, name, failed), hint=hint)
 
 
-def _standing(scope: "Scope", name: str, failed: Sequence[str]) -> tuple[FindingLevel, str]:
-    from penstock.operations.status.status import standing
+def _status(scope: "Scope", name: str, failed: Sequence[str]) -> tuple[FindingLevel, str]:
+    from penstock.operations.status.status import read_status
 
-    found = standing(scope)
-    if found.troubles:
-        return FindingLevel.WARNING, f"{name}: {found.verdict}"
+    found = read_status(scope)
+    if found.problems:
+        return FindingLevel.WARNING, f"{name}: {found.summary}"
     if failed:
         checks = ", ".join(dict.fromkeys(failed))
-        return FindingLevel.WARNING, f"{name}: nothing is late, lost or failed yet, but checks above failed: {checks}"
-    return FindingLevel.OK, f"{name}: {found.verdict}"
+        return FindingLevel.WARNING, f"{name}: no problems yet, but these checks failed: {checks}"
+    return FindingLevel.OK, f"{name}: {found.summary}"
 
 
 def _broker_checks(scope: "Scope") -> Iterator[Finding]:
-    from penstock.app.backends import is_redis
+    from penstock.app.brokers import capabilities_of
+    from penstock.operations.doctor.redis import redis_checks
 
     broker = guarded("broker", partial(_broker, scope), when_away=AWAY.format(setting="broker"))
     yield broker
-    if is_redis(scope.settings.broker) and broker.verdict is not FindingLevel.FAILED:
-        from penstock.operations.doctor.redis import redis_checks
-
-        yield from redis_checks(scope.settings)
+    server_checks = {"redis": redis_checks}.get(capabilities_of(scope.settings).system)
+    if server_checks is not None and broker.level is not FindingLevel.FAILED:
+        yield from server_checks(scope.settings)
 
 
 def _broker(scope: "Scope") -> tuple[FindingLevel, str]:
-    from penstock.app.backends import is_sqs
     from penstock.operations.inspection import view
 
     address = shown("broker", scope.settings.broker)
     with view(scope) as seen:
         broker = seen.broker
-        if is_sqs(scope.settings.broker):  # listing queues may be denied; the app's own are checked one by one
-            return FindingLevel.OK, f"{address}, of which more below"
+        if not broker.capabilities.creates_queues:  # listing may be denied; the app's own are checked one by one
+            return FindingLevel.OK, f"{address}; its queues are checked below"
         queues = len(broker.queue_names())
     return FindingLevel.OK, f"{address}; queues: {queues:,}"
 
 
 def _ledger(scope: "Scope") -> tuple[FindingLevel, str]:
-    from penstock.app.backends import has_ledger_apart, require_shared_ledger
-    from penstock.app.scope import is_there
+    from penstock.app.backends import has_ledger_apart, ledger_exists, require_shared_ledger
     from penstock.operations.inspection import view
 
     address = scope.settings.ledger
@@ -215,8 +232,8 @@ def _ledger(scope: "Scope") -> tuple[FindingLevel, str]:
     if not has_ledger_apart(scope.settings):
         return FindingLevel.OK, found
     require_shared_ledger(scope.settings, recorded=scope.recorded)
-    if is_there(address):
-        return FindingLevel.WARNING, f"{found}; it is of this host alone, and hosts may share the broker"
+    if ledger_exists(scope.settings):
+        return FindingLevel.WARNING, f"{found}; it is a file on this host, but other hosts may use the broker"
     return FindingLevel.OK, found
 
 
@@ -229,18 +246,18 @@ def _ledger_server(scope: "Scope") -> tuple[FindingLevel, str]:
         server, there = revisions.server()
         took_seconds = time.time() - asked_at
     apart_seconds = abs(there - asked_at - took_seconds / 2)
-    clocks = f"its clock and this host's are {apart_seconds:.0f} s apart, which does no harm"
-    return FindingLevel.OK, f"{server}, answers in {took_seconds * 1_000:.0f} ms; {clocks}"
+    clocks = f"its clock differs by {apart_seconds:.0f} s from this host's, which does no harm"
+    return FindingLevel.OK, f"{server}, responds in {took_seconds * 1_000:.0f} ms; {clocks}"
 
 
 def _stopping(scope: "Scope") -> tuple[FindingLevel, str]:
     from penstock.worker.settings import budget
 
-    total_seconds = scope.settings.stop_timeout_seconds
-    found = budget(stop_timeout_seconds=total_seconds, drain_seconds=scope.settings.drain_seconds)
+    total_seconds = scope.settings.worker_stop_timeout
+    found = budget(stop_timeout_seconds=total_seconds, drain_seconds=scope.settings.worker_drain)
     return (
         FindingLevel.OK,
-        f"work in flight has {found.drain_seconds:g} of the {total_seconds:g} s that stopping may take",
+        f"messages in process have {found.drain_seconds:g} of the {total_seconds:g} s that a stop may take",
     )
 
 
@@ -248,7 +265,7 @@ def _python() -> Finding:
     fits = sys.version_info >= PYTHON_MIN
     return Finding(
         check="python",
-        verdict=FindingLevel.OK if fits else FindingLevel.FAILED,
+        level=FindingLevel.OK if fits else FindingLevel.FAILED,
         found=f"{platform.python_version()} ({sys.executable})",
         hint="" if fits else f"Install Python {'.'.join(map(str, PYTHON_MIN))} or newer, and Penstock with it.",
     )
@@ -256,26 +273,26 @@ def _python() -> Finding:
 
 def _settings() -> tuple[FindingLevel, str]:
     settings = load_settings()
-    changed = sorted(settings.model_fields_set)
+    changed = sorted(map(dotted, settings.model_fields_set))
     found = f"set: {', '.join(changed)}" if changed else "all at their defaults"
     unknown = unknown_variables()
     if unknown:
-        return FindingLevel.WARNING, f"{found}; variables that name no setting: {', '.join(unknown)}"
+        return FindingLevel.WARNING, f"{found}. {' '.join(map(str, unknown))}"
     return FindingLevel.OK, found
 
 
-def _extra() -> tuple[FindingLevel, str]:
+def _extra(formats: Sequence[str]) -> tuple[FindingLevel, str]:
     from importlib.metadata import version
 
-    from penstock.pipeline.extra import PACKAGES, require_spark, untested_deltalake
+    from penstock.pipeline.extra import packages_for, require_spark
 
-    require_spark()
-    found = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
-    untested = untested_deltalake(version("deltalake"))
-    if untested is not None:
+    require_spark(*formats)
+    found = ", ".join(f"{name} {version(name)}" for name in packages_for(*formats))
+    warnings = [untested(scheme, version(SINKS[scheme].requires)) for scheme in formats]
+    if texts := [text for text in warnings if text is not None]:
         return (
             FindingLevel.WARNING,
-            f"{found}; {untested}: install one of those, or try this one on a copy of a table first",
+            f"{found}; {'; '.join(texts)}: install one of those, or try this one on a copy of a table first",
         )
     return FindingLevel.OK, found
 
@@ -296,11 +313,11 @@ def _disk(folder: Path) -> Finding:
     enough = free_bytes >= FREE_BYTES_MIN
     return Finding(
         check="disk",
-        verdict=FindingLevel.OK if enough else FindingLevel.WARNING,
+        level=FindingLevel.OK if enough else FindingLevel.WARNING,
         found=f"{free_bytes / 1024**3:.1f} GiB free in {folder}",
         hint=""
         if enough
-        else "Make room: Spark spills below the table's state folder, and runs write before they count.",
+        else "Free some space: Spark spills to the table's data directory, and runs write files before they commit.",
     )
 
 

@@ -20,25 +20,23 @@ class Finding:
     """The result of one check. ``hint`` has the remedy if ``found`` does not."""
 
     check: str
-    verdict: FindingLevel
+    level: FindingLevel
     found: str
     hint: str = ""
 
 
-def guarded(
-    check: str, look: Callable[[], tuple[FindingLevel, str]], *, hint: str = "", when_away: str = ""
-) -> Finding:
+def guarded(check: str, run: Callable[[], tuple[FindingLevel, str]], *, hint: str = "", when_away: str = "") -> Finding:
     """Run a check and return its finding.
 
     ``hint`` is added to a warning, and ``when_away`` if a server did not respond. Penstock's other errors contain their
     own remedy.
     """
     try:
-        verdict, found = look()
+        level, found = run()
     except TemporaryError as error:
-        return Finding(check=check, verdict=FindingLevel.FAILED, found=str(error), hint=when_away)
+        return Finding(check=check, level=FindingLevel.FAILED, found=str(error), hint=when_away)
     except PenstockError as error:
-        return Finding(check=check, verdict=FindingLevel.FAILED, found=str(error))
+        return Finding(check=check, level=FindingLevel.FAILED, found=str(error))
     except Exception as error:  # any error: the other checks still run
-        return Finding(check=check, verdict=FindingLevel.FAILED, found=f"{type(error).__name__}: {error}")
-    return Finding(check=check, verdict=verdict, found=found, hint=hint if verdict is FindingLevel.WARNING else "")
+        return Finding(check=check, level=FindingLevel.FAILED, found=f"{type(error).__name__}: {error}")
+    return Finding(check=check, level=level, found=found, hint=hint if level is FindingLevel.WARNING else "")

@@ -14,121 +14,128 @@ if TYPE_CHECKING:
     from penstock.brokers.sqs.facts import QueueFacts
 
 DEPLOYS_MIN = 3  # receives in addition to the attempts: each stop that releases a message costs one
-LOOKS_MIN = 100  # receives of a dead letter: one that waits 14 days is inspected every 12 hours and at each deployment
+RECEIVES_LEFT_MIN = (
+    100  # receives of a dead letter: one that waits 14 days is inspected every 12 hours and at each deployment
+)
 _SEND = "sqs:sendmessage"
 _S3 = "s3.amazonaws.com"
 _AWS_KEY = "alias/aws/sqs"  # AWS's own key, whose policy cannot be changed
 _PARTITION = re.compile("^arn:[^:]*:")
 _SOURCE_TESTS = ("ArnEquals", "ArnLike", "StringEquals", "StringLike")
-_UNTRIED = "receiving, extending and deleting were not tried, since that would take messages from workers"
+_UNTRIED = "receiving, extending and deleting were not tried, since that would hide messages from workers"
 _UNITS = ((86_400, "day"), (3_600, "hour"), (60, "minute"))
 
 
 def queue(facts: "QueueFacts", *, lease_seconds: float, announces: bool) -> tuple[FindingLevel, str]:
     """Check the queue's own attributes. ``announces``: S3 sends to it."""
-    words = (
-        f"{facts.name}: its own visibility timeout is {_span(facts.visibility_seconds)}, workers ask for "
-        f"{_span(lease_seconds)} with each receive; kept for {_span(facts.retention_seconds)}, {_locked(facts)}; "
-        f"{_UNTRIED}"
+    text = (
+        f"{facts.name}: its visibility timeout is {_span(facts.visibility_seconds)}, workers request "
+        f"{_span(lease_seconds)} with each receive; messages are kept for {_span(facts.retention_seconds)}, "
+        f"{_locked(facts)}; {_UNTRIED}"
     )
     if facts.is_fifo and announces:
-        return FindingLevel.FAILED, f"{words}; it is a FIFO queue, to which S3 sends nothing: use a standard one"
+        return FindingLevel.FAILED, f"{text}; it is a FIFO queue, and S3 sends only to standard queues: use one"
     if announces and facts.kms_key is not None and facts.kms_key.endswith(_AWS_KEY):
         return (
             FindingLevel.FAILED,
-            f"{words}; S3 may not use AWS's own key, and its notifications vanish: use SSE-SQS, or a key of your own",
+            f"{text}; S3 cannot use the AWS managed key, so its notifications are lost: use SSE-SQS or your own key",
         )
     if announces and facts.kms_key is not None:
         return (
             FindingLevel.WARNING,
             (
-                f"{words}; see to it that the key's policy lets {_S3} do kms:GenerateDataKey* and kms:Decrypt, else "
-                "its notifications vanish"
+                f"{text}; make sure that the key's policy allows {_S3} kms:GenerateDataKey* and kms:Decrypt, or "
+                "its notifications are lost"
             ),
         )
     if facts.is_fifo:
-        return FindingLevel.OK, f"{words}; FIFO: in order within a group, one message of a group at a time, no delays"
-    return FindingLevel.OK, words
+        return FindingLevel.OK, f"{text}; FIFO: in order within a group, one message of a group at a time, no delays"
+    return FindingLevel.OK, text
 
 
-def dead_letters(
-    facts: "QueueFacts", letters: "QueueFacts | None", *, attempts_max: int, why: str = ""
+def check_dlq(
+    facts: "QueueFacts", dlq: "QueueFacts | None", *, attempts_max: int, why: str = ""
 ) -> tuple[FindingLevel, str]:
     """Check the DLQ and the number of receives before a message goes there.
 
-    ``letters`` None: there is none, for ``why``.
+    ``dlq`` None: there is none, for ``why``.
     """
-    if letters is None:
-        return FindingLevel.FAILED, f"{facts.name}: its dead letters have no place to go: {why}"
+    if dlq is None:
+        return FindingLevel.FAILED, f"{facts.name}: it has no dead-letter queue: {why}"
     if facts.receives_max is None:
         return (
             FindingLevel.WARNING,
             (
-                f"{facts.name}: Penstock sends dead letters to {letters.arn}, and there is no redrive policy: a "
-                "message that kills its workers comes back until it is past its retention"
+                f"{facts.name}: Penstock sends dead letters to {dlq.arn}, but there is no redrive policy: a "
+                "message that kills its workers is redelivered until it expires"
             ),
         )
     needed = attempts_max + DEPLOYS_MIN
-    words = f"{facts.name}: to {letters.arn} after {facts.receives_max:,} receives"
-    sums = f"max_attempts {attempts_max} and {DEPLOYS_MIN} for deploys, each of which costs a receive, make {needed}"
+    text = f"{facts.name}: to {dlq.arn} after {facts.receives_max:,} receives"
+    needed_text = (
+        f"max_attempts {attempts_max} plus {DEPLOYS_MIN} for deployments, which cost a receive each, is {needed}"
+    )
     if facts.receives_max < attempts_max:
         return (
             FindingLevel.FAILED,
-            f"{words}, before its attempts are used up; {sums}: set maxReceiveCount to that or more",
+            f"{text}, before max_attempts is reached; {needed_text}: set maxReceiveCount to at least that",
         )
     if facts.receives_max < needed:
         return (
             FindingLevel.WARNING,
-            f"{words}, and a few deploys use that up; {sums}: set maxReceiveCount to that or more",
+            f"{text}, which a few deployments use up; {needed_text}: set maxReceiveCount to at least that",
         )
-    if letters.receives_max is not None and letters.receives_max < facts.receives_max + LOOKS_MIN:
-        looks = max(letters.receives_max - facts.receives_max, 0)
-        left = f"only {looks} looks are left" if looks else "the first look hands it on"
+    if dlq.receives_max is not None and dlq.receives_max < facts.receives_max + RECEIVES_LEFT_MIN:
+        receives = max(dlq.receives_max - facts.receives_max, 0)
+        left = f"only {receives} receives are left" if receives else "the first receive moves it on"
         return (
             FindingLevel.WARNING,
             (
-                f"{words}, and from there on after {letters.receives_max:,}: the count goes with a message, so that "
-                f"{left}, and it lands where nothing brings it back; set that queue's own maxReceiveCount to 1,000"
+                f"{text}, and from there on after {dlq.receives_max:,}: a message keeps its count, so {left}, and "
+                "it ends in a queue that is not replayed; set the DLQ's own maxReceiveCount to 1,000"
             ),
         )
-    if letters.retention_seconds <= facts.retention_seconds:
+    if dlq.retention_seconds <= facts.retention_seconds:
         return (
             FindingLevel.WARNING,
             (
-                f"{words}, where they are kept for {_span(letters.retention_seconds)}, no longer than in the queue: "
-                "what SQS moves there keeps its age, so it may be gone before anybody looks; set 14 days"
+                f"{text}, where they are kept for {_span(dlq.retention_seconds)}, no longer than in the queue: "
+                "messages that SQS moves there keep their age, so they may expire unseen; set 14 days"
             ),
         )
-    return FindingLevel.OK, f"{words} ({sums}), kept there for {_span(letters.retention_seconds)}"
+    return FindingLevel.OK, f"{text} ({needed_text}), kept there for {_span(dlq.retention_seconds)}"
 
 
-def second_tier(
-    facts: "QueueFacts", letters: "QueueFacts", second: "QueueFacts | None", *, why: str = ""
+def check_final_dlq(
+    facts: "QueueFacts", dlq: "QueueFacts", final_dlq: "QueueFacts | None", *, why: str = ""
 ) -> tuple[FindingLevel, str]:
-    """Check the final DLQ of a replayed queue. ``second`` None: there is none, for ``why``."""
-    if second is None:
+    """Check the final DLQ of a replayed queue. ``final_dlq`` None: there is none, for ``why``."""
+    if final_dlq is None:
         return (
             FindingLevel.FAILED,
-            f"{letters.name}: dead letters of {facts.name} are replayed, and what dies again has no place to go: {why}",
+            f"{dlq.name}: dead letters of {facts.name} are replayed, but there is no final DLQ: {why}",
         )
-    words = f"{letters.name}: what is replayed no more goes to {second.arn}"
-    if second.arn in (facts.arn, letters.arn):
+    text = f"{dlq.name}: messages that are not replayed again go to {final_dlq.arn}"
+    if final_dlq.arn in (facts.arn, dlq.arn):
         return (
             FindingLevel.FAILED,
-            f"{words}, and so goes in a circle: give it a redrive policy with a queue for people",
+            f"{text}, which is a circle: give it a redrive policy to a queue that people watch",
         )
-    if second.is_fifo != letters.is_fifo:
-        kinds = ("a FIFO queue", "a standard queue") if letters.is_fifo else ("a standard queue", "a FIFO queue")
-        return FindingLevel.FAILED, f"{words}: of {kinds[0]} to {kinds[1]}, which SQS does not do; make both alike"
-    if second.retention_seconds <= facts.retention_seconds:
+    if final_dlq.is_fifo != dlq.is_fifo:
+        kinds = ("a FIFO queue", "a standard queue") if dlq.is_fifo else ("a standard queue", "a FIFO queue")
+        return (
+            FindingLevel.FAILED,
+            f"{text}: from {kinds[0]} to {kinds[1]}, which SQS does not support; make both the same kind",
+        )
+    if final_dlq.retention_seconds <= facts.retention_seconds:
         return (
             FindingLevel.WARNING,
             (
-                f"{words}, where they are kept for {_span(second.retention_seconds)}, no longer than in {facts.name}: "
-                "they may be gone before anybody looks; set 14 days"
+                f"{text}, kept there for {_span(final_dlq.retention_seconds)}, no longer than in {facts.name}: "
+                "they may expire unseen; set 14 days"
             ),
         )
-    return FindingLevel.OK, f"{words}, kept there for {_span(second.retention_seconds)}"
+    return FindingLevel.OK, f"{text}, kept there for {_span(final_dlq.retention_seconds)}"
 
 
 def bucket_may_send(facts: "QueueFacts", bucket: str) -> tuple[FindingLevel, str]:
@@ -136,19 +143,19 @@ def bucket_may_send(facts: "QueueFacts", bucket: str) -> tuple[FindingLevel, str
     found = [one for one in _statements(facts.policy) if _covers(one, facts.arn)]
     for one in found:
         if one.get("Effect") == "Deny" and not one.get("Condition"):
-            return FindingLevel.FAILED, f"{facts.name}: a statement of its policy denies {_S3} to send; take it out"
+            return FindingLevel.FAILED, f"{facts.name}: a statement of its policy denies {_S3} to send; remove it"
     allowed = [one for one in found if one.get("Effect") == "Allow"]
     named = [one for one in allowed if any(fnmatchcase(f"arn:aws:s3:::{bucket}", each) for each in _sources(one))]
     if named:
-        return FindingLevel.OK, f"{facts.name}: its policy lets {bucket} send"
+        return FindingLevel.OK, f"{facts.name}: its policy allows {bucket} to send"
     if any(not _sources(one) for one in allowed):
         return (
             FindingLevel.WARNING,
-            f"{facts.name}: its policy lets any bucket send, of any account: add a condition on aws:SourceArn",
+            f"{facts.name}: its policy allows any bucket of any account to send: add a condition on aws:SourceArn",
         )
     return (
         FindingLevel.FAILED,
-        f"{facts.name}: its policy does not let {_S3} send for {bucket}; `penstock init --aws` writes one that does",
+        f"{facts.name}: its policy does not allow {_S3} to send for {bucket}; `penstock init --aws` writes a policy",
     )
 
 
@@ -159,12 +166,12 @@ def _statements(policy: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 def _covers(statement: Mapping[str, Any], arn: str) -> bool:
     """Return True if the statement is about S3, sending, and this queue."""
     principal = statement.get("Principal")
-    who = _several(principal.get("Service")) if isinstance(principal, Mapping) else _several(principal)
+    principals = _several(principal.get("Service")) if isinstance(principal, Mapping) else _several(principal)
     if isinstance(principal, Mapping) and "*" in _several(principal.get("AWS")):
-        who = ["*"]
+        principals = ["*"]
     actions = [str(each).lower() for each in _several(statement.get("Action"))]
     return (
-        bool({_S3, "*"} & set(map(str, who)))
+        bool({_S3, "*"} & set(map(str, principals)))
         and any(fnmatchcase(_SEND, each) for each in actions)
         and any(fnmatchcase(arn, str(each)) for each in _several(statement.get("Resource", "*")))
     )
@@ -189,8 +196,8 @@ def _several(value: Any) -> Sequence[Any]:
 
 def _locked(facts: "QueueFacts") -> str:
     if facts.kms_key is not None:
-        return f"encrypted by the KMS key {facts.kms_key}"
-    return "encrypted by a key of SQS" if facts.is_encrypted else "not encrypted"
+        return f"encrypted with the KMS key {facts.kms_key}"
+    return "encrypted with a key of SQS" if facts.is_encrypted else "not encrypted"
 
 
 def _span(seconds: float) -> str:

@@ -25,20 +25,12 @@ if TYPE_CHECKING:
 
 ANSWER_SECONDS = 15.0  # for all services together; each has a shorter timeout of its own
 CHILD_SECONDS = 30.0
-NOBODY = "Set sentry_dsn, rollbar_token or notify_urls, or give a hook: App(on_error=...). See docs/run/errors.md."
-UNTAKEN = "Until that is mended, what fails in such a process is in its log alone."
+NO_HOOK_HINT = "Set sentry_dsn, rollbar_token or notify_urls in [alerts], or App(on_error=...). See docs/run/errors.md."
+HOOK_FAILED_HINT = "Until this is fixed, failures of such a process are only in its log."
 
 
 class TrialError(PenstockError):
     """A test error, to check that it arrives."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ProcessKind:
-    """The way in which one kind of process opens its telemetry and reports an error."""
-
-    open: Callable[["App | None", Listener], Telemetry]
-    fail: Callable[[Telemetry, str], None]
 
 
 def trial_errors(app_name: str | None) -> Iterator[Finding]:
@@ -51,76 +43,87 @@ def trial_errors(app_name: str | None) -> Iterator[Finding]:
     try:
         app = None if app_name is None else load_app(app_name)
     except PenstockError as error:
-        yield Finding(check="app", verdict=FindingLevel.FAILED, found=str(error))
+        yield Finding(check="app", level=FindingLevel.FAILED, found=str(error))
         return
-    anybody = False
+    any_hook = False
     for name, kind in _KINDS.items():
-        findings = _tried(name, kind, app)
-        anybody = anybody or bool(findings)
+        findings = _try_hooks(name, kind, app)
+        any_hook = any_hook or bool(findings)
         yield from findings
         if any(finding.check == "settings" for finding in findings):
             return  # the other kinds would report the same
-    if not anybody:
+    if not any_hook:
         yield Finding(
             check="errors",
-            verdict=FindingLevel.WARNING,
-            found="nobody is told of failures: there is no hook, and the settings name no service",
-            hint=NOBODY,
+            level=FindingLevel.WARNING,
+            found="failures are reported nowhere: there is no hook, and the settings name no service",
+            hint=NO_HOOK_HINT,
         )
 
 
-def _tried(name: str, kind: _ProcessKind, app: "App | None") -> Sequence[Finding]:
+def fail_in_child(_: object) -> None:
+    """Fail, as the handler in a child: at module level, so that the child can import it."""
+    _fail("child")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ProcessKind:
+    """The way in which one kind of process opens its telemetry and reports an error."""
+
+    open: Callable[["App | None", Listener], Telemetry]
+    fail: Callable[[Telemetry, str], None]
+
+
+def _try_hooks(name: str, kind: _ProcessKind, app: "App | None") -> Sequence[Finding]:
     """Return one finding for the hooks that accepted it, and one per hook that did not; empty without hooks."""
     failures: dict[str, str] = {}  # by hook; written by the hooks' threads
 
-    def tell(event: Event) -> None:
+    def emit(event: Event) -> None:
         if isinstance(event, ErrorHookFailed):
             failures[event.hook] = event.error
 
     try:
-        telemetry = kind.open(app, tell)
+        telemetry = kind.open(app, emit)
     except PenstockError as error:
-        return [Finding(check="settings", verdict=FindingLevel.FAILED, found=str(error))]
+        return [Finding(check="settings", level=FindingLevel.FAILED, found=str(error))]
     reporter = telemetry.reporter
     if reporter is None:
         return []
     try:
         kind.fail(telemetry, name)
     except PenstockError as error:
-        return [Finding(check=name, verdict=FindingLevel.FAILED, found=str(error))]
+        return [Finding(check=name, level=FindingLevel.FAILED, found=str(error))]
     for hook in reporter.unfinished(ANSWER_SECONDS):
-        failures.setdefault(hook, f"it has not answered within {ANSWER_SECONDS:g} s")
-    taken = [hook for hook in reporter.hooks if hook not in failures]
-    found = [Finding(check=name, verdict=FindingLevel.OK, found=f"taken by {', '.join(taken)}")] if taken else []
+        failures.setdefault(hook, f"no response within {ANSWER_SECONDS:g} s")
+    accepted = [hook for hook in reporter.hooks if hook not in failures]
+    found = [Finding(check=name, level=FindingLevel.OK, found=f"accepted by {', '.join(accepted)}")] if accepted else []
     return found + [
-        Finding(check=name, verdict=FindingLevel.FAILED, found=f"{hook}: {error}", hint=UNTAKEN)
+        Finding(check=name, level=FindingLevel.FAILED, found=f"{hook}: {error}", hint=HOOK_FAILED_HINT)
         for hook, error in failures.items()
     ]
 
 
 # How each kind of process opens its telemetry
-
-
-def _serving(process: Process, app: "App | None", tell: Listener) -> Telemetry:
+def _open_as_server(process: Process, app: "App | None", emit: Listener) -> Telemetry:
     """Open telemetry as a long-running process does, except for its metrics endpoint, which stays closed."""
     if app is None:
-        return open_telemetry(load_settings(), worker=worker_id(), process=process, tell=tell)
-    return open_telemetry(app.settings, worker=app.worker, process=process, on_error=app.on_error, tell=tell)
+        return open_telemetry(load_settings(), worker=worker_id(), process=process, emit=emit)
+    return open_telemetry(app.settings, worker=app.worker, process=process, on_error=app.on_error, emit=emit)
 
 
-def _ending(process: Process, app: "App | None", tell: Listener) -> Telemetry:
+def _open_as_command(process: Process, app: "App | None", emit: Listener) -> Telemetry:
     """Open telemetry as a command does."""
     if app is None:
-        return open_reports(load_settings(), worker=worker_id(), process=process, tell=tell)
-    return open_reports(app.settings, worker=app.worker, process=process, on_error=app.on_error, tell=tell)
+        return open_reports(load_settings(), worker=worker_id(), process=process, emit=emit)
+    return open_reports(app.settings, worker=app.worker, process=process, on_error=app.on_error, emit=emit)
 
 
-def _appless(process: Process, _: "App | None", tell: Listener) -> Telemetry:
+def _open_without_app(process: Process, _: "App | None", emit: Listener) -> Telemetry:
     """Open telemetry as a command without an app does."""
-    return open_reports(load_settings(), worker=worker_id(), process=process, tell=tell)
+    return open_reports(load_settings(), worker=worker_id(), process=process, emit=emit)
 
 
-def _function(_: "App | None", tell: Listener) -> Telemetry:
+def _open_as_function(_: "App | None", emit: Listener) -> Telemetry:
     """Open telemetry as the Lambda function does.
 
     The user's own hook is unknown here, since it is in another module.
@@ -129,12 +132,10 @@ def _function(_: "App | None", tell: Listener) -> Telemetry:
     from penstock.dead_letters.sample import sample_settings
 
     settings = with_sample(load_settings(), sample_settings(os.environ))
-    return open_telemetry(settings, worker=worker_id(), process="lambda", tell=tell)
+    return open_telemetry(settings, worker=worker_id(), process="lambda", emit=emit)
 
 
 # How each kind of process fails
-
-
 def _report(telemetry: Telemetry, name: str) -> None:
     try:
         _fail(name)
@@ -143,12 +144,9 @@ def _report(telemetry: Telemetry, name: str) -> None:
 
 
 def _fail(name: str) -> None:
-    raise TrialError(f"A test error, sent by `penstock doctor --send-test-error` as by: {name}. Nothing is wrong.")
-
-
-def fail_in_child(_: object) -> None:
-    """Fail, as the handler in a child: at module level, so that the child can import it."""
-    _fail("child")
+    raise TrialError(
+        f"A test error, sent by `penstock doctor --send-test-error` for the process {name}. Nothing is wrong."
+    )
 
 
 def _child(telemetry: Telemetry, _: str) -> None:
@@ -163,7 +161,7 @@ def _child(telemetry: Telemetry, _: str) -> None:
     reporter = telemetry.reporter
     assert reporter is not None, "asked before"
 
-    def hear(event: Event) -> None:
+    def listen(event: Event) -> None:
         reporter(event)
         if isinstance(event, MessageFailed):
             failed.set()
@@ -176,29 +174,29 @@ def _child(telemetry: Telemetry, _: str) -> None:
     alarm.daemon = True
     alarm.start()
     try:
-        serve(app, stop=stop, until=failed.is_set, listeners=(hear,), resident=False)
+        serve(app, stop=stop, until=failed.is_set, listeners=(listen,), resident=False)
     except Exception as error:
-        raise TrialError(f"A child could not be tried: {failure_of(error).summary}.") from error
+        raise TrialError(f"The child process could not be tested: {failure_of(error).summary}.") from error
     finally:
         alarm.cancel()
         app.close()
     if not failed.is_set():
-        raise TrialError(f"A child did not fail within {CHILD_SECONDS:g} s.")
+        raise TrialError(f"The child process did not fail within {CHILD_SECONDS:g} s.")
 
 
 _KINDS: Mapping[str, _ProcessKind] = MappingProxyType(
     {
-        "worker": _ProcessKind(open=partial(_serving, "worker"), fail=_report),
-        "child": _ProcessKind(open=partial(_serving, "worker"), fail=_child),
-        "supervisor": _ProcessKind(open=partial(_appless, "supervisor"), fail=_report),
-        "replayer": _ProcessKind(open=partial(_serving, "replayer"), fail=_report),
-        "monitor": _ProcessKind(open=partial(_serving, "monitor"), fail=_report),
-        "relay": _ProcessKind(open=partial(_serving, "relay"), fail=_report),
-        "run": _ProcessKind(open=partial(_serving, "run"), fail=_report),
-        "ingest": _ProcessKind(open=partial(_appless, "ingest"), fail=_report),
-        "reconcile": _ProcessKind(open=partial(_ending, "reconcile"), fail=_report),
-        "cleanup": _ProcessKind(open=partial(_ending, "cleanup"), fail=_report),
-        "upkeep": _ProcessKind(open=partial(_ending, "upkeep"), fail=_report),
-        "lambda": _ProcessKind(open=_function, fail=_report),
+        "worker": _ProcessKind(open=partial(_open_as_server, "worker"), fail=_report),
+        "child": _ProcessKind(open=partial(_open_as_server, "worker"), fail=_child),
+        "supervisor": _ProcessKind(open=partial(_open_without_app, "supervisor"), fail=_report),
+        "replayer": _ProcessKind(open=partial(_open_as_server, "replayer"), fail=_report),
+        "monitor": _ProcessKind(open=partial(_open_as_server, "monitor"), fail=_report),
+        "relay": _ProcessKind(open=partial(_open_as_server, "relay"), fail=_report),
+        "run": _ProcessKind(open=partial(_open_as_server, "run"), fail=_report),
+        "ingest": _ProcessKind(open=partial(_open_without_app, "ingest"), fail=_report),
+        "reconcile": _ProcessKind(open=partial(_open_as_command, "reconcile"), fail=_report),
+        "cleanup": _ProcessKind(open=partial(_open_as_command, "cleanup"), fail=_report),
+        "upkeep": _ProcessKind(open=partial(_open_as_command, "upkeep"), fail=_report),
+        "lambda": _ProcessKind(open=_open_as_function, fail=_report),
     }
 )

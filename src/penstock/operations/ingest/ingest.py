@@ -13,14 +13,14 @@ from pathlib import Path
 from penstock.app.context import PipelineTools
 from penstock.app.kill import killing_probe
 from penstock.app.naming import worker_id
-from penstock.app.paths import places
+from penstock.app.paths import table_paths
 from penstock.app.pending import PendingObjects
-from penstock.app.pipelines.running import RunTally
+from penstock.app.pipelines.running import RunCounts
 from penstock.app.sources import source_of
 from penstock.app.state import check_owner, open_state
 from penstock.app.tables import Tables
 from penstock.app.telemetry import open_reports, open_telemetry
-from penstock.events import Bus, Listener, WatchBegan, WatchDisturbed
+from penstock.events import Bus, Listener, WatchDegraded, WatchStarted
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.tracing import NO_TRACING
@@ -78,29 +78,31 @@ def ingest(
     Raises:
         UserError: If a person has to fix something. Batches already committed stay committed.
     """
-    tally = RunTally()
+    counts = RunCounts()
     opened = open_telemetry if request.watch else open_reports
-    heard = opened(request.settings, worker=worker_id(), process="ingest", tell=Bus(*listeners).emit)
+    telemetry = opened(request.settings, worker=worker_id(), process="ingest", emit=Bus(*listeners).emit)
     tools = PipelineTools(
         stop=stop,
         clock=SystemClock(),
-        bus=Bus(tally, *heard.listeners),
+        bus=Bus(counts, *telemetry.listeners),
         probe=killing_probe(request.settings.kill_at),
-        tracing=heard.tracing or NO_TRACING,
+        tracing=telemetry.tracing or NO_TRACING,
     )
-    with heard.told():
-        return _ingested(request, tools, tally, spark=spark)
+    with telemetry.running():
+        return _ingested(request, tools, counts, spark=spark)
 
 
-def _ingested(request: IngestRequest, tools: PipelineTools, tally: RunTally, *, spark: Session | None) -> IngestReport:
+def _ingested(
+    request: IngestRequest, tools: PipelineTools, counts: RunCounts, *, spark: Session | None
+) -> IngestReport:
     began_at = tools.clock.monotonic()
-    where = places(request.table, request.state, aws=request.settings.aws)
+    where = table_paths(request.table, request.state, aws=request.settings.aws)
     source = source_of(request.source, where)
     transform = check(request, source)
     shared = shared_settings(request)
     with open_state(where.state, shared=shared, probe=tools.probe) as state, queue_of(request, state, tools) as state:
         state = replace(state, broker=tools.tracing.broker(state.broker))
-        state.free_what_the_dead_held()
+        state.release_dead()
         if shared is None:
             check_owner(state.ledger, where)
         state.ledger.ensure_pipeline(where.pipeline)
@@ -116,16 +118,16 @@ def _ingested(request: IngestRequest, tools: PipelineTools, tally: RunTally, *, 
             tools=tools,
         )
         if request.watch:
-            tools.bus.emit(WatchBegan(source=str(source)))
+            tools.bus.emit(WatchStarted(source=str(source)))
         how = _fed if request.queue is not None else _watch if request.watch else _until_done
-        caretaker = work.caretaker()
-        with caretaker.beside() if caretaker is not None and request.watch else nullcontext():
-            goal, scan = how(work, spark)
+        cleanup_runner = work.cleanup_runner()
+        with cleanup_runner.beside() if cleanup_runner is not None and request.watch else nullcontext():
+            pending, scan = how(work, spark)
         tables.sweep()
-        if caretaker is not None and not request.watch:
-            caretaker.once(objects_max=None)  # everything due; nothing after a stop
+        if cleanup_runner is not None and not request.watch:
+            cleanup_runner.once(objects_max=None)  # everything due; nothing after a stop
         seconds = tools.clock.monotonic() - began_at
-        return _report(work, goal, scan, tally, seconds=seconds)
+        return _report(work, pending, scan, counts, seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,91 +147,99 @@ def _until_done(work: IngestPipeline, spark: Session | None) -> tuple[PendingObj
         if stop.requested:
             complete = False
             break
-    goal = _goal(work, objects)
-    work.tools.bus.emit(goal.scanned(str(work.source)))
-    if not goal.reached_before() and not stop.requested:
-        goal.begin()
-        work.serve(sample=objects, until=goal.reached, spark=spark)
-    return goal, _IngestScan(report=scanner.report(), complete=complete)
+    pending = _pending(work, objects)
+    work.tools.bus.emit(pending.scanned(str(work.source)))
+
+    def until() -> bool:
+        pending.advance()
+        return pending.is_done()
+
+    if pending.has_work() and not stop.requested:
+        pending.begin()
+        work.serve(sample=objects, until=until, spark=spark)
+    return pending, _IngestScan(report=scanner.report(), complete=complete)
 
 
 def _watch(work: IngestPipeline, spark: Session | None) -> tuple[PendingObjects, _IngestScan]:
     """Ingest the current objects of the folder, and new ones until a stop."""
     tools, source = work.tools, str(work.source)
-    goal = _goal(work, ())
+    pending = _pending(work, ())
     watcher = Watcher(
         Path(source),
         store=LocalStore(source),
         excluded=[Path(str(own)) for own in work.where.own if own.is_local],
         clock=tools.clock,
-        tell=lambda sentence: tools.bus.emit(WatchDisturbed(source=source, reason=sentence)),
+        warn=lambda sentence: tools.bus.emit(WatchDegraded(source=source, reason=sentence)),
         settle_seconds=work.request.settle_seconds,
     )
-    watching = FolderWatch(watcher, goal, stop=tools.stop, bus=tools.bus, clock=tools.clock)
+    watching = FolderWatch(watcher, pending, stop=tools.stop, bus=tools.bus, clock=tools.clock)
     try:
         watching.start()
-        tools.bus.emit(goal.scanned(source))
-        goal.begin()
+        tools.bus.emit(pending.scanned(source))
+        pending.begin()
         if not work.knows_schema():
             watching.wait_for_objects()
         if not tools.stop.requested:
-            work.serve(sample=goal.objects(), until=watching.tended, spark=spark)
+            work.serve(sample=pending.objects(), until=watching.resend_lost, spark=spark)
     finally:
         watching.end()
-    return goal, _IngestScan(report=watcher.report, complete=watcher.scans > 0)
+    return pending, _IngestScan(report=watcher.report, complete=watcher.scans > 0)
 
 
 def _fed(work: IngestPipeline, spark: Session | None) -> tuple[PendingObjects, _IngestScan]:
     """Ingest the objects that a queue announces: the current messages or, when watching, all future ones too."""
-    goal = _goal(work, ())
+    pending = _pending(work, ())
     sample = () if work.knows_schema() else next(iter(work.source.scan(own=work.where.own).chunks()), ())
 
     def until() -> bool:
-        return not work.request.watch and goal.emptied()
+        if work.request.watch:
+            return False
+        pending.drain_check.sample()
+        return pending.drain_check.is_drained
 
     if not until() and not work.tools.stop.requested:
         work.serve(sample=sample, until=until, spark=spark)
-    return goal, _IngestScan(report=None, complete=work.request.watch or not goal.messages())
+    return pending, _IngestScan(report=None, complete=work.request.watch or not pending.messages())
 
 
-def _goal(work: IngestPipeline, objects: Sequence[ObjectRef]) -> PendingObjects:
+def _pending(work: IngestPipeline, objects: Sequence[ObjectRef]) -> PendingObjects:
     return PendingObjects(
         ledger=work.state.ledger,
         broker=work.state.broker,
         pipeline=work.where.pipeline,
         queue=work.queue,
-        free_the_dead=work.state.free_what_the_dead_held,
+        release_dead=work.state.release_dead,
         probe=work.tools.probe,
         objects=objects,
     )
 
 
 def _report(
-    work: IngestPipeline, goal: PendingObjects, scan: _IngestScan, tally: RunTally, *, seconds: float
+    work: IngestPipeline, pending: PendingObjects, scan: _IngestScan, counts: RunCounts, *, seconds: float
 ) -> IngestReport:
     where, tables, ledger = work.where, work.tables, work.state.ledger
-    states = goal.states()
+    states = pending.states()
     count = Counter(states.values())
     unfinished = count[ObjectState.UNPROCESSED] + count[ObjectState.PROCESSING]
-    skipped = sum(1 for before in goal.before.values() if before is ObjectState.PROCESSED)
+    skipped = sum(1 for before in pending.before.values() if before is ObjectState.PROCESSED)
     if work.request.queue is not None:  # without a scan, report this process's results
-        count = tally.objects
+        count = counts.objects
     pipeline = ledger.pipeline(where.pipeline)
     ignored = scan.report.ignored if scan.report is not None else {}
     return IngestReport(
         queue=work.request.queue,
-        objects_found=goal.size or count.total(),
+        objects_found=pending.size or count.total(),
         objects_processed=count[ObjectState.PROCESSED] - skipped,
         objects_skipped=skipped,
         objects_dead=count[ObjectState.DEAD],
-        objects_gone=count[ObjectState.GONE],
+        objects_gone=count[ObjectState.DELETED],
         objects_superseded=count[ObjectState.SUPERSEDED],
         objects_unfinished=unfinished,
         objects_new_versions=ledger.other_versions(where.pipeline, list(states)),
         files_ignored={str(reason): number for reason, number in ignored.items()},
-        rows_written=tally.rows,
-        lines_quarantined=tally.lines_quarantined,
-        batches=tally.batches,
+        rows_written=counts.rows,
+        lines_quarantined=counts.lines_quarantined,
+        batches=counts.batches,
         seconds=round(seconds, 3),
         table=str(where.table),
         table_version=tables.version(),

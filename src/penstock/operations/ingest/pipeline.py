@@ -6,7 +6,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from penstock.app.backends import SQS, check_queues, has_local_ledger, open_broker, require_shared_ledger
+from penstock.app.backends import has_local_ledger, require_shared_ledger
+from penstock.app.brokers import SQS_ADDRESS, check_queues, open_broker
 from penstock.app.cleanup import Cleanup, Keep, check_fits
 from penstock.app.cleanup_runner import CleanupRunner, moved_to, source_cleanup
 from penstock.app.context import PipelineTools
@@ -26,9 +27,10 @@ from penstock.objects.reference import ObjectRef
 from penstock.objects.watcher import SETTLE_SECONDS
 from penstock.pipeline.spark.declaration import Declaration, Transform
 from penstock.pipeline.spark.session import Session, session_is_there
-from penstock.pipeline.spark.source.datasource import CsvOptions, ReadOptions, canonical_ddl, infer_schema
-from penstock.pipeline.spark.source.options import checked
-from penstock.worker.line import Gates
+from penstock.pipeline.spark.source.datasource import canonical_ddl
+from penstock.pipeline.spark.source.infer import infer_schema
+from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked
+from penstock.worker.consumer import Gates
 from penstock.worker.worker import Worker
 
 NO_SESSION_YET = "SESSION_OR_CONTEXT_NOT_EXISTS"  # PySpark's error class
@@ -64,7 +66,7 @@ class IngestRequest:
             format=self.format,
             csv=csv,
             provenance=self.provenance,
-            quarantine_ratio_max=self.settings.max_quarantine_ratio,
+            quarantine_ratio_max=self.settings.objects_max_quarantine_ratio,
         )
 
 
@@ -107,10 +109,10 @@ class IngestPipeline:
             session = own.session()
             if not tools.stop.requested:
                 with self._paused_by_outages(blueprint) as served:
-                    line = served.line(session, queue=self.queue)
+                    consumer = served.consumer(session, queue=self.queue)
                     Worker(
                         broker=state.broker,
-                        lines=traced([line], tools.tracing, system=state.broker.capabilities.system),
+                        consumers=traced([consumer], tools.tracing, system=state.broker.capabilities.system),
                         settings=worker_settings(settings),
                         clock=tools.clock,
                         bus=tools.bus,
@@ -131,14 +133,19 @@ class IngestPipeline:
             yield blueprint
             return
         tools, state = self.tools, self.state
-        make = partial(OutageWatch, bus=tools.bus, clock=tools.clock, refunds=state.broker.capabilities.refunds)
+        make = partial(
+            OutageWatch,
+            bus=tools.bus,
+            clock=tools.clock,
+            releases_uncounted=state.broker.capabilities.releases_uncounted,
+        )
         ledger, stores = make(ping=state.ledger.ping), StoreOutages(make)
         store = stores.of_pipeline(self.source, self.where)
         gate = Gates(ledger.gate(self.queue), store.gate(self.queue))
         with ledger.watching(), stores.watching():
             yield replace(blueprint, ledger_watch=ledger, store_watch=store, gate=gate)
 
-    def caretaker(self) -> CleanupRunner | None:
+    def cleanup_runner(self) -> CleanupRunner | None:
         """Return the source's cleanup, not started yet; None if objects are kept."""
         tools, ledger = self.tools, self.state.ledger
         work = source_cleanup(
@@ -146,7 +153,7 @@ class IngestPipeline:
             source=self.source,
             pipeline=self.where.pipeline,
             own=self.where.own,
-            shown_to=self.tables.kept_to,
+            shown_to=self.tables.retained_to,
             ledger=ledger,
             bus=tools.bus,
             probe=tools.probe,
@@ -214,14 +221,6 @@ def shared_settings(request: IngestRequest) -> Settings | None:
     return None if has_local_ledger(settings) else settings
 
 
-def _announcing(request: IngestRequest) -> Settings:
-    """Return the settings with the named queue's broker: SQS, unless they name another."""
-    settings = request.settings
-    if "broker" in settings.model_fields_set:
-        return settings
-    return settings.model_copy(update={"broker": SQS})
-
-
 @contextmanager
 def queue_of(request: IngestRequest, state: StateFolder, tools: PipelineTools) -> Iterator[StateFolder]:
     """Yield the data directory with the queue's broker: its own, unless a queue was named.
@@ -232,7 +231,7 @@ def queue_of(request: IngestRequest, state: StateFolder, tools: PipelineTools) -
         yield state
         return
     settings = _announcing(request)
-    with closing(open_broker(settings, holder=state.worker, tell=tools.bus.emit)) as broker:
+    with closing(open_broker(settings, holder=state.worker, emit=tools.bus.emit)) as broker:
         # A missing queue has the counts of an empty one: the ingest would succeed with nothing done.
         check_queues([request.queue], settings, clock=tools.clock)
         yield replace(state, broker=broker)
@@ -249,6 +248,14 @@ def check(request: IngestRequest, source: SourceLocation) -> Transform | None:
     any_schema = "" if request.format == "text" else _ANY_SCHEMA
     checked(replace(request.read, schema_ddl=request.schema or any_schema))
     return _load_transform(request.transform) if request.transform is not None else None
+
+
+def _announcing(request: IngestRequest) -> Settings:
+    """Return the settings with the named queue's broker: SQS, unless they name another."""
+    settings = request.settings
+    if "broker" in settings.model_fields_set:
+        return settings
+    return settings.model_copy(update={"broker": SQS_ADDRESS})
 
 
 def _load_transform(name: str) -> Transform:

@@ -5,23 +5,23 @@ from collections.abc import Callable
 
 from penstock.app.pending import PendingObjects
 from penstock.errors import TemporaryError
-from penstock.events import Bus, UpkeepFailed
+from penstock.events import Bus, JobFailed
 from penstock.messaging.clock import Clock
 from penstock.objects.reference import ObjectRef
 from penstock.objects.watcher import Watcher
 from penstock.worker.shutdown import StopSignal
 
 NAME = "watcher"
-LOOK_SECONDS = 0.2  # between two checks for the awaited condition
+POLL_SECONDS = 0.2  # between two checks for the awaited condition
 END_SECONDS = 5.0
 
 
 class FolderWatch:
     """Watch a folder. The first scan only collects objects; later ones are enqueued at once."""
 
-    def __init__(self, watcher: Watcher, goal: PendingObjects, *, stop: StopSignal, bus: Bus, clock: Clock) -> None:
+    def __init__(self, watcher: Watcher, pending: PendingObjects, *, stop: StopSignal, bus: Bus, clock: Clock) -> None:
         self._watcher = watcher
-        self._goal = goal
+        self._pending = pending
         self._stop = stop
         self._bus = bus
         self._clock = clock
@@ -36,12 +36,12 @@ class FolderWatch:
 
     def wait_for_objects(self) -> None:
         """Return when there is an object, or after a stop. Raises the thread's error."""
-        self._wait(lambda: bool(self._goal.size))
+        self._wait(lambda: bool(self._pending.size))
 
-    def tended(self) -> bool:
+    def resend_lost(self) -> bool:
         """Enqueue lost notifications again and return False. Called by the idle worker. Raises the thread's error."""
         self._check()
-        self._goal.reached()
+        self._pending.advance()
         return False
 
     def end(self) -> None:
@@ -55,7 +55,7 @@ class FolderWatch:
             while not (there() or self._stop.requested):
                 self._check()
                 woken.clear()
-                self._clock.wait(woken, LOOK_SECONDS)
+                self._clock.wait(woken, POLL_SECONDS)
         self._check()
 
     def _check(self) -> None:
@@ -63,24 +63,24 @@ class FolderWatch:
             raise self._failure
 
     def _run(self) -> None:
-        held: list[ObjectRef] = []  # objects that ledger or broker could not accept yet
+        waiting: list[ObjectRef] = []  # objects that ledger or broker could not accept yet
         try:
-            for rested in self._watcher.settled(self._ended):
-                held += rested
+            for rested in self._watcher.stable(self._ended):
+                waiting += rested
                 if self._stop.requested:
                     return
-                if held and self._taken(held):
-                    held = []
+                if waiting and self._taken(waiting):
+                    waiting = []
         except BaseException as failure:
             self._failure = failure
 
     def _taken(self, objects: list[ObjectRef]) -> bool:
         try:
             if self._watcher.scans:
-                self._goal.add(objects)
+                self._pending.add(objects)
             else:
-                self._goal.take(objects)
+                self._pending.take(objects)
         except TemporaryError as fault:
-            self._bus.emit(UpkeepFailed(handler=NAME, error=str(fault)))
+            self._bus.emit(JobFailed(job=NAME, error=str(fault)))
             return False
         return True

@@ -11,16 +11,16 @@ from itertools import islice
 from pathlib import Path
 from typing import IO
 
-from penstock.app.backends import SQLITE, open_ledger
+from penstock.app.backends import file_ledger, open_ledger
 from penstock.app.naming import object_names
 from penstock.app.object_service import ObjectService
-from penstock.app.paths import LEDGER_FILE, TablePaths, find_table, places
+from penstock.app.paths import LEDGER_FILE, TablePaths, find_table, table_paths
 from penstock.app.pipelines.service import PipelineService
 from penstock.app.state import check_owner
 from penstock.config import Settings, load_settings
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
-from penstock.ledger.records import Candidate, Carrier, ObjectState
+from penstock.ledger.records import Candidate, ObjectState, OriginalMessage
 from penstock.objects.processed_lists import ListedObject, read_list
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef
 from penstock.objects.s3_facts import INVENTORY_REMEDY, LIST_REMEDY, require_no_versions
@@ -32,7 +32,7 @@ PROBLEMS_MAX = 20  # listed; further ones are only counted
 STDIN = "-"
 INVENTORY = "manifest.json"
 _NO_SETTINGS = Aws()  # frozen, so it can be shared
-_NOBODY = Carrier(message_id="", enqueued_at=0.0)
+_NO_MESSAGE = OriginalMessage(message_id="", enqueued_at=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def target_of(*, app: str | None, pipeline: str | None, table: str | None, state
     if table is not None:
         where = _places(table, state, settings)
         with closing(
-            open_ledger(settings.model_copy(update={"ledger": f"{SQLITE}{where.state / LEDGER_FILE}"}))
+            open_ledger(settings.model_copy(update={"ledger": file_ledger(where.state / LEDGER_FILE)}))
         ) as made:
             check_owner(made, where)
             yield ImportTarget(pipeline=where.pipeline, ledger=made, aws=settings.aws)
@@ -94,7 +94,11 @@ def target_of(*, app: str | None, pipeline: str | None, table: str | None, state
 
 
 def import_processed(
-    target: ImportTarget, file: str, *, dry_run: bool, told: Callable[[ObjectImportReport], None] = lambda _: None
+    target: ImportTarget,
+    file: str,
+    *,
+    dry_run: bool,
+    report_progress: Callable[[ObjectImportReport], None] = lambda _: None,
 ) -> ObjectImportReport:
     """Import a list, ``-`` for standard input. The whole list is checked before anything changes.
 
@@ -110,7 +114,7 @@ def import_processed(
         refs = (one.ref for one in entries() if one.ref is not None)
         while chunk := [_candidate(ref) for ref in islice(refs, CHUNK_OBJECTS)]:
             if dry_run:
-                adopted = adoptions.look(target.pipeline, chunk)
+                adopted = adoptions.preview(target.pipeline, chunk)
             else:
                 adopted = adoptions.adopt(target.pipeline, chunk, source=source)
             uris = {candidate.object_id: candidate.uri for candidate in chunk}
@@ -118,7 +122,7 @@ def import_processed(
             done.known += adopted.known
             done.busy += [uris[id] for id in adopted.busy]
             done.replaced.update(dict(adopted.replaced))
-            told(done)
+            report_progress(done)
     return done
 
 
@@ -129,7 +133,7 @@ def _check(source: str, entries: Iterable[ListedObject], aws: Aws) -> int:
     unversioned: set[str] = set()  # buckets with entries that do not state a version
     for one in entries:
         count += 1
-        if one.ref is not None and not one.tells_version and one.ref.bucket != LOCAL_BUCKET:
+        if one.ref is not None and not one.has_version and one.ref.bucket != LOCAL_BUCKET:
             unversioned.add(one.ref.bucket)
         if one.ref is None:
             bad += 1
@@ -139,7 +143,7 @@ def _check(source: str, entries: Iterable[ListedObject], aws: Aws) -> int:
         raise UnreadableError(source, problems, bad)
     remedy = INVENTORY_REMEDY if source.endswith(INVENTORY) else LIST_REMEDY
     for bucket in sorted(unversioned):
-        require_no_versions(bucket, aws, told_by=f"The list {source}", remedy=remedy)
+        require_no_versions(bucket, aws, list_name=f"The list {source}", remedy=remedy)
     return count
 
 
@@ -179,7 +183,7 @@ def _inventory(file: str) -> tuple[str, Callable[[], Iterator[ListedObject]]]:
     def entries() -> Iterator[ListedObject]:
         for number, one in enumerate(inventory_refs(found), start=1):
             if isinstance(one, ObjectRef):
-                yield ListedObject(line=number, ref=one, tells_version=found.manifest.tells_versions)
+                yield ListedObject(line=number, ref=one, has_version=found.manifest.has_versions)
             else:
                 yield ListedObject(line=number, ref=None, problem=one)
 
@@ -188,7 +192,7 @@ def _inventory(file: str) -> tuple[str, Callable[[], Iterator[ListedObject]]]:
 
 def _places(table: str, state: str | None, settings: Settings) -> TablePaths:
     """Return the paths of a table, possibly without a data directory yet, but not with one elsewhere."""
-    where = places(table, state, aws=settings.aws)
+    where = table_paths(table, state, aws=settings.aws)
     if (where.state / LEDGER_FILE).is_file() or not where.state.exists():
         return where
     return find_table(table, state, here=Path.cwd(), aws=settings.aws)
@@ -201,7 +205,7 @@ def _candidate(ref: ObjectRef) -> Candidate:
         key=ref.key_bytes,
         size_bytes=ref.size_bytes,
         uri=ref.uri,
-        carrier=_NOBODY,
+        original_message=_NO_MESSAGE,
         version_id=ref.version_id,
         etag=ref.etag,
     )

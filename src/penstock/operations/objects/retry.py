@@ -15,7 +15,7 @@ from types import MappingProxyType
 from ulid import ULID
 
 from penstock.app.queues import messages_in
-from penstock.dead_letters.operator import ReplayRate, Stopped, Told
+from penstock.dead_letters.operator import ProgressCallback, ReplayRate, Stopped
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.ledger.records import UNREAD, ObjectRow, ObjectState
@@ -26,7 +26,7 @@ from penstock.messaging.replay import REPLAY_ID_ATTRIBUTE
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.objects.notification import announce
 from penstock.objects.reference import ObjectRef, decode_key
-from penstock.operations.dead_letters.letters import audited, check_destination, tiers_of
+from penstock.operations.dead_letters.selection import audited, check_destination, tiers_of
 from penstock.operations.inspection import PAGE, ScopeView
 
 RETRIED = frozenset({ObjectState.DEAD}) | UNREAD
@@ -63,7 +63,8 @@ class RetryPlan:
 
     queues: Mapping[str, str] = field(default_factory=dict)  # queue by pipeline, of those selected
     objects: Counter[str] = field(default_factory=Counter)  # to be enqueued, by pipeline
-    letters: Mapping[str, int] = field(default_factory=dict)  # in the DLQs of these queues, possibly of these objects
+    # By DLQ of these queues; some may be of these objects.
+    dead_letters: Mapping[str, int] = field(default_factory=dict)
     replaced: int = 0  # skipped: a later version was processed
     others: Sequence[str] = ()  # pipelines of the ledger that the app lacks
     not_dead: list[tuple[str, ObjectState]] = field(default_factory=list)  # named objects that need no retry
@@ -88,7 +89,7 @@ def plan(seen: ScopeView, asked: RetrySelection) -> RetryPlan:
         left = None if asked.limit is None else asked.limit - found.objects.total()
         found.objects[pipeline] = sum(1 for _ in islice(_dead(seen, pipeline, asked, found=found), left))
     tiers = [name for queue in found.by_queue for name in tiers_of(seen.broker, queue)]
-    found.letters = {name: count for name in tiers if (count := messages_in(seen.broker, name))}
+    found.dead_letters = {name: count for name in tiers if (count := messages_in(seen.broker, name))}
     return found
 
 
@@ -99,7 +100,7 @@ def retry(
     *,
     ledger: Ledger,
     stopped: Stopped,
-    told: Told,
+    on_progress: ProgressCallback,
     clock: Clock | None = None,
     probe: Probe = no_probe,
 ) -> Counter[str]:
@@ -120,7 +121,7 @@ def retry(
                 probe(Step.ANNOUNCED)
                 done.messages += len(chunk)
                 sent[queue] += len(chunk)
-                told(len(chunk))
+                on_progress(len(chunk))
                 if sent.total() == planned.objects.total():
                     break
                 pace.wait(len(chunk))
@@ -156,7 +157,7 @@ def _dead(
                 if whose == pipeline and row.state in RETRIED:
                     yield row
         return
-    for one in seen.dead_objects(pipeline, state=asked.state, uri_contains=asked.uri_contains, page=page):
+    for one in seen.failed_objects(pipeline, state=asked.state, uri_contains=asked.uri_contains, page=page):
         if not one.replaced:
             yield one.row
         elif found is not None:

@@ -1,1 +1,1 @@
-"""The status of everything in a scope: `penstock status` and `penstock top`."""
+"""The status of everything in a scope: `penstock status` and `penstock status --watch`."""

@@ -6,26 +6,25 @@ automatically.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.app.backends import SQLITE, has_workers_elsewhere
+from penstock.app.brokers import broker_exists, broker_file, has_workers_elsewhere
 from penstock.app.jobs.reconcile import has_settled
 from penstock.app.paths import TablePaths
-from penstock.app.queues import AgeReader, QueueStatus, messages_in, standings, tiers
+from penstock.app.queues import QueueStatus, messages_in, queue_statuses
 from penstock.app.registry import DRAINING, WorkerRecord
-from penstock.app.scope import Scope, is_there
+from penstock.app.scope import Scope
+from penstock.app.system_health import AgeReader, PipelineHealth, PipelineReader, Tier, dead_letter_tiers
 from penstock.config import Settings
 from penstock.dead_letters.filters import DeadLetterFilter
 from penstock.errors import PublishHalted
 from penstock.events import Bus
-from penstock.ledger.queries import ProcessedCount
-from penstock.ledger.records import TERMINAL, ObjectState
-from penstock.messaging.broker import conventional_source, listed_name, names_dead_letters, names_second_tier
+from penstock.ledger.records import ObjectState
+from penstock.messaging.broker import conventional_source, listed_name, names_dead_letters, names_final_dlq
 from penstock.messaging.clock import Clock, SystemClock
-from penstock.operations.dead_letters.letters import letters_of_queue
+from penstock.operations.dead_letters.selection import select_in_queue
 from penstock.operations.inspection import ScopeView, view
-from penstock.operations.status.standing import LaggingQueue, PipelineStatus, Status
+from penstock.operations.status.model import LaggingQueue, PipelineStatus, Status
 
 if TYPE_CHECKING:
     from penstock.app.tables import Tables
@@ -44,33 +43,36 @@ class DeadObjects:
 def dead_objects(seen: ScopeView, pipeline: str) -> DeadObjects:
     """Inspect every failed object of a pipeline."""
     replaced, others, count = set[str](), set[str](), 0
-    for one in seen.dead_objects(pipeline):
+    for one in seen.failed_objects(pipeline):
         count += one.replaced
-        if one.row.carrier is not None:
-            (replaced if one.replaced else others).add(one.row.carrier.message_id)
+        if one.row.original_message is not None:
+            (replaced if one.replaced else others).add(one.row.original_message.message_id)
     return DeadObjects(replaced=count, carriers_of_replaced=replaced, carriers_of_others=others)
 
 
-def letters_replaced(seen: ScopeView, dead: Iterable[DeadObjects]) -> int | None:
+def dead_letters_replaced(seen: ScopeView, dead: Iterable[DeadObjects]) -> int | None:
     """Return the number of dead letters whose objects were all replaced by a later version that was processed.
 
     None if there are such objects and the broker cannot list dead letters without receiving them.
     """
-    carriers, others = set[str](), set[str]()
+    original_messages, others = set[str](), set[str]()
     for one in dead:
-        carriers |= one.carriers_of_replaced
+        original_messages |= one.carriers_of_replaced
         others |= one.carriers_of_others
-    if not (carriers := carriers - others):
+    if not (original_messages := original_messages - others):
         return 0
     if not seen.broker.capabilities.browsable:
         return None
-    letters = (
-        letter
+    dead_letters = (
+        dead_letter
         for queue in seen.broker.queue_names()
         if names_dead_letters(queue)
-        for letter in letters_of_queue(seen.broker, queue, DeadLetterFilter())
+        for dead_letter in select_in_queue(seen.broker, queue, DeadLetterFilter())
     )
-    return sum(letter.death is not None and letter.death.message_id in carriers for letter in letters)
+    return sum(
+        dead_letter.death is not None and dead_letter.death.message_id in original_messages
+        for dead_letter in dead_letters
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,19 +89,19 @@ def dead_letters(seen: ScopeView, every: Sequence[QueueStatus], records: Sequenc
 
     A shared DLQ counts once.
     """
-    if seen.queues is None:
-        names = {one.queue for one in every if names_dead_letters(one.queue)}
-        second = {name for name in names if names_second_tier(name)}
-    else:
-        named = [(name,) * 2 if names_dead_letters(name) else tiers(seen.broker, name) for name in seen.queues]
-        names = {name for pair in named for name in pair}
-        second = {name for pair in named for name in pair[1:] if pair[0] != name or names_second_tier(name)}
+    tiers: dict[str, Tier] = {}
+    for queue in [one.queue for one in every] if seen.queues is None else seen.queues:
+        if names_dead_letters(queue):
+            tiers[queue] = "dead" if names_final_dlq(queue) else "dlq"
+        elif seen.queues is not None:  # otherwise every DLQ is listed itself
+            tiers |= dead_letter_tiers(seen.broker, queue)
+    final = {name for name, tier in tiers.items() if tier == "dead"}
     known = {one.queue: one.messages for one in every}
-    counts = {name: known[name] if name in known else messages_in(seen.broker, name) for name in names}
-    replayed = (names - second) & _replayed(seen, names, records)
+    counts = {name: known[name] if name in known else messages_in(seen.broker, name) for name in tiers}
+    replayed = (tiers.keys() - final) & _replayed(seen, tiers, records)
     return DeadLetters(
         all=sum(counts.values()),
-        set_aside=sum(counts[name] for name in second),
+        set_aside=sum(counts[name] for name in final),
         replayed=sum(counts[name] for name in replayed),
     )
 
@@ -108,25 +110,23 @@ def _replayed(seen: ScopeView, names: Iterable[str], records: Sequence[WorkerRec
     """Return the queues that a living worker replays, or may replay on another host if the settings say so."""
     settings = seen.scope.settings
     replayed = {queue for record in records for queue in record.queues}
-    if settings.replay and has_workers_elsewhere(settings):
-        off = {queue for queue, how in settings.replay_queues.items() if how.off}
+    if settings.dead_letters_replay and has_workers_elsewhere(settings):
+        off = {queue for queue, how in settings.dead_letters_replay_queues.items() if how.off}
         replayed |= {name for name in names if conventional_source(name) not in off}
     return replayed
 
 
-__all__ = ["PipelineStatus", "Status", "StatusReader", "late_queues", "standing"]
-
 DETAILS_SECONDS = 30.0
-UNNAMED = "no queue is named, so none was looked at: give --app, such as --app shop:app, or set queues"
+UNNAMED = "no queue is named, so none was checked: give --app, such as --app shop:app, or set queues"
 UNSHOWN = (
     "objects were replaced by later versions, and their dead letters are counted all the same: this broker "
     "cannot list dead letters; `penstock dead purge --object` deletes those of an object"
 )
 
 
-def standing(scope: Scope) -> Status:
+def read_status(scope: Scope) -> Status:
     """Return the status of the scope."""
-    return StatusReader(scope).look()
+    return StatusReader(scope).read()
 
 
 class StatusReader:
@@ -142,26 +142,25 @@ class StatusReader:
         self._clock = clock or SystemClock()
         self._details: _Details | None = None
         self._ages: AgeReader | None = None
-        self._tallies: dict[str, ProcessedCount] = {}
+        self._pipelines = PipelineReader(overdue_after_seconds=scope.settings.objects_overdue_after, clock=self._clock)
 
-    def look(self) -> Status:
-        """Return the current status."""
+    def read(self) -> Status:
+        """Read the current status."""
         scope = self._scope
         with view(scope) as seen:
             details = self._details_of(seen)
             silent = seen.workers.silent()  # they may serve any queue
             records = seen.workers.records()
-            reconciled = {one.pipeline: one for one in seen.ledger.reconciliations()}
             pipelines = [
-                self._pipeline(seen, pipeline, details, reconciled.get(pipeline)) for pipeline in seen.pipelines()
+                self._pipeline(seen, health, details) for health in self._pipelines.read(seen.ledger, seen.pipelines())
             ]
             self._ages = self._ages or AgeReader(seen.broker, clock=self._clock)
-            every = standings(scope.settings, seen.broker, seen.queues, ages=self._ages)
-            letters = dead_letters(seen, every, records)
+            every = queue_statuses(scope.settings, seen.broker, seen.queues, ages=self._ages)
+            counts = dead_letters(seen, every, records)
             queues = [one for one in every if not names_dead_letters(one.queue)]
             notes = [] if scope.table is not None else list(_notes(seen, queues))
             notes += [note for table in details.tables.values() for note in table.notes]
-            replaced = details.letters_replaced if letters.all else 0
+            replaced = details.dead_letters_replaced if counts.all else 0
             if replaced is None:
                 notes.append(UNSHOWN)
         workers = sorted({*silent, *(record.worker for record in records)})
@@ -178,18 +177,18 @@ class StatusReader:
             messages_in_flight=sum(one.in_flight for one in queues),
             messages_delayed=sum(one.delayed for one in queues),
             oldest_visible_message_age_seconds=max(ages, default=None),
-            dead_letters=letters.all,
+            dead_letters=counts.all,
             workers=workers,
             objects_replaced=sum(one.objects_replaced for one in pipelines),
-            dead_letters_replaced=None if replaced is None else min(replaced, letters.all),
-            dead_letters_set_aside=letters.set_aside,
-            dead_letters_replayed=letters.replayed,
+            dead_letters_replaced=None if replaced is None else min(replaced, counts.all),
+            dead_letters_set_aside=counts.set_aside,
+            dead_letters_replayed=counts.replayed,
             messages_unserved=_unserved(queues, records) if workers and not silent and not elsewhere else 0,
             workers_silent=bool(silent),
             workers_elsewhere=elsewhere,
             notes=notes,
             disagreements=[one.disagreement for one in pipelines if one.disagreement is not None],
-            late=late_queues(queues, scope.settings, seen_all=seen_all) if scope.table is None else (),
+            lagging=lagging_queues(queues, scope.settings, seen_all=seen_all) if scope.table is None else (),
             queues=queues,
             pipelines=pipelines,
             records=records,
@@ -198,32 +197,24 @@ class StatusReader:
     def _details_of(self, seen: ScopeView) -> "_Details":
         now = self._clock.monotonic()
         if self._details is None or now - self._details.at >= DETAILS_SECONDS:
-            self._tallies = {}
+            self._pipelines.count_anew()
             dead = {pipeline: dead_objects(seen, pipeline) for pipeline in seen.pipelines()}
             self._details = _Details(
                 at=now,
                 replaced={pipeline: one.replaced for pipeline, one in dead.items()},
-                letters_replaced=letters_replaced(seen, dead.values()),
+                dead_letters_replaced=dead_letters_replaced(seen, dead.values()),
                 tables={pipeline: _table(seen, pipeline) for pipeline in dead},
             )
         return self._details
 
-    def _pipeline(
-        self, seen: ScopeView, pipeline: str, details: "_Details", reconciled: "Reconciliation | None"
-    ) -> PipelineStatus:
-        settings = seen.scope.settings
-        waiting = seen.ledger.ages.waiting(pipeline, overdue_after_seconds=settings.overdue_after_seconds)
-        tally = self._tallies.get(pipeline)
-        tally = seen.ledger.ages.tally(pipeline) if tally is None else seen.ledger.ages.brought_up(pipeline, tally)
-        self._tallies[pipeline] = tally
-        objects = {**waiting.objects, ObjectState.PROCESSED: tally.processed}
+    def _pipeline(self, seen: ScopeView, health: PipelineHealth, details: "_Details") -> PipelineStatus:
+        pipeline, reconciled = health.pipeline, health.reconciled
         table = details.tables.get(pipeline) or _table(seen, pipeline)
-        waits = any(number for state, number in objects.items() if state not in TERMINAL)
         return PipelineStatus(
             pipeline=pipeline,
-            objects=objects,
-            objects_replaced=min(details.replaced.get(pipeline, 0), objects[ObjectState.DEAD]),
-            batches_committed=waiting.committed_seq,
+            objects=health.objects,
+            objects_replaced=min(details.replaced.get(pipeline, 0), health.objects[ObjectState.DEAD]),
+            batches_committed=health.batches_committed,
             batches_unpublished=table.unpublished,
             table=table.name,
             table_version=table.version,
@@ -232,8 +223,8 @@ class StatusReader:
             reconciled=reconciled,
             objects_missing=0 if reconciled is None else _missing(seen, pipeline, reconciled),
             # An ingest works through its backlog, however long that takes, so its objects are never overdue.
-            objects_overdue=waiting.overdue if seen.scope.table is None else 0,
-            oldest_unprocessed_age_seconds=waiting.oldest_age_seconds if waits else None,
+            objects_overdue=health.objects_overdue if seen.scope.table is None else 0,
+            oldest_unprocessed_age_seconds=health.oldest_unprocessed_age_seconds,
         )
 
 
@@ -255,7 +246,7 @@ class _Details:
 
     at: float
     replaced: Mapping[str, int]  # failed objects with a later version that was processed, by pipeline
-    letters_replaced: int | None  # None: unknown
+    dead_letters_replaced: int | None  # None: unknown
     tables: Mapping[str, _TableStatus]
 
 
@@ -297,7 +288,7 @@ def _tables(seen: ScopeView, where: TablePaths) -> "Tables":
     """Return the tables. Raises `ConfigurationError` if the packages of the extra are missing."""
     from penstock.pipeline.extra import require_spark
 
-    require_spark()
+    require_spark(where.scheme)
     from penstock.app.tables import Tables
 
     return Tables(where, seen.ledger, partition_by=None, bus=Bus())
@@ -315,7 +306,7 @@ def _disagreement(seen: ScopeView, pipeline: str, tables: "Tables", committed: i
     if committed == 0 and (version := tables.version()) is not None:
         return (
             f"the table {tables.rows.uri} has version {version}, and its ledger committed "
-            "nothing to it: either another ledger is its own (--state), or it was there before the first batch"
+            "nothing to it: either another ledger is its own (--data-dir), or it was there before the first batch"
         )
     return None
 
@@ -325,13 +316,15 @@ def _notes(seen: ScopeView, queues: Sequence[QueueStatus]) -> Iterator[str]:
     settings = seen.scope.settings
     if seen.queues is not None and not seen.queues:
         yield UNNAMED
-    elif not is_there(settings.broker):
-        yield f"there is no queue in {Path(settings.broker.removeprefix(SQLITE)).absolute()} yet (setting broker)"
-    elif unknown := sorted({*map(listed_name, settings.late_queues)} - {listed_name(one.queue) for one in queues}):
-        yield f"late_queues names queues that were not looked at: {', '.join(unknown)}"
+    elif not broker_exists(settings):
+        yield f"there is no queue in {broker_file(settings)} yet (setting broker)"
+    elif unknown := sorted(
+        {*map(listed_name, settings.alerts_lagging_queues)} - {listed_name(one.queue) for one in queues}
+    ):
+        yield f"alerts.lagging_queues names queues that were not checked: {', '.join(unknown)}"
 
 
-def late_queues(queues: Sequence[QueueStatus], settings: Settings, *, seen_all: bool) -> Sequence[LaggingQueue]:
+def lagging_queues(queues: Sequence[QueueStatus], settings: Settings, *, seen_all: bool) -> Sequence[LaggingQueue]:
     """Return the queues whose oldest visible message has waited longer than the settings allow.
 
     ``seen_all``: never report a missing consumer here. Either all workers are visible, and other checks report it,
@@ -339,14 +332,14 @@ def late_queues(queues: Sequence[QueueStatus], settings: Settings, *, seen_all: 
     no messages in flight.
     """
     found: list[LaggingQueue] = []
-    own_seconds = {listed_name(name): seconds for name, seconds in settings.late_queues.items()}
+    own_seconds = {listed_name(name): seconds for name, seconds in settings.alerts_lagging_queues.items()}
     for one in queues:
-        after_seconds = own_seconds.get(listed_name(one.queue), settings.late_after_seconds)
+        after_seconds = own_seconds.get(listed_name(one.queue), settings.alerts_lagging_after)
         age_seconds = one.oldest_visible_message_age_seconds
         if age_seconds is not None and age_seconds > after_seconds:
             idle = not (seen_all or one.workers or one.in_flight)
             found.append(
-                LaggingQueue(queue=one.queue, age_seconds=age_seconds, after_seconds=after_seconds, unconsumed=idle)
+                LaggingQueue(queue=one.queue, age_seconds=age_seconds, after_seconds=after_seconds, no_consumer=idle)
             )
     return found
 

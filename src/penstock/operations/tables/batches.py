@@ -3,7 +3,6 @@
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import islice
 from urllib.parse import urlsplit
 
@@ -12,11 +11,12 @@ from penstock.errors import UsageError
 from penstock.ledger.records import AttemptRow, BatchRow, ObjectRow
 from penstock.operations.inspection import ScopeView
 from penstock.sinks.manifest import DataFile, decode
+from penstock.sinks.registry import is_installed, open_sink
 from penstock.storage.files import Files
 
 COMMITS_MAX = 1_000  # searched in a table's log for the one that shows a batch
 ROWS, QUARANTINE = "rows", "quarantine"
-REACHED_SECONDS = 1.0  # timeout of a connection attempt
+CONNECT_SECONDS = 1.0  # timeout of a connection attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,38 +68,36 @@ def details_of(seen: ScopeView, seq: int, *, objects_max: int) -> BatchDetails:
     )
 
 
-def reached(url: str) -> bool:
+def is_reachable(url: str) -> bool:
     """Return True if the address accepts connections from this host now."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        with socket.create_connection((parts.hostname or "", port), timeout=REACHED_SECONDS):
+        with socket.create_connection((parts.hostname or "", port), timeout=CONNECT_SECONDS):
             return True
     except (OSError, UnicodeError):
         return False
 
 
 def _shown(batch: BatchRow, places: TablePaths | None) -> Sequence[BatchInTable]:
-    rows, quarantine = decode(batch.manifest), decode(batch.quarantine_manifest)
-    if places is None or find_spec("deltalake") is None:
+    rows, quarantine = decode(batch.record.manifest), decode(batch.record.quarantine_manifest)
+    if places is None or not is_installed(places.scheme):
         named = ((ROWS, rows), (QUARANTINE, quarantine))
         return [BatchInTable(holds=holds, uri="", files=files, visible=None) for holds, files in named if files]
     found = []
     for holds, root, files in ((ROWS, places.table, rows), (QUARANTINE, places.quarantine, quarantine)):
         if files:
-            found.append(_of_table(holds, root, batch, files))
+            found.append(_of_table(holds, root, places.scheme, batch, files))
     return found
 
 
-def _of_table(holds: str, root: Files, batch: BatchRow, files: Sequence[DataFile]) -> BatchInTable:
-    from penstock.sinks.delta.log import commits
-    from penstock.sinks.delta.sink import DeltaTableSink
-
-    sink = DeltaTableSink(root, pipeline=batch.pipeline, partition_by=None)
+def _of_table(holds: str, root: Files, scheme: str, batch: BatchRow, files: Sequence[DataFile]) -> BatchInTable:
+    sink = open_sink(root, scheme=scheme, pipeline=batch.pipeline, partition_by=None)
     table = sink.load()
     if table is None or table.position.seq < batch.seq:
         return BatchInTable(holds=holds, uri=sink.uri, files=files, visible=False)
-    for commit in islice(commits(sink.root), COMMITS_MAX):
+    commits = () if sink.history is None else sink.history.commits()
+    for commit in islice(commits, COMMITS_MAX):
         if _brought(commit.added, files):
             return BatchInTable(
                 holds=holds,

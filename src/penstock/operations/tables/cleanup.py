@@ -1,15 +1,13 @@
-"""`penstock cleanup`: run everything that is due for one pipeline or object handler of an app."""
+"""`penstock admin cleanup`: run everything that is due for one pipeline or object handler of an app."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.app.cleanup import Cleanup
-from penstock.app.cleanup_runner import source_cleanup
 from penstock.app.kill import killing_probe
 from penstock.app.naming import object_names
 from penstock.app.object_service import ObjectService
-from penstock.app.paths import declared_places
-from penstock.app.sources import source_at, source_of
+from penstock.app.sources import source_at
 from penstock.app.telemetry import open_reports
 from penstock.errors import UsageError
 from penstock.events import Bus
@@ -60,12 +58,12 @@ def clean_up(
     `PublishHalted` (rows may have left the table), `ObjectDenied` and `TemporaryError` during the work: finished
     objects stay cleaned up, and the next cleanup continues from there.
     """
-    heard = open_reports(
-        app.settings, worker=app.worker, process="cleanup", on_error=app.on_error, tell=Bus(*listeners).emit
+    telemetry = open_reports(
+        app.settings, worker=app.worker, process="cleanup", on_error=app.on_error, emit=Bus(*listeners).emit
     )
-    with heard.told():
+    with telemetry.running():
         work, cleanup = _work(
-            app, reader, although_missing=although_missing, bus=Bus(*heard.listeners), clock=SystemClock()
+            app, reader, although_missing=although_missing, bus=Bus(*telemetry.listeners), clock=SystemClock()
         )
         return _cleaned(app, reader, work, cleanup, dry_run=dry_run, limit=limit, rate=rate, stop=stop)
 
@@ -117,22 +115,17 @@ def _work(
         app.ledger.ensure_pipeline(reader.name)
         source = source_at(reader.source, app.settings.aws)
         return reader.cleaning(source, ledger=app.ledger, bus=bus, probe=probe, clock=clock), reader.source_cleanup
-    from penstock.app.tables import Tables
+    from penstock.app.pipelines.cleanup import pipeline_cleanup
     from penstock.pipeline.extra import require_spark
 
-    require_spark()  # to read which batches the tables show
-    declared = reader.declaration
-    where = declared_places(declared.name, declared.sink.table, app.settings)
-    tables = Tables(where, app.ledger, partition_by=None, bus=bus, probe=probe)
-    work = source_cleanup(
-        declared.source.cleanup,
-        source=source_of(declared.source.folder, where),
-        pipeline=where.pipeline,
-        own=where.own,
-        shown_to=tables.shown_to if although_missing else tables.kept_to,
+    require_spark(reader.declaration.sink.scheme)  # to read which batches the tables show
+    work = pipeline_cleanup(
+        reader.declaration,
+        settings=app.settings,
         ledger=app.ledger,
         bus=bus,
         probe=probe,
         clock=clock,
+        although_missing=although_missing,
     )
-    return work, declared.source.cleanup
+    return work, reader.declaration.source.cleanup

@@ -7,23 +7,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
+from penstock.app.backends import ledger_exists
 from penstock.app.jobs.archive import archive, cleanups_of, stores
+from penstock.app.jobs.compact import compact_tables, sinks_of
 from penstock.app.kill import killing_probe
 from penstock.app.object_service import ObjectService
 from penstock.app.paths import TablePaths
-from penstock.app.scope import Scope, is_there, scope_ledger
+from penstock.app.scope import Scope, scope_ledger
 from penstock.app.tables import Tables
 from penstock.config import load_settings
 from penstock.errors import UsageError
-from penstock.events import Bus, TableCompacted
+from penstock.events import Bus
 from penstock.ledger import Ledger
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.steps import Probe
 from penstock.pipeline.maintenance.archive import ArchiveResult, check_retention
-from penstock.pipeline.maintenance.compact import CompactionResult, Progress, compact
+from penstock.pipeline.maintenance.compact import CompactionResult, Progress
 from penstock.pipeline.maintenance.repair import Repairer
-from penstock.sinks.delta.sink import DeltaTableSink
 from penstock.sinks.manifest import decode
+from penstock.sinks.sink import TableSink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +42,9 @@ class MaintainedPipeline:
         return self.places.pipeline
 
     @property
-    def sinks(self) -> tuple[DeltaTableSink, DeltaTableSink]:
+    def sinks(self) -> tuple[TableSink, TableSink]:
         """The sinks of rows and quarantine, with any partitioning."""
-        return tuple(  # type: ignore[return-value]  # two places, two sinks
-            DeltaTableSink(place, pipeline=self.pipeline, partition_by=None)
-            for place in (self.places.table, self.places.quarantine)
-        )
+        return sinks_of(self.places)
 
     def repairer(self, *, adopt: bool) -> Repairer:
         """Return a repairer, which inspects the tables and finds the necessary repairs."""
@@ -64,29 +63,22 @@ class MaintainedPipeline:
 
     def compact(self, *, target_bytes: int, dry_run: bool, progress: Progress) -> Sequence[CompactionResult]:
         """Merge small files in each table that exists. Raises as `compact` does."""
-        found = []
-        for sink in self.sinks:
-            done = compact(
-                sink,
-                target_bytes=target_bytes,
-                dry_run=dry_run,
-                clock=SystemClock(),
-                progress=progress,
-                probe=self.probe,
-            )
-            if done is None:
-                continue
-            found.append(done)
-            if done.merged and not dry_run:
-                self.bus.emit(_told(self.pipeline, done))
-        return found
+        return compact_tables(
+            self.places,
+            bus=self.bus,
+            probe=self.probe,
+            clock=SystemClock(),
+            target_bytes=target_bytes,
+            dry_run=dry_run,
+            progress=progress,
+        )
 
     def vacuum(self, *, retention_hours: int | None, dry_run: bool) -> Mapping[str, int]:
         """Delete files that left the tables longer ago than the retention; return counts by table address.
 
         Raises `TableError` for a retention below the table's own.
         """
-        tables = ((sink.uri, sink.load()) for sink in self.sinks)
+        tables = ((sink.uri, sink.history.load()) for sink in self.sinks if sink.history is not None)
         return {
             uri: len(table.vacuum(retention_hours=retention_hours, dry_run=dry_run)) for uri, table in tables if table
         }
@@ -96,21 +88,11 @@ class MaintainedPipeline:
         table = self.sinks[0].load()
         if table is not None:
             return tuple(table.partition_by)
-        files = (file for batch in self.ledger.batches_after(self.pipeline, 0) for file in decode(batch.manifest))
+        files = (
+            file for batch in self.ledger.batches_after(self.pipeline, 0) for file in decode(batch.record.manifest)
+        )
         first = next(files, None)
         return () if first is None else tuple(first.partition_values)
-
-
-def _told(pipeline: str, done: CompactionResult) -> TableCompacted:
-    return TableCompacted(
-        pipeline=pipeline,
-        sink=done.uri,
-        table_version=done.table_version,
-        files_before=done.files_before,
-        files_after=done.files_after,
-        bytes_before=done.bytes_before,
-        bytes_after=done.bytes_after,
-    )
 
 
 @contextmanager
@@ -120,7 +102,7 @@ def kept(scope: Scope, *, bus: Bus) -> Iterator[Mapping[str, MaintainedPipeline]
     Raises `UsageError` if there is no ledger, or no table with a known location.
     """
     tables = scope.tables_meant
-    if not is_there(scope.settings.ledger):
+    if not ledger_exists(scope.settings):
         raise UsageError(f"There is no ledger at {scope.name}; the first worker or ingest makes it.")
     probe = killing_probe(load_settings().kill_at)
     ledger = scope_ledger(scope, probe=probe)
@@ -144,7 +126,7 @@ def archive_scope(
     settings = load_settings()
     tableless = [name for name in sorted(scope.tableless) if scope.pipeline in (None, name)]
     tables = {} if tableless and scope.pipeline in tableless else _tables(scope, tableless)
-    if not is_there(scope.settings.ledger):
+    if not ledger_exists(scope.settings):
         raise UsageError(f"There is no ledger {scope.name} yet: the first worker, or ingest, makes it.")
     cleans_up = dict.fromkeys(tableless, False)
     if app is not None:
@@ -154,7 +136,7 @@ def archive_scope(
         objects = [service for service in loaded.services if isinstance(service, ObjectService)]
         cleans_up |= cleanups_of([*loaded.pipelines, *objects])
     probe, clock = killing_probe(settings.kill_at), SystemClock()
-    where_settings = settings.model_copy(update={"state": scope.settings.state})
+    where_settings = settings.model_copy(update={"data_dir": scope.settings.data_dir})
     with closing(scope_ledger(scope, probe=probe)) as ledger:
         return {
             store.pipeline: archive(

@@ -18,7 +18,7 @@ from ulid import ULID
 from penstock.errors import TemporaryError, UsageError
 from penstock.ledger import Ledger
 from penstock.ledger.archive import ARCHIVING, ArchiveFile, RetiredObject, Retiring
-from penstock.ledger.records import Carrier, ObjectAttempt, ObjectRow, ObjectState
+from penstock.ledger.records import ObjectAttempt, ObjectRow, ObjectState, OriginalMessage
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe, Step
 from penstock.storage.files import Files
@@ -62,6 +62,12 @@ SCHEMA = pa.schema(
 )
 _OF_FILE = ("uri_digest", "sequencer", "unattributed_failures", "timeline")  # columns that `ObjectRow` lacks
 
+OBJECTS_MAX = 50_000  # per file, unless a single batch has more; the ledger deletes that many rows in a second or two
+RETENTION_SECONDS_MIN = 15 * 86_400.0
+SWEEP_AGE_SECONDS = 86_400.0  # of a file that the ledger does not name: spare the work of a slow writer
+SUFFIX = ".parquet"
+_NAME = re.compile(r"\.?(?P<id>[0-9A-HJKMNP-TV-Z]{26})\.parquet(?P<half>\.\d+)?")
+
 
 def write_file(files: Files, path: str, pages: Iterable[Sequence[RetiredObject]]) -> int:
     """Write the objects to a new file, durably, and return their number. Holds all of them in memory, as Arrow data."""
@@ -76,7 +82,7 @@ def write_file(files: Files, path: str, pages: Iterable[Sequence[RetiredObject]]
 def find_in_file(files: Files, path: str, uri_digest: bytes) -> Sequence[RetiredObject]:
     """Return the objects with this digest. Raise `FileNotFoundError` if the file is missing."""
     with files.open_input(path) as file, pq.ParquetFile(file) as parquet:
-        groups = [group for group in range(parquet.num_row_groups) if _may_hold(parquet, group, uri_digest)]
+        groups = [group for group in range(parquet.num_row_groups) if _may_contain(parquet, group, uri_digest)]
         table = parquet.read_row_groups(groups)
     return _unpacked(table.filter(pc.equal(table["uri_digest"], pa.scalar(uri_digest, _ID))))
 
@@ -89,40 +95,6 @@ def read_file(files: Files, path: str, *, uri_contains: str | None = None) -> It
             if uri_contains is not None:
                 table = table.filter(pc.match_substring(table["uri"], uri_contains, ignore_case=True))
             yield from _unpacked(table)
-
-
-def _may_hold(parquet: pq.ParquetFile, group: int, uri_digest: bytes) -> bool:
-    found = parquet.metadata.row_group(group).column(0).statistics
-    return found is None or not found.has_min_max or bool(found.min <= uri_digest <= found.max)
-
-
-def _packed(one: RetiredObject) -> dict[str, Any]:
-    row = asdict(one.row)
-    return row | {name: getattr(one, name) for name in _OF_FILE[:-1]} | {"timeline": [asdict(a) for a in one.timeline]}
-
-
-def _unpacked(table: pa.Table) -> Sequence[RetiredObject]:
-    return [_object(row) for row in table.to_pylist()]
-
-
-def _object(found: dict[str, Any]) -> RetiredObject:
-    row = {name: value for name, value in found.items() if name not in _OF_FILE}
-    row["state"] = ObjectState(row["state"])
-    row["carrier"] = None if row["carrier"] is None else Carrier(**row["carrier"])
-    return RetiredObject(
-        row=ObjectRow(**row),
-        uri_digest=found["uri_digest"],
-        sequencer=found["sequencer"],
-        unattributed_failures=found["unattributed_failures"],
-        timeline=[ObjectAttempt(**attempt) for attempt in found["timeline"]],
-    )
-
-
-OBJECTS_MAX = 50_000  # per file, unless a single batch has more; the ledger deletes that many rows in a second or two
-RETENTION_SECONDS_MIN = 15 * 86_400.0
-SWEEP_AGE_SECONDS = 86_400.0  # of a file that the ledger does not name: spare the work of a slow writer
-SUFFIX = ".parquet"
-_NAME = re.compile(r"\.?(?P<id>[0-9A-HJKMNP-TV-Z]{26})\.parquet(?P<half>\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +128,7 @@ class Archivist:
 
     ledger: Ledger
     pipeline: str
-    place: Files
+    location: Files
     probe: Probe
     clock: Clock
     new_id: Callable[[], str] = lambda: str(ULID())
@@ -200,29 +172,31 @@ class Archivist:
     ) -> Retiring | None:
         if after is None:
             after = self.ledger.progress(self.pipeline, ARCHIVING)
-        ripe = self.ledger.ripe_batches(self.pipeline, after_seq=after, older_than_seconds=older_than_seconds)
+        last_due = self.ledger.last_batch_older_than(
+            self.pipeline, after_seq=after, older_than_seconds=older_than_seconds
+        )
         return self.ledger.archives.retiring(
-            self.pipeline, after_seq=after, up_to_seq=min(ripe, up_to_seq), objects_max=objects_max
+            self.pipeline, after_seq=after, up_to_seq=min(last_due, up_to_seq), objects_max=objects_max
         )
 
     def _archive(self, retiring: Retiring) -> ArchiveFile | None:
         """Write one file and remove its objects from the ledger. Return None if another process archived them first."""
         archive_id = self.new_id()
         path = f"{archive_id}{SUFFIX}"
-        held = write_file(self.place, path, self.ledger.archives.retired_objects(retiring))
+        count = write_file(self.location, path, self.ledger.archives.retired_objects(retiring))
         self.probe(Step.ARCHIVE_WRITTEN)
-        info = self.place.stat(path)
+        info = self.location.stat(path)
         if info is None:
-            raise TemporaryError(f"{self.place}/{path} was deleted as soon as it was written: try again")
-        file = ArchiveFile(uri=f"{self.place.uri}/{path}", objects=held, bytes=info.size_bytes)
+            raise TemporaryError(f"{self.location}/{path} was deleted as soon as it was written: try again")
+        file = ArchiveFile(uri=f"{self.location.uri}/{path}", objects=count, bytes=info.size_bytes)
         if self.ledger.archives.retire(retiring, archive_id=archive_id, file=file):
             return file
-        self.place.delete([path])  # the ledger refused it, so it never counted
+        self.location.delete([path])  # the ledger refused it, so it never counted
         return None
 
     def _sweep(self) -> int:
         """Delete old files that no archive names, and return their number."""
-        old = [name for name in self.place.names() if self._is_old(name)]
+        old = [name for name in self.location.names() if self._is_old(name)]
         named = {archive.id for archive in self.ledger.archives.all(self.pipeline)} if old else set()
         swept = 0
         for name in old:
@@ -231,12 +205,41 @@ class Archivist:
             if found["id"] in named and not found["half"]:
                 continue
             if found["half"] or self.ledger.archives.disown(self.pipeline, found["id"]):
-                self.place.delete([name])
+                self.location.delete([name])
                 swept += 1
         return swept
 
     def _is_old(self, name: str) -> bool:
         if not _NAME.fullmatch(name):
             return False
-        info = self.place.stat(name)
+        info = self.location.stat(name)
         return info is not None and self.clock.now() - info.modified_at > SWEEP_AGE_SECONDS
+
+
+def _may_contain(parquet: pq.ParquetFile, group: int, uri_digest: bytes) -> bool:
+    found = parquet.metadata.row_group(group).column(0).statistics
+    return found is None or not found.has_min_max or bool(found.min <= uri_digest <= found.max)
+
+
+def _packed(one: RetiredObject) -> dict[str, Any]:
+    row = asdict(one.row)
+    row["carrier"] = row.pop("original_message")  # the file's name of it
+    return row | {name: getattr(one, name) for name in _OF_FILE[:-1]} | {"timeline": [asdict(a) for a in one.timeline]}
+
+
+def _unpacked(table: pa.Table) -> Sequence[RetiredObject]:
+    return [_object(row) for row in table.to_pylist()]
+
+
+def _object(found: dict[str, Any]) -> RetiredObject:
+    row = {name: value for name, value in found.items() if name not in _OF_FILE}
+    row["state"] = ObjectState(row["state"])
+    carrier = row.pop("carrier")
+    row["original_message"] = None if carrier is None else OriginalMessage(**carrier)
+    return RetiredObject(
+        row=ObjectRow(**row),
+        uri_digest=found["uri_digest"],
+        sequencer=found["sequencer"],
+        unattributed_failures=found["unattributed_failures"],
+        timeline=[ObjectAttempt(**attempt) for attempt in found["timeline"]],
+    )

@@ -21,7 +21,7 @@ from penstock.objects.reference import ObjectRef, decode_key
 
 TASK = "cleanup"  # the name of this task's progress in the ledger
 PAGE_OBJECTS = 200  # per query
-BATCHES_A_LOOK = 100  # due batches per query; the manifests of each are read
+BATCHES_PER_QUERY = 100  # due batches per query; the manifests of each are read
 RECHECK_SECONDS = 60.0  # after which the tables are checked again before the next batch
 PARALLEL = 8  # concurrent requests to S3; each spends most of its time waiting
 
@@ -87,8 +87,10 @@ class SourceCleanup:
     def due(self, *, most: int | None = None) -> range:
         """Return the batches that are due, limited to the first ``most``."""
         done = self._ledger.progress(self._pipeline, TASK)
-        ripe = self._ledger.ripe_batches(self._pipeline, after_seq=done, older_than_seconds=self._after_seconds)
-        up_to = ripe if most is None else min(ripe, done + most)
+        last_due = self._ledger.last_batch_older_than(
+            self._pipeline, after_seq=done, older_than_seconds=self._after_seconds
+        )
+        up_to = last_due if most is None else min(last_due, done + most)
         return range(done + 1, self._shown_to(done, up_to) + 1)
 
     def count(self) -> CleanupPassResult:
@@ -104,48 +106,48 @@ class SourceCleanup:
         due."""
         swept = CleanupPassResult()
         pace = _CleanupRate(bounds, self._clock)
-        while due := self.due(most=BATCHES_A_LOOK):
+        while due := self.due(most=BATCHES_PER_QUERY):
             checked_at = self._clock.monotonic()
             for seq in due:
                 if self._clock.monotonic() - checked_at > RECHECK_SECONDS:
                     break
-                if not self._batch_told(seq, swept, bounds, pace):
+                if not self._clean_and_report(seq, swept, bounds, pace):
                     return swept
                 self._ledger.advance_progress(self._pipeline, TASK, seq)
                 swept.batches += 1
         return swept
 
-    def _batch_told(self, seq: int, swept: CleanupPassResult, bounds: CleanupPass, pace: "_CleanupRate") -> bool:
+    def _clean_and_report(self, seq: int, swept: CleanupPassResult, bounds: CleanupPass, pace: "_CleanupRate") -> bool:
         before = CleanupPassResult(objects=swept.objects, skipped=Counter(swept.skipped))
         try:
-            return self._batch(seq, swept, bounds, pace)
+            return self._clean_batch(seq, swept, bounds, pace)
         finally:
-            self._tell(seq, swept, before)
+            self._report(seq, swept, before)
 
-    def _batch(self, seq: int, swept: CleanupPassResult, bounds: CleanupPass, pace: "_CleanupRate") -> bool:
+    def _clean_batch(self, seq: int, swept: CleanupPassResult, bounds: CleanupPass, pace: "_CleanupRate") -> bool:
         """Clean up one batch. Return True if it is finished."""
         if bounds.stopped():
             swept.more = True
             return False
         at, after = self._cursor
-        looked_at = 0
+        seen = 0
         with ThreadPoolExecutor(PARALLEL, thread_name_prefix="penstock-cleanup") as pool:
             for page in self._pages(seq, after if at == seq else b""):
-                looked_at += len(page)
+                seen += len(page)
                 left = self._free(page, swept)
                 while left:
-                    room = _room(swept, bounds)
-                    if not room:
+                    allowed = _objects_allowed(swept, bounds)
+                    if not allowed:
                         swept.more = True
                         return False
-                    some, left = _apart(left, room)
+                    some, left = _apart(left, allowed)
                     self._do(some, swept, pool)
                     pace.done(len(some))
                 if left is None:
                     return False
                 self._cursor = (seq, page[-1].object_id)
         if at != seq:
-            self._count_archived(seq, looked_at, swept)
+            self._count_archived(seq, seen, swept)
         return True
 
     def _pages(self, seq: int, after: bytes) -> Iterator[Sequence[ObjectRow]]:
@@ -196,7 +198,7 @@ class SourceCleanup:
         if batch is not None and batch.objects > found:
             swept.skipped[ARCHIVED] += batch.objects - found
 
-    def _tell(self, seq: int, swept: CleanupPassResult, before: CleanupPassResult) -> None:
+    def _report(self, seq: int, swept: CleanupPassResult, before: CleanupPassResult) -> None:
         skipped = swept.skipped - before.skipped
         if swept.objects > before.objects or skipped:
             self._bus.emit(
@@ -239,7 +241,7 @@ class _CleanupRate:
             self._clock.wait(self._never, min(wait_seconds, 0.5))
 
 
-def _room(swept: CleanupPassResult, bounds: CleanupPass) -> int:
+def _objects_allowed(swept: CleanupPassResult, bounds: CleanupPass) -> int:
     """Return how many objects may be cleaned up now."""
     if bounds.stopped():
         return 0
@@ -264,5 +266,5 @@ def _count(swept: CleanupPassResult, cleaned: CleanupResult) -> None:
             swept.already += 1
         case CleanupOutcome.REFUSED:
             swept.skipped[cleaned.reason] += 1
-        case CleanupOutcome.GONE | CleanupOutcome.CHANGED:
+        case CleanupOutcome.MISSING | CleanupOutcome.CHANGED:
             swept.skipped[cleaned.outcome.value] += 1

@@ -18,8 +18,6 @@ that its files exist, since gc deletes them before the mark. So no version of th
 however long a process or a request was paused. The minimum age only keeps gc from giving up running compactions.
 """
 
-import random
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,20 +27,28 @@ import pyarrow.parquet as pq
 from ulid import ULID
 
 from penstock.errors import PublishConflict, TableError, TemporaryError
-from penstock.messaging.backoff import backoff_seconds
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.pipeline.batch_record import COMPACTED_FOLDER
-from penstock.sinks.delta.log import LoggedFile, added_below, replace_files
-from penstock.sinks.delta.sink import DeltaTableSink, LoadedDelta
+from penstock.pipeline.maintenance.gc import is_attempt_id
+from penstock.pipeline.publish import wait_after_conflict
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.parquet import WrittenFile, list_files
 from penstock.sinks.schema import same_type
+from penstock.sinks.sink import LoggedFile, TableHistory, TableSink, TableSnapshot
 from penstock.storage.files import FileInfo, Files
 
 MARK = "_given_up"  # if it exists, the compaction must not commit
 NOTED = "_given_up_at"  # the table's version, loaded after the mark was written
 AGE_SECONDS_MIN = 86_400.0
+
+TARGET_BYTES = 128 << 20
+COMMIT_BYTES_MAX = 1 << 30  # total size of the files that one commit replaces
+CONFLICTS_MAX = 20  # in a row
+ROW_GROUP_BYTES = 64 << 20
+BATCH_ROWS = 65_536
+
+Progress = Callable[[int, int], None]  # files done, files in total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +60,7 @@ class Leftovers:
     bytes: int = 0
 
 
-def is_given_up(root: Files, folder: str, files: Collection[str]) -> bool:
+def is_abandoned(root: Files, folder: str, files: Collection[str]) -> bool:
     """Return True if gc has given up the compaction that wrote these files, which must then not commit.
 
     The mark is checked before the files, because gc deletes it last.
@@ -62,17 +68,18 @@ def is_given_up(root: Files, folder: str, files: Collection[str]) -> bool:
     return root.stat(f"{folder}/{MARK}") is not None or any(root.stat(file) is None for file in files)
 
 
-def collect_leftovers(
-    sink: DeltaTableSink, *, clock: Clock, probe: Probe = no_probe, dry_run: bool = False
-) -> Leftovers:
+def collect_leftovers(sink: TableSink, *, clock: Clock, probe: Probe = no_probe, dry_run: bool = False) -> Leftovers:
     """Mark old compactions that never committed as given up, and delete those that an earlier pass has marked."""
-    root = sink.root
+    root, history = sink.root, sink.history
+    if history is None:  # compaction needs a history, so there was none
+        return Leftovers()
     old = _old_folders(root, clock)
     if not old:
         return Leftovers()
     deleted: list[Sequence[FileInfo]] = []
-    table = sink.load()
-    named = added_below(root, COMPACTED_FOLDER)
+    table = history.load()
+    added = (file.path for commit in history.commits() for file in commit.added)
+    named = {path for path in added if path.startswith(f"{COMPACTED_FOLDER}/")}
     named |= set() if table is None else {file.path for file in table.logged_files()}
     for folder, files in old.items():
         if table is None or _is_named(folder, named):
@@ -80,7 +87,7 @@ def collect_leftovers(
         noted = _noted(root, folder)
         if noted is None:
             if not dry_run:
-                _give_up(sink, folder)
+                _abandon(sink, folder)
                 probe(Step.LEFTOVER_MARKED)
         elif table.version > noted:
             deleted.append([file for file in files if not file.path.startswith(f"{folder}/{MARK}")])
@@ -91,67 +98,6 @@ def collect_leftovers(
         files=sum(len(files) for files in deleted),
         bytes=sum(file.size_bytes for files in deleted for file in files),
     )
-
-
-def _old_folders(root: Files, clock: Clock) -> Mapping[str, Sequence[FileInfo]]:
-    """Return the files of each compaction folder that was last written to long ago."""
-    found: dict[str, Sequence[FileInfo]] = {}
-    for name in root.names(COMPACTED_FOLDER):
-        if not (name.endswith("/") and _is_ulid(name.rstrip("/"))):
-            continue  # not a folder of ours
-        folder = f"{COMPACTED_FOLDER}/{name.rstrip('/')}"
-        files = list(root.list(folder))
-        written = [file.modified_at for file in files if not file.path.startswith(f"{folder}/{MARK}")]
-        if clock.now() - max(written, default=0.0) > AGE_SECONDS_MIN:
-            found[folder] = files
-    return found
-
-
-def _is_ulid(name: str) -> bool:
-    try:
-        return str(ULID.from_str(name)) == name
-    except ValueError:
-        return False
-
-
-def _is_named(folder: str, named: Collection[str]) -> bool:
-    return any(path.startswith(f"{folder}/") for path in named)
-
-
-def _noted(root: Files, folder: str) -> int | None:
-    try:
-        return int(root.read(f"{folder}/{NOTED}"))
-    except (FileNotFoundError, ValueError):  # missing, or not fully written
-        return None
-
-
-def _give_up(sink: DeltaTableSink, folder: str) -> None:
-    """Write the mark, then the table's version as loaded after it."""
-    sink.root.write(f"{folder}/{MARK}", b"")
-    table = sink.load()
-    if table is not None:
-        sink.root.write(f"{folder}/{NOTED}", str(table.version).encode())
-
-
-def _delete(root: Files, folder: str, files: Sequence[FileInfo], probe: Probe) -> None:
-    """Delete the data first and the mark last: a compaction that resumes in between still finds the mark."""
-    probe(Step.DELETING)
-    marks = [f"{folder}/{MARK}", f"{folder}/{NOTED}"]
-    root.delete(file.path for file in files if file.path not in marks)
-    root.delete(marks)
-    root.prune(folder)
-    probe(Step.DELETED)
-
-
-TARGET_BYTES = 128 << 20
-COMMIT_BYTES_MAX = 1 << 30  # total size of the files that one commit replaces
-CONFLICTS_MAX = 20  # in a row
-CONFLICT_BASE_SECONDS = 0.02
-CONFLICT_CAP_SECONDS = 2.0
-ROW_GROUP_BYTES = 64 << 20
-BATCH_ROWS = 65_536
-
-Progress = Callable[[int, int], None]  # files done, files in total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,36 +114,27 @@ class CompactionResult:
     left: int  # small files left alone: with columns that the table lacks, or removed meanwhile
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _MergeGroup:
-    """Files of one partition that are merged into one."""
-
-    files: Sequence[LoggedFile]
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(file.size_bytes for file in self.files)
-
-    @property
-    def partition_values(self) -> Mapping[str, str | None]:
-        return self.files[0].partition_values
-
-
 def compact(
-    sink: DeltaTableSink,
+    sink: TableSink,
     *,
     target_bytes: int = TARGET_BYTES,
     dry_run: bool = False,
     clock: Clock,
     progress: Progress = lambda _done, _all: None,
     probe: Probe = no_probe,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> CompactionResult | None:
     """Merge files smaller than half the target, within their partition, up to the target. Return None without a table.
+
+    ``stopped`` is called before each commit's merge; True ends the compaction there.
 
     Raises `TableError` for a table with features that Penstock does not preserve, `TemporaryError` if other writers
     keep committing first. Commits made until then stay.
     """
-    table = sink.load()
+    history = sink.history
+    if history is None:
+        raise TableError(f"The table {sink.uri} keeps no earlier versions, so its files cannot be merged.")
+    table = history.load()
     if table is None:
         return None
     files = table.logged_files()
@@ -205,7 +142,9 @@ def compact(
     wanted = sum(len(one.files) for one in bins)
     merged, made, new_bytes, done, version = 0, 0, 0, 0, table.version
     for group in () if dry_run else _groups(bins):
-        answer = _merge(sink, table, group, clock, probe)
+        if stopped():
+            break
+        answer = _merge(sink, history, table, group, clock, probe)
         done += sum(len(one.files) for one in group)
         progress(done, wanted)
         if answer is not None:
@@ -226,6 +165,64 @@ def compact(
         merged=merged,
         left=wanted - merged,
     )
+
+
+def _old_folders(root: Files, clock: Clock) -> Mapping[str, Sequence[FileInfo]]:
+    """Return the files of each compaction folder that was last written to long ago."""
+    found: dict[str, Sequence[FileInfo]] = {}
+    for name in root.names(COMPACTED_FOLDER):
+        if not (name.endswith("/") and is_attempt_id(name.rstrip("/"))):
+            continue  # not a folder of ours
+        folder = f"{COMPACTED_FOLDER}/{name.rstrip('/')}"
+        files = list(root.list(folder))
+        written = [file.modified_at for file in files if not file.path.startswith(f"{folder}/{MARK}")]
+        if clock.now() - max(written, default=0.0) > AGE_SECONDS_MIN:
+            found[folder] = files
+    return found
+
+
+def _is_named(folder: str, named: Collection[str]) -> bool:
+    return any(path.startswith(f"{folder}/") for path in named)
+
+
+def _noted(root: Files, folder: str) -> int | None:
+    try:
+        return int(root.read(f"{folder}/{NOTED}"))
+    except (FileNotFoundError, ValueError):  # missing, or not fully written
+        return None
+
+
+def _abandon(sink: TableSink, folder: str) -> None:
+    """Write the mark, then the table's version as loaded after it."""
+    sink.root.write(f"{folder}/{MARK}", b"")
+    table = sink.load()
+    if table is not None:
+        sink.root.write(f"{folder}/{NOTED}", str(table.version).encode())
+
+
+def _delete(root: Files, folder: str, files: Sequence[FileInfo], probe: Probe) -> None:
+    """Delete the data first and the mark last: a compaction that resumes in between still finds the mark."""
+    probe(Step.DELETING)
+    marks = [f"{folder}/{MARK}", f"{folder}/{NOTED}"]
+    root.delete(file.path for file in files if file.path not in marks)
+    root.delete(marks)
+    root.prune(folder)
+    probe(Step.DELETED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MergeGroup:
+    """Files of one partition that are merged into one."""
+
+    files: Sequence[LoggedFile]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def partition_values(self) -> Mapping[str, str | None]:
+        return self.files[0].partition_values
 
 
 def _bins(files: Sequence[LoggedFile], target_bytes: int) -> list[_MergeGroup]:
@@ -260,7 +257,12 @@ def _groups(bins: Sequence[_MergeGroup]) -> Iterator[Sequence[_MergeGroup]]:
 
 
 def _merge(
-    sink: DeltaTableSink, table: LoadedDelta, group: Sequence[_MergeGroup], clock: Clock, probe: Probe
+    sink: TableSink,
+    history: TableHistory,
+    table: TableSnapshot,
+    group: Sequence[_MergeGroup],
+    clock: Clock,
+    probe: Probe,
 ) -> tuple[int, Sequence[LoggedFile], Sequence[DataFile]] | None:
     """Make one commit. Return its version, the replaced files and the new ones, or None if none could be merged."""
     expected = pa.schema([field for field in table.schema if field.name not in table.partition_by])
@@ -278,7 +280,7 @@ def _merge(
     if not added:
         return None
     probe(Step.COMPACTED)
-    version = _commit(sink, removed, added, folder=folder, clock=clock)
+    version = _commit(sink, history, removed, added, folder=folder, clock=clock)
     if version is None:
         sink.root.delete(file.path for file in added)
         sink.root.prune(folder)
@@ -294,24 +296,29 @@ def _check_rows(root: Files, merged: _MergeGroup, file: DataFile) -> None:
 
 
 def _commit(
-    sink: DeltaTableSink, removed: Sequence[LoggedFile], added: Sequence[DataFile], *, folder: str, clock: Clock
+    sink: TableSink,
+    history: TableHistory,
+    removed: Sequence[LoggedFile],
+    added: Sequence[DataFile],
+    *,
+    folder: str,
+    clock: Clock,
 ) -> int | None:
     """Commit and return the version. Return None, with nothing committed, if another process removed one of the files
     first or gc has given this compaction up.
 
     The table must be loaded before looking for gc's mark: see the module docstring.
     """
-    gone, come = {file.logged_path for file in removed}, {file.path for file in added}
+    removed_paths, added_paths = {file.logged_path for file in removed}, {file.path for file in added}
     for conflicts in range(CONFLICTS_MAX + 1):
-        table = sink.load()
+        table = history.load()
         named = {} if table is None else {file.logged_path: file.path for file in table.logged_files()}
-        if table is not None and come <= set(named.values()):
+        if table is not None and added_paths <= set(named.values()):
             return table.version  # an earlier commit succeeded, but its response was lost
-        if table is None or not gone <= named.keys() or is_given_up(sink.root, folder, come):
+        if table is None or not removed_paths <= named.keys() or is_abandoned(sink.root, folder, added_paths):
             return None
         try:
-            return replace_files(
-                sink.root,
+            return history.replace_files(
                 version=table.version,
                 removed=removed,
                 added=added,
@@ -323,18 +330,8 @@ def _commit(
                 raise TemporaryError(
                     f"{sink.uri}: {conflicts} compactions in a row met a conflict ({conflict}); try again later"
                 ) from conflict
-            _wait(clock, conflicts + 1)
+            wait_after_conflict(clock, conflicts + 1)
     raise AssertionError("unreachable")
-
-
-def _wait(clock: Clock, conflicts: int) -> None:
-    seconds = backoff_seconds(
-        attempt=conflicts,
-        base_seconds=CONFLICT_BASE_SECONDS,
-        cap_seconds=CONFLICT_CAP_SECONDS,
-        random=random.random,
-    )
-    clock.wait(threading.Event(), seconds)
 
 
 def _write(root: Files, merged: _MergeGroup, path: str, expected: pa.Schema) -> WrittenFile | None:
@@ -342,16 +339,16 @@ def _write(root: Files, merged: _MergeGroup, path: str, expected: pa.Schema) -> 
     rows = 0
     try:
         with root.open_output(path) as output, pq.ParquetWriter(output, expected, compression="zstd") as writer:
-            held: list[pa.RecordBatch] = []
+            pending: list[pa.RecordBatch] = []
             for file in merged.files:
                 for batch in _batches(root, file.path, expected):
-                    held.append(batch)
+                    pending.append(batch)
                     rows += batch.num_rows
-                    if sum(one.nbytes for one in held) >= ROW_GROUP_BYTES:
-                        writer.write_table(pa.Table.from_batches(held, expected))
-                        held = []
-            if held:
-                writer.write_table(pa.Table.from_batches(held, expected))
+                    if sum(one.nbytes for one in pending) >= ROW_GROUP_BYTES:
+                        writer.write_table(pa.Table.from_batches(pending, expected))
+                        pending = []
+            if pending:
+                writer.write_table(pa.Table.from_batches(pending, expected))
     except _OtherColumns:
         return None
     info = root.stat(path)

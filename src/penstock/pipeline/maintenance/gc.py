@@ -34,25 +34,6 @@ class CollectedGarbage:
     unknown: tuple[str, ...]  # not touched: not named after an attempt of this pipeline
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _AttemptFolder:
-    """The folder of one attempt, below the root that manifest paths are relative to."""
-
-    root: Files
-    path: str
-
-    def __str__(self) -> str:
-        return f"{self.root}/{self.path}"
-
-
-@dataclass(slots=True, kw_only=True)
-class _AttemptFolders:
-    """All folders named after one attempt."""
-
-    data: list[_AttemptFolder] = field(default_factory=list)  # in the tables
-    work: list[_AttemptFolder] = field(default_factory=list)
-
-
 def collect(
     ledger: Ledger,
     *,
@@ -83,8 +64,8 @@ def collect(
     rows = {id: ledger.attempt(id) for id in others}
     ours = {id: row for id, row in rows.items() if row is not None and row.pipeline == pipeline}
     committed = {id for id, row in ours.items() if row.state is AttemptState.COMMITTED}
-    looked_into = abandoned | committed if stragglers else abandoned
-    named = _named_files(ledger, pipeline, {id for id in looked_into if found[id].data})
+    cleared = abandoned | committed if stragglers else abandoned
+    named = _named_files(ledger, pipeline, {id for id in cleared if found[id].data})
     sweep = _Sweep(probe, dry_run=dry_run)
     if not dry_run and abandoned:  # before the data folders, by which a later sweep finds the attempt
         with _left_for_later("deleted"):
@@ -92,10 +73,10 @@ def collect(
     for attempt_id in sorted(abandoned | committed):
         folders = found[attempt_id]
         sweep.attempt(
-            data=folders.data if attempt_id in looked_into else (),
+            data=folders.data if attempt_id in cleared else (),
             work=folders.work,
             named=named,
-            sure=attempt_id in abandoned,
+            is_abandoned=attempt_id in abandoned,
         )
     strange = [str(folder) for id in others if id not in ours for folder in _all(found[id])] if stragglers else []
     return CollectedGarbage(
@@ -104,6 +85,33 @@ def collect(
         bytes=sweep.bytes,
         unknown=tuple(sorted([*unknown, *strange])) if stragglers else (),
     )
+
+
+def is_attempt_id(name: str) -> bool:
+    """Return True for a ULID as Penstock writes it. No other name is ever used in a path to delete."""
+    try:
+        return str(ULID.from_str(name)) == name
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AttemptFolder:
+    """The folder of one attempt, below the root that manifest paths are relative to."""
+
+    root: Files
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.root}/{self.path}"
+
+
+@dataclass(slots=True, kw_only=True)
+class _AttemptFolders:
+    """All folders named after one attempt."""
+
+    data: list[_AttemptFolder] = field(default_factory=list)  # in the tables
+    work: list[_AttemptFolder] = field(default_factory=list)
 
 
 class _Sweep:
@@ -117,13 +125,18 @@ class _Sweep:
         self.bytes = 0
 
     def attempt(
-        self, *, data: Sequence[_AttemptFolder], work: Sequence[_AttemptFolder], named: Collection[str], sure: bool
+        self,
+        *,
+        data: Sequence[_AttemptFolder],
+        work: Sequence[_AttemptFolder],
+        named: Collection[str],
+        is_abandoned: bool,
     ) -> None:
-        """Delete all but the named files in one attempt's folders. ``sure``: abandoned, so count it even if empty."""
+        """Delete all but the named files in one attempt's folders. ``is_abandoned``: count it even if empty."""
         with _left_for_later("listed"):
             doomed = [(folder, _doomed(folder, named)) for folder in data]
             doomed += [(folder, _doomed(folder, ())) for folder in work]
-        if not (any(files for _, files in doomed) or sure or work):
+        if not (any(files for _, files in doomed) or is_abandoned or work):
             return
         self.attempts += 1
         if not self._dry_run:
@@ -160,28 +173,20 @@ def _listed(roots: Sequence[Files], work: Files) -> tuple[Mapping[str, _AttemptF
     """Return folders by the attempt that they are named after, and the paths of everything else."""
     found: defaultdict[str, _AttemptFolders] = defaultdict(_AttemptFolders)
     unknown: list[str] = []
-    for root, place in [*((root, DATA_FOLDER) for root in roots), (work, "")]:
-        if root.stat(place) is not None:  # a file or a link, not a folder of ours
-            unknown.append(f"{root}/{place}".rstrip("/"))
+    for root, parent in [*((root, DATA_FOLDER) for root in roots), (work, "")]:
+        if root.stat(parent) is not None:  # a file or a link, not a folder of ours
+            unknown.append(f"{root}/{parent}".rstrip("/"))
             continue
-        for name in root.names(place):
-            path = f"{place}/{name}".strip("/")
+        for name in root.names(parent):
+            path = f"{parent}/{name}".strip("/")
             folder, attempt_id = _AttemptFolder(root=root, path=path), name.rstrip("/")
             if not (name.endswith("/") and is_attempt_id(attempt_id)):
                 unknown.append(str(folder))
-            elif place:
+            elif parent:
                 found[attempt_id].data.append(folder)
             else:
                 found[attempt_id].work.append(folder)
     return dict(found), unknown
-
-
-def is_attempt_id(name: str) -> bool:
-    """Return True for a ULID as Penstock writes it. No other name is ever used in a path to delete."""
-    try:
-        return str(ULID.from_str(name)) == name
-    except ValueError:
-        return False
 
 
 def _named_files(ledger: Ledger, pipeline: str, attempt_ids: Collection[str]) -> frozenset[str]:
@@ -189,7 +194,7 @@ def _named_files(ledger: Ledger, pipeline: str, attempt_ids: Collection[str]) ->
     the check prevents data loss if a defect elsewhere breaks that rule."""
     named: set[str] = set()
     for batch in ledger.batches_after(pipeline, 0) if attempt_ids else ():
-        files = [*decode(batch.manifest), *decode(batch.quarantine_manifest)]
+        files = [*decode(batch.record.manifest), *decode(batch.record.quarantine_manifest)]
         named.update(file.path for file in files if attempt_of(file.path) in attempt_ids)
     return frozenset(named)
 

@@ -22,72 +22,61 @@ import pyarrow as pa
 from ulid import ULID
 
 from penstock.errors import PublishHalted, TableError
-from penstock.events import Bus, LedgerRepairBegan, LedgerRepairEnded
+from penstock.events import Bus, LedgerRepairFinished, LedgerRepairStarted
 from penstock.ledger import Ledger
 from penstock.ledger.records import (
+    BatchRecord,
     BatchRow,
     Candidate,
-    Carrier,
     ImportedBatch,
     ImportedObject,
     LedgerRepair,
     LedgerRepaired,
+    OriginalMessage,
 )
-from penstock.pipeline.batch_record import DATA_FOLDER, BatchRecord, RecordedObject, load, recorded
+from penstock.pipeline.batch_record import DATA_FOLDER, RecordedBatch, RecordedObject, load, recorded
 from penstock.pipeline.maintenance.gc import is_attempt_id
 from penstock.pipeline.maintenance.table_history import TableTail, VisibleCommit, tail_of
-from penstock.sinks.delta.sink import DeltaTableSink
-from penstock.sinks.manifest import DataFile, attempt_token, decode, encode
+from penstock.sinks.manifest import DataFile, attempt_token, decode, encode, is_empty
 from penstock.sinks.schema import additions
 from penstock.sinks.schema import decode as decode_columns
 from penstock.sinks.schema import encode as encode_columns
+from penstock.sinks.sink import TableSink
 
-_NO_CARRIER = Carrier(message_id="", enqueued_at=0.0)  # the message that named an imported object is unknown
+_NO_CARRIER = OriginalMessage(message_id="", enqueued_at=0.0)  # the message that named an imported object is unknown
+
+KNOWN_IN_A_ROW = 200  # consecutive records of known attempts, newest first, after which the search ends
+_PAGE = 1_000  # objects per query
 
 
 def imported_batch(
-    seq: int, attempt_id: str, *, tails: Sequence[TableTail], record: BatchRecord | None
+    seq: int, attempt_id: str, *, tails: Sequence[TableTail], saved: RecordedBatch | None
 ) -> ImportedBatch:
     """Return the batch to import. ``tails``: of rows and quarantine. Without a record it has files but no objects."""
     rows, quarantine = tails
-    if record is None:
+    if saved is None:
         files, bad_files = files_of(rows, attempt_id), files_of(quarantine, attempt_id)
         return ImportedBatch(
             seq=seq,
             attempt_id=attempt_id,
             objects=(),
-            rows=sum(file.rows for file in files),
-            lines_quarantined=sum(file.rows for file in bad_files),
-            manifest=encode(files),
-            quarantine_manifest=encode(bad_files),
+            record=BatchRecord(
+                rows=sum(file.rows for file in files),
+                lines_quarantined=sum(file.rows for file in bad_files),
+                manifest=encode(files),
+                quarantine_manifest=encode(bad_files),
+            ),
             claimed_at=_claimed_at(attempt_id),
             committed_at=_shown_since(tails, attempt_id),
         )
     return ImportedBatch(
         seq=seq,
         attempt_id=attempt_id,
-        objects=[_imported_object(one) for one in record.objects],
-        rows=record.rows,
-        lines_quarantined=record.lines_quarantined,
-        bytes=record.bytes,
-        manifest=record.manifest,
-        quarantine_manifest=record.quarantine_manifest,
+        objects=[_imported_object(one) for one in saved.objects],
+        record=saved.record,
         claimed_at=_claimed_at(attempt_id),
         committed_at=_shown_since(tails, attempt_id),
-        stage_seconds=record.stage_seconds,
-        spark_ui_url=record.spark_ui_url,
     )
-
-
-def _shown_since(tails: Sequence[TableTail], attempt_id: str) -> float | None:
-    """Return the time of the commit to the table, the best substitute for the lost time of the ledger's commit."""
-    times = [shown.committed_at for tail in tails for shown in tail.shown if attempt_id in shown.files]
-    return min((at for at in times if at is not None), default=None)
-
-
-def _claimed_at(attempt_id: str) -> float | None:
-    """Return the claim's time from the attempt id, by the clock of the process that claimed."""
-    return ULID.from_str(attempt_id).timestamp if is_attempt_id(attempt_id) else None
 
 
 def files_of(tail: TableTail, attempt_id: str) -> Sequence[DataFile]:
@@ -105,28 +94,6 @@ def widened(columns: pa.Schema | None, wanted: str | None, *, table: str) -> pa.
         return pa.schema([*columns, *additions(columns, decode_columns(wanted), table=table)])
     except TableError:
         return None
-
-
-def _imported_object(one: RecordedObject) -> ImportedObject:
-    ref = one.ref
-    return ImportedObject(
-        candidate=Candidate(
-            object_id=ref.object_id,
-            bucket=ref.bucket,
-            key=ref.key_bytes,
-            size_bytes=ref.size_bytes,
-            uri=ref.uri,
-            carrier=_NO_CARRIER,
-            version_id=ref.version_id,
-            etag=ref.etag,
-            sequencer=ref.sequencer,
-        ),
-        rows=one.rows,
-        lines_quarantined=one.lines_quarantined,
-    )
-
-
-EMPTY_MANIFESTS = frozenset({"", "[]"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +139,242 @@ def numbers_of(tails: Sequence[TableTail], batches: Sequence[BatchRow], *, named
         imported=imported,
         blank=[seq for seq in range(agrees_at + 1, tip + 1) if seq not in imported and seq not in staying],
         unshown=[batch.seq for batch in batches if batch.seq > agrees_at and batch.seq not in staying],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairFindings:
+    """The result of an inspection. ``repair`` is None if ledger and tables agree."""
+
+    pipeline: str
+    agrees_at: int  # the last batch that ledger and tables both have
+    ledger_at: int  # the last batch of the ledger
+    shown_at: int  # the last batch that a table shows
+    repair: LedgerRepair | None
+    unnamed: Sequence[int]  # imported batches whose objects are unknown
+    unshown_rows: Sequence[int]  # those of them whose rows were not visible yet: their objects are processed again
+    open_attempts: Sequence[str]
+    forgotten_objects: Sequence[str]  # addresses of objects in batches that the ledger lost before they became visible
+    log_is_whole: bool
+
+    @property
+    def objects_imported(self) -> int:
+        return sum(len(batch.objects) for batch in self.repair.imported) if self.repair is not None else 0
+
+
+class Repairer:
+    """One inspection of a pipeline's ledger and tables, and the repair that follows from it."""
+
+    def __init__(
+        self, ledger: Ledger, *, pipeline: str, rows: TableSink, quarantine: TableSink, adopt: bool = False
+    ) -> None:
+        """``adopt``: take over a table that has nothing in common with the ledger."""
+        self._ledger = ledger
+        self._pipeline = pipeline
+        self._rows = rows
+        self._quarantine = quarantine
+        self._adopt = adopt
+        self._next_seq = ledger.ensure_pipeline(pipeline).next_seq  # read before anything else, to detect later changes
+
+    def find(self) -> RepairFindings:
+        """Inspect ledger and tables, and change nothing.
+
+        Raises `PublishHalted` if they have nothing in common, `TableError` if they contradict each other.
+        """
+        if not any(tail.shown for tail in self._tails):
+            return self._findings(None)
+        self._check_common()
+        return self._findings(self._repair())
+
+    def apply(self, findings: RepairFindings, bus: Bus) -> LedgerRepaired | None:
+        """Apply the repair, or return None if there is none. Raise `TemporaryError` if the ledger has changed since."""
+        repair = findings.repair
+        if repair is None:
+            return None
+        bus.emit(
+            LedgerRepairStarted(pipeline=self._pipeline, common_seq=findings.agrees_at, table_seq=findings.shown_at)
+        )
+        done = self._ledger.repair(repair)
+        bus.emit(
+            LedgerRepairFinished(
+                pipeline=self._pipeline,
+                batches=len(repair.imported),
+                objects=findings.objects_imported,
+                renumbered=len(repair.moved),
+                withdrawn=len(done.withdrawn),
+                abandoned=len(done.abandoned),
+            )
+        )
+        return done
+
+    # Inspection
+
+    @cached_property
+    def _tails(self) -> Sequence[TableTail]:
+        return tail_of(self._rows, self._knows), tail_of(self._quarantine, self._knows)
+
+    def _knows(self, seq: int, token: int | None) -> bool:
+        batch = self._ledger.batch(self._pipeline, seq)
+        return batch is not None and attempt_token(batch.attempt_id) == token
+
+    @cached_property
+    def _batches(self) -> Mapping[int, BatchRow]:
+        """The ledger's batches after its earliest agreement with one of the tables."""
+        first = min(tail.shown[0].after_seq for tail in self._tails if tail.shown)
+        return {batch.seq: batch for batch in self._ledger.batches_after(self._pipeline, first)}
+
+    @cached_property
+    def _numbers(self) -> RepairNumbers:
+        return numbers_of(self._tails, list(self._batches.values()), named=self._named())
+
+    def _named(self) -> set[str]:
+        """Return attempt ids from record and folder names, if the log is too short to contain them all."""
+        if all(tail.whole for tail in self._tails):
+            return set()
+        folders = [name for sink in (self._rows, self._quarantine) for name in sink.root.names(DATA_FOLDER)]
+        return {*recorded(self._rows.root), *(name.rstrip("/") for name in folders)}
+
+    @cached_property
+    def _records(self) -> Mapping[str, RecordedBatch]:
+        """The records of imported batches, as far as they exist."""
+        found = {id: load(self._rows.root, id) for id in self._numbers.imported.values()}
+        return {id: batch for id, batch in found.items() if batch is not None and self._is_true(batch)}
+
+    def _is_true(self, batch: RecordedBatch) -> bool:
+        """Return True if the record names the files that the tables show; raise if it belongs to another batch."""
+        manifests = (batch.record.manifest, batch.record.quarantine_manifest)
+        recorded_files = {file.path for manifest in manifests for file in decode(manifest)}
+        shown = {file.path for tail in self._tails for file in files_of(tail, batch.attempt_id)}
+        if batch.pipeline == self._pipeline and shown <= recorded_files:
+            return True
+        raise TableError(
+            f"The record of the attempt {batch.attempt_id} in {self._rows.root} is of {batch.pipeline}, or of other "
+            "files than the table shows; move it away, and its batch is imported without its objects."
+        )
+
+    def _check_common(self) -> None:
+        if self._adopt and (self._next_seq == 1 or all(tail.whole for tail in self._tails)):
+            return
+        if not self._numbers.agrees_at:
+            raise PublishHalted(
+                f"The ledger has no batch of {self._pipeline} in common with {self._rows.uri}: it is another table's, "
+                "or began anew. Name the data directory that was used with this table (--data-dir). Only if it no "
+                "longer exists, and no other ledger writes to the table, let this ledger take the table over (--adopt)."
+            )
+
+    # Planning
+
+    def _findings(self, repair: LedgerRepair | None) -> RepairFindings:
+        lost = self._lost if repair is not None else ()
+        positions = [tail.position.seq for tail in self._tails]
+        imported = self._numbers.imported if repair is not None else {}
+        unnamed = sorted(seq for seq, attempt_id in imported.items() if attempt_id not in self._records)
+        return RepairFindings(
+            pipeline=self._pipeline,
+            agrees_at=self._numbers.agrees_at if repair is not None else max(positions),
+            ledger_at=self._next_seq - 1,
+            shown_at=max(positions),
+            repair=repair,
+            unnamed=unnamed,
+            unshown_rows=[seq for seq in unnamed if seq > positions[0] and not files_of(self._tails[0], imported[seq])],
+            open_attempts=[row.id for row in self._ledger.open_attempts(self._pipeline)] if repair is not None else [],
+            forgotten_objects=[one.ref.uri for batch in lost for one in batch.objects],
+            log_is_whole=all(tail.whole for tail in self._tails),
+        )
+
+    def _repair(self) -> LedgerRepair:
+        numbers = self._numbers
+        imported = [
+            imported_batch(seq, attempt_id, tails=self._tails, saved=self._records.get(attempt_id))
+            for seq, attempt_id in sorted(numbers.imported.items())
+        ]
+        imported += [ImportedBatch(seq=seq, attempt_id=str(ULID()), objects=()) for seq in numbers.blank]
+        imported_ids = {one.candidate.object_id for batch in imported for one in batch.objects}
+        columns = self._columns()
+        moved: dict[int, int] = {}
+        withdrawn: list[int] = []
+        for seq in numbers.unshown:
+            wider = widened(columns, self._batches[seq].table_schema, table=self._rows.uri)
+            if wider is None or not imported_ids.isdisjoint(self._objects_of(seq)):
+                withdrawn.append(seq)
+            else:
+                moved[seq] = numbers.tip + len(moved) + 1
+                columns = wider
+        return LedgerRepair(
+            pipeline=self._pipeline,
+            seen_next_seq=self._next_seq,
+            next_seq=numbers.tip + len(moved) + 1,
+            table_schema=encode_columns(columns) if columns is not None else None,
+            imported=imported,
+            moved={seq: new_seq for seq, new_seq in moved.items() if seq != new_seq},
+            withdrawn=withdrawn,
+            forgotten=[batch.attempt_id for batch in self._lost],
+        )
+
+    def _columns(self) -> pa.Schema | None:
+        """Return the table's columns, plus those that imported batches add and the table does not show yet."""
+        table = self._tails[0].table
+        columns = table.schema if table is not None else None
+        for batch in self._records.values():
+            columns = widened(columns, batch.columns, table=self._rows.uri) or columns
+        return columns
+
+    def _objects_of(self, seq: int) -> Iterator[bytes]:
+        after = b""
+        while page := self._ledger.processed_objects(self._pipeline, seq, after=after, limit=_PAGE):
+            yield from (row.object_id for row in page)
+            after = page[-1].object_id
+
+    @cached_property
+    def _lost(self) -> Sequence[RecordedBatch]:
+        """Records of this pipeline's attempts that neither a table nor the ledger knows. They can never be committed,
+        since a claim comes before a record. Empty if the log is incomplete: such attempts may have been visible long
+        ago."""
+        if not all(tail.whole for tail in self._tails):
+            return ()
+        found: list[RecordedBatch] = []
+        known_in_a_row = 0
+        shown = set(self._numbers.imported.values())
+        for attempt_id in reversed(recorded(self._rows.root)):
+            if attempt_id in shown or self._ledger.attempt(attempt_id) is not None:
+                known_in_a_row += 1
+                if known_in_a_row == KNOWN_IN_A_ROW:
+                    break
+                continue
+            known_in_a_row = 0
+            batch = load(self._rows.root, attempt_id)
+            if batch is not None and batch.pipeline == self._pipeline:
+                found.append(batch)
+        return found
+
+
+def _shown_since(tails: Sequence[TableTail], attempt_id: str) -> float | None:
+    """Return the time of the commit to the table, the best substitute for the lost time of the ledger's commit."""
+    times = [shown.committed_at for tail in tails for shown in tail.shown if attempt_id in shown.files]
+    return min((at for at in times if at is not None), default=None)
+
+
+def _claimed_at(attempt_id: str) -> float | None:
+    """Return the claim's time from the attempt id, by the clock of the process that claimed."""
+    return ULID.from_str(attempt_id).timestamp if is_attempt_id(attempt_id) else None
+
+
+def _imported_object(one: RecordedObject) -> ImportedObject:
+    ref = one.ref
+    return ImportedObject(
+        candidate=Candidate(
+            object_id=ref.object_id,
+            bucket=ref.bucket,
+            key=ref.key_bytes,
+            size_bytes=ref.size_bytes,
+            uri=ref.uri,
+            original_message=_NO_CARRIER,
+            version_id=ref.version_id,
+            etag=ref.etag,
+            sequencer=ref.sequencer,
+        ),
+        rows=one.rows,
+        lines_quarantined=one.lines_quarantined,
     )
 
 
@@ -222,7 +425,7 @@ def _assigned(wanted: Mapping[str, tuple[int, int]], free: Sequence[int]) -> Map
 
 
 def _is_empty(batch: BatchRow) -> bool:
-    return batch.manifest in EMPTY_MANIFESTS and batch.quarantine_manifest in EMPTY_MANIFESTS
+    return is_empty(batch.record.manifest) and is_empty(batch.record.quarantine_manifest)
 
 
 def _contradiction(tails: Sequence[TableTail], seq: int) -> TableError:
@@ -231,210 +434,3 @@ def _contradiction(tails: Sequence[TableTail], seq: int) -> TableError:
         f"{where} do not go together with one another, or with the ledger: no numbering of their batches up to {seq} "
         f"fits all of them. They were written to from two ledgers; bring back all three from one backup."
     )
-
-
-KNOWN_IN_A_ROW = 200  # consecutive records of known attempts, newest first, after which the search ends
-_PAGE = 1_000  # objects per query
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepairFindings:
-    """The result of an inspection. ``repair`` is None if ledger and tables agree."""
-
-    pipeline: str
-    agrees_at: int  # the last batch that ledger and tables both have
-    ledger_at: int  # the last batch of the ledger
-    shown_at: int  # the last batch that a table shows
-    repair: LedgerRepair | None
-    unnamed: Sequence[int]  # imported batches whose objects are unknown
-    unshown_rows: Sequence[int]  # those of them whose rows were not visible yet: their objects are processed again
-    open_attempts: Sequence[str]
-    forgotten_objects: Sequence[str]  # addresses of objects in batches that the ledger lost before they became visible
-    log_is_whole: bool
-
-    @property
-    def objects_imported(self) -> int:
-        return sum(len(batch.objects) for batch in self.repair.imported) if self.repair is not None else 0
-
-
-class Repairer:
-    """One inspection of a pipeline's ledger and tables, and the repair that follows from it."""
-
-    def __init__(
-        self, ledger: Ledger, *, pipeline: str, rows: DeltaTableSink, quarantine: DeltaTableSink, adopt: bool = False
-    ) -> None:
-        """``adopt``: take over a table that has nothing in common with the ledger."""
-        self._ledger = ledger
-        self._pipeline = pipeline
-        self._rows = rows
-        self._quarantine = quarantine
-        self._adopt = adopt
-        self._next_seq = ledger.ensure_pipeline(pipeline).next_seq  # read before anything else, to detect later changes
-
-    def find(self) -> RepairFindings:
-        """Inspect ledger and tables, and change nothing.
-
-        Raises `PublishHalted` if they have nothing in common, `TableError` if they contradict each other.
-        """
-        if not any(tail.shown for tail in self._tails):
-            return self._findings(None)
-        self._check_common()
-        return self._findings(self._repair())
-
-    def apply(self, findings: RepairFindings, bus: Bus) -> LedgerRepaired | None:
-        """Apply the repair, or return None if there is none. Raise `TemporaryError` if the ledger has changed since."""
-        repair = findings.repair
-        if repair is None:
-            return None
-        bus.emit(LedgerRepairBegan(pipeline=self._pipeline, agrees_at=findings.agrees_at, shown_at=findings.shown_at))
-        done = self._ledger.repair(repair)
-        bus.emit(
-            LedgerRepairEnded(
-                pipeline=self._pipeline,
-                batches=len(repair.imported),
-                objects=findings.objects_imported,
-                moved=len(repair.moved),
-                withdrawn=len(done.withdrawn),
-                abandoned=len(done.abandoned),
-            )
-        )
-        return done
-
-    # Inspection
-
-    @cached_property
-    def _tails(self) -> Sequence[TableTail]:
-        return tail_of(self._rows, self._knows), tail_of(self._quarantine, self._knows)
-
-    def _knows(self, seq: int, token: int | None) -> bool:
-        batch = self._ledger.batch(self._pipeline, seq)
-        return batch is not None and attempt_token(batch.attempt_id) == token
-
-    @cached_property
-    def _batches(self) -> Mapping[int, BatchRow]:
-        """The ledger's batches after its earliest agreement with one of the tables."""
-        first = min(tail.shown[0].after_seq for tail in self._tails if tail.shown)
-        return {batch.seq: batch for batch in self._ledger.batches_after(self._pipeline, first)}
-
-    @cached_property
-    def _numbers(self) -> RepairNumbers:
-        return numbers_of(self._tails, list(self._batches.values()), named=self._named())
-
-    def _named(self) -> set[str]:
-        """Return attempt ids from record and folder names, if the log is too short to contain them all."""
-        if all(tail.whole for tail in self._tails):
-            return set()
-        folders = [name for sink in (self._rows, self._quarantine) for name in sink.root.names(DATA_FOLDER)]
-        return {*recorded(self._rows.root), *(name.rstrip("/") for name in folders)}
-
-    @cached_property
-    def _records(self) -> Mapping[str, BatchRecord]:
-        """The records of imported batches, as far as they exist."""
-        found = {id: load(self._rows.root, id) for id in self._numbers.imported.values()}
-        return {id: record for id, record in found.items() if record is not None and self._is_true(record)}
-
-    def _is_true(self, record: BatchRecord) -> bool:
-        """Return True if the record names the files that the tables show; raise if it belongs to another batch."""
-        recorded_files = {file.path for text in (record.manifest, record.quarantine_manifest) for file in decode(text)}
-        shown = {file.path for tail in self._tails for file in files_of(tail, record.attempt_id)}
-        if record.pipeline == self._pipeline and shown <= recorded_files:
-            return True
-        raise TableError(
-            f"The record of the attempt {record.attempt_id} in {self._rows.root} is of {record.pipeline}, or of other "
-            "files than the table shows; move it away, and its batch is imported without its objects."
-        )
-
-    def _check_common(self) -> None:
-        if self._adopt and (self._next_seq == 1 or all(tail.whole for tail in self._tails)):
-            return
-        if not self._numbers.agrees_at:
-            raise PublishHalted(
-                f"The ledger has no batch of {self._pipeline} in common with {self._rows.uri}: it is another table's, "
-                "or began anew. Name the state that was used with this table (--state); only if there is none any "
-                "more, and nobody writes to the table from another one, let the ledger take the table over (--adopt)."
-            )
-
-    # Planning
-
-    def _findings(self, repair: LedgerRepair | None) -> RepairFindings:
-        lost = self._lost if repair is not None else ()
-        positions = [tail.position.seq for tail in self._tails]
-        imported = self._numbers.imported if repair is not None else {}
-        unnamed = sorted(seq for seq, attempt_id in imported.items() if attempt_id not in self._records)
-        return RepairFindings(
-            pipeline=self._pipeline,
-            agrees_at=self._numbers.agrees_at if repair is not None else max(positions),
-            ledger_at=self._next_seq - 1,
-            shown_at=max(positions),
-            repair=repair,
-            unnamed=unnamed,
-            unshown_rows=[seq for seq in unnamed if seq > positions[0] and not files_of(self._tails[0], imported[seq])],
-            open_attempts=[row.id for row in self._ledger.open_attempts(self._pipeline)] if repair is not None else [],
-            forgotten_objects=[one.ref.uri for record in lost for one in record.objects],
-            log_is_whole=all(tail.whole for tail in self._tails),
-        )
-
-    def _repair(self) -> LedgerRepair:
-        numbers = self._numbers
-        imported = [
-            imported_batch(seq, attempt_id, tails=self._tails, record=self._records.get(attempt_id))
-            for seq, attempt_id in sorted(numbers.imported.items())
-        ]
-        imported += [ImportedBatch(seq=seq, attempt_id=str(ULID()), objects=()) for seq in numbers.blank]
-        imported_ids = {one.candidate.object_id for batch in imported for one in batch.objects}
-        columns = self._columns()
-        moved: dict[int, int] = {}
-        withdrawn: list[int] = []
-        for seq in numbers.unshown:
-            wider = widened(columns, self._batches[seq].table_schema, table=self._rows.uri)
-            if wider is None or not imported_ids.isdisjoint(self._objects_of(seq)):
-                withdrawn.append(seq)
-            else:
-                moved[seq] = numbers.tip + len(moved) + 1
-                columns = wider
-        return LedgerRepair(
-            pipeline=self._pipeline,
-            seen_next_seq=self._next_seq,
-            next_seq=numbers.tip + len(moved) + 1,
-            table_schema=encode_columns(columns) if columns is not None else None,
-            imported=imported,
-            moved={seq: new_seq for seq, new_seq in moved.items() if seq != new_seq},
-            withdrawn=withdrawn,
-            forgotten=[record.attempt_id for record in self._lost],
-        )
-
-    def _columns(self) -> pa.Schema | None:
-        """Return the table's columns, plus those that imported batches add and the table does not show yet."""
-        table = self._tails[0].table
-        columns = table.schema if table is not None else None
-        for record in self._records.values():
-            columns = widened(columns, record.columns, table=self._rows.uri) or columns
-        return columns
-
-    def _objects_of(self, seq: int) -> Iterator[bytes]:
-        after = b""
-        while page := self._ledger.processed_objects(self._pipeline, seq, after=after, limit=_PAGE):
-            yield from (row.object_id for row in page)
-            after = page[-1].object_id
-
-    @cached_property
-    def _lost(self) -> Sequence[BatchRecord]:
-        """Records of this pipeline's attempts that neither a table nor the ledger knows. They can never be committed,
-        since a claim comes before a record. Empty if the log is incomplete: such attempts may have been visible long
-        ago."""
-        if not all(tail.whole for tail in self._tails):
-            return ()
-        found: list[BatchRecord] = []
-        known_in_a_row = 0
-        shown = set(self._numbers.imported.values())
-        for attempt_id in reversed(recorded(self._rows.root)):
-            if attempt_id in shown or self._ledger.attempt(attempt_id) is not None:
-                known_in_a_row += 1
-                if known_in_a_row == KNOWN_IN_A_ROW:
-                    break
-                continue
-            known_in_a_row = 0
-            record = load(self._rows.root, attempt_id)
-            if record is not None and record.pipeline == self._pipeline:
-                found.append(record)
-        return found

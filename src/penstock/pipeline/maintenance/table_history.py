@@ -8,7 +8,7 @@ survives a RESTORE and an overwrite by another writer, so publishing would go on
 counted instead: the table may have more rows than its batches wrote, but not fewer. If it has fewer, its log says which
 commit removed which files. A deliberate change of rows (DELETE, UPDATE, MERGE) is no shortfall.
 
-`KeptRows` checks the files of single batches before their objects leave the source. Each file is in the newest
+`RowLossCheck` checks the files of single batches before their objects leave the source. Each file is in the newest
 snapshot, or the log names the commit that removed it. A commit that merged files (it changed no data) or edited rows
 (DELETE, UPDATE, MERGE) put the remaining rows into files that it added, so these files are looked up in turn. If any
 other commit removed a file, and no later one added it again, its rows are gone.
@@ -23,16 +23,21 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, S
 from dataclasses import dataclass
 from itertools import islice
 
-from penstock.errors import PublishHalted
+from penstock.errors import PublishHalted, TableError
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchRow
 from penstock.pipeline.batch_record import attempt_of
-from penstock.sinks.delta.log import LogCommit, commit_at, commits, versions
-from penstock.sinks.delta.sink import ATTEMPT, DeltaTableSink, LoadedDelta
 from penstock.sinks.manifest import DataFile, decode
-from penstock.sinks.sink import Position
+from penstock.sinks.sink import Position, TableCommit, TableHistory, TableSink, TableSnapshot
 
 Knows = Callable[[int, int | None], bool]  # (batch number, attempt token): True if the ledger has that batch
+
+COMMITS_MAX = 1_000  # commits of the log that are read, newest first
+BATCHES_NAMED_MAX = 10
+EDITS = frozenset({"DELETE", "UPDATE", "MERGE"})
+
+RESTORE = "RESTORE"
+SKIP_HINT = "run penstock admin cleanup with --although-missing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +57,7 @@ class TableTail:
     """The commits of one table since it last agreed with the ledger."""
 
     uri: str
-    table: LoadedDelta | None
+    table: TableSnapshot | None
     agrees_at: int  # the last batch that both have; 0: none
     shown: Sequence[VisibleCommit]  # oldest first
     whole: bool = True  # True if the log reaches back to the agreement, or to the pipeline's first batch
@@ -62,36 +67,197 @@ class TableTail:
         return self.table.position if self.table is not None else Position(seq=0, attempt_token=None)
 
 
-def tail_of(sink: DeltaTableSink, knows: Knows) -> TableTail:
+def tail_of(sink: TableSink, knows: Knows) -> TableTail:
     """Read the log backwards until ledger and table agree. Raise `TableError` if it cannot be read."""
     table = sink.load()
     if table is None or not table.position.seq:
         return TableTail(uri=sink.uri, table=table, agrees_at=0, shown=())
+    history = sink.history
+    if history is None:
+        raise TableError(f"The table {sink.uri} keeps no earlier versions, so its ledger cannot be repaired from it.")
     newer: list[VisibleCommit] = []
     oldest = table.version + 1
-    for commit in commits(sink.root):
+    for commit in history.commits():
         oldest = commit.version
-        seq, token = commit.transactions.get(sink.app), commit.transactions.get(sink.app + ATTEMPT)
-        if seq is None:
+        position = commit.position
+        if position is None:
             continue
-        if knows(seq, token):
-            return TableTail(uri=sink.uri, table=table, agrees_at=seq, shown=_linked(newer, seq))
-        newer.append(_shown(commit, seq, token))
+        if knows(position.seq, position.attempt_token):
+            return TableTail(uri=sink.uri, table=table, agrees_at=position.seq, shown=_linked(newer, position.seq))
+        newer.append(_shown(commit, position))
     if oldest == 0:
         return TableTail(uri=sink.uri, table=table, agrees_at=0, shown=_linked(newer, 0))
-    return _from_snapshot(sink, table, newer, oldest, knows)
+    return _from_snapshot(history, sink.uri, table, newer, oldest, knows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """A description of the missing rows. ``is_explained``: the log names the commit that removed them."""
+
+    text: str
+    is_explained: bool
+
+
+def shortfall(
+    ledger: Ledger,
+    sink: TableSink,
+    *,
+    pipeline: str,
+    written: Callable[[int], int],
+    manifest_of: Callable[[BatchRow], str],
+) -> Shortfall | None:
+    """Return the rows of its batches that the table lacks; None if it lacks none, or if its log does not count rows.
+
+    ``written`` returns how many rows all batches up to a number wrote.
+    """
+    table = sink.load()
+    if table is None or (shown := table.rows()) is None:
+        return None
+    missing = written(table.position.seq) - shown
+    if missing <= 0:
+        return None
+    removed = _removed(sink)
+    if removed and all(one.operation in EDITS for one in removed.values()):
+        return None
+    if not removed:
+        text = f"the table {sink.uri} shows {missing:,} rows fewer than its batches wrote, and its log does not say why"
+        return Shortfall(text=text, is_explained=False)
+    last = max(removed.values(), key=lambda one: one.version)
+    numbers = _batches(ledger, pipeline, removed, manifest_of)
+    text = (
+        f"version {last.version} of the table {sink.uri} ({last.operation}, by another writer) removed rows: "
+        f"{missing:,} rows that batches wrote are no longer in the table{numbers}; restore version {last.version - 1}, "
+        "or read the objects of these batches again; until then their objects stay in their source"
+    )
+    return Shortfall(text=text, is_explained=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFiles:
+    """The files of one batch in one table."""
+
+    seq: int
+    paths: Collection[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    """The effect of one commit on files."""
+
+    version: int
+    operation: str
+    removed: Collection[str]  # and not added again by the same commit
+    added: Mapping[str, int]  # rows, by path
+    keeps_rows: bool  # True if the added files hold the rows, except rows deleted on purpose
+    is_append: bool  # by another writer
+
+
+class RowLossCheck:
+    """A check of one table for lost rows. Used by one thread at a time. Caches the commits that it has read."""
+
+    def __init__(self, sink: TableSink) -> None:
+        self._sink = sink
+        self._read: dict[int, _Change] = {}  # by version; a commit never changes
+
+    def check(self, batches: Sequence[BatchFiles], *, written: Callable[[int], int]) -> None:
+        """Raise `PublishHalted` if the table may have lost rows of one of these batches, all of which it once showed.
+
+        ``written`` returns how many rows all batches up to a sequence number wrote.
+        """
+        paths = {path for batch in batches for path in batch.paths}
+        table = self._sink.load() if paths else None
+        shown = set() if table is None else {file.path for file in table.files()}
+        missing = paths - shown
+        if not missing:
+            return
+        lost, unknown = self._fates(missing, shown)
+        for batch in batches:
+            for removal in (lost[path] for path in batch.paths if path in lost):
+                raise PublishHalted(
+                    f"Version {removal.version} of the table {self._sink.uri} ({removal.operation}, by another writer) "
+                    f"removed rows of batch {batch.seq}. So its objects, and those of later batches, stay in their "
+                    f"source: restore version {removal.version - 1} of the table; or, if it was meant, {SKIP_HINT}."
+                )
+        if unknown and not self._shows_all(table, shown, written):
+            seq = next(batch.seq for batch in batches if not unknown.isdisjoint(batch.paths))
+            raise PublishHalted(
+                f"The table {self._sink.uri} may have lost rows of batch {seq}: it shows fewer rows than its batches "
+                "wrote, and its log no longer says what became of files of this batch. So its objects, and those of "
+                "later batches, stay in their source. Let the log reach back further than the cleanup waits (the "
+                f"table's property delta.logRetentionDuration); or, if the rows were meant to go, {SKIP_HINT}."
+            )
+
+    def _fates(self, missing: Set[str], shown: Set[str]) -> tuple[Mapping[str, _Change], Set[str]]:
+        """Return the files whose rows are gone, each with the commit that removed it, and the files whose removal is
+        not in the log.
+
+        A RESTORE may add a file again, and a later commit remove it: one removal that kept its rows is enough.
+        """
+        there = set(shown)  # files in the snapshot, and files whose rows are in such files
+        lost: dict[str, _Change] = {}
+        for change in self._changes():  # newest first, so that the fate of the files it added is known
+            if there.issuperset(missing):
+                break
+            absent = [path for path in change.added if path not in there] if change.keeps_rows else []
+            if change.keeps_rows and not absent:
+                there.update(change.removed)
+            cause = next((lost[path] for path in absent if path in lost), change)
+            for path in change.removed:
+                if path not in there:
+                    lost.setdefault(path, cause)
+        lost = {path: change for path, change in lost.items() if path not in there}
+        return lost, missing - there - lost.keys()
+
+    def _shows_all(self, table: TableSnapshot | None, shown: Collection[str], written: Callable[[int], int]) -> bool:
+        """Return True if the table shows as many rows as its batches wrote; see the module's docstring."""
+        rows = None if table is None else table.rows()
+        if table is None or rows is None:
+            return False
+        appends = (change.added for change in self._changes() if change.is_append)
+        foreign_rows = sum(count for added in appends for path, count in added.items() if path in shown)
+        return rows - foreign_rows >= written(table.position.seq)
+
+    def _changes(self) -> Iterator[_Change]:
+        """Yield the commits of the log, newest first."""
+        history = self._sink.history
+        if history is None:
+            return
+        found = history.versions()
+        if found and self._read and found[0] < max(self._read):
+            self._read.clear()  # the table was replaced by another
+        for version in found:
+            if version not in self._read:
+                commit = history.commit_at(version)
+                if commit is None:  # cleaned up meanwhile, with all earlier commits
+                    return
+                self._read[version] = self._change(commit)
+            yield self._read[version]
+
+    def _change(self, commit: TableCommit) -> _Change:
+        added = {file.path: file.rows for file in commit.added}
+        removed = [path for path in (*commit.removed, *commit.merged) if path not in added]
+        merges = not commit.removed and commit.operation != RESTORE
+        ours = commit.position is not None
+        return _Change(
+            version=commit.version,
+            operation=commit.operation or "unknown operation",
+            removed=removed,
+            added={} if ours and not removed else added,
+            keeps_rows=merges or commit.operation in EDITS,
+            is_append=bool(added) and not removed and not ours,
+        )
 
 
 def _from_snapshot(
-    sink: DeltaTableSink, table: LoadedDelta, newer: Sequence[VisibleCommit], oldest: int, knows: Knows
+    history: TableHistory, uri: str, table: TableSnapshot, newer: Sequence[VisibleCommit], oldest: int, knows: Knows
 ) -> TableTail:
     """Return the tail of a table whose log was cleaned up: the oldest version left represents all earlier commits, as
     far as its file names still contain attempt ids."""
-    snapshot = sink.load_version(oldest)
+    snapshot = history.load_version(oldest)
     position = snapshot.position
     newer = [shown for shown in newer if shown.version > oldest]
     if not position.seq or knows(position.seq, position.attempt_token):
-        return TableTail(uri=sink.uri, table=table, agrees_at=position.seq, shown=_linked(newer, position.seq))
+        return TableTail(uri=uri, table=table, agrees_at=position.seq, shown=_linked(newer, position.seq))
     files = [
         DataFile(
             path=file.path,
@@ -111,14 +277,14 @@ def _from_snapshot(
         files=_by_attempt(files),
     )
     shown = (first, *_linked(newer, position.seq))
-    return TableTail(uri=sink.uri, table=table, agrees_at=0, shown=shown, whole=False)
+    return TableTail(uri=uri, table=table, agrees_at=0, shown=shown, whole=False)
 
 
-def _shown(commit: LogCommit, seq: int, token: int | None) -> VisibleCommit:
+def _shown(commit: TableCommit, position: Position) -> VisibleCommit:
     return VisibleCommit(
         after_seq=0,  # set by `_linked`
-        seq=seq,
-        token=token,
+        seq=position.seq,
+        token=position.attempt_token,
         version=commit.version,
         committed_at=commit.committed_at,
         files=_by_attempt(commit.added),
@@ -151,64 +317,18 @@ def _linked(newest_first: Sequence[VisibleCommit], after_seq: int) -> Sequence[V
     return linked
 
 
-COMMITS_MAX = 1_000  # commits of the log that are read, newest first
-BATCHES_NAMED_MAX = 10
-EDITS = frozenset({"DELETE", "UPDATE", "MERGE"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shortfall:
-    """A description of the missing rows. ``is_explained``: the log names the commit that removed them."""
-
-    text: str
-    is_explained: bool
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Removal:
     version: int
     operation: str
 
 
-def shortfall(
-    ledger: Ledger,
-    sink: DeltaTableSink,
-    *,
-    pipeline: str,
-    written: Callable[[int], int],
-    manifest_of: Callable[[BatchRow], str],
-) -> Shortfall | None:
-    """Return the rows of its batches that the table lacks; None if it lacks none, or if its log does not count rows.
-
-    ``written`` returns how many rows all batches up to a number wrote.
-    """
-    table = sink.load()
-    if table is None or (shown := table.rows()) is None:
-        return None
-    missing = written(table.position.seq) - shown
-    if missing <= 0:
-        return None
-    removed = _removed(sink)
-    if removed and all(one.operation in EDITS for one in removed.values()):
-        return None
-    if not removed:
-        text = f"the table {sink.uri} shows {missing:,} rows fewer than its batches wrote, and its log does not say why"
-        return Shortfall(text=text, is_explained=False)
-    last = max(removed.values(), key=lambda one: one.version)
-    numbers = _batches(ledger, pipeline, removed, manifest_of)
-    text = (
-        f"version {last.version} of the table {sink.uri} ({last.operation}, by another writer) removed rows: "
-        f"{missing:,} rows that batches wrote are no longer in the table{numbers}; restore version {last.version - 1}, "
-        "or read the objects of these batches again; until then their objects stay in their source"
-    )
-    return Shortfall(text=text, is_explained=True)
-
-
-def _removed(sink: DeltaTableSink) -> Mapping[str, _Removal]:
+def _removed(sink: TableSink) -> Mapping[str, _Removal]:
     """Return the files that a commit removed with their rows and that no later commit added again."""
     present: set[str] = set()
     removed: dict[str, _Removal] = {}
-    for commit in islice(commits(sink.root), COMMITS_MAX):  # newest first
+    commits = () if sink.history is None else sink.history.commits()
+    for commit in islice(commits, COMMITS_MAX):  # newest first
         added = {file.path for file in commit.added}
         for path in commit.removed:
             if path not in present and path not in added:
@@ -231,120 +351,3 @@ def _batches(
     named = ", ".join(map(str, numbers[:BATCHES_NAMED_MAX]))
     more = f" and {len(numbers) - BATCHES_NAMED_MAX:,} more" if len(numbers) > BATCHES_NAMED_MAX else ""
     return f" (batches {named}{more})" if len(numbers) > 1 else f" (batch {named})"
-
-
-RESTORE = "RESTORE"
-SKIP_HINT = "run penstock cleanup with --although-missing"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchFiles:
-    """The files of one batch in one table."""
-
-    seq: int
-    paths: Collection[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Change:
-    """The effect of one commit on files."""
-
-    version: int
-    operation: str
-    removed: Collection[str]  # and not added again by the same commit
-    added: Mapping[str, int]  # rows, by path
-    keeps_rows: bool  # True if the added files hold the rows, except rows deleted on purpose
-    is_append: bool  # by another writer
-
-
-class KeptRows:
-    """A check of one table for lost rows. Used by one thread at a time. Caches the commits that it has read."""
-
-    def __init__(self, sink: DeltaTableSink) -> None:
-        self._sink = sink
-        self._read: dict[int, _Change] = {}  # by version; a commit never changes
-
-    def check(self, batches: Sequence[BatchFiles], *, written: Callable[[int], int]) -> None:
-        """Raise `PublishHalted` if the table may have lost rows of one of these batches, all of which it once showed.
-
-        ``written`` returns how many rows all batches up to a sequence number wrote.
-        """
-        paths = {path for batch in batches for path in batch.paths}
-        table = self._sink.load() if paths else None
-        shown = set() if table is None else {file.path for file in table.files()}
-        gone = paths - shown
-        if not gone:
-            return
-        lost, unknown = self._fates(gone, shown)
-        for batch in batches:
-            for removal in (lost[path] for path in batch.paths if path in lost):
-                raise PublishHalted(
-                    f"Version {removal.version} of the table {self._sink.uri} ({removal.operation}, by another writer) "
-                    f"removed rows of batch {batch.seq}. So its objects, and those of later batches, stay in their "
-                    f"source: restore version {removal.version - 1} of the table; or, if it was meant, {SKIP_HINT}."
-                )
-        if unknown and not self._shows_all(table, shown, written):
-            seq = next(batch.seq for batch in batches if not unknown.isdisjoint(batch.paths))
-            raise PublishHalted(
-                f"The table {self._sink.uri} may have lost rows of batch {seq}: it shows fewer rows than its batches "
-                "wrote, and its log no longer says what became of files of this batch. So its objects, and those of "
-                "later batches, stay in their source. Let the log reach back further than the cleanup waits (the "
-                f"table's property delta.logRetentionDuration); or, if the rows were meant to go, {SKIP_HINT}."
-            )
-
-    def _fates(self, gone: Set[str], shown: Set[str]) -> tuple[Mapping[str, _Change], Set[str]]:
-        """Return the files whose rows are gone, each with the commit that removed it, and the files whose removal is
-        not in the log.
-
-        A RESTORE may add a file again, and a later commit remove it: one removal that kept its rows is enough.
-        """
-        there = set(shown)  # files in the snapshot, and files whose rows are in such files
-        lost: dict[str, _Change] = {}
-        for change in self._changes():  # newest first, so that the fate of the files it added is known
-            if there.issuperset(gone):
-                break
-            absent = [path for path in change.added if path not in there] if change.keeps_rows else []
-            if change.keeps_rows and not absent:
-                there.update(change.removed)
-            cause = next((lost[path] for path in absent if path in lost), change)
-            for path in change.removed:
-                if path not in there:
-                    lost.setdefault(path, cause)
-        lost = {path: change for path, change in lost.items() if path not in there}
-        return lost, gone - there - lost.keys()
-
-    def _shows_all(self, table: LoadedDelta | None, shown: Collection[str], written: Callable[[int], int]) -> bool:
-        """Return True if the table shows as many rows as its batches wrote; see the module's docstring."""
-        rows = None if table is None else table.rows()
-        if table is None or rows is None:
-            return False
-        appends = (change.added for change in self._changes() if change.is_append)
-        foreign_rows = sum(count for added in appends for path, count in added.items() if path in shown)
-        return rows - foreign_rows >= written(table.position.seq)
-
-    def _changes(self) -> Iterator[_Change]:
-        """Yield the commits of the log, newest first."""
-        found = versions(self._sink.root)
-        if found and self._read and found[0] < max(self._read):
-            self._read.clear()  # the table was replaced by another
-        for version in found:
-            if version not in self._read:
-                commit = commit_at(self._sink.root, version)
-                if commit is None:  # cleaned up meanwhile, with all earlier commits
-                    return
-                self._read[version] = self._change(commit)
-            yield self._read[version]
-
-    def _change(self, commit: LogCommit) -> _Change:
-        added = {file.path: file.rows for file in commit.added}
-        removed = [path for path in (*commit.removed, *commit.merged) if path not in added]
-        merges = not commit.removed and commit.operation != RESTORE
-        ours = self._sink.app in commit.transactions
-        return _Change(
-            version=commit.version,
-            operation=commit.operation or "unknown operation",
-            removed=removed,
-            added={} if ours and not removed else added,
-            keeps_rows=merges or commit.operation in EDITS,
-            is_append=bool(added) and not removed and not ours,
-        )

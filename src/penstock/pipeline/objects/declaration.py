@@ -13,6 +13,8 @@ from penstock.messaging.delivery import AttemptEnd, PreviousAttempt
 
 _MIB = 1 << 20
 
+_ENDS = {"given_back": AttemptEnd.RELEASED, "expired": AttemptEnd.EXPIRED, "worker_died": AttemptEnd.EXPIRED}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectHandlerDeclaration:
@@ -59,27 +61,6 @@ class ObjectHandlerDeclaration:
                 takes_context(function, name, first="object")
 
 
-def _check_encoding(name: str, encoding: str) -> None:
-    try:
-        newline = codecs.lookup(encoding).encode("\n")[0]
-    except (LookupError, TypeError, ValueError):
-        newline = b""
-    if newline != b"\n":
-        raise UsageError(f"{name} has encoding={encoding!r}; lines are found only in encodings that extend ASCII.")
-
-
-_ENDS = {"given_back": AttemptEnd.GIVEN_BACK, "expired": AttemptEnd.EXPIRED, "worker_died": AttemptEnd.EXPIRED}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectContext(CallContext):
-    """The context of one call for one object. Reading the object is a checkpoint."""
-
-    attempt_id: str  # unique per attempt: use it to name outputs
-    attempt: int  # 1-based; released attempts do not count
-    previous_attempt: PreviousAttempt | None  # from the ledger; None if there was none
-
-
 def previous_attempt(timeline: Sequence[ObjectAttempt]) -> PreviousAttempt | None:
     """Return the latest attempt of an object that has ended. The current one has not."""
     for attempt in reversed(timeline):
@@ -92,3 +73,21 @@ def previous_attempt(timeline: Sequence[ObjectAttempt]) -> PreviousAttempt | Non
                 reason=attempt.reason,
             )
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectContext(CallContext):
+    """The context of one call for one object. Reading the object is a checkpoint."""
+
+    attempt_id: str  # unique per attempt: use it to name outputs
+    attempt: int  # 1-based; released attempts do not count
+    previous_attempt: PreviousAttempt | None  # from the ledger; None if there was none
+
+
+def _check_encoding(name: str, encoding: str) -> None:
+    try:
+        newline = codecs.lookup(encoding).encode("\n")[0]
+    except (LookupError, TypeError, ValueError):
+        newline = b""
+    if newline != b"\n":
+        raise UsageError(f"{name} has encoding={encoding!r}; lines are found only in encodings that extend ASCII.")

@@ -27,7 +27,7 @@ from penstock.errors import (
     UserError,
 )
 from penstock.ledger import Ledger
-from penstock.ledger.records import AttemptFailure, ObjectResult
+from penstock.ledger.records import AttemptFailure, BatchRecord, ObjectResult
 from penstock.messaging.call import NO_RESOURCES, CallTime, ExecutionControl
 from penstock.messaging.declarations import run_to_its_end, takes_context
 from penstock.messaging.failure import failure_of
@@ -35,7 +35,7 @@ from penstock.messaging.forks import OwnProcess
 from penstock.messaging.handler import ServiceWatch, Unwatched
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
-from penstock.pipeline.engine import ReadFailure, RunCancelled, RunGivenBack, RunRequest, RunResult
+from penstock.pipeline.engine import ReadFailure, RunCancelled, RunReleased, RunRequest, RunResult
 from penstock.pipeline.failures import Denials
 from penstock.pipeline.objects.declaration import ObjectContext, ObjectHandlerDeclaration, previous_attempt
 from penstock.pipeline.objects.stream import ContentFault, IncomingObject
@@ -75,14 +75,14 @@ async def _cancelled_at_end(answer: Coroutine[Any, Any, Any], context: ObjectCon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineTools:
+class ObjectEngineRuntime:
     """The collaborators that all calls of one handler share."""
 
     declaration: ObjectHandlerDeclaration
     ledger: Ledger
     store: ObjectStore
     scratch: Path | None  # for content too large for memory; None: the system's temporary folder
-    telling: BatchEvents
+    events: BatchEvents
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
     denials: Denials = field(default_factory=Denials)
     store_watch: ServiceWatch = field(default_factory=Unwatched)
@@ -91,9 +91,9 @@ class EngineTools:
 class ObjectEngine:
     """A `penstock.pipeline.engine.Engine` for one execution. Each of its runs processes one object."""
 
-    def __init__(self, tools: EngineTools, control: ExecutionControl, time: CallTime) -> None:
-        self._tools = tools
-        self._declaration = tools.declaration
+    def __init__(self, runtime: ObjectEngineRuntime, control: ExecutionControl, time: CallTime) -> None:
+        self._runtime = runtime
+        self._declaration = runtime.declaration
         self._control = control
         self._time = time  # spent in the user's code
 
@@ -110,41 +110,41 @@ class ObjectEngine:
             return _failed(ref, self._unread(ref, ContentFault(error=error, lasting=False)))
         with closing(obj):
             context = self._context(ref, request)
-            with self._time.counted():
+            with self._time:
                 failure = self._call(obj, context)
             if obj.fault is not None:
                 failure = self._unread(ref, obj.fault)
             else:
-                self._tools.denials.clear()  # only now: a failing disk may open the object and fail at its first byte
+                self._runtime.denials.clear()  # only now: a failing disk may open the object and fail at its first byte
         return _processed(ref, obj) if failure is None else _failed(ref, failure)
 
     def cancel(self, attempt_id: str) -> None:  # noqa: ARG002 - an execution has one run at a time
         self._control.end()
 
     def _open(self, ref: ObjectRef, request: RunRequest) -> IncomingObject:
-        with self._tools.store_watch.asked():
-            reader = self._tools.store.open(ref)
-        self._tools.store_watch.succeeded()
+        with self._runtime.store_watch.asked():
+            reader = self._runtime.store.open(ref)
+        self._runtime.store_watch.succeeded()
         return IncomingObject(
             ref,
-            store=self._tools.store,
+            store=self._runtime.store,
             reader=reader,
-            carrier=request.claimed[ref.object_id].carrier,
+            original_message=request.claimed[ref.object_id].original_message,
             declaration=self._declaration,
             check=self._control.check,
-            scratch=self._tools.scratch,
+            scratch=self._runtime.scratch,
         )
 
     def _context(self, ref: ObjectRef, request: RunRequest) -> ObjectContext:
-        timeline = self._tools.ledger.attempts_of(self._declaration.name, ref.object_id)
+        timeline = self._runtime.ledger.attempts_of(self._declaration.name, ref.object_id)
         return ObjectContext(
             handler=self._declaration.name,
             attempt_id=request.attempt_id,
             attempt=request.claimed[ref.object_id].attempts,
             previous_attempt=previous_attempt(timeline),
-            resources=self._tools.resources,
+            resources=self._runtime.resources,
             control=self._control,
-            tell_retry=partial(self._tools.telling.retrying, ref, request.attempt_id),
+            on_retry=partial(self._runtime.events.retrying, ref, request.attempt_id),
         )
 
     def _call(self, obj: IncomingObject, context: ObjectContext) -> ReadFailure | None:
@@ -163,17 +163,17 @@ class ObjectEngine:
         """Classify an error in reading the object. Raise it if it is a fault of the infrastructure or of the setup."""
         match fault.error:
             case TemporaryError():
-                with self._tools.store_watch.asked():
+                with self._runtime.store_watch.asked():
                     raise fault.error
             case UserError():
                 raise fault.error
             case ObjectGone():
-                return ReadFailure(failure=AttemptFailure.GONE, reason=str(fault.error))
+                return ReadFailure(failure=AttemptFailure.DELETED, reason=str(fault.error))
             case ObjectSuperseded():
                 return ReadFailure(failure=AttemptFailure.SUPERSEDED, reason=str(fault.error))
             case ObjectDenied() | DeviceFailed():
-                refund = self._tools.denials.add(ref.object_id)
-                return ReadFailure(failure=AttemptFailure.RETRY, reason=str(fault.error), refund=refund)
+                uncounted = self._runtime.denials.add(ref.object_id)
+                return ReadFailure(failure=AttemptFailure.RETRY, reason=str(fault.error), uncounted=uncounted)
             case _:
                 failure = AttemptFailure.DEAD if fault.lasting else AttemptFailure.RETRY
                 return ReadFailure(failure=failure, reason=str(fault.error))
@@ -202,11 +202,11 @@ def failure_by(raised: BaseException) -> ReadFailure:
             )
 
 
-def _ending(control: ExecutionControl) -> RunCancelled | RunGivenBack:
+def _ending(control: ExecutionControl) -> RunCancelled | RunReleased:
     """Return the error that reports the end of the work to the protocol."""
     if control.over:
         return RunCancelled("the work is no longer ours")
-    return RunGivenBack("given back at a checkpoint, since the worker stops")
+    return RunReleased("given back at a checkpoint, since the worker stops")
 
 
 def _processed(ref: ObjectRef, obj: IncomingObject) -> RunResult:
@@ -214,13 +214,7 @@ def _processed(ref: ObjectRef, obj: IncomingObject) -> RunResult:
     return RunResult(
         processed=(result,),
         failed={},
-        rows=0,
-        lines_quarantined=obj.lines_quarantined,
-        bytes=ref.size_bytes,
-        manifest="",
-        quarantine_manifest="",
-        schema_id=0,
-        new_schema=None,
+        record=BatchRecord(lines_quarantined=obj.lines_quarantined, bytes=ref.size_bytes),
         works=True,
         samples={ref.object_id: obj.quarantine_sample},
         reasons={ref.object_id: obj.quarantine_reasons},
@@ -228,14 +222,4 @@ def _processed(ref: ObjectRef, obj: IncomingObject) -> RunResult:
 
 
 def _failed(ref: ObjectRef, failure: ReadFailure) -> RunResult:
-    return RunResult(
-        processed=(),
-        failed={ref.object_id: failure},
-        rows=0,
-        lines_quarantined=0,
-        bytes=0,
-        manifest="",
-        quarantine_manifest="",
-        schema_id=0,
-        new_schema=None,
-    )
+    return RunResult(processed=(), failed={ref.object_id: failure})

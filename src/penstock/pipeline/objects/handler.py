@@ -11,7 +11,7 @@ from ulid import ULID
 from penstock.errors import InvalidMessage
 from penstock.events import Bus
 from penstock.ledger import Ledger
-from penstock.messaging.backoff import Random
+from penstock.messaging.backoff import RETRY_BASE_SECONDS, RETRY_CAP_SECONDS, Random
 from penstock.messaging.call import NO_RESOURCES, CallTime, ExecutionControl
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
@@ -22,12 +22,12 @@ from penstock.pipeline.batch import BatchExecution
 from penstock.pipeline.failures import FailureStreak
 from penstock.pipeline.notifications import NotificationDelivery, Parse
 from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
-from penstock.pipeline.objects.engine import EngineTools, ObjectEngine
+from penstock.pipeline.objects.engine import ObjectEngine, ObjectEngineRuntime
 from penstock.pipeline.reporting import BatchEvents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectHandlerTools:
+class ObjectHandlerRuntime:
     """The collaborators and settings that an object handler gets from the app."""
 
     ledger: Ledger
@@ -36,8 +36,8 @@ class ObjectHandlerTools:
     worker: str  # this process's name in the ledger
     lease_seconds: float  # of claims; the worker's heartbeat must be more frequent
     bus: Bus
-    backoff_base_seconds: float = 1.0
-    backoff_cap_seconds: float = 300.0
+    backoff_base_seconds: float = RETRY_BASE_SECONDS
+    backoff_cap_seconds: float = RETRY_CAP_SECONDS
     busy_seconds_max: float | None = None  # longest delay before a busy object is retried; None: until its lease ends
     faults_max: int | None = None  # infrastructure faults in a row before the worker stops; None: no limit
     scratch: Path | None = None  # for content too large for memory; None: the system's temporary folder
@@ -52,32 +52,32 @@ class ObjectHandlerTools:
 class ObjectHandler:
     """A `penstock.messaging.handler.BatchHandler`. Each execution handles one delivery in one worker slot."""
 
-    def __init__(self, declaration: ObjectHandlerDeclaration, tools: ObjectHandlerTools) -> None:
+    def __init__(self, declaration: ObjectHandlerDeclaration, runtime: ObjectHandlerRuntime) -> None:
         self._declaration = declaration
-        self._tools = tools
-        self._telling = BatchEvents(declaration.name, tools.bus)
-        self._engine_tools = EngineTools(
+        self._runtime = runtime
+        self._events = BatchEvents(declaration.name, runtime.bus)
+        self._engine_runtime = ObjectEngineRuntime(
             declaration=declaration,
-            ledger=tools.ledger,
-            store=tools.store,
-            scratch=tools.scratch,
-            telling=self._telling,
-            resources=tools.resources,
-            store_watch=tools.store_watch,
+            ledger=runtime.ledger,
+            store=runtime.store,
+            scratch=runtime.scratch,
+            events=self._events,
+            resources=runtime.resources,
+            store_watch=runtime.store_watch,
         )
         self._settings = AttemptSettings(
             pipeline=declaration.name,
-            worker=tools.worker,
-            lease_seconds=tools.lease_seconds,
+            worker=runtime.worker,
+            lease_seconds=runtime.lease_seconds,
             objects_max=1,  # each object has its own claim, run and commit
             attempts_max=declaration.attempts_max,
-            backoff_base_seconds=tools.backoff_base_seconds,
-            backoff_cap_seconds=tools.backoff_cap_seconds,
+            backoff_base_seconds=runtime.backoff_base_seconds,
+            backoff_cap_seconds=runtime.backoff_cap_seconds,
             timeout_seconds=declaration.timeout_seconds,
-            busy_seconds_max=tools.busy_seconds_max,
-            tells_batches=False,
+            busy_seconds_max=runtime.busy_seconds_max,
+            emits_batches=False,
         )
-        self._streak = FailureStreak(faults_max=tools.faults_max)
+        self._streak = FailureStreak(faults_max=runtime.faults_max)
         self._known = False  # to the ledger; several threads may set it, all to True
 
     @property
@@ -95,27 +95,27 @@ class ObjectHandler:
     def weigh(self, delivery: Delivery) -> int:
         """Return the total bytes of the objects that the notification names, or 0 if it cannot be parsed."""
         try:
-            return sum(ref.size_bytes for ref in self._tools.parse(delivery.message.body).objects)
+            return sum(ref.size_bytes for ref in self._runtime.parse(delivery.message.body).objects)
         except InvalidMessage:
             return 0
 
     def begin(self, deliveries: Sequence[Delivery]) -> BatchExecution:
-        control = ExecutionControl(gives_back=self._declaration.on_stop == "give_back")
-        time = CallTime(self._tools.clock)
-        around = PipelineRuntime(
-            ledger=self._tools.ledger,
-            engine=ObjectEngine(self._engine_tools, control, time),
-            parse=self._tools.parse,
+        control = ExecutionControl(ends_at_stop=self._declaration.on_stop == "release")
+        time = CallTime(self._runtime.clock)
+        runtime = PipelineRuntime(
+            ledger=self._runtime.ledger,
+            engine=ObjectEngine(self._engine_runtime, control, time),
+            parse=self._runtime.parse,
             publish=_nothing_to_publish,
             streak=self._streak,
-            bus=self._tools.bus,
-            clock=self._tools.clock,
-            random=self._tools.random,
-            new_attempt_id=self._tools.new_attempt_id,
-            ledger_watch=self._tools.ledger_watch,
-            store_watch=self._tools.store_watch,
+            bus=self._runtime.bus,
+            clock=self._runtime.clock,
+            random=self._runtime.random,
+            new_attempt_id=self._runtime.new_attempt_id,
+            ledger_watch=self._runtime.ledger_watch,
+            store_watch=self._runtime.store_watch,
         )
-        return _Execution(deliveries, self._settings, around, control, time, self._ensure_known)
+        return _Execution(deliveries, self._settings, runtime, control, time, self._ensure_known)
 
     def jobs(self) -> Mapping[str, Callable[[], object]]:
         return {"claims": self.free_expired}
@@ -123,12 +123,12 @@ class ObjectHandler:
     def free_expired(self) -> None:
         """Release the objects of attempts whose lease has expired."""
         self._ensure_known()
-        for attempt_id in self._tools.ledger.abandon_expired(self._declaration.name):
-            self._telling.abandoned(attempt_id, "its lease ran out")
+        for attempt_id in self._runtime.ledger.abandon_expired(self._declaration.name):
+            self._events.abandoned(attempt_id, "its lease ran out")
 
     def _ensure_known(self) -> None:
         if not self._known:
-            self._tools.ledger.ensure_pipeline(self._declaration.name)
+            self._runtime.ledger.ensure_pipeline(self._declaration.name)
             self._known = True
 
 
@@ -139,12 +139,12 @@ class _Execution(BatchExecution):
         self,
         deliveries: Sequence[Delivery],
         settings: AttemptSettings,
-        around: PipelineRuntime,
+        runtime: PipelineRuntime,
         control: ExecutionControl,
         time: CallTime,
         prepare: Callable[[], None],
     ) -> None:
-        super().__init__(deliveries, settings, around)
+        super().__init__(deliveries, settings, runtime)
         self._control = control
         self._time = time
         self._prepare = prepare

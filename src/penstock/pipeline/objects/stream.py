@@ -16,14 +16,15 @@ from tempfile import SpooledTemporaryFile
 from typing import IO, NamedTuple
 
 from penstock.errors import ObjectError, ObjectUnreadable, TemporaryError, UserError
-from penstock.ledger.records import Carrier
+from penstock.events import QuarantineReason
+from penstock.ledger.records import OriginalMessage
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectReader, ObjectStore
 from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
 from penstock.pipeline.spark.source.inflate import codec_of, inflate
 
 LINES_KEPT_MAX = 1_000
-LINES_TOLD_MAX = 10
+LINES_REPORTED_MAX = 10
 RAW_BYTES_MAX = 200
 
 
@@ -62,7 +63,7 @@ class Quarantine:
     @property
     def sample(self) -> Sequence[tuple[int, str]]:
         """Offset and reason of the first 10 lines, for logs."""
-        return [(line.offset, line.reason) for line in self._kept[:LINES_TOLD_MAX]]
+        return [(line.offset, line.reason) for line in self._kept[:LINES_REPORTED_MAX]]
 
     def add(self, number: int, offset: int, reason: str, raw: bytes, *, word: str) -> None:
         """Add a line. ``word`` is its category, one of a small set."""
@@ -71,9 +72,10 @@ class Quarantine:
             self._kept.append(QuarantinedLine(number=number, offset=offset, reason=reason, raw=raw[:RAW_BYTES_MAX]))
 
 
-def invalid(encoding: str) -> str:
+def invalid(encoding: str) -> QuarantineReason:
     """Return the category of a line that is invalid in this encoding."""
-    return "invalid UTF-8" if codecs.lookup(encoding).name == "utf-8" else "invalid encoding"
+    utf8 = codecs.lookup(encoding).name == "utf-8"
+    return QuarantineReason.INVALID_UTF8 if utf8 else QuarantineReason.INVALID_ENCODING
 
 
 def spooled(chunks: Iterable[bytes], *, memory_bytes_max: int, scratch: Path | None) -> IO[bytes]:
@@ -126,7 +128,7 @@ class IncomingObject:
         *,
         store: ObjectStore,
         reader: ObjectReader,
-        carrier: Carrier,
+        original_message: OriginalMessage,
         declaration: ObjectHandlerDeclaration,
         check: Callable[[], None],
         scratch: Path | None,
@@ -135,7 +137,7 @@ class IncomingObject:
         self._ref = ref
         self._store = store
         self._reader: ObjectReader | None = reader  # until it is used
-        self._carrier = carrier
+        self._carrier = original_message
         self._declaration = declaration
         self._check = check
         self._scratch = scratch

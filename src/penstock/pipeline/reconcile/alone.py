@@ -7,7 +7,6 @@ Also the types that both ways of reconciling share, which need neither Spark nor
 """
 
 import json
-import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from penstock.ledger import Ledger
-from penstock.objects.local_store import LocalStore
+from penstock.objects.local_store import LocalStore, modified_at
+from penstock.objects.notification import URL
 from penstock.objects.reference import S3_KEY_BYTES_MAX, ObjectRef, uri_of
 from penstock.objects.s3_listing import PageFilter, S3Pages, is_archived, reference
 from penstock.objects.scanner import CHUNK_OBJECTS, PROBLEMS_MAX, Scanner, SkipReason
@@ -59,7 +59,6 @@ class MissingPrefix:
 
 SPOOL_BYTES = 8 * 1024 * 1024  # missing objects kept in memory before the spool moves to disk
 FOLDERS_MAX = 10_000  # counted; above twice this number, the folders with the fewest missing objects are dropped
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")  # notifications may not name such a key
 _REASONS = {
     SkipReason.EXCLUDED: LeftOut.EXCLUDED,
     SkipReason.FOLDER_MARKER: LeftOut.FOLDER_MARKER,
@@ -132,7 +131,7 @@ class MissingAlone:
 
     def _judged(self, one: ExistingObject) -> LeftOut | None:
         key = one.ref.key
-        if not self._scope.is_local and (len(one.ref.key_bytes) > S3_KEY_BYTES_MAX or _URL.match(key) or "\0" in key):
+        if not self._scope.is_local and (len(one.ref.key_bytes) > S3_KEY_BYTES_MAX or URL.match(key) or "\0" in key):
             return LeftOut.UNNAMEABLE
         return LeftOut.YOUNG if one.modified_at >= self._scope.before else None
 
@@ -149,9 +148,9 @@ def find_missing_alone(
     *,
     seen_at: float,
     stopped: Callable[[], bool],
-    told: Callable[[int], None],
+    on_listed: Callable[[int], None],
 ) -> MissingAlone:
-    """List and compare, page by page, until the end or a stop. ``told`` is called with the number listed so far.
+    """List and compare, page by page, until the end or a stop. ``on_listed`` is called with the number listed so far.
 
     The caller closes the result. Errors of the listing and of the ledger propagate.
     """
@@ -165,7 +164,7 @@ def find_missing_alone(
             for one in page:
                 if one.ref.object_id not in known:
                     missing.take(one)
-            told(missing.listed)
+            on_listed(missing.listed)
         missing.problems = listing.problems()[:PROBLEMS_MAX]
     except BaseException:
         missing.close()
@@ -176,7 +175,7 @@ def find_missing_alone(
 def folder_listing(folder: str, *, excluded: Sequence[str]) -> Listing:
     """List a local folder. Raise `UsageError` if it cannot be listed."""
     scanner = Scanner(folder, store=LocalStore(folder), excluded=excluded)
-    pages = ([ExistingObject(ref, _changed_at(ref)) for ref in chunk] for chunk in scanner.chunks())
+    pages = ([ExistingObject(ref, modified_at(ref)) for ref in chunk] for chunk in scanner.chunks())
     return Listing(pages, lambda: scanner.report().problems)
 
 
@@ -198,7 +197,3 @@ def _listed(bucket: str, entry: Mapping[str, object], judge: PageFilter) -> Exis
     reason = judge.left_out(ref.key, ref.size_bytes)
     left_out = _REASONS[reason] if reason is not None else LeftOut.ARCHIVED if is_archived(entry) else None
     return ExistingObject(ref, modified_at, left_out)
-
-
-def _changed_at(ref: ObjectRef) -> float:
-    return int((ref.etag or "0-").rpartition("-")[0], 16) / 1e9  # a file's etag begins with its change time

@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own documentation names it so
 from pyspark.sql.types import BinaryType, BooleanType, DoubleType, LongType, StringType, StructField, StructType
 
-from penstock.objects.local_store import LocalStore
+from penstock.objects.local_store import LocalStore, modified_at
 from penstock.objects.reference import ObjectRef
 from penstock.objects.s3_listing import Entry, S3Pages, Span, is_archived, reference, s3_spans
 from penstock.objects.scanner import Scanner
@@ -26,19 +26,6 @@ from penstock.storage.aws import Aws
 BATCH_ROWS = 10_000
 _ID_HEX_CHARS = 32
 _SEPARATOR = b"\0"
-
-
-class Existing(NamedTuple):
-    """One existing object, or a sentence about a path that could not be read."""
-
-    key: bytes | None = None
-    size_bytes: int | None = None
-    version_id: str | None = None  # never empty, never "null"
-    etag: str | None = None  # without quotes, never empty
-    modified_at: float | None = None  # epoch seconds
-    is_archived: bool = False  # it must be restored before it can be read
-    problem: str | None = None
-
 
 EXISTING = StructType(
     [
@@ -52,6 +39,21 @@ EXISTING = StructType(
     ]
 )
 _ARROW = arrow_schema(EXISTING)
+
+SPANS_MIN = 32
+SPANS_A_CORE = 4  # more spans than cores, since their lengths differ
+
+
+class Existing(NamedTuple):
+    """One existing object, or a sentence about a path that could not be read."""
+
+    key: bytes | None = None
+    size_bytes: int | None = None
+    version_id: str | None = None  # never empty, never "null"
+    etag: str | None = None  # without quotes, never empty
+    modified_at: float | None = None  # epoch seconds
+    is_archived: bool = False  # it must be restored before it can be read
+    problem: str | None = None
 
 
 def batches(rows: Iterable[Existing]) -> Iterator[pa.RecordBatch]:
@@ -81,6 +83,17 @@ def folder_frame(spark: SparkSession, folder: str, *, excluded: Sequence[str]) -
     return spark.range(0, 1, 1, 1).mapInArrow(task.rows, EXISTING)
 
 
+def listing_frame(spark: SparkSession, address: S3Address, aws: Aws, *, all_versions: bool) -> DataFrame:
+    """Return the objects below an S3 prefix as rows of `EXISTING`: the current ones, or all versions.
+
+    Raises `UsageError`, `ConfigurationError` and `TemporaryError` if the prefix cannot be listed.
+    """
+    next(iter(S3Pages(address, aws, page_keys=1)), None)  # check access before tasks start, for a clear error
+    spans = s3_spans(address, aws, parts=max(SPANS_MIN, SPANS_A_CORE * cores(spark)))
+    task = _ListingTask(address=address, aws=aws, spans=spans, all_versions=all_versions)
+    return spark.range(0, len(spans), 1, len(spans)).mapInArrow(task.rows, EXISTING)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FolderTask:
     """A task that is sent to the executor."""
@@ -105,23 +118,7 @@ class _FolderTask:
 
 
 def _existing_file(ref: ObjectRef) -> Existing:
-    changed_ns = int((ref.etag or "0-").rpartition("-")[0], 16)  # a file's etag begins with its change time
-    return Existing(key=ref.key_bytes, size_bytes=ref.size_bytes, etag=ref.etag, modified_at=changed_ns / 1e9)
-
-
-SPANS_MIN = 32
-SPANS_A_CORE = 4  # more spans than cores, since their lengths differ
-
-
-def listing_frame(spark: SparkSession, address: S3Address, aws: Aws, *, all_versions: bool) -> DataFrame:
-    """Return the objects below an S3 prefix as rows of `EXISTING`: the current ones, or all versions.
-
-    Raises `UsageError`, `ConfigurationError` and `TemporaryError` if the prefix cannot be listed.
-    """
-    next(iter(S3Pages(address, aws, page_keys=1)), None)  # check access before tasks start, for a clear error
-    spans = s3_spans(address, aws, parts=max(SPANS_MIN, SPANS_A_CORE * cores(spark)))
-    task = _ListingTask(address=address, aws=aws, spans=spans, all_versions=all_versions)
-    return spark.range(0, len(spans), 1, len(spans)).mapInArrow(task.rows, EXISTING)
+    return Existing(key=ref.key_bytes, size_bytes=ref.size_bytes, etag=ref.etag, modified_at=modified_at(ref))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

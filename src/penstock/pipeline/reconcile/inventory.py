@@ -52,7 +52,7 @@ def _normalised(found: DataFrame, below: S3Address, *, encoded: bool, all_versio
         kept = kept.where(unread | (F.col("_key") == below.prefix) | F.col("_key").startswith(below.folder))
     size, modified = _typed(names.SIZE), _typed(names.MODIFIED)
     incomplete = F.col("_key").isNull() | size.isNull() | modified.isNull()
-    told = F.coalesce(F.col(names.KEY), F.lit("an object"))
+    key_or_object = F.coalesce(F.col(names.KEY), F.lit("an object"))
     return kept.select(
         F.when(~incomplete, F.col("_key").cast("binary")).alias("key"),
         size.alias("size_bytes"),
@@ -60,7 +60,7 @@ def _normalised(found: DataFrame, below: S3Address, *, encoded: bool, all_versio
         _filled(F.btrim(F.col(names.ETAG), F.lit('"'))).alias("etag"),
         (F.unix_micros(modified) / 1e6).alias("modified_at"),
         F.coalesce(F.col(names.STORAGE_CLASS).isin(*ARCHIVED), F.lit(False)).alias("is_archived"),
-        F.when(incomplete, F.concat(F.lit("the inventory does not tell key, size and time of "), told)).alias(
+        F.when(incomplete, F.concat(F.lit("the inventory lacks key, size or time of "), key_or_object)).alias(
             "problem"
         ),
     ).to(EXISTING)

@@ -35,6 +35,10 @@ _ARN = "arn:aws"
 _PARQUET_COLUMN = re.compile(r"(?:required|optional)\s+\w+\s+(\w+)")
 _ORC_COLUMN = re.compile(r"[<,]\s*(\w+)\s*:")
 
+_DATED = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}Z/")  # the folder of one inventory
+
+_TRUE = (True, "true", "TRUE", "True")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InventoryFile:
@@ -56,7 +60,7 @@ class Manifest:
     files: Sequence[InventoryFile]
 
     @property
-    def tells_versions(self) -> bool:
+    def has_versions(self) -> bool:
         """True if the inventory lists every version with its id; otherwise only current objects, without ids."""
         return VERSION in self.columns
 
@@ -67,7 +71,7 @@ def parse_manifest(data: bytes, *, where: str, checksum: bytes | None = None) ->
     Raises `UsageError` if it is not a manifest, is damaged, or lacks a column that identifies objects.
     """
     if checksum is not None and hashlib.md5(data).hexdigest() != checksum.decode("ascii", "replace").strip().lower():
-        raise UsageError(f"The manifest {where} does not match its {CHECKSUM_NAME}: fetch both of them anew.")
+        raise UsageError(f"The manifest {where} does not match its {CHECKSUM_NAME}: fetch both of them again.")
     try:
         document = json.loads(data)
         found = _read(document)
@@ -82,6 +86,44 @@ def parse_manifest(data: bytes, *, where: str, checksum: bytes | None = None) ->
             "field to the inventory's configuration."
         )
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """A readable inventory. ``paths`` are relative to ``root``."""
+
+    uri: str  # of the manifest
+    manifest: Manifest
+    root: Files
+    paths: Sequence[str]
+
+
+def find_inventory(uri: str, aws: Aws) -> Inventory:
+    """Return the inventory with this manifest. For a folder of inventories, return the latest complete one.
+
+    Raises `UsageError` if there is none.
+    """
+    folder = files_at(uri.removesuffix(NAME).rstrip("/") or "/", aws)
+    if not uri.endswith(f"/{NAME}"):
+        folder = folder.below(_latest(folder))
+    where = f"{folder.uri}/{NAME}"
+    data = _read_file(folder, NAME)
+    if data is None:
+        raise UsageError(f"There is no {where}; name the manifest of an S3 Inventory, or the folder of its lists.")
+    manifest = parse_manifest(data, where=where, checksum=_read_file(folder, CHECKSUM_NAME))
+    if folder.is_local:
+        root, paths = _beside(Path(str(folder)), manifest, where)
+    else:
+        root, paths = files_at(f"s3://{manifest.destination_bucket}", aws), [file.key for file in manifest.files]
+    return Inventory(uri=where, manifest=manifest, root=root, paths=paths)
+
+
+def inventory_refs(inventory: Inventory) -> Iterator[ObjectRef | str]:
+    """Yield every version that is not a delete marker; for an unusable entry, a string that describes it."""
+    for path in inventory.paths:
+        for row in _rows(inventory, path):
+            if row.get(MARKER) not in _TRUE:
+                yield _reference(inventory, row)
 
 
 def _read(document: Mapping[str, Any]) -> Manifest:
@@ -117,39 +159,6 @@ def _plain(name: str) -> str:
 
 def _bucket(named: str) -> str:
     return named.rpartition(":")[2] if named.startswith(_ARN) else named
-
-
-_DATED = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}Z/")  # the folder of one inventory
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inventory:
-    """A readable inventory. ``paths`` are relative to ``root``."""
-
-    uri: str  # of the manifest
-    manifest: Manifest
-    root: Files
-    paths: Sequence[str]
-
-
-def find_inventory(uri: str, aws: Aws) -> Inventory:
-    """Return the inventory with this manifest. For a folder of inventories, return the latest complete one.
-
-    Raises `UsageError` if there is none.
-    """
-    folder = files_at(uri.removesuffix(NAME).rstrip("/") or "/", aws)
-    if not uri.endswith(f"/{NAME}"):
-        folder = folder.below(_latest(folder))
-    where = f"{folder.uri}/{NAME}"
-    data = _read_file(folder, NAME)
-    if data is None:
-        raise UsageError(f"There is no {where}; name the manifest of an S3 Inventory, or the folder of its lists.")
-    manifest = parse_manifest(data, where=where, checksum=_read_file(folder, CHECKSUM_NAME))
-    if folder.is_local:
-        root, paths = _beside(Path(str(folder)), manifest, where)
-    else:
-        root, paths = files_at(f"s3://{manifest.destination_bucket}", aws), [file.key for file in manifest.files]
-    return Inventory(uri=where, manifest=manifest, root=root, paths=paths)
 
 
 def _latest(folder: Files) -> str:
@@ -190,19 +199,6 @@ def _read_file(folder: Files, name: str) -> bytes | None:
         return folder.read(name)
     except FileNotFoundError:
         return None
-
-
-__all__ = ["find_inventory", "inventory_refs"]
-
-_TRUE = (True, "true", "TRUE", "True")
-
-
-def inventory_refs(inventory: Inventory) -> Iterator[ObjectRef | str]:
-    """Yield every version that is not a delete marker; for an unusable entry, a string that describes it."""
-    for path in inventory.paths:
-        for row in _rows(inventory, path):
-            if row.get(MARKER) not in _TRUE:
-                yield _reference(inventory, row)
 
 
 def _reference(inventory: Inventory, row: Mapping[str, Any]) -> ObjectRef | str:

@@ -20,6 +20,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from penstock.events import BatchProgressed, Bus, Event, ReconcileProgressed
 from penstock.ledger import Ledger
 from penstock.ledger.known_ids import ID_BYTES, IDS_END, known_ids_at
+from penstock.objects.notification import URL
 from penstock.objects.reference import S3_KEY_BYTES_MAX, ObjectRef, decode_key, encode_key, uri_of
 from penstock.objects.scanner import CHUNK_OBJECTS, PROBLEMS_MAX, TABLE_FOLDERS
 from penstock.pipeline.reconcile.alone import PREFIXES_MAX, LeftOut, MissingPrefix, ReconcileScope
@@ -35,13 +36,21 @@ TASKS_MAX = 64  # each is a connection to the database
 _ARROW = pa.schema([pa.field(KNOWN_ID, pa.binary(), nullable=False)])
 _LOCAL = "local"
 
+_TABLE = rf"^((?:[^/]*/)*?)(?:{'|'.join(TABLE_FOLDERS)})/"
+_HIDDEN = r"(?:^|/)\.(?!\.?(?:/|\z))"  # begins with a dot, except "." and "..", which are ordinary names in S3
+_FIRST_FOLDER = r"^[^/]*/"
+_PROBLEM = "problem"
+
+POOL = "penstock-reconcile"  # a scheduler pool, so that pipelines' batches do not wait behind these jobs
+_POOL_PROPERTY = "spark.scheduler.pool"
+
 
 def known_frame(spark: SparkSession, ledger: Ledger, pipeline: str, *, seen_at: float) -> DataFrame:
     """Return a DataFrame of the ids that need no message, to compare with objects that existed at ``seen_at``.
 
     One column, `KNOWN_ID`; see `Ledger.known_ids`. The driver reads the ledger if the executors cannot reach it.
     """
-    if ledger.is_of_this_process or (ledger.is_of_this_host and not _runs_here(spark)):
+    if ledger.is_in_this_process or (ledger.is_local and not _runs_here(spark)):
         table = pa.Table.from_batches(_batches(ledger.known_ids(pipeline, seen_at=seen_at)), schema=_ARROW)
         return spark.createDataFrame(table, KNOWN)
     tasks = min(TASKS_A_CORE * cores(spark), TASKS_MAX)
@@ -52,42 +61,6 @@ def known_frame(spark: SparkSession, ledger: Ledger, pipeline: str, *, seen_at: 
         bounds=[IDS_END * n // tasks for n in range(tasks + 1)],
     )
     return spark.range(0, tasks, 1, tasks).mapInArrow(task.rows, KNOWN)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _KnownIdsTask:
-    """A task that is sent to the executors. Never log it: its URL contains a password."""
-
-    url: str = field(repr=False)
-    pipeline: str
-    seen_at: float
-    bounds: Sequence[int]
-
-    def rows(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                low, high = self.bounds[number], self.bounds[number + 1]
-                yield from _batches(known_ids_at(self.url, self.pipeline, low, high, seen_at=self.seen_at))
-
-
-def _batches(blobs: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
-    """Yield Arrow batches over blobs of concatenated fixed-length ids. The ids are not copied."""
-    for blob in blobs:
-        count = len(blob) // ID_BYTES
-        offsets = np.arange(0, len(blob) + 1, ID_BYTES, dtype=np.int32)
-        ids = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(blob)])
-        yield pa.RecordBatch.from_arrays([ids], schema=_ARROW)
-
-
-def _runs_here(spark: SparkSession) -> bool:
-    return (spark.sparkContext.master or "").startswith(_LOCAL)
-
-
-_TABLE = rf"^((?:[^/]*/)*?)(?:{'|'.join(TABLE_FOLDERS)})/"
-_HIDDEN = r"(?:^|/)\.(?!\.?(?:/|\z))"  # begins with a dot, except "." and "..", which are ordinary names in S3
-_URL = r"^[A-Za-z][A-Za-z0-9+.-]*://"  # notifications may not name such a key
-_FIRST_FOLDER = r"^[^/]*/"
-_PROBLEM = "problem"
 
 
 class MissingObjects:
@@ -167,50 +140,6 @@ def find_missing(existing: DataFrame, known: DataFrame, scope: ReconcileScope) -
         raise
 
 
-def _tables(kept: DataFrame, scope: ReconcileScope) -> Sequence[str]:
-    """Return the key prefixes of tables below the source. No ledger knows a table's files, so these rows have them."""
-    if scope.is_local:
-        return ()
-    relative = _relative(scope)
-    inside = [F.contains(relative, F.lit(f"{folder}/")) for folder in TABLE_FOLDERS]
-    rows = kept.where(inside[0] | inside[1]).where(relative.rlike(_TABLE))
-    roots = rows.select(F.regexp_extract(relative, _TABLE, 1).alias("root")).distinct().collect()
-    return [f"{scope.below}{row['root']}" for row in roots]
-
-
-def _left_out(scope: ReconcileScope, tables: Sequence[str]) -> Column:
-    key = F.col("key").cast("string")
-    young = F.when(F.col("modified_at") >= scope.before, F.lit(LeftOut.YOUNG.value))
-    found = F.when(F.col("problem").isNotNull(), F.lit(_PROBLEM))
-    if scope.is_local:
-        return F.coalesce(found, young)
-    if scope.excluded or tables:
-        places = [*(f"{place.rstrip('/')}/" for place in scope.excluded), *tables]
-        below = F.array(*map(F.lit, places))
-        named = key.isin(list(scope.excluded)) if scope.excluded else F.lit(False)
-        excluded = named | F.exists(below, lambda place: F.startswith(key, place))
-        found = found.when(excluded, F.lit(LeftOut.EXCLUDED.value))
-    marker = key.endswith("/") & (F.col("size_bytes") == 0)
-    unnameable = (F.octet_length("key") > S3_KEY_BYTES_MAX) | key.rlike(_URL) | F.contains(key, F.lit("\0"))
-    found = (
-        found.when(marker, F.lit(LeftOut.FOLDER_MARKER.value))
-        .when(_relative(scope).rlike(_HIDDEN), F.lit(LeftOut.HIDDEN.value))
-        .when(unnameable, F.lit(LeftOut.UNNAMEABLE.value))
-        .when(F.col("is_archived"), F.lit(LeftOut.ARCHIVED.value))
-    )
-    return F.coalesce(found, young)
-
-
-def _relative(scope: ReconcileScope) -> Column:
-    """Return the key relative to the source's prefix, or the whole key if it lacks the prefix."""
-    key, below = F.col("key"), encode_key(scope.below)
-    return F.when(F.startswith(key, F.lit(below)), F.substr(key, F.lit(len(below) + 1))).otherwise(key).cast("string")
-
-
-POOL = "penstock-reconcile"  # a scheduler pool, so that pipelines' batches do not wait behind these jobs
-_POOL_PROPERTY = "spark.scheduler.pool"
-
-
 @contextmanager
 def jobs(spark: SparkSession, tag: str, pipeline: str, bus: Bus) -> Iterator[None]:
     """Run this thread's Spark jobs under ``tag``, in a pool of their own. Raise Penstock's errors for Spark's."""
@@ -220,7 +149,7 @@ def jobs(spark: SparkSession, tag: str, pipeline: str, bus: Bus) -> Iterator[Non
     pool = context.getLocalProperty(_POOL_PROPERTY) or "default"
     context.setLocalProperty(_POOL_PROPERTY, POOL)
     try:
-        with watched(spark, pipeline, tag, Bus(_telling(bus))):
+        with watched(spark, pipeline, tag, Bus(_progress_emitter(bus))):
             yield
     except SPARK_ERRORS as error:
         raise explain(error) from error
@@ -248,11 +177,82 @@ def cancelled_when(asked: threading.Event, spark: SparkSession, tag: str) -> Ite
         asked.set()
 
 
-def _telling(bus: Bus) -> Callable[[Event], None]:
-    def tell(event: Event) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KnownIdsTask:
+    """A task that is sent to the executors. Never log it: its URL contains a password."""
+
+    url: str = field(repr=False)
+    pipeline: str
+    seen_at: float
+    bounds: Sequence[int]
+
+    def rows(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                low, high = self.bounds[number], self.bounds[number + 1]
+                yield from _batches(known_ids_at(self.url, self.pipeline, low, high, seen_at=self.seen_at))
+
+
+def _batches(blobs: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
+    """Yield Arrow batches over blobs of concatenated fixed-length ids. The ids are not copied."""
+    for blob in blobs:
+        count = len(blob) // ID_BYTES
+        offsets = np.arange(0, len(blob) + 1, ID_BYTES, dtype=np.int32)
+        ids = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(blob)])
+        yield pa.RecordBatch.from_arrays([ids], schema=_ARROW)
+
+
+def _runs_here(spark: SparkSession) -> bool:
+    return (spark.sparkContext.master or "").startswith(_LOCAL)
+
+
+def _tables(kept: DataFrame, scope: ReconcileScope) -> Sequence[str]:
+    """Return the key prefixes of tables below the source. No ledger knows a table's files, so these rows have them."""
+    if scope.is_local:
+        return ()
+    relative = _relative(scope)
+    inside = [F.contains(relative, F.lit(f"{folder}/")) for folder in TABLE_FOLDERS]
+    rows = kept.where(inside[0] | inside[1]).where(relative.rlike(_TABLE))
+    roots = rows.select(F.regexp_extract(relative, _TABLE, 1).alias("root")).distinct().collect()
+    return [f"{scope.below}{row['root']}" for row in roots]
+
+
+def _left_out(scope: ReconcileScope, tables: Sequence[str]) -> Column:
+    key = F.col("key").cast("string")
+    young = F.when(F.col("modified_at") >= scope.before, F.lit(LeftOut.YOUNG.value))
+    found = F.when(F.col("problem").isNotNull(), F.lit(_PROBLEM))
+    if scope.is_local:
+        return F.coalesce(found, young)
+    if scope.excluded or tables:
+        places = [*(f"{place.rstrip('/')}/" for place in scope.excluded), *tables]
+        below = F.array(*map(F.lit, places))
+        named = key.isin(list(scope.excluded)) if scope.excluded else F.lit(False)
+        excluded = named | F.exists(below, lambda place: F.startswith(key, place))
+        found = found.when(excluded, F.lit(LeftOut.EXCLUDED.value))
+    marker = key.endswith("/") & (F.col("size_bytes") == 0)
+    unnameable = (
+        (F.octet_length("key") > S3_KEY_BYTES_MAX) | key.rlike(f"^{URL.pattern}") | F.contains(key, F.lit("\0"))
+    )
+    found = (
+        found.when(marker, F.lit(LeftOut.FOLDER_MARKER.value))
+        .when(_relative(scope).rlike(_HIDDEN), F.lit(LeftOut.HIDDEN.value))
+        .when(unnameable, F.lit(LeftOut.UNNAMEABLE.value))
+        .when(F.col("is_archived"), F.lit(LeftOut.ARCHIVED.value))
+    )
+    return F.coalesce(found, young)
+
+
+def _relative(scope: ReconcileScope) -> Column:
+    """Return the key relative to the source's prefix, or the whole key if it lacks the prefix."""
+    key, below = F.col("key"), encode_key(scope.below)
+    return F.when(F.startswith(key, F.lit(below)), F.substr(key, F.lit(len(below) + 1))).otherwise(key).cast("string")
+
+
+def _progress_emitter(bus: Bus) -> Callable[[Event], None]:
+    def emit_progress(event: Event) -> None:
         if isinstance(event, BatchProgressed):
             bus.emit(
-                ReconcileProgressed(pipeline=event.pipeline, what="tasks", done=event.tasks_done, total=event.tasks)
+                ReconcileProgressed(pipeline=event.pipeline, unit="tasks", done=event.tasks_done, total=event.tasks)
             )
 
-    return tell
+    return emit_progress

@@ -46,6 +46,28 @@ _PLAIN: dict[type[spark_types.DataType], pa.DataType] = {
     spark_types.TimestampNTZType: pa.timestamp("us"),
 }
 
+FAULTS = (TemporaryError, TableError, ConfigurationError)  # faults of a machine or its settings, not of the data
+
+ROW_GROUP_BYTES = 128 << 20  # in memory: a task buffers this much before it writes
+FILE_BYTES = 256 << 20  # at this size a file is closed and the next one begins
+
+_ANSWER = pa.schema(
+    [
+        ("path", pa.string()),
+        ("rows", pa.int64()),
+        ("size_bytes", pa.int64()),
+        ("fault", pa.string()),
+        ("reason", pa.string()),
+    ]
+)
+_ANSWER_DDL = "path string, rows bigint, size_bytes bigint, fault string, reason string"
+_FAULTS = {fault.__name__: fault for fault in (TemporaryError, TableError)}  # faults of the store: no row caused them
+
+# The characters that Spark's ExternalCatalogUtils escapes, plus NUL, which no Spark writer accepts in a name.
+_ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
+# With this entry Spark reads old dates in the proleptic Gregorian calendar, as other readers do.
+_METADATA = {"org.apache.spark.version": spark_version}
+
 
 def arrow_schema(struct: spark_types.StructType) -> pa.Schema:
     """Return the Arrow schema of a DataFrame, all fields nullable.
@@ -53,29 +75,6 @@ def arrow_schema(struct: spark_types.StructType) -> pa.Schema:
     Raises `TransformError` naming the first column whose type a table cannot hold.
     """
     return pa.schema([pa.field(field.name, _arrow_type(field.dataType, field.name)) for field in struct.fields])
-
-
-def _arrow_type(kind: spark_types.DataType, column: str) -> pa.DataType:
-    if isinstance(kind, spark_types.DecimalType):
-        return pa.decimal128(kind.precision, kind.scale)
-    if isinstance(kind, spark_types.ArrayType):
-        return pa.list_(_arrow_type(kind.elementType, f"{column}.element"))
-    if isinstance(kind, spark_types.MapType):
-        return pa.map_(_arrow_type(kind.keyType, f"{column}.key"), _arrow_type(kind.valueType, f"{column}.value"))
-    if isinstance(kind, spark_types.StructType):
-        return pa.struct(
-            [pa.field(field.name, _arrow_type(field.dataType, f"{column}.{field.name}")) for field in kind.fields]
-        )
-    found = _PLAIN.get(type(kind))
-    if found is None:
-        raise TransformError(
-            f"The transform returned the column {column} of type {kind.simpleString()}, which the table cannot hold; "
-            "cast it to another type or drop it."
-        )
-    return found
-
-
-FAULTS = (TemporaryError, TableError, ConfigurationError)  # faults of a machine or its settings, not of the data
 
 
 @contextmanager
@@ -97,27 +96,6 @@ def column(name: str) -> Column:
 def gathered(frame: DataFrame, partition_by: Sequence[str]) -> DataFrame:
     """Gather the rows of each partition in few tasks; otherwise every task writes a tiny file into every partition."""
     return frame.hint("rebalance", *map(column, partition_by)) if partition_by else frame
-
-
-ROW_GROUP_BYTES = 128 << 20  # in memory: a task buffers this much before it writes
-FILE_BYTES = 256 << 20  # at this size a file is closed and the next one begins
-
-_ANSWER = pa.schema(
-    [
-        ("path", pa.string()),
-        ("rows", pa.int64()),
-        ("size_bytes", pa.int64()),
-        ("fault", pa.string()),
-        ("reason", pa.string()),
-    ]
-)
-_ANSWER_DDL = "path string, rows bigint, size_bytes bigint, fault string, reason string"
-_FAULTS = {fault.__name__: fault for fault in (TemporaryError, TableError)}  # faults of the store: no row caused them
-
-# The characters that Spark's ExternalCatalogUtils escapes, plus NUL, which no Spark writer accepts in a name.
-_ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
-# With this entry Spark reads old dates in the proleptic Gregorian calendar, as other readers do.
-_METADATA = {"org.apache.spark.version": spark_version}
 
 
 def write_parquet(
@@ -151,6 +129,31 @@ def write_parquet(
         if answer.fault is not None:
             raise _FAULTS[answer.fault](answer.reason)
     return [WrittenFile(path=answer.path, rows=answer["rows"], size_bytes=answer.size_bytes) for answer in answers]
+
+
+def partition_folder(name: str, value: str) -> str:
+    """Return the folder name of a partition as Hive and Spark write it; "" stands for null."""
+    return f"{_escaped(name)}={_escaped(value) or NULL_PARTITION}"
+
+
+def _arrow_type(kind: spark_types.DataType, column: str) -> pa.DataType:
+    if isinstance(kind, spark_types.DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    if isinstance(kind, spark_types.ArrayType):
+        return pa.list_(_arrow_type(kind.elementType, f"{column}.element"))
+    if isinstance(kind, spark_types.MapType):
+        return pa.map_(_arrow_type(kind.keyType, f"{column}.key"), _arrow_type(kind.valueType, f"{column}.value"))
+    if isinstance(kind, spark_types.StructType):
+        return pa.struct(
+            [pa.field(field.name, _arrow_type(field.dataType, f"{column}.{field.name}")) for field in kind.fields]
+        )
+    found = _PLAIN.get(type(kind))
+    if found is None:
+        raise TransformError(
+            f"The transform returned the column {column} of type {kind.simpleString()}, which the table cannot hold; "
+            "cast it to another type or drop it."
+        )
+    return found
 
 
 def _arranged(frame: DataFrame, stored: Sequence[str], partition_by: Sequence[str]) -> DataFrame:
@@ -255,11 +258,6 @@ class _WriteTask:
                 gathered, gathered_bytes = [], 0
         if gathered:
             yield pa.Table.from_batches(gathered, self.schema)
-
-
-def partition_folder(name: str, value: str) -> str:
-    """Return the folder name of a partition as Hive and Spark write it; "" stands for null."""
-    return f"{_escaped(name)}={_escaped(value) or NULL_PARTITION}"
 
 
 def _escaped(text: str) -> str:

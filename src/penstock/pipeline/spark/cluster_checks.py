@@ -57,6 +57,9 @@ _ANSWER = pa.schema(
 )
 _ANSWER_DDL = "executor string, host string, place int, answer string, unseen string, reason string"
 
+NAME = "penstock_check"
+TASKS = "tasks"  # option: number of tasks
+
 
 def prove_shared(spark: SparkSession, declaration: Declaration) -> None:
     """Prove that all executors share the folders of a pipeline. Blocks for a small job unless nothing needs a proof.
@@ -74,6 +77,57 @@ def prove_readable(spark: SparkSession, source: str) -> None:
     """Prove that all executors see a source, as `prove_shared` does."""
     if not (is_s3(source) or runs_here(spark)):
         _prove(spark, (), source)
+
+
+def check_python(spark: SparkSession) -> None:
+    """Raise `ConfigurationError` if Spark's Python workers cannot run Penstock.
+
+    Plans and runs a small job through every path on which a pipeline uses Python. Returns at once if all workers run
+    this process's Python on this host.
+    """
+    if runs_here(spark) and all(map(_is_ours, _pythons(spark))):
+        return
+    spark.dataSource.register(CheckSource)
+    tasks = 1 if runs_here(spark) else cores(spark) + 1
+    try:
+        spark.read.format(NAME).option(TASKS, tasks).load().mapInArrow(_same, "task int").collect()
+    except SPARK_ERRORS as error:
+        fault = python_fault(error)
+        if fault is None:
+            raise explain(error) from error
+        where = "" if runs_here(spark) else ", on all hosts of the cluster,"
+        raise ConfigurationError(
+            f"Spark's Python workers ({' and '.join(_pythons(spark))}) cannot run Penstock: {fault}. Set PYSPARK_PYTHON"
+            f"{where} to a Python that has it, before the Spark session is started; this process runs {sys.executable}."
+        ) from error
+
+
+class CheckSource(DataSource):
+    """Data source with one row per task. Reading it makes a worker import all that the pipeline's own source needs."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        return "task int"
+
+    def reader(self, schema: StructType) -> "CheckReader":  # noqa: ARG002 # Spark passes it by name
+        return CheckReader(int(self.options[TASKS]))
+
+
+class CheckReader(DataSourceReader):
+    """Reader of `CheckSource`. Pickled to every task."""
+
+    def __init__(self, tasks: int) -> None:
+        self._tasks = tasks
+        self._source = datasource.NAME
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [InputPartition(number) for number in range(self._tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+        yield (partition.value,)
 
 
 def _prove(spark: SparkSession, written: Sequence[Files], source: str | None) -> None:
@@ -171,7 +225,7 @@ class _Proof:
         master = self._spark.sparkContext.master
         return ConfigurationError(
             f"The hosts of the Spark cluster {master} do not share the folder {place}: {why}. Mount it on all hosts "
-            "under the same path, use a place in S3, or set spark_master to local[*] to run on this host alone."
+            "under the same path, use a place in S3, or set spark.master to local[*] to run on this host alone."
         )
 
 
@@ -240,61 +294,6 @@ def _executors(spark: SparkSession) -> int:
     """Return the number of executors registered so far."""
     context: Any = spark.sparkContext._jsc  # PySpark has no API for this
     return max(1, int(context.sc().getExecutorMemoryStatus().size()) - 1)  # without the driver
-
-
-NAME = "penstock_check"
-TASKS = "tasks"  # option: number of tasks
-
-
-def check_python(spark: SparkSession) -> None:
-    """Raise `ConfigurationError` if Spark's Python workers cannot run Penstock.
-
-    Plans and runs a small job through every path on which a pipeline uses Python. Returns at once if all workers run
-    this process's Python on this host.
-    """
-    if runs_here(spark) and all(map(_is_ours, _pythons(spark))):
-        return
-    spark.dataSource.register(CheckSource)
-    tasks = 1 if runs_here(spark) else cores(spark) + 1
-    try:
-        spark.read.format(NAME).option(TASKS, tasks).load().mapInArrow(_same, "task int").collect()
-    except SPARK_ERRORS as error:
-        fault = python_fault(error)
-        if fault is None:
-            raise explain(error) from error
-        where = "" if runs_here(spark) else ", on all hosts of the cluster,"
-        raise ConfigurationError(
-            f"Spark's Python workers ({' and '.join(_pythons(spark))}) cannot run Penstock: {fault}. Set PYSPARK_PYTHON"
-            f"{where} to a Python that has it, before the Spark session is started; this process runs {sys.executable}."
-        ) from error
-
-
-class CheckSource(DataSource):
-    """Data source with one row per task. Reading it makes a worker import all that the pipeline's own source needs."""
-
-    @classmethod
-    def name(cls) -> str:
-        return NAME
-
-    def schema(self) -> str:
-        return "task int"
-
-    def reader(self, schema: StructType) -> "CheckReader":  # noqa: ARG002 # Spark passes it by name
-        return CheckReader(int(self.options[TASKS]))
-
-
-class CheckReader(DataSourceReader):
-    """Reader of `CheckSource`. Pickled to every task."""
-
-    def __init__(self, tasks: int) -> None:
-        self._tasks = tasks
-        self._source = datasource.NAME
-
-    def partitions(self) -> Sequence[InputPartition]:
-        return [InputPartition(number) for number in range(self._tasks)]
-
-    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
-        yield (partition.value,)
 
 
 def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
 
-from penstock.pipeline.spark.source.plan import ReadOptions
+from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.storage.aws import Aws
 from penstock.storage.files import Files
 

@@ -4,7 +4,7 @@ An attempt may need several runs. An object that broke midway, whose repeated re
 lines is left out, and the others are read again into a new folder. A CSV object that was cut inside a record is read
 again with other cuts.
 
-`LateEngine` wraps an engine that starts while the worker already serves other queues.
+`DeferredEngine` wraps an engine that starts while the worker already serves other queues.
 """
 
 import os
@@ -29,7 +29,7 @@ from penstock.pipeline.failures import Denials
 from penstock.pipeline.spark.declaration import Declaration
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
 from penstock.pipeline.spark.progress import run_url, watched
-from penstock.pipeline.spark.run import RunTools, SparkRun
+from penstock.pipeline.spark.run import RunContext, SparkRun
 from penstock.pipeline.spark.session import check_jvm
 from penstock.pipeline.spark.source.datasource import register
 from penstock.pipeline.spark.source.report import SHARED, FailureKind, ObjectFailure
@@ -59,7 +59,7 @@ class SparkEngine:
         register(spark)
         self._spark = spark
         self._declaration = declaration
-        self._tools = RunTools(
+        self._context = RunContext(
             spark=spark,
             declaration=declaration,
             agree=agree,
@@ -78,7 +78,7 @@ class SparkEngine:
     def run(self, request: RunRequest) -> RunResult:
         pipeline, attempt_id = self._declaration.pipeline, request.attempt_id
         with (
-            self._ended_told(attempt_id),
+            self._tracked(attempt_id),
             self._store_watch.asked(),
             self._explained(attempt_id),
             self._tagged(attempt_id),
@@ -131,7 +131,7 @@ class SparkEngine:
             objects = [ref for ref in request.objects if ref.object_id not in left_out]
             if not objects:
                 return _nothing(left_out)
-            run = SparkRun(self._tools, request.attempt_id, number, objects, cuts)
+            run = SparkRun(self._context, request.attempt_id, number, objects, cuts)
             try:
                 summary = run.read_and_write()
             except SPARK_ERRORS as error:
@@ -144,7 +144,7 @@ class SparkEngine:
             if summary.readings:
                 self._denials.clear()
             if self._root is not None and summary.readings:
-                self._root.found()
+                self._root.record_found()
             if not summary.exclude and not summary.recut:
                 return run.result(summary, left_out | self._judged(run.by_object(summary.failures), objects))
             left_out |= self._judged(run.by_object(summary.exclude), objects)
@@ -160,15 +160,15 @@ class SparkEngine:
         if self._root is None:
             return found
         for ref in objects:
-            if ref.object_id in found and found[ref.object_id].failure is AttemptFailure.GONE:
+            if ref.object_id in found and found[ref.object_id].failure is AttemptFailure.DELETED:
                 try:
                     self._root.check_missing(ref.key_bytes)
                 except TemporaryError as away:
-                    found[ref.object_id] = ReadFailure(failure=AttemptFailure.RETRY, reason=str(away), refund=True)
+                    found[ref.object_id] = ReadFailure(failure=AttemptFailure.RETRY, reason=str(away), uncounted=True)
         return found
 
     @contextmanager
-    def _ended_told(self, attempt_id: str) -> Iterator[None]:
+    def _tracked(self, attempt_id: str) -> Iterator[None]:
         """Set an event at the end of the block, for which `cancel` waits."""
         ended = threading.Event()
         with self._lock:
@@ -208,7 +208,7 @@ def judged(failures: Mapping[bytes, ObjectFailure], denials: Denials) -> dict[by
         denials.add(object_id)
     forgiven = {object_id for object_id in denied if denials.add(object_id)}
     return {
-        object_id: replace(found := read_failure(failure), refund=found.refund or object_id in forgiven)
+        object_id: replace(found := read_failure(failure), uncounted=found.uncounted or object_id in forgiven)
         for object_id, failure in failures.items()
     }
 
@@ -217,13 +217,13 @@ def read_failure(failure: ObjectFailure) -> ReadFailure:
     """Map the failure of one reading to the consequence for the object's next attempt."""
     match failure.kind:
         case FailureKind.GONE:
-            return ReadFailure(failure=AttemptFailure.GONE, reason=failure.reason)
+            return ReadFailure(failure=AttemptFailure.DELETED, reason=failure.reason)
         case FailureKind.SUPERSEDED:
             return ReadFailure(failure=AttemptFailure.SUPERSEDED, reason=failure.reason)
         case FailureKind.TOO_LARGE:
             return ReadFailure(failure=AttemptFailure.DEAD, reason=failure.reason)
         case FailureKind.HOST:
-            return ReadFailure(failure=AttemptFailure.RETRY, reason=failure.reason, refund=True)
+            return ReadFailure(failure=AttemptFailure.RETRY, reason=failure.reason, uncounted=True)
         case (
             FailureKind.UNREADABLE
             | FailureKind.REFUSED
@@ -235,22 +235,7 @@ def read_failure(failure: ObjectFailure) -> ReadFailure:
             return ReadFailure(failure=AttemptFailure.RETRY, reason=failure.reason)
 
 
-def _nothing(left_out: Mapping[bytes, ReadFailure]) -> RunResult:
-    """Return the result of an attempt that left out every object: failures only, nothing to commit."""
-    return RunResult(
-        processed=(),
-        failed=left_out,
-        rows=0,
-        lines_quarantined=0,
-        bytes=0,
-        manifest="",
-        quarantine_manifest="",
-        schema_id=0,
-        new_schema=None,
-    )
-
-
-class LateEngine:
+class DeferredEngine:
     """A `penstock.pipeline.engine.CheckedEngine` whose engine `start` makes. Its consumer starts no run before that."""
 
     def __init__(self, make: Callable[[], CheckedEngine]) -> None:
@@ -276,3 +261,8 @@ class LateEngine:
         if self._made is None:
             raise RuntimeError("a run began before its engine was started")
         return self._made
+
+
+def _nothing(left_out: Mapping[bytes, ReadFailure]) -> RunResult:
+    """Return the result of an attempt that left out every object: failures only, nothing to commit."""
+    return RunResult(processed=(), failed=left_out)

@@ -23,7 +23,7 @@ from penstock.errors import (
     TransformError,
 )
 from penstock.messaging.failure import FailureDetails as Raised
-from penstock.messaging.failure import place_in
+from penstock.messaging.failure import location_in
 from penstock.pipeline.engine import RunBroken
 
 # Not listed: a crashed Python worker and an exhausted heap. An object can cause either, and is found only if its runs
@@ -81,6 +81,27 @@ def explain(error: Exception) -> PenstockError:
     return _broken(text)
 
 
+def is_of_spark(error: BaseException) -> bool:
+    """Return False for a connection error from the user's own code, which is unrelated to Spark."""
+    if not isinstance(error, ConnectionError):
+        return isinstance(error, SPARK_ERRORS)
+    places = [Path(frame.f_code.co_filename) for frame, _ in walk_tb(error.__traceback__)]
+    raising = next((place for place in reversed(places) if not _is_of_python(place)), None)
+    return raising is not None and not _SPARKS.isdisjoint(raising.parts)
+
+
+def python_fault(error: Exception) -> str | None:
+    """Return a description of the defect in the workers' Python; None if the error has another cause."""
+    text = _text(error)
+    if found := _OTHER_VERSION.search(text):
+        return f"they are Python {found[1]}, and the driver is another version"
+    if (found := _NO_MODULE.search(text)) and found[1] in _PACKAGES:
+        return f"they lack the package {found[1]}"
+    if found := _NO_PROGRAM.search(text):
+        return f"the program {found[1]} cannot be started"
+    return None
+
+
 def _is_cut(error: Exception) -> bool:
     """Return True if the connection to the JVM broke.
 
@@ -107,15 +128,6 @@ def _has_jvm_ended() -> bool:
     return True
 
 
-def is_of_spark(error: BaseException) -> bool:
-    """Return False for a connection error from the user's own code, which is unrelated to Spark."""
-    if not isinstance(error, ConnectionError):
-        return isinstance(error, SPARK_ERRORS)
-    places = [Path(frame.f_code.co_filename) for frame, _ in walk_tb(error.__traceback__)]
-    raising = next((place for place in reversed(places) if not _is_of_python(place)), None)
-    return raising is not None and not _SPARKS.isdisjoint(raising.parts)
-
-
 def _is_of_python(place: Path) -> bool:
     return place.is_relative_to(_PYTHON) and "site-packages" not in place.parts
 
@@ -126,25 +138,13 @@ def _broken(text: str) -> RunBroken:
     if not found:
         return RunBroken(cause, fingerprint=_fingerprint(text))
     frames = found[-1][0]
-    place = place_in(frames)
+    place = location_in(frames)
     name, _, words = cause.partition(": ")
     return RunBroken(
         cause if place is None else f"{cause} ({place})",
         fingerprint=_fingerprint(text),
         raised=Raised(error_type=name, error=words, traceback=f"{frames}{cause}\n"),
     )
-
-
-def python_fault(error: Exception) -> str | None:
-    """Return a description of the defect in the workers' Python; None if the error has another cause."""
-    text = _text(error)
-    if found := _OTHER_VERSION.search(text):
-        return f"they are Python {found[1]}, and the driver is another version"
-    if (found := _NO_MODULE.search(text)) and found[1] in _PACKAGES:
-        return f"they lack the package {found[1]}"
-    if found := _NO_PROGRAM.search(text):
-        return f"the program {found[1]} cannot be started"
-    return None
 
 
 def _text(error: Exception) -> str:

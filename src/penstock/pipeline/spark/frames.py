@@ -30,6 +30,14 @@ from penstock.storage.files import Files
 _GLOB = re.compile(r"([{}\[\]*?\\])")
 _FILE = "__penstock_file"
 
+PACK_BYTES_MAX = 128 << 20  # for several files together; the same default as Spark's own reader, as is OPENING_BYTES
+OPENING_BYTES = 4 << 20  # bytes that could be read in the time it takes to open a file
+BATCH_ROWS = 10_000
+
+UNION_MAX = 64  # distinct partitions; above this, a join
+
+Values = tuple[Any, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class LocalFrameReader:
@@ -63,11 +71,6 @@ class LocalFrameReader:
 
     def _address(self, file: TableFile) -> str:
         return f"file://{file.path}" if file.path.startswith("/") else f"file://{self.root}/{file.path}"
-
-
-PACK_BYTES_MAX = 128 << 20  # for several files together; the same default as Spark's own reader, as is OPENING_BYTES
-OPENING_BYTES = 4 << 20  # bytes that could be read in the time it takes to open a file
-BATCH_ROWS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,41 @@ def packed(files: Sequence[TableFile], *, tasks: int) -> Sequence[Sequence[Table
         packs[-1].append(file)
         room_bytes -= file.size_bytes + OPENING_BYTES
     return packs
+
+
+class FrameReader(Protocol):
+    """Reads Parquet files of one table. Columns missing from a file are null in its rows."""
+
+    def rows(self, stored: StructType, files: Sequence[TableFile]) -> DataFrame:
+        """Return the files' rows; there is at least one file."""
+        ...
+
+    def valued_rows(self, stored: StructType, added: StructType, files: Sequence[TableFile]) -> DataFrame:
+        """Return the same rows with the partition columns added, with each file's values."""
+        ...
+
+
+def frame_of(spark: SparkSession, table: ReadableTable, *, union_max: int = UNION_MAX) -> DataFrame:
+    """Return the rows of a snapshot. Columns added after a file was written are null in its rows.
+
+    Uses Spark's own reader for tables with a local path, otherwise Arrow in the executors.
+    """
+    schema = StructType.fromJson(dict(table.schema_document))
+    files = table.files()
+    if not files:
+        return spark.createDataFrame([], schema)
+    root = table.root
+    reader: FrameReader = LocalFrameReader(spark, root) if root.is_local else RemoteFrameReader(spark, root)
+    stored = StructType([field for field in schema if field.name not in table.partition_by])
+    added = StructType([schema[name] for name in table.partition_by])
+    if not added:
+        return reader.rows(stored, files)
+    by_values = _grouped(files, table.partition_by)
+    if len(by_values) <= union_max:
+        frame = _union([_with_values(reader.rows(stored, some), added, values) for values, some in by_values.items()])
+    else:
+        frame = reader.valued_rows(stored, added, files)
+    return frame.select([column(name) for name in schema.names])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,46 +193,6 @@ def _batches(opened: Any, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     there = [name for name in file.schema_arrow.names if name in names]
     for group in range(file.num_row_groups):
         yield from file.iter_batches(BATCH_ROWS, row_groups=[group], columns=there)
-
-
-UNION_MAX = 64  # distinct partitions; above this, a join
-
-Values = tuple[Any, ...]
-
-
-class FrameReader(Protocol):
-    """Reads Parquet files of one table. Columns missing from a file are null in its rows."""
-
-    def rows(self, stored: StructType, files: Sequence[TableFile]) -> DataFrame:
-        """Return the files' rows; there is at least one file."""
-        ...
-
-    def valued_rows(self, stored: StructType, added: StructType, files: Sequence[TableFile]) -> DataFrame:
-        """Return the same rows with the partition columns added, with each file's values."""
-        ...
-
-
-def frame_of(spark: SparkSession, table: ReadableTable, *, union_max: int = UNION_MAX) -> DataFrame:
-    """Return the rows of a snapshot. Columns added after a file was written are null in its rows.
-
-    Uses Spark's own reader for tables with a local path, otherwise Arrow in the executors.
-    """
-    schema = StructType.fromJson(dict(table.schema_document))
-    files = table.files()
-    if not files:
-        return spark.createDataFrame([], schema)
-    root = table.root
-    reader: FrameReader = LocalFrameReader(spark, root) if root.is_local else RemoteFrameReader(spark, root)
-    stored = StructType([field for field in schema if field.name not in table.partition_by])
-    added = StructType([schema[name] for name in table.partition_by])
-    if not added:
-        return reader.rows(stored, files)
-    by_values = _grouped(files, table.partition_by)
-    if len(by_values) <= union_max:
-        frame = _union([_with_values(reader.rows(stored, some), added, values) for values, some in by_values.items()])
-    else:
-        frame = reader.valued_rows(stored, added, files)
-    return frame.select([column(name) for name in schema.names])
 
 
 def _grouped(files: Sequence[TableFile], columns: Sequence[str]) -> Mapping[Values, Sequence[TableFile]]:

@@ -17,7 +17,12 @@ from penstock.messaging.threads import begin_thread
 from penstock.pipeline.spark.faults import SPARK_ERRORS
 
 END_SECONDS = 0.5  # a poll may hang on a Spark that is shutting down; the run does not wait for it
-LOOK_EVERY_SECONDS = 0.5
+POLL_SECONDS = 0.5
+
+# a history server, or the pattern of an application's page with {app_id} in it
+HISTORY_URL = "spark.penstock.history.url"
+APP_ID = "{app_id}"
+_HISTORY = f"/history/{APP_ID}"  # the history server's own path of an application
 
 
 @contextmanager
@@ -25,8 +30,8 @@ def watched(spark: SparkSession, pipeline: str, attempt_id: str, bus: Bus) -> It
     """Emit `BatchProgressed` from a separate thread while the block runs. The jobs' group is the attempt's id."""
     ended = threading.Event()
 
-    def look() -> None:
-        while not ended.wait(LOOK_EVERY_SECONDS):
+    def poll() -> None:
+        while not ended.wait(POLL_SECONDS):
             with suppress(*SPARK_ERRORS):  # a failed poll does not fail the run
                 tasks, done = _tasks(spark, attempt_id)
                 if tasks:
@@ -34,13 +39,25 @@ def watched(spark: SparkSession, pipeline: str, attempt_id: str, bus: Bus) -> It
 
     thread: threading.Thread | None = None
     with suppress(TemporaryError):  # without a thread the run only shows no progress
-        thread = begin_thread(look, name="penstock-progress")
+        thread = begin_thread(poll, name="penstock-progress")
     try:
         yield
     finally:
         ended.set()
         if thread is not None:
             thread.join(END_SECONDS)
+
+
+def run_url(spark: SparkSession, attempt_id: str) -> str | None:
+    """Return the page of the first Spark job of an attempt.
+
+    Returns None if no page exists: the UI is off, and there is no event log or no history server is named.
+    """
+    root = _root(spark)
+    if root is None:
+        return None
+    jobs = spark.sparkContext.statusTracker().getJobIdsForGroup(attempt_id)
+    return f"{root}/jobs/job/?id={min(jobs)}" if jobs else f"{root}/jobs/"
 
 
 def _tasks(spark: SparkSession, group: str) -> tuple[int, int]:
@@ -54,24 +71,6 @@ def _tasks(spark: SparkSession, group: str) -> tuple[int, int]:
                 tasks += stage.numTasks
                 done += stage.numCompletedTasks
     return tasks, done
-
-
-# a history server, or the pattern of an application's page with {app_id} in it
-HISTORY_URL = "spark.penstock.history.url"
-APP_ID = "{app_id}"
-_HISTORY = f"/history/{APP_ID}"  # the history server's own path of an application
-
-
-def run_url(spark: SparkSession, attempt_id: str) -> str | None:
-    """Return the page of the first Spark job of an attempt.
-
-    Returns None if no page exists: the UI is off, and there is no event log or no history server is named.
-    """
-    root = _root(spark)
-    if root is None:
-        return None
-    jobs = spark.sparkContext.statusTracker().getJobIdsForGroup(attempt_id)
-    return f"{root}/jobs/job/?id={min(jobs)}" if jobs else f"{root}/jobs/"
 
 
 def _root(spark: SparkSession) -> str | None:

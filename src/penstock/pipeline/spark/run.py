@@ -2,7 +2,7 @@
 
 All output is named after the attempt and the run and has no effect until the ledger names it.
 
-`look_again` repeats on the driver the reads that failed on other hosts of a cluster: a missing mount, missing
+`reread_on_driver` repeats on the driver the reads that failed on other hosts of a cluster: a missing mount, missing
 permissions or a broken network of one host is no fault of the objects, so if the driver's read succeeds, the attempt
 does not count. `write` chooses the writer of a run's rows.
 """
@@ -18,31 +18,23 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import ObjectError, TemporaryError, TransformError
-from penstock.ledger.records import ObjectResult
+from penstock.ledger.records import BatchRecord, ObjectResult
 from penstock.messaging.clock import Clock
-from penstock.messaging.failure import place_of
+from penstock.messaging.failure import location_of
 from penstock.messaging.steps import Probe, Step
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
 from penstock.objects.stores import ahead, store_at
-from penstock.pipeline.batch_record import BatchRecord, RecordedObject, run_files, run_work, save
+from penstock.pipeline.batch_record import RecordedBatch, RecordedObject, run_files, run_work, save
 from penstock.pipeline.engine import ReadFailure, RunResult
 from penstock.pipeline.spark.arrow_writer import arrow_schema, gathered, write_parquet
 from penstock.pipeline.spark.cluster_checks import prove_shared
 from penstock.pipeline.spark.declaration import Declaration
 from penstock.pipeline.spark.faults import is_of_spark
 from penstock.pipeline.spark.session import cores, runs_here, tasks_run_once
-from penstock.pipeline.spark.source.datasource import (
-    REFUSALS,
-    FailureKind,
-    ObjectFailure,
-    ReadPlan,
-    Summary,
-    drain,
-    make_plan,
-    read,
-    summarise,
-)
+from penstock.pipeline.spark.source.datasource import drain, read
+from penstock.pipeline.spark.source.plan import ReadPlan, make_plan
+from penstock.pipeline.spark.source.report import REFUSALS, FailureKind, ObjectFailure, Summary, summarise
 from penstock.pipeline.spark.table_schema import Agree, SchemaAgreement, check_partitions
 from penstock.sinks.manifest import DataFile, encode
 from penstock.sinks.parquet import WrittenFile, list_files
@@ -52,8 +44,13 @@ from penstock.storage.files import Files
 
 _MISSING = frozenset({FailureKind.GONE, FailureKind.SUPERSEDED})
 
+DRAINS_MAX = 3  # rounds; a partition still without a report after a full read had a failed task
 
-def look_again(summary: Summary, plan: ReadPlan) -> Summary:
+F = TypeVar("F")
+Cuts = Mapping[bytes, Sequence[int]]  # offsets at which to cut objects, by object id
+
+
+def reread_on_driver(summary: Summary, plan: ReadPlan) -> Summary:
     """Return the summary with `FailureKind.HOST` for each failed read that succeeds on this host.
 
     Raises `TemporaryError` if an executor reports a file as deleted or replaced that this host finds unchanged: the
@@ -77,25 +74,6 @@ def look_again(summary: Summary, plan: ReadPlan) -> Summary:
             }
 
         return replace(summary, failures=judged(summary.failures), exclude=judged(summary.exclude))
-
-
-def _judged(store: ObjectStore, ref: ObjectRef, failure: ObjectFailure, source: str) -> ObjectFailure:
-    try:
-        with store.open(ref) as reader:
-            reader.pread(failure.offset, failure.length_bytes)
-    except ObjectError:
-        return failure
-    if failure.kind in _MISSING:
-        raise TemporaryError(
-            f"The host {failure.host} does not see a file of the source as it is ({failure.reason}), and the driver "
-            f"does: all hosts of the Spark cluster must share the folder {source}."
-        )
-    return replace(
-        failure,
-        kind=FailureKind.HOST,
-        reason=f"{failure.reason}, on the host {failure.host}; this host ({gethostname()}) can read it: look at mounts "
-        f"and rights on {failure.host}",
-    )
 
 
 class Stopwatch:
@@ -132,14 +110,8 @@ def write(
     return None
 
 
-DRAINS_MAX = 3  # rounds; a partition still without a report after a full read had a failed task
-
-F = TypeVar("F")
-Cuts = Mapping[bytes, Sequence[int]]  # offsets at which to cut objects, by object id
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunTools:
+class RunContext:
     """The collaborators that all runs of a pipeline share."""
 
     spark: SparkSession
@@ -154,32 +126,32 @@ class SparkRun:
     """The ``number``-th run of an attempt, over the given objects."""
 
     def __init__(
-        self, tools: RunTools, attempt_id: str, number: int, objects: Sequence[ObjectRef], cuts: Cuts | None = None
+        self, context: RunContext, attempt_id: str, number: int, objects: Sequence[ObjectRef], cuts: Cuts | None = None
     ) -> None:
-        self._tools = tools
+        self._context = context
         self._attempt_id = attempt_id
-        self._declaration = tools.declaration
+        self._declaration = context.declaration
         self._files = run_files(attempt_id, number)
         self._work = run_work(self._declaration.work, attempt_id, number)
         self._plan = self._made_plan(attempt_id, number, objects, cuts or {})
-        self._stopwatch = Stopwatch(tools.clock)
+        self._stopwatch = Stopwatch(context.clock)
         self._agreement: SchemaAgreement | None = None  # set by read_and_write, as is _written
         self._written: Sequence[WrittenFile] | None = None  # the files that count; None: all files in the run's folder
 
     def read_and_write(self) -> Summary:
         """Run the Spark job. Afterwards the files and the reports of all partitions exist."""
         self._plan.save()
-        self._tools.probe(Step.PLANNED)
+        self._context.probe(Step.PLANNED)
         with self._stopwatch.stage("read and write"):
-            frame = self._transformed(read(self._tools.spark, self._plan))
-            self._agreement = self._tools.agree(_columns(frame, self._declaration.partition_by))
+            frame = self._transformed(read(self._context.spark, self._plan))
+            self._agreement = self._context.agree(_columns(frame, self._declaration.partition_by))
             self._written = write(
                 frame, self._declaration.table, self._files, partition_by=self._declaration.partition_by
             )
-        self._tools.probe(Step.WRITTEN)
+        self._context.probe(Step.WRITTEN)
         with self._stopwatch.stage("drain"):
             summary = self._drained(summarise(self._plan))
-        return summary if runs_here(self._tools.spark) else look_again(summary, self._plan)
+        return summary if runs_here(self._context.spark) else reread_on_driver(summary, self._plan)
 
     def misread(self) -> Cuts:
         """After a failed run, return new cuts for objects that were cut inside a record, a possible cause.
@@ -207,47 +179,43 @@ class SparkRun:
             )
             self._check_rows(files, summary)
             self._check_quarantine(summary)
-        self._tools.probe(Step.MANIFESTED)
+        self._context.probe(Step.MANIFESTED)
         result = RunResult(
             processed=self._processed(summary),
             failed=failed,
-            rows=sum(file.rows for file in files),
-            lines_quarantined=summary.lines_quarantined,
-            bytes=summary.bytes,
-            manifest=encode(files),
-            quarantine_manifest=encode(summary.quarantine),
+            record=BatchRecord(
+                rows=sum(file.rows for file in files),
+                lines_quarantined=summary.lines_quarantined,
+                bytes=summary.bytes,
+                manifest=encode(files),
+                quarantine_manifest=encode(summary.quarantine),
+                stage_seconds=self._stopwatch.seconds,
+                spark_ui_url=self._context.ui(self._attempt_id),
+            ),
             schema_id=agreement.schema_id,
             new_schema=agreement.new_schema,
-            stage_seconds=self._stopwatch.seconds,
-            spark_ui_url=self._tools.ui(self._attempt_id),
             samples=self.by_object(
                 {index: reading.samples for index, reading in summary.readings.items() if reading.samples}
             ),
             reasons=self.by_object({index: reading.reasons for index, reading in summary.readings.items()}),
         )
         if result.processed:
-            save(self._declaration.table, self._record(result, agreement.schema))
-            self._tools.probe(Step.RECORDED)
+            save(self._declaration.table, self._recorded(result, agreement.schema))
+            self._context.probe(Step.RECORDED)
         return result
 
-    def _record(self, result: RunResult, columns: pa.Schema) -> BatchRecord:
+    def _recorded(self, result: RunResult, columns: pa.Schema) -> RecordedBatch:
         """Return the record from which a lost ledger can be rebuilt."""
         refs = {ref.object_id: ref for ref in self._plan.objects}
-        return BatchRecord(
+        return RecordedBatch(
             pipeline=self._declaration.pipeline,
             attempt_id=self._attempt_id,
             objects=[
                 RecordedObject(ref=refs[one.object_id], rows=one.rows, lines_quarantined=one.lines_quarantined)
                 for one in result.processed
             ],
-            rows=result.rows,
-            lines_quarantined=result.lines_quarantined,
-            bytes=result.bytes,
-            manifest=result.manifest,
-            quarantine_manifest=result.quarantine_manifest,
             columns=encode_columns(columns),
-            stage_seconds=result.stage_seconds,
-            spark_ui_url=result.spark_ui_url,
+            record=result.record,
         )
 
     def by_object(self, found: Mapping[int, F]) -> dict[bytes, F]:
@@ -260,7 +228,7 @@ class SparkRun:
             attempt_id=attempt_id,
             run=number,
             options=self._declaration.read,
-            cores=cores(self._tools.spark),
+            cores=cores(self._context.spark),
             source=self._declaration.source,
             aws=self._declaration.aws,
             quarantine=self._declaration.quarantine,
@@ -277,7 +245,7 @@ class SparkRun:
         except (Exception, SystemExit) as error:
             if is_of_spark(error):
                 raise  # the engine explains it: the data may have caused it
-            place = place_of(error)
+            place = location_of(error)
             where = "" if place is None else f" ({place})"
             raise TransformError(f"The transform raised {type(error).__name__}{where}: {error}.") from error
         if not isinstance(answer, DataFrame):
@@ -290,8 +258,8 @@ class SparkRun:
             if not summary.missing:
                 return summary
             if number == 0:  # the report may be missing because it is on another host's disk
-                prove_shared(self._tools.spark, self._declaration)
-            drain(self._tools.spark, self._plan, summary.missing)
+                prove_shared(self._context.spark, self._declaration)
+            drain(self._context.spark, self._plan, summary.missing)
             summary = summarise(self._plan)
         if summary.missing:
             raise TemporaryError(f"{len(summary.missing)} partitions of a run left no report")
@@ -328,6 +296,25 @@ class SparkRun:
             )
             for index, reading in summary.readings.items()
         ]
+
+
+def _judged(store: ObjectStore, ref: ObjectRef, failure: ObjectFailure, source: str) -> ObjectFailure:
+    try:
+        with store.open(ref) as reader:
+            reader.pread(failure.offset, failure.length_bytes)
+    except ObjectError:
+        return failure
+    if failure.kind in _MISSING:
+        raise TemporaryError(
+            f"The host {failure.host} does not see a file of the source as it is ({failure.reason}), and the driver "
+            f"does: all hosts of the Spark cluster must share the folder {source}."
+        )
+    return replace(
+        failure,
+        kind=FailureKind.HOST,
+        reason=f"{failure.reason}, on the host {failure.host}; this host ({gethostname()}) can read it: look at mounts "
+        f"and rights on {failure.host}",
+    )
 
 
 def _columns(frame: DataFrame, partition_by: Sequence[str]) -> pa.Schema:

@@ -59,7 +59,7 @@ _COMPLAINT = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    """Where Spark runs and its resources. ``scratch`` and ``log`` are local paths of this process."""
+    """The master of a Spark session and its resources. ``scratch`` and ``log`` are local paths of this process."""
 
     master: str
     java_home: Path
@@ -77,7 +77,7 @@ def start_session(settings: SessionSettings) -> SparkSession:
     if "," in str(settings.scratch):  # Spark would split it into several folders
         raise ConfigurationError(
             f"Spark cannot keep its scratch files in {settings.scratch}, since there is a comma in that path; name a "
-            "folder without one for the state (--state)."
+            "folder without one for the state (--data-dir)."
         )
     settings.scratch.mkdir(parents=True, exist_ok=True)
     settings.log.parent.mkdir(parents=True, exist_ok=True)
@@ -96,9 +96,9 @@ def start_session(settings: SessionSettings) -> SparkSession:
     except (*SPARK_ERRORS, OSError) as error:
         if gateway is not None:
             gateway.proc.stdin.close()  # the JVM watches its stdin and exits when it closes
-        told = _logged_since(settings.log, logged_bytes)
+        text = _logged_since(settings.log, logged_bytes)
         raise ConfigurationError(
-            f"Spark did not start: {complaint(told) or explain(error)} Its own words are in {settings.log}; `penstock "
+            f"Spark did not start: {complaint(text) or explain(error)} Its log is {settings.log}; `penstock "
             "doctor` looks at Java and Spark."
         ) from error
 
@@ -154,13 +154,6 @@ def check_jvm(spark: SparkSession) -> None:
         raise RestartNeeded(f"Spark went away: its JVM ended {how}. Nothing is lost; run it again.")
 
 
-def _stop_quietly(spark: SparkSession) -> None:
-    """Stop a session. If its JVM ends meanwhile, PySpark's calls fail, which loses nothing."""
-    warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM process", RuntimeWarning)
-    with suppress(*SPARK_ERRORS, OSError):
-        spark.stop()
-
-
 def try_spark(settings: SessionSettings) -> None:
     """Start a session, run a Python worker, write Parquet, end the session. Raises as a pipeline would."""
     spark = start_session(settings)
@@ -194,6 +187,13 @@ def tasks_run_once(spark: SparkSession) -> bool:
 def cores(spark: SparkSession) -> int:
     """Return the number of tasks that the session runs at once."""
     return max(1, spark.sparkContext.defaultParallelism)
+
+
+def _stop_quietly(spark: SparkSession) -> None:
+    """Stop a session. If its JVM ends meanwhile, PySpark's calls fail, which loses nothing."""
+    warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM process", RuntimeWarning)
+    with suppress(*SPARK_ERRORS, OSError):
+        spark.stop()
 
 
 def _not_of_py4j(record: logging.LogRecord) -> bool:

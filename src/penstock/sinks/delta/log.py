@@ -21,6 +21,7 @@ from urllib.parse import quote, unquote
 from penstock.errors import PublishConflict, TableError, TemporaryError
 from penstock.sinks.delta.folder import LOG_FOLDER
 from penstock.sinks.manifest import DataFile
+from penstock.sinks.sink import LoggedFile
 from penstock.storage.files import Files
 
 _COMMIT = re.compile(r"(\d{20})\.json")
@@ -67,9 +68,24 @@ def commit_at(root: Files, version: int) -> LogCommit | None:
         raise TableError(f"The commit {root}/{path} of a Delta table cannot be read ({error}).") from error
 
 
-def added_below(root: Files, folder: str) -> set[str]:
-    """Return the paths of all files below a folder that a commit in the log added. Raises like `commits`."""
-    return {file.path for commit in commits(root) for file in commit.added if file.path.startswith(f"{folder}/")}
+def replace_files(
+    root: Files, *, version: int, removed: Sequence[LoggedFile], added: Sequence[DataFile], now: float, engine: str
+) -> int:
+    """Commit the next version after ``version`` and return its number. ``engine`` must be unique to this commit.
+
+    Raises `PublishConflict` if another writer committed that version, or the outcome is unknown.
+    """
+    path = f"{LOG_FOLDER}/{version + 1:020}.json"
+    text = _text(removed=removed, added=added, now=now, engine=engine, read_version=version)
+    try:
+        # equal text: our own write succeeded, its reply was lost, and it was retried
+        if root.write_new(path, text) or root.read(path) == text:
+            return version + 1
+    except (TemporaryError, FileNotFoundError) as error:
+        if _is_ours(root, path, text):
+            return version + 1
+        raise PublishConflict(f"{root.uri}: {error}") from error
+    raise PublishConflict(f"{root.uri}: another writer committed version {version + 1}")
 
 
 def _commit(version: int, text: bytes) -> LogCommit:
@@ -113,38 +129,6 @@ def _data_file(add: Mapping[str, Any]) -> DataFile:
         partition_values=dict(add.get("partitionValues") or {}),
         statistics={"nullCount": stats["nullCount"]} if "nullCount" in stats else {},
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedFile:
-    """A file as a snapshot's log names it."""
-
-    logged_path: str  # as in the log, with escapes
-    path: str  # relative to the table's root
-    size_bytes: int
-    rows: int
-    modified_at: float  # epoch seconds
-    partition_values: Mapping[str, str | None]  # as in the log
-
-
-def replace_files(
-    root: Files, *, version: int, removed: Sequence[LoggedFile], added: Sequence[DataFile], now: float, engine: str
-) -> int:
-    """Commit the next version after ``version`` and return its number. ``engine`` must be unique to this commit.
-
-    Raises `PublishConflict` if another writer committed that version, or the outcome is unknown.
-    """
-    path = f"{LOG_FOLDER}/{version + 1:020}.json"
-    text = _text(removed=removed, added=added, now=now, engine=engine, read_version=version)
-    try:
-        # equal text: our own write succeeded, its reply was lost, and it was retried
-        if root.write_new(path, text) or root.read(path) == text:
-            return version + 1
-    except (TemporaryError, FileNotFoundError) as error:
-        if _is_ours(root, path, text):
-            return version + 1
-        raise PublishConflict(f"{root.uri}: {error}") from error
-    raise PublishConflict(f"{root.uri}: somebody else committed version {version + 1}")
 
 
 def _is_ours(root: Files, path: str, text: bytes) -> bool:

@@ -21,13 +21,13 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from penstock.errors import PublishConflict, PublishHalted, TableError, TemporaryError, UsageError
+from penstock.sinks.delta import log
 from penstock.sinks.delta.features import check_features
 from penstock.sinks.delta.folder import LOG_FOLDER, check_free, check_name, check_writable, make_ready
-from penstock.sinks.delta.log import LoggedFile
 from penstock.sinks.manifest import DataFile, attempt_token
 from penstock.sinks.parquet import check_partition_types
 from penstock.sinks.schema import additions, canonical
-from penstock.sinks.sink import Append, Position, TableFile
+from penstock.sinks.sink import Append, LoggedFile, Position, TableCommit, TableFile
 from penstock.storage.files import Files
 from penstock.storage.s3 import fault_of, refuse
 
@@ -40,7 +40,7 @@ _DENIED = re.compile(r"\b(403 Forbidden|AccessDenied)\b")  # S3's refusals in de
 
 
 class DeltaTableSink:
-    """A Delta table at a location, and the position of one pipeline in it. A `Sink`."""
+    """A Delta table at a location, and the position of one pipeline in it. A `Sink` and its `TableHistory`."""
 
     def __init__(self, root: Files, *, pipeline: str, partition_by: Sequence[str] | None = ()) -> None:
         """Name a table. With ``partition_by`` None, any partitioning is accepted: use it for reading only."""
@@ -57,9 +57,12 @@ class DeltaTableSink:
         return self._root
 
     @property
-    def app(self) -> str:
-        """The application id whose transactions record the position; with the suffix `ATTEMPT`, the attempt's token."""
-        return self._app
+    def history(self) -> "DeltaTableSink":
+        return self
+
+    def check_location(self) -> None:
+        if f"{LOG_FOLDER}/" not in self._root.names():
+            check_free(self._root)
 
     def load(self) -> "LoadedDelta | None":
         """Return the newest snapshot, or None if there is no table.
@@ -88,6 +91,21 @@ class DeltaTableSink:
                 f"Version {version} of the table {self.uri} cannot be read: {_first_line(error)}"
             ) from error
         return LoadedDelta(table, root=self._root, app=self._app)
+
+    def versions(self) -> Sequence[int]:
+        return log.versions(self._root)
+
+    def commit_at(self, version: int) -> TableCommit | None:
+        commit = log.commit_at(self._root, version)
+        return None if commit is None else self._table_commit(commit)
+
+    def commits(self) -> Iterator[TableCommit]:
+        return map(self._table_commit, log.commits(self._root))
+
+    def replace_files(
+        self, *, version: int, removed: Sequence[LoggedFile], added: Sequence[DataFile], now: float, engine: str
+    ) -> int:
+        return log.replace_files(self._root, version=version, removed=removed, added=added, now=now, engine=engine)
 
     def ensure_schema(self, schema: pa.Schema) -> None:
         """Create the table, or add the columns it lacks, in a separate commit.
@@ -118,6 +136,19 @@ class DeltaTableSink:
             make_ready(self._root)
             check_writable(self._root)
             _create(self._root, schema, columns)
+
+    def _table_commit(self, commit: log.LogCommit) -> TableCommit:
+        seq = commit.transactions.get(self._app)
+        token = commit.transactions.get(f"{self._app}{ATTEMPT}")
+        return TableCommit(
+            version=commit.version,
+            committed_at=commit.committed_at,
+            position=None if seq is None else Position(seq=seq, attempt_token=token),
+            added=commit.added,
+            removed=commit.removed,
+            merged=commit.merged,
+            operation=commit.operation,
+        )
 
     def _check_partitioning(self, columns: Sequence[str]) -> None:
         if self._partition_by is not None and list(columns) != self._partition_by:
@@ -170,6 +201,9 @@ class LoadedDelta:
             return None
         found = counts["num_records"].to_pylist()
         return None if None in found else sum(found)
+
+    def dataset(self) -> Any:
+        return self._table.to_pyarrow_dataset()
 
     def files(self) -> Sequence[TableFile]:
         """Return this snapshot's files. The log has escaped paths, relative to the root unless they are absolute."""

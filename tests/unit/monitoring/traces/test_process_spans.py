@@ -20,7 +20,7 @@ from penstock.monitoring.logs.listener import configure_logs
 from penstock.monitoring.logs.plans import LogSettings
 from penstock.testing import TestWorker
 
-SETTINGS = Settings(broker="memory://", traces=True)
+SETTINGS = Settings(broker="memory://", tracing_enabled=True)
 SECRET = "hunter2"
 
 
@@ -32,7 +32,7 @@ class Scene:
         self.log = io.StringIO()
         tracing = open_tracing(SETTINGS, worker="w")
         assert tracing is not None
-        log = configure_logs(LogSettings(format="json"), self.log, trace_ids=trace_ids_of(SETTINGS))
+        log = configure_logs(LogSettings(format="json", level="debug"), self.log, trace_ids=trace_ids_of(SETTINGS))
         self.app = App(settings=SETTINGS, listeners=(tracing.listener, log))
 
     def run(self, queue: str, *bodies: Any, together: bool = False) -> None:

@@ -26,7 +26,7 @@ def told(code: str, **environment: str) -> str:
 
 
 RESOURCE = """
-settings = Settings(traces=True, **{given})
+settings = Settings(tracing_enabled=True, **{given})
 open_tracing(settings, worker="host-1")
 found = dict(trace.get_tracer_provider().resource.attributes)
 names = ("service.name", "service.version", "deployment.environment.name", "service.instance.id", "team")
@@ -40,7 +40,7 @@ print([found.get(name) for name in names])
         ({}, {}, ["penstock", None, None, "host-1", None]),
         ({}, {"OTEL_SERVICE_NAME": "shop"}, ["shop", None, None, "host-1", None]),
         (
-            {"service": "ours", "service_version": "7", "environment": "test"},
+            {"log_service": "ours", "log_service_version": "7", "log_environment": "test"},
             {"OTEL_SERVICE_NAME": "shop", "OTEL_RESOURCE_ATTRIBUTES": "team=a,service.version=8"},
             ["ours", "7", "test", "host-1", "a"],
         ),
@@ -56,7 +56,7 @@ def test_the_applications_own_provider_is_left_as_it_is() -> None:
     code = """
 own = TracerProvider()
 trace.set_tracer_provider(own)
-open_tracing(Settings(traces=True), worker="w")
+open_tracing(Settings(tracing_enabled=True), worker="w")
 print(trace.get_tracer_provider() is own, own._active_span_processor._span_processors)
 """
     assert told(code) == "True ()"
@@ -64,9 +64,9 @@ print(trace.get_tracer_provider() is own, own._active_span_processor._span_proce
 
 def test_one_process_has_one_provider_however_often_it_is_opened() -> None:
     code = """
-open_tracing(Settings(traces=True), worker="w")
+open_tracing(Settings(tracing_enabled=True), worker="w")
 first = trace.get_tracer_provider()
-open_tracing(Settings(traces=True), worker="w")
+open_tracing(Settings(tracing_enabled=True), worker="w")
 print(trace.get_tracer_provider() is first, len(first._active_span_processor._span_processors))
 """
     assert told(code) == "True 1"
@@ -95,7 +95,7 @@ def test_a_missing_extra_is_one_sentence(missing: str, tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,
-        env={"PATH": "/usr/bin", "PYTHONPATH": ":".join(sys.path), "PENSTOCK_TRACES": "1"},
+        env={"PATH": "/usr/bin", "PYTHONPATH": ":".join(sys.path), "PENSTOCK_TRACING_ENABLED": "1"},
     )  # fmt: skip
     assert done.returncode == 78, done.stderr
     assert "pip install 'penstock[otel]'" in done.stderr
@@ -106,7 +106,7 @@ def test_a_collector_that_is_away_does_not_keep_a_process() -> None:
     """The exporter would try again for ten seconds, and shutting its provider down would wait for thirty."""
     code = """
 import time
-tracing = open_tracing(Settings(traces=True), worker="w")
+tracing = open_tracing(Settings(tracing_enabled=True), worker="w")
 with tracing.stage("any"):
     pass
 began = time.monotonic()

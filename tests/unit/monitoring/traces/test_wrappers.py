@@ -77,8 +77,8 @@ class Handler:
         self.called.append(f"time_out in {trace.get_current_span().get_span_context().span_id:016x}")
         return {"1": Release(delay_seconds=1.0)}
 
-    def give_back(self) -> None:
-        self.called.append("give_back")
+    def release(self) -> None:
+        self.called.append("release")
 
     def interrupt(self) -> None:
         self.called.append("interrupt")
@@ -114,7 +114,7 @@ def at_work(traces: Traces) -> tuple[Any, Handler, threading.Event, threading.Th
     ("ends", "expected"),
     [
         (("time_out", "interrupt"), "release"),
-        (("give_back", "interrupt"), "given_back"),
+        (("release", "interrupt"), "interrupted"),
         (("interrupt",), "lost"),
     ],
 )
@@ -142,7 +142,7 @@ def test_a_timeout_is_told_within_the_span(traces: Traces) -> None:
 
 def test_an_execution_that_never_ran_has_no_span(traces: Traces) -> None:
     execution = traces.tracing.handler(Handler(dict), queue="q", system="memory").begin([delivery()])
-    execution.give_back()
+    execution.release()
     execution.interrupt()
     assert not traces.spans
 

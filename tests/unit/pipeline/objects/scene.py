@@ -21,7 +21,7 @@ from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
 from penstock.pipeline.batch import BatchExecution
 from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
-from penstock.pipeline.objects.handler import ObjectHandler, ObjectHandlerTools
+from penstock.pipeline.objects.handler import ObjectHandler, ObjectHandlerRuntime
 from penstock.testing import FakeClock
 
 HANDLER, QUEUE, LEASE_SECONDS = "thumbnails", "landing", 60.0
@@ -50,7 +50,7 @@ class Scene:
 
     def handler(self, function: Callable[..., Any], **declared: Any) -> ObjectHandler:
         declaration = ObjectHandlerDeclaration(name=HANDLER, function=function, **declared)
-        tools = ObjectHandlerTools(
+        tools = ObjectHandlerRuntime(
             ledger=self.ledger,
             store=self.store,
             parse=self._parse,

@@ -17,7 +17,7 @@ from penstock.events import (
     ObjectEvent,
     ObjectFailed,
     ObjectFinished,
-    ObjectGivenBack,
+    ObjectInterrupted,
     ObjectStarted,
     ObjectTakenOver,
 )
@@ -55,7 +55,7 @@ def test_an_object_is_worked_on_acked_and_told(scene: Scene) -> None:
     started, finished = scene.told(ObjectEvent)
     assert started.attempt_id == finished.attempt_id
     [batch] = scene.ledger.batches(HANDLER)
-    assert (batch.objects, batch.bytes, batch.manifest) == (1, ref.size_bytes, "")
+    assert (batch.objects, batch.record.bytes, batch.record.manifest) == (1, ref.size_bytes, "")
 
 
 def test_an_unreadable_notification_is_told_of_as_of_a_handler(scene: Scene) -> None:
@@ -153,9 +153,9 @@ def test_a_temporary_error_of_the_function_is_an_attempt_and_one_of_the_store_is
     scene.announce(ref)
     scene.store = Away()
     ends = scene.serve(scene.handler(lambda obj: None))
-    assert ends == [Release(delay_seconds=0.5, refund=True)]
+    assert ends == [Release(delay_seconds=0.5, uncounted=True)]
     assert scene.row(ref).attempts == 0
-    assert [event.reason for event in scene.told(ObjectGivenBack)] == ["too many open files"]
+    assert [event.reason for event in scene.told(ObjectInterrupted)] == ["too many open files"]
 
 
 def test_waits_grow_while_the_machinery_fails_and_begin_anew_after_a_success(scene: Scene) -> None:
@@ -181,7 +181,7 @@ def test_waits_grow_while_the_machinery_fails_and_begin_anew_after_a_success(sce
     scene.serve_to_the_end(handler)
     flaky.away = True
     scene.announce(scene.put("again"))
-    assert scene.serve(handler) == [Release(delay_seconds=0.5, refund=True)]
+    assert scene.serve(handler) == [Release(delay_seconds=0.5, uncounted=True)]
 
 
 def test_the_context_tells_of_the_attempt_before_and_cleanup_comes_first(scene: Scene) -> None:
@@ -233,7 +233,7 @@ def test_an_expired_attempt_and_a_given_back_one_are_told_apart(scene: Scene) ->
             scene.clock.advance(LEASE_SECONDS + 1)
             handler.free_expired()  # of another worker
         elif len(seen) == 2:
-            execution.give_back()
+            execution.release()
 
     handler = scene.handler(function)
     for _ in range(3):
@@ -241,7 +241,7 @@ def test_an_expired_attempt_and_a_given_back_one_are_told_apart(scene: Scene) ->
         run(execution)
         scene.clock.advance(LEASE_SECONDS + 1)
     ends = [attempt.end for attempt in seen if attempt is not None]
-    assert ends == [AttemptEnd.EXPIRED, AttemptEnd.GIVEN_BACK]
+    assert ends == [AttemptEnd.EXPIRED, AttemptEnd.RELEASED]
     [taken_over] = scene.told(ObjectTakenOver)
     assert (taken_over.attempt, taken_over.reason) == (2, "its lease ran out")
     assert taken_over.from_attempt_id == scene.told(AttemptAbandoned)[0].attempt_id
@@ -277,7 +277,7 @@ def test_an_async_function_is_worked_to_its_end(scene: Scene) -> None:
     assert calls == ["x\n"]
 
 
-@pytest.mark.parametrize(("on_stop", "finished"), [("finish", True), ("give_back", False)])
+@pytest.mark.parametrize(("on_stop", "finished"), [("finish", True), ("release", False)])
 def test_an_async_function_hears_of_a_stop_as_a_plain_one_does(scene: Scene, on_stop: str, finished: bool) -> None:
     reached: list[bool] = []
 
@@ -289,7 +289,7 @@ def test_an_async_function_hears_of_a_stop_as_a_plain_one_does(scene: Scene, on_
 
     scene.announce(scene.put("a"))
     _, execution = scene.begin(scene.handler(function, on_stop=on_stop))
-    assert list(run(execution).values()) == [Ack() if finished else Release(refund=True)]
+    assert list(run(execution).values()) == [Ack() if finished else Release(uncounted=True)]
     assert reached == [True] * finished
 
 
@@ -314,7 +314,7 @@ def test_work_that_is_only_made_is_a_failure_and_not_processed(scene: Scene) -> 
         scene.announce(scene.put(key))
         [end] = scene.serve(scene.handler(function, attempts_max=1))
         assert isinstance(end, DeadLetter)
-        assert "which nobody runs" in end.reason
+        assert "which is never run" in end.reason
 
 
 def test_an_async_function_is_cancelled_where_it_waits(scene: Scene) -> None:
@@ -331,7 +331,7 @@ def test_an_async_function_is_cancelled_where_it_waits(scene: Scene) -> None:
 
     def stop() -> None:
         waits.wait(DEADLINE_SECONDS)
-        execution.give_back()
+        execution.release()
         execution.interrupt()
 
     ref = scene.put("a")

@@ -65,6 +65,6 @@ def test_a_stop_ends_the_wait_of_work_that_gives_back(scene: Scene) -> None:
 
     ref = scene.put("a")
     scene.announce(ref)
-    _, execution = scene.begin(scene.handler(function, on_stop="give_back"))
-    assert list(run(execution).values()) == [Release(refund=True)]
+    _, execution = scene.begin(scene.handler(function, on_stop="release"))
+    assert list(run(execution).values()) == [Release(uncounted=True)]
     assert (scene.state(ref), scene.row(ref).attempts) == (ObjectState.UNPROCESSED, 0)

@@ -10,7 +10,7 @@ from tests.unit.pipeline.objects.scene import HANDLER, LEASE_SECONDS, Scene, run
 from penstock.events import (
     ObjectEvent,
     ObjectFailed,
-    ObjectGivenBack,
+    ObjectInterrupted,
     ObjectStarted,
 )
 from penstock.ledger.records import ObjectState
@@ -47,11 +47,11 @@ def test_work_that_gives_back_at_a_stop_does_so_at_its_next_checkpoint(scene: Sc
 
     ref = scene.put("a")
     scene.announce(ref)
-    _, execution = scene.begin(scene.handler(function, on_stop="give_back"))
-    assert list(run(execution).values()) == [Release(refund=True)]
+    _, execution = scene.begin(scene.handler(function, on_stop="release"))
+    assert list(run(execution).values()) == [Release(uncounted=True)]
     assert reached == ["after the stop"]
     assert (scene.state(ref), scene.row(ref).attempts) == (ObjectState.UNPROCESSED, 0)
-    [given_back] = scene.told(ObjectGivenBack)
+    [given_back] = scene.told(ObjectInterrupted)
     assert given_back.object_uri == ref.uri
     assert not scene.told(ObjectFailed)
 
@@ -67,10 +67,10 @@ def test_after_giving_back_the_other_objects_of_the_message_are_not_begun(scene:
 
     refs = [scene.put(str(number)) for number in range(4)]
     scene.send(_together(*refs))
-    handler = scene.handler(function, on_stop="give_back")
+    handler = scene.handler(function, on_stop="release")
     delivery, execution = scene.begin(handler)
     [end] = scene.settle([(delivery, run(execution))])
-    assert end == Release(refund=True)
+    assert end == Release(uncounted=True)
     assert calls == [ref.key for ref in refs[:2]]
     assert len(scene.told(ObjectStarted)) == 2, "nothing more was claimed"
     assert scene.serve(handler) == [Ack()]
@@ -81,16 +81,16 @@ def test_what_is_to_be_given_back_is_not_begun_after_the_stop(scene: Scene) -> N
     calls: list[str] = []
     ref = scene.put("a")
     scene.announce(ref)
-    _, execution = scene.begin(scene.handler(lambda obj: calls.append(obj.key), on_stop="give_back"))
+    _, execution = scene.begin(scene.handler(lambda obj: calls.append(obj.key), on_stop="release"))
     execution.drain()
-    assert list(run(execution).values()) == [Release(refund=True)]
+    assert list(run(execution).values()) == [Release(uncounted=True)]
     assert calls == []
     assert scene.row(ref).attempts == 0
 
 
 def test_given_back_work_ends_at_its_next_checkpoint_and_counts_nothing(scene: Scene) -> None:
     def function(obj: IncomingObject, ctx: ObjectContext) -> None:
-        execution.give_back()
+        execution.release()
         execution.interrupt()
         ctx.checkpoint()
         raise AssertionError("it went on")
@@ -101,7 +101,7 @@ def test_given_back_work_ends_at_its_next_checkpoint_and_counts_nothing(scene: S
     with pytest.raises(RunCancelled):
         run(execution)
     assert (scene.state(ref), scene.row(ref).attempts) == (ObjectState.UNPROCESSED, 0)
-    assert [type(event) for event in scene.told(ObjectEvent)] == [ObjectStarted, ObjectGivenBack]
+    assert [type(event) for event in scene.told(ObjectEvent)] == [ObjectStarted, ObjectInterrupted]
 
 
 def test_work_whose_claim_was_lost_is_told_once_and_cannot_commit(scene: Scene) -> None:
@@ -166,7 +166,7 @@ def test_of_several_objects_the_one_that_had_the_time_to_itself_is_charged(scene
     delivery, execution = scene.begin(handler)
     with pytest.raises(RunCancelled):
         run(execution)
-    assert scene.settle([(delivery, answers[0])]) == [Release(delay_seconds=0.5, refund=True)]
+    assert scene.settle([(delivery, answers[0])]) == [Release(delay_seconds=0.5, uncounted=True)]
     assert (scene.state(refs[0]), scene.row(slow).attempts) == (ObjectState.PROCESSED, 0)
 
     scene.clock.advance(1.0)
@@ -193,7 +193,7 @@ def test_a_timeout_before_the_work_began_costs_nothing(scene: Scene) -> None:
     calls: list[str] = []
     scene.announce(scene.put("a"))
     _, execution = scene.begin(scene.handler(lambda obj: calls.append(obj.key), timeout_seconds=5.0))
-    assert list(execution.time_out().values()) == [Release(refund=True)]
+    assert list(execution.time_out().values()) == [Release(uncounted=True)]
     with pytest.raises(RunCancelled):
         run(execution)
     assert calls == []

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.pipeline.objects.scene import Scene
 
 from penstock.errors import ObjectSuperseded, ObjectUnreadable, TemporaryError
-from penstock.ledger.records import Carrier
+from penstock.ledger.records import OriginalMessage
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
@@ -77,7 +77,7 @@ def incoming(
         ref,
         store=store,
         reader=store.open(ref),
-        carrier=Carrier(message_id="m", enqueued_at=1.0),
+        original_message=OriginalMessage(message_id="m", enqueued_at=1.0),
         declaration=ObjectHandlerDeclaration(name="h", function=print, **declared),
         check=check,
         scratch=scratch,
@@ -102,7 +102,7 @@ def test_every_reader_is_closed() -> None:
         ref,
         store=store,
         reader=store.open(ref),
-        carrier=Carrier(message_id="m", enqueued_at=1.0),
+        original_message=OriginalMessage(message_id="m", enqueued_at=1.0),
         declaration=ObjectHandlerDeclaration(name="h", function=print),
         check=lambda: None,
         scratch=None,
@@ -258,5 +258,5 @@ def test_a_disk_without_room_costs_no_attempt(scene: Scene) -> None:
     ref = scene.put("a", b"x" * 100)
     scene.announce(ref)
     ends = scene.serve(scene.handler(lambda obj: obj.open(), memory_bytes_max=10))
-    assert ends == [Release(delay_seconds=0.5, refund=True)]
+    assert ends == [Release(delay_seconds=0.5, uncounted=True)]
     assert scene.row(ref).attempts == 0

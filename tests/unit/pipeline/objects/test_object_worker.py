@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.brokers.sqlite.broker import SqliteBroker
-from penstock.events import Bus, Event, LeasesExtended, ObjectFailed, ObjectFinished, ObjectGivenBack
+from penstock.events import Bus, Event, LeasesExtended, ObjectFailed, ObjectFinished, ObjectInterrupted
 from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import SystemClock
@@ -20,10 +20,10 @@ from penstock.objects.local_store import LocalStore
 from penstock.objects.notification import announce, parse
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.objects.declaration import ObjectContext, ObjectHandlerDeclaration
-from penstock.pipeline.objects.handler import ObjectHandler, ObjectHandlerTools
+from penstock.pipeline.objects.handler import ObjectHandler, ObjectHandlerRuntime
 from penstock.pipeline.objects.stream import IncomingObject
+from penstock.worker.consumer import Consumer
 from penstock.worker.lifecycle import WorkerOutcome
-from penstock.worker.line import Line
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
@@ -76,7 +76,7 @@ class Site:
         bus = Bus(self._tell)
         handler = ObjectHandler(
             ObjectHandlerDeclaration(name=HANDLER, function=function, **declared),
-            ObjectHandlerTools(
+            ObjectHandlerRuntime(
                 ledger=self.ledger,
                 store=self.store,
                 parse=partial(parse, buckets_allowed=None),
@@ -89,7 +89,7 @@ class Site:
         broker = SqliteBroker(self.folder / "queue.db", holder=worker)
         made = Worker(
             broker=broker,
-            lines=[Line(queue=QUEUE, handler=handler)],
+            consumers=[Consumer(queue=QUEUE, handler=handler)],
             settings=WorkerSettings(concurrency=4, lease_seconds=lease_seconds, idle_ceiling_seconds=0.1),
             clock=SystemClock(),
             bus=bus,
@@ -173,12 +173,12 @@ def test_a_stop_in_the_middle_gives_back_at_a_checkpoint_and_another_worker_goes
 
     ref = site.put("a")
     site.announce(ref)
-    stop, worker = site.begin(waits, on_stop="give_back")
+    stop, worker = site.begin(waits, on_stop="release")
     assert started.wait(DEADLINE_SECONDS)
     stop.request()
-    assert worker.result(DEADLINE_SECONDS).outcome == "given_back"
+    assert worker.result(DEADLINE_SECONDS).outcome == "interrupted"
     assert site.state(ref) is ObjectState.UNPROCESSED
-    assert (site.told(ObjectGivenBack), site.told(ObjectFailed)) == (1, 0)
+    assert (site.told(ObjectInterrupted), site.told(ObjectFailed)) == (1, 0)
 
     _, other = site.begin(lambda obj: None, worker="w2", until=site.empty)
     assert other.result(DEADLINE_SECONDS).outcome == "drained"

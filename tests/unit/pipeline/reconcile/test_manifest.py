@@ -58,14 +58,14 @@ def test_each_format_has_its_columns_in_their_order(form: str, schema: str) -> N
         "storageclass",
     ]
     assert found.columns["etag"] == ("ETag" if form == "CSV" else "e_tag")
-    assert found.tells_versions
+    assert found.has_versions
     assert [file.key for file in found.files] == [FILE]
 
 
 def test_other_orders_and_unknown_columns_are_taken_as_they_are() -> None:
     found = parsed(document(schema="ETag, Bucket, ObjectLockMode, Size, Key, LastModifiedDate"))
     assert list(found.columns.values()) == ["ETag", "Bucket", "ObjectLockMode", "Size", "Key", "LastModifiedDate"]
-    assert not found.tells_versions
+    assert not found.has_versions
 
 
 def test_a_checksum_that_does_not_match_is_refused() -> None:

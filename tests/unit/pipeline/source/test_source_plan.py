@@ -1,16 +1,21 @@
 """Cutting objects into partitions."""
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import StructType
 
 from penstock.errors import TemporaryError, UsageError
 from penstock.objects.reference import ObjectRef, decode_key
-from penstock.pipeline.spark.source.plan import ReadOptions, ReadPlan, make_plan
+from penstock.pipeline.spark.source.datasource import PenstockSource, PlannedPartition, options_of
+from penstock.pipeline.spark.source.options import ReadOptions
+from penstock.pipeline.spark.source.plan import ReadPlan, make_plan
 from penstock.storage.aws import Aws
+from penstock.storage.files import Files
 from penstock.storage.local import LocalFiles
 
 MIB = 1 << 20
@@ -86,3 +91,26 @@ def test_a_host_that_does_not_see_the_saved_plan_does_not_read(tmp_path: Path) -
         ReadPlan.check_seen(plan.work)
     plan.save()
     ReadPlan.check_seen(plan.work)
+
+
+def test_a_plan_is_loaded_once_for_the_schema_and_the_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = replace(plan_of([ref("a", 1)]), source=str(tmp_path), work=LocalFiles(tmp_path.resolve() / "A" / "r1"))
+    plan.save()
+    loads: list[Files] = []
+    load = ReadPlan.load
+
+    def counted(work: Files) -> ReadPlan:
+        loads.append(work)
+        return load(work)
+
+    monkeypatch.setattr(ReadPlan, "load", counted)
+    source = PenstockSource(options_of(plan))
+    assert source.schema().startswith("id BIGINT")
+    source = pickle.loads(pickle.dumps(source))  # as Spark does, for the process that plans the partitions
+    reader = source.reader(StructType())
+    (partition,) = reader.partitions()
+    assert isinstance(partition, PlannedPartition)
+    assert loads == [plan.work]
+    in_a_task = pickle.loads(pickle.dumps(reader))
+    with pytest.raises(RuntimeError, match="on the driver only"):
+        in_a_task.partitions()

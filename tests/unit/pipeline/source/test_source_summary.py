@@ -12,7 +12,8 @@ from penstock.errors import ObjectUnreadable, TemporaryError, UsageError
 from penstock.objects.local_store import LocalObjectReader, LocalStore
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.spark.source.infer import infer_schema
-from penstock.pipeline.spark.source.plan import CsvOptions, Piece, ReadOptions, ReadPlan
+from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions
+from penstock.pipeline.spark.source.plan import Piece, ReadPlan
 from penstock.pipeline.spark.source.reading import partition_task, read_partition
 from penstock.pipeline.spark.source.report import FailureKind, ReadingId, summarise
 from penstock.storage.aws import Aws

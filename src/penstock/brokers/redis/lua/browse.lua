@@ -1,8 +1,9 @@
--- KEYS: stream. ARGV: the number to begin behind, how many. Answers the store, then {number, enqueued at, group, head,
--- body} of messages in any state, the oldest first.
+-- Return messages in any state, oldest first.
+-- KEYS: stream. ARGV: the number after which to begin, the number of messages.
+-- Returns the store, then {number, enqueued at, group, head, body} for each message.
 
 local stream, base, after, count = KEYS[1], base_of(KEYS[1]), tonumber(ARGV[1]), tonumber(ARGV[2])
-local found, below = {}, math.huge -- messages with higher numbers than that are not among the first any more
+local found, below = {}, math.huge -- messages with a higher number are not among the first ones
 move_due(base, now_ms())
 drop_expired(base, now_ms())
 local front = front_of(base)
@@ -24,7 +25,7 @@ local function look(tag, state, head, body)
   end
 end
 
--- As far as `front` the numbers are in no order; behind it they grow.
+-- Up to `front` the numbers are in no order; after it they grow.
 local function look_at_ready(tag)
   local key = base .. ':ready' .. tag
   local at, kept, seq = front <= after and place_behind(key, after) or 0, 0, 0

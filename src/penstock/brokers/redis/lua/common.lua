@@ -1,29 +1,30 @@
--- What every script begins with: where a queue's messages wait, and how they get there.
+-- The beginning of every script: the keys of a queue, and the functions that move its messages.
 --
--- A queue's keys begin with one base and so lie in one slot of a cluster:
---   :queue    a hash: store, seq (of the last message), ready (how many), front (see `front_of`), settings, paused
---   :ring     a list of the groups that have ready messages; the first is served next
+-- The keys of a queue share one base, so a cluster keeps them in one slot:
+--   :queue    a hash: store, seq (of the last message), ready (their number), front (see `front_of`), settings, paused
+--   :ring     the group rotation: a list of the groups with ready messages; the first is served next
 --   :ready    a list of ready messages for each group (the group's name follows, after a colon)
 --   :delayed  a sorted set of messages by the time they become ready
---   :stream   what is handed over, and what others put there with XADD
---   :wake     a list of one token at most: something may have become ready
+--   :stream   messages being delivered, and entries that other clients add with XADD
+--   :wake     a list with at most one wake-up token: a message may have become ready
 --   :once     a string for each deduplication id
--- A waiting message is three strings: state, head (attributes as JSON, or empty) and body. A group goes by its tag: its
--- name behind a colon, empty for no group. Times are milliseconds of this server's clock.
+-- A waiting message is three strings: state, head (attributes as JSON, or empty) and body. The tag of a group is its
+-- name after a colon, or empty for no group. Times are milliseconds of this server's clock.
 --
--- A state is text: SEQ ENQUEUED of a fresh message, which was never handed over; behind it, of one that was,
---   AGE_FROM HAND_OVERS REFUNDS UNSUCCESSFUL FIRST_FAILED LAST_FAILED STARTED ENDED KIND WORKER, a line end, REASON,
+-- A state is text. A fresh message, which was never delivered, has: SEQ ENQUEUED. After a delivery, this follows:
+--   AGE_FROM HAND_OVERS REFUNDS UNSUCCESSFUL FIRST_FAILED LAST_FAILED STARTED ENDED KIND WORKER, a line feed, REASON,
 --   a zero byte, and EARLIER
--- where the five before the zero byte tell of the last hand-over (`ended` writes them), EARLIER tells of those before it
--- in a line each, and a time is 0 where there was no failure. Nothing is behind an empty reason if nothing is earlier.
+-- HAND_OVERS counts deliveries, REFUNDS those that do not count as attempts. STARTED to REASON describe the last
+-- delivery (`ended` writes them); EARLIER has one line for each delivery before it. A time is 0 if nothing failed. With
+-- an empty reason and no earlier delivery, the text ends at the line feed.
 
 local GROUP = 'penstock'
 local DAY = 86400000
 local STEP = 300 -- messages in one command: Lua can unpack some thousands of arguments
-local PAGE = 1000 -- of what may be many: what one call looks at
-local EARLIER_MAX = 9 -- attempts that are remembered beside the last one
-local TEXT_MAX = 200 -- bytes of each text of theirs
-local RESET_EVERY = 3 -- unsuccessful hand-overs, as in brokers/rules.py
+local PAGE = 1000 -- items that one call inspects, where there may be many
+local EARLIER_MAX = 9 -- attempts kept in addition to the last one
+local TEXT_MAX = 200 -- bytes of each of their texts
+local RESET_EVERY = 3 -- unsuccessful deliveries, as in brokers/shared.py
 
 -- --- times, numbers and states
 
@@ -52,15 +53,15 @@ local function is_fresh(state)
   return string.match(state, '^%d+ %d+$')
 end
 
--- True if `ended` or a sender wrote this: other programs may put a field of that name into the stream. Numbers have 15
--- digits at most, so that a double holds them exactly.
+-- Return true if `ended` or a sender wrote this: other programs may add an entry with a field of that name. Numbers
+-- have at most 15 digits, so that a double holds them exactly.
 local function is_state(text)
   return text
     and (is_fresh(text) or string.match(text, '^%d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ [EFG] '))
     and not string.find(string.match(text, '^[%d ]+'), string.rep('%d', 16))
 end
 
--- True if `feed` in take.lua wrote these fields of an entry. Of other entries only the body is used (`foreign_body`).
+-- Return true if `feed` in take.lua wrote these fields. Of other entries only the body is used (`foreign_body`).
 local function is_ours(fields)
   local tag = fields.group or ''
   return is_state(fields.state) and fields.body and (tag == '' or string.sub(tag, 1, 1) == ':')
@@ -74,7 +75,7 @@ local function brief(text)
   return (string.gsub(string.sub(text, 1, TEXT_MAX), '%c', ' '))
 end
 
--- What a state says of hand-overs, for the next state, where they are all earlier.
+-- Return the deliveries recorded in a state, as the EARLIER part of the next state.
 local function earlier_of(state)
   local started, at, kind, worker, rest =
     string.match(state, '^%d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ (%d+) (%d+) ([EFG]) ([^\n]*)\n(.*)$')
@@ -93,8 +94,8 @@ local function earlier_of(state)
   return earlier .. '\n' .. last
 end
 
--- The state of a message whose hand-over ended without an ack: it counts, and now and then the age begins anew.
--- `kind` is F (failed), G (given back: the attempt is refunded) or E (its lease expired).
+-- Return the state of a message whose delivery ended without an ack. After every third one, its age restarts.
+-- `kind` is F (failed), G (released, not counted as an attempt) or E (its lease expired).
 local function ended(state, started, at, kind, worker, reason)
   local seq, enqueued, rest = string.match(state, '^(%d+) (%d+)(.*)$')
   local age, hand_overs, refunds, unsuccessful, first, last =
@@ -115,10 +116,10 @@ local function ended(state, started, at, kind, worker, reason)
     age, hand_overs + 1, refunds, unsuccessful, first, last, started, at
   )
   local earlier = earlier_of(state)
-  if earlier ~= '' or reason ~= '' then -- so that no reason is taken for what is behind it
+  if earlier ~= '' or reason ~= '' then -- so that a reason cannot be mistaken for what follows it
     reason = reason .. '\0' .. earlier
   end
-  -- Not by format: it ends a string at its first zero byte.
+  -- Not with string.format, which ends a string at its first zero byte.
   return seq .. ' ' .. enqueued .. ' ' .. numbers .. ' ' .. kind .. ' ' .. worker .. '\n' .. reason
 end
 
@@ -134,7 +135,7 @@ local function wake(base)
   end
 end
 
--- Numbers for so many new messages: answers the first of them. `store` names the queue's store if it has no name yet.
+-- Reserve numbers for `count` new messages; return the first. `store` names the queue's store if it has no name yet.
 local function next_seq(base, store, count)
   local last = redis.call('HINCRBY', base .. ':queue', 'seq', count)
   redis.call('HSETNX', base .. ':queue', 'store', store)
@@ -148,15 +149,15 @@ local function retention_of(base)
   return tonumber(redis.call('HGET', base .. ':queue', 'retention') or 14 * DAY)
 end
 
--- --- what waits
+-- --- waiting messages
 
--- The highest number that was put at the front of a group's list since there was none: behind that one, numbers only
--- grow. Unknown, and so endless, in a queue of an older program until its lists were empty once.
+-- Return the highest number put at the front of a group's list since the lists were last empty: after it, numbers only
+-- grow. It is unknown, and therefore infinite, in a queue of an older program until its lists were empty once.
 local function front_of(base)
   return tonumber(redis.call('HGET', base .. ':queue', 'front') or math.huge)
 end
 
--- Where in a group's list the messages begin whose numbers are higher than that; only from `front_of` on.
+-- Return the position in a group's list where higher numbers than `seq` begin. Valid for `front_of` and above.
 local function place_behind(key, seq)
   local low, high = 0, redis.call('LLEN', key) / 3
   while low < high do
@@ -170,7 +171,7 @@ local function place_behind(key, seq)
   return low * 3
 end
 
--- `flat` holds state, head, body of each message, the oldest first.
+-- `flat` holds state, head and body of each message, oldest first.
 local function put_ready(base, tag, flat, at_front)
   local key = base .. ':ready' .. tag
   if #flat == 0 then
@@ -200,7 +201,7 @@ local function put_ready(base, tag, flat, at_front)
   end
 end
 
--- Messages that come back are older than what waits, so they go to their group's front. Each is {tag, state, head,
+-- Requeue messages at the front of their group, since they are older than the waiting ones. Each is {tag, state, head,
 -- body}.
 local function put_back(base, messages)
   if #messages == 0 then
@@ -225,7 +226,7 @@ local function put_back(base, messages)
   end
 end
 
--- No delay outlasts the retention, so that a message which is past that is met when it becomes ready.
+-- No delay is longer than the retention, so that an expired message is found when it becomes ready.
 local function put_delayed(base, due, tag, state, head, body)
   due = math.min(due, enqueued_of(state) + retention_of(base))
   local member = string.format('%016.0f', seq_of(state)) .. cmsgpack.pack(tag, state, head, body)
@@ -236,7 +237,7 @@ local function delayed_seq(member)
   return tonumber(string.sub(member, 1, 16))
 end
 
--- What `put_delayed` wrote: tag, state, head, body.
+-- Return what `put_delayed` wrote: tag, state, head, body.
 local function delayed_message(member)
   return cmsgpack.unpack(string.sub(member, 17))
 end
@@ -246,7 +247,7 @@ local function move_due(base, now)
   if #due == 0 then
     return
   end
-  redis.call('ZREMRANGEBYRANK', base .. ':delayed', 1, 0) -- none: whether we may (see `may_end`)
+  redis.call('ZREMRANGEBYRANK', base .. ':delayed', 1, 0) -- deletes nothing, but checks permission (see `may_end`)
   local messages = {}
   for _, member in ipairs(due) do
     messages[#messages + 1] = { delayed_message(member) }
@@ -255,13 +256,13 @@ local function move_due(base, now)
   redis.call('ZREMRANGEBYRANK', base .. ':delayed', 0, #due - 1)
 end
 
--- Whether these are dead letters, of whichever tier: by the queue's name, or because some came here.
+-- Return true if this is a DLQ or final DLQ, by its name or because dead letters were sent here.
 local function holds_dead(base)
   return string.find(base, '%-dlq$') or string.find(base, '%-dead$')
     or redis.call('HEXISTS', base .. ':queue', 'holds_dead') == 1
 end
 
--- Dead letters past their retention: the only messages that leave without a settlement. They are counted.
+-- Delete and count dead letters past their retention: the only messages that leave without a settlement.
 local function drop_expired(base, now)
   if not holds_dead(base) then
     return
@@ -285,9 +286,9 @@ local function drop_expired(base, now)
   end
 end
 
--- --- what is handed over
+-- --- deliveries
 
--- What a command answered that may meet a queue without a stream or group: nil then. Any other error is one.
+-- Return the reply of a command, or nil if the queue has no stream or group. Raise any other error.
 local function unless_gone(answer)
   if type(answer) ~= 'table' or not answer.err then
     return answer
@@ -297,7 +298,7 @@ local function unless_gone(answer)
   error(answer.err, 0)
 end
 
--- By name, of an entry as XRANGE and XREADGROUP answer it.
+-- Return the fields by name of an entry in a reply of XRANGE or XREADGROUP.
 local function fields_of(entry)
   local fields = {}
   for at = 1, #entry[2], 2 do
@@ -306,7 +307,7 @@ local function fields_of(entry)
   return fields
 end
 
--- The message in a stream's entry, nil where the entry is gone. Answers tag, state, head, body.
+-- Return tag, state, head and body of the message in a stream's entry; nil if the entry was deleted.
 local function message_in(stream, id)
   local entry = redis.call('XRANGE', stream, id, id)[1]
   if not entry then
@@ -321,16 +322,17 @@ local function is_pending(stream, id)
   return found and #found > 0
 end
 
--- A script that a missing right ends half way takes nothing back. So a message is put where it belongs before it is
--- taken from where it was; and before that we look whether we may take it, or it would be there once more after every
--- try. A server without memory refuses only a script's first write, and not these.
+-- A script that fails half way because a permission is missing undoes nothing. So a message is added to its new place
+-- before it is removed from the old one, and before that, this function raises if removing is not permitted: otherwise
+-- every retry would add the message once more. A server without memory refuses only a script's first write, and never
+-- these commands.
 local function may_end(stream)
   redis.call('XACK', stream, GROUP, '0-0')
   redis.call('XDEL', stream, '0-0')
 end
 
--- XACK answers 1 only for a hand-over that is still pending: it is the fence. Every hand-over has an entry of its own,
--- so an entry's id never becomes somebody else's.
+-- XACK returns 1 only for a delivery that is still pending: this is the fence. Every delivery has its own entry, so an
+-- entry's id is never reused.
 local function end_hand_over(stream, id)
   if redis.call('XACK', stream, GROUP, id) == 1 then
     redis.call('XDEL', stream, id)

@@ -1,6 +1,7 @@
--- KEYS: stream. ARGV: what a list holds for a moment in the place of messages that go, which nobody can have sent, and
--- numbers of messages. Deletes those of them that are there, in whatever state: ready, delayed or handed over. Answers
--- how many.
+-- Delete messages in any state: ready, delayed or being delivered.
+-- KEYS: stream. ARGV: a placeholder that no sender can have written, which replaces deleted messages in a list for a
+-- moment, and the numbers of the messages.
+-- Returns how many existed.
 
 local gone = ARGV[1]
 local stream, base = KEYS[1], base_of(KEYS[1])
@@ -22,7 +23,7 @@ local function is_wanted(seq)
   return true
 end
 
--- Where numbers are in order, no more is looked at than what is between the lowest and the highest that are wanted.
+-- Where numbers are in order, only messages between the lowest and the highest requested number are inspected.
 local function discard_ready(tag)
   local key, found, seq = base .. ':ready' .. tag, {}, 0
   local at = front < lowest and place_behind(key, lowest - 1) or 0
@@ -63,7 +64,7 @@ local function discard_delayed()
       break
     end
   end
-  for number = #found, 1, -1 do -- from the end, so that the places before stay what they are
+  for number = #found, 1, -1 do -- from the end, so that earlier positions stay valid
     redis.call('ZREMRANGEBYRANK', key, found[number], found[number])
   end
 end

@@ -1,6 +1,7 @@
--- KEYS: stream. ARGV: a consumer, then the ids of the entries that the worker knows it holds. Answers the ids that are
--- pending for the consumer besides, and the known ones that are not pending any more. It changes nothing, so it may
--- come late.
+-- Find the deliveries that never reached their worker.
+-- KEYS: stream. ARGV: a consumer, then the ids of the entries that the worker knows it holds.
+-- Returns the other ids that are pending for the consumer, and the known ones that are no longer pending. It changes
+-- nothing, so a late call does no harm.
 
 local known, unknown, gone = {}, {}, {}
 local pending = unless_gone(redis.pcall('XPENDING', KEYS[1], GROUP, '-', '+', 10000, ARGV[1]))

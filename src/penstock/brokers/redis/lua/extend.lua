@@ -1,6 +1,7 @@
--- KEYS: stream. ARGV: the consumer, then entries' ids. Begins the leases of those that are still pending anew; answers
--- their ids, then the ids whose entry somebody deleted: XCLAIM of Redis 7 drops those without a word.
--- JUSTID leaves the delivery count alone; without FORCE nothing is claimed that is not pending.
+-- Restart the leases of the deliveries that are still pending.
+-- KEYS: stream. ARGV: the consumer, then the ids of the entries.
+-- Returns their ids, then the ids whose entry another client deleted: XCLAIM of Redis 7 drops those silently.
+-- JUSTID leaves the delivery count unchanged; without FORCE only pending entries are claimed.
 
 local claimed, left, vanished = {}, {}, {}
 for at = 2, #ARGV do

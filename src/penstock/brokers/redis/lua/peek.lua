@@ -1,4 +1,4 @@
--- KEYS: stream. ARGV: entries' ids. Answers now, then the state in each entry, empty where it is gone.
+-- KEYS: stream. ARGV: ids of entries. Returns the time, then the state in each entry, empty if it was deleted.
 
 local states = {}
 for number, id in ipairs(ARGV) do

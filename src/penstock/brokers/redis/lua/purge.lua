@@ -1,5 +1,5 @@
--- KEYS: stream. Deletes every message of the queue, leased ones too; settings, pause and deduplication ids stay.
--- Answers how many.
+-- Delete every message of the queue, including leased ones; settings, pause and deduplication ids stay.
+-- KEYS: stream. Returns the number of messages.
 
 local stream, base = KEYS[1], base_of(KEYS[1])
 local count = tonumber(redis.call('HGET', base .. ':queue', 'ready') or 0)
@@ -9,7 +9,7 @@ for _, tag in ipairs(redis.call('LRANGE', base .. ':ring', 0, -1)) do
 end
 redis.call('UNLINK', base .. ':ring', base .. ':delayed', base .. ':wake')
 if redis.call('EXISTS', stream) == 1 then
-  -- Its ids go on behind the last one: no receipt of before may fit a hand-over of after, even within a millisecond.
+  -- Its ids continue after the last one: no old receipt handle may match a new delivery, even within a millisecond.
   local last = redis.call('XADD', stream, '*', 'purged', '')
   redis.call('UNLINK', stream)
   redis.call('XADD', stream, last, 'purged', '')

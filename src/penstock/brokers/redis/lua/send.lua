@@ -1,6 +1,8 @@
--- KEYS: stream. ARGV: a name for the store if it is new, the window for deduplication, then for each message how it is
--- sent (empty, or JSON of group, delay and once), its head and its body. Answers the store and a number for each
--- message. The first write is refused by a server without memory, and then nothing was written.
+-- Add messages to the queue.
+-- KEYS: stream. ARGV: a name for a new store, the deduplication window, then for each message its options (empty, or
+-- JSON with group, delay and once), its head and its body.
+-- Returns the store and the number of each message. A server without memory refuses the first write; nothing is written
+-- then.
 
 local base, now = base_of(KEYS[1]), now_ms()
 local count = (#ARGV - 2) / 3
@@ -20,7 +22,7 @@ for at = 3, #ARGV, 3 do
     mine = earlier
   else
     if once then
-      redis.call('SET', once, mine, 'PX', math.max(ARGV[2] - 1, 1)) -- a key lives a millisecond longer
+      redis.call('SET', once, mine, 'PX', math.max(ARGV[2] - 1, 1)) -- a key exists one millisecond longer
     end
     local state = mine .. ' ' .. int(now)
     if delay > 0 then

@@ -1,8 +1,9 @@
+-- Settle deliveries.
 -- KEYS: the queue's stream, its dead-letter queue's stream. ARGV: a name for the dead-letter queue's store if it is
--- new, this worker, how many acks follow and their entries' ids, then releases and dead letters in any order:
+-- new, this worker, the number of acks and the ids of their entries, then releases and dead letters in any order:
 --   'release', id, delay, kind, reason
 --   'dead', id, head
--- Answers the ids that are not ours any more, those whose entry somebody deleted, and the dead-letter queue's store.
+-- Returns the ids whose lease is lost, the ids whose entry another client deleted, and the dead-letter queue's store.
 
 local stream, base, now, worker = KEYS[1], base_of(KEYS[1]), now_ms(), ARGV[2]
 local lost, vanished, acked, back, back_ids, dead, dead_ids = {}, {}, {}, {}, {}, {}, {}
@@ -20,7 +21,7 @@ for at = 1, #acked, STEP do
   redis.call('XDEL', stream, unpack(acked, at, math.min(at + STEP - 1, #acked)))
 end
 
--- The message of a hand-over that is to end here, nil where there is none.
+-- Return the message of a delivery that ends here; nil if there is none.
 local function ending(id)
   local tag, state, head, body = message_in(stream, id)
   if not is_pending(stream, id) then

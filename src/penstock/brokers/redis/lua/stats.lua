@@ -1,7 +1,7 @@
--- KEYS: stream. Answers {now, ready, in flight, delayed, when the oldest visible message was enqueued, from when the
--- oldest message's age counts, when the oldest of all was enqueued}; times are empty where there is none. An empty
--- answer: no such queue.
--- Ages are looked for at the heads of the first thousand groups, in what is in flight, and in what is due first.
+-- KEYS: stream. Returns {now, ready, in flight, delayed, time when the oldest visible message was enqueued, time from
+-- which the age of the oldest message counts, time when the oldest of all was enqueued}; a time is empty if there is
+-- no such message. Returns an empty list if the queue does not exist.
+-- Ages are read from the heads of the first thousand groups, from messages in flight, and from the next delay to end.
 
 local stream, base, now = KEYS[1], base_of(KEYS[1]), now_ms()
 if redis.call('EXISTS', base .. ':queue', stream) == 0 then
@@ -27,7 +27,7 @@ local pending = summary and summary[1] or 0
 local ready = tonumber(redis.call('HGET', base .. ':queue', 'ready') or 0)
 local foreign = redis.call('XLEN', stream) - pending
 
--- Those that came back stand before those that were never handed over, of which the first is the oldest.
+-- Requeued messages come before those that were never delivered; of the latter, the first is the oldest.
 for _, tag in ipairs(redis.call('LRANGE', base .. ':ring', 0, PAGE - 1)) do
   local at, state = 0, redis.call('LINDEX', base .. ':ready' .. tag, 0)
   while state do

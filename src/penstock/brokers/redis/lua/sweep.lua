@@ -1,10 +1,11 @@
--- KEYS: stream. ARGV: where in the pending list to begin, how many entries to look at, and a worker (empty: look for
--- leases that are over; else for what that worker holds, which is proven dead).
--- A consumer is named WORKER|BOOT|LEASE. Answers {where to go on (empty at the end), how many were put back, the ids
--- whose entry somebody deleted, what was handed over too often: {id, when it ended, worker, state, group, head, body,
--- store} each}.
+-- Requeue deliveries whose lease has ended, or all deliveries of a worker that is proven dead.
+-- KEYS: stream. ARGV: where in the pending list to begin, the number of entries to inspect, and the dead worker (empty:
+-- check the leases).
+-- A consumer is named WORKER|BOOT|LEASE. Returns {where to continue (empty at the end), the number of requeued
+-- messages, the ids whose entry another client deleted, and for each message delivered too often {id, end of the
+-- delivery, worker, state, group, head, body, store}}.
 
-local FOREIGN_LEASE = 60000 -- of a consumer that is not named so: somebody else read from the stream
+local FOREIGN_LEASE = 60000 -- of a consumer with another name: another client read from the stream
 local stream, base, now = KEYS[1], base_of(KEYS[1]), now_ms()
 local page = unless_gone(redis.pcall('XPENDING', stream, GROUP, ARGV[1], '+', ARGV[2]))
 if not page then
@@ -18,8 +19,8 @@ local function hand_overs_of(state)
   return tonumber(hand_overs or 0) + 1 - tonumber(refunds or 0)
 end
 
--- Add an entry to the stream again that another program wrote, and that was read in our group without `take.lua`: the next
--- receive adopts it.
+-- Add an entry to the stream again that another program wrote, and that was read in our group without `take.lua`. The
+-- next receive adopts it.
 local function put_foreign_back(id, fields)
   may_end(stream)
   local group = fields.group and { 'group', fields.group } or {}

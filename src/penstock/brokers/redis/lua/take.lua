@@ -1,9 +1,10 @@
--- KEYS: the streams of the queues asked, in order. ARGV: the consumer, a name for a store that is new, then how many
--- messages each queue may bring.
--- Answers {which queue, now, store, retention, receives_max, dead-letter queue, entries} of the first queue that has
--- any, else {0, now, when the next delay ends}. What is behind the entries says whether they are dead letters.
+-- Receive messages from the first queue that has some.
+-- KEYS: the streams of the requested queues, in order. ARGV: the consumer, a name for a new store, then the maximum
+-- number of messages for each queue.
+-- Returns {index of the queue, now, store, retention, receives_max, dead-letter queue, entries, true for a DLQ}, or
+-- {0, now, end of the next delay} if no queue has messages.
 
-local ADOPT_PAGE, ADOPT_PAGES = 1000, 20 -- what one call adopts at most: some tenths of a second of the server
+local ADOPT_PAGE, ADOPT_PAGES = 1000, 20 -- the most that one call adopts, in some tenths of a second on the server
 local consumer, now = ARGV[1], now_ms()
 
 local function read(stream, count)
@@ -11,16 +12,16 @@ local function read(stream, count)
     redis.pcall('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', count, 'STREAMS', stream, '>')
   )
   if answer == nil then
-    -- The group went with the stream, or was never there: begin with the first entry, never with the last.
+    -- The consumer group was deleted with the stream, or never existed: begin with the first entry, not the last.
     redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
     answer = redis.call('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', count, 'STREAMS', stream, '>')
   end
   return answer and answer[1][2] or {}
 end
 
--- What stands in the stream and was never handed over joins the ring, so that it is fair to the rest and its id stays
--- what it is. Others put it there; or we did, and the group that knew of it was destroyed. A state whose number this queue
--- never gave (an entry copied from another queue) gets a new number.
+-- Move entries of the stream that were never delivered into the group rotation, so that they take turns with the other
+-- messages and keep their id. Other clients added them; or we did, and the consumer group that listed them was
+-- destroyed. A state with a number that this queue never issued (an entry copied from another queue) gets a new number.
 local function adopt(base, stream, entries)
   local ids, order, by_tag, back = {}, {}, {}, {}
   local seq = next_seq(base, ARGV[2], #entries)
@@ -60,8 +61,7 @@ local function adopt(base, stream, entries)
   end
 end
 
--- Answers whether the stream holds nothing more of that kind: else what is fed now would stand behind it and not be
--- read.
+-- Returns true if the stream holds no more of them: otherwise entries added now would come after them and not be read.
 local function adopt_all(base, stream)
   if redis.call('EXISTS', stream) == 0 then
     return true
@@ -78,8 +78,8 @@ local function adopt_all(base, stream)
   return false
 end
 
--- From the ring into the stream: one message of each group in turn. What was enqueued at `dead_till` or before is a dead
--- letter past its retention, wherever it stands (see `drop_expired`).
+-- Move messages from the group rotation into the stream, one of each group in turn. Messages enqueued at `dead_till` or
+-- before are dead letters past their retention, wherever they are (see `drop_expired`).
 local function feed(base, stream, count, dead_till)
   local ring, taken, fed, dropped = base .. ':ring', 0, 0, 0
   while fed < count and dropped < PAGE do
@@ -87,7 +87,7 @@ local function feed(base, stream, count, dead_till)
     if not tag then
       break
     end
-    if taken == 0 then -- whether we may, before anything is taken (see `may_end`): this changes nothing
+    if taken == 0 then -- changes nothing, but raises if permission is missing, before anything is taken (see `may_end`)
       redis.call('LPOP', ring, 0)
       redis.call('XADD', stream .. ':none', 'NOMKSTREAM', '*', 'state', '')
     end
@@ -97,11 +97,11 @@ local function feed(base, stream, count, dead_till)
       redis.call('RPUSH', ring, tag)
       redis.call('LPOP', ring)
     end
-    local flat = redis.call('LPOP', key, share * 3) or {} -- nothing: somebody deleted it, or the server evicted it
+    local flat = redis.call('LPOP', key, share * 3) or {} -- empty: another client deleted it, or the server evicted it
     for at = 1, #flat, 3 do
       if dead_till and enqueued_of(flat[at]) <= dead_till then
         dropped = dropped + 1
-      elseif tag == '' and flat[at + 1] == '' then -- as it mostly is: half the words to carry
+      elseif tag == '' and flat[at + 1] == '' then -- the usual case: half as many fields
         redis.call('XADD', stream, '*', 'state', flat[at], 'body', flat[at + 2])
       else
         redis.call(
@@ -139,17 +139,17 @@ for which, stream in ipairs(KEYS) do
       entries = read(stream, ARGV[which + 2])
     end
     if redis.call('EXISTS', base .. ':ring') == 1 then
-      wake(base) -- for another worker: this one has what it has room for
+      wake(base) -- for another worker: this one has as many as it has room for
     else
       redis.call('DEL', base .. ':wake')
-      redis.call('HDEL', base .. ':queue', 'ready') -- nothing is: whatever a deletion by hand left of the count
+      redis.call('HDEL', base .. ':queue', 'ready') -- none is ready: reset a count that a manual deletion made wrong
       if known[2] and known[6] ~= '0' then
         redis.call('HSET', base .. ':queue', 'front', 0)
       end
     end
     if #entries > 0 then
       local store = known[2] or redis.call('HGET', base .. ':queue', 'store')
-      if not store then -- somebody deleted the hash, or the server evicted it
+      if not store then -- another client deleted the hash, or the server evicted it
         store = ARGV[2]
         redis.call('HSETNX', base .. ':queue', 'store', store)
       end

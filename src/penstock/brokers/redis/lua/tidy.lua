@@ -1,6 +1,6 @@
--- KEYS: stream. ARGV: idle milliseconds. Deletes the consumers of dead workers: those that hold nothing and were not
--- heard of for that long. (XGROUP DELCONSUMER on a consumer that holds something would drop what it holds.) Answers how
--- many.
+-- Delete the consumers of dead workers: those without pending entries that were idle for that long. (XGROUP DELCONSUMER
+-- would drop the pending entries of a consumer.)
+-- KEYS: stream. ARGV: idle milliseconds. Returns their number.
 
 local consumers = unless_gone(redis.pcall('XINFO', 'CONSUMERS', KEYS[1], GROUP))
 if not consumers then

@@ -1,4 +1,4 @@
--- Every statement of the embedded queue, each under its name. `:ids` is a JSON list of message ids.
+-- The statements of the SQLite queue, by name. `:ids` is a JSON list of message ids.
 
 -- name: store_id
 SELECT id FROM store
@@ -52,7 +52,7 @@ SELECT seq FROM deduplications WHERE queue_id = :queue_id AND deduplication_id =
 -- name: remember_deduplication
 INSERT INTO deduplications (queue_id, deduplication_id, until, seq) VALUES (?, ?, ?, ?)
 
--- Is there anything to hand over, to wake or to expire? Asked before the write lock is taken, so idling costs nobody.
+-- Return 1 if a message is due or expired. Runs without the write lock, so that an idle queue blocks no writer.
 -- name: anything_to_do
 SELECT EXISTS (SELECT 1 FROM messages WHERE queue_id = :queue_id AND state <> 0 AND visible_at <= :now)
     OR EXISTS (
@@ -69,8 +69,8 @@ WHERE queue_id = :queue_id AND state <> 0 AND visible_at <= :now
 ORDER BY visible_at, id
 LIMIT :rows_max
 
--- A lease that ended by itself is a failure at the moment it ended. Of the attempts the last ten are kept, here and in
--- `release` and `release_dead`.
+-- An expired lease is a failure at the moment it expired. The last ten attempts are kept, here and in `release` and
+-- `release_dead`.
 -- name: wake
 UPDATE messages SET
     first_failed_at = CASE state WHEN 2 THEN COALESCE(first_failed_at, visible_at) ELSE first_failed_at END,
@@ -92,20 +92,20 @@ UPDATE messages SET
     state = 0
 WHERE id IN (SELECT value FROM json_each(:ids))
 
--- The end of every third unsuccessful hand-over is where the message's age begins again. Not part of `wake` and
--- `release`, because naming an indexed column there would write its index each time, not only the third.
+-- The age of a message restarts at the end of every third unsuccessful delivery. This is not part of `wake` and
+-- `release`, because naming an indexed column there would write its index every time, not only every third time.
 -- name: reset_ages
 UPDATE messages SET age_from = ended_at
 WHERE id IN (SELECT value FROM json_each(:ids)) AND unsuccessful > 0 AND unsuccessful % 3 = 0
 
--- No lease has more left than its own length, unless the clock went back since it was given: then it begins anew.
--- `state <> 0` says nothing new but lets SQLite look through the waiting messages only.
+-- A lease cannot have more time left than its length, unless the clock was set back since it began: then it restarts.
+-- `state <> 0` is redundant, but limits SQLite to the waiting messages.
 -- name: shorten_leases
 UPDATE messages SET visible_at = :now + lease_seconds
 WHERE queue_id = :queue_id AND state = 2 AND state <> 0 AND visible_at > :now + lease_seconds
 
--- No delay is longer than the one that was asked for, unless the clock went back since it began: then it begins anew. It
--- began with the end of a hand-over, or with the sending or the death of a message that was not handed over since.
+-- A delay cannot be longer than requested, unless the clock was set back since it began: then it restarts. It began at
+-- the end of a delivery, or when a message that was not delivered since was sent or dead-lettered.
 -- name: shorten_delays
 UPDATE messages SET
     visible_at = :now + MAX(0, visible_at - COALESCE(ended_at, enqueued_at)),
@@ -145,7 +145,7 @@ WHERE queue_id = :queue_id
 -- name: next_groups
 SELECT grp FROM ring WHERE queue_id = :queue_id ORDER BY place LIMIT :groups_max
 
--- The oldest ready messages of each of the next groups. CROSS JOIN keeps SQLite from turning the join around.
+-- The oldest ready messages of each of the next groups. CROSS JOIN keeps SQLite from reversing the join.
 -- name: heads
 SELECT groups.grp, messages.id
 FROM (SELECT grp, place FROM ring WHERE queue_id = :queue_id ORDER BY place LIMIT :groups_max) AS groups
@@ -170,7 +170,7 @@ UPDATE messages SET
     end_reason = NULL
 WHERE id IN (SELECT value FROM json_each(:ids))
 
--- As they are before `lease`: how the hand-over before ended is still there.
+-- Read before `lease`, while the end of the previous delivery is still recorded.
 -- name: messages
 SELECT
     id, body, enqueued_at, attributes, grp, receive_count, refunds, leased_at, ended_at, holder, ended, end_reason
@@ -191,7 +191,7 @@ WHERE queue_id = :queue_id
         SELECT 1 FROM messages WHERE messages.queue_id = ring.queue_id AND messages.grp = ring.grp AND state = 0
     )
 
--- The fence: which of these messages are leased still, and by which hand-over.
+-- The fence: which of these messages are still leased, and by which delivery.
 -- name: leased
 SELECT id, receive_count
 FROM messages
@@ -201,7 +201,7 @@ WHERE id IN (SELECT value FROM json_each(:ids)) AND state = 2 AND visible_at > :
 UPDATE messages SET visible_at = :now + :lease_seconds, lease_seconds = :lease_seconds
 WHERE id IN (SELECT value FROM json_each(:ids))
 
--- A refunded release is no failure.
+-- A release that does not count as an attempt is no failure.
 -- name: release
 UPDATE messages SET
     state = 1,
@@ -250,7 +250,7 @@ UPDATE messages SET
     attributes = :attributes
 WHERE id = :id
 
--- A lease that ended already only ends at its time: `wake` says so.
+-- A lease that already ended keeps its end, as in `wake`.
 -- name: held_by
 SELECT id FROM messages WHERE state = 2 AND holder = :holder AND state <> 0
 
@@ -273,8 +273,8 @@ UPDATE messages SET
     )
 WHERE id IN (SELECT value FROM json_each(:ids))
 
--- One statement, so one moment. The pluses keep SQLite off the indexes of ready messages and of resets, which it would
--- have to sort; where none is ready, the walk past all that are not is spared.
+-- One statement, and therefore one snapshot. The unary pluses keep SQLite from using the indexes of ready messages and
+-- of resets, which it would have to sort; if none is ready, it need not scan past all the others.
 -- name: stats
 SELECT
     ready.messages,

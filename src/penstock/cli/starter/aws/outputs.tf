@@ -1,15 +1,16 @@
 output "worker_environment" {
-  description = "For the worker's container; give its task a stopTimeout of PENSTOCK_STOP_TIMEOUT_SECONDS."
+  description = "For the worker's container; set the stopTimeout of its task to PENSTOCK_WORKER_STOP_TIMEOUT."
   value = {
     PENSTOCK_BROKER               = "sqs://${split(":", aws_sqs_queue.source.arn)[3]}"
-    PENSTOCK_LEASE_SECONDS        = tostring(var.lease_seconds)
-    PENSTOCK_MAX_ATTEMPTS         = tostring(var.max_attempts)
-    PENSTOCK_STOP_TIMEOUT_SECONDS = tostring(var.stop_timeout_seconds)
+    PENSTOCK_WORKER_LEASE         = tostring(var.lease_seconds)
+    PENSTOCK_OBJECTS_MAX_ATTEMPTS = tostring(var.max_attempts)
+    PENSTOCK_WORKER_STOP_TIMEOUT  = tostring(var.stop_timeout_seconds)
+    PENSTOCK_DEAD_LETTERS_REPLAY  = tostring(var.dead_letters_replay)
   }
 }
 
 output "queue_urls" {
-  description = "The queue, and the two for its dead letters."
+  description = "The queue and its two DLQs."
   value = {
     source = aws_sqs_queue.source.url
     dlq    = aws_sqs_queue.dlq.url
@@ -18,7 +19,7 @@ output "queue_urls" {
 }
 
 output "policy_arns" {
-  description = "To attach to the roles of workers and of senders."
+  description = "Attach these to the roles of workers and senders."
   value = {
     worker = aws_iam_policy.worker.arn
     sender = aws_iam_policy.sender.arn
@@ -26,7 +27,7 @@ output "policy_arns" {
 }
 
 output "policy_documents" {
-  description = "The same as documents, for whoever makes roles elsewhere."
+  description = "The same policies as documents, for roles that are created elsewhere."
   value = {
     worker = data.aws_iam_policy_document.worker.json
     sender = data.aws_iam_policy_document.sender.json

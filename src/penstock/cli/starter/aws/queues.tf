@@ -1,15 +1,15 @@
-# Three queues: the one that is worked on, <queue>-dlq for what failed, <queue>-dead for what only people look at.
+# Three queues: the one that workers serve, <queue>-dlq for failed messages, <queue>-dead for those that wait for people.
 #
-# They are encrypted by keys of SQS (SSE-SQS). With a KMS key of your own instead, that key's policy has to let
-# s3.amazonaws.com use it (kms:GenerateDataKey*, kms:Decrypt), or notifications vanish without a word.
+# They are encrypted with keys of SQS (SSE-SQS). If you use a KMS key of your own, its policy must allow s3.amazonaws.com
+# to use it (kms:GenerateDataKey*, kms:Decrypt), or notifications are lost silently.
 
 locals {
-  # Giving a message back costs a receive on SQS. Penstock itself makes dead letters after max_attempts; SQS does it only
-  # for what was received that often and never settled: a message that kills its workers.
+  # A release costs a receive on SQS. Penstock dead-letters messages after max_attempts; SQS does so only for messages
+  # that were received this often and never settled, because they kill their workers.
   max_receive_count = var.max_attempts + var.give_backs
 
-  # The count of receives goes with a message into the next queue: with a count near the source's, the first tier would
-  # hand its letters on to the second at the first look. 1,000 is the most that SQS takes.
+  # A message keeps its receive count in the next queue. With a limit near the source's, SQS would move dead letters from
+  # the DLQ to the final DLQ at their first receive. 1,000 is the limit of SQS.
   dead_letter_max_receive_count = 1000
 }
 
@@ -28,12 +28,12 @@ resource "aws_sqs_queue" "source" {
   lifecycle {
     precondition {
       condition     = var.dead_letter_retention_seconds > var.retention_seconds
-      error_message = "dead_letter_retention_seconds has to be longer than retention_seconds: dead letters keep their age."
+      error_message = "dead_letter_retention_seconds must be longer than retention_seconds: dead letters keep their age."
     }
 
     precondition {
       condition     = local.max_receive_count < local.dead_letter_max_receive_count
-      error_message = "max_attempts and give_backs have to stay below 1,000 together."
+      error_message = "The sum of max_attempts and give_backs must be below 1,000."
     }
   }
 }
@@ -59,7 +59,7 @@ resource "aws_sqs_queue" "dead" {
   sqs_managed_sse_enabled    = true
 }
 
-# No other queue may use these for its dead letters.
+# No other queue may use these as its DLQ.
 
 resource "aws_sqs_queue_redrive_allow_policy" "dlq" {
   queue_url = aws_sqs_queue.dlq.id

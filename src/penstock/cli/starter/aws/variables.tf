@@ -1,17 +1,17 @@
 variable "region" {
-  description = "AWS's region; null: the one of your environment."
+  description = "The AWS region; null: the region of your environment."
   type        = string
   default     = null
 }
 
 variable "tags" {
-  description = "Tags for everything made here."
+  description = "Tags for all resources of this module."
   type        = map(string)
   default     = {}
 }
 
 variable "queue" {
-  description = "The queue that workers serve; <queue>-dlq and <queue>-dead are for its dead letters."
+  description = "The queue that workers serve; its DLQs are <queue>-dlq and <queue>-dead."
   type        = string
   default     = "penstock"
 
@@ -22,30 +22,30 @@ variable "queue" {
 }
 
 variable "bucket" {
-  description = "The bucket, there already, whose new objects are announced; null: a queue without a bucket."
+  description = "The existing bucket that sends notifications; null: a queue without a bucket."
   type        = string
   default     = null
 }
 
 variable "prefixes" {
-  description = "Below which prefixes of the bucket: each ends in a slash, none begins with another; \"\": the whole bucket."
+  description = "Notify only for objects below these prefixes: each ends in a slash, none begins with another; \"\": the whole bucket."
   type        = list(string)
   default     = [""]
 
   validation {
     condition     = alltrue([for prefix in var.prefixes : can(regex("^([A-Za-z0-9!_.'()-]+/)*$", prefix))])
-    error_message = "Letters, digits, ! - _ . ' ( ) and slashes, one at the end: S3 wants all else encoded."
+    error_message = "Letters, digits, ! - _ . ' ( ) and slashes, one at the end: S3 requires others encoded."
   }
 }
 
 variable "manage_notification" {
-  description = "Set the bucket's notifications? That REPLACES all it has: say false where it has others, and add to those."
+  description = "Set the bucket's notifications? That REPLACES all existing ones: if there are others, set false and add to those."
   type        = bool
   default     = true
 }
 
 variable "table" {
-  description = "Where in S3 the table lies that workers write; its quarantine lies beside it. Null: no table in S3."
+  description = "The table in S3 that workers write, with its quarantine beside it. Null: no table in S3."
   type = object({
     bucket = string
     prefix = string
@@ -54,57 +54,57 @@ variable "table" {
 
   validation {
     condition     = var.table == null ? true : can(regex("^[A-Za-z0-9!_.'()-]+(/[A-Za-z0-9!_.'()-]+)*$", var.table.prefix))
-    error_message = "The prefix is made of letters, digits and ! - _ . ' ( ), with slashes between its parts."
+    error_message = "Use letters, digits and ! - _ . ' ( ), with slashes between its parts."
   }
 }
 
 variable "kms_keys" {
-  description = "ARNs of the KMS keys that the objects, or the table, are encrypted with; none for SSE-S3."
+  description = "ARNs of the KMS keys that encrypt the objects or the table; none for SSE-S3."
   type        = list(string)
   default     = []
 }
 
 variable "max_attempts" {
-  description = "Penstock's setting max_attempts, or the largest of your handlers: after so many a message is a dead letter."
+  description = "Penstock's setting objects.max_attempts, or the largest of your handlers: after this many attempts a message is dead-lettered."
   type        = number
   default     = 4
 
   validation {
     condition     = var.max_attempts >= 1 && var.max_attempts <= 100 && floor(var.max_attempts) == var.max_attempts
-    error_message = "A whole number from 1 to 100, as the setting."
+    error_message = "A whole number from 1 to 100, like the setting."
   }
 }
 
 variable "give_backs" {
-  description = "How often a stop or a deploy may give a message back beside that: SQS counts each as a receive."
+  description = "Receives beyond max_attempts, for releases by stops and deploys: SQS counts each as a receive."
   type        = number
   default     = 16
 
   validation {
     condition     = var.give_backs >= 3 && floor(var.give_backs) == var.give_backs
-    error_message = "A whole number from 3 on: else a few deploys make dead letters of messages that nothing is wrong with."
+    error_message = "A whole number of at least 3: otherwise a few deploys dead-letter good messages."
   }
 }
 
 variable "lease_seconds" {
-  description = "Penstock's setting lease_seconds. Workers give it with each receive; the queue's own is for all who do not."
+  description = "Penstock's setting worker.lease, in seconds. Workers set it with each receive; other readers use the queue's own."
   type        = number
   default     = 60
 
   validation {
     condition     = var.lease_seconds >= 3 && var.lease_seconds <= 43200
-    error_message = "From 3 seconds to 12 hours, the longest that SQS lets a message be held."
+    error_message = "From 3 seconds to 12 hours, the limit of SQS."
   }
 }
 
 variable "stop_timeout_seconds" {
-  description = "Penstock's setting stop_timeout_seconds: the stopTimeout of the ECS task."
+  description = "Penstock's setting worker.stop_timeout, in seconds: the stopTimeout of the ECS task."
   type        = number
   default     = 30
 
   validation {
     condition     = var.stop_timeout_seconds >= 10
-    error_message = "At least 10: stopping, giving back and flushing take 8 of them."
+    error_message = "At least 10: stopping, releasing and flushing take 8 of them."
   }
 }
 
@@ -115,14 +115,14 @@ variable "retention_seconds" {
 
   validation {
     condition     = var.retention_seconds >= 60 && var.retention_seconds < 1209600
-    error_message = "From 60 seconds to less than 14 days: dead letters have to be kept for longer, and 14 days is the most."
+    error_message = "From 60 seconds to less than 14 days: dead letters must be kept longer, for at most 14 days."
   }
 }
 
 variable "dead_letter_retention_seconds" {
-  description = "How long in the two others, counted from the sending and not from the death: so it has to be longer."
+  description = "How long in the two DLQs, counted from the first send, not from the failure: it must be longer."
   type        = number
-  default     = 1209600 # 14 days, the most there is
+  default     = 1209600 # 14 days, the maximum
 
   validation {
     condition     = var.dead_letter_retention_seconds > 60 && var.dead_letter_retention_seconds <= 1209600
@@ -142,20 +142,26 @@ variable "sender_roles" {
   default     = []
 }
 
-variable "replay_role" {
-  description = "Make a role for replay, which sends dead letters back: `penstock replayer`, `penstock dead replay`?"
+variable "dead_letters_replay" {
+  description = "Penstock's setting dead_letters.replay: do workers send dead letters back automatically?"
   type        = bool
   default     = false
 }
 
-variable "replay_roles" {
-  description = "Names of roles that get the same rights: of workers that replay beside their work."
-  type        = set(string)
-  default     = []
+variable "dead_letters_archive" {
+  description = "Is Penstock's setting dead_letters.archive set: may workers take expiring dead letters from both DLQs?"
+  type        = bool
+  default     = false
+}
+
+variable "replay_role" {
+  description = "Create a role for people who send dead letters back with `penstock dead replay`?"
+  type        = bool
+  default     = false
 }
 
 variable "replay_principals" {
-  description = "ARNs of who may take on that role; empty: whoever this account lets."
+  description = "ARNs of principals that may assume that role; empty: any that this account allows."
   type        = list(string)
   default     = []
 }

@@ -1,8 +1,8 @@
-# A queue for Penstock, its two tiers of dead letters, the bucket's notifications, and who may do what.
+# A queue for Penstock, its two DLQs, the bucket's notifications, and IAM policies.
 #
 #   terraform init && terraform plan     (or: tofu)
 #
-# What `penstock init --aws` was told stands in terraform.tfvars.json; variables.tf says what else can be set.
+# The values given to `penstock init --aws` are in terraform.tfvars.json; variables.tf lists all variables.
 
 terraform {
   required_version = ">= 1.3"

@@ -8,7 +8,7 @@ from penstock.ledger.migrations.tools import (
     create_index,
     create_table,
     drop_table,
-    leave_room,
+    make_room,
     vacuum_early,
 )
 
@@ -68,7 +68,7 @@ def _create_attempts() -> None:
         sa.Column("reason", sa.Text),
     )
     create_index("ix_attempts_state", "attempts", ["pipeline", "state", "id"])
-    leave_room("attempts", 20)  # for leases, which are extended all the time
+    make_room("attempts", 20)  # for leases, which are extended all the time
 
 
 def _create_objects() -> None:

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
-from penstock.ledger.migrations.tools import create_index, create_table, drop_table, leave_room
+from penstock.ledger.migrations.tools import create_index, create_table, drop_table, make_room
 
 revision = "0002"
 down_revision = "0001"
@@ -42,7 +42,7 @@ def upgrade() -> None:
     create_index("ix_works_attempt", "works", ["attempt_id"], unique=True)
     create_index("ix_works_state", "works", ["state", "handler", "work_id"])
     create_index("ix_works_ended", "works", ["ended_at"])
-    leave_room("works", 20)  # for leases, which are extended all the time
+    make_room("works", 20)  # for leases, which are extended all the time
 
 
 def downgrade() -> None:

@@ -19,17 +19,17 @@ def services(settings: ReportingSettings) -> Mapping[str, ErrorHook]:
     """
     hooks: dict[str, ErrorHook] = {}
     if settings.sentry_dsn:
-        require("sentry_sdk", "sentry", setting="sentry_dsn")
+        require("sentry_sdk", "sentry", setting="alerts.sentry_dsn")
         from penstock.monitoring.errors.services.sentry import SentryHook
 
         hooks["sentry"] = SentryHook(settings)
     if settings.rollbar_token:
-        require("rollbar", "rollbar", setting="rollbar_token")
+        require("rollbar", "rollbar", setting="alerts.rollbar_token")
         from penstock.monitoring.errors.services.rollbar import RollbarHook
 
         hooks["rollbar"] = RollbarHook(settings)
     if settings.notify_urls:
-        require("apprise", "apprise", setting="notify_urls")
+        require("apprise", "apprise", setting="alerts.notify_urls")
         from penstock.monitoring.errors.services.chat import chat_hooks
 
         hooks |= chat_hooks(settings)

@@ -44,7 +44,7 @@ def chat_hooks(settings: ReportingSettings) -> Mapping[str, ErrorHook]:
         scheme = url.partition("://")[0] if "://" in url else "?"
         if not chat.add(url):
             raise ConfigurationError(
-                f"Of the setting notify_urls, address {number} ({scheme}://...) is none that Apprise knows: its wiki "
+                f"Apprise does not know address {number} of the setting alerts.notify_urls ({scheme}://...): its wiki "
                 "lists how each service's is written, such as slack://TOKEN_A/TOKEN_B/TOKEN_C."
             )
         name = f"notify_urls {number} ({scheme})"

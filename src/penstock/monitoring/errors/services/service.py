@@ -40,8 +40,8 @@ def require(package: str, extra: str, *, setting: str) -> None:
     """Raise `ConfigurationError`, naming the extra, if the package is missing. Imports nothing."""
     if find_spec(package) is None:
         raise ConfigurationError(
-            f"The setting {setting} names where failures are told, and the package {package} cannot be found here: run "
-            f"pip install 'penstock[{extra}]'."
+            f"The setting {setting} sends failures to a service and needs the package {package}, which is not "
+            f"installed: run pip install 'penstock[{extra}]'."
         )
 
 

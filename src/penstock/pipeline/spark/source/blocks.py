@@ -20,8 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.events.objects import QuarantineReason
 from penstock.pipeline.spark.source.ddl import TIMESTAMP, TIMESTAMP_NTZ
-from penstock.pipeline.spark.source.lines import QuarantineReason
 
 Positions = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -37,6 +37,9 @@ _WORD, _ALL_OF_A_WORD = 4, 0x01010101  # bytes in a word; a word whose four flag
 _ESCAPED = re.compile(rb"\\u00(?:3[0-9]|2[bBdDeE]|[46]5)")  # JSON may escape any character of a number like this
 _EXPONENT_END = re.compile(rb"[eE][-+]?[0-9]+(?![0-9A-Za-z-])")
 _NARROWING = 8  # parts into which a refused run is cut
+
+_FINE = r"(\.[0-9]{6})[0-9]{1,3}($|[Z+-])"
+_ZONED = r"[T ].*(Z|[+-][0-9:]+)$"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +165,91 @@ class DecimalGuard:
                     shaped[index] = False
 
 
+def is_utf8(block: bytes) -> bool:
+    """Return True if the block is UTF-8; runs at memory speed for ASCII."""
+    if block.isascii():
+        return True
+    try:
+        block.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def invalid_utf8(block: bytes, lines: Lines) -> Iterator[tuple[int, str]]:
+    """Yield the index of each line that is not UTF-8, with the position in it.
+
+    Decodes windows of whole lines; after a bad line a new window begins.
+    """
+    if is_utf8(block):
+        return
+    view, ends = memoryview(block), lines.ends
+    at = 0
+    while at < len(view):
+        last = min(int(np.searchsorted(ends, at + _WINDOW_BYTES)), len(ends) - 1)
+        stop = int(ends[last]) + 1
+        try:
+            str(view[at:stop], "utf-8")
+            at = stop
+        except UnicodeDecodeError as error:
+            index = int(np.searchsorted(ends, at + error.start))
+            yield index, f"at byte {at + error.start - lines.starts[index]}"
+            at = int(ends[index]) + 1
+
+
+def repair(form: LineFormat, block: bytes, lines: Lines, shaped: Flags) -> Decoded:
+    """Decode a block that cannot be parsed whole. Lines that are not ``shaped`` are checked alone."""
+    return _Repair(form, block, lines).decode(shaped)
+
+
+def holds_moments(kind: pa.DataType) -> bool:
+    """Return True if the type contains a timestamp."""
+    if pa.types.is_nested(kind):
+        return any(holds_moments(kind.field(index).type) for index in range(kind.num_fields))
+    return bool(pa.types.is_timestamp(kind))
+
+
+def text_type(kind: pa.DataType, *, moments: bool) -> pa.DataType:
+    """Return the type with strings in place of dates and, with ``moments``, of timestamps."""
+    if pa.types.is_date(kind) or (moments and pa.types.is_timestamp(kind)):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(text_type(kind.value_type, moments=moments)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(text_type(field.type, moments=moments)) for field in kind])
+    return kind
+
+
+def cast_texts(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast an array of `text_type` to the type itself. Raises `ArrowInvalid` for text that does not fit."""
+    if array.type == kind:
+        return array
+    if pa.types.is_timestamp(kind):
+        return to_moments(array, kind)
+    if not holds_moments(kind):
+        return array.cast(kind)
+    if pa.types.is_list(kind):
+        values = cast_texts(array.values, kind.value_type)
+        return pa.ListArray.from_arrays(array.offsets, values, type=kind, mask=array.is_null())
+    columns = [cast_texts(array.field(index), kind.field(index).type) for index in range(kind.num_fields)]
+    return pa.StructArray.from_arrays(columns, fields=list(kind), mask=array.is_null())
+
+
+def to_moments(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast strings to timestamps. Raises `ArrowInvalid` if one of them is not a time."""
+    # most others have the same spelling, and a cast that refuses many values is slow
+    first = pc.first(texts).as_py() or ""
+    try:
+        return texts.cast(TIMESTAMP if re.search(_ZONED, first) else TIMESTAMP_NTZ).cast(kind)
+    except pa.ArrowInvalid:
+        pass
+    texts = pc.replace_substring_regex(texts, pattern=_FINE, replacement=r"\1\2")
+    zoned = pc.match_substring_regex(texts, pattern=_ZONED)
+    nothing = pa.scalar(None, pa.string())
+    local = pc.if_else(zoned, nothing, texts).cast(TIMESTAMP_NTZ).cast(kind)
+    return pc.coalesce(local, pc.if_else(zoned, texts, nothing).cast(TIMESTAMP).cast(kind))
+
+
 def _exponents(window: npt.NDArray[np.uint8], numeric: Flags) -> Positions:
     """Return the position of each e or E that follows a digit or a point."""
     found = (window[1:] | 0x20) == ord("e")
@@ -202,43 +290,6 @@ def _scales(kind: pa.DataType) -> Iterator[int]:
             yield from _scales(kind.field(index).type)
     elif pa.types.is_decimal(kind):
         yield kind.scale
-
-
-def is_utf8(block: bytes) -> bool:
-    """Return True if the block is UTF-8; runs at memory speed for ASCII."""
-    if block.isascii():
-        return True
-    try:
-        block.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def invalid_utf8(block: bytes, lines: Lines) -> Iterator[tuple[int, str]]:
-    """Yield the index of each line that is not UTF-8, with the position in it.
-
-    Decodes windows of whole lines; after a bad line a new window begins.
-    """
-    if is_utf8(block):
-        return
-    view, ends = memoryview(block), lines.ends
-    at = 0
-    while at < len(view):
-        last = min(int(np.searchsorted(ends, at + _WINDOW_BYTES)), len(ends) - 1)
-        stop = int(ends[last]) + 1
-        try:
-            str(view[at:stop], "utf-8")
-            at = stop
-        except UnicodeDecodeError as error:
-            index = int(np.searchsorted(ends, at + error.start))
-            yield index, f"at byte {at + error.start - lines.starts[index]}"
-            at = int(ends[index]) + 1
-
-
-def repair(form: LineFormat, block: bytes, lines: Lines, shaped: Flags) -> Decoded:
-    """Decode a block that cannot be parsed whole. Lines that are not ``shaped`` are checked alone."""
-    return _Repair(form, block, lines).decode(shaped)
 
 
 class _Repair:
@@ -310,55 +361,3 @@ class _Repair:
         start, end = int(self._lines.starts[low]), int(self._lines.ends[high - 1]) + 1
         # A copy: lines are painted over later, and Arrow's columns may reference the buffer they were read from.
         return self._form.parse(bytes(self._painted[start:end]), rows, verified=judged)
-
-
-_FINE = r"(\.[0-9]{6})[0-9]{1,3}($|[Z+-])"
-_ZONED = r"[T ].*(Z|[+-][0-9:]+)$"
-
-
-def holds_moments(kind: pa.DataType) -> bool:
-    """Return True if the type contains a timestamp."""
-    if pa.types.is_nested(kind):
-        return any(holds_moments(kind.field(index).type) for index in range(kind.num_fields))
-    return bool(pa.types.is_timestamp(kind))
-
-
-def text_type(kind: pa.DataType, *, moments: bool) -> pa.DataType:
-    """Return the type with strings in place of dates and, with ``moments``, of timestamps."""
-    if pa.types.is_date(kind) or (moments and pa.types.is_timestamp(kind)):
-        return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(text_type(kind.value_type, moments=moments)))
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(text_type(field.type, moments=moments)) for field in kind])
-    return kind
-
-
-def cast_texts(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast an array of `text_type` to the type itself. Raises `ArrowInvalid` for text that does not fit."""
-    if array.type == kind:
-        return array
-    if pa.types.is_timestamp(kind):
-        return to_moments(array, kind)
-    if not holds_moments(kind):
-        return array.cast(kind)
-    if pa.types.is_list(kind):
-        values = cast_texts(array.values, kind.value_type)
-        return pa.ListArray.from_arrays(array.offsets, values, type=kind, mask=array.is_null())
-    columns = [cast_texts(array.field(index), kind.field(index).type) for index in range(kind.num_fields)]
-    return pa.StructArray.from_arrays(columns, fields=list(kind), mask=array.is_null())
-
-
-def to_moments(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast strings to timestamps. Raises `ArrowInvalid` if one of them is not a time."""
-    # most others have the same spelling, and a cast that refuses many values is slow
-    first = pc.first(texts).as_py() or ""
-    try:
-        return texts.cast(TIMESTAMP if re.search(_ZONED, first) else TIMESTAMP_NTZ).cast(kind)
-    except pa.ArrowInvalid:
-        pass
-    texts = pc.replace_substring_regex(texts, pattern=_FINE, replacement=r"\1\2")
-    zoned = pc.match_substring_regex(texts, pattern=_ZONED)
-    nothing = pa.scalar(None, pa.string())
-    local = pc.if_else(zoned, nothing, texts).cast(TIMESTAMP_NTZ).cast(kind)
-    return pc.coalesce(local, pc.if_else(zoned, texts, nothing).cast(TIMESTAMP).cast(kind))

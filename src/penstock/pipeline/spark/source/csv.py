@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
+from penstock.events.objects import QuarantineReason
 from penstock.pipeline.spark.source.blocks import (
     NEWLINE,
     RETURN,
@@ -44,7 +45,6 @@ from penstock.pipeline.spark.source.csv_lines import (
     null_texts,
 )
 from penstock.pipeline.spark.source.csv_records import oddly_quoted
-from penstock.pipeline.spark.source.lines import QuarantineReason
 from penstock.pipeline.spark.source.options import CsvOptions
 
 _HEXADECIMAL = (b"0x", b"0X")

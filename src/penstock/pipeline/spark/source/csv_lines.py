@@ -37,7 +37,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from penstock.pipeline.spark.source.lines import QuarantineReason, decimal_check, fits_float, is_date, is_moment
+from penstock.events.objects import QuarantineReason
+from penstock.pipeline.spark.source.lines import decimal_check, fits_float, is_date, is_moment
 from penstock.pipeline.spark.source.options import CsvOptions
 
 TRUE_TEXTS, FALSE_TEXTS = ("true", "True", "TRUE"), ("false", "False", "FALSE")
@@ -98,15 +99,6 @@ def split(line: str, csv: CsvOptions) -> list[Field]:
         at += 1
 
 
-def _closing(line: str, at: int, quote: str) -> int:
-    """Return the position of the quote that closes the field."""
-    while (at := line.find(quote, at)) >= 0:
-        if not line.startswith(quote, at + 1):
-            return at
-        at += 2
-    raise Misquoted("a quote that is not closed on its line")
-
-
 class CsvClassifier:
     """Explains why a CSV line is refused under a schema."""
 
@@ -146,6 +138,15 @@ class CsvClassifier:
 def null_texts(csv: CsvOptions) -> list[str]:
     """Return the texts that mean NULL."""
     return ["", csv.null_text] if csv.null_text else [""]
+
+
+def _closing(line: str, at: int, quote: str) -> int:
+    """Return the position of the quote that closes the field."""
+    while (at := line.find(quote, at)) >= 0:
+        if not line.startswith(quote, at + 1):
+            return at
+        at += 2
+    raise Misquoted("a quote that is not closed on its line")
 
 
 def _check(kind: pa.DataType) -> Callable[[str], bool]:

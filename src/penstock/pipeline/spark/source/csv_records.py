@@ -33,6 +33,10 @@ from penstock.pipeline.spark.source.plan import Piece
 
 _NEVER_CLOSED = "a quote that is not closed before the end of the object"
 
+_HEADER_BYTES_MAX = 1 << 20  # including the blank lines before it
+_FIRST_READ_BYTES = 16 << 10
+_NAMES_SHOWN = 5
+
 
 def oddly_quoted(data: npt.NDArray[np.uint8], lines: Lines, csv: CsvOptions) -> Flags:
     """Return a flag per line, set if its quotes are not regularly opened and closed; such a line may still be valid.
@@ -145,6 +149,57 @@ class Records:
         return self._closed(record, never=True)
 
 
+def read_parts(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[LineChunk]:
+    """Yield the lines of `read_lines` without the header line, each chunk with the header attached.
+
+    An object with a header and no other line yields a chunk without lines. CSV records of several lines are yielded as
+    bad ones.
+    """
+    if options.format != "csv":
+        return read_lines(reader, piece, options)
+    parts = _with_header(reader, piece, options) if options.csv.header else read_lines(reader, piece, options)
+    if not options.csv.quote:
+        return parts
+    compressed = codec_of(reader.ref) is not None
+    records = Records(
+        options.csv,
+        from_start=piece.start == 0 or compressed,
+        record_bytes_max=options.line_bytes_max,
+        uri=reader.ref.uri,
+    )
+    return records.cut(parts, lambda offset: iter(()) if compressed else read_on(reader, offset, options))
+
+
+def layout_of(header: bytes, schema: pa.Schema, csv: CsvOptions, uri: str) -> Layout:
+    """Map columns to fields; without a header, in the declared order. Raises `ObjectUnreadable`."""
+    if not csv.header:
+        return Layout(fields=len(schema), places=tuple(range(len(schema))))
+    names = header_names(header, csv, uri)
+    folded = [name.lower() for name in names]
+    wanted = [field.name.strip().lower() for field in schema]
+    for name in wanted:
+        if folded.count(name) > 1:
+            raise ObjectUnreadable(f"{uri} has a header that names the column {name!r} twice")
+    places = tuple(folded.index(name) if name in folded else None for name in wanted)
+    if places.count(None) == len(places):
+        shown = ", ".join(repr(name) for name in names[:_NAMES_SHOWN])
+        raise ObjectUnreadable(
+            f"{uri} has a header that names no column of the schema, it begins {shown[:200]}: look at the delimiter, "
+            "and whether there is a header"
+        )
+    return Layout(fields=len(names), places=places)
+
+
+def header_names(header: bytes, csv: CsvOptions, uri: str) -> list[str]:
+    """Return the names as written, without surrounding blanks. Raises `ObjectUnreadable`."""
+    try:
+        return [field.text.strip() for field in split(header.decode(), csv)]
+    except UnicodeDecodeError as error:
+        raise ObjectUnreadable(f"{uri} has a header that is not UTF-8, at byte {error.start}") from error
+    except Misquoted as error:
+        raise ObjectUnreadable(f"{uri} has a header with {error}") from error
+
+
 def _slice(part: LineChunk, start: int, end: int) -> LineChunk:
     if (start, end) == (0, len(part.lines)):
         return part
@@ -248,68 +303,12 @@ class _Quoting:
         return -1
 
 
-_HEADER_BYTES_MAX = 1 << 20  # including the blank lines before it
-_FIRST_READ_BYTES = 16 << 10
-_NAMES_TOLD = 5
-
-
-def read_parts(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[LineChunk]:
-    """Yield the lines of `read_lines` without the header line, each chunk with the header attached.
-
-    An object with a header and no other line yields a chunk without lines. CSV records of several lines are yielded as
-    bad ones.
-    """
-    if options.format != "csv":
-        return read_lines(reader, piece, options)
-    parts = _with_header(reader, piece, options) if options.csv.header else read_lines(reader, piece, options)
-    if not options.csv.quote:
-        return parts
-    compressed = codec_of(reader.ref) is not None
-    records = Records(
-        options.csv,
-        from_start=piece.start == 0 or compressed,
-        record_bytes_max=options.line_bytes_max,
-        uri=reader.ref.uri,
-    )
-    return records.cut(parts, lambda offset: iter(()) if compressed else read_on(reader, offset, options))
-
-
 def _with_header(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[LineChunk]:
     if piece.start == 0 or codec_of(reader.ref) is not None:
         return _behind_header(read_lines(reader, piece, options), options.csv, reader.ref.uri)
     header, end = _header_apart(reader, options.csv)
     rest = Piece(object=piece.object, start=min(max(piece.start, end), piece.stop), stop=piece.stop)
     return (replace(part, header=header) for part in read_lines(reader, rest, options))
-
-
-def layout_of(header: bytes, schema: pa.Schema, csv: CsvOptions, uri: str) -> Layout:
-    """Map columns to fields; without a header, in the declared order. Raises `ObjectUnreadable`."""
-    if not csv.header:
-        return Layout(fields=len(schema), places=tuple(range(len(schema))))
-    names = header_names(header, csv, uri)
-    folded = [name.lower() for name in names]
-    wanted = [field.name.strip().lower() for field in schema]
-    for name in wanted:
-        if folded.count(name) > 1:
-            raise ObjectUnreadable(f"{uri} has a header that names the column {name!r} twice")
-    places = tuple(folded.index(name) if name in folded else None for name in wanted)
-    if places.count(None) == len(places):
-        told = ", ".join(repr(name) for name in names[:_NAMES_TOLD])
-        raise ObjectUnreadable(
-            f"{uri} has a header that names no column of the schema, it begins {told[:200]}: look at the delimiter, "
-            "and whether there is a header"
-        )
-    return Layout(fields=len(names), places=places)
-
-
-def header_names(header: bytes, csv: CsvOptions, uri: str) -> list[str]:
-    """Return the names as written, without surrounding blanks. Raises `ObjectUnreadable`."""
-    try:
-        return [field.text.strip() for field in split(header.decode(), csv)]
-    except UnicodeDecodeError as error:
-        raise ObjectUnreadable(f"{uri} has a header that is not UTF-8, at byte {error.start}") from error
-    except Misquoted as error:
-        raise ObjectUnreadable(f"{uri} has a header with {error}") from error
 
 
 def _behind_header(parts: Iterator[LineChunk], csv: CsvOptions, uri: str) -> Iterator[LineChunk]:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from socket import gethostname
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -18,22 +19,10 @@ from penstock.objects.store import ObjectStore
 from penstock.objects.stores import store_at
 from penstock.pipeline.spark.arrow_writer import naming_host
 from penstock.pipeline.spark.source.ddl import columns_read, format_ddl, parse_ddl
-from penstock.pipeline.spark.source.infer import infer_schema
-from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions
-from penstock.pipeline.spark.source.plan import ReadPlan, make_plan
-from penstock.pipeline.spark.source.quarantine import QUARANTINE_SCHEMA
+from penstock.pipeline.spark.source.plan import ReadPlan
 from penstock.pipeline.spark.source.reading import PartitionTask, partition_task, read_partition
-from penstock.pipeline.spark.source.report import (
-    REFUSALS,
-    FailureKind,
-    ObjectFailure,
-    ObjectReading,
-    ReadingId,
-    Summary,
-    summarise,
-)
+from penstock.pipeline.spark.source.report import ReadingId
 from penstock.storage.aws import Aws
-from penstock.storage.files import Files
 from penstock.storage.roots import files_at
 
 NAME = "penstock"
@@ -49,24 +38,32 @@ class PlannedPartition(InputPartition):
 
 
 class PenstockSource(DataSource):
-    """The data source: ``spark.read.format("penstock").options(**options_of(plan))``."""
+    """The data source: ``spark.read.format("penstock").options(**options_of(plan))``.
+
+    Spark asks for the schema in one process and for the reader in another, and pickles the source in between. The plan
+    is loaded by the first and travels with the source.
+    """
+
+    _loaded: ReadPlan | None = None
 
     @classmethod
     def name(cls) -> str:
         return NAME
 
     def schema(self) -> str:
-        options = ReadPlan.load(self._work).options
+        options = self._plan.options
         return format_ddl(columns_read(options.schema_ddl, provenance=options.provenance))
 
     def reader(self, schema: StructType) -> "PenstockReader":  # noqa: ARG002 # Spark passes it by name
         partitions = self.options.get(PARTITIONS)
         drained = None if partitions is None else [int(number) for number in partitions.split(",")]
-        return PenstockReader(self._work, drained)
+        return PenstockReader(self._plan, drained)
 
     @property
-    def _work(self) -> Files:
-        return files_at(self.options[WORK], Aws(**json.loads(self.options[AWS])))
+    def _plan(self) -> ReadPlan:
+        if self._loaded is None:
+            self._loaded = ReadPlan.load(files_at(self.options[WORK], Aws(**json.loads(self.options[AWS]))))
+        return self._loaded
 
 
 def options_of(plan: ReadPlan) -> dict[str, str]:
@@ -75,17 +72,22 @@ def options_of(plan: ReadPlan) -> dict[str, str]:
 
 
 class PenstockReader(DataSourceReader):
-    """Plans the partitions and reads one. Pickled to every task, so the partitions, not the reader, hold the data."""
+    """Plans the partitions and reads one. Pickled to every task without the plan: the partitions hold the data."""
 
-    def __init__(self, work: Files, drained: list[int] | None) -> None:
-        self._work = work
+    def __init__(self, plan: ReadPlan, drained: list[int] | None) -> None:
+        self._plan: ReadPlan | None = plan  # None in the tasks
+        self._work = plan.work
         self._drained = drained
         self._driver_host = gethostname()  # Spark plans on the driver
-        plan = ReadPlan.load(work)
         self._store: ObjectStore = store_at(plan.source, plan.aws, remembers=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plan": None}
+
     def partitions(self) -> list[InputPartition]:
-        plan = ReadPlan.load(self._work)
+        plan = self._plan
+        if plan is None:
+            raise RuntimeError("the partitions are planned on the driver only")
         numbers = range(len(plan.partitions)) if self._drained is None else self._drained
         drain = self._drained is not None
         return [PlannedPartition(partition_task(plan, number, drain=drain)) for number in numbers]
@@ -100,27 +102,6 @@ class PenstockReader(DataSourceReader):
     def _read(self, task: PartitionTask) -> Iterator[pa.RecordBatch]:
         with naming_host(self._driver_host):
             yield from read_partition(task, self._store, ReadingId(task.reports, task.partition))
-
-
-__all__ = [
-    "QUARANTINE_SCHEMA",
-    "REFUSALS",
-    "CsvOptions",
-    "FailureKind",
-    "ObjectFailure",
-    "ObjectReading",
-    "ReadOptions",
-    "ReadPlan",
-    "Summary",
-    "canonical_ddl",
-    "columns_read",
-    "drain",
-    "infer_schema",
-    "make_plan",
-    "read",
-    "register",
-    "summarise",
-]
 
 
 def register(spark: SparkSession) -> None:

@@ -8,13 +8,15 @@ character.
 import numpy as np
 import pyarrow as pa
 
+from penstock.events.objects import QuarantineReason
 from penstock.pipeline.spark.source.blocks import NEWLINE, RETURN, Decoded, Decoder, Flags, Lines, invalid_utf8
 from penstock.pipeline.spark.source.csv import CsvDecoder
 from penstock.pipeline.spark.source.csv_records import layout_of
 from penstock.pipeline.spark.source.ddl import parse_ddl
 from penstock.pipeline.spark.source.jsonl import JsonlDecoder
-from penstock.pipeline.spark.source.lines import QuarantineReason
 from penstock.pipeline.spark.source.options import ReadOptions
+
+_KEPT_MAX = 64
 
 
 class TextDecoder:
@@ -37,27 +39,6 @@ class TextDecoder:
                 lines.bad(block, index, QuarantineReason.INVALID_UTF8, detail) for index, detail in invalid.items()
             ),
         )
-
-
-def _strings(block: bytes, lines: Lines, returns: Flags, kept: Flags) -> pa.StringArray:
-    """Return the kept lines without their endings; builds the Arrow buffers directly."""
-    sizes = (lines.ends - returns - lines.starts)[kept]
-    ends = np.zeros(len(sizes) + 1, dtype=np.int32)
-    np.cumsum(sizes, out=ends[1:])
-    text = block.replace(b"\n", b"") if kept.all() and not returns.any() else _picked(block, lines, returns, kept)
-    return pa.StringArray.from_buffers(len(sizes), pa.py_buffer(ends), pa.py_buffer(text))
-
-
-def _picked(block: bytes, lines: Lines, returns: Flags, kept: Flags) -> bytes:
-    data = np.frombuffer(block, dtype=np.uint8)
-    wanted = data != NEWLINE
-    wanted[lines.ends[returns] - 1] = False
-    for index in np.flatnonzero(~kept).tolist():
-        wanted[lines.starts[index] : lines.ends[index]] = False
-    return bytes(data[wanted])
-
-
-_KEPT_MAX = 64
 
 
 class Decoders:
@@ -86,3 +67,21 @@ class Decoders:
                 return TextDecoder(self._schema)
             case _:
                 return JsonlDecoder(self._schema)
+
+
+def _strings(block: bytes, lines: Lines, returns: Flags, kept: Flags) -> pa.StringArray:
+    """Return the kept lines without their endings; builds the Arrow buffers directly."""
+    sizes = (lines.ends - returns - lines.starts)[kept]
+    ends = np.zeros(len(sizes) + 1, dtype=np.int32)
+    np.cumsum(sizes, out=ends[1:])
+    text = block.replace(b"\n", b"") if kept.all() and not returns.any() else _picked(block, lines, returns, kept)
+    return pa.StringArray.from_buffers(len(sizes), pa.py_buffer(ends), pa.py_buffer(text))
+
+
+def _picked(block: bytes, lines: Lines, returns: Flags, kept: Flags) -> bytes:
+    data = np.frombuffer(block, dtype=np.uint8)
+    wanted = data != NEWLINE
+    wanted[lines.ends[returns] - 1] = False
+    for index in np.flatnonzero(~kept).tolist():
+        wanted[lines.starts[index] : lines.ends[index]] = False
+    return bytes(data[wanted])

@@ -42,6 +42,22 @@ _DIGITS_MAX = 40
 
 Sample = Mapping[str, Any]
 
+_PLAIN_NAME = re.compile(r"\S(?:.*\S)?")
+_TIME_LIKE = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}")
+_MOMENTS = Classifier(pa.schema([("value", TIMESTAMP)]))
+_DEPTH_MAX = 16
+_NOTES_MAX = 10
+_EXACT_MAX = 1 << 53  # beyond this, a double cannot represent all whole numbers
+
+# Groups of kinds that share a column, by group name; on a tie the earlier group wins.
+_FAMILIES = (
+    ("text", ("text", "time")),
+    ("numbers", ("real", "whole", "large", "huge")),
+    ("booleans", ("boolean",)),
+    ("objects", ("object",)),
+    ("lists", ("list",)),
+)
+
 
 def samples(objects: Sequence[ObjectRef], store: ObjectStore, options: ReadOptions) -> Iterator[Sample]:
     """Yield names and values from the first lines of some objects, spread evenly over all of them."""
@@ -58,6 +74,46 @@ def samples(objects: Sequence[ObjectRef], store: ObjectStore, options: ReadOptio
             yield from _csv_samples(lines, names, options.csv)
         else:
             yield from _json_samples(lines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inferred:
+    """An inferred schema, with a sentence for each column whose values did not agree."""
+
+    ddl: str
+    notes: tuple[str, ...]
+
+
+def infer_schema(objects: Sequence[ObjectRef], store: ObjectStore, options: ReadOptions | None = None) -> Inferred:
+    """Infer the DDL from the first lines of some objects, spread evenly over all of them.
+
+    ``options``: format and CSV dialect; JSON lines if not given. Text always has one column. Columns of CSV without a
+    header are _c0, _c1 and so on.
+
+    Whole numbers become bigint, mixed with others double; text becomes timestamp if all of it is times, else string. If
+    values disagree, the majority decides, so that one bad line does not cost the others their column; the notes name
+    the minority, whose lines will be quarantined. Columns are in the order of their first appearance; one without any
+    value is string.
+
+    Raises `UsageError` if no line of the sample is an object with a field.
+    """
+    options = options or ReadOptions()
+    if options.format == "text":
+        return Inferred(ddl=checked(options).schema_ddl, notes=())
+    root = _Votes()
+    for value in samples(objects, store, options):
+        _vote(root, value, depth=0)
+    if options.format == "csv":
+        _let_strings_hold_all(root)
+    notes: list[str] = []
+    kind = _settled(root, (), notes)
+    if kind is None or not pa.types.is_struct(kind):
+        wanted = "is a JSON object with a field" if options.format == "jsonl" else "can be read as CSV with a column"
+        raise UsageError(
+            f"No line of the sample ({objects[0].uri if objects else 'it is empty'}, ...) {wanted}: give the schema "
+            "(--schema), or look at the files."
+        )
+    return Inferred(ddl=format_ddl(pa.schema(list(kind))), notes=tuple(notes[:_NOTES_MAX]))
 
 
 def _first_parts(ref: ObjectRef, store: ObjectStore, options: ReadOptions) -> list[LineChunk]:
@@ -118,22 +174,6 @@ def _value(field: Field, csv: CsvOptions) -> Any:
     return field.text
 
 
-_PLAIN_NAME = re.compile(r"\S(?:.*\S)?")
-_TIME_LIKE = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}")
-_MOMENTS = Classifier(pa.schema([("value", TIMESTAMP)]))
-_DEPTH_MAX = 16
-_NOTES_MAX = 10
-_EXACT_MAX = 1 << 53  # beyond this, a double cannot represent all whole numbers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inferred:
-    """An inferred schema, with a sentence for each column whose values did not agree."""
-
-    ddl: str
-    notes: tuple[str, ...]
-
-
 @dataclass(slots=True)
 class _Votes:
     """The values seen at one position: the count of each kind, and the values inside lists and objects."""
@@ -141,38 +181,6 @@ class _Votes:
     kinds: Counter[str] = field(default_factory=Counter)
     element: "_Votes | None" = None
     fields: "dict[str, _Votes]" = field(default_factory=dict)
-
-
-def infer_schema(objects: Sequence[ObjectRef], store: ObjectStore, options: ReadOptions | None = None) -> Inferred:
-    """Infer the DDL from the first lines of some objects, spread evenly over all of them.
-
-    ``options``: format and CSV dialect; JSON lines if not given. Text always has one column. Columns of CSV without a
-    header are _c0, _c1 and so on.
-
-    Whole numbers become bigint, mixed with others double; text becomes timestamp if all of it is times, else string. If
-    values disagree, the majority decides, so that one bad line does not cost the others their column; the notes name
-    the minority, whose lines will be quarantined. Columns are in the order of their first appearance; one without any
-    value is string.
-
-    Raises `UsageError` if no line of the sample is an object with a field.
-    """
-    options = options or ReadOptions()
-    if options.format == "text":
-        return Inferred(ddl=checked(options).schema_ddl, notes=())
-    root = _Votes()
-    for value in samples(objects, store, options):
-        _vote(root, value, depth=0)
-    if options.format == "csv":
-        _let_strings_hold_all(root)
-    notes: list[str] = []
-    kind = _settled(root, (), notes)
-    if kind is None or not pa.types.is_struct(kind):
-        wanted = "is a JSON object with a field" if options.format == "jsonl" else "can be read as CSV with a column"
-        raise UsageError(
-            f"No line of the sample ({objects[0].uri if objects else 'it is empty'}, ...) {wanted}: give the schema "
-            "(--schema), or look at the files."
-        )
-    return Inferred(ddl=format_ddl(pa.schema(list(kind))), notes=tuple(notes[:_NOTES_MAX]))
 
 
 def _vote(votes: _Votes, value: Any, *, depth: int) -> None:
@@ -225,16 +233,6 @@ def _is_time(text: str) -> bool:
     if not _TIME_LIKE.match(text):
         return False
     return _MOMENTS.reason(json.dumps({"value": text}).encode()) is None
-
-
-# Groups of kinds that share a column, by group name; on a tie the earlier group wins.
-_FAMILIES = (
-    ("text", ("text", "time")),
-    ("numbers", ("real", "whole", "large", "huge")),
-    ("booleans", ("boolean",)),
-    ("objects", ("object",)),
-    ("lists", ("list",)),
-)
 
 
 def _let_strings_hold_all(root: _Votes) -> None:

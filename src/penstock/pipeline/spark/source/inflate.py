@@ -25,6 +25,10 @@ MAGICS = (b"\x28\xb5\x2f\xfd", *(bytes([first]) + b"\x2a\x4d\x18" for first in r
 WINDOW_BYTES_MAX = 128 << 20  # the default limit of the zstd program
 _FED_BYTES = 256  # inflates to 8 MiB at most; larger inputs are hardly faster (720 MB/s, against 830 with 512)
 
+_READ_BYTES = 1 << 20
+_MAGIC_BYTES_MAX = 4
+_GZIP = 16 + zlib.MAX_WBITS  # zlib's flag for a gzip header and trailer
+
 
 class Corrupt(Exception):
     """The compressed bytes are invalid."""
@@ -71,24 +75,6 @@ class ZstdFrame:
         return b"".join(gathered)
 
 
-@cache
-def _package() -> Any:
-    """Import the package at the first frame: few objects need it, and executors should start quickly."""
-    try:
-        import zstandard
-    except ImportError as error:
-        raise ConfigurationError(
-            "Objects compressed with zstd need the package zstandard, which is not installed: pip install "
-            "'penstock[pipeline]' on the driver and the executors."
-        ) from error
-    return zstandard
-
-
-_READ_BYTES = 1 << 20
-_MAGIC_BYTES_MAX = 4
-_GZIP = 16 + zlib.MAX_WBITS  # zlib's flag for a gzip header and trailer
-
-
 class Inflater(Protocol):
     """The decompression of one member. Buffers input that it has not used yet."""
 
@@ -124,6 +110,25 @@ class CompressionCodec:
     def begins(self, data: bytes) -> bool:
         """Return True if ``data`` begins with a magic number, or with a prefix of one if it is shorter."""
         return any(data.startswith(magic[: len(data)]) for magic in self.magics)
+
+
+def codec_of(ref: ObjectRef) -> CompressionCodec | None:
+    """Return the codec that the object's name implies; None for plain lines."""
+    name = ref.key_bytes.lower()
+    return next((codec for codec in CODECS if name.endswith(codec.suffixes)), None)
+
+
+def inflate(
+    read: Callable[[int], bytes], codec: CompressionCodec, *, piece_bytes: int, total_bytes_max: int, uri: str
+) -> Iterator[bytes]:
+    """Yield the inflated bytes in pieces of at most ``piece_bytes``; at the end all checksums have been verified.
+
+    ``read(n)`` returns at most n compressed bytes, b"" at the end. An object of 0 bytes inflates to nothing. Raises
+    `ObjectUnreadable` if the object is not of the codec, is truncated or corrupt, has bytes after its end, or inflates
+    to more than ``total_bytes_max``. Memory: one piece, one read and the codec's window, whatever the compression
+    ratio.
+    """
+    return _Inflation(read, codec, piece_bytes, total_bytes_max, uri).pieces()
 
 
 class _Gzip:
@@ -179,23 +184,17 @@ CODECS = (
 )
 
 
-def codec_of(ref: ObjectRef) -> CompressionCodec | None:
-    """Return the codec that the object's name implies; None for plain lines."""
-    name = ref.key_bytes.lower()
-    return next((codec for codec in CODECS if name.endswith(codec.suffixes)), None)
-
-
-def inflate(
-    read: Callable[[int], bytes], codec: CompressionCodec, *, piece_bytes: int, total_bytes_max: int, uri: str
-) -> Iterator[bytes]:
-    """Yield the inflated bytes in pieces of at most ``piece_bytes``; at the end all checksums have been verified.
-
-    ``read(n)`` returns at most n compressed bytes, b"" at the end. An object of 0 bytes inflates to nothing. Raises
-    `ObjectUnreadable` if the object is not of the codec, is truncated or corrupt, has bytes after its end, or inflates
-    to more than ``total_bytes_max``. Memory: one piece, one read and the codec's window, whatever the compression
-    ratio.
-    """
-    return _Inflation(read, codec, piece_bytes, total_bytes_max, uri).pieces()
+@cache
+def _package() -> Any:
+    """Import the package at the first frame: few objects need it, and executors should start quickly."""
+    try:
+        import zstandard
+    except ImportError as error:
+        raise ConfigurationError(
+            "Objects compressed with zstd need the package zstandard, which is not installed: pip install "
+            "'penstock[pipeline]' on the driver and the executors."
+        ) from error
+    return zstandard
 
 
 class _Inflation:

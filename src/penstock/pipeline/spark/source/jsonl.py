@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from penstock.events.objects import QuarantineReason
 from penstock.pipeline.spark.source.blocks import (
     RETURN,
     DecimalGuard,
@@ -33,7 +34,7 @@ from penstock.pipeline.spark.source.blocks import (
     repair,
     text_type,
 )
-from penstock.pipeline.spark.source.lines import BLANKS, Classifier, QuarantineReason
+from penstock.pipeline.spark.source.lines import BLANKS, Classifier
 
 _OPEN, _CLOSE = b"{}"
 _FINE_FRACTION = re.compile(rb"\.[0-9]{7}")  # possibly of a second

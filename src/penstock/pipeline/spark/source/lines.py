@@ -37,19 +37,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import date
 from decimal import Decimal, InvalidOperation
-from enum import StrEnum
 from typing import Any
 
 import pyarrow as pa
 
-
-class QuarantineReason(StrEnum):
-    """Why a line is in quarantine."""
-
-    INVALID_UTF8 = "invalid UTF-8"
-    MALFORMED = "malformed"
-    WRONG_TYPE = "wrong type"
-
+from penstock.events.objects import QuarantineReason
 
 BLANKS = b" \t\r\n"  # JSON's whitespace; other control characters are not blanks
 Check = Callable[[Any], bool]
@@ -62,48 +54,6 @@ _MOMENT = re.compile(
 )
 _PLACES_CUT_MAX = 38  # of a decimal: zeros beyond the places of its type
 _DAY = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
-
-
-class _Integer(str):
-    """A JSON number without fraction and exponent, as written."""
-
-    __slots__ = ()
-
-
-class _Float(str):
-    """Any other JSON number, as written."""
-
-    __slots__ = ()
-
-
-class _Constant(str):
-    """NaN, Infinity or -Infinity."""
-
-    __slots__ = ()
-
-
-class _Repeated(dict[str, Any]):
-    """A JSON object that has a name more than once."""
-
-    __slots__ = ("twice",)
-    twice: frozenset[str]
-
-
-class _Twice(Exception):
-    """A declared field is given twice."""
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) == len(pairs):
-        return value
-    repeated = _Repeated(value)
-    names = [name for name, _ in pairs]
-    repeated.twice = frozenset(name for name in value if names.count(name) > 1)
-    return repeated
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_Integer, parse_float=_Float, parse_constant=_Constant)
 
 
 class Classifier:
@@ -177,6 +127,48 @@ def decimal_check(precision: int, scale: int) -> Check:
         return exponent >= -scale and len(found) - last + exponent <= precision - scale
 
     return fits
+
+
+class _Integer(str):
+    """A JSON number without fraction and exponent, as written."""
+
+    __slots__ = ()
+
+
+class _Float(str):
+    """Any other JSON number, as written."""
+
+    __slots__ = ()
+
+
+class _Constant(str):
+    """NaN, Infinity or -Infinity."""
+
+    __slots__ = ()
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) == len(pairs):
+        return value
+    repeated = _Repeated(value)
+    names = [name for name, _ in pairs]
+    repeated.twice = frozenset(name for name in value if names.count(name) > 1)
+    return repeated
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_Integer, parse_float=_Float, parse_constant=_Constant)
+
+
+class _Repeated(dict[str, Any]):
+    """A JSON object that has a name more than once."""
+
+    __slots__ = ("twice",)
+    twice: frozenset[str]
+
+
+class _Twice(Exception):
+    """A declared field is given twice."""
 
 
 class _Fields:

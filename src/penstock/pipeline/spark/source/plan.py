@@ -18,12 +18,10 @@ from penstock.errors import TemporaryError
 from penstock.objects.reference import ObjectRef, decode_key
 from penstock.pipeline.batch_record import run_files
 from penstock.pipeline.spark.source.inflate import codec_of
-from penstock.pipeline.spark.source.options import FORMATS, CsvOptions, ReadOptions, checked
+from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked
 from penstock.storage.aws import Aws
 from penstock.storage.files import Files
 from penstock.storage.roots import files_at
-
-__all__ = ["FORMATS", "CsvOptions", "Piece", "ReadOptions", "ReadPlan", "make_plan"]
 
 _MIB = 1 << 20
 _VERSION = 3

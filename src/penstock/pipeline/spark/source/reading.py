@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import ObjectError
+from penstock.events.objects import QuarantineReason
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
 from penstock.objects.stores import ahead
@@ -22,7 +23,6 @@ from penstock.pipeline.spark.source.contents import BOM, LineChunk, Quotes
 from penstock.pipeline.spark.source.csv_records import read_parts
 from penstock.pipeline.spark.source.ddl import PROVENANCE
 from penstock.pipeline.spark.source.decoders import Decoders
-from penstock.pipeline.spark.source.lines import QuarantineReason
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece, ReadPlan
 from penstock.pipeline.spark.source.quarantine import QuarantineFile
@@ -73,7 +73,7 @@ def read_partition(task: PartitionTask, store: ObjectStore, reading: ReadingId) 
     """
     quarantine = QuarantineFile(task.quarantine, task.quarantine_dir, task.partition)
     scan = _PartitionScan(task, store, quarantine)
-    told = False
+    finished = False
     try:
         for number, batch in enumerate(scan.batches()):
             if number == 0:
@@ -83,14 +83,14 @@ def read_partition(task: PartitionTask, store: ObjectStore, reading: ReadingId) 
         reading.write(
             PartitionReport(partition=task.partition, drain=task.drain, pieces=scan.readings(), quarantine=file)
         )
-        told = True
+        finished = True
     finally:
-        if not told:
+        if not finished:
             quarantine.abandon()
 
 
 @dataclass(slots=True)
-class _PieceTally:
+class _PieceCounts:
     """The counts of one piece so far. Written by the one thread that reads the partition."""
 
     rows: int = 0
@@ -109,7 +109,7 @@ class _PartitionScan:
         self._store = store
         self._quarantine = quarantine
         self._decoders = Decoders(task.options)
-        self._tallies = [_PieceTally() for _ in task.pieces]
+        self._tallies = [_PieceCounts() for _ in task.pieces]
         self._uris = [ref.uri for ref, _ in task.pieces]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -131,50 +131,50 @@ class _PartitionScan:
         return tuple(
             PieceReading(
                 piece=piece,
-                rows=tally.rows,
-                lines_quarantined=tally.reasons.total(),
-                reasons=dict(tally.reasons),
-                samples=tuple(tally.samples),
-                failure=tally.failure,
-                broken_midway=tally.failure is not None and tally.parts > 0,
-                quotes=tally.quotes,
+                rows=counts.rows,
+                lines_quarantined=counts.reasons.total(),
+                reasons=dict(counts.reasons),
+                samples=tuple(counts.samples),
+                failure=counts.failure,
+                broken_midway=counts.failure is not None and counts.parts > 0,
+                quotes=counts.quotes,
             )
-            for (_, piece), tally in zip(self._task.pieces, self._tallies, strict=True)
+            for (_, piece), counts in zip(self._task.pieces, self._tallies, strict=True)
         )
 
     def _refuse(self, slot: int, offset: int, raw: bytes, reason: QuarantineReason, detail: str) -> None:
         """Quarantine one line, or the lines of one record."""
-        tally = self._tallies[slot]
+        counts = self._tallies[slot]
         self._quarantine.add(self._uris[slot], offset, raw, reason.value, detail)
-        tally.reasons[reason.value] += 1
-        if len(tally.samples) < SAMPLES_MAX:
-            tally.samples.append((offset, f"{reason.value}: {detail}"[:_SAMPLE_CHARS_MAX]))
+        counts.reasons[reason.value] += 1
+        if len(counts.samples) < SAMPLES_MAX:
+            counts.samples.append((offset, f"{reason.value}: {detail}"[:_SAMPLE_CHARS_MAX]))
 
     def _parts(self) -> Iterator[tuple[int, LineChunk, Decoder]]:
         """Yield the chunks of all pieces in turn; a failing object ends early, and the others continue."""
-        for tally, (ref, _) in zip(self._tallies, self._task.pieces, strict=True):
-            tally.failure = _too_large(ref, self._task.options.object_bytes_max)
-        opened = [slot for slot, tally in enumerate(self._tallies) if tally.failure is None]
+        for counts, (ref, _) in zip(self._tallies, self._task.pieces, strict=True):
+            counts.failure = _too_large(ref, self._task.options.object_bytes_max)
+        opened = [slot for slot, counts in enumerate(self._tallies) if counts.failure is None]
         with ahead(self._store, [self._task.pieces[slot][0] for slot in opened]) as store:
             for slot in opened:
                 yield from self._parts_of(slot, store)
 
     def _parts_of(self, slot: int, store: ObjectStore) -> Iterator[tuple[int, LineChunk, Decoder]]:
         ref, piece = self._task.pieces[slot]
-        tally = self._tallies[slot]
+        counts = self._tallies[slot]
         try:
             with store.open(ref) as reader:
                 for part in read_parts(reader, piece, self._task.options):
                     if part.quotes is not None:
-                        tally.quotes = part.quotes
+                        counts.quotes = part.quotes
                         continue
                     decoder = self._decoders.of(part.header, ref.uri)
                     self._keep_bad_records(slot, part)
                     if part.lines:
-                        tally.parts += 1
+                        counts.parts += 1
                         yield slot, part, decoder
         except ObjectError as error:
-            tally.failure = ObjectFailure.of(error)
+            counts.failure = ObjectFailure.of(error)
 
     def _keep_bad_records(self, slot: int, part: LineChunk) -> None:
         for record in part.bad:

@@ -44,12 +44,6 @@ class FailureKind(StrEnum):
     DISAGREED = "disagreed"  # two readings in one run returned different results
 
 
-# Failures that may be limited to one host.
-REFUSALS = frozenset({FailureKind.REFUSED, FailureKind.DENIED, FailureKind.DEVICE})
-# often shared by many objects at once: see `penstock.pipeline.failures.Denials`
-SHARED = frozenset({FailureKind.DENIED, FailureKind.DEVICE})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectFailure:
     """Why an object failed: a kind for the program, a reason for people."""
@@ -69,22 +63,6 @@ class ObjectFailure:
         return failure
 
 
-def _kind(error: ObjectError) -> FailureKind:
-    match error:
-        case ObjectGone():
-            return FailureKind.GONE
-        case ObjectSuperseded():
-            return FailureKind.SUPERSEDED
-        case ObjectDenied():
-            return FailureKind.DENIED
-        case DeviceFailed():
-            return FailureKind.DEVICE
-        case ObjectRefused():
-            return FailureKind.REFUSED
-        case _:
-            return FailureKind.UNREADABLE
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceReading:
     """The result of one reading of one piece. A failed piece that is not broken midway released no line."""
@@ -92,9 +70,7 @@ class PieceReading:
     piece: Piece
     rows: int = 0
     lines_quarantined: int = 0
-    reasons: Mapping[str, int] = field(
-        default_factory=dict
-    )  # lines_quarantined by `penstock.pipeline.spark.source.lines.QuarantineReason`
+    reasons: Mapping[str, int] = field(default_factory=dict)  # lines_quarantined by `penstock.events.QuarantineReason`
     samples: Sequence[tuple[int, str]] = ()  # offset and reason of the first of these lines
     failure: ObjectFailure | None = None
     broken_midway: bool = False  # it failed after some of its lines had been released
@@ -143,12 +119,12 @@ def load_readings(files: Files) -> Mapping[int, PartitionReadings]:
     """Return the readings of each partition; partitions that no reading began are missing."""
     # a name with a leading dot is a half-written file
     names = [name for name in files.names() if not name.startswith(".")]
-    told = [name for name in names if name.endswith(_REPORT)]
+    reported = [name for name in names if name.endswith(_REPORT)]
     with ThreadPoolExecutor(1 if files.is_local else READS_AT_ONCE) as pool:
-        texts = dict(zip(told, pool.map(files.read, told), strict=True))
+        texts = dict(zip(reported, pool.map(files.read, reported), strict=True))
     reports: dict[int, list[PartitionReport]] = {}
     unfinished: dict[int, int] = {}
-    finished = {name.removesuffix(_REPORT) for name in told}
+    finished = {name.removesuffix(_REPORT) for name in reported}
     for name in names:
         partition = int(name[1:].partition("-")[0])
         if name.endswith(_REPORT):
@@ -161,37 +137,13 @@ def load_readings(files: Files) -> Mapping[int, PartitionReadings]:
     }
 
 
-def _report(values: Mapping[str, Any]) -> PartitionReport:
-    quarantine = values["quarantine"]
-    return PartitionReport(
-        partition=values["partition"],
-        drain=values["drain"],
-        pieces=tuple(_reading(piece) for piece in values["pieces"]),
-        quarantine=DataFile(**quarantine) if quarantine else None,
-    )
-
-
-def _reading(values: Mapping[str, Any]) -> PieceReading:
-    failure = values["failure"]
-    return PieceReading(
-        piece=Piece(**values["piece"]),
-        rows=values["rows"],
-        lines_quarantined=values["lines_quarantined"],
-        reasons=values["reasons"],
-        samples=[(offset, reason) for offset, reason in values["samples"]],
-        failure=ObjectFailure(**failure | {"kind": FailureKind(failure["kind"])}) if failure else None,
-        broken_midway=values["broken_midway"],
-        quotes=Quotes(**values["quotes"]) if values["quotes"] else None,
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectReading:
     """The result of one object. ``rows`` counts rows read, before any transform."""
 
     rows: int
     lines_quarantined: int
-    reasons: Mapping[str, int]  # lines_quarantined by `penstock.pipeline.spark.source.lines.QuarantineReason`
+    reasons: Mapping[str, int]  # lines_quarantined by `penstock.events.QuarantineReason`
     samples: Sequence[tuple[int, str]]  # offset and reason of the first of these lines
     bytes: int  # of the object as stored
 
@@ -264,17 +216,63 @@ def summarise(plan: ReadPlan) -> Summary:
     )
 
 
+# Failures that may be limited to one host.
+REFUSALS = frozenset({FailureKind.REFUSED, FailureKind.DENIED, FailureKind.DEVICE})
+# often shared by many objects at once: see `penstock.pipeline.failures.Denials`
+SHARED = frozenset({FailureKind.DENIED, FailureKind.DEVICE})
+
+
+def _kind(error: ObjectError) -> FailureKind:
+    match error:
+        case ObjectGone():
+            return FailureKind.GONE
+        case ObjectSuperseded():
+            return FailureKind.SUPERSEDED
+        case ObjectDenied():
+            return FailureKind.DENIED
+        case DeviceFailed():
+            return FailureKind.DEVICE
+        case ObjectRefused():
+            return FailureKind.REFUSED
+        case _:
+            return FailureKind.UNREADABLE
+
+
+def _report(values: Mapping[str, Any]) -> PartitionReport:
+    quarantine = values["quarantine"]
+    return PartitionReport(
+        partition=values["partition"],
+        drain=values["drain"],
+        pieces=tuple(_reading(piece) for piece in values["pieces"]),
+        quarantine=DataFile(**quarantine) if quarantine else None,
+    )
+
+
+def _reading(values: Mapping[str, Any]) -> PieceReading:
+    failure = values["failure"]
+    return PieceReading(
+        piece=Piece(**values["piece"]),
+        rows=values["rows"],
+        lines_quarantined=values["lines_quarantined"],
+        reasons=values["reasons"],
+        samples=[(offset, reason) for offset, reason in values["samples"]],
+        failure=ObjectFailure(**failure | {"kind": FailureKind(failure["kind"])}) if failure else None,
+        broken_midway=values["broken_midway"],
+        quotes=Quotes(**values["quotes"]) if values["quotes"] else None,
+    )
+
+
 def _leaks(found: Sequence[PartitionReadings]) -> Iterator[tuple[int, ObjectFailure]]:
     """Yield objects whose rows two readings may have released differently, so the rows in Spark cannot be trusted."""
     for readings in found:
         if not readings.reports:
             continue
-        told, *others = readings.reports
-        untold = readings.unfinished > 0 or any(report.drain for report in readings.reports)
-        for slot, piece in enumerate(told.pieces):
+        reported, *others = readings.reports
+        unreported = readings.unfinished > 0 or any(report.drain for report in readings.reports)
+        for slot, piece in enumerate(reported.pieces):
             if any(_differ(piece, other.pieces[slot]) for other in others):
                 yield piece.piece.object, _disagreement([piece, *(other.pieces[slot] for other in others)])
-            elif piece.failure is not None and untold:
+            elif piece.failure is not None and unreported:
                 yield piece.piece.object, piece.failure
 
 
@@ -308,10 +306,10 @@ def _cuts(pieces: Sequence[PieceReading]) -> Sequence[int] | None:
 
 
 def _differ(one: PieceReading, other: PieceReading) -> bool:
-    def told(reading: PieceReading) -> tuple[int, int, bool]:
+    def reported(reading: PieceReading) -> tuple[int, int, bool]:
         return reading.rows, reading.lines_quarantined, reading.failure is None
 
-    return told(one) != told(other)
+    return reported(one) != reported(other)
 
 
 def _disagreement(readings: Sequence[PieceReading]) -> ObjectFailure:

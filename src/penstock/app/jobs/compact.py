@@ -1,0 +1,121 @@
+"""The job that compacts a worker's tables, and the compaction of one pipeline's two tables.
+
+A compaction needs no Spark. Each merge is a commit of its own, so one that is stopped or dies keeps what it has merged,
+and the next one continues with the rest.
+"""
+
+from collections.abc import Callable, Sequence
+
+from penstock.app.jobs.elected import RUN_SECONDS_MAX, ElectedJob, JobTask, elected_job
+from penstock.app.paths import TablePaths, declared_table_paths
+from penstock.app.pipelines.service import PipelineService
+from penstock.app.service import Service, ServiceContext
+from penstock.events import Bus, TableCompacted
+from penstock.messaging.clock import Clock
+from penstock.messaging.steps import Probe
+from penstock.pipeline.maintenance.compact import TARGET_BYTES, CompactionResult, Progress, compact
+from penstock.sinks.registry import open_sink
+from penstock.sinks.sink import TableSink
+from penstock.worker.shutdown import StopSignal
+
+NAME = "compact"
+CLAIMED_AS = "penstock compact"  # two holders do no harm: each merge is conditional on its files
+
+
+def compact_job(services: Sequence[Service], context: ServiceContext, *, every_seconds: float) -> ElectedJob | None:
+    """Return the job for the pipelines among these services; None without one."""
+    pipelines = [service.pipeline for service in services if isinstance(service, PipelineService)]
+    if not pipelines:
+        return None
+    tables = [declared_table_paths(one.name, one.declaration.sink.address, context.settings) for one in pipelines]
+    return elected_job(
+        NAME,
+        [_task(places, context) for places in tables],
+        context,
+        claimed_as=CLAIMED_AS,
+        every_seconds=every_seconds,
+    )
+
+
+def compact_tables(
+    places: TablePaths,
+    *,
+    bus: Bus,
+    probe: Probe,
+    clock: Clock,
+    target_bytes: int = TARGET_BYTES,
+    dry_run: bool = False,
+    progress: Progress = lambda _done, _all: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Sequence[CompactionResult]:
+    """Merge small files in each of a pipeline's tables that exists. Raises as `compact` does."""
+    found = []
+    for sink in sinks_of(places):
+        done = compact(
+            sink,
+            target_bytes=target_bytes,
+            dry_run=dry_run,
+            clock=clock,
+            progress=progress,
+            probe=probe,
+            stopped=stopped,
+        )
+        if done is None:
+            continue
+        found.append(done)
+        if done.merged and not dry_run:
+            bus.emit(_compacted(places.pipeline, done))
+    return found
+
+
+def sinks_of(places: TablePaths) -> tuple[TableSink, TableSink]:
+    """Return the sinks of rows and quarantine, with any partitioning."""
+    rows, quarantine = (
+        open_sink(place, scheme=places.scheme, pipeline=places.pipeline, partition_by=None)
+        for place in (places.table, places.quarantine)
+    )
+    return rows, quarantine
+
+
+def _task(places: TablePaths, context: ServiceContext) -> JobTask:
+    moved_at = [0.0]  # monotonic, of the latest progress; written by the task's thread
+
+    def note_progress(_done: int, _all: int) -> None:
+        moved_at[0] = context.clock.monotonic()
+
+    def run(stop: StopSignal) -> float | None:
+        note_progress(0, 0)
+        ended_early = False
+
+        def is_over() -> bool:
+            nonlocal ended_early
+            ended_early = stop.requested or context.stop.paused
+            return ended_early
+
+        compact_tables(
+            places,
+            bus=context.bus,
+            probe=context.probe,
+            clock=context.clock,
+            progress=note_progress,
+            stopped=is_over,
+        )
+        return 0.0 if ended_early else None  # the rest is for another worker, at once
+
+    def is_stuck(run_seconds: float) -> bool:
+        still_seconds = context.clock.monotonic() - moved_at[0]
+        return min(run_seconds, still_seconds) > RUN_SECONDS_MAX
+
+    return JobTask(name=places.pipeline, run=run, is_stuck=is_stuck)
+
+
+def _compacted(pipeline: str, done: CompactionResult) -> TableCompacted:
+    return TableCompacted(
+        pipeline=pipeline,
+        sink=done.uri,
+        table_version=done.table_version,
+        files_before=done.files_before,
+        files_after=done.files_after,
+        bytes_before=done.bytes_before,
+        bytes_after=done.bytes_after,
+    )

@@ -1,0 +1,1 @@
+"""`penstock admin monitor`: measure queues, dead letters and the ledger at intervals."""

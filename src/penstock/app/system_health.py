@@ -1,0 +1,249 @@
+"""The health of queues, dead letters and pipelines: one value for each, and the one function that reads it.
+
+`penstock status`, `penstock queues`, `penstock doctor` and the monitor's gauges share them. Reading changes nothing and
+never receives a message.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from penstock.app.brokers import cloudwatch_of
+from penstock.app.registry import SERVING, WorkerRecord
+from penstock.config import Settings
+from penstock.ledger.records import TERMINAL, ObjectState
+from penstock.messaging.age_estimate import AgeEstimate
+from penstock.messaging.broker import AgeSource, Broker, QueueStats, listed_name, names_final_dlq
+from penstock.messaging.clock import Clock, SystemClock
+
+if TYPE_CHECKING:
+    from penstock.brokers.sqs.cloudwatch import CloudWatch
+    from penstock.ledger import Ledger
+    from penstock.ledger.pipelines import Reconciliation
+    from penstock.ledger.queries import ProcessedCount
+
+Tier = Literal["dlq", "dead"]  # DLQ, which may be replayed automatically; final DLQ, which waits for people
+
+COUNT_SECONDS_MIN, COUNT_SECONDS_MAX = 600.0, 21_600.0  # between two full counts of processed objects
+COUNT_SHARE = 1_000.0  # that time as a multiple of a count's duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueHealth:
+    """The counts and ages of one queue.
+
+    An age is None if it is unknown, the visible age also if no message is visible. Its source is the broker (exact),
+    CloudWatch, or an estimate from the receives of this host's workers.
+    """
+
+    queue: str
+    visible: int
+    in_flight: int
+    delayed: int
+    oldest_visible_message_age_seconds: float | None
+    oldest_visible_message_age_source: AgeSource
+    oldest_message_age_seconds: float | None
+    oldest_message_age_source: AgeSource
+
+    @property
+    def messages(self) -> int:
+        """The number of all messages, including those in flight and delayed."""
+        return self.visible + self.in_flight + self.delayed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterHealth:
+    """One DLQ or final DLQ. ``queue`` is the queue it is reported under: its only source, or else its own name."""
+
+    queue: str
+    tier: Tier
+    dead_letters: int
+    oldest_age_seconds: float | None  # since the first of them was dead-lettered; 0 without any, None if unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineHealth:
+    """One pipeline or object handler, as recorded in the ledger."""
+
+    pipeline: str
+    objects: Mapping[ObjectState, int]
+    objects_overdue: int  # unprocessed for longer than allowed
+    oldest_unprocessed_age_seconds: float | None  # None if no object waits
+    batches_committed: int  # also the number of the last batch
+    reconciled: "Reconciliation | None"  # the latest reconcile
+
+
+class AgeReader:
+    """Read the ages of one broker's queues.
+
+    For one thread. Keep the instance between reads: it remembers empty queues.
+    """
+
+    def __init__(self, broker: Broker, *, clock: Clock | None = None, cloudwatch: "CloudWatch | None" = None) -> None:
+        self.cloudwatch = cloudwatch
+        self._exact = broker.capabilities.exact_stats
+        self._clock = clock or SystemClock()
+        self._empty: dict[str, AgeEstimate] = {}  # when a read found nothing visible, by queue
+
+    @property
+    def oldest_source(self) -> AgeSource:
+        """The source of the oldest message's age."""
+        return "exact" if self._exact else "cloudwatch"
+
+    @property
+    def oldest_visible_source(self) -> AgeSource:
+        """The source of the oldest visible message's age."""
+        return "exact" if self._exact else "estimated"
+
+    def query(self, queues: Sequence[str]) -> Mapping[str, float]:
+        """Return CloudWatch's ages of these queues; empty without CloudWatch.
+
+        Raises as `CloudWatch.oldest_ages` does.
+        """
+        return {} if self.cloudwatch is None or not queues else self.cloudwatch.oldest_ages(queues)
+
+    def oldest_seconds(self, queue: str, stats: QueueStats, cloudwatch_ages: Mapping[str, float]) -> float | None:
+        """Return the age of the oldest message. ``cloudwatch_ages`` is the result of `query`."""
+        return stats.oldest_message_age_seconds if self._exact else cloudwatch_ages.get(queue)
+
+    def oldest_visible_seconds(self, queue: str, stats: QueueStats, workers: Iterable[WorkerRecord]) -> float | None:
+        """Return the age of the oldest visible message; None if none is visible.
+
+        ``workers`` are those of this host, which may have received from the queue.
+        """
+        if self._exact:
+            return stats.oldest_visible_message_age_seconds
+        now = self._clock.now()
+        if stats.visible == 0:
+            self._empty[queue] = AgeEstimate(empty_at=now)
+            return None
+        # A draining worker's receives are outdated: it does not know which messages others have received since.
+        seen = [each.seen[queue] for each in workers if each.state == SERVING and queue in each.seen]
+        estimate = AgeEstimate.merged([*seen, self._empty.get(queue, AgeEstimate())])
+        return estimate.visible_age_seconds(now, visible=stats.visible)
+
+    def dead_letter_seconds(self, queue: str, stats: QueueStats, cloudwatch_ages: Mapping[str, float]) -> float | None:
+        """Return the age of the oldest message of a DLQ. Replays that release it do not restart it."""
+        return stats.oldest_enqueued_age_seconds if self._exact else cloudwatch_ages.get(queue)
+
+    def close(self) -> None:
+        """Close the connection to CloudWatch."""
+        if self.cloudwatch is not None:
+            self.cloudwatch.close()
+
+
+def ages_of(settings: Settings, broker: Broker, *, clock: Clock | None = None) -> AgeReader:
+    """Return a reader, with CloudWatch if the broker cannot report ages itself; each of its queries is billed.
+
+    Raises `ConfigurationError`.
+    """
+    clock = clock or SystemClock()
+    cloudwatch = None if broker.capabilities.exact_stats else cloudwatch_of(settings, clock=clock)
+    return AgeReader(broker, clock=clock, cloudwatch=cloudwatch)
+
+
+def read_queue(
+    broker: Broker,
+    queue: str,
+    ages: AgeReader,
+    *,
+    cloudwatch_ages: Mapping[str, float],
+    workers: Iterable[WorkerRecord],
+) -> QueueHealth:
+    """Read the health of one queue. See `AgeReader` for the ages and workers."""
+    stats = broker.stats(queue)
+    return QueueHealth(
+        queue=queue,
+        visible=stats.visible,
+        in_flight=stats.in_flight,
+        delayed=stats.delayed,
+        oldest_visible_message_age_seconds=ages.oldest_visible_seconds(queue, stats, workers),
+        oldest_visible_message_age_source=ages.oldest_visible_source,
+        oldest_message_age_seconds=ages.oldest_seconds(queue, stats, cloudwatch_ages),
+        oldest_message_age_source=ages.oldest_source,
+    )
+
+
+def dead_letter_queues(broker: Broker, queue: str) -> tuple[str, str]:
+    """Return the DLQ of a queue, which may be replayed automatically, and its final DLQ, which waits for people."""
+    first = broker.dead_letter_queue(queue)
+    return first, broker.dead_letter_queue(first)
+
+
+def dead_letter_tiers(broker: Broker, queue: str) -> Mapping[str, Tier]:
+    """Return the DLQ and the final DLQ of a queue with their tiers. A DLQ that is its own final DLQ appears once."""
+    first, final = dead_letter_queues(broker, queue)
+    if first == final or names_final_dlq(listed_name(first)):
+        return {first: "dead"}
+    return {first: "dlq", final: "dead"}
+
+
+def read_dead_letters(
+    broker: Broker,
+    name: str,
+    ages: AgeReader,
+    *,
+    queue: str,
+    tier: Tier,
+    cloudwatch_ages: Mapping[str, float],
+) -> DeadLetterHealth:
+    """Read the health of the DLQ with this name, to be reported under ``queue``."""
+    stats = broker.stats(name)
+    return DeadLetterHealth(
+        queue=queue,
+        tier=tier,
+        dead_letters=stats.messages,
+        oldest_age_seconds=ages.dead_letter_seconds(name, stats, cloudwatch_ages) if stats.messages else 0.0,
+    )
+
+
+class PipelineReader:
+    """Read the health of pipelines. For one thread.
+
+    Keep the instance between reads: nearly all objects are processed ones, so they are counted rarely, and the count is
+    updated from new batches in between.
+    """
+
+    def __init__(self, *, overdue_after_seconds: float, clock: Clock) -> None:
+        self._overdue_after_seconds = overdue_after_seconds
+        self._clock = clock
+        self._counts: dict[str, tuple[ProcessedCount, float]] = {}  # by pipeline, with when to count anew (monotonic)
+
+    def read(self, ledger: "Ledger", pipelines: Sequence[str]) -> Sequence[PipelineHealth]:
+        """Return the health of these pipelines. Raises `TemporaryError` if the ledger is unavailable."""
+        reconciled = {one.pipeline: one for one in ledger.reconciliations()}
+        return [self._read(ledger, pipeline, reconciled.get(pipeline)) for pipeline in pipelines]
+
+    def count_anew(self) -> None:
+        """Count the processed objects at the next read: a repair of the ledger invalidates the count."""
+        self._counts = {}
+
+    def _read(self, ledger: "Ledger", pipeline: str, reconciled: "Reconciliation | None") -> PipelineHealth:
+        unprocessed = ledger.ages.waiting(pipeline, overdue_after_seconds=self._overdue_after_seconds)
+        objects = {
+            state: self._processed(ledger, pipeline)
+            if state is ObjectState.PROCESSED
+            else unprocessed.objects.get(state, 0)
+            for state in ObjectState
+        }
+        waits = any(number for state, number in objects.items() if state not in TERMINAL)
+        return PipelineHealth(
+            pipeline=pipeline,
+            objects=objects,
+            objects_overdue=unprocessed.overdue,
+            oldest_unprocessed_age_seconds=unprocessed.oldest_age_seconds if waits else None,
+            batches_committed=unprocessed.committed_seq,
+            reconciled=reconciled,
+        )
+
+    def _processed(self, ledger: "Ledger", pipeline: str) -> int:
+        now = self._clock.monotonic()
+        known = self._counts.get(pipeline)
+        if known is not None and now < known[1]:
+            count, due_at = ledger.ages.updated_count(pipeline, known[0]), known[1]
+        else:
+            count = ledger.ages.processed_count(pipeline)
+            rest_seconds = COUNT_SHARE * (self._clock.monotonic() - now)
+            due_at = now + min(max(rest_seconds, COUNT_SECONDS_MIN), COUNT_SECONDS_MAX)
+        self._counts[pipeline] = count, due_at
+        return count.processed

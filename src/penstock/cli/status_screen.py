@@ -1,0 +1,181 @@
+"""One sample of `penstock status --watch`: a screen for terminals, lines for other outputs, JSON for programs."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from penstock.cli.output import UNFOLDED_COLUMNS, moment, printable
+from penstock.cli.queues import age_of, oldest, oldest_visible, state_of
+from penstock.cli.status_documents import document_of
+from penstock.ledger.records import ObjectState
+from penstock.operations.status.model import PipelineStatus, Status, span
+
+if TYPE_CHECKING:
+    from penstock.app.queues import QueueStatus
+    from penstock.operations.status.watch import QueueFlow, StatusFrame
+
+QUEUE_COLUMNS = (
+    "queue",
+    "state",
+    "oldest visible",
+    "oldest",
+    "visible",
+    "in flight",
+    "delayed",
+    "workers",
+    "in/s",
+    "out/s",
+    "net/s",
+    "empty in",
+    "dlq",
+    "dead",
+)
+PIPELINE_COLUMNS = ("pipeline", *(state.value for state in ObjectState), "overdue", "missing", "batches", "unpublished")
+GAP = 2  # between two columns
+_LEFT_OUT = ("oldest", "delayed", "net/s", "batches", "gone", "superseded", "missing", "out/s", "in flight")
+"""Columns that a narrow terminal does without, the first one first."""
+
+_NAMES = frozenset({"queue", "state", "pipeline"})  # columns of words; the others are numbers
+_STYLES = {
+    "missing": "bold white on red",
+    "no consumer": "bold white on red",
+    "failed": "bold red",
+    "lagging": "bold yellow",
+}
+
+
+def document(frame: "StatusFrame") -> dict[str, Any]:
+    """Return a sample as a document: that of `penstock status`, with the flow of each queue."""
+    if frame.status is None:
+        return {"at": frame.at, "summary": frame.summary, "error": frame.error}
+    status = document_of(frame.status)
+    for queue in status["queues"]:
+        queue |= dataclasses.asdict(frame.flows[queue["queue"]])
+    return {"at": frame.at, "error": None, **status}
+
+
+def lines(frame: "StatusFrame") -> str:
+    """Return a sample as lines, for outputs that are no terminal."""
+    console = Console(width=UNFOLDED_COLUMNS, no_color=True, highlight=False)
+    with console.capture() as captured:
+        console.print(f"{moment(frame.at)}  {printable(frame.summary)}", markup=False, soft_wrap=True)
+        if frame.status is not None:
+            for columns, rows in _tables(frame.status, frame.flows):
+                console.print(_table(columns, rows))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+
+
+def screen(
+    frame: "StatusFrame", last: "StatusFrame | None", *, name: str, every_seconds: float, width: int
+) -> RenderableType:
+    """Return a sample as a screen of this width.
+
+    If broker or ledger cannot be reached, the tables are those of the ``last`` sample that could be taken.
+    """
+    shown = frame if frame.status is not None else last
+    title = f"penstock status --watch  {moment(frame.at)}  every {every_seconds:g} s, q ends  {printable(name)}"
+    head = Text(title, style="dim", no_wrap=True, overflow="ellipsis")  # a long name is cut
+    parts: list[Any] = [head, Text(printable(frame.summary), style=_style(frame)), Text("")]
+    if frame.status is None and shown is not None:
+        parts.append(Text(f"as it was {span(frame.at - shown.at)} ago:", style="dim"))
+    if shown is not None and shown.status is not None:
+        for columns, rows in _tables(shown.status, shown.flows):
+            parts += [_table(*_fitting(columns, rows, width)), Text("")]
+        parts.append(Text(f"workers: {printable(_workers(shown.status))}"))
+    return Group(*parts)
+
+
+def _tables(
+    status: Status, flows: "Mapping[str, QueueFlow]"
+) -> Sequence[tuple[Sequence[str], Sequence[Sequence[str]]]]:
+    queues = [_queue(one, flows[one.queue]) for one in status.queues]
+    pipelines = [_pipeline(one) for one in status.pipelines]
+    found = ((QUEUE_COLUMNS, queues), (PIPELINE_COLUMNS, pipelines))
+    return [(columns, rows) for columns, rows in found if rows]
+
+
+def _queue(one: "QueueStatus", flow: "QueueFlow") -> Sequence[str]:
+    in_dlq = one.dead_letters - one.dead_letters_set_aside
+    return (
+        one.queue,
+        state_of(one),
+        oldest_visible(one),
+        oldest(one),
+        f"{one.visible:,}",
+        f"{one.in_flight:,}",
+        f"{one.delayed:,}",
+        str(len(one.workers)),
+        _rate(flow.in_per_second),
+        _rate(flow.out_per_second),
+        _rate(flow.net_per_second, signed=True),
+        age_of(flow.drained_in_seconds) if one.messages else "",
+        _number(in_dlq),
+        _number(one.dead_letters_set_aside),
+    )
+
+
+def _pipeline(one: PipelineStatus) -> Sequence[str]:
+    missing = 0 if one.reconciled is None else one.reconciled.missing
+    return (
+        one.pipeline,
+        *(_number(one.objects.get(state, 0)) for state in ObjectState),
+        _number(one.objects_overdue),
+        _number(missing),
+        f"{one.batches_committed:,}",
+        "?" if one.batches_unpublished is None else f"{one.batches_unpublished:,}",
+    )
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        is_name = column in _NAMES
+        table.add_column(column, justify="left" if is_name else "right", overflow="fold", no_wrap=not is_name)
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    return table
+
+
+def _fitting(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int
+) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Return the columns that fit: first empty ones are omitted, then those of `_LEFT_OUT`."""
+    widths = {
+        column: GAP + max(len(column), *(len(row[place]) for row in rows))
+        for place, column in enumerate(columns)
+        if any(row[place] for row in rows)
+    }
+    for column in _LEFT_OUT:
+        if sum(widths.values()) <= width:
+            break
+        widths.pop(column, None)
+    kept = [place for place, column in enumerate(columns) if column in widths]
+    return [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]
+
+
+def _workers(status: Status) -> str:
+    workers = [f"{one.worker} ({one.state}, {one.in_flight:,} in flight)" for one in status.records]
+    workers += [name for name in status.workers if name not in {one.worker for one in status.records}]
+    return ", ".join(workers) or ("none on this host" if status.workers_elsewhere else "none running")
+
+
+def _style(frame: "StatusFrame") -> str:
+    if frame.status is None:
+        return "bold white on red"
+    kinds = frame.status.problem_kinds
+    return _STYLES[kinds[0]] if kinds else "bold green"
+
+
+def _number(number: int) -> str:
+    return f"{number:,}" if number else ""
+
+
+def _rate(per_second: float | None, *, signed: bool = False) -> str:
+    if per_second is None:
+        return ""
+    text = f"{per_second:{'+' if signed else ''},.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text

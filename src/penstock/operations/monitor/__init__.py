@@ -1,1 +1,0 @@
-"""`penstock monitor`: measure queues, dead letters and the ledger at intervals."""

@@ -1,0 +1,230 @@
+"""The health model: the status of queues and pipelines, and the problems in it that need a person.
+
+A problem is missing (lost unless a person acts), no consumer, failed or lagging. `penstock status`, its live view and
+`penstock doctor` show it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+
+from penstock.app.queues import QueueStatus
+from penstock.app.registry import WorkerRecord
+from penstock.app.system_health import PipelineHealth
+from penstock.ledger.records import TERMINAL, ObjectState
+
+
+class ProblemKind(StrEnum):
+    """The kinds of problems, the worst first."""
+
+    MISSING = "missing"
+    NO_CONSUMER = "no consumer"
+    FAILED = "failed"
+    LAGGING = "lagging"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A problem that needs a person; ``text`` describes it and its extent."""
+
+    kind: ProblemKind
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaggingQueue:
+    """A queue whose oldest visible message has waited longer than allowed."""
+
+    queue: str
+    age_seconds: float
+    after_seconds: float
+    no_consumer: bool  # no known worker serves it, and no message is in flight
+
+    @property
+    def problem(self) -> Problem:
+        age = f"the oldest visible message of {self.queue} is {span(self.age_seconds)} old"
+        limit = f"{span(self.age_seconds - self.after_seconds)} over the limit"
+        if self.no_consumer:
+            return Problem(kind=ProblemKind.NO_CONSUMER, text=f"{age}, {limit}, and no worker seems to receive from it")
+        return Problem(kind=ProblemKind.LAGGING, text=f"{age}, {limit}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStatus(PipelineHealth):
+    """The health of one pipeline and its table. Unpublished batches are known only if the table's location is."""
+
+    objects_replaced: int  # failed objects with a later version that was processed
+    batches_unpublished: int | None
+    table: str | None
+    table_version: int | None
+    disagreement: str | None  # why table and ledger do not belong together
+    shortfalls: Sequence[str] = ()  # rows that another writer removed from the tables
+    objects_missing: int = 0  # at the latest reconcile, without those whose notifications have left the queue since
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """The status of a scope. Message counts cover all queues except DLQs."""
+
+    table: str | None  # None: an app
+    table_version: int | None
+    objects: Mapping[ObjectState, int]
+    batches_committed: int
+    batches_unpublished: int | None  # None: the table's location of some pipeline is unknown
+    messages_visible: int
+    messages_in_flight: int
+    messages_delayed: int
+    oldest_visible_message_age_seconds: float | None  # None if no message is visible
+    dead_letters: int  # in DLQs and final DLQs, including those that wait for their replay
+    workers: Sequence[str]
+    objects_replaced: int = 0
+    dead_letters_replaced: int | None = 0  # dead letters of those objects; None: unknown
+    dead_letters_set_aside: int = 0  # in final DLQs, which are not replayed automatically
+    dead_letters_replayed: int = 0  # in DLQs that a running replayer serves
+    messages_unserved: int = 0  # in queues that no living worker serves, while some workers run
+    workers_silent: bool = False  # some have no record and may serve any queue
+    workers_elsewhere: bool = False  # other hosts may have workers, which are invisible here
+    notes: Sequence[str] = ()  # checks that were skipped, and why; needs no action, unless it is a mistake
+    disagreements: Sequence[str] = ()
+    lagging: Sequence[LaggingQueue] = ()
+    queues: Sequence[QueueStatus] = ()  # without DLQs
+    pipelines: Sequence[PipelineStatus] = ()
+    records: Sequence[WorkerRecord] = ()  # the records of the visible workers
+
+    @property
+    def summary(self) -> str:
+        """Return one line: the problems, the worst first, each with its kind; or that all is well."""
+        return "; ".join([self._summary, *self.warnings, *self.notes])
+
+    @property
+    def problem_texts(self) -> Sequence[str]:
+        """Return the problems that need a person, as text.
+
+        Unfinished work is left out while a worker may finish it, here or on another host. Failed objects are left out
+        once a later version was processed.
+        """
+        return [problem.text for problem in self.problems]
+
+    @property
+    def problems(self) -> Sequence[Problem]:
+        """Return the problems with their kinds, the worst first."""
+        texts_of_kind = {
+            ProblemKind.MISSING: self._missing(),
+            ProblemKind.NO_CONSUMER: self._without_consumer(),
+            ProblemKind.FAILED: self._failed(),
+            ProblemKind.LAGGING: self._lagging(),
+        }
+        return [Problem(kind=kind, text=text) for kind, texts in texts_of_kind.items() for text in texts]
+
+    @property
+    def problem_kinds(self) -> Sequence[str]:
+        """Return the kinds of problems present, the worst first."""
+        return list(dict.fromkeys(problem.kind.value for problem in self.problems))
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """Return conditions that may become problems but need no action yet."""
+        waiting = self.dead_letters_replayed
+        return [f"dead letters that wait for their replay: {waiting:,}"] if waiting else []
+
+    @property
+    def workers_seen(self) -> bool:
+        """Return True if every worker that may receive is visible here, with a record."""
+        return not (self.workers_silent or self.workers_elsewhere)
+
+    @property
+    def objects_missing(self) -> int:
+        """Return the number of objects that the latest reconcile found missing and that were not handled since."""
+        return sum(one.objects_missing for one in self.pipelines)
+
+    @property
+    def objects_overdue(self) -> int:
+        """Return the number of objects that are unprocessed for longer than allowed."""
+        return sum(one.objects_overdue for one in self.pipelines)
+
+    @property
+    def objects_left(self) -> int:
+        """Return the number of objects that are not in a terminal state."""
+        return sum(number for state, number in self.objects.items() if state not in TERMINAL)
+
+    @property
+    def _summary(self) -> str:
+        parts = [_prefixed(kind, [problem.text for problem in group]) for kind, group in _by_kind(self.problems)]
+        if self.workers_elsewhere and not self.workers and self._messages:
+            parts.append(f"messages waiting or in flight: {self._messages:,}; workers of other hosts are invisible")
+        if parts:
+            return "; ".join(parts)
+        return "at work" if self.objects_left or self.batches_unpublished else "all well"
+
+    def _missing(self) -> Iterator[str]:
+        for why in self.disagreements:
+            yield f"table and ledger disagree: {why}"
+        for one in self.pipelines:
+            yield from one.shortfalls
+        if self.objects_missing:
+            yield f"objects never processed, found by the latest reconcile: {self.objects_missing:,}"
+        if self.objects_overdue:
+            ages = [one.oldest_unprocessed_age_seconds for one in self.pipelines if one.objects_overdue]
+            oldest = max((age for age in ages if age is not None), default=None)
+            since = "" if oldest is None else f", the oldest for {span(oldest)}"
+            yield f"objects overdue: {self.objects_overdue:,}{since}"
+
+    def _without_consumer(self) -> Iterator[str]:
+        if self._deserted and self.objects_left:
+            yield f"objects waiting with no worker running: {self.objects_left:,}"
+        elif self._deserted and self._messages:
+            yield f"messages waiting with no worker running: {self._messages:,}"
+        for one in self.queues:
+            if one.breaker is not None:
+                yield f"{one.queue} is paused by its breaker: {one.breaker}"
+            if one.unserved is not None:
+                yield f"{one.queue} is not consumed: {one.unserved}"
+            if one.unread is not None:
+                yield one.unread
+        if self.messages_unserved:
+            yield f"messages in queues that no worker consumes: {self.messages_unserved:,}"
+        yield from self._texts_of_lagging(ProblemKind.NO_CONSUMER)
+
+    def _failed(self) -> Iterator[str]:
+        if failed := self.objects.get(ObjectState.DEAD, 0) - self.objects_replaced:
+            yield f"failed objects: {failed:,}"
+        waiting = self.dead_letters - (self.dead_letters_replaced or 0) - self.dead_letters_replayed
+        if waiting > 0:
+            aside = self.dead_letters_set_aside
+            yield f"dead letters: {waiting:,}" + (f", {aside:,} of them in final DLQs" if aside else "")
+
+    def _lagging(self) -> Iterator[str]:
+        if self._deserted and self.batches_unpublished:
+            yield f"batches committed and not yet published: {self.batches_unpublished:,}"
+        yield from self._texts_of_lagging(ProblemKind.LAGGING)
+
+    def _texts_of_lagging(self, kind: ProblemKind) -> Sequence[str]:
+        return [one.problem.text for one in self.lagging if one.problem.kind is kind]
+
+    @property
+    def _deserted(self) -> bool:
+        """Return True if no worker is running, here or possibly elsewhere."""
+        return not self.workers and not self.workers_elsewhere
+
+    @property
+    def _messages(self) -> int:
+        return self.messages_visible + self.messages_in_flight + self.messages_delayed
+
+
+def _by_kind(problems: Sequence[Problem]) -> Iterator[tuple[ProblemKind, Iterator[Problem]]]:
+    return groupby(problems, key=lambda problem: problem.kind)
+
+
+def _prefixed(kind: ProblemKind, texts: Sequence[str]) -> str:
+    """Prefix the texts with their kind. Failed objects and dead letters need no prefix."""
+    joined = "; ".join(texts)
+    return joined if kind is ProblemKind.FAILED else f"{kind}: {joined}"
+
+
+def span(seconds: float) -> str:
+    """Return a duration for people."""
+    for unit, length_seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length_seconds:
+            return f"{seconds / length_seconds:,.0f} {unit}"
+    return f"{seconds:,.0f} s"

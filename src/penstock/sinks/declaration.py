@@ -1,0 +1,48 @@
+"""The declaration of a pipeline's table: its address and partition columns. Needs no library of the format."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from os import PathLike, fspath
+from typing import ClassVar
+
+from penstock.errors import UsageError
+from penstock.sinks.registry import DEFAULT_SCHEME, split_address
+from penstock.storage.address import check_address
+
+
+@dataclass(frozen=True, slots=True)
+class SinkDeclaration:
+    """A table in a folder or at s3://BUCKET/PREFIX. Users pass the subclass of a table format to `App.pipeline`.
+
+    Args:
+        table: The table's folder or prefix.
+        partition_by: The partition columns.
+    """
+
+    scheme: ClassVar[str]  # of the format in `penstock.sinks.registry`
+
+    table: str | PathLike[str]
+    partition_by: Sequence[str] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        scheme, location = split_address(fspath(self.table))
+        if scheme not in (DEFAULT_SCHEME, self.scheme):
+            raise UsageError(
+                f"The address {self.table} is that of a table in the format {scheme}, and {type(self).__name__} "
+                f"declares one in the format {self.scheme}."
+            )
+        check_address("table", location)
+        if isinstance(self.partition_by, str):
+            raise UsageError(
+                f"partition_by={self.partition_by!r} is text; write a list of columns: [{self.partition_by!r}]."
+            )
+        object.__setattr__(self, "partition_by", tuple(self.partition_by))
+        twice = [name for name in self.partition_by if self.partition_by.count(name) > 1]
+        if twice:
+            raise UsageError(f"The table {self.table} is partitioned by {twice[0]} more than once.")
+
+    @property
+    def address(self) -> str:
+        """The table's address with the scheme of its format."""
+        location = split_address(fspath(self.table))[1]
+        return location if self.scheme == DEFAULT_SCHEME else f"{self.scheme}+{location}"

@@ -1,0 +1,95 @@
+"""The table formats. Each is a package and one line in `SINKS`.
+
+The package has the sink and the class that users declare a table with, a `penstock.sinks.declaration.SinkDeclaration`.
+
+A table's address begins with the scheme of its format and a plus sign, such as ``parquet+/lake/clicks``. An address
+without one is in the default format. A package is imported when a table is opened, as it needs libraries of an extra.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.storage.files import Files
+
+if TYPE_CHECKING:
+    from penstock.sinks.sink import TableSink
+
+DEFAULT_SCHEME = "delta"
+
+
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SinkPackage:
+    """The package of one table format."""
+
+    module: str
+    factory: str  # a `SinkFactory` in that module
+    requires: str  # the library that it imports
+    declaration: str = "..."  # the subclass of `SinkDeclaration` that users name, for error messages
+    extra: str = "pipeline"  # of Penstock, with the library
+    tested: tuple[Version, Version] | None = None  # the library's versions: from the first to below the second
+
+
+class SinkFactory(Protocol):
+    """Make the sink of one table."""
+
+    def __call__(self, root: Files, *, pipeline: str, partition_by: Sequence[str] | None = ()) -> "TableSink":
+        """Return the sink, without any access yet. ``partition_by`` None: any partitioning, for reading only."""
+        ...
+
+
+SINKS: Mapping[str, SinkPackage] = {
+    DEFAULT_SCHEME: SinkPackage(
+        "penstock.sinks.delta.sink",
+        "DeltaTableSink",
+        "deltalake",
+        declaration="DeltaSink",
+        tested=((1, 6, 6), (1, 7, 0)),
+    ),
+}
+
+
+def split_address(address: str) -> tuple[str, str]:
+    """Return the scheme of a table's format, and the address without it."""
+    scheme, plus, location = address.partition("+")
+    return (scheme, location) if plus and scheme != DEFAULT_SCHEME and scheme in SINKS else (DEFAULT_SCHEME, address)
+
+
+def open_sink(
+    root: Files, *, pipeline: str, partition_by: Sequence[str] | None = (), scheme: str = DEFAULT_SCHEME
+) -> "TableSink":
+    """Return the sink of a table, without any access yet. ``partition_by`` None: any partitioning, for reading only."""
+    package = SINKS[scheme]
+    factory: SinkFactory = getattr(import_module(package.module), package.factory)
+    return factory(root, pipeline=pipeline, partition_by=partition_by)
+
+
+def is_installed(scheme: str) -> bool:
+    """Return True if the library that the format needs is installed. Imports nothing."""
+    return find_spec(SINKS[scheme].requires) is not None
+
+
+def untested(scheme: str, version: str) -> str | None:
+    """Return a warning if this version of the format's library is outside the tested range, otherwise None.
+
+    Publishing relies on the library's behaviour more than on its interface: see
+    docs/why/decisions/deltalake-for-publishing.md.
+    """
+    package = SINKS[scheme]
+    if package.tested is None:
+        return None
+    first, end = package.tested
+    if first <= _release(version) < end:
+        return None
+    least, below = (".".join(map(str, one)) for one in (first, end))
+    return f"{package.requires} {version} is outside the range that Penstock is tested with, >={least},<{below}"
+
+
+def _release(version: str) -> Version:
+    """Return (1, 6, 0) for "1.6" and (1, 6, 6) for "1.6.6". A part that is not a number counts as 0."""
+    return tuple(int(part) if part.isdecimal() else 0 for part in [*version.split("."), "0", "0"][:3])

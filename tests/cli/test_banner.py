@@ -1,0 +1,103 @@
+"""The banner of a started worker on a terminal, and the warning about unknown variables."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Call
+
+SRC = Path(__file__).parents[2] / "src"
+DEADLINE_SECONDS = 60.0
+SHOP = """
+from penstock import App
+
+app = App.from_config()
+
+@app.handler("orders", idempotency="order-{id}", name="book")
+def book(order): ...
+
+@app.handler("mails")
+def mail(message): ...
+"""
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop.py").write_text(SHOP.replace(', idempotency="order-{id}"', ""))
+    return tmp_path
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    ours, theirs = pty.openpty()
+    yield ours, theirs
+    for descriptor in (ours, theirs):
+        with suppress(OSError):
+            os.close(descriptor)
+
+
+def until(descriptor: int, text: str) -> str:
+    """Return what comes through the terminal until it contains the text."""
+    found = ""
+    ends_at = time.monotonic() + DEADLINE_SECONDS
+    while text not in found and time.monotonic() < ends_at:
+        found += os.read(descriptor, 4096).decode(errors="replace")
+    assert text in found, found
+    return found
+
+
+def test_a_worker_on_a_terminal_prints_what_it_serves(shop: Path, terminal: tuple[int, int]) -> None:
+    ours, theirs = terminal
+    command = [sys.executable, "-m", "penstock", "worker", "shop:app", "--queues", "orders=3,mails"]
+    environment = {**os.environ, "PYTHONPATH": str(SRC)}
+    worker = subprocess.Popen(command, cwd=shop, env=environment, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs)
+    try:
+        shown = until(ours, "releases them at once")
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(DEADLINE_SECONDS) == 0
+        assert worker.stdout is not None
+        assert worker.stdout.read() == b""
+    finally:
+        worker.kill()
+        worker.wait()
+        worker.stdout.close()  # type: ignore[union-attr]
+    lines = [line.strip() for line in shown[shown.index("Penstock ") :].splitlines()]
+    fields = {line.rpartition("  ")[0].strip(): line.rpartition("  ")[2] for line in lines[1:] if "  " in line}
+    assert fields["app"] == "shop:app"
+    assert fields["queue orders"] == "book, weight 3"
+    assert fields["queue mails"] == "mail, weight 1"
+    assert (fields["ledger"], fields["metrics"], fields["jobs"]) == ("not used", "off", "none")
+    assert "queue.db" in fields["broker"]
+
+
+def test_in_a_log_of_json_lines_there_is_no_banner(shop: Path) -> None:
+    command = [sys.executable, "-m", "penstock", "worker", "shop:app"]
+    environment = {**os.environ, "PYTHONPATH": str(SRC)}
+    worker = subprocess.Popen(command, cwd=shop, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        assert worker.stderr is not None
+        first = worker.stderr.readline()
+        assert '"event":"worker.started"' in first
+        worker.send_signal(signal.SIGTERM)
+        assert all(line.startswith("{") for line in worker.stderr)
+    finally:
+        worker.kill()
+        worker.wait()
+        worker.stderr.close()  # type: ignore[union-attr]
+
+
+def test_an_unknown_variable_is_a_warning(penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_CONCURENCY", "5")
+    said = penstock("admin", "workers", "list")
+    assert (said.exit_code, said.out) == (0, "")
+    (warning,) = [line for line in said.err.splitlines() if line.startswith("Warning: ")]
+    assert "PENSTOCK_CONCURENCY" in warning

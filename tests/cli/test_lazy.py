@@ -1,0 +1,88 @@
+"""The command tree: what its help lists is what the modules hold, and no module is imported without need."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+from tests.cli.conftest import Call
+
+from penstock.cli.commands import ADMIN_COMMANDS, COMMANDS, INSPECT, REPAIR, RUN, SET_UP
+from penstock.cli.lazy import LazyCommand
+
+HELP_LINE_CHARACTERS = 100
+BASE = {"penstock.cli", "penstock.cli.commands", "penstock.cli.exits", "penstock.cli.lazy", "penstock.cli.main"}
+BASE |= {"penstock.cli.output", "penstock.cli.streams", "penstock.errors", "penstock"}
+REPORT = """
+import contextlib, io, sys
+from penstock.cli.main import main
+sys.argv = ["penstock", *{arguments!r}]
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    main()
+print(*(name for name in sys.modules if name.partition(".")[0] == "penstock"))
+"""
+
+
+def imported(*arguments: str) -> set[str]:
+    """Return the modules of Penstock that a call imports."""
+    done = subprocess.run(
+        [sys.executable, "-c", REPORT.format(arguments=arguments)], capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+def test_help_imports_no_command() -> None:
+    assert imported("--help") <= BASE
+    assert imported("admin", "--help") <= BASE | {"penstock.cli.admin"}
+
+
+def test_the_help_of_a_command_imports_that_command_alone() -> None:
+    commands = {one.target.partition(":")[0] for one in (*COMMANDS, *ADMIN_COMMANDS)}
+    assert imported("init", "--help") & commands == {"penstock.cli.init"}
+
+
+WITHOUT_LEDGER = ("worker", "send", "queues", "init", "demo", "workers", "config", "monitor", "outbox", "logs")
+HEAVY = {"pyspark", "pyarrow", "boto3", "botocore", "deltalake", "numpy", "pandas", "opentelemetry", "sentry_sdk"}
+
+
+@pytest.mark.parametrize("one", [*COMMANDS, *ADMIN_COMMANDS], ids=lambda one: one.name)
+def test_a_module_of_a_command_imports_no_heavy_library(one: LazyCommand) -> None:
+    module = one.target.partition(":")[0]
+    unwanted = HEAVY | ({"sqlalchemy"} if one.name in WITHOUT_LEDGER else set())
+    code = f"import sys, {module}; print(*{unwanted!r} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
+
+
+@pytest.mark.parametrize("one", [*COMMANDS, *ADMIN_COMMANDS], ids=lambda one: one.name)
+def test_the_line_in_the_list_is_the_first_line_of_the_help(one: LazyCommand) -> None:
+    first = " ".join(one.load().help.partition("\n\n")[0].split())
+    assert first == one.help
+    assert len(one.help) <= HELP_LINE_CHARACTERS
+
+
+def test_the_root_has_four_panels_and_twelve_commands_beside_admin() -> None:
+    panels: dict[str | None, list[str]] = {}
+    for one in COMMANDS:
+        panels.setdefault(one.panel, []).append(one.name)
+    assert panels == {
+        RUN: ["worker", "run", "ingest", "send"],
+        INSPECT: ["status", "queues", "objects"],
+        REPAIR: ["dead", "reconcile"],
+        SET_UP: ["init", "demo", "doctor", "admin"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["gc"], "penstock admin gc"),
+        (["top"], "penstock status --watch"),
+        (["stats"], "status"),
+        (["admin", "gcc"], "gc"),
+    ],
+)
+def test_an_unknown_command_gets_a_hint(penstock: Call, arguments: Sequence[str], hint: str) -> None:
+    said = penstock(*arguments)
+    assert (said.exit_code, said.out) == (2, "")
+    assert hint in said.err

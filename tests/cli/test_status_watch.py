@@ -1,0 +1,342 @@
+"""`penstock status --watch`: how everything stands, again and again, on a screen, in lines and as JSON."""
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+from rich.console import Console
+from tests.cli.conftest import Call
+from tests.cli.scene import Scene
+
+from penstock.app.scope import ScopeRequest, find_scope
+from penstock.cli.status_screen import lines, screen
+from penstock.cli.status_watch import KeyReader
+from penstock.errors import TemporaryError
+from penstock.ledger.records import AttemptFailure
+from penstock.operations.status.status import StatusReader
+from penstock.operations.status.watch import StatusFrame, StatusWatch
+
+SRC = Path(__file__).parents[2] / "src"
+USAGE = 2
+DEADLINE_SECONDS = 60.0
+
+Top = Callable[..., subprocess.Popen[str]]
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "penstock", "status", "--watch", *arguments]
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(SRC), "COLUMNS": "160", "LINES": "40", "TERM": "xterm"}
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """A shell ignores SIGINT for what runs behind it, and processes inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def top(environment: dict[str, str]) -> Iterator[Top]:
+    """Start it in the current folder; its output comes through a pipe."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        child = subprocess.Popen(command(*arguments), env=environment, stdout=subprocess.PIPE, text=True)
+        started.append(child)
+        return child
+
+    yield start
+    for child in started:
+        child.kill()
+        child.communicate()
+
+
+def documents(stream: IO[str] | None, until: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    """What it prints up to the first that fits; a test's time is bounded by that of its process."""
+    assert stream is not None
+    found: list[dict[str, Any]] = []
+    for line in stream:
+        found.append(json.loads(line))
+        if until(found[-1]):
+            return found
+    raise AssertionError(f"it ended before: {found[-1:]}")
+
+
+@pytest.fixture
+def bounded() -> Iterator[Callable[[subprocess.Popen[str]], None]]:
+    """Kill a process that goes on for too long, so that whoever reads from it goes on."""
+    timers: list[threading.Timer] = []
+
+    def bound(child: subprocess.Popen[str]) -> None:
+        timers.append(threading.Timer(DEADLINE_SECONDS, child.kill))
+        timers[-1].start()
+
+    yield bound
+    for timer in timers:
+        timer.cancel()
+
+
+# Once
+
+
+def test_one_poll_shows_the_status_and_a_row_per_queue_and_pipeline(penstock: Call, app_scene: Scene) -> None:
+    app_scene.process("x")
+    app_scene.send("a", "b")
+    app_scene.bury(b"?", "no JSON")
+    app_scene.fail("d", AttemptFailure.DEAD, "bad")
+    said = penstock("status", "--watch", "--once")
+    assert (said.exit_code, said.err) == (0, "")
+    head, queues, row, pipelines, pipeline = said.out.splitlines()
+    assert head.endswith("no consumer: messages waiting with no worker running: 2; failed objects: 1; dead letters: 1")
+    assert queues.split()[:3] == ["queue", "state", "oldest"]
+    assert row.split()[0] == "clicks-files"
+    assert row.split()[-5:] == ["2", "0", "0", "0", "1"], "visible, in flight, delayed, workers, dlq"
+    assert pipelines.split()[0] == "pipeline"
+    assert pipeline.split() == ["clicks", "1", "1", "1", "?"], "processed, dead, batches, unpublished"
+
+
+def test_one_poll_as_json_is_the_status_with_the_rates_of_each_queue(penstock: Call, app_scene: Scene) -> None:
+    app_scene.send("a")
+    status = penstock("status", "--json").document
+    document = penstock("status", "--watch", "--once", "--json").document
+    (queue,) = document["queues"]
+    flow = {name: queue.pop(name) for name in ("in_per_second", "out_per_second", "net_per_second")}
+    assert set(flow.values()) == {None}, "of one look nobody can tell"
+    assert queue.pop("drained_in_seconds") is None
+    assert {"at", "error", *status} == set(document)
+    assert document["summary"] == status["summary"]
+    assert queue.keys() == status["queues"][0].keys()
+
+
+@pytest.mark.parametrize("every", ["0.1s", "never"])
+def test_a_pause_that_makes_no_sense_is_refused(penstock: Call, app_scene: Scene, every: str) -> None:
+    said = penstock("status", "--watch", "--every", every, "--once")
+    assert (said.exit_code, said.out) == (USAGE, "")
+    assert "--every" in said.err
+
+
+# Again and again
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_lines_of_json_until_it_is_stopped(
+    app_scene: Scene, top: Top, bounded: Callable[..., None], number: signal.Signals
+) -> None:
+    app_scene.send("a")
+    child = top("--json", "--every", "0.5")
+    bounded(child)
+    (first,) = documents(child.stdout, lambda _: True)
+    assert first["queues"][0]["visible"] == 1
+    app_scene.send("b", "c")
+    last = documents(child.stdout, lambda told: told["queues"][0]["visible"] == 3)[-1]
+    flow = last["queues"][0]
+    assert flow["net_per_second"] > 0
+    assert (flow["out_per_second"], flow["in_per_second"]) == (0.0, flow["net_per_second"])
+    assert flow["drained_in_seconds"] is None
+    child.send_signal(number)
+    assert child.wait(DEADLINE_SECONDS) == 0
+
+
+def test_blocks_of_lines_where_the_output_is_no_terminal(
+    app_scene: Scene, top: Top, bounded: Callable[..., None]
+) -> None:
+    child = top("--every", "0.5")
+    bounded(child)
+    assert child.stdout is not None
+    verdicts = 0
+    for line in child.stdout:
+        assert "\x1b" not in line
+        verdicts += line.endswith("  all well\n")
+        if verdicts == 2:
+            break
+    assert verdicts == 2
+    child.send_signal(signal.SIGINT)
+    assert child.wait(DEADLINE_SECONDS) == 0
+
+
+# On a terminal
+
+
+class Terminal:
+    """The command on a terminal of its own, and what its screen was sent."""
+
+    def __init__(self, environment: dict[str, str], *arguments: str) -> None:
+        self._ours, theirs = pty.openpty()
+        self.before = termios.tcgetattr(theirs)
+        self._theirs = theirs
+        self.child = subprocess.Popen(
+            command(*arguments), env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        )
+        self.seen = b""
+
+    def expect(self, text: str) -> None:
+        ends_at = time.monotonic() + DEADLINE_SECONDS
+        while text.encode() not in self.seen:
+            left = ends_at - time.monotonic()
+            assert left > 0, f"never saw {text!r} in {self.seen[-2_000:]!r}"
+            if select.select([self._ours], [], [], min(left, 0.5))[0]:
+                self.seen += os.read(self._ours, 65_536)
+
+    def press(self, key: bytes) -> None:
+        os.write(self._ours, key)
+
+    def settings(self) -> Any:
+        return termios.tcgetattr(self._theirs)
+
+    def close(self) -> None:
+        self.child.kill()
+        self.child.wait()
+        os.close(self._ours)
+        os.close(self._theirs)
+
+
+@pytest.fixture
+def terminal(environment: dict[str, str]) -> Iterator[Callable[..., Terminal]]:
+    opened: list[Terminal] = []
+
+    def open_one(*arguments: str) -> Terminal:
+        opened.append(Terminal(environment, *arguments))
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        one.close()
+
+
+def interrupted(terminal: Terminal) -> None:
+    terminal.child.send_signal(signal.SIGINT)
+
+
+def terminated(terminal: Terminal) -> None:
+    terminal.child.send_signal(signal.SIGTERM)
+
+
+def quit_by_key(terminal: Terminal) -> None:
+    terminal.press(b"q")
+
+
+@pytest.mark.parametrize("leave", [quit_by_key, interrupted, terminated])
+def test_the_live_view_refreshes_until_it_is_quit_and_restores_the_terminal(
+    app_scene: Scene, terminal: Callable[..., Terminal], leave: Callable[[Terminal], None]
+) -> None:
+    app_scene.send("a")
+    shown = terminal("--every", "0.5")
+    shown.expect("messages waiting with no worker running: 1")
+    shown.expect("clicks-files")
+    app_scene.send("b")
+    shown.expect("messages waiting with no worker running: 2")
+    leave(shown)
+    shown.expect("\x1b[?1049l")  # the screen is left
+    assert shown.child.wait(DEADLINE_SECONDS) == 0
+    assert shown.settings() == shown.before
+
+
+def test_a_terminal_without_cursor_control_gets_lines(
+    app_scene: Scene, terminal: Callable[..., Terminal], environment: dict[str, str]
+) -> None:
+    environment["TERM"] = "dumb"
+    app_scene.send("a")
+    shown = terminal("--every", "0.5")
+    shown.expect("messages waiting with no worker running: 1")
+    app_scene.send("b")
+    shown.expect("messages waiting with no worker running: 2")
+    interrupted(shown)
+    assert shown.child.wait(DEADLINE_SECONDS) == 0
+
+
+def test_other_keys_do_nothing(app_scene: Scene, terminal: Callable[..., Terminal]) -> None:
+    shown = terminal("--every", "0.5")
+    shown.expect("all well")
+    shown.press(b"x\n")
+    app_scene.send("a")
+    shown.expect("messages waiting with no worker running: 1")
+    assert shown.child.poll() is None
+
+
+def test_without_a_terminal_and_after_it_has_gone_only_time_passes() -> None:
+    ours, theirs = pty.openpty()
+    os.write(ours, b"x")
+    pressed = KeyReader(theirs)
+    os.close(ours)
+    assert not pressed.quits_within(0.05)
+    assert not pressed.quits_within(0.05)
+    os.close(theirs)
+    began_at = time.monotonic()
+    assert not KeyReader(None).quits_within(0.05)
+    assert time.monotonic() - began_at >= 0.05
+
+
+# What cannot be asked
+
+
+def test_a_server_that_is_away_is_reported_and_asked_again(app_scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = StatusWatch(find_scope(ScopeRequest(), here=Path.cwd()))
+    assert watch.read().summary == "all well"
+    look = StatusReader.read
+
+    def away(_: StatusReader) -> None:
+        raise TemporaryError("the broker at redis://h: Connection refused")
+
+    monkeypatch.setattr(StatusReader, "read", away)
+    frame = watch.read()
+    assert frame.summary == "unavailable: the broker at redis://h: Connection refused"
+    assert frame.status is None
+    assert lines(frame).splitlines()[0].endswith(frame.summary)
+    monkeypatch.setattr(StatusReader, "read", look)
+    assert watch.read().summary == "all well"
+
+
+def test_a_screen_keeps_what_it_saw_while_nothing_can_be_asked(app_scene: Scene) -> None:
+    app_scene.send("a")
+    seen = StatusWatch(find_scope(ScopeRequest(), here=Path.cwd())).read()
+    away = StatusFrame(at=seen.at + 7, status=None, error="Connection refused")
+    console = Console(width=150, record=True, file=io.StringIO())
+    console.print(screen(away, seen, name="here", every_seconds=2.0, width=150))
+    text = console.export_text()
+    assert "unavailable: Connection refused" in text
+    assert "as it was 7 s ago:" in text
+    assert "clicks-files" in text
+    console.print(screen(away, None, name="here", every_seconds=2.0, width=150))
+    assert "as it was" not in console.export_text()
+
+
+def test_a_narrow_terminal_does_without_the_least_columns(app_scene: Scene) -> None:
+    app_scene.send("a")
+    frame = StatusWatch(find_scope(ScopeRequest(), here=Path.cwd())).read()
+
+    def heads(width: int) -> list[str]:
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(screen(frame, None, name="here", every_seconds=2.0, width=width))
+        (head,) = [line for line in console.export_text().splitlines() if line.startswith("queue ")]
+        return re.split(r"\s{2,}", head.strip())
+
+    assert heads(150) == ["queue", "oldest visible", "oldest", "visible", "in flight", "delayed", "workers"]
+    assert heads(60) == ["queue", "oldest visible", "visible", "in flight", "workers"]
+    assert heads(45) == ["queue", "oldest visible", "visible", "workers"]
+
+
+def test_a_long_name_does_not_wrap_the_head_line(app_scene: Scene) -> None:
+    frame = StatusWatch(find_scope(ScopeRequest(), here=Path.cwd())).read()
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(screen(frame, None, name="sqlite:///" + "x" * 80, every_seconds=2.0, width=80))
+    head, below, *_ = console.export_text().splitlines()
+    assert "every 2 s, q ends" in head
+    assert below == "all well"

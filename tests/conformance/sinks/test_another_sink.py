@@ -1,0 +1,138 @@
+"""A new table format is one package and one line of registration: nothing else of Penstock changes."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.conformance.publishing.mill import Mill
+from tests.conformance.sinks.toy_sink import TOY, ToySink, ToyTable
+
+from penstock import App, DeltaSink, ObjectSource, Pipeline
+from penstock.app.paths import TablePaths, declared_table_paths, table_paths
+from penstock.app.tables import Tables
+from penstock.config import Settings
+from penstock.errors import ConfigurationError, TableError, UsageError
+from penstock.events import Bus
+from penstock.ledger import Ledger
+from penstock.messaging.steps import no_probe
+from penstock.operations.doctor.checks import SparkNeed, machine_checks
+from penstock.operations.doctor.findings import FindingLevel
+from penstock.operations.tables.upkeep import MaintainedPipeline
+from penstock.pipeline.extra import require_spark
+from penstock.pipeline.maintenance.compact import compact
+from penstock.sinks.declaration import SinkDeclaration
+from penstock.sinks.registry import DEFAULT_SCHEME, SINKS, SinkPackage, is_installed, split_address, untested
+from penstock.testing import FakeClock
+
+
+@pytest.fixture
+def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TablePaths:
+    monkeypatch.setitem(SINKS, "toy", TOY)
+    return table_paths(f"toy+{tmp_path}/clicks")
+
+
+@pytest.fixture
+def mill(where: TablePaths) -> Iterator[Mill]:
+    ledger = Ledger.open("sqlite://")
+    yield Mill(root=Path(str(where.table)), ledger=ledger, pipeline=where.pipeline)
+    ledger.close()
+
+
+def test_batches_are_published_to_it_in_order_and_once(where: TablePaths, mill: Mill) -> None:
+    tables = Tables(where, mill.ledger, bus=Bus())
+    mill.batch([1, 2])
+    mill.batch([3])
+    assert tables.unpublished() == 2
+    tables.publish()
+    tables.publish()
+    table = tables.rows.load()
+    assert table is not None
+    assert (type(tables.rows), table.position.seq, table.rows()) == (ToySink, 2, 3)
+    assert sorted(table.dataset().to_table()["id"].to_pylist()) == [1, 2, 3]
+    assert (tables.unpublished(), tables.shortfalls(), tables.retained_to(0, 2)) == (0, [], 2)
+    assert tables.collect_garbage(dry_run=False).files == 0
+
+
+def test_maintenance_without_a_history_is_refused_by_name_or_has_nothing_to_do(where: TablePaths, mill: Mill) -> None:
+    mill.batch([1])
+    kept = MaintainedPipeline(places=where, ledger=mill.ledger, bus=Bus(), probe=no_probe)
+    assert kept.publish() == 1
+    assert kept.vacuum(retention_hours=None, dry_run=False) == {}
+    with pytest.raises(TableError, match="keeps no earlier versions, so its files cannot be merged"):
+        compact(kept.sinks[0], clock=FakeClock())
+    with pytest.raises(TableError, match="keeps no earlier versions, so its ledger cannot be repaired"):
+        kept.repairer(adopt=False).find()
+
+
+@pytest.mark.parametrize(
+    ("address", "parted"),
+    [
+        ("toy+/lake/a", ("toy", "/lake/a")),
+        ("toy+s3://lake/a", ("toy", "s3://lake/a")),
+        ("/lake/toy+a", (DEFAULT_SCHEME, "/lake/toy+a")),
+        ("unheard+/lake/a", (DEFAULT_SCHEME, "unheard+/lake/a")),
+        ("delta+a", (DEFAULT_SCHEME, "delta+a")),
+    ],
+)
+@pytest.mark.usefixtures("where")
+def test_only_a_registered_scheme_is_taken_from_an_address(address: str, parted: tuple[str, str]) -> None:
+    assert split_address(address) == parted
+
+
+def test_a_format_is_installed_with_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_installed(DEFAULT_SCHEME)
+    monkeypatch.setitem(SINKS, "toy", SinkPackage("m", "f", "no_such_library"))
+    assert not is_installed("toy")
+
+
+def declare(sink: SinkDeclaration, *, state: Path) -> Pipeline:
+    app = App(settings=Settings.model_construct(data_dir=str(state)))
+    source = ObjectSource(state / "landing", queue="clicks-files", schema="id long")
+    return app.pipeline("clicks", source=source, sink=sink)
+
+
+@pytest.mark.usefixtures("where")
+def test_a_user_declares_a_pipeline_with_it(tmp_path: Path) -> None:
+    declaration = declare(ToyTable(tmp_path / "clicks", partition_by=["day"]), state=tmp_path).declaration
+    where = declared_table_paths("clicks", declaration.sink.address, Settings.model_construct(data_dir=str(tmp_path)))
+    tables = Tables(where, Ledger.open("sqlite://"), partition_by=None, bus=Bus())
+    assert (where.scheme, str(where.table), declaration.sink.partition_by) == ("toy", f"{tmp_path}/clicks", ("day",))
+    assert isinstance(tables.rows, ToySink)
+    assert isinstance(tables.quarantine, ToySink)
+
+
+def test_a_declared_format_has_to_be_registered(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"has a sink in the format toy, which is not registered; the formats: delta\."
+    ):
+        declare(ToyTable(tmp_path / "clicks"), state=tmp_path)
+
+
+@pytest.mark.usefixtures("where")
+def test_errors_name_the_class_of_each_format(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"sink=DeltaSink\(\.\.\.\) or sink=ToyTable\(\.\.\.\)\.$"):
+        declare("clicks", state=tmp_path)  # type: ignore[arg-type]  # the mistake
+    with pytest.raises(UsageError, match="in the format toy, and DeltaSink declares one in the format delta"):
+        DeltaSink(f"toy+{tmp_path}/clicks")
+    with pytest.raises(UsageError, match="partitioned by day more than once"):
+        ToyTable(tmp_path / "clicks", partition_by=["day", "day"])
+
+
+def test_the_packages_of_a_pipeline_are_those_of_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SINKS, "toy", replace(TOY, requires="no_such_library", extra="toy", tested=((1,), (2,))))
+    require_spark(DEFAULT_SCHEME)
+    with pytest.raises(ConfigurationError, match=r"and no_such_library cannot be found here: .*'penstock\[toy\]'"):
+        require_spark("toy")
+    assert untested("toy", "1.9") is None
+    assert untested("toy", "2.0") == "no_such_library 2.0 is outside the range that Penstock is tested with, >=1,<2"
+
+
+@pytest.mark.usefixtures("where")
+def test_the_doctor_checks_the_library_of_the_format() -> None:
+    found = next(
+        one for one in machine_checks({}, spark=SparkNeed.NEEDED, formats=["toy"]) if one.check == "spark extra"
+    )
+    assert found.level is FindingLevel.OK
+    assert "pyarrow" in found.found
+    assert "deltalake" not in found.found

@@ -1,0 +1,30 @@
+"""The garbage collection of a pipeline, as a task of a job: deleted files are an event."""
+
+from typing import cast
+
+import pytest
+
+from penstock.app.jobs.gc import collect
+from penstock.app.tables import Tables
+from penstock.events import Bus, Event, GarbageCollected
+from penstock.pipeline.maintenance.gc import CollectedGarbage
+
+
+class FakeTables:
+    """Tables with this much garbage."""
+
+    def __init__(self, files: int) -> None:
+        self._files = files
+
+    def collect_garbage(self, *, dry_run: bool) -> CollectedGarbage:
+        assert not dry_run
+        return CollectedGarbage(attempts=1, compactions=2, files=self._files, bytes=4, unknown=())
+
+
+@pytest.mark.parametrize("files", [0, 3])
+def test_deleted_files_are_an_event(files: int) -> None:
+    heard: list[Event] = []
+    collect("clicks", cast(Tables, FakeTables(files)), Bus(heard.append))
+    assert heard == (
+        [GarbageCollected(pipeline="clicks", attempts=1, compactions=2, files=3, bytes=4)] if files else []
+    )

@@ -1,0 +1,305 @@
+"""The monitor's samples: their values, sources that cannot be read, and the events emitted."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.app.jobs.monitor.ledger import LedgerWatch
+from penstock.app.jobs.monitor.monitor import Monitor, MonitorTargets
+from penstock.app.jobs.monitor.process import to_meters
+from penstock.app.jobs.monitor.queues import DEAD_LETTERS_SECONDS, TIERS_SECONDS, QueueWatch
+from penstock.app.jobs.monitor.sample import EMIT_EVERY_SECONDS, MonitorSample, OverdueNotices, gauges
+from penstock.app.system_health import PipelineHealth
+from penstock.brokers.memory.broker import MemoryBroker
+from penstock.config import Settings
+from penstock.errors import ConfigurationError, TemporaryError
+from penstock.events import Event, MonitorPollFailed, MonitorPollRecovered, ObjectsOverdue
+from penstock.ledger import Ledger
+from penstock.ledger.pipelines import ReconcileResult
+from penstock.ledger.records import BatchOutcome, Candidate, ObjectResult, OriginalMessage
+from penstock.messaging.broker import Broker, QueueSettings, QueueStats
+from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import Ack, DeadLetter, Release
+from penstock.monitoring.metrics.meters import Meters
+from penstock.testing import FakeClock
+
+PIPELINE = "clicks"
+
+
+class Moody(MemoryBroker):
+    """A queue in memory that can be away, or refuse one queue."""
+
+    away = False
+    refused = ""
+
+    def stats(self, queue: str) -> QueueStats:
+        if self.away:
+            raise TemporaryError("the broker is away")
+        if queue == self.refused:
+            raise ConfigurationError("not for you")
+        return super().stats(queue)
+
+
+class Scene:
+    def __init__(self, state: Path) -> None:
+        self.clock = FakeClock()
+        self.told: list[Event] = []
+        self.broker = Moody(clock=self.clock, queues=[QueueSettings(name="orders"), QueueSettings(name="mails")])
+        self.ledger: Ledger | None = None
+        self.settings = Settings.model_construct(data_dir=str(state))
+
+    def monitor(self, queues: Sequence[str] = ("orders",), pipelines: Sequence[str] = ()) -> Monitor:
+        watches = MonitorTargets(
+            queue_names=tuple(queues),
+            pipeline_names=tuple(pipelines),
+            queues=QueueWatch(queues, broker=self._broker, settings=self.settings, clock=self.clock)
+            if queues
+            else None,
+            ledger=LedgerWatch(pipelines, ledger=lambda: self.ledger, overdue_after_seconds=3_600.0, clock=self.clock)
+            if pipelines
+            else None,
+            tables=None,
+        )
+        return Monitor(watches, clock=self.clock, emit=self.told.append)
+
+    def _broker(self) -> Broker:
+        return self.broker
+
+    def take(self, queue: str = "orders", **how: object) -> None:
+        (delivery,) = self.broker.receive(queue, messages_max=1, lease_seconds=600.0)
+        settlement = DeadLetter(reason="no") if not how else how["settle"]
+        assert not self.broker.settle([(delivery, settlement)])  # type: ignore[list-item]  # one of the three
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    made = Scene(tmp_path)
+    yield made
+    made.broker.close()
+    if made.ledger is not None:
+        made.ledger.close()
+
+
+def values(sample: MonitorSample) -> Mapping[str, Mapping[tuple[str, ...], float]]:
+    meters = Meters()
+    to_meters(sample, meters)
+    return meters.read().values
+
+
+def test_a_queue_is_told_by_its_counts_ages_and_both_tiers(scene: Scene) -> None:
+    scene.broker.send("orders", [Outgoing(body=b"dies")])
+    scene.take()
+    scene.clock.advance(100)
+    scene.broker.send("orders", [Outgoing(body=b"1"), Outgoing(body=b"2"), Outgoing(body=b"later", delay_seconds=900)])
+    assert scene.broker.receive("orders", messages_max=1, lease_seconds=600.0)
+    scene.clock.advance(30)
+    found = values(scene.monitor().measure())
+    assert found["queue_messages"] == {
+        ("orders", "visible"): 1,
+        ("orders", "in_flight"): 1,
+        ("orders", "delayed"): 1,
+    }
+    assert found["queue_oldest_message_age_seconds"] == {("orders", "exact"): 30}
+    assert found["queue_oldest_visible_message_age_seconds"] == {("orders", "exact"): 30}
+    assert found["dead_letters"] == {("orders", "dlq"): 1, ("orders", "dead"): 0}
+    assert found["dead_letter_oldest_age_seconds"] == {("orders", "dlq"): 130, ("orders", "dead"): 0}
+    assert found["monitor_up"] == {("broker",): 1}
+    assert found["monitor_poll_failures_total"] == {("broker",): 0}
+
+
+def test_while_all_is_in_flight_the_visible_age_is_0_and_the_other_is_not(scene: Scene) -> None:
+    scene.broker.send("orders", [Outgoing(body=b"1")])
+    assert scene.broker.receive("orders", messages_max=1, lease_seconds=600.0)
+    scene.clock.advance(50)
+    found = values(scene.monitor().measure())
+    assert found["queue_oldest_visible_message_age_seconds"] == {("orders", "exact"): 0}
+    assert found["queue_oldest_message_age_seconds"] == {("orders", "exact"): 50}
+
+
+def test_an_empty_queue_has_age_0_and_one_that_never_had_a_message_has_none(scene: Scene) -> None:
+    scene.broker.send("orders", [Outgoing(body=b"1")])
+    scene.take(settle=Ack())
+    found = values(scene.monitor(["orders", "nobody"]).measure())
+    assert found["queue_oldest_message_age_seconds"] == {("orders", "exact"): 0}
+
+
+def test_a_letters_age_is_not_reset_by_a_replayer_that_waits(scene: Scene) -> None:
+    scene.broker.send("orders", [Outgoing(body=b"dies")])
+    scene.take()
+    for _ in range(3):
+        scene.take("orders-dlq", settle=Release(delay_seconds=10))
+        scene.clock.advance(10)
+    assert scene.broker.stats("orders-dlq").oldest_message_age_seconds == 10
+    assert values(scene.monitor().measure())["dead_letter_oldest_age_seconds"]["orders", "dlq"] == 30
+
+
+def test_a_tier_that_queues_share_is_told_once_by_its_own_name(scene: Scene) -> None:
+    scene.broker = Moody(
+        clock=scene.clock, queues=[QueueSettings(name=name, dead_letter_queue="grave") for name in ("orders", "mails")]
+    )
+    scene.broker.send("orders", [Outgoing(body=b"dies")])
+    scene.take()
+    found = values(scene.monitor(["orders", "mails"]).measure())
+    assert found["dead_letters"] == {("grave", "dlq"): 1, ("grave-dead", "dead"): 0}
+
+
+def test_dead_letters_are_looked_at_once_a_minute(scene: Scene) -> None:
+    monitor = scene.monitor()
+    scene.broker.send("orders", [Outgoing(body=b"dies")])
+    assert values(monitor.measure())["dead_letters"]["orders", "dlq"] == 0
+    scene.take()
+    scene.clock.advance(DEAD_LETTERS_SECONDS - 1)
+    assert values(monitor.measure())["dead_letters"]["orders", "dlq"] == 0
+    scene.clock.advance(1)
+    assert values(monitor.measure())["dead_letters"]["orders", "dlq"] == 1
+    scene.clock.advance(TIERS_SECONDS)
+    assert values(monitor.measure())["dead_letters"]["orders", "dlq"] == 1
+
+
+def test_what_is_away_has_no_numbers_and_is_told_once_and_once_when_it_is_back(scene: Scene) -> None:
+    meters, monitor = Meters(), scene.monitor()
+    scene.broker.send("orders", [Outgoing(body=b"1")])
+    to_meters(monitor.measure(), meters)
+    assert meters.read().values["queue_messages"]
+    scene.broker.away = True
+    for _ in range(3):
+        scene.clock.advance(20)
+        to_meters(monitor.measure(), meters)
+    gone = meters.read().values
+    names = [name for name in gauges(MonitorSample(at=0.0)) if gone[name]]
+    assert names == ["monitor_up"]
+    assert gone["monitor_up"] == {("broker",): 0}
+    assert gone["monitor_poll_failures_total"] == {("broker",): 3}
+    assert scene.told == [MonitorPollFailed(source="broker", error="TemporaryError: the broker is away")]
+    scene.broker.away = False
+    to_meters(monitor.measure(), meters)
+    assert scene.told[1:] == [MonitorPollRecovered(source="broker", outage_seconds=40.0)]
+    assert meters.read().values["queue_messages"]["orders", "visible"] == 1
+
+
+def test_a_queue_that_is_refused_hides_no_other(scene: Scene) -> None:
+    scene.broker.refused = "mails"
+    sample = scene.monitor(["mails", "orders"]).measure()
+    assert [one.queue for one in sample.queues] == ["orders"]
+    assert (sample.up, sample.errors) == ({"broker": False}, {"broker": "not for you"})
+
+
+def processed(ledger: Ledger, *, claim_only: bool = False) -> None:
+    candidate = Candidate(
+        object_id=b"1" * 16 if not claim_only else b"2" * 16,
+        bucket="b",
+        key=b"k",
+        size_bytes=1,
+        uri="s3://b/k",
+        original_message=OriginalMessage(message_id="m", enqueued_at=0.0),
+    )
+    attempt = "a-2" if claim_only else "a-1"
+    ledger.claim(PIPELINE, [candidate], attempt_id=attempt, worker="w", lease_seconds=60.0)
+    if not claim_only:
+        done = ObjectResult(object_id=candidate.object_id, rows=1, lines_quarantined=0)
+        assert ledger.commit(BatchOutcome(pipeline=PIPELINE, attempt_id=attempt, processed=[done])) == 1
+
+
+def test_the_ledger_is_told_by_states_ages_and_the_latest_reconcile(scene: Scene) -> None:
+    now = [1_000_000.0]
+    scene.ledger = Ledger.open("sqlite://", now=lambda: now[0])
+    scene.ledger.ensure_pipeline(PIPELINE)
+    monitor = scene.monitor((), [PIPELINE])
+    assert values(monitor.measure())["objects_missing"] == {}
+    processed(scene.ledger)
+    processed(scene.ledger, claim_only=True)
+    scene.ledger.record_reconciliation(
+        ReconcileResult(pipeline=PIPELINE, as_of=1.0, source="s3://b", listed=9, missing=7, sent=7, seconds=1.0)
+    )
+    now[0] += 5_000
+    scene.clock.advance(20)
+    found = values(monitor.measure())
+    assert found["objects"][PIPELINE, "processed"] == 1  # counted before, and brought up by the batches
+    assert found["objects"][PIPELINE, "processing"] == 1
+    assert sum(found["objects"].values()) == 2
+    assert found["object_oldest_unprocessed_age_seconds"] == {(PIPELINE,): 5_000}
+    assert found["objects_overdue"] == {(PIPELINE,): 1}
+    assert found["objects_missing"] == {(PIPELINE,): 7}
+    assert found["monitor_up"] == {("ledger",): 1}
+
+
+def test_a_ledger_that_nobody_made_yet_is_no_fault(scene: Scene) -> None:
+    sample = scene.monitor((), [PIPELINE]).measure()
+    assert (sample.pipelines, sample.up) == ((), {"ledger": True})
+
+
+def test_a_ledger_that_is_away_leaves_the_queues_to_be_seen(scene: Scene) -> None:
+    monitor = scene.monitor(["orders"], [PIPELINE])
+    scene.ledger = Ledger.open("sqlite://")
+    scene.ledger.ensure_pipeline(PIPELINE)
+    assert monitor.measure().pipelines
+    scene.ledger.database.reading = lambda: (_ for _ in ()).throw(TemporaryError("no ledger"))  # type: ignore[method-assign]
+    scene.clock.advance(400)
+    sample = monitor.measure()
+    assert (sample.pipelines, sample.up) == ((), {"broker": True, "ledger": False})
+    assert [one.queue for one in sample.queues] == ["orders"]
+
+
+class Slow(FakeClock):
+    """A clock by which everything asked of a ledger takes a second."""
+
+    def monotonic(self) -> float:
+        self.advance(1.0)
+        return super().monotonic()
+
+
+def test_a_look_that_takes_long_is_taken_more_rarely_and_ages_go_on(scene: Scene) -> None:
+    now = [1_000_000.0]
+    scene.ledger = Ledger.open("sqlite://", now=lambda: now[0])
+    scene.ledger.ensure_pipeline(PIPELINE)
+    processed(scene.ledger, claim_only=True)
+    clock = Slow()
+    watch = LedgerWatch([PIPELINE], ledger=lambda: scene.ledger, overdue_after_seconds=3_600.0, clock=clock)
+    now[0] += 100
+    (first,) = watch.measure()
+    scene.ledger.close()  # so that a look that is taken shows
+    clock.advance(50)
+    (again,) = watch.measure()
+    assert first.oldest_unprocessed_age_seconds is not None
+    assert again.oldest_unprocessed_age_seconds is not None
+    assert again.oldest_unprocessed_age_seconds - first.oldest_unprocessed_age_seconds >= 50
+    assert replace(again, oldest_unprocessed_age_seconds=100.0) == first
+
+
+def overdue(count: int) -> PipelineHealth:
+    return PipelineHealth(
+        pipeline=PIPELINE,
+        objects={},
+        objects_overdue=count,
+        oldest_unprocessed_age_seconds=5_000.0,
+        batches_committed=0,
+        reconciled=None,
+    )
+
+
+def test_overdue_objects_are_told_when_it_begins_and_once_an_hour() -> None:
+    clock, told = FakeClock(), list[Event]()
+    notices = OverdueNotices(after_seconds=3_600.0, clock=clock, emit=told.append)
+    notices.update([overdue(0)])
+    assert told == []
+    notices.update([overdue(2)])
+    clock.advance(EMIT_EVERY_SECONDS - 1)
+    notices.update([overdue(3)])
+    assert told == [ObjectsOverdue(pipeline=PIPELINE, overdue=2, oldest_age_seconds=5_000.0, after_seconds=3_600.0)]
+    clock.advance(1)
+    notices.update([overdue(4)])
+    assert len(told) == 2
+    notices.update([overdue(0)])
+    notices.update([overdue(1)])
+    assert len(told) == 3  # it began again
+    notices.update([])  # nothing is known: no end, and no beginning
+    notices.update([overdue(1)])
+    assert len(told) == 3
+
+
+def test_every_gauge_of_a_look_is_in_the_catalogue() -> None:
+    meters = Meters()
+    to_meters(MonitorSample(at=0.0), meters)
+    assert set(gauges(MonitorSample(at=0.0))) <= set(meters.catalogue)

@@ -1,0 +1,117 @@
+"""Dead letters in the DLQ and the final DLQ on SQS: what is kept in little space, and the longest delay."""
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.brokers.sqs_doubles import NOW, Scene, received
+
+from penstock.brokers.sqs.client import QueueRef
+from penstock.brokers.sqs.envelope import SqsDelivery, opened, sealed, size_bytes
+from penstock.brokers.sqs.leases import CHANGE
+from penstock.brokers.sqs.limits import LEASE_SECONDS_MAX
+from penstock.brokers.sqs.send import SEND
+from penstock.messaging.death import (
+    DEATH_ATTRIBUTE,
+    DIED,
+    Death,
+    death_of,
+    earlier_deaths_of,
+    set_aside_reason,
+    with_death,
+)
+from penstock.messaging.message import Attributes
+from penstock.messaging.settlement import DeadLetter, Release
+
+BAD = DeadLetter(reason="bad", exception="ValueError: x", traceback="Traceback ...")
+ASIDE = DeadLetter(reason="r" * 1_000, set_aside=True)
+DEATH = Death(
+    reason="first",
+    attempts=2,
+    last_failed_at=NOW,
+    worker="w",
+    queue="q",
+    message_id="m0",
+    enqueued_at=NOW,
+    traceback="t" * 500,
+)
+LETTER = with_death(
+    with_death({"a": b"\xff", "b": "text"}, DEATH), replace(DEATH, reason="second")
+)  # first is its past
+
+
+def sent_letter(scene: Scene) -> Attributes:
+    """The attributes of the one that was sent."""
+    (sent,) = scene.api.entries(SEND)[0]
+    _, attributes, _ = opened({"Body": sent["MessageBody"], "MessageAttributes": sent.get("MessageAttributes", {})})
+    return attributes
+
+
+def letter_with_room(free_bytes: int, scene: Scene) -> SqsDelivery:
+    """A letter that leaves so many bytes of what the queue takes."""
+    room = scene.queues.message_bytes_max - size_bytes(sealed(b"", LETTER, None, fifo=False)) - free_bytes
+    return received(1, queue="q-dlq", body=b"x" * room, attributes=LETTER)
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "told_chars", "past"),
+    [(5_000, 1_000, True), (600, 200, True), (50, 200, False), (-2_000, None, True)],
+)
+def test_a_letter_that_is_set_aside_keeps_its_death_and_as_much_else_as_there_is_room(
+    free_bytes: int, told_chars: int | None, past: bool
+) -> None:
+    scene = Scene()
+    assert not scene.settle((letter_with_room(free_bytes, scene), ASIDE))
+    attributes = sent_letter(scene)
+    reason = set_aside_reason(attributes)
+    assert (None if reason is None else len(reason)) == told_chars
+    assert attributes[DEATH_ATTRIBUTE] == LETTER[DEATH_ATTRIBUTE]
+    assert ([each.reason for each in earlier_deaths_of(attributes)] == ["first"]) is past
+    assert {name: attributes[name] for name in ("a", "b")} == {"a": b"\xff", "b": "text"}
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "reason", "traceback", "past"),
+    [
+        (10_000, "new", "T" * 3_000, ["first", "second"]),
+        (1_000, "new", None, ["first", "second"]),
+        (-500, "new", None, []),
+        (-2_000, "second", "t" * 500, ["first"]),  # as it came
+    ],
+)
+def test_the_past_goes_before_the_death_does(
+    free_bytes: int, reason: str, traceback: str | None, past: list[str]
+) -> None:
+    scene = Scene()
+    settlement = DeadLetter(reason="new", traceback="T" * 3_000)
+    assert not scene.settle((letter_with_room(free_bytes, scene), settlement))
+    attributes = sent_letter(scene)
+    death = death_of(attributes)
+    assert death is not None
+    assert (death.reason, death.traceback) == (reason, traceback)
+    assert [each.reason for each in earlier_deaths_of(attributes)] == past
+
+
+def test_a_death_tells_of_the_last_attempt() -> None:
+    scene = Scene()
+    scene.settle((received(1, attempt=3), BAD))
+    death = death_of(sent_letter(scene))
+    assert death is not None
+    (last,) = death.tries
+    assert (last.worker, last.end, last.reason, last.ended_at) == ("worker-7", DIED, "bad", NOW)
+
+
+def test_from_the_last_tier_nothing_is_sent_and_the_letter_is_hidden_for_a_while() -> None:
+    scene = Scene(dead_letters=QueueRef(name="q-dead", url="http://sqs/1/q-dead"))
+    assert not scene.settle((received(1, queue="q-dead"), ASIDE), (received(2, queue="q-dead"), BAD))
+    assert scene.api.operations() == [CHANGE]
+    assert [entry["VisibilityTimeout"] for entry in scene.api.entries(CHANGE)[0]] == [900, 900]
+
+
+@pytest.mark.parametrize(("held_seconds", "hidden_seconds"), [(0, 43_198), (10_000, 33_198), (43_199, 0)])
+def test_a_release_hides_for_no_longer_than_sqs_holds_a_message_from_its_receive(
+    held_seconds: float, hidden_seconds: int
+) -> None:
+    scene = Scene()
+    scene.clock.advance(held_seconds)
+    assert not scene.settle((received(1, began_at=0.0), Release(delay_seconds=LEASE_SECONDS_MAX)))
+    assert [entry["VisibilityTimeout"] for entry in scene.api.entries(CHANGE)[0]] == [hidden_seconds]

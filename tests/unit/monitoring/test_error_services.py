@@ -1,0 +1,59 @@
+"""Which services the settings select, and the error if one is unavailable."""
+
+from typing import Any
+
+import pytest
+
+from penstock.config import Settings, shown
+from penstock.errors import ConfigurationError
+from penstock.monitoring.errors.services import ReportingSettings, service, services
+from penstock.monitoring.errors.services.service import safe, safe_traceback
+
+
+def test_without_settings_there_is_none() -> None:
+    assert services(ReportingSettings()) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "package", "extra"),
+    [
+        ({"sentry_dsn": "http://key@host/1"}, "sentry_sdk", "sentry"),
+        ({"rollbar_token": "hunter2"}, "rollbar", "rollbar"),
+        ({"notify_urls": ("json://host",)}, "apprise", "apprise"),
+    ],
+)
+def test_an_extra_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], package: str, extra: str
+) -> None:
+    monkeypatch.setattr(service, "find_spec", lambda name: None if name == package else object())
+    with pytest.raises(ConfigurationError, match=rf"pip install 'penstock\[{extra}\]'") as told:
+        services(ReportingSettings(**given))
+    assert told.value.exit_code == 78
+    assert "hunter2" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("alerts_sentry_dsn", "https://hunter2@o1.ingest.sentry.io/2"),
+        ("alerts_rollbar_token", "hunter2"),
+        ("alerts_notify_urls", ["slack://hunter2/B/C", "mailto://me:hunter2@host"]),
+    ],
+)
+def test_settings_are_masked_wherever_they_are_shown(name: str, value: Any) -> None:
+    assert name in Settings.model_fields
+    assert "hunter2" not in str(shown(name, value))
+
+
+def test_texts_that_leave_are_bounded_and_without_passwords() -> None:
+    assert safe("redis://app:hunter2@cache:6379 is away") == "redis://app:***@cache:6379 is away"
+    assert len(safe("x" * 10_000)) == 2_000
+    assert safe("\udc80") == r"\udc80"
+
+
+def test_of_a_long_traceback_the_end_leaves_where_its_error_is() -> None:
+    traceback = 'open("\udc80")\n' * 100 + "ConnectionError: redis://app:hunter2@cache:6379 is away"
+    left = safe_traceback(traceback, chars_max=200)
+    assert left.endswith("ConnectionError: redis://app:***@cache:6379 is away")
+    assert len(left) == 200
+    assert safe_traceback(traceback).endswith(left[-100:])

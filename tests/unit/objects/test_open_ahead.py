@@ -1,0 +1,150 @@
+"""Opening objects ahead: in order, bounded, and each failure at its own turn."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.services.aws_server import aws_at
+from tests.services.s3_stub import Answered, Asked, S3Stub, refusal
+
+from penstock.errors import ObjectGone
+from penstock.objects.local_store import LocalStore
+from penstock.objects.reference import ObjectRef
+from penstock.objects.s3_store import S3Store
+from penstock.objects.store import ObjectStore
+from penstock.objects.stores import ahead
+from penstock.storage.address import s3_address
+
+PATIENCE_SECONDS = 60.0
+
+
+class Shop:
+    """A server whose objects hold their own numbers, and which counts how many it is asked for at once."""
+
+    def __init__(self) -> None:
+        self.gone: set[int] = set()
+        self.open_at = 0  # no answer is given before so many were asked for at once
+        self.at_once_max = 0  # this and the next under the condition
+        self._at_once = 0
+        self._changed = threading.Condition()
+
+    def answer(self, asked: Asked) -> Answered:
+        with self._changed:
+            self._at_once += 1
+            self.at_once_max = max(self.at_once_max, self._at_once)
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self.at_once_max >= self.open_at, PATIENCE_SECONDS)
+            self._at_once -= 1
+        number = int(asked.target.rpartition("/")[2])
+        if number in self.gone:
+            return refusal(404, "NoSuchKey")
+        body = content(number)
+        told = {"ETag": '"0f"', "Content-Range": f"bytes 0-{len(body) - 1}/{len(body)}"}
+        return Answered(status=206, body=body, headers=told)
+
+
+def content(number: int) -> bytes:
+    return b"%05d" % number
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Stub]:
+    with S3Stub(Shop().answer) as server:
+        yield server
+
+
+@pytest.fixture
+def stub(server: S3Stub, shop: Shop) -> S3Stub:
+    server.answer = shop.answer
+    server.asked.clear()
+    return server
+
+
+@pytest.fixture
+def store(stub: S3Stub) -> S3Store:
+    return S3Store(s3_address("s3://landing"), aws_at(stub.url))
+
+
+def refs(count: int) -> list[ObjectRef]:
+    return [ObjectRef(bucket="landing", key=f"in/{number}", size_bytes=5, etag="0f") for number in range(count)]
+
+
+def read(store: ObjectStore, ref: ObjectRef) -> bytes:
+    with store.open(ref) as reader:
+        return reader.read()
+
+
+def test_all_are_read_in_order_by_one_request_each(store: S3Store, stub: S3Stub) -> None:
+    wanted = refs(100)
+    with ahead(store, wanted) as opening:
+        assert [read(opening, ref) for ref in wanted] == [content(number) for number in range(100)]
+    assert len(stub.asked) == 100
+
+
+def test_as_many_as_allowed_are_asked_for_at_once(store: S3Store, shop: Shop) -> None:
+    wanted = refs(16)
+    shop.open_at = 4
+    with ahead(store, wanted, opened_max=4) as opening:
+        for ref in wanted:
+            read(opening, ref)
+    assert shop.at_once_max == 4
+
+
+def test_what_is_held_is_bounded_in_bytes(store: S3Store, shop: Shop) -> None:
+    wanted = refs(9)
+    shop.open_at = 4
+    with ahead(store, wanted, prefetched_bytes_max=15) as opening:  # three, and the one that is awaited
+        for ref in wanted:
+            read(opening, ref)
+    assert shop.at_once_max == 4
+
+
+def test_an_object_larger_than_the_bound_is_opened_all_the_same(store: S3Store, shop: Shop) -> None:
+    wanted = refs(6)
+    with ahead(store, wanted, prefetched_bytes_max=1) as opening:
+        assert [read(opening, ref) for ref in wanted] == [content(number) for number in range(6)]
+    assert shop.at_once_max <= 2
+
+
+def test_a_failure_comes_when_it_is_its_turn(store: S3Store, shop: Shop) -> None:
+    shop.gone.add(1)
+    wanted = refs(3)
+    with ahead(store, wanted) as opening:
+        assert read(opening, wanted[0]) == content(0)
+        with pytest.raises(ObjectGone):
+            opening.open(wanted[1])
+        assert read(opening, wanted[2]) == content(2)
+
+
+def test_what_is_passed_over_or_not_named_is_no_hindrance(store: S3Store) -> None:
+    wanted = refs(10)
+    with ahead(store, wanted[:6], opened_max=2) as opening:
+        assert read(opening, wanted[4]) == content(4)
+        assert read(opening, wanted[9]) == content(9)
+        assert read(opening, wanted[5]) == content(5)
+        assert opening.read_range(wanted[0], 0, 5) == content(0)
+
+
+def test_the_same_object_may_be_named_twice(store: S3Store) -> None:
+    wanted = [*refs(2), *refs(2)]
+    with ahead(store, wanted) as opening:
+        assert [read(opening, ref) for ref in wanted] == [content(0), content(1)] * 2
+
+
+def test_a_reader_that_ends_early_leaves_no_thread(store: S3Store) -> None:
+    wanted = refs(50)
+    with ahead(store, wanted, opened_max=4) as opening:
+        read(opening, wanted[0])
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-s3-ahead")]
+
+
+def test_a_local_store_is_handed_on(tmp_path: Path) -> None:
+    local = LocalStore(tmp_path)
+    with ahead(local, refs(2)) as opening:
+        assert opening is local

@@ -1,0 +1,121 @@
+"""The rates at which queues fill and empty, from samples."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from penstock.app.queues import QueueStatus
+from penstock.app.registry import WorkerRecord
+from penstock.ledger.records import ObjectState
+from penstock.operations.status.model import Status
+from penstock.operations.status.watch import UNKNOWN, FlowTracker, QueueFlow
+
+START = 1_000.0
+
+
+def queue(name: str, messages: int) -> QueueStatus:
+    given: dict[str, Any] = dict.fromkeys(field.name for field in fields(QueueStatus))
+    return QueueStatus(**{**given, "queue": name, "visible": messages, "in_flight": 0, "delayed": 0})
+
+
+def worker(name: str, *, beat_at: float, started_at: float = START - 500, **settled: int) -> WorkerRecord:
+    return WorkerRecord(
+        worker=name,
+        host="h",
+        namespace="",
+        pid=1,
+        version="1",
+        started_at=started_at,
+        state="serving",
+        queues=tuple(settled),
+        in_flight=0,
+        beat_at=beat_at,
+        settled=settled,
+    )
+
+
+def standing(
+    messages: int,
+    workers: Sequence[WorkerRecord] = (),
+    *,
+    name: str = "q",
+    elsewhere: bool = False,
+    silent: bool = False,
+) -> Status:
+    return Status(
+        table=None,
+        table_version=None,
+        objects=dict.fromkeys(ObjectState, 0),
+        batches_committed=0,
+        batches_unpublished=0,
+        messages_visible=messages,
+        messages_in_flight=0,
+        messages_delayed=0,
+        oldest_visible_message_age_seconds=None,
+        dead_letters=0,
+        workers=[record.worker for record in workers],
+        workers_elsewhere=elsewhere,
+        workers_silent=silent,
+        queues=[queue(name, messages)],
+        records=workers,
+    )
+
+
+def flow_of(*looks: tuple[float, Status]) -> QueueFlow:
+    """The flow of the only queue in the last look."""
+    flows = FlowTracker()
+    found = [flows.since(one, at=at) for at, one in looks]
+    (last,) = found[-1].values()
+    return last
+
+
+def test_of_one_look_nothing_can_be_told() -> None:
+    assert flow_of((0.0, standing(5))) == UNKNOWN
+
+
+def test_a_queue_that_was_not_there_before_has_no_flow_yet() -> None:
+    assert flow_of((0.0, standing(5, name="p")), (2.0, standing(5, name="q"))) == UNKNOWN
+
+
+def test_what_left_is_told_by_workers_and_what_came_follows() -> None:
+    flow = flow_of(
+        (0.0, standing(100, [worker("a", beat_at=START, q=10), worker("b", beat_at=START, q=70)])),
+        (10.0, standing(80, [worker("a", beat_at=START + 10, q=40), worker("b", beat_at=START + 5, q=80)])),
+    )
+    assert flow == QueueFlow(in_per_second=3.0, out_per_second=5.0, net_per_second=-2.0, drained_in_seconds=40.0)
+
+
+def test_a_worker_that_is_new_counts_from_its_start_and_one_that_is_gone_not_at_all() -> None:
+    flow = flow_of(
+        (0.0, standing(0, [worker("old", beat_at=START, q=1_000)])),
+        (10.0, standing(10, [worker("new", beat_at=START + 8, started_at=START + 4, q=20)])),
+    )
+    assert (flow.out_per_second, flow.net_per_second, flow.in_per_second) == (5.0, 1.0, 6.0)
+
+
+def test_a_record_that_was_not_written_since_tells_nothing() -> None:
+    record = worker("a", beat_at=START, q=10)
+    assert flow_of((0.0, standing(4, [record])), (1.0, standing(4, [record]))).out_per_second == 0.0
+
+
+@pytest.mark.parametrize("unseen", [{"elsewhere": True}, {"silent": True}])
+def test_where_workers_cannot_be_seen_only_the_change_is_known(unseen: dict[str, Any]) -> None:
+    flow = flow_of((0.0, standing(100, **unseen)), (10.0, standing(50, **unseen)))
+    assert flow == QueueFlow(in_per_second=None, out_per_second=None, net_per_second=-5.0, drained_in_seconds=10.0)
+
+
+@pytest.mark.parametrize(("after", "drained_in_seconds"), [(100, None), (130, None), (0, 0.0), (75, 30.0)])
+def test_when_it_will_be_empty(after: int, drained_in_seconds: float | None) -> None:
+    assert flow_of((0.0, standing(100)), (10.0, standing(after))).drained_in_seconds == drained_in_seconds
+
+
+def test_rates_are_over_ten_seconds_however_often_one_looks() -> None:
+    looks = [(float(second), standing(1_000 - 10 * second)) for second in range(60)]
+    looks += [(60.0, standing(1_000 - 10 * 59 + 100))]
+    assert flow_of(*looks).net_per_second == pytest.approx((100 - 90) / 10)
+
+
+def test_after_a_long_while_without_a_look_the_one_before_counts() -> None:
+    assert flow_of((0.0, standing(100)), (100.0, standing(0)), (400.0, standing(30))).net_per_second == 0.1

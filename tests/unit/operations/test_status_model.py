@@ -1,0 +1,153 @@
+"""What `status` makes of messages that no worker of this host works on."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from penstock.app.brokers import has_workers_elsewhere
+from penstock.app.queues import QueueStatus
+from penstock.config import Settings
+from penstock.ledger.records import ObjectState
+from penstock.operations.status.model import PipelineStatus, Status
+from penstock.operations.status.status import lagging_queues
+
+NOBODY_HERE = Status(
+    table=None,
+    table_version=None,
+    objects=dict.fromkeys(ObjectState, 0),
+    batches_committed=1,
+    batches_unpublished=0,
+    messages_visible=2,
+    messages_in_flight=3,
+    messages_delayed=5,
+    oldest_visible_message_age_seconds=1.0,
+    dead_letters=0,
+    workers=(),
+)
+
+
+def test_on_a_broker_of_this_host_messages_without_a_worker_are_a_trouble() -> None:
+    assert NOBODY_HERE.problem_texts == ["messages waiting with no worker running: 10"]
+
+
+def test_on_a_broker_that_hosts_share_a_worker_may_be_elsewhere() -> None:
+    shared = replace(NOBODY_HERE, workers_elsewhere=True)
+    assert shared.problem_texts == []
+    assert shared.summary == "messages waiting or in flight: 10; workers of other hosts are invisible"
+    assert replace(shared, workers=("here",)).summary == "all well"
+    assert replace(shared, messages_visible=0, messages_in_flight=0, messages_delayed=0).summary == "all well"
+    waiting = "messages waiting or in flight: 10; workers of other hosts are invisible"
+    assert replace(shared, dead_letters=1).summary == f"dead letters: 1; {waiting}"
+    assert replace(shared, dead_letters=1, messages_visible=0, messages_in_flight=0, messages_delayed=0).summary == (
+        "dead letters: 1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "elsewhere"),
+    [("redis://h", True), ("unix:///s", True), ("sqs://", True), ("sqlite:///f", False), ("memory://", False)],
+)
+def test_which_brokers_hosts_share(address: str, elsewhere: bool) -> None:
+    assert has_workers_elsewhere(Settings(broker=address)) is elsewhere
+    assert not has_workers_elsewhere(Settings(broker=address, one_host=True)), "the user says so"
+
+
+# The words of the verdict
+
+WELL = replace(NOBODY_HERE, messages_visible=0, messages_in_flight=0, messages_delayed=0, workers=("w1",))
+
+
+def queue(name: str = "orders", *, age_seconds: float | None = 1.0, **given: Any) -> QueueStatus:
+    numbers: dict[str, Any] = {
+        "visible": 1,
+        "in_flight": 0,
+        "delayed": 0,
+        "oldest_message_age_seconds": age_seconds,
+        "dead_letters": 0,
+        "dead_letters_set_aside": 0,
+        "paused": False,
+        "breaker": None,
+        "unserved": None,
+        "workers": (),
+    }
+    known = {field.name for field in fields(QueueStatus)}
+    sources = {"oldest_visible_message_age_source": "exact", "oldest_message_age_source": "exact"}
+    return QueueStatus(
+        queue=name,
+        oldest_visible_message_age_seconds=age_seconds,
+        **{name: value for name, value in {**sources, **numbers, **given}.items() if name in known},
+    )
+
+
+def late(*queues: QueueStatus, seen_all: bool = True, **settings: Any) -> Status:
+    return replace(WELL, lagging=lagging_queues(queues, Settings(**settings), seen_all=seen_all))
+
+
+def test_a_queue_is_late_when_its_oldest_visible_message_is_older_than_the_settings_let_it() -> None:
+    assert late(queue(age_seconds=300.0)).summary == "all well"
+    assert late(queue(age_seconds=None)).summary == "all well"
+    found = late(queue(age_seconds=410.0))
+    assert found.summary == "lagging: the oldest visible message of orders is 7 min old, 110 s over the limit"
+    assert (found.problem_kinds, found.problem_texts) == (["lagging"], [found.summary.removeprefix("lagging: ")])
+
+
+def test_each_queue_may_have_a_time_of_its_own() -> None:
+    settings: dict[str, Any] = {"alerts_lagging_after": 50.0, "alerts_lagging_queues": {"slow": 4_000.0}}
+    found = late(queue("slow", age_seconds=3_000.0), queue("mails", age_seconds=60.0), **settings)
+    assert [(one.queue, one.after_seconds) for one in found.lagging] == [("mails", 50.0)]
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [({}, "no consumer"), ({"in_flight": 1}, "lagging"), ({"workers": ("w1",)}, "lagging")],
+)
+def test_where_workers_may_be_elsewhere_a_late_queue_with_nothing_in_flight_is_no_consumer(
+    given: dict[str, Any], word: str
+) -> None:
+    assert late(queue(age_seconds=900.0, **given), seen_all=False).problem_kinds == [word]
+    assert late(queue(age_seconds=900.0, **given), seen_all=True).problem_kinds == ["lagging"]
+    told = late(queue(age_seconds=900.0), seen_all=False).summary
+    assert told.endswith("10 min over the limit, and no worker seems to receive from it")
+
+
+def test_what_a_replay_brings_back_is_a_warning_and_no_trouble() -> None:
+    waiting = replace(WELL, dead_letters=3, dead_letters_replayed=3)
+    assert (waiting.summary, waiting.problem_texts) == ("all well; dead letters that wait for their replay: 3", [])
+    aside = replace(waiting, dead_letters=5, dead_letters_set_aside=2)
+    assert aside.problem_texts == ["dead letters: 2, 2 of them in final DLQs"]
+    assert replace(waiting, dead_letters_replaced=2).problem_texts == [], "those that wait and were replaced count once"
+
+
+def test_overdue_objects_are_lost_to_those_who_wait_for_them() -> None:
+    pipeline = PipelineStatus(
+        pipeline="clicks",
+        objects=WELL.objects,
+        objects_replaced=0,
+        batches_committed=1,
+        reconciled=None,
+        batches_unpublished=0,
+        table=None,
+        table_version=None,
+        disagreement=None,
+        objects_overdue=2,
+        oldest_unprocessed_age_seconds=9_000.0,
+    )
+    assert replace(WELL, pipelines=[pipeline]).summary == "missing: objects overdue: 2, the oldest for 2 h"
+
+
+def test_all_words_the_worst_first() -> None:
+    everything = replace(
+        late(queue(age_seconds=900.0)),
+        disagreements=["two histories"],
+        messages_unserved=4,
+        dead_letters=1,
+        objects={**WELL.objects, ObjectState.DEAD: 1},
+    )
+    assert everything.problem_kinds == ["missing", "no consumer", "failed", "lagging"]
+    assert everything.summary == (
+        "missing: table and ledger disagree: two histories; no consumer: messages in queues that no worker consumes: 4"
+        "; failed objects: 1; dead letters: 1; lagging: the oldest visible message of orders is 15 min old, 10 min "
+        "over the limit"
+    )
+    assert [trouble.text for trouble in everything.problems] == everything.problem_texts

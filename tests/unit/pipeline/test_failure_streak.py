@@ -1,0 +1,64 @@
+"""When failures point to the pipeline and not to the data."""
+
+import pytest
+
+from penstock.errors import FaultPersists, TemporaryError
+from penstock.pipeline.engine import RunBroken
+from penstock.pipeline.failures import DISJOINT_FAILURES_LATER_MAX, DISJOINT_FAILURES_MAX, FailureStreak
+
+
+def broken(fingerprint: str = "same") -> RunBroken:
+    return RunBroken("ValueError: no", fingerprint=fingerprint)
+
+
+def ids(*numbers: int) -> frozenset[bytes]:
+    return frozenset(bytes([number]) for number in numbers)
+
+
+def test_the_same_failure_of_disjoint_batches_stops_the_pipeline() -> None:
+    streak = FailureStreak()
+    answers = [streak.add(broken(), ids(number)) for number in range(DISJOINT_FAILURES_MAX)]
+    assert answers[:-1] == [None] * (DISJOINT_FAILURES_MAX - 1)
+    assert "ValueError: no" in str(answers[-1])
+
+
+def test_a_culprit_that_fails_again_and_again_does_not() -> None:
+    streak = FailureStreak()
+    assert all(streak.add(broken(), ids(1, number)) is None for number in range(2, 30))
+
+
+def test_another_failure_in_between_starts_anew() -> None:
+    streak = FailureStreak()
+    for number in range(20):
+        assert streak.add(broken(), ids(number)) is None
+        assert streak.add(broken(), ids(100 + number)) is None
+        assert streak.add(broken("another"), ids(200 + number)) is None
+
+
+def test_a_pipeline_that_is_known_to_work_bears_a_longer_row() -> None:
+    streak = FailureStreak()
+    streak.clear()
+    answers = [streak.add(broken(), ids(number)) for number in range(DISJOINT_FAILURES_LATER_MAX)]
+    assert answers[:-1] == [None] * (DISJOINT_FAILURES_LATER_MAX - 1)
+    assert answers[-1] is not None
+
+
+def test_a_lone_object_is_reprieved_once() -> None:
+    streak = FailureStreak()
+    assert [streak.grant_last_attempt(name) for name in (b"a", b"b", b"a")] == [True, True, False]
+
+
+def test_infrastructure_faults_in_a_row_reach_a_person() -> None:
+    streak = FailureStreak(faults_max=2)
+    streak.add_fault(TemporaryError("disk full"))
+    streak.clear()
+    streak.add_fault(TemporaryError("disk full"))
+    with pytest.raises(FaultPersists, match="disk full"):
+        streak.add_fault(TemporaryError("disk full"))
+
+
+def test_a_worker_that_runs_for_ever_bears_any_number_of_faults() -> None:
+    streak = FailureStreak()
+    for _ in range(50):
+        streak.add_fault(TemporaryError("disk full"))
+    assert streak.faults == 50

@@ -1,0 +1,47 @@
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ConfigurationError
+from penstock.pipeline import extra
+from penstock.sinks.registry import DEFAULT_SCHEME, SINKS, untested
+
+
+def test_with_the_extra_installed_nothing_is_said() -> None:
+    extra.require_spark(DEFAULT_SCHEME)
+
+
+def test_without_it_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extra, "find_spec", lambda name: None if name in {"pyspark", "deltalake"} else object())
+    with pytest.raises(ConfigurationError) as caught:
+        extra.require_spark(DEFAULT_SCHEME)
+    assert str(caught.value) == (
+        "Pipelines run on Spark, and pyspark, deltalake cannot be found here: run pip install 'penstock[spark]'."
+    )
+
+
+def test_on_a_cluster_with_its_own_spark_the_extra_without_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extra, "find_spec", lambda name: None if name == "deltalake" else object())
+    with pytest.raises(ConfigurationError, match=r"and deltalake cannot be found here: .* 'penstock\[pipeline\]'\.$"):
+        extra.require_spark(DEFAULT_SCHEME)
+
+
+@pytest.mark.parametrize("version", ["1.6.6", "1.6.7", "1.6.10", "1.6.6.post1"])
+def test_a_tested_deltalake_is_accepted(version: str) -> None:
+    assert untested(DEFAULT_SCHEME, version) is None
+
+
+@pytest.mark.parametrize("version", ["0.25.5", "1.5.1", "1.6", "1.6.3", "1.7.0", "1.10.0", "2.0.0", "1", "2", "odd"])
+def test_another_deltalake_is_reported_with_the_tested_range(version: str) -> None:
+    assert untested(DEFAULT_SCHEME, version) == (
+        f"deltalake {version} is outside the range that Penstock is tested with, >=1.6.6,<1.7.0"
+    )
+
+
+def test_the_tested_range_is_that_of_the_package() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    tested = SINKS[DEFAULT_SCHEME].tested
+    assert tested is not None
+    first, end = (".".join(map(str, one)) for one in tested)
+    assert f"deltalake>={first},<{end}" in project["optional-dependencies"]["pipeline"]

@@ -1,0 +1,62 @@
+"""How a session is started, and why Spark did not start, from the log of its JVM."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from penstock.pipeline.spark.session import SessionSettings, _own_conf, complaint, runs_here, tasks_run_once
+
+WARNINGS = """WARNING: Using incubator modules: jdk.incubator.vector
+2026-01-01T03:30:49.516 WARN Utils: Set SPARK_LOCAL_IP if you need to bind to another address
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        (
+            'Exception in thread "main" org.apache.spark.SparkException: Master must start with local\n\tat a.B\n',
+            "Master must start with local.",
+        ),
+        ("Error: Could not create the Java Virtual Machine.\n", "Could not create the Java Virtual Machine."),
+        ("Error occurred during initialization of VM\nToo small maximum heap\n", "Too small maximum heap."),
+        ("Error: Unable to access jarfile\nError: again\n", "Unable to access jarfile."),
+    ],
+)
+def test_the_first_complaint_is_the_reason(log: str, told: str) -> None:
+    assert complaint(WARNINGS + log) == told
+
+
+def test_a_log_without_a_complaint_gives_no_reason() -> None:
+    assert complaint(WARNINGS) is None
+    assert complaint("") is None
+
+
+@pytest.mark.parametrize(
+    ("master", "here", "once"),
+    [
+        ("local", True, True),
+        ("local[*]", True, True),
+        ("local[4]", True, True),
+        ("local[4, 1]", True, True),
+        ("local[4,3]", True, False),
+        ("local-cluster[2,1,1024]", False, False),
+        ("spark://host:7077", False, False),
+        ("yarn", False, False),
+        ("k8s://https://host", False, False),
+    ],
+)
+def test_where_tasks_run_and_how_often(master: str, here: bool, once: bool) -> None:
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
+    assert (runs_here(spark), tasks_run_once(spark)) == (here, once)
+
+
+def test_the_jvm_gets_a_log_configuration_that_exists(tmp_path: Path) -> None:
+    settings = SessionSettings(
+        master="local[1]", java_home=tmp_path, scratch=tmp_path, log=tmp_path / "spark.log", driver_memory="1g"
+    )
+    option = _own_conf(settings)["spark.driver.extraJavaOptions"]
+    assert Path(urlsplit(option.removeprefix("-Dlog4j2.configurationFile=")).path).is_file()
