@@ -227,9 +227,9 @@ def test_the_agent_is_asked_as_aws_documents_it(agent: Agent, monkeypatch: pytes
     [
         (200, FAILURE, "DEPLOYMENT_BLOCKED: no detail"),
         (400, ERROR, "AccessDeniedException: not authorized"),
-        (500, YES, "the agent answered 500"),
-        (200, NO, "names no protection"),
-        (200, [], "no JSON object"),
+        (500, YES, "the agent returned the status 500"),
+        (200, NO, "does not confirm the protection"),
+        (200, [], "is not a JSON object"),
     ],
 )
 def test_what_the_agent_refuses_is_an_error_with_its_reason(
