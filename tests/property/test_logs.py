@@ -8,7 +8,7 @@ from operator import attrgetter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.monitoring.made import ANY_TEXT, lines_in, made
+from tests.unit.monitoring.event_strategies import ANY_TEXT, events_of, lines_in
 
 from penstock.events import Event, MessagesReceived, ObjectFailed, ObjectStarted
 from penstock.monitoring.logs.listener import configure_logs
@@ -16,7 +16,7 @@ from penstock.monitoring.logs.plans import ROWS, LogSettings
 from penstock.monitoring.logs.rows import LogRow, rows_of
 from penstock.testing import FakeClock
 
-ANY_EVENT = st.one_of([made(kind) for kind in ROWS])
+ANY_EVENT = st.one_of([events_of(kind) for kind in ROWS])
 
 
 def logged(event: Event, **chosen: str) -> io.StringIO:

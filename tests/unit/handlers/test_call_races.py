@@ -1,4 +1,4 @@
-"""A run and a thread that ends it from outside: one of them decides, and nothing is done twice."""
+"""Races between a running call and a thread that ends it: one of them decides, and nothing is done twice."""
 
 import asyncio
 import threading
@@ -24,33 +24,33 @@ DEADLINE_SECONDS = 60.0
 
 
 class Claim:
-    """A claim that does what the test says, and remembers what was asked of it."""
+    """A claim that behaves as the test sets it up and records the calls that it gets."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
         self.state = "open"
-        self.at_finish: Callable[[], object] = lambda: None  # while the record is on its way
-        self.away = False
+        self.at_finish: Callable[[], object] = lambda: None  # called while the record is being written
+        self.unavailable = False
 
     @property
     def held(self) -> HeldClaim:
         return claim_named(lost=self.state != "open")
 
     def finish(self, outcome: str) -> bool:
-        self.told.append(f"finish {outcome}")
+        self.calls.append(f"finish {outcome}")
         return self._ends("done", self.at_finish)
 
     def fail(self, reason: str) -> bool:
-        self.told.append("fail")
+        self.calls.append("fail")
         return self._ends("free", self.at_finish)
 
     def release(self) -> bool:
-        self.told.append("give back")
+        self.calls.append("release")
         return self._ends("free", lambda: None)
 
     def _ends(self, state: str, meanwhile: Callable[[], object]) -> bool:
-        if self.away:
-            raise TemporaryError("the database is away")
+        if self.unavailable:
+            raise TemporaryError("the database is unavailable")
         if self.state != "open":
             return False
         self.state = state
@@ -59,15 +59,15 @@ class Claim:
 
 
 class Keys:
-    """Hands out one claim, once the test lets it."""
+    """Grant one claim, once the test opens the gate."""
 
     def __init__(self) -> None:
         self.claim = Claim()
-        self.asked, self.gate = threading.Event(), threading.Event()
+        self.claim_requested, self.gate = threading.Event(), threading.Event()
         self.gate.set()
 
     def begin(self, key: str) -> KeyBegun:
-        self.asked.set()
+        self.claim_requested.set()
         assert self.gate.wait(DEADLINE_SECONDS)
         return KeyBegun(claim=self.claim, previous=None)
 
@@ -75,7 +75,9 @@ class Keys:
         pass
 
 
-class Desk:
+class HandlerHarness:
+    """A handler of one function, and the events that it emitted."""
+
     def __init__(self, function: Callable[..., Any], *, keys: Keys | None = None, **options: Any) -> None:
         app = Handlers()
         if keys is not None:
@@ -89,11 +91,11 @@ class Desk:
     def begin(self, count: int = 1) -> Any:
         return self.handler.begin([delivery(number) for number in range(count)])
 
-    def told(self, *kinds: type[Event]) -> list[str]:
+    def event_names(self, *kinds: type[Event]) -> list[str]:
         return [type(event).__name__ for event in self.events if isinstance(event, kinds)]
 
 
-ENDS = (MessageFinished, MessageFailed, MessageInterrupted)
+END_EVENTS = (MessageFinished, MessageFailed, MessageInterrupted)
 
 
 def delivery(number: int = 0) -> Delivery:
@@ -107,46 +109,46 @@ def in_thread(run: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def ended(thread: threading.Thread) -> None:
+def join(thread: threading.Thread) -> None:
     thread.join(DEADLINE_SECONDS)
     assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("end", ["release", "time_out"])
-def test_a_claim_that_comes_after_the_end_is_given_back_and_the_function_not_called(end: str) -> None:
+def test_a_claim_granted_after_the_end_is_released_without_a_call(end: str) -> None:
     keys, called = Keys(), list[object]()
     keys.gate.clear()
-    call = Desk(called.append, keys=keys).begin()
+    call = HandlerHarness(called.append, keys=keys).begin()
     thread = in_thread(call.run)
-    assert keys.asked.wait(DEADLINE_SECONDS)
+    assert keys.claim_requested.wait(DEADLINE_SECONDS)
     getattr(call, end)()
     call.interrupt()
     keys.gate.set()
-    ended(thread)
+    join(thread)
     assert called == []
-    assert keys.claim.told == ["give back"]
+    assert keys.claim.calls == ["release"]
 
 
 @pytest.mark.parametrize("end", ["release", "time_out"])
 @pytest.mark.parametrize("batch", [None, 5])
-def test_an_async_call_that_was_ended_before_the_loop_came_to_it_is_not_made(end: str, batch: int | None) -> None:
+def test_an_async_call_ended_before_the_loop_runs_it_is_not_made(end: str, batch: int | None) -> None:
     called: list[object] = []
 
     async def works(given: object) -> None:
         called.append(given)
 
-    desk = Desk(works, batch=batch)
-    call = desk.begin()
+    harness = HandlerHarness(works, batch=batch)
+    call = harness.begin()
     getattr(call, end)()
     call.interrupt()
     asyncio.run(call.run())
     assert called == []
-    assert desk.told(MessageStarted) == []
+    assert harness.event_names(MessageStarted) == []
 
 
 @pytest.mark.parametrize("end", ["release", "time_out"])
 @pytest.mark.parametrize("fails", [True, False])
-def test_what_a_function_comes_to_after_its_call_was_ended_is_not_told(end: str, fails: bool) -> None:
+def test_the_result_of_a_function_whose_call_was_ended_emits_no_event(end: str, fails: bool) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     def works(message: Message) -> None:
@@ -155,81 +157,81 @@ def test_what_a_function_comes_to_after_its_call_was_ended_is_not_told(end: str,
         if fails:
             raise ValueError("late")
 
-    desk = Desk(works)
-    call = desk.begin()
+    harness = HandlerHarness(works)
+    call = harness.begin()
     thread = in_thread(call.run)
     assert inside.wait(DEADLINE_SECONDS)
     getattr(call, end)()
     call.interrupt()
     go_on.set()
-    ended(thread)
-    assert desk.told(*ENDS) == (["MessageInterrupted"] if end == "release" else ["MessageFailed"])
+    join(thread)
+    assert harness.event_names(*END_EVENTS) == (["MessageInterrupted"] if end == "release" else ["MessageFailed"])
 
 
-def test_late_work_is_recorded_where_its_claim_could_not_be_freed() -> None:
+def test_late_work_is_recorded_if_its_claim_could_not_be_freed() -> None:
     keys = Keys()
-    keys.claim.away = True
+    keys.claim.unavailable = True
 
     def works(message: Message) -> None:
         call.time_out()
-        keys.claim.away = False
+        keys.claim.unavailable = False
 
-    desk = Desk(works, keys=keys)
-    call = desk.begin()
+    harness = HandlerHarness(works, keys=keys)
+    call = harness.begin()
     call.run()
-    assert keys.claim.told == ["fail", "finish null"]
+    assert keys.claim.calls == ["fail", "finish null"]
     assert keys.claim.state == "done"
 
 
 @pytest.mark.parametrize("batch", [None, 5])
-def test_a_timeout_that_comes_after_the_end_answers_what_the_run_answered(batch: int | None) -> None:
-    desk = Desk(lambda given: None, batch=batch)
-    call = desk.begin()
+def test_a_timeout_after_the_end_returns_the_settlements_of_the_run(batch: int | None) -> None:
+    harness = HandlerHarness(lambda given: None, batch=batch)
+    call = harness.begin()
     assert call.run() == {"r0": Ack()}
     assert call.time_out() == {"r0": Ack()}
-    assert desk.told(*ENDS) == ["MessageFinished"]
+    assert harness.event_names(*END_EVENTS) == ["MessageFinished"]
 
 
 def test_a_timeout_while_the_end_is_being_recorded_costs_no_attempt() -> None:
     keys = Keys()
     answers: list[Any] = []
-    desk = Desk(lambda message: None, keys=keys)
-    call = desk.begin()
+    harness = HandlerHarness(lambda message: None, keys=keys)
+    call = harness.begin()
     keys.claim.at_finish = lambda: answers.append(call.time_out())
     assert call.run() == {"r0": Ack()}
     (settlement,) = answers[0].values()
     assert isinstance(settlement, Release)
     assert settlement.uncounted
-    assert desk.told(*ENDS) == ["MessageFinished"]
+    assert harness.event_names(*END_EVENTS) == ["MessageFinished"]
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_a_heartbeat_that_meets_the_end_of_a_claim_does_not_take_it_for_lost(fails: bool) -> None:
+def test_a_heartbeat_during_the_end_of_a_claim_does_not_report_it_lost(fails: bool) -> None:
     keys, held = Keys(), list[bool]()
 
     def works(message: Message) -> None:
         if fails:
             raise ValueError("no")
 
-    call = Desk(works, keys=keys).begin()
+    call = HandlerHarness(works, keys=keys).begin()
     keys.claim.at_finish = lambda: held.append(extended(call))
     call.run()
     assert held == [True]
 
 
 @pytest.mark.parametrize(
-    ("asked", "seconds"),
+    ("delay", "seconds"),
     [(float("nan"), 0.5), ("soon", 0.5), ([], 0.5), (-3, 0.0), ("5 s", 5.0), (timedelta(seconds=7), 7.0), (2, 2.0)],
 )
-def test_a_retry_with_a_delay_that_makes_no_sense_waits_as_the_policy_says(asked: Any, seconds: float) -> None:
+def test_a_retry_with_an_invalid_delay_waits_as_the_policy_says(delay: Any, seconds: float) -> None:
     def works(message: Message) -> None:
-        raise Retry("later", delay_seconds=asked)
+        raise Retry("later", delay_seconds=delay)
 
-    (settlement,) = Desk(works).begin().run().values()
+    (settlement,) = HandlerHarness(works).begin().run().values()
     assert settlement == Release(delay_seconds=seconds, reason="Retry: later")
 
 
-def test_a_retry_of_the_users_own_that_forgot_its_delay_is_a_retry() -> None:
+def test_a_retry_subclass_without_a_delay_is_a_retry() -> None:
     class Later(Retry):
         def __init__(self) -> None:
             pass
@@ -237,35 +239,35 @@ def test_a_retry_of_the_users_own_that_forgot_its_delay_is_a_retry() -> None:
     def works(message: Message) -> None:
         raise Later
 
-    (settlement,) = Desk(works).begin().run().values()
+    (settlement,) = HandlerHarness(works).begin().run().values()
     assert isinstance(settlement, Release)
 
 
-def test_work_that_was_only_made_and_not_done_is_never_acked() -> None:
+def test_a_returned_coroutine_or_generator_is_never_acked() -> None:
     async def really(message: Message) -> None:
-        pytest.fail("nobody awaits this")
+        pytest.fail("the coroutine was awaited")
 
     async def forgot_to_await(message: Message) -> Any:
         return really(message)
 
-    (settlement,) = Desk(lambda message: really(message), max_attempts=1).begin().run().values()
+    (settlement,) = HandlerHarness(lambda message: really(message), max_attempts=1).begin().run().values()
     assert isinstance(settlement, DeadLetter)
     assert "returned a coroutine" in settlement.reason
-    (settlement,) = asyncio.run(Desk(forgot_to_await, max_attempts=1).begin().run()).values()
+    (settlement,) = asyncio.run(HandlerHarness(forgot_to_await, max_attempts=1).begin().run()).values()
     assert isinstance(settlement, DeadLetter)
-    (settlement,) = Desk(lambda message: (n for n in [1]), max_attempts=1).begin().run().values()
+    (settlement,) = HandlerHarness(lambda message: (n for n in [1]), max_attempts=1).begin().run().values()
     assert isinstance(settlement, DeadLetter)
 
 
-def test_a_generator_function_is_no_handler() -> None:
+def test_a_generator_function_is_refused_as_a_handler() -> None:
     def works(message: Message) -> Any:
         yield message
 
     with pytest.raises(UsageError, match="has a yield in it"):
-        Desk(works)
+        HandlerHarness(works)
 
 
-def test_a_batch_that_times_out_while_it_is_opened_settles_each_of_its_messages() -> None:
+def test_a_batch_that_times_out_during_decoding_settles_each_message() -> None:
     app, events, called = Handlers(), list[Event](), list[object]()
     app.handler(Queue("q", int), batch=3, timeout=5)(called.append)
     handler = FunctionHandler(
@@ -301,26 +303,26 @@ def test_a_batch_that_times_out_while_it_is_opened_settles_each_of_its_messages(
     assert called == []
 
 
-def test_a_batch_given_back_is_told_of_each_message_once() -> None:
+def test_a_released_batch_emits_one_event_for_each_message() -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     def works(items: list[Item[Message]]) -> None:
         inside.set()
         assert go_on.wait(DEADLINE_SECONDS)
 
-    desk = Desk(works, batch=3)
-    call = desk.begin(3)
+    harness = HandlerHarness(works, batch=3)
+    call = harness.begin(3)
     thread = in_thread(call.run)
     assert inside.wait(DEADLINE_SECONDS)
     call.release()
     call.interrupt()
     go_on.set()
-    ended(thread)
-    assert desk.told(*ENDS) == ["MessageInterrupted"] * 3
+    join(thread)
+    assert harness.event_names(*END_EVENTS) == ["MessageInterrupted"] * 3
 
 
-def test_a_stop_leaves_the_key_to_a_completion_that_is_on_its_way() -> None:
-    """Freed, the key would have the work of a function that returned done twice."""
+def test_a_stop_does_not_free_a_key_whose_completion_is_being_recorded() -> None:
+    """With the key freed, the work of a function that already returned would be done twice."""
     keys, recording, go_on = Keys(), threading.Event(), threading.Event()
 
     def record_slowly() -> None:
@@ -328,14 +330,14 @@ def test_a_stop_leaves_the_key_to_a_completion_that_is_on_its_way() -> None:
         assert go_on.wait(DEADLINE_SECONDS)
 
     keys.claim.at_finish = record_slowly
-    call = Desk(lambda message: None, keys=keys).begin()
+    call = HandlerHarness(lambda message: None, keys=keys).begin()
     thread = in_thread(call.run)
     assert recording.wait(DEADLINE_SECONDS)
     call.release()
     call.interrupt()
     go_on.set()
-    ended(thread)
-    assert keys.claim.told == ["finish null"]
+    join(thread)
+    assert keys.claim.calls == ["finish null"]
     assert keys.claim.state == "done"
 
 
@@ -351,8 +353,8 @@ def test_a_cancelled_async_call_still_records_that_its_function_returned() -> No
     async def takes(message: Message) -> None:
         pass
 
-    async def story() -> None:
-        call = Desk(takes, keys=keys).begin()
+    async def scenario() -> None:
+        call = HandlerHarness(takes, keys=keys).begin()
         running = asyncio.ensure_future(call.run())
         while not recording.is_set():
             await asyncio.sleep(0.001)
@@ -361,6 +363,6 @@ def test_a_cancelled_async_call_still_records_that_its_function_returned() -> No
         with pytest.raises(asyncio.CancelledError):
             await running
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     go_on.set()
-    assert keys.claim.told == ["finish null"]
+    assert keys.claim.calls == ["finish null"]

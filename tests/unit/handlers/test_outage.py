@@ -1,4 +1,4 @@
-"""A ledger that is away: told once each way, and asked more and more seldom."""
+"""Outages of the ledger: reported once at each end, and checked with growing pauses."""
 
 import threading
 import time
@@ -24,13 +24,13 @@ from penstock.testing import FakeClock
 
 class Scene:
     def __init__(self) -> None:
-        self.heard: list[Event] = []
+        self.events: list[Event] = []
         self.clock = FakeClock()
-        self.outage = OutageWatch(bus=Bus(self.heard.append), clock=self.clock)
+        self.outage = OutageWatch(bus=Bus(self.events.append), clock=self.clock)
 
-    def claim_fails(self, words: str = "away") -> None:
+    def claim_fails(self, error: str = "unavailable") -> None:
         with pytest.raises(TemporaryError), self.outage.asked():
-            raise TemporaryError(words)
+            raise TemporaryError(error)
 
     def claim_succeeds(self) -> None:
         with self.outage.asked():
@@ -38,30 +38,30 @@ class Scene:
         self.outage.succeeded()
 
 
-def test_an_outage_is_told_once_at_each_end() -> None:
+def test_an_outage_is_reported_once_at_its_start_and_once_at_its_end() -> None:
     scene = Scene()
     scene.claim_succeeds()
-    assert scene.heard == []
-    for words in ("refused", "refused again"):
-        scene.claim_fails(words)
+    assert scene.events == []
+    for error in ("refused", "refused again"):
+        scene.claim_fails(error)
         scene.clock.advance(3.0)
-    assert scene.heard == [LedgerUnavailable(error="refused")]
+    assert scene.events == [LedgerUnavailable(error="refused")]
     scene.claim_succeeds()
     scene.claim_succeeds()
-    assert scene.heard[1:] == [LedgerAvailable(outage_seconds=6.0)]
+    assert scene.events[1:] == [LedgerAvailable(outage_seconds=6.0)]
     scene.claim_fails("refused")
-    assert scene.heard[2:] == [LedgerUnavailable(error="refused")]
+    assert scene.events[2:] == [LedgerUnavailable(error="refused")]
 
 
-def test_another_failure_says_nothing_of_the_ledger() -> None:
+def test_another_failure_does_not_end_an_outage() -> None:
     scene = Scene()
     scene.claim_fails()
     with pytest.raises(ValueError, match="defect"), scene.outage.asked():
         raise ValueError("defect")
-    assert scene.heard == [LedgerUnavailable(error="away")]
+    assert scene.events == [LedgerUnavailable(error="unavailable")]
 
 
-def test_pauses_grow_with_the_outage_up_to_a_bound() -> None:
+def test_pauses_grow_with_the_outage_up_to_the_maximum() -> None:
     scene, pauses = Scene(), list[float]()
     for _ in range(6):
         scene.claim_fails()
@@ -76,13 +76,13 @@ def test_pauses_grow_with_the_outage_up_to_a_bound() -> None:
     assert scene.outage.pause_seconds(lambda: 0.999) == pytest.approx(PAUSE_SECONDS_MIN, rel=0.01)
 
 
-class Watched(Scene):
-    """With a ledger that answers what the test says, and a queue that needs it."""
+class WatchedScene(Scene):
+    """A ledger whose ping fails as the test says, and a queue that needs the ledger."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fault: Exception | None = None
-        self.outage = OutageWatch(bus=Bus(self.heard.append), clock=self.clock, random=lambda: 0.999, ping=self.ping)
+        self.outage = OutageWatch(bus=Bus(self.events.append), clock=self.clock, random=lambda: 0.999, ping=self.ping)
         self.gate = self.outage.gate("mail")
 
     def ping(self) -> None:
@@ -94,61 +94,61 @@ class Watched(Scene):
         self.outage.check(self.ping)
 
 
-def test_a_queue_is_paused_until_the_ledger_answers_the_watch() -> None:
-    scene = Watched()
+def test_a_queue_is_paused_until_a_ping_of_the_ledger_succeeds() -> None:
+    scene = WatchedScene()
     assert scene.gate.admits() is None
     assert scene.gate.opens_at() is None
     scene.claim_fails("refused")
-    assert scene.heard == [LedgerUnavailable(error="refused", queues=("mail",))]
+    assert scene.events == [LedgerUnavailable(error="refused", queues=("mail",))]
     for _ in range(5):
         assert scene.gate.admits() == 0
         assert scene.outage.refusal == "refused"
-        scene.check(TemporaryError("still away"))
-    assert len(scene.heard) == 1
+        scene.check(TemporaryError("still unavailable"))
+    assert len(scene.events) == 1
     scene.check()
     assert scene.gate.admits() is None
     assert scene.outage.refusal is None
-    assert isinstance(scene.heard[-1], LedgerAvailable)
+    assert isinstance(scene.events[-1], LedgerAvailable)
 
 
-def test_the_watch_notices_an_outage_without_a_message() -> None:
-    scene = Watched()
+def test_a_failed_ping_starts_an_outage_without_a_message() -> None:
+    scene = WatchedScene()
     scene.check(TemporaryError("refused"))
-    assert scene.heard == [LedgerUnavailable(error="refused", queues=("mail",))]
+    assert scene.events == [LedgerUnavailable(error="refused", queues=("mail",))]
     assert scene.gate.admits() == 0
 
 
-def test_a_defect_of_the_question_is_no_outage() -> None:
-    scene = Watched()
+def test_a_defect_of_the_ping_is_not_an_outage() -> None:
+    scene = WatchedScene()
     scene.check(ValueError("a table that is not there"))
-    assert scene.heard == []
+    assert scene.events == []
 
 
-def test_a_part_that_is_away_pauses_nothing() -> None:
-    """Else each message of an object in a mount that is away would shut the queue for all others, longer each time."""
-    scene = Watched()
+def test_an_unavailable_mount_pauses_nothing() -> None:
+    """Otherwise each message about an object in an unavailable mount would pause the whole queue, longer each time."""
+    scene = WatchedScene()
     for _ in range(3):
         with pytest.raises(PartAway), scene.outage.asked():
             raise PartAway("nothing is mounted there any more")
     assert scene.gate.admits() is None
-    assert scene.heard == []
+    assert scene.events == []
 
 
-def test_questions_come_more_and_more_seldom_up_to_a_bound() -> None:
-    scene, rests = Watched(), list[float]()
+def test_pauses_between_pings_grow_up_to_the_maximum() -> None:
+    scene, rests = WatchedScene(), list[float]()
     scene.claim_fails()
     for _ in range(8):
         rests.append(scene.outage._rest_seconds())
         scene.clock.advance(rests[-1])
-        scene.check(TemporaryError("away"))
+        scene.check(TemporaryError("unavailable"))
     assert rests == sorted(rests)
     assert rests[0] == pytest.approx(PAUSE_SECONDS_MIN, rel=0.01)
     assert rests[-1] == pytest.approx(PAUSE_SECONDS_MAX, rel=0.01)
 
 
-def test_a_ledger_that_answers_and_takes_no_claims_is_tried_with_one_message_at_a_time() -> None:
+def test_a_ledger_that_answers_pings_but_no_claims_is_tried_with_one_message_at_a_time() -> None:
     """Each try costs a receive: with all of them at once, an outage would use up the receives of every message."""
-    scene, rests = Watched(), list[float]()
+    scene, rests = WatchedScene(), list[float]()
     for cycle in range(8):
         scene.claim_fails("the disk is full")
         assert scene.gate.admits() == 0
@@ -160,14 +160,14 @@ def test_a_ledger_that_answers_and_takes_no_claims_is_tried_with_one_message_at_
     assert rests == sorted(rests)
     assert rests[-1] == pytest.approx(CLAIMS_PAUSE_SECONDS_MAX, rel=0.01)
     with scene.outage.asked():
-        assert scene.gate.admits() == 0, "one is tried already"
-    assert scene.gate.admits() == 1, "it answered, which says nothing of its disk"
+        assert scene.gate.admits() == 0, "one message is already tried"
+    assert scene.gate.admits() == 1, "an answer does not prove that its disk has space"
     scene.outage.succeeded()
     assert scene.gate.admits() is None
 
 
-def test_a_ledger_that_does_not_answer_in_time_is_away_until_it_does() -> None:
-    scene = Watched()
+def test_a_ledger_that_does_not_answer_in_time_is_unavailable_until_it_does() -> None:
+    scene = WatchedScene()
     hung, go_on = threading.Event(), threading.Event()
 
     def ping() -> None:
@@ -177,39 +177,39 @@ def test_a_ledger_that_does_not_answer_in_time_is_away_until_it_does() -> None:
     checking = threading.Thread(target=scene.outage.check, args=(ping,))
     checking.start()
     assert hung.wait(60.0)
-    while not scene.heard:
+    while not scene.events:
         scene.outage._clock.advance(PING_SECONDS_MAX)  # type: ignore[attr-defined] # the fake one
-    assert isinstance(scene.heard[0], LedgerUnavailable)
+    assert isinstance(scene.events[0], LedgerUnavailable)
     assert scene.gate.admits() == 0
     go_on.set()
     checking.join(60.0)
-    assert isinstance(scene.heard[-1], LedgerAvailable)
+    assert isinstance(scene.events[-1], LedgerAvailable)
 
 
-def test_where_receives_count_a_message_stays_away_until_all_workers_know() -> None:
+def test_if_receives_count_a_message_is_delayed_until_all_workers_know() -> None:
     scene = Scene()
     counted = OutageWatch(bus=Bus(), clock=scene.clock, releases_uncounted=False)
     assert counted.pause_seconds(lambda: 0.0) == COUNTED_RELEASE_SECONDS / 2
     assert COUNTED_RELEASE_SECONDS / 2 >= CHECK_SECONDS + PING_SECONDS_MAX
 
 
-def test_an_outage_ends_also_where_its_end_is_asked_for_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Watched()
-    scene.check(TemporaryError("away"))
+def test_an_outage_ends_although_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = WatchedScene()
+    scene.check(TemporaryError("unavailable"))
     assert scene.gate.admits() == 0
 
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    with monkeypatch.context() as crowded:
-        crowded.setattr(threading.Thread, "start", refuse)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
         scene.check()
     assert scene.gate.admits() is None
-    assert [type(event) for event in scene.heard] == [LedgerUnavailable, LedgerAvailable]
+    assert [type(event) for event in scene.events] == [LedgerUnavailable, LedgerAvailable]
 
 
-def test_a_watch_that_ended_by_a_defect_is_told_to_the_worker() -> None:
-    scene = Watched()
+def test_a_defect_in_the_watch_thread_is_raised_in_the_worker() -> None:
+    scene = WatchedScene()
     defect = ValueError("a listener that raises")
 
     def raises(event: Event) -> None:
@@ -217,12 +217,12 @@ def test_a_watch_that_ended_by_a_defect_is_told_to_the_worker() -> None:
 
     quick = replace(LEDGER, patience=0.001)
     outage = OutageWatch(bus=Bus(raises), clock=SystemClock(), random=lambda: 0.0, ping=scene.ping, service=quick)
-    scene.fault = TemporaryError("away")
+    scene.fault = TemporaryError("unavailable")
     with outage.watching(), pytest.raises(ValueError, match="a listener that raises"):
-        ask_until_it_raises(outage)
+        poll_until_it_raises(outage)
 
 
-def ask_until_it_raises(outage: OutageWatch) -> None:
+def poll_until_it_raises(outage: OutageWatch) -> None:
     give_up = time.monotonic() + 60.0
     while time.monotonic() < give_up:
         outage.admits()

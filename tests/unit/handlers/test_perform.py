@@ -1,4 +1,4 @@
-"""Functions called on one message: what comes of returning, raising, and asking."""
+"""Functions called with one message: the outcome of returning, raising and retrying."""
 
 import asyncio
 from dataclasses import dataclass
@@ -46,18 +46,18 @@ def test_an_async_function_gets_the_context() -> None:
     assert seen == [("a", 3, "blue", "thumbnails", "make")]
 
 
-def test_without_a_model_the_message_itself_is_handed_over() -> None:
+def test_without_a_model_the_function_gets_the_message() -> None:
     app, seen = Handlers(), []
 
     @app.handler("raw")
-    def look(message: Message) -> None:
+    def receive(message: Message) -> None:
         seen.append(message.body)
 
-    assert perform(app, look, b"\xff\x00 anything").acked
+    assert perform(app, receive, b"\xff\x00 anything").acked
     assert seen == [b"\xff\x00 anything"]
 
 
-def test_reject_is_a_dead_letter_at_once() -> None:
+def test_reject_dead_letters_the_message_at_once() -> None:
     app = Handlers()
 
     @app.handler(THUMBNAILS)
@@ -69,7 +69,7 @@ def test_reject_is_a_dead_letter_at_once() -> None:
     assert [event.traceback for event in done.events if isinstance(event, MessageFailed)] == [None]
 
 
-def test_a_single_attempt_that_failed_is_said_as_one() -> None:
+def test_the_reason_for_a_single_failed_attempt_says_once() -> None:
     app = Handlers()
 
     @app.handler(THUMBNAILS, max_attempts=1)
@@ -79,7 +79,7 @@ def test_a_single_attempt_that_failed_is_said_as_one() -> None:
     assert perform(app, make, Thumbnail(key="a")).reason == "failed once, with ValueError: no"
 
 
-def test_retry_waits_as_long_as_it_says() -> None:
+def test_retry_waits_for_its_delay() -> None:
     app = Handlers()
 
     @app.handler(THUMBNAILS)
@@ -123,7 +123,7 @@ def test_a_traceback_names_no_values_of_variables() -> None:
 
 
 @pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), StopIteration()])
-def test_whatever_is_raised_is_an_attempt(raised: BaseException) -> None:
+def test_every_exception_counts_as_an_attempt(raised: BaseException) -> None:
     app = Handlers()
 
     @app.handler(THUMBNAILS)
@@ -143,21 +143,21 @@ def test_a_coroutine_that_cancels_itself_has_failed() -> None:
     assert isinstance(perform(app, make, Thumbnail(key="a")).settlement, Release)
 
 
-def test_an_exception_whose_text_raises_is_an_attempt_too() -> None:
-    class Vicious(Exception):
+def test_an_exception_whose_text_raises_counts_as_an_attempt() -> None:
+    class UnprintableError(Exception):
         def __str__(self) -> str:
-            raise RuntimeError("and now?")
+            raise RuntimeError("no text")
 
     app = Handlers()
 
     @app.handler(THUMBNAILS)
     def make(body: Thumbnail) -> None:
-        raise Vicious
+        raise UnprintableError
 
     assert isinstance(perform(app, make, Thumbnail(key="a")).settlement, Release)
 
 
-def test_a_call_inside_is_retried_there_and_every_retry_is_told() -> None:
+def test_retrying_repeats_a_call_in_the_function_and_emits_an_event_each_time() -> None:
     app, tries = Handlers(), []
 
     @app.handler(THUMBNAILS)
@@ -170,11 +170,11 @@ def test_a_call_inside_is_retried_there_and_every_retry_is_told() -> None:
 
     done = perform(app, make, Thumbnail(key="a"))
     assert done.acked
-    told = [event for event in done.events if isinstance(event, MessageRetrying)]
-    assert [(event.tries, event.error) for event in told] == [(1, "blip"), (2, "blip")]
+    retries = [event for event in done.events if isinstance(event, MessageRetrying)]
+    assert [(event.tries, event.error) for event in retries] == [(1, "blip"), (2, "blip")]
 
 
-def test_an_async_call_inside_is_retried_too_and_the_last_failure_comes_through() -> None:
+def test_retrying_async_repeats_a_call_and_raises_the_last_failure() -> None:
     app = Handlers()
 
     @app.handler(THUMBNAILS)
@@ -188,7 +188,7 @@ def test_an_async_call_inside_is_retried_too_and_the_last_failure_comes_through(
     assert sum(isinstance(event, MessageRetrying) for event in done.events) == 1
 
 
-def test_cleanup_comes_before_a_further_attempt_only() -> None:
+def test_cleanup_runs_only_before_a_further_attempt() -> None:
     app, calls = Handlers(), []
 
     def sweep(body: Thumbnail, ctx: Context) -> None:
@@ -203,7 +203,7 @@ def test_cleanup_comes_before_a_further_attempt_only() -> None:
     assert calls == ["make", "sweep 2", "make"]
 
 
-def test_a_cleanup_may_leave_the_context_as_the_function_may() -> None:
+def test_a_cleanup_may_omit_the_context() -> None:
     app, calls = Handlers(), []
 
     def sweep(body: Thumbnail) -> None:
@@ -217,7 +217,7 @@ def test_a_cleanup_may_leave_the_context_as_the_function_may() -> None:
     assert calls == ["sweep a", "make"]
 
 
-def test_a_batch_answers_for_each_of_its_messages() -> None:
+def test_a_batch_function_returns_one_result_for_each_message() -> None:
     app = App(broker="memory://")
 
     @app.handler(THUMBNAILS, batch=10)
@@ -233,7 +233,7 @@ def test_a_batch_answers_for_each_of_its_messages() -> None:
     assert "returns None, or a list" in (perform(app, wrong, b"x").reason or "")
 
 
-def test_a_message_of_a_newer_schema_waits_for_a_newer_worker_uncharged() -> None:
+def test_a_message_of_a_newer_schema_is_released_uncounted() -> None:
     app = Handlers()
 
     @app.handler(THUMBNAILS)
@@ -247,7 +247,7 @@ def test_a_message_of_a_newer_schema_waits_for_a_newer_worker_uncharged() -> Non
     assert [event.reason for event in done.events if isinstance(event, MessageSkipped)] == ["newer_schema"]
 
 
-def test_a_body_that_does_not_fit_names_the_field_and_what_was_expected() -> None:
+def test_an_invalid_body_is_dead_lettered_with_the_field_and_the_expected_type() -> None:
     app = Handlers()
 
     @app.handler(THUMBNAILS)
@@ -262,34 +262,34 @@ def test_a_body_that_does_not_fit_names_the_field_and_what_was_expected() -> Non
 
 
 @dataclass
-class Wrong:
+class InvalidOptions:
     options: dict[str, object]
-    words: str
+    expected: str
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "case",
     [
-        Wrong({"max_attempts": 0}, "max_attempts"),
-        Wrong({"timeout": "soon"}, "timeout"),
-        Wrong({"timeout": -1}, "timeout"),
-        Wrong({"concurrency": 0}, "concurrency"),
-        Wrong({"batch": 0}, "batch"),
-        Wrong({"isolation": "thread"}, "isolation"),
-        Wrong({"on_stop": "die"}, "on_stop"),
-        Wrong({"batch": 2, "idempotency": str}, "idempotency"),
-        Wrong({"every": "10m", "cron": "* * * * *"}, "not both"),
-        Wrong({"cron": "every day"}, "cron"),
-        Wrong({"every": 0.1}, "too often"),
+        InvalidOptions({"max_attempts": 0}, "max_attempts"),
+        InvalidOptions({"timeout": "soon"}, "timeout"),
+        InvalidOptions({"timeout": -1}, "timeout"),
+        InvalidOptions({"concurrency": 0}, "concurrency"),
+        InvalidOptions({"batch": 0}, "batch"),
+        InvalidOptions({"isolation": "thread"}, "isolation"),
+        InvalidOptions({"on_stop": "die"}, "on_stop"),
+        InvalidOptions({"batch": 2, "idempotency": str}, "idempotency"),
+        InvalidOptions({"every": "10m", "cron": "* * * * *"}, "not both"),
+        InvalidOptions({"cron": "every day"}, "cron"),
+        InvalidOptions({"every": 0.1}, "too often"),
     ],
-    ids=lambda wrong: wrong.words,
+    ids=lambda case: case.expected,
 )
-def test_options_that_cannot_be_are_refused_by_name(wrong: Wrong) -> None:
-    with pytest.raises(UsageError, match=wrong.words):
-        Handlers().handler("q", **wrong.options)(lambda message: None)  # type: ignore[arg-type]
+def test_invalid_options_are_refused_by_name(case: InvalidOptions) -> None:
+    with pytest.raises(UsageError, match=case.expected):
+        Handlers().handler("q", **case.options)(lambda message: None)  # type: ignore[arg-type]
 
 
-def test_functions_of_other_arguments_are_refused() -> None:
+def test_functions_with_other_arguments_are_refused() -> None:
     with pytest.raises(UsageError, match="other arguments"):
         Handlers().handler("q")(lambda: None)
     with pytest.raises(UsageError, match="other arguments"):
@@ -306,7 +306,7 @@ def test_one_queue_has_one_handler() -> None:
         app.include(group)
 
 
-def test_a_scheduled_handler_needs_a_model_that_takes_a_tick() -> None:
+def test_a_scheduled_handler_needs_a_model_that_accepts_a_tick() -> None:
     app = Handlers()
     with pytest.raises(UsageError, match="scheduled_at"):
         app.handler(THUMBNAILS, every="10m")(_nothing)
@@ -314,14 +314,14 @@ def test_a_scheduled_handler_needs_a_model_that_takes_a_tick() -> None:
 
 
 def _nothing(message: object) -> None:
-    """Does nothing."""
+    """Do nothing."""
 
 
 def _other(message: object) -> None:
-    """Does nothing, under another name."""
+    """Do nothing, under another name."""
 
 
-def test_an_async_handler_is_performed_in_an_async_test_too() -> None:
+def test_perform_works_in_an_async_test() -> None:
     app, seen = Handlers(), list[bytes]()
 
     @app.handler("q")

@@ -1,4 +1,4 @@
-"""Functions in child processes: they can be killed or die, and nothing else is affected."""
+"""Functions in child processes, which can be killed or die without affecting anything else."""
 
 import json
 import multiprocessing
@@ -47,7 +47,7 @@ def work(body: dict[str, Any], ctx: Context) -> Any:
             os.kill(os.getpid(), signal.SIGKILL)
         case "bomb":
             return bool(BOMB.match("a" * 60 + "b"))
-        case "fork and answer at length":
+        case "fork and return much":
             fork_sleeper(body["pids"])
             return "x" * LONG
         case do:
@@ -64,8 +64,8 @@ def work_with_others(do: str, body: dict[str, Any], ctx: Context) -> Any:
             fork_sleeper(body["pids"])
             os.kill(os.getpid(), signal.SIGKILL)
         case "fork and return":
-            if copy := os.fork():
-                os.waitpid(copy, 0)
+            if child := os.fork():
+                os.waitpid(child, 0)
                 raise ValueError("in the parent")
             signal.alarm(60)
         case "end a program":
@@ -80,13 +80,13 @@ def work_with_others(do: str, body: dict[str, Any], ctx: Context) -> Any:
                 with attempt:
                     if attempt.retry_state.attempt_number < 3:
                         raise ConnectionError("blip")
-        case "odd retry":
+        case "unpicklable retry":
             raise Retry("later", delay_seconds=threading.Lock())  # type: ignore[arg-type] # it cannot be pickled
     return None
 
 
 def fork_sleeper(pids: str) -> None:
-    """A process that holds whatever this one has open."""
+    """Fork a process that keeps this process's open files open, and write its id to a file."""
     pid = os.fork()
     if pid == 0:
         time.sleep(DEADLINE_SECONDS)
@@ -94,9 +94,9 @@ def fork_sleeper(pids: str) -> None:
     Path(pids).write_text(str(pid), encoding="utf-8")
 
 
-def spin_and_say_who(pids: str) -> None:
-    """For a process of its own: a call in a child that never ends by itself."""
-    call = Desk().begin("bomb")
+def run_endless_call(pids: str) -> None:
+    """Run a call that never ends in a child, and write the child's id to a file. The target of a process."""
+    call = ProcessHarness().begin("bomb")
     threading.Thread(target=call.run, daemon=True).start()
     draft = Path(f"{pids}.draft")
     draft.write_text(str(child_of(call)._process.pid), encoding="utf-8")
@@ -105,13 +105,15 @@ def spin_and_say_who(pids: str) -> None:
 
 
 @pytest.fixture
-def desk() -> Any:
-    made = Desk()
+def harness() -> Any:
+    made = ProcessHarness()
     yield made
     made.handler.close()
 
 
-class Desk:
+class ProcessHarness:
+    """A handler whose function runs in child processes, and the events that it emitted."""
+
     def __init__(self) -> None:
         app = Handlers()
         app.handler(Queue[Any]("q", dict), isolation="process", timeout=5, max_attempts=3)(work)
@@ -127,11 +129,11 @@ class Desk:
         return call
 
 
-def test_a_child_runs_the_function_and_is_used_again(desk: Desk) -> None:
-    assert desk.begin("pid").run() == {"r": Ack()}
-    (child,) = desk.handler._children._idle  # type: ignore[union-attr]
-    assert desk.begin("pid").run() == {"r": Ack()}
-    assert desk.handler._children._idle == [child]  # type: ignore[union-attr]
+def test_a_child_runs_the_function_and_is_reused(harness: ProcessHarness) -> None:
+    assert harness.begin("pid").run() == {"r": Ack()}
+    (child,) = harness.handler._children._idle  # type: ignore[union-attr]
+    assert harness.begin("pid").run() == {"r": Ack()}
+    assert harness.handler._children._idle == [child]  # type: ignore[union-attr]
     assert child._process.pid != os.getpid()
 
 
@@ -140,19 +142,21 @@ def test_a_child_runs_the_function_and_is_used_again(desk: Desk) -> None:
     [
         ("reject", DeadLetter(reason="no good")),
         ("retry", Release(delay_seconds=7.0, reason="Retry: later")),
-        ("odd retry", Release(delay_seconds=0.5, reason="Retry: later")),
+        ("unpicklable retry", Release(delay_seconds=0.5, reason="Retry: later")),
         ("signal", Ack()),
         ("end a program", Ack()),
     ],
 )
-def test_what_the_function_raises_means_the_same_as_here(desk: Desk, do: str, settlement: object) -> None:
-    assert desk.begin(do).run() == {"r": settlement}
+def test_exceptions_in_a_child_settle_as_in_the_same_process(
+    harness: ProcessHarness, do: str, settlement: object
+) -> None:
+    assert harness.begin(do).run() == {"r": settlement}
 
 
-def test_a_child_that_cannot_be_started_costs_no_attempt(desk: Desk) -> None:
-    desk.begin("pid").run()
-    desk.handler.close()  # its child ends; the program that helps to spawn is there
-    call = desk.begin("pid", attempt=3)
+def test_a_child_that_cannot_be_started_costs_no_attempt(harness: ProcessHarness) -> None:
+    harness.begin("pid").run()
+    harness.handler.close()  # its child ends; multiprocessing's helper process stays
+    call = harness.begin("pid", attempt=3)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no pipe can be made
     try:
@@ -165,35 +169,35 @@ def test_a_child_that_cannot_be_started_costs_no_attempt(desk: Desk) -> None:
     assert settlement.delay_seconds > 0
     assert settlement.reason is not None
     assert settlement.reason.startswith("no process can be started for the handler: ")
-    assert isinstance(desk.events[-1], MessageInterrupted)
-    assert desk.begin("pid", attempt=3).run() == {"r": Ack()}
+    assert isinstance(harness.events[-1], MessageInterrupted)
+    assert harness.begin("pid", attempt=3).run() == {"r": Ack()}
 
 
-def test_retries_in_the_child_are_told_here(desk: Desk) -> None:
-    assert desk.begin("blip twice").run() == {"r": Ack()}
-    told = [event for event in desk.events if isinstance(event, MessageRetrying)]
-    assert [(event.tries, event.error_type, event.error) for event in told] == [
+def test_retries_in_the_child_are_emitted_in_the_parent(harness: ProcessHarness) -> None:
+    assert harness.begin("blip twice").run() == {"r": Ack()}
+    retries = [event for event in harness.events if isinstance(event, MessageRetrying)]
+    assert [(event.tries, event.error_type, event.error) for event in retries] == [
         (1, "ConnectionError", "blip"),
         (2, "ConnectionError", "blip"),
     ]
 
 
-def test_the_dead_letter_names_the_childs_exception_and_traceback(desk: Desk) -> None:
-    settlement = desk.begin("fail", attempt=3).run()["r"]
+def test_the_dead_letter_has_the_childs_exception_and_traceback(harness: ProcessHarness) -> None:
+    settlement = harness.begin("fail", attempt=3).run()["r"]
     assert isinstance(settlement, DeadLetter)
     assert settlement.exception == "ValueError: attempt 3"
     assert "in work" in (settlement.traceback or "")
 
 
-def test_a_child_that_dies_costs_its_message_an_attempt_and_nothing_else(desk: Desk) -> None:
-    settlement = desk.begin("die").run()["r"]
+def test_a_dead_child_costs_its_message_one_attempt_and_nothing_else(harness: ProcessHarness) -> None:
+    settlement = harness.begin("die").run()["r"]
     assert isinstance(settlement, Release)
     assert "killed by signal 9" in (settlement.reason or "")
-    assert desk.begin("pid").run() == {"r": Ack()}
+    assert harness.begin("pid").run() == {"r": Ack()}
 
 
-def test_row_63_a_regex_bomb_is_killed_at_its_timeout_and_counted(desk: Desk) -> None:
-    call = desk.begin("bomb")
+def test_row_63_a_regex_bomb_is_killed_at_its_timeout_and_counted(harness: ProcessHarness) -> None:
+    call = harness.begin("bomb")
     thread = threading.Thread(target=call.run)
     thread.start()
     child = child_of(call)
@@ -205,11 +209,11 @@ def test_row_63_a_regex_bomb_is_killed_at_its_timeout_and_counted(desk: Desk) ->
     assert not child.alive
     assert isinstance(settlement, Release)
     assert not settlement.uncounted
-    assert [event.error_type for event in desk.events if isinstance(event, MessageFailed)] == ["TimedOut"]
+    assert [event.error_type for event in harness.events if isinstance(event, MessageFailed)] == ["TimedOut"]
 
 
-def test_a_suspended_child_loses_its_lease(desk: Desk) -> None:
-    call = desk.begin("bomb")
+def test_a_suspended_child_loses_its_lease(harness: ProcessHarness) -> None:
+    call = harness.begin("bomb")
     thread = threading.Thread(target=call.run)
     thread.start()
     child = child_of(call)
@@ -222,8 +226,8 @@ def test_a_suspended_child_loses_its_lease(desk: Desk) -> None:
     assert not thread.is_alive()
 
 
-def test_a_call_given_back_is_killed_and_is_no_failure(desk: Desk) -> None:
-    call = desk.begin("bomb")
+def test_a_released_call_is_killed_without_a_failure(harness: ProcessHarness) -> None:
+    call = harness.begin("bomb")
     thread = threading.Thread(target=call.run)
     thread.start()
     child_of(call)
@@ -231,50 +235,52 @@ def test_a_call_given_back_is_killed_and_is_no_failure(desk: Desk) -> None:
     call.interrupt()
     thread.join(DEADLINE_SECONDS)
     assert not thread.is_alive()
-    kinds = [type(event) for event in desk.events]
+    kinds = [type(event) for event in harness.events]
     assert MessageInterrupted in kinds
     assert MessageFailed not in kinds
 
 
-def test_interrupting_ends_what_the_function_forked_too(desk: Desk, tmp_path: Path) -> None:
-    call = desk.begin("fork and hang", pids=str(tmp_path / "pid"))
+def test_interrupting_ends_processes_that_the_function_forked(harness: ProcessHarness, tmp_path: Path) -> None:
+    call = harness.begin("fork and hang", pids=str(tmp_path / "pid"))
     thread = threading.Thread(target=call.run)
     thread.start()
-    forked = written(tmp_path / "pid")
+    forked = read_pid(tmp_path / "pid")
     call.release()
     call.interrupt()
     thread.join(DEADLINE_SECONDS / 3)
     assert not thread.is_alive()
-    wait_for(lambda: is_gone(forked))
+    wait_for(lambda: has_ended(forked))
 
 
-def test_a_child_that_dies_is_missed_although_what_it_forked_holds_its_pipe(desk: Desk, tmp_path: Path) -> None:
-    settlement = desk.begin("fork and die", pids=str(tmp_path / "pid")).run()["r"]
+def test_a_dead_child_is_noticed_although_a_process_it_forked_holds_its_pipe(
+    harness: ProcessHarness, tmp_path: Path
+) -> None:
+    settlement = harness.begin("fork and die", pids=str(tmp_path / "pid")).run()["r"]
     assert isinstance(settlement, Release)
-    os.kill(written(tmp_path / "pid"), signal.SIGKILL)
+    os.kill(read_pid(tmp_path / "pid"), signal.SIGKILL)
     assert "killed by signal 9" in (settlement.reason or "")
 
 
-def test_a_child_that_dies_in_the_middle_of_its_answer_is_missed_although_what_it_forked_holds_its_pipe(
-    desk: Desk, tmp_path: Path
+def test_a_child_that_dies_while_sending_its_result_is_noticed_although_a_process_it_forked_holds_its_pipe(
+    harness: ProcessHarness, tmp_path: Path
 ) -> None:
-    child = desk.handler._children.take()  # type: ignore[union-attr]
-    child._pipe.send(sent_call("fork and answer at length", pids=str(tmp_path / "pid")))
-    forked = written(tmp_path / "pid")
-    assert select.select([child._pipe._connection], [], [], DEADLINE_SECONDS)[0], "its answer has begun"
+    child = harness.handler._children.take()  # type: ignore[union-attr]
+    child._pipe.send(sent_call("fork and return much", pids=str(tmp_path / "pid")))
+    forked = read_pid(tmp_path / "pid")
+    assert select.select([child._pipe._connection], [], [], DEADLINE_SECONDS)[0], "it has begun to send its result"
     os.kill(child._process.pid or 0, signal.SIGKILL)
     with pytest.raises(EOFError):
         child._pipe.receive()
-    assert not is_gone(forked)
+    assert not has_ended(forked)
     os.kill(forked, signal.SIGKILL)
 
 
-def test_a_child_that_dies_in_the_middle_of_its_call_is_missed_although_what_it_forked_holds_its_pipe(
-    desk: Desk, tmp_path: Path
+def test_a_child_that_dies_while_receiving_its_call_is_noticed_although_a_process_it_forked_holds_its_pipe(
+    harness: ProcessHarness, tmp_path: Path
 ) -> None:
-    child = desk.handler._children.take()  # type: ignore[union-attr]
-    child.call(sent_call("fork and answer at length", pids=str(tmp_path / "pid")), on_retry=lambda *_: None)
-    forked = written(tmp_path / "pid")
+    child = harness.handler._children.take()  # type: ignore[union-attr]
+    child.call(sent_call("fork and return much", pids=str(tmp_path / "pid")), on_retry=lambda *_: None)
+    forked = read_pid(tmp_path / "pid")
     os.kill(child._process.pid or 0, signal.SIGSTOP)
     ended: list[ChildDied] = []
 
@@ -289,22 +295,22 @@ def test_a_child_that_dies_in_the_middle_of_its_call_is_missed_although_what_it_
     os.kill(child._process.pid or 0, signal.SIGKILL)
     thread.join(DEADLINE_SECONDS)
     assert ended
-    assert not is_gone(forked)
+    assert not has_ended(forked)
     os.kill(forked, signal.SIGKILL)
 
 
 def test_a_child_does_not_outlive_its_parent_even_while_it_holds_the_gil(tmp_path: Path) -> None:
-    parent = multiprocessing.get_context("spawn").Process(target=spin_and_say_who, args=(str(tmp_path / "pid"),))
+    parent = multiprocessing.get_context("spawn").Process(target=run_endless_call, args=(str(tmp_path / "pid"),))
     parent.start()
-    child = written(tmp_path / "pid")
+    child = read_pid(tmp_path / "pid")
     parent.kill()
     parent.join(DEADLINE_SECONDS)
-    wait_for(lambda: is_gone(child))
-    assert is_gone(child)
+    wait_for(lambda: has_ended(child))
+    assert has_ended(child)
 
 
-def test_children_that_do_not_end_are_killed(desk: Desk) -> None:
-    children = desk.handler._children
+def test_children_that_do_not_end_are_killed(harness: ProcessHarness) -> None:
+    children = harness.handler._children
     assert children is not None
     taken = [children.take() for _ in range(4)]
     for child in taken:
@@ -314,8 +320,8 @@ def test_children_that_do_not_end_are_killed(desk: Desk) -> None:
     assert not any(child.alive for child in taken)
 
 
-def test_a_child_that_comes_back_after_the_end_is_not_kept(desk: Desk) -> None:
-    children = desk.handler._children
+def test_a_child_put_back_after_the_close_is_ended(harness: ProcessHarness) -> None:
+    children = harness.handler._children
     assert children is not None
     child = children.take()
     children.close()
@@ -323,8 +329,8 @@ def test_a_child_that_comes_back_after_the_end_is_not_kept(desk: Desk) -> None:
     assert child.ended_by(time.monotonic() + DEADLINE_SECONDS)
 
 
-def test_a_killed_child_is_not_taken_again_while_it_is_still_going(desk: Desk) -> None:
-    children = desk.handler._children
+def test_a_killed_child_is_not_taken_again_while_it_is_still_ending(harness: ProcessHarness) -> None:
+    children = harness.handler._children
     assert children is not None
     child = children.take()
     child.kill()
@@ -334,7 +340,7 @@ def test_a_killed_child_is_not_taken_again_while_it_is_still_going(desk: Desk) -
     children.put_back(again)
 
 
-def test_a_function_typed_into_a_session_is_refused() -> None:
+def test_a_function_defined_in_an_interactive_session_is_refused() -> None:
     code = (
         "from penstock import Handlers\n"
         "from penstock.handlers.process_call import ChildProcesses\n"
@@ -361,7 +367,7 @@ def sent_call(do: str, **more: str) -> SentCall:
 
 
 def child_of(call: ChildCall) -> Any:
-    """The child, once the call is in it."""
+    """Wait until the call runs in a child, and return the child."""
     wait_for(lambda: call._child is not None and call._child.busy)
     return call._child
 
@@ -373,14 +379,14 @@ def wait_for(condition: Any) -> None:
         tick.wait(0.005)
 
 
-def written(path: Path) -> int:
-    """The process id in a file, once it is there."""
+def read_pid(path: Path) -> int:
+    """Wait for a file with a process id, and return the id."""
     wait_for(lambda: path.is_file() and path.read_text(encoding="utf-8"))
     return int(path.read_text(encoding="utf-8"))
 
 
-def is_gone(pid: int) -> bool:
-    """Dead; whether somebody has reaped it is nobody's business here."""
+def has_ended(pid: int) -> bool:
+    """Return True if a process is dead, reaped or not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
     except OSError:

@@ -1,4 +1,4 @@
-"""The function that replays, at its edges: events of AWS's documented form, settings, when a letter is due."""
+"""The replay function for AWS Lambda: documented events, settings, due times of replays."""
 
 import copy
 import json
@@ -88,7 +88,7 @@ EVENT: dict[str, Any] = {
 # --- events
 
 
-def test_an_event_of_the_documented_form_is_read() -> None:
+def test_a_documented_event_is_decoded() -> None:
     first, second = deliveries_of(EVENT, FakeClock(NOW))
     assert first.queue == second.queue == "orders-dlq"
     assert queue_arn_of(EVENT) == ARN
@@ -105,12 +105,12 @@ def test_an_event_of_the_documented_form_is_read() -> None:
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """The event with one thing in its first record made something else; None: without it."""
+    """Return the event with one value of its first record replaced, or removed if `value` is None."""
     event = copy.deepcopy(EVENT)
     inner = event["Records"][0]
-    *ways, last = path.split(".")
-    for way in ways:
-        inner = inner[way]
+    *parents, last = path.split(".")
+    for parent in parents:
+        inner = inner[parent]
     if value is None:
         del inner[last]
     else:
@@ -119,7 +119,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("event", "said"),
+    ("event", "expected"),
     [
         ({}, "no list of Records"),
         ([], "no list of Records"),
@@ -135,10 +135,10 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         (changed("attributes.SentTimestamp", "soon"), "the attributes of message"),
     ],
 )
-def test_another_event_is_refused_in_a_sentence(event: Any, said: str) -> None:
+def test_another_event_is_refused_in_one_line(event: Any, expected: str) -> None:
     with pytest.raises(UsageError, match="none of an SQS event source mapping") as refused:
         deliveries_of(event, FakeClock(NOW))
-    assert said in str(refused.value)
+    assert expected in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -146,8 +146,8 @@ def test_another_event_is_refused_in_a_sentence(event: Any, said: str) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """An environment in which nothing is set, and a region."""
+def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Remove all settings from the environment except a region."""
     monkeypatch.chdir(tmp_path)
     for name in ("SQS_MAIN_URL", "BACKOFF_RATE", "MAX_ATTEMPS", "MESSAGE_RETENTION_PERIOD"):
         monkeypatch.delenv(name, raising=False)
@@ -155,12 +155,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch
     return monkeypatch
 
 
-def test_the_value_that_lambda_is_told_of_takes_nothing_before_its_first_call() -> None:
+def test_the_lambda_handler_needs_no_settings_at_import() -> None:
     assert isinstance(handler, ReplayFunction)
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "expected"),
     [
         ({}, "set SQS_MAIN_URL to its URL"),
         ({"SQS_MAIN_URL": "orders"}, "it is the URL of a queue on SQS"),
@@ -176,32 +176,32 @@ def test_the_value_that_lambda_is_told_of_takes_nothing_before_its_first_call() 
         ),
     ],
 )
-def test_settings_that_do_not_fit_are_told_in_a_sentence(
-    place: pytest.MonkeyPatch, environment: dict[str, str], said: str
+def test_invalid_settings_are_refused_with_the_reason(
+    clean_environment: pytest.MonkeyPatch, environment: dict[str, str], expected: str
 ) -> None:
     for name, value in environment.items():
-        place.setenv(name, value)
+        clean_environment.setenv(name, value)
     with pytest.raises(ConfigurationError) as refused:
         ReplayFunction()(EVENT)
-    assert said in str(refused.value)
+    assert expected in str(refused.value)
 
 
-def test_what_ends_a_call_reaches_log_and_error_hook(
-    place: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_error_that_ends_a_call_reaches_the_log_and_the_error_hook(
+    clean_environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    heard: list[tuple[BaseException | None, ErrorContext]] = []
-    function = ReplayFunction(on_error=lambda error, context: heard.append((error, context)))
+    reports: list[tuple[BaseException | None, ErrorContext]] = []
+    function = ReplayFunction(on_error=lambda error, context: reports.append((error, context)))
     with pytest.raises(UsageError) as refused:
         function({"Records": "none"})
     (line,) = map(json.loads, capsys.readouterr().err.splitlines())
     assert (line["event"], line["level"], line["error.type"]) == ("worker.failed", "error", "UsageError")
     assert line["error.message"] == str(refused.value)
-    ((error, context),) = heard
+    ((error, context),) = reports
     assert error is refused.value
     assert (context.handler, context.final) == ("replayer", True)
 
 
-# --- when a letter is due without a record
+# --- due times without a ledger
 
 
 def dead_letter(
@@ -218,7 +218,7 @@ def dead_letter(
     )
 
 
-def died(at: float) -> Attributes:
+def death_attributes(at: float) -> Attributes:
     death = Death(
         reason="bad", attempts=3, last_failed_at=at, worker="w", queue="orders", message_id="m0", enqueued_at=at - 60.0
     )
@@ -226,7 +226,7 @@ def died(at: float) -> Attributes:
 
 
 def due_at(one: SqsDelivery, *, wait_seconds: float, now: float = NOW) -> float:
-    """When it is due whose wait was drawn like this."""
+    """Return the due time of a replay planned with this wait."""
     id = dead_letter_replay_id(one.queue, one.message)
     planned = Replay(
         replay_id=id,
@@ -239,30 +239,32 @@ def due_at(one: SqsDelivery, *, wait_seconds: float, now: float = NOW) -> float:
     return UnrecordedReplays([one], now=now).open([planned])[id].due_at
 
 
-def test_a_dead_letter_that_tells_of_its_death_is_due_a_wait_after_it_whenever_it_is_looked_at() -> None:
-    one = dead_letter(attributes=died(NOW - 100.0), first=NOW)
+def test_a_dead_letter_with_a_recorded_death_is_due_a_wait_after_it() -> None:
+    one = dead_letter(attributes=death_attributes(NOW - 100.0), first=NOW)
     assert [due_at(one, wait_seconds=5_000.0, now=now) for now in (NOW, NOW + 3_000.0)] == [NOW + 4_900.0] * 2
 
 
-def test_a_death_in_the_future_is_forged_and_counts_from_the_first_look() -> None:
-    """Not from each: it would never be due, nor what is behind it in its group."""
-    one = dead_letter(attributes=died(NOW + 86_400.0), first=NOW)
+def test_a_death_in_the_future_counts_from_the_first_receive() -> None:
+    """Counted from each receive, it would never be due and would block its group."""
+    one = dead_letter(attributes=death_attributes(NOW + 86_400.0), first=NOW)
     assert [due_at(one, wait_seconds=10.0, now=now) for now in (NOW, NOW + 5.0)] == [NOW + 10.0] * 2
 
 
-def test_a_death_on_what_sqs_moved_is_not_of_this_time() -> None:
-    one = replace(dead_letter(queue="orders-dlq.fifo", attributes=died(NOW - 9_000.0)), moved_from="orders.fifo")
+def test_a_recorded_death_is_ignored_on_a_message_moved_by_sqs() -> None:
+    one = replace(
+        dead_letter(queue="orders-dlq.fifo", attributes=death_attributes(NOW - 9_000.0)), moved_from="orders.fifo"
+    )
     assert due_at(one, wait_seconds=1.0) == NOW - 500.0 + 1.0
 
 
-def test_a_dead_letter_that_sqs_moved_waits_no_longer_than_a_queue_delays() -> None:
+def test_a_dead_letter_moved_by_sqs_waits_at_most_the_maximum_delay() -> None:
     share = spread(dead_letter_replay_id("orders-dlq", dead_letter().message))
     for ceiling_seconds in (8.0, 899.0, 900.0, 40_000.0):
         due = due_at(dead_letter(), wait_seconds=share * ceiling_seconds)
         assert due == pytest.approx(NOW + share * min(ceiling_seconds, DELAY_SECONDS_MAX))
 
 
-def test_in_a_fifo_queue_such_a_dead_letter_waits_from_its_first_receive() -> None:
+def test_in_a_fifo_queue_a_dead_letter_moved_by_sqs_waits_from_its_first_receive() -> None:
     one = dead_letter(queue="orders-dlq.fifo", first=NOW - 500.0)
     share = spread(dead_letter_replay_id("orders-dlq.fifo", one.message))
     for now in (NOW, NOW + 300.0):

@@ -1,4 +1,4 @@
-"""Who did what to a queue: entries that are begun, ended once, and read in pages."""
+"""The audit log of actions on queues: entries are begun, ended once, and read in pages."""
 
 import itertools
 import json
@@ -14,14 +14,14 @@ from penstock.ledger import dead_letters as module
 
 @pytest.fixture
 def ledger() -> Iterator[Ledger]:
-    opened = Ledger.open("sqlite://")
-    yield opened
-    opened.close()
+    ledger = Ledger.open("sqlite://")
+    yield ledger
+    ledger.close()
 
 
 @pytest.fixture
 def ids_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ULID a second: those of one millisecond have no order."""
+    """Generate one ULID per second, since ULIDs of one millisecond have no order."""
     seconds = itertools.count(1_700_000_000)
     monkeypatch.setattr(module, "ULID", lambda: ULID.from_timestamp(next(seconds)))
 
@@ -30,7 +30,7 @@ def begin(ledger: Ledger, action: str = "replay", **details: object) -> str:
     return ledger.audits.begin(action, queue="q-dlq", who="ana@host", details=details)
 
 
-def test_what_was_begun_and_never_ended_says_so(ledger: Ledger) -> None:
+def test_an_entry_that_never_ended_has_no_outcome(ledger: Ledger) -> None:
     entry = begin(ledger, filter="error=timeout", canary=1)
     (row,) = ledger.audits.latest(limit=10)
     assert (row.id, row.action, row.queue, row.who) == (entry, "replay", "q-dlq", "ana@host")
@@ -38,7 +38,7 @@ def test_what_was_begun_and_never_ended_says_so(ledger: Ledger) -> None:
     assert (row.messages, row.outcome, row.ended_at) == (0, None, None)
 
 
-def test_an_end_says_what_it_came_to(ledger: Ledger) -> None:
+def test_an_ended_entry_has_its_outcome_and_number_of_messages(ledger: Ledger) -> None:
     ledger.audits.end(begin(ledger), messages=3, outcome="interrupted")
     (row,) = ledger.audits.latest(limit=10)
     assert (row.messages, row.outcome) == (3, "interrupted")
@@ -46,7 +46,7 @@ def test_an_end_says_what_it_came_to(ledger: Ledger) -> None:
     assert row.ended_at >= row.began_at
 
 
-def test_only_the_first_end_counts_and_only_of_its_own_entry(ledger: Ledger) -> None:
+def test_only_the_first_end_counts_and_changes_only_its_own_entry(ledger: Ledger) -> None:
     entry, other = begin(ledger), begin(ledger, "purge")
     ledger.audits.end(entry, messages=3, outcome="done")
     ledger.audits.end(entry, messages=9, outcome="failed")
@@ -56,7 +56,7 @@ def test_only_the_first_end_counts_and_only_of_its_own_entry(ledger: Ledger) -> 
 
 
 @pytest.mark.usefixtures("ids_in_order")
-def test_pages_come_newest_first_and_meet_without_gap(ledger: Ledger) -> None:
+def test_pages_are_newest_first_without_gaps(ledger: Ledger) -> None:
     entries = [begin(ledger) for _ in range(5)]
     pages, before = [], None
     while page := ledger.audits.latest(limit=2, before=before):
@@ -65,7 +65,7 @@ def test_pages_come_newest_first_and_meet_without_gap(ledger: Ledger) -> None:
     assert pages == [entries[:2:-1], entries[2:0:-1], entries[:1]]
 
 
-def test_words_that_no_database_takes_are_kept_readably(ledger: Ledger) -> None:
+def test_text_that_no_database_accepts_is_stored_escaped(ledger: Ledger) -> None:
     ledger.audits.begin("purge", queue="q\0", who="a\udcff", details={"filter": "b\0\udcff 日本"})
     (row,) = ledger.audits.latest(limit=1)
     assert (row.queue, row.who, row.details) == ("q\\x00", "a\\udcff", {"filter": "b\0\udcff 日本"})
@@ -80,15 +80,15 @@ def test_words_that_no_database_takes_are_kept_readably(ledger: Ledger) -> None:
         ({"attributes": {"tenant": "x" * 100_000}}, None),
     ],
 )
-def test_what_no_column_holds_is_told_by_its_beginning(
+def test_details_too_large_for_the_column_are_truncated(
     ledger: Ledger, details: dict[str, Any], kept: int | None
 ) -> None:
     begin(ledger, **details)
     (row,) = ledger.audits.latest(limit=1)
     assert len(json.dumps(row.details)) <= module.DETAILS_BYTES_MAX
-    ((name, asked),) = details.items()
+    ((name, given),) = details.items()
     if kept is None:
-        assert row.details == {name: asked[:500] if name == "error" else {"tenant": "x" * 500}}
+        assert row.details == {name: given[:500] if name == "error" else {"tenant": "x" * 500}}
     else:
-        assert row.details[name][:kept] == [each[:500] for each in asked[:kept]]
-        assert row.details[name][kept:] == [f"and {len(asked) - kept:,} more"]
+        assert row.details[name][:kept] == [each[:500] for each in given[:kept]]
+        assert row.details[name][kept:] == [f"and {len(given) - kept:,} more"]

@@ -1,4 +1,4 @@
-"""Which way the monitor's questions go in SQLite: by the states of what is not processed, never through all rows."""
+"""Query plans of the monitor's queries in SQLite: by the states of unprocessed objects, never through all rows."""
 
 from typing import Any
 
@@ -9,19 +9,19 @@ from penstock.ledger import Ledger
 PIPELINE = "clicks"
 
 
-def test_every_question_is_answered_by_an_index() -> None:
+def test_every_query_of_the_monitor_uses_an_index() -> None:
     ledger = Ledger.open("sqlite://")
     ledger.ensure_pipeline(PIPELINE)
     seen: dict[str, Any] = {}
 
-    def note(_1: object, _2: object, statement: str, parameters: Any, _3: object, _4: bool) -> None:
+    def record(_1: object, _2: object, statement: str, parameters: Any, _3: object, _4: bool) -> None:
         seen[statement] = parameters
 
-    event.listen(ledger.database.engine, "before_cursor_execute", note)
+    event.listen(ledger.database.engine, "before_cursor_execute", record)
     ledger.ages.waiting(PIPELINE, overdue_after_seconds=1.0)
     ledger.ages.updated_count(PIPELINE, ledger.ages.processed_count(PIPELINE))
     ledger.ages.seconds_since_commit(PIPELINE, 1)
-    event.remove(ledger.database.engine, "before_cursor_execute", note)
+    event.remove(ledger.database.engine, "before_cursor_execute", record)
     with ledger.database.reading() as connection:
         plans = {
             statement: [row.detail for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)]
@@ -32,5 +32,5 @@ def test_every_question_is_answered_by_an_index() -> None:
     steps = [step for plan in plans.values() for step in plan]
     assert [step for step in steps if step.startswith("SCAN")] == []
     by_state = [step for step in steps if "ix_objects_state (state=? AND pipeline=?)" in step]
-    assert len(by_state) == 3  # what waits, by state and in all; what is processed
+    assert len(by_state) == 3  # waiting objects by state and in total; processed objects
     ledger.close()

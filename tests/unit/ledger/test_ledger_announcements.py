@@ -1,4 +1,4 @@
-"""The last batch of a pipeline that was announced, kept across processes."""
+"""The last announced batch of a pipeline, kept across processes."""
 
 from pathlib import Path
 
@@ -22,22 +22,22 @@ def commit(ledger: Ledger, name: str) -> int | None:
     return ledger.commit(BatchOutcome(pipeline=PIPELINE, attempt_id=name, processed=processed))
 
 
-def test_what_was_committed_before_anybody_listened_counts_as_told() -> None:
+def test_batches_committed_before_announcing_began_count_as_announced() -> None:
     ledger = Ledger.open("sqlite://")
     ledger.ensure_pipeline(PIPELINE)
     commit(ledger, "a")
     assert ledger.announced_seq(PIPELINE) is None
     assert ledger.begin_announcing(PIPELINE) == 1
     commit(ledger, "b")
-    assert ledger.begin_announcing(PIPELINE) == 1, "what comes afterwards is to be told, whoever begins again"
+    assert ledger.begin_announcing(PIPELINE) == 1, "a later batch is still to be announced, also after another begin"
 
 
-def test_the_account_outlives_its_process_and_never_goes_back(tmp_path: Path) -> None:
+def test_the_last_announced_batch_outlives_its_process_and_never_decreases(tmp_path: Path) -> None:
     ledger = Ledger.open(tmp_path / "ledger.db")
-    assert ledger.begin_announcing(PIPELINE) == 0, "even where the pipeline has no row yet"
+    assert ledger.begin_announcing(PIPELINE) == 0, "also if the pipeline has no row yet"
     ledger.advance_announced(PIPELINE, 5)
     ledger.advance_announced(PIPELINE, 3)
     ledger.close()
-    again = Ledger.open(tmp_path / "ledger.db")
-    assert (again.announced_seq(PIPELINE), again.begin_announcing(PIPELINE)) == (5, 5)
-    assert again.announced_seq("another") is None
+    reopened = Ledger.open(tmp_path / "ledger.db")
+    assert (reopened.announced_seq(PIPELINE), reopened.begin_announcing(PIPELINE)) == (5, 5)
+    assert reopened.announced_seq("another") is None

@@ -1,4 +1,4 @@
-"""The migrations make exactly the tables that the code speaks to, and nothing else happens on the way."""
+"""The migrations create exactly the tables that the code uses, without side effects."""
 
 import logging
 import os
@@ -19,38 +19,38 @@ from penstock.ledger.migrate import SCRIPTS, downgrade, newest_revision, upgrade
 from penstock.ledger.schema import VERSION_TABLE, metadata
 
 
-def shape(connection: Connection) -> dict[str, str]:
-    """The SQL of all tables and indexes, without what is only spacing or the order in which they were made."""
+def schema_sql(connection: Connection) -> dict[str, str]:
+    """Return the SQL of all tables and indexes by name, with white space normalized."""
     rows = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND type <> 'view'")
     return {name: " ".join(sql.split()) for name, sql in rows if VERSION_TABLE not in name}
 
 
-def test_upgrading_makes_the_tables_of_the_code() -> None:
+def test_upgrading_creates_the_tables_of_the_metadata() -> None:
     ledger = Ledger.open("sqlite://")
     with ledger.database.reading() as connection:
-        migrated = shape(connection)
+        migrated = schema_sql(connection)
     with create_engine("sqlite://").connect() as connection:
         metadata.create_all(connection)
-        created = shape(connection)
+        created = schema_sql(connection)
     assert migrated == created
     assert len(migrated) >= len(metadata.tables)
 
 
-def test_nothing_is_left_for_a_next_migration() -> None:
+def test_the_migrations_leave_no_difference_to_the_metadata() -> None:
     ledger = Ledger.open("sqlite://")
     with ledger.database.reading() as connection:
         context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
         assert compare_metadata(context, metadata) == []
 
 
-def test_there_and_back_again() -> None:
+def test_a_downgrade_to_base_and_an_upgrade_restore_the_tables() -> None:
     ledger = Ledger.open("sqlite://")
     with ledger.database.writing() as connection:
-        before = shape(connection)
+        before = schema_sql(connection)
         downgrade(connection, "base")
         assert set(inspect(connection).get_table_names()) == {VERSION_TABLE}
         upgrade(connection)
-        assert shape(connection) == before
+        assert schema_sql(connection) == before
 
 
 def test_the_code_names_the_newest_revision() -> None:
@@ -58,7 +58,7 @@ def test_the_code_names_the_newest_revision() -> None:
     assert scripts.get_heads() == [newest_revision()]
 
 
-def test_opening_again_changes_nothing_and_keeps_what_is_there(tmp_path: Path) -> None:
+def test_opening_again_keeps_the_rows(tmp_path: Path) -> None:
     for _ in range(2):
         ledger = Ledger.open(tmp_path / "ledger.db")
         ledger.ensure_pipeline("kept")
@@ -75,7 +75,7 @@ def test_a_newer_ledger_is_refused_and_left_alone(tmp_path: Path) -> None:
         Ledger.open(tmp_path / "ledger.db")
 
 
-def test_somebody_elses_tables_are_refused_and_left_alone(tmp_path: Path) -> None:
+def test_tables_of_another_program_are_refused_and_left_alone(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'theirs.db'}"
     with create_engine(url).begin() as connection:
         connection.exec_driver_sql("CREATE TABLE batches (name TEXT)")
@@ -85,18 +85,18 @@ def test_somebody_elses_tables_are_refused_and_left_alone(tmp_path: Path) -> Non
         assert inspect(connection).get_table_names() == ["batches"]
 
 
-def test_a_migration_that_breaks_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failed_migration_leaves_no_tables(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     with create_engine(url).begin() as connection:
         connection.exec_driver_sql("CREATE TABLE x (ix_objects_uri TEXT)")
-        connection.exec_driver_sql("CREATE INDEX ix_objects_uri ON x (ix_objects_uri)")  # the migration wants this name
+        connection.exec_driver_sql("CREATE INDEX ix_objects_uri ON x (ix_objects_uri)")  # the migration needs this name
     with pytest.raises(Exception, match="ix_objects_uri"):
         Ledger.open(url)
     with create_engine(url).connect() as connection:
         assert inspect(connection).get_table_names() == ["x"]
 
 
-def test_logging_and_the_working_directory_are_none_of_its_business(tmp_path: Path) -> None:
+def test_opening_a_ledger_ignores_alembic_ini_and_leaves_logging_unchanged(tmp_path: Path) -> None:
     (tmp_path / "alembic.ini").write_text("[alembic]\nscript_location = nowhere\n")
     program = (
         "import logging\n"
@@ -107,7 +107,7 @@ def test_logging_and_the_working_directory_are_none_of_its_business(tmp_path: Pa
         "assert not mine.disabled and len(logging.getLogger().handlers) == 1\n"
         "assert logging.getLogger().level == logging.WARNING\n"
     )
-    ran = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
@@ -116,7 +116,7 @@ def test_logging_and_the_working_directory_are_none_of_its_business(tmp_path: Pa
         timeout=60,
         check=False,
     )
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
     assert (tmp_path / "here.db").exists()
 
 
@@ -127,7 +127,7 @@ def test_no_log_handler_is_added() -> None:
 
 
 @pytest.mark.parametrize(("url", "key"), [("mysql://", "`key` VARBINARY(4096)"), ("postgresql://", "key BYTEA")])
-def test_the_tables_can_be_written_down_for_other_databases(url: str, key: str) -> None:
+def test_the_tables_compile_for_other_databases(url: str, key: str) -> None:
     dialect = make_url(url).get_dialect()()
     tables = {name: str(CreateTable(table).compile(dialect=dialect)) for name, table in metadata.tables.items()}
     assert key in tables["objects"]

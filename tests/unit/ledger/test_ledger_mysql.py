@@ -1,4 +1,4 @@
-"""What the errors of MySQL and MariaDB mean, how their URLs are read and values written; no server is needed."""
+"""Errors of MySQL and MariaDB, their URLs, and values in SQL, without a server."""
 
 import importlib.util
 import traceback
@@ -15,22 +15,22 @@ from penstock.ledger.database import Database, parsed_url
 from penstock.ledger.dialects import Clash, mysql
 from penstock.ledger.dialects.mysql import STATEMENT_CHARS_MAX, Mysql, insert_in_chunks, literal
 
-PLACE = "mysql+pymysql://penstock:***@db/ledger"
+ADDRESS = "mysql+pymysql://penstock:***@db/ledger"
 
 
 def explained(error: BaseException, *, statement: str = "SELECT 1") -> PenstockError | None:
     wrapped = DBAPIError.instance(statement, None, error, pymysql.Error)
     assert isinstance(wrapped, DBAPIError)
-    return Mysql().explain(wrapped, PLACE)
+    return Mysql().explain(wrapped, ADDRESS)
 
 
 @pytest.mark.parametrize("code", [1213, 1020])
-def test_a_transaction_thrown_away_is_a_clash(code: int) -> None:
-    assert isinstance(explained(pymysql.OperationalError(code, "told")), Clash)
+def test_a_rolled_back_transaction_is_a_clash(code: int) -> None:
+    assert isinstance(explained(pymysql.OperationalError(code, "from the server")), Clash)
 
 
 @pytest.mark.parametrize(
-    ("code", "says"),
+    ("code", "expected"),
     [
         (1205, "kept locked"),
         *((code, "cannot be reached") for code in (1053, 1927, 2003, 2006, 2013, 2014)),
@@ -41,18 +41,18 @@ def test_a_transaction_thrown_away_is_a_clash(code: int) -> None:
         (1041, "out of memory"),
     ],
 )
-def test_what_passes_is_temporary_and_no_clash(code: int, says: str) -> None:
-    error = explained(pymysql.OperationalError(code, "told"))
+def test_a_transient_error_is_temporary_and_not_a_clash(code: int, expected: str) -> None:
+    error = explained(pymysql.OperationalError(code, "from the server"))
     assert isinstance(error, TemporaryError)
-    assert not isinstance(error, Clash), "whether it was rolled back is not known, or it was not"
-    assert says in str(error)
+    assert not isinstance(error, Clash), "the transaction was not rolled back, or that is not known"
+    assert expected in str(error)
 
 
 def test_mysql_ends_sessions_that_are_idle_for_a_minute() -> None:
     """MySQL has no other limit for a client that was frozen inside a transaction."""
     settings = " ".join(mysql.session_settings(is_mariadb=False))
     assert "wait_timeout = 60" in settings.replace("lock_wait_timeout", "")
-    assert "idle_transaction_timeout" not in settings, "MySQL does not know it"
+    assert "idle_transaction_timeout" not in settings, "MySQL has no such variable"
 
 
 def test_mariadb_ends_transactions_that_are_idle_for_a_minute_and_lets_pooled_connections_wait() -> None:
@@ -61,18 +61,18 @@ def test_mariadb_ends_transactions_that_are_idle_for_a_minute_and_lets_pooled_co
     assert "wait_timeout = 600" in settings.replace("lock_wait_timeout", "")
 
 
-def test_rights_to_change_tables_are_named_where_tables_were_to_be_changed() -> None:
-    denied = pymysql.OperationalError(1142, "told")
+def test_rights_to_change_tables_are_named_only_for_statements_that_change_tables() -> None:
+    denied = pymysql.OperationalError(1142, "from the server")
     assert "CREATE, ALTER" in str(explained(denied, statement="\nCREATE TABLE x (id INTEGER)"))
     assert "CREATE, ALTER" not in str(explained(denied, statement="INSERT INTO pipelines VALUES (1)"))
 
 
-def test_a_connection_that_is_closed_already_is_temporary() -> None:
+def test_a_closed_connection_is_a_temporary_error() -> None:
     assert isinstance(explained(pymysql.InterfaceError(0, "")), TemporaryError)
 
 
 @pytest.mark.parametrize(
-    ("code", "says"),
+    ("code", "expected"),
     [
         *((code, "grant SELECT, INSERT") for code in (1044, 1045, 1142)),
         (1049, "create it"),
@@ -81,19 +81,19 @@ def test_a_connection_that_is_closed_already_is_temporary() -> None:
         (1153, "max_allowed_packet"),
     ],
 )
-def test_what_a_person_can_mend_says_how(code: int, says: str) -> None:
-    error = explained(pymysql.OperationalError(code, "told"))
+def test_an_error_that_a_person_can_repair_says_how(code: int, expected: str) -> None:
+    error = explained(pymysql.OperationalError(code, "from the server"))
     assert isinstance(error, ConfigurationError)
-    assert says in str(error)
+    assert expected in str(error)
 
 
 @pytest.mark.parametrize("code", [1062, 1064, 1146, 1406, 1048])
-def test_what_only_a_defect_can_cause_is_left_alone(code: int) -> None:
-    assert explained(pymysql.ProgrammingError(code, "told")) is None
+def test_an_error_that_only_a_defect_causes_is_not_explained(code: int) -> None:
+    assert explained(pymysql.ProgrammingError(code, "from the server")) is None
 
 
 @pytest.mark.parametrize(
-    ("url", "says"),
+    ("url", "expected"),
     [
         ("mysql+mysqldb://u:secret@h/d", "write mysql:// instead of mysql\\+mysqldb://"),
         ("mariadb+mariadbconnector://u:secret@h/d", "through PyMySQL, not mariadbconnector"),
@@ -104,8 +104,8 @@ def test_what_only_a_defect_can_cause_is_left_alone(code: int) -> None:
         ("mysql://u:secret/d", "not a database URL"),
     ],
 )
-def test_a_url_that_cannot_serve_is_refused_without_its_password(url: str, says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says) as refused:
+def test_an_unusable_url_is_refused_without_showing_its_password(url: str, expected: str) -> None:
+    with pytest.raises(ConfigurationError, match=expected) as refused:
         Ledger.open(url)
     assert "secret" not in "".join(traceback.format_exception(refused.value)).replace(repr(url), "")
 
@@ -113,7 +113,7 @@ def test_a_url_that_cannot_serve_is_refused_without_its_password(url: str, says:
 @pytest.mark.parametrize(
     "url", ["mysql://u:other@h/d?password=s%2Fecret", "mariadb://u@h/d?passwd=s%2Fecret", "mysql://u:s%2Fecret@h/d"]
 )
-def test_a_password_is_found_wherever_the_url_has_it_and_hidden(url: str) -> None:
+def test_a_password_anywhere_in_the_url_is_used_and_hidden(url: str) -> None:
     engine = Mysql().create_engine(parsed_url(url), now=None)
     assert "ecret" not in f"{engine!r} {Database(engine, Mysql()).address}"
     (_, given) = engine.dialect.create_connect_args(engine.url)
@@ -121,17 +121,17 @@ def test_a_password_is_found_wherever_the_url_has_it_and_hidden(url: str) -> Non
     assert engine.url.render_as_string(hide_password=False) == "mysql+pymysql://u:s%2Fecret@h/d"
 
 
-def test_the_extra_is_named_where_the_driver_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_driver_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mysql, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"penstock\[mysql\]"):
         Ledger.open("mysql://u:secret@h/d")
     assert importlib.util.find_spec("pymysql") is not None
 
 
-def test_a_server_that_is_not_there_is_temporary_and_named_without_its_password() -> None:
-    with pytest.raises(TemporaryError, match="cannot be reached") as away:
+def test_an_unreachable_server_is_a_temporary_error_that_hides_the_password() -> None:
+    with pytest.raises(TemporaryError, match="cannot be reached") as raised:
         Ledger.open("mysql://u:secret@localhost/d?unix_socket=/nowhere/mysql.sock&passwd=secret")
-    assert "secret" not in str(away.value)
+    assert "secret" not in str(raised.value)
 
 
 # Many rows at once
@@ -140,14 +140,14 @@ def test_a_server_that_is_not_there_is_temporary_and_named_without_its_password(
 @pytest.mark.parametrize(
     "url", ["mysql://u@h/d", "mariadb://u@h/d", "mysql+pymysql://u@h/d", "mariadb+pymysql://u@h/d"]
 )
-def test_every_name_of_the_database_is_one_driver(url: str) -> None:
+def test_every_scheme_uses_the_same_driver(url: str) -> None:
     from sqlalchemy import make_url
 
     assert Mysql().create_engine(make_url(url), now=None).url.drivername == "mysql+pymysql"
 
 
 class Cursor:
-    """Keeps what it is told to run."""
+    """A cursor that records the statements it gets."""
 
     def __init__(self) -> None:
         self.statements: list[str] = []
@@ -158,7 +158,7 @@ class Cursor:
         return 1
 
 
-def test_rows_are_joined_and_the_rest_of_the_statement_kept() -> None:
+def test_rows_are_joined_into_one_statement() -> None:
     cursor = Cursor()
     statement = "INSERT INTO t (a, b, c) VALUES (%s, 'free', %s) ON DUPLICATE KEY UPDATE a = t.a"
     assert insert_in_chunks(cursor, statement, [(1, "x"), (2, None)], None)
@@ -167,7 +167,7 @@ def test_rows_are_joined_and_the_rest_of_the_statement_kept() -> None:
     ]
 
 
-def test_no_statement_is_larger_than_a_server_takes() -> None:
+def test_no_statement_is_larger_than_a_server_accepts() -> None:
     cursor = Cursor()
     rows = [(f"{number}", "x" * 1000) for number in range(2_000)]
     assert insert_in_chunks(cursor, "INSERT INTO t (a, b) VALUES (%s, %s)", rows, None)
@@ -176,7 +176,7 @@ def test_no_statement_is_larger_than_a_server_takes() -> None:
     assert cursor.rowcount == len(cursor.statements)
 
 
-def test_other_statements_are_the_drivers() -> None:
+def test_other_statements_are_left_to_the_driver() -> None:
     cursor = Cursor()
     assert not insert_in_chunks(cursor, "UPDATE t SET a = %s", [(1,)], SimpleNamespace())
     assert not cursor.statements
@@ -200,6 +200,6 @@ def test_values_are_written_as_sql(value: Any, written: str) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_no_number_is_refused(value: float) -> None:
+def test_nan_and_infinity_are_refused(value: float) -> None:
     with pytest.raises(ValueError, match="no number"):
         literal(value)

@@ -1,4 +1,4 @@
-"""What PostgreSQL's errors mean, and how its URLs are read; no server is needed for either."""
+"""Errors of PostgreSQL and its URLs, without a server."""
 
 import sys
 from typing import Any
@@ -15,11 +15,11 @@ from penstock.ledger.dialects import Clash, dialect_for
 from penstock.ledger.dialects.postgresql import Postgresql
 from penstock.ledger.dialects.postgresql_connection import BoundedConnection
 
-PLACE = "postgresql://penstock:***@db/ledger"
+ADDRESS = "postgresql://penstock:***@db/ledger"
 
 
-def by_code(code: str, said: str = "what the server said") -> BaseException:
-    error = psycopg.errors.lookup(code)(said) if code in psycopg.errors._sqlcodes else psycopg.DatabaseError(said)
+def by_code(code: str, text: str = "from the server") -> BaseException:
+    error = psycopg.errors.lookup(code)(text) if code in psycopg.errors._sqlcodes else psycopg.DatabaseError(text)
     error.sqlstate = code
     return error
 
@@ -27,16 +27,16 @@ def by_code(code: str, said: str = "what the server said") -> BaseException:
 def explained(error: BaseException, *, statement: str | None = "SELECT 1") -> PenstockError | None:
     wrapped = DBAPIError.instance(statement, None, error, psycopg.Error)
     assert isinstance(wrapped, DBAPIError)
-    return Postgresql().explain(wrapped, PLACE)
+    return Postgresql().explain(wrapped, ADDRESS)
 
 
 @pytest.mark.parametrize("code", ["40001", "40P01"])
-def test_a_transaction_thrown_away_is_a_clash_in_a_statement_and_at_commit(code: str) -> None:
+def test_a_rolled_back_transaction_is_a_clash_in_a_statement_and_at_commit(code: str) -> None:
     assert isinstance(explained(by_code(code)), Clash)
     assert isinstance(explained(by_code(code), statement=None), Clash)
 
 
-def test_a_commit_of_a_transaction_that_had_failed_is_a_clash_and_a_statement_in_one_is_a_defect() -> None:
+def test_in_a_failed_transaction_a_commit_is_a_clash_and_a_statement_is_a_defect() -> None:
     assert isinstance(explained(by_code("25P02"), statement=None), Clash)
     assert explained(by_code("25P02")) is None
 
@@ -63,10 +63,10 @@ def test_a_commit_of_a_transaction_that_had_failed_is_a_clash_and_a_statement_in
         "58030",
     ],
 )
-def test_what_passes_is_temporary(code: str) -> None:
+def test_a_transient_error_is_temporary(code: str) -> None:
     error = explained(by_code(code))
     assert type(error) is TemporaryError
-    assert PLACE in str(error)
+    assert ADDRESS in str(error)
     assert "try again" in str(error)
 
 
@@ -81,14 +81,14 @@ def test_what_passes_is_temporary(code: str) -> None:
         ("22P05", "UTF8"),
     ],
 )
-def test_what_a_person_has_to_mend_says_how(code: str, advice: str) -> None:
+def test_an_error_that_a_person_can_repair_says_how(code: str, advice: str) -> None:
     error = explained(by_code(code))
     assert isinstance(error, ConfigurationError)
-    assert PLACE in str(error)
+    assert ADDRESS in str(error)
     assert advice in str(error)
 
 
-def test_create_is_named_where_tables_were_to_be_changed_alone() -> None:
+def test_the_create_right_is_named_only_for_statements_that_change_tables() -> None:
     denied = by_code("42501")
     assert "CREATE in its schema" in str(explained(denied, statement="\nCREATE TABLE works (id INTEGER)"))
     assert "CREATE" not in str(explained(denied, statement="INSERT INTO works VALUES (1)"))
@@ -103,18 +103,18 @@ def test_create_is_named_where_tables_were_to_be_changed_alone() -> None:
         ("postgresql://penstock@db:65536/ledger", "has the port 65536"),
     ],
 )
-def test_an_address_that_cannot_be_meant_is_refused_before_anything_is_tried(url: str, problem: str) -> None:
+def test_an_incomplete_or_invalid_address_is_refused(url: str, problem: str) -> None:
     with pytest.raises(ConfigurationError, match=problem):
         Ledger.open(url)
 
 
 @pytest.mark.parametrize("code", ["23505", "42601", "42703", "42P01", "22001", "XX000"])
-def test_a_defect_of_ours_is_not_explained(code: str) -> None:
+def test_an_error_that_only_a_defect_causes_is_not_explained(code: str) -> None:
     assert explained(by_code(code, 'relation "objects" does not exist')) is None
 
 
 @pytest.mark.parametrize("code", ["42P01", "42P07"])
-def test_a_session_table_that_comes_and_goes_is_a_pooler_of_transactions(code: str) -> None:
+def test_a_lost_session_table_points_to_a_transaction_pooler(code: str) -> None:
     error = explained(by_code(code, 'relation "wanted" does not exist'))
     assert isinstance(error, ConfigurationError)
     assert "PgBouncer" in str(error)
@@ -124,7 +124,7 @@ CONNECTING = 'connection failed: connection to server at "10.0.0.7", port 5432 f
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         CONNECTING + "Connection refused",
         CONNECTING + "FATAL:  the database system is starting up",
@@ -135,12 +135,12 @@ CONNECTING = 'connection failed: connection to server at "10.0.0.7", port 5432 f
         "no answer for 75 s",
     ],
 )
-def test_a_server_that_is_away_is_temporary(said: str) -> None:
-    assert type(explained(psycopg.OperationalError(said))) is TemporaryError
+def test_an_unavailable_server_is_a_temporary_error(text: str) -> None:
+    assert type(explained(psycopg.OperationalError(text))) is TemporaryError
 
 
 @pytest.mark.parametrize(
-    ("said", "advice"),
+    ("text", "advice"),
     [
         (CONNECTING + 'FATAL:  password authentication failed for user "penstock"', "password"),
         (CONNECTING + "fe_sendauth: no password supplied", "password"),
@@ -151,18 +151,18 @@ def test_a_server_that_is_away_is_temporary(said: str) -> None:
         ('invalid sslmode value: "always"', "options"),
     ],
 )
-def test_a_refused_login_or_an_address_that_is_wrong_says_what_to_do(said: str, advice: str) -> None:
-    error = explained(psycopg.OperationalError(said))
+def test_a_refused_login_or_a_wrong_address_says_what_to_do(text: str, advice: str) -> None:
+    error = explained(psycopg.OperationalError(text))
     assert isinstance(error, ConfigurationError)
     assert advice in str(error)
 
 
-def test_an_option_that_nobody_knows_is_the_urls() -> None:
+def test_an_unknown_connection_option_is_a_configuration_error() -> None:
     assert isinstance(explained(psycopg.ProgrammingError('invalid connection option "speed"')), ConfigurationError)
 
 
 @pytest.mark.parametrize("kind", [psycopg.DataError, psycopg.InterfaceError, psycopg.ProgrammingError])
-def test_what_psycopg_was_asked_wrongly_is_a_defect(kind: Any) -> None:
+def test_a_wrong_use_of_psycopg_is_not_explained(kind: Any) -> None:
     assert explained(kind("PostgreSQL text fields cannot contain NUL (0x00) bytes")) is None
 
 
@@ -176,7 +176,7 @@ def test_what_psycopg_was_asked_wrongly_is_a_defect(kind: Any) -> None:
         "postgresql:///ledger?host=/run/postgresql&password=s3cret&sslpassword=s3cret",
     ],
 )
-def test_urls_that_are_taken_show_no_password(url: str) -> None:
+def test_accepted_urls_are_shown_without_their_password(url: str) -> None:
     parsed = make_url(url)
     dialect = dialect_for(parsed)
     engine = dialect.create_engine(parsed, now=None)
@@ -188,27 +188,27 @@ def test_urls_that_are_taken_show_no_password(url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["postgresql://penstock:s3cret@db/ledger", "postgresql://penstock@db/ledger?password=s3cret"]
 )
-def test_the_password_reaches_the_server_wherever_the_url_has_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_password_anywhere_in_the_url_reaches_the_server(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
 
-    def note(**named: Any) -> None:
+    def record(**named: Any) -> None:
         given.update(named)
-        raise psycopg.OperationalError("as far as this goes")
+        raise psycopg.OperationalError("no server")
 
-    monkeypatch.setattr(BoundedConnection, "connect", note)
+    monkeypatch.setattr(BoundedConnection, "connect", record)
     with pytest.raises(TemporaryError):
         Ledger.open(url)
     assert (given["password"], given["user"], given["host"], given["dbname"]) == ("s3cret", "penstock", "db", "ledger")
 
 
-def test_what_the_url_says_of_connecting_goes_before_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_options_of_the_url_precede_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
 
-    def note(**named: Any) -> None:
+    def record(**named: Any) -> None:
         given.update(named)
-        raise psycopg.OperationalError("as far as this goes")
+        raise psycopg.OperationalError("no server")
 
-    monkeypatch.setattr(BoundedConnection, "connect", note)
+    monkeypatch.setattr(BoundedConnection, "connect", record)
     with pytest.raises(TemporaryError):
         Ledger.open("postgresql://penstock@db/ledger?connect_timeout=3")
     assert given["connect_timeout"] == "3"

@@ -1,4 +1,4 @@
-"""Tables that could not be changed: who can change them is told."""
+"""Revisions of the ledger's tables: upgrades, downgrades, and errors that name the command to run."""
 
 import sqlite3
 import subprocess
@@ -18,7 +18,7 @@ from penstock.ledger.migrate import Revisions, newest_revision, revised
 HEAD = newest_revision()
 
 
-def test_a_refusal_of_the_database_names_the_verb_and_who_may_run_it() -> None:
+def test_a_refused_statement_names_the_upgrade_command() -> None:
     with (
         pytest.raises(ConfigurationError, match=f"no CREATE; .* revision {HEAD}.* `penstock admin ledger upgrade`"),
         revised(),
@@ -26,12 +26,12 @@ def test_a_refusal_of_the_database_names_the_verb_and_who_may_run_it() -> None:
         raise ConfigurationError("no CREATE") from OperationalError("CREATE TABLE", {}, sqlite3.OperationalError("no"))
 
 
-def test_a_sentence_of_our_own_stays_as_it_is() -> None:
+def test_another_configuration_error_is_unchanged() -> None:
     with pytest.raises(ConfigurationError, match=r"^newer$"), revised():
         raise ConfigurationError("newer")
 
 
-def test_a_ledger_without_tables_is_made_and_taken_back(tmp_path: Path) -> None:
+def test_a_ledger_without_tables_can_be_upgraded_and_downgraded(tmp_path: Path) -> None:
     revisions = Revisions.open(tmp_path / "ledger.db")
     assert (revisions.facts().revision, revisions.facts().tables) == (None, {})
     assert revisions.pipelines() == []
@@ -51,8 +51,8 @@ def test_a_ledger_without_tables_is_made_and_taken_back(tmp_path: Path) -> None:
     revisions.close()
 
 
-def test_of_tables_that_could_not_be_looked_at_nothing_is_said(tmp_path: Path) -> None:
-    (tmp_path / "ledger.db").write_text("this is no database, and long enough to be told from one" * 40)
+def test_an_error_for_an_unreadable_ledger_names_no_revision(tmp_path: Path) -> None:
+    (tmp_path / "ledger.db").write_text("this is not a database, and long enough to be recognized as none" * 40)
     revisions = Revisions.open(tmp_path / "ledger.db")
     with pytest.raises(ConfigurationError) as caught:
         revisions.upgrade()
@@ -60,8 +60,8 @@ def test_of_tables_that_could_not_be_looked_at_nothing_is_said(tmp_path: Path) -
     revisions.close()
 
 
-def test_a_package_in_a_zip_file_knows_its_newest_revision(tmp_path: Path) -> None:
-    """There no folder can be listed."""
+def test_the_newest_revision_is_found_in_a_zip_file(tmp_path: Path) -> None:
+    """A folder in a zip file cannot be listed."""
     package = Path(penstock.__file__).parent
     with ZipFile(tmp_path / "penstock.zip", "w") as archive:
         for path in package.rglob("*.py"):
@@ -71,11 +71,11 @@ def test_a_package_in_a_zip_file_knows_its_newest_revision(tmp_path: Path) -> No
         "from penstock.ledger import migrate\n"
         "print(migrate.newest_revision(), migrate.__file__)"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert said.stdout.startswith(f"{HEAD} {tmp_path}"), said.stderr
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert completed.stdout.startswith(f"{HEAD} {tmp_path}"), completed.stderr
 
 
-def test_without_migrations_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_migrations_are_named_in_the_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(migrate, "versions", SimpleNamespace(__path__=[str(tmp_path)], __name__="their.package"))
     newest_revision.cache_clear()
     with pytest.raises(ConfigurationError, match=r"no migrations for the ledger's tables \(their\.package\): install"):

@@ -1,4 +1,4 @@
-"""The ledger's pure rules and conversions."""
+"""Pure rules and conversions of the ledger."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_sequencers_compare_as_text_padded_on_the_right(sequencer: str, than: st
     assert is_later(sequencer, than) is later
 
 
-DEAD = FailedObjectState(
+FAILED = FailedObjectState(
     original_message=OriginalMessage(message_id="m", enqueued_at=100.0, replay_id="r-1"),
     dead_at=200.0,
     replay_ids=frozenset({"r-1"}),
@@ -34,20 +34,22 @@ DEAD = FailedObjectState(
 
 
 @pytest.mark.parametrize(
-    ("original_message", "life"),
+    ("original_message", "expected"),
     [
         (OriginalMessage(message_id="m", enqueued_at=100.0, replay_id="r-1"), False),
-        (OriginalMessage(message_id="other", enqueued_at=200.0), False),  # not after the death
+        (OriginalMessage(message_id="other", enqueued_at=200.0), False),  # not after the failure
         (OriginalMessage(message_id="other", enqueued_at=200.1), True),
         (OriginalMessage(message_id="m", enqueued_at=200.1, replay_id="r-1"), True),  # a spent replay, redriven by hand
         (OriginalMessage(message_id="other", enqueued_at=0.0, replay_id="r-2"), True),
     ],
 )
-def test_who_revives(original_message: OriginalMessage, life: bool) -> None:
-    assert revives(original_message, DEAD) is life
+def test_only_a_later_message_or_a_new_replay_revives_a_failed_object(
+    original_message: OriginalMessage, expected: bool
+) -> None:
+    assert revives(original_message, FAILED) is expected
 
 
-def test_a_broker_ahead_of_the_database_does_not_revive_by_redelivery() -> None:
+def test_a_redelivery_revives_nothing_if_the_brokers_clock_is_ahead() -> None:
     ahead = OriginalMessage(message_id="m", enqueued_at=900.0)
     assert not revives(ahead, FailedObjectState(original_message=ahead, dead_at=200.0, replay_ids=frozenset()))
 

@@ -1,4 +1,4 @@
-"""SQLite: what its faults mean to us, how it is set up, and which way its statements go."""
+"""SQLite: its errors, its settings, and the query plans of statements."""
 
 import sqlite3
 import subprocess
@@ -42,7 +42,7 @@ def claim(ledger: Ledger, attempt: str, count: int = 2, lease_seconds: float = 1
 # Faults
 
 
-def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_named(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("nothing but notes\n" * 100)
     with pytest.raises(ConfigurationError, match=r"notes.txt is not a ledger: name another file"):
@@ -50,7 +50,7 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     assert file.read_text().startswith("nothing but notes")
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"missing/ledger.db cannot be opened"):
         Ledger.open(tmp_path / "missing" / "ledger.db")
 
@@ -68,22 +68,23 @@ def test_a_damaged_ledger_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "says"), [("oracle://x/y", "oracle"), ("mysql+aiomysql://u:secret@h/d", "mysql://"), ("?", "sqlite:///")]
+    ("url", "expected"),
+    [("oracle://x/y", "oracle"), ("mysql+aiomysql://u:secret@h/d", "mysql://"), ("?", "sqlite:///")],
 )
-def test_a_url_that_we_cannot_use_is_refused_without_its_password(url: str, says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says) as refused:
+def test_an_unusable_url_is_refused_without_showing_its_password(url: str, expected: str) -> None:
+    with pytest.raises(ConfigurationError, match=expected) as refused:
         Ledger.open(url)
     assert "secret" not in str(refused.value)
 
 
 def on_checkout(ledger: Ledger, pragma: str) -> None:
-    def impatient(connection: sqlite3.Connection, *_: object) -> None:
+    def set_pragma(connection: sqlite3.Connection, *_: object) -> None:
         connection.execute(pragma)
 
-    event.listen(ledger.database.engine, "checkout", impatient)
+    event.listen(ledger.database.engine, "checkout", set_pragma)
 
 
-def test_a_lock_that_is_not_let_go_is_temporary(tmp_path: Path) -> None:
+def test_a_lock_that_is_not_released_is_a_temporary_error(tmp_path: Path) -> None:
     ledger = Ledger.open(tmp_path / "ledger.db")
     ledger.ensure_pipeline(PIPELINE)
     on_checkout(ledger, "PRAGMA busy_timeout = 20")
@@ -96,7 +97,7 @@ def test_a_lock_that_is_not_let_go_is_temporary(tmp_path: Path) -> None:
     assert claim(ledger, "when free") == 2
 
 
-def test_a_full_disk_is_temporary_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_temporary_error_and_changes_nothing(tmp_path: Path) -> None:
     ledger = Ledger.open(tmp_path / "ledger.db")
     ledger.ensure_pipeline(PIPELINE)
     on_checkout(ledger, "PRAGMA max_page_count = 40")
@@ -116,8 +117,8 @@ def test_a_full_disk_is_temporary_and_changes_nothing(tmp_path: Path) -> None:
         (sqlite3.SQLITE_ERROR, type(None)),
     ],
 )
-def test_extended_codes_mean_what_their_primary_code_means(code: int, kind: type[PenstockError | None]) -> None:
-    fault = sqlite3.OperationalError("told")
+def test_extended_error_codes_are_treated_as_their_primary_code(code: int, kind: type[PenstockError | None]) -> None:
+    fault = sqlite3.OperationalError("from the database")
     fault.sqlite_errorcode = code
     assert type(Sqlite().explain(OperationalError("SELECT 1", None, fault), "ledger.db")) is kind
 
@@ -131,7 +132,7 @@ def test_an_old_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 # Set-up
 
 
-def test_a_file_is_durable_and_lets_readers_through(tmp_path: Path) -> None:
+def test_a_file_uses_wal_full_synchronization_and_a_busy_timeout(tmp_path: Path) -> None:
     ledger = Ledger.open(tmp_path / "ledger.db")
     with ledger.database.reading() as connection:
         pragmas = {
@@ -143,7 +144,7 @@ def test_a_file_is_durable_and_lets_readers_through(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["what?.db", "100%.db", "a b#c.db", "日本.db"])
 @pytest.mark.parametrize("locate", [Path, lambda path: f"sqlite:///{path}"], ids=["path", "url"])
-def test_a_path_is_taken_as_it_is(tmp_path: Path, name: str, locate: Callable[[str], Any]) -> None:
+def test_a_path_is_used_literally(tmp_path: Path, name: str, locate: Callable[[str], Any]) -> None:
     Ledger.open(locate(str(tmp_path / name))).close()
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
@@ -164,7 +165,7 @@ def test_the_clock_can_be_given(tmp_path: Path) -> None:
     assert last.lease_until == 120.001
 
 
-def test_records_are_light_and_the_ledger_comes_when_asked_for() -> None:
+def test_importing_records_does_not_import_sqlalchemy() -> None:
     program = (
         "import sys, penstock, penstock.ledger.records\n"
         "assert not {'sqlalchemy', 'alembic'} & sys.modules.keys()\n"
@@ -174,27 +175,27 @@ def test_records_are_light_and_the_ledger_comes_when_asked_for() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-def test_the_package_has_nothing_else() -> None:
+def test_an_unknown_name_in_the_package_raises_attribute_error() -> None:
     import penstock.ledger
 
     with pytest.raises(AttributeError, match="Pledger"):
-        penstock.ledger.Pledger  # noqa: B018 - the look-up is what is tested
+        penstock.ledger.Pledger  # noqa: B018 - the look-up is under test
 
 
-# Which way statements go: with 2,000 objects of other claims around, none may read the whole pipeline
+# Query plans: among 2,000 objects of other claims, no statement may read the whole pipeline
 
 
 def plans_of(ledger: Ledger, work: Callable[[], object], *, table: str = "objects") -> dict[str, list[str]]:
-    """What SQLite does for each statement on that table, by statement."""
+    """Return the query plan of each statement that `work` runs on a table, by statement."""
     seen: dict[str, Any] = {}
 
-    def note(_1: object, _2: object, statement: str, parameters: Any, _3: object, many: bool) -> None:
+    def record(_1: object, _2: object, statement: str, parameters: Any, _3: object, many: bool) -> None:
         if not many and table in statement and not statement.startswith("EXPLAIN"):
             seen[statement] = parameters
 
-    event.listen(ledger.database.engine, "before_cursor_execute", note)
+    event.listen(ledger.database.engine, "before_cursor_execute", record)
     work()
-    event.remove(ledger.database.engine, "before_cursor_execute", note)
+    event.remove(ledger.database.engine, "before_cursor_execute", record)
     plans: dict[str, list[str]] = {}
     with ledger.database.reading() as connection:
         for statement, parameters in seen.items():
@@ -217,29 +218,29 @@ def crowded() -> Ledger:
 
 
 def test_no_statement_on_named_objects_reads_the_whole_pipeline(crowded: Ledger) -> None:
-    def a_round() -> None:
+    def run_statements() -> None:
         claim(crowded, "ours")
         ids = [candidate.object_id for candidate in candidates(2)]
-        for question in (crowded.states, crowded.live, crowded.unattributed_failures, crowded.other_versions):
-            question(PIPELINE, ids)
+        for read in (crowded.states, crowded.live, crowded.unattributed_failures, crowded.other_versions):
+            read(PIPELINE, ids)
         crowded.find("file:///1")
         crowded.attempts_of(PIPELINE, ids[0])
         processed = [ObjectResult(object_id=object_id, rows=1, lines_quarantined=0) for object_id in ids]
         crowded.commit(BatchOutcome(pipeline=PIPELINE, attempt_id="ours", processed=processed))
         crowded.abandon("crowd", reason="", outcome="given_back", uncounted=True, unattributed=False)
 
-    reads = reads_of_objects(plans_of(crowded, a_round))
+    reads = reads_of_objects(plans_of(crowded, run_statements))
     assert len(reads) >= 10
     for step, statement in reads:
         assert any(f"{narrow}=?" in step for narrow in ("object_id", "attempt_id", "uri_digest")), (step, statement)
 
 
-def test_lists_and_counts_are_answered_by_the_index_on_states(crowded: Ledger) -> None:
-    def look() -> None:
+def test_lists_and_counts_use_the_index_on_states(crowded: Ledger) -> None:
+    def list_and_count() -> None:
         crowded.counts(PIPELINE)
         crowded.objects(PIPELINE, state=ObjectState.DEAD, limit=10)
 
-    plans = plans_of(crowded, look)
+    plans = plans_of(crowded, list_and_count)
     reads = reads_of_objects(plans)
     assert len(reads) == 2
     for step, statement in reads:
@@ -247,7 +248,7 @@ def test_lists_and_counts_are_answered_by_the_index_on_states(crowded: Ledger) -
     assert not [step for steps in plans.values() for step in steps if "TEMP B-TREE" in step]
 
 
-def test_no_statement_on_a_work_reads_all_of_them() -> None:
+def test_no_statement_on_a_work_reads_all_works() -> None:
     ledger = Ledger.open("sqlite://")
 
     def begin(key: str, attempt: str, lease_seconds: float = 10.0) -> None:
@@ -256,7 +257,7 @@ def test_no_statement_on_a_work_reads_all_of_them() -> None:
     for number in range(2_000):
         begin(f"{number}", f"crowd {number}", lease_seconds=-1.0)
 
-    def a_round() -> None:
+    def run_statements() -> None:
         begin("ours", "first")
         begin("0", "taken over")
         ledger.extend_work("first", lease_seconds=10.0)
@@ -264,10 +265,12 @@ def test_no_statement_on_a_work_reads_all_of_them() -> None:
         ledger.end_work("taken over", outcome="failed", reason="")
         ledger.work("make", "ours")
         ledger.works("make", state=WorkState.DONE, limit=10)
-        ledger.abandon_worker_works("nobody")
+        ledger.abandon_worker_works("unknown worker")
         ledger.forget_works(older_than_seconds=-1.0, limit=10)
 
-    steps = [step for steps in plans_of(ledger, a_round, table="works").values() for step in steps if "works" in step]
+    steps = [
+        step for steps in plans_of(ledger, run_statements, table="works").values() for step in steps if "works" in step
+    ]
     assert len(steps) >= 10
     for step in steps:
         assert step.startswith("SEARCH works USING"), step

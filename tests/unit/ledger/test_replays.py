@@ -1,4 +1,4 @@
-"""The record of replays where no other database is needed to see it: parts, bounds, and what is kept."""
+"""Records of replays: chunks, duplicates and stored names. The conformance tests cover each database."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,9 +13,9 @@ from penstock.messaging.replay import Replay, replay_id_of
 
 @pytest.fixture
 def ledger() -> Iterator[Ledger]:
-    opened = Ledger.open("sqlite://")
-    yield opened
-    opened.close()
+    ledger = Ledger.open("sqlite://")
+    yield ledger
+    ledger.close()
 
 
 def replay(number: int) -> Replay:
@@ -30,38 +30,38 @@ def replay(number: int) -> Replay:
     )
 
 
-def statements(ledger: Ledger) -> list[str]:
-    told: list[str] = []
-    event.listen(ledger.database.engine, "before_cursor_execute", lambda c, k, sql, *rest: told.append(sql))
-    return told
+def recorded_statements(ledger: Ledger) -> list[str]:
+    executed: list[str] = []
+    event.listen(ledger.database.engine, "before_cursor_execute", lambda c, k, sql, *rest: executed.append(sql))
+    return executed
 
 
-def test_nothing_costs_nothing(ledger: Ledger) -> None:
-    told = statements(ledger)
+def test_empty_lists_run_no_statement(ledger: Ledger) -> None:
+    executed = recorded_statements(ledger)
     assert ledger.replays.open([]) == {}
     ledger.replays.sent([])
-    assert told == []
+    assert executed == []
 
 
-def test_many_are_asked_for_in_parts(ledger: Ledger) -> None:
+def test_many_replays_are_processed_in_chunks(ledger: Ledger) -> None:
     many = [replay(number) for number in range(2 * AT_ONCE_MAX + 1)]
-    told = statements(ledger)
+    executed = recorded_statements(ledger)
     assert ledger.replays.open(many) == {one.replay_id: one for one in many}
-    assert sum(sql.startswith("SELECT") for sql in told) == 3
-    told.clear()
+    assert sum(sql.startswith("SELECT") for sql in executed) == 3
+    executed.clear()
     ledger.replays.sent([one.replay_id for one in many])
-    assert sum(sql.startswith("UPDATE") for sql in told) == 3
+    assert sum(sql.startswith("UPDATE") for sql in executed) == 3
     assert all(one.sent for one in ledger.replays.open(many).values())
 
 
-def test_one_that_is_given_twice_is_one(ledger: Ledger) -> None:
+def test_a_replay_given_twice_is_stored_once(ledger: Ledger) -> None:
     one = replay(1)
     assert ledger.replays.open([one, one]) == {one.replay_id: one}
     ledger.replays.sent([one.replay_id, one.replay_id])
     assert ledger.replays.open([one]) == {one.replay_id: replace(one, sent=True)}
 
 
-def test_names_that_no_database_takes_are_kept_readably(ledger: Ledger) -> None:
+def test_names_that_no_database_accepts_are_stored_escaped(ledger: Ledger) -> None:
     odd = replace(replay(1), dead_letter_queue="q\0-dlq", dead_letter_id="l\udcff")
     (kept,) = ledger.replays.open([odd]).values()
     assert (kept.dead_letter_queue, kept.dead_letter_id) == ("q\\x00-dlq", "l\\udcff")

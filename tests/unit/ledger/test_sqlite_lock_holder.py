@@ -1,4 +1,4 @@
-"""A process that is suspended while it writes blocks all others: the error names it."""
+"""A process suspended while it writes blocks all others: the error names it."""
 
 import os
 import signal
@@ -18,13 +18,15 @@ import sqlite3, sys
 connection = sqlite3.connect(sys.argv[1], isolation_level=None)
 connection.execute("BEGIN IMMEDIATE")
 connection.execute("DELETE FROM audit")
-print("holds it", flush=True)
+print("locked", flush=True)
 sys.stdin.read()
 """
 
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="this system does not show its locks")
-def test_a_stopped_writer_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_a_stopped_writer_and_the_command_that_continues_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_SECONDS", 0.1)
     path = tmp_path / "ledger.db"
     ledger = Ledger.open(path)
@@ -34,7 +36,7 @@ def test_a_stopped_writer_is_named_with_what_to_do(tmp_path: Path, monkeypatch: 
     )
     try:
         assert writer.stdout is not None
-        assert writer.stdout.readline() == "holds it\n"
+        assert writer.stdout.readline() == "locked\n"
         os.kill(writer.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, writer.pid, os.WSTOPPED | os.WNOWAIT)
         with pytest.raises(TemporaryError, match=rf"now by process {writer.pid} .* kill -CONT {writer.pid}"):

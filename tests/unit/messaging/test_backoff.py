@@ -8,7 +8,7 @@ def test_the_ceiling_doubles_with_each_attempt() -> None:
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0]
 
 
-def test_the_cap_holds_before_the_jitter_so_waits_do_not_pile_up_at_it() -> None:
+def test_the_cap_applies_before_the_jitter_so_waits_do_not_cluster_at_it() -> None:
     draws = iter(n / 10 for n in range(10))
     waits = [
         backoff_seconds(attempt=20, base_seconds=2.0, cap_seconds=60.0, random=lambda: next(draws)) for _ in range(10)

@@ -1,10 +1,10 @@
-"""The time of the user's code, which is all that a timeout counts."""
+"""The time spent in the user's code, which alone counts towards a timeout."""
 
 from penstock.messaging.call import RECHECK_SECONDS, CallTime
 from penstock.testing import FakeClock
 
 
-def test_only_the_users_code_counts() -> None:
+def test_only_time_in_the_users_code_counts() -> None:
     clock = FakeClock()
     time = CallTime(clock)
     clock.advance(100)

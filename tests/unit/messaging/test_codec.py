@@ -1,4 +1,4 @@
-"""Bodies and their contracts: what a sender writes a handler reads, whatever the model says of names and types."""
+"""Bodies and their models: a handler decodes what a sender encoded, whatever names and types the model has."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -57,12 +57,12 @@ class Numbered(msgspec.Struct):
     ],
     ids=lambda body: type(body).__name__,
 )
-def test_what_is_sent_is_read(body: Any) -> None:
+def test_a_sent_body_is_decoded_unchanged(body: Any) -> None:
     codec = BodyCodec(Queue("q", type(body)))
     assert codec.decode(message(codec.encode(body), **codec.attributes())) == body
 
 
-def test_a_mapping_may_hold_what_json_would() -> None:
+def test_a_mapping_may_contain_json_values() -> None:
     codec = BodyCodec(Queue("q", Strict))
     sent = codec.encode({"id": str(ID), "at": "2026-02-03T00:00:00Z"})
     assert codec.decode(message(sent)) == Strict(id=ID, at=datetime(2026, 2, 3, tzinfo=UTC))
@@ -70,7 +70,7 @@ def test_a_mapping_may_hold_what_json_would() -> None:
         codec.encode({"id": str(ID), "at": "soon"})
 
 
-def test_an_upcast_may_change_the_value_in_place_and_leave_what_is_no_json() -> None:
+def test_an_upcast_may_change_the_value_in_place_and_return_non_json_values() -> None:
     def to_second(value: dict[str, Any]) -> dict[str, Any]:
         value["at"] = datetime(2026, 2, 3, tzinfo=UTC)
         return value
@@ -81,7 +81,7 @@ def test_an_upcast_may_change_the_value_in_place_and_leave_what_is_no_json() -> 
         assert codec.decode(unmarked) == Strict(id=ID, at=datetime(2026, 2, 3, tzinfo=UTC))
 
 
-def test_a_type_in_bytes_is_the_same_type() -> None:
+def test_a_type_attribute_in_bytes_is_accepted() -> None:
     codec = BodyCodec(Queue("q", Narrow))
     assert codec.decode(message(b'{"price": 1}', **{TYPE_ATTRIBUTE: b"Narrow"})) == Narrow(price=1)
     with pytest.raises(NewerMessage, match=r"\\\\xff"):
@@ -94,7 +94,7 @@ def test_a_forged_version_is_refused(forged: str | bytes) -> None:
         BodyCodec(Queue("q", Narrow)).decode(message(b'{"price": 1}', **{SCHEMA_ATTRIBUTE: forged}))
 
 
-def test_json_that_python_alone_would_take_is_still_refused() -> None:
+def test_json_that_only_python_accepts_is_refused() -> None:
     for body in (b'{"price": 1, "price": 2}', b'{"price": NaN}', b'\xef\xbb\xbf{"price": 1}'):
         with pytest.raises(InvalidMessage):
             BodyCodec(Queue("q", Narrow)).decode(message(body))

@@ -1,4 +1,4 @@
-"""By its name: whether a queue holds dead letters, where those of another one are, and whose they are."""
+"""Names of dead-letter queues: recognize them, and map queues to dead-letter queues and back."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from penstock.messaging.broker import conventional_dead_letter_queue, convention
 
 
 @pytest.mark.parametrize(
-    ("queue", "holds"),
+    ("queue", "expected"),
     [
         ("orders", False),
         ("orders-dlq", True),
@@ -16,8 +16,8 @@ from penstock.messaging.broker import conventional_dead_letter_queue, convention
         ("orders-dlq-2", False),
     ],
 )
-def test_which_queues_hold_dead_letters(queue: str, holds: bool) -> None:
-    assert names_dead_letters(queue) is holds
+def test_queue_names_for_dead_letters_are_recognized(queue: str, expected: bool) -> None:
+    assert names_dead_letters(queue) is expected
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,12 @@ def test_which_queues_hold_dead_letters(queue: str, holds: bool) -> None:
         ("-dead.fifo", None),
     ],
 )
-def test_whose_dead_letters_a_queue_holds(queue: str, source: str | None) -> None:
+def test_the_source_of_a_dead_letter_queue_follows_from_its_name(queue: str, source: str | None) -> None:
     assert conventional_source(queue) == source
 
 
 @pytest.mark.parametrize("queue", ["orders", "orders.fifo", "orders-dlq", "orders-dlq.fifo", "orders.fifo-dlq"])
-def test_the_way_there_and_back_is_one(queue: str) -> None:
+def test_the_source_of_the_conventional_dead_letter_queue_is_the_queue(queue: str) -> None:
     assert conventional_source(conventional_dead_letter_queue(queue)) == queue
 
 
@@ -54,5 +54,5 @@ def test_the_way_there_and_back_is_one(queue: str) -> None:
         ("fifo", False),
     ],
 )
-def test_which_queues_keep_order(queue: str, fifo: bool) -> None:
+def test_fifo_queues_are_recognized_by_name(queue: str, fifo: bool) -> None:
     assert is_fifo(queue) is fifo

@@ -1,4 +1,4 @@
-"""Deaths as attributes: bounded, exact where they fit, and proof against forgery."""
+"""Deaths as attributes: bounded, exact if they fit, and safe against forgery."""
 
 import json
 from dataclasses import asdict, replace
@@ -57,34 +57,34 @@ TIMES = st.floats(allow_nan=False, allow_infinity=False)
         enqueued_at=TIMES,
     )
 )
-def test_what_fits_comes_back_as_it_was(death: Death) -> None:
+def test_a_death_that_fits_is_decoded_unchanged(death: Death) -> None:
     assert decode_death(encode_death(death)) == death
 
 
-def test_the_other_attributes_stay_and_an_older_death_becomes_the_past() -> None:
+def test_other_attributes_stay_and_an_older_death_moves_to_the_history() -> None:
     attributes = with_death({"a": b"\x00", "b": "text"}, replace(DEATH, reason="older"))
     attributes = with_death(attributes, DEATH)
     assert {name: attributes[name] for name in ("a", "b")} == {"a": b"\x00", "b": "text"}
     assert death_of(attributes) == DEATH
     assert set(attributes) == {"a", "b", DEATH_ATTRIBUTE, EARLIER_DEATHS_ATTRIBUTE}
-    assert [past.reason for past in earlier_deaths_of(attributes)] == ["older"]
+    assert [earlier.reason for earlier in earlier_deaths_of(attributes)] == ["older"]
 
 
-@pytest.mark.parametrize("letter", ["x", "\n", "ö", "\U0001f600", "\x00", "\ud800"], ids=ascii)
-def test_however_long_its_texts_a_death_fits_and_keeps_the_end_of_the_traceback(letter: str) -> None:
-    long = letter * 300_000
+@pytest.mark.parametrize("character", ["x", "\n", "ö", "\U0001f600", "\x00", "\ud800"], ids=ascii)
+def test_a_death_with_long_texts_fits_and_keeps_the_end_of_the_traceback(character: str) -> None:
+    long = character * 300_000
     death = Death(**{**fields(), "reason": long, "exception": long, "worker": long, "traceback": long + "THE END"})
     text = encode_death(death)
     assert 0.9 * DEATH_BYTES_MAX < len(text.encode()) <= DEATH_BYTES_MAX
-    back = decode_death(text)
-    assert back is not None
-    assert back.traceback is not None
-    assert back.traceback.startswith("[... trimmed ...]")
-    assert back.traceback.endswith("THE END")
-    assert back.reason[:1] in (letter, "\\")
+    decoded = decode_death(text)
+    assert decoded is not None
+    assert decoded.traceback is not None
+    assert decoded.traceback.startswith("[... trimmed ...]")
+    assert decoded.traceback.endswith("THE END")
+    assert decoded.reason[:1] in (character, "\\")
 
 
-def test_lone_surrogates_do_not_come_through() -> None:
+def test_lone_surrogates_are_escaped() -> None:
     death = decode_death(encode_death(replace(DEATH, reason="file \udcff", traceback="\ud83d")))
     assert death is not None
     assert (death.reason, death.traceback) == ("file \\udcff", "\\ud83d")
@@ -124,7 +124,7 @@ FORGED = {
 
 
 @pytest.mark.parametrize("value", FORGED.values(), ids=list(FORGED))
-def test_a_forged_death_is_none(value: object) -> None:
+def test_a_forged_death_is_decoded_as_none(value: object) -> None:
     assert decode_death(value) is None
 
 
@@ -133,19 +133,19 @@ def test_garbage_never_raises(value: str | bytes) -> None:
     assert death_of({DEATH_ATTRIBUTE: value}) is None
 
 
-# --- attempts, and letters that go on
+# --- attempts, and dead letters moved to the final DLQ
 
 TRY = AttemptRecord(started_at=1.5, ended_at=2.5, worker="w", end="failed", reason="no lock")
 
 
-def test_attempts_come_back_and_of_many_the_last_ones() -> None:
+def test_the_last_attempts_of_a_death_are_decoded() -> None:
     tries = tuple(replace(TRY, reason=f"{n}") for n in range(TRIES_MAX + 5))
     decoded = decode_death(encode_death(replace(DEATH, tries=tries)))
     assert decoded is not None
     assert decoded.tries == tries[-TRIES_MAX:]
 
 
-def test_of_an_attempts_texts_the_beginning_is_kept() -> None:
+def test_texts_of_attempts_keep_their_beginning() -> None:
     decoded = decode_death(encode_death(replace(DEATH, tries=(replace(TRY, worker="ö" * 900, reason="\ud800" * 900),))))
     assert decoded is not None
     (tried,) = decoded.tries
@@ -165,27 +165,27 @@ def test_of_an_attempts_texts_the_beginning_is_kept() -> None:
         [{**asdict(TRY), "reason": 2}],
     ],
 )
-def test_a_death_with_forged_attempts_is_none(tries: object) -> None:
+def test_a_death_with_forged_attempts_is_decoded_as_none(tries: object) -> None:
     assert decode_death(json.dumps({**json.loads(encode_death(DEATH)), "tries": tries})) is None
 
 
-def test_a_death_of_an_older_program_tells_of_no_attempts() -> None:
+def test_a_death_written_by_an_older_version_has_no_attempts() -> None:
     fields = json.loads(encode_death(DEATH))
     for name in ("tries", "poison", "fingerprint", "handler"):
         del fields[name]
     assert decode_death(json.dumps(fields)) == DEATH
 
 
-def test_a_letter_goes_on_with_its_death_and_the_reason() -> None:
-    letter = with_death({"a": b"\xff"}, DEATH)
-    aside = buried(letter, DeadLetter(reason="r" * 9_000, set_aside=True), replace(DEATH, reason="not told"))
-    assert {name: aside[name] for name in letter} == letter
-    reason = set_aside_reason(aside)
+def test_a_dead_letter_set_aside_keeps_its_death_and_gets_the_reason() -> None:
+    dead_letter = with_death({"a": b"\xff"}, DEATH)
+    set_aside = buried(dead_letter, DeadLetter(reason="r" * 9_000, set_aside=True), replace(DEATH, reason="not used"))
+    assert {name: set_aside[name] for name in dead_letter} == dead_letter
+    reason = set_aside_reason(set_aside)
     assert reason is not None
     assert "r" * 9_000 != reason == "r" * len(reason)
-    assert set_aside_reason(letter) is None
+    assert set_aside_reason(dead_letter) is None
     assert set_aside_reason({SET_ASIDE_ATTRIBUTE: b"bytes"}) is None
 
 
-def test_a_message_that_dies_gets_a_death() -> None:
+def test_a_dead_lettered_message_gets_a_death() -> None:
     assert buried({"a": "b"}, DeadLetter(reason="x"), DEATH) == with_death({"a": "b"}, DEATH)

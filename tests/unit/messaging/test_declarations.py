@@ -1,4 +1,4 @@
-"""The checks of a user's function."""
+"""Checks of a user's function."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +34,7 @@ def three_and_others(body: Any, ctx: Any, more: Any, *others: Any) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("function", "answer"),
+    ("function", "expected"),
     [
         (with_context, True),
         (with_context_perhaps, True),
@@ -44,11 +44,11 @@ def three_and_others(body: Any, ctx: Any, more: Any, *others: Any) -> None: ...
         ([].append, False),
     ],
 )
-def test_a_function_may_take_the_context_or_leave_it(function: Callable[..., Any], answer: bool) -> None:
-    assert takes_context(function, "h", first="body") is answer
+def test_a_function_may_take_or_omit_the_context(function: Callable[..., Any], expected: bool) -> None:
+    assert takes_context(function, "h", first="body") is expected
 
 
 @pytest.mark.parametrize("function", [nothing, three, forced, three_and_others])
-def test_functions_of_other_arguments_are_refused(function: Callable[..., Any]) -> None:
+def test_functions_with_other_arguments_are_refused(function: Callable[..., Any]) -> None:
     with pytest.raises(UsageError, match=r"h takes other arguments than \(body\) or \(body, context\): it takes \("):
         takes_context(function, "h", first="body")

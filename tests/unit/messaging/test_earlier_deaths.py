@@ -1,4 +1,4 @@
-"""The deaths of a message before the last one: short, bounded, and empty if unreadable."""
+"""Deaths of a message before the last one: short, bounded, and empty if unreadable."""
 
 import json
 from dataclasses import replace
@@ -31,31 +31,31 @@ DEATH = Death(
 )
 
 
-def died(times: int) -> Attributes:
-    """The attributes of a letter that died so often, each time of another reason."""
+def attributes_after(deaths: int) -> Attributes:
+    """Return the attributes of a message dead-lettered that many times, each time with another reason."""
     attributes: Attributes = {"a": b"\xff"}
-    for n in range(times):
+    for n in range(deaths):
         attributes = with_death(attributes, replace(DEATH, reason=f"reason {n}"))
     return attributes
 
 
-def test_a_letter_without_its_death_is_a_message_with_a_past() -> None:
+def test_a_death_moved_to_the_history_is_an_earlier_death() -> None:
     attributes = move_death_to_history({"a": b"\xff", DEATH_ATTRIBUTE: encode_death(DEATH)})
     assert attributes.keys() == {"a", EARLIER_DEATHS_ATTRIBUTE}
     assert attributes["a"] == b"\xff"
-    (past,) = earlier_deaths_of(attributes)
-    assert (past.reason, past.queue, past.message_id, past.worker) == ("not an image", "q", "m1", "host-1")
-    assert (past.attempts, past.enqueued_at, past.last_failed_at) == (4, 0.5, 1_700_000_000.5)
+    (earlier,) = earlier_deaths_of(attributes)
+    assert (earlier.reason, earlier.queue, earlier.message_id, earlier.worker) == ("not an image", "q", "m1", "host-1")
+    assert (earlier.attempts, earlier.enqueued_at, earlier.last_failed_at) == (4, 0.5, 1_700_000_000.5)
 
 
-def test_a_message_that_never_died_stays_as_it_is() -> None:
+def test_a_message_without_a_death_is_unchanged() -> None:
     assert move_death_to_history({"a": "b"}) == {"a": "b"}
     assert earlier_deaths_of({"a": "b"}) == ()
 
 
 @pytest.mark.parametrize("deaths", [2, EARLIER_DEATHS_MAX + 1, EARLIER_DEATHS_MAX + 2, 3 * EARLIER_DEATHS_MAX])
 def test_the_first_death_and_the_last_ones_are_kept(deaths: int) -> None:
-    reasons = [each.reason for each in earlier_deaths_of(died(deaths))]
+    reasons = [each.reason for each in earlier_deaths_of(attributes_after(deaths))]
     everything = [f"reason {n}" for n in range(deaths - 1)]
     assert reasons == (
         everything if deaths - 1 <= EARLIER_DEATHS_MAX else [everything[0], *everything[1 - EARLIER_DEATHS_MAX :]]
@@ -63,13 +63,13 @@ def test_the_first_death_and_the_last_ones_are_kept(deaths: int) -> None:
 
 
 @given(st.text(max_size=1_000), st.text(max_size=1_000))
-def test_texts_are_bounded_and_what_is_kept_stays_the_same(reason: str, worker: str) -> None:
+def test_texts_are_truncated_once_and_then_unchanged(reason: str, worker: str) -> None:
     first = move_death_to_history({DEATH_ATTRIBUTE: encode_death(replace(DEATH, reason=reason, worker=worker))})
-    (past,) = earlier_deaths_of(first)
-    assert reason.startswith(past.reason)
-    assert (len(past.reason), len(past.worker)) == (min(len(reason), 200), min(len(worker), 200))
+    (earlier,) = earlier_deaths_of(first)
+    assert reason.startswith(earlier.reason)
+    assert (len(earlier.reason), len(earlier.worker)) == (min(len(reason), 200), min(len(worker), 200))
     again = move_death_to_history({**first, DEATH_ATTRIBUTE: encode_death(DEATH)})
-    assert earlier_deaths_of(again)[0] == past
+    assert earlier_deaths_of(again)[0] == earlier
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_texts_are_bounded_and_what_is_kept_stays_the_same(reason: str, worker: 
         json.dumps([{**json.loads(encode_death(DEATH)), "queue": None}]),
     ],
 )
-def test_a_past_that_nobody_of_ours_wrote_is_none(value: str | bytes) -> None:
+def test_a_forged_history_is_empty(value: str | bytes) -> None:
     assert earlier_deaths_of({EARLIER_DEATHS_ATTRIBUTE: value}) == ()
     assert (
         len(
@@ -104,13 +104,13 @@ def test_a_past_that_nobody_of_ours_wrote_is_none(value: str | bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [b"{}", "", "nonsense", "{}", "[" * 50_000])
-def test_of_a_death_that_cannot_be_read_nothing_is_remembered(value: str | bytes) -> None:
+def test_an_unreadable_death_adds_nothing_to_the_history(value: str | bytes) -> None:
     before = move_death_to_history({DEATH_ATTRIBUTE: encode_death(DEATH)})
     attributes = move_death_to_history({**before, DEATH_ATTRIBUTE: value})
     assert attributes == before
 
 
-def test_of_a_past_that_is_too_long_the_first_ones_are_read() -> None:
+def test_a_history_that_is_too_long_is_read_up_to_its_maximum() -> None:
     entry = json.loads(encode_death(DEATH))
     value = json.dumps([{**entry, "reason": str(n), "traceback": None} for n in range(50)])
     assert [each.reason for each in earlier_deaths_of({EARLIER_DEATHS_ATTRIBUTE: value})] == [

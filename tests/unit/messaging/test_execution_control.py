@@ -1,4 +1,4 @@
-"""The stop signals of one execution."""
+"""Stop signals of one execution."""
 
 import threading
 from collections.abc import Callable
@@ -12,7 +12,7 @@ DEADLINE_SECONDS = 60.0
 LONG_SECONDS = 60.0
 
 
-def test_a_stop_ends_only_what_gives_back_and_an_end_everything() -> None:
+def test_a_stop_interrupts_only_executions_that_release_and_an_end_interrupts_all() -> None:
     finishing, ending_at_stop = ExecutionControl(), ExecutionControl(ends_at_stop=True)
     for control in (finishing, ending_at_stop):
         control.check()
@@ -27,20 +27,20 @@ def test_a_stop_ends_only_what_gives_back_and_an_end_everything() -> None:
         finishing.check()
 
 
-@pytest.mark.parametrize("tell", [ExecutionControl.stop, ExecutionControl.end])
-def test_whoever_watches_hears_of_the_end_however_early_it_comes(tell: Callable[[ExecutionControl], None]) -> None:
-    heard: list[str] = []
+@pytest.mark.parametrize("signal", [ExecutionControl.stop, ExecutionControl.end])
+def test_a_watcher_is_called_at_the_signal_or_at_once_after_it(signal: Callable[[ExecutionControl], None]) -> None:
+    calls: list[str] = []
     control = ExecutionControl(ends_at_stop=True)
-    control.watch(lambda: heard.append("while watching"))
-    tell(control)
-    control.watch(lambda: heard.append("at once"))
+    control.watch(lambda: calls.append("while watching"))
+    signal(control)
+    control.watch(lambda: calls.append("at once"))
     control.watch(None)
     control.end()
-    assert heard == ["while watching", "at once"]
+    assert calls == ["while watching", "at once"]
 
 
-@pytest.mark.parametrize("tell", [ExecutionControl.stop, ExecutionControl.end])
-def test_the_end_of_the_work_ends_a_sleep(tell: Callable[[ExecutionControl], None]) -> None:
+@pytest.mark.parametrize("signal", [ExecutionControl.stop, ExecutionControl.end])
+def test_a_stop_or_an_end_interrupts_a_sleep(signal: Callable[[ExecutionControl], None]) -> None:
     control, begun = ExecutionControl(ends_at_stop=True), threading.Event()
 
     def sleep() -> None:
@@ -50,12 +50,12 @@ def test_the_end_of_the_work_ends_a_sleep(tell: Callable[[ExecutionControl], Non
     sleeper = threading.Thread(target=sleep, daemon=True)
     sleeper.start()
     assert begun.wait(DEADLINE_SECONDS)
-    tell(control)
+    signal(control)
     sleeper.join(DEADLINE_SECONDS)
     assert not sleeper.is_alive()
 
 
-def test_work_that_has_ended_does_not_sleep() -> None:
+def test_an_ended_execution_does_not_sleep() -> None:
     control = ExecutionControl()
     control.end()
     sleeper = threading.Thread(target=control.sleep, args=(LONG_SECONDS,), daemon=True)

@@ -1,4 +1,4 @@
-"""Replays: their ids and counters, and what a letter looks like as a message again."""
+"""Replays: their ids and counters, and the message that a dead letter becomes."""
 
 import json
 from collections.abc import Mapping
@@ -55,20 +55,20 @@ def death(number: int = 0) -> Death:
     )
 
 
-def letter(**attributes: str | bytes) -> Message:
-    carried = buried({**USERS, **attributes}, DeadLetter(reason="reason 0"), death())
-    return Message(id="l1", body=b"\x00{", attributes=carried, group="g", enqueued_at=5.0)
+def dead_letter(**attributes: str | bytes) -> Message:
+    attributes_at_death = buried({**USERS, **attributes}, DeadLetter(reason="reason 0"), death())
+    return Message(id="l1", body=b"\x00{", attributes=attributes_at_death, group="g", enqueued_at=5.0)
 
 
-def test_an_id_is_of_the_letters_place_and_always_the_same() -> None:
+def test_a_replay_id_is_a_stable_hash_of_queue_and_message_id() -> None:
     assert replay_id_of("q-dlq", "l1") == "1a2cd7d89eaad50f3aa46fd679e7ce39"
     others = {replay_id_of("q-dlq", "l2"), replay_id_of("q-dl", "ql1"), replay_id_of("other-dlq", "l1")}
     assert len(others | {REPLAY.replay_id}) == 4
-    assert len(replay_id_of("q\udcff", "l")) == 32, "names that are not UTF-8 too"
+    assert len(replay_id_of("q\udcff", "l")) == 32, "also for names that are not UTF-8"
 
 
-def test_a_letter_is_known_by_its_moment_too_as_ids_may_come_again() -> None:
-    one = letter()
+def test_the_replay_id_of_a_dead_letter_includes_its_time_since_ids_may_repeat() -> None:
+    one = dead_letter()
     ids = {dead_letter_replay_id("q-dlq", replace(one, enqueued_at=at)) for at in (5.0, 5.001, 6.0)}
     assert len(ids) == 3
     assert dead_letter_replay_id("arn:aws:sqs:eu-west-1:1:q-dlq", one) == dead_letter_replay_id("q-dlq", one) in ids
@@ -95,16 +95,16 @@ def test_a_letter_is_known_by_its_moment_too_as_ids_may_come_again() -> None:
         (b"3", 0),
     ],
 )
-def test_a_counter_that_no_replayer_wrote_counts_as_never(counter: str | bytes, count: int) -> None:
+def test_an_invalid_counter_counts_as_zero(counter: str | bytes, count: int) -> None:
     assert replays_so_far({COUNTER_ATTRIBUTE: counter}) == count
 
 
-def test_without_a_counter_there_was_no_replay() -> None:
+def test_a_missing_counter_counts_as_zero() -> None:
     assert replays_so_far(USERS) == 0
 
 
-def test_a_letter_is_a_message_again_with_all_that_was_its_own() -> None:
-    message = replayed(letter(), REPLAY, delay_seconds=7.5)
+def test_a_replayed_message_has_the_body_group_and_attributes_of_the_dead_letter() -> None:
+    message = replayed(dead_letter(), REPLAY, delay_seconds=7.5)
     assert (message.body, message.group, message.delay_seconds) == (b"\x00{", "g", 7.5)
     assert message.deduplication_id == REPLAY.replay_id
     added = {COUNTER_ATTRIBUTE: "2", REPLAY_ID_ATTRIBUTE: REPLAY.replay_id, ORIGIN_ATTRIBUTE: "m0"}
@@ -112,49 +112,49 @@ def test_a_letter_is_a_message_again_with_all_that_was_its_own() -> None:
     assert rest == {**USERS, **added}
 
 
-def test_a_message_keeps_the_id_of_its_first_delivery_however_often_it_dies() -> None:
-    again = replayed(letter(), REPLAY, delay_seconds=0.0)
+def test_a_message_keeps_its_first_id_across_repeated_deaths() -> None:
+    again = replayed(dead_letter(), REPLAY, delay_seconds=0.0)
     second = Message(
         id="l2", body=b"", attributes=buried(again.attributes, DeadLetter(reason=""), death(2)), enqueued_at=6.0
     )
     assert replayed(second, REPLAY, delay_seconds=0.0).attributes[ORIGIN_ATTRIBUTE] == "m0"
 
 
-def test_a_letter_that_sqs_moved_has_the_id_of_its_message() -> None:
+def test_a_dead_letter_moved_by_sqs_has_the_id_of_its_message() -> None:
     moved = Message(id="m7", body=b"", attributes=USERS, enqueued_at=6.0)
     assert replayed(moved, REPLAY, delay_seconds=0.0).attributes[ORIGIN_ATTRIBUTE] == "m7"
-    aside = buried(USERS, DeadLetter(reason="", set_aside=True), replace(death(), message_id="m7"))  # under another id
-    second_tier = Message(id="l2", body=b"", attributes=aside, enqueued_at=7.0)
-    assert replayed(second_tier, REPLAY, delay_seconds=0.0).attributes[ORIGIN_ATTRIBUTE] == "m7"
+    set_aside = buried(USERS, DeadLetter(reason="", set_aside=True), replace(death(), message_id="m7"))
+    in_final_dlq = Message(id="l2", body=b"", attributes=set_aside, enqueued_at=7.0)  # another id than "m7"
+    assert replayed(in_final_dlq, REPLAY, delay_seconds=0.0).attributes[ORIGIN_ATTRIBUTE] == "m7"
     line = read_line(line_of(DeadLetteredMessage(queue="q-dlq", message=moved)), number=1, file="f")
     imported = Message(id="l3", body=b"", attributes=line.outgoing(REPLAY).attributes, enqueued_at=8.0)
     assert replayed(imported, REPLAY, delay_seconds=0.0).attributes[ORIGIN_ATTRIBUTE] == "m7"
 
 
-def test_its_death_is_past() -> None:
-    message = replayed(letter(), REPLAY, delay_seconds=0.0)
+def test_the_death_of_a_replayed_message_is_an_earlier_death() -> None:
+    message = replayed(dead_letter(), REPLAY, delay_seconds=0.0)
     assert death_of(message.attributes) is None
     (before,) = earlier_deaths_of(message.attributes)
     assert (before.reason, before.message_id, before.attempts) == ("reason 0", "m0", 4)
 
 
-def test_a_letter_of_the_second_tier_is_set_aside_no_more() -> None:
-    first = letter()
-    aside = buried(first.attributes, DeadLetter(reason="replayed 3 times", set_aside=True), death(1))
-    assert aside[DEATH_ATTRIBUTE] == first.attributes[DEATH_ATTRIBUTE], "it died once"
+def test_a_message_replayed_from_the_final_dlq_is_no_longer_set_aside() -> None:
+    first = dead_letter()
+    set_aside = buried(first.attributes, DeadLetter(reason="replayed 3 times", set_aside=True), death(1))
+    assert set_aside[DEATH_ATTRIBUTE] == first.attributes[DEATH_ATTRIBUTE], "it died once"
     message = replayed(
-        Message(id="l2", body=b"", attributes=aside, group=None, enqueued_at=6.0), REPLAY, delay_seconds=0
+        Message(id="l2", body=b"", attributes=set_aside, group=None, enqueued_at=6.0), REPLAY, delay_seconds=0
     )
     assert SET_ASIDE_ATTRIBUTE not in message.attributes
 
 
-def test_the_counter_and_the_id_of_the_last_replay_give_way() -> None:
-    message = replayed(letter(**{COUNTER_ATTRIBUTE: "1", REPLAY_ID_ATTRIBUTE: "older"}), REPLAY, delay_seconds=0.0)
+def test_a_replay_replaces_the_counter_and_id_of_the_previous_one() -> None:
+    message = replayed(dead_letter(**{COUNTER_ATTRIBUTE: "1", REPLAY_ID_ATTRIBUTE: "older"}), REPLAY, delay_seconds=0.0)
     assert (message.attributes[COUNTER_ATTRIBUTE], message.attributes[REPLAY_ID_ATTRIBUTE]) == ("2", REPLAY.replay_id)
 
 
 @pytest.mark.parametrize("forged", ["not JSON", "{}", "[" * 10_000, '{"reason": 1}', b"\xff"])
-def test_a_death_that_cannot_be_read_stands_in_nobodys_way(forged: str | bytes) -> None:
+def test_an_unreadable_death_is_dropped_by_a_replay(forged: str | bytes) -> None:
     garbled = Message(id="l1", body=b"", attributes={**USERS, DEATH_ATTRIBUTE: forged}, group=None, enqueued_at=5.0)
     message = replayed(garbled, REPLAY, delay_seconds=0.0)
     assert DEATH_ATTRIBUTE not in message.attributes
@@ -162,7 +162,7 @@ def test_a_death_that_cannot_be_read_stands_in_nobodys_way(forged: str | bytes) 
     assert message.attributes.items() >= USERS.items()
 
 
-def test_of_many_deaths_the_first_and_the_last_ones_are_known() -> None:
+def test_of_many_deaths_the_first_and_the_last_ones_are_kept() -> None:
     attributes = dict(USERS)
     for number in range(EARLIER_DEATHS_MAX + 5):
         dead = buried(attributes, DeadLetter(reason=""), death(number))
@@ -171,8 +171,8 @@ def test_of_many_deaths_the_first_and_the_last_ones_are_known() -> None:
                 Message(id="l", body=b"", attributes=dead, group=None, enqueued_at=0.0), REPLAY, delay_seconds=0.0
             ).attributes
         )
-    past = earlier_deaths_of(attributes)
-    assert [each.message_id for each in past] == ["m0", *(f"m{n}" for n in range(6, EARLIER_DEATHS_MAX + 5))]
+    earlier = earlier_deaths_of(attributes)
+    assert [each.message_id for each in earlier] == ["m0", *(f"m{n}" for n in range(6, EARLIER_DEATHS_MAX + 5))]
 
 
 @pytest.mark.parametrize(
@@ -189,18 +189,18 @@ def test_of_many_deaths_the_first_and_the_last_ones_are_known() -> None:
         "x" * 140_000,
     ],
 )
-def test_a_forged_past_is_none(forged: str) -> None:
+def test_a_forged_history_is_empty(forged: str) -> None:
     assert earlier_deaths_of({EARLIER_DEATHS_ATTRIBUTE: forged}) == ()
 
 
-def test_where_nothing_is_on_record_what_is_planned_stands() -> None:
+def test_without_a_log_planned_replays_are_returned_unchanged() -> None:
     log = NoLog()
     log.sent([REPLAY.replay_id])
     assert log.open([REPLAY]) == {REPLAY.replay_id: REPLAY}
 
 
 @pytest.mark.parametrize(
-    "called", ["https://sqs.eu-west-1.amazonaws.com/1/orders-dlq", "arn:aws:sqs:eu-west-1:1:orders-dlq"]
+    "queue", ["https://sqs.eu-west-1.amazonaws.com/1/orders-dlq", "arn:aws:sqs:eu-west-1:1:orders-dlq"]
 )
-def test_a_replay_has_one_id_however_its_letters_queue_is_called(called: str) -> None:
-    assert replay_id_of(called, "id-1") == replay_id_of("orders-dlq", "id-1")
+def test_a_replay_has_one_id_for_each_form_of_the_queue_name(queue: str) -> None:
+    assert replay_id_of(queue, "id-1") == replay_id_of("orders-dlq", "id-1")

@@ -1,4 +1,4 @@
-"""Strict JSON: each refusal has a reason of its own."""
+"""Strict JSON: each refused body gets a specific reason."""
 
 import sys
 
@@ -15,7 +15,7 @@ def refusal_of(body: bytes) -> str:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "expected"),
     [
         (b"", "empty"),
         (b" \r\n\t", "empty"),
@@ -45,9 +45,9 @@ def refusal_of(body: bytes) -> str:
         (b"[" * 101 + b"]" * 101, "nested deeper than 100"),
     ],
 )
-def test_refused_with_its_reason(body: bytes, said: str) -> None:
+def test_invalid_json_is_refused_with_its_reason(body: bytes, expected: str) -> None:
     reason = refusal_of(body)
-    assert said in reason
+    assert expected in reason
     assert reason.isprintable()
     assert len(reason) < 200
 
@@ -57,7 +57,7 @@ def test_refused_with_its_reason(body: bytes, said: str) -> None:
     [
         ("[" * 100 + "]" * 100, None),
         ("[" + "[],{}," * 500 + "1]", None),  # wide is not deep
-        ('["' + "[" * 500 + '"]', ["[" * 500]),  # brackets in a string are none
+        ('["' + "[" * 500 + '"]', ["[" * 500]),  # brackets in a string do not count
         ('["\\"' + "{" * 500 + '"]', ['"' + "{" * 500]),
         ('"\\ud83d\\ude00"', "\U0001f600"),
         ('"\\\\ud800"', "\\ud800"),  # an escaped backslash, not a surrogate
@@ -65,12 +65,12 @@ def test_refused_with_its_reason(body: bytes, said: str) -> None:
         ("9" * 100, int("9" * 100)),
     ],
 )
-def test_taken(text: str, value: object) -> None:
+def test_valid_json_is_accepted(text: str, value: object) -> None:
     loaded = schema.load(text)
     assert value is None or loaded == value
 
 
-def test_depth_does_not_hang_on_the_recursion_limit() -> None:
+def test_the_depth_limit_does_not_depend_on_the_recursion_limit() -> None:
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(10_000_000)  # Python's reader would overflow the C stack
     try:
@@ -81,5 +81,5 @@ def test_depth_does_not_hang_on_the_recursion_limit() -> None:
 
 @pytest.mark.timeout(20)
 def test_an_unclosed_string_of_escapes_is_read_once() -> None:
-    # Looking for the string's end anew at each of 300,000 quotes would take minutes.
+    # Searching for the end of the string again at each of 300,000 quotes would take minutes.
     assert "Unterminated string" in refusal_of(b"[" + b"[]," * 200 + b'"' + b'\\"' * 300_000)

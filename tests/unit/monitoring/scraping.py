@@ -1,4 +1,4 @@
-"""What a scrape says, by value."""
+"""Read the samples of a Prometheus scrape."""
 
 from collections.abc import Mapping
 
@@ -10,9 +10,9 @@ from penstock.monitoring.metrics.prometheus import registry_of
 
 
 def samples_in(text: str, prefix: str = "penstock_") -> Mapping[str, float]:
-    """Every sample by its name, without the prefix, and its labels: ``name{a=1,b=2}``, the labels in order."""
+    """Return each sample by its name without the prefix and its sorted labels, as in ``name{a=1,b=2}``."""
     return {
-        _written(sample.name.removeprefix(prefix), sample.labels): sample.value
+        _sample_name(sample.name.removeprefix(prefix), sample.labels): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
         if sample.name.startswith(prefix)
@@ -20,10 +20,10 @@ def samples_in(text: str, prefix: str = "penstock_") -> Mapping[str, float]:
 
 
 def scraped(meters: Meters) -> Mapping[str, float]:
-    """What they say to Prometheus."""
+    """Return the samples that Prometheus would scrape from these meters."""
     return samples_in(generate_latest(registry_of(meters)).decode())
 
 
-def _written(name: str, labels: Mapping[str, str]) -> str:
+def _sample_name(name: str, labels: Mapping[str, str]) -> str:
     pairs = ",".join(f"{label}={value}" for label, value in sorted(labels.items()))
     return f"{name}{{{pairs}}}" if pairs else name

@@ -1,4 +1,4 @@
-"""EMF documents hold to the published format.
+"""EMF documents follow the published format.
 
 The limits are those of "Specification: Embedded metric format" in the CloudWatch user guide (JSON schema of the
 directive: 1 to 100 metrics, at most 30 dimensions of a set, names of 1 to 250 characters for dimensions and 1 to 1,024
@@ -22,7 +22,7 @@ AT_SECONDS = 1_764_000_000.1234
 UNITS = {"Count", "Seconds", "Bytes"}  # of the 27 that CloudWatch knows
 
 
-class Stopped(SystemClock):
+class FixedClock(SystemClock):
     def now(self) -> float:
         return AT_SECONDS
 
@@ -34,12 +34,12 @@ def lines_of(reading: Reading, catalogue: dict[str, Metric] | None = None) -> li
         namespace="Shop",
         properties={"service": "shop", "worker": "w1"},
         catalogue=catalogue or METRICS,
-        clock=Stopped(),
+        clock=FixedClock(),
     ).export(reading)
     return stream.getvalue().splitlines()
 
 
-def test_a_document_is_written_to_the_letter() -> None:
+def test_a_document_is_written_exactly() -> None:
     meters = Meters()
     meters.count("messages_received_total", ("orders",), 3)
     for seconds in (0.02, 90.0):
@@ -60,13 +60,13 @@ def test_a_document_is_written_to_the_letter() -> None:
     ]
 
 
-def everything() -> Reading:
+def full_reading() -> Reading:
     """Return a reading in which every metric has two series."""
     meters = Meters()
     for name, metric in METRICS.items():
-        for which in (0, -1):
+        for index in (0, -1):
             labels = tuple(
-                metric.values.get(label, (f"one {label}", f"zwölf\n{label}"))[which] for label in metric.labels
+                metric.values.get(label, (f"one {label}", f"zwölf\n{label}"))[index] for label in metric.labels
             )
             if metric.kind == "histogram":
                 for seconds in (0.02, 0.3, 7.5, 1e6):
@@ -78,12 +78,12 @@ def everything() -> Reading:
     return meters.read()
 
 
-def test_every_metric_makes_a_document_of_the_format() -> None:
-    documents = lines_of(everything())
+def test_every_metric_is_written_as_a_valid_document() -> None:
+    documents = lines_of(full_reading())
     for line in documents:
         check(line)
-    told = {entry["Name"] for line in documents for entry in directive_of(json.loads(line))["Metrics"]}
-    assert told == {PREFIX + name for name in METRICS}
+    names = {entry["Name"] for line in documents for entry in directive_of(json.loads(line))["Metrics"]}
+    assert names == {PREFIX + name for name in METRICS}
 
 
 def directive_of(document: dict[str, Any]) -> dict[str, Any]:
@@ -131,8 +131,8 @@ def test_a_document_has_at_most_a_hundred_metrics(metrics: int, documents: int) 
     for line in lines:
         check(line)
     assert len(lines) == documents
-    told = [entry["Name"] for line in lines for entry in directive_of(json.loads(line))["Metrics"]]
-    assert told == [PREFIX + name for name in catalogue]
+    names = [entry["Name"] for line in lines for entry in directive_of(json.loads(line))["Metrics"]]
+    assert names == [PREFIX + name for name in catalogue]
 
 
 def test_a_document_that_is_too_large_for_a_log_event_is_split() -> None:
@@ -142,13 +142,13 @@ def test_a_document_that_is_too_large_for_a_log_event_is_split() -> None:
     for line in lines:
         check(line)
     assert len(lines) > 1
-    told = [entry["Name"] for line in lines for entry in directive_of(json.loads(line))["Metrics"]]
-    assert told == [PREFIX + name for name in catalogue]
+    names = [entry["Name"] for line in lines for entry in directive_of(json.loads(line))["Metrics"]]
+    assert names == [PREFIX + name for name in catalogue]
     value = json.loads(lines[0])[PREFIX + next(iter(catalogue))]
     assert len(value["Values"]) == len(value["Counts"]) == 100
 
 
-def test_a_value_that_is_no_number_is_a_failure() -> None:
+def test_a_nan_value_raises() -> None:
     catalogue = gauges(1)
     with pytest.raises(ValueError, match="not JSON compliant"):
         lines_of(Reading(values={name: {("w1",): float("nan")} for name in catalogue}, distributions={}), catalogue)

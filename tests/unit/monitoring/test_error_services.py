@@ -1,4 +1,4 @@
-"""Which services the settings select, and the error if one is unavailable."""
+"""Selection of error services by settings, and the error if a package is missing."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from penstock.monitoring.errors.services import ReportingSettings, service, serv
 from penstock.monitoring.errors.services.service import safe, safe_traceback
 
 
-def test_without_settings_there_is_none() -> None:
+def test_without_settings_no_service_is_selected() -> None:
     assert services(ReportingSettings()) == {}
 
 
@@ -22,14 +22,14 @@ def test_without_settings_there_is_none() -> None:
         ({"notify_urls": ("json://host",)}, "apprise", "apprise"),
     ],
 )
-def test_an_extra_that_is_missing_is_named(
+def test_a_missing_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], package: str, extra: str
 ) -> None:
     monkeypatch.setattr(service, "find_spec", lambda name: None if name == package else object())
-    with pytest.raises(ConfigurationError, match=rf"pip install 'penstock\[{extra}\]'") as told:
+    with pytest.raises(ConfigurationError, match=rf"pip install 'penstock\[{extra}\]'") as raised:
         services(ReportingSettings(**given))
-    assert told.value.exit_code == 78
-    assert "hunter2" not in str(told.value)
+    assert raised.value.exit_code == 78
+    assert "hunter2" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -45,15 +45,15 @@ def test_settings_are_masked_wherever_they_are_shown(name: str, value: Any) -> N
     assert "hunter2" not in str(shown(name, value))
 
 
-def test_texts_that_leave_are_bounded_and_without_passwords() -> None:
-    assert safe("redis://app:hunter2@cache:6379 is away") == "redis://app:***@cache:6379 is away"
+def test_reported_texts_are_bounded_and_without_passwords() -> None:
+    assert safe("redis://app:hunter2@cache:6379 is down") == "redis://app:***@cache:6379 is down"
     assert len(safe("x" * 10_000)) == 2_000
     assert safe("\udc80") == r"\udc80"
 
 
-def test_of_a_long_traceback_the_end_leaves_where_its_error_is() -> None:
-    traceback = 'open("\udc80")\n' * 100 + "ConnectionError: redis://app:hunter2@cache:6379 is away"
-    left = safe_traceback(traceback, chars_max=200)
-    assert left.endswith("ConnectionError: redis://app:***@cache:6379 is away")
-    assert len(left) == 200
-    assert safe_traceback(traceback).endswith(left[-100:])
+def test_a_long_traceback_keeps_its_end() -> None:
+    traceback = 'open("\udc80")\n' * 100 + "ConnectionError: redis://app:hunter2@cache:6379 is down"
+    trimmed = safe_traceback(traceback, chars_max=200)
+    assert trimmed.endswith("ConnectionError: redis://app:***@cache:6379 is down")
+    assert len(trimmed) == 200
+    assert safe_traceback(traceback).endswith(trimmed[-100:])

@@ -1,4 +1,4 @@
-"""When the error hook is called, with what, and what it cannot do to the work."""
+"""The error hook: when it is called, its arguments, and that it cannot disturb the work."""
 
 import threading
 from collections.abc import Iterator
@@ -18,17 +18,17 @@ DEADLINE_SECONDS = 60.0
 
 
 class Scene:
-    """A reporter, what its hook heard, and what it told of the hook."""
+    """An error reporter, the calls of its hook, and the events that the reporter emitted."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.calls: list[tuple[BaseException | None, ErrorContext]] = []  # written by the hook's thread
-        self.told: list[Event] = []
+        self.emitted: list[Event] = []
         self.raising: BaseException | None = None
-        self.open = threading.Event()  # the hook waits for it
+        self.open = threading.Event()  # the hook waits until it is set
         self.entered = threading.Event()
         self.open.set()
-        self.reporter = ErrorReporter(self.hook, worker="w1", emit=self.told.append, clock=self.clock)
+        self.reporter = ErrorReporter(self.hook, worker="w1", emit=self.emitted.append, clock=self.clock)
 
     def hook(self, exception: BaseException | None, context: ErrorContext) -> None:
         self.entered.set()
@@ -42,8 +42,8 @@ class Scene:
         return [context for _, context in self.calls]
 
     @contextmanager
-    def stuck(self) -> Iterator[None]:
-        """The hook is at work on one report, and stays there."""
+    def blocked(self) -> Iterator[None]:
+        """Keep the hook busy with one report."""
         self.open.clear()
         self.entered.clear()
         self.reporter(failed(error_type="Stuck", final=True))
@@ -72,7 +72,7 @@ def failed(*, final: bool = False, error_type: str = "ValueError", **changed: An
     return MessageFailed(**{**fields, **changed})
 
 
-def left(outcome: str, **more: Any) -> Event:
+def object_failed(outcome: str, **more: Any) -> Event:
     return events.ObjectFailed(
         pipeline="p", object_uri="o", attempt_id="a", outcome=outcome, reason="too large", **more
     )
@@ -83,7 +83,7 @@ def scene() -> Scene:
     return Scene()
 
 
-def test_the_hook_gets_the_exception_and_all_that_is_known(scene: Scene) -> None:
+def test_the_hook_gets_the_exception_and_its_context(scene: Scene) -> None:
     try:
         secret = "hunter" + "2"
         raise ValueError("no")
@@ -95,18 +95,18 @@ def test_the_hook_gets_the_exception_and_all_that_is_known(scene: Scene) -> None
     assert scene.calls[0][0] is error
     assert (context.queue, context.handler, context.message_id, context.attempt) == ("q", "make", "m1", 2)
     assert (context.worker, context.error, context.final, context.occurrences) == ("w1", "no", False, 1)
-    assert context.fingerprint.endswith("test_errors.py:test_the_hook_gets_the_exception_and_all_that_is_known")
+    assert context.fingerprint.endswith("test_errors.py:test_the_hook_gets_the_exception_and_its_context")
     assert context.traceback is not None
     assert "ValueError: no" in context.traceback
     assert "hunter2" not in context.traceback
 
 
-def test_a_traceback_from_elsewhere_is_handed_on(scene: Scene) -> None:
+def test_a_traceback_from_another_process_is_passed_on(scene: Scene) -> None:
     scene.reporter(failed(traceback="Traceback of a child"))
     assert [context.traceback for context in scene.flushed()] == ["Traceback of a child"]
 
 
-def test_the_first_of_its_kind_is_told_and_the_next_after_a_minute(scene: Scene) -> None:
+def test_a_repeated_failure_is_reported_at_once_and_then_each_minute(scene: Scene) -> None:
     for _ in range(5):
         scene.reporter(failed())
     scene.clock.advance(59)
@@ -119,13 +119,13 @@ def test_the_first_of_its_kind_is_told_and_the_next_after_a_minute(scene: Scene)
     assert len(scene.flushed()) == 2
 
 
-def test_every_final_failure_is_told(scene: Scene) -> None:
+def test_every_final_failure_is_reported(scene: Scene) -> None:
     for message_id in ("m1", "m2", "m3"):
         scene.reporter(failed(final=True, message_id=message_id))
     assert [context.message_id for context in scene.flushed()] == ["m1", "m2", "m3"]
 
 
-def test_another_kind_is_told_at_once(scene: Scene) -> None:
+def test_a_failure_of_another_kind_is_reported_at_once(scene: Scene) -> None:
     for error_type in ("ValueError", "KeyError"):
         scene.reporter(failed(error_type=error_type))
     assert len({context.fingerprint for context in scene.flushed()}) == 2
@@ -134,16 +134,16 @@ def test_another_kind_is_told_at_once(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("event", "handler", "error_type", "final"),
     [
-        (left("retry"), "p", "ObjectFailed", False),
-        (left("dead"), "p", "ObjectFailed", True),
-        (left("dead", error_type="KeyError", exception=KeyError("x")), "p", "KeyError", True),
+        (object_failed("retry"), "p", "ObjectFailed", False),
+        (object_failed("dead"), "p", "ObjectFailed", True),
+        (object_failed("dead", error_type="KeyError", exception=KeyError("x")), "p", "KeyError", True),
         (
             events.RunFailed(pipeline="p", attempt_id="a", objects=3, error="PySparkError: no"),
             "p",
             "PySparkError",
             False,
         ),
-        (events.RunFailed(pipeline="p", attempt_id="a", objects=3, error="it all broke"), "p", "RunFailed", False),
+        (events.RunFailed(pipeline="p", attempt_id="a", objects=3, error="unknown cause"), "p", "RunFailed", False),
         (events.ExecutionFailed(handler="h", message_ids=("m",), error="OSError: disk"), "h", "OSError", False),
         (events.ConsumerHalted(queue="q", handler="h", error="TableDenied: no"), "h", "TableDenied", True),
         (events.ProcessExited(process=7, exit_code=-9, restart_in_seconds=1.0), "", "ProcessExited", False),
@@ -157,7 +157,7 @@ def test_another_kind_is_told_at_once(scene: Scene) -> None:
         ),
     ],
 )
-def test_what_counts_as_a_failure(scene: Scene, event: Event, handler: str, error_type: str, final: bool) -> None:
+def test_failure_events_are_reported(scene: Scene, event: Event, handler: str, error_type: str, final: bool) -> None:
     scene.reporter(event)
     [context] = scene.flushed()
     assert (context.handler, context.final) == (handler, final)
@@ -167,26 +167,26 @@ def test_what_counts_as_a_failure(scene: Scene, event: Event, handler: str, erro
 @pytest.mark.parametrize(
     "event",
     [
-        left("gone"),
-        left("superseded"),
+        object_failed("gone"),
+        object_failed("superseded"),
         events.MessageInterrupted(queue="q", handler="h", message_id="m", attempt=1, duration_seconds=0.5),
         events.ObjectInterrupted(pipeline="p", object_uri="o", attempt_id="a", reason="a stop"),
-        events.HeartbeatFailed(queue="q", error="away"),
+        events.HeartbeatFailed(queue="q", error="unavailable"),
     ],
 )
-def test_what_is_no_failure(scene: Scene, event: Event) -> None:
+def test_other_events_are_not_reported(scene: Scene, event: Event) -> None:
     scene.reporter(event)
     assert scene.flushed() == []
 
 
-def test_what_no_event_tells_can_be_reported(scene: Scene) -> None:
+def test_an_exception_without_an_event_can_be_reported(scene: Scene) -> None:
     scene.reporter.report(TransformError("no DataFrame"), handler="clicks")
     [context] = scene.flushed()
     assert (context.fingerprint, context.final, context.error) == ("clicks|TransformError|", True, "no DataFrame")
 
 
-@pytest.mark.parametrize("error", [RuntimeError("sentry is away"), SystemExit(1)])
-def test_a_hook_that_raises_is_told_once_a_minute_and_called_again(scene: Scene, error: BaseException) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("Sentry is down"), SystemExit(1)])
+def test_a_hook_that_raises_is_logged_once_a_minute_and_called_again(scene: Scene, error: BaseException) -> None:
     scene.raising = error
     for _ in range(3):
         scene.reporter(failed(final=True))
@@ -194,63 +194,63 @@ def test_a_hook_that_raises_is_told_once_a_minute_and_called_again(scene: Scene,
     scene.clock.advance(60)
     scene.reporter(failed(final=True))
     assert len(scene.flushed()) == 4
-    told = [event for event in scene.told if isinstance(event, events.ErrorHookFailed)]
-    assert [event.count for event in told] == [1, 3]
-    assert str(error) in told[0].error
+    emitted = [event for event in scene.emitted if isinstance(event, events.ErrorHookFailed)]
+    assert [event.count for event in emitted] == [1, 3]
+    assert str(error) in emitted[0].error
 
 
-def test_a_slow_hook_holds_nobody_up_and_loses_the_oldest(scene: Scene) -> None:
-    with scene.stuck():
+def test_a_slow_hook_delays_no_event_and_drops_the_oldest(scene: Scene) -> None:
+    with scene.blocked():
         for number in range(WAITING_MAX + 3):
             scene.reporter(failed(final=True, message_id=str(number)))
         assert not scene.reporter.flush(0)
-    told = [context.message_id for context in scene.flushed()][1:]
-    assert told == [str(number) for number in range(3, WAITING_MAX + 3)]
-    assert scene.told == [events.ErrorReportsDropped(hook="on_error", count=3)]
+    reported = [context.message_id for context in scene.flushed()][1:]
+    assert reported == [str(number) for number in range(3, WAITING_MAX + 3)]
+    assert scene.emitted == [events.ErrorReportsDropped(hook="on_error", count=3)]
 
 
-def test_drops_are_told_once_a_minute_and_each_once(scene: Scene) -> None:
+def test_dropped_reports_are_logged_once_a_minute(scene: Scene) -> None:
     for seconds in (0, 30, 60):
         scene.clock.advance(seconds)
-        with scene.stuck():
+        with scene.blocked():
             for _ in range(WAITING_MAX + 2):
                 scene.reporter(failed(final=True))
         scene.flushed()
-    assert scene.told == [
+    assert scene.emitted == [
         events.ErrorReportsDropped(hook="on_error", count=2),
         events.ErrorReportsDropped(hook="on_error", count=4),
     ]
 
 
-def test_reports_wait_for_nobody_when_there_are_none(scene: Scene) -> None:
+def test_a_flush_without_reports_returns_at_once(scene: Scene) -> None:
     assert scene.reporter.flush(0)
 
 
-def test_what_is_known_of_fingerprints_is_bounded(scene: Scene) -> None:
-    with scene.stuck():
+def test_the_number_of_known_fingerprints_is_bounded(scene: Scene) -> None:
+    with scene.blocked():
         for number in range(FINGERPRINTS_MAX + 1):
             scene.reporter(failed(error_type=f"E{number}"))
-            scene.reporter(failed(error_type="Frequent"))  # met all the time, so never forgotten
-        scene.reporter(failed(error_type=f"E{FINGERPRINTS_MAX}"))  # known: it only counts
+            scene.reporter(failed(error_type="Frequent"))  # seen all the time, so never forgotten
+        scene.reporter(failed(error_type=f"E{FINGERPRINTS_MAX}"))  # known: only counted
         scene.reporter(failed(error_type="Frequent"))
-        scene.reporter(failed(error_type="E0"))  # forgotten: the first of its kind again
-    told = [context.fingerprint.split("|")[1] for context in scene.flushed()]
-    assert told[-3:] == [f"E{FINGERPRINTS_MAX - 1}", f"E{FINGERPRINTS_MAX}", "E0"]
+        scene.reporter(failed(error_type="E0"))  # forgotten: reported as the first of its kind
+    reported = [context.fingerprint.split("|")[1] for context in scene.flushed()]
+    assert reported[-3:] == [f"E{FINGERPRINTS_MAX - 1}", f"E{FINGERPRINTS_MAX}", "E0"]
 
 
-def test_an_exception_that_cannot_be_looked_at_does_not_reach_the_work(scene: Scene) -> None:
+def test_an_exception_whose_attributes_raise_does_not_disturb_the_work(scene: Scene) -> None:
     class Broken(Exception):
         @property
-        def __traceback__(self) -> Any:  # type: ignore[override]  # no sound one would do this
-            raise RuntimeError("do not look")
+        def __traceback__(self) -> Any:  # type: ignore[override]  # no real exception does this
+            raise RuntimeError("no traceback")
 
         def __str__(self) -> str:
-            raise RuntimeError("do not ask")
+            raise RuntimeError("no text")
 
     scene.reporter(failed(exception=Broken()))
     scene.reporter(failed(final=True, message_id="m2"))
     assert [context.message_id for context in scene.flushed()] == ["m2"]
-    assert isinstance(scene.told[0], events.ErrorHookFailed)
+    assert isinstance(scene.emitted[0], events.ErrorHookFailed)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_an_exception_that_cannot_be_looked_at_does_not_reach_the_work(scene: Sc
         (failed(), None, ""),
     ],
 )
-def test_what_is_no_failure_of_a_handler_says_what_it_is(event: Event, subject: str | None, error: str) -> None:
+def test_a_report_without_a_handler_failure_has_a_subject(event: Event, subject: str | None, error: str) -> None:
     scene = Scene()
     scene.reporter(event)
     [context] = scene.flushed()

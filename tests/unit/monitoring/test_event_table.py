@@ -3,7 +3,7 @@
 import re
 from collections import defaultdict
 
-from tests.unit.monitoring.made import event_types
+from tests.unit.monitoring.event_strategies import event_types
 
 from penstock import events
 from penstock.monitoring.logs.plans import COUNTED_ONLY, NOT_LOGGED, ROWS
@@ -11,7 +11,7 @@ from penstock.monitoring.logs.rows import rows_of
 
 ALL_ROWS = [row for entry in ROWS.values() for row in rows_of(entry)]
 
-PROMISED = {
+DOCUMENTED_NAMES = {
     "worker": "started draining drained interrupted forced",
     "message": "received started finished failed retrying skipped invalid acked released dead_lettered",
     "object": "started finished failed retrying interrupted skipped deleted superseded",
@@ -22,23 +22,23 @@ PROMISED = {
 }
 
 
-def test_every_event_has_a_row_or_is_said_not_to_be_logged() -> None:
+def test_every_event_has_a_row_or_is_declared_as_not_logged() -> None:
     kinds = set(event_types())
     assert len(kinds) > 30
     assert kinds == ROWS.keys() | NOT_LOGGED | COUNTED_ONLY
     assert not ROWS.keys() & (NOT_LOGGED | COUNTED_ONLY)
 
 
-def test_what_is_not_logged_is_never_emitted_as_it_has_heirs() -> None:
+def test_events_that_are_not_logged_are_base_classes() -> None:
     assert all(kind.__subclasses__() for kind in NOT_LOGGED)
 
 
-def test_the_promised_names_are_there() -> None:
-    promised = {f"{what}.{came}" for what, all_that_came in PROMISED.items() for came in all_that_came.split()}
-    assert promised - {row.name for row in ALL_ROWS} == set()
+def test_the_documented_names_exist() -> None:
+    documented = {f"{subject}.{verb}" for subject, verbs in DOCUMENTED_NAMES.items() for verb in verbs.split()}
+    assert documented - {row.name for row in ALL_ROWS} == set()
 
 
-def test_names_sentences_and_fields_are_in_one_style() -> None:
+def test_names_messages_and_fields_have_one_style() -> None:
     for row in ALL_ROWS:
         assert re.fullmatch(r"[a-z_]+\.[a-z_]+", row.name), row.name
         assert re.fullmatch(r"[A-Z].*\.", row.msg), row.msg
@@ -60,9 +60,9 @@ def test_no_two_events_share_a_name() -> None:
     assert [name for name, kinds in owners.items() if len(kinds) > 1] == []
 
 
-def test_what_goes_well_beside_a_finished_message_is_for_debugging() -> None:
-    quiet = {kind for kind, entry in ROWS.items() if rows_of(entry)[0].level == "debug"}
-    assert quiet == {
+def test_only_routine_events_are_logged_at_debug_level() -> None:
+    debug = {kind for kind, entry in ROWS.items() if rows_of(entry)[0].level == "debug"}
+    assert debug == {
         events.DeliverySettled,
         events.LeasesExtended,
         events.BatchProgressed,

@@ -1,4 +1,4 @@
-"""What exporters log of a collector that is away: kept out of the log, and told now and then."""
+"""Log records of exporters about an unavailable collector: kept out of the log, and reported periodically."""
 
 import logging
 from collections.abc import Iterator
@@ -12,25 +12,25 @@ from penstock.testing import FakeClock
 
 @pytest.fixture
 def logger() -> Iterator[logging.Logger]:
-    made = logging.getLogger(f"exporter-{uuid4()}")
-    yield made
-    made.filters.clear()
+    logger = logging.getLogger(f"exporter-{uuid4()}")
+    yield logger
+    logger.filters.clear()
 
 
-def test_nothing_reaches_the_log_and_one_word_every_ten_minutes_is_told(
+def test_records_are_suppressed_and_reported_every_ten_minutes(
     logger: logging.Logger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock, told = FakeClock(), list[str]()
+    clock, reports = FakeClock(), list[str]()
     logger.warning("before")
     quieten(logger.name, clock=clock)
-    logger.warning("nobody hears %s", "this")
+    logger.warning("suppressed %s", "record")
     log = found(logger.name)
     assert log is not None
-    log.on_failure(told.append)
+    log.on_failure(reports.append)
     for number in range(3):
         logger.warning("try %d", number)
         clock.advance(QUIET_SECONDS / 2)
-    assert told == ["try 0", "try 2"]
+    assert reports == ["try 0", "try 2"]
     assert caplog.messages == ["before"]
 
 
@@ -42,5 +42,5 @@ def test_a_logger_is_quietened_once(logger: logging.Logger) -> None:
     assert len(logger.filters) == 1
 
 
-def test_a_logger_that_nobody_quietened_is_left_alone(logger: logging.Logger) -> None:
+def test_an_unquietened_logger_is_left_alone(logger: logging.Logger) -> None:
     assert found(logger.name) is None

@@ -1,4 +1,4 @@
-"""Sending metrics: what came since the last time, in time, and whatever happens to the place they go to."""
+"""Exports of metrics: changes since the last export, intervals, flushes, failing and hanging destinations."""
 
 import io
 import json
@@ -24,25 +24,25 @@ DEADLINE_SECONDS = 60.0
 RECEIVED = "messages_received_total"
 
 
-class Notebook:
-    """An outlet that remembers; it fails while it is told to, and hangs while it is told to."""
+class RecordingDestination:
+    """A destination that records exports, and fails or hangs while the test says so."""
 
-    def __init__(self, name: str = "notebook") -> None:
+    def __init__(self, name: str = "destination") -> None:
         self.name = name
-        self.fresh: list[Mapping[tuple[str, ...], float]] = []
+        self.exported: list[Mapping[tuple[str, ...], float]] = []
         self.failing = False
-        self.goes_on = threading.Event()
-        self.goes_on.set()
+        self.may_return = threading.Event()
+        self.may_return.set()
 
-    def export(self, fresh: Reading) -> None:
-        self.goes_on.wait(DEADLINE_SECONDS)
+    def export(self, reading: Reading) -> None:
+        self.may_return.wait(DEADLINE_SECONDS)
         if self.failing:
-            raise OSError("away")
-        self.fresh.append(fresh.values[RECEIVED])
+            raise OSError("unavailable")
+        self.exported.append(reading.values[RECEIVED])
 
 
-class Leaping(SystemClock):
-    """The machine's clock, some time ahead."""
+class SkewedClock(SystemClock):
+    """The machine's clock, moved ahead by `ahead_seconds`."""
 
     ahead_seconds = 0.0
 
@@ -53,18 +53,18 @@ class Leaping(SystemClock):
 @contextmanager
 def exporting(
     meters: Meters,
-    outlet: MetricsDestination,
+    destination: MetricsDestination,
     *,
-    told: list[Event] | None = None,
+    emitted: list[Event] | None = None,
     clock: Clock | None = None,
     seconds: float = 600.0,
 ) -> Iterator[Exporter]:
     exporter = Exporter(
         meters,
-        outlet,
+        destination,
         every_seconds=seconds,
         clock=clock or SystemClock(),
-        emit=(told if told is not None else []).append,
+        emit=(emitted if emitted is not None else []).append,
     )
     exporter.start()
     try:
@@ -78,85 +78,85 @@ def flush(exporter: Exporter) -> None:
     assert exporter.await_flush(DEADLINE_SECONDS)
 
 
-def test_each_time_brings_what_came_since_the_last() -> None:
-    meters, notebook = Meters(), Notebook()
-    with exporting(meters, notebook) as exporter:
+def test_each_export_has_the_changes_since_the_last() -> None:
+    meters, destination = Meters(), RecordingDestination()
+    with exporting(meters, destination) as exporter:
         for received in (2, 3, 0):
             if received:
                 meters.count(RECEIVED, ("q",), received)
             flush(exporter)
-    assert notebook.fresh == [{("q",): 2}, {("q",): 3}, {}]
+    assert destination.exported == [{("q",): 2}, {("q",): 3}, {}]
 
 
-def test_it_sends_every_so_often_without_being_asked() -> None:
-    meters, came = Meters(), threading.Event()
+def test_the_exporter_exports_at_each_interval() -> None:
+    meters, exported_twice = Meters(), threading.Event()
 
-    class Bell(Notebook):
-        def export(self, fresh: Reading) -> None:
-            super().export(fresh)
-            if len(self.fresh) == 2:
-                came.set()
+    class NotifyingDestination(RecordingDestination):
+        def export(self, reading: Reading) -> None:
+            super().export(reading)
+            if len(self.exported) == 2:
+                exported_twice.set()
 
-    with exporting(meters, Bell(), seconds=0.01):
-        assert came.wait(DEADLINE_SECONDS)
+    with exporting(meters, NotifyingDestination(), seconds=0.01):
+        assert exported_twice.wait(DEADLINE_SECONDS)
 
 
-def test_a_place_that_fails_is_told_of_once_in_a_while() -> None:
-    meters, broken, told, clock = Meters(), Notebook("broken"), list[Event](), Leaping()
+def test_a_failing_destination_is_reported_periodically() -> None:
+    meters, broken, emitted, clock = Meters(), RecordingDestination("broken"), list[Event](), SkewedClock()
     broken.failing = True
-    with exporting(meters, broken, told=told, clock=clock) as exporter:
+    with exporting(meters, broken, emitted=emitted, clock=clock) as exporter:
         flush(exporter)
         flush(exporter)
         clock.ahead_seconds = QUIET_SECONDS
         flush(exporter)
-        assert told == [MetricsExportFailed(exporter="broken", error="OSError: away")] * 2
+        assert emitted == [MetricsExportFailed(exporter="broken", error="OSError: unavailable")] * 2
         broken.failing = False
         flush(exporter)
         broken.failing = True
         flush(exporter)
-    assert len(told) == 3, "it had been well in between"
+    assert len(emitted) == 3, "an export succeeded in between"
 
 
-def test_a_place_that_hangs_keeps_the_last_counts_from_no_other() -> None:
-    meters, hanging, notebook = Meters(), Notebook("hanging"), Notebook()
-    hanging.goes_on.clear()
-    with exporting(meters, hanging) as one, exporting(meters, notebook) as other:
+def test_a_hanging_destination_does_not_delay_the_others() -> None:
+    meters, hanging, destination = Meters(), RecordingDestination("hanging"), RecordingDestination()
+    hanging.may_return.clear()
+    with exporting(meters, hanging) as one, exporting(meters, destination) as other:
         metering = Metering(meters, listener=lambda _: None, endpoint=None, exporters=[one, other])
         meters.count(RECEIVED, ("q",), 2)
         metering.begin_flush()
         assert other.await_flush(DEADLINE_SECONDS)
-        assert notebook.fresh == [{("q",): 2}]
-        assert not metering.await_flush(0.05), "of the other nobody knows"
-        hanging.goes_on.set()
+        assert destination.exported == [{("q",): 2}]
+        assert not metering.await_flush(0.05), "the other destination still hangs"
+        hanging.may_return.set()
         assert metering.await_flush(DEADLINE_SECONDS)
 
 
-def test_a_flush_waits_no_longer_than_it_may() -> None:
-    meters, notebook = Meters(), Notebook()
-    notebook.goes_on.clear()
-    with exporting(meters, notebook) as exporter:
+def test_a_flush_waits_no_longer_than_its_timeout() -> None:
+    meters, destination = Meters(), RecordingDestination()
+    destination.may_return.clear()
+    with exporting(meters, destination) as exporter:
         exporter.begin_flush()
         assert not exporter.await_flush(0.05)
-        notebook.goes_on.set()
+        destination.may_return.set()
         assert exporter.await_flush(DEADLINE_SECONDS)
 
 
-def test_a_flush_starts_what_was_not_started() -> None:
-    meters, notebook = Meters(), Notebook()
-    exporter = Exporter(meters, notebook, every_seconds=600.0, clock=SystemClock(), emit=lambda _: None)
+def test_a_flush_works_without_a_start() -> None:
+    meters, destination = Meters(), RecordingDestination()
+    exporter = Exporter(meters, destination, every_seconds=600.0, clock=SystemClock(), emit=lambda _: None)
     meters.count(RECEIVED, ("q",))
     flush(exporter)
     exporter.end()
-    assert notebook.fresh == [{("q",): 1}]
+    assert destination.exported == [{("q",): 1}]
 
 
 def lines_of(*readings: Meters, properties: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
     stream = io.StringIO()
-    outlet = EmfDestination(
+    destination = EmfDestination(
         LineWriter(stream), namespace="Shop", properties=properties or {}, catalogue=METRICS, clock=SystemClock()
     )
     for meters in readings:
-        outlet.export(changes(NOTHING_READ, meters.read(), METRICS))
+        destination.export(changes(NOTHING_READ, meters.read(), METRICS))
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
@@ -187,7 +187,7 @@ def test_a_document_has_the_labels_as_dimensions_and_the_rest_as_properties() ->
     assert (mail["queue"], mail["penstock_messages_received_total"]) == ("mail", 1)
 
 
-def test_a_histogram_is_told_as_values_with_their_counts() -> None:
+def test_a_histogram_is_written_as_values_with_their_counts() -> None:
     meters = Meters()
     for seconds in (0.02, 0.02, 0.021, 100.0, 100_000.0):
         meters.observe("handler_duration_seconds", ("orders", "h", "finished"), seconds)
@@ -202,14 +202,14 @@ def test_a_histogram_is_told_as_values_with_their_counts() -> None:
     }
 
 
-def test_a_single_value_is_told_as_it_is() -> None:
+def test_a_single_value_is_written_as_a_number() -> None:
     meters = Meters()
     meters.observe("handler_duration_seconds", ("orders", "h", "finished"), 0.02)
     [line] = lines_of(meters)
     assert line["penstock_handler_duration_seconds"] == 0.02
 
 
-def test_workers_are_no_dimension() -> None:
+def test_the_worker_is_not_a_dimension() -> None:
     meters = Meters()
     meters.observe("loop_lag_seconds", ("w1",), 0.02)
     meters.replace("worker_slots", {("orders", "w1"): 100.0})
@@ -219,7 +219,7 @@ def test_workers_are_no_dimension() -> None:
     assert (lag["penstock_loop_lag_seconds"], slots["penstock_worker_slots"]) == (0.02, 100.0)
 
 
-def test_what_no_dimension_may_hold_is_written_out_or_left_out() -> None:
+def test_dimension_values_are_escaped_or_omitted_if_empty() -> None:
     meters = Meters()
     meters.count("replays_total", ("", "waiting"))
     meters.count("replays_total", ("bücher\n", "waiting"))
@@ -228,38 +228,40 @@ def test_what_no_dimension_may_hold_is_written_out_or_left_out() -> None:
     assert books["queue"] == "b\\xfccher\\n"
 
 
-def test_nothing_is_written_where_nothing_happened() -> None:
+def test_an_empty_reading_writes_nothing() -> None:
     assert lines_of(Meters()) == []
 
 
-def test_a_stream_that_takes_no_lines_is_a_failure() -> None:
+def test_an_export_to_a_full_stream_raises() -> None:
     class Full(io.StringIO):
         def write(self, _: str) -> int:
             raise OSError("no space")
 
     meters = Meters()
     meters.count(RECEIVED, ("orders",))
-    outlet = EmfDestination(LineWriter(Full()), namespace="Shop", properties={}, catalogue=METRICS, clock=SystemClock())
+    destination = EmfDestination(
+        LineWriter(Full()), namespace="Shop", properties={}, catalogue=METRICS, clock=SystemClock()
+    )
     with pytest.raises(OSError, match="did not take it"):
-        outlet.export(meters.read())
+        destination.export(meters.read())
 
 
-class Calls:
-    """CloudWatch's client, as far as it goes."""
+class FakeCloudWatch:
+    """The used part of CloudWatch's client. Records the calls."""
 
     def __init__(self) -> None:
         self.sent: list[Sequence[Mapping[str, Any]]] = []
-        self.away = False
+        self.unavailable = False
 
     def put_metric_data(self, *, Namespace: str, MetricData: Sequence[Mapping[str, Any]]) -> None:  # noqa: N803 - boto3's
-        if self.away:
-            raise ConnectionError("away")
+        if self.unavailable:
+            raise ConnectionError("unavailable")
         assert Namespace == "Shop"
         self.sent.append(MetricData)
 
 
-def sender(calls: Calls) -> CloudWatchDestination:
-    return CloudWatchDestination(lambda: calls, namespace="Shop", catalogue=METRICS, clock=SystemClock())
+def sender(client: FakeCloudWatch) -> CloudWatchDestination:
+    return CloudWatchDestination(lambda: client, namespace="Shop", catalogue=METRICS, clock=SystemClock())
 
 
 def received(queues: int) -> Reading:
@@ -269,34 +271,34 @@ def received(queues: int) -> Reading:
     return meters.read()
 
 
-def test_a_call_holds_no_more_than_it_may() -> None:
-    calls, reading = Calls(), received(DATA_MAX + 1)
-    sender(calls).export(reading)
-    assert [len(data) for data in calls.sent] == [DATA_MAX, 1]
+def test_a_call_has_at_most_the_allowed_number_of_data() -> None:
+    client, reading = FakeCloudWatch(), received(DATA_MAX + 1)
+    sender(client).export(reading)
+    assert [len(data) for data in client.sent] == [DATA_MAX, 1]
 
 
-def test_what_could_not_be_sent_is_sent_the_next_time_with_the_time_it_was_of() -> None:
-    calls = Calls()
-    outlet = sender(calls)
-    calls.away = True
+def test_unsent_data_are_sent_with_the_next_export_and_their_own_time() -> None:
+    client = FakeCloudWatch()
+    destination = sender(client)
+    client.unavailable = True
     with pytest.raises(ConnectionError):
-        outlet.export(received(1))
-    calls.away = False
-    outlet.export(received(2))
-    assert [len(data) for data in calls.sent] == [1, 2]
-    assert calls.sent[0][0]["Timestamp"] < calls.sent[1][0]["Timestamp"]
+        destination.export(received(1))
+    client.unavailable = False
+    destination.export(received(2))
+    assert [len(data) for data in client.sent] == [1, 2]
+    assert client.sent[0][0]["Timestamp"] < client.sent[1][0]["Timestamp"]
 
 
-def test_what_waits_is_bounded() -> None:
-    calls = Calls()
-    outlet = sender(calls)
-    calls.away = True
+def test_the_number_of_unsent_calls_is_bounded() -> None:
+    client = FakeCloudWatch()
+    destination = sender(client)
+    client.unavailable = True
     for _ in range(CALLS_MAX + 5):
         with pytest.raises(ConnectionError):
-            outlet.export(received(1))
-    calls.away = False
-    outlet.export(NOTHING_READ)
-    assert len(calls.sent) == CALLS_MAX
+            destination.export(received(1))
+    client.unavailable = False
+    destination.export(NOTHING_READ)
+    assert len(client.sent) == CALLS_MAX
 
 
 def test_a_missing_boto3_is_reported_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

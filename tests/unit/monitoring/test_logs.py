@@ -1,4 +1,4 @@
-"""Which lines are written, what they hold, and what the log may never do."""
+"""Log lines: their fields, levels and sampling, and failures of the stream that must not disturb the work."""
 
 import io
 import logging
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import structlog
-from tests.unit.monitoring.made import lines_in
+from tests.unit.monitoring.event_strategies import lines_in
 
 from penstock.errors import ConfigurationError
 from penstock.events import (
@@ -54,9 +54,9 @@ def failed(*, final: bool = True, error_type: str = "ValueError", **changed: Any
     return MessageFailed(**{**fields, **changed})
 
 
-def log_of(*facts: Event, **chosen: Any) -> list[dict[str, Any]]:
+def log_of(*facts: Event, **options: Any) -> list[dict[str, Any]]:
     stream = io.StringIO()
-    bus = Bus(configure_logs(LogSettings(**{"format": "json", "level": "debug", **chosen}), stream, clock=FakeClock()))
+    bus = Bus(configure_logs(LogSettings(**{"format": "json", "level": "debug", **options}), stream, clock=FakeClock()))
     for fact in facts:
         bus.emit(fact)
     return lines_in(stream)
@@ -75,8 +75,8 @@ class Terminal(io.StringIO):
         return True
 
 
-class Broken(io.StringIO):
-    """A stream that can be mended."""
+class FailingStream(io.StringIO):
+    """A stream whose writes fail while `error` is set."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -90,13 +90,13 @@ class Broken(io.StringIO):
 
 class NoClock(FakeClock):
     def now(self) -> float:
-        raise AssertionError("a line was begun")
+        raise AssertionError("a line was written")
 
 
-# What a line holds
+# Fields of a line
 
 
-def test_a_line_has_the_fields_of_its_event_and_those_of_its_process() -> None:
+def test_a_line_has_the_fields_of_its_event_and_of_its_process() -> None:
     [line] = log_of(STARTED, service="shop", version="1.2.3", worker="w1", environment="prod")
     assert list(line)[:4] == ["ts", "level", "event", "msg"]
     assert isinstance(line.pop("pid"), int)
@@ -117,7 +117,7 @@ def test_a_line_has_the_fields_of_its_event_and_those_of_its_process() -> None:
     }
 
 
-def test_a_failure_has_its_type_its_words_and_its_traceback() -> None:
+def test_a_failure_has_its_type_message_and_traceback() -> None:
     [line] = log_of(failed(delay_seconds=3.0, final=False))
     assert line["error.type"] == "ValueError"
     assert line["error.message"] == "no number"
@@ -129,20 +129,26 @@ def test_a_failure_has_its_type_its_words_and_its_traceback() -> None:
     ("final", "error_type", "level"),
     [(True, "ValueError", "error"), (True, "Reject", "warning"), (False, "ValueError", "warning")],
 )
-def test_only_an_unexpected_end_is_an_error(final: bool, error_type: str, level: str) -> None:
+def test_only_an_unexpected_final_failure_is_an_error(final: bool, error_type: str, level: str) -> None:
     [line] = log_of(failed(final=final, error_type=error_type))
     assert (line["event"], line["level"]) == ("message.failed", level)
 
 
-def test_each_way_a_delivery_ends_has_its_name() -> None:
-    ways = (Ack(), Release(delay_seconds=2, reason="busy"), DeadLetter(reason="poison", exception="ValueError: no"))
-    lines = log_of(*(DeliverySettled(queue="q", message_id="m", attempt=1, settlement=way) for way in ways))
+def test_each_settlement_has_its_event_name() -> None:
+    settlements = (
+        Ack(),
+        Release(delay_seconds=2, reason="busy"),
+        DeadLetter(reason="poison", exception="ValueError: no"),
+    )
+    lines = log_of(
+        *(DeliverySettled(queue="q", message_id="m", attempt=1, settlement=settlement) for settlement in settlements)
+    )
     assert [line["event"] for line in lines] == ["message.acked", "message.released", "message.dead_lettered"]
     assert (lines[1]["delay_s"], lines[1]["reason"]) == (2, "busy")
     assert (lines[2]["error.message"], lines[2]["reason"]) == ("ValueError: no", "poison")
 
 
-def test_each_message_of_a_receive_has_its_line() -> None:
+def test_each_received_message_has_a_line() -> None:
     lines = log_of(MessagesReceived(queue="q", message_ids=("m1", "m2"), redelivered=1))
     assert [(line["event"], line["message_id"]) for line in lines] == [
         ("message.received", "m1"),
@@ -150,17 +156,17 @@ def test_each_message_of_a_receive_has_its_line() -> None:
     ]
 
 
-def test_a_lost_lease_does_not_say_that_somebody_has_the_message() -> None:
+def test_a_lost_lease_does_not_claim_that_another_worker_has_the_message() -> None:
     lost = log_of(
         LeaseLost(queue="q", message_id="m", attempt=1),
-        SettlementFailed(queue="q", message_id="m", attempt=1, operation="ack", reason="it is gone", lost=True),
+        SettlementFailed(queue="q", message_id="m", attempt=1, operation="ack", reason="it was deleted", lost=True),
     )
     assert [line["event"] for line in lost] == ["lease.lost", "settlement.failed"]
     assert lost[0]["msg"] == "The lease was lost: it expired, or the broker no longer knows the delivery."
-    assert not [line for line in lost if "somebody" in line["msg"]]
+    assert not [line for line in lost for word in ("somebody", "worker") if word in line["msg"]]
 
 
-def test_the_end_of_a_worker_names_what_was_given_back() -> None:
+def test_the_end_of_a_worker_names_the_released_messages() -> None:
     lines = log_of(
         WorkerDraining(reason="SIGTERM", in_flight=2), WorkerStopped(outcome="interrupted", released=("m", "n"))
     )
@@ -168,7 +174,7 @@ def test_the_end_of_a_worker_names_what_was_given_back() -> None:
     assert (lines[1]["event"], lines[1]["count"], lines[1]["ids"]) == ("worker.interrupted", 2, ["m", "n"])
 
 
-def test_the_ids_of_the_trace_are_those_of_the_moment() -> None:
+def test_trace_ids_are_read_for_each_line() -> None:
     stream = io.StringIO()
     spans = iter([("t1", "s1"), None])
     log = configure_logs(LogSettings(format="json", level="debug"), stream, trace_ids=lambda: next(spans))
@@ -193,12 +199,12 @@ def test_no_value_of_a_variable_is_logged() -> None:
         assert "hunter2" not in text
 
 
-def test_a_traceback_with_a_lone_surrogate_is_readable_by_strict_readers() -> None:
+def test_a_lone_surrogate_in_a_traceback_is_escaped() -> None:
     [line] = log_of(failed(traceback="in \ud800 work"))
     assert line["exception"] == r"in \ud800 work"
 
 
-def test_long_values_end_and_say_so() -> None:
+def test_long_values_are_trimmed_with_a_marker() -> None:
     [line] = log_of(failed(error="e" * 9_000, traceback="t" * 40_000 + "the end"))
     assert line["error.message"] == "e" * 8_000 + "[... trimmed ...]"
     assert line["exception"].startswith("[... trimmed ...]\nttt")
@@ -208,20 +214,20 @@ def test_long_values_end_and_say_so() -> None:
     assert (line["count"], len(line["ids"]), line["ids"][-1]) == (1_500, 1_001, "[... trimmed ...]")
 
 
-# Which lines are written
+# Levels and sampling
 
 
-def test_what_is_below_the_level_is_left_out_before_anything_is_made_of_it() -> None:
+def test_events_below_the_level_cost_no_formatting() -> None:
     stream = io.StringIO()
     log = configure_logs(LogSettings(level="warning"), stream, clock=NoClock())
     log(STARTED)
     log(DeliverySettled(queue="q", message_id="m", attempt=1, settlement=Ack()))
     assert (stream.getvalue(), log.dropped) == ("", 0)
-    log(failed())  # the clock shows that lines are made here
+    log(failed())  # this line reads the clock, which raises
     assert log.dropped == 1
 
 
-def test_an_event_of_several_levels_is_written_where_its_level_is_wanted() -> None:
+def test_an_event_with_several_levels_is_filtered_by_its_actual_level() -> None:
     assert [line["final"] for line in log_of(failed(final=True), failed(final=False), level="error")] == [True]
 
 
@@ -236,7 +242,7 @@ def test_an_event_may_be_given_another_level() -> None:
 
 @pytest.mark.parametrize("make_id", [str, "01JD3M9Z8Q{:016d}".format, "{:032x}".format], ids=["1", "ulid", "hex"])
 def test_sampling_keeps_a_share_and_the_lines_of_a_message_together(make_id: Any) -> None:
-    def life(message_id: str) -> list[Event]:
+    def events_of(message_id: str) -> list[Event]:
         fields = {**MESSAGE, "message_id": message_id}
         return [
             MessagesReceived(queue="q", message_ids=(message_id,), redelivered=0),
@@ -244,7 +250,7 @@ def test_sampling_keeps_a_share_and_the_lines_of_a_message_together(make_id: Any
             MessageStarted(**{**fields, "attempt": 3}, enqueued_at=0),
         ]
 
-    facts = [fact for number in range(4_000) for fact in life(make_id(number))]
+    facts = [fact for number in range(4_000) for fact in events_of(make_id(number))]
     lines = log_of(*facts, sampling={"message.received": 0.1, "message.started": 0.1})
     kept = {line["message_id"] for line in lines}
     assert 300 <= len(kept) <= 500
@@ -256,13 +262,13 @@ def test_sampling_keeps_a_share_and_the_lines_of_a_message_together(make_id: Any
     }
 
 
-def test_a_message_whose_id_is_no_unicode_can_be_sampled() -> None:
+def test_a_message_id_with_a_lone_surrogate_can_be_sampled() -> None:
     event = MessageStarted(**{**MESSAGE, "message_id": "m\udcff"}, enqueued_at=0)
     [line] = log_of(event, sampling={"message.started": 1.0})
     assert line["message_id"] == r"m\udcff"
 
 
-def test_nothing_and_everything_are_shares_too() -> None:
+def test_sampling_accepts_zero_and_one() -> None:
     facts = [
         BatchClaimed(pipeline="p", attempt_id=str(number), objects=1, bytes=1, seconds=0.1) for number in range(100)
     ]
@@ -271,7 +277,7 @@ def test_nothing_and_everything_are_shares_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "said"),
+    ("options", "expected"),
     [
         ({"level": "loud"}, "no log level 'loud'"),
         ({"levels": {"message.failed": "loud"}}, "no log level 'loud'"),
@@ -285,19 +291,19 @@ def test_nothing_and_everything_are_shares_too() -> None:
         ({"sampling": {"worker.started": 0.5}}, "no single message"),
     ],
 )
-def test_settings_that_make_no_sense_are_told_at_start(chosen: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        configure_logs(LogSettings(**chosen), io.StringIO())
+def test_invalid_settings_are_refused_at_start(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigurationError, match=expected):
+        configure_logs(LogSettings(**options), io.StringIO())
 
 
-# What the log may never do
+# Failures of the log
 
 
 @pytest.mark.parametrize(
     "error", [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space left"), ValueError("closed")]
 )
-def test_a_stream_that_fails_costs_its_lines_and_no_more(error: Exception) -> None:
-    stream = Broken(error)
+def test_a_failing_stream_loses_only_its_lines(error: Exception) -> None:
+    stream = FailingStream(error)
     log = configure_logs(LogSettings(format="json", level="debug"), stream)
     log(STARTED)
     log(STARTED)
@@ -314,19 +320,19 @@ def test_a_process_without_stderr_can_be_logged(monkeypatch: pytest.MonkeyPatch)
     assert log.dropped == 1
 
 
-def test_a_value_that_cannot_be_told_costs_its_line_and_no_more() -> None:
-    class Untold:
+def test_a_value_that_cannot_be_printed_loses_only_its_line() -> None:
+    class Unprintable:
         def __str__(self) -> str:
             raise RuntimeError
 
     stream = io.StringIO()
     log = configure_logs(LogSettings(format="json", level="debug"), stream)
-    log(failed(error=Untold()))
+    log(failed(error=Unprintable()))
     log(STARTED)
     assert (log.dropped, len(lines_in(stream))) == (1, 1)
 
 
-def test_a_stream_of_few_characters_gets_the_others_written_out() -> None:
+def test_characters_missing_in_the_streams_encoding_are_escaped() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="latin-1")
     log = configure_logs(LogSettings(format="console", level="debug"), stream)
@@ -335,36 +341,36 @@ def test_a_stream_of_few_characters_gets_the_others_written_out() -> None:
     assert b"message_id=\\u65e5\xe9" in raw.getvalue()
 
 
-def test_an_application_keeps_its_own_structlog_and_logging() -> None:
-    heard: list[Any] = []
+def test_the_applications_structlog_and_logging_are_unchanged() -> None:
+    processed: list[Any] = []
     before = (logging.root.level, list(logging.root.handlers), logging.getLogger().manager.disable)
 
-    def theirs(_logger: object, _name: str, line: Any) -> Any:
-        heard.append(line)
+    def own_processor(_logger: object, _name: str, line: Any) -> Any:
+        processed.append(line)
         return line
 
-    structlog.configure(processors=[theirs])
+    structlog.configure(processors=[own_processor])
     try:
         settings = structlog.get_config()
         [line] = log_of(STARTED)
         assert line["event"] == "message.started"
-        assert heard == []
+        assert processed == []
         assert structlog.get_config() == settings
     finally:
         structlog.reset_defaults()
     assert before == (logging.root.level, list(logging.root.handlers), logging.getLogger().manager.disable)
 
 
-# For people
+# Readable format
 
 
-def test_json_goes_to_machines_and_readable_lines_to_terminals() -> None:
+def test_the_default_format_is_json_and_on_a_terminal_readable() -> None:
     for stream, begins in ((io.StringIO(), '{"ts":'), (Terminal(), "\x1b[2m2023-11-14T22:13:20.000Z")):
         configure_logs(LogSettings(level="debug"), stream, clock=FakeClock())(STARTED)
         assert stream.getvalue().startswith(begins)
 
 
-def test_a_readable_line_has_no_colours_where_there_is_no_terminal() -> None:
+def test_a_readable_line_has_no_colours_without_a_terminal() -> None:
     assert console_of(STARTED) == (
         "2023-11-14T22:13:20.000Z [debug    ] message.started        The handler was called. queue=thumbnails"
         " handler=make message_id=m1 attempt=2 enqueued_at=2023-11-14T22:13:20.250Z\n"
@@ -372,22 +378,22 @@ def test_a_readable_line_has_no_colours_where_there_is_no_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "attempt", "words"),
+    ("seconds", "attempt", "sentence"),
     [
         (0.045, 1, "make m1 finished in 45 ms queue=thumbnails"),
         (2.34, 2, "make m1 finished in 2.3 s (attempt 2) queue=thumbnails"),
         (61.0, 1, "make m1 finished in 1 min 1 s queue=thumbnails"),
     ],
 )
-def test_a_finished_message_is_one_readable_sentence(seconds: float, attempt: int, words: str) -> None:
+def test_a_finished_message_is_one_readable_sentence(seconds: float, attempt: int, sentence: str) -> None:
     finished = MessageFinished(**{**MESSAGE, "attempt": attempt}, enqueued_at=0.0, duration_seconds=seconds)
     stream = io.StringIO()
     settings = LogSettings(format="console", worker="host-1-01J9ZZZZZZZZZZZZZZZZ3Q8Z1K")
     Bus(configure_logs(settings, stream, clock=FakeClock())).emit(finished)
-    assert stream.getvalue() == f"2023-11-14T22:13:20.000Z [info     ] 3Q8Z1K message.finished       {words}\n"
+    assert stream.getvalue() == f"2023-11-14T22:13:20.000Z [info     ] 3Q8Z1K message.finished       {sentence}\n"
 
 
-def test_a_message_that_went_well_is_one_line_at_level_info() -> None:
+def test_a_successful_message_is_one_line_at_level_info() -> None:
     facts = (
         MessagesReceived(queue="q", message_ids=("m",), redelivered=0),
         STARTED,
@@ -397,18 +403,18 @@ def test_a_message_that_went_well_is_one_line_at_level_info() -> None:
     assert [line["event"] for line in log_of(*facts, level="info")] == ["message.finished"]
 
 
-def test_commands_to_the_terminal_are_shown_and_not_obeyed() -> None:
+def test_terminal_escape_sequences_are_escaped() -> None:
     text = console_of(MessageStarted(**{**MESSAGE, "message_id": "a\x1b[2J\nb\x9b0m\u202e"}, enqueued_at=0))
     assert r"message_id='a\x1b[2J\nb\x9b0m\u202e'" in text
     assert text.count("\n") == 1
 
 
-def test_a_traceback_stands_below_and_cannot_pass_for_a_line() -> None:
+def test_a_traceback_is_indented_below_its_line_and_escaped() -> None:
     text = console_of(failed(traceback="Traceback:\n2023 [info] worker.drained\x1b[0m\r\n"))
     assert text.split("\n")[1:] == ["    | Traceback:", r"    | 2023 [info] worker.drained\x1b[0m\r", ""]
 
 
-def test_stacks_stand_below_too() -> None:
+def test_stacks_are_indented_below_their_line() -> None:
     assert console_of(StacksDumped(stacks="one\ntwo")).split("\n")[1:] == ["    | one", "    | two", ""]
 
 
@@ -428,14 +434,14 @@ def test_reasons_keep_their_counts_in_both_formats() -> None:
     assert "reasons={'malformed': 3, 'invalid UTF-8': 2}" in stream.getvalue()
 
 
-def test_source_cleaned_says_how_many_for_which_reason() -> None:
+def test_source_cleaned_has_the_count_of_each_reason() -> None:
     reasons = {"changed since": 2, "newer version": 1}
     cleaned = SourceCleaned(pipeline="clicks", action="tag", seq=7, objects=40, skipped=3, reasons=reasons)
     (line,) = log_of(cleaned)
     assert line["reasons"] == reasons
 
 
-def test_a_mapping_is_bounded_as_a_list_is() -> None:
+def test_a_mapping_is_bounded_like_a_list() -> None:
     long = plain({f"n{number}": number for number in range(ITEMS_MAX + 5)})
     assert isinstance(long, dict)
     assert (len(long), long[TRIMMED]) == (ITEMS_MAX + 1, 5)

@@ -1,4 +1,4 @@
-"""docs/fix/logs.md says what the table says, and its queries find what they promise."""
+"""docs/fix/logs.md agrees with the table of events in the code, and its queries find what they describe."""
 
 import ast
 import io
@@ -52,21 +52,21 @@ def test_the_page_has_every_event_with_its_levels_and_fields() -> None:
     assert on_page == table_in_code()
 
 
-def test_every_event_of_the_page_is_told_by_something() -> None:
-    assert {kind.__name__ for kind in ROWS} - told_in_code() == set()
+def test_every_event_of_the_table_is_emitted_somewhere() -> None:
+    assert {kind.__name__ for kind in ROWS} - events_in_code() == set()
 
 
-def told_in_code() -> set[str]:
-    """Names that something outside of the events' own package calls, or hands on to be called."""
-    told: set[str] = set()
+def events_in_code() -> set[str]:
+    """Return the names that code outside the package of events calls or passes to a call."""
+    names: set[str] = set()
     for file in SOURCES.rglob("*.py"):
         if file.relative_to(SOURCES).parts[0] in ("events", "cli"):
-            continue  # they define and hear events
+            continue  # these packages define events or listen to them
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "id", None) not in ("isinstance", "issubclass"):
-                handed = [node.func, *node.args, *(keyword.value for keyword in node.keywords)]
-                told |= {name.id for name in handed if isinstance(name, ast.Name)}
-    return told
+                called_or_passed = [node.func, *node.args, *(keyword.value for keyword in node.keywords)]
+                names |= {name.id for name in called_or_passed if isinstance(name, ast.Name)}
+    return names
 
 
 def test_the_page_has_every_field_that_lines_share() -> None:
@@ -88,15 +88,15 @@ def test_the_page_has_every_kind_of_process(kind: str) -> None:
 def test_the_settings_on_the_page_are_settings() -> None:
     example = re.search(r"```python\n(LogSettings\(.+?\n\))\n```", PAGE, re.DOTALL)
     assert example is not None
-    chosen = eval(example[1], {"LogSettings": LogSettings})
-    assert configure_logs(chosen, io.StringIO()).dropped == 0
+    options = eval(example[1], {"LogSettings": LogSettings})
+    assert configure_logs(options, io.StringIO()).dropped == 0
 
 
-# The queries, on a small history
+# Queries in jq, on a small history
 
 
-def answer(tmp_path: Path, heading: str, history: list[Event], **replaced: str) -> list[str]:
-    """What the query below this sentence prints."""
+def query_history(tmp_path: Path, heading: str, history: list[Event], **replaced: str) -> list[str]:
+    """Log these events and return what the query below a sentence of the page prints."""
     with (tmp_path / "worker.log").open("w", encoding="utf-8") as stream:
         stream.write("a line of another program\n")
         clock = FakeClock()
@@ -104,27 +104,29 @@ def answer(tmp_path: Path, heading: str, history: list[Event], **replaced: str) 
         for fact in history:
             log(fact)
             clock.advance(1)
-    return asked(tmp_path, heading, **replaced)
+    return run_query(tmp_path, heading, **replaced)
 
 
-def asked(tmp_path: Path, heading: str, **replaced: str) -> list[str]:
-    """The same of the log that is there."""
+def run_query(tmp_path: Path, heading: str, **replaced: str) -> list[str]:
+    """Return what the query below a sentence of the page prints for the existing log."""
     if shutil.which("jq") is None:
         assert os.environ.get("CI") != "true", "jq is missing, and CI has to run the queries"
         pytest.skip("jq is missing: apt-get install jq")
     query = PAGE.split(heading)[1].split("```sh\n")[1].split("```")[0]
     for old, new in replaced.items():
         query = re.sub(rf"(--arg \w+) {old}\b", rf"\1 {new}", query)
-    ran = subprocess.run(["bash", "-c", query], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout.splitlines()
+    completed = subprocess.run(
+        ["bash", "-c", query], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout.splitlines()
 
 
 def message(message_id: str, attempt: int = 1) -> dict[str, Any]:
     return {"queue": "q", "handler": "h", "message_id": message_id, "attempt": attempt, "enqueued_at": 1.0}
 
 
-def given_back(message_id: str) -> Event:
+def message_interrupted(message_id: str) -> Event:
     return events.MessageInterrupted(queue="q", handler="h", message_id=message_id, attempt=1, duration_seconds=0.5)
 
 
@@ -140,7 +142,7 @@ def processed(uri: str, attempt_id: str) -> Event:
     return events.ObjectFinished(pipeline="p", object_uri=uri, attempt_id=attempt_id, rows=1, lines_quarantined=0)
 
 
-def object_back(uri: str, attempt_id: str) -> Event:
+def object_interrupted(uri: str, attempt_id: str) -> Event:
     return events.ObjectInterrupted(pipeline="p", object_uri=uri, attempt_id=attempt_id, reason="a stop")
 
 
@@ -148,11 +150,11 @@ def skipped(uri: str, reason: str = "already_processed") -> Event:
     return events.ObjectSkipped(pipeline="p", object_uri=uri, reason=reason)
 
 
-def left(uri: str, outcome: str, attempt_id: str = "a") -> Event:
+def object_failed(uri: str, outcome: str, attempt_id: str = "a") -> Event:
     return events.ObjectFailed(pipeline="p", object_uri=uri, attempt_id=attempt_id, outcome=outcome, reason="r")
 
 
-def test_what_happened_to_a_message(tmp_path: Path) -> None:
+def test_the_query_for_one_message_finds_its_events_in_order(tmp_path: Path) -> None:
     history = [
         events.MessagesReceived(queue="q", message_ids=("m1", "m2"), redelivered=0),
         events.MessageStarted(**message("m1")),
@@ -160,40 +162,46 @@ def test_what_happened_to_a_message(tmp_path: Path) -> None:
         finished("m2"),
         finished("m1"),
     ]
-    lines = answer(tmp_path, "What happened to message X", history, X="m1")
+    lines = query_history(tmp_path, "What happened to message X", history, X="m1")
     names = [re.findall(r'"event":"(.+?)"', line)[0] for line in lines]
     assert names == ["message.received", "message.started", "lease.extended", "message.finished"]
     log = tmp_path / "worker.log"
-    log.write_text("".join(reversed(log.read_text().splitlines(keepends=True))))  # files of several hosts, say
-    assert asked(tmp_path, "What happened to message X", X="m1") == lines
+    log.write_text("".join(reversed(log.read_text().splitlines(keepends=True))))  # as in files of several hosts
+    assert run_query(tmp_path, "What happened to message X", X="m1") == lines
 
 
-def test_what_failed(tmp_path: Path) -> None:
-    history = [finished("m1"), left("a", "dead"), left("b", "retry"), left("c", "gone")]
-    assert len(answer(tmp_path, "What failed for good", history)) == 1
-    fault = events.WorkerFailed(error_type="ConfigurationError", error="it refuses us", traceback="")
-    (failed,) = answer(tmp_path, "What failed for good", [fault])
+def test_the_queries_for_failures_find_final_failures(tmp_path: Path) -> None:
+    history = [finished("m1"), object_failed("a", "dead"), object_failed("b", "retry"), object_failed("c", "gone")]
+    assert len(query_history(tmp_path, "What failed for good", history)) == 1
+    fault = events.WorkerFailed(error_type="ConfigurationError", error="access denied", traceback="")
+    (failed,) = query_history(tmp_path, "What failed for good", [fault])
     assert '"event":"worker.failed"' in failed
-    assert answer(tmp_path, "Which objects failed", history) == ["a"]
+    assert query_history(tmp_path, "Which objects failed", history) == ["a"]
 
 
-def test_what_a_shutdown_interrupted(tmp_path: Path) -> None:
-    history = [finished("m1"), given_back("m1"), given_back("m2"), finished("m3"), finished("m1", attempt=2)]
-    interrupted = answer(tmp_path, "What a shutdown interrupted", history)
+def test_the_shutdown_query_finds_interrupted_messages_and_their_next_attempts(tmp_path: Path) -> None:
+    history = [
+        finished("m1"),
+        message_interrupted("m1"),
+        message_interrupted("m2"),
+        finished("m3"),
+        finished("m1", attempt=2),
+    ]
+    interrupted = query_history(tmp_path, "What a shutdown interrupted", history)
     assert len(interrupted) == 2
     assert '"message_id":"m1"' in interrupted[0]
     assert '"attempt":2' in interrupted[0]
     assert '"finished_by":null' in interrupted[1]
 
 
-def test_which_objects_a_shutdown_interrupted(tmp_path: Path) -> None:
-    history = [object_back("o", "1"), object_back("left", "2"), processed("o", "3"), processed("o", "4")]
-    first, second = map(json.loads, answer(tmp_path, "What a shutdown interrupted", history))
+def test_the_shutdown_query_finds_interrupted_objects_and_their_next_attempts(tmp_path: Path) -> None:
+    history = [object_interrupted("o", "1"), object_interrupted("left", "2"), processed("o", "3"), processed("o", "4")]
+    first, second = map(json.loads, query_history(tmp_path, "What a shutdown interrupted", history))
     assert (first["object"], first["finished_by"]["attempt_id"]) == ("o", "3")
     assert (second["object"], second["finished_by"]) == ("left", None)
 
 
-def test_what_was_wrongly_marked_as_processed(tmp_path: Path) -> None:
+def test_the_query_for_wrongly_processed_objects_finds_skips_without_an_earlier_success(tmp_path: Path) -> None:
     history = [
         skipped("a"),
         processed("a", "late"),
@@ -202,17 +210,17 @@ def test_what_was_wrongly_marked_as_processed(tmp_path: Path) -> None:
         skipped("c", "in_progress"),
         events.ObjectSkipped(pipeline="another", object_uri="b", reason="already_processed"),
     ]
-    wrong = [json.loads(line) for line in answer(tmp_path, "Wrongly marked as processed: skipped as", history)]
+    wrong = [json.loads(line) for line in query_history(tmp_path, "Wrongly marked as processed: skipped as", history)]
     assert [(one["pipeline"], one["object"]) for one in wrong] == [("p", "a"), ("another", "b")]
 
 
-def test_what_finished(tmp_path: Path) -> None:
-    found = answer(tmp_path, "Finished, but wrong?", [processed("a", "x"), processed("b", "y")], O="b")
+def test_the_query_for_finished_objects_finds_the_attempt_of_one_object(tmp_path: Path) -> None:
+    found = query_history(tmp_path, "Finished, but wrong?", [processed("a", "x"), processed("b", "y")], O="b")
     assert len(found) == 1
     assert '"attempt_id":"y"' in found[0]
 
 
-def test_what_died_suddenly(tmp_path: Path) -> None:
+def test_the_query_for_sudden_deaths_finds_objects_without_an_end_or_another_attempt(tmp_path: Path) -> None:
     history = [
         started("done", "1"),
         processed("done", "1"),
@@ -222,16 +230,16 @@ def test_what_died_suddenly(tmp_path: Path) -> None:
         started("lost", "4"),
         processed("other", "4"),
         started("back", "5"),
-        object_back("back", "5"),
+        object_interrupted("back", "5"),
         events.ObjectStarted(pipeline="another", object_uri="lost", attempt_id="6", attempt=1),
         events.ObjectFinished(pipeline="another", object_uri="lost", attempt_id="6", rows=1, lines_quarantined=0),
     ]
-    died = answer(tmp_path, "Sudden death without another attempt: an `object", history)
-    assert len(died) == 1
-    assert '"object":"lost"' in died[0]
+    found = query_history(tmp_path, "Sudden death without another attempt: an `object", history)
+    assert len(found) == 1
+    assert '"object":"lost"' in found[0]
 
 
-def test_messages_that_died_with_their_worker(tmp_path: Path) -> None:
+def test_the_query_for_sudden_deaths_finds_messages_without_an_end_or_another_attempt(tmp_path: Path) -> None:
     def begun(message_id: str, attempt: int = 1) -> Event:
         return events.MessageStarted(**message(message_id, attempt))
 
@@ -240,15 +248,15 @@ def test_messages_that_died_with_their_worker(tmp_path: Path) -> None:
         *(begun("fine"), finished("fine")),
         *(begun("lost"), events.MessagesReceived(queue="q", message_ids=("lost",), redelivered=0)),
         *(begun("again"), begun("again", 2), finished("again", 2)),
-        *(begun("back"), given_back("back")),
+        *(begun("back"), message_interrupted("back")),
         *(begun("done"), events.DeliverySettled(**where, message_id="done", settlement=Ack())),
         *(begun("grave"), events.DeliverySettled(**where, message_id="grave", settlement=DeadLetter(reason="no"))),
     ]
-    died = answer(tmp_path, "The same for messages: a `message.started`", history)
-    assert [json.loads(line)["message_id"] for line in died] == ["lost"]
+    found = query_history(tmp_path, "The same for messages: a `message.started`", history)
+    assert [json.loads(line)["message_id"] for line in found] == ["lost"]
 
 
-# The same for tools that are not at hand: what they name has to be there
+# Queries for tools that the tests cannot run: the events and fields that they name must exist
 
 
 FIELDS = COMMON | {field for _, fields in table_in_code().values() for field in fields}
@@ -261,36 +269,36 @@ LOGQL_WORDS = {"json", "sum", "by", "count_over_time", "unless", "and", "h"}
 
 def queries(language: str) -> list[str]:
     found = re.findall(rf"```{language}\n(.+?)```", PAGE, re.DOTALL)
-    assert len(found) >= 6, "the diagnoses, and what failed for good"
+    assert len(found) >= 6, "the diagnoses and the final failures"
     return found
 
 
 def events_named(query: str) -> set[str]:
-    """Also those in a pattern, as in object[.](finished|failed)."""
+    """Return the event names in a query, including those in a pattern such as object[.](finished|failed)."""
     plain = set(re.findall(r'"([a-z_]+\.[a-z_]+)"', query))
     patterns = re.findall(r'"([a-z_]+)\[\.\]\(([a-z_|]+)\)"', query)
-    return plain | {f"{room}.{name}" for room, names in patterns for name in names.split("|")}
+    return plain | {f"{subject}.{name}" for subject, names in patterns for name in names.split("|")}
 
 
 @pytest.mark.parametrize("language", ["insights", "logql", "sh"])
-def test_queries_name_events_that_there_are(language: str) -> None:
+def test_queries_name_only_existing_events(language: str) -> None:
     named = set().union(*map(events_named, queries(language)))
     assert {"object.skipped", "object.finished", "object.failed", "object.started"} <= named
     assert named <= set(table_in_code())
 
 
-def test_insights_queries_name_fields_that_there_are() -> None:
+def test_insights_queries_name_only_existing_fields() -> None:
     for query in queries("insights"):
-        made = set(re.findall(r"\bas (\w+)", query))
+        aliases = set(re.findall(r"\bas (\w+)", query))
         bare = re.sub(r'"[^"]*"', "", query)
         quoted = set(re.findall(r"`([^`]+)`", bare))
         words = set(re.findall(r"(?<![@\w.])[a-z_]+(?![\w.])", re.sub(r"`[^`]+`", "", bare)))
-        assert (words | quoted) - made - INSIGHTS_WORDS <= FIELDS, query
+        assert (words | quoted) - aliases - INSIGHTS_WORDS <= FIELDS, query
         assert set(re.findall(r"@\w+", bare)) <= {"@timestamp"}
-        assert "." not in "".join(re.sub(r"`[^`]+`", "", bare)), "a name with a dot stands in backquotes"
+        assert "." not in "".join(re.sub(r"`[^`]+`", "", bare)), "a name with a dot needs backquotes"
 
 
-def test_logql_queries_name_fields_that_there_are() -> None:
+def test_logql_queries_name_only_existing_fields() -> None:
     flat = {field.replace(".", "_") for field in FIELDS}
     for query in queries("logql"):
         bare = re.sub(r'"[^"]*"', "", query)
@@ -298,7 +306,7 @@ def test_logql_queries_name_fields_that_there_are() -> None:
         assert bare.count("(") == bare.count(")")
 
 
-def test_each_diagnosis_is_asked_in_each_language() -> None:
+def test_each_diagnosis_has_a_query_in_each_language() -> None:
     for language in ("### jq", "### CloudWatch Logs Insights", "### Loki"):
         section = PAGE.split(language)[1].split("\n### ")[0]
         for heading in (
@@ -318,7 +326,7 @@ object.skipped object.deleted object.superseded lease.extended heartbeat.failed 
 batch.claimed batch.written batch.committed batch.published dead_letter.replayed objects.missing"""
 
 
-def test_the_names_that_queries_and_alerts_hang_on_are_there() -> None:
+def test_names_used_by_queries_and_alerts_exist() -> None:
     table = table_in_code()
     assert set(OPERATIONS.split()) <= set(table)
     assert {"queue", "message_id", "attempt", "attempt_id", "object", "handler", "enqueued_at", "duration_s"} <= FIELDS

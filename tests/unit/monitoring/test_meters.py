@@ -1,4 +1,4 @@
-"""The meters: nothing is lost, and nothing grows without bound."""
+"""Meters lose no count, and their series are bounded."""
 
 import threading
 
@@ -28,14 +28,14 @@ def test_a_value_falls_into_the_bucket_whose_bound_it_does_not_exceed() -> None:
     assert seen.sum == pytest.approx(bounds[0] + 2 * bounds[-1] + 1.0)
 
 
-def test_a_gauge_has_the_series_that_it_was_given_last_and_no_others() -> None:
+def test_a_gauge_has_only_the_series_of_its_last_replacement() -> None:
     meters = Meters()
     meters.replace("dead_letters", {("orders", "dlq"): 2.0, ("mail", "dlq"): 1.0})
     meters.replace("dead_letters", {("orders", "dead"): 3.0})
     assert meters.read().values["dead_letters"] == {("orders", "dead"): 3.0}
 
 
-def test_what_exceeds_the_bound_is_counted_where_everybody_sees_it() -> None:
+def test_series_beyond_the_maximum_are_counted_as_other() -> None:
     meters = Meters(series_max=2)
     for queue in ("a", "b", "c", "d", "a"):
         meters.count("settlement_failures_total", (queue, "ack"))
@@ -46,18 +46,18 @@ def test_what_exceeds_the_bound_is_counted_where_everybody_sees_it() -> None:
     }
 
 
-def test_what_is_counted_in_a_series_under_another_word_stays_there_when_the_bound_is_reached() -> None:
+def test_labels_that_were_replaced_keep_their_series_after_the_maximum_is_reached() -> None:
     meters = Meters(series_max=2)
-    odd = [("a\udc80", "ack"), ("b", "sent twice")]  # half a character, and a word that is not on its label's list
+    odd = [("a\udc80", "ack"), ("b", "sent twice")]  # a lone surrogate, and an unlisted value
     for labels in (*odd, ("c", "ack"), *odd):
         meters.count("settlement_failures_total", labels)
-    meters.replace("queue_messages", dict.fromkeys([*odd, ("c", "visible"), ("b", "unheard of")], 1.0))
+    meters.replace("queue_messages", dict.fromkeys([*odd, ("c", "visible"), ("b", "unlisted")], 1.0))
     values = meters.read().values
     assert values["settlement_failures_total"] == {(r"a\udc80", "ack"): 2.0, ("b", "other"): 2.0, ("other", "ack"): 1.0}
     assert values["queue_messages"][("b", "other")] == 2.0
 
 
-def test_a_reading_is_not_changed_by_what_comes_after_it() -> None:
+def test_a_reading_is_not_changed_by_later_counts() -> None:
     meters = Meters()
     meters.count("messages_received_total", ("orders",))
     reading = meters.read()
@@ -66,16 +66,16 @@ def test_a_reading_is_not_changed_by_what_comes_after_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing_total", "dead_letters"])
-def test_a_name_that_is_no_counter_is_a_defect(name: str) -> None:
+def test_counting_an_unknown_name_or_a_gauge_raises(name: str) -> None:
     with pytest.raises(KeyError):
         Meters().count(name, ("orders",))
 
 
 def test_threads_lose_no_count() -> None:
-    meters, began = Meters(), threading.Barrier(4)
+    meters, start = Meters(), threading.Barrier(4)
 
     def write() -> None:
-        began.wait(DEADLINE_SECONDS)
+        start.wait(DEADLINE_SECONDS)
         for _ in range(2_000):
             meters.count("messages_received_total", ("orders",))
             meters.observe("loop_lag_seconds", ("w1",), 0.5)
@@ -90,9 +90,9 @@ def test_threads_lose_no_count() -> None:
     assert reading.distributions["loop_lag_seconds"][("w1",)].count == 8_000
 
 
-def test_labels_counted_as_other_are_found_once_and_then_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_counted_as_other_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     meters = Meters()
-    meters.count("shutdowns_total", ("unheard of",))
-    monkeypatch.setattr(meters, "_admitted", None)  # what takes the lock
-    meters.count("shutdowns_total", ("unheard of",))
+    meters.count("shutdowns_total", ("unlisted",))
+    monkeypatch.setattr(meters, "_admitted", None)  # the method that takes the lock
+    meters.count("shutdowns_total", ("unlisted",))
     assert meters.read().values["shutdowns_total"] == {("other",): 2.0}

@@ -1,4 +1,4 @@
-"""Meters under threads: whatever is written at the same time, every count is there in the end."""
+"""Meters written by several threads at once lose no count."""
 
 import threading
 from collections import Counter
@@ -16,53 +16,53 @@ WRITES = st.lists(st.tuples(st.sampled_from("abcde"), st.integers(1, 3)), min_si
 
 @given(st.lists(WRITES, min_size=2, max_size=4))
 @settings(max_examples=30, deadline=None)
-def test_no_count_is_lost_and_none_is_told_twice(
+def test_changes_between_readings_include_each_count_once(
     plans: Sequence[Sequence[tuple[str, int]]],
 ) -> None:
     meters = Meters(series_max=SERIES_MAX)
-    began, over = threading.Barrier(len(plans) + 1), threading.Event()
-    looks: list[Reading] = []
+    start, written = threading.Barrier(len(plans) + 1), threading.Event()
+    readings: list[Reading] = []
 
     def write(plan: Sequence[tuple[str, int]]) -> None:
-        began.wait(DEADLINE_SECONDS)
+        start.wait(DEADLINE_SECONDS)
         for queue, amount in plan:
             meters.count("messages_received_total", (queue,), amount)
             meters.observe("handler_duration_seconds", (queue, "h", "finished"), float(amount))
 
-    def look() -> None:
-        began.wait(DEADLINE_SECONDS)
-        while not over.is_set():
-            looks.append(meters.read())
+    def read() -> None:
+        start.wait(DEADLINE_SECONDS)
+        while not written.is_set():
+            readings.append(meters.read())
 
     writers = [threading.Thread(target=write, args=(plan,)) for plan in plans]
-    reader = threading.Thread(target=look)
+    reader = threading.Thread(target=read)
     for thread in (*writers, reader):
         thread.start()
     for thread in writers:
         thread.join(DEADLINE_SECONDS)
-    over.set()
+    written.set()
     reader.join(DEADLINE_SECONDS)
-    looks.append(meters.read())
+    readings.append(meters.read())
 
     total = sum(amount for plan in plans for _, amount in plan)
     counted, summed, seen = 0.0, 0.0, 0
-    for before, now in zip((NOTHING_READ, *looks), looks, strict=False):
-        fresh = changes(before, now, meters.catalogue)
-        assert all(amount > 0 for amount in fresh.values["messages_received_total"].values())
-        counted += sum(fresh.values["messages_received_total"].values())
-        summed += sum(each.sum for each in fresh.distributions["handler_duration_seconds"].values())
-        seen += sum(each.count for each in fresh.distributions["handler_duration_seconds"].values())
+    for before, now in zip((NOTHING_READ, *readings), readings, strict=False):
+        changed = changes(before, now, meters.catalogue)
+        assert all(amount > 0 for amount in changed.values["messages_received_total"].values())
+        counted += sum(changed.values["messages_received_total"].values())
+        summed += sum(each.sum for each in changed.distributions["handler_duration_seconds"].values())
+        seen += sum(each.count for each in changed.distributions["handler_duration_seconds"].values())
     assert (counted, summed, seen) == (total, total, sum(map(len, plans)))
     series = meters.read().values["messages_received_total"]
     assert len(series) <= SERIES_MAX + 1
-    wanted = Counter[str]()
+    expected = Counter[str]()
     for plan in plans:
         for queue, amount in plan:
-            wanted[queue] += amount
-    assert {queue: amount for (queue,), amount in series.items() if queue != "other"}.items() <= wanted.items()
+            expected[queue] += amount
+    assert {queue: amount for (queue,), amount in series.items() if queue != "other"}.items() <= expected.items()
 
 
-def test_what_threads_counted_outlasts_them_and_they_leave_nothing_else() -> None:
+def test_counts_of_ended_threads_are_kept_and_their_meters_merged() -> None:
     meters = Meters()
     for number in range(THREADS_CHECK * 3):
         thread = threading.Thread(target=meters.count, args=("messages_received_total", (f"q{number % 2}",)))
@@ -70,4 +70,4 @@ def test_what_threads_counted_outlasts_them_and_they_leave_nothing_else() -> Non
         thread.join(DEADLINE_SECONDS)
     assert len(meters._threads) <= THREADS_CHECK, "the counts of ended threads are merged"
     assert meters.read().values["messages_received_total"] == {("q0",): 150.0, ("q1",): 150.0}
-    assert len(meters._threads) <= 1, "the last thread may be just ending"
+    assert len(meters._threads) <= 1, "the last thread may still be ending"

@@ -1,4 +1,4 @@
-"""Every metric by value: what events come to in the text that Prometheus reads."""
+"""The value of every metric after events, in the text that Prometheus reads."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.unit.monitoring.made import event_types, made
+from tests.unit.monitoring.event_strategies import event_types, events_of
 from tests.unit.monitoring.scraping import scraped
 
 from penstock import events
@@ -70,8 +70,8 @@ def object_failed(outcome: str) -> Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    told: Sequence[Event | float]  # seconds pass in between
-    counted: Mapping[str, float]  # all of what is to be there, without the buckets of histograms
+    emitted: Sequence[Event | float]  # a number is a pause in seconds
+    counted: Mapping[str, float]  # all expected samples, without the buckets of histograms
 
 
 def duration(outcome: str, seconds: float, *, queue: str = "q", handler: str = "h", count: int = 1) -> dict[str, float]:
@@ -86,7 +86,7 @@ def stage(name: str, seconds: float) -> dict[str, float]:
 
 CASES = {
     "received": Case(
-        told=[events.MessagesReceived(queue="q", message_ids=("a", "b", "c"), redelivered=2, expired=1)],
+        emitted=[events.MessagesReceived(queue="q", message_ids=("a", "b", "c"), redelivered=2, expired=1)],
         counted={
             "messages_received_total{queue=q}": 3,
             "messages_redelivered_total{queue=q}": 2,
@@ -94,7 +94,7 @@ CASES = {
         },
     ),
     "settled": Case(
-        told=[
+        emitted=[
             settled(Ack(), Release(uncounted=True), Ack()),
             settled(Release()),
             settled(DeadLetter(reason="rejected")),
@@ -107,43 +107,43 @@ CASES = {
         },
     ),
     "not settled": Case(
-        told=[refused(lost=False), refused(lost=True)],
+        emitted=[refused(lost=False), refused(lost=True)],
         counted={
             "settlement_failures_total{operation=ack,queue=q}": 2,
             "messages_settled_total{outcome=lease_lost,queue=q}": 1,
         },
     ),
-    "a lease found lost by a heartbeat, whose settlement is refused then": Case(
-        told=[lost(), refused(lost=True), refused(lost=True, message_id="other")],
+    "a lease found lost by a heartbeat, whose settlement is then refused": Case(
+        emitted=[lost(), refused(lost=True), refused(lost=True, message_id="other")],
         counted={
             "settlement_failures_total{operation=ack,queue=q}": 2,
             "messages_settled_total{outcome=lease_lost,queue=q}": 2,
         },
     ),
-    "a settlement that is refused before the heartbeat tells of the lost lease that it found": Case(
-        told=[refused(lost=True), lost()],
+    "a settlement refused before the heartbeat reports the lost lease": Case(
+        emitted=[refused(lost=True), lost()],
         counted={
             "settlement_failures_total{operation=ack,queue=q}": 1,
             "messages_settled_total{outcome=lease_lost,queue=q}": 1,
         },
     ),
-    "a message whose next lease is lost too, before the first work ends": Case(
-        told=[lost(), lost(attempt=2), refused(lost=True, attempt=2), refused(lost=True)],
+    "a message whose next lease is also lost before the first execution ends": Case(
+        emitted=[lost(), lost(attempt=2), refused(lost=True, attempt=2), refused(lost=True)],
         counted={
             "settlement_failures_total{operation=ack,queue=q}": 2,
             "messages_settled_total{outcome=lease_lost,queue=q}": 2,
         },
     ),
     "heartbeats": Case(
-        told=[
+        emitted=[
             events.LeasesExtended(queue="q", message_ids=("a", "b")),
-            events.HeartbeatFailed(queue="q", error="away"),
-            events.HeartbeatFailed(queue="q", error="away", last=True),
+            events.HeartbeatFailed(queue="q", error="unavailable"),
+            events.HeartbeatFailed(queue="q", error="unavailable", last=True),
         ],
         counted={f"heartbeats_total{{queue=q,result={result}}}": 1 for result in ("ok", "retried", "failed")},
     ),
-    "worked": Case(
-        told=[
+    "handled": Case(
+        emitted=[
             events.MessageFinished(**WORK, enqueued_at=0.0, duration_seconds=2.0),
             events.MessageFinished(**WORK, enqueued_at=0.0, duration_seconds=0.5),
             failed(final=False),
@@ -158,7 +158,7 @@ CASES = {
         },
     ),
     "started": Case(
-        told=[
+        emitted=[
             events.WorkerStarted(queues=("q",), concurrency=1),
             events.MessagesReceived(queue="q", message_ids=("a",), redelivered=0),
         ],
@@ -166,24 +166,26 @@ CASES = {
             "messages_received_total{queue=q}": 1,
             "messages_redelivered_total{queue=q}": 0,
             "expired_leases_total{queue=q}": 0,
-            **{f"heartbeats_total{{queue=q,result={word}}}": 0 for word in ("ok", "retried", "failed")},
+            **{f"heartbeats_total{{queue=q,result={value}}}": 0 for value in ("ok", "retried", "failed")},
             **{
-                f"settlement_failures_total{{operation={word},queue=q}}": 0
-                for word in ("ack", "release", "dead_letter")
+                f"settlement_failures_total{{operation={value},queue=q}}": 0
+                for value in ("ack", "release", "dead_letter")
             },
             **{
-                f"messages_settled_total{{outcome={word},queue=q}}": 0
-                for word in ("acked", "released", "retried", "dead_lettered", "lease_lost")
+                f"messages_settled_total{{outcome={value},queue=q}}": 0
+                for value in ("acked", "released", "retried", "dead_lettered", "lease_lost")
             },
-            **{f"shutdowns_total{{outcome={word}}}": 0 for word in ("drained", "interrupted", "forced")},
+            **{f"shutdowns_total{{outcome={value}}}": 0 for value in ("drained", "interrupted", "forced")},
         },
     ),
     "stopped": Case(
-        told=[events.WorkerStopped(outcome=outcome, released=()) for outcome in ("drained", "interrupted", "forced")],
+        emitted=[
+            events.WorkerStopped(outcome=outcome, released=()) for outcome in ("drained", "interrupted", "forced")
+        ],
         counted={f"shutdowns_total{{outcome={outcome}}}": 1 for outcome in ("drained", "interrupted", "forced")},
     ),
     "replayed": Case(
-        told=[
+        emitted=[
             events.DeadLetterReplayed(
                 queue=queue,
                 dead_letter_queue="q-dlq",
@@ -203,7 +205,7 @@ CASES = {
         },
     ),
     "a batch": Case(
-        told=[
+        emitted=[
             claimed(),
             events.ObjectStarted(**{**OBJECT, **RUN}, attempt=1),
             events.BatchWritten(**RUN, rows=10, lines_quarantined=3, seconds=60.0),
@@ -226,19 +228,19 @@ CASES = {
             "quarantined_lines_total{pipeline=clicks,reason=invalid UTF-8}": 1,
         },
     ),
-    "a run that failed, and was abandoned then": Case(
-        told=[
+    "a run that failed and was then abandoned": Case(
+        emitted=[
             *(claimed(), 5.0, events.RunFailed(**RUN, objects=2, error="no")),
             events.AttemptAbandoned(**RUN, reason="no"),
         ],
         counted={**stage("claim", 0.02), **duration("retried", 5.0, queue="clicks-queue", handler="clicks")},
     ),
-    "a run that was given back": Case(
-        told=[claimed(), 5.0, events.AttemptAbandoned(**RUN, reason="a stop")],
+    "a released run": Case(
+        emitted=[claimed(), 5.0, events.AttemptAbandoned(**RUN, reason="a stop")],
         counted={**stage("claim", 0.02), **duration("interrupted", 5.0, queue="clicks-queue", handler="clicks")},
     ),
-    "a run that ran out of time, or lost its claim: its objects alone tell of that": Case(
-        told=[
+    "a run that timed out or lost its claim, visible only in the events of its objects": Case(
+        emitted=[
             *(claimed(), 5.0),
             *(
                 events.ObjectFailed(**RUN, object_uri=uri, outcome="retry", reason="timed out after 5 s")
@@ -247,28 +249,28 @@ CASES = {
         ],
         counted={**stage("claim", 0.02), **duration("retried", 5.0, queue="clicks-queue", handler="clicks")},
     ),
-    "an attempt of somebody else that was abandoned": Case(
-        told=[events.AttemptAbandoned(**RUN, reason="its lease ran out")], counted={}
+    "an abandoned attempt of another worker": Case(
+        emitted=[events.AttemptAbandoned(**RUN, reason="its lease ran out")], counted={}
     ),
-    "a function for an object": Case(
-        told=[started(), 2.0, events.ObjectFinished(**OBJECT, rows=0, lines_quarantined=0)],
+    "an object handler": Case(
+        emitted=[started(), 2.0, events.ObjectFinished(**OBJECT, rows=0, lines_quarantined=0)],
         counted=duration("finished", 2.0, queue="photos-queue", handler="photos"),
     ),
-    "one that failed": Case(
-        told=[started(), 1.0, object_failed("retry"), started(), 2.0, object_failed("dead")],
+    "a failed object handler": Case(
+        emitted=[started(), 1.0, object_failed("retry"), started(), 2.0, object_failed("dead")],
         counted={
             **duration("retried", 1.0, queue="photos-queue", handler="photos"),
             **duration("failed", 2.0, queue="photos-queue", handler="photos"),
         },
     ),
-    "one whose object was gone": Case(told=[started(), 1.0, object_failed("gone")], counted={}),
-    "one that was given back": Case(
-        told=[started(), 1.0, events.ObjectInterrupted(**OBJECT, reason="a stop")],
+    "an object handler whose object was deleted": Case(emitted=[started(), 1.0, object_failed("gone")], counted={}),
+    "a released object handler": Case(
+        emitted=[started(), 1.0, events.ObjectInterrupted(**OBJECT, reason="a stop")],
         counted=duration("interrupted", 1.0, queue="photos-queue", handler="photos"),
     ),
 }
 
-FED_DIRECTLY = {  # by whoever knows, without an event
+SET_DIRECTLY = {  # without an event
     *("queue_messages", "queue_oldest_message_age_seconds", "queue_oldest_visible_message_age_seconds"),
     *("dead_letters", "dead_letter_oldest_age_seconds"),
     *("worker_in_flight_messages", "worker_slots", "worker_last_poll_timestamp_seconds", "loop_lag_seconds"),
@@ -281,44 +283,44 @@ FED_DIRECTLY = {  # by whoever knows, without an event
 def counted(case: Case) -> dict[str, float]:
     meters, clock = Meters(), FakeClock()
     bus = Bus(MetricsListener(meters, queues=QUEUES, clock=clock))
-    for told in case.told:
-        if isinstance(told, float):
-            clock.advance(told)
+    for emitted in case.emitted:
+        if isinstance(emitted, float):
+            clock.advance(emitted)
         else:
-            bus.emit(told)
+            bus.emit(emitted)
     return {name: value for name, value in scraped(meters).items() if "_bucket{" not in name}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_told_is_counted_where_it_belongs_and_nowhere_else(name: str) -> None:
+def test_events_change_exactly_the_expected_metrics(name: str) -> None:
     assert counted(CASES[name]) == pytest.approx(dict(CASES[name].counted))
 
 
-def test_every_metric_that_events_feed_has_a_case() -> None:
+def test_every_metric_counted_from_events_has_a_case() -> None:
     stems = {name.split("{")[0] for case in CASES.values() for name in case.counted}
-    fed = {stem.removesuffix("_count").removesuffix("_sum") for stem in stems}
-    assert fed == METRICS.keys() - FED_DIRECTLY
+    counted_from_events = {stem.removesuffix("_count").removesuffix("_sum") for stem in stems}
+    assert counted_from_events == METRICS.keys() - SET_DIRECTLY
 
 
-@pytest.mark.parametrize("name", sorted(FED_DIRECTLY))
-def test_what_is_fed_directly_is_there_by_value(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(SET_DIRECTLY))
+def test_a_metric_set_directly_is_scraped(name: str) -> None:
     metric, meters = METRICS[name], Meters()
     labels = tuple(metric.values[label][0] if label in metric.values else "x" for label in metric.labels)
-    written = ",".join(f"{label}={value}" for label, value in sorted(zip(metric.labels, labels, strict=True)))
+    label_text = ",".join(f"{label}={value}" for label, value in sorted(zip(metric.labels, labels, strict=True)))
     match metric.kind:
         case "gauge":
             meters.replace(name, {labels: 7.5})
-            wanted = {f"{name}{{{written}}}": 7.5}
+            expected = {f"{name}{{{label_text}}}": 7.5}
         case "counter":
             meters.count(name, labels, 7.0)
-            wanted = {f"{name}{{{written}}}": 7.0}
+            expected = {f"{name}{{{label_text}}}": 7.0}
         case "histogram":
             meters.observe(name, labels, 7.5)
-            wanted = {f"{name}_count{{{written}}}": 1.0, f"{name}_sum{{{written}}}": 7.5}
-    assert {line: value for line, value in scraped(meters).items() if "_bucket{" not in line} == wanted
+            expected = {f"{name}_count{{{label_text}}}": 1.0, f"{name}_sum{{{label_text}}}": 7.5}
+    assert {line: value for line, value in scraped(meters).items() if "_bucket{" not in line} == expected
 
 
-def test_a_duration_is_in_the_buckets_whose_bounds_it_does_not_exceed() -> None:
+def test_a_duration_counts_in_each_bucket_whose_bound_it_does_not_exceed() -> None:
     meters = Meters()
     bus = Bus(MetricsListener(meters))
     for seconds in (0.005, 30.0, 3_600.0, 20_000.0):
@@ -335,22 +337,22 @@ def test_a_duration_is_in_the_buckets_whose_bounds_it_does_not_exceed() -> None:
 
 @given(st.data())
 @settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
-def test_whatever_events_hold_it_can_be_counted_and_scraped(data: st.DataObject) -> None:
+def test_events_with_any_values_can_be_counted_and_scraped(data: st.DataObject) -> None:
     meters = Meters()
     bus = Bus(MetricsListener(meters))
     kinds = [kind for kind in event_types() if bus.wants(kind)]
     for _ in range(5):
-        bus.emit(data.draw(made(data.draw(st.sampled_from(kinds)))))
+        bus.emit(data.draw(events_of(data.draw(st.sampled_from(kinds)))))
     scraped(meters)
 
 
-def test_it_hears_no_event_that_it_does_not_count() -> None:
+def test_the_listener_wants_only_events_that_it_counts() -> None:
     listener = MetricsListener(Meters())
     assert not listener.wants(events.MessageStarted)
     assert listener.wants(events.MessageFinished)
 
 
-def test_what_it_remembers_of_open_work_is_bounded() -> None:
+def test_the_number_of_remembered_starts_is_bounded() -> None:
     meters, clock = Meters(), FakeClock()
     bus = Bus(MetricsListener(meters, clock=clock))
     for number in range(REMEMBERED_MAX + 1):

@@ -1,4 +1,4 @@
-"""Metrics as OpenTelemetry's own reader sees them, by value."""
+"""Values of metrics as read by OpenTelemetry's in-memory reader."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ class Scene:
         self._reader = InMemoryMetricReader()
         self._provider = MeterProvider([self._reader], shutdown_on_exit=False)
         self.meters = OtelMeters(self._provider, version="1", system="aws_sqs")
-        self.tell = MetricsListener(self.meters, queues={"clicks": "clicks-events"})
+        self.emit = MetricsListener(self.meters, queues={"clicks": "clicks-events"})
 
     def metrics(self) -> Mapping[str, Any]:
         data = self._reader.get_metrics_data()
@@ -52,9 +52,9 @@ def finished(seconds: float) -> events.MessageFinished:
     )
 
 
-def test_messages_received_are_consumed_messages(scene: Scene) -> None:
+def test_received_messages_are_counted_as_consumed_messages(scene: Scene) -> None:
     for ids in (("1", "2"), ("3",)):
-        scene.tell(events.MessagesReceived(queue="q", message_ids=ids, redelivered=1))
+        scene.emit(events.MessagesReceived(queue="q", message_ids=ids, redelivered=1))
     assert scene.values("messaging.client.consumed.messages") == {
         labels(messaging__system="aws_sqs", messaging__operation__name="receive", messaging__destination__name="q"): 3.0
     }
@@ -64,9 +64,9 @@ def test_messages_received_are_consumed_messages(scene: Scene) -> None:
     assert scene.values("penstock.messages_redelivered") == {labels(queue="q"): 2.0}
 
 
-def test_durations_are_a_histogram_to_hours(scene: Scene) -> None:
+def test_durations_are_a_histogram_up_to_hours(scene: Scene) -> None:
     for seconds in (0.004, 0.2, 7_300.0):
-        scene.tell(finished(seconds))
+        scene.emit(finished(seconds))
     metric = scene.metrics()["messaging.process.duration"]
     assert (metric.unit, type(metric.data)) == ("s", Histogram)
     (point,) = metric.data.data_points
@@ -83,14 +83,14 @@ def test_durations_are_a_histogram_to_hours(scene: Scene) -> None:
     assert {bound: count for bound, count in counts.items() if count} == {0.005: 1, 0.25: 1, 14_400.0: 1}
 
 
-def test_the_rest_has_names_of_ours_with_the_units_beside_them(scene: Scene) -> None:
-    scene.tell(events.SettlementsApplied(queue="q", settlements=(Ack(),)))
-    scene.tell(
+def test_other_metrics_have_penstock_names_and_separate_units(scene: Scene) -> None:
+    scene.emit(events.SettlementsApplied(queue="q", settlements=(Ack(),)))
+    scene.emit(
         events.BatchCommitted(
             pipeline="clicks", attempt_id="a", seq=1, objects=2, rows=3, lines_quarantined=1, bytes=400, seconds=0.5
         )
     )
-    scene.tell(events.LinesQuarantined(pipeline="clicks", object_uri="s3://b/k", count=1, reasons={"invalid UTF-8": 1}))
+    scene.emit(events.LinesQuarantined(pipeline="clicks", object_uri="s3://b/k", count=1, reasons={"invalid UTF-8": 1}))
     assert scene.values("penstock.messages_settled") == {labels(queue="q", outcome="acked"): 1.0}
     assert scene.values("penstock.batch_bytes") == {labels(pipeline="clicks"): 400.0}
     assert scene.metrics()["penstock.batch_bytes"].unit == "By"
@@ -99,36 +99,36 @@ def test_the_rest_has_names_of_ours_with_the_units_beside_them(scene: Scene) -> 
     assert (dict(point.attributes), point.sum) == ({"pipeline": "clicks", "stage": "commit"}, 0.5)
 
 
-def test_gauges_are_what_they_were_set_to_last(scene: Scene) -> None:
+def test_a_gauge_has_only_its_last_values(scene: Scene) -> None:
     scene.meters.replace("queue_messages", {("q", "visible"): 5.0, ("q", "delayed"): 1.0})
     assert len(scene.values("penstock.queue_messages")) == 2
     scene.meters.replace("queue_messages", {("q", "visible"): 4.0})
     assert scene.values("penstock.queue_messages") == {labels(queue="q", state="visible"): 4.0}
 
 
-def test_gauges_are_looked_up_when_a_reader_collects(scene: Scene) -> None:
+def test_gauges_are_updated_before_a_reader_collects(scene: Scene) -> None:
     scene.meters.before_reading(lambda: scene.meters.replace("worker_slots", {("q", "w"): 8.0}))
     assert scene.values("penstock.worker_slots") == {labels(queue="q", worker="w"): 8.0}
 
 
-def test_the_meters_count_as_they_do_without(scene: Scene) -> None:
-    scene.tell(finished(0.2))
+def test_meters_count_as_without_opentelemetry(scene: Scene) -> None:
+    scene.emit(finished(0.2))
     reading = scene.meters.read()
     (seen,) = reading.distributions["handler_duration_seconds"].values()
     assert (seen.count, seen.sum) == (1, 0.2)
 
 
-def test_every_metric_has_a_name_of_its_own_and_none_has_its_unit_in_it() -> None:
+def test_names_of_metrics_are_unique_and_without_units() -> None:
     names = [name_of(metric, system="redis").name for metric in METRICS.values()]
     assert len(set(names)) == len(METRICS)
     assert not [name for name in names if name.endswith(("_seconds", "_total"))]
     assert all(name.startswith(("penstock.", "messaging.")) for name in names)
 
 
-def test_a_histogram_has_the_series_that_the_meters_have(scene: Scene) -> None:
+def test_a_histogram_has_the_series_of_the_meters(scene: Scene) -> None:
     for number in range(SERIES_MAX + 1):
         scene.meters.observe("handler_duration_seconds", (f"q{number}", "h", "finished"), 1.0)
-    scene.meters.observe("handler_duration_seconds", ("q0", "h", "blown away"), 1.0)
+    scene.meters.observe("handler_duration_seconds", ("q0", "h", "unlisted"), 1.0)
     scene.meters.observe("handler_duration_seconds", ("q0", "h", "finished"), 1.0)
     points = scene.metrics()["messaging.process.duration"].data.data_points
     names = ("messaging.destination.name", "penstock.handler", "penstock.outcome")
@@ -138,7 +138,7 @@ def test_a_histogram_has_the_series_that_the_meters_have(scene: Scene) -> None:
     assert (found["other", "other", "finished"], found["other", "other", "other"]) == (1, 1)
 
 
-def test_series_are_bounded_and_can_be_written_whatever_they_are_called(scene: Scene) -> None:
+def test_series_are_bounded_and_their_names_escaped(scene: Scene) -> None:
     for number in range(SERIES_MAX + 5):
         scene.meters.observe("handler_duration_seconds", (f"q\udc80{number}", "h", "finished"), 1.0)
     points = scene.metrics()["messaging.process.duration"].data.data_points

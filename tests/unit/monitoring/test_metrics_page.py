@@ -1,4 +1,4 @@
-"""docs/run/metrics.md says what the catalogue says."""
+"""docs/run/metrics.md agrees with the catalogue of metrics."""
 
 import re
 from pathlib import Path
@@ -20,12 +20,12 @@ def test_the_page_has_every_metric_with_its_type_and_labels() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(METRICS))
-def test_the_page_has_every_word_that_a_label_may_say(name: str) -> None:
-    said = PAGE.split("## Prometheus")[0]
-    words = {
-        word for label, listed in METRICS[name].values.items() for word in listed if label not in ("state", "source")
+def test_the_page_lists_every_value_of_the_labels(name: str) -> None:
+    text = PAGE.split("## Prometheus")[0]
+    values = {
+        value for label, listed in METRICS[name].values.items() for value in listed if label not in ("state", "source")
     }
-    assert {word for word in words if f"`{word}`" not in said} == set()
+    assert {value for value in values if f"`{value}`" not in text} == set()
 
 
 def test_histograms_reach_from_milliseconds_to_hours() -> None:
@@ -36,7 +36,7 @@ def test_histograms_reach_from_milliseconds_to_hours() -> None:
         assert bool(metric.bounds) == (metric.kind == "histogram")
 
 
-def test_no_label_names_what_is_without_bound() -> None:
+def test_every_label_has_a_bounded_set_of_values() -> None:
     bounded = {"queue", "handler", "pipeline", "worker"}
     for metric in METRICS.values():
         assert set(metric.labels) <= bounded | metric.values.keys(), metric.name

@@ -1,4 +1,4 @@
-"""A missing file is evidence only below the folder that is the source."""
+"""A missing file counts as deleted only while its source folder is known to be mounted."""
 
 import os
 from pathlib import Path
@@ -26,17 +26,17 @@ def ref_of(path: Path) -> ObjectRef:
 
 
 def unmount(folder: Path) -> Path:
-    away = folder.rename(folder.with_name("away"))
+    unmounted = folder.rename(folder.with_name("unmounted"))
     folder.mkdir()
-    return away
+    return unmounted
 
 
-def mount(away: Path, folder: Path) -> None:
+def mount(unmounted: Path, folder: Path) -> None:
     folder.rmdir()
-    away.rename(folder)
+    unmounted.rename(folder)
 
 
-def test_a_folder_that_was_always_empty_proves_no_deletion(folder: Path) -> None:
+def test_an_empty_folder_that_never_had_files_proves_no_deletion(folder: Path) -> None:
     ref = ref_of(folder / "a")
     store = LocalStore(folder)
     for _ in range(2):
@@ -47,7 +47,7 @@ def test_a_folder_that_was_always_empty_proves_no_deletion(folder: Path) -> None
         store.open(ref)
 
 
-def test_a_folder_that_held_files_proves_a_deletion_when_it_is_empty(folder: Path) -> None:
+def test_an_empty_folder_that_had_files_proves_a_deletion(folder: Path) -> None:
     ref = ref_of(folder / "a")
     (folder / "other").touch()
     store = LocalStore(folder)
@@ -56,14 +56,14 @@ def test_a_folder_that_held_files_proves_a_deletion_when_it_is_empty(folder: Pat
         store.open(ref)
 
 
-def test_a_mount_that_comes_after_the_start_is_the_source(folder: Path) -> None:
+def test_a_folder_mounted_after_the_start_is_the_source(folder: Path) -> None:
     ref = ref_of(folder / "a")
     (folder / "b").touch()
-    there = LocalStore(folder).describe(folder / "b")
-    away = unmount(folder)
+    existing = LocalStore(folder).describe(folder / "b")
+    unmounted = unmount(folder)
     store = LocalStore(folder)
-    mount(away, folder)
-    store.open(there).close()
+    mount(unmounted, folder)
+    store.open(existing).close()
     (folder / "b").unlink()
     with pytest.raises(ObjectGone):
         store.open(ref)
@@ -72,33 +72,35 @@ def test_a_mount_that_comes_after_the_start_is_the_source(folder: Path) -> None:
         store.open(ref)
 
 
-def test_an_executor_judges_by_the_folder_s_presence_alone(folder: Path) -> None:
+def test_an_executor_checks_only_that_the_folder_exists(folder: Path) -> None:
     ref = ref_of(folder / "a")
     (folder / "b").touch()
     store = LocalStore(folder, remembers=False)
-    away = unmount(folder)
+    unmounted = unmount(folder)
     with pytest.raises(ObjectGone):
         store.open(ref)
-    away.rename(folder.with_name("elsewhere"))
+    unmounted.rename(folder.with_name("elsewhere"))
     folder.rmdir()
     with pytest.raises(TemporaryError, match="does not exist"):
         store.open(ref)
 
 
-def test_what_is_about_to_be_cleaned_up_may_be_the_last_file(folder: Path) -> None:
+def test_an_empty_root_passes_the_check_of_a_cleanup(folder: Path) -> None:
     LocalRoot(os.fsencode(folder)).check()
 
 
-def test_an_automatic_mount_that_mounts_nothing_is_no_mount(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_automount_without_a_mounted_file_system_is_unavailable(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ref = ref_of(folder / "a")
     (folder / "b").touch()
-    there = LocalStore(folder).describe(folder / "b")
+    existing = LocalStore(folder).describe(folder / "b")
     mounts = folder.parent / "mountinfo"
     monkeypatch.setattr(local_store, "_MOUNTS", str(mounts))
     automatic = f"36 35 0:41 / {folder}/d rw,relatime shared:1 - autofs systemd-1 rw\n"
     mounts.write_text(automatic + f"37 36 0:42 / {folder}/d rw,relatime shared:2 - nfs4 server:/d rw\n")
     store = LocalStore(folder)
-    store.open(there).close()
+    store.open(existing).close()
     mounts.write_text(automatic)
     with pytest.raises(ObjectGone):
         store.open(ref)

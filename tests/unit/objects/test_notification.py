@@ -1,4 +1,4 @@
-"""Notifications: dialects, what is ignored, what a bad record is told. The rows of INPUTS have tests of their own."""
+"""Notifications: dialects, ignored records, reasons for refusals. The rows of INPUTS have separate tests."""
 
 import copy
 import json
@@ -48,21 +48,21 @@ EXPECTED = ObjectRef(bucket="landing", key="a/b.jsonl", size_bytes=12, etag="0f"
 
 def changed(document: dict[str, Any], path: str, value: object) -> dict[str, Any]:
     document = copy.deepcopy(document)
-    *way, last = path.split(".")
-    place = document
-    for name in way:
-        place = place[name]
-    place[last] = value
+    *parents, last = path.split(".")
+    node = document
+    for name in parents:
+        node = node[name]
+    node[last] = value
     return document
 
 
 def without(document: dict[str, Any], path: str) -> dict[str, Any]:
     document = changed(document, path, None)
-    *way, last = path.split(".")
-    place = document
-    for name in way:
-        place = place[name]
-    del place[last]
+    *parents, last = path.split(".")
+    node = document
+    for name in parents:
+        node = node[name]
+    del node[last]
     return document
 
 
@@ -80,26 +80,26 @@ def refusal_of(document: object, buckets_allowed: frozenset[str] | None = None) 
     return str(caught.value)
 
 
-def test_s3_json() -> None:
+def test_a_notification_of_s3_is_parsed() -> None:
     assert read_records(RECORD) == Notification(kind=NotificationKind.RECORDS, objects=(EXPECTED,))
 
 
-def test_eventbridge() -> None:
+def test_an_event_of_eventbridge_is_parsed() -> None:
     assert read(BRIDGED) == Notification(kind=NotificationKind.RECORDS, objects=(EXPECTED,))
 
 
-def test_a_key_of_eventbridge_is_taken_as_it_is() -> None:
+def test_a_key_of_eventbridge_is_not_decoded() -> None:
     (only,) = read(changed(BRIDGED, "detail.object.key", "a+b%20c.jsonl")).objects
     assert only.key == "a+b%20c.jsonl"
 
 
-def test_eventbridge_through_sns() -> None:
+def test_an_event_of_eventbridge_through_sns_is_parsed() -> None:
     assert read({"Type": "Notification", "Message": json.dumps(BRIDGED)}) == read(BRIDGED)
 
 
 @pytest.mark.parametrize("name", ["Put", "Post", "Copy", "CompleteMultipartUpload", "SomethingNew"])
 @pytest.mark.parametrize("prefix", ["", "s3:"])
-def test_every_creation_is_one(prefix: str, name: str) -> None:
+def test_every_creation_event_is_a_notification(prefix: str, name: str) -> None:
     assert read_records(changed(RECORD, "eventName", f"{prefix}ObjectCreated:{name}")).objects == (EXPECTED,)
 
 
@@ -114,7 +114,7 @@ def test_every_creation_is_one(prefix: str, name: str) -> None:
         "ReducedRedundancyLostObject",
     ],
 )
-def test_what_announces_no_content_is_ignored(event: str) -> None:
+def test_events_without_content_are_ignored(event: str) -> None:
     notification = read_records(without(changed(RECORD, "eventName", event), "s3.object.size"))
     assert notification == Notification(
         kind=NotificationKind.RECORDS, ignored=(Ignored(event=event, uri="s3://landing/a/b.jsonl"),)
@@ -132,19 +132,19 @@ def test_an_object_named_twice_counts_once_and_order_is_kept() -> None:
     assert [ref.key for ref in read_records(RECORD, other, RECORD).objects] == ["a/b.jsonl", "other"]
 
 
-def test_the_size_is_that_of_all_objects() -> None:
+def test_the_size_is_the_sum_of_all_objects() -> None:
     assert read_records(RECORD, changed(RECORD, "s3.object.key", "other")).size_bytes == 24
 
 
 @pytest.mark.parametrize("etag", ['"0f"', "0f"])
 @pytest.mark.parametrize("version_id", ["null", "", None])
-def test_quotes_of_the_etag_and_a_null_version_go(etag: str, version_id: str | None) -> None:
+def test_quotes_of_the_etag_and_a_null_version_are_dropped(etag: str, version_id: str | None) -> None:
     record = changed(changed(RECORD, "s3.object.eTag", etag), "s3.object.versionId", version_id)
     assert read_records(record).objects == (EXPECTED,)
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
+    ("path", "value", "expected"),
     [
         ("eventVersion", 2.1, "record 1: eventVersion must be a valid string, not 2.1"),
         ("eventVersion", "20.1", 'record 1: eventVersion must be "2.x", not "20.1"'),
@@ -166,8 +166,8 @@ def test_quotes_of_the_etag_and_a_null_version_go(etag: str, version_id: str | N
         ("s3.object.versionId", "a\0b", "record 1: s3.object.versionId must be at most 1,024 visible ASCII characters"),
     ],
 )
-def test_a_bad_field_is_named_with_what_was_expected(path: str, value: object, said: str) -> None:
-    assert said in refusal_of({"Records": [changed(RECORD, path, value)]})
+def test_an_invalid_field_is_named_with_the_expected_value(path: str, value: object, expected: str) -> None:
+    assert expected in refusal_of({"Records": [changed(RECORD, path, value)]})
 
 
 @pytest.mark.parametrize("path", ["eventVersion", "eventName", "s3", "s3.bucket.name", "s3.object", "s3.object.key"])
@@ -176,12 +176,12 @@ def test_a_missing_field_is_named(path: str) -> None:
 
 
 @pytest.mark.parametrize("record", [None, 3, "x", [], [RECORD]])
-def test_a_record_that_is_no_object(record: object) -> None:
+def test_a_record_that_is_not_an_object_is_refused(record: object) -> None:
     assert "record 1: it must be an object, not " in refusal_of({"Records": [record]})
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
+    ("path", "value", "expected"),
     [
         ("source", "aws.ec2", 'source must be "aws.s3", not "aws.ec2"'),
         ("version", "1", 'version must be "0", not "1"'),
@@ -190,12 +190,12 @@ def test_a_record_that_is_no_object(record: object) -> None:
         ("detail.bucket.name", "file", "only go together"),
     ],
 )
-def test_eventbridge_refusals(path: str, value: object, said: str) -> None:
-    assert said in refusal_of(changed(BRIDGED, path, value))
+def test_an_invalid_event_of_eventbridge_is_refused(path: str, value: object, expected: str) -> None:
+    assert expected in refusal_of(changed(BRIDGED, path, value))
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "expected"),
     [
         ({"Type": "SubscriptionConfirmation", "Message": "x"}, 'must be "Notification"'),
         ({"Type": "Notification"}, "SNS envelope: Message is missing"),
@@ -214,23 +214,23 @@ def test_eventbridge_refusals(path: str, value: object, said: str) -> None:
         ),
     ],
 )
-def test_sns_refusals(document: object, said: str) -> None:
-    assert said in refusal_of(document)
+def test_an_invalid_sns_envelope_is_refused(document: object, expected: str) -> None:
+    assert expected in refusal_of(document)
 
 
-def test_the_allowlist_holds_for_what_is_ignored_too() -> None:
+def test_the_allowlist_applies_to_ignored_records() -> None:
     removed = changed(RECORD, "eventName", "ObjectRemoved:Delete")
     assert "not one this pipeline reads" in refusal_of({"Records": [removed]}, frozenset({"other"}))
 
 
-def test_only_local_announcements_may_name_local_files() -> None:
+def test_only_local_notifications_may_name_local_files() -> None:
     record = changed(RECORD, "eventSource", "penstock:local")
     assert "only go together" in refusal_of({"Records": [record]})
     local = changed(changed(record, "s3.bucket.name", "file"), "s3.object.key", "/in/a")
     assert read_records(local).objects[0].uri == "file:///in/a"
 
 
-def test_many_problems_are_shown_in_part_and_counted() -> None:
+def test_many_problems_are_listed_up_to_a_maximum_and_counted() -> None:
     notification = read_records(RECORD, *[None] * 50)
     assert len(notification.problems) == 21
     assert notification.problems[0] == "record 2: it must be an object, not null"
@@ -239,21 +239,21 @@ def test_many_problems_are_shown_in_part_and_counted() -> None:
     assert notification.reason.isprintable()
 
 
-def test_a_body_beyond_what_queues_take_is_not_read() -> None:
+def test_a_body_larger_than_queues_accept_is_refused() -> None:
     assert "at most 1,048,576" in refusal_of({"Records": [], "x": "y" * BODY_BYTES_MAX})
 
 
-# -- stores that speak S3's dialect -----------------------------------------------------------------------------------
+# -- stores compatible with S3 ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sequencer", ["Happy Sequencer", "zü", "", 7, None, ["0A"], "0" * 129])
-def test_a_sequencer_that_orders_nothing_is_as_none(sequencer: object) -> None:
+def test_an_invalid_sequencer_is_dropped(sequencer: object) -> None:
     found = read({"Records": [changed(RECORD, "s3.object.sequencer", sequencer)]})
     assert found.objects == (replace(EXPECTED, sequencer=None),)
 
 
 def minio_record(event: str, **described: object) -> dict[str, object]:
-    """A record as MinIO sends it: fields that are empty are left out, a size of 0 too."""
+    """Return a record as MinIO sends it: empty fields and a size of 0 are omitted."""
     return {
         "eventVersion": "2.0",
         "eventSource": "minio:s3",
@@ -270,7 +270,7 @@ def minio_record(event: str, **described: object) -> dict[str, object]:
     }
 
 
-def test_minio_leaves_out_a_size_of_0() -> None:
+def test_a_missing_size_of_minio_or_with_the_etag_of_no_bytes_is_0() -> None:
     record = minio_record("s3:ObjectCreated:Put", eTag="0f", contentType="text/plain")
     assert [(ref.key, ref.size_bytes) for ref in read({"Records": [record]}).objects] == [("a/b.jsonl", 0)]
     empty = changed(without(RECORD, "s3.object.size"), "s3.object.eTag", "d41d8cd98f00b204e9800998ecf8427e")
@@ -293,30 +293,30 @@ def test_minio_leaves_out_a_size_of_0() -> None:
         "s3:ObjectCreated:PutLegalHold",
     ],
 )
-def test_events_of_minio_that_tell_of_no_content_are_ignored(event: str) -> None:
+def test_events_of_minio_without_content_are_ignored(event: str) -> None:
     found = read({"Records": [minio_record(event, eTag="0f")]})
     assert (found.objects, found.problems) == ((), ())
     assert [item.event for item in found.ignored] == [event.removeprefix("s3:")]
 
 
 @pytest.mark.parametrize("event", ["s3:BucketCreated:*", "s3:BucketRemoved:*"])
-def test_events_of_buckets_have_no_key(event: str) -> None:
+def test_events_of_buckets_are_ignored_without_a_key(event: str) -> None:
     found = read({"Records": [minio_record(event, key="", sequencer="")]})
     assert (found.objects, [item.uri for item in found.ignored]) == ((), ["s3://landing/"])
 
 
-def test_old_ceph_spells_the_etag_otherwise() -> None:
+def test_the_etag_spelling_of_old_ceph_is_accepted() -> None:
     record = changed(without(RECORD, "s3.object.eTag"), "s3.object.etag", "0f")
     assert read({"Records": [record]}).objects == (EXPECTED,)
 
 
-def test_a_size_may_be_digits_in_text() -> None:
+def test_a_size_may_be_a_string_of_digits() -> None:
     assert read({"Records": [changed(RECORD, "s3.object.size", "12")]}).objects == (EXPECTED,)
 
 
 @pytest.mark.parametrize("key", ["http%3A//x/y", "s3%3A%2F%2Fb%2Fx.jsonl"])
-def test_a_key_that_looks_like_a_url_is_a_key_if_it_is_written_like_one(key: str) -> None:
-    """Stores encode the colon; one that they list has the same fate."""
+def test_a_key_that_looks_like_a_url_is_accepted_if_encoded(key: str) -> None:
+    """Stores encode the colon. Keys from listings are encoded by `announce` in the same way."""
     (found,) = read({"Records": [changed(RECORD, "s3.object.key", key)]}).objects
     assert found.key == unquote_plus(key)
     assert parse(announce(found), buckets_allowed=None).objects == (found,)

@@ -1,4 +1,4 @@
-"""Opening objects ahead: in order, bounded, and each failure at its own turn."""
+"""Opening objects ahead: in order, bounded, with each failure raised for its own object."""
 
 import threading
 from collections.abc import Iterator
@@ -16,32 +16,32 @@ from penstock.objects.store import ObjectStore
 from penstock.objects.stores import ahead
 from penstock.storage.address import s3_address
 
-PATIENCE_SECONDS = 60.0
+DEADLINE_SECONDS = 60.0
 
 
-class Shop:
-    """A server whose objects hold their own numbers, and which counts how many it is asked for at once."""
+class NumberedObjects:
+    """A server whose objects contain their own numbers. Counts concurrent requests."""
 
     def __init__(self) -> None:
-        self.gone: set[int] = set()
-        self.open_at = 0  # no answer is given before so many were asked for at once
-        self.at_once_max = 0  # this and the next under the condition
-        self._at_once = 0
+        self.missing: set[int] = set()
+        self.concurrent_min = 0  # no response is sent before this many requests were concurrent
+        self.concurrent_max = 0  # this and the next field are written under the condition
+        self._concurrent = 0
         self._changed = threading.Condition()
 
     def answer(self, asked: Asked) -> Answered:
         with self._changed:
-            self._at_once += 1
-            self.at_once_max = max(self.at_once_max, self._at_once)
+            self._concurrent += 1
+            self.concurrent_max = max(self.concurrent_max, self._concurrent)
             self._changed.notify_all()
-            assert self._changed.wait_for(lambda: self.at_once_max >= self.open_at, PATIENCE_SECONDS)
-            self._at_once -= 1
+            assert self._changed.wait_for(lambda: self.concurrent_max >= self.concurrent_min, DEADLINE_SECONDS)
+            self._concurrent -= 1
         number = int(asked.target.rpartition("/")[2])
-        if number in self.gone:
+        if number in self.missing:
             return refusal(404, "NoSuchKey")
         body = content(number)
-        told = {"ETag": '"0f"', "Content-Range": f"bytes 0-{len(body) - 1}/{len(body)}"}
-        return Answered(status=206, body=body, headers=told)
+        headers = {"ETag": '"0f"', "Content-Range": f"bytes 0-{len(body) - 1}/{len(body)}"}
+        return Answered(status=206, body=body, headers=headers)
 
 
 def content(number: int) -> bytes:
@@ -49,19 +49,19 @@ def content(number: int) -> bytes:
 
 
 @pytest.fixture
-def shop() -> Shop:
-    return Shop()
+def objects() -> NumberedObjects:
+    return NumberedObjects()
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[S3Stub]:
-    with S3Stub(Shop().answer) as server:
+    with S3Stub(NumberedObjects().answer) as server:
         yield server
 
 
 @pytest.fixture
-def stub(server: S3Stub, shop: Shop) -> S3Stub:
-    server.answer = shop.answer
+def stub(server: S3Stub, objects: NumberedObjects) -> S3Stub:
+    server.answer = objects.answer
     server.asked.clear()
     return server
 
@@ -80,40 +80,40 @@ def read(store: ObjectStore, ref: ObjectRef) -> bytes:
         return reader.read()
 
 
-def test_all_are_read_in_order_by_one_request_each(store: S3Store, stub: S3Stub) -> None:
+def test_objects_are_read_in_order_with_one_request_each(store: S3Store, stub: S3Stub) -> None:
     wanted = refs(100)
     with ahead(store, wanted) as opening:
         assert [read(opening, ref) for ref in wanted] == [content(number) for number in range(100)]
     assert len(stub.asked) == 100
 
 
-def test_as_many_as_allowed_are_asked_for_at_once(store: S3Store, shop: Shop) -> None:
+def test_as_many_objects_as_allowed_are_requested_at_once(store: S3Store, objects: NumberedObjects) -> None:
     wanted = refs(16)
-    shop.open_at = 4
+    objects.concurrent_min = 4
     with ahead(store, wanted, opened_max=4) as opening:
         for ref in wanted:
             read(opening, ref)
-    assert shop.at_once_max == 4
+    assert objects.concurrent_max == 4
 
 
-def test_what_is_held_is_bounded_in_bytes(store: S3Store, shop: Shop) -> None:
+def test_prefetched_bytes_are_bounded(store: S3Store, objects: NumberedObjects) -> None:
     wanted = refs(9)
-    shop.open_at = 4
-    with ahead(store, wanted, prefetched_bytes_max=15) as opening:  # three, and the one that is awaited
+    objects.concurrent_min = 4
+    with ahead(store, wanted, prefetched_bytes_max=15) as opening:  # three, and the awaited one
         for ref in wanted:
             read(opening, ref)
-    assert shop.at_once_max == 4
+    assert objects.concurrent_max == 4
 
 
-def test_an_object_larger_than_the_bound_is_opened_all_the_same(store: S3Store, shop: Shop) -> None:
+def test_an_object_larger_than_the_bound_is_opened(store: S3Store, objects: NumberedObjects) -> None:
     wanted = refs(6)
     with ahead(store, wanted, prefetched_bytes_max=1) as opening:
         assert [read(opening, ref) for ref in wanted] == [content(number) for number in range(6)]
-    assert shop.at_once_max <= 2
+    assert objects.concurrent_max <= 2
 
 
-def test_a_failure_comes_when_it_is_its_turn(store: S3Store, shop: Shop) -> None:
-    shop.gone.add(1)
+def test_a_failure_is_raised_for_its_own_object(store: S3Store, objects: NumberedObjects) -> None:
+    objects.missing.add(1)
     wanted = refs(3)
     with ahead(store, wanted) as opening:
         assert read(opening, wanted[0]) == content(0)
@@ -122,7 +122,7 @@ def test_a_failure_comes_when_it_is_its_turn(store: S3Store, shop: Shop) -> None
         assert read(opening, wanted[2]) == content(2)
 
 
-def test_what_is_passed_over_or_not_named_is_no_hindrance(store: S3Store) -> None:
+def test_skipped_and_unlisted_objects_can_be_read(store: S3Store) -> None:
     wanted = refs(10)
     with ahead(store, wanted[:6], opened_max=2) as opening:
         assert read(opening, wanted[4]) == content(4)
@@ -131,7 +131,7 @@ def test_what_is_passed_over_or_not_named_is_no_hindrance(store: S3Store) -> Non
         assert opening.read_range(wanted[0], 0, 5) == content(0)
 
 
-def test_the_same_object_may_be_named_twice(store: S3Store) -> None:
+def test_an_object_may_be_listed_twice(store: S3Store) -> None:
     wanted = [*refs(2), *refs(2)]
     with ahead(store, wanted) as opening:
         assert [read(opening, ref) for ref in wanted] == [content(0), content(1)] * 2
@@ -144,7 +144,7 @@ def test_a_reader_that_ends_early_leaves_no_thread(store: S3Store) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-s3-ahead")]
 
 
-def test_a_local_store_is_handed_on(tmp_path: Path) -> None:
+def test_a_local_store_is_returned_unchanged(tmp_path: Path) -> None:
     local = LocalStore(tmp_path)
     with ahead(local, refs(2)) as opening:
         assert opening is local

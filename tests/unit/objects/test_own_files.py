@@ -1,4 +1,4 @@
-"""What Penstock writes itself is announced by a bucket like anything else, and is no object to work on."""
+"""Files that Penstock wrote are ignored in notifications of their bucket."""
 
 import json
 
@@ -10,13 +10,15 @@ OWN = [S3Address(bucket="b", prefix="lake/t"), S3Address(bucket="b", prefix="lak
 BUCKETS = frozenset({"b"})
 
 
-def told(*keys: str) -> bytes:
+def notification_of(*keys: str) -> bytes:
     records = [json.loads(announce(ObjectRef(bucket="b", key=key, size_bytes=1, etag="e")))["Records"] for key in keys]
     return json.dumps({"Records": [record for one in records for record in one]}).encode()
 
 
-def test_files_of_our_own_are_ignored() -> None:
-    body = told("lake/t/data/01/p.parquet", "lake/t2/x", "lake/t", "in/a", "lake/t_quarantine/_delta_log/0.json")
+def test_files_of_own_tables_are_ignored() -> None:
+    body = notification_of(
+        "lake/t/data/01/p.parquet", "lake/t2/x", "lake/t", "in/a", "lake/t_quarantine/_delta_log/0.json"
+    )
     found = parse_others(body, buckets_allowed=BUCKETS, own=OWN)
     assert [ref.key for ref in found.objects] == ["lake/t2/x", "in/a"]
     assert [one.uri for one in found.ignored] == [
@@ -27,8 +29,8 @@ def test_files_of_our_own_are_ignored() -> None:
     assert found.reason is None
 
 
-def test_the_same_key_in_another_bucket_is_not_ours() -> None:
+def test_the_same_key_in_another_bucket_is_not_ignored() -> None:
     elsewhere = [S3Address(bucket="c", prefix="lake/t")]
-    found = parse_others(told("lake/t/x"), buckets_allowed=BUCKETS, own=elsewhere)
+    found = parse_others(notification_of("lake/t/x"), buckets_allowed=BUCKETS, own=elsewhere)
     assert [ref.key for ref in found.objects] == ["lake/t/x"]
     assert not found.ignored

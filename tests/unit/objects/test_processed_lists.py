@@ -1,4 +1,4 @@
-"""Lists of processed objects: what identifies an object as a notification would, and what is wrong with a line."""
+"""Lists of processed objects: identities of objects as in notifications, and problems of lines."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def refs(text: str | bytes) -> list[ObjectRef]:
     return [ref for ref in found if ref is not None]
 
 
-def test_json_and_csv_say_the_same() -> None:
+def test_json_and_csv_give_the_same_references() -> None:
     by_json = refs(
         '{"uri": "s3://landing/a b%20c.json", "size": 10, "etag": "\\"abc\\""}\n\n'
         '{"bucket": "landing", "key": "d", "version_id": "v-1", "other": [1]}\n'
@@ -34,24 +34,24 @@ def test_json_and_csv_say_the_same() -> None:
     assert by_json[1] == ObjectRef(bucket="landing", key="d", size_bytes=0, version_id="v-1")
 
 
-def test_a_version_identifies_whatever_the_size() -> None:
+def test_a_version_id_identifies_an_object_without_its_size() -> None:
     (short, long) = refs('{"uri": "s3://b/k", "version_id": "v"}\n{"uri": "s3://b/k", "version_id": "v", "size": 9}')
     assert short.object_id == long.object_id
 
 
-def test_a_local_file_without_an_etag_is_the_one_that_is_there(tmp_path: Path) -> None:
+def test_a_local_file_without_an_etag_is_its_current_version(tmp_path: Path) -> None:
     file = tmp_path / "a file.json"
     file.write_bytes(b"{}")
-    there = LocalStore(tmp_path).describe(file)
+    existing = LocalStore(tmp_path).describe(file)
     for line in (json.dumps({"uri": str(file)}), json.dumps({"uri": f"file://{file}"})):
-        assert refs(line) == [there]
-    assert refs(f"uri\n{file}\n") == [there]
-    (gone,) = read(json.dumps({"uri": f"{file}.gone"}))
-    assert gone.ref is None
-    assert "the file cannot be read" in gone.problem
+        assert refs(line) == [existing]
+    assert refs(f"uri\n{file}\n") == [existing]
+    (missing,) = read(json.dumps({"uri": f"{file}.missing"}))
+    assert missing.ref is None
+    assert "the file cannot be read" in missing.problem
 
 
-def test_keys_that_are_no_utf8_are_kept_byte_for_byte() -> None:
+def test_keys_that_are_not_utf8_are_kept_byte_for_byte() -> None:
     (ref,) = refs(b"bucket,key,size,etag\nb,\xff\xfe,1,e\n")
     assert ref.key_bytes == b"\xff\xfe"
 
@@ -73,26 +73,26 @@ def test_keys_that_are_no_utf8_are_kept_byte_for_byte() -> None:
         ('{"version_id": "v"}', "identifies no object"),
     ],
 )
-def test_what_is_wrong_with_a_line_is_told_with_its_number(line: str, problem: str) -> None:
+def test_the_problem_of_a_line_is_reported_with_its_number(line: str, problem: str) -> None:
     good, bad = read('{"uri": "s3://b/k", "version_id": "v"}\n' + line)
     assert good.ref is not None
     assert (bad.line, bad.ref) == (2, None)
     assert problem in bad.problem
 
 
-def test_a_relative_path_is_of_the_current_folder_and_of_a_file_that_is_there(
+def test_a_relative_path_names_an_existing_file_in_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "landing").mkdir()
     (tmp_path / "landing" / "a").write_text("1\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    there, absolute, missing = read(f"uri\nlanding/a\n{tmp_path.resolve()}/landing/a\nlanding/b\n")
-    assert there.ref is not None
-    assert there.ref == absolute.ref
+    existing, absolute, missing = read(f"uri\nlanding/a\n{tmp_path.resolve()}/landing/a\nlanding/b\n")
+    assert existing.ref is not None
+    assert existing.ref == absolute.ref
     assert (missing.ref, "nor a file path" in missing.problem) == (None, True)
 
 
-def test_a_list_without_a_header_and_one_with_other_columns() -> None:
+def test_a_csv_list_without_a_header_or_with_missing_fields_is_refused() -> None:
     (one,) = read("s3://b/k\ns3://b/l\n")
     assert "neither JSON nor a CSV header" in one.problem
     (short,) = read("uri,etag\ns3://b/k\n")

@@ -1,4 +1,4 @@
-"""Identity."""
+"""Identity, key encoding and URI of object references."""
 
 import hashlib
 
@@ -15,17 +15,17 @@ def test_the_identity_is_the_documented_hash() -> None:
     assert ref("k").object_id == hashlib.sha256(b"b\0k\0e+3").digest()[:16]
 
 
-def test_etag_and_size_tell_versions_apart_only_without_a_version_id() -> None:
+def test_etag_and_size_distinguish_versions_only_without_a_version_id() -> None:
     assert ref("k").object_id != ref("k", etag="f").object_id
     assert ref("k").object_id != ref("k", size_bytes=4).object_id
     assert ref("k", version_id="v").object_id == ref("k", version_id="v", etag="f", size_bytes=4).object_id
 
 
-def test_the_sequencer_identifies_nothing() -> None:
+def test_the_sequencer_is_not_part_of_the_identity() -> None:
     assert ref("k", sequencer="1").object_id == ref("k", sequencer="2").object_id
 
 
-def test_key_bytes_do_not_hang_on_the_locale() -> None:
+def test_key_bytes_do_not_depend_on_the_locale() -> None:
     assert encode_key("é\udcff") == b"\xc3\xa9\xff"
     assert decode_key(b"\xc3\xa9\xff") == "é\udcff"
 

@@ -1,4 +1,4 @@
-"""The scanner on real folders: one order, nothing left out silently, no loops."""
+"""The scanner on real folders: a fixed order, no silent omissions, no loops."""
 
 import errno
 import os
@@ -35,7 +35,7 @@ def names(found: list[ObjectRef], folder: Path) -> list[str]:
     return [os.path.relpath(ref.key, folder) for ref in found]
 
 
-def test_one_order_whatever_the_file_system_says(folder: Path) -> None:
+def test_files_are_found_in_a_fixed_order(folder: Path) -> None:
     for name in ("b", "a/2", "a/1", "c/d/e", "B", "a.txt", "é"):
         write(folder / name)
     found, report = scan(folder)
@@ -44,7 +44,7 @@ def test_one_order_whatever_the_file_system_says(folder: Path) -> None:
     assert scan(folder)[0] == found
 
 
-def test_references_are_those_of_the_store(folder: Path) -> None:
+def test_references_equal_those_of_the_store(folder: Path) -> None:
     path = write(folder / "a", b"")
     found, _ = scan(folder)
     assert found == [LocalStore(folder).describe(path)]
@@ -59,7 +59,7 @@ def test_chunks_are_bounded_and_lazy(folder: Path) -> None:
     assert len(next(chunks)) == 3
     assert scanner.report().found == 3
     assert [len(chunk) for chunk in chunks] == [3, 1]
-    assert [len(chunk) for chunk in scanner.chunks()] == [3, 3, 1]  # another walk, counted anew
+    assert [len(chunk) for chunk in scanner.chunks()] == [3, 3, 1]  # another walk, with new counts
     assert scanner.report().found == 7
 
 
@@ -73,14 +73,14 @@ def test_hidden_excluded_and_special_entries_are_counted(folder: Path) -> None:
     os.mkfifo(folder.parent / "fifo")
     (folder / "to-table").symlink_to(folder / "table")
     (folder / "to-part").symlink_to(folder / "table" / "data" / "part-0.parquet")
-    found, report = scan(folder, excluded=(folder / "table", folder / "not-there"))
+    found, report = scan(folder, excluded=(folder / "table", folder / "missing"))
     assert names(found, folder) == ["good"]
     assert report.ignored == {SkipReason.HIDDEN: 2, SkipReason.SPECIAL: 2, SkipReason.EXCLUDED: 3}
     assert report.problems == ()
 
 
 @pytest.mark.parametrize("own", ["_delta_log", "_penstock"])
-def test_tables_of_others_are_no_source(folder: Path, own: str) -> None:
+def test_other_tables_in_the_source_are_excluded(folder: Path, own: str) -> None:
     write(folder / "good")
     write(folder / "other" / own / "00000.json")
     write(folder / "other" / "data" / "part-0.parquet")
@@ -90,7 +90,7 @@ def test_tables_of_others_are_no_source(folder: Path, own: str) -> None:
 
 
 @pytest.mark.parametrize("own", ["_delta_log", "_penstock"])
-def test_state_that_a_mistake_left_at_the_top_of_the_source_is_no_data(folder: Path, own: str) -> None:
+def test_table_and_data_directories_at_the_top_of_the_source_are_excluded(folder: Path, own: str) -> None:
     write(folder / "good")
     write(folder / own / "ledger.db")
     scanner = Scanner(folder, store=LocalStore(folder))
@@ -107,7 +107,7 @@ def test_an_excluded_folder_may_be_named_through_a_link(folder: Path) -> None:
     assert report.ignored == {SkipReason.EXCLUDED: 1}
 
 
-def test_links_within_the_folder_add_nothing(folder: Path) -> None:
+def test_links_within_the_folder_add_no_objects(folder: Path) -> None:
     write(folder / "a")
     write(folder / "sub" / "b")
     (folder / "0-link-a").symlink_to("a")
@@ -121,8 +121,8 @@ def test_links_within_the_folder_add_nothing(folder: Path) -> None:
     assert report.ignored == {SkipReason.LINK_TO_SCANNED: 4, SkipReason.LINK_BROKEN: 2}
 
 
-def test_a_link_to_a_hidden_file_is_that_file_once(folder: Path) -> None:
-    # How Kubernetes lays out mounted files.
+def test_a_hidden_file_is_found_once_through_its_links(folder: Path) -> None:
+    # Kubernetes mounts files in this layout.
     target = write(folder / "..2024" / "a")
     (folder / "..data").symlink_to("..2024")
     (folder / "a").symlink_to("..data/a")
@@ -132,7 +132,7 @@ def test_a_link_to_a_hidden_file_is_that_file_once(folder: Path) -> None:
     assert report.ignored == {SkipReason.HIDDEN: 2, SkipReason.LINK_TO_SCANNED: 1}
 
 
-def test_links_out_of_the_roots_are_refused_aloud(folder: Path) -> None:
+def test_links_out_of_the_roots_are_refused_as_problems(folder: Path) -> None:
     outside = write(folder.parent / "outside" / "a")
     (folder / "file").symlink_to(outside)
     (folder / "folder").symlink_to(outside.parent)
@@ -150,7 +150,7 @@ def test_two_hard_links_are_two_objects(folder: Path) -> None:
     assert names(scan(folder)[0], folder) == ["a", "b"]
 
 
-def test_what_cannot_be_listed_is_a_problem_and_the_rest_is_found(
+def test_a_folder_that_cannot_be_listed_is_a_problem_and_the_rest_is_found(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(folder / "a")
@@ -175,7 +175,7 @@ def test_what_cannot_be_listed_is_a_problem_and_the_rest_is_found(
 
 
 def test_paths_too_long_for_the_system_are_problems(folder: Path) -> None:
-    home = Path.cwd()
+    previous = Path.cwd()
     try:
         os.chdir(folder)
         for _ in range(20):  # 20 x 251 bytes: beyond any PATH_MAX
@@ -183,7 +183,7 @@ def test_paths_too_long_for_the_system_are_problems(folder: Path) -> None:
             os.chdir("d" * 250)
         Path("unreachable").write_bytes(b"x")
     finally:
-        os.chdir(home)
+        os.chdir(previous)
     write(folder / "z")
     found, report = scan(folder)
     assert names(found, folder) == ["z"]
@@ -191,7 +191,7 @@ def test_paths_too_long_for_the_system_are_problems(folder: Path) -> None:
     assert report.problems[0].endswith(": File name too long")
 
 
-def test_a_file_deleted_between_listing_and_looking_is_counted(folder: Path) -> None:
+def test_a_file_deleted_between_listing_and_reading_its_status_is_counted(folder: Path) -> None:
     write(folder / "a")
     write(folder / "b")
     scanner = Scanner(folder, store=LocalStore(folder), chunk_objects=1)
@@ -202,14 +202,14 @@ def test_a_file_deleted_between_listing_and_looking_is_counted(folder: Path) -> 
     assert scanner.report().ignored == {SkipReason.VANISHED: 1}
 
 
-def test_problems_are_kept_in_part_and_counted(folder: Path) -> None:
+def test_problems_are_kept_up_to_a_maximum_and_counted(folder: Path) -> None:
     for number in range(PROBLEMS_MAX + 5):
         (folder / f"{number}").symlink_to("/etc")
     _, report = scan(folder)
     assert (len(report.problems), report.problems_count) == (PROBLEMS_MAX, PROBLEMS_MAX + 5)
 
 
-def test_problems_are_text_whatever_the_name_is(folder: Path) -> None:
+def test_problems_are_valid_text_for_any_file_name(folder: Path) -> None:
     Path(os.fsdecode(os.fsencode(folder) + b"/\xff")).symlink_to("/etc")
     _, report = scan(folder)
     report.problems[0].encode()
@@ -217,7 +217,7 @@ def test_problems_are_text_whatever_the_name_is(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing", "file"])
-def test_a_folder_that_is_none_is_the_users_mistake(folder: Path, name: str) -> None:
+def test_a_missing_folder_or_a_file_is_a_usage_error(folder: Path, name: str) -> None:
     write(folder / "file")
     with pytest.raises(UsageError, match=f"{name} cannot be scanned"):
         Scanner(folder / name, store=LocalStore(folder))

@@ -36,7 +36,7 @@ def worker(name: str, *, beat_at: float, started_at: float = START - 500, **sett
     )
 
 
-def standing(
+def status(
     messages: int,
     workers: Sequence[WorkerRecord] = (),
     *,
@@ -63,59 +63,61 @@ def standing(
     )
 
 
-def flow_of(*looks: tuple[float, Status]) -> QueueFlow:
-    """The flow of the only queue in the last look."""
+def flow_of(*samples: tuple[float, Status]) -> QueueFlow:
+    """Return the flow of the only queue in the last sample."""
     flows = FlowTracker()
-    found = [flows.since(one, at=at) for at, one in looks]
+    found = [flows.since(sampled, at=at) for at, sampled in samples]
     (last,) = found[-1].values()
     return last
 
 
-def test_of_one_look_nothing_can_be_told() -> None:
-    assert flow_of((0.0, standing(5))) == UNKNOWN
+def test_a_single_sample_gives_no_flow() -> None:
+    assert flow_of((0.0, status(5))) == UNKNOWN
 
 
-def test_a_queue_that_was_not_there_before_has_no_flow_yet() -> None:
-    assert flow_of((0.0, standing(5, name="p")), (2.0, standing(5, name="q"))) == UNKNOWN
+def test_a_new_queue_has_no_flow_yet() -> None:
+    assert flow_of((0.0, status(5, name="p")), (2.0, status(5, name="q"))) == UNKNOWN
 
 
-def test_what_left_is_told_by_workers_and_what_came_follows() -> None:
+def test_the_outflow_is_counted_by_workers_and_the_inflow_follows_from_it() -> None:
     flow = flow_of(
-        (0.0, standing(100, [worker("a", beat_at=START, q=10), worker("b", beat_at=START, q=70)])),
-        (10.0, standing(80, [worker("a", beat_at=START + 10, q=40), worker("b", beat_at=START + 5, q=80)])),
+        (0.0, status(100, [worker("a", beat_at=START, q=10), worker("b", beat_at=START, q=70)])),
+        (10.0, status(80, [worker("a", beat_at=START + 10, q=40), worker("b", beat_at=START + 5, q=80)])),
     )
     assert flow == QueueFlow(in_per_second=3.0, out_per_second=5.0, net_per_second=-2.0, drained_in_seconds=40.0)
 
 
-def test_a_worker_that_is_new_counts_from_its_start_and_one_that_is_gone_not_at_all() -> None:
+def test_a_new_worker_counts_from_its_start_and_a_stopped_one_not_at_all() -> None:
     flow = flow_of(
-        (0.0, standing(0, [worker("old", beat_at=START, q=1_000)])),
-        (10.0, standing(10, [worker("new", beat_at=START + 8, started_at=START + 4, q=20)])),
+        (0.0, status(0, [worker("old", beat_at=START, q=1_000)])),
+        (10.0, status(10, [worker("new", beat_at=START + 8, started_at=START + 4, q=20)])),
     )
     assert (flow.out_per_second, flow.net_per_second, flow.in_per_second) == (5.0, 1.0, 6.0)
 
 
-def test_a_record_that_was_not_written_since_tells_nothing() -> None:
+def test_a_record_without_a_new_heartbeat_counts_as_no_outflow() -> None:
     record = worker("a", beat_at=START, q=10)
-    assert flow_of((0.0, standing(4, [record])), (1.0, standing(4, [record]))).out_per_second == 0.0
+    assert flow_of((0.0, status(4, [record])), (1.0, status(4, [record]))).out_per_second == 0.0
 
 
 @pytest.mark.parametrize("unseen", [{"elsewhere": True}, {"silent": True}])
-def test_where_workers_cannot_be_seen_only_the_change_is_known(unseen: dict[str, Any]) -> None:
-    flow = flow_of((0.0, standing(100, **unseen)), (10.0, standing(50, **unseen)))
+def test_without_visible_workers_only_the_net_rate_is_known(unseen: dict[str, Any]) -> None:
+    flow = flow_of((0.0, status(100, **unseen)), (10.0, status(50, **unseen)))
     assert flow == QueueFlow(in_per_second=None, out_per_second=None, net_per_second=-5.0, drained_in_seconds=10.0)
 
 
 @pytest.mark.parametrize(("after", "drained_in_seconds"), [(100, None), (130, None), (0, 0.0), (75, 30.0)])
-def test_when_it_will_be_empty(after: int, drained_in_seconds: float | None) -> None:
-    assert flow_of((0.0, standing(100)), (10.0, standing(after))).drained_in_seconds == drained_in_seconds
+def test_the_time_until_the_queue_is_empty_follows_from_the_net_rate(
+    after: int, drained_in_seconds: float | None
+) -> None:
+    assert flow_of((0.0, status(100)), (10.0, status(after))).drained_in_seconds == drained_in_seconds
 
 
-def test_rates_are_over_ten_seconds_however_often_one_looks() -> None:
-    looks = [(float(second), standing(1_000 - 10 * second)) for second in range(60)]
-    looks += [(60.0, standing(1_000 - 10 * 59 + 100))]
-    assert flow_of(*looks).net_per_second == pytest.approx((100 - 90) / 10)
+def test_rates_cover_ten_seconds_whatever_the_sampling_interval() -> None:
+    samples = [(float(second), status(1_000 - 10 * second)) for second in range(60)]
+    samples += [(60.0, status(1_000 - 10 * 59 + 100))]
+    assert flow_of(*samples).net_per_second == pytest.approx((100 - 90) / 10)
 
 
-def test_after_a_long_while_without_a_look_the_one_before_counts() -> None:
-    assert flow_of((0.0, standing(100)), (100.0, standing(0)), (400.0, standing(30))).net_per_second == 0.1
+def test_after_a_long_interval_the_rate_covers_that_interval() -> None:
+    assert flow_of((0.0, status(100)), (100.0, status(0)), (400.0, status(30))).net_per_second == 0.1

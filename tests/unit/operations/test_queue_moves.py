@@ -1,4 +1,4 @@
-"""Whole queues, moved by the broker."""
+"""Moves of whole queues by the broker."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,12 +22,12 @@ from penstock.operations.inspection import ScopeView, view
 
 
 @dataclass(frozen=True)
-class Moved:
+class MoveProgress:
     moved: int
 
 
-class Task:
-    """Tells of some messages more each time."""
+class MoveTask:
+    """A move of the broker that reports the given totals one by one."""
 
     def __init__(self, *moved: int) -> None:
         self._progress = iter(moved)
@@ -36,8 +36,8 @@ class Task:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Moved:
-        return Moved(next(self._progress))
+    def __next__(self) -> MoveProgress:
+        return MoveProgress(next(self._progress))
 
     def __enter__(self) -> Self:
         return self
@@ -48,14 +48,14 @@ class Task:
         self.closed = True
 
 
-class Broker(MemoryBroker):
+class MovingBroker(MemoryBroker):
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[tuple[str, str | None, int | None]] = []
-        self.task = Task(0, 3, 7)
+        self.calls: list[tuple[str, str | None, int | None]] = []
+        self.task = MoveTask(0, 3, 7)
 
-    def move_all(self, source: str, destination: str | None = None, *, per_second: int | None = None) -> Task:
-        self.asked.append((source, destination, per_second))
+    def move_all(self, source: str, destination: str | None = None, *, per_second: int | None = None) -> MoveTask:
+        self.calls.append((source, destination, per_second))
         return self.task
 
 
@@ -66,73 +66,80 @@ def ledger() -> Iterator[Ledger]:
 
 
 @pytest.fixture
-def seen(tmp_path: Path) -> Iterator[ScopeView]:
+def scope(tmp_path: Path) -> Iterator[ScopeView]:
     settings = load_settings(data_dir=str(tmp_path), broker=f"sqlite:///{tmp_path}/q.db", ledger="sqlite://")
-    with view(Scope(settings=settings)) as seen:
-        yield seen
+    with view(Scope(settings=settings)) as opened:
+        yield opened
 
 
-def broker_of(seen: ScopeView, broker: MemoryBroker) -> Any:
-    seen.__dict__["broker"] = broker  # in the place of the one that would be opened
+def broker_of(scope: ScopeView, broker: MemoryBroker) -> Any:
+    scope.__dict__["broker"] = broker  # instead of the one that would be opened
     for queue in ("orders", "orders-dlq", "orders-dead", "other"):
         broker.send(queue, [Outgoing(body=b"1")])
     return broker
 
 
-def moved(
-    seen: ScopeView, ledger: Ledger, asked: DeadLetterSelection, *, stopped: bool = False, **given: Any
+def run_move(
+    scope: ScopeView, ledger: Ledger, selection: DeadLetterSelection, *, stopped: bool = False, **given: Any
 ) -> tuple[int, list[int]]:
-    told: list[int] = []
+    progress: list[int] = []
     options: dict[str, Any] = {"to": None, "rate": None, **given}
-    count = move(seen, asked, ledger=ledger, stopped=lambda: stopped and bool(told), on_progress=told.append, **options)
-    return count, told
+    count = move(
+        scope,
+        selection,
+        ledger=ledger,
+        stopped=lambda: stopped and bool(progress),
+        on_progress=progress.append,
+        **options,
+    )
+    return count, progress
 
 
 @pytest.mark.parametrize(
-    ("asked", "options", "call"),
+    ("selection", "options", "call"),
     [
         (DeadLetterSelection(queue="orders", tier="dlq"), {}, ("orders-dlq", None, None)),
         (DeadLetterSelection(queue="orders", tier="dead"), {"rate": 7.5}, ("orders-dead", "orders", 7)),
         (DeadLetterSelection(queue="orders-dlq"), {"to": "other", "rate": 0.5}, ("orders-dlq", "other", 1)),
     ],
 )
-def test_a_queue_is_moved_and_it_is_on_record(
-    seen: ScopeView,
+def test_a_queue_is_moved_with_an_audit_entry(
+    scope: ScopeView,
     ledger: Ledger,
-    asked: DeadLetterSelection,
+    selection: DeadLetterSelection,
     options: dict[str, Any],
     call: tuple[str, str | None, int | None],
 ) -> None:
-    broker = broker_of(seen, Broker())
-    assert moved(seen, ledger, asked, **options) == (7, [0, 3, 4])
-    assert (broker.asked, broker.task.closed) == ([call], True)
+    broker = broker_of(scope, MovingBroker())
+    assert run_move(scope, ledger, selection, **options) == (7, [0, 3, 4])
+    assert (broker.calls, broker.task.closed) == ([call], True)
     (row,) = ledger.audits.latest(limit=9)
     assert (row.action, row.queue, row.messages, row.outcome) == ("move", call[0], 7, "done")
 
 
-def test_a_request_to_stop_cancels_it(seen: ScopeView, ledger: Ledger) -> None:
-    broker = broker_of(seen, Broker())
-    assert moved(seen, ledger, DeadLetterSelection(queue="orders", tier="dlq"), stopped=True) == (0, [0])
+def test_a_request_to_stop_cancels_the_move(scope: ScopeView, ledger: Ledger) -> None:
+    broker = broker_of(scope, MovingBroker())
+    assert run_move(scope, ledger, DeadLetterSelection(queue="orders", tier="dlq"), stopped=True) == (0, [0])
     assert broker.task.closed
     assert ledger.audits.latest(limit=1)[0].outcome == "interrupted"
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "selection",
     [
         DeadLetterSelection(),
         DeadLetterSelection(queue="orders", limit=1),
         DeadLetterSelection(queue="orders", wanted=DeadLetterFilter(error="x")),
     ],
 )
-def test_a_move_knows_no_filters(seen: ScopeView, ledger: Ledger, asked: DeadLetterSelection) -> None:
-    broker = broker_of(seen, Broker())
+def test_a_move_refuses_filters(scope: ScopeView, ledger: Ledger, selection: DeadLetterSelection) -> None:
+    broker = broker_of(scope, MovingBroker())
     with pytest.raises(UsageError, match="whole queues"):
-        moved(seen, ledger, asked)
-    assert broker.asked == []
+        run_move(scope, ledger, selection)
+    assert broker.calls == []
 
 
-def test_a_broker_that_cannot(seen: ScopeView, ledger: Ledger) -> None:
-    broker_of(seen, MemoryBroker())
+def test_a_broker_without_moves_is_refused(scope: ScopeView, ledger: Ledger) -> None:
+    broker_of(scope, MemoryBroker())
     with pytest.raises(UsageError, match="is for SQS"):
-        moved(seen, ledger, DeadLetterSelection(queue="orders"))
+        run_move(scope, ledger, DeadLetterSelection(queue="orders"))

@@ -1,4 +1,4 @@
-"""What doctor makes of what a Redis server says of itself."""
+"""Findings of doctor from the facts that a Redis server reports."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ from penstock.operations.doctor.findings import FindingLevel
 from penstock.operations.doctor.redis import clocks, durability, memory, permissions, server
 
 MIB = 1024**2
-WELL = ServerFacts(
+HEALTHY = ServerFacts(
     version="7.2.4",
     is_primary=True,
     is_cluster=False,
@@ -32,7 +32,7 @@ OK, WARNING, FAILED = FindingLevel.OK, FindingLevel.WARNING, FindingLevel.FAILED
 
 
 @pytest.mark.parametrize(
-    ("changed", "verdict", "words"),
+    ("changed", "level", "text"),
     [
         ({}, OK, "Redis 7.2.4; a round trip takes 0.4 ms"),
         ({"round_trip_seconds": 0.2}, WARNING, "200.0 ms"),
@@ -41,13 +41,13 @@ OK, WARNING, FAILED = FindingLevel.OK, FindingLevel.WARNING, FindingLevel.FAILED
         ({"version": None, "is_primary": None}, OK, "Redis (version hidden from this user)"),
     ],
 )
-def test_the_server(changed: dict[str, Any], verdict: FindingLevel, words: str) -> None:
-    found = server(replace(WELL, **changed))
-    assert (found[0], words in found[1]) == (verdict, True), found
+def test_the_check_of_the_server(changed: dict[str, Any], level: FindingLevel, text: str) -> None:
+    found = server(replace(HEALTHY, **changed))
+    assert (found[0], text in found[1]) == (level, True), found
 
 
 @pytest.mark.parametrize(
-    ("changed", "verdict", "words"),
+    ("changed", "level", "text"),
     [
         ({}, OK, "10 MiB used of 100 MiB (10 %), maxmemory-policy noeviction: when it is full, sends are refused"),
         ({"memory_bytes": 79 * MIB}, OK, "(79 %)"),
@@ -62,13 +62,13 @@ def test_the_server(changed: dict[str, Any], verdict: FindingLevel, words: str) 
         ({"eviction": None}, WARNING, "this user cannot read"),
     ],
 )
-def test_its_memory(changed: dict[str, Any], verdict: FindingLevel, words: str) -> None:
-    found = memory(replace(WELL, **changed))
-    assert (found[0], words in found[1]) == (verdict, True), found
+def test_the_check_of_the_memory(changed: dict[str, Any], level: FindingLevel, text: str) -> None:
+    found = memory(replace(HEALTHY, **changed))
+    assert (found[0], text in found[1]) == (level, True), found
 
 
 @pytest.mark.parametrize(
-    ("changed", "verdict", "words"),
+    ("changed", "level", "text"),
     [
         ({}, OK, "a crash loses up to two seconds"),
         ({"syncs": "always"}, OK, "a crash loses no confirmed write"),
@@ -81,22 +81,22 @@ def test_its_memory(changed: dict[str, Any], verdict: FindingLevel, words: str) 
         ({"replicas": 2, "replicas_min": 1}, OK, "2 replicas, min-replicas-to-write 1: a failover loses"),
     ],
 )
-def test_what_it_keeps(changed: dict[str, Any], verdict: FindingLevel, words: str) -> None:
-    found = durability(replace(WELL, **changed))
-    assert (found[0], words in found[1]) == (verdict, True), found
+def test_the_check_of_the_durability(changed: dict[str, Any], level: FindingLevel, text: str) -> None:
+    found = durability(replace(HEALTHY, **changed))
+    assert (found[0], text in found[1]) == (level, True), found
 
 
 @pytest.mark.parametrize(
-    ("ahead_seconds", "verdict", "words"),
+    ("ahead_seconds", "level", "text"),
     [(0.001, OK, "ahead of"), (-3.0, WARNING, "3.000 s behind"), (2.5, WARNING, "2.5")],
 )
-def test_its_clock(ahead_seconds: float, verdict: FindingLevel, words: str) -> None:
-    found = clocks(replace(WELL, clock_ahead_seconds=ahead_seconds))
-    assert (found[0], words in found[1]) == (verdict, True), found
+def test_the_check_of_the_clock(ahead_seconds: float, level: FindingLevel, text: str) -> None:
+    found = clocks(replace(HEALTHY, clock_ahead_seconds=ahead_seconds))
+    assert (found[0], text in found[1]) == (level, True), found
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "text"),
     [
         (
             "the broker at redis://h: command not allowed when used memory > 'maxmemory'.",
@@ -105,10 +105,12 @@ def test_its_clock(ahead_seconds: float, verdict: FindingLevel, words: str) -> N
         ("the broker at redis://h refuses us: no right to XCLAIM", "lists the permissions that a user needs"),
     ],
 )
-def test_a_full_server_is_no_matter_of_rights(monkeypatch: pytest.MonkeyPatch, error: str, words: str) -> None:
-    def tried(url: str, *, prefix: str) -> None:
+def test_a_full_server_is_not_reported_as_missing_permissions(
+    monkeypatch: pytest.MonkeyPatch, error: str, text: str
+) -> None:
+    def refuse(url: str, *, prefix: str) -> None:
         raise TemporaryError(error)
 
-    monkeypatch.setattr(facts, "try_everything", tried)
-    verdict, found = permissions(RedisAddress(url="redis://h", prefix="penstock"))
-    assert (verdict, words in found, "permissions that a user needs" in found) == (FAILED, True, "refuses us" in error)
+    monkeypatch.setattr(facts, "try_everything", refuse)
+    level, found = permissions(RedisAddress(url="redis://h", prefix="penstock"))
+    assert (level, text in found, "permissions that a user needs" in found) == (FAILED, True, "refuses us" in error)

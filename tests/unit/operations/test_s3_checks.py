@@ -1,4 +1,4 @@
-"""What doctor says of a bucket's notifications."""
+"""Findings of doctor about a bucket's notifications and a source."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def rule(prefix: str = "", *, suffix: str = "", events: tuple[str, ...] = ALL, a
 
 
 @pytest.mark.parametrize(
-    ("rules", "verdict", "words"),
+    ("rules", "level", "text"),
     [
         ([rule()], OK, "announces new objects in orders"),
         ([rule("in/a/")], OK, "announces new objects"),
@@ -28,7 +28,11 @@ def rule(prefix: str = "", *, suffix: str = "", events: tuple[str, ...] = ALL, a
         ([rule("in/a/", suffix=".gz")], WARNING, "announces only in/a/*.gz"),
         ([rule("in/b/")], FAILED, "nothing below this address; set the filter to in/a/"),
         ([rule("in/a/", events=("s3:ObjectCreated:Put",))], WARNING, "Post, Copy, CompleteMultipartUpload"),
-        ([rule("in/a/", events=tuple(f"s3:ObjectCreated:{way}" for way in ("Put", "Post", "Copy")))], WARNING, "Compl"),
+        (
+            [rule("in/a/", events=tuple(f"s3:ObjectCreated:{kind}" for kind in ("Put", "Post", "Copy")))],
+            WARNING,
+            "Compl",
+        ),
         (
             [
                 rule("in/a/", events=("s3:ObjectCreated:Put", "s3:ObjectCreated:Post")),
@@ -43,25 +47,27 @@ def rule(prefix: str = "", *, suffix: str = "", events: tuple[str, ...] = ALL, a
         ([], FAILED, "announces nothing"),
     ],
 )
-def test_whether_new_objects_are_announced(rules: list[NotificationRule], verdict: FindingLevel, words: str) -> None:
+def test_the_check_of_notifications_compares_rules_with_the_source(
+    rules: list[NotificationRule], level: FindingLevel, text: str
+) -> None:
     found = notifications(
         HERE, NotificationConfiguration(rules=tuple(rules), to_event_bridge=False), queue="orders", arn=ARN
     )
-    assert (found[0], words in found[1]) == (verdict, True), found
+    assert (found[0], text in found[1]) == (level, True), found
 
 
-def test_event_bridge_is_not_followed() -> None:
+def test_notifications_through_event_bridge_are_a_warning() -> None:
     found = notifications(HERE, NotificationConfiguration(rules=(), to_event_bridge=True), queue="orders", arn=ARN)
     assert found[0] is WARNING
     assert "by EventBridge; whether they reach orders was not checked" in found[1]
 
 
-def test_what_may_not_be_seen_is_said() -> None:
+def test_an_unreadable_configuration_is_a_warning() -> None:
     assert notifications(HERE, None, queue="orders", arn=ARN)[0] is WARNING
 
 
 @pytest.mark.parametrize(
-    ("versioning", "tried", "words"),
+    ("versioning", "tried", "text"),
     [
         ("Enabled", "in/a/1", "listed, and an object was requested; versioning is on"),
         ("never", None, "there is no object yet to read; versioning is off"),
@@ -69,7 +75,9 @@ def test_what_may_not_be_seen_is_said() -> None:
         (None, None, "versioning is unknown"),
     ],
 )
-def test_a_source(versioning: str | None, tried: str | None, words: str) -> None:
+def test_the_check_of_a_source_reports_versioning_and_reads(
+    versioning: str | None, tried: str | None, text: str
+) -> None:
     facts = SourceFacts(versioning=versioning, notices=None, tried_key=tried, clock_ahead_seconds=None)
     found = source(HERE, facts)
-    assert (found[0], words in found[1]) == (OK, True), found
+    assert (found[0], text in found[1]) == (OK, True), found

@@ -1,4 +1,4 @@
-"""What doctor says of a queue's numbers and of its policy."""
+"""Findings of doctor about the settings and the policy of an SQS queue."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,10 +12,10 @@ from penstock.operations.doctor.sqs import bucket_may_send, check_dlq, check_fin
 OK, WARNING, FAILED = FindingLevel.OK, FindingLevel.WARNING, FindingLevel.FAILED
 DAY = 86_400
 ARN = "arn:aws:sqs:eu-west-1:123456789012:orders"
-LETTERS_ARN = f"{ARN}-dlq"
+DLQ_ARN = f"{ARN}-dlq"
 ATTEMPTS = 4
 
-WELL = QueueFacts(
+QUEUE = QueueFacts(
     name="orders",
     arn=ARN,
     is_fifo=False,
@@ -24,17 +24,17 @@ WELL = QueueFacts(
     retention_seconds=4 * DAY,
     is_encrypted=True,
     kms_key=None,
-    dead_letter_arn=LETTERS_ARN,
+    dead_letter_arn=DLQ_ARN,
     receives_max=20,
     clock_ahead_seconds=0.0,
 )
-LETTERS = replace(
-    WELL, name="orders-dlq", arn=LETTERS_ARN, dead_letter_arn=None, receives_max=None, retention_seconds=14 * DAY
+DLQ = replace(
+    QUEUE, name="orders-dlq", arn=DLQ_ARN, dead_letter_arn=None, receives_max=None, retention_seconds=14 * DAY
 )
 
 
 @pytest.mark.parametrize(
-    ("changed", "announces", "verdict", "words"),
+    ("changed", "announces", "level", "text"),
     [
         (
             {},
@@ -52,13 +52,13 @@ LETTERS = replace(
         ({"kms_key": "alias/ours"}, True, WARNING, "kms:GenerateDataKey*"),
     ],
 )
-def test_a_queue_by_itself(changed: dict[str, Any], announces: bool, verdict: FindingLevel, words: str) -> None:
-    found = queue(replace(WELL, **changed), lease_seconds=60.0, announces=announces)
-    assert (found[0], words in found[1]) == (verdict, True), found
+def test_the_check_of_a_queue(changed: dict[str, Any], announces: bool, level: FindingLevel, text: str) -> None:
+    found = queue(replace(QUEUE, **changed), lease_seconds=60.0, announces=announces)
+    assert (found[0], text in found[1]) == (level, True), found
 
 
 @pytest.mark.parametrize(
-    ("changed", "letters_changed", "verdict", "words"),
+    ("changed", "dlq_changed", "level", "text"),
     [
         ({}, {}, OK, "after 20 receives (max_attempts 4 plus 3 for deployments, which cost a receive each, is 7)"),
         ({"receives_max": 7}, {}, OK, "after 7 receives"),
@@ -81,43 +81,43 @@ def test_a_queue_by_itself(changed: dict[str, Any], announces: bool, verdict: Fi
         ({}, {"receives_max": 1_000}, OK, ""),
     ],
 )
-def test_its_dead_letters(
-    changed: dict[str, Any], letters_changed: dict[str, Any], verdict: FindingLevel, words: str
+def test_the_check_of_the_dlq(
+    changed: dict[str, Any], dlq_changed: dict[str, Any], level: FindingLevel, text: str
 ) -> None:
-    found = check_dlq(replace(WELL, **changed), replace(LETTERS, **letters_changed), attempts_max=ATTEMPTS)
-    assert (found[0], words in found[1]) == (verdict, True), found
+    found = check_dlq(replace(QUEUE, **changed), replace(DLQ, **dlq_changed), attempts_max=ATTEMPTS)
+    assert (found[0], text in found[1]) == (level, True), found
 
 
-def test_dead_letters_without_a_place_to_go() -> None:
-    found = check_dlq(WELL, None, attempts_max=ATTEMPTS, why="no such queue")
+def test_a_missing_dlq_is_a_failure() -> None:
+    found = check_dlq(QUEUE, None, attempts_max=ATTEMPTS, why="no such queue")
     assert found == (FAILED, "orders: it has no dead-letter queue: no such queue")
 
 
-SECOND = replace(LETTERS, name="orders-dead", arn=f"{ARN}-dead")
+FINAL_DLQ = replace(DLQ, name="orders-dead", arn=f"{ARN}-dead")
 
 
 @pytest.mark.parametrize(
-    ("letters_changed", "changed", "verdict", "words"),
+    ("dlq_changed", "changed", "level", "text"),
     [
         ({}, {}, OK, f"orders-dlq: messages that are not replayed again go to {ARN}-dead, kept there for 14 days"),
         ({}, {"retention_seconds": 4 * DAY}, WARNING, "kept there for 4 days, no longer than in orders"),
-        ({}, {"arn": LETTERS_ARN}, FAILED, "which is a circle"),
+        ({}, {"arn": DLQ_ARN}, FAILED, "which is a circle"),
         ({}, {"arn": ARN}, FAILED, "which is a circle"),
         ({"is_fifo": True}, {}, FAILED, "from a FIFO queue to a standard queue"),
         ({}, {"is_fifo": True}, FAILED, "from a standard queue to a FIFO queue"),
     ],
 )
-def test_its_second_tier(
-    letters_changed: dict[str, Any], changed: dict[str, Any], verdict: FindingLevel, words: str
+def test_the_check_of_the_final_dlq(
+    dlq_changed: dict[str, Any], changed: dict[str, Any], level: FindingLevel, text: str
 ) -> None:
-    found = check_final_dlq(WELL, replace(LETTERS, **letters_changed), replace(SECOND, **changed))
-    assert (found[0], words in found[1]) == (verdict, True), found
+    found = check_final_dlq(QUEUE, replace(DLQ, **dlq_changed), replace(FINAL_DLQ, **changed))
+    assert (found[0], text in found[1]) == (level, True), found
 
 
-def test_without_a_second_tier_what_dies_again_has_no_place_to_go() -> None:
-    verdict, words = check_final_dlq(WELL, LETTERS, None, why="no such queue")
-    assert verdict is FAILED
-    assert words.endswith("there is no final DLQ: no such queue")
+def test_a_missing_final_dlq_is_a_failure() -> None:
+    level, text = check_final_dlq(QUEUE, DLQ, None, why="no such queue")
+    assert level is FAILED
+    assert text.endswith("there is no final DLQ: no such queue")
 
 
 def statement(**changed: Any) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def statement(**changed: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("statements", "verdict"),
+    ("statements", "level"),
     [
         ([statement()], OK),
         (statement(), OK),
@@ -156,6 +156,6 @@ def statement(**changed: Any) -> dict[str, Any]:
         (None, FAILED),
     ],
 )
-def test_whether_the_bucket_may_send(statements: Any, verdict: FindingLevel) -> None:
-    found = bucket_may_send(replace(WELL, policy={"Statement": statements}), "landing")
-    assert found[0] is verdict, found
+def test_the_check_of_the_policy_finds_whether_the_bucket_may_send(statements: Any, level: FindingLevel) -> None:
+    found = bucket_may_send(replace(QUEUE, policy={"Statement": statements}), "landing")
+    assert found[0] is level, found

@@ -1,4 +1,4 @@
-"""What `status` makes of messages that no worker of this host works on."""
+"""The status model: queues without workers, lagging queues, dead letters and overdue objects."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -12,7 +12,7 @@ from penstock.ledger.records import ObjectState
 from penstock.operations.status.model import PipelineStatus, Status
 from penstock.operations.status.status import lagging_queues
 
-NOBODY_HERE = Status(
+WITHOUT_WORKERS = Status(
     table=None,
     table_version=None,
     objects=dict.fromkeys(ObjectState, 0),
@@ -27,12 +27,12 @@ NOBODY_HERE = Status(
 )
 
 
-def test_on_a_broker_of_this_host_messages_without_a_worker_are_a_trouble() -> None:
-    assert NOBODY_HERE.problem_texts == ["messages waiting with no worker running: 10"]
+def test_on_a_broker_of_one_host_messages_without_a_worker_are_a_problem() -> None:
+    assert WITHOUT_WORKERS.problem_texts == ["messages waiting with no worker running: 10"]
 
 
-def test_on_a_broker_that_hosts_share_a_worker_may_be_elsewhere() -> None:
-    shared = replace(NOBODY_HERE, workers_elsewhere=True)
+def test_on_a_shared_broker_messages_without_a_local_worker_are_no_problem() -> None:
+    shared = replace(WITHOUT_WORKERS, workers_elsewhere=True)
     assert shared.problem_texts == []
     assert shared.summary == "messages waiting or in flight: 10; workers of other hosts are invisible"
     assert replace(shared, workers=("here",)).summary == "all well"
@@ -48,14 +48,14 @@ def test_on_a_broker_that_hosts_share_a_worker_may_be_elsewhere() -> None:
     ("address", "elsewhere"),
     [("redis://h", True), ("unix:///s", True), ("sqs://", True), ("sqlite:///f", False), ("memory://", False)],
 )
-def test_which_brokers_hosts_share(address: str, elsewhere: bool) -> None:
+def test_only_shared_brokers_may_have_workers_elsewhere(address: str, elsewhere: bool) -> None:
     assert has_workers_elsewhere(Settings(broker=address)) is elsewhere
-    assert not has_workers_elsewhere(Settings(broker=address, one_host=True)), "the user says so"
+    assert not has_workers_elsewhere(Settings(broker=address, one_host=True)), "the user declares a single host"
 
 
-# The words of the verdict
+# Problems and their texts
 
-WELL = replace(NOBODY_HERE, messages_visible=0, messages_in_flight=0, messages_delayed=0, workers=("w1",))
+HEALTHY = replace(WITHOUT_WORKERS, messages_visible=0, messages_in_flight=0, messages_delayed=0, workers=("w1",))
 
 
 def queue(name: str = "orders", *, age_seconds: float | None = 1.0, **given: Any) -> QueueStatus:
@@ -80,49 +80,51 @@ def queue(name: str = "orders", *, age_seconds: float | None = 1.0, **given: Any
     )
 
 
-def late(*queues: QueueStatus, seen_all: bool = True, **settings: Any) -> Status:
-    return replace(WELL, lagging=lagging_queues(queues, Settings(**settings), seen_all=seen_all))
+def lagging_status(*queues: QueueStatus, seen_all: bool = True, **settings: Any) -> Status:
+    return replace(HEALTHY, lagging=lagging_queues(queues, Settings(**settings), seen_all=seen_all))
 
 
-def test_a_queue_is_late_when_its_oldest_visible_message_is_older_than_the_settings_let_it() -> None:
-    assert late(queue(age_seconds=300.0)).summary == "all well"
-    assert late(queue(age_seconds=None)).summary == "all well"
-    found = late(queue(age_seconds=410.0))
+def test_a_queue_lags_if_its_oldest_visible_message_is_older_than_the_limit() -> None:
+    assert lagging_status(queue(age_seconds=300.0)).summary == "all well"
+    assert lagging_status(queue(age_seconds=None)).summary == "all well"
+    found = lagging_status(queue(age_seconds=410.0))
     assert found.summary == "lagging: the oldest visible message of orders is 7 min old, 110 s over the limit"
     assert (found.problem_kinds, found.problem_texts) == (["lagging"], [found.summary.removeprefix("lagging: ")])
 
 
-def test_each_queue_may_have_a_time_of_its_own() -> None:
+def test_each_queue_may_have_its_own_limit() -> None:
     settings: dict[str, Any] = {"alerts_lagging_after": 50.0, "alerts_lagging_queues": {"slow": 4_000.0}}
-    found = late(queue("slow", age_seconds=3_000.0), queue("mails", age_seconds=60.0), **settings)
+    found = lagging_status(queue("slow", age_seconds=3_000.0), queue("mails", age_seconds=60.0), **settings)
     assert [(one.queue, one.after_seconds) for one in found.lagging] == [("mails", 50.0)]
 
 
 @pytest.mark.parametrize(
-    ("given", "word"),
+    ("given", "kind"),
     [({}, "no consumer"), ({"in_flight": 1}, "lagging"), ({"workers": ("w1",)}, "lagging")],
 )
-def test_where_workers_may_be_elsewhere_a_late_queue_with_nothing_in_flight_is_no_consumer(
-    given: dict[str, Any], word: str
+def test_with_workers_elsewhere_a_lagging_queue_with_nothing_in_flight_has_no_consumer(
+    given: dict[str, Any], kind: str
 ) -> None:
-    assert late(queue(age_seconds=900.0, **given), seen_all=False).problem_kinds == [word]
-    assert late(queue(age_seconds=900.0, **given), seen_all=True).problem_kinds == ["lagging"]
-    told = late(queue(age_seconds=900.0), seen_all=False).summary
-    assert told.endswith("10 min over the limit, and no worker seems to receive from it")
+    assert lagging_status(queue(age_seconds=900.0, **given), seen_all=False).problem_kinds == [kind]
+    assert lagging_status(queue(age_seconds=900.0, **given), seen_all=True).problem_kinds == ["lagging"]
+    summary = lagging_status(queue(age_seconds=900.0), seen_all=False).summary
+    assert summary.endswith("10 min over the limit, and no worker seems to receive from it")
 
 
-def test_what_a_replay_brings_back_is_a_warning_and_no_trouble() -> None:
-    waiting = replace(WELL, dead_letters=3, dead_letters_replayed=3)
+def test_dead_letters_waiting_for_a_replay_are_no_problem() -> None:
+    waiting = replace(HEALTHY, dead_letters=3, dead_letters_replayed=3)
     assert (waiting.summary, waiting.problem_texts) == ("all well; dead letters that wait for their replay: 3", [])
-    aside = replace(waiting, dead_letters=5, dead_letters_set_aside=2)
-    assert aside.problem_texts == ["dead letters: 2, 2 of them in final DLQs"]
-    assert replace(waiting, dead_letters_replaced=2).problem_texts == [], "those that wait and were replaced count once"
+    set_aside = replace(waiting, dead_letters=5, dead_letters_set_aside=2)
+    assert set_aside.problem_texts == ["dead letters: 2, 2 of them in final DLQs"]
+    assert replace(waiting, dead_letters_replaced=2).problem_texts == [], (
+        "dead letters that wait and were replaced count once"
+    )
 
 
-def test_overdue_objects_are_lost_to_those_who_wait_for_them() -> None:
+def test_overdue_objects_are_reported_as_missing() -> None:
     pipeline = PipelineStatus(
         pipeline="clicks",
-        objects=WELL.objects,
+        objects=HEALTHY.objects,
         objects_replaced=0,
         batches_committed=1,
         reconciled=None,
@@ -133,16 +135,16 @@ def test_overdue_objects_are_lost_to_those_who_wait_for_them() -> None:
         objects_overdue=2,
         oldest_unprocessed_age_seconds=9_000.0,
     )
-    assert replace(WELL, pipelines=[pipeline]).summary == "missing: objects overdue: 2, the oldest for 2 h"
+    assert replace(HEALTHY, pipelines=[pipeline]).summary == "missing: objects overdue: 2, the oldest for 2 h"
 
 
-def test_all_words_the_worst_first() -> None:
+def test_problems_are_sorted_with_the_worst_first() -> None:
     everything = replace(
-        late(queue(age_seconds=900.0)),
+        lagging_status(queue(age_seconds=900.0)),
         disagreements=["two histories"],
         messages_unserved=4,
         dead_letters=1,
-        objects={**WELL.objects, ObjectState.DEAD: 1},
+        objects={**HEALTHY.objects, ObjectState.DEAD: 1},
     )
     assert everything.problem_kinds == ["missing", "no consumer", "failed", "lagging"]
     assert everything.summary == (
@@ -150,4 +152,4 @@ def test_all_words_the_worst_first() -> None:
         "; failed objects: 1; dead letters: 1; lagging: the oldest visible message of orders is 15 min old, 10 min "
         "over the limit"
     )
-    assert [trouble.text for trouble in everything.problems] == everything.problem_texts
+    assert [problem.text for problem in everything.problems] == everything.problem_texts

@@ -1,4 +1,4 @@
-"""What a handler under test sends stays in the test."""
+"""Messages sent by a handler under test are recorded and do not leave the test."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ def app(tmp_path: Path) -> App:
     return App(broker=f"sqlite:///{tmp_path}/queue.db", ledger=f"sqlite:///{tmp_path}/ledger.db")
 
 
-def test_what_a_handler_sends_is_captured_and_goes_nowhere(app: App, tmp_path: Path) -> None:
+def test_messages_sent_by_a_handler_are_recorded_and_not_sent(app: App, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a").write_text("x")
 
@@ -35,10 +35,10 @@ def test_what_a_handler_sends_is_captured_and_goes_nowhere(app: App, tmp_path: P
     assert first.attributes["trace"] == "t"
     assert performed.sent[1].body == b"\xff"
     assert not (tmp_path / "queue.db").exists(), "the app's own broker was never opened"
-    assert perform(app, pass_on, b"x").sent[0].id, "a second call starts anew, and drops no duplicate of the first"
+    assert perform(app, pass_on, b"x").sent[0].id, "a second call starts empty and drops no duplicate of the first"
 
 
-def test_of_threads_async_functions_and_other_apps_too(app: App) -> None:
+def test_sends_of_threads_async_functions_and_other_apps_are_recorded(app: App) -> None:
     group, broker = Handlers(), MemoryBroker()
     other = App(broker=broker)
 
@@ -52,42 +52,42 @@ def test_of_threads_async_functions_and_other_apps_too(app: App) -> None:
     assert [(one.queue, one.body) for one in perform(group, pass_on, b"x").sent] == [("b", 1), ("c", 2)]
     assert broker.queue_names() == []
     other.send("c", 3)
-    assert broker.stats("c").visible == 1, "afterwards each app has its own broker again"
+    assert broker.stats("c").visible == 1, "after the call each app uses its own broker again"
 
 
-def test_an_app_that_the_handler_makes_sends_nothing_real(app: App, tmp_path: Path) -> None:
-    made: list[App] = []
+def test_an_app_created_by_the_handler_sends_to_the_recorder(app: App, tmp_path: Path) -> None:
+    created: list[App] = []
 
     @app.handler("a")
     def pass_on(message: Message) -> None:
-        made.append(App(broker=f"sqlite:///{tmp_path}/real.db"))
-        made[0].send("charges", 1)
+        created.append(App(broker=f"sqlite:///{tmp_path}/real.db"))
+        created[0].send("charges", 1)
 
     assert [one.queue for one in perform(app, pass_on, b"x").sent] == ["charges"]
     assert not (tmp_path / "real.db").exists()
-    made[0].send("charges", 2)
-    assert made[0].broker.stats("charges").visible == 1, "afterwards it has its own broker"
-    made[0].close()
+    created[0].send("charges", 2)
+    assert created[0].broker.stats("charges").visible == 1, "after the call it uses its own broker"
+    created[0].close()
 
 
-def test_an_app_that_is_made_in_a_test_worker_sends_to_its_queues(app: App, tmp_path: Path) -> None:
-    made: list[App] = []
+def test_an_app_created_in_a_test_worker_sends_to_the_workers_queues(app: App, tmp_path: Path) -> None:
+    created: list[App] = []
 
     @app.handler("a")
     def pass_on(message: Message) -> None:
-        made.append(App(broker=f"sqlite:///{tmp_path}/real.db", ledger=f"sqlite:///{tmp_path}/real-ledger.db"))
-        made[0].send("charges", 1)
-        made[0].ledger.pipelines()
+        created.append(App(broker=f"sqlite:///{tmp_path}/real.db", ledger=f"sqlite:///{tmp_path}/real-ledger.db"))
+        created[0].send("charges", 1)
+        created[0].ledger.pipelines()
 
     with TestWorker(app) as worker:
         worker.send("a", 1)
         worker.run_until_empty()
         assert [one.body for one in worker.sent("charges")] == [1]
     assert not list(tmp_path.iterdir())
-    assert made[0].stand_in is None
+    assert created[0].stand_in is None
 
 
-def test_a_handler_that_raises_leaves_the_app_as_it_was(app: App) -> None:
+def test_a_handler_that_raises_leaves_the_app_unchanged(app: App) -> None:
     @app.handler("a")
     def fail(message: Message) -> None:
         app.send("b", 1)
@@ -97,16 +97,16 @@ def test_a_handler_that_raises_leaves_the_app_as_it_was(app: App) -> None:
     assert app.stand_in is None
 
 
-def test_there_is_no_ledger(app: App, tmp_path: Path) -> None:
+def test_the_ledger_is_refused_in_perform(app: App, tmp_path: Path) -> None:
     @app.handler("a")
-    def ask(message: Message) -> None:
+    def read_ledger(message: Message) -> None:
         app.ledger.works()
 
-    assert isinstance(perform(app, ask, b"x").error, UsageError)
+    assert isinstance(perform(app, read_ledger, b"x").error, UsageError)
     assert not (tmp_path / "ledger.db").exists()
 
 
-def test_a_worker_knows_what_was_sent_although_it_is_done(app: App) -> None:
+def test_a_test_worker_records_sent_messages_that_are_already_processed(app: App) -> None:
     @app.handler("a")
     def pass_on(message: Message) -> None:
         app.send("b", {"from": message.body.decode()})
@@ -121,4 +121,4 @@ def test_a_worker_knows_what_was_sent_although_it_is_done(app: App) -> None:
         assert [one.body for one in worker.sent("b")] == [{"from": "x"}]
         performed = perform(app, pass_on, b"y")
         assert [one.body for one in performed.sent] == [{"from": "y"}]
-        assert len(worker.waiting("b")) == 1, "inside a worker it goes to the worker's queues as well"
+        assert len(worker.waiting("b")) == 1, "inside a worker, the message is also sent to the worker's queue"

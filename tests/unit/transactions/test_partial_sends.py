@@ -1,4 +1,4 @@
-"""The relay before a broker that takes a part of what is sent: what was taken is never sent again."""
+"""The relay with a broker that accepts part of a send: accepted messages are never sent again."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,12 +18,12 @@ from penstock.transactions.relay import Relay, RelaySettings
 from penstock.transactions.store import TransactionStore
 
 
-class Died(BaseException):
-    """The process ends here."""
+class Crash(BaseException):
+    """A stand-in for the end of the process."""
 
 
 class Scene:
-    """An outbox with rows, and relays of it before one queue."""
+    """An outbox with rows, and relays that send them to one queue."""
 
     def __init__(self, folder: Path) -> None:
         self.engine: Engine = create_engine(f"sqlite:///{folder / 'shop.db'}")
@@ -52,7 +52,7 @@ class Scene:
             return sorted(int(body) for (body,) in connection.execute(text("SELECT body FROM penstock_outbox")))
 
     def expire(self) -> None:
-        """The claims of relays that died end, and refused rows are due."""
+        """End the claims of dead relays and make refused rows due."""
         with self.engine.begin() as connection:
             connection.execute(text("UPDATE penstock_outbox SET claimed_until = 0, due_at = 0"))
 
@@ -62,7 +62,7 @@ class Scene:
         self.expire()
         self.relay().once()
 
-    def twice(self) -> list[str]:
+    def sent_twice(self) -> list[str]:
         return [body for body, times in self.queue.taken.items() if times > 1]
 
 
@@ -71,93 +71,91 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def test_a_refused_row_waits_with_its_reason_and_its_neighbours_go_once(scene: Scene) -> None:
+def test_a_refused_row_waits_with_its_reason_and_the_others_are_sent_once(scene: Scene) -> None:
     scene.write(26)
     scene.queue.refused = {"7"}
     for _ in range(3):
         scene.expire()
         scene.relay().step()
-    assert (scene.rows(), len(scene.queue.taken), scene.twice()) == ([7], 25, [])
+    assert (scene.rows(), len(scene.queue.taken), scene.sent_twice()) == ([7], 25, [])
     (refused, *_) = [event for event in scene.events if isinstance(event, OutboxRejected)]
     assert "InvalidParameterValue" in refused.reason
     assert sum(len(event.message_ids) for event in scene.events if isinstance(event, OutboxSent)) == 25
 
 
-def test_an_entry_that_fails_for_now_is_the_only_one_that_is_sent_again(scene: Scene) -> None:
+def test_only_an_entry_with_a_transient_failure_is_sent_again(scene: Scene) -> None:
     scene.write(26)
     scene.queue.busy = {"3"}
     with pytest.raises(TemporaryError, match="InternalError"):
         scene.relay().step()
     assert scene.rows() == [3, *range(PARTIAL_CHUNK, 26)]
     scene.drain()
-    assert (scene.rows(), len(scene.queue.taken), scene.twice()) == ([], 26, [])
+    assert (scene.rows(), len(scene.queue.taken), scene.sent_twice()) == ([], 26, [])
 
 
 @pytest.mark.parametrize("fault", [throttled, away, denied])
-def test_a_call_that_nothing_was_taken_of_leaves_what_was_taken_before_it_sent(
-    scene: Scene, fault: Callable[[int], None]
-) -> None:
-    """Throttling, a network that is away, and rights that are withdrawn."""
+def test_a_call_that_fails_completely_does_not_repeat_earlier_calls(scene: Scene, fault: Callable[[int], None]) -> None:
+    """Throttling, a network failure, and withdrawn rights."""
     scene.write(40)
     scene.queue.before = lambda call: fault(call) if call > 2 else None
     with suppress(PenstockError):
         scene.relay().step()
     assert len(scene.rows()) == 20
     scene.drain()
-    assert (scene.rows(), len(scene.queue.taken), scene.twice()) == ([], 40, [])
+    assert (scene.rows(), len(scene.queue.taken), scene.sent_twice()) == ([], 40, [])
 
 
-def test_without_an_answer_only_that_call_is_sent_again(scene: Scene) -> None:
+def test_a_call_without_a_response_is_the_only_one_sent_again(scene: Scene) -> None:
     scene.write(40)
     scene.queue.after = lambda call: unanswered() if call == 2 else None
     with pytest.raises(UnknownOutcome):
         scene.relay().step()
     scene.drain()
     assert (scene.rows(), len(scene.queue.taken)) == ([], 40)
-    assert sorted(map(int, scene.twice())) == list(range(10, 20))
+    assert sorted(map(int, scene.sent_twice())) == list(range(10, 20))
 
 
 @pytest.mark.parametrize("call", [1, 2, 3, 4])
-@pytest.mark.parametrize("place", ["before the call", "behind the call", "behind the mark"])
-def test_a_relay_that_is_killed_sends_at_most_one_call_again(scene: Scene, call: int, place: str) -> None:
+@pytest.mark.parametrize("moment", ["before the call", "after the call", "after the delete"])
+def test_a_killed_relay_repeats_at_most_one_call(scene: Scene, call: int, moment: str) -> None:
     scene.write(40)
-    marks = 0
+    deletes = 0
 
-    class Dying(TransactionStore):
+    class CrashingStore(TransactionStore):
         def delete(self, claim_id: bytes, ids: list[int]) -> None:  # type: ignore[override]  # as the relay calls it
-            nonlocal marks
+            nonlocal deletes
             super().delete(claim_id, ids)
-            marks += 1
-            if place == "behind the mark" and marks == call:
-                raise Died
+            deletes += 1
+            if moment == "after the delete" and deletes == call:
+                raise Crash
 
         def release(self, claim_id: bytes) -> None:
             """A dead process releases nothing."""
 
     def die(number: int) -> None:
         if number == call:
-            raise Died
+            raise Crash
 
-    scene.queue.before = die if place == "before the call" else lambda _: None
-    scene.queue.after = die if place == "behind the call" else lambda _: None
-    with pytest.raises(Died):
-        scene.relay(Dying(scene.engine)).step()
+    scene.queue.before = die if moment == "before the call" else lambda _: None
+    scene.queue.after = die if moment == "after the call" else lambda _: None
+    with pytest.raises(Crash):
+        scene.relay(CrashingStore(scene.engine)).step()
     scene.drain()
-    assert (scene.rows(), len(scene.queue.taken)) == ([], 40), "none is lost"
-    assert len(scene.twice()) == (PARTIAL_CHUNK if place == "behind the call" else 0)
+    assert (scene.rows(), len(scene.queue.taken)) == ([], 40), "no message is lost"
+    assert len(scene.sent_twice()) == (PARTIAL_CHUNK if moment == "after the call" else 0)
 
 
-def test_a_queue_that_is_refused_as_a_whole_rests_and_its_rows_keep_their_order(scene: Scene) -> None:
+def test_a_queue_refused_as_a_whole_is_paused_and_its_rows_keep_their_order(scene: Scene) -> None:
     scene.write(30)
     scene.queue.before = denied
     relay = scene.relay()
     relayed = relay.step()
     assert (relayed.refused, scene.queue.calls) == (3, 1)
     scene.drain()
-    assert (scene.rows(), scene.twice()) == ([], [])
+    assert (scene.rows(), scene.sent_twice()) == ([], [])
 
 
-def test_in_a_fifo_queue_nothing_of_a_group_passes_a_message_that_failed(scene: Scene) -> None:
+def test_in_a_fifo_queue_no_message_of_a_group_overtakes_a_failed_one(scene: Scene) -> None:
     scene.write(6, queue="orders.fifo", group="a")
     scene.queue.busy = {"2"}
     with pytest.raises(TemporaryError):

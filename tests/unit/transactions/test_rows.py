@@ -1,4 +1,4 @@
-"""Messages as rows, and rows as messages; the identity of a message in the inbox."""
+"""Outbox rows of messages and back, the identity of a message in the inbox, addresses of databases."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,13 +20,13 @@ from penstock.transactions.tables import inbox, outbox
 
 
 @pytest.mark.parametrize("attributes", [{}, {"a": "b"}, {"a": "é\0\ud800", "b": b"\xff\0", "c": ""}])
-def test_attributes_come_out_as_they_went_in(attributes: Mapping[str, str | bytes]) -> None:
+def test_attributes_are_read_as_written(attributes: Mapping[str, str | bytes]) -> None:
     text = written_attributes(attributes)
     assert text is None or text.isascii()
     assert read_attributes(text) == attributes
 
 
-def test_no_group_and_the_empty_group_are_two_streams() -> None:
+def test_no_group_and_the_empty_group_are_different_streams() -> None:
     streams = [row_of("q", Outgoing(body=b"", group=group), b"i")["stream_id"] for group in (None, "", ":", "a")]
     assert len(set(streams)) == 4
     assert (
@@ -35,11 +35,11 @@ def test_no_group_and_the_empty_group_are_two_streams() -> None:
     )
 
 
-def test_a_row_fills_columns_that_there_are() -> None:
+def test_a_row_has_values_for_all_columns_without_a_default() -> None:
     row = row_of("q", Outgoing(body=b"x"), b"i")
     assert row.keys() <= {column.name for column in outbox.columns}
     missing = {column.name for column in outbox.columns if not column.nullable} - row.keys()
-    assert missing == {"id", "created_at"}, "the database gives these"
+    assert missing == {"id", "created_at"}, "the database generates these"
 
 
 @pytest.mark.parametrize(
@@ -52,13 +52,13 @@ def test_a_row_fills_columns_that_there_are() -> None:
         ({"penstock-outbox-id": ""}, MessageIdentity("message", b"m")),
     ],
 )
-def test_a_message_is_known_by_what_its_sender_said(
+def test_the_inbox_identity_prefers_the_outbox_id_then_the_deduplication_id(
     attributes: Mapping[str, str | bytes], identity: MessageIdentity
 ) -> None:
     assert identity_of(Message(id="m", body=b"", enqueued_at=0.0, attributes=attributes)) == identity
 
 
-def test_a_deduplication_id_travels_for_the_inbox() -> None:
+def test_a_deduplication_id_is_sent_as_an_attribute() -> None:
     with App(broker="memory://") as app:
         app.send("q", 1, deduplication_id="d", attributes={"a": "b"})
         app.send("q", 2)
@@ -68,36 +68,36 @@ def test_a_deduplication_id_travels_for_the_inbox() -> None:
 
 
 @pytest.mark.parametrize("name", ["penstock-outbox-id", "penstock-deduplication-id"])
-def test_another_messages_identity_is_not_passed_on(name: str) -> None:
-    """Else the inbox would take what a handler sends further for the message that it came from, and drop it."""
+def test_identity_attributes_of_another_message_are_refused(name: str) -> None:
+    """Otherwise the inbox would drop a message that a handler sends on, as a duplicate of the received one."""
     with App(broker="memory://") as app, pytest.raises(UsageError, match=f"{name} is Penstock's own"):
         app.send("next", 1, attributes={name: "o"})
 
 
 @pytest.mark.parametrize("address", ["mysql://u:hidden", "postgresql://u:hidden@h:port/db", "hidden"])
-def test_an_address_that_cannot_be_read_is_not_said_again(address: str) -> None:
+def test_the_error_for_an_invalid_address_does_not_repeat_it(address: str) -> None:
     with pytest.raises(UsageError) as refusal:
         engine_of(address)
     assert "hidden" not in str(refusal.value)
 
 
-def test_a_lease_in_which_nothing_can_be_sent_is_refused() -> None:
+def test_a_lease_too_short_for_a_send_is_refused() -> None:
     with pytest.raises(UsageError, match="too short"):
         App(broker="memory://").relay("sqlite://", lease=0.5)
 
 
-def test_what_is_said_of_a_database_holds_no_secrets() -> None:
+def test_the_shown_address_of_a_database_has_no_secrets() -> None:
     address = "postgresql+psycopg://u:hidden@h/db?password=hidden"
     assert TransactionStore(engine_of(address)).address == "postgresql+psycopg://u:***@h/db?password=***"
 
 
-def test_a_parameter_that_the_driver_does_not_know_is_told_as_such() -> None:
+def test_an_unknown_parameter_of_the_driver_is_a_configuration_error() -> None:
     with pytest.raises(ConfigurationError, match="does not take a parameter of the database's address"):
         TransactionStore(engine_of("mysql+pymysql://u@127.0.0.1:1/db?nonsense=1")).counts()
 
 
-def test_done_before_is_said_of_a_key_that_is_there_and_of_nothing_else() -> None:
-    """A row that the database refuses for another reason took no effect."""
+def test_only_an_existing_key_counts_as_done_before() -> None:
+    """A row that the database refuses for another reason had no effect."""
     engine = create_engine("sqlite://", poolclass=StaticPool)
     create_tables(engine)
     with engine.begin() as connection:
@@ -115,17 +115,17 @@ def test_done_before_is_said_of_a_key_that_is_there_and_of_nothing_else() -> Non
             app.inbox(connection, found, handler="barred")
 
 
-def test_an_app_gives_back_connections_that_it_opened_itself(tmp_path: Path) -> None:
-    mine = create_engine(f"sqlite:///{tmp_path}/mine.db")
-    create_tables(mine)
+def test_an_app_closes_only_engines_that_it_opened_itself(tmp_path: Path) -> None:
+    given = create_engine(f"sqlite:///{tmp_path}/given.db")
+    create_tables(given)
     with App(broker="memory://") as app:
-        app.relay(mine)
-        app.relay(f"sqlite:///{tmp_path}/mine.db")
+        app.relay(given)
+        app.relay(f"sqlite:///{tmp_path}/given.db")
         assert [relay.store.counts() for relay in app.relays] == [(0, 0)] * 2
         own = engine_of_store(app.relays[1].store)
-        assert (pooled(mine), pooled(own)) == (1, 1)
-    assert (pooled(mine), pooled(own)) == (1, 0)
-    mine.dispose()
+        assert (pooled(given), pooled(own)) == (1, 1)
+    assert (pooled(given), pooled(own)) == (1, 0)
+    given.dispose()
 
 
 def engine_of_store(store: TransactionStore) -> Engine:
@@ -138,11 +138,11 @@ def pooled(engine: Engine) -> int:
 
 
 @pytest.mark.parametrize("database", ["no address", 5, "sqlite+aiosqlite://", "nonsense://x"])
-def test_what_is_no_database_for_a_relay_is_refused_at_once(database: object) -> None:
+def test_an_invalid_database_for_a_relay_is_refused_at_once(database: object) -> None:
     with pytest.raises(UsageError):
         engine_of(database)
 
 
 def test_keys_are_short_enough_for_every_index() -> None:
     assert [column.name for column in inbox.primary_key] == ["inbox_id"]
-    assert inbox.c.inbox_id.type.length == 16  # type: ignore[attr-defined] # of a LargeBinary
+    assert inbox.c.inbox_id.type.length == 16  # type: ignore[attr-defined] # an attribute of LargeBinary

@@ -1,4 +1,4 @@
-"""What an app's handlers leave behind when the application has set up OpenTelemetry: `traces = true`, and no more."""
+"""Spans of an app's handlers if the application configures OpenTelemetry and only `tracing_enabled` is set."""
 
 import asyncio
 import io
@@ -25,7 +25,7 @@ SECRET = "hunter2"
 
 
 class Scene:
-    """An app, and a worker in memory."""
+    """An app with tracing, run by a worker in memory."""
 
     def __init__(self) -> None:
         self.traces = Traces(process_provider())
@@ -68,7 +68,7 @@ def ids(span: ReadableSpan) -> tuple[str, str]:
     return f"{context.trace_id:032x}", f"{context.span_id:016x}"
 
 
-def test_a_function_is_a_span_of_its_own_trace_that_links_to_the_sender(scene: Scene) -> None:
+def test_a_function_is_a_span_in_a_new_trace_that_links_to_the_sender(scene: Scene) -> None:
     @scene.app.handler(Queue("work"), name="named")
     def work(body: Any) -> None:
         own_span("mine")
@@ -92,7 +92,7 @@ def test_a_function_is_a_span_of_its_own_trace_that_links_to_the_sender(scene: S
     assert span.status.status_code is StatusCode.UNSET
 
 
-def test_lines_of_the_log_say_which_trace_and_span_they_are_of(scene: Scene) -> None:
+def test_log_lines_have_the_ids_of_their_trace_and_span(scene: Scene) -> None:
     @scene.app.handler(Queue("work"))
     def work(body: Any) -> None:
         pass
@@ -103,15 +103,15 @@ def test_lines_of_the_log_say_which_trace_and_span_they_are_of(scene: Scene) -> 
         (line,) = scene.lines(event)
         assert (line["trace_id"], line["span_id"]) == ids(span)
     (acked,) = scene.lines("message.acked")
-    assert "trace_id" not in acked, "settling is no part of the work"
+    assert "trace_id" not in acked, "settling is not part of the work"
 
 
-def test_async_functions_at_work_side_by_side_have_their_own_spans(scene: Scene) -> None:
-    met = asyncio.Barrier(2)
+def test_concurrent_async_functions_have_separate_spans(scene: Scene) -> None:
+    both_started = asyncio.Barrier(2)
 
     @scene.app.handler(Queue("work"))
     async def work(message: Message) -> None:
-        await met.wait()
+        await both_started.wait()
         own_span(f"mine {message.body!r}")
         await asyncio.to_thread(own_span, f"elsewhere {message.body!r}")
 
@@ -120,14 +120,14 @@ def test_async_functions_at_work_side_by_side_have_their_own_spans(scene: Scene)
         {span.parent.span_id for span in scene.traces.spans if span.parent and span.name.endswith(f"{body!r}")}
         for body in (b"1", b"2")
     ]
-    assert [len(each) for each in parents] == [1, 1], "both spans of a message are in the span of that message"
+    assert [len(each) for each in parents] == [1, 1], "the user's spans of a message are in the span of that message"
     assert parents[0] | parents[1] == {int(ids(span)[1], 16) for span in scene.traces.named("process work")}
 
 
-def test_a_failure_is_on_its_span_without_the_values_of_variables(scene: Scene) -> None:
+def test_a_failure_is_recorded_on_its_span_without_values_of_variables(scene: Scene) -> None:
     @scene.app.handler(Queue("work"), max_attempts=2, retry_base="1 ms")
     def work(body: Any) -> None:
-        password = SECRET  # noqa: F841 - it is there to be looked for
+        password = SECRET  # noqa: F841 - must not appear on the span
         raise ValueError("no such thing")
 
     scene.run("work", b"1")
@@ -138,21 +138,21 @@ def test_a_failure_is_on_its_span_without_the_values_of_variables(scene: Scene) 
         assert attributes(span)["error.type"] == "ValueError"
         assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "ValueError: no such thing")
         (event,) = span.events
-        said = dict(event.attributes or {})
-        assert (event.name, said["exception.type"], said["exception.message"]) == (
+        event_attributes = dict(event.attributes or {})
+        assert (event.name, event_attributes["exception.type"], event_attributes["exception.message"]) == (
             "exception",
             "ValueError",
             "no such thing",
         )
-        assert "raise ValueError" in str(said["exception.stacktrace"])
-        assert SECRET not in str(said).replace("password = SECRET", "")
+        assert "raise ValueError" in str(event_attributes["exception.stacktrace"])
+        assert SECRET not in str(event_attributes).replace("password = SECRET", "")
     assert linked(first) == linked(second) == [traceparent(scene.traces.only("send work"))]
 
 
-def test_a_body_that_cannot_be_read_is_an_error_on_its_span(scene: Scene) -> None:
+def test_an_undecodable_body_is_an_error_on_its_span(scene: Scene) -> None:
     @scene.app.handler(Queue("work", dict))
     def work(body: dict[str, Any]) -> None:
-        raise AssertionError("it cannot be read")
+        raise AssertionError("called")
 
     with TestWorker(scene.app) as worker:
         from penstock.messaging.message import Outgoing
@@ -164,7 +164,7 @@ def test_a_body_that_cannot_be_read_is_an_error_on_its_span(scene: Scene) -> Non
     assert attributes(span)["penstock.outcome"] == "dead_letter"
 
 
-def test_what_is_sent_from_a_function_belongs_to_its_span(scene: Scene) -> None:
+def test_a_send_in_a_function_is_a_child_of_its_span(scene: Scene) -> None:
     @scene.app.handler(Queue("work"))
     def work(body: Any) -> None:
         scene.app.send("next", b"2")
@@ -173,7 +173,7 @@ def test_what_is_sent_from_a_function_belongs_to_its_span(scene: Scene) -> None:
     assert scene.traces.only("send next").parent == scene.traces.only("process work").get_span_context()
 
 
-def test_a_batch_is_one_span_that_links_to_all_its_senders(scene: Scene) -> None:
+def test_a_batch_is_one_span_with_links_to_all_senders(scene: Scene) -> None:
     @scene.app.handler(Queue("work"), batch=3, max_wait="1 s", retry_base="1 ms")
     def work(items: list[Item[Any]]) -> list[BaseException | None]:
         return [None, Reject("not this one"), Retry("later")] if len(items) == 3 else [None] * len(items)
@@ -189,7 +189,7 @@ def test_a_batch_is_one_span_that_links_to_all_its_senders(scene: Scene) -> None
     assert [dict(event.attributes or {})["exception.type"] for event in span.events] == ["Reject", "Retry"]
 
 
-def test_messages_of_one_send_are_linked_to_once(scene: Scene) -> None:
+def test_a_batch_links_once_to_messages_of_one_send(scene: Scene) -> None:
     @scene.app.handler(Queue("work"), batch=3, max_wait="1 s")
     def work(items: list[Item[Any]]) -> None:
         pass
@@ -198,7 +198,7 @@ def test_messages_of_one_send_are_linked_to_once(scene: Scene) -> None:
     assert linked(scene.traces.only("process work")) == [traceparent(scene.traces.only("send work"))]
 
 
-def test_with_traces_off_nothing_is_wrapped_and_nothing_added() -> None:
+def test_with_tracing_off_nothing_is_wrapped_and_no_attribute_added() -> None:
     traces = Traces(process_provider())
     app = App(broker="memory://")
 
@@ -215,7 +215,7 @@ def test_with_traces_off_nothing_is_wrapped_and_nothing_added() -> None:
     assert [span.name for span in traces.spans] == ["mine"]
 
 
-def test_an_object_handler_is_a_span_that_names_the_object_that_failed(scene: Scene, tmp_path: Path) -> None:
+def test_the_span_of_an_object_handler_names_the_failed_object(scene: Scene, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
 
     @scene.app.object_handler(source=str(tmp_path), queue="files", max_attempts=1)

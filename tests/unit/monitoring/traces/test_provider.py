@@ -1,4 +1,4 @@
-"""Where spans go. Each in a process of its own: OpenTelemetry has one provider a process."""
+"""Tracer providers. Each test starts a process, since OpenTelemetry has one provider per process."""
 
 import subprocess
 import sys
@@ -15,14 +15,14 @@ from penstock.config import Settings
 """
 
 
-def told(code: str, **environment: str) -> str:
-    """What a process prints."""
-    done = subprocess.run(
+def output_of(code: str, **environment: str) -> str:
+    """Return what a process that runs this code prints."""
+    completed = subprocess.run(
         [sys.executable, "-c", RUN + code], env={"PATH": "/usr/bin", "PYTHONPATH": ":".join(sys.path), **environment},
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout.strip()
 
 
 RESOURCE = """
@@ -46,42 +46,42 @@ print([found.get(name) for name in names])
         ),
     ],
 )
-def test_the_service_is_named_by_the_settings_and_else_by_opentelemetrys_variables(
+def test_the_service_is_named_by_settings_before_opentelemetry_variables(
     given: dict[str, str], environment: dict[str, str], expected: list[str | None]
 ) -> None:
-    assert told(RESOURCE.format(given=given), **environment) == str(expected)
+    assert output_of(RESOURCE.format(given=given), **environment) == str(expected)
 
 
-def test_the_applications_own_provider_is_left_as_it_is() -> None:
+def test_the_applications_provider_is_unchanged() -> None:
     code = """
 own = TracerProvider()
 trace.set_tracer_provider(own)
 open_tracing(Settings(tracing_enabled=True), worker="w")
 print(trace.get_tracer_provider() is own, own._active_span_processor._span_processors)
 """
-    assert told(code) == "True ()"
+    assert output_of(code) == "True ()"
 
 
-def test_one_process_has_one_provider_however_often_it_is_opened() -> None:
+def test_opening_tracing_again_reuses_the_provider() -> None:
     code = """
 open_tracing(Settings(tracing_enabled=True), worker="w")
 first = trace.get_tracer_provider()
 open_tracing(Settings(tracing_enabled=True), worker="w")
 print(trace.get_tracer_provider() is first, len(first._active_span_processor._span_processors))
 """
-    assert told(code) == "True 1"
+    assert output_of(code) == "True 1"
 
 
-def test_without_the_setting_nothing_of_opentelemetry_is_imported() -> None:
-    assert told('print(type(tracing_of(Settings(), worker="w")).__name__)') == "NoTracing"
+def test_without_the_setting_opentelemetry_is_not_imported() -> None:
+    assert output_of('print(type(tracing_of(Settings(), worker="w")).__name__)') == "NoTracing"
     light = "import sys; from penstock.app.tracing import tracing_of; from penstock.config import Settings; "
     light += "tracing_of(Settings(), worker='w'); print('opentelemetry' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", light], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == "False"
+    completed = subprocess.run([sys.executable, "-c", light], capture_output=True, text=True, check=True, timeout=60)
+    assert completed.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize("missing", ["opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter"])
-def test_a_missing_extra_is_one_sentence(missing: str, tmp_path: Path) -> None:
+def test_a_missing_extra_is_named_without_a_traceback(missing: str, tmp_path: Path) -> None:
     app = tmp_path / "shop.py"
     app.write_text("from penstock import App\napp = App.from_config()\n@app.handler('q')\ndef work(body): pass\n")
     code = (
@@ -93,17 +93,17 @@ def test_a_missing_extra_is_one_sentence(missing: str, tmp_path: Path) -> None:
         f"sys.argv = ['penstock', 'worker', 'shop:app']\n"
         f"from penstock.cli.main import main\nmain()\n"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,
         env={"PATH": "/usr/bin", "PYTHONPATH": ":".join(sys.path), "PENSTOCK_TRACING_ENABLED": "1"},
     )  # fmt: skip
-    assert done.returncode == 78, done.stderr
-    assert "pip install 'penstock[otel]'" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert completed.returncode == 78, completed.stderr
+    assert "pip install 'penstock[otel]'" in completed.stderr
+    assert "Traceback" not in completed.stderr
 
 
-def test_a_collector_that_is_away_does_not_keep_a_process() -> None:
-    """The exporter would try again for ten seconds, and shutting its provider down would wait for thirty."""
+def test_an_unavailable_collector_does_not_delay_the_end_of_a_process() -> None:
+    """The exporter would retry for ten seconds, and a shutdown of its provider would wait thirty."""
     code = """
 import time
 tracing = open_tracing(Settings(tracing_enabled=True), worker="w")
@@ -111,6 +111,6 @@ with tracing.stage("any"):
     pass
 began = time.monotonic()
 tracing.begin_flush()(0.2)
-print(time.monotonic() - began < 9)  # so far from ten as a busy machine allows
+print(time.monotonic() - began < 9)  # below ten, with a margin for a busy machine
 """
-    assert told(code, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9") == "True"
+    assert output_of(code, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9") == "True"

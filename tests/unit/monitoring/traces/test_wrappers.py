@@ -1,4 +1,4 @@
-"""The wrapped handler and broker alone: ends from outside, bounds, and what has no room."""
+"""Handlers and brokers wrapped for tracing: executions ended from outside, bounds, messages without room."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ def delivery(number: int = 1, traceparent: str | None = None) -> Delivery:
 
 
 class Handler:
-    """A handler and its execution at once, which runs as it is told."""
+    """A handler that is its own execution, runs a given function and records calls."""
 
     name = "h"
     place = ExecutionPlace.POOL
@@ -93,8 +93,8 @@ def outcome(traces: Traces) -> Any:
     return (traces.only("process q").attributes or {}).get("penstock.outcome")
 
 
-def at_work(traces: Traces) -> tuple[Any, Handler, threading.Event, threading.Thread]:
-    """An execution in the middle of its run."""
+def running_execution(traces: Traces) -> tuple[Any, Handler, threading.Event, threading.Thread]:
+    """Return an execution in the middle of its run, its handler, the event that ends the run, and its thread."""
     begun, go_on = threading.Event(), threading.Event()
 
     def run() -> Answer:
@@ -118,20 +118,20 @@ def at_work(traces: Traces) -> tuple[Any, Handler, threading.Event, threading.Th
         (("interrupt",), "lost"),
     ],
 )
-def test_what_ends_from_outside_ends_its_span_once(traces: Traces, ends: Sequence[str], expected: str) -> None:
-    execution, handler, go_on, thread = at_work(traces)
+def test_an_execution_ended_from_outside_ends_its_span_once(traces: Traces, ends: Sequence[str], expected: str) -> None:
+    execution, handler, go_on, thread = running_execution(traces)
     for end in ends:
         getattr(execution, end)()
     assert outcome(traces) == expected
     go_on.set()
     thread.join(DEADLINE_SECONDS)
     assert not thread.is_alive()
-    assert outcome(traces) == expected, "what the run came to later is nobody's"
+    assert outcome(traces) == expected, "the later result of the run is ignored"
     assert [name.split()[0] for name in handler.called] == list(ends)
 
 
-def test_a_timeout_is_told_within_the_span(traces: Traces) -> None:
-    execution, handler, go_on, thread = at_work(traces)
+def test_a_timeout_is_handled_within_the_span(traces: Traces) -> None:
+    execution, handler, go_on, thread = running_execution(traces)
     execution.time_out()
     go_on.set()
     thread.join(DEADLINE_SECONDS)
@@ -147,9 +147,9 @@ def test_an_execution_that_never_ran_has_no_span(traces: Traces) -> None:
     assert not traces.spans
 
 
-def test_what_a_run_raises_is_on_its_span_and_goes_on(traces: Traces) -> None:
+def test_an_exception_of_a_run_is_recorded_on_its_span_and_raised(traces: Traces) -> None:
     def run() -> Answer:
-        raise TemporaryError("the ledger is away")
+        raise TemporaryError("the ledger is unavailable")
 
     execution = traces.tracing.handler(Handler(run), queue="q", system="memory").begin([delivery()])
     with pytest.raises(TemporaryError):
@@ -157,13 +157,13 @@ def test_what_a_run_raises_is_on_its_span_and_goes_on(traces: Traces) -> None:
     span = traces.only("process q")
     assert (span.status.status_code, span.status.description) == (
         StatusCode.ERROR,
-        "TemporaryError: the ledger is away",
+        "TemporaryError: the ledger is unavailable",
     )
     assert (span.attributes or {})["error.type"] == "TemporaryError"
-    assert not trace.get_current_span().get_span_context().is_valid, "the thread is in no span any more"
+    assert not trace.get_current_span().get_span_context().is_valid, "the thread has left the span"
 
 
-def test_a_handler_is_the_same_in_all_else(traces: Traces) -> None:
+def test_a_wrapped_handler_passes_everything_else_through(traces: Traces) -> None:
     inner = Handler(dict)
     handler = traces.tracing.handler(inner, queue="q", system="memory")
     assert (handler.name, handler.place, handler.timeout_seconds) == ("h", ExecutionPlace.POOL, None)
@@ -175,7 +175,7 @@ def test_a_handler_is_the_same_in_all_else(traces: Traces) -> None:
     assert inner.called == ["upkeep", "drain"]
 
 
-def test_links_are_bounded_and_those_left_out_counted(traces: Traces) -> None:
+def test_links_are_bounded_and_omitted_ones_counted(traces: Traces) -> None:
     deliveries = [delivery(number, PARENT.format(number, number)) for number in range(1, 201)]
     answer = {str(number): DeadLetter(reason="no") for number in range(1, 201)}
     traces.tracing.handler(Handler(lambda: answer), queue="q", system="memory").begin(deliveries).run()
@@ -186,40 +186,40 @@ def test_links_are_bounded_and_those_left_out_counted(traces: Traces) -> None:
     assert (found["penstock.outcome"], found["penstock.settled.dead_letter"]) == ("dead_letter", 200)
 
 
-class Measuring(MemoryBroker):
+class MeasuringBroker(MemoryBroker):
     """A broker that counts attributes as part of a message."""
 
-    asked = 0
+    checks = 0
 
     def takes(self, queue: str, message: Outgoing) -> bool:
-        self.asked += 1
-        if queue == "gone":
+        self.checks += 1
+        if queue == "missing":
             raise ConfigurationError("there is no such queue")
         return len(message.body) + sum(len(name) + len(value) for name, value in message.attributes.items()) <= 1_024
 
 
 @pytest.mark.parametrize(
-    ("size_bytes", "asked", "carried"), [(100, 0, True), (900, 1, True), (960, 1, False), (1_024, 1, False)]
+    ("size_bytes", "checks", "has_context"), [(100, 0, True), (900, 1, True), (960, 1, False), (1_024, 1, False)]
 )
-def test_a_queue_that_takes_little_is_sent_what_fits(
-    traces: Traces, size_bytes: int, asked: int, carried: bool
+def test_the_trace_context_is_sent_only_if_the_message_has_room(
+    traces: Traces, size_bytes: int, checks: int, has_context: bool
 ) -> None:
-    inner = Measuring()
+    inner = MeasuringBroker()
     broker = traces.tracing.broker(inner)
     broker.send("q", [Outgoing(body=b"x" * size_bytes)])
     (message,) = inner.browse("q", messages_max=1)
-    assert (context_in(message.attributes) is not None, inner.asked) == (carried, asked)
-    assert (traces.only("send q").attributes or {}).get("penstock.untraced_messages") == (None if carried else 1)
+    assert (context_in(message.attributes) is not None, inner.checks) == (has_context, checks)
+    assert (traces.only("send q").attributes or {}).get("penstock.untraced_messages") == (None if has_context else 1)
 
 
-def test_what_is_wrong_with_a_queue_is_the_sends_to_say(traces: Traces) -> None:
-    inner = Measuring()
-    traces.tracing.broker(inner).send("gone", [Outgoing(body=b"x" * 1_000)])
-    (message,) = inner.browse("gone", messages_max=1)
+def test_an_error_of_the_room_check_is_left_to_the_send(traces: Traces) -> None:
+    inner = MeasuringBroker()
+    traces.tracing.broker(inner).send("missing", [Outgoing(body=b"x" * 1_000)])
+    (message,) = inner.browse("missing", messages_max=1)
     assert context_in(message.attributes) is None
 
 
-def test_attributes_that_are_full_to_the_last_byte_stay_as_they_are(traces: Traces) -> None:
+def test_attributes_without_room_are_unchanged(traces: Traces) -> None:
     inner = MemoryBroker()
     full = {"a": "x" * (256 * 1024 - 1)}
     traces.tracing.broker(inner).send("q", [Outgoing(body=b"", attributes=full)])
@@ -227,7 +227,7 @@ def test_attributes_that_are_full_to_the_last_byte_stay_as_they_are(traces: Trac
     assert dict(message.attributes) == full
 
 
-def test_a_send_that_fails_is_an_error_and_raises(traces: Traces) -> None:
+def test_a_failed_send_is_an_error_on_its_span_and_raises(traces: Traces) -> None:
     broker = traces.tracing.broker(MemoryBroker())
     with pytest.raises(ConfigurationError):
         broker.send("", [Outgoing(body=b"")])
@@ -236,7 +236,7 @@ def test_a_send_that_fails_is_an_error_and_raises(traces: Traces) -> None:
     assert (span.attributes or {})["error.type"] == "ConfigurationError"
 
 
-def test_what_is_no_unicode_is_written_out_since_exporters_would_drop_all_for_it(traces: Traces) -> None:
+def test_lone_surrogates_are_escaped_since_exporters_would_drop_the_whole_batch(traces: Traces) -> None:
     def run() -> Answer:
         raise ValueError("\udc80" + "x" * 10_000)
 
@@ -245,19 +245,19 @@ def test_what_is_no_unicode_is_written_out_since_exporters_would_drop_all_for_it
         traces.tracing.handler(Handler(run), queue="q", system="memory").begin([odd]).run()
     span = traces.only("process q")
     assert (span.attributes or {})["messaging.message.id"] == r"\udc80"
-    said = span.status.description or ""
-    assert said.startswith(r"ValueError: \udc80xxx")
-    assert len(said) < 9_000
+    description = span.status.description or ""
+    assert description.startswith(r"ValueError: \udc80xxx")
+    assert len(description) < 9_000
     assert encode_spans([span]).resource_spans
 
 
-def test_nothing_sent_is_no_span(traces: Traces) -> None:
+def test_an_empty_send_has_no_span(traces: Traces) -> None:
     assert traces.tracing.broker(MemoryBroker()).send("q", []) == []
     assert not traces.spans
 
 
-class Remembering(MemoryBroker):
-    """Keeps what it is sent as it is."""
+class RecordingBroker(MemoryBroker):
+    """A broker that keeps the messages of the last send unchanged."""
 
     sent: Sequence[Outgoing] = ()
 
@@ -266,8 +266,8 @@ class Remembering(MemoryBroker):
         return super().send(queue, messages)
 
 
-def test_messages_share_the_mapping_that_theirs_shared(traces: Traces) -> None:
-    inner = Remembering()
+def test_messages_that_share_attributes_share_the_traced_ones(traces: Traces) -> None:
+    inner = RecordingBroker()
     shared = {"schema": "1"}
     traces.tracing.broker(inner).send("q", [Outgoing(body=b"", attributes=shared) for _ in range(3)])
     assert len({id(message.attributes) for message in inner.sent}) == 1
@@ -275,17 +275,17 @@ def test_messages_share_the_mapping_that_theirs_shared(traces: Traces) -> None:
     assert shared == {"schema": "1"}
 
 
-def test_unsampled_traces_travel_as_such() -> None:
+def test_an_unsampled_trace_is_propagated_as_unsampled() -> None:
     traces = Traces(TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False))
     inner = MemoryBroker()
     traces.tracing.broker(inner).send("q", [Outgoing(body=b"")])
     (message,) = inner.browse("q", messages_max=1)
     flags = int(str(context_in(message.attributes)).rpartition("-")[2], 16)
-    assert not flags & 1, "whoever receives it is told that its sender's trace is kept nowhere"
+    assert not flags & 1, "the receiver must see that the sender's trace is not recorded"
     assert not traces.spans
 
 
-def test_stages_are_spans_within_and_note_what_they_raise(traces: Traces) -> None:
+def test_stages_are_nested_spans_that_record_exceptions(traces: Traces) -> None:
     with (
         traces.tracing.stage("outer", pipeline="p"),
         pytest.raises(ValueError, match="no"),
@@ -299,7 +299,7 @@ def test_stages_are_spans_within_and_note_what_they_raise(traces: Traces) -> Non
     assert inner.status.description == "ValueError: no"
 
 
-def test_no_tracing_is_nothing() -> None:
+def test_no_tracing_wraps_nothing() -> None:
     broker, handler = MemoryBroker(), Handler(dict)
     assert NO_TRACING.broker(broker) is broker
     assert NO_TRACING.handler(handler, queue="q", system="memory") is handler

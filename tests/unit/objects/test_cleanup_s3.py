@@ -1,4 +1,4 @@
-"""Cleaning up by S3's own answers where a test server gives none: refusals, conflicts, a condition that is met late."""
+"""Cleanup with S3's responses that a test server does not give: refusals, conflicts, late failed conditions."""
 
 from collections.abc import Iterator
 
@@ -16,21 +16,21 @@ from penstock.storage.address import s3_address
 SOURCE = s3_address("s3://landing/in")
 PLAIN = ObjectRef(bucket="landing", key="in/a", size_bytes=3, etag="0f")
 VERSION = ObjectRef(bucket="landing", key="in/a", size_bytes=3, etag="0f", version_id="v1")
-THERE = Answered(headers={"ETag": '"0f"', "Content-Length": "0"})
+FOUND = Answered(headers={"ETag": '"0f"', "Content-Length": "0"})
 DELETED = Answered(status=204)
 NO_SUCH_KEY = refusal(404, "NoSuchKey")
 
 
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Stub]:
-    monkeypatch.setattr(s3, "TRIES_MAX", 1)  # of boto3 itself
+    monkeypatch.setattr(s3, "TRIES_MAX", 1)  # boto3's own retries
     s3._service_client.cache_clear()
-    with S3Stub(lambda asked: THERE) as stub:
+    with S3Stub(lambda asked: FOUND) as stub:
         yield stub
     s3._service_client.cache_clear()
 
 
-def answer(stub: S3Stub, *, head: Answered = THERE, delete: Answered = DELETED, probe: Answered = NO_SUCH_KEY) -> None:
+def respond(stub: S3Stub, *, head: Answered = FOUND, delete: Answered = DELETED, probe: Answered = NO_SUCH_KEY) -> None:
     def answered(asked: Asked) -> Answered:
         if asked.method == "HEAD":
             return head
@@ -43,14 +43,14 @@ def deletes(stub: S3Stub) -> list[Asked]:
     return [one for one in stub.asked if one.method == "DELETE" and ".penstock-cleanup-" not in one.target]
 
 
-def test_a_version_is_named_in_every_request(stub: S3Stub) -> None:
-    answer(stub)
+def test_every_request_names_the_version(stub: S3Stub) -> None:
+    respond(stub)
     assert S3Deleter(SOURCE, aws_at(stub.url)).clean(VERSION) is DONE
     assert ["versionId=v1" in one.target for one in stub.asked] == [True, True]
 
 
-def test_without_versions_every_request_carries_the_etag_and_the_store_is_tried_once(stub: S3Stub) -> None:
-    answer(stub)
+def test_without_versions_every_request_has_the_etag_and_the_store_is_probed_once(stub: S3Stub) -> None:
+    respond(stub)
     deleter = S3Deleter(SOURCE, aws_at(stub.url))
     assert [deleter.clean(PLAIN), deleter.clean(PLAIN)] == [DONE, DONE]
     assert [one.headers["if-match"] for one in stub.asked if ".penstock" not in one.target] == ['"0f"'] * 4
@@ -58,13 +58,13 @@ def test_without_versions_every_request_carries_the_etag_and_the_store_is_tried_
 
 
 @pytest.mark.parametrize("probe", [NO_SUCH_KEY, refusal(412, "PreconditionFailed")])
-def test_a_store_that_looks_at_the_condition_is_trusted(stub: S3Stub, probe: Answered) -> None:
-    answer(stub, probe=probe)
+def test_a_store_that_checks_the_condition_is_trusted(stub: S3Stub, probe: Answered) -> None:
+    respond(stub, probe=probe)
     assert S3Deleter(SOURCE, aws_at(stub.url)).clean(PLAIN) is DONE
 
 
-def test_a_store_that_does_not_is_never_asked_to_delete(stub: S3Stub) -> None:
-    answer(stub, probe=DELETED)
+def test_a_store_that_ignores_the_condition_gets_no_delete(stub: S3Stub) -> None:
+    respond(stub, probe=DELETED)
     for _ in range(2):
         with pytest.raises(ConfigurationError, match="ignores If-Match"):
             S3Deleter(SOURCE, aws_at(stub.url)).clean(PLAIN)
@@ -78,22 +78,24 @@ def test_a_store_that_does_not_is_never_asked_to_delete(stub: S3Stub) -> None:
         (NO_SUCH_KEY, MISSING),
     ],
 )
-def test_what_changed_since_the_look_is_left_alone(stub: S3Stub, delete: Answered, outcome: object) -> None:
-    answer(stub, delete=delete)
+def test_an_object_changed_since_the_head_request_is_left_alone(
+    stub: S3Stub, delete: Answered, outcome: object
+) -> None:
+    respond(stub, delete=delete)
     assert S3Deleter(SOURCE, aws_at(stub.url)).clean(PLAIN) is outcome
 
 
 @pytest.mark.parametrize(
     "message", ["Access Denied because object protected by object lock.", "Object is WORM protected"]
 )
-def test_a_lock_that_only_the_refusal_tells_of_keeps_the_object(stub: S3Stub, message: str) -> None:
-    answer(stub, delete=refusal(403, "AccessDenied", message))
+def test_an_object_lock_named_only_in_the_refusal_keeps_the_object(stub: S3Stub, message: str) -> None:
+    respond(stub, delete=refusal(403, "AccessDenied", message))
     cleaned = S3Deleter(SOURCE, aws_at(stub.url)).clean(VERSION)
     assert (cleaned.outcome, cleaned.reason) == (CleanupOutcome.REFUSED, "Object Lock protects it")
 
 
 @pytest.mark.parametrize(
-    ("refused", "kind", "words"),
+    ("refused", "kind", "text"),
     [
         (refusal(403, "AccessDenied"), ObjectDenied, "check the permissions"),
         (refusal(409, "ConditionalRequestConflict"), TemporaryError, "another client is writing it"),
@@ -101,18 +103,18 @@ def test_a_lock_that_only_the_refusal_tells_of_keeps_the_object(stub: S3Stub, me
         (refusal(500, "InternalError"), TemporaryError, "S3 responded with 500"),
     ],
 )
-def test_what_is_no_matter_of_the_object_alone_is_raised(
-    stub: S3Stub, refused: Answered, kind: type[Exception], words: str
+def test_a_refusal_not_specific_to_the_object_is_raised(
+    stub: S3Stub, refused: Answered, kind: type[Exception], text: str
 ) -> None:
     for answers in ({"delete": refused}, {"probe": refused}):
-        answer(stub, **answers)
-        with pytest.raises(kind, match=words):
+        respond(stub, **answers)
+        with pytest.raises(kind, match=text):
             S3Deleter(SOURCE, aws_at(stub.url)).clean(PLAIN)
 
 
 @pytest.mark.parametrize(("status", "kind"), [(403, ObjectDenied), (503, TemporaryError)])
-def test_a_look_that_is_refused_touches_nothing(stub: S3Stub, status: int, kind: type[Exception]) -> None:
-    answer(stub, head=Answered(status=status))
+def test_a_refused_head_request_changes_nothing(stub: S3Stub, status: int, kind: type[Exception]) -> None:
+    respond(stub, head=Answered(status=status))
     for cleaner in (S3Deleter(SOURCE, aws_at(stub.url)), S3Tagger(SOURCE, {"a": "b"}, aws_at(stub.url))):
         with pytest.raises(kind):
             cleaner.clean(PLAIN)

@@ -1,4 +1,4 @@
-"""Events, and values for their fields by type."""
+"""Hypothesis strategies for events, by the types of their fields, and a reader for JSON logs."""
 
 import dataclasses
 import inspect
@@ -13,8 +13,8 @@ from penstock import events
 from penstock.events import Event
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 
-_NASTY = "\n\r\t\0\x1b\x7f\x85\x9b\u2028\u202e\ufeff\ud800\udcff\"'\\ =|{}"
-ANY_TEXT = st.text(alphabet=st.characters(exclude_categories=()) | st.sampled_from(_NASTY), max_size=60)
+_SPECIAL_CHARACTERS = "\n\r\t\0\x1b\x7f\x85\x9b\u2028\u202e\ufeff\ud800\udcff\"'\\ =|{}"
+ANY_TEXT = st.text(alphabet=st.characters(exclude_categories=()) | st.sampled_from(_SPECIAL_CHARACTERS), max_size=60)
 _INTEGERS = st.integers(min_value=-(2**63), max_value=2**63)
 _SETTLEMENTS: st.SearchStrategy[Settlement] = (
     st.just(Ack())
@@ -35,21 +35,21 @@ _STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {
     Settlement: _SETTLEMENTS,
     tuple[Settlement, ...]: st.lists(_SETTLEMENTS, max_size=3).map(tuple),
 }
-_WORDS = {  # values that choose a row, so that each is met often
+_FREQUENT_VALUES = {  # values that select a log row, so that each is generated often
     "outcome": ("retry", "dead", "gone", "superseded", "drained", "interrupted", "forced"),
     "error_type": ("Reject", "ValueError"),
 }
 
 
 def event_types() -> Iterator[type[Event]]:
-    """Every event there is."""
+    """Yield every event type."""
     for _, member in inspect.getmembers(events, inspect.isclass):
         if issubclass(member, Event):
             yield member
 
 
-def made(kind: type[Event]) -> st.SearchStrategy[Event]:
-    """Events of this type, with any values."""
+def events_of(kind: type[Event]) -> st.SearchStrategy[Event]:
+    """Return a strategy for events of this type with any values."""
     hints = get_type_hints(kind)
     fields = {field.name: _strategy(field.name, hints[field.name]) for field in dataclasses.fields(kind)}
     return st.builds(kind, **fields)
@@ -59,9 +59,9 @@ def _strategy(name: str, hint: Any) -> st.SearchStrategy[Any]:
     if get_origin(hint) is Literal:
         return st.sampled_from(get_args(hint))
     strategy = _STRATEGIES[hint]
-    return strategy | st.sampled_from(_WORDS[name]) if name in _WORDS else strategy
+    return strategy | st.sampled_from(_FREQUENT_VALUES[name]) if name in _FREQUENT_VALUES else strategy
 
 
 def lines_in(stream: io.StringIO) -> list[dict[str, Any]]:
-    """The lines of a JSON log."""
+    """Return the lines of a JSON log."""
     return [json.loads(line) for line in stream.getvalue().split("\n")[:-1]]

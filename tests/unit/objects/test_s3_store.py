@@ -1,4 +1,4 @@
-"""The store for S3 against answers as S3 gives them: what is asked, and what each refusal means."""
+"""The store for S3 with responses as S3 sends them: requests, and the error raised for each refusal."""
 
 import pickle
 import re
@@ -50,8 +50,8 @@ ODD_KEYS = [
 ]
 
 
-def pieces(content: bytes, *, etag: str = "0f") -> Callable[[Asked], Answered]:
-    """Answers as a server does that has this object."""
+def serve(content: bytes, *, etag: str = "0f") -> Callable[[Asked], Answered]:
+    """Return the responses of a server that has this object."""
 
     def answer(asked: Asked) -> Answered:
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", asked.headers.get("range", ""))
@@ -62,27 +62,27 @@ def pieces(content: bytes, *, etag: str = "0f") -> Callable[[Asked], Answered]:
         start, stop = int(found[1]), min(int(found[2]) + 1, len(content))
         if start >= len(content):
             return refusal(416, "InvalidRange")
-        told = {"ETag": f'"{etag}"', "Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"}
-        return Answered(status=206, body=content[start:stop], headers=told)
+        headers = {"ETag": f'"{etag}"', "Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"}
+        return Answered(status=206, body=content[start:stop], headers=headers)
 
     return answer
 
 
 def cut(answer: Callable[[Asked], Answered], *, after_bytes: int) -> Callable[[Asked], Answered]:
-    """The same, but each body breaks off."""
+    """Return the same responses with each body cut off."""
     return lambda asked: replace(answer(asked), cut_after_bytes=after_bytes)
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[S3Stub]:
-    """One for all, so that clients are made once."""
-    with S3Stub(pieces(CONTENT)) as server:
+    """Share one server among all tests, so that clients are created once."""
+    with S3Stub(serve(CONTENT)) as server:
         yield server
 
 
 @pytest.fixture
 def stub(server: S3Stub) -> S3Stub:
-    server.answer = pieces(CONTENT)
+    server.answer = serve(CONTENT)
     server.asked.clear()
     return server
 
@@ -97,14 +97,14 @@ def store(stub: S3Stub, waits: list[float]) -> S3Store:
     return S3Store(ADDRESS, aws_at(stub.url), pause=waits.append)
 
 
-def whole(store: ObjectStore, ref: ObjectRef) -> bytes:
+def read_all(store: ObjectStore, ref: ObjectRef) -> bytes:
     with store.open(ref) as reader:
         data = reader.read()
         reader.verify()
         return data
 
 
-def test_a_small_object_is_one_request(store: S3Store, stub: S3Stub) -> None:
+def test_a_small_object_is_read_with_one_request(store: S3Store, stub: S3Stub) -> None:
     with store.open(SMALL) as reader:
         assert reader.ref == SMALL
         assert reader.read(3) == b"012"
@@ -120,23 +120,23 @@ def test_a_small_object_is_one_request(store: S3Store, stub: S3Stub) -> None:
     assert "x-amz-request-payer" not in asked.headers
 
 
-def test_a_version_is_asked_for_by_its_id(store: S3Store, stub: S3Stub) -> None:
-    assert whole(store, replace(SMALL, version_id="3/L4+k", etag="other")) == CONTENT
+def test_a_version_is_requested_by_its_id(store: S3Store, stub: S3Stub) -> None:
+    assert read_all(store, replace(SMALL, version_id="3/L4+k", etag="other")) == CONTENT
     target = urlsplit(stub.asked[0].target)
     assert unquote(target.query) == "versionId=3/L4+k"
     assert "if-match" not in stub.asked[0].headers
 
 
-def test_an_object_of_no_bytes(store: S3Store, stub: S3Stub) -> None:
-    stub.answer = pieces(b"")
-    assert whole(store, replace(SMALL, size_bytes=0)) == b""
+def test_an_empty_object_is_read_without_a_range(store: S3Store, stub: S3Stub) -> None:
+    stub.answer = serve(b"")
+    assert read_all(store, replace(SMALL, size_bytes=0)) == b""
     assert "range" not in stub.asked[0].headers
     with pytest.raises(ObjectSuperseded):
         store.open(replace(SMALL, size_bytes=0, etag="other"))
 
 
-def test_what_is_read_in_order_is_one_stream(store: S3Store, stub: S3Stub) -> None:
-    stub.answer = pieces(LARGE_CONTENT)
+def test_sequential_reads_share_one_stream(store: S3Store, stub: S3Stub) -> None:
+    stub.answer = serve(LARGE_CONTENT)
     with store.open(LARGE) as reader:
         assert reader.pread(0, 1_000) == LARGE_CONTENT[:1_000]
         read = iter(lambda: reader.read(3 * MIB), b"")
@@ -146,8 +146,8 @@ def test_what_is_read_in_order_is_one_stream(store: S3Store, stub: S3Stub) -> No
     assert {asked.headers["if-match"] for asked in stub.asked} == {'"0f"'}
 
 
-def test_ranges_in_order_become_a_stream_and_others_do_not(store: S3Store, stub: S3Stub) -> None:
-    stub.answer = pieces(LARGE_CONTENT)
+def test_only_adjacent_ranges_become_a_stream(store: S3Store, stub: S3Stub) -> None:
+    stub.answer = serve(LARGE_CONTENT)
     with store.open(LARGE) as reader:
         for start in (5 * MIB, 6 * MIB, 7 * MIB, 2 * MIB):
             assert reader.pread(start, MIB) == LARGE_CONTENT[start : start + MIB]
@@ -160,8 +160,8 @@ def test_ranges_in_order_become_a_stream_and_others_do_not(store: S3Store, stub:
     ]
 
 
-def test_a_range_alone_is_one_request(store: S3Store, stub: S3Stub) -> None:
-    stub.answer = pieces(LARGE_CONTENT)
+def test_a_single_range_is_one_request(store: S3Store, stub: S3Stub) -> None:
+    stub.answer = serve(LARGE_CONTENT)
     assert store.read_range(LARGE, 15 * MIB, 10) == LARGE_CONTENT[15 * MIB : 15 * MIB + 10]
     assert store.read_range(LARGE, len(LARGE_CONTENT) - 3, 10) == LARGE_CONTENT[-3:]
     assert store.read_range(LARGE, len(LARGE_CONTENT), 10) == b""
@@ -170,9 +170,9 @@ def test_a_range_alone_is_one_request(store: S3Store, stub: S3Stub) -> None:
 
 @pytest.mark.parametrize("key", ODD_KEYS)
 @pytest.mark.parametrize("version_id", [None, "v1"])
-def test_keys_are_taken_literally(stub: S3Stub, key: str, version_id: str | None) -> None:
+def test_keys_are_used_literally(stub: S3Stub, key: str, version_id: str | None) -> None:
     ref = replace(SMALL, key=key, version_id=version_id)
-    assert whole(S3Store(s3_address("s3://landing"), aws_at(stub.url)), ref) == CONTENT
+    assert read_all(S3Store(s3_address("s3://landing"), aws_at(stub.url)), ref) == CONTENT
     target = urlsplit(stub.asked[0].target)
     assert unquote(target.path, errors="strict") == f"/landing/{key}"
     assert target.query == ("versionId=v1" if version_id else "")
@@ -182,15 +182,15 @@ def test_keys_are_taken_literally(stub: S3Stub, key: str, version_id: str | None
 
 
 @pytest.mark.parametrize("key", ["in/a.jsonl", "../a"])
-def test_the_requester_pays_where_asked_to(stub: S3Stub, key: str) -> None:
+def test_requester_pays_is_sent_if_set(stub: S3Stub, key: str) -> None:
     aws = replace(aws_at(stub.url), requester_pays=True)
-    assert whole(S3Store(s3_address("s3://landing"), aws), replace(SMALL, key=key)) == CONTENT
+    assert read_all(S3Store(s3_address("s3://landing"), aws), replace(SMALL, key=key)) == CONTENT
     assert stub.asked[0].headers["x-amz-request-payer"] == "requester"
 
 
 @pytest.mark.parametrize("key", ["in/a.jsonl", "in//a.jsonl"], ids=["obstore", "boto3"])
 @pytest.mark.parametrize(
-    ("status", "code", "error", "words"),
+    ("status", "code", "error", "text"),
     [
         (404, "NoSuchKey", ObjectGone, "the object does not exist"),
         (404, "NoSuchVersion", ObjectGone, "the version does not exist"),
@@ -207,32 +207,32 @@ def test_the_requester_pays_where_asked_to(stub: S3Stub, key: str) -> None:
         (400, "ExpiredToken", TemporaryError, "expired"),
     ],
 )
-def test_what_a_refusal_means(
-    store: S3Store, stub: S3Stub, key: str, status: int, code: str, error: type[Exception], words: str
+def test_each_refusal_raises_its_error_without_the_servers_text(
+    store: S3Store, stub: S3Stub, key: str, status: int, code: str, error: type[Exception], text: str
 ) -> None:
     stub.answer = lambda asked: refusal(status, code, "SECRET")
-    with pytest.raises(error, match=re.escape(words)) as caught:
+    with pytest.raises(error, match=re.escape(text)) as caught:
         store.open(replace(SMALL, key=key))
     assert caught.type is error
-    told = str(caught.value)
-    assert f"s3://landing/{key}" in told
-    assert not any(part in told for part in ("<", "SECRET", "\n", "Error"))
-    assert len(told) < 220
+    reason = str(caught.value)
+    assert f"s3://landing/{key}" in reason
+    assert not any(part in reason for part in ("<", "SECRET", "\n", "Error"))
+    assert len(reason) < 220
 
 
-def test_a_bucket_of_another_region_is_a_fault_of_the_settings(store: S3Store, stub: S3Stub) -> None:
+def test_a_bucket_of_another_region_is_a_configuration_error(store: S3Store, stub: S3Stub) -> None:
     stub.answer = lambda asked: refusal(301, "PermanentRedirect")
     with pytest.raises(ConfigurationError, match=r"another region: set aws\.region"):
         store.open(SMALL)
 
 
-def test_an_object_whose_key_in_kms_is_closed_to_us_is_denied(store: S3Store, stub: S3Stub) -> None:
+def test_an_object_whose_kms_key_is_not_accessible_is_denied(store: S3Store, stub: S3Stub) -> None:
     stub.answer = lambda asked: refusal(403, "AccessDenied", "not authorized to perform: kms:Decrypt on this resource")
     with pytest.raises(ObjectDenied, match="encryption key"):
         store.open(SMALL)
 
 
-def test_a_version_id_that_s3_cannot_read_is_of_no_version(store: S3Store, stub: S3Stub) -> None:
+def test_an_invalid_version_id_is_a_missing_version(store: S3Store, stub: S3Stub) -> None:
     stub.answer = lambda asked: refusal(400, "InvalidArgument", "Invalid version id specified")
     with pytest.raises(ObjectGone, match="no version 'forged'"):
         store.open(replace(SMALL, version_id="forged"))
@@ -240,14 +240,14 @@ def test_a_version_id_that_s3_cannot_read_is_of_no_version(store: S3Store, stub:
 
 @pytest.mark.parametrize(("status", "code"), [(503, "SlowDown"), (500, "InternalError")])
 @pytest.mark.parametrize("key", ["in/a.jsonl", "in//a.jsonl"], ids=["obstore", "boto3"])
-def test_what_may_pass_is_tried_again(store: S3Store, stub: S3Stub, key: str, status: int, code: str) -> None:
+def test_a_transient_error_is_retried(store: S3Store, stub: S3Stub, key: str, status: int, code: str) -> None:
     good = stub.answer
     stub.answer = lambda asked: refusal(status, code) if len(stub.asked) < 3 else good(asked)
-    assert whole(store, replace(SMALL, key=key)) == CONTENT
+    assert read_all(store, replace(SMALL, key=key)) == CONTENT
     assert len(stub.asked) == 3
 
 
-def test_what_does_not_pass_is_temporary_after_a_few_tries(store: S3Store, stub: S3Stub) -> None:
+def test_a_lasting_transient_error_is_a_temporary_error_after_a_few_tries(store: S3Store, stub: S3Stub) -> None:
     stub.answer = lambda asked: refusal(503, "SlowDown")
     with pytest.raises(TemporaryError, match="slow down") as caught:
         store.open(SMALL)
@@ -255,8 +255,8 @@ def test_what_does_not_pass_is_temporary_after_a_few_tries(store: S3Store, stub:
     assert len(str(caught.value)) < 120
 
 
-def test_a_server_that_is_away_is_temporary() -> None:
-    with S3Stub(pieces(CONTENT)) as stub:
+def test_an_unreachable_server_is_a_temporary_error() -> None:
+    with S3Stub(serve(CONTENT)) as stub:
         aws = aws_at(stub.url)
     with pytest.raises(TemporaryError, match="no connection"):
         S3Store(ADDRESS, aws).open(SMALL)
@@ -266,9 +266,9 @@ def test_a_server_that_is_away_is_temporary() -> None:
 
 @pytest.mark.parametrize("key", ["in/a.jsonl", "in//a.jsonl"], ids=["obstore", "boto3"])
 def test_a_broken_connection_is_resumed_under_the_same_condition(store: S3Store, stub: S3Stub, key: str) -> None:
-    stub.answer = cut(pieces(LARGE_CONTENT), after_bytes=2 * MIB)
-    assert whole(store, replace(LARGE, key=key)) == LARGE_CONTENT
-    assert len(stub.asked) >= 11  # the beginning, and ten bodies
+    stub.answer = cut(serve(LARGE_CONTENT), after_bytes=2 * MIB)
+    assert read_all(store, replace(LARGE, key=key)) == LARGE_CONTENT
+    assert len(stub.asked) >= 11  # the first bytes, and ten bodies
     assert {asked.headers["if-match"] for asked in stub.asked} == {'"0f"'}
 
 
@@ -276,17 +276,17 @@ def test_a_broken_connection_is_resumed_under_the_same_condition(store: S3Store,
 def test_an_object_that_changes_while_its_connection_breaks_is_superseded(
     store: S3Store, stub: S3Stub, key: str
 ) -> None:
-    before, after = cut(pieces(LARGE_CONTENT), after_bytes=2 * MIB), pieces(LARGE_CONTENT, etag="10")
+    before, after = cut(serve(LARGE_CONTENT), after_bytes=2 * MIB), serve(LARGE_CONTENT, etag="10")
     stub.answer = lambda asked: (before if len(stub.asked) <= 2 else after)(asked)
     with store.open(replace(LARGE, key=key)) as reader, pytest.raises(ObjectSuperseded):
         reader.read()
 
 
 @pytest.mark.parametrize("key", ["in/a.jsonl", "in//a.jsonl"], ids=["obstore", "boto3"])
-def test_a_connection_that_breaks_always_at_one_place_is_temporary(
+def test_a_connection_that_always_breaks_at_the_same_byte_is_a_temporary_error(
     store: S3Store, stub: S3Stub, waits: list[float], key: str
 ) -> None:
-    stub.answer = cut(pieces(CONTENT), after_bytes=0)
+    stub.answer = cut(serve(CONTENT), after_bytes=0)
     with pytest.raises(TemporaryError, match="broke at 0 bytes"):
         store.open(replace(SMALL, key=key))
     assert len(waits) == 3
@@ -295,14 +295,14 @@ def test_a_connection_that_breaks_always_at_one_place_is_temporary(
 
 @pytest.mark.parametrize("key", ["in/a.jsonl", "in//a.jsonl"], ids=["obstore", "boto3"])
 @pytest.mark.parametrize("size_bytes", [0, 9, 11, WHOLE_BYTES_MAX + 1])
-def test_another_size_than_announced_is_not_read(store: S3Store, key: str, size_bytes: int) -> None:
+def test_an_object_of_another_size_than_notified_is_not_read(store: S3Store, key: str, size_bytes: int) -> None:
     with pytest.raises(ObjectUnreadable, match=f"announced with {size_bytes:,} bytes and has 10"):
         store.open(replace(SMALL, key=key, size_bytes=size_bytes))
 
 
 @pytest.mark.parametrize("key", ["in/a", "in//a"])
-def test_other_bytes_than_asked_for_are_not_taken(store: S3Store, stub: S3Stub, key: str) -> None:
-    """As of a server that knows no ranges."""
+def test_other_bytes_than_requested_are_not_accepted(store: S3Store, stub: S3Stub, key: str) -> None:
+    """A server without support for ranges returns the whole object."""
     stub.answer = lambda asked: Answered(body=CONTENT, headers={"ETag": '"0f"'})
     with pytest.raises(TemporaryError):
         store.read_range(replace(SMALL, key=key), 5, 2)
@@ -318,7 +318,7 @@ def test_other_bytes_than_asked_for_are_not_taken(store: S3Store, stub: S3Stub, 
         ("file", "/etc/passwd"),
     ],
 )
-def test_nothing_outside_the_address_is_asked_for(store: S3Store, stub: S3Stub, bucket: str, key: str) -> None:
+def test_nothing_outside_the_address_is_requested(store: S3Store, stub: S3Stub, bucket: str, key: str) -> None:
     ref = replace(SMALL, bucket=bucket, key=key)
     with pytest.raises(ObjectUnreadable, match="is outside s3://landing/in"):
         store.open(ref)
@@ -329,7 +329,7 @@ def test_nothing_outside_the_address_is_asked_for(store: S3Store, stub: S3Stub, 
 
 def test_an_address_may_be_one_object(stub: S3Stub) -> None:
     store = S3Store(S3Address(bucket="landing", prefix="in/a.jsonl"), aws_at(stub.url))
-    assert whole(store, SMALL) == CONTENT
+    assert read_all(store, SMALL) == CONTENT
     with pytest.raises(ObjectUnreadable, match="is outside"):
         store.open(replace(SMALL, key="in/a.jsonl.gz"))
 
@@ -342,9 +342,9 @@ def test_a_closed_reader_reads_nothing(store: S3Store) -> None:
         reader.read(1)
 
 
-def test_the_store_travels_to_executors(stub: S3Stub) -> None:
+def test_the_store_can_be_pickled(stub: S3Stub) -> None:
     store = S3Store(ADDRESS, Aws(region="us-east-1", endpoint_url=stub.url))
-    whole(store, SMALL)
-    there = pickle.loads(pickle.dumps(store))
-    assert there == store
-    assert whole(there, SMALL) == CONTENT
+    read_all(store, SMALL)
+    unpickled = pickle.loads(pickle.dumps(store))
+    assert unpickled == store
+    assert read_all(unpickled, SMALL) == CONTENT

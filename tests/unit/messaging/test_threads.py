@@ -1,4 +1,4 @@
-"""Blocking calls beside the event loop, in threads of their own."""
+"""Blocking calls beside the event loop, in separate threads."""
 
 import asyncio
 import threading
@@ -6,61 +6,61 @@ from contextvars import ContextVar
 
 import pytest
 
-from penstock.messaging import threads as aside
+from penstock.messaging import threads as threads_module
 from penstock.messaging.threads import AsideThreads
 
 DEADLINE_SECONDS = 60.0
 
-told: ContextVar[str] = ContextVar("told")
+variable: ContextVar[str] = ContextVar("variable")
 
 
-def test_a_call_returns_and_raises_as_if_called_here() -> None:
-    async def story() -> None:
+def test_a_call_returns_and_raises_like_a_direct_call() -> None:
+    async def scenario() -> None:
         threads = AsideThreads("test", threads_max=2)
-        told.set("in the caller's context")
-        assert await threads.run(told.get) == "in the caller's context"
+        variable.set("in the caller's context")
+        assert await threads.run(variable.get) == "in the caller's context"
         assert await threads.run(divmod, 7, 2) == (3, 1)
         with pytest.raises(ZeroDivisionError):
             await threads.run(divmod, 1, 0)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_there_are_never_more_threads_than_allowed_and_urgent_calls_overtake() -> None:
+def test_threads_are_bounded_and_urgent_calls_run_first() -> None:
     order: list[str] = []
-    go_on, at_work = threading.Event(), threading.Event()
+    go_on, started = threading.Event(), threading.Event()
 
     def hold() -> None:
-        at_work.set()
+        started.set()
         assert go_on.wait(DEADLINE_SECONDS)
 
-    async def story() -> None:
+    async def scenario() -> None:
         threads = AsideThreads("test", threads_max=1)
         first = asyncio.create_task(threads.run(hold))
-        while not at_work.is_set():
+        while not started.is_set():
             await asyncio.sleep(0)
-        late = asyncio.create_task(threads.run(order.append, "begins"))
+        normal = asyncio.create_task(threads.run(order.append, "begins"))
         await asyncio.sleep(0)
-        soon = asyncio.create_task(threads.run(order.append, "ends", urgent=True))
+        urgent = asyncio.create_task(threads.run(order.append, "ends", urgent=True))
         await asyncio.sleep(0)
         go_on.set()
-        await asyncio.gather(first, late, soon)
+        await asyncio.gather(first, normal, urgent)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert order == ["ends", "begins"]
 
 
 def test_a_call_runs_even_if_the_task_that_awaits_it_is_cancelled() -> None:
-    recorded, at_work, go_on = threading.Event(), threading.Event(), threading.Event()
+    recorded, started, go_on = threading.Event(), threading.Event(), threading.Event()
 
     def hold() -> None:
-        at_work.set()
+        started.set()
         assert go_on.wait(DEADLINE_SECONDS)
 
-    async def story() -> None:
+    async def scenario() -> None:
         threads = AsideThreads("test", threads_max=1)
         first = asyncio.create_task(threads.run(hold))
-        while not at_work.is_set():
+        while not started.is_set():
             await asyncio.sleep(0)
         record = asyncio.create_task(threads.run(recorded.set))
         await asyncio.sleep(0)
@@ -70,14 +70,14 @@ def test_a_call_runs_even_if_the_task_that_awaits_it_is_cancelled() -> None:
         with pytest.raises(asyncio.CancelledError):
             await record
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert recorded.wait(DEADLINE_SECONDS)
 
 
 def test_idle_threads_end_and_the_next_call_starts_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aside, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(threads_module, "IDLE_SECONDS", 0.01)
 
-    async def story() -> None:
+    async def scenario() -> None:
         threads = AsideThreads("test", threads_max=1)
         first = await threads.run(threading.current_thread)
         await asyncio.to_thread(first.join, DEADLINE_SECONDS)
@@ -85,4 +85,4 @@ def test_idle_threads_end_and_the_next_call_starts_another(monkeypatch: pytest.M
         second = await threads.run(threading.current_thread)
         assert second is not first
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""The local store on real files: exactly the announced version, and nothing outside the roots."""
+"""The local store on real files: exactly the notified version, and nothing outside the roots."""
 
 import errno
 import os
@@ -52,8 +52,8 @@ def touch_later(path: Path) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
 
 
-def descriptors_open() -> int:
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - no Path is wanted, only their number
+def count_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - only the count is needed
 
 
 def test_describe_names_the_real_path_and_the_version(store: LocalStore, file: Path, root: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_file_without_a_version_was_modified_in_1970(store: LocalStore, file: 
     assert modified_at(replace(store.describe(file), etag=None)) == 0
 
 
-def test_reading_in_pieces_at_once_and_at_random(store: LocalStore, file: Path) -> None:
+def test_reads_in_pieces_at_once_and_at_offsets(store: LocalStore, file: Path) -> None:
     with store.open(store.describe(file)) as reader:
         assert reader.read(3) == b"012"
         assert reader.pread(995, 100) == b"56789"
@@ -88,14 +88,14 @@ def test_reading_in_pieces_at_once_and_at_random(store: LocalStore, file: Path) 
         reader.verify()
 
 
-def test_a_range_of_exactly_this_version(store: LocalStore, file: Path) -> None:
-    typed: ObjectStore = store  # for mypy: the local store is one
+def test_a_range_of_the_version_is_read(store: LocalStore, file: Path) -> None:
+    typed: ObjectStore = store  # mypy checks that the local store implements the protocol
     assert typed.read_range(store.describe(file), 10, 5) == b"01234"
 
 
-def test_the_store_and_references_travel_to_executors(store: LocalStore, file: Path) -> None:
-    there, ref = pickle.loads(pickle.dumps((store, store.describe(file))))
-    assert there.read_range(ref, 0, 1000) == CONTENT
+def test_the_store_and_references_can_be_pickled(store: LocalStore, file: Path) -> None:
+    unpickled, ref = pickle.loads(pickle.dumps((store, store.describe(file))))
+    assert unpickled.read_range(ref, 0, 1000) == CONTENT
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_another_version_is_superseded(store: LocalStore, file: Path, change: Ca
         store.open(ref)
 
 
-def test_a_change_while_reading_is_seen_by_verify(store: LocalStore, file: Path) -> None:
+def test_verify_notices_a_change_while_reading(store: LocalStore, file: Path) -> None:
     with store.open(store.describe(file)) as reader:
         reader.read(10)
         reader.verify()
@@ -123,14 +123,14 @@ def test_a_change_while_reading_is_seen_by_verify(store: LocalStore, file: Path)
             reader.verify()
 
 
-def test_a_file_cut_off_while_reading_is_superseded(store: LocalStore, file: Path) -> None:
+def test_a_file_truncated_while_reading_is_superseded(store: LocalStore, file: Path) -> None:
     with store.open(store.describe(file)) as reader:
         os.truncate(file, 500)
         with pytest.raises(ObjectSuperseded, match="cut off at 500 bytes"):
             reader.read()
 
 
-def test_a_range_that_changed_meanwhile_is_not_handed_out(
+def test_a_range_that_changed_meanwhile_is_not_returned(
     store: LocalStore, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref = store.describe(file)
@@ -193,12 +193,12 @@ def test_a_file_whose_folder_became_a_file_is_gone(store: LocalStore, file: Path
 
 def make_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
-        home = Path.cwd()
+        previous = Path.cwd()
         os.chdir(path.parent)  # socket paths have at most 107 bytes
         try:
             listener.bind(path.name)
         finally:
-            os.chdir(home)
+            os.chdir(previous)
 
 
 @pytest.mark.parametrize(
@@ -207,19 +207,19 @@ def make_socket(path: Path) -> None:
     ids=["folder", "fifo", "socket", "link"],
 )
 @pytest.mark.timeout(20)
-def test_what_is_no_regular_file_any_more_is_unreadable_and_never_blocks(
+def test_a_file_replaced_by_another_kind_is_unreadable_and_never_blocks(
     store: LocalStore, file: Path, make: Callable[[Path], Any]
 ) -> None:
     ref = store.describe(file)
     file.unlink()
     make(file)
-    before = descriptors_open()
+    before = count_descriptors()
     with pytest.raises(ObjectUnreadable):
         store.open(ref)
-    assert descriptors_open() == before
+    assert count_descriptors() == before
 
 
-def test_a_link_is_not_even_opened(store: LocalStore, file: Path) -> None:
+def test_a_link_is_not_opened(store: LocalStore, file: Path) -> None:
     ref = store.describe(file)
     file.rename(file.parent / "moved")
     file.symlink_to("moved")
@@ -234,7 +234,7 @@ def test_a_device_is_unreadable(store: LocalStore, file: Path) -> None:
     try:
         os.mknod(file, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # /dev/zero
     except PermissionError:
-        pytest.skip("this sandbox lets nobody make a device")
+        pytest.skip("this sandbox allows no devices")
     with pytest.raises(ObjectUnreadable):
         store.open(ref)
 
@@ -250,7 +250,7 @@ def test_a_device_is_unreadable(store: LocalStore, file: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("call", ["open", "pread"])
-def test_faults_say_what_and_where(
+def test_errors_name_the_object_and_the_reason(
     store: LocalStore, file: Path, monkeypatch: pytest.MonkeyPatch, number: int, raised: type[Exception], call: str
 ) -> None:
     ref = store.describe(file)
@@ -266,7 +266,7 @@ def test_faults_say_what_and_where(
 
 @pytest.fixture
 def secret(tmp_path: Path) -> Path:
-    path = tmp_path.resolve() / "root-secret"  # the root's name is a prefix of its own
+    path = tmp_path.resolve() / "root-secret"  # the root's name is a prefix of this name
     path.mkdir()
     (path / "a.jsonl").write_bytes(CONTENT)
     return path
@@ -290,21 +290,21 @@ def test_nothing_outside_the_roots_is_read(store: LocalStore, root: Path, secret
         store.describe(secret / "a.jsonl")
 
 
-def test_a_folder_swapped_for_a_link_leads_nowhere(store: LocalStore, file: Path, secret: Path) -> None:
-    # Same name, same size, same time: only the place tells.
+def test_a_folder_replaced_by_a_link_is_not_followed(store: LocalStore, file: Path, secret: Path) -> None:
+    # Same name, size and time: only the location differs.
     ref = store.describe(file)
     status = file.stat()
     os.utime(secret / "a.jsonl", ns=(status.st_atime_ns, status.st_mtime_ns))
     file.unlink()
     file.parent.rmdir()
     file.parent.symlink_to(secret)
-    before = descriptors_open()
+    before = count_descriptors()
     with pytest.raises(ObjectUnreadable, match="through a link"):
         store.open(ref)
-    assert descriptors_open() == before
+    assert count_descriptors() == before
 
 
-def test_without_proc_the_place_is_checked_by_name(
+def test_without_proc_the_location_is_checked_by_name(
     store: LocalStore, file: Path, secret: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref = store.describe(file)
@@ -331,7 +331,7 @@ def test_a_forged_version_is_not_read(store: LocalStore, file: Path) -> None:
             store.open(forged)
 
 
-def test_a_root_may_be_one_file_and_a_link_to_a_folder(file: Path, root: Path) -> None:
+def test_a_root_may_be_a_file_or_a_link_to_a_folder(file: Path, root: Path) -> None:
     (root / "other").write_bytes(b"x")
     assert LocalStore(file).describe(file).size_bytes == 1000
     with pytest.raises(ObjectUnreadable):
@@ -343,7 +343,7 @@ def test_a_root_may_be_one_file_and_a_link_to_a_folder(file: Path, root: Path) -
 
 
 def test_a_range_that_cannot_be_read_is_named(store: LocalStore, file: Path) -> None:
-    memory = os.open("/proc/self/mem", os.O_RDONLY)  # nothing is mapped at its beginning: EIO
+    memory = os.open("/proc/self/mem", os.O_RDONLY)  # nothing is mapped at its beginning, so reads fail with EIO
     with (
         LocalObjectReader(store.describe(file), memory) as reader,
         pytest.raises(DeviceFailed, match="error") as raised,
