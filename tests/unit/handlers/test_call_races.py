@@ -356,8 +356,7 @@ def test_a_cancelled_async_call_still_records_that_its_function_returned() -> No
     async def scenario() -> None:
         call = HandlerHarness(takes, keys=keys).begin()
         running = asyncio.ensure_future(call.run())
-        while not recording.is_set():
-            await asyncio.sleep(0.001)
+        assert await asyncio.to_thread(recording.wait, DEADLINE_SECONDS)
         call.release()
         call.interrupt()
         with pytest.raises(asyncio.CancelledError):

@@ -37,8 +37,7 @@ def test_threads_are_bounded_and_urgent_calls_run_first() -> None:
     async def scenario() -> None:
         threads = AsideThreads("test", threads_max=1)
         first = asyncio.create_task(threads.run(hold))
-        while not started.is_set():
-            await asyncio.sleep(0)
+        assert await asyncio.to_thread(started.wait, DEADLINE_SECONDS)
         normal = asyncio.create_task(threads.run(order.append, "begins"))
         await asyncio.sleep(0)
         urgent = asyncio.create_task(threads.run(order.append, "ends", urgent=True))
@@ -60,8 +59,7 @@ def test_a_call_runs_even_if_the_task_that_awaits_it_is_cancelled() -> None:
     async def scenario() -> None:
         threads = AsideThreads("test", threads_max=1)
         first = asyncio.create_task(threads.run(hold))
-        while not started.is_set():
-            await asyncio.sleep(0)
+        assert await asyncio.to_thread(started.wait, DEADLINE_SECONDS)
         record = asyncio.create_task(threads.run(recorded.set))
         await asyncio.sleep(0)
         record.cancel()

@@ -173,7 +173,7 @@ def test_short_reads_are_completed(store: LocalStore, file: Path, monkeypatch: p
     assert store.read_range(store.describe(file), 3, 900) == CONTENT[3:903]
 
 
-def test_a_deleted_file_is_gone(store: LocalStore, file: Path) -> None:
+def test_a_deleted_file_raises_object_gone(store: LocalStore, file: Path) -> None:
     ref = store.describe(file)
     file.unlink()
     with pytest.raises(ObjectGone, match="No such file"):
@@ -182,7 +182,7 @@ def test_a_deleted_file_is_gone(store: LocalStore, file: Path) -> None:
         store.describe(file)
 
 
-def test_a_file_whose_folder_became_a_file_is_gone(store: LocalStore, file: Path) -> None:
+def test_a_file_whose_folder_became_a_file_raises_object_gone(store: LocalStore, file: Path) -> None:
     ref = store.describe(file)
     file.unlink()
     file.parent.rmdir()
