@@ -24,8 +24,6 @@ from penstock.pipeline.maintenance import archive as archiving
 from penstock.storage.local import LocalFiles
 from penstock.worker.shutdown import StopSignal
 
-DEADLINE_SECONDS = 60.0
-
 
 @pytest.fixture
 def desk() -> Iterator[Desk]:
