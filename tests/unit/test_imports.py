@@ -1,4 +1,4 @@
-"""What is cheap stays cheap: the package and the CLI's help load none of the heavy libraries."""
+"""Imports stay cheap: the package and the CLI's help load no heavy library."""
 
 import subprocess
 import sys
@@ -17,35 +17,35 @@ SHOW_HELP = """
 import contextlib, io, sys
 sys.argv = ["penstock", "--help"]
 from penstock.cli.main import main
-said = io.StringIO()
-with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+output = io.StringIO()
+with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
     main()
-assert "Usage" in said.getvalue(), said.getvalue()
+assert "Usage" in output.getvalue(), output.getvalue()
 """
 
 
 @pytest.mark.parametrize("code", ["import penstock", SHOW_HELP], ids=["import penstock", "penstock --help"])
 def test_no_heavy_library_is_imported(code: str) -> None:
     command = [sys.executable, "-c", code + REPORT]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.splitlines()[-1] == "loaded:"
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "loaded:"
 
 
-def test_the_probe_sees_a_library_that_is_loaded() -> None:
+def test_the_report_lists_a_heavy_library_that_is_loaded() -> None:
     command = [sys.executable, "-c", "import sqlalchemy" + REPORT]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert ran.stdout.splitlines()[-1] == "loaded: sqlalchemy"
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "loaded: sqlalchemy"
 
 
 def test_plain_sessions_need_no_greenlet() -> None:
-    """SQLAlchemy's async part does, and is not everybody's."""
+    """Greenlet is needed by SQLAlchemy's async part only, and need not be installed."""
     code = (
         "import sys; sys.modules['greenlet'] = None\n"
         "import penstock.app.outbox, penstock.transactions.relay, penstock.transactions.sessions\n"
         "assert 'sqlalchemy.ext.asyncio' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
 
 

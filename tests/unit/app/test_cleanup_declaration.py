@@ -1,4 +1,4 @@
-"""What becomes of processed objects: said loudly where it does not fit, before anything runs."""
+"""Declarations of a source's cleanup: invalid ones are refused before anything runs."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -13,12 +13,12 @@ from penstock.errors import UsageError
 from penstock.sinks.registry import SINKS
 
 
-def source(folder: object, how: Any, *, queue: str = "q") -> ObjectSource:
-    return ObjectSource(str(folder), queue=queue, schema="id long", cleanup=how)
+def source(folder: object, action: Any, *, queue: str = "q") -> ObjectSource:
+    return ObjectSource(str(folder), queue=queue, schema="id long", cleanup=action)
 
 
-def declare(group: Handlers, name: str, folder: object, how: Any = None, *, table: object = None) -> None:
-    given = source(folder, how or cleanup.Keep(), queue=f"{name}-q")
+def declare(group: Handlers, name: str, folder: object, action: Any = None, *, table: object = None) -> None:
+    given = source(folder, action or cleanup.Keep(), queue=f"{name}-q")
     group.pipeline(name, source=given, sink=DeltaSink(str(table or f"s3://lake/{name}")))
 
 
@@ -36,23 +36,23 @@ def declare(group: Handlers, name: str, folder: object, how: Any = None, *, tabl
         (timedelta(0), 0.0),
     ],
 )
-def test_after_is_said_in_human_units_and_may_be_nothing(after: Any, seconds: float) -> None:
+def test_after_accepts_durations_and_zero(after: Any, seconds: float) -> None:
     assert cleanup.Delete(after=after).after_seconds == seconds
 
 
 @pytest.mark.parametrize("after", ["soon", -1, "-1 d", float("inf"), ""])
-def test_after_has_to_be_a_duration(after: Any) -> None:
+def test_after_must_be_a_duration(after: Any) -> None:
     with pytest.raises(UsageError, match="after="):
         cleanup.Delete(after=after)
 
 
-def test_a_delete_says_when() -> None:
+def test_a_delete_needs_after() -> None:
     with pytest.raises(TypeError, match="after"):
         cleanup.Delete()  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("declare_invalid", "message"),
     [
         (lambda: cleanup.Tag({}), "1 to 10 tags"),
         (lambda: cleanup.Tag({str(n): "" for n in range(11)}), "1 to 10 tags"),
@@ -70,9 +70,9 @@ def test_a_delete_says_when() -> None:
         (lambda: source("landing", "delete"), "from penstock import cleanup"),
     ],
 )
-def test_what_does_not_fit_is_refused(make: Any, words: str) -> None:
-    with pytest.raises(UsageError, match=words.replace("?", r"\?")):
-        make()
+def test_an_invalid_cleanup_is_refused(declare_invalid: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message.replace("?", r"\?")):
+        declare_invalid()
 
 
 @pytest.mark.parametrize(
@@ -86,30 +86,30 @@ def test_what_does_not_fit_is_refused(make: Any, words: str) -> None:
         "s3://landing/",
     ],
 )
-def test_moved_objects_may_not_come_to_lie_where_they_are_read(target: str) -> None:
+def test_a_move_into_or_above_the_source_is_refused(target: str) -> None:
     with pytest.raises(UsageError, match="announce themselves again"):
         declare(App(), "clicks", "s3://landing/clicks/", cleanup.Move(target))
 
 
 @pytest.mark.parametrize("target", ["s3://landing/clicks-done", "s3://landing/done/clicks", "s3://done"])
-def test_a_target_apart_from_the_source_is_taken(target: str) -> None:
+def test_a_target_apart_from_the_source_is_accepted(target: str) -> None:
     declare(App(), "clicks", "s3://landing/clicks/", cleanup.Move(target))
 
 
 @pytest.mark.parametrize("spelling", ["{}/in/done", "{}/in/", "{}/x/../in/d", "file://{}/in/d", "{}/link/d", "{}/IN/d"])
-def test_a_folders_other_names_are_seen_through(tmp_path: Path, spelling: str) -> None:
+def test_a_move_into_the_source_is_refused_in_every_spelling(tmp_path: Path, spelling: str) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "in")
     with pytest.raises(UsageError, match="announce themselves again"):
         declare(App(), "clicks", tmp_path / "in", cleanup.Move(spelling.format(tmp_path)), table=tmp_path / "t")
 
 
-def test_a_folder_above_the_source_is_no_target(tmp_path: Path) -> None:
+def test_a_move_to_a_folder_above_the_source_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="announce themselves again"):
         declare(App(), "clicks", tmp_path / "a" / "in", cleanup.Move(tmp_path / "a"), table=tmp_path / "t")
 
 
-def test_another_pipelines_source_is_no_target_whichever_comes_first() -> None:
+def test_a_move_into_the_source_of_another_pipeline_is_refused_in_either_order() -> None:
     for order in (1, -1):
         app = App()
         first, second = (("clicks", cleanup.Move("s3://landing/views/x")), ("views", None))[::order]
@@ -119,28 +119,28 @@ def test_another_pipelines_source_is_no_target_whichever_comes_first() -> None:
 
 
 @pytest.mark.parametrize("target", ["s3://lake/clicks/x", "s3://lake/clicks_quarantine", "s3://lake"])
-def test_a_table_is_no_target(target: str) -> None:
+def test_a_move_into_or_above_a_table_is_refused(target: str) -> None:
     with pytest.raises(UsageError, match="tables of clicks"):
         declare(App(), "clicks", "s3://landing/clicks", cleanup.Move(target))
 
 
-@pytest.mark.parametrize("how", [cleanup.Delete(after=0), cleanup.Move("s3://done")])
-def test_nothing_is_taken_away_that_another_one_of_the_app_reads(how: Any) -> None:
+@pytest.mark.parametrize("action", [cleanup.Delete(after=0), cleanup.Move("s3://done")])
+def test_objects_that_another_handler_reads_cannot_be_deleted_or_moved(action: Any) -> None:
     app = App()
-    declare(app, "clicks", "s3://landing/clicks", how)
+    declare(app, "clicks", "s3://landing/clicks", action)
     with pytest.raises(UsageError, match="what views reads too"):
         declare(app, "views", "s3://landing")
     with pytest.raises(UsageError, match="what thumbs reads too"):
         app.object_handler("thumbs-q", source="s3://landing/clicks/eu", name="thumbs")(lambda found: None)
 
 
-def test_two_pipelines_may_tag_and_keep_what_both_read() -> None:
+def test_pipelines_that_share_a_source_may_tag_and_keep_its_objects() -> None:
     app = App()
     declare(app, "clicks", "s3://landing/clicks", cleanup.Tag())
     declare(app, "views", "s3://landing")
 
 
-def test_a_group_that_is_included_is_looked_at_too() -> None:
+def test_an_included_group_is_checked_too() -> None:
     app, group = App(), Handlers()
     declare(app, "clicks", "s3://landing/clicks", cleanup.Delete(after="1 d"))
     declare(group, "views", "s3://landing/clicks/eu")
@@ -158,12 +158,12 @@ def test_a_group_that_is_included_is_looked_at_too() -> None:
         ("move", None, "done", cleanup.Move("done")),
     ],
 )
-def test_a_command_line_says_the_same(action: Any, after: Any, target: Any, made: Any) -> None:
+def test_command_line_options_declare_each_cleanup(action: Any, after: Any, target: Any, made: Any) -> None:
     assert cleanup_of(action, after=after, target=target) == made
 
 
 @pytest.mark.parametrize(
-    ("action", "after", "target", "words"),
+    ("action", "after", "target", "message"),
     [
         ("delete", None, None, "--cleanup-after"),
         ("move", None, None, "--cleanup-to"),
@@ -172,13 +172,15 @@ def test_a_command_line_says_the_same(action: Any, after: Any, target: Any, made
         ("burn", None, None, "not known"),
     ],
 )
-def test_a_command_line_that_says_too_little_is_refused(action: Any, after: Any, target: Any, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+def test_an_incomplete_or_unknown_cleanup_on_the_command_line_is_refused(
+    action: Any, after: Any, target: Any, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
         cleanup_of(action, after=after, target=target)
 
 
 @pytest.mark.parametrize("prefix", ["", "toy+"])
-def test_a_table_is_found_whatever_the_spelling_of_its_format(
+def test_a_move_into_a_table_is_refused_with_and_without_its_format_prefix(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prefix: str
 ) -> None:
     monkeypatch.setitem(SINKS, "toy", TOY)

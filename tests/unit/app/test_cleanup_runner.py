@@ -1,4 +1,4 @@
-"""Cleanup beside a worker: bounded, a failure is reported once, and a stop does not wait for it."""
+"""Cleanup in a background thread: bounded, a failure is reported once, and a stop does not wait for it."""
 
 import threading
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from penstock.worker.shutdown import StopSignal
 DEADLINE_SECONDS = 60.0
 
 
-class Rests:
-    """A clock that writes down how long is rested, and ends the thread after so many rests."""
+class RestRecorder:
+    """A clock that records the length of each rest, and makes the last one last until the thread is asked to end."""
 
     def __init__(self, rests_max: int = 1) -> None:
         self.rests: list[float] = []
@@ -38,97 +38,99 @@ class Rests:
         return False
 
 
-class Work:
-    """Answers each pass by the test's function, and remembers its bounds."""
+class FakeCleanup:
+    """A cleanup that calls the test's function for each pass, and records its bounds."""
 
-    def __init__(self, answer: Callable[[CleanupPass], CleanupPassResult]) -> None:
-        self.answer = answer
+    def __init__(self, clean: Callable[[CleanupPass], CleanupPassResult]) -> None:
+        self.clean = clean
         self.passes: list[CleanupPass] = []
 
     def run(self, bounds: CleanupPass) -> CleanupPassResult:
         self.passes.append(bounds)
-        return self.answer(bounds)
+        return self.clean(bounds)
 
 
-def caretaker(work: Work, clock: Any, *, told: list[Event], stop: StopSignal | None = None) -> CleanupRunner:
+def cleanup_runner(
+    work: FakeCleanup, clock: Any, *, events: list[Event], stop: StopSignal | None = None
+) -> CleanupRunner:
     return CleanupRunner(
         cast(SourceCleanup, work),
         stop=stop or StopSignal(),
-        bus=Bus(told.append),
+        bus=Bus(events.append),
         clock=clock,
         random=lambda: 0.5,
     )
 
 
 @pytest.fixture
-def told() -> list[Event]:
+def events() -> list[Event]:
     return []
 
 
-def test_a_pass_is_bounded_and_rests_follow_by_what_is_left(told: list[Event]) -> None:
-    left = [CleanupPassResult(more=True), CleanupPassResult()]
-    work, clock = Work(lambda bounds: left.pop(0)), Rests(2)
-    keeper = caretaker(work, clock, told=told)
-    keeper.start()
+def test_a_pass_is_bounded_and_the_rest_is_shorter_if_more_is_due(events: list[Event]) -> None:
+    results = [CleanupPassResult(more=True), CleanupPassResult()]
+    work, clock = FakeCleanup(lambda bounds: results.pop(0)), RestRecorder(2)
+    runner = cleanup_runner(work, clock, events=events)
+    runner.start()
     assert clock.over.wait(DEADLINE_SECONDS)
-    keeper.end()
-    assert [one.objects_max for one in work.passes] == [PASS_OBJECTS] * 2
+    runner.end()
+    assert [bounds.objects_max for bounds in work.passes] == [PASS_OBJECTS] * 2
     assert clock.rests == [MORE_SECONDS, REST_SECONDS]
 
 
-def test_the_same_failure_is_told_once_and_again_after_a_success(told: list[Event]) -> None:
-    answers: list[Exception | None] = [TemporaryError("away")] * 3 + [None, TemporaryError("away")]
+def test_the_same_failure_is_reported_once_and_again_after_a_success(events: list[Event]) -> None:
+    failures: list[Exception | None] = [TemporaryError("away")] * 3 + [None, TemporaryError("away")]
 
-    def answer(bounds: CleanupPass) -> CleanupPassResult:
-        failure = answers.pop(0)
+    def clean(bounds: CleanupPass) -> CleanupPassResult:
+        failure = failures.pop(0)
         if failure is not None:
             raise failure
         return CleanupPassResult()
 
-    keeper = caretaker(Work(answer), Rests(), told=told)
-    assert [keeper.once() is None for _ in range(5)] == [True, True, True, False, True]
-    assert told == [JobFailed(job="cleanup", error="TemporaryError: away")] * 2
+    runner = cleanup_runner(FakeCleanup(clean), RestRecorder(), events=events)
+    assert [runner.once() is None for _ in range(5)] == [True, True, True, False, True]
+    assert events == [JobFailed(job="cleanup", error="TemporaryError: away")] * 2
 
 
-def test_another_failure_is_told_too(told: list[Event]) -> None:
-    answers = [TemporaryError("away"), TemporaryError("denied")]
+def test_a_different_failure_is_reported_too(events: list[Event]) -> None:
+    failures = [TemporaryError("away"), TemporaryError("denied")]
 
-    def answer(bounds: CleanupPass) -> CleanupPassResult:
-        raise answers.pop(0)
+    def clean(bounds: CleanupPass) -> CleanupPassResult:
+        raise failures.pop(0)
 
-    keeper = caretaker(Work(answer), Rests(), told=told)
-    keeper.once()
-    keeper.once()
-    assert len(told) == 2
+    runner = cleanup_runner(FakeCleanup(clean), RestRecorder(), events=events)
+    runner.once()
+    runner.once()
+    assert len(events) == 2
 
 
-@pytest.mark.parametrize("ask", [StopSignal.request, StopSignal.pause])
-def test_a_worker_that_drains_ends_the_pass(told: list[Event], ask: Callable[[StopSignal], None]) -> None:
+@pytest.mark.parametrize("ask_to_stop", [StopSignal.request, StopSignal.pause])
+def test_a_stop_or_pause_ends_the_pass(events: list[Event], ask_to_stop: Callable[[StopSignal], None]) -> None:
     stop = StopSignal()
-    heard: list[bool] = []
+    stopped: list[bool] = []
 
-    def answer(bounds: CleanupPass) -> CleanupPassResult:
-        heard.append(bounds.stopped())
-        ask(stop)
-        heard.append(bounds.stopped())
+    def clean(bounds: CleanupPass) -> CleanupPassResult:
+        stopped.append(bounds.stopped())
+        ask_to_stop(stop)
+        stopped.append(bounds.stopped())
         return CleanupPassResult()
 
-    caretaker(Work(answer), Rests(), told=told, stop=stop).once()
-    assert heard == [False, True]
+    cleanup_runner(FakeCleanup(clean), RestRecorder(), events=events, stop=stop).once()
+    assert stopped == [False, True]
 
 
-def test_an_end_does_not_wait_for_a_store_that_hangs(told: list[Event]) -> None:
+def test_ending_the_runner_does_not_wait_for_a_hanging_store(events: list[Event]) -> None:
     hanging, released = threading.Event(), threading.Event()
 
-    def answer(bounds: CleanupPass) -> CleanupPassResult:
+    def clean(bounds: CleanupPass) -> CleanupPassResult:
         hanging.set()
         released.wait(DEADLINE_SECONDS)
         return CleanupPassResult()
 
-    keeper = caretaker(Work(answer), Rests(), told=told)
-    keeper.start()
+    runner = cleanup_runner(FakeCleanup(clean), RestRecorder(), events=events)
+    runner.start()
     assert hanging.wait(DEADLINE_SECONDS)
-    ended = threading.Thread(target=keeper.end, daemon=True)
+    ended = threading.Thread(target=runner.end, daemon=True)
     ended.start()
     ended.join(END_SECONDS + DEADLINE_SECONDS / 2)
     try:

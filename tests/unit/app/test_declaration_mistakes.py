@@ -1,4 +1,4 @@
-"""Slips in declarations: refused where they are written, with a sentence that names what was meant."""
+"""Mistakes in declarations: refused at once, with a message that names the likely intention."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,12 +10,12 @@ from penstock.errors import UsageError
 
 
 def function(body: object) -> None:
-    """Stands for a handler."""
+    """Serve as a handler."""
 
 
-def loose(made: Any) -> Any:
-    """Return the same, for calls that a type checker would refuse."""
-    return made
+def untyped(value: Any) -> Any:
+    """Return the argument without its type, for calls that a type checker would refuse."""
+    return value
 
 
 async def async_key(body: object) -> str:
@@ -31,7 +31,7 @@ def declared_for_objects(**options: Any) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize(
-    ("slip", "sentence"),
+    ("mistake", "message"),
     [
         (lambda app: app.handler(function), '@app.handler above function names no queue.*write @app.handler."QUEUE".'),
         (lambda app: app.object_handler(function, source="in"), "@app.object_handler above function names no queue"),
@@ -47,30 +47,33 @@ def declared_for_objects(**options: Any) -> Callable[[Any], Any]:
         (declared_for_objects(time_out=3), r"@app.object_handler has no option time_out; did you mean timeout\?$"),
         (lambda app: app.pipeline("p", sorce=1, sink=2), r"app.pipeline has no option sorce; did you mean source\?$"),
         (
-            lambda app: loose(ObjectSource)("in", queue="q", shema="id long"),
+            lambda app: untyped(ObjectSource)("in", queue="q", shema="id long"),
             r"ObjectSource has no option shema; .* schema",
         ),
         (
-            lambda app: loose(DeltaSink)("t", partition=["a"]),
+            lambda app: untyped(DeltaSink)("t", partition=["a"]),
             r"DeltaSink has no option partition; .* partition_by",
         ),
-        (lambda app: loose(Queue)("q", modl=dict), r"Queue has no option modl; did you mean model\?$"),
-        (lambda app: loose(Queue[dict[str, Any]])("q", shema=2), r"Queue has no option shema; did you mean schema\?$"),
-        (lambda app: loose(App)(brocker="memory://"), r"App has no option brocker; did you mean broker\?$"),
+        (lambda app: untyped(Queue)("q", modl=dict), r"Queue has no option modl; did you mean model\?$"),
         (
-            lambda app: loose(App)(concurrency=5),
+            lambda app: untyped(Queue[dict[str, Any]])("q", shema=2),
+            r"Queue has no option shema; did you mean schema\?$",
+        ),
+        (lambda app: untyped(App)(brocker="memory://"), r"App has no option brocker; did you mean broker\?$"),
+        (
+            lambda app: untyped(App)(concurrency=5),
             r"App has no option concurrency; worker\.concurrency is a setting: App",
         ),
     ],
 )
 @pytest.mark.parametrize("kind", [App, Handlers])
-def test_a_slip_is_refused_where_it_is_written(kind: type, slip: Callable[[Any], Any], sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
-        slip(kind())
+def test_a_mistake_is_refused_at_the_declaration(kind: type, mistake: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        mistake(kind())
     assert kind().services == ()
 
 
-def test_the_signature_stays_what_it_was() -> None:
+def test_the_check_of_options_keeps_the_signatures() -> None:
     import inspect
 
     assert "max_attempts" in inspect.signature(Handlers.handler).parameters

@@ -1,4 +1,4 @@
-"""Declaring pipelines: checked at once, and light."""
+"""Declarations of pipelines: checked at once, and loading no heavy library."""
 
 import subprocess
 import sys
@@ -36,18 +36,18 @@ def declare(group: Handlers, **options: Any) -> Pipeline:
     return group.pipeline("clicks", **{"source": SOURCE, "sink": SINK, **options})
 
 
-def test_declaring_loads_no_heavy_library() -> None:
+def test_a_declaration_loads_no_heavy_library() -> None:
     ran = subprocess.run([sys.executable, "-c", DECLARING], capture_output=True, text=True, check=False, timeout=60)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines()[-1] == "loaded:"
 
 
-def test_human_units_become_numbers() -> None:
+def test_sizes_and_durations_become_numbers() -> None:
     declaration = declare(App(), max_batch_bytes="8 GiB", max_wait="1 min").declaration
     assert (declaration.max_batch_bytes, declaration.max_wait_seconds) == (8 * 1024**3, 60.0)
 
 
-def test_a_pipeline_has_one_queue_for_what_was_published() -> None:
+def test_a_pipeline_has_one_queue_for_its_published_batches() -> None:
     clicks = declare(App())
     assert isinstance(clicks.published, Queue)
     assert (clicks.published.name, clicks.published.model) == ("clicks-published", PublishedBatch)
@@ -55,7 +55,7 @@ def test_a_pipeline_has_one_queue_for_what_was_published() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("declare_invalid", "message"),
     [
         (lambda: ObjectSource("hdfs://landing/", queue="q", schema="id long"), "neither a local folder nor s3://"),
         (lambda: ObjectSource("s3:///landing", queue="q", schema="id long"), "not an S3 address"),
@@ -79,19 +79,19 @@ def test_a_pipeline_has_one_queue_for_what_was_published() -> None:
         (lambda: App().pipeline("a b", source=SOURCE, sink=SINK), "'a b'"),
     ],
 )
-def test_what_does_not_fit_is_said_at_once(make: Any, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        make()
+def test_an_invalid_declaration_is_refused_at_once(declare_invalid: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        declare_invalid()
 
 
-def test_one_queue_has_one_handler_pipelines_included() -> None:
+def test_a_queue_of_a_pipeline_accepts_no_handler() -> None:
     app = App()
     declare(app)
     with pytest.raises(UsageError, match="one queue has one handler"):
         app.handler("clicks-events")(lambda body: None)
 
 
-def test_a_group_s_pipeline_is_run_by_the_app_that_includes_it() -> None:
+def test_a_groups_pipeline_runs_only_if_exactly_one_app_includes_it() -> None:
     group = Handlers()
     clicks = declare(group)
     with pytest.raises(PenstockError, match="no App includes its group"):

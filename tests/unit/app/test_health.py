@@ -1,4 +1,4 @@
-"""What a worker's probes are answered, and its gauges when they are read."""
+"""The responses to a worker's probes, and its gauges at the time of a reading."""
 
 import time
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def liveness(clock: FakeClock) -> Liveness:
-    """Of a worker that serves two queues."""
+    """The liveness of a worker that serves two queues."""
     liveness = Liveness(clock)
     liveness.phase = Phase.SERVING
     liveness.consumers = lambda: [consumer("mails"), consumer("orders")]
@@ -34,21 +34,21 @@ def liveness(clock: FakeClock) -> Liveness:
     return liveness
 
 
-def test_a_worker_that_starts_is_alive_and_neither_ready_nor_started(clock: FakeClock) -> None:
+def test_a_starting_worker_is_alive_and_neither_ready_nor_started(clock: FakeClock) -> None:
     health = worker_health(Liveness(clock), StopSignal())
     assert health.live() == (True, "the worker is starting")
     assert health.ready() == (False, "the worker is starting")
     assert health.started() == (False, "the worker is starting")
 
 
-def test_a_worker_that_serves_is_all_three(liveness: Liveness) -> None:
+def test_a_serving_worker_is_alive_ready_and_started(liveness: Liveness) -> None:
     health = worker_health(liveness, StopSignal())
     assert health.live() == (True, "the worker is serving")
     assert health.ready() == (True, "serving mails, orders")
     assert health.started() == (True, "the worker has started")
 
 
-def test_a_queue_that_waits_for_spark_is_named_and_keeps_none_but_itself_from_being_ready(liveness: Liveness) -> None:
+def test_a_queue_that_waits_for_spark_is_named_and_other_queues_are_ready(liveness: Liveness) -> None:
     health = worker_health(liveness, StopSignal())
     liveness.consumers = lambda: [consumer("mails"), consumer("clicks", awaits="Spark")]
     assert health.ready() == (True, "serving mails; waiting: clicks for Spark")
@@ -58,7 +58,7 @@ def test_a_queue_that_waits_for_spark_is_named_and_keeps_none_but_itself_from_be
     assert health.ready() == (True, "serving mails; halted until a restart: clicks")
 
 
-def test_a_worker_that_is_stuck_is_not_alive_whatever_it_says_of_itself(liveness: Liveness, clock: FakeClock) -> None:
+def test_a_worker_with_a_stuck_thread_is_not_alive(liveness: Liveness, clock: FakeClock) -> None:
     health = worker_health(liveness, StopSignal())
     clock.advance(11.0)
     liveness.heartbeat.give(60.0, "waiting")
@@ -68,7 +68,7 @@ def test_a_worker_that_is_stuck_is_not_alive_whatever_it_says_of_itself(liveness
     assert health.started() == (True, "the worker has started")
 
 
-def test_both_threads_are_named_when_both_are_stuck(liveness: Liveness, clock: FakeClock) -> None:
+def test_all_stuck_threads_are_named(liveness: Liveness, clock: FakeClock) -> None:
     clock.advance(100.0)
     ok, sentence = worker_health(liveness, StopSignal()).live()
     assert not ok
@@ -86,7 +86,7 @@ def test_a_paused_worker_is_alive_and_not_ready_from_the_signal_on(liveness: Liv
     assert health.started()[0]
 
 
-def test_a_worker_that_stops_is_alive_and_not_ready_from_the_signal_on(liveness: Liveness, clock: FakeClock) -> None:
+def test_a_stopping_worker_is_alive_and_not_ready_from_the_signal_on(liveness: Liveness, clock: FakeClock) -> None:
     stop = StopSignal()
     health = worker_health(liveness, stop)
     stop.request()
@@ -97,53 +97,53 @@ def test_a_worker_that_stops_is_alive_and_not_ready_from_the_signal_on(liveness:
 
 
 @pytest.mark.parametrize(
-    ("consumers", "answer"),
+    ("consumers", "response"),
     [
         ([consumer("mails"), consumer("orders", halted=True)], (True, "serving mails; halted until a restart: orders")),
         ([], (True, "running background jobs only")),
         ([consumer("orders", halted=True)], (False, "no queue is served any more; halted until a restart: orders")),
     ],
 )
-def test_a_worker_is_ready_as_long_as_one_queue_is_served_or_none_is_wanted(
-    liveness: Liveness, consumers: Sequence[ConsumerHealth], answer: tuple[bool, str]
+def test_a_worker_is_ready_while_it_serves_a_queue_or_has_none_to_serve(
+    liveness: Liveness, consumers: Sequence[ConsumerHealth], response: tuple[bool, str]
 ) -> None:
     liveness.consumers = lambda: consumers
-    assert worker_health(liveness, StopSignal()).ready() == answer
+    assert worker_health(liveness, StopSignal()).ready() == response
 
 
 # Gauges
 
 
-def test_gauges_are_of_each_queue_and_this_worker(liveness: Liveness) -> None:
+def test_gauges_have_a_value_for_each_queue_of_the_worker(liveness: Liveness) -> None:
     meters = Meters()
     liveness.consumers = lambda: [consumer("mails", polled_at=None), consumer("orders")]
     update_gauges(liveness, meters, worker="w1")
     values = meters.read().values
     assert values["worker_in_flight_messages"] == {("mails", "w1"): 3, ("orders", "w1"): 3}
     assert values["worker_slots"] == {("mails", "w1"): 10, ("orders", "w1"): 10}
-    assert values["worker_last_poll_timestamp_seconds"] == {("orders", "w1"): 5.0}, "mails was never answered"
+    assert values["worker_last_poll_timestamp_seconds"] == {("orders", "w1"): 5.0}, "mails was never polled"
 
 
-def test_gauges_are_looked_up_when_they_are_read_and_the_lag_is_sampled(liveness: Liveness, clock: FakeClock) -> None:
+def test_gauges_are_computed_at_each_reading_and_the_loop_lag_is_sampled(liveness: Liveness, clock: FakeClock) -> None:
     meters = Meters()
-    looks = 0
+    calls = 0
 
     def consumers() -> Sequence[ConsumerHealth]:
-        nonlocal looks
-        looks += 1
+        nonlocal calls
+        calls += 1
         return [consumer("mails")]
 
     liveness.consumers = consumers
-    clock.auto_advance = True  # a wait takes as long as it should: no lag
+    clock.auto_advance = True  # each wait takes exactly its time, so there is no lag
     with gauged(liveness, meters, worker="w1"):
-        assert looks == 0, "nobody asked"
+        assert calls == 0, "gauges were computed before a reading"
         ends_at = time.monotonic() + 10
-        while not (seen := meters.read().distributions["loop_lag_seconds"]):
+        while not (samples := meters.read().distributions["loop_lag_seconds"]):
             assert time.monotonic() < ends_at, "nothing was sampled"
-        assert looks >= 1
-    assert seen[("w1",)].sum == 0.0
-    looked = looks
-    left = meters.read().values
-    assert looks == looked, "nobody is asked any more"
+        assert calls >= 1
+    assert samples[("w1",)].sum == 0.0
+    calls_inside = calls
+    values = meters.read().values
+    assert calls == calls_inside, "gauges were computed after the end"
     gauges = ("worker_in_flight_messages", "worker_slots", "worker_last_poll_timestamp_seconds")
-    assert [left[name] for name in gauges] == [{}, {}, {}], "what was so before is not so now"
+    assert [values[name] for name in gauges] == [{}, {}, {}], "gauges keep old values after the end"

@@ -1,4 +1,4 @@
-"""What a dead worker held is freed by any other, and a worker is known while it lives."""
+"""Any worker frees the messages and claims of a dead worker; a worker is registered while it lives."""
 
 import threading
 from pathlib import Path
@@ -31,102 +31,102 @@ def presence(tmp_path: Path, broker: Broker, *, state: Path | None = None) -> Pr
     return Presence(settings=settings, broker=broker, worker="me", stop=StopSignal(), clock=SystemClock())
 
 
-def nobody(event: Event) -> None:
+def fail(event: Event) -> None:
     raise AssertionError(event)
 
 
 def no_ledger() -> Ledger:
-    raise AssertionError("nobody needs a ledger")
+    raise AssertionError("the ledger was opened")
 
 
-def test_a_killed_workers_message_and_work_are_free_long_before_their_leases_end(tmp_path: Path) -> None:
-    dead = SqliteBroker(tmp_path / "queue.db", holder="gone")
+def test_a_killed_workers_message_and_claim_are_freed_long_before_their_leases_end(tmp_path: Path) -> None:
+    dead = SqliteBroker(tmp_path / "queue.db", holder="dead")
     dead.send("q", [Outgoing(body=b"{}")])
     assert dead.receive("q", messages_max=1, lease_seconds=600.0)
     dead.close()
     ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.db")
-    ledger.begin_work("make", "key", attempt_id="a", worker="gone", lease_seconds=600.0)
+    ledger.begin_work("make", "key", attempt_id="a", worker="dead", lease_seconds=600.0)
     ProcessRegistry(tmp_path / PROCESSES_FOLDER)
-    (tmp_path / PROCESSES_FOLDER / "gone.lock").touch()
-    (tmp_path / "scratch" / "gone").mkdir(parents=True)
+    (tmp_path / PROCESSES_FOLDER / "dead.lock").touch()
+    (tmp_path / "scratch" / "dead").mkdir(parents=True)
     broker = SqliteBroker(tmp_path / "queue.db", holder="me")
-    made = presence(tmp_path, broker)
-    with made.registered(ledger=lambda: ledger, emit=nobody, random=lambda: 0.5):
+    worker_presence = presence(tmp_path, broker)
+    with worker_presence.registered(ledger=lambda: ledger, emit=fail, random=lambda: 0.5):
         assert broker.receive("q", messages_max=1, lease_seconds=5.0, wait_seconds=DEADLINE_SECONDS)
     assert ledger.works(state=WorkState.OPEN) == []
-    assert not (tmp_path / "scratch" / "gone").exists()
+    assert not (tmp_path / "scratch" / "dead").exists()
     broker.close()
     ledger.close()
 
 
-def test_without_a_ledgers_file_none_is_made(tmp_path: Path) -> None:
+def test_a_sweep_creates_no_ledger_file(tmp_path: Path) -> None:
     registry = ProcessRegistry(tmp_path / PROCESSES_FOLDER)
-    (tmp_path / PROCESSES_FOLDER / "gone.lock").touch()
+    (tmp_path / PROCESSES_FOLDER / "dead.lock").touch()
     swept = threading.Event()
 
-    class Watched(SqliteBroker):
+    class RecordingBroker(SqliteBroker):
         def release_holder(self, holder: str) -> int:
             swept.set()
             return super().release_holder(holder)
 
-    watched = Watched(tmp_path / "queue.db", holder="me")
-    made = presence(tmp_path, watched)
-    with made.registered(ledger=no_ledger, emit=nobody, random=lambda: 0.5):
+    broker = RecordingBroker(tmp_path / "queue.db", holder="me")
+    worker_presence = presence(tmp_path, broker)
+    with worker_presence.registered(ledger=no_ledger, emit=fail, random=lambda: 0.5):
         assert swept.wait(DEADLINE_SECONDS)
     assert registry.living() == []
     assert not (tmp_path / "ledger.db").exists()
-    watched.close()
+    broker.close()
 
 
-def test_a_worker_is_known_exactly_while_it_lives(tmp_path: Path) -> None:
+def test_a_worker_is_registered_exactly_while_it_lives(tmp_path: Path) -> None:
     broker = SqliteBroker(tmp_path / "queue.db", holder="me")
-    made = presence(tmp_path, broker)
-    assert len(made.listeners) == 1
-    with made.registered(ledger=no_ledger, emit=nobody, random=lambda: 0.5):
+    worker_presence = presence(tmp_path, broker)
+    assert len(worker_presence.listeners) == 1
+    with worker_presence.registered(ledger=no_ledger, emit=fail, random=lambda: 0.5):
         assert [record.worker for record in Workers(tmp_path).records()] == ["me"]
     assert Workers(tmp_path).records() == []
     broker.close()
 
 
-def test_any_broker_that_knows_who_holds_what_is_told_of_the_dead_of_this_host(tmp_path: Path) -> None:
-    told: list[str] = []
-    heard = threading.Event()
+def test_a_broker_on_another_host_releases_the_messages_of_dead_workers_of_this_host(tmp_path: Path) -> None:
+    holders: list[str] = []
+    released = threading.Event()
 
     class OnAnotherHost:
         capabilities = REDIS
 
         def release_holder(self, holder: str) -> int:
-            told.append(holder)
-            heard.set()
+            holders.append(holder)
+            released.set()
             return 1
 
     ProcessRegistry(tmp_path / PROCESSES_FOLDER)
-    (tmp_path / PROCESSES_FOLDER / "gone.lock").touch()
-    made = presence(tmp_path, cast(Broker, OnAnotherHost()))
-    assert len(made.listeners) == 1
-    with made.registered(ledger=no_ledger, emit=nobody, random=lambda: 0.5):
-        assert heard.wait(DEADLINE_SECONDS)
+    (tmp_path / PROCESSES_FOLDER / "dead.lock").touch()
+    worker_presence = presence(tmp_path, cast(Broker, OnAnotherHost()))
+    assert len(worker_presence.listeners) == 1
+    with worker_presence.registered(ledger=no_ledger, emit=fail, random=lambda: 0.5):
+        assert released.wait(DEADLINE_SECONDS)
         assert [record.worker for record in Workers(tmp_path).records()] == ["me"]
-    assert told == ["gone"]
+    assert holders == ["dead"]
 
 
-def test_beside_a_broker_that_does_not_know_who_holds_what_the_dead_are_freed_as_well(tmp_path: Path) -> None:
-    """Its messages come back by themselves; work in the ledger and files of this host do not."""
+def test_claims_of_dead_workers_are_freed_if_the_broker_does_not_record_holders(tmp_path: Path) -> None:
+    """The broker makes messages visible again automatically; claims in the ledger and files of this host would stay."""
     ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.db")
-    ledger.begin_work("make", "key", attempt_id="a", worker="gone", lease_seconds=600.0)
+    ledger.begin_work("make", "key", attempt_id="a", worker="dead", lease_seconds=600.0)
     registry = ProcessRegistry(tmp_path / PROCESSES_FOLDER)
-    (tmp_path / PROCESSES_FOLDER / "gone.lock").touch()
+    (tmp_path / PROCESSES_FOLDER / "dead.lock").touch()
     swept = threading.Event()
 
-    class Watched(Ledger):
+    class RecordingLedger(Ledger):
         def abandon_worker_works(self, worker: str) -> int:
             freed = super().abandon_worker_works(worker)
             swept.set()
             return freed
 
-    made = presence(tmp_path, cast(Broker, SimpleNamespace(capabilities=REDIS)))
-    assert len(made.listeners) == 1
-    with made.registered(ledger=lambda: Watched(ledger.database), emit=nobody, random=lambda: 0.5):
+    worker_presence = presence(tmp_path, cast(Broker, SimpleNamespace(capabilities=REDIS)))
+    assert len(worker_presence.listeners) == 1
+    with worker_presence.registered(ledger=lambda: RecordingLedger(ledger.database), emit=fail, random=lambda: 0.5):
         assert swept.wait(DEADLINE_SECONDS)
         assert [record.worker for record in Workers(tmp_path).records()] == ["me"]
     assert registry.living() == []
@@ -134,80 +134,80 @@ def test_beside_a_broker_that_does_not_know_who_holds_what_the_dead_are_freed_as
     ledger.close()
 
 
-def test_a_broker_that_is_away_leaves_the_dead_to_the_next_sweep(tmp_path: Path) -> None:
-    tries: list[str] = []
-    told: list[Event] = []
+def test_a_sweep_during_an_outage_of_the_broker_is_repeated(tmp_path: Path) -> None:
+    attempts: list[str] = []
+    events: list[Event] = []
     again = threading.Event()
 
     class Away:
         capabilities = REDIS
 
         def release_holder(self, holder: str) -> int:
-            tries.append(holder)
-            if len(tries) == 1:
+            attempts.append(holder)
+            if len(attempts) == 1:
                 raise TemporaryError("away")
             again.set()
             return 0
 
     ProcessRegistry(tmp_path / PROCESSES_FOLDER)
-    (tmp_path / PROCESSES_FOLDER / "gone.lock").touch()
-    made = presence(tmp_path, cast(Broker, Away()))
-    with made.registered(ledger=no_ledger, emit=told.append, random=lambda: -0.49):
+    (tmp_path / PROCESSES_FOLDER / "dead.lock").touch()
+    worker_presence = presence(tmp_path, cast(Broker, Away()))
+    with worker_presence.registered(ledger=no_ledger, emit=events.append, random=lambda: -0.49):
         assert again.wait(DEADLINE_SECONDS)
-    assert (tries, [event.error for event in told if isinstance(event, JobFailed)]) == (
-        ["gone", "gone"],
+    assert (attempts, [event.error for event in events if isinstance(event, JobFailed)]) == (
+        ["dead", "dead"],
         ["TemporaryError: away"],
     )
 
 
-def test_a_queue_in_memory_leaves_no_trace(tmp_path: Path) -> None:
+def test_a_memory_broker_creates_no_data_directory(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    made = presence(tmp_path, MemoryBroker(), state=state)
-    assert made.listeners == ()
-    with made.registered(ledger=no_ledger, emit=nobody, random=lambda: 0.5):
+    worker_presence = presence(tmp_path, MemoryBroker(), state=state)
+    assert worker_presence.listeners == ()
+    with worker_presence.registered(ledger=no_ledger, emit=fail, random=lambda: 0.5):
         assert not state.exists()
 
 
-def test_a_state_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_data_directory_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     broker = SqliteBroker(tmp_path / "queue.db", holder="me")
-    made = presence(tmp_path, broker, state=tmp_path / "file")
+    worker_presence = presence(tmp_path, broker, state=tmp_path / "file")
     with (
         pytest.raises(ConfigurationError, match="file cannot be written"),
-        made.registered(ledger=no_ledger, emit=nobody, random=lambda: 0.5),
+        worker_presence.registered(ledger=no_ledger, emit=fail, random=lambda: 0.5),
     ):
         pass
     broker.close()
 
 
-def test_a_sweep_that_fails_is_told_and_tried_again() -> None:
-    told: list[Event] = []
+def test_a_failed_sweep_is_reported_and_retried() -> None:
+    events: list[Event] = []
     again = threading.Event()
-    tries = 0
+    attempts = 0
 
     def sweep() -> int:
-        nonlocal tries
-        tries += 1
-        if tries == 1:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
             raise RuntimeError("away")
         again.set()
         return 0
 
-    house = Housekeeper(sweep, every_seconds=0.01, clock=SystemClock(), random=lambda: 0.5, emit=told.append)
-    house.start()
+    housekeeper = Housekeeper(sweep, every_seconds=0.01, clock=SystemClock(), random=lambda: 0.5, emit=events.append)
+    housekeeper.start()
     assert again.wait(DEADLINE_SECONDS)
-    house.end()
-    assert told == [JobFailed(job="housekeeping", error="RuntimeError: away")]
+    housekeeper.end()
+    assert events == [JobFailed(job="housekeeping", error="RuntimeError: away")]
 
 
-def test_a_function_that_changes_the_working_folder_takes_no_worker_out_of_sight(
+def test_a_worker_stays_registered_if_the_working_directory_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (elsewhere := tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     broker = SqliteBroker(tmp_path / "queue.db", holder="me")
-    made = presence(tmp_path, broker, state=Path("state"))
-    with made.registered(ledger=no_ledger, emit=nobody, random=lambda: 0.5):
+    worker_presence = presence(tmp_path, broker, state=Path("state"))
+    with worker_presence.registered(ledger=no_ledger, emit=fail, random=lambda: 0.5):
         monkeypatch.chdir(elsewhere)
         assert ProcessRegistry(tmp_path / "state" / PROCESSES_FOLDER).living() == ["me"]
     assert list((tmp_path / "state" / PROCESSES_FOLDER).iterdir()) == []

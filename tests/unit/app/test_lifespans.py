@@ -1,4 +1,4 @@
-"""Lifespans: one task for each async one, and one that hangs keeps no other from being left."""
+"""Lifespans: each async one runs in one task, and a hanging one does not prevent others from closing."""
 
 import asyncio
 import threading
@@ -18,31 +18,31 @@ DEADLINE_SECONDS = 60.0
 
 @pytest.fixture
 def loop() -> Iterator[EventLoop]:
-    made = EventLoop()
-    yield made
-    made.close()
+    event_loop = EventLoop()
+    yield event_loop
+    event_loop.close()
 
 
 Open = Callable[..., Lifespans]
 
 
 @pytest.fixture
-def told() -> list[Event]:
+def events() -> list[Event]:
     return []
 
 
 @pytest.fixture
-def lifespans(loop: EventLoop, told: list[Event]) -> Open:
+def lifespans(loop: EventLoop, events: list[Event]) -> Open:
     def make(*functions: Any, close_seconds: float = DEADLINE_SECONDS) -> Lifespans:
         handlers = Handlers()
         for function in functions:
             handlers.lifespan(function)
-        return Lifespans(handlers.lifespans, loop_of=loop.started, bus=Bus(told.append), close_seconds=close_seconds)
+        return Lifespans(handlers.lifespans, loop_of=loop.started, bus=Bus(events.append), close_seconds=close_seconds)
 
     return make
 
 
-def test_an_async_lifespan_lives_in_one_task(lifespans: Open, told: list[Event]) -> None:
+def test_an_async_lifespan_runs_in_one_task(lifespans: Open, events: list[Event]) -> None:
     tasks: list[object] = []
 
     async def client() -> AsyncIterator[dict[str, str]]:
@@ -53,21 +53,23 @@ def test_an_async_lifespan_lives_in_one_task(lifespans: Open, told: list[Event])
             helper.cancel()
         tasks.append(asyncio.current_task())
 
-    life = lifespans(client)
-    assert life.open() == {"client": "http"}
-    life.close()
-    assert told == []
+    app_lifespans = lifespans(client)
+    assert app_lifespans.open() == {"client": "http"}
+    app_lifespans.close()
+    assert events == []
     assert len(tasks) == 2
     assert tasks[0] is tasks[1]
 
 
-@pytest.mark.parametrize("colour", ["plain", "async"])
-def test_one_that_hangs_keeps_no_other_from_being_left(lifespans: Open, told: list[Event], colour: str) -> None:
-    left, gate = threading.Event(), threading.Event()
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_hanging_lifespan_does_not_prevent_others_from_closing(
+    lifespans: Open, events: list[Event], kind: str
+) -> None:
+    closed, gate = threading.Event(), threading.Event()
 
     def first() -> Iterator[None]:
         yield None
-        left.set()
+        closed.set()
 
     def hangs() -> Iterator[None]:
         yield None
@@ -77,28 +79,30 @@ def test_one_that_hangs_keeps_no_other_from_being_left(lifespans: Open, told: li
         yield None
         await asyncio.sleep(DEADLINE_SECONDS)
 
-    life = lifespans(first, hangs if colour == "plain" else hangs_async, close_seconds=0.4)
-    life.open()
-    life.close()
+    app_lifespans = lifespans(first, hangs if kind == "plain" else hangs_async, close_seconds=0.4)
+    app_lifespans.open()
+    app_lifespans.close()
     gate.set()
-    assert left.is_set()
-    assert [event.lifespan.removesuffix("_async") for event in told if isinstance(event, LifespanFailed)] == ["hangs"]
+    assert closed.is_set()
+    assert [event.lifespan.removesuffix("_async") for event in events if isinstance(event, LifespanFailed)] == ["hangs"]
 
 
-def test_what_is_raised_at_the_end_is_told_and_at_the_start_comes_through(lifespans: Open, told: list[Event]) -> None:
-    left: list[str] = []
+def test_an_error_while_closing_is_reported_and_one_while_opening_is_raised(
+    lifespans: Open, events: list[Event]
+) -> None:
+    closed: list[str] = []
 
-    async def raises_late() -> AsyncIterator[None]:
+    async def fails_to_close() -> AsyncIterator[None]:
         yield None
-        left.append("late")
+        closed.append("closed")
         raise OSError("cannot close")
 
-    async def raises_early() -> AsyncIterator[None]:
-        if not left:
+    async def fails_to_open() -> AsyncIterator[None]:
+        if not closed:
             raise ConnectionError("no database")
         yield None
 
-    with pytest.raises(UserError, match=r"raises_early raised ConnectionError: no database \(test_lifespans.py:"):
-        lifespans(raises_late, raises_early).open()
-    assert left == ["late"]
-    assert [event.error for event in told if isinstance(event, LifespanFailed)] == ["OSError: cannot close"]
+    with pytest.raises(UserError, match=r"fails_to_open raised ConnectionError: no database \(test_lifespans.py:"):
+        lifespans(fails_to_close, fails_to_open).open()
+    assert closed == ["closed"]
+    assert [event.error for event in events if isinstance(event, LifespanFailed)] == ["OSError: cannot close"]

@@ -1,4 +1,4 @@
-"""The app's own listeners hear everything and can harm nothing."""
+"""The app's own listeners receive all events, and their errors stop nothing."""
 
 from typing import NoReturn
 
@@ -10,7 +10,7 @@ from penstock.testing import TestWorker
 
 
 @pytest.mark.parametrize("error", [ValueError("no such metric"), SystemExit(3)])
-def test_a_listener_that_raises_is_told_once_and_stops_nothing(error: BaseException) -> None:
+def test_a_listener_that_raises_is_reported_once_and_stops_nothing(error: BaseException) -> None:
     heard: list[Event] = []
 
     def raises(event: Event) -> NoReturn:
@@ -30,8 +30,8 @@ def test_a_listener_that_raises_is_told_once_and_stops_nothing(error: BaseExcept
         worker.send_many("q", [b"1", b"2"])
         worker.send("async", b"3")
         worker.run_until_empty()
-        (told,) = [event for event in worker.events if isinstance(event, ListenerFailed)]
+        (failure,) = [event for event in worker.events if isinstance(event, ListenerFailed)]
     assert sorted(done) == [b"1", b"2", b"3"]
-    assert told.listener.endswith("raises")
-    assert type(error).__name__ in told.error
+    assert failure.listener.endswith("raises")
+    assert type(error).__name__ in failure.error
     assert sum(isinstance(event, MessageFinished) for event in heard) == 3

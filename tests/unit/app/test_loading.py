@@ -1,4 +1,4 @@
-"""From a name on the command line to an app, and a sentence for each way to get it wrong."""
+"""Loading an app by its name on the command line, with a message for each mistake."""
 
 import itertools
 import sys
@@ -17,7 +17,7 @@ Module = Callable[[str], str]
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Module:
-    """Makes a module of that text in the current folder; answers its name."""
+    """Return a function that creates a module with the given text in the current folder and returns its name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
 
@@ -29,25 +29,25 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Module:
     return make
 
 
-def test_an_app_in_a_module_of_the_current_folder(module: Module) -> None:
+def test_an_app_in_a_module_of_the_current_folder_is_loaded(module: Module) -> None:
     name = module("from penstock import App\napp = App()\nclass service: inner = app\n")
     assert isinstance(load_app(f"{name}:app"), App)
     assert load_app(f"{name}:service.inner") is load_app(f"{name}:app")
 
 
 @pytest.mark.parametrize("name", ["shop", "shop:", ":app", ""])
-def test_a_name_without_its_halves(name: str) -> None:
+def test_a_name_without_module_or_attribute_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="module:attribute"):
         load_app(name)
 
 
 @pytest.mark.parametrize("name", ["no_such_module:app", "no_such_module.inner:app"])
-def test_a_module_that_is_not_there(module: Module, name: str) -> None:
+def test_a_missing_module_is_reported(module: Module, name: str) -> None:
     with pytest.raises(UsageError, match="There is no module no_such_module; it is looked for in"):
         load_app(name)
 
 
-def test_a_module_that_lacks_another_one_is_not_said_to_be_missing(module: Module) -> None:
+def test_a_module_with_a_missing_import_is_not_reported_as_missing(module: Module) -> None:
     name = module("\nimport no_such_module\n")
     with pytest.raises(
         UsageError, match=rf"{name} cannot be imported: ModuleNotFoundError: .*no_such_module.*{name}.py:2"
@@ -56,7 +56,7 @@ def test_a_module_that_lacks_another_one_is_not_said_to_be_missing(module: Modul
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("x = 1\nraise ValueError('the reason')\n", r"ValueError: the reason at loaded_\d+\.py:2\."),
         ("import json\n\njson.loads('{')\n", r"JSONDecodeError: .* at loaded_\d+\.py:3\."),
@@ -69,19 +69,19 @@ def test_a_module_that_lacks_another_one_is_not_said_to_be_missing(module: Modul
         ),
     ],
 )
-def test_a_module_that_raises_tells_what_and_where(module: Module, text: str, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+def test_an_error_in_a_module_is_reported_with_its_line(module: Module, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         load_app(f"{module(text)}:app")
 
 
 @pytest.mark.parametrize("before", ["", "./"])
-def test_a_file_instead_of_a_module_is_told_what_to_write(module: Module, before: str) -> None:
+def test_a_file_instead_of_a_module_is_refused_with_the_name_to_write(module: Module, before: str) -> None:
     name = module("raise AssertionError('it was imported')")
     with pytest.raises(UsageError, match=rf"{name}\.py is a file, and a module is meant: write {name}:app\."):
         load_app(f"{before}{name}.py:app")
 
 
-def test_a_file_in_a_folder_is_told_as_a_module_of_it(module: Module, tmp_path: Path) -> None:
+def test_a_file_in_a_folder_is_refused_with_its_dotted_module_name(module: Module, tmp_path: Path) -> None:
     module("")
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "shop.py").touch()
@@ -89,7 +89,7 @@ def test_a_file_in_a_folder_is_told_as_a_module_of_it(module: Module, tmp_path: 
         load_app("inner/shop.py:app")
 
 
-def test_an_attribute_that_is_not_there_or_no_app_names_the_apps_there_are(module: Module) -> None:
+def test_a_missing_or_wrong_attribute_is_refused_with_the_names_of_the_apps(module: Module) -> None:
     name = module("from penstock import App\nfirst = App()\nsecond = App()\nnumber = 7\n")
     with pytest.raises(UsageError, match="has no app; its apps: first, second"):
         load_app(f"{name}:app")
@@ -99,7 +99,7 @@ def test_an_attribute_that_is_not_there_or_no_app_names_the_apps_there_are(modul
         load_app(f"{module('x = 1')}:app")
 
 
-def test_a_setting_that_does_not_fit_is_told_as_such_and_not_as_the_module_s_fault(
+def test_an_invalid_setting_is_not_reported_as_an_error_of_the_module(
     module: Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = module("from penstock import App\napp = App.from_config()\n")

@@ -1,4 +1,4 @@
-"""The metrics of a process: only where they are asked for, and sent by a flush without a process around it."""
+"""The metrics of a process: counted only if a setting asks for them, and sent by a flush."""
 
 import json
 import subprocess
@@ -26,39 +26,39 @@ def replayed() -> DeadLetterReplayed:
     )
 
 
-def test_nobody_counts_where_nobody_asks() -> None:
-    heard = open_telemetry(load_settings(), worker="w1")
-    assert heard.meters is None
-    assert not [listener for listener in heard.listeners if isinstance(listener, MetricsListener)]
-    with heard.running():
-        assert heard.metrics_address is None
+def test_no_metrics_are_counted_without_a_setting_for_them() -> None:
+    telemetry = open_telemetry(load_settings(), worker="w1")
+    assert telemetry.meters is None
+    assert not [listener for listener in telemetry.listeners if isinstance(listener, MetricsListener)]
+    with telemetry.running():
+        assert telemetry.metrics_address is None
 
 
-def test_a_flush_sends_what_each_call_of_a_function_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    heard = open_telemetry(load_settings(metrics_export=["emf"]), worker="w1")
-    bus = Bus(*heard.listeners)
+def test_a_flush_sends_the_counts_since_the_last_flush(capsys: pytest.CaptureFixture[str]) -> None:
+    telemetry = open_telemetry(load_settings(metrics_export=["emf"]), worker="w1")
+    bus = Bus(*telemetry.listeners)
     sent = []
     for replays in (2, 1):
         for _ in range(replays):
             bus.emit(replayed())
-        heard.flush(10.0)
+        telemetry.flush(10.0)
         lines = map(json.loads, capsys.readouterr().err.splitlines())
         sent += [line["penstock_replays_total"] for line in lines if "_aws" in line]
     assert sent == [2, 1]
 
 
-def test_a_process_that_fails_sends_its_last_numbers_once(capsys: pytest.CaptureFixture[str]) -> None:
-    heard = open_telemetry(load_settings(metrics_export=["emf"]), worker="w1")
-    assert heard.meters is not None
-    heard.meters.replace("worker_slots", {("orders", "w1"): 10})
-    with pytest.raises(ValueError, match="a defect"), heard.running():
+def test_a_failing_process_sends_its_last_values_once(capsys: pytest.CaptureFixture[str]) -> None:
+    telemetry = open_telemetry(load_settings(metrics_export=["emf"]), worker="w1")
+    assert telemetry.meters is not None
+    telemetry.meters.replace("worker_slots", {("orders", "w1"): 10})
+    with pytest.raises(ValueError, match="a defect"), telemetry.running():
         raise ValueError("a defect")
     lines = map(json.loads, capsys.readouterr().err.splitlines())
     assert [line["penstock_worker_slots"] for line in lines if "penstock_worker_slots" in line] == [10]
 
 
 @pytest.mark.parametrize(
-    ("given", "number", "own"),
+    ("given", "number", "address"),
     [
         (None, 3, None),
         ("127.0.0.1:9464", 0, "127.0.0.1:9464"),
@@ -66,11 +66,11 @@ def test_a_process_that_fails_sends_its_last_numbers_once(capsys: pytest.Capture
         ("[::1]:0", 3, "[::1]:0"),
     ],
 )
-def test_each_process_has_an_address_of_its_own(given: str | None, number: int, own: str | None) -> None:
-    assert metrics_beside(load_settings(metrics_address=given), number).metrics_address == own
+def test_each_process_has_an_address_of_its_own(given: str | None, number: int, address: str | None) -> None:
+    assert metrics_beside(load_settings(metrics_address=given), number).metrics_address == address
 
 
-def test_a_worker_without_metrics_loads_nothing_of_them() -> None:
+def test_a_worker_without_metrics_imports_no_metrics_library() -> None:
     code = (
         "import penstock.app.running, penstock.app.telemetry as t, sys\n"
         "from penstock.config import load_settings\n"
@@ -82,8 +82,8 @@ def test_a_worker_without_metrics_loads_nothing_of_them() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_monitor_does_not_answer_where_the_processes_of_a_worker_do() -> None:
-    named = load_settings().model_copy(update={"metrics_address": "127.0.0.1:9464"})
-    answering = [metrics_beside(named, number).metrics_address for number in range(64)]
-    assert None not in answering
-    assert named.metrics_monitor_address not in answering
+def test_the_monitors_address_is_none_of_a_workers_processes() -> None:
+    settings = load_settings().model_copy(update={"metrics_address": "127.0.0.1:9464"})
+    addresses = [metrics_beside(settings, number).metrics_address for number in range(64)]
+    assert None not in addresses
+    assert settings.metrics_monitor_address not in addresses

@@ -18,14 +18,14 @@ def test_the_pipeline_is_named_after_the_real_path(tmp_path: Path) -> None:
     assert table_paths(tmp_path / "real").quarantine == LocalFiles(tmp_path.resolve() / "real_quarantine")
 
 
-def test_two_sources_of_one_table_have_two_queues(tmp_path: Path) -> None:
-    where = table_paths(tmp_path / "table")
-    assert where.queue(tmp_path / "a") != where.queue(tmp_path / "b")
-    assert where.queue(tmp_path / "a") == table_paths(tmp_path / "table").queue(tmp_path / "a")
+def test_each_source_of_a_table_has_a_queue(tmp_path: Path) -> None:
+    paths = table_paths(tmp_path / "table")
+    assert paths.queue(tmp_path / "a") != paths.queue(tmp_path / "b")
+    assert paths.queue(tmp_path / "a") == table_paths(tmp_path / "table").queue(tmp_path / "a")
 
 
 @pytest.mark.parametrize(
-    ("address", "words"),
+    ("address", "message"),
     [
         ("hdfs://x/y", "hdfs://x/y is neither a local folder nor s3://BUCKET/PREFIX"),
         ("S3://bucket/table", "neither a local folder nor"),
@@ -42,40 +42,42 @@ def test_two_sources_of_one_table_have_two_queues(tmp_path: Path) -> None:
         ("", "The table has no address; give a folder, or s3://BUCKET/PREFIX."),
     ],
 )
-def test_an_address_that_is_neither_a_folder_nor_in_s3_is_refused(address: str | Path, words: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(words)):
+def test_an_address_that_is_neither_a_folder_nor_in_s3_is_refused(address: str | Path, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
         table_paths(address)
 
 
 @pytest.mark.parametrize("state", ["s3://lake/state", "s3:/lake/state", "arn:aws:s3:::lake", "redis://here"])
 @pytest.mark.parametrize("table", ["clicks", "s3://lake/clicks"])
-def test_state_is_always_a_folder_of_this_host(table: str, state: str) -> None:
+def test_a_data_directory_that_is_no_local_folder_is_refused(table: str, state: str) -> None:
     with pytest.raises(UsageError, match=f"The state {state} is not a folder on this host"):
         table_paths(table, state)
 
 
 @pytest.mark.parametrize("name", ["./s3:clicks", "a:b", "s3", "clicks.d/s3:/x"])
-def test_a_folder_may_have_any_other_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_may_have_any_name_that_is_no_address(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert table_paths(name, name).table.uri == table_paths(tmp_path / name).table.uri
 
 
-def test_a_table_in_s3_has_its_quarantine_beside_it_and_its_state_with_the_user(
+def test_a_table_in_s3_has_its_quarantine_beside_it_and_its_data_in_the_users_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     aws = Aws(region="eu-north-1")
-    where = table_paths("s3://lake/raw/clicks/", aws=aws)
-    assert (where.pipeline, where.aws) == ("s3://lake/raw/clicks", aws)
-    assert (where.table.uri, where.quarantine.uri) == ("s3://lake/raw/clicks", "s3://lake/raw/clicks_quarantine")
-    assert where.work.uri == "s3://lake/raw/clicks/_penstock/work"
-    assert where.state.parent == tmp_path / "penstock"
-    assert where.state == table_paths("s3://lake/raw/clicks").state
-    assert where.state != table_paths("s3://lake/other/clicks").state
+    paths = table_paths("s3://lake/raw/clicks/", aws=aws)
+    assert (paths.pipeline, paths.aws) == ("s3://lake/raw/clicks", aws)
+    assert (paths.table.uri, paths.quarantine.uri) == ("s3://lake/raw/clicks", "s3://lake/raw/clicks_quarantine")
+    assert paths.work.uri == "s3://lake/raw/clicks/_penstock/work"
+    assert paths.state.parent == tmp_path / "penstock"
+    assert paths.state == table_paths("s3://lake/raw/clicks").state
+    assert paths.state != table_paths("s3://lake/other/clicks").state
     assert table_paths("s3://lake/raw/clicks", tmp_path / "mine").state == tmp_path / "mine"
 
 
-def test_a_table_is_found_here_or_as_the_only_one_below(tmp_path: Path) -> None:
+def test_a_table_is_found_in_the_current_folder_or_as_the_only_one_below(tmp_path: Path) -> None:
     state = tmp_path / "clicks" / "_penstock"
     state.mkdir(parents=True)
     (state / "ledger.db").touch()
@@ -86,6 +88,6 @@ def test_a_table_is_found_here_or_as_the_only_one_below(tmp_path: Path) -> None:
         find_table(None, None, here=tmp_path)
 
 
-def test_a_table_without_a_state_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_penstock_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no Penstock state"):
         find_table(str(tmp_path / "nothing"), None, here=tmp_path)

@@ -26,24 +26,24 @@ REFS = [ObjectRef(bucket=LOCAL_BUCKET, key=f"/in/{name}", size_bytes=1, etag="1"
 
 
 @pytest.fixture
-def where(tmp_path: Path) -> TablePaths:
+def paths(tmp_path: Path) -> TablePaths:
     return table_paths(tmp_path / "table")
 
 
 @pytest.fixture
-def state(where: TablePaths) -> Iterator[StateFolder]:
-    with open_state(where.state) as opened:
-        opened.ledger.ensure_pipeline(where.pipeline)
+def state(paths: TablePaths) -> Iterator[StateFolder]:
+    with open_state(paths.state) as opened:
+        opened.ledger.ensure_pipeline(paths.pipeline)
         yield opened
 
 
-def new_goal(
-    state: StateFolder, where: TablePaths, *, broker: Broker | None = None, clock: Clock | None = None
+def new_pending(
+    state: StateFolder, paths: TablePaths, *, broker: Broker | None = None, clock: Clock | None = None
 ) -> PendingObjects:
     return PendingObjects(
         ledger=state.ledger,
         broker=broker or state.broker,
-        pipeline=where.pipeline,
+        pipeline=paths.pipeline,
         queue=QUEUE,
         release_dead=state.release_dead,
         probe=no_probe,
@@ -52,20 +52,20 @@ def new_goal(
     )
 
 
-def advanced(goal: PendingObjects) -> bool:
-    goal.advance()
-    return goal.is_done()
+def is_done_after_advance(pending: PendingObjects) -> bool:
+    pending.advance()
+    return pending.is_done()
 
 
-def received(state: StateFolder) -> list[Delivery]:
+def receive(state: StateFolder) -> list[Delivery]:
     return list(state.broker.receive(QUEUE, messages_max=10, lease_seconds=LEASE_SECONDS))
 
 
-def acked(state: StateFolder, deliveries: list[Delivery]) -> None:
+def ack(state: StateFolder, deliveries: list[Delivery]) -> None:
     assert not state.broker.settle([(delivery, Ack()) for delivery in deliveries])
 
 
-def processed(state: StateFolder, where: TablePaths) -> None:
+def process(state: StateFolder, paths: TablePaths) -> None:
     original_message = OriginalMessage(message_id="1", enqueued_at=1.0)
     candidates = [
         Candidate(
@@ -80,19 +80,19 @@ def processed(state: StateFolder, where: TablePaths) -> None:
         for ref in REFS
     ]
     claim = state.ledger.claim(
-        where.pipeline, candidates, attempt_id="one", worker=state.worker, lease_seconds=LEASE_SECONDS
+        paths.pipeline, candidates, attempt_id="one", worker=state.worker, lease_seconds=LEASE_SECONDS
     )
     results = [ObjectResult(object_id=object_id, rows=1, lines_quarantined=0) for object_id in claim.claimed]
-    state.ledger.commit(BatchOutcome(pipeline=where.pipeline, attempt_id="one", processed=results))
+    state.ledger.commit(BatchOutcome(pipeline=paths.pipeline, attempt_id="one", processed=results))
 
 
-def test_a_goal_announces_each_object_once(state: StateFolder, where: TablePaths) -> None:
-    new_goal(state, where).begin()
+def test_a_notification_is_enqueued_for_each_object(state: StateFolder, paths: TablePaths) -> None:
+    new_pending(state, paths).begin()
     assert state.broker.stats(QUEUE).visible == len(REFS)
 
 
-class Forgetful(MemoryBroker):
-    """Tells of nothing that is in it, as SQS may for a while."""
+class UncountedBroker(MemoryBroker):
+    """A broker that counts none of its messages, as SQS may do for a while."""
 
     @property
     def capabilities(self) -> BrokerCapabilities:
@@ -102,109 +102,111 @@ class Forgetful(MemoryBroker):
         return replace(super().stats(queue), visible=0, in_flight=0, delayed=0)
 
 
-def test_what_a_broker_does_not_count_yet_is_not_announced_again(state: StateFolder, where: TablePaths) -> None:
-    broker, clock = Forgetful(), FakeClock()
-    goal = new_goal(state, where, broker=broker, clock=clock)
-    goal.begin()
+def test_notifications_that_the_broker_does_not_count_yet_are_not_enqueued_again(
+    state: StateFolder, paths: TablePaths
+) -> None:
+    broker, clock = UncountedBroker(), FakeClock()
+    pending = new_pending(state, paths, broker=broker, clock=clock)
+    pending.begin()
     for _ in range(2 * ANNOUNCEMENTS_MAX):
-        assert not advanced(goal)
+        assert not is_done_after_advance(pending)
     assert len(broker.receive(QUEUE, messages_max=10, lease_seconds=LEASE_SECONDS)) == len(REFS)
     clock.advance(CALM_SECONDS)
-    assert not advanced(goal)
+    assert not is_done_after_advance(pending)
     assert len(broker.receive(QUEUE, messages_max=10, lease_seconds=LEASE_SECONDS)) == len(REFS)
 
 
-def test_what_a_killed_ingest_announced_is_not_announced_again(state: StateFolder, where: TablePaths) -> None:
-    new_goal(state, where).begin()
-    new_goal(state, where).begin()
-    assert len(received(state)) == len(REFS)
+def test_notifications_of_a_killed_ingest_are_not_enqueued_again(state: StateFolder, paths: TablePaths) -> None:
+    new_pending(state, paths).begin()
+    new_pending(state, paths).begin()
+    assert len(receive(state)) == len(REFS)
 
 
-def test_objects_are_announced_again_when_the_queue_is_empty_and_they_are_not_done(
-    state: StateFolder, where: TablePaths
+def test_unfinished_objects_are_enqueued_again_when_the_queue_is_empty(state: StateFolder, paths: TablePaths) -> None:
+    pending = new_pending(state, paths)
+    pending.begin()
+    deliveries = receive(state)
+    assert not is_done_after_advance(pending)
+    assert receive(state) == [], "no notification is missing while messages are in flight"
+    ack(state, deliveries)
+    assert not is_done_after_advance(pending)
+    assert len(receive(state)) == len(REFS)
+
+
+def test_an_ingest_is_done_when_all_objects_are_processed_and_no_message_waits(
+    state: StateFolder, paths: TablePaths
 ) -> None:
-    goal = new_goal(state, where)
-    goal.begin()
-    deliveries = received(state)
-    assert not advanced(goal)
-    assert received(state) == [], "while somebody holds the messages, nothing is missing"
-    acked(state, deliveries)
-    assert not advanced(goal)
-    assert len(received(state)) == len(REFS)
+    pending = new_pending(state, paths)
+    pending.begin()
+    process(state, paths)
+    assert not is_done_after_advance(pending)
+    ack(state, receive(state))
+    assert is_done_after_advance(pending)
 
 
-def test_a_goal_is_reached_when_all_is_processed_and_no_message_waits(state: StateFolder, where: TablePaths) -> None:
-    goal = new_goal(state, where)
-    goal.begin()
-    processed(state, where)
-    assert not advanced(goal)
-    acked(state, received(state))
-    assert advanced(goal)
-
-
-def test_a_goal_is_not_reached_while_messages_of_finished_objects_are_in_flight(
-    state: StateFolder, where: TablePaths
+def test_an_ingest_is_not_done_while_messages_of_finished_objects_are_in_flight(
+    state: StateFolder, paths: TablePaths
 ) -> None:
-    goal = new_goal(state, where)
-    goal.begin()
-    deliveries = received(state)
-    processed(state, where)
-    assert not advanced(goal), "a worker that stops now would release them, and they would stay in the queue"
-    acked(state, deliveries)
-    assert advanced(goal)
+    pending = new_pending(state, paths)
+    pending.begin()
+    deliveries = receive(state)
+    process(state, paths)
+    assert not is_done_after_advance(pending), (
+        "a worker that stops now would release them, and they would stay in the queue"
+    )
+    ack(state, deliveries)
+    assert is_done_after_advance(pending)
 
 
 def test_messages_in_flight_of_a_dead_process_are_released_when_all_objects_are_done(
-    state: StateFolder, where: TablePaths, monkeypatch: pytest.MonkeyPatch
+    state: StateFolder, paths: TablePaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    goal = new_goal(state, where)
-    goal.begin()
-    received(state)
-    processed(state, where)
-    assert not advanced(goal)
+    pending = new_pending(state, paths)
+    pending.begin()
+    receive(state)
+    process(state, paths)
+    assert not is_done_after_advance(pending)
     broker = state.broker
     assert isinstance(broker, HolderAwareBroker)
-    monkeypatch.setattr(goal, "_release_dead", lambda: broker.release_holder(state.worker))
-    assert not advanced(goal)
-    acked(state, received(state))
-    assert advanced(goal)
+    monkeypatch.setattr(pending, "_release_dead", lambda: broker.release_holder(state.worker))
+    assert not is_done_after_advance(pending)
+    ack(state, receive(state))
+    assert is_done_after_advance(pending)
 
 
-def test_an_object_that_another_process_finishes_meanwhile_is_not_announced_again(
-    state: StateFolder, where: TablePaths, monkeypatch: pytest.MonkeyPatch
+def test_an_object_that_another_process_finishes_meanwhile_is_not_enqueued_again(
+    state: StateFolder, paths: TablePaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    goal = new_goal(state, where)
-    goal.begin()
-    deliveries = received(state)
+    pending = new_pending(state, paths)
+    pending.begin()
+    deliveries = receive(state)
     states = state.ledger.states
 
     def states_before_the_others_commit(pipeline: str, object_ids: Sequence[bytes]) -> Mapping[bytes, ObjectState]:
         found = states(pipeline, object_ids)
         if deliveries:
-            processed(state, where)
-            acked(state, deliveries)
+            process(state, paths)
+            ack(state, deliveries)
             deliveries.clear()
         return found
 
     monkeypatch.setattr(state.ledger, "states", states_before_the_others_commit)
-    assert not advanced(goal)
-    assert received(state) == []
-    assert advanced(goal)
+    assert not is_done_after_advance(pending)
+    assert receive(state) == []
+    assert is_done_after_advance(pending)
 
 
-def test_a_scan_tells_of_the_messages_that_were_there(state: StateFolder, where: TablePaths) -> None:
-    new_goal(state, where).begin()
-    processed(state, where)
-    scanned = new_goal(state, where).scanned("/in")
+def test_a_scan_reports_the_waiting_messages(state: StateFolder, paths: TablePaths) -> None:
+    new_pending(state, paths).begin()
+    process(state, paths)
+    scanned = new_pending(state, paths).scanned("/in")
     assert (scanned.found, scanned.unfinished, scanned.messages) == (len(REFS), 0, len(REFS))
 
 
-def test_messages_that_a_killed_ingest_did_not_live_to_settle_are_something_to_do(
-    state: StateFolder, where: TablePaths
-) -> None:
-    new_goal(state, where).begin()
-    processed(state, where)
-    goal = new_goal(state, where)
-    assert goal.has_work()
-    acked(state, received(state))
-    assert not goal.has_work()
+def test_unsettled_messages_of_a_killed_ingest_are_work(state: StateFolder, paths: TablePaths) -> None:
+    new_pending(state, paths).begin()
+    process(state, paths)
+    pending = new_pending(state, paths)
+    assert pending.has_work()
+    ack(state, receive(state))
+    assert not pending.has_work()

@@ -1,3 +1,5 @@
+"""The settings of a worker that runs one pipeline."""
+
 import pytest
 
 from penstock.app.pipelines.plan import worker_settings
@@ -5,13 +7,15 @@ from penstock.config import Settings
 
 
 @pytest.mark.parametrize(
-    ("asked_seconds", "drain_seconds"),
+    ("set_seconds", "drain_seconds"),
     [
-        pytest.param(None, 20.0, id="what stopping and Spark's end leave of 30 s"),
+        pytest.param(None, 20.0, id="not set: 30 s less the time to stop and to end Spark"),
         pytest.param(5.0, 5.0, id="as set"),
-        pytest.param(22.0, 20.0, id="as set, but for Spark's end"),
+        pytest.param(22.0, 20.0, id="as set, less the time to end Spark"),
     ],
 )
-def test_a_pipeline_alone_drains_as_long_as_the_settings_say(asked_seconds: float | None, drain_seconds: float) -> None:
-    settings = Settings.model_construct(worker_stop_timeout=30.0, worker_drain=asked_seconds)
+def test_a_pipeline_that_runs_alone_drains_as_long_as_the_settings_allow(
+    set_seconds: float | None, drain_seconds: float
+) -> None:
+    settings = Settings.model_construct(worker_stop_timeout=30.0, worker_drain=set_seconds)
     assert worker_settings(settings).budget.drain_seconds == drain_seconds

@@ -1,4 +1,4 @@
-"""When a queue counts as empty."""
+"""The check whether a queue is empty."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,8 +12,8 @@ from penstock.messaging.message import Outgoing
 from penstock.testing import FakeClock
 
 
-class Vague(MemoryBroker):
-    """Its counts are only nearly right."""
+class ApproximateBroker(MemoryBroker):
+    """A broker whose counts are approximate."""
 
     @property
     def capabilities(self) -> BrokerCapabilities:
@@ -34,46 +34,46 @@ def is_drained(check: QueueDrainCheck) -> bool:
     return check.is_drained
 
 
-def test_exact_counts_are_believed_at_once(clock: FakeClock) -> None:
+def test_exact_counts_are_trusted_at_once(clock: FakeClock) -> None:
     broker = MemoryBroker()
     assert is_drained(drain_check(broker, clock))
     broker.send("q", [Outgoing(body=b"1")])
     assert not is_drained(drain_check(broker, clock))
 
 
-def test_vague_counts_are_believed_when_they_last(clock: FakeClock) -> None:
-    found = drain_check(Vague(), clock)
-    assert not is_drained(found)
+def test_approximate_counts_are_trusted_when_they_are_stable(clock: FakeClock) -> None:
+    check = drain_check(ApproximateBroker(), clock)
+    assert not is_drained(check)
     clock.advance(CALM_SECONDS - 0.1)
-    assert not is_drained(found)
+    assert not is_drained(check)
     clock.advance(0.1)
-    assert is_drained(found)
+    assert is_drained(check)
 
 
-@pytest.mark.parametrize("heard", ["counted", "restarted"])
-def test_a_message_in_between_begins_it_anew(clock: FakeClock, heard: str) -> None:
-    broker = Vague()
-    found = drain_check(broker, clock)
-    assert not is_drained(found)
+@pytest.mark.parametrize("interruption", ["counted", "restarted"])
+def test_a_message_or_a_restart_begins_the_quiet_period_again(clock: FakeClock, interruption: str) -> None:
+    broker = ApproximateBroker()
+    check = drain_check(broker, clock)
+    assert not is_drained(check)
     clock.advance(CALM_SECONDS)
-    if heard == "counted":
+    if interruption == "counted":
         broker.send("q", [Outgoing(body=b"1")])
-        assert not is_drained(found)
+        assert not is_drained(check)
         broker.purge("q")
     else:
-        found.restart()
-    assert not is_drained(found)
+        check.restart()
+    assert not is_drained(check)
     clock.advance(CALM_SECONDS)
-    assert is_drained(found)
+    assert is_drained(check)
 
 
-def test_nothing_is_known_before_the_first_sample(clock: FakeClock) -> None:
+def test_a_queue_is_not_drained_before_the_first_sample(clock: FakeClock) -> None:
     assert not drain_check(MemoryBroker(), clock).is_drained
 
 
-def test_asking_again_changes_nothing(clock: FakeClock) -> None:
-    found = drain_check(Vague(), clock)
-    found.sample()
+def test_reading_the_result_takes_no_sample(clock: FakeClock) -> None:
+    check = drain_check(ApproximateBroker(), clock)
+    check.sample()
     clock.advance(CALM_SECONDS)
-    assert not found.is_drained
-    assert not found.is_drained, "only a sample counts messages"
+    assert not check.is_drained
+    assert not check.is_drained, "only a sample counts messages"

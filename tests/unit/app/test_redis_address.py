@@ -1,4 +1,4 @@
-"""Each slip in a broker's address is one sentence, and no sentence says a password."""
+"""Addresses of Redis brokers: each mistake gives a message of one line that contains no password."""
 
 import pytest
 
@@ -25,18 +25,18 @@ SECRET = "hunter2"
         "rediss+cluster://host:7000/0",
     ],
 )
-def test_an_address_in_order_is_handed_on_as_it_is(address: str) -> None:
+def test_a_valid_address_is_passed_to_the_client_unchanged(address: str) -> None:
     assert parse_redis_address(address) == RedisAddress(url=address, prefix="penstock")
 
 
-def test_the_prefix_is_our_own_and_is_not_handed_on() -> None:
+def test_the_prefix_is_not_passed_to_the_client() -> None:
     assert parse_redis_address("redis://h/1?prefix=shop") == RedisAddress(url="redis://h/1", prefix="shop")
     both = parse_redis_address("redis://h?client_name=a&prefix=shop:live")
     assert both == RedisAddress(url="redis://h?client_name=a", prefix="shop:live")
 
 
 @pytest.mark.parametrize(
-    ("address", "said"),
+    ("address", "message"),
     [
         (f"redis://u:{SECRET}@", "names no host; write redis://HOST:PORT."),
         ("redis:///0", "names no host"),
@@ -71,15 +71,15 @@ def test_the_prefix_is_our_own_and_is_not_handed_on() -> None:
         ("sqlite://queue.db", "is not known"),
     ],
 )
-def test_each_slip_is_one_sentence_without_the_password(address: str, said: str) -> None:
+def test_each_mistake_gives_a_message_of_one_line_without_the_password(address: str, message: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         open_broker(Settings(broker=address), holder="me")
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     assert SECRET not in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_client_is_reported_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(brokers, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"pip install 'penstock\[redis\]'"):
         open_broker(Settings(broker="redis://localhost"), holder="me")

@@ -1,4 +1,4 @@
-"""What a worker says of itself, and reaching the process that said it and no other."""
+"""The records of running workers, and signals to their processes and to no others."""
 
 import json
 import os
@@ -59,8 +59,8 @@ def writer(tmp_path: Path, stop: StopSignal) -> RecordWriter:
 
 
 @pytest.fixture
-def other(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that waits for nothing and dies of any signal that it gets."""
+def other_process(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that runs until its first signal."""
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
         yield process
         process.kill()
@@ -70,7 +70,7 @@ def received(*ids: str) -> MessagesReceived:
     return MessagesReceived(queue="q", message_ids=ids, redelivered=0)
 
 
-def test_in_flight_is_what_came_and_did_not_go(writer: RecordWriter) -> None:
+def test_in_flight_counts_received_messages_that_are_not_settled_or_lost(writer: RecordWriter) -> None:
     writer(WorkerStarted(queues=("q", "r"), concurrency=1))
     writer(received("a", "b", "c", "d"))
     writer(DeliverySettled(queue="q", message_id="a", attempt=1, settlement=Ack()))
@@ -82,7 +82,7 @@ def test_in_flight_is_what_came_and_did_not_go(writer: RecordWriter) -> None:
     assert (record.in_flight, record.queues, record.version, record.pid) == (1, ("q", "r"), "1.2", os.getpid())
 
 
-def test_messages_that_left_are_counted_by_queue_and_those_that_go_back_are_not(writer: RecordWriter) -> None:
+def test_settled_messages_are_counted_by_queue_and_released_ones_are_not(writer: RecordWriter) -> None:
     settlements: Sequence[Settlement] = (Ack(), DeadLetter(reason="bad"), Release(), Ack())
     for number, settlement in enumerate(settlements):
         queue = "q" if number < 3 else "r"
@@ -91,7 +91,7 @@ def test_messages_that_left_are_counted_by_queue_and_those_that_go_back_are_not(
     assert writer.record().settled == {"q": 2, "r": 1}
 
 
-def test_a_queue_is_paused_from_the_opening_of_its_breaker_to_the_closing(writer: RecordWriter) -> None:
+def test_a_queue_is_paused_while_its_breaker_is_open(writer: RecordWriter) -> None:
     opened = BreakerOpened(queue="q", handler="h", fingerprint="h|OSError|", failures=10, error="OSError: away")
     writer(opened)
     assert writer.record().paused == {"q": "OSError: away"}
@@ -100,7 +100,7 @@ def test_a_queue_is_paused_from_the_opening_of_its_breaker_to_the_closing(writer
     assert writer.record().paused == {}
 
 
-def test_a_queue_is_unserved_until_everything_that_it_needs_is_back(writer: RecordWriter) -> None:
+def test_a_queue_is_unserved_until_its_ledger_and_stores_are_available(writer: RecordWriter) -> None:
     writer(LedgerUnavailable(error="refused", queues=("q", "r")))
     writer(StoreUnavailable(store="s3://lake", error="503", queues=("q",)))
     ledger, store = "the ledger is away: refused", "the store s3://lake is away: 503"
@@ -112,15 +112,15 @@ def test_a_queue_is_unserved_until_everything_that_it_needs_is_back(writer: Reco
     assert writer.record().unserved == {"r": "it is halted until a restart: UsageError: no"}
 
 
-def test_a_record_of_a_newer_worker_is_read_as_far_as_it_is_known(tmp_path: Path, writer: RecordWriter) -> None:
+def test_unknown_fields_of_a_newer_workers_record_are_ignored(tmp_path: Path, writer: RecordWriter) -> None:
     path = tmp_path / "record.json"
-    path.write_text(json.dumps({**asdict(writer.record()), "mood": "good"}))
+    path.write_text(json.dumps({**asdict(writer.record()), "new_field": "x"}))
     found = registry._read(path)
     assert found is not None
     assert found.worker == writer.record().worker
 
 
-def test_the_state_is_what_the_worker_was_asked(writer: RecordWriter, stop: StopSignal) -> None:
+def test_the_state_follows_the_stop_signal(writer: RecordWriter, stop: StopSignal) -> None:
     assert writer.record().state == SERVING
     stop.pause()
     assert writer.record().state == DRAINING
@@ -128,8 +128,8 @@ def test_the_state_is_what_the_worker_was_asked(writer: RecordWriter, stop: Stop
     assert writer.record().state == STOPPING
 
 
-class Held(SystemClock):
-    """Time goes on when a test lets it."""
+class GatedClock(SystemClock):
+    """A clock whose waits for further changes end when a test sets ``gathered``."""
 
     def __init__(self) -> None:
         self.gathering = threading.Event()
@@ -146,7 +146,7 @@ class Held(SystemClock):
         return event.is_set()
 
 
-def held_writer(tmp_path: Path, stop: StopSignal, clock: Held) -> RecordWriter:
+def stopping_writer(tmp_path: Path, stop: StopSignal, clock: GatedClock) -> RecordWriter:
     writer = RecordWriter(tmp_path / "record.json", worker=WORKER, version="1.2", stop=stop, clock=clock)
     writer.start()
     assert clock.resting.acquire(timeout=PATIENCE_SECONDS)
@@ -155,8 +155,8 @@ def held_writer(tmp_path: Path, stop: StopSignal, clock: Held) -> RecordWriter:
     return writer
 
 
-def test_a_worker_that_is_seen_at_work_is_seen_with_what_it_serves(tmp_path: Path, stop: StopSignal) -> None:
-    clock = Held()
+def test_the_queues_of_a_worker_are_recorded_at_its_start(tmp_path: Path, stop: StopSignal) -> None:
+    clock = GatedClock()
     writer = RecordWriter(tmp_path / "record.json", worker=WORKER, version="1.2", stop=stop, clock=clock)
     writer.start()
     writer(WorkerStarted(queues=("q", "r"), concurrency=1))
@@ -164,28 +164,28 @@ def test_a_worker_that_is_seen_at_work_is_seen_with_what_it_serves(tmp_path: Pat
     writer.end()
 
 
-def test_a_worker_that_ends_at_once_writes_nothing_on_its_way(tmp_path: Path, stop: StopSignal) -> None:
-    clock = Held()
-    writer = held_writer(tmp_path, stop, clock)
+def test_a_worker_that_ends_at_once_does_not_record_its_stop(tmp_path: Path, stop: StopSignal) -> None:
+    clock = GatedClock()
+    writer = stopping_writer(tmp_path, stop, clock)
     assert clock.gathering.wait(PATIENCE_SECONDS)
     writer.end()
     assert json.loads((tmp_path / "record.json").read_text())["state"] == SERVING
 
 
-def test_a_worker_that_drains_for_a_while_says_so(tmp_path: Path, stop: StopSignal) -> None:
-    clock = Held()
-    writer = held_writer(tmp_path, stop, clock)
+def test_a_worker_that_takes_time_to_stop_records_it(tmp_path: Path, stop: StopSignal) -> None:
+    clock = GatedClock()
+    writer = stopping_writer(tmp_path, stop, clock)
     clock.gathered.set()
     assert clock.resting.acquire(timeout=PATIENCE_SECONDS)
     assert json.loads((tmp_path / "record.json").read_text())["state"] == STOPPING
     writer.end()
 
 
-class OneBeat(SystemClock):
-    """Waits are over at once, until a record was written."""
+class OneBeatClock(SystemClock):
+    """A clock whose waits end at once until a record was written."""
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []  # of the waits before that
+        self.seconds: list[float] = []  # the waits before the record
         self.over = threading.Event()
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
@@ -196,8 +196,8 @@ class OneBeat(SystemClock):
         return event.wait(PATIENCE_SECONDS)
 
 
-def test_while_nothing_changes_it_is_written_once_a_beat(tmp_path: Path, stop: StopSignal) -> None:
-    clock = OneBeat()
+def test_an_unchanged_record_is_written_once_per_beat(tmp_path: Path, stop: StopSignal) -> None:
+    clock = OneBeatClock()
     writer = RecordWriter(tmp_path / "record.json", worker=WORKER, version="1.2", stop=stop, clock=clock)
     writer.start()
     assert clock.over.wait(PATIENCE_SECONDS)
@@ -205,15 +205,17 @@ def test_while_nothing_changes_it_is_written_once_a_beat(tmp_path: Path, stop: S
     assert sum(clock.seconds) == pytest.approx(BEAT_SECONDS)
 
 
-def registered(state: Path, record: WorkerRecord) -> ProcessRegistry:
+def register(state: Path, record: WorkerRecord) -> ProcessRegistry:
     registry = ProcessRegistry(state / PROCESSES_FOLDER)
     registry.record(record.worker).write_text(json.dumps(asdict(record)))
     return registry
 
 
-def test_only_the_living_are_listed_and_a_record_goes_with_its_lock(tmp_path: Path, writer: RecordWriter) -> None:
+def test_only_living_workers_are_listed_and_a_record_is_deleted_with_its_lock(
+    tmp_path: Path, writer: RecordWriter
+) -> None:
     record = writer.record()
-    registry = registered(tmp_path, record)
+    registry = register(tmp_path, record)
     workers = Workers(tmp_path)
     assert workers.records() == []
     with registry.registered(WORKER):
@@ -224,13 +226,13 @@ def test_only_the_living_are_listed_and_a_record_goes_with_its_lock(tmp_path: Pa
     assert list((tmp_path / PROCESSES_FOLDER).iterdir()) == []
 
 
-def test_a_state_where_nothing_ever_ran_is_not_made_by_looking(tmp_path: Path) -> None:
+def test_listing_workers_creates_no_data_directory(tmp_path: Path) -> None:
     assert Workers(tmp_path / "state").records() == ()
     assert not (tmp_path / "state").exists()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"worker": "x"}', '{"queues": 3}'])
-def test_a_record_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_record_is_not_listed(tmp_path: Path, text: str) -> None:
     registry = ProcessRegistry(tmp_path / PROCESSES_FOLDER)
     registry.record(WORKER).write_text(text)
     with registry.registered(WORKER):
@@ -239,26 +241,26 @@ def test_a_record_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None
 
 
 def test_a_process_whose_lock_is_free_is_never_signalled(
-    tmp_path: Path, writer: RecordWriter, other: subprocess.Popen[bytes]
+    tmp_path: Path, writer: RecordWriter, other_process: subprocess.Popen[bytes]
 ) -> None:
-    record = replace(writer.record(), pid=other.pid)  # the number belongs to somebody else by now
-    registry = registered(tmp_path, record)
+    record = replace(writer.record(), pid=other_process.pid)  # the pid belongs to another process by now
+    registry = register(tmp_path, record)
     assert not Workers(tmp_path).signal(record, signal.SIGTERM)
-    (tmp_path / PROCESSES_FOLDER / f"{WORKER}.lock").touch()  # its owner was killed
+    (tmp_path / PROCESSES_FOLDER / f"{WORKER}.lock").touch()  # a lock file without a lock: its owner was killed
     assert not Workers(tmp_path).signal(record, signal.SIGTERM)
-    assert other.poll() is None
+    assert other_process.poll() is None
     with registry.registered(WORKER):
         assert Workers(tmp_path).signal(record, signal.SIGTERM)
-    assert other.wait(10) == -signal.SIGTERM
+    assert other_process.wait(10) == -signal.SIGTERM
 
 
-def test_a_process_that_is_gone_is_not_signalled(
-    tmp_path: Path, writer: RecordWriter, other: subprocess.Popen[bytes]
+def test_a_process_that_has_ended_is_not_signalled(
+    tmp_path: Path, writer: RecordWriter, other_process: subprocess.Popen[bytes]
 ) -> None:
-    other.kill()
-    other.wait(10)
-    record = replace(writer.record(), pid=other.pid)
-    with registered(tmp_path, record).registered(WORKER):
+    other_process.kill()
+    other_process.wait(10)
+    record = replace(writer.record(), pid=other_process.pid)
+    with register(tmp_path, record).registered(WORKER):
         assert not Workers(tmp_path).signal(record, signal.SIGTERM)
 
 

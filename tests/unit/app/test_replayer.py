@@ -1,4 +1,4 @@
-"""Which DLQs a replayer serves, and when nothing is due."""
+"""The DLQs that a replayer serves, and the check that nothing is due."""
 
 from dataclasses import replace
 
@@ -27,47 +27,47 @@ SHARED = (
 
 
 def app(*handled: str, **settings: object) -> App:
-    made = App(broker=MemoryBroker(queues=SHARED), settings=Settings.model_construct(**settings))  # type: ignore[arg-type]
+    replaying_app = App(broker=MemoryBroker(queues=SHARED), settings=Settings.model_construct(**settings))  # type: ignore[arg-type]
     for queue in handled:
-        made.handler(queue, name=f"handler of {queue}")(print)
-    return made
+        replaying_app.handler(queue, name=f"handler of {queue}")(print)
+    return replaying_app
 
 
-def names(tiers: object) -> list[tuple[str, str, list[str]]]:
-    assert isinstance(tiers, list)
-    assert all(isinstance(tier, ReplayedQueue) for tier in tiers)
-    return [(tier.queue, tier.final_dlq, [source.queue for source in tier.sources]) for tier in tiers]
+def names(dlqs: object) -> list[tuple[str, str, list[str]]]:
+    assert isinstance(dlqs, list)
+    assert all(isinstance(dlq, ReplayedQueue) for dlq in dlqs)
+    return [(dlq.queue, dlq.final_dlq, [source.queue for source in dlq.sources]) for dlq in dlqs]
 
 
-def test_queues_that_share_their_dead_letters_are_one_line() -> None:
-    tiers = replayed_dlqs(app("a", "b", "c"), ["a", "b", "c"])
-    assert names(tiers) == [("both-dlq", "both-dead", ["a", "b"]), ("c-dlq", "c-dead", ["c"])]
-    assert [source.retention_seconds for source in tiers[0].sources] == [600, 14 * 86_400]
+def test_queues_that_share_a_dlq_are_one_entry() -> None:
+    dlqs = replayed_dlqs(app("a", "b", "c"), ["a", "b", "c"])
+    assert names(dlqs) == [("both-dlq", "both-dead", ["a", "b"]), ("c-dlq", "c-dead", ["c"])]
+    assert [source.retention_seconds for source in dlqs[0].sources] == [600, 14 * 86_400]
 
 
-def test_a_queue_that_is_served_elsewhere_gets_its_dead_letters_back_too() -> None:
+def test_a_shared_dlq_is_replayed_to_queues_that_other_workers_serve() -> None:
     assert names(replayed_dlqs(app("a", "b", "c"), ["a"])) == [("both-dlq", "both-dead", ["a", "b"])]
 
 
-def test_what_is_off_or_goes_straight_to_the_second_tier_is_left_out() -> None:
+def test_queues_without_replays_or_with_only_a_final_dlq_are_left_out() -> None:
     off = {"b": ReplayQueue(off=True), "c": ReplayQueue(off=True), "a": ReplayQueue(max_replays=7)}
-    made = app("a", "b", "c", "straight", dead_letters_replay_queues=off)
-    tiers = replayed_dlqs(made, ["a", "b", "c", "straight"])
-    assert names(tiers) == [("both-dlq", "both-dead", ["a"])]
-    assert tiers[0].sources[0].policy == ReplayPolicy(replays_max=7)
-    assert list(replayed_dlqs(made, ["c", "straight"])) == []
+    replaying_app = app("a", "b", "c", "straight", dead_letters_replay_queues=off)
+    dlqs = replayed_dlqs(replaying_app, ["a", "b", "c", "straight"])
+    assert names(dlqs) == [("both-dlq", "both-dead", ["a"])]
+    assert dlqs[0].sources[0].policy == ReplayPolicy(replays_max=7)
+    assert list(replayed_dlqs(replaying_app, ["c", "straight"])) == []
     with pytest.raises(ConfigurationError, match="No dead letters of c, straight are replayed automatically"):
-        dlqs_to_serve(made, ["c", "straight"])
+        dlqs_to_serve(replaying_app, ["c", "straight"])
 
 
-def test_a_tier_with_a_handler_is_refused_and_so_is_a_tier_by_name() -> None:
+def test_a_dlq_with_a_handler_or_given_by_name_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="The dead letters in c-dlq have a handler in this app"):
         replayed_dlqs(app("c", "c-dlq"), ["c", "c-dlq"])
     with pytest.raises(UsageError, match="c-dlq is a dead-letter queue by its name"):
         replayed_queues(app(), ["c-dlq"])
 
 
-def test_a_slip_in_a_name_is_refused_and_not_passed_over() -> None:
+def test_an_unknown_queue_name_is_refused() -> None:
     with pytest.raises(UsageError, match="There is no queue nope; existing queues"):
         dlqs_to_serve(app("c"), ["nope"])
     with pytest.raises(ConfigurationError, match=r"dead_letters\.replay_queues\.nope names no queue"):
@@ -76,12 +76,12 @@ def test_a_slip_in_a_name_is_refused_and_not_passed_over() -> None:
         replayed_dlqs(app("c", dead_letters_replay_queues={"c-dlq": ReplayQueue(off=True)}), ["c"])
 
 
-def test_tiers_in_a_circle_are_refused() -> None:
+def test_dlqs_in_a_circle_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="in round-dlq that fail again would go to round and be replayed"):
         replayed_dlqs(app("round"), ["round"])
 
 
-def test_what_is_named_goes_before_the_settings_and_those_before_the_handlers() -> None:
+def test_named_queues_override_the_settings_and_the_settings_override_the_handlers() -> None:
     assert replayed_queues(app("a", worker_queues={"b": 2}), ["c"]) == ["c"]
     assert replayed_queues(app("a", worker_queues={"b": 2})) == ["b"]
     assert replayed_queues(app("a")) == ["a"]
@@ -90,26 +90,26 @@ def test_what_is_named_goes_before_the_settings_and_those_before_the_handlers() 
 
 
 def test_nothing_is_due_while_no_dead_letter_is_visible() -> None:
-    made = app("c")
-    tiers = replayed_dlqs(made, ["c"])
-    due = NothingDue(made.broker, tiers, clock=FakeClock())
+    replaying_app = app("c")
+    dlqs = replayed_dlqs(replaying_app, ["c"])
+    due = NothingDue(replaying_app.broker, dlqs, clock=FakeClock())
     assert due()
-    made.broker.send("c", [Outgoing(body=b"{}")])
-    (delivery,) = made.broker.receive("c", messages_max=1, lease_seconds=60)
-    made.broker.settle([(delivery, DeadLetter(reason="no"))])
+    replaying_app.broker.send("c", [Outgoing(body=b"{}")])
+    (delivery,) = replaying_app.broker.receive("c", messages_max=1, lease_seconds=60)
+    replaying_app.broker.settle([(delivery, DeadLetter(reason="no"))])
     assert not due()
 
 
-class Roughly(MemoryBroker):
-    """Whose counts are only nearly right."""
+class ApproximateBroker(MemoryBroker):
+    """A broker whose counts are approximate."""
 
     @property
     def capabilities(self) -> BrokerCapabilities:
         return replace(super().capabilities, exact_stats=False)
 
 
-def test_where_counts_are_rough_one_look_is_no_proof() -> None:
-    broker, clock = Roughly(), FakeClock()
+def test_one_check_of_approximate_counts_is_no_proof() -> None:
+    broker, clock = ApproximateBroker(), FakeClock()
     due = NothingDue(broker, [ReplayedQueue(queue="c-dlq", final_dlq="c-dead", sources=())], clock=clock)
     assert not due()
     clock.advance(5)
@@ -120,7 +120,7 @@ def test_where_counts_are_rough_one_look_is_no_proof() -> None:
     assert not due()
 
 
-def told(replay_id: str, result: str, queue: str | None = "q") -> DeadLetterReplayed:
+def replayed(replay_id: str, result: str, queue: str | None = "q") -> DeadLetterReplayed:
     return DeadLetterReplayed(
         queue=queue,
         dead_letter_queue="q-dlq",
@@ -133,20 +133,20 @@ def told(replay_id: str, result: str, queue: str | None = "q") -> DeadLetterRepl
     )
 
 
-def test_the_tally_counts_what_became_of_each_dead_letter_in_the_end() -> None:
-    tally = ReplayCounter()
-    assert (tally.wants(DeadLetterReplayed), tally.report()) == (True, {})
+def test_the_counter_counts_the_last_result_of_each_dead_letter() -> None:
+    counter = ReplayCounter()
+    assert (counter.wants(DeadLetterReplayed), counter.report()) == (True, {})
     for event in (
-        told("1", "released"),
-        told("1", "sent"),
-        told("2", "already_sent"),
-        told("3", "released"),
-        told("3", "released"),
-        told("4", "waiting"),
-        told("5", "set_aside", queue=None),
+        replayed("1", "released"),
+        replayed("1", "sent"),
+        replayed("2", "already_sent"),
+        replayed("3", "released"),
+        replayed("3", "released"),
+        replayed("4", "waiting"),
+        replayed("5", "set_aside", queue=None),
     ):
-        tally(event)
-    assert tally.report() == {
+        counter(event)
+    assert counter.report() == {
         "q": ReplayCounts(sent=2, waiting=1, released=1),
         "unknown": ReplayCounts(set_aside=1),
     }

@@ -1,4 +1,4 @@
-"""Rounds beside a worker: a failure is told once while it stays the same, and an end is heard."""
+"""Periodic jobs beside a worker: an unchanged failure is reported once, and an end interrupts a rest."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -14,65 +14,67 @@ DEADLINE_SECONDS = 60.0
 LONG_SECONDS = 3_600.0
 
 
-class Watchman(PeriodicJob):
-    """Does what the test says; each round is one call."""
+class WatchJob(PeriodicJob):
+    """A job that calls the test's function once per round."""
 
-    def __init__(self, go: Callable[["Watchman"], float], told: list[Event], stop: StopSignal | None = None) -> None:
-        super().__init__("watch", clock=SystemClock(), random=lambda: 0.5, emit=told.append, stop=stop)
-        self._go = go
+    def __init__(
+        self, run_round: Callable[["WatchJob"], float], events: list[Event], stop: StopSignal | None = None
+    ) -> None:
+        super().__init__("watch", clock=SystemClock(), random=lambda: 0.5, emit=events.append, stop=stop)
+        self._run_round = run_round
 
     def _round(self) -> float:
-        return self._go(self)
+        return self._run_round(self)
 
-    def goes_wrong(self, text: str, whose: str = "") -> None:
+    def fail(self, text: str, whose: str = "") -> None:
         self._failed(RuntimeError(text), whose=whose)
 
-    def goes_well(self, whose: str = "") -> None:
+    def succeed(self, whose: str = "") -> None:
         self._succeeded(whose=whose)
 
 
-def texts(told: Sequence[Event]) -> list[str]:
-    return [event.error for event in told if isinstance(event, JobFailed) and event.job == "watch"]
+def texts(events: Sequence[Event]) -> list[str]:
+    return [event.error for event in events if isinstance(event, JobFailed) and event.job == "watch"]
 
 
-def test_each_ones_failure_is_told_once_while_it_stays_the_same() -> None:
-    told: list[Event] = []
-    watchman = Watchman(lambda _: 0.0, told)
+def test_each_unchanged_failure_is_reported_once() -> None:
+    events: list[Event] = []
+    job = WatchJob(lambda _: 0.0, events)
     for _ in range(3):
-        watchman.goes_wrong("away", "a")
-        watchman.goes_wrong("away", "b")
-        watchman.goes_well("c")
-    assert texts(told) == ["a: RuntimeError: away", "b: RuntimeError: away"]
-    watchman.goes_well("a")
-    watchman.goes_wrong("away", "a")
-    watchman.goes_wrong("denied", "b")
-    assert texts(told)[2:] == ["a: RuntimeError: away", "b: RuntimeError: denied"]
+        job.fail("away", "a")
+        job.fail("away", "b")
+        job.succeed("c")
+    assert texts(events) == ["a: RuntimeError: away", "b: RuntimeError: away"]
+    job.succeed("a")
+    job.fail("away", "a")
+    job.fail("denied", "b")
+    assert texts(events)[2:] == ["a: RuntimeError: away", "b: RuntimeError: denied"]
 
 
-def test_an_end_is_heard_in_a_rest() -> None:
+def test_an_end_interrupts_a_rest() -> None:
     began = threading.Event()
 
-    def go(_: Watchman) -> float:
+    def run_round(_: WatchJob) -> float:
         began.set()
         return LONG_SECONDS
 
-    with Watchman(go, []).beside():
+    with WatchJob(run_round, []).beside():
         assert began.wait(DEADLINE_SECONDS)
     assert "penstock-watch" not in {thread.name for thread in threading.enumerate()}
 
 
-@pytest.mark.parametrize("ask", [StopSignal.request, StopSignal.pause])
-def test_no_round_begins_once_the_worker_is_asked_to_stop(ask: Callable[[StopSignal], None]) -> None:
-    stop, rounds, ended = StopSignal(), [0], threading.Event()
+@pytest.mark.parametrize("ask_to_stop", [StopSignal.request, StopSignal.pause])
+def test_no_round_begins_after_the_worker_was_asked_to_stop(ask_to_stop: Callable[[StopSignal], None]) -> None:
+    stop, rounds, ran = StopSignal(), [0], threading.Event()
 
-    def go(_: Watchman) -> float:
+    def run_round(_: WatchJob) -> float:
         rounds[0] += 1
-        ask(stop)
-        ended.set()
+        ask_to_stop(stop)
+        ran.set()
         return 0.0
 
-    watchman = Watchman(go, [], stop)
-    watchman.start()
-    assert ended.wait(DEADLINE_SECONDS)
-    watchman.end()
+    job = WatchJob(run_round, [], stop)
+    job.start()
+    assert ran.wait(DEADLINE_SECONDS)
+    job.end()
     assert rounds == [1]

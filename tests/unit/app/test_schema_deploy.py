@@ -1,4 +1,4 @@
-"""A rolling deploy from schema version 1 to 2, acted out: no message is lost, nobody reads what it does not know."""
+"""A rolling deploy from schema version 1 to 2: no message is lost, and no worker reads an unknown version."""
 
 import threading
 from collections.abc import Callable
@@ -37,13 +37,13 @@ NEW = Queue("orders", OrderV2, type="Order", schema=2, upcasts={1: v1_to_v2})
 
 
 class Deployed:
-    """One worker of one version of the code."""
+    """A worker of one version of the code."""
 
     def __init__(self, broker: MemoryBroker, queue: Queue[Any], name: str) -> None:
         self.app = App(broker=broker.with_holder(name))
-        self.seen: list[Any] = []
+        self.handled: list[Any] = []
         self.skipped: list[str] = []
-        self.app.handler(queue, newer_wait="1 h")(self.seen.append)
+        self.app.handler(queue, newer_wait="1 h")(self.handled.append)
         self._stop = StopSignal()
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
@@ -70,9 +70,9 @@ def test_a_rolling_deploy_of_a_new_schema_loses_and_misreads_nothing() -> None:
     old = Deployed(broker, OLD, "old").start()
     old_sender, new_sender = App(broker=broker), App(broker=broker)
     old_sender.send_many(OLD, [OrderV1(id=n, name="Ada Lovelace") for n in range(20)])
-    until(lambda: len(old.seen) == 20)
+    until(lambda: len(old.handled) == 20)
 
-    # The new senders come first, the worst order: only old workers are there for what they send.
+    # The worst order: new senders are deployed before any worker that knows their version.
     new_sender.send_many(NEW, [OrderV2(id=n, first="Ada", last="Lovelace") for n in range(100, 120)])
     until(lambda: len(old.skipped) >= 20)
     new = Deployed(broker, NEW, "new").start()
@@ -83,21 +83,21 @@ def test_a_rolling_deploy_of_a_new_schema_loses_and_misreads_nothing() -> None:
     until(lambda: done(broker), between=lambda: clock.advance(1.0))
     new.stop()
 
-    assert all(isinstance(order, OrderV1) for order in old.seen)
-    assert all(isinstance(order, OrderV2) and order.last == "Lovelace" for order in new.seen)
-    assert sorted(order.id for order in (*old.seen, *new.seen)) == [*range(60), *range(100, 120)]
-    assert {order.id for order in new.seen} >= {*range(40, 60), *range(100, 120)}
+    assert all(isinstance(order, OrderV1) for order in old.handled)
+    assert all(isinstance(order, OrderV2) and order.last == "Lovelace" for order in new.handled)
+    assert sorted(order.id for order in (*old.handled, *new.handled)) == [*range(60), *range(100, 120)]
+    assert {order.id for order in new.handled} >= {*range(40, 60), *range(100, 120)}
     assert len(broker.browse("orders-dlq", messages_max=10)) == 0
 
 
-def test_a_type_that_nobody_knows_is_dead_when_no_newer_worker_came() -> None:
+def test_a_message_of_an_unknown_type_is_dead_lettered_if_no_newer_worker_starts() -> None:
     clock = FakeClock()
     broker = MemoryBroker(clock=clock)
     old = Deployed(broker, OLD, "old").start()
     App(broker=broker).send(Queue("orders", OrderV1, type="Refund"), OrderV1(id=1, name="x"))
     until(lambda: done(broker), between=lambda: clock.advance(10.0))
     old.stop()
-    assert old.seen == []
+    assert old.handled == []
     assert len(old.skipped) > 10
     assert len(broker.browse("orders-dlq", messages_max=10)) == 1
 
@@ -114,4 +114,4 @@ def until(condition: Callable[[], bool], between: Callable[[], object] = lambda:
             return
         between()
         tick.wait(0.01)
-    raise AssertionError("it did not come true in time")
+    raise AssertionError("the condition did not become true in time")

@@ -1,4 +1,4 @@
-"""What is meant by what was named, and how a hint names it again."""
+"""The scope that options of a command select, and the options that a hint gives."""
 
 from pathlib import Path
 
@@ -17,11 +17,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def table(folder: Path) -> TablePaths:
-    """A table of `penstock ingest`, as far as it is looked for."""
-    where = table_paths(folder)
-    where.state.mkdir(parents=True)
-    (where.state / "ledger.db").touch()
-    return where
+    """Create the files by which a table of `penstock ingest` is found."""
+    paths = table_paths(folder)
+    paths.state.mkdir(parents=True)
+    (paths.state / "ledger.db").touch()
+    return paths
 
 
 def app_state(folder: Path) -> None:
@@ -29,55 +29,55 @@ def app_state(folder: Path) -> None:
     (folder / ".penstock" / "queue.db").touch()
 
 
-def test_a_scope_has_the_addresses_of_what_was_found(here: Path) -> None:
-    where = table(here / "clicks")
+def test_a_scope_has_the_addresses_of_the_table_or_app_that_was_found(here: Path) -> None:
+    paths = table(here / "clicks")
     scope = find_scope(ScopeRequest(), here=here)
-    assert (scope.table, scope.pipeline, scope.tables_meant) == (where, where.pipeline, {where.pipeline: where})
-    assert scope.settings.ledger == f"sqlite:///{where.state}/ledger.db"
-    assert scope.settings.data_dir == str(where.state)
+    assert (scope.table, scope.pipeline, scope.tables_meant) == (paths, paths.pipeline, {paths.pipeline: paths})
+    assert scope.settings.ledger == f"sqlite:///{paths.state}/ledger.db"
+    assert scope.settings.data_dir == str(paths.state)
     app_state(here)
     scope = find_scope(ScopeRequest(pipeline="clicks"), here=here)
     assert (scope.table, scope.pipeline, scope.options) == (None, "clicks", " --pipeline clicks")
     assert scope.settings.ledger == "sqlite:///.penstock/ledger.db"
-    assert [one.table for one in scopes_here(here)] == [None, where]
-    assert [one.table for one in find_scopes(ScopeRequest(), here=here)] == [None, where]
-    assert [one.table for one in find_scopes(ScopeRequest(table="clicks"), here=here)] == [where]
-    assert [one.table for one in find_scopes(ScopeRequest(pipeline="clicks"), here=here)] == [None]
+    assert [scope.table for scope in scopes_here(here)] == [None, paths]
+    assert [scope.table for scope in find_scopes(ScopeRequest(), here=here)] == [None, paths]
+    assert [scope.table for scope in find_scopes(ScopeRequest(table="clicks"), here=here)] == [paths]
+    assert [scope.table for scope in find_scopes(ScopeRequest(pipeline="clicks"), here=here)] == [None]
     with pytest.raises(UsageError, match="give --table FOLDER"):
         find_scope(ScopeRequest(), here=here)
     views = table(here / "views")
-    assert [one.table for one in find_scopes(ScopeRequest(), here=here)] == [None, where, views]
+    assert [scope.table for scope in find_scopes(ScopeRequest(), here=here)] == [None, paths, views]
 
 
-def test_several_tables_without_an_app_have_to_be_named(here: Path) -> None:
+def test_one_of_several_tables_without_an_app_must_be_named(here: Path) -> None:
     table(here / "clicks")
     table(here / "views")
     with pytest.raises(UsageError, match="clicks, views"):
         find_scopes(ScopeRequest(), here=here)
 
 
-def test_a_table_named_goes_before_the_rest(here: Path) -> None:
-    where = table(here / "clicks")
+def test_a_named_table_overrides_the_other_options(here: Path) -> None:
+    paths = table(here / "clicks")
     app_state(here)
-    assert find_scope(ScopeRequest(table="clicks", pipeline="x", app="nothing:app"), here=here).table == where
+    assert find_scope(ScopeRequest(table="clicks", pipeline="x", app="nothing:app"), here=here).table == paths
 
 
-def test_the_folder_of_workers_can_be_another_than_the_setting(here: Path) -> None:
+def test_the_data_directory_can_differ_from_the_setting(here: Path) -> None:
     app_state(here)
     assert find_scope(ScopeRequest(pipeline="x", state="other"), here=here).settings.data_dir == "other"
 
 
-def test_nothing_to_look_at_says_where_was_looked(here: Path) -> None:
-    for asked in (ScopeRequest(), ScopeRequest(pipeline="x")):
+def test_the_error_for_an_empty_folder_lists_the_searched_addresses(here: Path) -> None:
+    for request in (ScopeRequest(), ScopeRequest(pipeline="x")):
         with pytest.raises(UsageError, match=r"sqlite:///\.penstock/ledger\.db"):
-            find_scope(asked, here=here)
+            find_scope(request, here=here)
     assert scopes_here(here) == []
 
 
-def test_a_hint_names_a_table_that_would_not_be_found_without(here: Path) -> None:
-    where = table(here / "a table" / "clicks")
-    assert options_for(str(where.table), here=here) == ""
-    assert options_for(str(where.table), state="s", here=here) == f" --table '{where.table}' --data-dir s"
+def test_a_hint_names_a_table_that_would_not_be_found_otherwise(here: Path) -> None:
+    paths = table(here / "a table" / "clicks")
+    assert options_for(str(paths.table), here=here) == ""
+    assert options_for(str(paths.table), state="s", here=here) == f" --table '{paths.table}' --data-dir s"
     other = str(table(here / "views").table)
     assert options_for(other, here=here) == f" --table {other}"
     assert options_for(other, here=Path(other)) == ""
@@ -85,7 +85,7 @@ def test_a_hint_names_a_table_that_would_not_be_found_without(here: Path) -> Non
     assert options_for(other, here=Path(other) / "nowhere") == f" --table {other}"
 
 
-def test_tables_are_meant_only_as_far_as_their_folders_are_known(here: Path) -> None:
+def test_the_tables_of_a_scope_are_those_with_a_known_folder(here: Path) -> None:
     settings = Settings.model_construct()
     clicks = declared_table_paths("clicks", here / "t", settings)
     assert (clicks.pipeline, clicks.state) == ("clicks", here / ".penstock")

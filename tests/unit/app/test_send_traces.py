@@ -21,7 +21,7 @@ from penstock.transactions.tables import metadata
 SETTINGS = Settings(broker="memory://", tracing_enabled=True)
 
 
-def test_a_row_of_the_outbox_takes_the_trace_of_its_transaction_along(tmp_path: Path) -> None:
+def test_a_row_of_the_outbox_carries_the_trace_of_its_transaction(tmp_path: Path) -> None:
     traces = Traces(process_provider())
     engine = create_engine(f"sqlite:///{tmp_path}/shop.db")
     metadata.create_all(engine)
@@ -29,8 +29,8 @@ def test_a_row_of_the_outbox_takes_the_trace_of_its_transaction_along(tmp_path: 
     app.relay(engine)
 
     @app.handler(Queue("orders"))
-    def take(_: Any) -> None:
-        """Nothing is to be done."""
+    def handle(_: Any) -> None:
+        """Do nothing."""
 
     with TestWorker(app) as worker:
         with engine.begin() as connection, trace.get_tracer("users").start_as_current_span("checkout"):
@@ -52,7 +52,7 @@ def test_a_row_of_the_outbox_takes_the_trace_of_its_transaction_along(tmp_path: 
     app.close()
 
 
-def test_without_traces_a_row_has_no_attribute_more(tmp_path: Path) -> None:
+def test_a_row_of_the_outbox_has_no_trace_without_tracing(tmp_path: Path) -> None:
     process_provider()
     engine = create_engine(f"sqlite:///{tmp_path}/shop.db")
     metadata.create_all(engine)
@@ -67,7 +67,7 @@ def test_without_traces_a_row_has_no_attribute_more(tmp_path: Path) -> None:
     app.close()
 
 
-def test_what_objects_are_announced_by_takes_a_trace_along(tmp_path: Path) -> None:
+def test_a_notification_of_an_object_carries_a_trace(tmp_path: Path) -> None:
     traces = Traces(process_provider())
     (tmp_path / "a.csv").write_text("1\n")
     app = App(settings=SETTINGS)
@@ -77,8 +77,8 @@ def test_what_objects_are_announced_by_takes_a_trace_along(tmp_path: Path) -> No
     assert context_in(message.attributes) == traceparent(traces.only("send clicks"))
 
 
-def test_whoever_opens_the_settings_broker_has_it_traced(tmp_path: Path) -> None:
-    """Commands do: a person's replay, a reconcile."""
+def test_a_broker_opened_by_its_settings_is_traced(tmp_path: Path) -> None:
+    """Commands open a broker in this way: a replay, a reconcile."""
     traces = Traces(process_provider())
     settings = Settings(broker=f"sqlite:///{tmp_path}/queue.db", tracing_enabled=True)
     with closing(open_broker(settings, holder="")) as broker:

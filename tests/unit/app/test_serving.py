@@ -1,4 +1,4 @@
-"""What a worker says of its settings before it serves."""
+"""The checks of a worker's settings before it serves."""
 
 from contextlib import closing
 from pathlib import Path
@@ -17,19 +17,19 @@ LEDGER = "sqlite:///state/ledger.db"
 REDIS = "redis://localhost"
 
 
-def serve_it(app: App) -> None:
-    """Serve until the first look: there is nothing to do."""
+def serve_until_first_poll(app: App) -> None:
+    """Serve until the first poll; there is no message."""
     serve(app, stop=StopSignal(), until=lambda: True)
 
 
 @pytest.mark.parametrize("broker", [REDIS, "sqs://eu-central-1"])
-def test_a_ledger_of_this_host_beside_a_broker_of_all_refuses_to_start(broker: str) -> None:
+def test_a_local_ledger_with_a_broker_of_several_hosts_is_refused_at_the_start(broker: str) -> None:
     app = App(settings=Settings(broker=broker, ledger=LEDGER))
     app.handler("plain", name="plain")(print)
     app.handler("keyed", name="once", idempotency=str)(print)
     app.object_handler("files", name="each", source="folder")(print)
     with pytest.raises(ConfigurationError, match=r"once, each did once would be done once a host.*one_host = true"):
-        serve_it(app)
+        serve_until_first_poll(app)
 
 
 @pytest.mark.parametrize(
@@ -42,15 +42,15 @@ def test_a_ledger_of_this_host_beside_a_broker_of_all_refuses_to_start(broker: s
         Settings(broker="memory://", ledger=LEDGER),
     ],
 )
-def test_one_host_or_one_ledger_for_all_is_enough(settings: Settings) -> None:
+def test_a_single_host_or_a_shared_ledger_is_accepted(settings: Settings) -> None:
     require_shared_ledger(settings, recorded=["once"])
 
 
-def test_functions_without_a_key_may_be_on_all_hosts() -> None:
+def test_functions_without_a_key_need_no_shared_ledger() -> None:
     require_shared_ledger(Settings(broker=REDIS, ledger=LEDGER), recorded=[])
 
 
-def test_a_worker_knows_its_brokers_address_unless_it_was_given_a_broker() -> None:
+def test_an_app_has_the_address_of_its_broker_unless_it_was_given_a_broker() -> None:
     settings = Settings(broker="redis://shop:hunter2@localhost/1")
     assert App(settings=settings).address == "redis://shop:***@localhost/1"
     with closing(MemoryBroker()) as broker:

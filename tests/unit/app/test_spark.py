@@ -1,4 +1,4 @@
-"""The session of a process: asked for many times, made once, and a user's own neither changed nor ended."""
+"""The Spark session of a process: created once for all pipelines; a user's own is neither changed nor stopped."""
 
 from pathlib import Path
 from typing import Any
@@ -15,26 +15,23 @@ from penstock.worker.shutdown import StopSignal
 
 
 class Calls:
-    """What was asked of Spark."""
+    """Replace Spark's functions, and record their calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.made: list[str] = []
+        self.calls: list[str] = []
         found = java.Java(home=Path("/java"), version=17, source="PATH", notes=())
         monkeypatch.setattr(extra, "require_spark", lambda: None)
         monkeypatch.setattr(java, "find_java", lambda _: found)
         monkeypatch.setattr(cluster_checks, "check_python", lambda _: None)
-        monkeypatch.setattr(session, "start_session", lambda _: self.note("started"))
-        monkeypatch.setattr(session, "session_beside", lambda given: self.note(f"beside {given}"))
+        monkeypatch.setattr(session, "start_session", lambda _: self.record("started"))
+        monkeypatch.setattr(session, "session_beside", lambda given: self.record(f"beside {given}"))
         monkeypatch.setattr(
-            session, "end_session", lambda _, at_once, seconds: self.note(f"ended {at_once} {seconds:g}")
+            session, "end_session", lambda _, at_once, seconds: self.record(f"ended {at_once} {seconds:g}")
         )
 
-    def ended(self, _: object, *, at_once: bool, seconds: float) -> None:
-        self.note(f"ended {at_once} {seconds:g}")
-
-    def note(self, what: str) -> str:
-        self.made.append(what)
-        return what
+    def record(self, call: str) -> str:
+        self.calls.append(call)
+        return call
 
 
 @pytest.fixture
@@ -54,32 +51,32 @@ def spark(folder: Path, *, given: Any = None, stop: StopSignal | None = None) ->
     )
 
 
-def test_all_pipelines_of_a_process_share_one_session_and_it_is_ended_once(tmp_path: Path, calls: Calls) -> None:
+def test_all_pipelines_of_a_process_share_one_session_that_is_stopped_once(tmp_path: Path, calls: Calls) -> None:
     (tmp_path / "scratch").mkdir()
-    own = spark(tmp_path)
-    assert own.session() is own.session()
-    own.close()
-    own.close()
-    assert calls.made == ["started", "ended False 2"]
+    sessions = spark(tmp_path)
+    assert sessions.session() is sessions.session()
+    sessions.close()
+    sessions.close()
+    assert calls.calls == ["started", "ended False 2"]
     assert not (tmp_path / "scratch").exists()
 
 
-def test_where_nobody_asks_none_is_started(tmp_path: Path, calls: Calls) -> None:
+def test_no_session_is_started_without_a_request(tmp_path: Path, calls: Calls) -> None:
     spark(tmp_path).close()
-    assert calls.made == []
+    assert calls.calls == []
 
 
-def test_a_process_that_was_asked_to_stop_ends_it_at_once(tmp_path: Path, calls: Calls) -> None:
+def test_a_stopping_process_stops_the_session_at_once(tmp_path: Path, calls: Calls) -> None:
     stop = StopSignal()
-    own = spark(tmp_path, stop=stop)
-    own.session()
+    sessions = spark(tmp_path, stop=stop)
+    sessions.session()
     stop.request()
-    own.close()
-    assert calls.made == ["started", "ended True 2"]
+    sessions.close()
+    assert calls.calls == ["started", "ended True 2"]
 
 
-def test_a_session_that_was_handed_in_is_worked_beside_and_never_ended(tmp_path: Path, calls: Calls) -> None:
-    own = spark(tmp_path, given="theirs")
-    assert own.session() is own.session()
-    own.close()
-    assert calls.made == ["beside theirs"]
+def test_pipelines_work_beside_a_given_session_and_never_stop_it(tmp_path: Path, calls: Calls) -> None:
+    sessions = spark(tmp_path, given="theirs")
+    assert sessions.session() is sessions.session()
+    sessions.close()
+    assert calls.calls == ["beside theirs"]

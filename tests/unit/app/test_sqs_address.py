@@ -1,4 +1,4 @@
-"""The address of SQS: which region it names, and what is said of one that cannot be read."""
+"""Addresses of SQS brokers: the region, and the messages for invalid addresses."""
 
 import pytest
 
@@ -12,24 +12,24 @@ from penstock.storage.aws import Aws
 HERE = Aws(region="us-east-1", endpoint_url="http://127.0.0.1:1")
 
 
-def test_without_a_region_the_settings_count() -> None:
+def test_an_address_without_a_region_uses_the_settings() -> None:
     assert broker_aws(Settings(broker="sqs://"), HERE) == HERE
 
 
 @pytest.mark.parametrize("region", ["eu-west-1", "us-gov-east-1", "ap-southeast-2"])
-def test_a_region_in_the_address_is_the_one(region: str) -> None:
+def test_a_region_in_the_address_overrides_the_setting(region: str) -> None:
     assert broker_aws(Settings(broker=f"sqs://{region}"), HERE) == Aws(region=region, endpoint_url=HERE.endpoint_url)
     assert broker_aws(Settings(broker=f"sqs://{region}/"), HERE) == Aws(region=region, endpoint_url=HERE.endpoint_url)
 
 
 @pytest.mark.parametrize("rest", ["orders", "eu-west-1/orders", "user:secret@eu-west-1", "localhost:4566", "?region=x"])
-def test_what_is_no_region_is_said_in_one_sentence(rest: str) -> None:
+def test_an_address_that_is_no_region_is_refused_without_its_password(rest: str) -> None:
     with pytest.raises(ConfigurationError, match=r"write sqs:// or sqs://REGION, as in sqs://eu-west-1") as caught:
         broker_aws(Settings(broker=f"sqs://{rest}"), HERE)
     assert "secret" not in str(caught.value)
 
 
-def test_hosts_share_it() -> None:
+def test_workers_of_several_hosts_can_share_an_sqs_broker() -> None:
     assert has_workers_elsewhere(Settings(broker="sqs://eu-west-1"))
 
 
@@ -41,7 +41,7 @@ def test_a_broker_is_opened_without_connecting() -> None:
 
 
 @pytest.mark.parametrize(("stop", "drain", "poll"), [(30, None, 5.0), (10, None, 2.0), (60, 3.5, 3.0), (60, 0, 1.0)])
-def test_a_poll_is_over_before_a_worker_has_to_be(
+def test_a_poll_ends_before_the_time_to_drain_is_over(
     monkeypatch: pytest.MonkeyPatch, stop: float, drain: float | None, poll: float
 ) -> None:
     opened: list[float] = []
@@ -52,7 +52,7 @@ def test_a_poll_is_over_before_a_worker_has_to_be(
     assert opened == [poll]
 
 
-def test_without_the_packages_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_reported_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
         raise ConfigurationError("run pip install 'penstock[aws]'")
 
@@ -61,6 +61,6 @@ def test_without_the_packages_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
         open_broker(Settings(broker="sqs://"), holder="me")
 
 
-def test_an_unknown_broker_is_told_of_this_one() -> None:
+def test_the_error_for_an_unknown_broker_lists_sqs() -> None:
     with pytest.raises(ConfigurationError, match=r"sqs:// \(or sqs://REGION\)"):
         open_broker(Settings(broker="amqp://h"), holder="me")

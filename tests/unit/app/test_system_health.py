@@ -1,4 +1,4 @@
-"""The health of queues and dead letters, as status, `penstock queues` and the monitor share it."""
+"""The health of queues and dead letters, shared by status, `penstock queues` and the monitor."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from penstock.testing import FakeClock
         ("orders-dead", {"orders-dead": "dead"}),
     ],
 )
-def test_the_tiers_of_a_queue_are_its_dlq_and_final_dlq_each_once(
+def test_a_queue_has_a_dlq_and_a_final_dlq_which_may_be_the_same(
     dead_letter_queue: str | None, tiers: dict[str, str]
 ) -> None:
     broker = MemoryBroker(queues=[QueueSettings(name="orders", dead_letter_queue=dead_letter_queue)])
@@ -30,7 +30,7 @@ def test_the_tiers_of_a_queue_are_its_dlq_and_final_dlq_each_once(
     broker.close()
 
 
-def test_dead_letters_in_a_dlq_that_is_final_count_once_and_as_set_aside(tmp_path: Path) -> None:
+def test_dead_letters_in_a_final_dlq_count_once_and_as_set_aside(tmp_path: Path) -> None:
     clock = FakeClock()
     broker = MemoryBroker(clock=clock, queues=[QueueSettings(name="orders", dead_letter_queue="orders-dead")])
     broker.send("orders", [Outgoing(body=b"1")])

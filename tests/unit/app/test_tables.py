@@ -1,4 +1,4 @@
-"""Both tables of a pipeline together: what is made, published, counted and swept."""
+"""The rows and quarantine tables of a pipeline: created, published, counted and swept together."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,64 +22,66 @@ from penstock.sinks.parquet import list_files
 
 
 @pytest.fixture
-def where(tmp_path: Path) -> TablePaths:
+def paths(tmp_path: Path) -> TablePaths:
     return table_paths(tmp_path / "clicks")
 
 
 @pytest.fixture
-def mill(where: TablePaths) -> Iterator[Mill]:
+def mill(paths: TablePaths) -> Iterator[Mill]:
     ledger = Ledger.open("sqlite://")
-    yield Mill(root=Path(str(where.table)), ledger=ledger, pipeline=where.pipeline)
+    yield Mill(root=Path(str(paths.table)), ledger=ledger, pipeline=paths.pipeline)
     ledger.close()
 
 
 @pytest.fixture
-def told() -> list[Event]:
+def events() -> list[Event]:
     return []
 
 
 @pytest.fixture
-def tables(where: TablePaths, mill: Mill, told: list[Event]) -> Tables:
-    return Tables(where, mill.ledger, bus=Bus(told.append))
+def tables(paths: TablePaths, mill: Mill, events: list[Event]) -> Tables:
+    return Tables(paths, mill.ledger, bus=Bus(events.append))
 
 
-def write_quarantine(where: TablePaths, attempt_id: str) -> Sequence[DataFile]:
+def write_quarantine(paths: TablePaths, attempt_id: str) -> Sequence[DataFile]:
     schema = QUARANTINE_SCHEMA
-    directory = Path(str(where.quarantine)) / "data" / attempt_id / "r0"
+    directory = Path(str(paths.quarantine)) / "data" / attempt_id / "r0"
     directory.mkdir(parents=True)
     row = {"object": "file:///x", "offset": 0, "raw": b"{", "reason": "malformed", "detail": ""}
     pq.write_table(pa.Table.from_pylist([row], schema=schema), directory / "bad.parquet")
-    return list_files(where.quarantine, f"data/{attempt_id}/r0", partition_by=(), schema=schema)
+    return list_files(paths.quarantine, f"data/{attempt_id}/r0", partition_by=(), schema=schema)
 
 
-def quarantined_batch(where: TablePaths, mill: Mill, ids: Sequence[int]) -> None:
+def commit_quarantined_batch(paths: TablePaths, mill: Mill, ids: Sequence[int]) -> None:
     attempt_id = mill.claim()
-    mill.commit(attempt_id, mill.write(attempt_id, ids), quarantine=write_quarantine(where, attempt_id))
+    mill.commit(attempt_id, mill.write(attempt_id, ids), quarantine=write_quarantine(paths, attempt_id))
 
 
-def test_nothing_committed_makes_nothing(tables: Tables, where: TablePaths) -> None:
+def test_no_table_is_created_without_a_commit(tables: Tables, paths: TablePaths) -> None:
     tables.publish()
     assert (tables.version(), tables.has_quarantine(), tables.unpublished()) == (None, False, 0)
-    assert not Path(str(where.table)).exists()
+    assert not Path(str(paths.table)).exists()
 
 
-def test_the_quarantine_is_made_when_something_was_quarantined(tables: Tables, where: TablePaths, mill: Mill) -> None:
+def test_the_quarantine_is_created_with_the_first_quarantined_line(
+    tables: Tables, paths: TablePaths, mill: Mill
+) -> None:
     mill.batch([1])
     tables.publish()
     assert not tables.has_quarantine()
-    quarantined_batch(where, mill, [2])
+    commit_quarantined_batch(paths, mill, [2])
     tables.publish()
     assert tables.has_quarantine()
-    assert open_dataset(where.table).count_rows() == 2
-    assert open_dataset(where.quarantine).to_table()["reason"].to_pylist() == ["malformed"]
+    assert open_dataset(paths.table).count_rows() == 2
+    assert open_dataset(paths.quarantine).to_table()["reason"].to_pylist() == ["malformed"]
 
 
-def test_unpublished_counts_batches_with_files_that_one_of_the_tables_lacks(
-    tables: Tables, where: TablePaths, mill: Mill
+def test_unpublished_counts_batches_with_files_missing_in_either_table(
+    tables: Tables, paths: TablePaths, mill: Mill
 ) -> None:
     mill.batch([1])
     mill.batch([])
-    quarantined_batch(where, mill, [2])
+    commit_quarantined_batch(paths, mill, [2])
     assert tables.unpublished() == 2
 
     class Died(BaseException):
@@ -90,45 +92,43 @@ def test_unpublished_counts_batches_with_files_that_one_of_the_tables_lacks(
             raise Died
 
     with pytest.raises(Died):
-        Tables(where, mill.ledger, bus=Bus(), probe=die).publish()
+        Tables(paths, mill.ledger, bus=Bus(), probe=die).publish()
     assert tables.unpublished() == 1
     tables.publish()
     mill.batch([])
     assert tables.unpublished() == 0
 
 
-def test_other_partition_columns_are_refused_unless_one_only_looks(
-    tables: Tables, where: TablePaths, mill: Mill
-) -> None:
+def test_other_partition_columns_are_refused_for_writing_only(tables: Tables, paths: TablePaths, mill: Mill) -> None:
     mill.batch([1])
     tables.publish()
     with pytest.raises(TableError, match="--partition-by"):
-        Tables(where, mill.ledger, partition_by=["id"], bus=Bus()).publish()
-    assert Tables(where, mill.ledger, partition_by=None, bus=Bus()).version() == 1
+        Tables(paths, mill.ledger, partition_by=["id"], bus=Bus()).publish()
+    assert Tables(paths, mill.ledger, partition_by=None, bus=Bus()).version() == 1
 
 
-def abandoned(mill: Mill) -> Path:
+def write_abandoned(mill: Mill) -> Path:
     attempt_id = mill.claim()
     files = mill.write(attempt_id, [9])
     mill.ledger.abandon(attempt_id, reason="test", outcome="failed", uncounted=False, unattributed=False)
     return mill.root / files[0].path
 
 
-def test_a_sweep_deletes_what_abandoned_attempts_left(tables: Tables, where: TablePaths, mill: Mill) -> None:
+def test_a_sweep_deletes_files_of_abandoned_attempts(tables: Tables, paths: TablePaths, mill: Mill) -> None:
     mill.batch([1])
     tables.publish()
-    garbage = abandoned(mill)
+    garbage = write_abandoned(mill)
     assert tables.collect_garbage(dry_run=True).files == 1
     assert garbage.exists()
     tables.sweep()
     assert not garbage.exists()
-    assert open_dataset(where.table).count_rows() == 1
+    assert open_dataset(paths.table).count_rows() == 1
 
 
-def test_a_sweep_that_fails_is_told_and_stops_nothing(
-    tables: Tables, mill: Mill, told: list[Event], monkeypatch: pytest.MonkeyPatch
+def test_a_failed_sweep_is_reported_and_not_raised(
+    tables: Tables, mill: Mill, events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    garbage = abandoned(mill)
+    garbage = write_abandoned(mill)
 
     def refuse(self: Path, missing_ok: bool = False) -> None:
         raise PermissionError(13, "Permission denied")
@@ -136,33 +136,35 @@ def test_a_sweep_that_fails_is_told_and_stops_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "unlink", refuse)
         tables.sweep()
-    assert [type(event) for event in told] == [JobFailed]
+    assert [type(event) for event in events] == [JobFailed]
     assert garbage.exists()
 
 
-def test_a_sweep_without_anything_abandoned_reads_no_manifest(
+def test_a_sweep_without_abandoned_attempts_reads_no_manifest(
     tables: Tables, mill: Mill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mill.batch([1])
     tables.publish()
 
-    def never(manifest: str) -> tuple[DataFile, ...]:
-        raise AssertionError("read")
+    def fail(manifest: str) -> tuple[DataFile, ...]:
+        raise AssertionError("a manifest was read")
 
-    monkeypatch.setattr(gc, "decode", never)
+    monkeypatch.setattr(gc, "decode", fail)
     tables.sweep()
 
 
-def test_nothing_is_deleted_by_a_ledger_that_is_not_the_tables(tables: Tables, where: TablePaths, mill: Mill) -> None:
-    """A ledger brought back from a backup calls attempts abandoned that the table shows."""
+def test_a_sweep_with_the_ledger_of_another_table_deletes_nothing(
+    tables: Tables, paths: TablePaths, mill: Mill
+) -> None:
+    """In a ledger restored from a backup, attempts may be abandoned whose rows are in the table."""
     mill.batch([1])
     tables.publish()
-    restored = Mill(root=mill.root, ledger=Ledger.open("sqlite://"), pipeline=where.pipeline)
-    garbage = abandoned(restored)
-    theirs = Tables(where, restored.ledger, bus=Bus())
+    restored = Mill(root=mill.root, ledger=Ledger.open("sqlite://"), pipeline=paths.pipeline)
+    garbage = write_abandoned(restored)
+    restored_tables = Tables(paths, restored.ledger, bus=Bus())
     with pytest.raises(PublishHalted):
-        theirs.collect_garbage(dry_run=False)
+        restored_tables.collect_garbage(dry_run=False)
     with pytest.raises(PublishHalted):
-        theirs.sweep()
+        restored_tables.sweep()
     assert garbage.exists()
     restored.ledger.close()

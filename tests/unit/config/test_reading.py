@@ -32,12 +32,14 @@ from penstock.messaging.addresses import MASK
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A current folder of the test's own, without settings."""
+    """Change to an empty folder, which has no settings."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_flags_go_before_the_environment_and_that_before_the_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_override_the_environment_and_the_environment_overrides_the_file(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (here / SETTINGS_FILE).write_text("[objects]\nmax_batch_objects = 1\nmax_attempts = 1\n[worker]\nlease = 20\n")
     monkeypatch.setenv("PENSTOCK_OBJECTS_MAX_BATCH_OBJECTS", "2")
     monkeypatch.setenv("PENSTOCK_OBJECTS_MAX_ATTEMPTS", "2")
@@ -81,7 +83,7 @@ def test_a_duration_is_text_or_seconds(given: object, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("given", [True, -1, 0, "", "soon", "5 parsecs", float("inf"), float("nan"), [1], "1e400"])
-def test_what_is_not_a_duration_is_refused(given: object) -> None:
+def test_an_invalid_duration_is_refused(given: object) -> None:
     with pytest.raises(ConfigurationError, match=r"objects\.retry_base .* it should be a duration above 0"):
         load_settings(objects_retry_base=given)
 
@@ -136,7 +138,7 @@ def test_a_duration_in_the_file_may_be_text(here: Path, monkeypatch: pytest.Monk
         ),
     ],
 )
-def test_a_name_that_the_file_may_not_have_is_refused(here: Path, toml: str, error: str) -> None:
+def test_an_unknown_or_former_name_in_the_file_is_refused(here: Path, toml: str, error: str) -> None:
     (here / SETTINGS_FILE).write_text(f"{toml}\n")
     with pytest.raises(ConfigurationError) as caught:
         load_settings()
@@ -171,14 +173,14 @@ def test_an_argument_that_is_not_a_setting_is_refused() -> None:
     assert str(caught.value) == "There is no setting concurrency. Did you mean worker_concurrency?"
 
 
-def test_a_variable_that_is_no_json_is_not_blamed_on_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_json_in_a_variable_is_reported_with_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_WORKER_QUEUES", "greetings=2")
     with pytest.raises(ConfigurationError) as caught:
         load_settings()
     assert str(caught.value) == 'PENSTOCK_WORKER_QUEUES is not valid JSON. Write JSON, such as {"orders": 2}.'
 
 
-def test_a_list_where_a_table_belongs_is_told_how_to_write_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_instead_of_a_table_is_refused_with_an_example(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "penstock.toml").write_text('[worker]\nqueues = ["orders"]\n')
     with pytest.raises(ConfigurationError, match="it should be a table, not") as caught:
         load_settings()
@@ -192,26 +194,26 @@ def test_a_list_where_a_table_belongs_is_told_how_to_write_it(here: Path, monkey
     assert load_settings().worker_queues == {"orders": 2}
 
 
-def test_a_secret_that_is_no_json_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_json_in_a_secret_is_reported_with_its_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "penstock_spark_conf").write_text("{bad")
     monkeypatch.setenv("PENSTOCK_SECRETS_DIR", str(here))
     with pytest.raises(ConfigurationError, match="file penstock_spark_conf in PENSTOCK_SECRETS_DIR is not valid JSON"):
         load_settings()
 
 
-def test_every_table_has_an_example_that_fits() -> None:
+def test_every_setting_that_is_a_table_has_a_valid_example() -> None:
     tables = {name for name, value in load_settings() if isinstance(value, dict | list)}
     assert set(EXAMPLES) == tables
     assert load_settings(**EXAMPLES).worker_queues == EXAMPLES["worker_queues"]
 
 
-def test_a_file_that_is_no_toml_is_named(here: Path) -> None:
+def test_invalid_toml_is_reported_with_its_file(here: Path) -> None:
     (here / SETTINGS_FILE).write_text("[worker]\nlease = \n")
     with pytest.raises(ConfigurationError, match=r"penstock\.toml in the current folder cannot be read"):
         load_settings()
 
 
-def test_the_data_directory_is_a_folder_and_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_directory_that_is_an_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_DATA_DIR", "s3://lake/state")
     with pytest.raises(
         ConfigurationError, match=r"setting data_dir .* is invalid: .*s3://lake/state is not a folder on this host"
@@ -219,29 +221,31 @@ def test_the_data_directory_is_a_folder_and_no_address(monkeypatch: pytest.Monke
         load_settings()
 
 
-def test_secrets_go_before_the_file_and_after_the_environment(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_override_the_file_and_the_environment_overrides_secrets(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     secrets = here / "secrets"
     secrets.mkdir()
     for name in ("broker", "ledger", "data_dir"):
-        (secrets / f"penstock_{name}").write_text("of the secrets\n")
-    (here / SETTINGS_FILE).write_text("broker = 'of the file'\n[log]\nservice = 'of the file'\n")
+        (secrets / f"penstock_{name}").write_text("from the secrets\n")
+    (here / SETTINGS_FILE).write_text("broker = 'from the file'\n[log]\nservice = 'from the file'\n")
     monkeypatch.setenv("PENSTOCK_SECRETS_DIR", str(secrets))
-    monkeypatch.setenv("PENSTOCK_LEDGER", "of the environment")
-    settings = load_settings(data_dir="of the flag")
-    assert (settings.broker, settings.ledger) == ("of the secrets", "of the environment")
-    assert (settings.data_dir, settings.log_service) == ("of the flag", "of the file")
-    origins = load_effective(data_dir="of the flag").origins
+    monkeypatch.setenv("PENSTOCK_LEDGER", "from the environment")
+    settings = load_settings(data_dir="from the flag")
+    assert (settings.broker, settings.ledger) == ("from the secrets", "from the environment")
+    assert (settings.data_dir, settings.log_service) == ("from the flag", "from the file")
+    origins = load_effective(data_dir="from the flag").origins
     assert (origins["broker"], origins["ledger"]) == (f"secrets directory {secrets}", "PENSTOCK_LEDGER")
     assert (origins["data_dir"], origins["log_service"], origins["worker_queues"]) == ("flag", SETTINGS_FILE, "default")
 
 
-def test_a_secrets_directory_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_secrets_directory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_SECRETS_DIR", "/nowhere")
     with pytest.raises(ConfigurationError, match="PENSTOCK_SECRETS_DIR is /nowhere, which is not a folder"):
         load_settings()
 
 
-def test_a_secret_that_cannot_be_read_is_not_blamed_on_the_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_secret_is_reported_with_its_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "penstock_broker").write_bytes(b"\xff\xfe")
     monkeypatch.setenv("PENSTOCK_SECRETS_DIR", str(here))
     with pytest.raises(ConfigurationError, match="penstock_broker in PENSTOCK_SECRETS_DIR cannot be read") as caught:
@@ -249,7 +253,7 @@ def test_a_secret_that_cannot_be_read_is_not_blamed_on_the_file(here: Path, monk
     assert SETTINGS_FILE not in str(caught.value)
 
 
-def test_flags_change_settings_and_are_checked_as_they_are() -> None:
+def test_flags_change_settings_and_are_checked_like_them() -> None:
     settings = load_settings()
     assert with_flags(settings, worker_concurrency=5, worker_queues=None).worker_concurrency == 5
     assert with_flags(settings, worker_concurrency=None) == settings
@@ -268,10 +272,10 @@ def test_a_stop_timeout_has_a_bound(seconds: float) -> None:
         with_flags(load_settings(), worker_stop_timeout=seconds)
 
 
-def test_variables_that_name_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_name_no_setting_are_listed_with_suggestions(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PENSTOCK_LEASE_SECOND", "penstock_broker", "PENSTOCK_SECRETS_DIR", "PENSTOCKED"):
         monkeypatch.setenv(name, "")
-    assert [(one.name, one.suggestion) for one in unknown_variables()] == [
+    assert [(unknown.name, unknown.suggestion) for unknown in unknown_variables()] == [
         ("PENSTOCK_LEASE_SECOND", "PENSTOCK_WORKER_LEASE")
     ]
     monkeypatch.setenv("PENSTOCK_COLOUR", "red")
@@ -292,7 +296,7 @@ def test_variables_that_name_no_setting(monkeypatch: pytest.MonkeyPatch) -> None
         "MONITOR_PORT_9564_TCP",
     ],
 )  # fmt: skip
-def test_variables_that_kubernetes_sets_are_no_slips(monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+def test_variables_that_kubernetes_sets_are_ignored(monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
     monkeypatch.setenv(f"PENSTOCK_{suffix}", "tcp://10.0.0.1:80")
     assert unknown_variables() == []
     load_settings()
@@ -333,14 +337,14 @@ def test_secrets_are_masked(name: str, value: object, masked: object) -> None:
     assert found == masked
 
 
-def test_a_secret_is_not_in_the_sentence_about_it(here: Path) -> None:
+def test_a_secret_is_not_in_the_error_message_about_it(here: Path) -> None:
     (here / SETTINGS_FILE).write_text("[spark.conf]\nsome_password = 12345\n")
     with pytest.raises(ConfigurationError, match=r"spark\.conf") as caught:
         load_settings()
     assert "12345" not in str(caught.value)
 
 
-def test_a_secret_is_not_in_the_traceback_of_an_error_that_nobody_caught(here: Path) -> None:
+def test_a_secret_is_not_in_the_traceback_of_an_uncaught_error(here: Path) -> None:
     settings, secret = load_settings(), "hush"  # a traceback shows lines of this file, too
     (here / SETTINGS_FILE).write_text(f'[alerts]\nnotify_urls = "slack://{secret}"\n')
     loads: list[Callable[[], Settings]] = [
@@ -353,7 +357,7 @@ def test_a_secret_is_not_in_the_traceback_of_an_error_that_nobody_caught(here: P
         assert secret not in "".join(tracebacks.format_exception(caught.value))
 
 
-def test_the_region_may_be_named_as_most_of_awss_tools_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aws_region_sets_the_region_unless_a_setting_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_REGION", "eu-central-1")
     assert load_settings().aws.region == "eu-central-1"
     assert load_settings(aws_region="eu-west-1").aws.region == "eu-west-1"
@@ -374,7 +378,7 @@ def test_durations_are_shown_as_text(name: str, value: object, text: object) -> 
     assert shown(name, value) == text
 
 
-def test_a_field_is_its_section_and_its_name() -> None:
+def test_a_field_is_named_by_its_section_and_its_name() -> None:
     plain = {field for field in Settings.model_fields if not section_of(field)}
     assert plain == {"app", "broker", "ledger", "data_dir", "one_host", "app_name", "kill_at"}
     assert {section_of(field) for field in Settings.model_fields} == {"", *SECTIONS}
@@ -383,7 +387,7 @@ def test_a_field_is_its_section_and_its_name() -> None:
         assert field == "_".join(part for part in (section_of(field), name_of(field)) if part)
 
 
-def test_every_former_name_leads_to_a_setting() -> None:
+def test_every_former_name_belongs_to_a_current_setting() -> None:
     assert set(FORMER.values()) <= set(Settings.model_fields)
     assert not set(FORMER) & set(Settings.model_fields)
 
@@ -398,7 +402,9 @@ def test_every_former_name_leads_to_a_setting() -> None:
         (" gc, replay ", ("gc", "replay"), True),
     ],
 )
-def test_the_jobs_in_which_a_worker_takes_part(text: str, jobs: tuple[str, ...], serves: bool) -> None:
+def test_worker_jobs_selects_the_jobs_and_whether_handlers_are_served(
+    text: str, jobs: tuple[str, ...], serves: bool
+) -> None:
     settings = load_settings(worker_jobs=text)
     assert (settings.jobs, settings.serves_handlers) == (frozenset(jobs), serves)
 

@@ -1,4 +1,4 @@
-"""The archiving of ledger rows in a worker: bounded passes, each with an event."""
+"""The archiving of ledger rows as a job of workers."""
 
 import threading
 from collections.abc import Iterator
@@ -24,8 +24,6 @@ from penstock.pipeline.maintenance import archive as archiving
 from penstock.storage.local import LocalFiles
 from penstock.worker.shutdown import StopSignal
 
-DEADLINE_SECONDS = 60.0
-
 
 @pytest.fixture
 def desk() -> Iterator[Desk]:
@@ -36,7 +34,7 @@ def desk() -> Iterator[Desk]:
 
 
 @pytest.fixture
-def told() -> list[Event]:
+def events() -> list[Event]:
     return []
 
 
@@ -45,12 +43,12 @@ def store(tmp_path: Path) -> PipelineArchive:
     return PipelineArchive(pipeline=PIPELINE, place=LocalFiles(tmp_path / "archive"), cleans_up=False)
 
 
-def archive_once(desk: Desk, told: list[Event], store: PipelineArchive) -> float | None:
+def archive_once(desk: Desk, events: list[Event], store: PipelineArchive) -> float | None:
     app = App(settings=Settings(broker="memory://"))
     context = service_context(
         app,
         sessions=cast(Any, SimpleNamespace(session=None, check=None)),
-        bus=Bus(told.append),
+        bus=Bus(events.append),
         clock=SystemClock(),
         stop=StopSignal(),
         tracing=NO_TRACING,
@@ -58,26 +56,26 @@ def archive_once(desk: Desk, told: list[Event], store: PipelineArchive) -> float
     return archive_pass(store, replace(context, ledger=lambda: desk.ledger), older_than_seconds=0.0)(StopSignal())
 
 
-def test_a_pass_archives_old_rows_and_emits_an_event(desk: Desk, told: list[Event], store: PipelineArchive) -> None:
+def test_a_pass_archives_old_rows_and_emits_an_event(desk: Desk, events: list[Event], store: PipelineArchive) -> None:
     desk.process("a", "b")
-    assert archive_once(desk, told, store) is None
-    assert told == [ObjectsArchived(pipeline=PIPELINE, objects=2, files=1)]
-    assert archive_once(desk, told, store) is None
-    assert len(told) == 1
+    assert archive_once(desk, events, store) is None
+    assert events == [ObjectsArchived(pipeline=PIPELINE, objects=2, files=1)]
+    assert archive_once(desk, events, store) is None
+    assert len(events) == 1
 
 
 def test_a_pass_is_bounded_and_continues_later(
-    desk: Desk, told: list[Event], store: PipelineArchive, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, events: list[Event], store: PipelineArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archiving.Archivist.run, "__kwdefaults__", {"files_max": None, "objects_max": 1})
     for number in range(6):
         desk.process(f"{number}")
-    assert archive_once(desk, told, store) == MORE_SECONDS
-    assert archive_once(desk, told, store) is None
-    assert [event.objects for event in told if isinstance(event, ObjectsArchived)] == [5, 1]
+    assert archive_once(desk, events, store) == MORE_SECONDS
+    assert archive_once(desk, events, store) is None
+    assert [event.objects for event in events if isinstance(event, ObjectsArchived)] == [5, 1]
 
 
-def test_rows_wait_for_a_declared_cleanup(desk: Desk, told: list[Event], store: PipelineArchive) -> None:
+def test_rows_are_archived_after_a_declared_cleanup(desk: Desk, events: list[Event], store: PipelineArchive) -> None:
     desk.process("a")
     waiting = PipelineArchive(pipeline=PIPELINE, place=store.place, cleans_up=True)
     unknown = PipelineArchive(pipeline=PIPELINE, place=store.place, cleans_up=None)
@@ -90,7 +88,7 @@ def test_rows_wait_for_a_declared_cleanup(desk: Desk, told: list[Event], store: 
     assert store.up_to_seq(desk.ledger, older_than_seconds=0.0) == 2
 
 
-def test_a_worker_archives_what_its_object_handlers_did(tmp_path: Path) -> None:
+def test_a_worker_archives_the_rows_of_its_object_handlers(tmp_path: Path) -> None:
     settings = Settings(
         broker=f"sqlite:///{tmp_path / 'queue.db'}",
         ledger=f"sqlite:///{tmp_path / 'ledger.db'}",
@@ -122,17 +120,17 @@ def test_a_worker_archives_what_its_object_handlers_did(tmp_path: Path) -> None:
     app.close()
 
 
-def test_an_age_below_the_least_one_is_no_setting() -> None:
+def test_an_archive_age_below_the_minimum_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match=r"objects\.archive_after"):
         load_settings(objects_archive_after="14d")
 
 
-def test_where_the_files_lie(tmp_path: Path) -> None:
+def test_archives_are_in_the_configured_or_the_data_directory(tmp_path: Path) -> None:
     settings = Settings(data_dir=str(tmp_path / "state"), objects_archive=str(tmp_path / "cold"))
     assert str(archive_place("clicks", settings, None)) == str(tmp_path / "cold" / "clicks")
-    strange = str(archive_place("file:///x", settings, None))
-    assert strange.startswith(f"{tmp_path}/cold/")
-    assert "file:" not in strange.removeprefix(str(tmp_path))
+    escaped = str(archive_place("file:///x", settings, None))
+    assert escaped.startswith(f"{tmp_path}/cold/")
+    assert "file:" not in escaped.removeprefix(str(tmp_path))
     assert str(archive_place("clicks", Settings(data_dir=str(tmp_path / "state")), None)).endswith(
         "state/archive/clicks"
     )

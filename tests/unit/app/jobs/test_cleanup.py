@@ -13,8 +13,8 @@ from penstock.testing import FakeClock
 from penstock.worker.shutdown import StopSignal
 
 
-class Work:
-    """A cleanup that notes the bounds of its passes and what ``during`` changes about them."""
+class FakeCleanup:
+    """A cleanup that records the bounds of each pass, and whether a pass has to stop before and after ``during``."""
 
     def __init__(self, *, more: bool = False, during: Callable[[], object] = lambda: None) -> None:
         self.more = more
@@ -30,14 +30,14 @@ class Work:
         return CleanupPassResult(more=self.more)
 
 
-def run(work: Work, *, stop: StopSignal | None = None, context: Any = None) -> float | None:
+def run(work: FakeCleanup, *, stop: StopSignal | None = None, context: Any = None) -> float | None:
     context = context or SimpleNamespace(clock=FakeClock(), stop=StopSignal())
     return _cleanup_pass(cast(SourceCleanup, work), context)(stop or StopSignal())
 
 
 @pytest.mark.parametrize(("more", "rest_seconds"), [(True, MORE_SECONDS), (False, None)])
 def test_a_pass_is_bounded_and_continues_soon_if_more_is_due(more: bool, rest_seconds: float | None) -> None:
-    work = Work(more=more)
+    work = FakeCleanup(more=more)
     assert run(work) == rest_seconds
     assert [bounds.objects_max for bounds in work.bounds] == [PASS_OBJECTS]
     assert work.stopped == [False, False]
@@ -45,20 +45,20 @@ def test_a_pass_is_bounded_and_continues_soon_if_more_is_due(more: bool, rest_se
 
 def test_a_pass_ends_when_its_time_is_over() -> None:
     clock = FakeClock()
-    work = Work(during=lambda: clock.advance(PASS_SECONDS))
+    work = FakeCleanup(during=lambda: clock.advance(PASS_SECONDS))
     run(work, context=SimpleNamespace(clock=clock, stop=StopSignal()))
     assert work.stopped == [False, True]
 
 
 def test_a_pass_ends_when_the_job_is_stopped() -> None:
     stop = StopSignal()
-    work = Work(during=stop.request)
+    work = FakeCleanup(during=stop.request)
     run(work, stop=stop)
     assert work.stopped == [False, True]
 
 
 def test_a_pass_ends_when_the_worker_is_paused() -> None:
     worker_stop = StopSignal()
-    work = Work(during=worker_stop.pause)
+    work = FakeCleanup(during=worker_stop.pause)
     run(work, context=SimpleNamespace(clock=FakeClock(), stop=worker_stop))
     assert work.stopped == [False, True]

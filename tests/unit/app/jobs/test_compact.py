@@ -13,10 +13,10 @@ from penstock.worker.shutdown import StopSignal
 
 
 @pytest.mark.parametrize(("pauses", "expected"), [(False, None), (True, 0.0)])
-def test_a_compaction_that_a_paused_worker_ended_early_is_not_done(
+def test_a_compaction_that_a_paused_worker_ended_early_is_unfinished(
     monkeypatch: pytest.MonkeyPatch, pauses: bool, expected: float | None
 ) -> None:
-    """Otherwise its period would count from then, and no worker would merge the rest before the next one."""
+    """Otherwise its period would start at the pause, and no worker would merge the rest before the period ended."""
     worker_stop = StopSignal()
 
     def compact_tables(*_: object, stopped: Callable[[], bool], **__: object) -> None:

@@ -27,29 +27,29 @@ from penstock.storage.aws import Aws
 from penstock.worker.shutdown import StopSignal
 
 PATIENCE_SECONDS = 60.0
-SOON_SECONDS = 0.2  # so often it is due, where a test wants it again
+SOON_SECONDS = 0.2  # the period in tests in which a task becomes due again
 NEVER_AGAIN_SECONDS = 1_000.0
 HANDLER = "penstock-reconcile"
 
 
-def wait_until(there: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     give_up_at = time.monotonic() + PATIENCE_SECONDS
     pause = threading.Event()
-    while not there():
-        assert time.monotonic() < give_up_at, "it did not come"
+    while not condition():
+        assert time.monotonic() < give_up_at, "the condition did not become true"
         pause.wait(0.01)
 
 
 @dataclass
 class Scene:
-    """A ledger and a queue, and workers that reconcile one pipeline."""
+    """A ledger, a queue, and workers that reconcile one pipeline."""
 
     ledger: Ledger
     broker: MemoryBroker = field(default_factory=MemoryBroker)
     stop: StopSignal = field(default_factory=StopSignal)
     heard: list[Event] = field(default_factory=list)
     jobs: list[ElectedJob] = field(default_factory=list)
-    looks: int = 0  # of all workers, whether something is due
+    checks: int = 0  # by all workers; each worker thread increments it
 
     @property
     def target(self) -> ReconcileTarget:
@@ -82,22 +82,22 @@ class Scene:
             worker=worker,
             stop=self.stop,
             clock=SystemClock(),
-            random=self._look,
+            random=self._count_check,
             emit=self.heard.append,
         )
         self.jobs.append(job)
         job.start()
         return job
 
-    def _look(self) -> float:
-        """A worker asks for chance between two looks."""
-        self.looks += 1
+    def _count_check(self) -> float:
+        """Count a check: a job asks for a random number once between two checks."""
+        self.checks += 1
         return 0.0
 
-    def after_looks(self, looks: int) -> None:
-        """Wait until the workers have looked so often again."""
-        wanted = self.looks + looks
-        wait_until(lambda: self.looks >= wanted)
+    def wait_for_checks(self, checks: int) -> None:
+        """Wait until the workers have made ``checks`` more checks."""
+        wanted = self.checks + checks
+        wait_until(lambda: self.checks >= wanted)
 
     def record(self, *, sent: int = 0) -> None:
         self.ledger.record_reconciliation(
@@ -105,10 +105,10 @@ class Scene:
         )
 
     def claim_is_free(self) -> bool:
-        standing = self.ledger.begin_work(HANDLER, "clicks", attempt_id="t", worker="t", lease_seconds=60.0)
-        if isinstance(standing, WorkBegun):
-            self.ledger.end_work("t", outcome="given_back", reason="a look")
-        return isinstance(standing, WorkBegun)
+        claim = self.ledger.begin_work(HANDLER, "clicks", attempt_id="t", worker="t", lease_seconds=60.0)
+        if isinstance(claim, WorkBegun):
+            self.ledger.end_work("t", outcome="given_back", reason="a probe")
+        return isinstance(claim, WorkBegun)
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 class Work:
-    """Counts, and puts on record what a reconcile does."""
+    """A reconcile that counts its runs and records each in the ledger."""
 
     def __init__(self, scene: Scene) -> None:
         self.count = 0
@@ -132,55 +132,55 @@ class Work:
         self._scene.record()
 
 
-def test_what_was_never_reconciled_is_due_and_then_no_more(scene: Scene) -> None:
+def test_a_pipeline_without_a_reconcile_is_due_once(scene: Scene) -> None:
     work = Work(scene)
     scene.begin(work)
     wait_until(lambda: work.count == 1 and scene.claim_is_free())
-    late = Work(scene)
-    scene.begin(late, worker="w2").end()  # it looks at once, and sees the record
-    assert (work.count, late.count) == (1, 0)
+    second_work = Work(scene)
+    scene.begin(second_work, worker="w2").end()  # it checks at once and finds the record
+    assert (work.count, second_work.count) == (1, 0)
 
 
-def test_it_is_due_again_after_the_period(scene: Scene) -> None:
+def test_a_reconcile_is_due_again_after_the_period(scene: Scene) -> None:
     work = Work(scene)
     scene.begin(work, every_seconds=SOON_SECONDS)
     wait_until(lambda: work.count >= 3)
     assert scene.heard == []
 
 
-def test_one_worker_at_a_time(scene: Scene) -> None:
-    at_once, most, go_on = [0], [0], threading.Event()
+def test_one_worker_reconciles_at_a_time(scene: Scene) -> None:
+    concurrent, concurrent_max, resume = [0], [0], threading.Event()
 
     def work(_target: ReconcileTarget, _stop: StopSignal) -> None:
-        at_once[0] += 1
-        most[0] = max(most[0], at_once[0])
-        go_on.wait(PATIENCE_SECONDS)
-        at_once[0] -= 1
+        concurrent[0] += 1
+        concurrent_max[0] = max(concurrent_max[0], concurrent[0])
+        resume.wait(PATIENCE_SECONDS)
+        concurrent[0] -= 1
 
     jobs = [scene.begin(work, worker=f"w{number}", every_seconds=SOON_SECONDS) for number in range(3)]
-    wait_until(lambda: at_once[0] == 1)
+    wait_until(lambda: concurrent[0] == 1)
     assert not scene.claim_is_free()
-    scene.after_looks(10)
-    assert most == [1]
-    go_on.set()
+    scene.wait_for_checks(10)
+    assert concurrent_max == [1]
+    resume.set()
     for job in jobs:
         job.end()
-    assert most == [1]
+    assert concurrent_max == [1]
 
 
-def test_the_claim_is_kept_longer_than_its_lease(scene: Scene) -> None:
-    begun, go_on = threading.Event(), threading.Event()
+def test_the_claim_of_a_running_task_is_extended_beyond_its_lease(scene: Scene) -> None:
+    begun, resume = threading.Event(), threading.Event()
 
     def work(_target: ReconcileTarget, _stop: StopSignal) -> None:
         begun.set()
-        go_on.wait(PATIENCE_SECONDS)
+        resume.wait(PATIENCE_SECONDS)
         scene.record()
 
     scene.begin(work, lease_seconds=0.6)
     assert begun.wait(PATIENCE_SECONDS)
     wait_until(lambda: _held_seconds(scene) > 3 * 0.6)
     assert not scene.claim_is_free()
-    go_on.set()
+    resume.set()
     wait_until(scene.claim_is_free)
 
 
@@ -191,46 +191,46 @@ def _held_seconds(scene: Scene) -> float:
     return claim.lease_until - claim.started_at
 
 
-def test_a_failure_is_told_and_tried_again(scene: Scene) -> None:
-    tries: list[int] = []
+def test_a_failed_reconcile_is_reported_and_retried(scene: Scene) -> None:
+    attempts: list[int] = []
 
     def work(_target: ReconcileTarget, _stop: StopSignal) -> None:
-        tries.append(1)
-        if len(tries) == 1:
+        attempts.append(1)
+        if len(attempts) == 1:
             raise TemporaryError("S3 is away")
         scene.record()
 
     scene.begin(work, every_seconds=SOON_SECONDS)
-    wait_until(lambda: len(tries) >= 2)
+    wait_until(lambda: len(attempts) >= 2)
     assert scene.heard == [JobFailed(job="reconcile clicks", error="S3 is away")]
 
 
-def test_a_stop_in_the_middle_ends_it_soon_and_frees_the_claim(scene: Scene) -> None:
-    begun, told = threading.Event(), threading.Event()
+def test_a_stop_ends_a_running_task_and_frees_its_claim(scene: Scene) -> None:
+    begun, stopped = threading.Event(), threading.Event()
 
     def work(_target: ReconcileTarget, stop: StopSignal) -> None:
         begun.set()
-        with stop.watched_by(told):
-            assert told.wait(PATIENCE_SECONDS)
+        with stop.watched_by(stopped):
+            assert stopped.wait(PATIENCE_SECONDS)
 
     job = scene.begin(work)
     assert begun.wait(PATIENCE_SECONDS)
     scene.stop.request()
     job.end()
-    assert told.is_set()
+    assert stopped.is_set()
     wait_until(scene.claim_is_free)
 
 
-def test_what_fails_after_the_stop_was_asked_for_is_no_failure(scene: Scene) -> None:
+def test_an_error_after_a_stop_request_is_not_reported_as_a_failure(scene: Scene) -> None:
     begun, ended = threading.Event(), threading.Event()
 
     def work(_target: ReconcileTarget, stop: StopSignal) -> None:
-        told = threading.Event()
+        stopped = threading.Event()
         begun.set()
-        with stop.watched_by(told):
-            assert told.wait(PATIENCE_SECONDS)
+        with stop.watched_by(stopped):
+            assert stopped.wait(PATIENCE_SECONDS)
         ended.set()
-        raise ConnectionRefusedError("Spark's JVM is gone")
+        raise ConnectionRefusedError("Spark's JVM has exited")
 
     job = scene.begin(work)
     assert begun.wait(PATIENCE_SECONDS)
@@ -241,23 +241,23 @@ def test_what_fails_after_the_stop_was_asked_for_is_no_failure(scene: Scene) -> 
     assert scene.claim_is_free()
 
 
-def test_work_that_does_not_hear_of_the_stop_does_not_hold_it_up(scene: Scene) -> None:
-    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+def test_a_task_that_ignores_the_stop_does_not_delay_it(scene: Scene) -> None:
+    begun, resume, ended = threading.Event(), threading.Event(), threading.Event()
 
     def work(_target: ReconcileTarget, _stop: StopSignal) -> None:
         begun.set()
-        go_on.wait(PATIENCE_SECONDS)
+        resume.wait(PATIENCE_SECONDS)
         ended.set()
 
     job = scene.begin(work)
     assert begun.wait(PATIENCE_SECONDS)
     job.end()
-    assert not ended.is_set(), "it waited for the work"
-    go_on.set()
+    assert not ended.is_set(), "the stop waited for the task"
+    resume.set()
 
 
-class ForgetfulLedger:
-    """A ledger that cannot extend claims: it is away for a moment each time."""
+class UnextendableLedger:
+    """A ledger that is unreachable whenever a claim is to be extended."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -269,46 +269,46 @@ class ForgetfulLedger:
         raise TemporaryError("the ledger cannot be reached")
 
 
-def test_work_whose_claim_cannot_be_extended_ends_before_another_begins(
+def test_a_task_whose_claim_cannot_be_extended_ends_before_another_run_begins(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_once, most, begun, ended = [0], [0], [0], [0]
+    concurrent, concurrent_max, begun, ended = [0], [0], [0], [0]
 
     def work(_target: ReconcileTarget, stop: StopSignal) -> None:
         begun[0] += 1
-        at_once[0] += 1
-        most[0] = max(most[0], at_once[0])
-        told = threading.Event()
-        with stop.watched_by(told):
-            assert told.wait(PATIENCE_SECONDS), "it was not told to stop"
-        at_once[0] -= 1
+        concurrent[0] += 1
+        concurrent_max[0] = max(concurrent_max[0], concurrent[0])
+        stopped = threading.Event()
+        with stop.watched_by(stopped):
+            assert stopped.wait(PATIENCE_SECONDS), "it was not asked to stop"
+        concurrent[0] -= 1
         ended[0] += 1
 
-    ledger = ForgetfulLedger(scene.ledger)
+    ledger = UnextendableLedger(scene.ledger)
     monkeypatch.setattr(Scene, "target", property(lambda _: _target_with(ledger)))
     scene.begin(work, every_seconds=SOON_SECONDS, lease_seconds=0.1)
     wait_until(lambda: ended[0] >= 3)
-    assert most == [1]
+    assert concurrent_max == [1]
     assert scene.heard[0] == JobFailed(job="reconcile clicks", error="the ledger cannot be reached")
 
 
-def test_work_that_ignores_the_stop_keeps_its_claim_and_no_second_one_begins(
+def test_a_task_that_ignores_the_stop_keeps_its_claim_and_no_second_run_begins(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.app.jobs.elected.END_SECONDS", 0.01)
-    begun, go_on = [0], threading.Event()
+    begun, resume = [0], threading.Event()
 
     def work(_target: ReconcileTarget, _stop: StopSignal) -> None:
         begun[0] += 1
-        go_on.wait(PATIENCE_SECONDS)
+        resume.wait(PATIENCE_SECONDS)
 
-    ledger = ForgetfulLedger(scene.ledger)
+    ledger = UnextendableLedger(scene.ledger)
     monkeypatch.setattr(Scene, "target", property(lambda _: _target_with(ledger)))
     scene.begin(work, every_seconds=SOON_SECONDS, lease_seconds=0.1)
     wait_until(lambda: bool(scene.heard))
-    scene.after_looks(10)
+    scene.wait_for_checks(10)
     assert begun == [1]
-    go_on.set()
+    resume.set()
     wait_until(lambda: begun[0] >= 2)
 
 
@@ -319,20 +319,20 @@ def _target_with(ledger: Any) -> ReconcileTarget:
     )
 
 
-def test_it_waits_while_what_the_last_one_sent_is_in_the_queue(scene: Scene) -> None:
+def test_a_reconcile_waits_while_notifications_of_the_last_one_are_in_the_queue(scene: Scene) -> None:
     scene.broker.send("events", [Outgoing(body=b"{}")])
     scene.record(sent=1)
     work = Work(scene)
     scene.begin(work, every_seconds=2.0)
     wait_until(lambda: (scene.ledger.seconds_since_reconciliation("clicks") or 0.0) > 2.0)
-    scene.after_looks(2)  # it is due, and within the patience
+    scene.wait_for_checks(2)  # the period has passed, and the longest wait for the queue has not
     assert work.count == 0
     scene.broker.purge("events")
     wait_until(lambda: work.count >= 1)
 
 
 class Periodic:
-    """Workers that share a ledger and do one task once a period."""
+    """Workers that share a ledger and run one task once per period."""
 
     def __init__(self, tmp_path: Path, *, every_seconds: float) -> None:
         self.ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.db")
@@ -371,7 +371,7 @@ def periodic(tmp_path: Path) -> Iterator[Periodic]:
     made.ledger.close()
 
 
-def test_over_all_workers_a_task_runs_once_per_period(periodic: Periodic) -> None:
+def test_a_task_runs_once_per_period_over_all_workers(periodic: Periodic) -> None:
     first, second = periodic.job("w1"), periodic.job("w2")
     for job in (first, second, first):
         job.check()
@@ -391,7 +391,7 @@ def test_a_task_is_due_again_when_the_period_has_passed(tmp_path: Path) -> None:
         wait_until(ran_again)
 
 
-def test_a_task_that_leaves_a_part_for_later_is_not_done(periodic: Periodic) -> None:
+def test_a_task_with_remaining_work_is_due_again_for_any_worker(periodic: Periodic) -> None:
     periodic.more_seconds = 0.0
     first, second = periodic.job("w1"), periodic.job("w2")
     first.check()
@@ -402,8 +402,8 @@ def test_a_task_that_leaves_a_part_for_later_is_not_done(periodic: Periodic) -> 
     assert periodic.runs == ["w1", "w2", "w1"]
 
 
-def test_a_failed_task_rests_and_is_then_left_to_any_worker(tmp_path: Path) -> None:
-    periodic = Periodic(tmp_path, every_seconds=6 * SOON_SECONDS)  # so a failure rests for a sixth of it
+def test_a_failed_task_rests_and_can_then_run_on_any_worker(tmp_path: Path) -> None:
+    periodic = Periodic(tmp_path, every_seconds=6 * SOON_SECONDS)  # a failed task rests for a sixth of its period
     with closing(periodic.ledger):
         first, second = periodic.job("w1"), periodic.job("w2")
         periodic.error = TemporaryError("the store is away")
@@ -449,8 +449,8 @@ def test_a_finished_task_leaves_a_claim_that_workers_of_earlier_versions_can_tak
 
 
 def test_a_task_that_hangs_loses_its_claim_and_another_worker_takes_over(periodic: Periodic) -> None:
-    go_on = threading.Event()
-    stuck = JobTask(name="clicks", run=lambda _: go_on.wait(PATIENCE_SECONDS) and None, is_stuck=lambda _: True)
+    resume = threading.Event()
+    stuck = JobTask(name="clicks", run=lambda _: resume.wait(PATIENCE_SECONDS) and None, is_stuck=lambda _: True)
     hanging = ElectedJob(
         "gc",
         [stuck],
@@ -473,10 +473,10 @@ def test_a_task_that_hangs_loses_its_claim_and_another_worker_takes_over(periodi
         return periodic.runs == ["w2"]
 
     wait_until(taken_over)
-    go_on.set()
+    resume.set()
 
 
-def test_a_library_that_exits_ends_no_job(periodic: Periodic) -> None:
+def test_a_system_exit_in_a_task_is_reported_and_ends_no_job(periodic: Periodic) -> None:
     periodic.error = SystemExit(2)
     periodic.job("w1").check()
     assert periodic.heard == [JobFailed(job="gc clicks", error="SystemExit: 2")]
@@ -513,7 +513,7 @@ def test_a_worker_that_claims_just_after_another_has_finished_keeps_its_record(
 
 
 def job_of(scene: Scene, run: Callable[[StopSignal], float | None], *, name: str = "upkeep") -> ElectedJob:
-    """A job of one task with the longest rests, not started."""
+    """Return a job of one task that is checked only at its start. The job is not started."""
     job = ElectedJob(
         name,
         [JobTask(name="clicks", run=run)],
@@ -532,7 +532,7 @@ def job_of(scene: Scene, run: Callable[[StopSignal], float | None], *, name: str
     return job
 
 
-def test_a_task_that_left_some_work_continues_before_the_next_check(scene: Scene) -> None:
+def test_a_task_with_remaining_work_continues_before_the_next_check(scene: Scene) -> None:
     rests = [0.05, 0.05, None]
     left = list(rests)
     done = threading.Event()
@@ -548,15 +548,15 @@ def test_a_task_that_left_some_work_continues_before_the_next_check(scene: Scene
     assert scene.heard == []
 
 
-def test_jobs_are_asked_to_end_before_any_is_waited_for(scene: Scene) -> None:
+def test_all_jobs_are_asked_to_stop_before_any_is_waited_for(scene: Scene) -> None:
     begun, all_stopped = threading.Barrier(3), threading.Barrier(2)
 
     def run(stop: StopSignal) -> None:
         begun.wait(PATIENCE_SECONDS)
-        asked = threading.Event()
-        with stop.watched_by(asked):
-            assert asked.wait(PATIENCE_SECONDS)
-        all_stopped.wait(PATIENCE_SECONDS)  # passes only if the other one is asked too
+        stopped = threading.Event()
+        with stop.watched_by(stopped):
+            assert stopped.wait(PATIENCE_SECONDS)
+        all_stopped.wait(PATIENCE_SECONDS)  # passes only if the other job is asked to stop too
 
     jobs = [job_of(scene, run, name=name) for name in ("one", "two")]
     with running(jobs, clock=SystemClock()):

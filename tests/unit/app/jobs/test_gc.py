@@ -1,4 +1,4 @@
-"""The garbage collection of a pipeline, as a task of a job: deleted files are an event."""
+"""The garbage collection of a pipeline, as a task of a job."""
 
 from typing import cast
 
@@ -11,7 +11,7 @@ from penstock.pipeline.maintenance.gc import CollectedGarbage
 
 
 class FakeTables:
-    """Tables with this much garbage."""
+    """Tables with a fixed number of garbage files."""
 
     def __init__(self, files: int) -> None:
         self._files = files
@@ -22,7 +22,7 @@ class FakeTables:
 
 
 @pytest.mark.parametrize("files", [0, 3])
-def test_deleted_files_are_an_event(files: int) -> None:
+def test_a_collection_that_deleted_files_emits_an_event(files: int) -> None:
     heard: list[Event] = []
     collect("clicks", cast(Tables, FakeTables(files)), Bus(heard.append))
     assert heard == (

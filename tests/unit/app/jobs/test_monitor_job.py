@@ -1,4 +1,4 @@
-"""The monitor as a job of workers: one exports its gauges, and a worker that is no longer elected exports none."""
+"""The monitor as a job of workers: the elected worker exports its gauges, all others export none."""
 
 import random
 import threading
@@ -44,7 +44,7 @@ def app(tmp_path: Path) -> Iterator[App]:
     )
 
     @app.handler("orders", idempotency=lambda message: message.id)
-    def take(message: object) -> None:
+    def handle(message: object) -> None:
         pass
 
     app.broker.send("orders", [Outgoing(body=b"{}")])
@@ -77,7 +77,7 @@ def workers(app: App) -> Iterator[list[Worker]]:
             worker.job.end()
 
 
-def test_one_worker_exports_and_after_its_end_the_other(workers: list[Worker]) -> None:
+def test_one_worker_exports_and_the_other_takes_over_when_it_ends(workers: list[Worker]) -> None:
     first, second = workers
     first.job.start()
     wait_until(first.exports)
@@ -104,20 +104,20 @@ def test_the_claim_of_a_dead_worker_expires(app: App, workers: list[Worker]) -> 
     wait_until(worker.exports)
 
 
-def test_a_worker_that_lost_its_claim_during_a_measurement_exports_nothing(
+def test_a_worker_that_loses_its_claim_during_a_measurement_exports_nothing(
     app: App, workers: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hangs, go_on, looks = threading.Event(), threading.Event(), list[MonitorSample]()
+    hangs, resume, samples = threading.Event(), threading.Event(), list[MonitorSample]()
     measure = Monitor.measure
 
-    def slow(self: Monitor) -> MonitorSample:
-        if looks:
+    def measure_slowly(self: Monitor) -> MonitorSample:
+        if samples:
             hangs.set()
-            assert go_on.wait(DEADLINE_SECONDS)
-        looks.append(measure(self))
-        return looks[-1]
+            assert resume.wait(DEADLINE_SECONDS)
+        samples.append(measure(self))
+        return samples[-1]
 
-    monkeypatch.setattr(Monitor, "measure", slow)
+    monkeypatch.setattr(Monitor, "measure", measure_slowly)
     worker, _ = workers
     stop = StopSignal()
     loop = MonitorLoop(
@@ -134,8 +134,8 @@ def test_a_worker_that_lost_its_claim_during_a_measurement_exports_nothing(
     assert hangs.wait(DEADLINE_SECONDS)
     assert worker.exports()
     stop.request()
-    assert not worker.exports(), "the measurement still hangs"
-    go_on.set()
+    assert not worker.exports(), "it still exports while the measurement hangs"
+    resume.set()
     thread.join(DEADLINE_SECONDS)
     assert not thread.is_alive()
     assert not worker.exports()

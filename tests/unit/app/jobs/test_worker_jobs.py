@@ -46,9 +46,7 @@ def started(tmp_path: Path, jobs: str, **settings: Any) -> WorkerStarted:
         ("replay", ("replay",)),
     ],
 )
-def test_a_worker_runs_the_jobs_that_it_takes_part_in_if_there_is_work(
-    tmp_path: Path, jobs: str, expected: tuple[str, ...]
-) -> None:
+def test_a_worker_runs_its_selected_jobs_that_have_work(tmp_path: Path, jobs: str, expected: tuple[str, ...]) -> None:
     wanted = {"objects_archive_after": "15d", "objects_reconcile_every": "1h", "dead_letters_replay": True}
     event = started(tmp_path, jobs, **wanted)
     assert event.jobs == expected
@@ -56,7 +54,7 @@ def test_a_worker_runs_the_jobs_that_it_takes_part_in_if_there_is_work(
     assert ("files-dlq" in event.queues) == ("replay" in expected)
 
 
-def test_a_job_that_no_setting_asks_for_does_not_run(tmp_path: Path) -> None:
+def test_a_job_that_no_setting_enables_does_not_run(tmp_path: Path) -> None:
     assert started(tmp_path, "all").jobs == ("cleanup",)
 
 
@@ -67,7 +65,7 @@ def test_a_worker_for_jobs_only_consumes_no_queue_of_a_handler(tmp_path: Path) -
     assert started(tmp_path, "only").queues == ()
 
 
-def test_a_worker_for_jobs_only_without_any_is_an_error() -> None:
+def test_a_worker_for_jobs_only_without_any_job_is_an_error() -> None:
     app = App(settings=load_settings(broker="memory://", worker_jobs="only"))
     app.handler("mails")(print)
     with pytest.raises(ConfigurationError, match=r"no background job has work in this app; .* and metrics\.address\.$"):
@@ -76,9 +74,7 @@ def test_a_worker_for_jobs_only_without_any_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("jobs", ["all", "monitor"])
-def test_a_monitor_is_elected_in_the_ledger_of_replays_also_by_a_worker_that_does_not_replay(
-    tmp_path: Path, jobs: str
-) -> None:
+def test_a_monitor_uses_the_ledger_of_replays_even_if_its_worker_does_not_replay(tmp_path: Path, jobs: str) -> None:
     settings = {"broker": f"sqlite:///{tmp_path / 'queue.db'}", "ledger": f"sqlite:///{tmp_path / 'ledger.db'}"}
     app = App(
         settings=load_settings(**settings, data_dir=str(tmp_path / "state"), worker_jobs=jobs, dead_letters_replay=True)
@@ -109,11 +105,11 @@ def test_a_monitor_is_elected_in_the_ledger_of_replays_also_by_a_worker_that_doe
         ("pyspark", {"worker_jobs": "reconcile", "objects_reconcile_every": "1h"}, "on Spark, and pyspark cannot be"),
     ],
 )
-def test_a_package_that_a_job_of_a_pipeline_needs_is_named_before_it_is_imported(
+def test_a_missing_package_of_a_pipeline_job_is_reported_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, settings: dict[str, Any], sentence: str
 ) -> None:
     given = {"broker": "memory://", "worker_jobs": "only", **settings}
-    # Its queue is not served, with any of these settings: the pipeline itself has its own check.
+    # Otherwise the worker would also serve the pipeline's queue, and the pipeline's own check might fail first.
     monkeypatch.setattr(Settings, "serves_handlers", False)
     app = App(settings=load_settings(ledger=f"sqlite:///{tmp_path / 'ledger.db'}", **given))
     source = ObjectSource(tmp_path / "in", queue="files", schema="id long", cleanup=cleanup.Delete(after="1d"))

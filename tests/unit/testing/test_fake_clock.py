@@ -1,4 +1,4 @@
-"""The clock that tests move."""
+"""The clock that tests advance."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +10,7 @@ from penstock.testing import FakeClock
 DEADLINE_SECONDS = 60.0
 
 
-def test_time_stands_still_until_it_is_advanced() -> None:
+def test_time_does_not_pass_until_it_is_advanced() -> None:
     clock = FakeClock(start=100.0)
     assert (clock.now(), clock.monotonic()) == (100.0, 0.0)
     clock.advance(2.5)
@@ -22,7 +22,7 @@ def test_time_does_not_go_back() -> None:
         FakeClock().advance(-1)
 
 
-def test_an_automatic_wait_is_over_at_once_and_takes_its_time() -> None:
+def test_an_automatic_wait_returns_at_once_and_advances_the_clock() -> None:
     clock = FakeClock(auto_advance=True)
     assert clock.wait(threading.Event(), 3_600) is False
     assert clock.monotonic() == 3_600
@@ -36,14 +36,14 @@ def test_a_set_event_ends_a_wait_before_any_time_passes() -> None:
     assert clock.monotonic() == 0
 
 
-def test_a_blocked_wait_ends_when_enough_time_was_advanced_and_not_before() -> None:
+def test_a_blocked_wait_ends_when_its_time_has_passed_and_not_before() -> None:
     clock = FakeClock()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(clock.wait, threading.Event(), 10)
         while clock.monotonic() < 9:
             clock.advance(1)
             assert not waiting.done()
-        # From where it began to wait: at most ten seconds from now.
+        # The wait may have begun after some of the advances; it ends ten seconds after its begin.
         clock.advance(10)
         assert waiting.result(timeout=DEADLINE_SECONDS) is False
 
@@ -58,7 +58,7 @@ def test_a_blocked_wait_ends_with_its_event() -> None:
     assert clock.monotonic() == 0
 
 
-def test_a_wait_that_nobody_ends_fails_the_test_instead_of_hanging() -> None:
+def test_a_wait_that_is_not_ended_fails_the_test_instead_of_hanging() -> None:
     with pytest.raises(AssertionError, match="not advanced"):
         FakeClock(patience_seconds=0.02).wait(threading.Event(), 10)
 

@@ -30,7 +30,7 @@ def request_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> IngestRequest:
     return IngestRequest(source="in", table="t", transform=f"{name}:double")
 
 
-def test_a_module_whose_decorators_need_spark_is_imported_once_there_is_a_session(
+def test_a_module_that_needs_a_spark_session_is_imported_when_one_exists(
     request_: IngestRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline, "session_is_there", lambda: False)
@@ -41,7 +41,7 @@ def test_a_module_whose_decorators_need_spark_is_imported_once_there_is_a_sessio
     assert transform(21) == 42  # type: ignore[arg-type, comparison-overlap]  # a frame that can be doubled
 
 
-def test_with_a_session_there_the_same_failure_is_the_module_s_own(
+def test_the_same_import_failure_is_an_error_if_a_session_exists(
     request_: IngestRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline, "session_is_there", lambda: True)

@@ -21,15 +21,15 @@ from penstock.ledger.pipelines import ReconcileResult
 from penstock.ledger.records import BatchOutcome, Candidate, ObjectResult, OriginalMessage
 from penstock.messaging.broker import Broker, QueueSettings, QueueStats
 from penstock.messaging.message import Outgoing
-from penstock.messaging.settlement import Ack, DeadLetter, Release
+from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.monitoring.metrics.meters import Meters
 from penstock.testing import FakeClock
 
 PIPELINE = "clicks"
 
 
-class Moody(MemoryBroker):
-    """A queue in memory that can be away, or refuse one queue."""
+class FaultyBroker(MemoryBroker):
+    """A memory broker that can be unreachable, or refuse access to one queue."""
 
     away = False
     refused = ""
@@ -45,8 +45,8 @@ class Moody(MemoryBroker):
 class Scene:
     def __init__(self, state: Path) -> None:
         self.clock = FakeClock()
-        self.told: list[Event] = []
-        self.broker = Moody(clock=self.clock, queues=[QueueSettings(name="orders"), QueueSettings(name="mails")])
+        self.events: list[Event] = []
+        self.broker = FaultyBroker(clock=self.clock, queues=[QueueSettings(name="orders"), QueueSettings(name="mails")])
         self.ledger: Ledger | None = None
         self.settings = Settings.model_construct(data_dir=str(state))
 
@@ -62,15 +62,14 @@ class Scene:
             else None,
             tables=None,
         )
-        return Monitor(watches, clock=self.clock, emit=self.told.append)
+        return Monitor(watches, clock=self.clock, emit=self.events.append)
 
     def _broker(self) -> Broker:
         return self.broker
 
-    def take(self, queue: str = "orders", **how: object) -> None:
+    def settle_one(self, queue: str = "orders", settlement: Settlement | None = None) -> None:
         (delivery,) = self.broker.receive(queue, messages_max=1, lease_seconds=600.0)
-        settlement = DeadLetter(reason="no") if not how else how["settle"]
-        assert not self.broker.settle([(delivery, settlement)])  # type: ignore[list-item]  # one of the three
+        assert not self.broker.settle([(delivery, settlement or DeadLetter(reason="no"))])
 
 
 @pytest.fixture
@@ -88,9 +87,9 @@ def values(sample: MonitorSample) -> Mapping[str, Mapping[tuple[str, ...], float
     return meters.read().values
 
 
-def test_a_queue_is_told_by_its_counts_ages_and_both_tiers(scene: Scene) -> None:
+def test_the_gauges_of_a_queue_are_its_counts_ages_and_dead_letters(scene: Scene) -> None:
     scene.broker.send("orders", [Outgoing(body=b"dies")])
-    scene.take()
+    scene.settle_one()
     scene.clock.advance(100)
     scene.broker.send("orders", [Outgoing(body=b"1"), Outgoing(body=b"2"), Outgoing(body=b"later", delay_seconds=900)])
     assert scene.broker.receive("orders", messages_max=1, lease_seconds=600.0)
@@ -109,7 +108,7 @@ def test_a_queue_is_told_by_its_counts_ages_and_both_tiers(scene: Scene) -> None
     assert found["monitor_poll_failures_total"] == {("broker",): 0}
 
 
-def test_while_all_is_in_flight_the_visible_age_is_0_and_the_other_is_not(scene: Scene) -> None:
+def test_the_visible_age_is_0_while_all_messages_are_in_flight(scene: Scene) -> None:
     scene.broker.send("orders", [Outgoing(body=b"1")])
     assert scene.broker.receive("orders", messages_max=1, lease_seconds=600.0)
     scene.clock.advance(50)
@@ -118,38 +117,39 @@ def test_while_all_is_in_flight_the_visible_age_is_0_and_the_other_is_not(scene:
     assert found["queue_oldest_message_age_seconds"] == {("orders", "exact"): 50}
 
 
-def test_an_empty_queue_has_age_0_and_one_that_never_had_a_message_has_none(scene: Scene) -> None:
+def test_an_empty_queue_has_age_0_and_an_unused_one_has_none(scene: Scene) -> None:
     scene.broker.send("orders", [Outgoing(body=b"1")])
-    scene.take(settle=Ack())
-    found = values(scene.monitor(["orders", "nobody"]).measure())
+    scene.settle_one(settlement=Ack())
+    found = values(scene.monitor(["orders", "unused"]).measure())
     assert found["queue_oldest_message_age_seconds"] == {("orders", "exact"): 0}
 
 
-def test_a_letters_age_is_not_reset_by_a_replayer_that_waits(scene: Scene) -> None:
+def test_the_age_of_a_dead_letter_is_not_reset_by_a_waiting_replayer(scene: Scene) -> None:
     scene.broker.send("orders", [Outgoing(body=b"dies")])
-    scene.take()
+    scene.settle_one()
     for _ in range(3):
-        scene.take("orders-dlq", settle=Release(delay_seconds=10))
+        scene.settle_one("orders-dlq", settlement=Release(delay_seconds=10))
         scene.clock.advance(10)
     assert scene.broker.stats("orders-dlq").oldest_message_age_seconds == 10
     assert values(scene.monitor().measure())["dead_letter_oldest_age_seconds"]["orders", "dlq"] == 30
 
 
-def test_a_tier_that_queues_share_is_told_once_by_its_own_name(scene: Scene) -> None:
-    scene.broker = Moody(
-        clock=scene.clock, queues=[QueueSettings(name=name, dead_letter_queue="grave") for name in ("orders", "mails")]
+def test_a_shared_dlq_is_counted_once_under_its_own_name(scene: Scene) -> None:
+    scene.broker = FaultyBroker(
+        clock=scene.clock,
+        queues=[QueueSettings(name=name, dead_letter_queue="shared-dlq") for name in ("orders", "mails")],
     )
     scene.broker.send("orders", [Outgoing(body=b"dies")])
-    scene.take()
+    scene.settle_one()
     found = values(scene.monitor(["orders", "mails"]).measure())
-    assert found["dead_letters"] == {("grave", "dlq"): 1, ("grave-dead", "dead"): 0}
+    assert found["dead_letters"] == {("shared-dlq", "dlq"): 1, ("shared-dead", "dead"): 0}
 
 
-def test_dead_letters_are_looked_at_once_a_minute(scene: Scene) -> None:
+def test_dead_letters_are_measured_less_often_than_queues(scene: Scene) -> None:
     monitor = scene.monitor()
     scene.broker.send("orders", [Outgoing(body=b"dies")])
     assert values(monitor.measure())["dead_letters"]["orders", "dlq"] == 0
-    scene.take()
+    scene.settle_one()
     scene.clock.advance(DEAD_LETTERS_SECONDS - 1)
     assert values(monitor.measure())["dead_letters"]["orders", "dlq"] == 0
     scene.clock.advance(1)
@@ -158,7 +158,7 @@ def test_dead_letters_are_looked_at_once_a_minute(scene: Scene) -> None:
     assert values(monitor.measure())["dead_letters"]["orders", "dlq"] == 1
 
 
-def test_what_is_away_has_no_numbers_and_is_told_once_and_once_when_it_is_back(scene: Scene) -> None:
+def test_an_unreachable_broker_has_no_gauges_and_its_outage_and_recovery_are_each_reported_once(scene: Scene) -> None:
     meters, monitor = Meters(), scene.monitor()
     scene.broker.send("orders", [Outgoing(body=b"1")])
     to_meters(monitor.measure(), meters)
@@ -167,26 +167,26 @@ def test_what_is_away_has_no_numbers_and_is_told_once_and_once_when_it_is_back(s
     for _ in range(3):
         scene.clock.advance(20)
         to_meters(monitor.measure(), meters)
-    gone = meters.read().values
-    names = [name for name in gauges(MonitorSample(at=0.0)) if gone[name]]
+    during_outage = meters.read().values
+    names = [name for name in gauges(MonitorSample(at=0.0)) if during_outage[name]]
     assert names == ["monitor_up"]
-    assert gone["monitor_up"] == {("broker",): 0}
-    assert gone["monitor_poll_failures_total"] == {("broker",): 3}
-    assert scene.told == [MonitorPollFailed(source="broker", error="TemporaryError: the broker is away")]
+    assert during_outage["monitor_up"] == {("broker",): 0}
+    assert during_outage["monitor_poll_failures_total"] == {("broker",): 3}
+    assert scene.events == [MonitorPollFailed(source="broker", error="TemporaryError: the broker is away")]
     scene.broker.away = False
     to_meters(monitor.measure(), meters)
-    assert scene.told[1:] == [MonitorPollRecovered(source="broker", outage_seconds=40.0)]
+    assert scene.events[1:] == [MonitorPollRecovered(source="broker", outage_seconds=40.0)]
     assert meters.read().values["queue_messages"]["orders", "visible"] == 1
 
 
-def test_a_queue_that_is_refused_hides_no_other(scene: Scene) -> None:
+def test_a_queue_without_access_hides_no_other_queue(scene: Scene) -> None:
     scene.broker.refused = "mails"
     sample = scene.monitor(["mails", "orders"]).measure()
-    assert [one.queue for one in sample.queues] == ["orders"]
+    assert [health.queue for health in sample.queues] == ["orders"]
     assert (sample.up, sample.errors) == ({"broker": False}, {"broker": "not for you"})
 
 
-def processed(ledger: Ledger, *, claim_only: bool = False) -> None:
+def record_object(ledger: Ledger, *, claim_only: bool = False) -> None:
     candidate = Candidate(
         object_id=b"1" * 16 if not claim_only else b"2" * 16,
         bucket="b",
@@ -202,21 +202,21 @@ def processed(ledger: Ledger, *, claim_only: bool = False) -> None:
         assert ledger.commit(BatchOutcome(pipeline=PIPELINE, attempt_id=attempt, processed=[done])) == 1
 
 
-def test_the_ledger_is_told_by_states_ages_and_the_latest_reconcile(scene: Scene) -> None:
+def test_the_gauges_of_a_ledger_are_states_ages_and_the_latest_reconcile(scene: Scene) -> None:
     now = [1_000_000.0]
     scene.ledger = Ledger.open("sqlite://", now=lambda: now[0])
     scene.ledger.ensure_pipeline(PIPELINE)
     monitor = scene.monitor((), [PIPELINE])
     assert values(monitor.measure())["objects_missing"] == {}
-    processed(scene.ledger)
-    processed(scene.ledger, claim_only=True)
+    record_object(scene.ledger)
+    record_object(scene.ledger, claim_only=True)
     scene.ledger.record_reconciliation(
         ReconcileResult(pipeline=PIPELINE, as_of=1.0, source="s3://b", listed=9, missing=7, sent=7, seconds=1.0)
     )
     now[0] += 5_000
     scene.clock.advance(20)
     found = values(monitor.measure())
-    assert found["objects"][PIPELINE, "processed"] == 1  # counted before, and brought up by the batches
+    assert found["objects"][PIPELINE, "processed"] == 1  # counted before it was processed, and updated from the batches
     assert found["objects"][PIPELINE, "processing"] == 1
     assert sum(found["objects"].values()) == 2
     assert found["object_oldest_unprocessed_age_seconds"] == {(PIPELINE,): 5_000}
@@ -225,12 +225,12 @@ def test_the_ledger_is_told_by_states_ages_and_the_latest_reconcile(scene: Scene
     assert found["monitor_up"] == {("ledger",): 1}
 
 
-def test_a_ledger_that_nobody_made_yet_is_no_fault(scene: Scene) -> None:
+def test_a_ledger_that_does_not_exist_yet_is_no_failure(scene: Scene) -> None:
     sample = scene.monitor((), [PIPELINE]).measure()
     assert (sample.pipelines, sample.up) == ((), {"ledger": True})
 
 
-def test_a_ledger_that_is_away_leaves_the_queues_to_be_seen(scene: Scene) -> None:
+def test_queues_are_measured_while_the_ledger_is_unreachable(scene: Scene) -> None:
     monitor = scene.monitor(["orders"], [PIPELINE])
     scene.ledger = Ledger.open("sqlite://")
     scene.ledger.ensure_pipeline(PIPELINE)
@@ -239,27 +239,27 @@ def test_a_ledger_that_is_away_leaves_the_queues_to_be_seen(scene: Scene) -> Non
     scene.clock.advance(400)
     sample = monitor.measure()
     assert (sample.pipelines, sample.up) == ((), {"broker": True, "ledger": False})
-    assert [one.queue for one in sample.queues] == ["orders"]
+    assert [health.queue for health in sample.queues] == ["orders"]
 
 
-class Slow(FakeClock):
-    """A clock by which everything asked of a ledger takes a second."""
+class SlowClock(FakeClock):
+    """A clock that advances by a second at each reading, so that each call of a ledger takes a second or more."""
 
     def monotonic(self) -> float:
         self.advance(1.0)
         return super().monotonic()
 
 
-def test_a_look_that_takes_long_is_taken_more_rarely_and_ages_go_on(scene: Scene) -> None:
+def test_a_slow_measurement_is_repeated_less_often_and_its_ages_advance(scene: Scene) -> None:
     now = [1_000_000.0]
     scene.ledger = Ledger.open("sqlite://", now=lambda: now[0])
     scene.ledger.ensure_pipeline(PIPELINE)
-    processed(scene.ledger, claim_only=True)
-    clock = Slow()
+    record_object(scene.ledger, claim_only=True)
+    clock = SlowClock()
     watch = LedgerWatch([PIPELINE], ledger=lambda: scene.ledger, overdue_after_seconds=3_600.0, clock=clock)
     now[0] += 100
     (first,) = watch.measure()
-    scene.ledger.close()  # so that a look that is taken shows
+    scene.ledger.close()  # so that another measurement would fail
     clock.advance(50)
     (again,) = watch.measure()
     assert first.oldest_unprocessed_age_seconds is not None
@@ -279,27 +279,27 @@ def overdue(count: int) -> PipelineHealth:
     )
 
 
-def test_overdue_objects_are_told_when_it_begins_and_once_an_hour() -> None:
-    clock, told = FakeClock(), list[Event]()
-    notices = OverdueNotices(after_seconds=3_600.0, clock=clock, emit=told.append)
+def test_overdue_objects_are_reported_at_the_beginning_and_then_once_an_hour() -> None:
+    clock, events = FakeClock(), list[Event]()
+    notices = OverdueNotices(after_seconds=3_600.0, clock=clock, emit=events.append)
     notices.update([overdue(0)])
-    assert told == []
+    assert events == []
     notices.update([overdue(2)])
     clock.advance(EMIT_EVERY_SECONDS - 1)
     notices.update([overdue(3)])
-    assert told == [ObjectsOverdue(pipeline=PIPELINE, overdue=2, oldest_age_seconds=5_000.0, after_seconds=3_600.0)]
+    assert events == [ObjectsOverdue(pipeline=PIPELINE, overdue=2, oldest_age_seconds=5_000.0, after_seconds=3_600.0)]
     clock.advance(1)
     notices.update([overdue(4)])
-    assert len(told) == 2
+    assert len(events) == 2
     notices.update([overdue(0)])
     notices.update([overdue(1)])
-    assert len(told) == 3  # it began again
-    notices.update([])  # nothing is known: no end, and no beginning
+    assert len(events) == 3  # objects are overdue again
+    notices.update([])  # without a measurement, objects are still overdue
     notices.update([overdue(1)])
-    assert len(told) == 3
+    assert len(events) == 3
 
 
-def test_every_gauge_of_a_look_is_in_the_catalogue() -> None:
+def test_every_gauge_of_a_sample_is_in_the_catalogue() -> None:
     meters = Meters()
     to_meters(MonitorSample(at=0.0), meters)
     assert set(gauges(MonitorSample(at=0.0))) <= set(meters.catalogue)

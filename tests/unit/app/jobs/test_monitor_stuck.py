@@ -1,4 +1,4 @@
-"""A look that does not come to an end: what the one before it saw is told no more."""
+"""A measurement that does not end: the values of the previous one are dropped."""
 
 from penstock.app.jobs.monitor.process import BLIND_SECONDS, STUCK_SECONDS, MonitorLoop, forget_old, to_meters
 from penstock.app.jobs.monitor.sample import MonitorSample
@@ -20,60 +20,63 @@ ORDERS = QueueHealth(
 
 
 class Scene:
-    """A monitor that looks three times. ``seen`` has the meters as they are read while the second look is under way:
-    before it is too long, and after; and while the third is."""
+    """A monitor that measures three times.
+
+    ``readings`` has the meters as read during the second measurement, before it takes too long and after, and during
+    the third one.
+    """
 
     def __init__(self) -> None:
         self.clock, self.stop, self.meters = FakeClock(auto_advance=True), StopSignal(), Meters()
-        self.looking = MonitorLoop(every_seconds=20, stop=self.stop, clock=self.clock, random=lambda: 0.5)
-        self.meters.before_reading(lambda: forget_old(self.looking, self.meters))
-        self.seen: list[tuple[dict[tuple[str, ...], float], dict[tuple[str, ...], float]]] = []
+        self.loop = MonitorLoop(every_seconds=20, stop=self.stop, clock=self.clock, random=lambda: 0.5)
+        self.meters.before_reading(lambda: forget_old(self.loop, self.meters))
+        self.readings: list[tuple[dict[tuple[str, ...], float], dict[tuple[str, ...], float]]] = []
         self.live: list[bool] = []
-        self._looks = 0
+        self._measurements = 0
 
     def run(self) -> None:
-        self.looking.run(self._look, lambda look: to_meters(look, self.meters))
+        self.loop.run(self._measure, lambda sample: to_meters(sample, self.meters))
 
-    def _look(self) -> MonitorSample:
-        self._looks += 1
-        if self._looks == 2:
+    def _measure(self) -> MonitorSample:
+        self._measurements += 1
+        if self._measurements == 2:
             for seconds in (BLIND_SECONDS - 1, 2.0, STUCK_SECONDS):
                 self.clock.advance(seconds)
                 self._read()
-        if self._looks == 3:
+        if self._measurements == 3:
             self._read()
             self.stop.request()
         return MonitorSample(at=self.clock.now(), queues=(ORDERS,), up={"broker": True, "ledger": True})
 
     def _read(self) -> None:
         values = self.meters.read().values
-        self.seen.append((dict(values["monitor_up"]), dict(values["queue_messages"])))
-        self.live.append(self.looking.health.live()[0])
+        self.readings.append((dict(values["monitor_up"]), dict(values["queue_messages"])))
+        self.live.append(self.loop.health.live()[0])
 
 
-def test_the_numbers_of_a_look_are_gone_when_the_next_one_does_not_end_and_come_back_when_it_does() -> None:
+def test_values_are_dropped_while_the_next_measurement_does_not_end_and_are_back_afterwards() -> None:
     scene = Scene()
     scene.run()
     up, down = {("broker",): 1.0, ("ledger",): 1.0}, {("broker",): 0.0, ("ledger",): 0.0}
     messages = {("orders", "visible"): 3.0, ("orders", "in_flight"): 0.0, ("orders", "delayed"): 0.0}
-    assert scene.seen == [(up, messages), (down, {}), (down, {}), (up, messages)]
+    assert scene.readings == [(up, messages), (down, {}), (down, {}), (up, messages)]
 
 
-def test_it_is_blind_long_before_its_platform_ends_it() -> None:
+def test_values_are_dropped_before_the_monitor_counts_as_stuck() -> None:
     scene = Scene()
     scene.run()
     assert scene.live == [True, True, False, True]
 
 
-def test_the_first_look_has_none_before_it() -> None:
+def test_a_stuck_first_measurement_leaves_the_gauges_empty() -> None:
     clock, stop, meters = FakeClock(auto_advance=True), StopSignal(), Meters()
-    looking = MonitorLoop(every_seconds=20, stop=stop, clock=clock, random=lambda: 0.5)
+    loop = MonitorLoop(every_seconds=20, stop=stop, clock=clock, random=lambda: 0.5)
 
-    def look() -> MonitorSample:
+    def measure() -> MonitorSample:
         clock.advance(10 * BLIND_SECONDS)
-        forget_old(looking, meters)
+        forget_old(loop, meters)
         assert meters.read().values["monitor_up"] == {}
         stop.request()
         return MonitorSample(at=clock.now())
 
-    looking.run(look, lambda _: None)
+    loop.run(measure, lambda _: None)

@@ -1,4 +1,4 @@
-"""The bus: who hears what."""
+"""The bus: which listener receives which events."""
 
 from pathlib import Path
 
@@ -17,8 +17,8 @@ LOST = LeaseLost(queue="q", message_id="m", attempt=1)
 DRAINING = WorkerDraining(reason="done", in_flight=0)
 
 
-class Choosy(SelectiveListener):
-    """Hears of one kind."""
+class OneKindListener(SelectiveListener):
+    """A listener that receives events of one kind, and records the kinds that the bus asked it about."""
 
     def __init__(self, kind: type[Event]) -> None:
         self.kind = kind
@@ -33,19 +33,19 @@ class Choosy(SelectiveListener):
         self.heard.append(event)
 
 
-def test_everybody_hears_everything_in_order_but_those_who_choose() -> None:
+def test_listeners_receive_all_events_in_order_and_selective_ones_only_theirs() -> None:
     everything: list[tuple[str, Event]] = []
-    choosy = Choosy(LeaseLost)
-    bus = Bus(lambda event: everything.append(("a", event)), choosy, lambda event: everything.append(("b", event)))
+    selective = OneKindListener(LeaseLost)
+    bus = Bus(lambda event: everything.append(("a", event)), selective, lambda event: everything.append(("b", event)))
     for event in (LOST, DRAINING, LOST):
         bus.emit(event)
     assert everything == [(name, event) for event in (LOST, DRAINING, LOST) for name in "ab"]
-    assert choosy.heard == [LOST, LOST]
-    assert choosy.asked == [LeaseLost, WorkerDraining], "once for each kind"
+    assert selective.heard == [LOST, LOST]
+    assert selective.asked == [LeaseLost, WorkerDraining], "the bus asks once for each kind"
 
 
-def test_a_bus_knows_what_nobody_hears() -> None:
-    bus = Bus(Choosy(LeaseLost))
+def test_a_bus_wants_only_events_that_have_a_listener() -> None:
+    bus = Bus(OneKindListener(LeaseLost))
     assert bus.wants(LeaseLost)
     assert not bus.wants(WorkerDraining)
     assert not Bus().wants(LeaseLost)
@@ -53,27 +53,27 @@ def test_a_bus_knows_what_nobody_hears() -> None:
 
 
 @pytest.mark.parametrize(("level", "heard"), [("debug", True), ("info", True), ("warning", False)])
-def test_the_log_hears_what_is_logged(level: str, heard: bool) -> None:
+def test_the_log_receives_the_events_that_its_level_logs(level: str, heard: bool) -> None:
     log = configure_logs(LogSettings(level=level, format="json"))  # type: ignore[arg-type] # it is one of them
     assert log.wants(events.MessageFinished) is heard
     assert log.wants(events.MessageFailed)
     assert log.wants(SettlementFailed)
 
 
-def test_the_error_hook_hears_of_failures_alone() -> None:
+def test_the_error_hook_receives_failures_only() -> None:
     reporter = ErrorReporter(lambda error, context: None, worker="w", emit=lambda event: None)
     assert reporter.wants(events.MessageFailed)
     assert reporter.wants(events.MessageInvalid)
     assert not reporter.wants(events.MessageFinished)
 
 
-def test_a_workers_record_hears_of_what_it_holds_and_of_its_state(tmp_path: Path) -> None:
-    keeper = RecordWriter(tmp_path / "w.json", worker="w", version="1", stop=StopSignal(), clock=SystemClock())
-    bus = Bus(keeper)
+def test_a_workers_record_receives_its_messages_and_not_their_results(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path / "w.json", worker="w", version="1", stop=StopSignal(), clock=SystemClock())
+    bus = Bus(writer)
     bus.emit(events.MessagesReceived(queue="q", message_ids=("m", "n", "o"), redelivered=0))
-    assert keeper.record().in_flight == 3
+    assert writer.record().in_flight == 3
     bus.emit(LOST)
     bus.emit(SettlementFailed(queue="q", message_id="n", attempt=1, operation="ack", reason="gone", lost=True))
-    assert keeper.record().in_flight == 1
+    assert writer.record().in_flight == 1
     assert ProcessKilled not in HEARD
     assert not bus.wants(events.MessageFinished)
