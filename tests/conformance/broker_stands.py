@@ -1,4 +1,4 @@
-"""The brokers that keep one contract, each with all that its tests need. A new one joins by an entry in `STANDS`."""
+"""A test harness for each broker that keeps the common contract. Add a broker by an entry in `STANDS`."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -24,10 +24,10 @@ LEASE = 30.0
 
 
 class Stand(Protocol):
-    """One system, and as many workers' views of it as a test wants."""
+    """One broker system, and as many workers' views of it as a test opens."""
 
     clock: FakeClock
-    leases_end_by_time: bool  # else: only when somebody else has the message
+    leases_end_by_time: bool  # else: only when another worker receives the message
 
     def broker(self, holder: str = "w1", queues: Sequence[QueueSettings] = ()) -> Broker: ...
 
@@ -79,7 +79,7 @@ class SqliteStand:
 
 
 class RedisStand:
-    """A database at a shared server, whose clock goes with the test's."""
+    """A database of a shared server, whose clock follows the test's."""
 
     leases_end_by_time = False
 
@@ -104,7 +104,7 @@ class RedisStand:
 
 
 class SqsStand:
-    """A server that speaks SQS's dialect, whose clock goes with the test's. The queues of all tests are there."""
+    """A server that speaks SQS's protocol, whose clock follows the test's. It has the queues of all tests."""
 
     leases_end_by_time = False
 
@@ -156,11 +156,11 @@ STANDS: dict[str, Callable[[pytest.FixtureRequest], Stand]] = {
 
 LOCAL_STANDS = {"memory", "sqlite"}  # need no server
 
-# One server of each dialect runs every test: Redis 7.0 and fauxqs. The second server runs these; its other tests carry
+# One server of each protocol runs every test: Redis 7.0 and fauxqs. The second server runs these; its other tests have
 # the marker `slow` (make test-slow). tests/integration/test_redis_*.py runs on both versions of Redis in any case, and
-# test_sqs_traps.py on both servers of SQS.
+# test_sqs_traps.py on both SQS servers.
 SECOND_STANDS: dict[str, frozenset[str]] = {
-    # Each Lua script, and what the versions do differently: entries that are gone, blocking reads, texts of errors.
+    # Each Lua script, and what the versions do differently: deleted entries, blocking reads, error texts.
     "redis 6.2": frozenset({
         "test_a_message_arrives_as_it_was_sent",
         "test_a_delay_is_honoured",
@@ -197,7 +197,7 @@ SECOND_STANDS: dict[str, frozenset[str]] = {
         "test_a_replayed_dead_letter_is_an_ordinary_message",
         "test_row_81_a_crash_doubles_at_most_once_and_loses_nothing",
     }),
-    # What fauxqs gets wrong (retention), and of each operation of the service one test.
+    # The behaviour that fauxqs gets wrong (retention), and one test of each operation of the service.
     "sqs moto": frozenset({
         "test_a_message_arrives_as_it_was_sent",
         "test_a_delay_is_honoured",
@@ -224,12 +224,12 @@ SECOND_STANDS: dict[str, frozenset[str]] = {
 
 
 def is_slow(stand: str, test: str) -> bool:
-    """Return True if only the long matrix runs a test on this stand."""
+    """Return True if only the long matrix runs a test with this harness."""
     return stand in SECOND_STANDS and test not in SECOND_STANDS[stand]
 
 
-# Where a server is wrong about the system it stands for: stand, test, and how it is wrong. Another server of the same
-# dialect keeps the test.
+# Tests that a server fails because it differs from the real system: harness, test, and the difference. Another server
+# of the same protocol runs the test.
 NOT_APPLICABLE: dict[tuple[str, str], str] = {
     (
         "sqs fauxqs",
@@ -246,7 +246,7 @@ def receive(broker: Broker, count: int = 10, *, queue: str = "q", lease: float =
     return list(broker.receive(queue, messages_max=count, lease_seconds=lease))
 
 
-class Waiting:
+class WaitingReceiver:
     """A receiver that waits in its own thread while the test advances time."""
 
     def __init__(self, stand: Stand, wait: Callable[[], Sequence[Delivery]]) -> None:
@@ -255,22 +255,24 @@ class Waiting:
         self._waiting = self._pool.submit(wait)
         self._pool.shutdown(wait=False)  # the thread ends with its one task
 
-    def goes_on(self) -> bool:
-        """Whether it still waits, after a moment of the machine's time."""
+    def still_waits(self) -> bool:
+        """Return True if the receiver still waits after a moment of real time."""
         return not wait([self._waiting], timeout=0.2).done
 
     def over(self, *, within_seconds: float) -> list[Delivery]:
-        """Let time pass in small steps until it is over; answers what it got."""
+        """Advance time in small steps until the wait is over; return what was received."""
         give_up = self._stand.clock.monotonic() + within_seconds
         while not wait([self._waiting], timeout=0.01).done:
             self._stand.advance(0.1)
-            assert self._stand.clock.monotonic() < give_up, "it still waits"
+            assert self._stand.clock.monotonic() < give_up, "the receiver still waits"
         return list(self._waiting.result())
 
 
-def waiting(stand: Stand, broker: Broker, *, wait_seconds: float) -> Waiting:
-    """A receiver that waits for the first message of q."""
-    return Waiting(stand, lambda: broker.receive("q", messages_max=5, lease_seconds=LEASE, wait_seconds=wait_seconds))
+def waiting(stand: Stand, broker: Broker, *, wait_seconds: float) -> WaitingReceiver:
+    """Start a receiver that waits for the first message of q."""
+    return WaitingReceiver(
+        stand, lambda: broker.receive("q", messages_max=5, lease_seconds=LEASE, wait_seconds=wait_seconds)
+    )
 
 
 def bodies(deliveries: Sequence[Delivery]) -> list[str]:
