@@ -3,7 +3,7 @@
 import pytest
 from tests.conformance.ledger.desk import AFTER, PIPELINE, Desk, candidate, candidates, object_id_of, outcome
 from tests.conformance.ledger.lost import replies_lost
-from tests.conformance.ledger.shelf import FILE, adopt, archive, contents, ids_with_row, ids, next_file
+from tests.conformance.ledger.shelf import FILE, adopt, archive, contents, ids, ids_with_row, next_file
 
 from penstock.errors import ConfigurationError
 from penstock.ledger import Ledger

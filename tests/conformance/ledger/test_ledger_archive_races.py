@@ -3,7 +3,7 @@
 import pytest
 from tests.conformance.ledger.crowd import CLAIMERS, once_after, together
 from tests.conformance.ledger.desk import PIPELINE, Desk, candidate, candidates, object_id_of, outcome
-from tests.conformance.ledger.shelf import adopt, archive, ids_with_row, ids
+from tests.conformance.ledger.shelf import adopt, archive, ids, ids_with_row
 
 from penstock.ledger import Ledger
 from penstock.ledger.archive import ARCHIVING, ArchiveFile
