@@ -60,7 +60,7 @@ def test_a_worker_moves_what_it_processed_and_leaves_what_failed(tmp_path: Path,
     worker.signal(signal.SIGTERM)
     worker.exit_code()
     command = start("admin", "cleanup", "shop:app", "parse", "--json")  # what the worker did not live to do
-    assert command.exit_code() == 0, command.said
+    assert command.exit_code() == 0, command.log_lines
     assert files(tmp_path / "done") == {"a", "2026/b"}
     assert files(tmp_path / "landing") == {"bad"}
     with closing(Ledger.open(f"sqlite:///{tmp_path}/.penstock/ledger.db")) as ledger:

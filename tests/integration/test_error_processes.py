@@ -182,4 +182,4 @@ def test_settings_that_do_not_fit_end_it_before_any_work(
     worker = start("worker", shop, "--queues", "orders")
     assert worker.exit_code() == UNFIT
     assert "notify_urls" in worker.sentence()
-    assert "hunter2" not in "".join(worker.said)
+    assert "hunter2" not in "".join(worker.log_lines)

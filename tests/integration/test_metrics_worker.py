@@ -130,7 +130,7 @@ def awaited(record: WorkerRecord, name: str, value: float) -> Mapping[str, float
 
 def documents(worker: Process) -> list[dict[str, Any]]:
     """Return the lines that it wrote for CloudWatch."""
-    lines = [json.loads(line) for line in worker.said if line.startswith("{")]
+    lines = [json.loads(line) for line in worker.log_lines if line.startswith("{")]
     return [line for line in lines if "_aws" in line]
 
 

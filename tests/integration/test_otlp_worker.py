@@ -88,7 +88,7 @@ def test_a_message_can_be_followed_from_its_sender_through_a_worker_into_a_child
 
         wanted = ("send orders", "receive orders", "process orders", "price", "send parcels", "process parcels", "pack")
         arrived = collector.wait_for(lambda: all(map(spans, wanted)), seconds=DEADLINE_SECONDS)
-        assert arrived, ([span.name for _, span in collector.spans()], worker.said)
+        assert arrived, ([span.name for _, span in collector.spans()], worker.log_lines)
         found = {name: spans(name)[0][1] for name in wanted}
         assert [link.span_id for link in found["process orders"].links] == [found["send orders"].span_id]
         assert not found["process orders"].parent_span_id
@@ -135,7 +135,7 @@ def test_a_collector_that_is_away_changes_nothing(here: Path, collector: Collect
         assert (told["exporter"], "no collector" in told["error.message"]) == ("otel", True)
         worker.signal(signal.SIGTERM)
         assert worker.exit_code() == 0
-        assert [line for line in worker.said if not line.startswith("{")] == [], "what OpenTelemetry logs of it"
-        assert sum("traces_export.failed" in line for line in worker.said) == 1
+        assert [line for line in worker.log_lines if not line.startswith("{")] == [], "what OpenTelemetry logs of it"
+        assert sum("traces_export.failed" in line for line in worker.log_lines) == 1
     finally:
         worker.kill()
