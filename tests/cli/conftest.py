@@ -1,4 +1,4 @@
-"""Calling `penstock` in this process, as the shell would."""
+"""Call `penstock` in this process, as the shell would."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from penstock.cli.main import main
 
 
 @dataclass(frozen=True)
-class Said:
+class CommandResult:
     """The output and exit code of one call."""
 
     exit_code: int
@@ -23,17 +23,17 @@ class Said:
 
     @property
     def document(self) -> Any:
-        """The JSON document of a call that succeeded."""
+        """Return the JSON document of a call that succeeded."""
         assert self.exit_code == 0, self.err
         return json.loads(self.out)
 
 
-Call = Callable[..., Said]
+Call = Callable[..., CommandResult]
 
 
 @pytest.fixture(autouse=True)
 def own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Modules that a test wrote are forgotten after it: others write theirs under the same names."""
+    """Forget the modules that a test wrote: other tests write theirs under the same names."""
     yield
     written = str(tmp_path_factory.getbasetemp())
     for name, module in list(sys.modules.items()):
@@ -44,31 +44,31 @@ def own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def penstock(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("penstock.cli.exits.leave_within", lambda *_: None)  # this process is not its own
-    monkeypatch.setattr("penstock.cli.main.ignore_handled_signals", lambda: None)  # nor does it end
+    monkeypatch.setattr("penstock.cli.exits.leave_within", lambda *_: None)  # this process must not be ended
+    monkeypatch.setattr("penstock.cli.main.ignore_handled_signals", lambda: None)  # nor must it ignore signals
 
-    def call(*arguments: object) -> Said:
+    def call(*arguments: object) -> CommandResult:
         monkeypatch.setattr("sys.argv", ["penstock", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
             main()
         captured = capfd.readouterr()
         code = end.value.code
         assert isinstance(code, int)
-        return Said(code, captured.out, captured.err)
+        return CommandResult(code, captured.out, captured.err)
 
     return call
 
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    """A table without history, the only one below the current folder."""
+    """Create a table without history, the only one below the current folder."""
     monkeypatch.chdir(tmp_path)
     return Scene.at(tmp_path)
 
 
 @pytest.fixture
 def app_scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    """A pipeline `clicks` of an app without history, whose state is that of the current folder."""
+    """Create a pipeline `clicks` of an app without history, whose data directory is in the current folder."""
     monkeypatch.chdir(tmp_path)
     return Scene.of_app(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Dead letters of an app on each broker, for the verbs that people use on them."""
+"""Dead letters of an app on each broker, for the commands that people use on them."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 
 LEASE_SECONDS = 600.0
-QUEUE, FIRST, SECOND = "orders", "orders-dlq", "orders-dead"
+QUEUE, DLQ, FINAL_DLQ = "orders", "orders-dlq", "orders-dead"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,30 +23,30 @@ class DeadScene:
     folder: Path
     broker: Broker
 
-    def bury(self, *bodies: str, reason: str = "no such order", queue: str = QUEUE, **fields: Any) -> None:
-        """Messages that become dead letters at their first attempt, one after the other."""
+    def dead_letter(self, *bodies: str, reason: str = "no such order", queue: str = QUEUE, **fields: Any) -> None:
+        """Send messages and dead-letter each at its first attempt, one after the other."""
         attributes = fields.pop("attributes", {})
         group = fields.pop("group", None)
         for body in bodies:
             self.broker.send(queue, [Outgoing(body=body.encode(), attributes=attributes, group=group)])
-            self.kill(reason=reason, queue=queue, **fields)
+            self.dead_letter_next(reason=reason, queue=queue, **fields)
 
-    def kill(self, *, reason: str = "again", queue: str = QUEUE, **fields: Any) -> None:
-        """The next message of the queue dies."""
+    def dead_letter_next(self, *, reason: str = "again", queue: str = QUEUE, **fields: Any) -> None:
+        """Dead-letter the next message of the queue."""
         (delivery,) = self.broker.receive(queue, messages_max=1, lease_seconds=LEASE_SECONDS, wait_seconds=1)
         assert not self.broker.settle([(delivery, DeadLetter(reason=reason, **fields))])
 
-    def set_aside(self, *, reason: str = "replayed 3 times, and dead again") -> None:
+    def move_to_final_dlq(self, *, reason: str = "replayed 3 times, and dead again") -> None:
         """Move the next dead letter of the DLQ to the final DLQ."""
-        self.kill(reason=reason, queue=FIRST, set_aside=True)
+        self.dead_letter_next(reason=reason, queue=DLQ, set_aside=True)
 
-    def finish(self, queue: str = QUEUE) -> None:
-        """The next message is done."""
+    def ack_next(self, queue: str = QUEUE) -> None:
+        """Ack the next message of the queue."""
         (delivery,) = self.broker.receive(queue, messages_max=1, lease_seconds=LEASE_SECONDS, wait_seconds=1)
         assert not self.broker.settle([(delivery, Ack())])
 
     def messages(self, queue: str = QUEUE) -> Sequence[Message]:
-        """All that is visible there, sorted by body; it stays visible."""
+        """Return all visible messages of a queue, sorted by body; they stay visible."""
         held: list[Delivery] = []
         while got := self.broker.receive(queue, messages_max=10, lease_seconds=LEASE_SECONDS):
             held += got

@@ -1,4 +1,4 @@
-"""`penstock` as a process of its own: what it says, line by line, and how it ends."""
+"""`penstock` as a separate process: its log, line by line, and how it ends."""
 
 import json
 import os
@@ -17,10 +17,10 @@ DEADLINE_SECONDS = 60.0
 
 
 class Process:
-    """One call of `penstock` in a folder; its standard error is a log of JSON lines, and perhaps a sentence."""
+    """One call of `penstock` in a folder; its standard error is a log of JSON lines, perhaps with an error message."""
 
     def __init__(self, folder: Path, *arguments: object, before: Sequence[str] = (), module: str = "penstock") -> None:
-        """``module`` is what Python runs; `tests.chaos.in_process` starts no Spark."""
+        """Start the process. ``module`` is what Python runs; `tests.chaos.in_process` starts no Spark."""
         self._child = ForkedPopen(
             [*before, sys.executable, "-m", module, *map(str, arguments)],
             cwd=folder,
@@ -30,9 +30,9 @@ class Process:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self.said: list[str] = []
+        self.log_lines: list[str] = []
         self._ended = False
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
@@ -41,30 +41,30 @@ class Process:
         return self._child.pid
 
     def expect(self, event: str, *, times: int = 1, **fields: Any) -> dict[str, Any]:
-        """The line of that event with these fields, awaited; of several, the one of that number."""
+        """Wait for and return the log line of that event with these fields; ``times`` selects one of several."""
 
         def found() -> list[dict[str, Any]]:
-            lines = [json.loads(line) for line in self.said if line.startswith("{")]
+            lines = [json.loads(line) for line in self.log_lines if line.startswith("{")]
             return [line for line in lines if {"event": event, **fields}.items() <= line.items()]
 
-        with self._news:
-            self._news.wait_for(lambda: len(found()) >= times or self._ended, DEADLINE_SECONDS)
-            assert len(found()) >= times, f"it never said {event} {fields}:\n" + "".join(self.said)
+        with self._changed:
+            self._changed.wait_for(lambda: len(found()) >= times or self._ended, DEADLINE_SECONDS)
+            assert len(found()) >= times, f"the process never logged {event} {fields}:\n" + "".join(self.log_lines)
             return found()[times - 1]
 
     def signal(self, number: signal.Signals) -> None:
         self._child.send_signal(number)
 
     def exit_code(self) -> int:
-        """Awaited; negative for a signal."""
+        """Wait for the end and return the exit code; negative for a signal."""
         code = self._child.wait(DEADLINE_SECONDS)
         self._thread.join(DEADLINE_SECONDS)
         return code
 
-    def sentence(self) -> str:
+    def error_message(self) -> str:
         """Return the error message of an ended process."""
         self.exit_code()
-        (line,) = [line for line in self.said if line.startswith("penstock: ")]
+        (line,) = [line for line in self.log_lines if line.startswith("penstock: ")]
         return line
 
     def kill(self) -> None:
@@ -74,12 +74,12 @@ class Process:
     def _listen(self) -> None:
         assert self._child.stderr is not None
         for line in self._child.stderr:
-            with self._news:
-                self.said.append(line)
-                self._news.notify_all()
-        with self._news:
+            with self._changed:
+                self.log_lines.append(line)
+                self._changed.notify_all()
+        with self._changed:
             self._ended = True
-            self._news.notify_all()
+            self._changed.notify_all()
 
 
 Start = Callable[..., Process]

@@ -1,5 +1,6 @@
-"""Tables and their state as ingests, or the workers of an app, would have left them, made without Spark: what the verbs
-are shown."""
+"""Tables and data directories as ingests or the workers of an app leave them, made without Spark, for the commands to
+show.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -54,11 +55,11 @@ HOSTILE_NAMES = (
 
 @dataclass(kw_only=True)
 class Scene:
-    """Build one table's history step by step. The state is closed between calls, as between processes."""
+    """Build one table's history step by step. The data directory is closed between calls, as between processes."""
 
     where: TablePaths
     source: Path
-    queue: str = ""  # of an app; an ingest's follows from the source
+    queue: str = ""  # of an app; an ingest's queue is derived from the source
 
     @staticmethod
     def at(folder: Path) -> "Scene":
@@ -70,7 +71,7 @@ class Scene:
 
     @staticmethod
     def of_app(folder: Path, name: str = "clicks") -> "Scene":
-        """A pipeline that an app declares, with its state where the settings have it by default."""
+        """Create a pipeline that an app declares, with the data directory in its default place."""
         folder = folder.resolve()
         where = declared_table_paths(name, folder / "tables" / name, load_settings(data_dir=str(folder / ".penstock")))
         scene = Scene(where=where, source=folder / "landing", queue=f"{name}-files")
@@ -80,14 +81,14 @@ class Scene:
 
     @property
     def table(self) -> Path:
-        """Its folder."""
+        """Return the folder of the table."""
         return Path(str(self.where.table))
 
     def ref(self, name: str, *, version: str = "1") -> ObjectRef:
         return ObjectRef(bucket=LOCAL_BUCKET, key=f"{self.source}/{name}", size_bytes=1_000, etag=f"{version}-1000")
 
     def process(self, *names: str, rows: int = 2, bad_lines: int = 0, version: str = "1") -> None:
-        """One committed batch, its files written and not yet published."""
+        """Commit one batch, with its files written and not yet published."""
         with self._state() as state:
             claim = self._claim(state, names, version=version)
             files = self._write(claim.attempt_id, rows * len(names))
@@ -130,7 +131,7 @@ class Scene:
             )
 
     def leave_files(self, name: str) -> int:
-        """An attempt that wrote files and was abandoned; answers their bytes."""
+        """Let an attempt write files and be abandoned; return their bytes."""
         with self._state() as state:
             claim = self._claim(state, [name])
             files = self._write(claim.attempt_id, 3)
@@ -145,8 +146,8 @@ class Scene:
         with self._state() as state:
             state.broker.send(self._queue, [Outgoing(body=announce(self.ref(name))) for name in names])
 
-    def bury(self, body: bytes, reason: str, *, exception: str | None = None) -> str:
-        """A message that became a dead letter at its first attempt; answers the id it had."""
+    def dead_letter(self, body: bytes, reason: str, *, exception: str | None = None) -> str:
+        """Dead-letter a message at its first attempt; return the id it had."""
         with self._state() as state:
             state.broker.send(self._queue, [Outgoing(body=body)])
             (delivery,) = state.broker.receive(self._queue, messages_max=1, lease_seconds=LEASE_SECONDS)
@@ -155,7 +156,7 @@ class Scene:
 
     @contextmanager
     def worker(self) -> Iterator[str]:
-        """A living process on the state."""
+        """Hold the data directory open as a living process."""
         with self._state() as state:
             yield state.worker
 

@@ -1,4 +1,4 @@
-"""The app of a command: APP, --app, PENSTOCK_APP or penstock.toml, the same way everywhere."""
+"""The app of a command: APP, --app, PENSTOCK_APP or penstock.toml, the same for every command."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ def book(order): ...
 @app.object_handler("landed", source="landing", name="parse")
 def parse(incoming): ...
 """
-EVERY = [
+COMMANDS = [
     ["worker"],
     ["run"],
     ["admin", "monitor", "--once"],
@@ -44,22 +44,22 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"{name}:app"
 
 
-@pytest.mark.parametrize("command", EVERY, ids=" ".join)
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_without_an_app_the_error_names_the_ways_to_name_one(penstock: Call, shop: str, command: Sequence[str]) -> None:
-    said = penstock(*command)
-    assert (said.exit_code, said.out) == (USAGE, "")
+    result = penstock(*command)
+    assert (result.exit_code, result.out) == (USAGE, "")
     for way in ("APP or --app", "PENSTOCK_APP", 'app = "shop:app"'):
-        assert way in said.err
+        assert way in result.err
 
 
-@pytest.mark.parametrize("command", [*EVERY, ["doctor"], ["admin", "publish"]], ids=" ".join)
+@pytest.mark.parametrize("command", [*COMMANDS, ["doctor"], ["admin", "publish"]], ids=" ".join)
 def test_two_different_apps_are_an_error(penstock: Call, shop: str, command: Sequence[str]) -> None:
-    said = penstock(*command, shop, "--app", "other:app")
-    assert (said.exit_code, said.out) == (USAGE, "")
-    assert said.err == f"penstock: APP is {shop} and --app is other:app: name one app.\n"
+    result = penstock(*command, shop, "--app", "other:app")
+    assert (result.exit_code, result.out) == (USAGE, "")
+    assert result.err == f"penstock: APP is {shop} and --app is other:app: name one app.\n"
 
 
-def test_the_same_app_twice_is_fine(penstock: Call, shop: str) -> None:
+def test_the_same_app_named_twice_is_accepted(penstock: Call, shop: str) -> None:
     assert penstock("admin", "monitor", shop, "--app", shop, "--once").exit_code == 0
 
 
@@ -76,7 +76,9 @@ def test_the_variable_names_the_app_of_every_command(
     assert penstock("admin", "cleanup", "parse").err.count(f"{shop}") == 0
 
 
-def test_an_argument_goes_before_the_variable(penstock: Call, shop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_argument_takes_precedence_over_the_variable(
+    penstock: Call, shop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PENSTOCK_APP", "nowhere:app")
     assert penstock("admin", "monitor", shop, "--once").exit_code == 0
     assert penstock("admin", "monitor", "--app", shop, "--once").exit_code == 0
@@ -105,9 +107,9 @@ def test_a_new_queue_that_the_app_does_not_serve_is_reported(
     penstock: Call, shop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_APP", shop)
-    said = penstock("send", "oders", "--body", "1")
-    assert (said.exit_code, said.out) == (0, "1 message sent to oders.\n")
-    assert said.err == (
+    result = penstock("send", "oders", "--body", "1")
+    assert (result.exit_code, result.out) == (0, "1 message sent to oders.\n")
+    assert result.err == (
         "Warning: the queue oders is new, and the app serves no queue of that name. Did you mean orders?\n"
     )
     assert penstock("send", "oders", "--body", "1").err == "", "it exists now"
@@ -121,7 +123,7 @@ def test_without_an_app_only_a_likely_typo_is_reported(penstock: Call, shop: str
     assert penstock("send", "oders", "--body", "1").err == "Warning: the queue oders is new. Did you mean orders?\n"
 
 
-def test_a_configured_app_hides_no_table_of_the_folder(
+def test_a_configured_app_does_not_hide_tables_of_the_folder(
     penstock: Call, shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = Scene.at(tmp_path)
@@ -137,7 +139,7 @@ def test_a_configured_app_hides_no_table_of_the_folder(
     assert f"Table {scene.table}" not in named.out
 
 
-def test_a_hint_names_the_table_if_an_app_is_configured(
+def test_hints_name_the_table_if_an_app_is_configured(
     shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = Scene.at(tmp_path)

@@ -37,15 +37,15 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def terminal() -> Iterator[tuple[int, int]]:
-    ours, theirs = pty.openpty()
-    yield ours, theirs
-    for descriptor in (ours, theirs):
+    controller, terminal_end = pty.openpty()
+    yield controller, terminal_end
+    for descriptor in (controller, terminal_end):
         with suppress(OSError):
             os.close(descriptor)
 
 
 def until(descriptor: int, text: str) -> str:
-    """Return what comes through the terminal until it contains the text."""
+    """Return the terminal's output up to the text."""
     found = ""
     ends_at = time.monotonic() + DEADLINE_SECONDS
     while text not in found and time.monotonic() < ends_at:
@@ -55,12 +55,14 @@ def until(descriptor: int, text: str) -> str:
 
 
 def test_a_worker_on_a_terminal_prints_what_it_serves(shop: Path, terminal: tuple[int, int]) -> None:
-    ours, theirs = terminal
+    controller, terminal_end = terminal
     command = [sys.executable, "-m", "penstock", "worker", "shop:app", "--queues", "orders=3,mails"]
     environment = {**os.environ, "PYTHONPATH": str(SRC)}
-    worker = subprocess.Popen(command, cwd=shop, env=environment, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs)
+    worker = subprocess.Popen(
+        command, cwd=shop, env=environment, stdin=terminal_end, stdout=subprocess.PIPE, stderr=terminal_end
+    )
     try:
-        shown = until(ours, "releases them at once")
+        shown = until(controller, "releases them at once")
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(DEADLINE_SECONDS) == 0
         assert worker.stdout is not None
@@ -78,7 +80,7 @@ def test_a_worker_on_a_terminal_prints_what_it_serves(shop: Path, terminal: tupl
     assert "queue.db" in fields["broker"]
 
 
-def test_in_a_log_of_json_lines_there_is_no_banner(shop: Path) -> None:
+def test_a_worker_that_logs_json_prints_no_banner(shop: Path) -> None:
     command = [sys.executable, "-m", "penstock", "worker", "shop:app"]
     environment = {**os.environ, "PYTHONPATH": str(SRC)}
     worker = subprocess.Popen(command, cwd=shop, env=environment, stderr=subprocess.PIPE, text=True)
@@ -94,10 +96,10 @@ def test_in_a_log_of_json_lines_there_is_no_banner(shop: Path) -> None:
         worker.stderr.close()  # type: ignore[union-attr]
 
 
-def test_an_unknown_variable_is_a_warning(penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_variable_causes_a_warning(penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PENSTOCK_CONCURENCY", "5")
-    said = penstock("admin", "workers", "list")
-    assert (said.exit_code, said.out) == (0, "")
-    (warning,) = [line for line in said.err.splitlines() if line.startswith("Warning: ")]
+    result = penstock("admin", "workers", "list")
+    assert (result.exit_code, result.out) == (0, "")
+    (warning,) = [line for line in result.err.splitlines() if line.startswith("Warning: ")]
     assert "PENSTOCK_CONCURENCY" in warning

@@ -1,4 +1,6 @@
-"""`penstock admin cleanup` on a table that another writer has restored: what is no longer in it stays in the source."""
+"""`penstock admin cleanup` on a table that another writer has restored: objects whose rows are missing stay in the
+source.
+"""
 
 import os
 import sys
@@ -27,8 +29,8 @@ delete, move = app_that("delete"), app_that("move")
 
 
 @pytest.fixture
-def keeper(app_scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    """Two batches, published, and their files in the source."""
+def published_scene(app_scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """Publish two batches whose files are in the source."""
     monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
     (tmp_path / "keeper.py").write_text(APP)
     app_scene.source.mkdir()
@@ -41,37 +43,37 @@ def keeper(app_scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return app_scene
 
 
-def left(scene: Scene) -> list[str]:
+def files_in_source(scene: Scene) -> list[str]:
     return sorted(path.name for path in scene.source.iterdir())
 
 
 @pytest.mark.parametrize("action", ["delete", "move"])
-def test_files_whose_rows_a_restore_removed_stay(penstock: Call, keeper: Scene, action: str) -> None:
-    table = DeltaTable(str(keeper.table))
+def test_files_whose_rows_a_restore_removed_are_kept(penstock: Call, published_scene: Scene, action: str) -> None:
+    table = DeltaTable(str(published_scene.table))
     complete = table.version()
     table.restore(complete - 1)
     for dry_run in ((), ("--dry-run",)):
-        said = penstock("admin", "cleanup", f"keeper:{action}", "clicks", *dry_run)
-        assert said.exit_code == 1
-        assert f"Version {complete + 1} of the table" in said.err
-        assert "(RESTORE, by another writer) removed rows of batch 2" in said.err
-    assert left(keeper) == ["first", "second"]
+        result = penstock("admin", "cleanup", f"keeper:{action}", "clicks", *dry_run)
+        assert result.exit_code == 1
+        assert f"Version {complete + 1} of the table" in result.err
+        assert "(RESTORE, by another writer) removed rows of batch 2" in result.err
+    assert files_in_source(published_scene) == ["first", "second"]
     assert "their objects stay in their source" in penstock("status", "--app", f"keeper:{action}").out
 
     table.restore(complete)
     assert penstock("admin", "cleanup", f"keeper:{action}", "clicks").exit_code == 0
-    assert left(keeper) == []
+    assert files_in_source(published_scene) == []
 
 
-def test_rows_that_were_removed_on_purpose_can_be_said_to_be(penstock: Call, keeper: Scene) -> None:
-    table = DeltaTable(str(keeper.table))
+def test_although_missing_cleans_files_of_deliberately_removed_rows(penstock: Call, published_scene: Scene) -> None:
+    table = DeltaTable(str(published_scene.table))
     table.restore(table.version() - 1)
     assert penstock("admin", "cleanup", "keeper:delete", "clicks").exit_code == 1
     assert penstock("admin", "cleanup", "keeper:delete", "clicks", "--although-missing").exit_code == 0
-    assert left(keeper) == []
+    assert files_in_source(published_scene) == []
 
 
-def test_files_whose_rows_are_in_the_table_go(penstock: Call, keeper: Scene) -> None:
+def test_files_whose_rows_are_in_the_table_are_deleted(penstock: Call, published_scene: Scene) -> None:
     assert penstock("admin", "compact", "--app", "keeper:delete").exit_code == 0
     assert penstock("admin", "cleanup", "keeper:delete", "clicks").exit_code == 0
-    assert left(keeper) == []
+    assert files_in_source(published_scene) == []

@@ -1,4 +1,4 @@
-"""`penstock admin config`: which value holds and why, and whether stopping fits."""
+"""`penstock admin config`: the value of each setting and its origin, and whether the stop budget fits."""
 
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,7 @@ def by_setting(penstock: Call) -> dict[str, dict[str, Any]]:
     return {row["setting"]: row for row in penstock("admin", "config", "show", "--json").document}
 
 
-def test_every_setting_is_shown_with_where_it_comes_from(
-    penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_setting_is_shown_with_its_origin(penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secrets = here / "secrets"
     secrets.mkdir()
     (secrets / "penstock_ledger").write_text("postgresql://me:hush@db/penstock\n")
@@ -51,23 +49,21 @@ def test_every_setting_is_shown_with_where_it_comes_from(
     assert found["spark.conf"] == ({"spark.ssl.keyPassword": "***", "a": "1"}, "penstock.toml")
     assert found["worker.lease"] == ("20s", "PENSTOCK_WORKER_LEASE")
     assert found["data_dir"] == (".penstock", "default")
-    said = penstock("admin", "config", "show")
-    assert "PENSTOCK_WORKER_LEASE" in said.out
-    assert "hush" not in said.out + said.err
-    assert said.err == "Advanced settings at their defaults are left out; --all shows them.\n"
+    result = penstock("admin", "config", "show")
+    assert "PENSTOCK_WORKER_LEASE" in result.out
+    assert "hush" not in result.out + result.err
+    assert result.err == "Advanced settings at their defaults are left out; --all shows them.\n"
     assert penstock("admin", "config", "show", "--all").err == ""
 
 
-def test_a_variable_that_names_no_setting_is_reported_and_not_refused(
-    penstock: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_variable_that_names_no_setting_is_a_warning(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_PORT", "tcp://10.0.0.1:80")  # set by Kubernetes for a service called penstock
     assert penstock("admin", "config", "show", "--json").err == ""
     monkeypatch.setenv("PENSTOCK_WORKER_CONCURENCY", "7")
-    said = penstock("admin", "config", "show", "--json")
-    assert said.exit_code == 0
-    assert "PENSTOCK_WORKER_CONCURENCY is not a setting" in said.err
-    assert "Did you mean PENSTOCK_WORKER_CONCURRENCY?" in said.err
+    result = penstock("admin", "config", "show", "--json")
+    assert result.exit_code == 0
+    assert "PENSTOCK_WORKER_CONCURENCY is not a setting" in result.err
+    assert "Did you mean PENSTOCK_WORKER_CONCURRENCY?" in result.err
     (finding,) = [found for found in machine_checks_until("settings") if found.check == "settings"]
     assert finding.level is FindingLevel.WARNING
     assert "PENSTOCK_WORKER_CONCURENCY" in finding.found
@@ -82,11 +78,11 @@ def machine_checks_until(check: str) -> list[Any]:
     return found
 
 
-def test_a_setting_that_does_not_fit_is_one_sentence(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_setting_is_a_configuration_error(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_WORKER_CONCURRENCY", "0")
-    said = penstock("admin", "config", "show")
-    assert said.exit_code == CONFIGURATION
-    assert "concurrency" in said.err
+    result = penstock("admin", "config", "show")
+    assert result.exit_code == CONFIGURATION
+    assert "concurrency" in result.err
 
 
 @pytest.mark.parametrize(
@@ -100,7 +96,7 @@ def test_a_setting_that_does_not_fit_is_one_sentence(penstock: Call, monkeypatch
         (("kubernetes", "--stop-timeout", "1 min", "--pre-stop", "0s"), 60, 52, "terminationGracePeriodSeconds: 60"),
     ],
 )
-def test_a_budget_that_fits_says_what_to_write_where(
+def test_a_budget_that_fits_shows_the_lines_to_write(
     penstock: Call, arguments: tuple[str, ...], stop_timeout: float, drain: float, line: str
 ) -> None:
     document = penstock("admin", "config", "check-budget", "--platform", *arguments, "--json").document
@@ -109,9 +105,9 @@ def test_a_budget_that_fits_says_what_to_write_where(
     (part,) = [part for part in document["parts"] if part["name"].startswith("drain")]
     assert part["seconds"] == drain
     assert document["parts"][-1]["ends_at_seconds"] <= document["platform_seconds"]
-    said = penstock("admin", "config", "check-budget", "--platform", *arguments)
-    assert line in said.out
-    assert f'stop_timeout = "{duration_text(stop_timeout)}"' in said.out
+    result = penstock("admin", "config", "check-budget", "--platform", *arguments)
+    assert line in result.out
+    assert f'stop_timeout = "{duration_text(stop_timeout)}"' in result.out
 
 
 @pytest.mark.parametrize(
@@ -128,48 +124,48 @@ def test_a_budget_that_fits_says_what_to_write_where(
         (("kubernetes", "--pre-stop", "inf"), "inf s are no time"),
     ],
 )
-def test_a_budget_that_cannot_fit_is_one_sentence_and_78(
+def test_a_budget_that_cannot_fit_is_a_configuration_error_in_one_line(
     penstock: Call, arguments: tuple[str, ...], words: str
 ) -> None:
-    said = penstock("admin", "config", "check-budget", "--platform", *arguments)
-    assert (said.exit_code, said.out) == (CONFIGURATION, "")
-    (line,) = said.err.splitlines()
+    result = penstock("admin", "config", "check-budget", "--platform", *arguments)
+    assert (result.exit_code, result.out) == (CONFIGURATION, "")
+    (line,) = result.err.splitlines()
     assert words in line
     assert not line.endswith("..")
 
 
 @pytest.mark.parametrize("name", ["platform_seconds", "pre_stop_seconds", "drain_seconds"])
-def test_no_number_is_no_budget(name: str) -> None:
-    given: dict[str, Any] = {name: float("nan")}
+def test_nan_is_refused_as_a_budget(name: str) -> None:
+    options: dict[str, Any] = {name: float("nan")}
     with pytest.raises(ConfigurationError, match="nan s are no time"):
-        plan("kubernetes", **given)
+        plan("kubernetes", **options)
 
 
-def test_a_worker_is_not_given_for_ever(penstock: Call) -> None:
-    said = penstock("worker", "shop:app", "--stop-timeout", "inf")
-    assert (said.exit_code, said.out) == (CONFIGURATION, "")
-    (line,) = said.err.splitlines()
+def test_an_infinite_stop_timeout_is_refused(penstock: Call) -> None:
+    result = penstock("worker", "shop:app", "--stop-timeout", "inf")
+    assert (result.exit_code, result.out) == (CONFIGURATION, "")
+    (line,) = result.err.splitlines()
     assert "worker.stop_timeout" in line
 
 
-def test_every_platform_has_its_name_and_a_plan_that_the_settings_take() -> None:
+def test_every_platform_has_a_name_and_a_plan_that_the_settings_accept() -> None:
     assert [name.value for name in PlatformName] == list(PLATFORMS)
     for name in PLATFORMS:
-        made = plan(name)
-        settings = load_settings(worker_stop_timeout=made.stop_timeout_seconds)
-        assert settings.worker_stop_timeout == made.stop_timeout_seconds
-        assert sum(part.seconds for part in made.parts) == made.platform_seconds
+        planned = plan(name)
+        settings = load_settings(worker_stop_timeout=planned.stop_timeout_seconds)
+        assert settings.worker_stop_timeout == planned.stop_timeout_seconds
+        assert sum(part.seconds for part in planned.parts) == planned.platform_seconds
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("options", "words"),
     [
         (("--stop-timeout", "soon"), "--stop-timeout 'soon' is no duration: write seconds, or such as 90s"),
         (("--stop-timeout", "-1"), "--stop-timeout is -1 s; give at least 0 s."),
         (("--drain", "5 parsecs"), "--drain '5 parsecs' is no duration"),
     ],
 )
-def test_a_budget_of_no_duration_is_wrong_usage(penstock: Call, given: tuple[str, str], words: str) -> None:
-    said = penstock("admin", "config", "check-budget", "--platform", "ecs", *given)
-    assert (said.exit_code, said.out) == (USAGE, "")
-    assert words in said.err
+def test_an_invalid_duration_is_a_usage_error(penstock: Call, options: tuple[str, str], words: str) -> None:
+    result = penstock("admin", "config", "check-budget", "--platform", "ecs", *options)
+    assert (result.exit_code, result.out) == (USAGE, "")
+    assert words in result.err

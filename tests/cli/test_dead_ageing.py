@@ -1,6 +1,7 @@
 """A worker that replays also reports and archives dead letters that are about to expire."""
 
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -31,9 +32,9 @@ def bill(message):
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An app with letters for people: one of which half the time is over, one whose time nearly is."""
+    """Create an app with two messages in its final DLQ: one past half of its retention, one about to expire."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "shop_with_letters.py").write_text(APP)
+    (tmp_path / "shop_with_dead_letters.py").write_text(APP)
     file = tmp_path / ".penstock" / "queue.db"
     file.parent.mkdir()
     queues = [QueueSettings(name="orders-dead", retention_seconds=RETENTION_SECONDS)]
@@ -55,28 +56,28 @@ def started() -> Iterator[list[Process]]:
 
 
 @pytest.mark.parametrize("options", [("--replay",), ("--replay", "--jobs", "only"), ("--replay", "--jobs", "expiry")])
-def test_they_are_reported_and_archived(
+def test_expiring_dead_letters_are_reported_and_archived(
     here: Path, started: list[Process], penstock: Call, options: tuple[str, ...]
 ) -> None:
     archive = ("env", f"PENSTOCK_DEAD_LETTERS_ARCHIVE={here / 'kept'}")
-    process = Process(here, "worker", "shop_with_letters:app", *options, before=archive)
+    process = Process(here, "worker", "shop_with_dead_letters:app", *options, before=archive)
     started.append(process)
     archived = process.expect("dead_letter.archived", queue="orders-dead", count=1)
-    ageing = process.expect("dead_letter.expiring", queue="orders-dead", count=1, archived=True)
-    assert ageing["oldest_age_s"] == pytest.approx(0.6 * RETENTION_SECONDS, rel=0.01)
+    expiring = process.expect("dead_letter.expiring", queue="orders-dead", count=1, archived=True)
+    assert expiring["oldest_age_s"] == pytest.approx(0.6 * RETENTION_SECONDS, rel=0.01)
     process.signal(signal.SIGTERM)
     assert process.exit_code() == 0
     (file,) = (here / "kept").rglob("*.jsonl")
     assert archived["file"] == file.as_uri()
-    assert [letter["body"] for letter in penstock("dead", "list", "--json").document] == ["old"]
+    assert [dead_letter["body"] for dead_letter in penstock("dead", "list", "--json").document] == ["old"]
     assert penstock("dead", "import", file, "--json").document["imported"] == 1
-    assert {letter["body"] for letter in penstock("dead", "list", "--json").document} == {"old", "oldest"}
+    assert {dead_letter["body"] for dead_letter in penstock("dead", "list", "--json").document} == {"old", "oldest"}
 
 
-def test_a_replayer_that_ends_by_itself_leaves_them_alone(here: Path, penstock: Call) -> None:
+def test_a_replayer_run_does_not_archive_expiring_dead_letters(here: Path, penstock: Call) -> None:
     archive = {"PENSTOCK_DEAD_LETTERS_ARCHIVE": str(here / "kept")}
     ran = subprocess.run(
-        [sys.executable, "-m", "penstock", "admin", "replayer", "shop_with_letters:app"],
+        [sys.executable, "-m", "penstock", "admin", "replayer", "shop_with_dead_letters:app"],
         cwd=here,
         env={**os.environ, **archive},
         capture_output=True,
@@ -84,6 +85,6 @@ def test_a_replayer_that_ends_by_itself_leaves_them_alone(here: Path, penstock: 
         timeout=120,
         check=True,
     )
-    assert "dead.a" not in ran.stderr
+    assert not {"dead_letter.archived", "dead_letter.expiring"} & set(re.findall(r"[a-z_]+\.[a-z_]+", ran.stderr))
     assert not (here / "kept").exists()
-    assert {letter["body"] for letter in penstock("dead", "list", "--json").document} == {"old", "oldest"}
+    assert {dead_letter["body"] for dead_letter in penstock("dead", "list", "--json").document} == {"old", "oldest"}

@@ -1,4 +1,4 @@
-"""`penstock demo`: each half loses nothing to a SIGKILL, and says so only if it is true."""
+"""`penstock demo`: neither half loses anything to a SIGKILL, and success is reported only if that is true."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def test_the_message_half_kills_a_worker_and_loses_no_order(tmp_path: Path) -> N
     assert "killed with SIGKILL" in ran.stderr
 
 
-def test_people_get_a_table_and_at_most_three_commands(tmp_path: Path) -> None:
+def test_the_demo_prints_a_table_and_at_most_three_commands(tmp_path: Path) -> None:
     ran = _demo(tmp_path / "demo", "--only", "messages")
     assert ran.returncode == 0, ran.stderr
     table, _, after = ran.stdout.partition("Try next:\n")
@@ -41,7 +41,7 @@ def test_people_get_a_table_and_at_most_three_commands(tmp_path: Path) -> None:
     assert 1 <= len(after.splitlines()) <= 3
 
 
-def test_a_folder_with_files_in_it_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     ran = _demo(tmp_path)
     assert ran.returncode == USAGE

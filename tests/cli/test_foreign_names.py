@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Call, Said
+from tests.cli.conftest import Call, CommandResult
 from tests.cli.scene import Scene
 
 from penstock.app.paths import LEDGER_FILE
@@ -25,7 +25,7 @@ def bills(thing):
     pass
 """
 
-# A command for each family, and for each way on which they come to the ledger.
+# A command of each family, and for each way in which they open the ledger.
 ON_OBJECTS: dict[str, tuple[str, ...]] = {
     "reconcile of a pipeline": ("reconcile", "clerk:app", "clicks"),
     "reconcile of an object handler": ("reconcile", "clerk:app", "bills"),
@@ -40,13 +40,13 @@ ON_OBJECTS: dict[str, tuple[str, ...]] = {
     "compact": ("admin", "compact", "--app", "clerk:app"),
     "dead replay": ("dead", "replay", "--app", "clerk:app", "--yes"),
     "dead purge": ("dead", "purge", "--app", "clerk:app", "--yes", "--tier", "dlq"),
-    "dead export": ("dead", "export", "--app", "clerk:app", "--to", "letters.jsonl"),
+    "dead export": ("dead", "export", "--app", "clerk:app", "--to", "dead.jsonl"),
 }
 
 
 @pytest.fixture
-def clerk(app_scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    """An app `shop` with a pipeline and an object handler, on a ledger that another app may share."""
+def shop_scene(app_scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """Create an app `shop` with a pipeline and an object handler, on a ledger that another app may share."""
     monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
     (tmp_path / "clerk.py").write_text(APP)
     for folder in ("landing", "landing-of-bills"):
@@ -59,40 +59,42 @@ def clerk(app_scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def register(app: str, **queues: str) -> None:
-    """As a worker of that app does at its start."""
+    """Register the names as a worker of that app does at its start."""
     uses = [OwnedName(kind="objects", name=name, queue=queue) for name, queue in queues.items()]
     with closing(Ledger.open(f"sqlite:///.penstock/{LEDGER_FILE}")) as ledger:
         ledger.owners.register(app, is_named=True, uses=uses)
 
 
-def is_refused(said: Said) -> bool:
-    return said.exit_code == 78 and "belong to the app 'depot'" in said.err
+def is_refused(result: CommandResult) -> bool:
+    return result.exit_code == 78 and "belong to the app 'depot'" in result.err
 
 
 @pytest.mark.parametrize("command", ON_OBJECTS.values(), ids=ON_OBJECTS)
-def test_the_objects_of_another_app_are_left_alone(penstock: Call, clerk: Scene, command: tuple[str, ...]) -> None:
+def test_commands_refuse_objects_of_another_app(penstock: Call, shop_scene: Scene, command: tuple[str, ...]) -> None:
     register("depot", clicks="clicks-files", bills="bills")
-    said = penstock(*command)
-    assert is_refused(said), said
-    assert said.err.count("\n") == 1, "one sentence"
+    result = penstock(*command)
+    assert is_refused(result), result
+    assert result.err.count("\n") == 1, "one sentence"
 
 
 @pytest.mark.parametrize("command", ON_OBJECTS.values(), ids=ON_OBJECTS)
-def test_unregistered_names_and_own_names_are_free(penstock: Call, clerk: Scene, command: tuple[str, ...]) -> None:
+def test_commands_accept_unregistered_names_and_own_names(
+    penstock: Call, shop_scene: Scene, command: tuple[str, ...]
+) -> None:
     unregistered = penstock(*command)
     register("shop", clicks="clicks-files", bills="bills")
-    for said in (unregistered, penstock(*command)):
-        assert said.exit_code in (0, 1, 3), said
-        assert "belong to" not in said.err
+    for result in (unregistered, penstock(*command)):
+        assert result.exit_code in (0, 1, 3), result
+        assert "belong to" not in result.err
 
 
-def test_the_name_that_is_meant_decides(penstock: Call, clerk: Scene) -> None:
+def test_only_the_selected_names_are_checked(penstock: Call, shop_scene: Scene) -> None:
     register("depot", bills="bills")
     assert is_refused(penstock("objects", "retry", "--app", "clerk:app", "--yes"))
     assert penstock("objects", "retry", "--app", "clerk:app", "--pipeline", "clicks", "--yes").exit_code == 0
     assert not is_refused(penstock("admin", "cleanup", "clerk:app", "clicks"))
 
 
-def test_nothing_is_written_where_names_are_looked_at(penstock: Call, clerk: Scene) -> None:
+def test_checking_names_registers_nothing(penstock: Call, shop_scene: Scene) -> None:
     assert penstock("objects", "retry", "--app", "clerk:app", "--yes").exit_code == 0
-    register("depot", clicks="clicks-files")  # still free
+    register("depot", clicks="clicks-files")  # still unregistered

@@ -10,10 +10,10 @@ def files(scene: Scene) -> set[Path]:
     return {path for path in (scene.table / "data").rglob("*") if path.is_file()}
 
 
-def test_nothing_to_do_is_reported(penstock: Call, scene: Scene) -> None:
+def test_gc_reports_that_there_is_nothing_to_delete(penstock: Call, scene: Scene) -> None:
     scene.process("a")
-    said = penstock("admin", "gc")
-    assert (said.exit_code, said.out) == (0, "0 files of 0 attempts deleted, 0 bytes.\n")
+    result = penstock("admin", "gc")
+    assert (result.exit_code, result.out) == (0, "0 files of 0 attempts deleted, 0 bytes.\n")
 
 
 def test_only_files_of_abandoned_attempts_are_deleted(penstock: Call, scene: Scene) -> None:
@@ -35,31 +35,31 @@ def test_only_files_of_abandoned_attempts_are_deleted(penstock: Call, scene: Sce
     assert penstock("admin", "gc", "--json").document["files"] == 0
 
 
-def test_what_is_not_ours_is_left_alone_and_reported(penstock: Call, scene: Scene) -> None:
+def test_foreign_files_are_left_alone_and_reported(penstock: Call, scene: Scene) -> None:
     strange = scene.table / "data" / "mine\x1b[31m"
     strange.mkdir(parents=True)
     (strange / "keep").touch()
-    said = penstock("admin", "gc")
-    assert said.exit_code == 0
-    assert "Left alone" in said.err
-    assert "\x1b" not in said.err
+    result = penstock("admin", "gc")
+    assert result.exit_code == 0
+    assert "Left alone" in result.err
+    assert "\x1b" not in result.err
     assert (strange / "keep").exists()
 
 
-def test_the_tables_of_an_app_are_found_through_the_app(penstock: Call, app_scene: Scene, shop: str) -> None:
+def test_gc_of_an_apps_tables_needs_the_app(penstock: Call, app_scene: Scene, shop: str) -> None:
     app_scene.process("a")
     kept = files(app_scene)
     size_bytes = app_scene.leave_files("b")
-    said = penstock("admin", "gc")
-    assert (said.exit_code, said.out) == (2, "")
-    assert "--app" in said.err
-    said = penstock("admin", "gc", "--app", shop, "--pipeline", "click")
-    assert (said.exit_code, said.out) == (2, "")
-    assert "no pipeline click; its pipelines: clicks, views." in said.err
+    result = penstock("admin", "gc")
+    assert (result.exit_code, result.out) == (2, "")
+    assert "--app" in result.err
+    result = penstock("admin", "gc", "--app", shop, "--pipeline", "click")
+    assert (result.exit_code, result.out) == (2, "")
+    assert "no pipeline click; its pipelines: clicks, views." in result.err
     assert len(files(app_scene)) == 2
 
-    said = penstock("admin", "gc", "--app", shop, "--dry-run")
-    assert said.out == (
+    result = penstock("admin", "gc", "--app", shop, "--dry-run")
+    assert result.out == (
         f"clicks: 1 file of 1 attempt would be deleted, {size_bytes:,} bytes.\n"
         "views: 0 files of 0 attempts would be deleted, 0 bytes.\n"
     )

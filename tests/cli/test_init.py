@@ -22,11 +22,11 @@ def test_the_files_are_written_and_the_app_serves(
     penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = penstock("init", "new/shop")
-    assert said.exit_code == 0
+    result = penstock("init", "new/shop")
+    assert result.exit_code == 0
     assert {path.name for path in (tmp_path / "new" / "shop").iterdir()} == {*NAMES, ".gitignore"}
     written = ("penstock.toml", "app.py", "test_app.py", ".gitignore")
-    assert said.out.splitlines() == [f"new/shop/{name}" for name in written]
+    assert result.out.splitlines() == [f"new/shop/{name}" for name in written]
     assert (tmp_path / "new" / "shop" / ".gitignore").read_text() == ".penstock/\n"
     monkeypatch.chdir(tmp_path / "new" / "shop")
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -36,7 +36,7 @@ def test_the_files_are_written_and_the_app_serves(
     assert penstock("send", "greetings", "--body", "{}").exit_code == USAGE, "the app that is set checks the body"
 
 
-def test_the_test_of_the_app_passes(penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_generated_test_passes(penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".gitignore").write_text("mine\n")
     assert set(penstock("init", "--json").document["written"]) == NAMES
@@ -53,15 +53,17 @@ def test_the_test_of_the_app_passes(penstock: Call, tmp_path: Path, monkeypatch:
     assert "2 passed" in run.stdout
 
 
-def test_the_commented_pipeline_is_one(penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commented_pipeline_works(penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert penstock("init").exit_code == 0
     text = (tmp_path / "app.py").read_text()
     pipeline = text[text.index("# from penstock import") :]
     code = "\n".join(line.removeprefix("# ").removeprefix("#") for line in pipeline.splitlines())
     app = App()
-    exec(compile(code, "app.py", "exec"), {"app": app})  # what a user's editor makes of it
-    assert [(made.name, made.declaration.source.queue) for made in app.pipelines] == [("clicks", "clicks")]
+    exec(compile(code, "app.py", "exec"), {"app": app})  # as after uncommenting it in an editor
+    assert [(pipeline_made.name, pipeline_made.declaration.source.queue) for pipeline_made in app.pipelines] == [
+        ("clicks", "clicks")
+    ]
     assert "penstock run app:app clicks --available-now --source ./landing" in text
     assert 'app.announce("clicks", "./landing")' in text
     (tmp_path / "landing").mkdir()
@@ -76,19 +78,21 @@ def test_nothing_is_overwritten_and_the_file_in_the_way_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_text("mine = 1\n" if name == SETTINGS_FILE else "mine")
-    said = penstock("init")
-    assert (said.exit_code, said.out) == (USAGE, "")
-    assert f"penstock: {name} exists already" in said.err
+    result = penstock("init")
+    assert (result.exit_code, result.out) == (USAGE, "")
+    assert f"penstock: {name} exists already" in result.err
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text().startswith("mine")
 
 
-def test_a_folder_that_cannot_be_made(penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_created_is_a_usage_error(
+    penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    said = penstock("init", "file/inner")
-    assert said.exit_code == USAGE
-    assert "file/inner cannot be created" in said.err
+    result = penstock("init", "file/inner")
+    assert result.exit_code == USAGE
+    assert "file/inner cannot be created" in result.err
 
 
 @pytest.mark.parametrize("full", [False, True])

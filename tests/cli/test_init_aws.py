@@ -1,4 +1,4 @@
-"""`penstock init --aws`: names that AWS takes, and files that are overwritten only where that is asked for."""
+"""`penstock init --aws`: names that AWS accepts, and files that are overwritten only on request."""
 
 import json
 from pathlib import Path
@@ -27,27 +27,29 @@ def test_the_files_are_written_with_the_names_and_the_settings(
     penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_OBJECTS_MAX_ATTEMPTS", "6")
-    said = penstock("init", "--aws", "--queue", "orders", "--bucket", "shop-landing", "--prefix", "a", "--prefix", "b/")
-    assert said.exit_code == 0, said.err
+    result = penstock(
+        "init", "--aws", "--queue", "orders", "--bucket", "shop-landing", "--prefix", "a", "--prefix", "b/"
+    )
+    assert result.exit_code == 0, result.err
     assert {path.name for path in here.iterdir()} == {"aws"}
     assert {path.name for path in (here / "aws").iterdir()} == FILES
-    assert set(said.out.splitlines()) == {f"aws/{name}" for name in FILES}
-    assert "cd aws && terraform init" in said.err
+    assert set(result.out.splitlines()) == {f"aws/{name}" for name in FILES}
+    assert "cd aws && terraform init" in result.err
     found = values(here / "aws")
     assert (found["queue"], found["bucket"], found["prefixes"]) == ("orders", "shop-landing", ["a/", "b/"])
     assert (found["max_attempts"], found["lease_seconds"], found["stop_timeout_seconds"]) == (6, 60.0, 30.0)
 
 
-def test_another_folder_and_no_names(penstock: Call, here: Path) -> None:
+def test_files_are_written_to_another_folder_without_names(penstock: Call, here: Path) -> None:
     assert set(penstock("init", "infra/q", "--aws", "--json").document["written"]) == {f"infra/q/{n}" for n in FILES}
     assert not {"queue", "bucket", "prefixes", "table"} & set(values(here / "infra/q"))
 
 
 def test_a_dry_run_prints_and_writes_nothing(penstock: Call, here: Path) -> None:
-    said = penstock("init", "--aws", "--queue", "orders", "--dry-run")
-    assert said.exit_code == 0
-    assert "# aws/queues.tf\n" in said.out
-    assert '"queue": "orders"' in said.out
+    result = penstock("init", "--aws", "--queue", "orders", "--dry-run")
+    assert result.exit_code == 0
+    assert "# aws/queues.tf\n" in result.out
+    assert '"queue": "orders"' in result.out
     document = penstock("init", "--aws", "--dry-run", "--json").document
     assert (document["written"], set(document["would_write"])) == ([], {f"aws/{name}" for name in FILES})
     assert set(penstock("init", "--dry-run", "--json").document["would_write"]) >= {"penstock.toml", "app.py"}
@@ -59,24 +61,24 @@ def test_nothing_is_overwritten_without_force(penstock: Call, here: Path, name: 
     (here / "aws").mkdir()
     (here / "aws" / name).write_text("mine")
     (here / "aws" / "other.tf").write_text("mine, too")
-    said = penstock("init", "--aws")
-    assert (said.exit_code, said.out) == (USAGE, "")
-    assert f"aws/{name} exists already and is not overwritten without --force" in said.err
+    result = penstock("init", "--aws")
+    assert (result.exit_code, result.out) == (USAGE, "")
+    assert f"aws/{name} exists already and is not overwritten without --force" in result.err
     assert {path.name for path in (here / "aws").iterdir()} == {name, "other.tf"}
     assert penstock("init", "--aws", "--force").exit_code == 0
     assert (here / "aws" / name).read_text() != "mine"
     assert (here / "aws" / "other.tf").read_text() == "mine, too"
 
 
-@pytest.mark.parametrize("more", [(), ("--force",)])
-def test_a_dry_run_says_what_would_be_overwritten(penstock: Call, here: Path, more: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("options", [(), ("--force",)])
+def test_a_dry_run_lists_files_that_would_be_overwritten(penstock: Call, here: Path, options: tuple[str, ...]) -> None:
     assert penstock("init", "--aws", "--queue", "orders").exit_code == 0
     (here / "aws" / "queues.tf").write_text("mine")
-    said = penstock("init", "--aws", "--queue", "mails", "--dry-run", *more)
-    assert said.exit_code == 0, said.err
-    assert '"queue": "mails"' in said.out
-    assert f"--force would overwrite them: aws/queues.tf, aws/{VALUES}." in said.err
-    document = penstock("init", "--aws", "--queue", "mails", "--dry-run", "--json", *more).document
+    result = penstock("init", "--aws", "--queue", "mails", "--dry-run", *options)
+    assert result.exit_code == 0, result.err
+    assert '"queue": "mails"' in result.out
+    assert f"--force would overwrite them: aws/queues.tf, aws/{VALUES}." in result.err
+    document = penstock("init", "--aws", "--queue", "mails", "--dry-run", "--json", *options).document
     assert document["would_overwrite"] == list(document["would_write"]) == ["aws/queues.tf", f"aws/{VALUES}"]
     assert ((here / "aws" / "queues.tf").read_text(), values(here / "aws")["queue"]) == ("mine", "orders")
 
@@ -91,15 +93,15 @@ def test_force_writes_only_what_would_change(penstock: Call, here: Path) -> None
     assert values(here / "aws")["queue"] == "mails"
 
 
-def test_the_last_line_warns_of_the_bucket_s_other_notifications(penstock: Call) -> None:
+def test_the_last_line_warns_about_other_notifications_of_the_bucket(penstock: Call) -> None:
     words = "Terraform will replace the whole notification configuration of the bucket shop-landing."
-    said = penstock("init", "--aws", "--bucket", "shop-landing")
-    assert words in said.err.splitlines()[-1]
-    assert "manage_notification to false" in said.err.splitlines()[-1]
+    result = penstock("init", "--aws", "--bucket", "shop-landing")
+    assert words in result.err.splitlines()[-1]
+    assert "manage_notification to false" in result.err.splitlines()[-1]
     assert "Beware" not in penstock("init", "--aws", "without-a-bucket").err
 
 
-def test_force_replaces_a_link_and_leaves_what_it_leads_to(penstock: Call, here: Path) -> None:
+def test_force_replaces_a_link_and_keeps_its_target(penstock: Call, here: Path) -> None:
     (here / "elsewhere").write_text("mine")
     (here / "aws").mkdir()
     (here / "aws" / "queues.tf").symlink_to(here / "elsewhere")
@@ -108,12 +110,12 @@ def test_force_replaces_a_link_and_leaves_what_it_leads_to(penstock: Call, here:
     assert "aws_sqs_queue" in (here / "aws" / "queues.tf").read_text()
 
 
-def test_force_takes_no_folder_for_a_file(penstock: Call, here: Path) -> None:
+def test_force_does_not_overwrite_a_folder(penstock: Call, here: Path) -> None:
     (here / "aws" / "queues.tf").mkdir(parents=True)
-    for more in ("--force", "--dry-run"):
-        said = penstock("init", "--aws", more)
-        assert said.exit_code == USAGE
-        assert "aws/queues.tf exists already and is not overwritten: it is not a file" in said.err
+    for options in ("--force", "--dry-run"):
+        result = penstock("init", "--aws", options)
+        assert result.exit_code == USAGE
+        assert "aws/queues.tf exists already and is not overwritten: it is not a file" in result.err
 
 
 def test_force_overwrites_the_app(penstock: Call, here: Path) -> None:
@@ -159,21 +161,21 @@ def test_force_overwrites_the_app(penstock: Call, here: Path) -> None:
         (["--bucket", "shop", "--prefix", "t_quarantine", "--table", "s3://shop/t"], "would trigger notifications"),
     ],
 )
-def test_a_name_that_does_not_fit_is_one_sentence(penstock: Call, here: Path, arguments: list[str], words: str) -> None:
-    said = penstock("init", "--aws", *arguments)
-    assert (said.exit_code, said.out) == (USAGE, "")
-    assert words in said.err
+def test_an_invalid_name_is_a_usage_error(penstock: Call, here: Path, arguments: list[str], words: str) -> None:
+    result = penstock("init", "--aws", *arguments)
+    assert (result.exit_code, result.out) == (USAGE, "")
+    assert words in result.err
     assert list(here.iterdir()) == []
 
 
-def test_a_table_beside_the_prefix_in_one_bucket(penstock: Call, here: Path) -> None:
+def test_a_table_beside_the_prefix_in_one_bucket_is_accepted(penstock: Call, here: Path) -> None:
     assert penstock("init", "--aws", "--bucket", "shop", "--prefix", "t", "--table", "s3://shop/tables").exit_code == 0
     assert values(here / "aws")["table"] == {"bucket": "shop", "prefix": "tables"}
 
 
 @pytest.mark.parametrize("option", ["--queue", "--bucket", "--prefix", "--table"])
-def test_names_without_aws_are_a_slip(penstock: Call, here: Path, option: str) -> None:
-    said = penstock("init", option, "")
-    assert said.exit_code == USAGE
-    assert "need --aws" in said.err
+def test_names_without_aws_are_a_usage_error(penstock: Call, here: Path, option: str) -> None:
+    result = penstock("init", option, "")
+    assert result.exit_code == USAGE
+    assert "need --aws" in result.err
     assert list(here.iterdir()) == []

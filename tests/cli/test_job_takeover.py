@@ -29,8 +29,8 @@ from penstock.messaging.message import Outgoing
 from penstock.messaging.steps import Step
 
 LEASE_SECONDS = 3
-SLACK_SECONDS = 30.0  # of a busy machine
-PIPELINE, GRAVES = "clicks", "orders-dead"
+SLACK_SECONDS = 30.0  # for a busy machine
+PIPELINE, FINAL_DLQ = "clicks", "orders-dead"
 RETENTION_SECONDS = 100_000.0
 NAMES = ("a", "b", "c")
 APP = """
@@ -50,7 +50,7 @@ def bill(message):
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """The table and queue of an app, and the folders of two hosts that have nothing else in common."""
+    """The table and queue of an app, and the folders of two hosts that share nothing else."""
 
     scene: Scene
     folder: Path
@@ -75,7 +75,7 @@ class Hosts:
         return self.start(folder, "worker", "shop:app", before=before)
 
     def put(self) -> None:
-        """One published batch, whose objects are in the source."""
+        """Publish one batch whose objects are in the source."""
         self.scene.source.mkdir()
         for name in NAMES:
             path = Path(os.fsdecode(self.scene.ref(name).key))
@@ -107,9 +107,9 @@ def put_garbage(hosts: Hosts) -> None:
 
 def put_dead_letters(hosts: Hosts) -> None:
     file = hosts.state / "queue.db"
-    queues = [QueueSettings(name=GRAVES, retention_seconds=RETENTION_SECONDS)]
+    queues = [QueueSettings(name=FINAL_DLQ, retention_seconds=RETENTION_SECONDS)]
     with closing(SqliteBroker(file, holder="test", queues=queues)) as broker:
-        broker.send(GRAVES, [Outgoing(body=name.encode()) for name in NAMES])
+        broker.send(FINAL_DLQ, [Outgoing(body=name.encode()) for name in NAMES])
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("UPDATE messages SET enqueued_at = enqueued_at - ?", (0.97 * RETENTION_SECONDS,))
 
@@ -127,7 +127,7 @@ def all_archived(hosts: Hosts) -> None:
         assert ledger.processed_objects(PIPELINE, 1, limit=10) == []
 
 
-def garbage_is_gone(hosts: Hosts) -> None:
+def garbage_is_deleted(hosts: Hosts) -> None:
     assert len(list((hosts.scene.table / "data").rglob("*.parquet"))) == 1
     assert hosts.rows() == 2 * len(NAMES)
 
@@ -141,12 +141,12 @@ def all_kept(hosts: Hosts) -> None:
     lines = [line for path in (hosts.folder / "kept").rglob("*.jsonl") for line in path.read_text().splitlines()]
     assert Counter(json.loads(line)["body"] for line in lines) == Counter(NAMES)
     with closing(SqliteBroker(hosts.state / "queue.db", holder="test")) as broker:
-        assert broker.stats(GRAVES).messages == 0
+        assert broker.stats(FINAL_DLQ).messages == 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
-    """A job: what it finds, where it dies, and what the next worker reports and leaves."""
+class JobCase:
+    """A job: its input, the step at which it is killed, and what the next worker reports and leaves."""
 
     claimed_as: str
     task: str = PIPELINE  # key of its row in the ledger
@@ -158,8 +158,8 @@ class Kind:
     declared: str = field(default="Keep()")
 
 
-KINDS = {
-    "cleanup": Kind(
+JOB_CASES = {
+    "cleanup": JobCase(
         claimed_as=cleanup.CLAIMED_AS,
         put=Hosts.put,
         declared="Delete(after=0)",
@@ -167,7 +167,7 @@ KINDS = {
         event="source.cleaned",
         check=all_cleaned,
     ),
-    "archive": Kind(
+    "archive": JobCase(
         claimed_as=archive.CLAIMED_AS,
         put=put_old,
         settings='[objects]\narchive_after = "15d"\n',
@@ -175,14 +175,14 @@ KINDS = {
         event="objects.archived",
         check=all_archived,
     ),
-    "gc": Kind(
+    "gc": JobCase(
         claimed_as=gc.CLAIMED_AS,
         put=put_garbage,
         kill_at=Step.DELETING,
         event="garbage.collected",
-        check=garbage_is_gone,
+        check=garbage_is_deleted,
     ),
-    "compact": Kind(
+    "compact": JobCase(
         claimed_as=compact.CLAIMED_AS,
         put=put_small_files,
         settings='[tables]\ncompact_every = "1d"\n',
@@ -190,9 +190,9 @@ KINDS = {
         event="table.compacted",
         check=all_compacted,
     ),
-    "expiry": Kind(
+    "expiry": JobCase(
         claimed_as=expiry.CLAIMED_AS,
-        task=f'["shop", "sqlite:///{{folder}}/.penstock/queue.db", "{GRAVES}"]',
+        task=f'["shop", "sqlite:///{{folder}}/.penstock/queue.db", "{FINAL_DLQ}"]',
         put=put_dead_letters,
         settings='[dead_letters]\nreplay = true\narchive = "{folder}/kept"\n',
         kill_at=Step.DEAD_LETTERS_KEPT,
@@ -207,7 +207,7 @@ def hosts(app_scene: Scene, tmp_path: Path) -> Iterator[Hosts]:
     started: list[Process] = []
 
     def start(folder: Path, *arguments: object, **options: object) -> Process:
-        started.append(Process(folder, *arguments, **options))  # type: ignore[arg-type]  # as the caller gave them
+        started.append(Process(folder, *arguments, **options))  # type: ignore[arg-type]  # passed on unchanged
         return started[-1]
 
     yield Hosts(scene=app_scene, folder=tmp_path.resolve(), start=start)
@@ -215,33 +215,33 @@ def hosts(app_scene: Scene, tmp_path: Path) -> Iterator[Hosts]:
         process.kill()
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
-def test_after_the_elected_worker_is_killed_another_one_does_the_task(hosts: Hosts, kind: Kind) -> None:
-    kind.put(hosts)
-    settings = kind.settings.format(folder=hosts.folder)
-    key = kind.task.format(folder=hosts.folder)
-    first = hosts.worker("one", settings, declared=kind.declared, kill_at=kind.kill_at)
+@pytest.mark.parametrize("case", JOB_CASES.values(), ids=list(JOB_CASES))
+def test_another_worker_takes_over_the_job_of_a_killed_one(hosts: Hosts, case: JobCase) -> None:
+    case.put(hosts)
+    settings = case.settings.format(folder=hosts.folder)
+    key = case.task.format(folder=hosts.folder)
+    first = hosts.worker("one", settings, declared=case.declared, kill_at=case.kill_at)
     assert first.exit_code() == -signal.SIGKILL
     died_at = time.monotonic()
     with closing(hosts.ledger()) as ledger:
-        claim = ledger.work(kind.claimed_as, key)
+        claim = ledger.work(case.claimed_as, key)
         assert claim is not None
         assert (claim.state, claim.attempts) == (WorkState.OPEN, 1)
         left_seconds = (claim.lease_until or 0.0) - ledger.now()
 
-    second = hosts.worker("two", settings, declared=kind.declared)
-    second.expect(kind.event)
+    second = hosts.worker("two", settings, declared=case.declared)
+    second.expect(case.event)
     assert left_seconds - 1.0 < time.monotonic() - died_at < 4 * LEASE_SECONDS + SLACK_SECONDS
     second.signal(signal.SIGTERM)
     assert second.exit_code() == 0
-    kind.check(hosts)
+    case.check(hosts)
     with closing(hosts.ledger()) as ledger:
-        done = ledger.work(kind.claimed_as, key)
+        done = ledger.work(case.claimed_as, key)
         assert done is not None
         assert (done.state, done.attempts) == (WorkState.FREE, 2)
 
 
-def test_a_worker_for_jobs_only_without_any_is_refused(hosts: Hosts) -> None:
+def test_jobs_only_without_any_job_is_refused(hosts: Hosts) -> None:
     folder = hosts.folder / "one"
     folder.mkdir()
     (folder / "shop.py").write_text(
@@ -249,11 +249,11 @@ def test_a_worker_for_jobs_only_without_any_is_refused(hosts: Hosts) -> None:
     )
     refused = hosts.start(folder, "worker", "shop:app", "--jobs", "only")
     assert refused.exit_code() == 78
-    assert "no background job has work in this app" in refused.sentence()
+    assert "no background job has work in this app" in refused.error_message()
 
 
-def test_an_unknown_job_is_refused_with_the_names(hosts: Hosts) -> None:
+def test_an_unknown_job_is_refused_with_the_known_names(hosts: Hosts) -> None:
     refused = hosts.start(hosts.folder, "worker", "shop:app", "--jobs", "replay,cron")
     assert refused.exit_code() == 78
-    assert "worker.jobs (from a flag or an argument) is invalid" in refused.sentence()
-    assert "replay, monitor, cleanup, reconcile, archive, gc, compact, expiry" in refused.sentence()
+    assert "worker.jobs (from a flag or an argument) is invalid" in refused.error_message()
+    assert "replay, monitor, cleanup, reconcile, archive, gc, compact, expiry" in refused.error_message()

@@ -1,4 +1,4 @@
-"""The command tree: what its help lists is what the modules hold, and no module is imported without need."""
+"""The command tree: its help lists what the modules define, and no module is imported without need."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ def test_help_imports_no_command() -> None:
     assert imported("admin", "--help") <= BASE | {"penstock.cli.admin"}
 
 
-def test_the_help_of_a_command_imports_that_command_alone() -> None:
+def test_the_help_of_a_command_imports_only_that_command() -> None:
     commands = {one.target.partition(":")[0] for one in (*COMMANDS, *ADMIN_COMMANDS)}
     assert imported("init", "--help") & commands == {"penstock.cli.init"}
 
@@ -55,7 +55,7 @@ def test_a_module_of_a_command_imports_no_heavy_library(one: LazyCommand) -> Non
 
 
 @pytest.mark.parametrize("one", [*COMMANDS, *ADMIN_COMMANDS], ids=lambda one: one.name)
-def test_the_line_in_the_list_is_the_first_line_of_the_help(one: LazyCommand) -> None:
+def test_the_listed_help_is_the_first_line_of_the_commands_help(one: LazyCommand) -> None:
     first = " ".join(one.load().help.partition("\n\n")[0].split())
     assert first == one.help
     assert len(one.help) <= HELP_LINE_CHARACTERS
@@ -83,6 +83,6 @@ def test_the_root_has_four_panels_and_twelve_commands_beside_admin() -> None:
     ],
 )
 def test_an_unknown_command_gets_a_hint(penstock: Call, arguments: Sequence[str], hint: str) -> None:
-    said = penstock(*arguments)
-    assert (said.exit_code, said.out) == (2, "")
-    assert hint in said.err
+    result = penstock(*arguments)
+    assert (result.exit_code, result.out) == (2, "")
+    assert hint in result.err

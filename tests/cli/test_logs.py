@@ -1,4 +1,4 @@
-"""`penstock admin logs diagnose`: over the logs of real workers, and over files of every kind."""
+"""`penstock admin logs diagnose`: with the logs of real workers, and with files of every kind."""
 
 import gzip
 import io
@@ -51,14 +51,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def start(here: Path) -> Iterator[Start]:
-    begun: list[Process] = []
+    processes: list[Process] = []
 
     def started(*arguments: object) -> Process:
-        begun.append(Process(here, *arguments))
-        return begun[-1]
+        processes.append(Process(here, *arguments))
+        return processes[-1]
 
     yield started
-    for process in begun:
+    for process in processes:
         process.kill()
 
 
@@ -67,43 +67,44 @@ def start(here: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def shop(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
-    """An app, and one object announced to it; calling it answers the object's address."""
-    monkeypatch.setenv("PENSTOCK_WORKER_LEASE", "600")  # a worker that was killed is known to be dead, with no wait
+    """Create an app and one object; calling the result enqueues a notification and returns the object's address."""
+    # so that a killed worker is found dead by its process, not by its lease
+    monkeypatch.setenv("PENSTOCK_WORKER_LEASE", "600")
     name = f"shop_{here.name}"
     (here / f"{name}.py").write_text(SHOP)
     (here / "landing").mkdir()
     (here / "landing" / "a.jsonl").write_text("{}\n")
 
-    def announced() -> str:
+    def enqueue() -> str:
         __import__(name)
         assert sys.modules[name].app.announce("landed", "landing") == 1
         sys.modules[name].app.close()
         return (here / "landing" / "a.jsonl").resolve().as_uri()
 
-    return announced
+    return enqueue
 
 
-def worked(start: Start, here: Path, log: str, *, until: str, then: signal.Signals) -> None:
-    """A worker that is signalled once its log has that event, and the log it leaves."""
+def run_worker(start: Start, here: Path, log: str, *, until: str, then: signal.Signals) -> None:
+    """Run a worker, signal it once its log has that event, and save its log."""
     worker = start("worker", f"shop_{here.name}:app")
     worker.expect(until)
     worker.signal(then)
     worker.exit_code()
-    (here / log).write_text("".join(worker.said))
+    (here / log).write_text("".join(worker.log_lines))
 
 
 def test_leftovers_of_a_kill_are_reported_until_they_are_finished(
     penstock: Call, start: Start, here: Path, shop: Callable[[], str]
 ) -> None:
     uri = shop()
-    worked(start, here, "first.log", until="object.started", then=signal.SIGKILL)
-    said = penstock("admin", "logs", "diagnose", "first.log")
-    assert said.exit_code == CHECK_FOUND_PROBLEMS
-    assert "Died with their worker: 1 object " in said.out
-    assert uri in said.out
+    run_worker(start, here, "first.log", until="object.started", then=signal.SIGKILL)
+    result = penstock("admin", "logs", "diagnose", "first.log")
+    assert result.exit_code == CHECK_FOUND_PROBLEMS
+    assert "Died with their worker: 1 object " in result.out
+    assert uri in result.out
 
     (here / "go").touch()
-    worked(start, here, "second.log", until="object.finished", then=signal.SIGTERM)
+    run_worker(start, here, "second.log", until="object.finished", then=signal.SIGTERM)
     found = penstock("admin", "logs", "diagnose", "second.log", "first.log", "--json").document
     assert found["died"]["count"] == found["wrongly_processed"]["count"] == 0
     (finished,) = found["finished"]["first"]
@@ -115,9 +116,9 @@ def test_leftovers_of_a_kill_are_reported_until_they_are_finished(
     (message,) = [one for one in found["taken_over"]["first"] if one["kind"] == "message"]
     assert (message["attempt"], message["from_worker"], message["from_attempt"]) == (2, died["worker"], 1)
 
-    said = penstock("admin", "logs", "diagnose", "first.log", "second.log", "--object", "landing/a.jsonl")
-    assert said.exit_code == 0
-    starts = [line for line in said.out.splitlines() if "object.started" in line]
+    result = penstock("admin", "logs", "diagnose", "first.log", "second.log", "--object", "landing/a.jsonl")
+    assert result.exit_code == 0
+    starts = [line for line in result.out.splitlines() if "object.started" in line]
     assert len(starts) == 2
     assert finished["attempt_id"] in starts[1]
     assert finished["attempt_id"] not in starts[0]
@@ -127,14 +128,14 @@ def test_interrupted_work_is_listed_with_the_attempt_that_finished_it(
     penstock: Call, start: Start, here: Path, shop: Callable[[], str]
 ) -> None:
     uri = shop()
-    worked(start, here, "first.log", until="object.started", then=signal.SIGTERM)
+    run_worker(start, here, "first.log", until="object.started", then=signal.SIGTERM)
     found = penstock("admin", "logs", "diagnose", "first.log", "--json").document
     (before,) = [one for one in found["interrupted"]["first"] if one["kind"] == "object"]
     assert before["name"] == uri
     assert "later" not in before
 
     (here / "go").touch()
-    worked(start, here, "second.log", until="object.finished", then=signal.SIGTERM)
+    run_worker(start, here, "second.log", until="object.finished", then=signal.SIGTERM)
     found = penstock("admin", "logs", "diagnose", "second.log", "first.log", "--json").document
     (after,) = [one for one in found["interrupted"]["first"] if one["kind"] == "object"]
     assert after["attempt_id"] == before["attempt_id"]
@@ -149,14 +150,14 @@ def test_the_log_of_an_ingest_can_be_diagnosed(
     (here / "landing").mkdir()
     ingest = start("ingest", "landing", "table")
     assert ingest.exit_code() == 0
-    events_logged = [json.loads(line)["event"] for line in ingest.said if line.startswith("{")]
+    events_logged = [json.loads(line)["event"] for line in ingest.log_lines if line.startswith("{")]
     assert "source.scanned" in events_logged
-    assert not any("objects found in" in line for line in ingest.said), "progress is not shown beside the log"
-    (here / "ingest.log").write_text("".join(ingest.said))
+    assert not any("objects found in" in line for line in ingest.log_lines), "progress is not shown beside the log"
+    (here / "ingest.log").write_text("".join(ingest.log_lines))
     assert penstock("admin", "logs", "diagnose", "ingest.log").exit_code == 0
 
 
-# Made-up logs
+# Generated logs
 
 
 class Log:
@@ -169,8 +170,8 @@ class Log:
             LogSettings(worker="w1", format="json", level="debug"), self._stream, clock=self._clock
         )
 
-    def tell(self, *told: Event) -> "Log":
-        for event in told:
+    def write(self, *written: Event) -> "Log":
+        for event in written:
             self._log(event)
             self._clock.advance(1)
         return self
@@ -192,37 +193,39 @@ def skipped(uri: str) -> Event:
     return events.ObjectSkipped(pipeline="p", object_uri=uri, reason="already_processed")
 
 
-def test_a_log_in_which_all_is_well(penstock: Call, here: Path) -> None:
-    (here / "w.log").write_text(Log().tell(started("o"), finished("o"), skipped("o")).text)
-    said = penstock("admin", "logs", "diagnose", "w.log")
-    assert said.exit_code == 0
-    assert said.out.splitlines()[:4] == [
+def test_a_log_without_problems_exits_with_0(penstock: Call, here: Path) -> None:
+    (here / "w.log").write_text(Log().write(started("o"), finished("o"), skipped("o")).text)
+    result = penstock("admin", "logs", "diagnose", "w.log")
+    assert result.exit_code == 0
+    assert result.out.splitlines()[:4] == [
         "Skipped as processed, but never finished: none.",
         "Died with their worker: none.",
         "Failed: none.",
         "Taken over from another worker: none.",
     ]
-    assert "Outages: none." in said.out
-    assert "Finished: 1 object" in said.out
-    assert "3 lines of 1 file read, 3 of Penstock" in said.err
+    assert "Outages: none." in result.out
+    assert "Finished: 1 object" in result.out
+    assert "3 lines of 1 file read, 3 of Penstock" in result.err
 
 
 @pytest.mark.parametrize(("ahead_seconds", "wrong"), [(-60, 0), (0, 0), (4, 0), (6, 1), (3_600, 1)])
-def test_clocks_of_two_hosts_differ_a_little(penstock: Call, here: Path, ahead_seconds: int, wrong: int) -> None:
-    (here / "one.log").write_text(Log(1_764_000_000.0 + ahead_seconds).tell(finished("o")).text)
-    (here / "other.log").write_text(Log().tell(skipped("o")).text)
-    said = penstock("admin", "logs", "diagnose", "one.log", "other.log")
-    assert f"Skipped as processed, but never finished: {wrong or 'none'}" in said.out
-    assert said.exit_code == (CHECK_FOUND_PROBLEMS if wrong else 0)
+def test_small_clock_differences_between_hosts_are_tolerated(
+    penstock: Call, here: Path, ahead_seconds: int, wrong: int
+) -> None:
+    (here / "one.log").write_text(Log(1_764_000_000.0 + ahead_seconds).write(finished("o")).text)
+    (here / "other.log").write_text(Log().write(skipped("o")).text)
+    result = penstock("admin", "logs", "diagnose", "one.log", "other.log")
+    assert f"Skipped as processed, but never finished: {wrong or 'none'}" in result.out
+    assert result.exit_code == (CHECK_FOUND_PROBLEMS if wrong else 0)
 
 
-def test_each_section_says_how_to_continue(penstock: Call, here: Path) -> None:
+def test_each_section_has_a_hint(penstock: Call, here: Path) -> None:
     failed = events.ObjectFailed(pipeline="p", object_uri="bad", attempt_id="x", outcome="dead", reason="no JSON")
-    back = events.MessageInterrupted(queue="q", handler="h", message_id="m", attempt=1, duration_seconds=1.0)
-    log = Log().tell(skipped("odd"), started("lost"), started("bad", "x"), failed, back, finished("fine"))
+    interrupted = events.MessageInterrupted(queue="q", handler="h", message_id="m", attempt=1, duration_seconds=1.0)
+    log = Log().write(skipped("odd"), started("lost"), started("bad", "x"), failed, interrupted, finished("fine"))
     (here / "w.log").write_text(log.text)
-    said = penstock("admin", "logs", "diagnose", "w.log")
-    assert said.exit_code == CHECK_FOUND_PROBLEMS
+    result = penstock("admin", "logs", "diagnose", "w.log")
+    assert result.exit_code == CHECK_FOUND_PROBLEMS
     for words in (
         "Skipped as processed, but never finished: 1",
         "Died with their worker: 1",
@@ -230,27 +233,29 @@ def test_each_section_says_how_to_continue(penstock: Call, here: Path) -> None:
         "1 message ",
         "Finished: 1",
     ):
-        assert words in said.out
-    assert said.out.count("  -> ") == 5
-    assert "no JSON" in said.out
+        assert words in result.out
+    assert result.out.count("  -> ") == 5
+    assert "no JSON" in result.out
 
 
 def test_an_outage_is_reported_with_its_length(penstock: Call, here: Path) -> None:
     opened = events.BreakerOpened(queue="q", handler="h", fingerprint="f", failures=10, error="ConnectionRefused: 5432")
     closed = events.BreakerClosed(queue="q", handler="h", open_seconds=1.0, probes=1)
-    (here / "w.log").write_text(Log().tell(opened, closed, events.LedgerUnavailable(error="gone away")).text)
-    said = penstock("admin", "logs", "diagnose", "w.log")
-    assert "Outages: 2 " in said.out
-    assert "(1 s), queue q paused, 1 worker, ConnectionRefused: 5432" in said.out
-    assert "no end in these logs, ledger unavailable, 1 worker, gone away" in said.out
+    (here / "w.log").write_text(Log().write(opened, closed, events.LedgerUnavailable(error="gone away")).text)
+    result = penstock("admin", "logs", "diagnose", "w.log")
+    assert "Outages: 2 " in result.out
+    assert "(1 s), queue q paused, 1 worker, ConnectionRefused: 5432" in result.out
+    assert "no end in these logs, ledger unavailable, 1 worker, gone away" in result.out
     found = penstock("admin", "logs", "diagnose", "w.log", "--json").document["outages"]
     assert found["count"] == 2
     assert found["first"][0]["seconds"] == 1.0
 
 
 def test_logs_of_earlier_versions_are_read_by_their_former_names(penstock: Call, here: Path) -> None:
-    back = events.MessageInterrupted(queue="q", handler="h", message_id="m", attempt=1, duration_seconds=1.0)
-    log = Log().tell(events.LedgerUnavailable(error="gone away"), events.LedgerAvailable(outage_seconds=1.0), back)
+    interrupted = events.MessageInterrupted(queue="q", handler="h", message_id="m", attempt=1, duration_seconds=1.0)
+    log = Log().write(
+        events.LedgerUnavailable(error="gone away"), events.LedgerAvailable(outage_seconds=1.0), interrupted
+    )
     text = log.text
     for former, name in FORMER_EVENTS.items():
         text = text.replace(f'"{name}"', f'"{former}"')
@@ -264,98 +269,101 @@ def test_logs_of_earlier_versions_are_read_by_their_former_names(penstock: Call,
     assert (found[0]["outages"]["count"], found[0]["interrupted"]["count"]) == (1, 1)
 
 
-def test_only_the_first_are_shown_and_all_are_counted(penstock: Call, here: Path) -> None:
-    (here / "w.log").write_text(Log().tell(*(started(f"o{number}", f"a{number}") for number in range(25))).text)
-    said = penstock("admin", "logs", "diagnose", "w.log", "--limit", "3")
-    assert "Died with their worker: 25 objects" in said.out
-    assert "... and 22 more" in said.out
-    said = penstock("admin", "logs", "diagnose", "w.log", "--json")
-    found = json.loads(said.out)
-    assert (said.exit_code, found["died"]["count"], len(found["died"]["first"])) == (3, 25, 20)
+def test_a_limited_section_shows_the_first_and_counts_all(penstock: Call, here: Path) -> None:
+    (here / "w.log").write_text(Log().write(*(started(f"o{number}", f"a{number}") for number in range(25))).text)
+    result = penstock("admin", "logs", "diagnose", "w.log", "--limit", "3")
+    assert "Died with their worker: 25 objects" in result.out
+    assert "... and 22 more" in result.out
+    result = penstock("admin", "logs", "diagnose", "w.log", "--json")
+    found = json.loads(result.out)
+    assert (result.exit_code, found["died"]["count"], len(found["died"]["first"])) == (3, 25, 20)
     assert "no end" in found["remarks"][0]
 
 
-def test_names_from_a_log_are_shown_and_not_obeyed(penstock: Call, here: Path) -> None:
+def test_names_from_a_log_are_printed_escaped(penstock: Call, here: Path) -> None:
     evil = "s3://b/\x1b]0;owned\x07\n2026 all is well\u202e"
     failed = events.ObjectFailed(pipeline="p\x1b[2J", object_uri=evil, attempt_id="x", outcome="dead", reason="\x9b31m")
-    (here / "w.log").write_text(Log().tell(started(evil), failed, skipped(evil)).text)
+    (here / "w.log").write_text(Log().write(started(evil), failed, skipped(evil)).text)
     for arguments in ((), ("--object", evil)):
-        said = penstock("admin", "logs", "diagnose", "w.log", *arguments)
-        assert said.exit_code == CHECK_FOUND_PROBLEMS
-        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(said.out + said.err)
-        assert r"\x1b]0;owned\x07\n2026 all is well\u202e" in said.out
+        result = penstock("admin", "logs", "diagnose", "w.log", *arguments)
+        assert result.exit_code == CHECK_FOUND_PROBLEMS
+        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(result.out + result.err)
+        assert r"\x1b]0;owned\x07\n2026 all is well\u202e" in result.out
 
 
-def test_a_window(penstock: Call, here: Path) -> None:
-    (here / "w.log").write_text(Log().tell(started("early", "1"), started("mid", "2"), started("late", "3")).text)
+def test_since_and_until_select_a_time_window(penstock: Call, here: Path) -> None:
+    (here / "w.log").write_text(Log().write(started("early", "1"), started("mid", "2"), started("late", "3")).text)
     window = ("--since", "2025-11-24T16:00:01Z", "--until", "2025-11-24T18:00:02+02:00")
-    said = penstock("admin", "logs", "diagnose", "w.log", *window, "--json")
-    found = json.loads(said.out)
+    result = penstock("admin", "logs", "diagnose", "w.log", *window, "--json")
+    found = json.loads(result.out)
     assert [one["name"] for one in found["died"]["first"]] == ["mid"]
     assert found["read"]["outside"] == 2
 
 
-def test_a_window_of_the_last_hours(penstock: Call, here: Path) -> None:
+def test_since_accepts_a_duration(penstock: Call, here: Path) -> None:
     old, new = Log(), Log(SystemClock().now() - 60)
-    (here / "w.log").write_text(old.tell(started("old")).text + new.tell(started("new")).text)
-    said = penstock("admin", "logs", "diagnose", "w.log", "--since", "1h", "--json")
-    assert [one["name"] for one in json.loads(said.out)["died"]["first"]] == ["new"]
+    (here / "w.log").write_text(old.write(started("old")).text + new.write(started("new")).text)
+    result = penstock("admin", "logs", "diagnose", "w.log", "--since", "1h", "--json")
+    assert [one["name"] for one in json.loads(result.out)["died"]["first"]] == ["new"]
 
 
-def test_packed_files_and_standard_input(penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = Log().tell(started("o")).text.encode(), Log(1_764_000_100.0).tell(finished("o")).text.encode()
-    (here / "w.log.1").write_bytes(gzip.compress(first[:50]) + gzip.compress(first[50:]))  # the ending is no guide
+def test_compressed_files_and_standard_input_are_read(
+    penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Log().write(started("o")).text.encode(), Log(1_764_000_100.0).write(finished("o")).text.encode()
+    # the file name's ending does not matter
+    (here / "w.log.1").write_bytes(gzip.compress(first[:50]) + gzip.compress(first[50:]))
     for packed in (second, gzip.compress(second)):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(packed)))
-        said = penstock("admin", "logs", "diagnose", "w.log.1", "-")
-        assert said.exit_code == 0, said.out
-        assert "Finished: 1 object" in said.out
+        result = penstock("admin", "logs", "diagnose", "w.log.1", "-")
+        assert result.exit_code == 0, result.out
+        assert "Finished: 1 object" in result.out
 
 
-def test_lines_of_others_are_passed_over(penstock: Call, here: Path) -> None:
+def test_lines_of_other_programs_are_ignored(penstock: Call, here: Path) -> None:
     (here / "w.log").write_bytes(
-        b"hello\n\xff\xfe\n\n" + b"x" * 5_000_000 + b"\n" + Log().tell(started("o"), finished("o")).text.encode()[:-1]
+        b"hello\n\xff\xfe\n\n" + b"x" * 5_000_000 + b"\n" + Log().write(started("o"), finished("o")).text.encode()[:-1]
     )
-    said = penstock("admin", "logs", "diagnose", "w.log")
-    assert said.exit_code == 0
-    assert "5 lines of 1 file read, 2 of Penstock" in said.err
-    assert "3 lines of other programs ignored" in said.err
+    result = penstock("admin", "logs", "diagnose", "w.log")
+    assert result.exit_code == 0
+    assert "5 lines of 1 file read, 2 of Penstock" in result.err
+    assert "3 lines of other programs ignored" in result.err
 
 
 @pytest.mark.parametrize("content", [b"", b"nothing\nof ours\n"], ids=["empty", "others"])
-def test_a_file_without_a_line_of_ours(penstock: Call, here: Path, content: bytes) -> None:
+def test_a_file_without_a_line_of_penstock_is_refused(penstock: Call, here: Path, content: bytes) -> None:
     (here / "w.log").write_bytes(content)
     for arguments in ((), ("--json",), ("--object", "s3://b/o")):
-        said = penstock("admin", "logs", "diagnose", "w.log", *arguments)
-        assert (said.exit_code, said.out, said.err.count("\n")) == (UNFIT, "", 1)
-        assert "nothing to diagnose" in said.err
-        assert "PENSTOCK_LOG_FORMAT=json" in said.err
+        result = penstock("admin", "logs", "diagnose", "w.log", *arguments)
+        assert (result.exit_code, result.out, result.err.count("\n")) == (UNFIT, "", 1)
+        assert "nothing to diagnose" in result.err
+        assert "PENSTOCK_LOG_FORMAT=json" in result.err
 
 
-def test_a_window_without_a_line_is_no_mistake(penstock: Call, here: Path) -> None:
-    (here / "w.log").write_text(Log().tell(started("o")).text)
-    said = penstock("admin", "logs", "diagnose", "w.log", "--until", "2000-01-01")
-    assert said.exit_code == 0
-    assert "No line of Penstock is within --since and --until" in said.out
+def test_a_time_window_without_lines_is_no_error(penstock: Call, here: Path) -> None:
+    (here / "w.log").write_text(Log().write(started("o")).text)
+    result = penstock("admin", "logs", "diagnose", "w.log", "--until", "2000-01-01")
+    assert result.exit_code == 0
+    assert "No line of Penstock is within --since and --until" in result.out
 
 
-def test_metrics_among_the_log_are_ours(penstock: Call, here: Path) -> None:
+def test_metric_lines_in_a_log_are_recognized(penstock: Call, here: Path) -> None:
     metrics = '{"queue":"q","_aws":{"Timestamp":1,"CloudWatchMetrics":[]},"penstock_messages_received_total":1}\n'
-    (here / "w.log").write_text(Log().tell(started("o"), finished("o")).text + metrics)
-    said = penstock("admin", "logs", "diagnose", "w.log")
-    assert said.exit_code == 0
-    assert "3 lines of 1 file read, 2 of Penstock" in said.err
-    assert "1 line of metrics" in said.err
-    assert "other programs" not in said.err
+    (here / "w.log").write_text(Log().write(started("o"), finished("o")).text + metrics)
+    result = penstock("admin", "logs", "diagnose", "w.log")
+    assert result.exit_code == 0
+    assert "3 lines of 1 file read, 2 of Penstock" in result.err
+    assert "1 line of metrics" in result.err
+    assert "other programs" not in result.err
 
 
 ABOUT: dict[str, Any] = {"queue": "orders", "handler": "take", "attempt": 1}
 WORKED: dict[str, Any] = {**ABOUT, "enqueued_at": 1_764_000_000.0, "duration_seconds": 1.0}
 
 
-def test_messages_that_died_or_failed_for_good_are_named(penstock: Call, here: Path) -> None:
+def test_messages_that_died_or_failed_finally_are_named(penstock: Call, here: Path) -> None:
     error: dict[str, Any] = {"error_type": "ValueError", "error": "no such order", "traceback": None, "exception": None}
-    log = Log().tell(
+    log = Log().write(
         *(events.MessageStarted(**ABOUT, message_id=name, enqueued_at=1.0) for name in ("lost", "bad", "fine", "slow")),
         events.MessageFailed(**WORKED, message_id="bad", **error, final=True, delay_seconds=None),
         events.MessageFailed(**WORKED, message_id="slow", **error, final=False, delay_seconds=5.0),
@@ -365,40 +373,40 @@ def test_messages_that_died_or_failed_for_good_are_named(penstock: Call, here: P
         ),
     )
     (here / "w.log").write_text(log.text)
-    said = penstock("admin", "logs", "diagnose", "w.log")
-    assert said.exit_code == CHECK_FOUND_PROBLEMS
-    assert "Died with their worker: 1 message " in said.out
-    assert "Failed: 1 message " in said.out
+    result = penstock("admin", "logs", "diagnose", "w.log")
+    assert result.exit_code == CHECK_FOUND_PROBLEMS
+    assert "Died with their worker: 1 message " in result.out
+    assert "Failed: 1 message " in result.out
     found = json.loads(penstock("admin", "logs", "diagnose", "w.log", "--json").out)
     assert [(one["name"], one["place"]) for one in found["died"]["first"]] == [("lost", "orders")]
     assert [(one["name"], one["reason"]) for one in found["failed"]["first"]] == [("bad", "ValueError: no such order")]
 
 
-def test_ends_that_are_sampled_out_are_remarked_on(penstock: Call, here: Path) -> None:
+def test_missing_ends_of_sampled_logs_cause_a_warning(penstock: Call, here: Path) -> None:
     names = [f"m{number}" for number in range(30)]
-    begun = [events.MessageStarted(**ABOUT, message_id=name, enqueued_at=1.0) for name in names]
-    (here / "w.log").write_text(Log().tell(*begun).text)
-    said = penstock("admin", "logs", "diagnose", "w.log")
-    assert "far more starts of messages than ends" in said.err
+    processes = [events.MessageStarted(**ABOUT, message_id=name, enqueued_at=1.0) for name in names]
+    (here / "w.log").write_text(Log().write(*processes).text)
+    result = penstock("admin", "logs", "diagnose", "w.log")
+    assert "far more starts of messages than ends" in result.err
 
 
-def test_an_object_is_named_by_its_path_however_that_is_written(penstock: Call, here: Path) -> None:
+def test_an_object_is_found_by_a_path_that_is_not_utf_8(penstock: Call, here: Path) -> None:
     path = str(here / "landing" / "caf\udce9.jsonl")  # Latin-1
-    (here / "w.log").write_text(Log().tell(started(uri_of(LOCAL_BUCKET, path)), started("file:///other", "b")).text)
-    said = penstock("admin", "logs", "diagnose", "w.log", "--object", path, "--json")
-    assert [line["event"] for line in json.loads(said.out)["story"]] == ["object.started"]
+    (here / "w.log").write_text(Log().write(started(uri_of(LOCAL_BUCKET, path)), started("file:///other", "b")).text)
+    result = penstock("admin", "logs", "diagnose", "w.log", "--object", path, "--json")
+    assert [line["event"] for line in json.loads(result.out)["story"]] == ["object.started"]
 
 
-def test_an_object_without_any_log_line(penstock: Call, here: Path) -> None:
-    (here / "w.log").write_text(Log().tell(started("o")).text)
-    said = penstock("admin", "logs", "diagnose", "w.log", "--object", "s3://b/other")
-    assert (said.exit_code, said.out) == (CHECK_FOUND_PROBLEMS, "")
-    assert "These logs have no line about s3://b/other" in said.err
+def test_an_object_without_log_lines_is_reported(penstock: Call, here: Path) -> None:
+    (here / "w.log").write_text(Log().write(started("o")).text)
+    result = penstock("admin", "logs", "diagnose", "w.log", "--object", "s3://b/other")
+    assert (result.exit_code, result.out) == (CHECK_FOUND_PROBLEMS, "")
+    assert "These logs have no line about s3://b/other" in result.err
 
 
-def test_the_story_has_what_befell_its_attempts(penstock: Call, here: Path) -> None:
+def test_the_story_of_an_object_includes_the_batches_of_its_attempts(penstock: Call, here: Path) -> None:
     committed: dict[str, Any] = {"seq": 7, "objects": 2, "rows": 9, "lines_quarantined": 0, "bytes": 1, "seconds": 0.1}
-    log = Log().tell(
+    log = Log().write(
         started("s3://b/o"),
         started("other", "b"),
         events.BatchCommitted(pipeline="p", attempt_id="a", **committed),
@@ -419,20 +427,20 @@ def test_the_story_has_what_befell_its_attempts(penstock: Call, here: Path) -> N
         pytest.param("torn.gz", b"\x1f\x8b" + b"\0" * 100, "is damaged", id="torn"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_one_sentence(
+def test_an_unreadable_file_is_a_usage_error_in_one_line(
     penstock: Call, here: Path, name: str, content: bytes | None, words: str
 ) -> None:
     if content is not None:
         (here / name).write_bytes(content)
-    said = penstock("admin", "logs", "diagnose", name)
-    assert said.exit_code == UNFIT
-    assert said.err.count("\n") == 1
-    assert words in said.err
+    result = penstock("admin", "logs", "diagnose", name)
+    assert result.exit_code == UNFIT
+    assert result.err.count("\n") == 1
+    assert words in result.err
 
 
 @pytest.mark.parametrize("text", ["yesterday", "2026-13-01", "-1h", ""])
-def test_a_time_that_is_none_is_one_sentence(penstock: Call, here: Path, text: str) -> None:
+def test_an_invalid_time_is_a_usage_error(penstock: Call, here: Path, text: str) -> None:
     (here / "w.log").write_text("")
-    said = penstock("admin", "logs", "diagnose", "w.log", f"--since={text}")
-    assert said.exit_code == UNFIT
-    assert "is no time" in said.err
+    result = penstock("admin", "logs", "diagnose", "w.log", f"--since={text}")
+    assert result.exit_code == UNFIT
+    assert "is no time" in result.err

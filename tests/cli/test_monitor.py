@@ -1,4 +1,4 @@
-"""`penstock admin monitor`: a real process asked over HTTP, and one look printed."""
+"""`penstock admin monitor`: a real process queried over HTTP, and one poll printed."""
 
 import signal
 import sqlite3
@@ -56,7 +56,7 @@ def start(here: Path) -> Iterator[Start]:
     started: list[Process] = []
 
     def begin(*arguments: object, **options: object) -> Process:
-        process = Process(here, *arguments, **options)  # type: ignore[arg-type]  # as the caller gave them
+        process = Process(here, *arguments, **options)  # type: ignore[arg-type]  # passed on unchanged
         started.append(process)
         return process
 
@@ -72,20 +72,20 @@ def broker(here: Path) -> Iterator[SqliteBroker]:
     broker.close()
 
 
-def ask(address: str, path: str) -> str:
-    with urllib.request.urlopen(f"http://{address}{path}", timeout=DEADLINE_SECONDS) as answer:
-        return str(answer.read().decode())
+def http_get(address: str, path: str) -> str:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=DEADLINE_SECONDS) as response:
+        return str(response.read().decode())
 
 
 def samples(address: str) -> Samples:
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(ask(address, "/metrics"))
+        for family in text_string_to_metric_families(http_get(address, "/metrics"))
         for sample in family.samples
     }
 
 
-def value(found: Samples, name: str, **labels: str) -> float | None:
+def sample_value(found: Samples, name: str, **labels: str) -> float | None:
     return found.get((f"penstock_{name}", frozenset(labels.items())))
 
 
@@ -93,20 +93,20 @@ def wait_ready(address: str) -> None:
     deadline = time.monotonic() + DEADLINE_SECONDS
     while True:
         try:
-            ask(address, "/readyz")
+            http_get(address, "/readyz")
             return
-        except OSError:  # 503 until the first look is over
+        except OSError:  # 503 until the first poll is over
             assert time.monotonic() < deadline
-            time.sleep(0.05)  # between two questions to another process
+            time.sleep(0.05)  # between two requests to another process
 
 
-def late(here: Path, seconds: float) -> None:
-    """Let the ledger have heard of every object so long ago."""
+def make_older(here: Path, seconds: float) -> None:
+    """Make the ledger's first sight of every object that much older."""
     with sqlite3.connect(here / ".penstock" / "ledger.db") as connection:
         connection.execute("UPDATE objects SET first_seen_at = first_seen_at - ?", [seconds])
 
 
-def test_a_monitor_answers_for_queues_dead_letters_ledger_and_table(
+def test_a_monitor_exports_queues_dead_letters_ledger_and_table(
     start: Start, here: Path, broker: SqliteBroker, app_scene: Scene
 ) -> None:
     broker.send("orders", [Outgoing(body=b"dies")])
@@ -116,7 +116,7 @@ def test_a_monitor_answers_for_queues_dead_letters_ledger_and_table(
     assert broker.receive("orders", messages_max=1, lease_seconds=600)
     app_scene.process("a", "b")
     app_scene.fail("c", AttemptFailure.RETRY, "again")
-    late(here, 2 * HOUR)
+    make_older(here, 2 * HOUR)
 
     monitor = start("admin", "monitor", "shop:app")
     began = monitor.expect("monitor.started")
@@ -125,24 +125,24 @@ def test_a_monitor_answers_for_queues_dead_letters_ledger_and_table(
     wait_ready(address)
     found = samples(address)
     for state, count in (("visible", 1), ("in_flight", 1), ("delayed", 1)):
-        assert value(found, "queue_messages", queue="orders", state=state) == count
+        assert sample_value(found, "queue_messages", queue="orders", state=state) == count
     for name in ("queue_oldest_message_age_seconds", "queue_oldest_visible_message_age_seconds"):
-        age = value(found, name, queue="orders", source="exact")
+        age = sample_value(found, name, queue="orders", source="exact")
         assert age is not None
         assert 0 < age < 300
-    assert value(found, "dead_letters", queue="orders", tier="dlq") == 1
-    assert value(found, "dead_letters", queue="orders", tier="dead") == 0
-    letter_age = value(found, "dead_letter_oldest_age_seconds", queue="orders", tier="dlq")
-    assert letter_age is not None
-    assert 0 < letter_age < 300
-    assert value(found, "objects", pipeline="clicks", state="processed") == 2
-    assert value(found, "objects", pipeline="clicks", state="unprocessed") == 1
-    assert value(found, "objects_overdue", pipeline="clicks") == 1
-    oldest = value(found, "object_oldest_unprocessed_age_seconds", pipeline="clicks")
+    assert sample_value(found, "dead_letters", queue="orders", tier="dlq") == 1
+    assert sample_value(found, "dead_letters", queue="orders", tier="dead") == 0
+    dead_letter_age = sample_value(found, "dead_letter_oldest_age_seconds", queue="orders", tier="dlq")
+    assert dead_letter_age is not None
+    assert 0 < dead_letter_age < 300
+    assert sample_value(found, "objects", pipeline="clicks", state="processed") == 2
+    assert sample_value(found, "objects", pipeline="clicks", state="unprocessed") == 1
+    assert sample_value(found, "objects_overdue", pipeline="clicks") == 1
+    oldest = sample_value(found, "object_oldest_unprocessed_age_seconds", pipeline="clicks")
     assert oldest is not None
     assert 2 * HOUR <= oldest < 2 * HOUR + 300
-    assert value(found, "objects_missing", pipeline="clicks") is None  # nobody reconciled
-    lag = value(found, "commit_to_publish_lag_seconds", pipeline="clicks")
+    assert sample_value(found, "objects_missing", pipeline="clicks") is None  # no reconcile has run
+    lag = sample_value(found, "commit_to_publish_lag_seconds", pipeline="clicks")
     assert lag is not None
     assert 0 < lag < 300
     assert {dict(labels)["source"]: up for (name, labels), up in found.items() if name == "penstock_monitor_up"} == {
@@ -150,32 +150,37 @@ def test_a_monitor_answers_for_queues_dead_letters_ledger_and_table(
         "ledger": 1,
         "tables": 1,
     }
-    told = monitor.expect("objects.overdue")
-    assert (told["level"], told["pipeline"], told["overdue"], told["after_s"]) == ("error", "clicks", 1, HOUR)
+    reported_overdue = monitor.expect("objects.overdue")
+    assert (
+        reported_overdue["level"],
+        reported_overdue["pipeline"],
+        reported_overdue["overdue"],
+        reported_overdue["after_s"],
+    ) == ("error", "clicks", 1, HOUR)
 
     app_scene.publish()
     deadline = time.monotonic() + DEADLINE_SECONDS
-    while value(samples(address), "commit_to_publish_lag_seconds", pipeline="clicks") != 0:
+    while sample_value(samples(address), "commit_to_publish_lag_seconds", pipeline="clicks") != 0:
         assert time.monotonic() < deadline
         time.sleep(0.1)  # as above
-    assert ask(address, "/livez")
+    assert http_get(address, "/livez")
 
     monitor.signal(signal.SIGTERM)
     assert monitor.exit_code() == 0
-    assert sum('"objects.overdue"' in line for line in monitor.said) == 1  # told once, over all these looks
+    assert sum('"objects.overdue"' in line for line in monitor.log_lines) == 1  # reported once, over all these polls
     (reported,) = (here / "reported").read_text().splitlines()
     assert reported.startswith("ObjectsOverdue: 1 object waits to be processed for more than 3,600 s")
-    assert broker.stats("orders").in_flight == 1  # it looked, and took nothing
+    assert broker.stats("orders").in_flight == 1  # the monitor only read, and received nothing
 
 
-def test_a_stop_does_not_wait_for_the_next_look(start: Start, here: Path) -> None:
+def test_a_stop_does_not_wait_for_the_next_poll(start: Start, here: Path) -> None:
     (here / "penstock.toml").write_text(SETTINGS.replace("monitor_every = 1", "monitor_every = 60"))
     monitor = start("admin", "monitor", "shop:app")
     wait_ready(monitor.expect("monitor.started")["address"])
-    asked_at = time.monotonic()
+    signalled_at = time.monotonic()
     monitor.signal(signal.SIGTERM)
     assert monitor.exit_code() == 0
-    assert time.monotonic() - asked_at < 45, "it rests for a minute between two looks"
+    assert time.monotonic() - signalled_at < 45, "the monitor waits a minute between two polls"
 
 
 def test_one_poll_is_printed(penstock: Call, here: Path, app_scene: Scene, shop: str) -> None:
@@ -193,9 +198,9 @@ def test_one_poll_is_printed(penstock: Call, here: Path, app_scene: Scene, shop:
     document = penstock("admin", "monitor", shop, "--once", "--json").document
     lags = {one["pipeline"]: one["commit_to_publish_lag_seconds"] for one in document["pipelines"]}
     assert lags == {"clicks": 0.0, "views": 0.0}
-    said = penstock("admin", "monitor", shop, "--once").out
-    assert "clicks-files" in said
-    assert "1 processed" in said
+    result = penstock("admin", "monitor", shop, "--once").out
+    assert "clicks-files" in result
+    assert "1 processed" in result
 
 
 def test_an_unavailable_source_fails_one_poll_and_hides_nothing_else(
@@ -203,13 +208,13 @@ def test_an_unavailable_source_fails_one_poll_and_hides_nothing_else(
 ) -> None:
     app_scene.send("a")
     (here / ".penstock" / "ledger.db").write_bytes(b"this is no database at all, but long enough to be taken for one")
-    said = penstock("admin", "monitor", shop, "--once")
-    assert said.exit_code == TEMPORARY
-    assert "The ledger cannot be measured: " in said.err
-    assert "clicks-files" in said.out
+    result = penstock("admin", "monitor", shop, "--once")
+    assert result.exit_code == TEMPORARY
+    assert "The ledger cannot be measured: " in result.err
+    assert "clicks-files" in result.out
 
 
-KEYS_ALONE = """
+KEYED_APP = """
 from penstock import App
 
 app = App.from_config()
@@ -220,23 +225,23 @@ def take(message):
 """
 
 
-def test_a_ledger_of_nothing_but_keys_is_looked_at_too(penstock: Call, start: Start, here: Path) -> None:
-    (here / "keys.py").write_text(KEYS_ALONE)
+def test_a_ledger_used_only_for_keys_is_monitored_too(penstock: Call, start: Start, here: Path) -> None:
+    (here / "keys.py").write_text(KEYED_APP)
     (here / "penstock.toml").write_text('ledger = "postgresql://penstock@127.0.0.1:1/away"\n' + SETTINGS)
-    said = penstock("admin", "monitor", "keys:app", "--once")
-    assert said.exit_code == TEMPORARY
-    assert "The ledger cannot be measured: " in said.err
+    result = penstock("admin", "monitor", "keys:app", "--once")
+    assert result.exit_code == TEMPORARY
+    assert "The ledger cannot be measured: " in result.err
 
     monitor = start("admin", "monitor", "keys:app")
     began = monitor.expect("monitor.started")
     assert (began["sources"], began["queues"], began["pipelines"]) == (["broker", "ledger"], ["orders"], [])
     assert monitor.expect("monitor_poll.failed")["source"] == "ledger"
     wait_ready(began["address"])
-    assert value(samples(began["address"]), "monitor_up", source="ledger") == 0
+    assert sample_value(samples(began["address"]), "monitor_up", source="ledger") == 0
 
 
-def test_an_app_that_records_nothing_has_no_ledger_to_look_at(penstock: Call, here: Path) -> None:
-    (here / "plain.py").write_text(KEYS_ALONE.replace(', idempotency=lambda message: "k"', ""))
+def test_an_app_that_needs_no_ledger_is_monitored_without_one(penstock: Call, here: Path) -> None:
+    (here / "plain.py").write_text(KEYED_APP.replace(', idempotency=lambda message: "k"', ""))
     (here / "penstock.toml").write_text('ledger = "postgresql://penstock@127.0.0.1:1/away"\n' + SETTINGS)
     assert penstock("admin", "monitor", "plain:app", "--once", "--json").document["up"] == {"broker": True}
 
@@ -245,19 +250,19 @@ def test_an_unavailable_broker_is_not_reported_as_a_missing_queue(
     penstock: Call, here: Path, app_scene: Scene, shop: str
 ) -> None:
     (here / ".penstock" / "queue.db").write_bytes(b"this is no database at all, but long enough to be taken for one")
-    said = penstock("admin", "monitor", shop, "--once")
-    assert said.exit_code == TEMPORARY
-    assert "The broker cannot be measured: " in said.err
-    assert "There is no queue yet" not in said.out
+    result = penstock("admin", "monitor", shop, "--once")
+    assert result.exit_code == TEMPORARY
+    assert "The broker cannot be measured: " in result.err
+    assert "There is no queue yet" not in result.out
 
 
-def test_mistakes_are_reported(penstock: Call, here: Path, shop: str) -> None:
-    said = penstock("admin", "monitor", shop, "--json")
-    assert (said.exit_code, "--once" in said.err) == (USAGE, True)
+def test_invalid_options_and_apps_are_reported(penstock: Call, here: Path, shop: str) -> None:
+    result = penstock("admin", "monitor", shop, "--json")
+    assert (result.exit_code, "--once" in result.err) == (USAGE, True)
     (here / "empty.py").write_text("from penstock import App\napp = App()\nmemory = App(broker='memory://')\n")
-    said = penstock("admin", "monitor", "empty:app", "--once")
-    assert (said.exit_code, "nothing to measure" in said.err) == (CONFIGURATION, True)
-    said = penstock("admin", "monitor", "empty:memory", "--once")
-    assert (said.exit_code, "memory://" in said.err) == (CONFIGURATION, True)
-    said = penstock("admin", "monitor", shop, "--address", "nowhere")
-    assert (said.exit_code, "The setting metrics.monitor_address is 'nowhere'" in said.err) == (CONFIGURATION, True)
+    result = penstock("admin", "monitor", "empty:app", "--once")
+    assert (result.exit_code, "nothing to measure" in result.err) == (CONFIGURATION, True)
+    result = penstock("admin", "monitor", "empty:memory", "--once")
+    assert (result.exit_code, "memory://" in result.err) == (CONFIGURATION, True)
+    result = penstock("admin", "monitor", shop, "--address", "nowhere")
+    assert (result.exit_code, "The setting metrics.monitor_address is 'nowhere'" in result.err) == (CONFIGURATION, True)

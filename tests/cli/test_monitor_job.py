@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.process import DEADLINE_SECONDS, Process
-from tests.cli.test_monitor import samples, value
+from tests.cli.test_monitor import sample_value, samples
 
 LEASE_SECONDS = 3
 APP = """
@@ -23,8 +23,8 @@ def take(message):
 
 @pytest.fixture
 def folders(tmp_path: Path) -> list[Path]:
-    """Two hosts, as it were: a data directory each, so that neither has proof of the other's death."""
-    made = []
+    """Create two hosts: separate data directories, so that neither can prove the other's death."""
+    folders_made = []
     for name in ("one", "two"):
         folder = tmp_path / name
         folder.mkdir()
@@ -33,8 +33,8 @@ def folders(tmp_path: Path) -> list[Path]:
             f'broker = "sqlite:///{tmp_path}/queue.db"\nledger = "sqlite:///{tmp_path}/ledger.db"\n'
             f'[worker]\nlease = {LEASE_SECONDS}\n[metrics]\naddress = "127.0.0.1:0"\nmonitor_every = 1\n'
         )
-        made.append(folder)
-    return made
+        folders_made.append(folder)
+    return folders_made
 
 
 @pytest.fixture
@@ -50,17 +50,17 @@ def workers(folders: list[Path]) -> Iterator[list[Process]]:
 
 
 def exports(address: str) -> bool:
-    return value(samples(address), "monitor_up", source="broker") == 1.0
+    return sample_value(samples(address), "monitor_up", source="broker") == 1.0
 
 
 def wait_exports(address: str) -> None:
     give_up_at = time.monotonic() + DEADLINE_SECONDS
     while not exports(address):
         assert time.monotonic() < give_up_at
-        time.sleep(0.05)  # between two questions to another process
+        time.sleep(0.05)  # between two requests to another process
 
 
-def test_after_the_elected_worker_is_killed_another_one_measures(workers: list[Process]) -> None:
+def test_another_worker_takes_over_the_monitor_of_a_killed_one(workers: list[Process]) -> None:
     first, second = workers
     addresses = [worker.expect("worker.started")["metrics"] for worker in workers]
     wait_exports(addresses[0])
@@ -72,7 +72,7 @@ def test_after_the_elected_worker_is_killed_another_one_measures(workers: list[P
     assert LEASE_SECONDS / 2 < time.monotonic() - killed_at < 5 * LEASE_SECONDS, "about a lease and a half, and slack"
 
 
-def test_a_worker_that_stops_hands_the_monitor_over_at_once(workers: list[Process]) -> None:
+def test_a_worker_that_stops_releases_the_monitor_at_once(workers: list[Process]) -> None:
     first, second = workers
     address = second.expect("worker.started")["metrics"]
     first.signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""`penstock objects retry`: failed objects are retried once, whether or not their dead letters exist."""
+"""`penstock objects retry`: failed objects are retried once, with or without their dead letters."""
 
 import importlib
 import json
@@ -39,7 +39,7 @@ from penstock.worker.shutdown import StopSignal
 FAILED, USAGE = 1, 2
 LEASE_SECONDS = 600.0
 LATER_SECONDS = 3_600.0
-LETTERS = """
+LETTERS_APP = """
 from pathlib import Path
 from penstock import App, Reject
 
@@ -55,19 +55,19 @@ def deliver(each, ctx):
 
 app.object_handler("letters", name="post", source="landing", max_attempts=1)(deliver)
 """
-VIEWS = """
+VIEWS_HANDLER = """
 app.object_handler("views-files", name="views", source="landing", max_attempts=1)(deliver)
 """
 RETRY = ("objects", "retry", "--app", "post:app", "--yes")
 
 
 class Post:
-    """An app whose objects die until something is mended."""
+    """An app whose objects fail until the test creates a file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "landing").mkdir()
-        self.declare(LETTERS)
+        self.declare(LETTERS_APP)
 
     def declare(self, code: str) -> None:
         (self.folder / "post.py").write_text(code)
@@ -75,7 +75,7 @@ class Post:
         importlib.invalidate_caches()
 
     def work(self, *queues: str) -> None:
-        """A worker, until nothing is left in its queues."""
+        """Run a worker until nothing is left in its queues."""
         with load_app("post:app") as app:
             broker = app.broker
             idle = partial(self._idle, broker, queues or ("letters",))
@@ -91,8 +91,10 @@ class Post:
     def mend(self) -> None:
         (self.folder / "mended").touch()
 
-    def died_later(self) -> None:
-        """As the ledger's clock has it, which is ahead of the broker's: no message is of after these deaths."""
+    def make_deaths_newer(self) -> None:
+        """Move the deaths ahead by the ledger's clock, which is then ahead of the broker's: no message is newer than
+        these deaths.
+        """
         with closing(sqlite3.connect(self.folder / ".penstock" / "ledger.db")) as connection, connection:
             changed = connection.execute("UPDATE objects SET dead_at = dead_at + ?", (LATER_SECONDS,)).rowcount
         assert changed
@@ -140,7 +142,7 @@ def waiting(scene: Scene) -> list[Message]:
 
 
 def outcomes(penstock: Call, name: str) -> list[str]:
-    """Return the object's attempts."""
+    """Return the outcomes of the object's attempts."""
     (document,) = penstock("objects", "show", f"landing/{name}", "--json").document
     return [one["outcome"] for one in document["timeline"]]
 
@@ -149,16 +151,16 @@ def test_failed_objects_without_dead_letters_are_processed_again(penstock: Call,
     post.die("a", "b")
     assert penstock("queues", "purge", "letters-dlq", "--yes").exit_code == 0
     post.mend()
-    said = penstock(*RETRY)
-    assert (said.exit_code, said.out) == (0, "2 objects enqueued again (letters 2).\n")
-    assert "Dead letters" not in said.err
+    result = penstock(*RETRY)
+    assert (result.exit_code, result.out) == (0, "2 objects enqueued again (letters 2).\n")
+    assert "Dead letters" not in result.err
     post.work()
     assert post.done == ["a", "b"]
     assert [one["state"] for one in penstock("objects", "list", "--json").document] == ["processed"] * 2
     assert penstock("status").out.startswith("all well\n")
 
 
-def test_a_queue_that_was_lost_is_made_again(penstock: Call, post: Post) -> None:
+def test_a_retry_recreates_a_lost_queue(penstock: Call, post: Post) -> None:
     post.die("a")
     for file in (post.folder / ".penstock").glob("queue.db*"):
         file.unlink()
@@ -170,33 +172,33 @@ def test_a_queue_that_was_lost_is_made_again(penstock: Call, post: Post) -> None
     assert post.done == ["a"]
 
 
-def test_one_death_is_followed_by_one_life(penstock: Call, post: Post) -> None:
+def test_two_retries_of_one_death_revive_the_object_once(penstock: Call, post: Post) -> None:
     post.die("a")
     for _ in range(2):
         assert penstock(*RETRY, "--json").document["sent"] == 1
-    post.work()  # the first lets it live and die again, which the second must not undo
+    post.work()  # the first message revives the object, which dies again; the second must not undo that
     assert outcomes(penstock, "a") == ["dead", "dead"]
 
 
-def test_each_death_can_be_followed_by_a_life_whatever_the_clocks_say(penstock: Call, post: Post) -> None:
+def test_each_death_can_be_retried_whatever_the_clocks_show(penstock: Call, post: Post) -> None:
     post.die("a", "b")
     for lives in (2, 3):
-        post.died_later()
+        post.make_deaths_newer()
         assert penstock(*RETRY, "--json").document["sent"] == 2
         post.work()
         assert outcomes(penstock, "a") == outcomes(penstock, "b") == ["dead"] * lives
-    post.died_later()
+    post.make_deaths_newer()
     post.mend()
     assert penstock("objects", "retry", "landing/a", "landing/a", *RETRY[2:], "--json").document["sent"] == 1
     post.work()
     assert post.done == ["a"]
 
 
-def test_killed_after_the_first_announcement_it_is_run_again(penstock: Call, post: Post) -> None:
+def test_a_retry_killed_after_its_first_notification_can_be_repeated(penstock: Call, post: Post) -> None:
     post.die("a", "b", "c")
     retry = ("objects", "retry", "--app", "post:app", "--yes")
     killed = subprocess.run(
-        [sys.executable, "-m", "penstock", *retry, "--rate", "1"],  # announced one by one
+        [sys.executable, "-m", "penstock", *retry, "--rate", "1"],  # notifications are sent one by one
         env={**os.environ, "PYTHONPATH": str(SRC), "PENSTOCK_KILL_AT": Step.ANNOUNCED.value},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -207,22 +209,22 @@ def test_killed_after_the_first_announcement_it_is_run_again(penstock: Call, pos
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert penstock("queues", "show", "letters", "--json").document["visible"] == 1
-    assert penstock(*retry, "--json").document["sent"] == 3, "none of them lives again before a worker claims it"
+    assert penstock(*retry, "--json").document["sent"] == 3, "no object is revived before a worker claims it"
     post.mend()
     post.work()
     assert post.done == ["a", "b", "c"]
     assert [entry["outcome"] for entry in penstock("admin", "audit", "--json").document] == ["done", None]
 
 
-def test_existing_dead_letters_are_reported_before_the_question(
+def test_existing_dead_letters_are_reported_before_the_confirmation(
     penstock: Call, post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     post.die("a", "b")
     monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
-    said = penstock(*RETRY[:-1])
-    assert (said.exit_code, said.out) == (FAILED, "")
-    told = [line.partition(":")[0] for line in said.err.splitlines()]
-    assert told == [
+    result = penstock(*RETRY[:-1])
+    assert (result.exit_code, result.out) == (FAILED, "")
+    notices = [line.partition(":")[0] for line in result.err.splitlines()]
+    assert notices == [
         "The DLQs have dead letters (letters-dlq 2), perhaps of these objects",
         "        2  -> letters",
         "Enqueue 2 objects again? [y/N]",
@@ -235,18 +237,20 @@ def test_existing_dead_letters_are_reported_before_the_question(
     post.work()
     assert penstock("dead", "replay", "--app", "post:app", "--yes").exit_code == 0
     post.work()
-    assert post.done == ["a", "b"], "their letters change nothing any more"
+    assert post.done == ["a", "b"], "their dead letters change nothing any more"
 
 
 def test_the_dead_letter_of_a_rejected_object_names_its_handler_and_is_poison(penstock: Call, post: Post) -> None:
     post.die("a")
-    (letter,) = [
+    (dead_letter,) = [
         one for one in penstock("dead", "list", "--handler", "post", "--json").document if one["kind"] == "message"
     ]
-    assert (letter["handler"], letter["poison"]) == ("post", True)
-    said = penstock("admin", "replayer", "post:app", "--json")
-    assert said.exit_code == 0, said.err
-    assert penstock("queues", "show", "letters-dead", "--json").document["visible"] == 1, "set aside for people at once"
+    assert (dead_letter["handler"], dead_letter["poison"]) == ("post", True)
+    result = penstock("admin", "replayer", "post:app", "--json")
+    assert result.exit_code == 0, result.err
+    assert penstock("queues", "show", "letters-dead", "--json").document["visible"] == 1, (
+        "moved to the final DLQ at once"
+    )
 
 
 def test_a_search_for_the_dead_letter_of_an_object_without_one_names_the_other_command(
@@ -254,56 +258,56 @@ def test_a_search_for_the_dead_letter_of_an_object_without_one_names_the_other_c
 ) -> None:
     post.die("a")
     assert penstock("queues", "purge", "letters-dlq", "--yes").exit_code == 0
-    said = penstock("dead", "replay", "--object", "landing/a", "--app", "post:app", "--yes")
-    assert (said.exit_code, said.out) == (0, "0 dead letters sent back.\n")
+    result = penstock("dead", "replay", "--object", "landing/a", "--app", "post:app", "--yes")
+    assert (result.exit_code, result.out) == (0, "0 dead letters sent back.\n")
     assert (
         "No dead letter names that object; `penstock objects retry` sends notifications for failed objects again."
-        in said.err
+        in result.err
     )
 
 
-def test_it_stops_between_two_chunks_and_keeps_to_the_rate(penstock: Call, post: Post) -> None:
+def test_a_retry_stops_between_two_chunks_and_obeys_its_rate(penstock: Call, post: Post) -> None:
     post.die("a", "b", "c", "d")
-    clock, asked = FakeClock(auto_advance=True), RetrySelection(rate=1)
-    told: list[float] = []
+    clock, selection = FakeClock(auto_advance=True), RetrySelection(rate=1)
+    notices: list[float] = []
 
-    def announced(times: int) -> int:
-        told.clear()
+    def uris(times: int) -> int:
+        notices.clear()
         with view(find_scope(ScopeAsked(app="post:app"), here=post.folder)) as seen:
-            planned = plan(seen, asked)
+            planned = plan(seen, selection)
             assert planned.objects == {"post": 4}
             with closing(opened_ledger(seen)) as ledger:
                 sent = retry(
                     seen,
-                    asked,
+                    selection,
                     planned,
                     ledger=ledger,
-                    stopped=lambda: len(told) == times,
-                    on_progress=lambda count: told.append(clock.monotonic()),
+                    stopped=lambda: len(notices) == times,
+                    on_progress=lambda count: notices.append(clock.monotonic()),
                     clock=clock,
                 )
         return sent.total()
 
-    assert announced(times=4) == 4
-    assert [round(at, 3) for at in told] == [0, 1, 2, 3]
-    assert round(clock.monotonic(), 3) == 3, "nothing is waited for after the last"
-    assert announced(times=2) == 2
+    assert uris(times=4) == 4
+    assert [round(at, 3) for at in notices] == [0, 1, 2, 3]
+    assert round(clock.monotonic(), 3) == 3, "there is no wait after the last"
+    assert uris(times=2) == 2
     assert [entry["outcome"] for entry in penstock("admin", "audit", "--json").document] == [
         "interrupted",
         "interrupted",
     ]
 
 
-def test_what_lives_again_before_its_turn_is_left_alone(penstock: Call, post: Post) -> None:
+def test_an_object_that_recovered_before_its_turn_is_left_alone(penstock: Call, post: Post) -> None:
     post.die("a", "b", "c")
     post.mend()
-    asked = RetrySelection(rate=1)
+    selection = RetrySelection(rate=1)
     with view(find_scope(ScopeAsked(app="post:app"), here=post.folder)) as seen:
-        planned = plan(seen, asked)
+        planned = plan(seen, selection)
         with closing(opened_ledger(seen)) as ledger:
             sent = retry(
                 seen,
-                asked,
+                selection,
                 planned,
                 ledger=ledger,
                 stopped=lambda: False,
@@ -320,7 +324,7 @@ def self_healed(penstock: Call, post: Post) -> None:
     post.work()
 
 
-def test_what_it_did_is_on_record(penstock: Call, post: Post) -> None:
+def test_a_retry_is_audited(penstock: Call, post: Post) -> None:
     post.die("a", "b")
     assert penstock(*RETRY, "--filter", "LANDING/A", "--rate", 5).exit_code == 0
     (entry,) = penstock("admin", "audit", "--json").document
@@ -330,9 +334,9 @@ def test_what_it_did_is_on_record(penstock: Call, post: Post) -> None:
 
 def test_a_dry_run_reports_and_sends_nothing(penstock: Call, post: Post) -> None:
     post.die("a", "b")
-    said = penstock("objects", "retry", "--app", "post:app", "--dry-run")
-    assert said.out.split() == ["objects", "to", "2", "letters"]
-    assert "The DLQs have dead letters (letters-dlq 2)" in said.err
+    result = penstock("objects", "retry", "--app", "post:app", "--dry-run")
+    assert result.out.split() == ["objects", "to", "2", "letters"]
+    assert "The DLQs have dead letters (letters-dlq 2)" in result.err
     assert penstock("objects", "retry", "--app", "post:app", "--dry-run", "--limit", 1, "--json").document == {
         "objects": 1,
         "by_queue": {"letters": 1},
@@ -347,15 +351,15 @@ def test_a_dry_run_reports_and_sends_nothing(penstock: Call, post: Post) -> None
 
 
 def test_each_pipeline_has_its_own_queue(penstock: Call, post: Post) -> None:
-    post.declare(LETTERS + VIEWS)
+    post.declare(LETTERS_APP + VIEWS_HANDLER)
     post.die("a")
     post.die(queue="views-files")
-    said = penstock("objects", "retry", "--queue", "letters", "--yes")
-    assert said.exit_code == USAGE
-    assert "say with --pipeline which of these is meant: post, views." in said.err
-    said = penstock(*RETRY, "--queue", "letters")
-    assert said.exit_code == USAGE
-    assert "leave --queue out, or --app" in said.err
+    result = penstock("objects", "retry", "--queue", "letters", "--yes")
+    assert result.exit_code == USAGE
+    assert "say with --pipeline which of these is meant: post, views." in result.err
+    result = penstock(*RETRY, "--queue", "letters")
+    assert result.exit_code == USAGE
+    assert "leave --queue out, or --app" in result.err
     named = ("objects", "retry", "--pipeline", "views", "--queue", "views-files", "--yes", "--json")
     assert penstock(*named).document["by_queue"] == {"views-files": 1}
     both = penstock(*RETRY, "--json").document
@@ -366,44 +370,44 @@ def test_each_pipeline_has_its_own_queue(penstock: Call, post: Post) -> None:
     assert limited["by_queue"] == {"letters": 1}
 
 
-def test_pipelines_that_the_app_does_not_have_are_left(penstock: Call, post: Post) -> None:
-    post.declare(LETTERS + VIEWS)
+def test_pipelines_of_other_apps_are_left_alone(penstock: Call, post: Post) -> None:
+    post.declare(LETTERS_APP + VIEWS_HANDLER)
     post.die("a")
     post.die(queue="views-files")
-    post.declare(LETTERS)
-    said = penstock(*RETRY)
-    assert said.out == "1 object enqueued again (letters 1).\n"
-    assert "Not in the app, so left alone: the ledger's pipelines views." in said.err
-    said = penstock(*RETRY, "--pipeline", "views")
-    assert said.exit_code == USAGE
-    assert "The app has no pipeline views; it has: post." in said.err
+    post.declare(LETTERS_APP)
+    result = penstock(*RETRY)
+    assert result.out == "1 object enqueued again (letters 1).\n"
+    assert "Not in the app, so left alone: the ledger's pipelines views." in result.err
+    result = penstock(*RETRY, "--pipeline", "views")
+    assert result.exit_code == USAGE
+    assert "The app has no pipeline views; it has: post." in result.err
 
 
-def test_archived_objects_are_known(penstock: Call, post: Post) -> None:
+def test_an_archived_object_is_reported_as_processed(penstock: Call, post: Post) -> None:
     post.die("a")
     (post.folder / "landing" / "b").write_text("dear all\n")
     (document,) = penstock("objects", "list", "--json").document
     listed = {"bucket": "file", "key": document["object"].removeprefix("file://")}
     known = {"size": document["size_bytes"], "etag": document["version"]}
     (post.folder / "done.jsonl").write_text(json.dumps(listed | known))
-    said = penstock("objects", "import", "--processed", "done.jsonl", "post:app", "post")
-    assert said.exit_code == 0, said.err
-    said = penstock("objects", "retry", "landing/a", *RETRY[2:])
-    assert said.exit_code == USAGE
-    assert f"{document['object']} is processed, and left alone." in said.err
+    result = penstock("objects", "import", "--processed", "done.jsonl", "post:app", "post")
+    assert result.exit_code == 0, result.err
+    result = penstock("objects", "retry", "landing/a", *RETRY[2:])
+    assert result.exit_code == USAGE
+    assert f"{document['object']} is processed, and left alone." in result.err
 
 
-def test_a_table_of_ingest_knows_its_queue(penstock: Call, scene: Scene) -> None:
+def test_a_retry_for_a_table_of_an_ingest_finds_its_queue(penstock: Call, scene: Scene) -> None:
     scene.fail("a", AttemptFailure.DEAD, "bad")
     scene.process("b")
     assert "run its `penstock ingest`" in penstock("objects", "retry", "--yes").err
     scene.send("elsewhere")
-    said = penstock("objects", "retry", "--yes", "--json")
-    assert said.document["sent"] == 1
-    announced, retried = waiting(scene)
+    result = penstock("objects", "retry", "--yes", "--json")
+    assert result.document["sent"] == 1
+    uris, retried = waiting(scene)
     (sent,) = parse(retried.body, buckets_allowed=None).objects
     assert sent.object_id == scene.ref("a").object_id, "the very version that died"
-    assert "penstock-replay-id" not in announced.attributes
+    assert "penstock-replay-id" not in uris.attributes
     assert re.fullmatch("[0-9a-f]{32}", str(retried.attributes["penstock-replay-id"]))
 
 
@@ -412,17 +416,17 @@ def test_several_sources_need_a_queue_to_be_named(penstock: Call, scene: Scene) 
     scene.send("elsewhere")
     scene.source = scene.source.with_name("other")
     scene.send("elsewhere")
-    said = penstock("objects", "retry", "--yes")
-    assert said.exit_code == USAGE
-    assert "several sources, each with a queue of its own (ingest-" in said.err
+    result = penstock("objects", "retry", "--yes")
+    assert result.exit_code == USAGE
+    assert "several sources, each with a queue of its own (ingest-" in result.err
 
 
-def test_an_app_has_to_say_which_queue(penstock: Call, app_scene: Scene, shop: str) -> None:
+def test_a_retry_in_an_app_needs_the_app_or_a_queue(penstock: Call, app_scene: Scene, shop: str) -> None:
     app_scene.fail("a", AttemptFailure.DEAD, "bad")
     app_scene.send("elsewhere")
-    said = penstock("objects", "retry", "--yes")
-    assert (said.exit_code, said.out) == (USAGE, "")
-    assert "give --app, such as --app shop:app; or --pipeline and --queue." in said.err
+    result = penstock("objects", "retry", "--yes")
+    assert (result.exit_code, result.out) == (USAGE, "")
+    assert "give --app, such as --app shop:app; or --pipeline and --queue." in result.err
     assert (
         "There is no queue cliks-files to send to"
         in penstock("objects", "retry", "--yes", "--queue", "cliks-files").err
@@ -436,16 +440,14 @@ def test_later_versions_need_no_retry_of_earlier_ones(penstock: Call, scene: Sce
     scene.fail("a", AttemptFailure.DEAD, "bad")
     scene.process("a", version="2")
     scene.send("elsewhere")
-    said = penstock("objects", "retry", "--yes")
-    assert (said.exit_code, said.out) == (0, "")
-    assert "1 object left alone: later versions of them were processed." in said.err
+    result = penstock("objects", "retry", "--yes")
+    assert (result.exit_code, result.out) == (0, "")
+    assert "1 object left alone: later versions of them were processed." in result.err
     assert penstock("objects", "retry", scene.ref("a").uri, "--yes", "--json").document["sent"] == 1, "it was named"
 
 
 @pytest.mark.parametrize("state", [AttemptFailure.DEAD, AttemptFailure.DELETED, AttemptFailure.SUPERSEDED])
-def test_only_those_in_the_state_that_was_given_are_announced(
-    penstock: Call, scene: Scene, state: AttemptFailure
-) -> None:
+def test_only_objects_in_the_given_state_are_retried(penstock: Call, scene: Scene, state: AttemptFailure) -> None:
     for number, failure in enumerate((AttemptFailure.DEAD, AttemptFailure.DELETED, AttemptFailure.SUPERSEDED)):
         for name in "ab"[: 1 + (failure is state)]:
             scene.fail(f"{name}-{failure.value}-{number}", failure, "bad")
@@ -453,34 +455,34 @@ def test_only_those_in_the_state_that_was_given_are_announced(
     only = () if state is AttemptFailure.DEAD else ("--only", state.value)
     assert penstock("objects", "retry", *only, "--filter", "a-", "--dry-run", "--json").document["objects"] == 1
     assert penstock("objects", "retry", *only, "--yes", "--json").document["sent"] == 2
-    announced = {ref.uri for message in waiting(scene) for ref in parse(message.body, buckets_allowed=None).objects}
-    assert sum(f"-{state.value}-" in uri for uri in announced) == 2
-    assert len(announced) == 3, "and the one that was sent elsewhere"
+    uris = {ref.uri for message in waiting(scene) for ref in parse(message.body, buckets_allowed=None).objects}
+    assert sum(f"-{state.value}-" in uri for uri in uris) == 2
+    assert len(uris) == 3, "and the one that was sent elsewhere"
     (entry,) = penstock("admin", "audit", "--json").document
     assert entry["details"].get("state") == (state.value if only else None)
 
 
-def test_objects_that_have_not_failed_are_named_and_left(penstock: Call, scene: Scene) -> None:
+def test_objects_that_have_not_failed_are_named_and_left_alone(penstock: Call, scene: Scene) -> None:
     scene.process("a")
     scene.send("elsewhere")
-    said = penstock("objects", "retry", scene.ref("a").uri, "nowhere", "--yes")
-    assert said.exit_code == USAGE
-    assert f"{scene.ref('a').uri} is processed, and left alone." in said.err
-    assert "nowhere." in said.err
-    assert "The ledger knows no object file://" in said.err
+    result = penstock("objects", "retry", scene.ref("a").uri, "nowhere", "--yes")
+    assert result.exit_code == USAGE
+    assert f"{scene.ref('a').uri} is processed, and left alone." in result.err
+    assert "nowhere." in result.err
+    assert "The ledger knows no object file://" in result.err
 
 
-def test_nothing_dead_is_no_failure(penstock: Call, scene: Scene) -> None:
+def test_a_retry_without_failed_objects_succeeds(penstock: Call, scene: Scene) -> None:
     scene.send("a")
-    said = penstock("objects", "retry", "--yes")
-    assert (said.exit_code, said.out) == (0, "")
-    assert "No such objects." in said.err
+    result = penstock("objects", "retry", "--yes")
+    assert (result.exit_code, result.out) == (0, "")
+    assert "No such objects." in result.err
     assert penstock("objects", "retry", "--yes", "--json").document["sent"] == 0
     assert penstock("admin", "audit", "--json").document == []
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "notices"),
     [
         ((), "`penstock objects retry` asks for confirmation"),
         (("", "--yes"), "OBJECT is empty"),
@@ -489,7 +491,9 @@ def test_nothing_dead_is_no_failure(penstock: Call, scene: Scene) -> None:
         (("--rate", "0", "--yes"), "--rate"),
     ],
 )
-def test_requests_that_it_refuses(penstock: Call, scene: Scene, options: tuple[str, ...], told: str) -> None:
-    said = penstock("objects", "retry", *options)
-    assert (said.exit_code, said.out) == (USAGE, "")
-    assert told in said.err
+def test_invalid_requests_are_usage_errors(
+    penstock: Call, scene: Scene, options: tuple[str, ...], notices: str
+) -> None:
+    result = penstock("objects", "retry", *options)
+    assert (result.exit_code, result.out) == (USAGE, "")
+    assert notices in result.err

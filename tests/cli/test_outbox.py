@@ -1,4 +1,4 @@
-"""`penstock admin outbox` and `penstock admin inbox`, as a person meets them."""
+"""`penstock admin outbox` and `penstock admin inbox`, on the command line."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def shop(tmp_path: Path) -> Shop:
     return Shop(tmp_path)
 
 
-def test_list_shows_what_waits_and_once_sends_it(shop: Shop) -> None:
+def test_list_shows_waiting_rows_and_once_sends_them(shop: Shop) -> None:
     shop.python("send(1, 2, group='g')")
     listed = json.loads(shop.penstock("admin", "outbox", "list", "shop:app", "--json").stdout)
     assert [(row["queue"], row["group"], row["tries"], row["reason"]) for row in listed] == [
@@ -85,8 +85,8 @@ def test_list_shows_what_waits_and_once_sends_it(shop: Shop) -> None:
     assert "Nothing waits" in shop.penstock("admin", "outbox", "list", "shop:app").stderr
 
 
-def test_once_says_with_its_exit_code_that_rows_are_left(shop: Shop) -> None:
-    shop.python("send(1, delay='30 days'); send(2)")  # a delay that no broker knows
+def test_once_exits_with_3_if_rows_are_left(shop: Shop) -> None:
+    shop.python("send(1, delay='30 days'); send(2)")  # a delay that no broker accepts
     once = shop.penstock("admin", "outbox", "relay", "shop:app", "--once")
     assert once.returncode == 3, once.stderr
     assert "1 message sent, 1 left, 1 of them refused" in once.stdout
@@ -94,7 +94,7 @@ def test_once_says_with_its_exit_code_that_rows_are_left(shop: Shop) -> None:
     assert (row["tries"], "delay_seconds" in row["reason"]) == (1, True)
 
 
-def test_the_relay_alone_sends_until_sigterm(shop: Shop) -> None:
+def test_the_relay_command_sends_until_sigterm(shop: Shop) -> None:
     shop.python("send(1)")
     process = shop.start("-m", "penstock", "admin", "outbox", "relay", "shop:app", stderr=subprocess.PIPE)
     try:
@@ -109,7 +109,7 @@ def test_the_relay_alone_sends_until_sigterm(shop: Shop) -> None:
     assert "outbox.sent" in log
 
 
-def test_forget_deletes_what_is_old(shop: Shop) -> None:
+def test_forget_deletes_old_records(shop: Shop) -> None:
     shop.python("record()")
     assert json.loads(shop.penstock("admin", "inbox", "forget", "shop:app", "--json").stdout) == {"forgotten": 0}
     with closing(sqlite3.connect(shop.folder / "shop.db")) as connection:
@@ -125,9 +125,9 @@ def test_forget_deletes_what_is_old(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", [("outbox", "list"), ("outbox", "relay"), ("outbox", "relay", "--once"), ("inbox", "forget")]
+    "command", [("outbox", "list"), ("outbox", "relay"), ("outbox", "relay", "--once"), ("inbox", "forget")]
 )
-def test_an_app_without_a_relay_gets_an_error_that_says_what_to_declare(shop: Shop, verb: tuple[str, ...]) -> None:
-    done = shop.penstock("admin", *verb[:2], "shop:bare", *verb[2:])
+def test_an_app_without_a_relay_gets_an_error_with_the_remedy(shop: Shop, command: tuple[str, ...]) -> None:
+    done = shop.penstock("admin", *command[:2], "shop:bare", *command[2:])
     assert done.returncode == 2
     assert "app.relay" in done.stderr

@@ -1,4 +1,4 @@
-"""The progress of an ingest on a terminal, from events made by hand."""
+"""The progress of an ingest on a terminal, from generated events."""
 
 import dataclasses
 import io
@@ -68,70 +68,70 @@ def committed(objects: int, rows: int, lines_quarantined: int = 0) -> BatchCommi
     )
 
 
-def heard(
+def printed_lines(
     capsys: pytest.CaptureFixture[str], *events: Event, monotonic: Callable[[], float] = time.monotonic
 ) -> list[str]:
     with IngestProgress(monotonic=monotonic) as listener:
         for event in events:
             listener(event)
     captured = capsys.readouterr()
-    assert captured.out == "", "progress is talk"
+    assert captured.out == "", "progress goes to stderr"
     return captured.err.splitlines()
 
 
-def test_a_batch_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert heard(capsys, SourceScanned(source="/in", found=1, unfinished=1), committed(1, 2_000, 3)) == [
+def test_each_batch_prints_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed_lines(capsys, SourceScanned(source="/in", found=1, unfinished=1), committed(1, 2_000, 3)) == [
         "1 object found in /in, 1 to do",
         "batch 1 committed: 1 object, 2,000 rows, 3 lines quarantined",
     ]
 
 
-def test_messages_that_revive_failed_objects_are_reported_with_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
-    assert heard(capsys, SourceScanned(source="/in", found=3, unfinished=0, messages=1)) == [
+def test_messages_in_the_queue_are_reported_with_the_scan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed_lines(capsys, SourceScanned(source="/in", found=3, unfinished=0, messages=1)) == [
         "3 objects found in /in, 0 to do, 1 message in the queue"
     ]
 
 
 def test_a_failure_names_its_object_once(capsys: pytest.CaptureFixture[str]) -> None:
     own = failed(1, outcome="retry", reason="file:///in/1 is a truncated gzip")
-    assert heard(capsys, own, failed(2)) == [
+    assert printed_lines(capsys, own, failed(2)) == [
         "to be tried again: file:///in/1 is a truncated gzip",
         "dead: file:///in/2: it is bad",
     ]
 
 
-def test_many_failures_do_not_flood_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = heard(capsys, *(failed(number) for number in range(FAILURES_SHOWN + 100)))
+def test_the_number_of_printed_failures_is_limited(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed_lines(capsys, *(failed(number) for number in range(FAILURES_SHOWN + 100)))
     assert len(lines) == FAILURES_SHOWN + 1
     assert "objects list" in lines[-1]
 
 
-def test_hostile_text_is_one_line_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
-    (line,) = heard(capsys, failed(1, reason="\x1b[2J[red]two\nlines"))
+def test_hostile_text_is_printed_escaped_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = printed_lines(capsys, failed(1, reason="\x1b[2J[red]two\nlines"))
     assert line.endswith("\\x1b[2J[red]two\\nlines")
 
 
-def test_progress_within_a_batch_is_reported_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_within_a_batch_is_reported_at_intervals(capsys: pytest.CaptureFixture[str]) -> None:
     now = iter([100.0, 101.0, 100.0 + LINE_EVERY_SECONDS])
     steps = [BatchProgressed(pipeline="p", attempt_id="a", tasks_done=done, tasks=9) for done in (1, 2, 3)]
-    lines = heard(capsys, *steps, monotonic=lambda: next(now))
+    lines = printed_lines(capsys, *steps, monotonic=lambda: next(now))
     assert [line.rpartition(": ")[2] for line in lines] == ["1 of 9 tasks", "3 of 9 tasks"]
 
 
 def test_a_stop_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    (line,) = heard(capsys, WorkerDraining(reason="signal", in_flight=2))
+    (line,) = printed_lines(capsys, WorkerDraining(reason="signal", in_flight=2))
     assert line == "stopping: what is in flight (2 messages) is finished or released"
 
 
 @pytest.mark.parametrize(("outcome", "forced"), [("drained", False), ("interrupted", False), ("forced", True)])
-def test_a_forced_end_is_remembered(outcome: str, forced: bool) -> None:
+def test_the_listener_records_a_forced_end(outcome: str, forced: bool) -> None:
     listener = IngestProgress()
     listener(WorkerStopped(outcome=outcome, released=()))
     assert listener.forced is forced
 
 
-def test_a_terminal_that_went_away_does_not_end_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Gone:
+def test_a_closed_terminal_does_not_end_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ClosedTerminal:
         encoding = "utf-8"
 
         def write(self, text: str) -> int:
@@ -143,14 +143,14 @@ def test_a_terminal_that_went_away_does_not_end_the_job(monkeypatch: pytest.Monk
         def isatty(self) -> bool:
             return False
 
-    monkeypatch.setattr(sys, "stderr", Gone())
+    monkeypatch.setattr(sys, "stderr", ClosedTerminal())
     with IngestProgress() as listener:
         listener(committed(1, 2))
         listener(WorkerStopped(outcome="forced", released=()))
     assert listener.forced
 
 
-def test_on_a_terminal_there_is_a_bar_and_lines_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_a_progress_bar_below_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -167,7 +167,7 @@ def test_on_a_terminal_there_is_a_bar_and_lines_above_it(monkeypatch: pytest.Mon
     assert "batch 1 committed: 39 objects, 2,000 rows" in shown
     assert "dead: file:///in/1: \\x1b[2J[red]bad" in shown
     assert "40/40 objects, 2,000 rows" in shown
-    assert shown.endswith("\x1b[?25h\r\x1b[1A\x1b[2K"), "the cursor is given back and the bar taken away"
+    assert shown.endswith("\x1b[?25h\r\x1b[1A\x1b[2K"), "the cursor is restored and the bar removed"
 
 
 @pytest.mark.parametrize(
@@ -188,14 +188,14 @@ def test_on_a_terminal_there_is_a_bar_and_lines_above_it(monkeypatch: pytest.Mon
         ({"problems": ("\x1b[2J: no",)}, "Could not be checked: \\x1b[2J: no"),
     ],
 )
-def test_the_report_says_what_is_there_and_where_to_look(
+def test_the_report_shows_results_and_the_commands_for_details(
     capsys: pytest.CaptureFixture[str], changes: dict[str, object], part: str
 ) -> None:
     print_report(dataclasses.replace(REPORT, **changes))  # type: ignore[arg-type]  # each value is of its field's type
     assert part in capsys.readouterr().out
 
 
-def test_hints_name_the_table_where_it_is_not_the_one_here(capsys: pytest.CaptureFixture[str]) -> None:
+def test_hints_name_a_table_outside_the_current_folder(capsys: pytest.CaptureFixture[str]) -> None:
     print_report(dataclasses.replace(REPORT, objects_dead=2), options=" --table /lake/clicks")
     assert "`penstock objects list --table /lake/clicks --only dead` says why." in capsys.readouterr().out
 
@@ -215,5 +215,5 @@ def test_repeated_retries_are_reported(event: Event) -> None:
     assert "tried again: OSError: away" in line
 
 
-def test_watching_is_reported_when_it_begins() -> None:
+def test_the_start_of_watching_is_reported() -> None:
     assert event_lines(WatchStarted(source="s3://landing/in")) == ["watching s3://landing/in; Ctrl-C ends it"]

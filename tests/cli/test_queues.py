@@ -1,4 +1,4 @@
-"""`penstock queues`: how they stand, and what may be done to them."""
+"""`penstock queues`: the counts of queues, and the commands that change them."""
 
 import sys
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ USAGE, FAILED, CONFIGURATION = 2, 1, 78
 
 @pytest.fixture
 def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteBroker]:
-    """The queues of the current folder: one with a message of each kind, and its dead letters."""
+    """Create queues in the current folder: one with a message in each state, and its DLQ."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".penstock").mkdir()
     broker = SqliteBroker(tmp_path / ".penstock" / "queue.db", holder="me")
@@ -38,8 +38,8 @@ def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteBr
     broker.close()
 
 
-def test_every_queue_is_listed_with_its_numbers(penstock: Call, broker: SqliteBroker) -> None:
-    orders, letters = penstock("queues", "list", "--json").document
+def test_every_queue_is_listed_with_its_counts(penstock: Call, broker: SqliteBroker) -> None:
+    orders, dead_letters = penstock("queues", "list", "--json").document
     ages = {orders.pop("oldest_visible_message_age_seconds"), orders.pop("oldest_message_age_seconds")}
     assert all(0 <= age < 600 for age in ages)
     assert orders == {
@@ -58,7 +58,7 @@ def test_every_queue_is_listed_with_its_numbers(penstock: Call, broker: SqliteBr
         "sender_key": None,
         "unread": None,
     }
-    assert (letters["queue"], letters["visible"], letters["dead_letters"]) == ("orders-dlq", 1, 0)
+    assert (dead_letters["queue"], dead_letters["visible"], dead_letters["dead_letters"]) == ("orders-dlq", 1, 0)
     table = penstock("queues", "list").out.splitlines()
     columns = ("queue", "visible", "in flight", "delayed", "oldest visible", "oldest", "dead letters", "workers")
     assert [column for column in columns if column not in table[0]] == []
@@ -70,30 +70,30 @@ def test_a_queue_names_the_workers_that_serve_it(penstock: Call, broker: SqliteB
     (keeper,) = presence.listeners
     keeper(WorkerStarted(queues=("orders",), concurrency=1))
     with presence.registered(ledger=lambda: pytest.fail("no ledger"), emit=lambda event: None, random=lambda: 0.5):
-        said = penstock("queues", "show", "orders")
+        result = penstock("queues", "show", "orders")
         assert [row["workers"] for row in penstock("queues", "list", "--json").document] == [["me"], []]
-    assert "workers         me\n" in said.out
+    assert "workers         me\n" in result.out
     assert penstock("queues", "show", "orders", "--json").document["workers"] == []
 
 
-@pytest.mark.parametrize("verb", ["show", "purge"])
-def test_a_queue_that_does_not_exist(penstock: Call, broker: SqliteBroker, verb: str) -> None:
-    said = penstock("queues", verb, "order")
-    assert (said.exit_code, said.out) == (USAGE, "")
-    assert "There is no queue order; existing queues: orders, orders-dlq." in said.err
+@pytest.mark.parametrize("command", ["show", "purge"])
+def test_a_missing_queue_is_a_usage_error(penstock: Call, broker: SqliteBroker, command: str) -> None:
+    result = penstock("queues", command, "order")
+    assert (result.exit_code, result.out) == (USAGE, "")
+    assert "There is no queue order; existing queues: orders, orders-dlq." in result.err
 
 
-def test_looking_where_nothing_was_ever_sent_makes_nothing(
+def test_listing_without_queues_creates_nothing(
     penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = penstock("queues", "list")
-    assert said.exit_code == USAGE
-    assert "There is no queue in" in said.err
+    result = penstock("queues", "list")
+    assert result.exit_code == USAGE
+    assert "There is no queue in" in result.err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_paused_queue_hands_nothing_over_until_it_is_resumed(penstock: Call, broker: SqliteBroker) -> None:
+def test_a_paused_queue_delivers_nothing_until_it_is_resumed(penstock: Call, broker: SqliteBroker) -> None:
     assert penstock("queues", "pause", "orders").out == "orders is paused.\n"
     assert not broker.receive("orders", messages_max=1, lease_seconds=5.0)
     assert penstock("queues", "show", "orders", "--json").document["paused"] is True
@@ -101,7 +101,7 @@ def test_a_paused_queue_hands_nothing_over_until_it_is_resumed(penstock: Call, b
     assert broker.receive("orders", messages_max=1, lease_seconds=5.0)
 
 
-def test_a_pause_is_seen_on_a_narrow_terminal(
+def test_a_pause_is_shown_on_a_narrow_terminal(
     penstock: Call, broker: SqliteBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "state" not in penstock("queues", "list").out
@@ -127,19 +127,19 @@ def test_a_queue_without_messages_has_no_age(penstock: Call, broker: SqliteBroke
     assert row.split() == ["empty", "paused", "0", "0", "0", "0", "0"]
 
 
-def test_a_queue_may_be_paused_before_anything_is_sent_and_a_slip_is_reported(
+def test_pausing_an_unknown_queue_works_and_is_reported(
     penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = penstock("queues", "pause", "ordres")
-    assert said.exit_code == 0
-    assert said.err == "Nothing was ever sent to ordres; is that its name?\n"
+    result = penstock("queues", "pause", "ordres")
+    assert result.exit_code == 0
+    assert result.err == "Nothing was ever sent to ordres; is that its name?\n"
 
 
-def test_purging_asks(penstock: Call, broker: SqliteBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = penstock("queues", "purge", "orders")
-    assert said.exit_code == USAGE
-    assert "give --yes" in said.err
+def test_purging_needs_confirmation(penstock: Call, broker: SqliteBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = penstock("queues", "purge", "orders")
+    assert result.exit_code == USAGE
+    assert "give --yes" in result.err
 
     class Terminal:
         def __init__(self, answer: str) -> None:
@@ -155,10 +155,10 @@ def test_purging_asks(penstock: Call, broker: SqliteBroker, monkeypatch: pytest.
             raise OSError
 
     monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
-    said = penstock("queues", "purge", "orders")
-    assert (said.exit_code, said.out) == (FAILED, "")
-    assert "Delete all 4 messages of orders, 1 of them in flight?" in said.err
-    assert "Nothing was deleted." in said.err
+    result = penstock("queues", "purge", "orders")
+    assert (result.exit_code, result.out) == (FAILED, "")
+    assert "Delete all 4 messages of orders, 1 of them in flight?" in result.err
+    assert "Nothing was deleted." in result.err
     assert broker.stats("orders").visible == 2
     monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
     assert penstock("queues", "purge", "orders").out == "4 messages of orders deleted.\n"
@@ -166,12 +166,12 @@ def test_purging_asks(penstock: Call, broker: SqliteBroker, monkeypatch: pytest.
     assert (stats.visible, stats.in_flight, stats.delayed) == (0, 0, 0)
 
 
-def test_purging_without_being_asked(penstock: Call, broker: SqliteBroker) -> None:
+def test_purging_with_yes_needs_no_confirmation(penstock: Call, broker: SqliteBroker) -> None:
     document = penstock("queues", "purge", "orders-dlq", "--yes", "--json").document
     assert document == {"queue": "orders-dlq", "deleted": 1}
 
 
-def test_a_queue_in_memory_cannot_be_looked_at(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queues_in_memory_cannot_be_listed(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_BROKER", "memory://")
     assert penstock("queues", "list").exit_code == CONFIGURATION
 
@@ -180,22 +180,22 @@ def test_a_queue_in_memory_cannot_be_looked_at(penstock: Call, monkeypatch: pyte
     ("seconds", "text"),
     [(None, ""), (0.4, "0 s"), (119.0, "119 s"), (120.0, "2 min"), (7_300.0, "2 h"), (400_000.0, "5 d")],
 )
-def test_ages_for_people(seconds: float | None, text: str) -> None:
+def test_ages_are_formatted_with_a_unit(seconds: float | None, text: str) -> None:
     assert age_of(seconds) == text
 
 
-def test_dead_letters_are_reported_by_tier_whatever_state_they_are_in(penstock: Call, broker: SqliteBroker) -> None:
+def test_dead_letters_of_both_dlqs_are_counted_in_every_state(penstock: Call, broker: SqliteBroker) -> None:
     for _ in range(2):
         broker.send("orders-dlq", [Outgoing(body=b"1")])
-    (letter, *_) = broker.receive("orders-dlq", messages_max=2, lease_seconds=60.0)
-    assert not broker.settle([(letter, DeadLetter(reason="enough", set_aside=True))])
+    (dead_letter, *_) = broker.receive("orders-dlq", messages_max=2, lease_seconds=60.0)
+    assert not broker.settle([(dead_letter, DeadLetter(reason="enough", set_aside=True))])
     orders = penstock("queues", "show", "orders", "--json").document
     assert (orders["dead_letters"], orders["dead_letters_set_aside"]) == (3, 1)
     assert "3 (1 for people)" in penstock("queues", "show", "orders").out
     assert "dead letters: 3, 1 of them in final DLQs" in penstock("status").out
 
 
-def test_a_queue_that_a_breaker_keeps_from_being_served_is_seen(
+def test_a_queue_paused_by_its_breaker_is_shown(
     penstock: Call, broker: SqliteBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = WorkerRecord(
@@ -217,13 +217,13 @@ def test_a_queue_that_a_breaker_keeps_from_being_served_is_seen(
     assert "breaker" in penstock("queues", "list").out.splitlines()[1]
     assert "by its breaker: ConnectionRefusedError: no" in penstock("queues", "show", "orders").out
     assert "orders is paused by its breaker: ConnectionRefusedError: no" in penstock("status").out
-    lacks = "the ledger is away: refused"
-    away = replace(record, paused={}, unserved={"orders": lacks})
-    monkeypatch.setattr(Workers, "records", lambda _: [away])
+    reason = "the ledger is away: refused"
+    unserved_record = replace(record, paused={}, unserved={"orders": reason})
+    monkeypatch.setattr(Workers, "records", lambda _: [unserved_record])
     (orders, _) = penstock("queues", "list", "--json").document
-    assert orders["unserved"] == lacks
+    assert orders["unserved"] == reason
     assert "unserved" in penstock("queues", "list").out.splitlines()[1]
-    assert lacks in penstock("queues", "show", "orders").out
-    assert f"orders is not consumed: {lacks}" in penstock("status").out
-    assert lacks in penstock("admin", "workers", "list").out
+    assert reason in penstock("queues", "show", "orders").out
+    assert f"orders is not consumed: {reason}" in penstock("status").out
+    assert reason in penstock("admin", "workers", "list").out
     assert "unserved" in penstock("status", "--watch", "--once").out

@@ -1,4 +1,4 @@
-"""`penstock reconcile` and the regular reconcile of object handlers: the source against the ledger, without Spark."""
+"""`penstock reconcile` and the scheduled reconcile of object handlers: the source against the ledger, without Spark."""
 
 import json
 import os
@@ -48,39 +48,39 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    begun: list[Process] = []
+    processes: list[Process] = []
 
     def started(*arguments: object) -> Process:
-        begun.append(Process(tmp_path, *arguments))
-        return begun[-1]
+        processes.append(Process(tmp_path, *arguments))
+        return processes[-1]
 
     yield started
-    for process in begun:
+    for process in processes:
         process.kill()
 
 
 def messages() -> int:
-    with closing(SqliteBroker(Path(".penstock/queue.db"), holder="looking")) as broker:
+    with closing(SqliteBroker(Path(".penstock/queue.db"), holder="test")) as broker:
         return broker.stats("landed").messages
 
 
-def test_what_was_never_announced_is_found_and_then_announced(penstock: Call, shop: str) -> None:
-    said = penstock("reconcile", shop, "parse", "--dry-run", "--json")
-    assert said.exit_code == FOUND, said.err
-    report = json.loads(said.out)
+def test_objects_without_notification_are_found_and_enqueued(penstock: Call, shop: str) -> None:
+    result = penstock("reconcile", shop, "parse", "--dry-run", "--json")
+    assert result.exit_code == FOUND, result.err
+    report = json.loads(result.out)
     assert (report["listed"], report["missing"], report["sent"], report["stopped"]) == (3, 3, 0, False)
     assert [(prefix["uri"].rpartition("/landing/")[2], prefix["missing"]) for prefix in report["prefixes"]] == [
         ("2026/", 2),
         ("", 1),
     ]
-    said = penstock("reconcile", shop, "parse", "--limit", "2")
-    assert said.exit_code == FOUND
-    assert "enqueued 2 of them in landed" in said.out
+    result = penstock("reconcile", shop, "parse", "--limit", "2")
+    assert result.exit_code == FOUND
+    assert "enqueued 2 of them in landed" in result.out
     assert messages() == 2
     assert "missing" in penstock("status").out
-    said = penstock("reconcile", shop, "parse")
-    assert said.exit_code == 0, said.err
-    assert messages() == 5, "what still waits is announced once more, which does no harm"
+    result = penstock("reconcile", shop, "parse")
+    assert result.exit_code == 0, result.err
+    assert messages() == 5, "objects that still wait are enqueued once more, which does no harm"
 
 
 def test_processed_failed_and_young_objects_are_not_missing(
@@ -97,15 +97,15 @@ def test_processed_failed_and_young_objects_are_not_missing(
         assert ledger.counts("parse")[ObjectState.PROCESSED] == 3
         assert ledger.counts("parse")[ObjectState.DEAD] == 1
     (tmp_path / "landing" / "new").write_text("new")
-    said = penstock("reconcile", shop, "parse", "--older-than", "1h", "--json")
-    report = said.document
+    result = penstock("reconcile", shop, "parse", "--older-than", "1h", "--json")
+    report = result.document
     assert (report["listed"], report["missing"], report["left_out"]) == (5, 0, {"young": 1})
     (tmp_path / "landing" / "a").write_text("changed: another version")
     report = penstock("reconcile", shop, "parse", "--json").document
     assert (report["missing"], report["sent"]) == (2, 2)
 
 
-def test_status_says_missing_until_what_was_announced_is_attended_to(penstock: Call, shop: str, start: Start) -> None:
+def test_status_reports_missing_objects_until_they_are_processed(penstock: Call, shop: str, start: Start) -> None:
     assert penstock("reconcile", shop, "parse", "--limit", "2").exit_code == FOUND
     assert penstock("status", "--json").document["pipelines"][0]["objects_missing"] == 3, "messages wait"
     worker = start("worker", shop)
@@ -119,10 +119,10 @@ def test_status_says_missing_until_what_was_announced_is_attended_to(penstock: C
     worker.expect("object.finished")
     worker.signal(signal.SIGTERM)
     worker.exit_code()
-    assert "objects missing" not in penstock("status").out
+    assert "found by the latest reconcile" not in penstock("status").out
 
 
-def test_it_needs_no_package_of_spark(penstock: Call, shop: str, tmp_path: Path) -> None:
+def test_reconcile_needs_no_package_of_spark(penstock: Call, shop: str, tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['pyspark', 'py4j', 'pyarrow', 'deltalake', 'numpy']))\n"
         "sys.argv[0] = 'penstock'; from penstock.cli.main import main; main()"
@@ -139,7 +139,7 @@ def test_it_needs_no_package_of_spark(penstock: Call, shop: str, tmp_path: Path)
     assert json.loads(done.stdout)["sent"] == 3
 
 
-def test_a_worker_reconciles_its_object_handlers_by_itself(
+def test_a_worker_reconciles_its_object_handlers_on_schedule(
     penstock: Call, shop: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = start("worker", shop, "--reconcile-every", "60s")
@@ -151,7 +151,7 @@ def test_a_worker_reconciles_its_object_handlers_by_itself(
     assert penstock("reconcile", shop, "parse", "--json").document["missing"] == 0
 
 
-def test_memory_stays_bounded_where_every_object_has_a_folder_of_its_own() -> None:
+def test_memory_is_bounded_if_every_object_has_its_own_folder() -> None:
     found = MissingAlone(ReconcileScope(bucket="b", below="in/", before=1e12))
     with closing(found):
         for number in range(2 * FOLDERS_MAX + 10):
@@ -164,7 +164,7 @@ def test_memory_stays_bounded_where_every_object_has_a_folder_of_its_own() -> No
         assert [len(chunk) for chunk in found.chunks(limit=3, objects_max=2)] == [2, 1]
 
 
-def test_keys_that_no_notification_can_name_are_left_out_and_strange_ones_are_not() -> None:
+def test_only_keys_that_no_notification_can_name_are_left_out() -> None:
     found = MissingAlone(ReconcileScope(bucket="b", below="", before=1e12))
     strange = ["\udc80", "a b/%2F?", "画像"]
     with closing(found):

@@ -45,7 +45,7 @@ def server(start_redis: StartRedis) -> RedisServer:
 
 @pytest.fixture
 def here(tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An app whose queue is in Redis."""
+    """Create an app whose queue is in Redis."""
     folder = tmp_path / "app"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -61,7 +61,7 @@ def start(here: Path) -> Iterator[Start]:
     started: list[Process] = []
 
     def begin(*arguments: object, **options: object) -> Process:
-        process = Process(here, "worker", *arguments, **options)  # type: ignore[arg-type]  # as the caller gave them
+        process = Process(here, "worker", *arguments, **options)  # type: ignore[arg-type]  # passed on unchanged
         started.append(process)
         return process
 
@@ -80,7 +80,7 @@ def send(broker: RedisStreamsBroker, queue: str) -> None:
     broker.send(queue, [Outgoing(body=b"{}")])
 
 
-def test_messages_are_sent_looked_at_and_purged(penstock: Call, here: Path) -> None:
+def test_messages_are_sent_shown_and_purged(penstock: Call, here: Path) -> None:
     (here / "lines").write_text("1\n2\n3\n")
     assert penstock("send", "orders", "--file", "lines", "--group", "t").out == "3 messages sent to orders.\n"
     penstock("send", "orders", "--body", "4", "--delay", 600)
@@ -96,22 +96,22 @@ def test_messages_are_sent_looked_at_and_purged(penstock: Call, here: Path) -> N
     assert penstock("queues", "purge", "orders", "--yes", "--json").document["deleted"] == 5
 
 
-def test_status_and_dead_letters(penstock: Call, broker: RedisStreamsBroker) -> None:
+def test_status_reports_messages_and_dead_letters(penstock: Call, broker: RedisStreamsBroker) -> None:
     send(broker, "orders")
     send(broker, "orders")
     (delivery,) = broker.receive("orders", messages_max=1, lease_seconds=LEASE_SECONDS)
     broker.settle([(delivery, DeadLetter(reason="no such order"))])
     document = penstock("status", "--json").document
     assert (document["problems"], document["workers_elsewhere"]) == (["dead letters: 1"], True)
-    (letter,) = penstock("dead", "list", "--json").document
-    assert (letter["reason"], letter["queue"]) == ("no such order", "orders-dlq")
+    (dead_letter,) = penstock("dead", "list", "--json").document
+    assert (dead_letter["reason"], dead_letter["queue"]) == ("no such order", "orders-dlq")
     penstock("queues", "purge", "orders-dlq", "--yes")
-    said = penstock("status").out.splitlines()
-    assert said[0] == "messages waiting or in flight: 1; workers of other hosts are invisible"
-    assert "none on this host" in said[-1]
+    result = penstock("status").out.splitlines()
+    assert result[0] == "messages waiting or in flight: 1; workers of other hosts are invisible"
+    assert "none on this host" in result[-1]
 
 
-def test_doctor_looks_at_the_server(penstock: Call, here: Path) -> None:
+def test_doctor_checks_the_server(penstock: Call, here: Path) -> None:
     found = {finding["check"]: finding for finding in penstock("doctor", "--json").document}
     assert found["broker"]["level"] == "ok"
     for check in ("redis", "redis memory", "redis clock", "redis rights"):
@@ -121,19 +121,19 @@ def test_doctor_looks_at_the_server(penstock: Call, here: Path) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_doctor_says_what_to_do_about_a_server_that_is_away(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_an_unavailable_server_with_a_remedy(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_BROKER", "redis://127.0.0.1:1")
     (broker,) = (one for one in json.loads(penstock("doctor", "--json").out) if one["check"] == "broker")
     assert (broker["level"], "refused" in broker["found"]) == ("failed", True)
     assert "The setting broker has its address" in broker["hint"]
 
 
-def test_doctor_warns_of_a_ledger_of_this_host_beside_a_queue_of_all(penstock: Call, here: Path) -> None:
+def test_doctor_warns_about_a_local_ledger_with_a_shared_queue(penstock: Call, here: Path) -> None:
     def ledger() -> str:
         findings = penstock("doctor", "--json").document
         return next(str(finding["level"]) for finding in findings if finding["check"] == "ledger")
 
-    assert ledger() == "ok"  # nobody needed one yet
+    assert ledger() == "ok"  # no ledger is needed yet
     (here / ".penstock").mkdir()
     (here / ".penstock" / "ledger.db").touch()
     assert ledger() == "warning"
@@ -156,7 +156,7 @@ def test_services_that_need_a_shared_ledger_do_not_start_with_a_local_one(
     start("keyed:app").expect("worker.started")
 
 
-VERBS: list[tuple[object, ...]] = [
+COMMANDS: list[tuple[object, ...]] = [
     ("admin", "config", "show"),
     ("admin", "config", "show", "--json"),
     ("doctor",),
@@ -188,7 +188,7 @@ VERBS: list[tuple[object, ...]] = [
         ("redis:/shop:{secret}@127.0.0.1", CONFIGURATION),
     ],
 )
-def test_no_verb_ever_shows_the_password(
+def test_no_command_ever_shows_the_password(
     penstock: Call,
     here: Path,
     server: RedisServer,
@@ -197,12 +197,12 @@ def test_no_verb_ever_shows_the_password(
     exit_code: int | None,
 ) -> None:
     monkeypatch.setenv("PENSTOCK_BROKER", address.format(secret=SECRET, port=server.port))
-    for verb in VERBS:
-        said = penstock(*verb)
-        assert SECRET not in said.out + said.err, verb
-        if verb == ("queues", "list") and exit_code is not None:
-            assert said.exit_code == exit_code, said.err
-            assert len(said.err.splitlines()) <= 1
+    for command in COMMANDS:
+        result = penstock(*command)
+        assert SECRET not in result.out + result.err, command
+        if command == ("queues", "list") and exit_code is not None:
+            assert result.exit_code == exit_code, result.err
+            assert len(result.err.splitlines()) <= 1
     assert SECRET not in (here / "made" / "penstock.toml").read_text()
 
 
@@ -218,8 +218,8 @@ def test_no_worker_ever_logs_the_password(
     server.stop()
     worker.expect("receive.failed")
     worker.kill()
-    assert len(worker.said) > 4
-    assert not [line for line in worker.said if SECRET in line]
+    assert len(worker.log_lines) > 4
+    assert not [line for line in worker.log_lines if SECRET in line]
 
 
 def test_a_worker_that_the_server_refuses_logs_an_error(
@@ -230,11 +230,11 @@ def test_a_worker_that_the_server_refuses_logs_an_error(
     failed = worker.expect("worker.failed")
     assert (failed["level"], failed["error.type"]) == ("error", "ConfigurationError")
     assert worker.exit_code() == CONFIGURATION
-    assert sum('"worker.failed"' in line for line in worker.said) == 1
-    assert not [line for line in worker.said if SECRET in line]
+    assert sum('"worker.failed"' in line for line in worker.log_lines) == 1
+    assert not [line for line in worker.log_lines if SECRET in line]
 
 
-def test_messages_of_a_killed_worker_go_to_the_next_of_this_host_at_once(
+def test_messages_of_a_killed_worker_are_redelivered_on_this_host_at_once(
     start: Start, broker: RedisStreamsBroker, here: Path
 ) -> None:
     send(broker, "slow")
@@ -248,7 +248,7 @@ def test_messages_of_a_killed_worker_go_to_the_next_of_this_host_at_once(
     assert [record.pid for record in Workers(here / ".penstock").records()] == [second.pid]
 
 
-def test_messages_of_a_killed_child_go_to_its_sibling_at_once(
+def test_messages_of_a_killed_child_are_redelivered_to_its_sibling_at_once(
     start: Start, broker: RedisStreamsBroker, here: Path
 ) -> None:
     supervisor = start("shop:app", "--processes", 2)
@@ -269,9 +269,9 @@ def test_a_deleted_entry_is_reported(start: Start, broker: RedisStreamsBroker, h
     send(broker, "slow")
     worker = start("shop:app")
     worker.expect("message.started")
-    with redis.Redis.from_url(os.environ["PENSTOCK_BROKER"]) as somebody:
-        ((id, _),) = somebody.xrange("penstock:{slow}:stream")
-        somebody.xdel("penstock:{slow}:stream", id)
+    with redis.Redis.from_url(os.environ["PENSTOCK_BROKER"]) as client:
+        ((id, _),) = client.xrange("penstock:{slow}:stream")
+        client.xdel("penstock:{slow}:stream", id)
     assert worker.expect("message.deleted", queue="slow")["ids"] == [id.decode()]
 
 
@@ -292,10 +292,10 @@ def test_workers_of_this_host_are_listed_drained_and_stopped(
     assert worker.exit_code() == 0
 
 
-def test_a_stream_at_a_name_that_is_not_escaped_is_named_with_the_right_key(
+def test_a_stream_with_an_unescaped_key_is_reported_with_the_right_key(
     penstock: Call, here: Path, server: RedisServer
 ) -> None:
-    """A client writes the name of the queue as it is, where the colon has to be escaped."""
+    """A client writes the queue's name unescaped, although its colon must be escaped."""
     address = os.environ["PENSTOCK_BROKER"]
     with closing(RedisStreamsBroker(address, holder="")) as broker, closing(redis.Redis.from_url(address)) as client:
         broker.send("mail:fast", [Outgoing(body=b"1")])
@@ -303,9 +303,9 @@ def test_a_stream_at_a_name_that_is_not_escaped_is_named_with_the_right_key(
         assert ("penstock:{mail%3Afast}:stream" in shown.out, "Warning" in shown.err) == (True, False)
         client.xadd("penstock:{mail:fast}:stream", {"body": "2"})
         for words in (["queues", "show", "mail:fast"], ["queues", "list"]):
-            said = penstock(*words)
-            assert "the key penstock:{mail:fast}:stream holds 1 entry that no worker reads" in said.err
-            assert "is penstock:{mail%3Afast}:stream" in said.err
+            result = penstock(*words)
+            assert "the key penstock:{mail:fast}:stream holds 1 entry that no worker reads" in result.err
+            assert "is penstock:{mail%3Afast}:stream" in result.err
         status = penstock("status", "--app", "shop:app", "--check")
         assert status.exit_code == CHECK_FOUND_PROBLEMS
         assert "holds 1 entry that no worker reads" in " ".join((status.out + status.err).split())

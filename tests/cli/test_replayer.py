@@ -57,7 +57,7 @@ def start(here: Path) -> Iterator[Start]:
     started: list[Process] = []
 
     def begin(*arguments: object, **options: object) -> Process:
-        process = Process(here, *arguments, **options)  # type: ignore[arg-type]  # as the caller gave them
+        process = Process(here, *arguments, **options)  # type: ignore[arg-type]  # passed on unchanged
         started.append(process)
         return process
 
@@ -74,14 +74,14 @@ def broker(here: Path) -> Iterator[SqliteBroker]:
     broker.close()
 
 
-def die(broker: SqliteBroker, queue: str = "orders", **fields: object) -> None:
+def dead_letter(broker: SqliteBroker, queue: str = "orders", **fields: object) -> None:
     """Add a dead letter to the queue."""
-    broker.send(queue, [Outgoing(body=b"{}", **fields)])  # type: ignore[arg-type]  # as the caller gave them
+    broker.send(queue, [Outgoing(body=b"{}", **fields)])  # type: ignore[arg-type]  # passed on unchanged
     (delivery,) = broker.receive(queue, messages_max=1, lease_seconds=60)
     assert not broker.settle([(delivery, DeadLetter(reason="it failed"))])
 
 
-def once(here: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_replayer(here: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return run_forked(
         [sys.executable, "-m", "penstock", "admin", "replayer", "shop:app", *arguments],
         cwd=here,
@@ -90,12 +90,12 @@ def once(here: Path, *arguments: str, **variables: str) -> subprocess.CompletedP
     )
 
 
-def test_once_brings_back_what_is_due_and_reports(here: Path, broker: SqliteBroker) -> None:
-    die(broker)
-    die(broker)
-    die(broker, attributes={COUNTER_ATTRIBUTE: "3"})
-    die(broker, "mails")
-    ran = once(here, "--json")
+def test_a_run_replays_due_dead_letters_and_reports_counts(here: Path, broker: SqliteBroker) -> None:
+    dead_letter(broker)
+    dead_letter(broker)
+    dead_letter(broker, attributes={COUNTER_ATTRIBUTE: "3"})
+    dead_letter(broker, "mails")
+    ran = run_replayer(here, "--json")
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout) == {
         "mails": {"sent": 1, "waiting": 0, "set_aside": 0, "released": 0},
@@ -104,44 +104,44 @@ def test_once_brings_back_what_is_due_and_reports(here: Path, broker: SqliteBrok
     assert broker.stats("orders-dlq").visible == 0
     assert broker.stats("orders-dead").visible == 1
     assert len(broker.receive("orders", messages_max=9, lease_seconds=60)) == 2
-    assert not (here / "opened").exists()  # its handlers are not served, and so nothing is opened for them
+    assert not (here / "opened").exists()  # its handlers are not served, so their lifespan does not run
 
 
-def test_once_with_nothing_to_do_says_so(here: Path) -> None:
-    ran = once(here)
+def test_a_run_without_due_dead_letters_reports_that(here: Path) -> None:
+    ran = run_replayer(here)
     assert (ran.returncode, ran.stdout) == (0, "")
     assert "No dead letter was due." in ran.stderr
 
 
 def test_a_queue_without_a_handler_can_be_named_and_others_are_left(here: Path, broker: SqliteBroker) -> None:
-    die(broker, "elsewhere")
-    die(broker)
-    ran = once(here, "--json", "--queues", "elsewhere")
+    dead_letter(broker, "elsewhere")
+    dead_letter(broker)
+    ran = run_replayer(here, "--json", "--queues", "elsewhere")
     assert list(json.loads(ran.stdout)) == ["elsewhere"]
     assert broker.stats("orders-dlq").visible == 1
 
 
-def test_what_is_off_stays_where_it_is(here: Path, broker: SqliteBroker) -> None:
+def test_dead_letters_of_a_queue_turned_off_are_left_alone(here: Path, broker: SqliteBroker) -> None:
     (here / "penstock.toml").write_text(f"{QUICK}[dead_letters.replay_queues.orders]\noff = true\n")
-    die(broker)
-    assert once(here).returncode == 0
+    dead_letter(broker)
+    assert run_replayer(here).returncode == 0
     assert broker.stats("orders-dlq").visible == 1
-    ran = once(here, "--queues", "orders")
+    ran = run_replayer(here, "--queues", "orders")
     assert (ran.returncode, "the settings turn replays off" in ran.stderr) == (CONFIGURATION, True)
 
 
-def test_the_samples_variables_count_where_ours_say_nothing(here: Path, broker: SqliteBroker) -> None:
-    die(broker, attributes={COUNTER_ATTRIBUTE: "1"})
+def test_variables_of_the_aws_sample_are_used_without_own_settings(here: Path, broker: SqliteBroker) -> None:
+    dead_letter(broker, attributes={COUNTER_ATTRIBUTE: "1"})
     url = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
     sample = {"MAX_ATTEMPS": "1", "BACKOFF_RATE": "500000"}
-    ran = once(here, "--json", **sample)
+    ran = run_replayer(here, "--json", **sample)
     assert json.loads(ran.stdout)["orders"]["set_aside"] == 1
-    ran = once(here, MAX_ATTEMPS="three")
+    ran = run_replayer(here, MAX_ATTEMPS="three")
     assert (ran.returncode, "MAX_ATTEMPS in the environment is 'three'" in ran.stderr) == (CONFIGURATION, True)
-    die(broker)
-    assert once(here, **sample).returncode == 0
-    assert broker.stats("orders").visible == 1  # the base of penstock.toml goes before theirs
-    ran = once(here, SQS_MAIN_URL=url.removeprefix("https://"))
+    dead_letter(broker)
+    assert run_replayer(here, **sample).returncode == 0
+    assert broker.stats("orders").visible == 1  # replay_base of penstock.toml takes precedence over theirs
+    ran = run_replayer(here, SQS_MAIN_URL=url.removeprefix("https://"))
     assert (ran.returncode, "it is the URL of a queue" in ran.stderr) == (CONFIGURATION, True)
 
 
@@ -150,9 +150,9 @@ def test_a_worker_for_jobs_only_replays_and_opens_nothing_for_handlers(
 ) -> None:
     replayer = start("worker", "shop:app", "--replay", "--jobs", "only")
     assert replayer.expect("worker.started")["queues"] == ["orders-dlq", "mails-dlq"]
-    die(broker)
-    told = replayer.expect("dead_letter.replayed")
-    assert (told["queue"], told["dead_letter_queue"], told["count"], told["result"]) == (
+    dead_letter(broker)
+    replayed = replayer.expect("dead_letter.replayed")
+    assert (replayed["queue"], replayed["dead_letter_queue"], replayed["count"], replayed["result"]) == (
         "orders",
         "orders-dlq",
         1,
@@ -167,7 +167,7 @@ def test_a_worker_for_jobs_only_replays_and_opens_nothing_for_handlers(
     assert broker.stats("orders").visible == 1
 
 
-def test_a_worker_replays_beside_its_work_until_the_handler_is_fixed(
+def test_a_worker_consumes_and_replays_until_the_handler_is_fixed(
     start: Start, broker: SqliteBroker, here: Path
 ) -> None:
     broker.send("orders", [Outgoing(body=b"{}")])
@@ -200,13 +200,13 @@ def test_every_process_of_a_worker_gets_the_replay_setting(start: Start, here: P
 
 
 @pytest.mark.parametrize("text", ["", "a,,b", "a,a"])
-def test_queues_that_are_no_list_are_refused(text: str) -> None:
+def test_an_invalid_list_of_queues_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a list of different queues"):
         _names(text)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "exit_code", "said"),
+    ("arguments", "exit_code", "result"),
     [
         (("shop:app", "--queues", "orders-dlq"), USAGE, "orders-dlq is a dead-letter queue by its name"),
         (("bare:app",), CONFIGURATION, "There is no queue whose dead letters can be replayed"),
@@ -214,13 +214,13 @@ def test_queues_that_are_no_list_are_refused(text: str) -> None:
         (("memory:app",), CONFIGURATION, "exists only inside its process"),
     ],
 )
-def test_invalid_values_are_reported_in_a_sentence(
-    here: Path, start: Start, arguments: tuple[str, ...], exit_code: int, said: str
+def test_invalid_values_are_reported_with_an_error_message(
+    here: Path, start: Start, arguments: tuple[str, ...], exit_code: int, result: str
 ) -> None:
     (here / "bare.py").write_text("from penstock import App\napp = App.from_config()\n")
     (here / "memory.py").write_text("from penstock import App\napp = App(broker='memory://')\n")
-    letters = "@app.handler('orders-dlq')\ndef look(message):\n    pass\n"
-    (here / "both.py").write_text(f"from shop import app\n{letters}")
+    handler_code = "@app.handler('orders-dlq')\ndef look(message):\n    pass\n"
+    (here / "both.py").write_text(f"from shop import app\n{handler_code}")
     replayer = start("admin", "replayer", *arguments)
     assert replayer.exit_code() == exit_code
-    assert said in replayer.sentence()
+    assert result in replayer.error_message()

@@ -40,7 +40,7 @@ def broker(moto: AwsServer) -> Iterator[SqsBroker]:
         yield broker
 
 
-def once(here: Path, moto: AwsServer, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_replayer(here: Path, moto: AwsServer, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "penstock", "admin", "replayer", "cloud_shop:app", "--json", *arguments],
         cwd=here,
@@ -52,7 +52,7 @@ def once(here: Path, moto: AwsServer, *arguments: str, **variables: str) -> subp
     )
 
 
-def bury(broker: SqsBroker, **attributes: str | bytes) -> None:
+def dead_letter(broker: SqsBroker, **attributes: str | bytes) -> None:
     broker.send("orders", [Outgoing(body=b"1", attributes=attributes)])
     (delivery,) = broker.receive("orders", messages_max=1, lease_seconds=60)
     assert not broker.settle([(delivery, DeadLetter(reason="no such order"))])
@@ -63,36 +63,36 @@ def url_of(moto: AwsServer, queue: str) -> str:
     return url
 
 
-def test_it_stands_in_for_the_sample_with_its_variables_and_counter(
+def test_the_replayer_replaces_the_aws_sample_with_its_variables_and_counter(
     here: Path, moto: AwsServer, broker: SqsBroker
 ) -> None:
-    bury(broker, binary=b"\x00\xff")
-    bury(broker, **{COUNTER_ATTRIBUTE: "2"})
+    dead_letter(broker, binary=b"\x00\xff")
+    dead_letter(broker, **{COUNTER_ATTRIBUTE: "2"})
     variables = {"SQS_MAIN_URL": url_of(moto, "orders"), "MAX_ATTEMPS": "2", "BACKOFF_RATE": "0.001"}
-    ran = once(here, moto, **variables, MESSAGE_RETENTION_PERIOD="345600")
+    ran = run_replayer(here, moto, **variables, MESSAGE_RETENTION_PERIOD="345600")
     assert ran.returncode == 0, ran.stderr
     (found,) = json.loads(ran.stdout).values()
     assert found == {"sent": 1, "waiting": 0, "set_aside": 1, "released": 0}
-    (letter,) = broker.receive("orders-dead", messages_max=9, lease_seconds=60, wait_seconds=2)
-    assert letter.message.attributes[COUNTER_ATTRIBUTE] == "2"
+    (set_aside,) = broker.receive("orders-dead", messages_max=9, lease_seconds=60, wait_seconds=2)
+    assert set_aside.message.attributes[COUNTER_ATTRIBUTE] == "2"
     (back,) = broker.receive("orders", messages_max=9, lease_seconds=60, wait_seconds=3)
     assert (back.message.attributes[COUNTER_ATTRIBUTE], back.message.attributes["binary"]) == ("1", b"\x00\xff")
     assert not broker.receive("orders-dlq", messages_max=9, lease_seconds=60)
 
 
 @pytest.mark.parametrize(
-    ("missing", "said"),
+    ("missing", "result"),
     [
         ("orders", "Dead letters cannot be replayed: There is no queue 'orders'"),
         ("orders-dlq", "Dead letters cannot be replayed: There is no queue 'orders-dlq'"),
         ("orders-dead", "The dead letters in orders-dlq that fail again have no final DLQ: there is no queue"),
     ],
 )
-def test_a_queue_or_tier_that_does_not_exist_is_said_before_anything_is_received(
-    here: Path, moto: AwsServer, broker: SqsBroker, missing: str, said: str
+def test_a_missing_queue_or_dlq_is_reported_before_anything_is_received(
+    here: Path, moto: AwsServer, broker: SqsBroker, missing: str, result: str
 ) -> None:
     moto.client("sqs").delete_queue(QueueUrl=url_of(moto, missing))
-    ran = once(here, moto, "--queues", "orders")
+    ran = run_replayer(here, moto, "--queues", "orders")
     assert ran.returncode == CONFIGURATION
-    (sentence,) = [line for line in ran.stderr.splitlines() if line.startswith("penstock: ")]
-    assert said in sentence
+    (message,) = [line for line in ran.stderr.splitlines() if line.startswith("penstock: ")]
+    assert result in message

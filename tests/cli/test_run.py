@@ -1,4 +1,4 @@
-"""`penstock run`: finding the pipeline, and what needs no Spark."""
+"""`penstock run`: finding the pipeline, and the parts that need no Spark."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ clicks = app.pipeline(
 
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a module in the current folder; another one each time, as Python remembers modules."""
+    """Write an app's module into the current folder; return its name, a new one each time, as Python caches modules."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     name = f"shop_{tmp_path.name}"
@@ -29,15 +29,15 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def test_with_nothing_to_do_it_is_done_without_spark(penstock: Call, shop: str) -> None:
+def test_a_run_with_nothing_to_do_starts_no_spark(penstock: Call, shop: str) -> None:
     report = penstock("run", f"{shop}:app", "clicks", "--available-now", "--source", "landing", "--json").document
     assert (report["pipeline"], report["objects_found"], report["objects_processed"]) == ("clicks", 0, 0)
     assert (report["table_version"], report["stopped"], report["messages_left"]) == (None, False, 0)
-    said = penstock("run", f"{shop}:app", "clicks", "--available-now")
-    assert said.exit_code == 0
-    assert "clicks: 0 objects processed, 0 rows written in 0 batches" in said.out
-    assert "(no version yet)" in said.out
-    assert "Spark" not in said.err
+    result = penstock("run", f"{shop}:app", "clicks", "--available-now")
+    assert result.exit_code == 0
+    assert "clicks: 0 objects processed, 0 rows written in 0 batches" in result.out
+    assert "(no version yet)" in result.out
+    assert "Spark" not in result.err
 
 
 @pytest.mark.parametrize(
@@ -51,27 +51,27 @@ def test_with_nothing_to_do_it_is_done_without_spark(penstock: Call, shop: str) 
         (("{shop}:app", "clicks", "--source", "s3://bucket/"), "s3://bucket is not in"),
     ],
 )
-def test_missing_apps_and_sources_are_reported_in_a_sentence(
+def test_missing_apps_and_sources_are_reported_in_one_line(
     penstock: Call, shop: str, arguments: tuple[str, ...], words: str
 ) -> None:
-    said = penstock("run", *(argument.format(shop=shop) for argument in arguments))
-    assert said.exit_code == 2
-    assert words in said.err
-    assert len(said.err.splitlines()) == 1
+    result = penstock("run", *(argument.format(shop=shop) for argument in arguments))
+    assert result.exit_code == 2
+    assert words in result.err
+    assert len(result.err.splitlines()) == 1
 
 
-def test_columns_that_do_not_go_with_the_table_are_reported_before_spark_is_started(
+def test_columns_that_do_not_fit_the_table_are_reported_before_spark_starts(
     penstock: Call, shop: str, tmp_path: Path
 ) -> None:
     (tmp_path / f"{shop}.py").write_text(SHOP.format(sink=", partition_by=['day']"))
     (tmp_path / "landing" / "a.jsonl").write_text(json.dumps({"id": 1}) + "\n")
-    said = penstock("run", f"{shop}:app", "clicks", "--available-now", "--source", "landing")
-    assert said.exit_code == 2
-    assert "no column day to partition by" in said.err
-    assert "Spark started" not in said.err
+    result = penstock("run", f"{shop}:app", "clicks", "--available-now", "--source", "landing")
+    assert result.exit_code == 2
+    assert "no column day to partition by" in result.err
+    assert "Spark started" not in result.err
 
 
-def test_a_source_folder_that_does_not_exist_is_said(penstock: Call, shop: str, tmp_path: Path) -> None:
+def test_a_missing_source_folder_is_reported(penstock: Call, shop: str, tmp_path: Path) -> None:
     (tmp_path / "landing").rmdir()
-    said = penstock("run", f"{shop}:app", "clicks", "--available-now")
-    assert (said.exit_code, "landing does not exist" in said.err) == (2, True)
+    result = penstock("run", f"{shop}:app", "clicks", "--available-now")
+    assert (result.exit_code, "landing does not exist" in result.err) == (2, True)

@@ -1,4 +1,4 @@
-"""`penstock send`: lines become messages, or a sentence that names the line."""
+"""`penstock send`: lines become messages, or an error names the line."""
 
 import io
 import json
@@ -39,7 +39,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def typed(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+def set_stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
@@ -55,16 +55,16 @@ def bodies(queue: str = "q") -> list[bytes]:
     return [message.body for message in messages(queue)]
 
 
-def test_lines_of_standard_input_in_their_order_blank_ones_left_out(
+def test_lines_of_standard_input_are_sent_in_order_without_blank_ones(
     penstock: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    typed(monkeypatch, b'{"a": 1}\n\n  \n"\xe5\x90\x8d"\r\n3')
-    said = penstock("send", "q")
-    assert (said.exit_code, said.out) == (0, "3 messages sent to q.\n")
+    set_stdin(monkeypatch, b'{"a": 1}\n\n  \n"\xe5\x90\x8d"\r\n3')
+    result = penstock("send", "q")
+    assert (result.exit_code, result.out) == (0, "3 messages sent to q.\n")
     assert bodies() == [b'{"a": 1}', '"名"'.encode(), b"3"]
 
 
-def test_a_file_in_several_chunks(penstock: Call, here: Path) -> None:
+def test_a_file_is_sent_in_several_chunks(penstock: Call, here: Path) -> None:
     (here / "lines").write_text("".join(f"{n}\n" for n in range(2 * CHUNK_MAX + 1)))
     document = penstock("send", "q", "--file", "lines", "--json").document
     assert (document["queue"], document["sent"], len(document["message_ids"])) == ("q", 2_001, 1_000)
@@ -72,7 +72,7 @@ def test_a_file_in_several_chunks(penstock: Call, here: Path) -> None:
     assert document["message_ids"] == [message.id for message in messages()[:1_000]]
 
 
-def test_one_body_with_group_and_delay(penstock: Call) -> None:
+def test_one_body_is_sent_with_group_and_delay(penstock: Call) -> None:
     assert penstock("send", "q", "--body", '{"a": 1}', "--group", "g", "--delay", "3600").exit_code == 0
     broker = SqliteBroker(".penstock/queue.db", holder="test")
     assert broker.stats("q").delayed == 1
@@ -84,30 +84,30 @@ def test_one_body_with_group_and_delay(penstock: Call) -> None:
     ("delay", "seconds"),
     [("2m", 120.0), ("5 min", 300.0), ("1h30m", 5_400.0), ("0.5", 0.5), ("60", 60.0), ("0", 0.0), ("0 min", 0.0)],
 )
-def test_a_delay_is_written_as_in_code(
+def test_a_delay_is_parsed_as_a_duration(
     penstock: Call, monkeypatch: pytest.MonkeyPatch, delay: str, seconds: float
 ) -> None:
     delays: list[float] = []
 
-    def take(broker: SqliteBroker, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+    def record_delays(broker: SqliteBroker, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         delays.extend(message.delay_seconds for message in messages)
         return ["1"]
 
-    monkeypatch.setattr(SqliteBroker, "send", take)
+    monkeypatch.setattr(SqliteBroker, "send", record_delays)
     assert penstock("send", "q", "--body", "1", "--delay", delay).exit_code == 0
     assert delays == [seconds]
 
 
-def test_a_deduplication_id_is_for_one_message(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deduplication_id_needs_a_single_message(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
-        said = penstock("send", "q", "--body", "1", "--deduplication-id", "d")
-        assert said.exit_code == 0
-        assert said.out == "1 message sent to q, unless one of this deduplication id was sent within five minutes.\n"
+        result = penstock("send", "q", "--body", "1", "--deduplication-id", "d")
+        assert result.exit_code == 0
+        assert result.out == "1 message sent to q, unless one of this deduplication id was sent within five minutes.\n"
     assert bodies() == [b"1"]
-    typed(monkeypatch, b"1\n2\n")
-    said = penstock("send", "q", "--deduplication-id", "e")
-    assert (said.exit_code, bodies()) == (USAGE, [b"1"])
-    assert "send one at a time" in said.err
+    set_stdin(monkeypatch, b"1\n2\n")
+    result = penstock("send", "q", "--deduplication-id", "e")
+    assert (result.exit_code, bodies()) == (USAGE, [b"1"])
+    assert "send one at a time" in result.err
 
 
 @pytest.mark.parametrize(
@@ -124,43 +124,45 @@ def test_a_bad_line_is_named_and_nothing_of_its_chunk_is_sent(
 ) -> None:
     good = b"".join(b"%d\n" % n for n in range(CHUNK_MAX))
     (here / "lines").write_bytes(good + b"\n1\n" + line + b"\n2\n")
-    said = penstock("send", "q", "--file", "lines")
-    assert (said.exit_code, said.out) == (USAGE, "")
-    assert f"penstock: Line 1,003 cannot be sent: {words}" in said.err.replace("the body is ", "")
-    assert "1,000 messages sent, the rest was not." in said.err
+    result = penstock("send", "q", "--file", "lines")
+    assert (result.exit_code, result.out) == (USAGE, "")
+    assert f"penstock: Line 1,003 cannot be sent: {words}" in result.err.replace("the body is ", "")
+    assert "1,000 messages sent, the rest was not." in result.err
     assert len(bodies()) == CHUNK_MAX
 
 
-def test_a_line_that_no_queue_takes_is_named(penstock: Call, here: Path) -> None:
+def test_a_line_over_the_size_limit_is_named(penstock: Call, here: Path) -> None:
     (here / "lines").write_bytes(b'"' + b"x" * 1_100_000 + b'"\n')
-    said = penstock("send", "q", "--file", "lines")
-    assert said.exit_code == USAGE
-    assert "Line 1 cannot be sent: its body has 1,100,002 bytes, and 1,048,576 is the most." in said.err
+    result = penstock("send", "q", "--file", "lines")
+    assert result.exit_code == USAGE
+    assert "Line 1 cannot be sent: its body has 1,100,002 bytes, and 1,048,576 is the most." in result.err
 
 
-def test_raw_lines_are_text_of_any_kind(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    typed(monkeypatch, b"hello\n\xff{\n")
+def test_raw_lines_are_sent_unchecked(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_stdin(monkeypatch, b"hello\n\xff{\n")
     assert penstock("send", "q", "--raw").exit_code == 0
     assert bodies() == [b"hello", b"\xff{"]
 
 
-def test_bodies_have_to_fit_the_model_of_the_apps_queue(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    typed(monkeypatch, b'{"id": 1}\n{"id": "x"}\n')
-    said = penstock("send", "orders", "--app", "sendshop:app")
-    assert said.exit_code == USAGE
-    assert "Line 2 cannot be sent: A body for the queue orders does not fit Order: id: " in said.err
-    assert "Nothing was sent." in said.err
+def test_bodies_are_checked_against_the_model_of_the_apps_queue(
+    penstock: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_stdin(monkeypatch, b'{"id": 1}\n{"id": "x"}\n')
+    result = penstock("send", "orders", "--app", "sendshop:app")
+    assert result.exit_code == USAGE
+    assert "Line 2 cannot be sent: A body for the queue orders does not fit Order: id: " in result.err
+    assert "Nothing was sent." in result.err
     assert penstock("send", "orders", "--app", "sendshop:app", "--body", '{"id": 1}').exit_code == 0
     (message,) = messages("orders")
     assert (message.body, message.attributes["penstock-type"]) == (b'{"id":1}', "Order")
     assert penstock("send", "orders", "--app", "sendshop:app", "--body", "x", "--raw").exit_code == USAGE
 
 
-def test_nothing_to_send_says_so(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    typed(monkeypatch, b"\n\n")
-    said = penstock("send", "q", "--json")
-    assert said.document == {"queue": "q", "sent": 0, "unknown": 0, "message_ids": []}
-    assert said.err == "There was nothing to send: the input is empty.\n"
+def test_empty_input_is_reported(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_stdin(monkeypatch, b"\n\n")
+    result = penstock("send", "q", "--json")
+    assert result.document == {"queue": "q", "sent": 0, "unknown": 0, "message_ids": []}
+    assert result.err == "There was nothing to send: the input is empty.\n"
 
 
 @pytest.mark.parametrize(
@@ -182,21 +184,21 @@ def test_nothing_to_send_says_so(penstock: Call, monkeypatch: pytest.MonkeyPatch
         ),
     ],
 )
-def test_arguments_that_make_no_sense(penstock: Call, arguments: tuple[str, ...], words: str) -> None:
-    said = penstock("send", "q", *arguments)
-    assert (said.exit_code, said.out) == (USAGE, "")
-    assert words in said.err
+def test_invalid_arguments_are_usage_errors(penstock: Call, arguments: tuple[str, ...], words: str) -> None:
+    result = penstock("send", "q", *arguments)
+    assert (result.exit_code, result.out) == (USAGE, "")
+    assert words in result.err
 
 
 def test_a_queue_in_memory_cannot_be_sent_to(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_BROKER", "memory://")
-    said = penstock("send", "q", "--body", "1")
-    assert said.exit_code == CONFIGURATION
-    assert "exists only inside its process" in said.err
+    result = penstock("send", "q", "--body", "1")
+    assert result.exit_code == CONFIGURATION
+    assert "exists only inside its process" in result.err
 
 
 class Pipe(io.BytesIO):
-    """Brings what it was given piece by piece, as a pipe does."""
+    """A stream that returns its data piece by piece, as a pipe does."""
 
     def __init__(self, *pieces: bytes) -> None:
         super().__init__()
@@ -211,12 +213,12 @@ def test_lines_from_a_slow_pipe_are_sent_at_once() -> None:
     assert list(chunks) == [[(1, b"1"), (2, b"2")], [(3, b"34")]]
 
 
-def test_a_line_without_an_end_is_bounded() -> None:
+def test_the_length_of_a_line_is_bounded() -> None:
     with pytest.raises(UsageError, match="Line 2 is longer than"):
         list(chunks_of(Pipe(b"1\n", *[b"x" * 1_000_000] * (LINE_BYTES_MAX // 1_000_000 + 2))))
 
 
-def test_ctrl_c_says_that_sending_again_would_send_twice(
+def test_ctrl_c_during_a_send_reports_what_may_have_been_sent(
     penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "lines").write_text("1\n" * (CHUNK_MAX + 1))
@@ -228,14 +230,14 @@ def test_ctrl_c_says_that_sending_again_would_send_twice(
         return sent(broker, queue, messages)
 
     monkeypatch.setattr(SqliteBroker, "send", send_once)
-    said = penstock("send", "q", "--file", "lines")
-    assert said.exit_code == 130
-    assert said.err == "penstock: interrupted; 1,000 messages sent, perhaps the next 1, and no more.\n"
+    result = penstock("send", "q", "--file", "lines")
+    assert result.exit_code == 130
+    assert result.err == "penstock: interrupted; 1,000 messages sent, perhaps the next 1, and no more.\n"
     assert penstock("send", "q", "--body", "1").err == "penstock: interrupted; perhaps 1 message sent, and no more.\n"
 
 
-def cut(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """A broker that takes whole chunks, and fails on the way to the answer for smaller ones."""
+def fail_small_sends(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Let the broker accept whole chunks, and raise the error for smaller ones."""
     sent = SqliteBroker.send
 
     def send_once(broker: SqliteBroker, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
@@ -262,38 +264,40 @@ def test_an_interrupted_send_reports_how_many_messages_are_unknown(
     penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch, sent: int, left: int, words: str
 ) -> None:
     (here / "lines").write_text("1\n" * (sent + left))
-    cut(monkeypatch, UnknownOutcome("the broker is away."))
-    said = penstock("send", "q", "--file", "lines", "--json")
-    assert said.exit_code == TEMPORARY
-    assert said.err.startswith(words)
-    assert "again may send" in said.err
-    document = json.loads(said.out)
+    fail_small_sends(monkeypatch, UnknownOutcome("the broker is away."))
+    result = penstock("send", "q", "--file", "lines", "--json")
+    assert result.exit_code == TEMPORARY
+    assert result.err.startswith(words)
+    assert "again may send" in result.err
+    document = json.loads(result.out)
     assert (document["sent"], document["unknown"], len(document["message_ids"])) == (sent, left, sent)
 
 
-def test_a_deduplication_id_makes_it_safe_to_send_again(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    cut(monkeypatch, UnknownOutcome("the broker is away."))
-    said = penstock("send", "q", "--body", "1", "--deduplication-id", "d")
-    assert said.exit_code == TEMPORARY
-    assert "it is safe to send it again" in said.err
+def test_with_a_deduplication_id_sending_again_is_reported_as_safe(
+    penstock: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_small_sends(monkeypatch, UnknownOutcome("the broker is away."))
+    result = penstock("send", "q", "--body", "1", "--deduplication-id", "d")
+    assert result.exit_code == TEMPORARY
+    assert "it is safe to send it again" in result.err
 
 
-def test_a_send_that_is_refused_leaves_nothing_unknown(
+def test_a_refused_send_reports_no_unknown_messages(
     penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "lines").write_text("1\n" * (CHUNK_MAX + 1))
-    cut(monkeypatch, TemporaryError("the broker is full."))
-    said = penstock("send", "q", "--file", "lines", "--json")
-    assert said.exit_code == TEMPORARY
-    assert "1,000 messages sent, the rest was not." in said.err
-    document = json.loads(said.out)
+    fail_small_sends(monkeypatch, TemporaryError("the broker is full."))
+    result = penstock("send", "q", "--file", "lines", "--json")
+    assert result.exit_code == TEMPORARY
+    assert "1,000 messages sent, the rest was not." in result.err
+    document = json.loads(result.out)
     assert (document["sent"], document["unknown"]) == (CHUNK_MAX, 0)
 
 
-def test_ctrl_c_between_two_lines_says_exactly_how_many_were_sent(
+def test_ctrl_c_between_two_lines_reports_the_exact_number_sent(
     penstock: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Typed(Pipe):
+    class InterruptedPipe(Pipe):
         def read1(self, size: int | None = -1, /) -> bytes:
             return super().read1(size) or interrupt()
 
@@ -301,24 +305,26 @@ def test_ctrl_c_between_two_lines_says_exactly_how_many_were_sent(
         raise KeyboardInterrupt
 
     for pieces, words in (((b"1\n", b"2\n3"), "2 messages sent, and no more"), ((), "nothing was sent")):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(Typed(*pieces)))
-        said = penstock("send", "q")
-        assert (said.exit_code, said.err) == (130, f"penstock: interrupted; {words}.\n")
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(InterruptedPipe(*pieces)))
+        result = penstock("send", "q")
+        assert (result.exit_code, result.err) == (130, f"penstock: interrupted; {words}.\n")
     assert bodies() == [b"1", b"2"]
 
 
-def test_a_configured_app_that_cannot_be_loaded_is_a_warning_and_a_named_one_an_error(
+def test_an_app_that_cannot_be_loaded_is_a_warning_if_configured_and_an_error_if_named(
     penstock: Call, here: Path
 ) -> None:
     (here / "penstock.toml").write_text('app = "sendshop:app"\n')
     (here / "sendshop.py").write_text("import no_such_module\n")
-    said = penstock("send", "orders", "--body", "{}")
-    assert (said.exit_code, said.out) == (0, "1 message sent to orders.\n")
-    assert said.err.startswith("Warning: the app sendshop:app cannot be loaded, so bodies are not checked. The module")
-    assert "no_such_module" in said.err
+    result = penstock("send", "orders", "--body", "{}")
+    assert (result.exit_code, result.out) == (0, "1 message sent to orders.\n")
+    assert result.err.startswith(
+        "Warning: the app sendshop:app cannot be loaded, so bodies are not checked. The module"
+    )
+    assert "no_such_module" in result.err
     assert bodies("orders") == [b"{}"]
-    said = penstock("send", "orders", "--body", "{}", "--app", "sendshop:app")
-    assert said.exit_code == USAGE
+    result = penstock("send", "orders", "--body", "{}", "--app", "sendshop:app")
+    assert result.exit_code == USAGE
     assert bodies("orders") == [b"{}"]
 
 
@@ -326,17 +332,17 @@ def test_a_configured_app_that_cannot_be_loaded_is_a_warning_and_a_named_one_an_
 def test_no_progress_bar_is_drawn_over_typed_input(
     penstock: Call, monkeypatch: pytest.MonkeyPatch, typing: bool
 ) -> None:
-    typed(monkeypatch, b"1\n2\n")
+    set_stdin(monkeypatch, b"1\n2\n")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: typing)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    said = penstock("send", "q")
-    assert said.exit_code == 0
-    assert ("\x1b[" in said.err) is not typing
+    result = penstock("send", "q")
+    assert result.exit_code == 0
+    assert ("\x1b[" in result.err) is not typing
     if typing:
-        assert said.err == "Reading lines from the terminal; Ctrl-D ends them.\n"
+        assert result.err == "Reading lines from the terminal; Ctrl-D ends them.\n"
 
 
-def test_ids_are_those_of_the_messages(penstock: Call) -> None:
-    said = penstock("send", "q", "--body", "1", "--json")
-    assert json.loads(said.out)["message_ids"] == [message.id for message in messages()]
+def test_the_printed_ids_are_those_of_the_messages(penstock: Call) -> None:
+    result = penstock("send", "q", "--body", "1", "--json")
+    assert json.loads(result.out)["message_ids"] == [message.id for message in messages()]

@@ -1,4 +1,4 @@
-"""The verbs and workers on queues in SQS, by name, URL and ARN; and what they say where SQS cannot."""
+"""Commands and workers on queues in SQS, by name, URL and ARN; and the errors for what SQS cannot do."""
 
 import json
 import os
@@ -46,7 +46,7 @@ app.pipeline("clicks", source=ObjectSource("landing", queue="nope", schema="id l
 
 @pytest.fixture
 def here(tmp_path: Path, moto: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an app, whose queues are in SQS."""
+    """Create a folder with an app whose queues are in SQS."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(checks, "_spark_checks", lambda environ, formats: ())
     for name, value in moto.environment.items():
@@ -69,7 +69,7 @@ def start(here: Path) -> Iterator[Start]:
     started: list[Process] = []
 
     def begin(*arguments: object, **options: object) -> Process:
-        process = Process(here, "worker", *arguments, **options)  # type: ignore[arg-type]  # as the caller gave them
+        process = Process(here, "worker", *arguments, **options)  # type: ignore[arg-type]  # passed on unchanged
         started.append(process)
         return process
 
@@ -79,28 +79,30 @@ def start(here: Path) -> Iterator[Start]:
 
 
 def names_of(moto: AwsServer, queue: str) -> dict[str, str]:
-    """By what a queue may be called."""
+    """Return the three ways to name a queue."""
     url = moto.client("sqs").get_queue_url(QueueName=queue)["QueueUrl"]
     return {"name": queue, "url": url, "arn": f"arn:aws:sqs:{REGION}:{moto.account}:{queue}"}
 
 
-def bury(broker: SqsBroker) -> None:
+def dead_letter(broker: SqsBroker) -> None:
     broker.send("orders", [Outgoing(body=b"1")])
     (delivery,) = broker.receive("orders", messages_max=1, lease_seconds=LEASE_SECONDS)
     assert not broker.settle([(delivery, DeadLetter(reason="no such order"))])
 
 
 QUEUES = "orders, orders-dead, orders-dlq, slow, slow-dead, slow-dlq"
-called = pytest.mark.parametrize("called", ["name", "url", "arn"])
+named_by = pytest.mark.parametrize("named_by", ["name", "url", "arn"])
 
 
-@called
-def test_a_queue_is_sent_to_and_shown(penstock: Call, moto: AwsServer, broker: SqsBroker, called: str) -> None:
-    name = names_of(moto, "orders")[called]
+@named_by
+def test_a_queue_is_sent_to_and_shown_by_each_name(
+    penstock: Call, moto: AwsServer, broker: SqsBroker, named_by: str
+) -> None:
+    name = names_of(moto, "orders")[named_by]
     (Path("lines")).write_text("1\n2\n3\n")
     assert penstock("send", name, "--file", "lines", "--group", "t").out == f"3 messages sent to {name}.\n"
     assert penstock("send", name, "--body", "4", "--delay", 600, "--json").document["sent"] == 1
-    bury(broker)
+    dead_letter(broker)
     document = penstock("queues", "show", name, "--json").document
     del document["workers"]
     assert document == {
@@ -135,17 +137,17 @@ def test_queues_are_listed_and_purged(penstock: Call, broker: SqsBroker) -> None
     assert (again.exit_code, "purges once in that time" in again.err) == (TEMPORARY, True)
 
 
-def test_no_queues_are_none_of_ours(penstock: Call, here: Path) -> None:
+def test_an_account_without_queues_lists_none(penstock: Call, here: Path) -> None:
     assert penstock("queues", "list", "--json").document == []
-    said = penstock("queues", "list")
-    assert "create one" in said.out + said.err
+    result = penstock("queues", "list")
+    assert "create one" in result.out + result.err
 
 
 @pytest.mark.parametrize(
-    "called", ["nope", f"arn:aws:sqs:{REGION}:123456789012:nope", "http://127.0.0.1:{port}/1/nope"]
+    "named_by", ["nope", f"arn:aws:sqs:{REGION}:123456789012:nope", "http://127.0.0.1:{port}/1/nope"]
 )
-def test_a_queue_that_does_not_exist(penstock: Call, moto: AwsServer, broker: SqsBroker, called: str) -> None:
-    name = called.format(port=moto.port)
+def test_a_missing_queue_is_reported(penstock: Call, moto: AwsServer, broker: SqsBroker, named_by: str) -> None:
+    name = named_by.format(port=moto.port)
     sent = penstock("send", name, "--body", "1")
     assert (sent.exit_code, sent.out) == (CONFIGURATION, "")
     assert f"There is no queue {name!r}" in sent.err
@@ -157,12 +159,12 @@ def test_a_queue_that_does_not_exist(penstock: Call, moto: AwsServer, broker: Sq
 
 
 def test_a_queue_of_another_region_is_refused_by_its_arn(penstock: Call, broker: SqsBroker) -> None:
-    said = penstock("send", "arn:aws:sqs:eu-west-1:123456789012:orders", "--body", "1")
-    assert said.exit_code == CONFIGURATION
-    assert "write sqs://eu-west-1" in said.err
+    result = penstock("send", "arn:aws:sqs:eu-west-1:123456789012:orders", "--body", "1")
+    assert result.exit_code == CONFIGURATION
+    assert "write sqs://eu-west-1" in result.err
 
 
-def test_what_sqs_cannot_take_is_one_sentence(penstock: Call, broker: SqsBroker) -> None:
+def test_unsupported_operations_are_reported_in_one_line(penstock: Call, broker: SqsBroker) -> None:
     late = penstock("send", "orders", "--body", "1", "--delay", 901)
     assert late.exit_code == CONFIGURATION
     assert "900 s" in late.err.splitlines()[-1]
@@ -170,57 +172,57 @@ def test_what_sqs_cannot_take_is_one_sentence(penstock: Call, broker: SqsBroker)
         "pause": "The queue 'orders' cannot be paused on SQS; let its workers drain instead.",
         "resume": "The queue 'orders' cannot be resumed: on SQS none is ever paused.",
     }
-    for verb, sentence in cannot.items():
-        said = penstock("queues", verb, "orders")
-        assert (said.exit_code, said.out, said.err) == (CONFIGURATION, "", f"penstock: {sentence}\n")
+    for command, message in cannot.items():
+        result = penstock("queues", command, "orders")
+        assert (result.exit_code, result.out, result.err) == (CONFIGURATION, "", f"penstock: {message}\n")
 
 
-def test_a_deduplication_id_is_of_use_to_fifo_queues_alone(penstock: Call, moto: AwsServer, broker: SqsBroker) -> None:
-    said = penstock("send", "orders", "--body", "1", "--deduplication-id", "x")
-    assert said.out == "1 message sent to orders.\n"
-    assert "only FIFO queues" in said.err
+def test_a_deduplication_id_works_only_with_fifo_queues(penstock: Call, moto: AwsServer, broker: SqsBroker) -> None:
+    result = penstock("send", "orders", "--body", "1", "--deduplication-id", "x")
+    assert result.out == "1 message sent to orders.\n"
+    assert "only FIFO queues" in result.err
     moto.client("sqs").create_queue(QueueName="line.fifo", Attributes={"FifoQueue": "true"})
     for _ in range(2):
-        told = penstock("send", "line.fifo", "--body", "1", "--group", "g", "--deduplication-id", "x")
-        assert "unless one of this deduplication id" in told.out
+        again = penstock("send", "line.fifo", "--body", "1", "--group", "g", "--deduplication-id", "x")
+        assert "unless one of this deduplication id" in again.out
     assert penstock("queues", "show", "line.fifo", "--json").document["visible"] == 1
 
 
 # Dead letters
 
 
-@pytest.mark.parametrize("called", ["orders", "{url}"])
+@pytest.mark.parametrize("named_by", ["orders", "{url}"])
 def test_dead_letters_are_counted_and_shown_if_their_queue_is_named(
-    penstock: Call, moto: AwsServer, broker: SqsBroker, called: str, monkeypatch: pytest.MonkeyPatch
+    penstock: Call, moto: AwsServer, broker: SqsBroker, named_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = called.format(url=names_of(moto, "orders")["url"])
+    queue = named_by.format(url=names_of(moto, "orders")["url"])
     assert penstock("dead", "list", "--queue", queue).exit_code == 0
-    bury(broker)
-    nameless = penstock("dead", "list")
-    assert (nameless.exit_code, "No queue is named" in nameless.err) == (USAGE, True)
-    (letter,) = penstock("dead", "list", "--queue", queue, "--json").document
-    assert (listed_name(letter["queue"]), letter["original_queue"]) == ("orders-dlq", "orders")
-    assert len(penstock("dead", "list", "--queue", queue, "--json").document) == 1, "it was not given back"
+    dead_letter(broker)
+    unnamed = penstock("dead", "list")
+    assert (unnamed.exit_code, "No queue is named" in unnamed.err) == (USAGE, True)
+    (listed,) = penstock("dead", "list", "--queue", queue, "--json").document
+    assert (listed_name(listed["queue"]), listed["original_queue"]) == ("orders-dlq", "orders")
+    assert len(penstock("dead", "list", "--queue", queue, "--json").document) == 1, "the message was not visible again"
     monkeypatch.setenv("PENSTOCK_WORKER_QUEUES", '{"orders": 1}')
     assert penstock("status", "--json").document["problems"] == ["dead letters: 1"]
 
 
 @pytest.fixture
-def strangers(moto: AwsServer) -> None:
-    """Queues of another team in the same account, with dead letters."""
+def foreign_queues(moto: AwsServer) -> None:
+    """Create queues of another team in the same account, with dead letters."""
     sqs = moto.client("sqs")
     for name in ("foreign", "foreign-team-dlq"):
         url = sqs.create_queue(QueueName=name)["QueueUrl"]
         sqs.send_message(QueueUrl=url, MessageBody="1")
 
 
-@pytest.mark.usefixtures("strangers")
-def test_queues_of_strangers_are_none_of_the_app_s(
+@pytest.mark.usefixtures("foreign_queues")
+def test_foreign_queues_are_not_counted_for_an_app(
     penstock: Call, broker: SqsBroker, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(here))
     (here / "lonely.py").write_text(APP.replace('os.environ.get("QUEUE", "slow")', '"slow"'))
-    bury(broker)  # in orders, which this app does not serve
+    dead_letter(broker)  # in orders, which this app does not serve
     penstock("send", "slow", "--body", "1")
     found = penstock("status", "--app", "lonely:app", "--json").document
     assert (found["problems"], found["messages"]["visible"], found["dead_letters"]) == ([], 1, 0)
@@ -230,18 +232,18 @@ def test_queues_of_strangers_are_none_of_the_app_s(
     assert penstock("dead", "list", "--app", "lonely:app").exit_code == 0
     assert "foreign" in penstock("queues", "list").out
 
-    nameless = penstock("status")
-    assert nameless.out.splitlines()[0].startswith("all well; no queue is named")
-    assert "foreign" not in nameless.out
+    unnamed = penstock("status")
+    assert unnamed.out.splitlines()[0].startswith("all well; no queue is named")
+    assert "foreign" not in unnamed.out
 
 
-@pytest.mark.usefixtures("strangers")
-def test_the_hint_for_dead_letters_that_cannot_be_browsed_is_no_list(
+@pytest.mark.usefixtures("foreign_queues")
+def test_the_hint_for_dead_letters_that_cannot_be_browsed_names_status(
     penstock: Call, broker: SqsBroker, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(here))
     (here / "loser.py").write_text(APP.replace('os.environ.get("QUEUE", "slow")', '"orders"'))
-    bury(broker)
+    dead_letter(broker)
     (app,) = [
         one for one in json.loads(penstock("doctor", "--app", "loser:app", "--json").out) if one["check"] == "app"
     ]
@@ -249,10 +251,10 @@ def test_the_hint_for_dead_letters_that_cannot_be_browsed_is_no_list(
     assert app["hint"] == "`penstock status --app loser:app` shows more."
 
 
-def test_a_place_of_dead_letters_that_queues_have_in_common_counts_once(
+def test_a_dlq_shared_by_queues_counts_once(
     penstock: Call, moto: AwsServer, broker: SqsBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And is found by the redrive policy, whatever it is called; that of a FIFO queue by its name."""
+    """The DLQ is found by the redrive policy, whatever its name; that of a FIFO queue by its name."""
     sqs = moto.client("sqs")
     urls = [sqs.create_queue(QueueName=name)["QueueUrl"] for name in ("a", "b", "lost")]
     policy = {"deadLetterTargetArn": names_of(moto, "lost")["arn"], "maxReceiveCount": 9}
@@ -264,27 +266,27 @@ def test_a_place_of_dead_letters_that_queues_have_in_common_counts_once(
     for name in ("line.fifo", "line-dlq.fifo"):
         url = sqs.create_queue(QueueName=name, Attributes={"FifoQueue": "true"})["QueueUrl"]
     sqs.send_message(QueueUrl=url, MessageBody="1", MessageGroupId="g", MessageDeduplicationId="1")
-    for called in (*names_of(moto, "line.fifo").values(), "line-dlq.fifo"):
-        monkeypatch.setenv("PENSTOCK_WORKER_QUEUES", json.dumps({called: 1}))
+    for named_by in (*names_of(moto, "line.fifo").values(), "line-dlq.fifo"):
+        monkeypatch.setenv("PENSTOCK_WORKER_QUEUES", json.dumps({named_by: 1}))
         found = penstock("status", "--json").document
-        assert (found["dead_letters"], found["messages"]["visible"]) == (1, 0), called
-        said = penstock("dead", "list", "--queue", called)
-        assert "each read counts as a receive" in said.err, called
+        assert (found["dead_letters"], found["messages"]["visible"]) == (1, 0), named_by
+        result = penstock("dead", "list", "--queue", named_by)
+        assert "each read counts as a receive" in result.err, named_by
 
 
-def test_failed_objects_are_listed_although_dead_letters_cannot_be(
+def test_failed_objects_are_listed_even_if_dead_letters_cannot_be(
     penstock: Call, broker: SqsBroker, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = Scene.of_app(here)
     scene.fail("a.jsonl", AttemptFailure.DEAD, "it is no JSON")
     scene.process("a.jsonl", version="2")
-    bury(broker)
+    dead_letter(broker)
     for options in ((), ("--pipeline", "clicks")):
-        said = penstock("dead", "list", "--json", *options)
-        (dead,) = said.document
+        result = penstock("dead", "list", "--json", *options)
+        (dead,) = result.document
         assert dead["kind"] == "object"
-        (sentence,) = said.err.splitlines()
-        assert "No queue is named" in sentence
+        (message,) = result.err.splitlines()
+        assert "No queue is named" in message
     monkeypatch.setenv("PENSTOCK_WORKER_QUEUES", '{"orders": 1}')
     status = penstock("status", "--json")
     assert status.exit_code in (0, 1), status.err
@@ -295,13 +297,13 @@ def test_failed_objects_are_listed_although_dead_letters_cannot_be(
 
 
 @pytest.mark.parametrize("options", [(), ("--watch",)], ids=["once", "watching"])
-def test_an_ingest_from_a_queue_that_does_not_exist_says_so(
+def test_an_ingest_from_a_missing_queue_is_a_configuration_error(
     penstock: Call, moto: AwsServer, broker: SqsBroker, options: tuple[str, ...]
 ) -> None:
-    """Its counts are those of an empty one, and Spark is not started to find out."""
+    """The queue's counts are those of an empty one, and Spark is not started to find out."""
     for bucket in ("landing", "lake"):
         moto.client("s3").create_bucket(Bucket=bucket)
-    said = penstock(
+    result = penstock(
         "ingest",
         "s3://landing/in",
         "s3://lake/t",
@@ -314,16 +316,16 @@ def test_an_ingest_from_a_queue_that_does_not_exist_says_so(
         "state",
         *options,
     )
-    assert said.exit_code == CONFIGURATION, said.out + said.err
-    assert "There is no queue 'nope'" in said.err
-    assert "watching" not in said.err
+    assert result.exit_code == CONFIGURATION, result.out + result.err
+    assert "There is no queue 'nope'" in result.err
+    assert "watching" not in result.err
 
 
-@called
+@named_by
 def test_a_worker_serves_a_queue_drains_and_stops(
-    penstock: Call, start: Start, moto: AwsServer, broker: SqsBroker, monkeypatch: pytest.MonkeyPatch, called: str
+    penstock: Call, start: Start, moto: AwsServer, broker: SqsBroker, monkeypatch: pytest.MonkeyPatch, named_by: str
 ) -> None:
-    name = names_of(moto, "slow")[called]
+    name = names_of(moto, "slow")[named_by]
     monkeypatch.setenv("QUEUE", name)
     penstock("send", name, "--body", "1")
     worker = start("cloud_shop:app")
@@ -332,7 +334,7 @@ def test_a_worker_serves_a_queue_drains_and_stops(
     id = worker.expect("worker.started")["worker"]
     assert penstock("queues", "show", name, "--json").document["workers"] == [id]
     assert [row["worker"] for row in penstock("admin", "workers", "list", "--json").document] == [id]
-    if called == "name":
+    if named_by == "name":
         assert penstock("admin", "workers", "drain", "--json").document == {"asked": [id], "elsewhere": []}
         worker.expect("worker.draining")
     Path("go_on").touch()
@@ -342,19 +344,19 @@ def test_a_worker_serves_a_queue_drains_and_stops(
     assert penstock("queues", "show", name, "--json").document["in_flight"] == 0
 
 
-def test_a_worker_whose_queue_is_not_there_says_so(
+def test_a_worker_with_a_missing_queue_is_a_configuration_error(
     start: Start, broker: SqsBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUE", "nope")
     worker = start("cloud_shop:app")
     assert worker.exit_code() == CONFIGURATION
-    assert "There is no queue 'nope'" in worker.sentence()
-    (failed,) = (json.loads(line) for line in worker.said if line.startswith("{"))
+    assert "There is no queue 'nope'" in worker.error_message()
+    (failed,) = (json.loads(line) for line in worker.log_lines if line.startswith("{"))
     assert (failed["event"], failed["error.type"]) == ("worker.failed", "QueueMissing")
     assert "exception" not in failed
 
 
-def test_a_worker_takes_nothing_while_one_of_its_queues_is_not_there(
+def test_a_worker_with_one_missing_queue_receives_nothing(
     penstock: Call, start: Start, broker: SqsBroker, here: Path
 ) -> None:
     more = '\n@app.handler("nope")\ndef more(message):\n    pass\n'
@@ -362,39 +364,41 @@ def test_a_worker_takes_nothing_while_one_of_its_queues_is_not_there(
     penstock("send", "slow", "--body", "1")
     worker = start("cloud_shop:app")
     assert worker.exit_code() == CONFIGURATION
-    assert "There is no queue 'nope'" in worker.sentence()
-    assert [json.loads(line)["event"] for line in worker.said if line.startswith("{")] == ["worker.failed"]
+    assert "There is no queue 'nope'" in worker.error_message()
+    assert [json.loads(line)["event"] for line in worker.log_lines if line.startswith("{")] == ["worker.failed"]
     counts = penstock("queues", "show", "slow", "--json").document
     assert (counts["visible"], counts["in_flight"]) == (1, 0)
 
 
-def test_a_run_whose_queue_is_not_there_says_so_before_spark_is_started(
+def test_a_run_with_a_missing_queue_fails_before_spark_starts(
     penstock: Call, broker: SqsBroker, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(here))
     monkeypatch.setattr(Spark, "session", lambda self: pytest.fail("Spark was started"))
     (here / "cloud_lake.py").write_text(LAKE)
     for options in ((), ("--available-now",)):
-        said = penstock("run", "cloud_lake:app", "clicks", *options)
-        assert (said.exit_code, said.out) == (CONFIGURATION, ""), said.err
-        assert "There is no queue 'nope'" in said.err
+        result = penstock("run", "cloud_lake:app", "clicks", *options)
+        assert (result.exit_code, result.out) == (CONFIGURATION, ""), result.err
+        assert "There is no queue 'nope'" in result.err
 
 
-def test_a_server_that_is_away(penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_server_is_a_temporary_failure(
+    penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("PENSTOCK_WORKER_QUEUES", '{"orders": 1}')
-    for verb in (("send", "orders", "--body", "1"), ("queues", "list"), ("queues", "show", "orders"), ("status",)):
-        said = penstock(*verb)
-        assert said.exit_code == TEMPORARY, (verb, said.err)
-        assert said.err.splitlines()[-1].startswith("penstock: ")
+    for command in (("send", "orders", "--body", "1"), ("queues", "list"), ("queues", "show", "orders"), ("status",)):
+        result = penstock(*command)
+        assert result.exit_code == TEMPORARY, (command, result.err)
+        assert result.err.splitlines()[-1].startswith("penstock: ")
 
 
-def test_doctor_looks_at_the_app_s_queues_however_they_are_called(
+def test_doctor_checks_an_apps_queues_by_each_name(
     penstock: Call, moto: AwsServer, broker: SqsBroker, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(here))
-    for called, name in names_of(moto, "slow").items():
-        module = f"doctored_{called}"
+    for named_by, name in names_of(moto, "slow").items():
+        module = f"doctored_{named_by}"
         (here / f"{module}.py").write_text(APP.replace('os.environ.get("QUEUE", "slow")', repr(name)))
         document = penstock("doctor", "--app", f"{module}:app", "--json").document
         found = {one["check"]: one["level"] for one in document}

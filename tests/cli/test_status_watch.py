@@ -1,4 +1,4 @@
-"""`penstock status --watch`: how everything stands, again and again, on a screen, in lines and as JSON."""
+"""`penstock status --watch`: the status refreshed, on a screen, in lines and as JSON."""
 
 import io
 import json
@@ -33,7 +33,7 @@ SRC = Path(__file__).parents[2] / "src"
 USAGE = 2
 DEADLINE_SECONDS = 60.0
 
-Top = Callable[..., subprocess.Popen[str]]
+StartWatch = Callable[..., subprocess.Popen[str]]
 
 
 def command(*arguments: str) -> list[str]:
@@ -47,15 +47,15 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def interruptible() -> Iterator[None]:
-    """A shell ignores SIGINT for what runs behind it, and processes inherit that."""
+    """Let SIGINT interrupt: a shell ignores it for background processes, and their children inherit that."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
-def top(environment: dict[str, str]) -> Iterator[Top]:
-    """Start it in the current folder; its output comes through a pipe."""
+def start_watch(environment: dict[str, str]) -> Iterator[StartWatch]:
+    """Return a function that starts the command in the current folder, with its output in a pipe."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> subprocess.Popen[str]:
@@ -70,19 +70,19 @@ def top(environment: dict[str, str]) -> Iterator[Top]:
 
 
 def documents(stream: IO[str] | None, until: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-    """What it prints up to the first that fits; a test's time is bounded by that of its process."""
+    """Return the printed documents up to the first that fits; the caller bounds the time."""
     assert stream is not None
     found: list[dict[str, Any]] = []
     for line in stream:
         found.append(json.loads(line))
         if until(found[-1]):
             return found
-    raise AssertionError(f"it ended before: {found[-1:]}")
+    raise AssertionError(f"the process ended before: {found[-1:]}")
 
 
 @pytest.fixture
 def bounded() -> Iterator[Callable[[subprocess.Popen[str]], None]]:
-    """Kill a process that goes on for too long, so that whoever reads from it goes on."""
+    """Return a function that kills a process after the deadline, so that its reader ends too."""
     timers: list[threading.Timer] = []
 
     def bound(child: subprocess.Popen[str]) -> None:
@@ -100,11 +100,11 @@ def bounded() -> Iterator[Callable[[subprocess.Popen[str]], None]]:
 def test_one_poll_shows_the_status_and_a_row_per_queue_and_pipeline(penstock: Call, app_scene: Scene) -> None:
     app_scene.process("x")
     app_scene.send("a", "b")
-    app_scene.bury(b"?", "no JSON")
+    app_scene.dead_letter(b"?", "no JSON")
     app_scene.fail("d", AttemptFailure.DEAD, "bad")
-    said = penstock("status", "--watch", "--once")
-    assert (said.exit_code, said.err) == (0, "")
-    head, queues, row, pipelines, pipeline = said.out.splitlines()
+    result = penstock("status", "--watch", "--once")
+    assert (result.exit_code, result.err) == (0, "")
+    head, queues, row, pipelines, pipeline = result.out.splitlines()
     assert head.endswith("no consumer: messages waiting with no worker running: 2; failed objects: 1; dead letters: 1")
     assert queues.split()[:3] == ["queue", "state", "oldest"]
     assert row.split()[0] == "clicks-files"
@@ -113,13 +113,13 @@ def test_one_poll_shows_the_status_and_a_row_per_queue_and_pipeline(penstock: Ca
     assert pipeline.split() == ["clicks", "1", "1", "1", "?"], "processed, dead, batches, unpublished"
 
 
-def test_one_poll_as_json_is_the_status_with_the_rates_of_each_queue(penstock: Call, app_scene: Scene) -> None:
+def test_one_poll_as_json_is_the_status_with_rates_per_queue(penstock: Call, app_scene: Scene) -> None:
     app_scene.send("a")
     status = penstock("status", "--json").document
     document = penstock("status", "--watch", "--once", "--json").document
     (queue,) = document["queues"]
     flow = {name: queue.pop(name) for name in ("in_per_second", "out_per_second", "net_per_second")}
-    assert set(flow.values()) == {None}, "of one look nobody can tell"
+    assert set(flow.values()) == {None}, "one poll has no rates"
     assert queue.pop("drained_in_seconds") is None
     assert {"at", "error", *status} == set(document)
     assert document["summary"] == status["summary"]
@@ -127,26 +127,26 @@ def test_one_poll_as_json_is_the_status_with_the_rates_of_each_queue(penstock: C
 
 
 @pytest.mark.parametrize("every", ["0.1s", "never"])
-def test_a_pause_that_makes_no_sense_is_refused(penstock: Call, app_scene: Scene, every: str) -> None:
-    said = penstock("status", "--watch", "--every", every, "--once")
-    assert (said.exit_code, said.out) == (USAGE, "")
-    assert "--every" in said.err
+def test_an_invalid_interval_is_refused(penstock: Call, app_scene: Scene, every: str) -> None:
+    result = penstock("status", "--watch", "--every", every, "--once")
+    assert (result.exit_code, result.out) == (USAGE, "")
+    assert "--every" in result.err
 
 
-# Again and again
+# Repeatedly
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_lines_of_json_until_it_is_stopped(
-    app_scene: Scene, top: Top, bounded: Callable[..., None], number: signal.Signals
+def test_json_lines_are_printed_until_a_signal(
+    app_scene: Scene, start_watch: StartWatch, bounded: Callable[..., None], number: signal.Signals
 ) -> None:
     app_scene.send("a")
-    child = top("--json", "--every", "0.5")
+    child = start_watch("--json", "--every", "0.5")
     bounded(child)
     (first,) = documents(child.stdout, lambda _: True)
     assert first["queues"][0]["visible"] == 1
     app_scene.send("b", "c")
-    last = documents(child.stdout, lambda told: told["queues"][0]["visible"] == 3)[-1]
+    last = documents(child.stdout, lambda document: document["queues"][0]["visible"] == 3)[-1]
     flow = last["queues"][0]
     assert flow["net_per_second"] > 0
     assert (flow["out_per_second"], flow["in_per_second"]) == (0.0, flow["net_per_second"])
@@ -155,19 +155,19 @@ def test_lines_of_json_until_it_is_stopped(
     assert child.wait(DEADLINE_SECONDS) == 0
 
 
-def test_blocks_of_lines_where_the_output_is_no_terminal(
-    app_scene: Scene, top: Top, bounded: Callable[..., None]
+def test_blocks_of_lines_are_printed_without_a_terminal(
+    app_scene: Scene, start_watch: StartWatch, bounded: Callable[..., None]
 ) -> None:
-    child = top("--every", "0.5")
+    child = start_watch("--every", "0.5")
     bounded(child)
     assert child.stdout is not None
-    verdicts = 0
+    summaries = 0
     for line in child.stdout:
         assert "\x1b" not in line
-        verdicts += line.endswith("  all well\n")
-        if verdicts == 2:
+        summaries += line.endswith("  all well\n")
+        if summaries == 2:
             break
-    assert verdicts == 2
+    assert summaries == 2
     child.send_signal(signal.SIGINT)
     assert child.wait(DEADLINE_SECONDS) == 0
 
@@ -176,14 +176,19 @@ def test_blocks_of_lines_where_the_output_is_no_terminal(
 
 
 class Terminal:
-    """The command on a terminal of its own, and what its screen was sent."""
+    """The command on its own terminal, and the output it received."""
 
     def __init__(self, environment: dict[str, str], *arguments: str) -> None:
-        self._ours, theirs = pty.openpty()
-        self.before = termios.tcgetattr(theirs)
-        self._theirs = theirs
+        self._controller, terminal_end = pty.openpty()
+        self.before = termios.tcgetattr(terminal_end)
+        self._terminal_end = terminal_end
         self.child = subprocess.Popen(
-            command(*arguments), env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+            command(*arguments),
+            env=environment,
+            stdin=terminal_end,
+            stdout=terminal_end,
+            stderr=terminal_end,
+            start_new_session=True,
         )
         self.seen = b""
 
@@ -192,20 +197,20 @@ class Terminal:
         while text.encode() not in self.seen:
             left = ends_at - time.monotonic()
             assert left > 0, f"never saw {text!r} in {self.seen[-2_000:]!r}"
-            if select.select([self._ours], [], [], min(left, 0.5))[0]:
-                self.seen += os.read(self._ours, 65_536)
+            if select.select([self._controller], [], [], min(left, 0.5))[0]:
+                self.seen += os.read(self._controller, 65_536)
 
     def press(self, key: bytes) -> None:
-        os.write(self._ours, key)
+        os.write(self._controller, key)
 
     def settings(self) -> Any:
-        return termios.tcgetattr(self._theirs)
+        return termios.tcgetattr(self._terminal_end)
 
     def close(self) -> None:
         self.child.kill()
         self.child.wait()
-        os.close(self._ours)
-        os.close(self._theirs)
+        os.close(self._controller)
+        os.close(self._terminal_end)
 
 
 @pytest.fixture
@@ -244,7 +249,7 @@ def test_the_live_view_refreshes_until_it_is_quit_and_restores_the_terminal(
     app_scene.send("b")
     shown.expect("messages waiting with no worker running: 2")
     leave(shown)
-    shown.expect("\x1b[?1049l")  # the screen is left
+    shown.expect("\x1b[?1049l")  # the alternate screen is left
     assert shown.child.wait(DEADLINE_SECONDS) == 0
     assert shown.settings() == shown.before
 
@@ -271,54 +276,54 @@ def test_other_keys_do_nothing(app_scene: Scene, terminal: Callable[..., Termina
     assert shown.child.poll() is None
 
 
-def test_without_a_terminal_and_after_it_has_gone_only_time_passes() -> None:
-    ours, theirs = pty.openpty()
-    os.write(ours, b"x")
-    pressed = KeyReader(theirs)
-    os.close(ours)
+def test_the_key_reader_waits_without_a_terminal_and_after_it_closed() -> None:
+    controller, terminal_end = pty.openpty()
+    os.write(controller, b"x")
+    pressed = KeyReader(terminal_end)
+    os.close(controller)
     assert not pressed.quits_within(0.05)
     assert not pressed.quits_within(0.05)
-    os.close(theirs)
+    os.close(terminal_end)
     began_at = time.monotonic()
     assert not KeyReader(None).quits_within(0.05)
     assert time.monotonic() - began_at >= 0.05
 
 
-# What cannot be asked
+# Unavailable servers
 
 
-def test_a_server_that_is_away_is_reported_and_asked_again(app_scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_server_is_reported_and_polled_again(app_scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = StatusWatch(find_scope(ScopeRequest(), here=Path.cwd()))
     assert watch.read().summary == "all well"
-    look = StatusReader.read
+    read = StatusReader.read
 
-    def away(_: StatusReader) -> None:
+    def fail(_: StatusReader) -> None:
         raise TemporaryError("the broker at redis://h: Connection refused")
 
-    monkeypatch.setattr(StatusReader, "read", away)
+    monkeypatch.setattr(StatusReader, "read", fail)
     frame = watch.read()
     assert frame.summary == "unavailable: the broker at redis://h: Connection refused"
     assert frame.status is None
     assert lines(frame).splitlines()[0].endswith(frame.summary)
-    monkeypatch.setattr(StatusReader, "read", look)
+    monkeypatch.setattr(StatusReader, "read", read)
     assert watch.read().summary == "all well"
 
 
-def test_a_screen_keeps_what_it_saw_while_nothing_can_be_asked(app_scene: Scene) -> None:
+def test_the_screen_keeps_the_last_status_while_a_server_is_unavailable(app_scene: Scene) -> None:
     app_scene.send("a")
     seen = StatusWatch(find_scope(ScopeRequest(), here=Path.cwd())).read()
-    away = StatusFrame(at=seen.at + 7, status=None, error="Connection refused")
+    fail = StatusFrame(at=seen.at + 7, status=None, error="Connection refused")
     console = Console(width=150, record=True, file=io.StringIO())
-    console.print(screen(away, seen, name="here", every_seconds=2.0, width=150))
+    console.print(screen(fail, seen, name="here", every_seconds=2.0, width=150))
     text = console.export_text()
     assert "unavailable: Connection refused" in text
     assert "as it was 7 s ago:" in text
     assert "clicks-files" in text
-    console.print(screen(away, None, name="here", every_seconds=2.0, width=150))
+    console.print(screen(fail, None, name="here", every_seconds=2.0, width=150))
     assert "as it was" not in console.export_text()
 
 
-def test_a_narrow_terminal_does_without_the_least_columns(app_scene: Scene) -> None:
+def test_a_narrow_terminal_omits_the_least_important_columns(app_scene: Scene) -> None:
     app_scene.send("a")
     frame = StatusWatch(find_scope(ScopeRequest(), here=Path.cwd())).read()
 

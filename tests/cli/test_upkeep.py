@@ -22,7 +22,7 @@ def rows(scene: Scene) -> int:
 
 @pytest.fixture
 def backup(scene: Scene, tmp_path: Path) -> Path:
-    """The ledger after its first batch; a second one is published since."""
+    """Back up the ledger after its first batch, and publish a second one."""
     scene.process("a")
     scene.publish()
     kept = tmp_path / "backup.db"
@@ -32,7 +32,7 @@ def backup(scene: Scene, tmp_path: Path) -> Path:
     return kept
 
 
-def set_back(scene: Scene, backup: Path) -> None:
+def restore_ledger(scene: Scene, backup: Path) -> None:
     for file in scene.where.state.glob(f"{LEDGER_FILE}*"):
         file.unlink()
     shutil.copy(backup, scene.where.state / LEDGER_FILE)
@@ -60,39 +60,39 @@ def test_committed_batches_are_published_once(penstock: Call, scene: Scene) -> N
     assert rows(scene) == 4
 
 
-def test_a_ledger_that_agrees_is_left_alone(penstock: Call, scene: Scene) -> None:
+def test_a_ledger_that_agrees_with_its_table_is_left_alone(penstock: Call, scene: Scene) -> None:
     scene.process("a")
     scene.publish()
-    said = penstock("admin", "repair", "--json")
-    assert said.exit_code == 0
-    assert "there is nothing to repair" in said.err
-    assert (said.document[0]["needed"], said.document[0]["repaired"]) == (False, False)
+    result = penstock("admin", "repair", "--json")
+    assert result.exit_code == 0
+    assert "there is nothing to repair" in result.err
+    assert (result.document[0]["needed"], result.document[0]["repaired"]) == (False, False)
 
 
-def test_a_ledger_that_was_set_back_halts_and_is_repaired(penstock: Call, scene: Scene, backup: Path) -> None:
-    set_back(scene, backup)
+def test_a_restored_ledger_halts_publishing_until_it_is_repaired(penstock: Call, scene: Scene, backup: Path) -> None:
+    restore_ledger(scene, backup)
     halted = penstock("admin", "publish")
     assert halted.exit_code == 1
     assert "`penstock admin repair`" in halted.err
 
     dry = penstock("admin", "repair", "--dry-run", "--json").document[0]
     assert (dry["needed"], dry["repaired"], dry["imported"], dry["agrees_at"]) == (True, False, [2], 1)
-    assert dry["unnamed"] == [2], "this scene's runs leave no records"
+    assert dry["unnamed"] == [2], "the runs of this scene write no records"
     unasked = penstock("admin", "repair")
     assert unasked.exit_code == 2
     assert "give --yes" in unasked.err
     assert penstock("admin", "publish").exit_code == 1, "nothing was changed until now"
 
-    said = penstock("admin", "repair", "--yes")
-    assert said.exit_code == 0
-    assert "ledger.repair_finished" in said.err
-    assert "The objects of batch 2 are unknown" in said.err
+    result = penstock("admin", "repair", "--yes")
+    assert result.exit_code == 0
+    assert "ledger.repair_finished" in result.err
+    assert "The objects of batch 2 are unknown" in result.err
     scene.process("c")
     assert penstock("admin", "publish").exit_code == 0
     assert rows(scene) == 6
 
 
-def test_a_refused_report_names_the_service_and_only_that_one(
+def test_a_declined_repair_changes_nothing_and_is_no_error(
     penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -100,9 +100,9 @@ def test_a_refused_report_names_the_service_and_only_that_one(
     (tmp_path / "shop_that_asks.py").write_text(
         "from pathlib import Path\n"
         "from penstock import App, DeltaSink, ObjectSource\n"
-        "def tell(error, context):\n"
-        "    Path('heard.txt').write_text(context.error)\n"
-        "app = App(on_error=tell)\n"
+        "def record(error, context):\n"
+        "    Path('errors.txt').write_text(context.error)\n"
+        "app = App(on_error=record)\n"
         "for name in ('clicks', 'views'):\n"
         "    source = ObjectSource('landing', queue=f'{name}-files', schema='id long')\n"
         "    app.pipeline(name, source=source, sink=DeltaSink(f'tables/{name}'))\n"
@@ -116,14 +116,14 @@ def test_a_refused_report_names_the_service_and_only_that_one(
     for scene in scenes:
         scene.process("b")
         scene.publish()
-    set_back(scenes[0], kept)  # it is that of both
+    restore_ledger(scenes[0], kept)  # the backup of both
 
     monkeypatch.setattr(sys, "stdin", Terminal("y\n", "n\n"))
-    said = penstock("admin", "repair", "--app", "shop_that_asks:app")
-    assert said.exit_code == 1
-    assert "clicks: repaired" in said.err
-    assert said.err.endswith("Nothing was changed for views.\n")
-    assert not Path("heard.txt").exists(), "an answer is no failure"
+    result = penstock("admin", "repair", "--app", "shop_that_asks:app")
+    assert result.exit_code == 1
+    assert "clicks: repaired" in result.err
+    assert result.err.endswith("Nothing was changed for views.\n")
+    assert not Path("errors.txt").exists(), "a declined repair is no failure"
 
 
 def test_another_tables_ledger_is_repaired_only_with_adopt(penstock: Call, scene: Scene, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_another_tables_ledger_is_repaired_only_with_adopt(penstock: Call, scene
     shutil.copy(scene.where.state / LEDGER_FILE, empty)
     scene.process("a")
     scene.publish()
-    set_back(scene, empty)
+    restore_ledger(scene, empty)
     refused = penstock("admin", "repair", "--yes")
     assert refused.exit_code == 1
     assert "--adopt" in refused.err
@@ -141,9 +141,9 @@ def test_another_tables_ledger_is_repaired_only_with_adopt(penstock: Call, scene
     assert "nothing to publish" in penstock("admin", "publish").out
 
 
-def test_a_pipeline_is_named_once(penstock: Call, scene: Scene) -> None:
-    said = penstock("admin", "publish", "shop:app", "clicks", "--pipeline", "views")
-    assert (said.exit_code, said.err) == (
+def test_two_different_pipelines_are_a_usage_error(penstock: Call, scene: Scene) -> None:
+    result = penstock("admin", "publish", "shop:app", "clicks", "--pipeline", "views")
+    assert (result.exit_code, result.err) == (
         2,
         "penstock: PIPELINE is clicks and --pipeline is views: name one pipeline.\n",
     )
@@ -163,7 +163,7 @@ def test_small_files_are_merged(penstock: Call, scene: Scene) -> None:
     assert rows(scene) == 8
 
 
-def test_a_vacuum_obeys_the_table_s_retention(penstock: Call, scene: Scene) -> None:
+def test_a_vacuum_obeys_the_tables_retention(penstock: Call, scene: Scene) -> None:
     scene.process("a")
     scene.publish()
     assert "0 old files deleted" in penstock("admin", "compact", "--vacuum").out
@@ -174,7 +174,7 @@ def test_a_vacuum_obeys_the_table_s_retention(penstock: Call, scene: Scene) -> N
     assert penstock("admin", "compact", "--target-size", "much").exit_code == 2
 
 
-def test_all_of_one_batch_is_shown(penstock: Call, scene: Scene) -> None:
+def test_a_batch_is_shown_with_its_files_and_objects(penstock: Call, scene: Scene) -> None:
     scene.process("a", "b", rows=3, bad_lines=1)
     assert "not visible yet" in penstock("admin", "batches", "show", 1).out
     scene.publish()
@@ -184,31 +184,31 @@ def test_all_of_one_batch_is_shown(penstock: Call, scene: Scene) -> None:
     assert [file["rows"] for file in table["files"]] == [6]
     assert sorted(document["object_uris"]) == sorted(scene.ref(name).uri for name in "ab")
     assert document["seconds"] >= 0
-    said = penstock("admin", "batches", "show", 1)
-    assert "visible since version 1" in said.out
-    assert "read and write 1.2 s" in said.out
-    assert "no link: Spark's UI was off" in said.out
+    result = penstock("admin", "batches", "show", 1)
+    assert "visible since version 1" in result.out
+    assert "read and write 1.2 s" in result.out
+    assert "no link: Spark's UI was off" in result.out
     assert "1 of 2 objects" in penstock("admin", "batches", "show", 1, "--limit", 1).err
 
 
 def test_a_batch_that_does_not_exist_is_reported(penstock: Call, scene: Scene) -> None:
     scene.process("a")
-    said = penstock("admin", "batches", "show", 7)
-    assert said.exit_code == 2
-    assert "the last one is 1" in said.err
+    result = penstock("admin", "batches", "show", 7)
+    assert result.exit_code == 2
+    assert "the last one is 1" in result.err
 
 
-def test_a_compaction_that_is_stopped_begins_no_further_merge(scene: Scene) -> None:
+def test_a_stopped_compaction_begins_no_further_merge(scene: Scene) -> None:
     for name in ("a", "b", "c"):
         scene.process(name)
     scene.publish()
-    heard: list[Event] = []
+    events: list[Event] = []
     (done,) = compact_tables(
-        scene.where, bus=Bus(heard.append), probe=no_probe, clock=SystemClock(), stopped=lambda: True
+        scene.where, bus=Bus(events.append), probe=no_probe, clock=SystemClock(), stopped=lambda: True
     )
     assert (done.merged, done.left, done.files_after) == (0, 3, 3)
-    assert heard == []
-    (done,) = compact_tables(scene.where, bus=Bus(heard.append), probe=no_probe, clock=SystemClock())
+    assert events == []
+    (done,) = compact_tables(scene.where, bus=Bus(events.append), probe=no_probe, clock=SystemClock())
     assert (done.merged, done.files_after) == (3, 1)
-    assert [type(event) for event in heard] == [TableCompacted]
+    assert [type(event) for event in events] == [TableCompacted]
     assert rows(scene) == 6

@@ -1,4 +1,4 @@
-"""A user's mistake gets one sentence and an exit code, before Spark is started, and leaves no table behind."""
+"""A user's mistake gets one error message and an exit code, before Spark starts, and creates no table."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from tests.cli.conftest import Call, Said
+from tests.cli.conftest import Call, CommandResult
 from tests.cli.scene import Scene
 from tests.permissions import obey_permissions
 
@@ -26,7 +26,7 @@ USAGE, FAILED, CONFIGURATION, TEMPORARY_FAILURE = 2, 1, 78, 75
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a source in it, and no Spark: a mistake that is found only later fails its test."""
+    """Create a folder with a source, and let Spark fail to start: a mistake found too late fails its test."""
 
     def no_spark(settings: object) -> None:
         raise AssertionError("Spark was started")
@@ -38,11 +38,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def one_sentence(said: Said, *parts: str) -> None:
-    assert said.out == ""
-    lines = [line for line in said.err.splitlines() if line.startswith("penstock: ")]
-    assert len(lines) == 1, said.err
-    assert "Traceback" not in said.err
+def assert_one_error(result: CommandResult, *parts: str) -> None:
+    assert result.out == ""
+    lines = [line for line in result.err.splitlines() if line.startswith("penstock: ")]
+    assert len(lines) == 1, result.err
+    assert "Traceback" not in result.err
     for part in parts:
         assert part in lines[0]
 
@@ -76,30 +76,30 @@ def one_sentence(said: Said, *parts: str) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
-def test_arguments_that_make_no_sense(
+def test_invalid_arguments_of_ingest_are_usage_errors(
     penstock: Call, here: Path, arguments: Sequence[str], parts: Sequence[str]
 ) -> None:
     (here / "raising.py").write_text("1 / 0\n")
-    said = penstock("ingest", *arguments)
-    assert said.exit_code == USAGE
-    one_sentence(said, *parts)
+    result = penstock("ingest", *arguments)
+    assert result.exit_code == USAGE
+    assert_one_error(result, *parts)
     assert not (here / "t").exists()
 
 
 @pytest.mark.parametrize(
     "arguments", [("ingest", "in"), ("bogus",), ("ingest", "in", "t", "--bogus"), ("objects", "show")]
 )
-def test_arguments_that_are_missing_or_unknown(penstock: Call, here: Path, arguments: Sequence[str]) -> None:
-    said = penstock(*arguments)
-    assert (said.exit_code, said.out) == (USAGE, "")
-    assert "Traceback" not in said.err
+def test_missing_and_unknown_arguments_are_usage_errors(penstock: Call, here: Path, arguments: Sequence[str]) -> None:
+    result = penstock(*arguments)
+    assert (result.exit_code, result.out) == (USAGE, "")
+    assert "Traceback" not in result.err
 
 
-@pytest.mark.parametrize("verb", [("admin", "outbox", "relay"), ("admin", "monitor")])
-def test_a_process_that_stays_up_has_no_document_to_print(penstock: Call, here: Path, verb: Sequence[str]) -> None:
-    said = penstock(*verb, "shop:app", "--json")
-    assert said.exit_code == USAGE
-    one_sentence(said, "--json", "--once")
+@pytest.mark.parametrize("command", [("admin", "outbox", "relay"), ("admin", "monitor")])
+def test_json_needs_once_for_commands_that_stay_up(penstock: Call, here: Path, command: Sequence[str]) -> None:
+    result = penstock(*command, "shop:app", "--json")
+    assert result.exit_code == USAGE
+    assert_one_error(result, "--json", "--once")
 
 
 @pytest.mark.parametrize(
@@ -112,13 +112,13 @@ def test_a_process_that_stays_up_has_no_document_to_print(penstock: Call, here: 
         ("SPARK_DRIVER_MEMORY", "much"),
     ],
 )
-def test_a_setting_in_the_environment_that_does_not_fit(
+def test_an_invalid_setting_in_the_environment_is_a_configuration_error(
     penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(f"PENSTOCK_{name}", value)
-    said = penstock("ingest", "in", "t")
-    assert said.exit_code == CONFIGURATION
-    one_sentence(said, name.lower() if name == "KILL_AT" else f"PENSTOCK_{name}", value)
+    result = penstock("ingest", "in", "t")
+    assert result.exit_code == CONFIGURATION
+    assert_one_error(result, name.lower() if name == "KILL_AT" else f"PENSTOCK_{name}", value)
 
 
 @pytest.mark.parametrize(
@@ -129,79 +129,81 @@ def test_a_setting_in_the_environment_that_does_not_fit(
         ("[worker]\nconcurrency = ", "penstock.toml"),
     ],
 )
-def test_a_settings_file_that_does_not_fit(penstock: Call, here: Path, toml: str, part: str) -> None:
+def test_an_invalid_settings_file_is_a_configuration_error(penstock: Call, here: Path, toml: str, part: str) -> None:
     (here / "penstock.toml").write_text(toml)
-    said = penstock("ingest", "in", "t")
-    assert said.exit_code == CONFIGURATION
-    one_sentence(said, part)
+    result = penstock("ingest", "in", "t")
+    assert result.exit_code == CONFIGURATION
+    assert_one_error(result, part)
 
 
 @pytest.mark.parametrize("name", ["ledger.db", "queue.db"])
-def test_a_state_that_is_no_database(penstock: Call, here: Path, name: str) -> None:
+def test_a_data_directory_with_invalid_databases_is_a_configuration_error(
+    penstock: Call, here: Path, name: str
+) -> None:
     (here / "t" / "_penstock").mkdir(parents=True)
-    (here / "t" / "_penstock" / name).write_text("this is no database, and long enough to be told from one" * 40)
-    said = penstock("ingest", "in", "t")
-    assert said.exit_code == CONFIGURATION
-    one_sentence(said, name)
+    (here / "t" / "_penstock" / name).write_text("this is no database, and long enough to be recognized as none" * 40)
+    result = penstock("ingest", "in", "t")
+    assert result.exit_code == CONFIGURATION
+    assert_one_error(result, name)
 
 
-def test_a_ledger_of_a_newer_version(penstock: Call, here: Path) -> None:
+def test_a_ledger_of_a_newer_version_is_refused(penstock: Call, here: Path) -> None:
     with open_state(here / "t" / "_penstock"):
         pass
     with sqlite3.connect(here / "t" / "_penstock" / "ledger.db") as connection:
         connection.execute("UPDATE penstock_ledger_version SET version_num = '9999'")
-    said = penstock("ingest", "in", "t")
-    assert said.exit_code == CONFIGURATION
-    one_sentence(said, "newer", "ledger.db")
+    result = penstock("ingest", "in", "t")
+    assert result.exit_code == CONFIGURATION
+    assert_one_error(result, "newer", "ledger.db")
 
 
-def test_a_queue_of_a_newer_version(penstock: Call, here: Path) -> None:
+def test_a_queue_of_a_newer_version_is_refused(penstock: Call, here: Path) -> None:
     with open_state(here / "t" / "_penstock"):
         pass
     with sqlite3.connect(here / "t" / "_penstock" / "queue.db") as connection:
         connection.execute("PRAGMA user_version = 9999")
-    said = penstock("ingest", "in", "t")
-    assert said.exit_code == CONFIGURATION
-    one_sentence(said, "newer", "queue.db")
+    result = penstock("ingest", "in", "t")
+    assert result.exit_code == CONFIGURATION
+    assert_one_error(result, "newer", "queue.db")
 
 
-def test_a_folder_that_holds_something_else(penstock: Call, here: Path) -> None:
+def test_a_table_folder_with_foreign_files_is_refused(penstock: Call, here: Path) -> None:
     (here / "t").mkdir()
     (here / "t" / "holiday.jpg").touch()
-    said = penstock("ingest", "in", "t")
-    assert said.exit_code == FAILED
-    one_sentence(said, "holiday.jpg")
+    result = penstock("ingest", "in", "t")
+    assert result.exit_code == FAILED
+    assert_one_error(result, "holiday.jpg")
 
 
-def test_a_table_of_another_schema_after_an_earlier_ingest(penstock: Call, scene: Scene, here: Path) -> None:
+def test_another_schema_than_the_tables_is_refused(penstock: Call, scene: Scene, here: Path) -> None:
     scene.process("a")  # one column, id long
-    said = penstock("ingest", "in", "clicks", "--schema", "id string", "--no-provenance")
-    assert said.exit_code == FAILED
-    one_sentence(said, "id", "long", "string", "clicks")
+    result = penstock("ingest", "in", "clicks", "--schema", "id string", "--no-provenance")
+    assert result.exit_code == FAILED
+    assert_one_error(result, "id", "long", "string", "clicks")
     assert penstock("status", "--json").document["objects"]["processing"] == 0
 
 
 @pytest.mark.parametrize(
-    "verb", [("ingest", "in", "moved"), ("status", "--table", "moved"), ("admin", "gc", "--table", "moved")]
+    "command", [("ingest", "in", "moved"), ("status", "--table", "moved"), ("admin", "gc", "--table", "moved")]
 )
-def test_a_table_whose_folder_was_moved_is_not_filled_again(
-    penstock: Call, scene: Scene, here: Path, verb: Sequence[str]
+def test_a_table_whose_folder_was_moved_is_refused(
+    penstock: Call, scene: Scene, here: Path, command: Sequence[str]
 ) -> None:
     scene.process("a")
     scene.publish()
     scene.table.rename(here / "moved")
-    said = penstock(*verb)
-    assert said.exit_code == CONFIGURATION
-    one_sentence(said, str(here / "moved"), scene.where.pipeline, "move it back")
+    result = penstock(*command)
+    assert result.exit_code == CONFIGURATION
+    assert_one_error(result, str(here / "moved"), scene.where.pipeline, "move it back")
     (here / "moved").rename(scene.table)
     assert penstock("status").out.startswith("all well")
 
 
-def test_a_foreign_table_with_other_columns(penstock: Call, here: Path) -> None:
+def test_a_foreign_table_with_other_columns_is_refused(penstock: Call, here: Path) -> None:
     DeltaTable.create(str(here / "t"), pa.schema([("id", pa.int64()), ("colour", pa.string())]))
-    said = penstock("ingest", "in", "t")
-    assert said.exit_code == FAILED
-    one_sentence(said, "colour", "missing", str(here / "t"))
+    result = penstock("ingest", "in", "t")
+    assert result.exit_code == FAILED
+    assert_one_error(result, "colour", "missing", str(here / "t"))
     assert DeltaTable(str(here / "t")).version() == 0
     assert not (here / "t" / "data").exists()
 
@@ -216,10 +218,12 @@ def test_a_foreign_table_with_other_columns(penstock: Call, here: Path) -> None:
         ("v", FAILED, "v is double, which cannot be partitioned by"),
     ],
 )
-def test_partition_columns_that_cannot_be(penstock: Call, here: Path, columns: str, exit_code: int, part: str) -> None:
-    said = penstock("ingest", "in", "t", "--partition-by", columns)
-    assert said.exit_code == exit_code
-    one_sentence(said, part)
+def test_invalid_partition_columns_are_refused(
+    penstock: Call, here: Path, columns: str, exit_code: int, part: str
+) -> None:
+    result = penstock("ingest", "in", "t", "--partition-by", columns)
+    assert result.exit_code == exit_code
+    assert_one_error(result, part)
     assert not (here / "t" / "data").exists()
 
 
@@ -235,61 +239,63 @@ def test_partition_columns_that_cannot_be(penstock: Call, here: Path, columns: s
         ("--stop-timeout", "5s", "worker_stop_timeout"),
     ],
 )
-def test_a_flag_out_of_range_is_wrong_usage_as_the_setting_is_wrong_configuration(
+def test_a_value_out_of_range_is_a_usage_error_as_a_flag_and_a_configuration_error_as_a_setting(
     penstock: Call, here: Path, option: str, value: float | str, field: str
 ) -> None:
-    said = penstock("ingest", "in", "t", option, value)
-    assert (said.exit_code, said.out) == (USAGE, "")
-    assert option in said.err
+    result = penstock("ingest", "in", "t", option, value)
+    assert (result.exit_code, result.out) == (USAGE, "")
+    assert option in result.err
     with pytest.raises(ConfigurationError, match=dotted(field)):
         load_settings(**{field: value})
 
 
-def test_a_table_with_a_feature_that_we_do_not_keep(penstock: Call, here: Path) -> None:
+def test_a_table_with_an_unsupported_feature_is_refused(penstock: Call, here: Path) -> None:
     DeltaTable.create(
         str(here / "t"), pa.schema([("id", pa.int64())]), configuration={"delta.enableChangeDataFeed": "true"}
     )
     table = DeltaTable(str(here / "t"))
     table.alter.add_constraint({"positive": "id > 0"})
-    said = penstock("ingest", "in", "t")
-    assert said.exit_code == FAILED
-    one_sentence(said, str(here / "t"))
+    result = penstock("ingest", "in", "t")
+    assert result.exit_code == FAILED
+    assert_one_error(result, str(here / "t"))
 
 
-def test_no_java(penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_is_a_configuration_error(penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(here))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr("penstock.pipeline.spark.java.find_spec", lambda name: None)
-    said = penstock("ingest", "in", "t")
-    assert said.exit_code == CONFIGURATION
-    one_sentence(said, "Java")
+    result = penstock("ingest", "in", "t")
+    assert result.exit_code == CONFIGURATION
+    assert_one_error(result, "Java")
 
 
-def test_no_spark_extra(penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_spark_extra_is_a_configuration_error(
+    penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("penstock.pipeline.extra.find_spec", lambda name: None)
-    said = penstock("ingest", "in", "t")
-    assert said.exit_code == CONFIGURATION
-    one_sentence(said, "pip install 'penstock[spark]'")
+    result = penstock("ingest", "in", "t")
+    assert result.exit_code == CONFIGURATION
+    assert_one_error(result, "pip install 'penstock[spark]'")
 
 
-def test_a_table_folder_that_cannot_be_made(here: Path) -> None:
+def test_a_table_folder_that_cannot_be_created_is_a_configuration_error(here: Path) -> None:
     (here / "locked").mkdir(mode=0o500)
-    said = without_rights("ingest", "in", "locked/t")
-    assert said.exit_code == CONFIGURATION
-    one_sentence(said, "locked/t", "Permission denied")
+    result = without_rights("ingest", "in", "locked/t")
+    assert result.exit_code == CONFIGURATION
+    assert_one_error(result, "locked/t", "Permission denied")
 
 
-def test_a_state_that_may_not_be_written(scene: Scene) -> None:
+def test_a_read_only_data_directory_is_reported(scene: Scene) -> None:
     scene.process("a")
     for path in (*scene.where.state.iterdir(), scene.where.state):
         path.chmod(0o500 if path.is_dir() else 0o400)
-    said = without_rights("objects", "list")
-    assert said.exit_code in (CONFIGURATION, TEMPORARY_FAILURE)
-    one_sentence(said, str(scene.where.state))
+    result = without_rights("objects", "list")
+    assert result.exit_code in (CONFIGURATION, TEMPORARY_FAILURE)
+    assert_one_error(result, str(scene.where.state))
 
 
-def without_rights(*arguments: str) -> Said:
-    """Call penstock in a process that obeys permissions, though it be root's."""
+def without_rights(*arguments: str) -> CommandResult:
+    """Call penstock in a process that obeys permissions, even if the tests run as root."""
     done = subprocess.run(
         [sys.executable, "-m", "penstock", *arguments],
         env={**os.environ, "PYTHONPATH": str(Path(penstock_package.__file__).parents[1])},
@@ -299,20 +305,20 @@ def without_rights(*arguments: str) -> Said:
         timeout=60,
         check=False,
     )
-    return Said(done.returncode, done.stdout, done.stderr)
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 def test_a_source_without_one_good_line_needs_a_schema(penstock: Call, here: Path) -> None:
     (here / "in" / "a.jsonl").write_text("no JSON at all\n")
-    said = penstock("ingest", "in", "t")
-    assert said.exit_code == USAGE
-    one_sentence(said, "--schema", str(here / "in" / "a.jsonl"))
+    result = penstock("ingest", "in", "t")
+    assert result.exit_code == USAGE
+    assert_one_error(result, "--schema", str(here / "in" / "a.jsonl"))
 
 
-def test_an_empty_source_is_no_mistake(penstock: Call, here: Path) -> None:
+def test_an_empty_source_is_no_error(penstock: Call, here: Path) -> None:
     (here / "in" / "a.jsonl").unlink()
     assert penstock("ingest", "in", "t").out.startswith("Nothing to do: the source holds no objects. 0 rows added.")
-    said = penstock("ingest", "in", "t", "--json")
-    assert said.exit_code == 0
-    report = json.loads(said.out)
+    result = penstock("ingest", "in", "t", "--json")
+    assert result.exit_code == 0
+    report = json.loads(result.out)
     assert (report["objects_found"], report["rows_written"], report["table_version"]) == (0, 0, None)

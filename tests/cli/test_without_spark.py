@@ -1,4 +1,4 @@
-"""The verbs in an install without the extra `spark`: they work, or say in a sentence what to install."""
+"""Commands in an install without the extra `spark`: they work, or name the extra to install."""
 
 import os
 import subprocess
@@ -25,7 +25,9 @@ Call = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def call(tmp_path: Path) -> Call:
-    """Calls `penstock` in the test's folder, in a process that cannot import any package of the extra."""
+    """Return a function that calls `penstock` in the test's folder, in a process that cannot import packages of the
+    extra.
+    """
 
     def call(*arguments: object) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
@@ -42,10 +44,10 @@ def call(tmp_path: Path) -> Call:
     return call
 
 
-def test_what_needs_no_table_works(call: Call) -> None:
+def test_commands_without_a_table_work(call: Call) -> None:
     assert call("init").returncode == 0
     assert call("send", "greetings", "--app", "app:app", "--body", '{"name": "Ada"}').returncode == 0
-    for verb in (
+    for command in (
         "status",
         "status --app app:app",
         "objects list",
@@ -57,32 +59,32 @@ def test_what_needs_no_table_works(call: Call) -> None:
         "admin config show",
         "admin config check-budget --platform ecs",
     ):
-        said = call(*verb.split())
-        assert (said.returncode, "defect" in said.stderr) == (0, False), (verb, said.stderr)
+        result = call(*command.split())
+        assert (result.returncode, "defect" in result.stderr) == (0, False), (command, result.stderr)
     assert "messages waiting with no worker running: 1" in call("status").stdout
 
 
-def test_what_needs_a_table_names_the_extra(call: Call, tmp_path: Path) -> None:
+def test_commands_that_need_a_table_name_the_extra(call: Call, tmp_path: Path) -> None:
     Scene.at(tmp_path).process("a")
-    for verb in ("status", "admin gc"):
-        said = call(*verb.split())
-        assert (said.returncode, said.stdout) == (CONFIGURATION, "")
-        (line,) = said.stderr.splitlines()
+    for command in ("status", "admin gc"):
+        result = call(*command.split())
+        assert (result.returncode, result.stdout) == (CONFIGURATION, "")
+        (line,) = result.stderr.splitlines()
         assert "pip install 'penstock[spark]'" in line
     assert call("objects", "list").returncode == call("admin", "batches", "list").returncode == 0
 
 
-def test_doctor_says_what_is_missing_and_looks_at_the_rest(call: Call) -> None:
+def test_doctor_reports_the_missing_extra_and_checks_the_rest(call: Call) -> None:
     call("send", "greetings", "--body", "1")
-    said = call("doctor")
-    assert (said.returncode, said.stderr) == (0, "")
-    found = {line[9:22].strip(): line for line in said.stdout.splitlines() if line[0] != " "}
+    result = call("doctor")
+    assert (result.returncode, result.stderr) == (0, "")
+    found = {line[9:22].strip(): line for line in result.stdout.splitlines() if line[0] != " "}
     assert "pip install 'penstock[spark]'" in found["spark extra"]
     assert found["spark extra"].startswith("warning")
     assert found["app"].startswith("warning")
-    assert "ModuleNotFoundError" not in said.stdout
+    assert "ModuleNotFoundError" not in result.stdout
 
 
-def test_doctor_fails_without_the_extra_where_a_table_needs_it(call: Call, tmp_path: Path) -> None:
+def test_doctor_fails_without_the_extra_if_a_table_needs_it(call: Call, tmp_path: Path) -> None:
     Scene.at(tmp_path).process("a")
     assert call("doctor").returncode == CHECK_FOUND_PROBLEMS

@@ -62,7 +62,7 @@ def start(here: Path) -> Iterator[Start]:
     started: list[Process] = []
 
     def begin(*arguments: object, **options: object) -> Process:
-        process = Process(here, "worker", *arguments, **options)  # type: ignore[arg-type]  # as the caller gave them
+        process = Process(here, "worker", *arguments, **options)  # type: ignore[arg-type]  # passed on unchanged
         started.append(process)
         return process
 
@@ -84,7 +84,7 @@ def send(broker: SqliteBroker, queue: str, body: bytes = b"{}") -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_while_idle_ends_it_with_0(start: Start, number: signal.Signals) -> None:
+def test_a_signal_while_idle_ends_the_worker_with_0(start: Start, number: signal.Signals) -> None:
     worker = start("shop:app", "--metrics-address", "127.0.0.1:0")
     began = worker.expect("worker.started")
     assert began["queues"] == ["orders", "slow"]
@@ -112,7 +112,7 @@ def test_a_second_signal_releases_at_once_and_a_third_does_no_harm(
     assert broker.stats("slow").visible == 1
 
 
-def test_work_in_flight_is_finished(start: Start, broker: SqliteBroker, here: Path) -> None:
+def test_a_signal_lets_work_in_flight_finish(start: Start, broker: SqliteBroker, here: Path) -> None:
     send(broker, "slow")
     worker = start("shop:app")
     worker.expect("message.started")
@@ -134,7 +134,7 @@ def test_the_error_hook_of_the_app_is_called(start: Start, broker: SqliteBroker,
     assert (here / "reported").read_text() == "ValueError True"
 
 
-LATE = """
+LATE_SIGNAL = """
 import os
 import signal
 
@@ -150,7 +150,7 @@ late = Late()
 def test_a_signal_while_the_interpreter_shuts_down_does_not_change_the_exit_code(
     start: Start, here: Path, processes: int
 ) -> None:
-    (here / "shop.py").write_text(APP + LATE)  # its object goes with its module, after the handlers of signals
+    (here / "shop.py").write_text(APP + LATE_SIGNAL)  # its object is deleted with its module, after the signal handlers
     worker = start("shop:app", "--processes", processes)
     for n in range(processes):
         worker.expect("worker.started", times=n + 1)
@@ -159,7 +159,7 @@ def test_a_signal_while_the_interpreter_shuts_down_does_not_change_the_exit_code
     assert worker.expect("worker.drained", times=processes)
 
 
-def test_a_thread_of_a_library_does_not_keep_the_process(start: Start, here: Path) -> None:
+def test_a_thread_of_a_library_does_not_keep_the_process_alive(start: Start, here: Path) -> None:
     (here / "lingering").touch()
     worker = start("shop:app")
     worker.expect("worker.started")
@@ -167,11 +167,11 @@ def test_a_thread_of_a_library_does_not_keep_the_process(start: Start, here: Pat
     assert worker.exit_code() == 0
 
 
-def test_nor_one_that_fails(start: Start, here: Path) -> None:
+def test_a_thread_of_a_library_does_not_keep_a_failed_process_alive(start: Start, here: Path) -> None:
     (here / "lingering").touch()
     worker = start("shop:app", "--queues", "nope")
     assert worker.exit_code() == CONFIGURATION
-    assert "The queue nope has no handler" in worker.sentence()
+    assert "The queue nope has no handler" in worker.error_message()
 
 
 @pytest.mark.parametrize(
@@ -181,22 +181,22 @@ def test_nor_one_that_fails(start: Start, here: Path) -> None:
         (("shop:app", "--stop-timeout", "12 s"), "draining for 20 s does not fit a stop timeout of 12 s"),
     ],
 )
-def test_a_wrong_configuration_exits_with_78_before_anything_is_received(
+def test_an_invalid_configuration_exits_with_78_before_anything_is_received(
     start: Start, here: Path, arguments: tuple[str, ...], words: str
 ) -> None:
     (here / "penstock.toml").write_text('[worker]\ndrain = "20s"\n')
     worker = start(*arguments)
     assert worker.exit_code() == CONFIGURATION
-    assert words in worker.sentence()
+    assert words in worker.error_message()
     assert words in worker.expect("worker.failed")["error.message"]
-    assert not any("worker.started" in line for line in worker.said)
+    assert not any("worker.started" in line for line in worker.log_lines)
 
 
 @pytest.mark.parametrize("app", ["shop", "nope:app", "shop:nope", "shop:take"])
-def test_an_app_that_does_not_exist_is_a_wrong_argument(start: Start, app: str) -> None:
+def test_a_missing_app_is_a_usage_error(start: Start, app: str) -> None:
     worker = start(app)
     assert worker.exit_code() == USAGE
-    assert worker.sentence()
+    assert worker.error_message()
 
 
 @pytest.mark.parametrize(
@@ -208,21 +208,21 @@ def test_an_app_that_does_not_exist_is_a_wrong_argument(start: Start, app: str) 
         ("WORKER_QUEUES", '{"orders": 0}', "worker.queues.orders"),
     ],
 )
-def test_a_setting_that_does_not_fit_is_one_sentence(
+def test_an_invalid_setting_is_a_configuration_error_in_one_line(
     penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "shop", raising=False)
     monkeypatch.setenv(f"PENSTOCK_{variable}", value)
     before = signal.getsignal(signal.SIGTERM)
-    said = penstock("worker", "shop:app")
-    assert (said.exit_code, said.out) == (CONFIGURATION, "")
-    (line,) = said.err.splitlines()
+    result = penstock("worker", "shop:app")
+    assert (result.exit_code, result.out) == (CONFIGURATION, "")
+    (line,) = result.err.splitlines()
     assert words in line
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_messages_of_a_killed_worker_go_to_the_next_at_once(start: Start, broker: SqliteBroker, here: Path) -> None:
+def test_messages_of_a_killed_worker_are_redelivered_at_once(start: Start, broker: SqliteBroker, here: Path) -> None:
     send(broker, "slow")
     first = start("shop:app")
     first.expect("message.started", attempt=1)
@@ -263,10 +263,10 @@ def test_a_second_signal_reaches_the_workers_through_their_supervisor(start: Sta
     assert supervisor.exit_code() == 0
 
 
-def test_workers_that_can_never_serve_end_their_supervisor_with_their_code(start: Start) -> None:
+def test_workers_that_can_never_start_end_their_supervisor_with_their_exit_code(start: Start) -> None:
     supervisor = start("shop:app", "--queues", "nope", "--processes", 2)
     assert supervisor.exit_code() == CONFIGURATION
-    assert any("The queue nope has no handler" in line for line in supervisor.said)
+    assert any("The queue nope has no handler" in line for line in supervisor.log_lines)
     assert supervisor.expect("process.exited", exit_code=CONFIGURATION).get("delay_s") is None
 
 
@@ -279,7 +279,7 @@ def test_workers_whose_supervisor_was_killed_drain(start: Start, here: Path) -> 
         supervisor.expect("worker.drained", times=n)
 
 
-def may_number_processes_anew() -> bool:
+def can_create_process_namespaces() -> bool:
     try:
         return not subprocess.run(["unshare", "-pf", "true"], capture_output=True, timeout=60, check=False).returncode
     except OSError:
@@ -287,9 +287,9 @@ def may_number_processes_anew() -> bool:
 
 
 @pytest.mark.skipif(
-    not may_number_processes_anew(), reason="not applicable: this machine grants no process id namespaces"
+    not can_create_process_namespaces(), reason="not applicable: this machine grants no process id namespaces"
 )
-def test_as_process_1_it_drains_and_reaps_what_others_left(start: Start, broker: SqliteBroker, here: Path) -> None:
+def test_a_worker_as_process_1_reaps_orphans_and_drains(start: Start, broker: SqliteBroker, here: Path) -> None:
     (here / "orphans.py").write_text(
         "import subprocess\nfrom pathlib import Path\nfrom penstock import App\napp = App.from_config()\n"
         "@app.handler('orders')\n"
@@ -305,7 +305,7 @@ def test_as_process_1_it_drains_and_reaps_what_others_left(start: Start, broker:
     worker.expect("worker.started", pid=2)
     send(broker, "orders")
     worker.expect("message.acked", queue="orders")
-    send(broker, "look")  # tried again until the orphans have ended
+    send(broker, "look")  # retried until the orphans have ended
     worker.expect("message.acked", queue="look")
     assert (here / "orphans").read_text() == "[]"
     (children,) = [path.read_text() for path in Path(f"/proc/{worker.pid}/task").glob("*/children")]
@@ -314,12 +314,16 @@ def test_as_process_1_it_drains_and_reaps_what_others_left(start: Start, broker:
     assert worker.exit_code() == 0
 
 
-# Talking to workers
+# Commands for workers
 
 
-def test_status_without_a_worker(penstock: Call, here: Path) -> None:
-    said = penstock("admin", "workers", "list")
-    assert (said.exit_code, said.out, said.err) == (0, "", "No worker with this data directory runs on this host.\n")
+def test_workers_commands_without_a_worker_succeed(penstock: Call, here: Path) -> None:
+    result = penstock("admin", "workers", "list")
+    assert (result.exit_code, result.out, result.err) == (
+        0,
+        "",
+        "No worker with this data directory runs on this host.\n",
+    )
     assert penstock("admin", "workers", "list", "--json").document == []
     assert penstock("admin", "workers", "stop", "--all").out == "0 workers asked to stop.\n"
 
@@ -330,9 +334,9 @@ def test_workers_are_listed_drained_and_stopped(penstock: Call, start: Start, br
     first.expect("message.started")
     second.expect("worker.started")
     assert first.expect("worker.started")["worker"] in penstock("admin", "workers", "list").out
-    said = penstock("admin", "workers", "drain")
-    assert said.exit_code == USAGE
-    assert "There are 2 workers" in said.err
+    result = penstock("admin", "workers", "drain")
+    assert result.exit_code == USAGE
+    assert "There are 2 workers" in result.err
     assert penstock("admin", "workers", "stop", "--worker", "nobody").exit_code == USAGE
     assert penstock("admin", "workers", "stop", "--worker", first.pid, "--all").exit_code == USAGE
 
@@ -359,20 +363,20 @@ def test_a_worker_of_another_container_is_not_signalled(penstock: Call, start: S
     (record,) = (here / ".penstock" / "processes").glob("*.json")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.app.registry.process_namespace", lambda: "another")
-        said = penstock("admin", "workers", "stop")
-    assert said.exit_code == 1
-    assert f"{record.stem} runs on another host or in another container" in said.err
+        result = penstock("admin", "workers", "stop")
+    assert result.exit_code == 1
+    assert f"{record.stem} runs on another host or in another container" in result.err
     assert json.loads(record.read_text())["state"] == "serving"
 
 
-def test_the_dump_of_all_stacks_goes_to_the_log(start: Start) -> None:
+def test_a_dump_of_all_stacks_is_logged(start: Start) -> None:
     worker = start("shop:app")
     worker.expect("worker.started")
     worker.signal(signal.SIGUSR1)
     assert "penstock-io" in worker.expect("stacks.dumped")["stacks"]
 
 
-def test_neither_a_drain_nor_a_dump_of_stacks_begins_the_time_for_leaving(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_a_drain_nor_a_dump_of_stacks_starts_the_exit_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     left = threading.Event()
     monkeypatch.setattr(exits, "leave_now", lambda _exit_code: left.set())
     stop = StopSignal()
@@ -386,20 +390,20 @@ def test_neither_a_drain_nor_a_dump_of_stacks_begins_the_time_for_leaving(monkey
 
 
 def test_the_help_shows_the_options_of_running(penstock: Call) -> None:
-    said = penstock("worker", "--help")
-    assert said.exit_code == 0
+    result = penstock("worker", "--help")
+    assert result.exit_code == 0
     for word in ("penstock worker [OPTIONS] [APP]", "--concurrency"):
-        assert word in said.out
+        assert word in result.out
 
 
 @pytest.mark.parametrize(
     ("text", "weights"), [("a", {"a": 1}), ("a=2,b", {"a": 2, "b": 1}), (" x=1=3 , b=10", {"x=1": 3, "b": 10})]
 )
-def test_queues_with_weights(text: str, weights: dict[str, int]) -> None:
+def test_queues_are_parsed_with_weights(text: str, weights: dict[str, int]) -> None:
     assert parse_queues(text) == weights
 
 
 @pytest.mark.parametrize("text", ["", "a,,b", "a=", "=2", "a=0", "a=-1", "a=x", "a=²", "a=1001", "a,a=2"])
-def test_queues_that_make_no_sense(text: str) -> None:
+def test_invalid_queues_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--queues"):
         parse_queues(text)

@@ -22,15 +22,15 @@ from penstock.config import Settings
 def test_options_reach_the_children(
     penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Sequence[str]
 ) -> None:
-    begun: list[tuple[Sequence[str], Settings]] = []
+    started: list[tuple[Sequence[str], Settings]] = []
 
     def supervise(arguments: Sequence[str], settings: Settings) -> int:
-        begun.append((arguments, settings))
+        started.append((arguments, settings))
         return 0
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("penstock.cli.supervise.supervise", supervise)
     assert penstock("worker", "shop:app", "--processes", 2, *options).exit_code == 0
-    ((arguments, settings),) = begun
+    ((arguments, settings),) = started
     assert [*arguments] == ["-m", "penstock", "worker", "shop:app", *options]
     assert settings.worker_processes == 2

@@ -1,4 +1,4 @@
-"""The brokers that keep one contract, each with all that its tests need. A new one joins by an entry in `STANDS`."""
+"""A test harness for each broker that keeps the common contract. Add a broker by an entry in `STANDS`."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -24,10 +24,10 @@ LEASE = 30.0
 
 
 class Stand(Protocol):
-    """One system, and as many workers' views of it as a test wants."""
+    """One broker system, and as many workers' views of it as a test opens."""
 
     clock: FakeClock
-    leases_end_by_time: bool  # else: only when somebody else has the message
+    leases_end_by_time: bool  # else: only when another worker receives the message
 
     def broker(self, holder: str = "w1", queues: Sequence[QueueSettings] = ()) -> Broker: ...
 
@@ -79,7 +79,7 @@ class SqliteStand:
 
 
 class RedisStand:
-    """A database at a shared server, whose clock goes with the test's."""
+    """A database of a shared server, whose clock follows the test's."""
 
     leases_end_by_time = False
 
@@ -104,7 +104,7 @@ class RedisStand:
 
 
 class SqsStand:
-    """A server that speaks SQS's dialect, whose clock goes with the test's. The queues of all tests are there."""
+    """A server that speaks SQS's protocol, whose clock follows the test's. It has the queues of all tests."""
 
     leases_end_by_time = False
 
@@ -156,67 +156,67 @@ STANDS: dict[str, Callable[[pytest.FixtureRequest], Stand]] = {
 
 LOCAL_STANDS = {"memory", "sqlite"}  # need no server
 
-# One server of each dialect runs every test: Redis 7.0 and fauxqs. The second server runs these; its other tests carry
+# One server of each protocol runs every test: Redis 7.0 and fauxqs. The second server runs these; its other tests have
 # the marker `slow` (make test-slow). tests/integration/test_redis_*.py runs on both versions of Redis in any case, and
-# test_sqs_traps.py on both servers of SQS.
+# test_sqs_traps.py on both SQS servers.
 SECOND_STANDS: dict[str, frozenset[str]] = {
-    # Each Lua script, and what the versions do differently: entries that are gone, blocking reads, texts of errors.
+    # Each Lua script, and what the versions do differently: deleted entries, blocking reads, error texts.
     "redis 6.2": frozenset({
-        "test_a_message_arrives_as_it_was_sent",
+        "test_a_message_is_delivered_unchanged",
         "test_a_delay_is_honoured",
         "test_a_duplicate_within_the_window_is_dropped_even_when_the_first_is_done",
         "test_row_84_a_stale_receipt_settles_and_extends_nothing",
-        "test_a_lease_past_its_time_can_neither_be_extended_nor_settled",
+        "test_an_expired_lease_can_neither_be_extended_nor_settled",
         "test_the_first_of_two_settlements_of_one_delivery_counts",
-        "test_a_release_brings_the_message_back_after_its_delay_with_a_higher_attempt",
+        "test_a_released_message_is_visible_after_its_delay_with_a_higher_attempt",
         "test_a_group_of_settlements_reports_exactly_those_that_failed",
-        "test_a_dead_letter_keeps_everything_and_says_what_it_died_of",
+        "test_a_dead_letter_keeps_the_message_and_records_its_failure",
         "test_a_message_delivered_too_often_is_dead_lettered_by_the_broker",
         "test_past_its_retention_a_message_is_dead_lettered_instead_of_delivered",
         "test_a_dead_letter_past_its_retention_is_deleted_and_counted",
         "test_groups_take_turns_and_each_is_served_oldest_first",
         "test_stats_count_every_state_and_the_oldest_visible_age",
-        "test_browsing_leases_nothing_and_continues_behind_an_id_that_has_left",
+        "test_browsing_leases_nothing_and_continues_after_a_deleted_id",
         "test_a_wait_ends_with_the_first_message",
         "test_a_wait_ends_when_a_lease_ends",
-        "test_a_lease_of_a_dead_worker_ended_when_that_was_known",
+        "test_a_lease_of_a_dead_worker_ended_when_its_death_was_found",
         "test_a_release_is_reported_with_its_reason",
         "test_a_message_that_fails_in_the_final_dlq_waits_there_unchanged",
-        "test_dead_letters_past_their_retention_are_deleted_and_counted_in_either_tier",
-        "test_messages_are_discarded_wherever_they_are",
-        "test_many_dead_letters_are_discarded_in_one_call_and_ages_go_with_them",
-        "test_with_redrive_the_age_resets_at_the_third_failure_and_the_sixth_takes_it_away",
-        "test_in_flight_and_delayed_messages_count_and_only_visible_ones_for_the_visible_age",
+        "test_expired_dead_letters_of_both_dlqs_are_deleted_and_counted",
+        "test_messages_are_discarded_in_every_state",
+        "test_many_dead_letters_are_discarded_in_one_call_with_their_ages",
+        "test_with_redrive_the_age_resets_at_the_third_failure_and_ends_at_the_sixth",
+        "test_the_oldest_age_includes_in_flight_and_delayed_messages_and_the_visible_age_does_not",
         "test_a_turn_settles_and_receives",
-        "test_what_cannot_be_settled_is_answered_and_the_turn_continues",
+        "test_a_failed_settlement_is_reported_and_the_turn_continues",
         "test_an_arrival_is_reported_once_a_listener_asks",
         "test_the_end_of_a_pause_is_reported",
-        "test_a_paused_queue_hands_nothing_over_to_anybody_until_it_is_resumed",
+        "test_a_paused_queue_delivers_nothing_until_it_is_resumed",
         "test_a_waiting_receiver_continues_when_the_queue_is_resumed",
-        "test_a_message_takes_the_context_of_its_sending_along",
+        "test_a_message_carries_the_trace_context_of_its_send",
         "test_a_replayed_dead_letter_is_an_ordinary_message",
         "test_row_81_a_crash_doubles_at_most_once_and_loses_nothing",
     }),
-    # What fauxqs gets wrong (retention), and of each operation of the service one test.
+    # The behaviour that fauxqs gets wrong (retention), and one test of each operation of the service.
     "sqs moto": frozenset({
-        "test_a_message_arrives_as_it_was_sent",
+        "test_a_message_is_delivered_unchanged",
         "test_a_delay_is_honoured",
-        "test_messages_that_can_never_be_sent_are_refused_with_their_whole_call",
+        "test_an_invalid_message_refuses_the_whole_call",
         "test_a_leased_message_is_hidden_until_its_lease_ends",
         "test_an_extended_lease_holds_from_now_on",
-        "test_a_release_brings_the_message_back_after_its_delay_with_a_higher_attempt",
+        "test_a_released_message_is_visible_after_its_delay_with_a_higher_attempt",
         "test_a_group_of_settlements_reports_exactly_those_that_failed",
-        "test_a_dead_letter_keeps_everything_and_says_what_it_died_of",
+        "test_a_dead_letter_keeps_the_message_and_records_its_failure",
         "test_a_message_delivered_too_often_is_dead_lettered_by_the_broker",
-        "test_past_its_retention_a_message_is_not_handed_over",
-        "test_stats_count_every_state_as_near_as_can_be",
+        "test_past_its_retention_a_message_is_not_delivered",
+        "test_stats_count_every_state_approximately",
         "test_a_wait_ends_with_the_first_message",
-        "test_a_lease_of_a_dead_worker_ended_when_that_was_known",
-        "test_how_long_a_queue_keeps_messages_is_reported",
+        "test_a_lease_of_a_dead_worker_ended_when_its_death_was_found",
+        "test_the_retention_of_a_queue_is_reported",
         "test_a_death_lists_every_attempt",
         "test_a_turn_settles_and_receives",
-        "test_without_ages_the_poison_message_is_dead_lettered_just_the_same",
-        "test_a_message_takes_the_context_of_its_sending_along",
+        "test_a_broker_without_ages_dead_letters_the_poison_message_too",
+        "test_a_message_carries_the_trace_context_of_its_send",
         "test_a_replayed_dead_letter_is_an_ordinary_message",
         "test_row_62_a_forged_counter_is_ignored_and_reset",
     }),
@@ -224,16 +224,16 @@ SECOND_STANDS: dict[str, frozenset[str]] = {
 
 
 def is_slow(stand: str, test: str) -> bool:
-    """Return True if only the long matrix runs a test on this stand."""
+    """Return True if only the long matrix runs a test with this harness."""
     return stand in SECOND_STANDS and test not in SECOND_STANDS[stand]
 
 
-# Where a server is wrong about the system it stands for: stand, test, and how it is wrong. Another server of the same
-# dialect keeps the test.
+# Tests that a server fails because it differs from the real system: harness, test, and the difference. Another server
+# of the same protocol runs the test.
 NOT_APPLICABLE: dict[tuple[str, str], str] = {
     (
         "sqs fauxqs",
-        "test_past_its_retention_a_message_is_not_handed_over",
+        "test_past_its_retention_a_message_is_not_delivered",
     ): "not applicable: fauxqs keeps messages for ever",
 }
 
@@ -246,7 +246,7 @@ def receive(broker: Broker, count: int = 10, *, queue: str = "q", lease: float =
     return list(broker.receive(queue, messages_max=count, lease_seconds=lease))
 
 
-class Waiting:
+class WaitingReceiver:
     """A receiver that waits in its own thread while the test advances time."""
 
     def __init__(self, stand: Stand, wait: Callable[[], Sequence[Delivery]]) -> None:
@@ -255,22 +255,24 @@ class Waiting:
         self._waiting = self._pool.submit(wait)
         self._pool.shutdown(wait=False)  # the thread ends with its one task
 
-    def goes_on(self) -> bool:
-        """Whether it still waits, after a moment of the machine's time."""
+    def still_waits(self) -> bool:
+        """Return True if the receiver still waits after a moment of real time."""
         return not wait([self._waiting], timeout=0.2).done
 
     def over(self, *, within_seconds: float) -> list[Delivery]:
-        """Let time pass in small steps until it is over; answers what it got."""
+        """Advance time in small steps until the wait is over; return what was received."""
         give_up = self._stand.clock.monotonic() + within_seconds
         while not wait([self._waiting], timeout=0.01).done:
             self._stand.advance(0.1)
-            assert self._stand.clock.monotonic() < give_up, "it still waits"
+            assert self._stand.clock.monotonic() < give_up, "the receiver still waits"
         return list(self._waiting.result())
 
 
-def waiting(stand: Stand, broker: Broker, *, wait_seconds: float) -> Waiting:
-    """A receiver that waits for the first message of q."""
-    return Waiting(stand, lambda: broker.receive("q", messages_max=5, lease_seconds=LEASE, wait_seconds=wait_seconds))
+def waiting(stand: Stand, broker: Broker, *, wait_seconds: float) -> WaitingReceiver:
+    """Start a receiver that waits for the first message of q."""
+    return WaitingReceiver(
+        stand, lambda: broker.receive("q", messages_max=5, lease_seconds=LEASE, wait_seconds=wait_seconds)
+    )
 
 
 def bodies(deliveries: Sequence[Delivery]) -> list[str]:

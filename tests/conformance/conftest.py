@@ -1,4 +1,4 @@
-"""Every broker, one suite for all."""
+"""Run one suite with every broker."""
 
 from collections.abc import Iterator
 
@@ -21,6 +21,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
     if (reason := NOT_APPLICABLE.get((request.param, request.node.originalname))) is not None:
         pytest.skip(reason)
-    made = STANDS[request.param](request)
-    yield made
-    made.close()
+    opened = STANDS[request.param](request)
+    yield opened
+    opened.close()

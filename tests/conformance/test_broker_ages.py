@@ -1,6 +1,6 @@
-"""The age of the oldest message, as SQS was measured to report it, and that of the oldest visible one.
+"""The age of the oldest message, as measured on SQS, and that of the oldest visible message.
 
-The three experiments are those of the article that measured it: a message nobody can process, alone, beside healthy
+The three experiments are those of the article that measured it: a message that always fails, alone, beside healthy
 ones, and without a dead-letter queue. One receive at a time, and a lease of 120 s.
 """
 
@@ -14,11 +14,11 @@ from penstock.messaging.broker import Broker, QueueSettings
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 
 
-def ageing(stand: Stand, *queues: QueueSettings) -> Broker:
-    """A broker with exact ages; with others the test ends here."""
+def broker_with_ages(stand: Stand, *queues: QueueSettings) -> Broker:
+    """Return a broker with exact ages; skip the test for other brokers."""
     broker = stand.broker(queues=queues)
     if not broker.capabilities.exact_stats:
-        pytest.skip("not applicable: this broker tells no ages")
+        pytest.skip("not applicable: this broker reports no ages")
     return broker
 
 
@@ -27,60 +27,61 @@ def age(broker: Broker, queue: str = "q") -> float | None:
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
-def test_with_redrive_the_age_resets_at_the_third_failure_and_the_sixth_takes_it_away(stand: Stand, name: str) -> None:
+def test_with_redrive_the_age_resets_at_the_third_failure_and_ends_at_the_sixth(stand: Stand, name: str) -> None:
     experiment = EXPERIMENTS[name]
-    broker = ageing(stand, experiment.queue)
-    for at in islice(run(experiment, broker, stand.advance), 15):
-        minute, oldest = at.minute, at.queue.oldest_message_age_seconds
+    broker = broker_with_ages(stand, experiment.queue)
+    for sample in islice(run(experiment, broker, stand.advance), 15):
+        minute, oldest = sample.minute, sample.queue.oldest_message_age_seconds
         if minute < 6:
             assert oldest == minute * MINUTE
         elif minute < 12:
             assert oldest == (minute - 6) * MINUTE
-        else:  # nothing but healthy messages, each done by now
+        else:  # only healthy messages, all done by now
             assert oldest == 0
-        assert at.queue.in_flight == (minute < 12 and minute % 2)  # in flight for two minutes, it is counted all along
-        assert at.queue.visible == (minute < 12 and not minute % 2)
-        assert at.begun == min((minute + 1) // 2, 6)
-        assert at.letters.visible == (minute >= 12)
-        assert at.letters.oldest_message_age_seconds == (None if minute < 12 else (minute - 12) * MINUTE)
+        # it is in flight for two minutes, and counted all the time
+        assert sample.queue.in_flight == (minute < 12 and minute % 2)
+        assert sample.queue.visible == (minute < 12 and not minute % 2)
+        assert sample.begun == min((minute + 1) // 2, 6)
+        assert sample.letters.visible == (minute >= 12)
+        assert sample.letters.oldest_message_age_seconds == (None if minute < 12 else (minute - 12) * MINUTE)
 
 
-def test_without_redrive_the_age_resets_at_every_third_failure_and_never_leaves(stand: Stand) -> None:
+def test_without_redrive_the_age_resets_at_every_third_failure(stand: Stand) -> None:
     experiment = EXPERIMENTS["c"]
-    broker = ageing(stand, experiment.queue)
-    for at in islice(run(experiment, broker, stand.advance), 40):
-        assert at.queue.oldest_message_age_seconds == at.minute % 6 * MINUTE
-        assert at.queue.in_flight + at.queue.visible == 1
-        assert at.begun == (at.minute + 1) // 2
-        assert at.letters.visible == 0
+    broker = broker_with_ages(stand, experiment.queue)
+    for sample in islice(run(experiment, broker, stand.advance), 40):
+        assert sample.queue.oldest_message_age_seconds == sample.minute % 6 * MINUTE
+        assert sample.queue.in_flight + sample.queue.visible == 1
+        assert sample.begun == (sample.minute + 1) // 2
+        assert sample.letters.visible == 0
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_every_broker_with_ages_has_the_series_of_the_page(stand: Stand, name: str) -> None:
+def test_every_broker_with_ages_has_the_documented_series(stand: Stand, name: str) -> None:
     experiment = EXPERIMENTS[name]
-    broker = ageing(stand, experiment.queue)
+    broker = broker_with_ages(stand, experiment.queue)
     assert list(islice(run(experiment, broker, stand.advance), MINUTES)) == series()[name]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_without_ages_the_poison_message_is_dead_lettered_just_the_same(stand: Stand, name: str) -> None:
+def test_a_broker_without_ages_dead_letters_the_poison_message_too(stand: Stand, name: str) -> None:
     experiment = EXPERIMENTS[name]
     broker = stand.broker(queues=[experiment.queue])
     if broker.capabilities.exact_stats:
-        pytest.skip("not applicable: this broker tells ages")
-    for at in islice(run(experiment, broker, stand.advance), 60):  # not every server keeps to the order
-        assert at.queue.oldest_message_age_seconds is None
-        assert at.queue.oldest_visible_message_age_seconds is None
-        dead = at.letters.visible + at.letters.in_flight
-        assert at.queue.visible + at.queue.in_flight + dead == 1  # counted while in flight, and in one place
+        pytest.skip("not applicable: this broker reports ages")
+    for sample in islice(run(experiment, broker, stand.advance), 60):  # not every server keeps the order
+        assert sample.queue.oldest_message_age_seconds is None
+        assert sample.queue.oldest_visible_message_age_seconds is None
+        dead = sample.letters.visible + sample.letters.in_flight
+        assert sample.queue.visible + sample.queue.in_flight + dead == 1  # counted while in flight, and in one place
         if dead:
             break
     assert dead == (experiment.receives_max is not None)
-    assert at.begun == 6 if dead else at.begun > 6
+    assert sample.begun == 6 if dead else sample.begun > 6
 
 
-def test_the_reset_is_at_the_end_of_the_third_and_not_before(stand: Stand) -> None:
-    broker = ageing(stand)
+def test_the_age_resets_when_the_third_lease_ends(stand: Stand) -> None:
+    broker = broker_with_ages(stand)
     broker.send("q", outgoing("a"))
     for _ in range(2):
         receive(broker)
@@ -88,12 +89,12 @@ def test_the_reset_is_at_the_end_of_the_third_and_not_before(stand: Stand) -> No
     receive(broker)
     stand.advance(LEASE - 1)
     assert age(broker) == 3 * LEASE - 1
-    stand.advance(1 + 100)  # nobody looks: the reset counts from where the lease ended
+    stand.advance(1 + 100)  # no receive happens: the reset counts from the end of the lease
     assert age(broker) == 100
 
 
 def test_every_release_resets_the_age_counted_or_not(stand: Stand) -> None:
-    broker = ageing(stand)
+    broker = broker_with_ages(stand)
     if not broker.capabilities.releases_uncounted:
         pytest.skip("not applicable: every release of this broker counts as an attempt")
     broker.send("q", outgoing("a"))
@@ -106,8 +107,8 @@ def test_every_release_resets_the_age_counted_or_not(stand: Stand) -> None:
     assert age(broker) == 5
 
 
-def test_only_the_message_that_failed_is_reset(stand: Stand) -> None:
-    broker = ageing(stand)
+def test_only_the_age_of_the_failed_message_is_reset(stand: Stand) -> None:
+    broker = broker_with_ages(stand)
     broker.send("q", outgoing("poison"))
     stand.advance(10)
     broker.send("q", outgoing("waits"))
@@ -115,16 +116,16 @@ def test_only_the_message_that_failed_is_reset(stand: Stand) -> None:
         (delivery,) = receive(broker, 1)
         broker.settle([(delivery, Release())])
         stand.advance(1)
-    assert age(broker) == 3  # the other's
+    assert age(broker) == 3  # of the other message
     stand.advance(10)
     (_, other) = receive(broker)
     assert bodies([other]) == ["waits"]
     broker.settle([(other, Ack())])
-    assert age(broker) == 11  # of the poison, from its reset
+    assert age(broker) == 11  # of the poison message, from its reset
 
 
-def test_in_flight_and_delayed_messages_count_and_only_visible_ones_for_the_visible_age(stand: Stand) -> None:
-    broker = ageing(stand)
+def test_the_oldest_age_includes_in_flight_and_delayed_messages_and_the_visible_age_does_not(stand: Stand) -> None:
+    broker = broker_with_ages(stand)
     broker.send("q", outgoing("in flight"))
     receive(broker, lease=100)
     stand.advance(10)
@@ -138,8 +139,8 @@ def test_in_flight_and_delayed_messages_count_and_only_visible_ones_for_the_visi
     assert (stats.oldest_visible_message_age_seconds, stats.oldest_message_age_seconds) == (10, 30)
 
 
-def test_an_empty_queue_has_age_0_and_one_never_heard_of_has_none(stand: Stand) -> None:
-    broker = ageing(stand)
+def test_an_empty_queue_has_age_0_and_an_unknown_queue_has_none(stand: Stand) -> None:
+    broker = broker_with_ages(stand)
     assert age(broker) is None
     broker.send("q", outgoing("a", "b"))
     stand.advance(10)
@@ -151,7 +152,7 @@ def test_an_empty_queue_has_age_0_and_one_never_heard_of_has_none(stand: Stand) 
 
 
 def test_the_age_and_the_failures_of_a_dead_letter_count_from_its_death(stand: Stand) -> None:
-    broker = ageing(stand)
+    broker = broker_with_ages(stand)
     broker.send("q", outgoing("a"))
     for _ in range(4):  # one reset and one more
         (delivery,) = receive(broker)
@@ -164,15 +165,16 @@ def test_the_age_and_the_failures_of_a_dead_letter_count_from_its_death(stand: S
         (delivery,) = receive(broker, queue="q-dlq")
         stand.advance(10)
         broker.settle([(delivery, Release())])
-        assert age(broker, "q-dlq") == 10 * (n + 1)  # with those before it is the sixth, and resets nothing
+        # counted with the earlier ones this would be the sixth, and would reset the age
+        assert age(broker, "q-dlq") == 10 * (n + 1)
     (delivery,) = receive(broker, queue="q-dlq")
     stand.advance(10)
     broker.settle([(delivery, Release())])
     assert age(broker, "q-dlq") == 0
 
 
-def test_without_resets_ages_start_at_the_enqueueing_and_those_of_dead_letters_at_the_death(stand: Stand) -> None:
-    broker = ageing(stand)
+def test_enqueued_ages_ignore_resets_and_start_at_the_death_for_dead_letters(stand: Stand) -> None:
+    broker = broker_with_ages(stand)
     broker.send("q", outgoing("a"))
     for _ in range(4):
         (delivery,) = receive(broker)
@@ -185,6 +187,6 @@ def test_without_resets_ages_start_at_the_enqueueing_and_those_of_dead_letters_a
     for n in range(4):
         (delivery,) = receive(broker, queue="q-dlq")
         stand.advance(10)
-        broker.settle([(delivery, Release(delay_seconds=5))])  # as a replayer does that waits
+        broker.settle([(delivery, Release(delay_seconds=5))])  # as a replayer does while a message waits
         stand.advance(5)
         assert broker.stats("q-dlq").oldest_enqueued_age_seconds == 15 * (n + 1)

@@ -1,4 +1,4 @@
-"""A delivery describes the previous delivery: when, where, and how it ended."""
+"""A delivery describes the previous one: when, where, and how it ended."""
 
 import pytest
 from tests.conformance.broker_stands import LEASE, Stand, outgoing, receive
@@ -42,13 +42,13 @@ def test_a_release_is_reported_with_its_reason(stand: Stand, broker: Broker, unc
             ended_at=started_at + 7,
             worker="w1",
             end=AttemptEnd.RELEASED if uncounted else AttemptEnd.FAILED,
-            reason="no löck \\ud800",  # a lone surrogate is no Unicode; it is spelled
+            reason="no löck \\ud800",  # a lone surrogate is not valid Unicode; it is escaped
         ),
         b"b": None,
     }
 
 
-def test_a_lease_that_ran_out_ended_at_its_time(stand: Stand, broker: Broker) -> None:
+def test_an_expired_lease_ended_at_its_deadline(stand: Stand, broker: Broker) -> None:
     broker.send("q", outgoing("a"))
     (delivery,) = receive(broker)
     started_at = stand.clock.now()
@@ -61,14 +61,14 @@ def test_a_lease_that_ran_out_ended_at_its_time(stand: Stand, broker: Broker) ->
     )
 
 
-def test_a_lease_of_a_dead_worker_ended_when_that_was_known(stand: Stand, broker: Broker) -> None:
+def test_a_lease_of_a_dead_worker_ended_when_its_death_was_found(stand: Stand, broker: Broker) -> None:
     broker.send("q", outgoing("short", "long"))
     receive(broker, 1, lease=5)
     receive(broker, 1, lease=LEASE)
     started_at = stand.clock.now()
     stand.advance(8)
     other = stand.broker("w2")
-    assert other.release_holder("w1") == 2  # type: ignore[attr-defined]  # of ours, not of the Protocol
+    assert other.release_holder("w1") == 2  # type: ignore[attr-defined]  # of these brokers, not of the Protocol
     deliveries = receive(other)
     assert [delivery.attempt for delivery in deliveries] == [2, 2]
     ended_at = {delivery.message.body: delivery.previous and delivery.previous.ended_at for delivery in deliveries}
@@ -89,7 +89,7 @@ def test_only_the_last_delivery_is_reported(stand: Stand, broker: Broker) -> Non
 
 
 @pytest.mark.parametrize("text", ["x" * 100_000, "ö" * 100_000, "\U0001f600" * 100_000])
-def test_a_long_reason_is_cut_between_two_characters(stand: Stand, broker: Broker, text: str) -> None:
+def test_a_long_reason_is_truncated_between_two_characters(stand: Stand, broker: Broker, text: str) -> None:
     broker.send("q", outgoing("a"))
     (delivery,) = receive(broker)
     broker.settle([(delivery, Release(reason=text))])
@@ -112,7 +112,7 @@ def test_a_dead_letter_starts_with_no_attempts_and_keeps_its_death(stand: Stand)
     if not broker.capabilities.explains_deaths:
         by_body = {delivery.message.body: delivery for delivery in dead}
         assert by_body[b"given up on"].attempt == 1
-        assert by_body[b"exhausted"].attempt > 2  # what the broker moves by itself keeps its count
+        assert by_body[b"exhausted"].attempt > 2  # a message moved by the broker keeps its receive count
         return
     assert [(delivery.attempt, delivery.previous) for delivery in dead] == [(1, None), (1, None)]
     deaths = [death_of(delivery.message.attributes) for delivery in dead]

@@ -1,4 +1,4 @@
-"""The contract of all brokers, asserted against each (`tests.conformance.broker_stands`)."""
+"""The contract of all brokers, run with each (`tests.conformance.broker_stands`)."""
 
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 
 
 def ordered(stand: Stand) -> Broker:
-    """A broker whose groups take turns; with others the test ends here."""
+    """Return a broker whose groups take turns; skip the test for other brokers."""
     broker = stand.broker()
     if not broker.capabilities.ordered:
         pytest.skip("not applicable: this broker shares between groups as it likes")
@@ -25,7 +25,7 @@ def ordered(stand: Stand) -> Broker:
 # --- sending and receiving
 
 
-def test_a_message_arrives_as_it_was_sent(stand: Stand) -> None:
+def test_a_message_is_delivered_unchanged(stand: Stand) -> None:
     broker = stand.broker()
     attributes: dict[str, str | bytes] = {
         "text": "héllo \U0001f600",
@@ -43,20 +43,20 @@ def test_a_message_arrives_as_it_was_sent(stand: Stand) -> None:
     assert (delivery.queue, delivery.attempt) == ("q", 1)
 
 
-def test_no_group_and_the_empty_group_are_two_things(stand: Stand) -> None:
+def test_no_group_and_the_empty_group_are_different(stand: Stand) -> None:
     broker = stand.broker()
     broker.send("q", [Outgoing(body=b"a"), Outgoing(body=b"b", group="")])
     assert [delivery.message.group for delivery in receive(broker)] == [None, ""]
 
 
-def test_ids_are_answered_in_order_and_differ(stand: Stand) -> None:
+def test_ids_are_returned_in_order_and_unique(stand: Stand) -> None:
     broker = stand.broker()
     ids = broker.send("q", outgoing("a", "b", "c"))
     assert [delivery.message.id for delivery in receive(broker)] == list(ids)
     assert len(set(ids)) == 3
 
 
-def test_oldest_first_and_never_more_than_asked(stand: Stand) -> None:
+def test_messages_are_received_oldest_first_up_to_the_requested_number(stand: Stand) -> None:
     broker = stand.broker()
     broker.send("q", outgoing("a", "b", "c"))
     broker.send("q", outgoing("d"))
@@ -66,7 +66,7 @@ def test_oldest_first_and_never_more_than_asked(stand: Stand) -> None:
     assert receive(broker) == []
 
 
-def test_one_call_brings_no_more_than_the_capability_says(stand: Stand) -> None:
+def test_one_call_returns_at_most_the_capabilitys_maximum(stand: Stand) -> None:
     broker = stand.broker()
     most = broker.capabilities.receive_max
     broker.send("q", outgoing(*map(str, range(most + 1))))
@@ -74,7 +74,7 @@ def test_one_call_brings_no_more_than_the_capability_says(stand: Stand) -> None:
     assert len(receive(broker, most + 1)) == 1
 
 
-def test_queues_do_not_mix(stand: Stand) -> None:
+def test_queues_are_separate(stand: Stand) -> None:
     broker = stand.broker()
     broker.send("q", outgoing("mine"))
     broker.send("other", outgoing("theirs"))
@@ -119,7 +119,7 @@ def test_row_79_a_delay_of_5000_seconds_is_honoured(stand: Stand) -> None:
     [{"delay_seconds": -1.0}, {"delay_seconds": float("nan")}, {"delay_seconds": 1e12}, {"group": "\ud800"}],
     ids=str,
 )
-def test_messages_that_can_never_be_sent_are_refused_with_their_whole_call(stand: Stand, bad: dict[str, Any]) -> None:
+def test_an_invalid_message_refuses_the_whole_call(stand: Stand, bad: dict[str, Any]) -> None:
     broker = stand.broker()
     with pytest.raises(ConfigurationError):
         broker.send("q", [Outgoing(body=b"good"), Outgoing(body=b"bad", **bad)])
@@ -205,9 +205,9 @@ def test_row_84_a_stale_receipt_settles_and_extends_nothing(stand: Stand) -> Non
     assert not two.settle([(fresh, Ack())])
 
 
-def test_a_lease_past_its_time_can_neither_be_extended_nor_settled(stand: Stand) -> None:
+def test_an_expired_lease_can_neither_be_extended_nor_settled(stand: Stand) -> None:
     if not stand.leases_end_by_time:
-        pytest.skip("not applicable: here a lease lasts until somebody else has the message")
+        pytest.skip("not applicable: here a lease lasts until another worker has the message")
     broker = stand.broker()
     broker.send("q", outgoing("a"))
     (delivery,) = receive(broker)
@@ -218,7 +218,7 @@ def test_a_lease_past_its_time_can_neither_be_extended_nor_settled(stand: Stand)
     assert bodies(receive(broker)) == ["a"]
 
 
-def test_a_stale_receipt_stays_stale_after_a_refund(stand: Stand) -> None:
+def test_a_stale_receipt_stays_stale_after_an_uncounted_release(stand: Stand) -> None:
     broker = stand.broker()
     if not (broker.capabilities.fenced and broker.capabilities.releases_uncounted):
         pytest.skip("not applicable: this broker has no fence, or counts every release as an attempt")
@@ -262,7 +262,7 @@ def test_receipts_never_repeat(stand: Stand) -> None:
 @pytest.mark.parametrize(
     "receipt", ["", "x", "-1-1", "{store}-x-1", "{store}-1-2", "{store}-2-1", "{store}-1-\u0661", "\ud800"], ids=ascii
 )
-def test_a_forged_receipt_is_lost(stand: Stand, receipt: str) -> None:
+def test_a_forged_receipt_is_reported_as_lost(stand: Stand, receipt: str) -> None:
     broker = stand.broker()
     broker.send("q", outgoing("a"))
     (real,) = receive(broker)
@@ -282,7 +282,7 @@ def test_a_forged_receipt_is_lost(stand: Stand, receipt: str) -> None:
 # --- settling
 
 
-def test_an_acked_message_is_gone_and_acking_again_harms_nothing(stand: Stand) -> None:
+def test_an_acked_message_is_deleted_and_acking_again_changes_nothing(stand: Stand) -> None:
     broker = stand.broker()
     broker.send("q", outgoing("a", "b"))
     first, second = receive(broker)
@@ -303,7 +303,7 @@ def test_the_first_of_two_settlements_of_one_delivery_counts(stand: Stand) -> No
     assert bodies(receive(broker)) == ["a"]
 
 
-def test_a_release_brings_the_message_back_after_its_delay_with_a_higher_attempt(stand: Stand) -> None:
+def test_a_released_message_is_visible_after_its_delay_with_a_higher_attempt(stand: Stand) -> None:
     broker = stand.broker()
     broker.send("q", outgoing("a"))
     (delivery,) = receive(broker)
@@ -358,7 +358,7 @@ def test_a_group_of_settlements_reports_exactly_those_that_failed(stand: Stand) 
 # --- dead letters
 
 
-def test_a_dead_letter_keeps_everything_and_says_what_it_died_of(stand: Stand) -> None:
+def test_a_dead_letter_keeps_the_message_and_records_its_failure(stand: Stand) -> None:
     broker = stand.broker("worker-7")
     attributes: dict[str, str | bytes] = {f"a{n}": b"\x00\xff" if n % 2 else "text" for n in range(10)}
     (id,) = broker.send("q", [Outgoing(body=b"\xfe", attributes=attributes, group="g")])
@@ -366,7 +366,7 @@ def test_a_dead_letter_keeps_everything_and_says_what_it_died_of(stand: Stand) -
     (delivery,) = receive(broker)
     stand.advance(5)
     broker.settle([(delivery, Release())])
-    if broker.capabilities.remembers_attempts:  # else the first hand-over stands in for the first failure
+    if broker.capabilities.remembers_attempts:  # other brokers report the first delivery as the first failure
         failed_at = stand.clock.now()
     stand.advance(5)
     (delivery,) = receive(broker)
@@ -385,8 +385,8 @@ def test_a_dead_letter_keeps_everything_and_says_what_it_died_of(stand: Stand) -
 
 
 def test_a_queue_may_name_its_dead_letter_queue(stand: Stand) -> None:
-    graves = QueueSettings(name="graves", dead_letter_queue="dust")
-    broker = stand.broker(queues=[QueueSettings(name="q", dead_letter_queue="graves"), graves])
+    custom_dlq = QueueSettings(name="graves", dead_letter_queue="dust")
+    broker = stand.broker(queues=[QueueSettings(name="q", dead_letter_queue="graves"), custom_dlq])
     broker.send("q", outgoing("a"))
     (delivery,) = receive(broker)
     broker.settle([(delivery, DeadLetter(reason="one"))])
@@ -442,7 +442,7 @@ def test_past_its_retention_a_message_is_dead_lettered_instead_of_delivered(stan
     assert broker.stats("q").visible == 1
     stand.advance(1)
     assert receive(broker) == []
-    assert not broker.extend([leased], lease_seconds=100)  # somebody works on it: it stays
+    assert not broker.extend([leased], lease_seconds=100)  # it is in progress, so it stays
     dead = receive(broker, queue="q-dlq")
     assert sorted(bodies(dead)) == ["delayed", "ready"]
     deaths = [death_of(delivery.message.attributes) for delivery in dead]
@@ -456,7 +456,7 @@ def test_past_its_retention_a_message_is_dead_lettered_instead_of_delivered(stan
 def test_a_dead_letter_past_its_retention_is_deleted_and_counted(stand: Stand) -> None:
     broker = stand.broker(queues=[QueueSettings(name="q"), QueueSettings(name="q-dlq", retention_seconds=1_000)])
     if not broker.capabilities.explains_deaths:
-        pytest.skip("not applicable: this broker does not tell what it deletes at the end of its retention")
+        pytest.skip("not applicable: this broker does not report messages that it deletes at expiry")
     broker.send("q", outgoing("a", "b"))
     for delivery in receive(broker):
         broker.settle([(delivery, DeadLetter(reason="bad"))])
@@ -465,11 +465,11 @@ def test_a_dead_letter_past_its_retention_is_deleted_and_counted(stand: Stand) -
     assert broker.stats("q-dlq").visible == 1
     stand.advance(10)
     assert receive(broker, queue="q-dlq") == []
-    assert broker.dropped("q-dlq") == 2  # type: ignore[attr-defined]  # of ours, not of the Protocol
+    assert broker.dropped("q-dlq") == 2  # type: ignore[attr-defined]  # of these brokers, not of the Protocol
     assert receive(broker, queue="q-dlq-dlq") == []
 
 
-def test_past_its_retention_a_message_is_not_handed_over(stand: Stand) -> None:
+def test_past_its_retention_a_message_is_not_delivered(stand: Stand) -> None:
     broker = stand.broker(queues=[QueueSettings(name="q", retention_seconds=1_000)])
     broker.send("q", outgoing("a"))
     stand.advance(1_001)
@@ -479,14 +479,14 @@ def test_past_its_retention_a_message_is_not_handed_over(stand: Stand) -> None:
 # --- groups
 
 
-def test_every_message_of_every_group_is_handed_over_once(stand: Stand) -> None:
+def test_every_message_of_every_group_is_delivered_once(stand: Stand) -> None:
     broker = stand.broker()
     sent = {f"{group} {n}": group for group in ("a", "b", "with a space", "", None) for n in range(7)}
     for body, group in sent.items():
         broker.send("q", outgoing(body, group=group))
-    came = [delivery for _ in range(len(sent)) for delivery in receive(broker, 4)]
-    assert {delivery.message.body.decode(): delivery.message.group for delivery in came} == sent
-    assert len(came) == len(sent)
+    deliveries = [delivery for _ in range(len(sent)) for delivery in receive(broker, 4)]
+    assert {delivery.message.body.decode(): delivery.message.group for delivery in deliveries} == sent
+    assert len(deliveries) == len(sent)
 
 
 def test_groups_take_turns_and_each_is_served_oldest_first(stand: Stand) -> None:
@@ -522,10 +522,10 @@ def test_a_tenant_whose_failures_return_all_at_once_delays_no_other(stand: Stand
     stand.advance(10)
     broker.send("q", outgoing("quiet", group="quiet"))
     assert "quiet" in bodies(receive(broker, 2))
-    assert bodies(receive(broker, 2)) == ["1", "2"]  # what came back is older than what follows
+    assert bodies(receive(broker, 2)) == ["1", "2"]  # released messages are older than those sent after them
 
 
-def test_more_groups_than_one_call_brings_are_all_served_in_a_round(stand: Stand) -> None:
+def test_more_groups_than_fit_in_one_call_are_all_served_in_a_round(stand: Stand) -> None:
     broker = ordered(stand)
     for n in range(25):
         broker.send("q", outgoing("x", "y", group=str(n)))
@@ -533,7 +533,7 @@ def test_more_groups_than_one_call_brings_are_all_served_in_a_round(stand: Stand
     assert sorted(map(str, groups)) == sorted(map(str, range(25)))
 
 
-def test_what_few_groups_cannot_fill_the_others_do(stand: Stand) -> None:
+def test_a_receive_is_filled_from_the_groups_that_have_messages(stand: Stand) -> None:
     broker = stand.broker()
     for n in range(9):
         broker.send("q", outgoing(f"{n}", group=f"small {n}"))
@@ -542,13 +542,13 @@ def test_what_few_groups_cannot_fill_the_others_do(stand: Stand) -> None:
     assert len(receive(broker, 50)) + len(receive(broker, 50)) == 59
 
 
-# --- looking
+# --- reading
 
 
 def test_stats_count_every_state_and_the_oldest_visible_age(stand: Stand) -> None:
     broker = stand.broker()
     if not broker.capabilities.exact_stats:
-        pytest.skip("not applicable: this broker counts nearly right, and tells no ages")
+        pytest.skip("not applicable: this broker counts approximately, and reports no ages")
     stats = broker.stats("q")
     assert (stats.visible, stats.in_flight, stats.delayed) == (0, 0, 0)
     assert stats.oldest_visible_message_age_seconds is None
@@ -571,7 +571,7 @@ def test_stats_count_every_state_and_the_oldest_visible_age(stand: Stand) -> Non
     assert broker.stats("q").visible == 3
 
 
-def test_stats_count_every_state_as_near_as_can_be(stand: Stand) -> None:
+def test_stats_count_every_state_approximately(stand: Stand) -> None:
     broker = stand.broker()
     stats = broker.stats("q")
     assert (stats.visible, stats.in_flight, stats.delayed) == (0, 0, 0)
@@ -584,7 +584,7 @@ def test_stats_count_every_state_as_near_as_can_be(stand: Stand) -> None:
     assert (stats.oldest_message_age_seconds is None) is not broker.capabilities.exact_stats
 
 
-def test_browsing_leases_nothing_and_continues_behind_an_id_that_has_left(stand: Stand) -> None:
+def test_browsing_leases_nothing_and_continues_after_a_deleted_id(stand: Stand) -> None:
     broker = stand.broker()
     if not broker.capabilities.browsable:
         pytest.skip("not applicable: this broker cannot be browsed")
@@ -598,7 +598,7 @@ def test_browsing_leases_nothing_and_continues_behind_an_id_that_has_left(stand:
     assert [message.id for message in broker.browse("q", messages_max=2, after_id=ids[1])] == ids[2:4]
     assert [message.id for message in broker.browse("q", messages_max=9, after_id=ids[4])] == []
     assert list(broker.browse("q", messages_max=0)) == []
-    assert list(broker.browse("q", messages_max=9, after_id="no id of ours")) == []
+    assert list(broker.browse("q", messages_max=9, after_id="an unknown id")) == []
 
 
 # --- waiting and closing
@@ -611,11 +611,11 @@ def test_a_wait_ends_with_the_first_message(stand: Stand) -> None:
     assert bodies(receiving.over(within_seconds=600)) == ["a"]
 
 
-def test_a_wait_ends_when_its_time_is_over(stand: Stand) -> None:
+def test_a_wait_ends_at_its_timeout(stand: Stand) -> None:
     broker = stand.broker()
     receiving = waiting(stand, broker, wait_seconds=20)
     stand.advance(19)
-    assert receiving.goes_on()
+    assert receiving.still_waits()
     assert receiving.over(within_seconds=60) == []
 
 
@@ -625,7 +625,7 @@ def test_a_wait_ends_when_a_lease_ends(stand: Stand) -> None:
     receive(broker)
     receiving = waiting(stand, broker, wait_seconds=3_600)
     stand.advance(LEASE - 1)
-    assert receiving.goes_on()
+    assert receiving.still_waits()
     (again,) = receiving.over(within_seconds=60)
     assert again.attempt == 2
 
@@ -645,7 +645,7 @@ def test_closing_ends_a_wait_and_keeps_the_leases(stand: Stand) -> None:
 
 
 @pytest.mark.parametrize("lease", [-1.0, float("nan"), float("inf")])
-def test_a_lease_that_makes_no_sense_is_refused(stand: Stand, lease: float) -> None:
+def test_an_invalid_lease_is_refused(stand: Stand, lease: float) -> None:
     broker = stand.broker()
     broker.send("q", outgoing("a"))
     with pytest.raises(ConfigurationError):

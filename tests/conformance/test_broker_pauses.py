@@ -1,4 +1,4 @@
-"""Pausing a queue: nothing is handed over, and all else goes on."""
+"""Pausing a queue: no message is delivered, and everything else continues."""
 
 import pytest
 from tests.conformance.broker_stands import LEASE, Stand, bodies, outgoing, receive, waiting
@@ -16,7 +16,7 @@ def broker(stand: Stand) -> Broker:
     return broker
 
 
-def test_a_paused_queue_hands_nothing_over_to_anybody_until_it_is_resumed(stand: Stand, broker: Broker) -> None:
+def test_a_paused_queue_delivers_nothing_until_it_is_resumed(stand: Stand, broker: Broker) -> None:
     other = stand.broker("w2")
     broker.send("q", outgoing("a"))
     broker.pause("q")
@@ -31,7 +31,7 @@ def test_a_paused_queue_hands_nothing_over_to_anybody_until_it_is_resumed(stand:
     assert bodies(receive(broker)) == ["a", "b"]
 
 
-def test_other_queues_continue(stand: Stand, broker: Broker) -> None:
+def test_other_queues_continue_during_a_pause(stand: Stand, broker: Broker) -> None:
     broker.pause("q")
     broker.send("other", outgoing("a"))
     assert not broker.paused("other")
@@ -53,7 +53,7 @@ def test_leases_are_extended_settled_and_end_during_a_pause(stand: Stand, broker
     assert bodies(receive(broker)) == ["lost"]
 
 
-def test_what_died_of_its_leases_dies_during_a_pause(stand: Stand) -> None:
+def test_a_message_is_dead_lettered_at_its_last_lease_during_a_pause(stand: Stand) -> None:
     broker = stand.broker(queues=[QueueSettings(name="q", receives_max=1)])
     if not broker.capabilities.pausable:
         pytest.skip("not applicable: this broker cannot pause a queue")
@@ -65,7 +65,7 @@ def test_what_died_of_its_leases_dies_during_a_pause(stand: Stand) -> None:
     assert bodies(receive(broker, queue="q-dlq")) == ["a"]
 
 
-def test_a_queue_is_paused_before_it_is_sent_to_and_settings_leave_it_so(stand: Stand, broker: Broker) -> None:
+def test_a_queue_can_be_paused_before_its_first_send_and_settings_keep_the_pause(stand: Stand, broker: Broker) -> None:
     assert not broker.paused("q")
     broker.resume("q")
     assert list(broker.queue_names()) == []
@@ -77,7 +77,7 @@ def test_a_queue_is_paused_before_it_is_sent_to_and_settings_leave_it_so(stand: 
     assert receive(again) == []
 
 
-def test_purging_leaves_the_pause(stand: Stand, broker: Broker) -> None:
+def test_purging_keeps_the_pause(stand: Stand, broker: Broker) -> None:
     broker.send("q", outgoing("a", "b", "c"))
     receive(broker, 1)
     broker.pause("q")
@@ -94,6 +94,6 @@ def test_a_waiting_receiver_continues_when_the_queue_is_resumed(stand: Stand, br
     assert bodies(receiving.over(within_seconds=600)) == ["a"]
 
 
-def test_a_name_that_no_queue_can_have_is_refused(stand: Stand, broker: Broker) -> None:
+def test_an_invalid_queue_name_is_refused(stand: Stand, broker: Broker) -> None:
     with pytest.raises(ConfigurationError):
         broker.pause("")

@@ -1,6 +1,7 @@
-"""Threads at the brokers, and processes at a file and at a server: every message once at a time, none lost.
+"""Threads at the brokers, and processes at a file and at a server: each message is delivered to one at a time, none is
+lost.
 
-Here the clock is the machine's; leases are long, so that none ends by itself.
+The clock is the machine's; leases are long, so that none expires.
 """
 
 import collections
@@ -40,37 +41,37 @@ def memory_views(request: pytest.FixtureRequest, count: int) -> list[Broker]:
 
 
 def sqlite_shared(request: pytest.FixtureRequest, count: int) -> list[Broker]:
-    """One broker object for all threads: they meet at its lock."""
+    """Open one broker object for all threads: they share its lock."""
     return [SqliteBroker(request.getfixturevalue("tmp_path") / "queue.db", holder="w")] * count
 
 
-def sqlite_apart(request: pytest.FixtureRequest, count: int) -> list[Broker]:
-    """A connection each: they meet at the file's lock, as processes do."""
+def sqlite_separate(request: pytest.FixtureRequest, count: int) -> list[Broker]:
+    """Open a connection for each thread: they share the file's lock, as processes do."""
     return [SqliteBroker(request.getfixturevalue("tmp_path") / "queue.db", holder=f"w{n}") for n in range(count)]
 
 
 def redis_shared(request: pytest.FixtureRequest, count: int) -> list[Broker]:
-    """One broker object for all threads: each takes a connection of its own."""
+    """Open one broker object for all threads: each uses a connection of its own."""
     return [RedisStreamsBroker(request.getfixturevalue("clean_redis").url, holder="w")] * count
 
 
-def redis_apart(request: pytest.FixtureRequest, count: int) -> list[Broker]:
+def redis_separate(request: pytest.FixtureRequest, count: int) -> list[Broker]:
     server: RedisServer = request.getfixturevalue("clean_redis")
     return [RedisStreamsBroker(server.url, holder=f"w{n}", sweep_seconds=0.0) for n in range(count)]
 
 
 def sqs_shared(request: pytest.FixtureRequest, count: int) -> list[Broker]:
-    """One broker object for all threads: they share its clients."""
-    return sqs_apart(request, 1) * count
+    """Open one broker object for all threads: they share its clients."""
+    return sqs_separate(request, 1) * count
 
 
-def sqs_apart(request: pytest.FixtureRequest, count: int) -> list[Broker]:
+def sqs_separate(request: pytest.FixtureRequest, count: int) -> list[Broker]:
     server: AwsServer = request.getfixturevalue("fauxqs")
     server.client("sqs").create_queue(QueueName="q")
     return [SqsBroker(server.aws, holder=f"w{n}", poll_seconds=1) for n in range(count)]
 
 
-OPENERS = [memory_views, sqlite_shared, sqlite_apart, redis_shared, redis_apart, sqs_shared, sqs_apart]
+OPENERS = [memory_views, sqlite_shared, sqlite_separate, redis_shared, redis_separate, sqs_shared, sqs_separate]
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def brokers(request: pytest.FixtureRequest) -> Iterator[list[Broker]]:
 
 
 def at_once(brokers: Sequence[Broker], work: Callable[[Broker], list[Delivery]]) -> list[Delivery]:
-    """Run the work on every broker, all starting together; answers what they answered."""
+    """Run the work on every broker, all starting together; return all their deliveries."""
     start = threading.Barrier(len(brokers))
 
     def run(broker: Broker) -> list[Delivery]:
@@ -112,14 +113,14 @@ def numbered(count: int) -> list[Outgoing]:
     return [Outgoing(body=str(n).encode(), group=str(n % 3)) for n in range(count)]
 
 
-def test_two_receivers_never_lease_the_same_message(brokers: list[Broker]) -> None:
+def test_concurrent_receivers_never_lease_the_same_message(brokers: list[Broker]) -> None:
     brokers[0].send("q", numbered(MESSAGES))
     taken = at_once(brokers, drain)
     assert collections.Counter(int(delivery.message.body) for delivery in taken) == dict.fromkeys(range(MESSAGES), 1)
     assert all(delivery.attempt == 1 for delivery in taken)
 
 
-def test_sending_receiving_and_settling_at_once_loses_and_doubles_nothing(brokers: list[Broker]) -> None:
+def test_concurrent_sends_receives_and_settlements_lose_and_double_nothing(brokers: list[Broker]) -> None:
     done: collections.Counter[bytes] = collections.Counter()
     lock = threading.Lock()
 
@@ -128,11 +129,11 @@ def test_sending_receiving_and_settling_at_once_loses_and_doubles_nothing(broker
         for n in range(40):
             broker.send("q", [Outgoing(body=f"{mine} {n} {i}".encode(), group=mine) for i in range(5)])
             deliveries = broker.receive("q", messages_max=8, lease_seconds=LEASE)
-            back, ready = deliveries[:2], deliveries[2:]
+            released, acked_now = deliveries[:2], deliveries[2:]
             assert not broker.extend(deliveries, lease_seconds=LEASE)
-            assert not broker.settle([(d, Release(uncounted=True)) for d in back] + [(d, Ack()) for d in ready])
+            assert not broker.settle([(d, Release(uncounted=True)) for d in released] + [(d, Ack()) for d in acked_now])
             with lock:
-                done.update(delivery.message.body for delivery in ready)
+                done.update(delivery.message.body for delivery in acked_now)
         return []
 
     at_once(brokers, work)
@@ -143,7 +144,7 @@ def test_sending_receiving_and_settling_at_once_loses_and_doubles_nothing(broker
 
 def test_one_of_many_concurrent_settlements_of_a_delivery_wins(brokers: list[Broker]) -> None:
     if not brokers[0].capabilities.fenced:
-        pytest.skip("not applicable: this broker takes the second settlement as it took the first")
+        pytest.skip("not applicable: this broker accepts every settlement of a delivery")
     brokers[0].send("q", numbered(50))
     deliveries = brokers[0].receive("q", messages_max=50, lease_seconds=LEASE)
 
@@ -193,7 +194,7 @@ n = 0
 while True:
     names = [f"{sys.argv[2]} {n} {i}" for i in range(7)]
     broker.send("q", [Outgoing(body=name.encode()) for name in names])
-    print("\\n".join(names), flush=True)  # told only after send has returned: accepted
+    print("\\n".join(names), flush=True)  # printed only after send has returned: accepted
     n += 1
 """
 
@@ -202,7 +203,7 @@ while True:
     deliveries = broker.receive("q", messages_max=9, lease_seconds=600, wait_seconds=1)
     half = len(deliveries) // 2
     for delivery in deliveries[:half]:
-        print(delivery.message.body.decode(), flush=True)  # told before it is acked: it may be gone
+        print(delivery.message.body.decode(), flush=True)  # printed before it is acked: it may be deleted
     broker.settle([(delivery, Ack()) for delivery in deliveries[:half]])
     broker.settle([(d, DeadLetter(reason="x") if n % 2 else Release()) for n, d in enumerate(deliveries[half:])])
 """
@@ -229,7 +230,7 @@ def whole_lines(output: Path) -> set[str]:
 
 @pytest.fixture(params=["sqlite", "redis"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where processes find a broker."""
+    """Return where processes find a broker."""
     if request.param == "redis":
         server: RedisServer = request.getfixturevalue("clean_redis")
         return server.url
@@ -266,12 +267,12 @@ def test_killing_senders_and_receivers_loses_nothing_accepted(tmp_path: Path, pl
     acked = whole_lines(outputs["r1"]) | whole_lines(outputs["r2"])
     assert accepted - left - acked == set()
     assert acked
-    for name in ("s1", "s2"):  # a send is whole or not there at all
+    for name in ("s1", "s2"):  # a send is complete or absent
         sends = collections.Counter(body.split()[1] for body in left | acked if body.startswith(name))
         assert set(sends.values()) == {7}
 
 
-def test_processes_that_open_a_new_file_at_once_agree_on_it(tmp_path: Path) -> None:
+def test_processes_that_create_a_file_concurrently_share_it(tmp_path: Path) -> None:
     path = tmp_path / "queue.db"
     outputs = [tmp_path / f"{n}.out" for n in range(4)]
     processes = [start(SENDER, str(path), f"s{n}", output) for n, output in enumerate(outputs)]

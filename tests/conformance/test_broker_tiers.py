@@ -1,4 +1,4 @@
-"""Two tiers of dead letters: where they go, what they carry along, and that from the second they go nowhere."""
+"""The DLQ and the final DLQ: where dead letters go, what they carry, and that none leaves the final DLQ."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,33 +22,33 @@ from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 
 BAD = DeadLetter(reason="bad", exception="ValueError: x", poison=True, fingerprint="f" * 12, handler="resize")
-ASIDE = DeadLetter(reason="nothing helps", set_aside=True)
+SET_ASIDE = DeadLetter(reason="nothing helps", set_aside=True)
 TEN: Mapping[str, str | bytes] = {f"a{n}": bytes([n, 255]) if n % 2 else f"téxt {n}" for n in range(10)}
 
 
-def buried(stand: Stand, broker: Broker, **fields: Any) -> Delivery:
-    """Return one delivered dead letter of the DLQ."""
+def dead_lettered(stand: Stand, broker: Broker, **fields: Any) -> Delivery:
+    """Return one delivered message of the DLQ."""
     broker.send("q", outgoing("a", **fields))
     (delivery,) = receive(broker)
     stand.advance(1)
     assert not broker.settle([(delivery, BAD)])
-    (letter,) = receive(broker, queue="q-dlq")
-    return letter
+    (dead_letter,) = receive(broker, queue="q-dlq")
+    return dead_letter
 
 
-def set_aside(stand: Stand, broker: Broker, **fields: Any) -> Delivery:
-    """Return one of the final DLQ."""
-    letter = buried(stand, broker, **fields)
+def moved_to_final_dlq(stand: Stand, broker: Broker, **fields: Any) -> Delivery:
+    """Return one delivered message of the final DLQ."""
+    dead_letter = dead_lettered(stand, broker, **fields)
     stand.advance(1)
-    assert not broker.settle([(letter, ASIDE)])
-    (letter,) = receive(broker, queue="q-dead")
-    return letter
+    assert not broker.settle([(dead_letter, SET_ASIDE)])
+    (dead_letter,) = receive(broker, queue="q-dead")
+    return dead_letter
 
 
 @pytest.mark.parametrize(
     ("queue", "dead_letters"), [("q", "q-dlq"), ("q-dlq", "q-dead"), ("q-dead", "q-dead"), ("new", "new-dlq")]
 )
-def test_by_names_alone_a_queue_dead_letters_to_its_dlq_and_that_to_the_final_dlq(
+def test_without_settings_the_dlq_and_final_dlq_are_derived_from_the_queue_name(
     stand: Stand, queue: str, dead_letters: str
 ) -> None:
     assert stand.broker().dead_letter_queue(queue) == dead_letters
@@ -61,39 +61,39 @@ def test_a_queues_settings_take_precedence_over_its_name(stand: Stand) -> None:
     broker.send("q", outgoing("a"))
     (delivery,) = receive(broker)
     broker.settle([(delivery, BAD)])
-    (letter,) = receive(broker, queue="graves")
-    assert not broker.settle([(letter, ASIDE)])
+    (dead_letter,) = receive(broker, queue="graves")
+    assert not broker.settle([(dead_letter, SET_ASIDE)])
     assert bodies(receive(broker, queue="graves-dead")) == ["a"]
 
 
-def test_how_long_a_queue_keeps_messages_is_reported(stand: Stand) -> None:
+def test_the_retention_of_a_queue_is_reported(stand: Stand) -> None:
     broker = stand.broker(queues=[QueueSettings(name="q", retention_seconds=3_600)])
     assert stand.broker().retention_seconds("q") == 3_600
-    untold = broker.retention_seconds("nobody sent to it".replace(" ", "-"))
-    assert untold == (14 * 86_400.0 if broker.capabilities.creates_queues else None)
+    default = broker.retention_seconds("nobody sent to it".replace(" ", "-"))
+    assert default == (14 * 86_400.0 if broker.capabilities.creates_queues else None)
 
 
 @pytest.mark.parametrize("group", [None, "tenant é"])
-def test_a_dead_letter_that_is_set_aside_is_the_same_but_for_the_reason(stand: Stand, group: str | None) -> None:
+def test_a_dead_letter_moved_to_the_final_dlq_only_gains_a_reason(stand: Stand, group: str | None) -> None:
     broker = stand.broker("w1")
-    letter = buried(stand, broker, attributes=TEN, group=group)
-    broker.settle([(letter, ASIDE)])
+    dead_letter = dead_lettered(stand, broker, attributes=TEN, group=group)
+    broker.settle([(dead_letter, SET_ASIDE)])
     assert receive(broker, queue="q-dlq") == []
-    (aside,) = receive(stand.broker("w2"), queue="q-dead")
-    assert (aside.message.body, aside.message.group, aside.attempt) == (b"a", group, 1)
-    assert aside.message.attributes == {**letter.message.attributes, SET_ASIDE_ATTRIBUTE: "nothing helps"}
-    assert {name: aside.message.attributes[name] for name in TEN} == TEN
-    death = death_of(aside.message.attributes)
+    (moved,) = receive(stand.broker("w2"), queue="q-dead")
+    assert (moved.message.body, moved.message.group, moved.attempt) == (b"a", group, 1)
+    assert moved.message.attributes == {**dead_letter.message.attributes, SET_ASIDE_ATTRIBUTE: "nothing helps"}
+    assert {name: moved.message.attributes[name] for name in TEN} == TEN
+    death = death_of(moved.message.attributes)
     assert death is not None
     assert (death.reason, death.queue, death.poison, death.handler) == ("bad", "q", True, "resize")
-    assert set_aside_reason(aside.message.attributes) == "nothing helps"
-    assert set_aside_reason(letter.message.attributes) is None
+    assert set_aside_reason(moved.message.attributes) == "nothing helps"
+    assert set_aside_reason(dead_letter.message.attributes) is None
 
 
 def test_a_dead_letter_with_a_new_error_keeps_its_first_death_in_its_history(stand: Stand) -> None:
     broker = stand.broker()
-    letter = buried(stand, broker, attributes=TEN)
-    broker.settle([(letter, DeadLetter(reason="unreadable"))])
+    dead_letter = dead_lettered(stand, broker, attributes=TEN)
+    broker.settle([(dead_letter, DeadLetter(reason="unreadable"))])
     (again,) = receive(broker, queue="q-dead")
     death = death_of(again.message.attributes)
     assert death is not None
@@ -104,52 +104,48 @@ def test_a_dead_letter_with_a_new_error_keeps_its_first_death_in_its_history(sta
     assert set(again.message.attributes) - set(TEN) == {"penstock-death", EARLIER_DEATHS_ATTRIBUTE}
 
 
-@pytest.mark.parametrize("settlement", [ASIDE, BAD])
+@pytest.mark.parametrize("settlement", [SET_ASIDE, BAD])
 def test_a_message_that_fails_in_the_final_dlq_waits_there_unchanged(stand: Stand, settlement: DeadLetter) -> None:
     broker = stand.broker()
-    letter = set_aside(stand, broker)
-    assert not broker.settle([(letter, settlement)])
+    dead_letter = moved_to_final_dlq(stand, broker)
+    assert not broker.settle([(dead_letter, settlement)])
     assert receive(broker, queue="q-dead") == []
     stand.advance(900)
     (again,) = receive(broker, queue="q-dead")
-    assert (again.message, again.attempt) == (letter.message, 2)
+    assert (again.message, again.attempt) == (dead_letter.message, 2)
     broker.settle([(again, Ack())])
     assert receive(broker, queue="q-dead") == receive(broker, queue="q-dlq") == []
 
 
-def test_the_final_dlq_gets_no_limit_of_attempts(stand: Stand) -> None:
+def test_the_final_dlq_accepts_no_limit_of_attempts(stand: Stand) -> None:
     with pytest.raises(ConfigurationError, match="go nowhere else"):
         stand.broker(queues=[QueueSettings(name="q-dead", receives_max=3)])
 
 
-@pytest.mark.parametrize("tier", ["q-dlq", "q-dead"])
+@pytest.mark.parametrize("dlq", ["q-dlq", "q-dead"])
 @pytest.mark.parametrize("released", [False, True])
-def test_dead_letters_past_their_retention_are_deleted_and_counted_in_either_tier(
-    stand: Stand, tier: str, released: bool
-) -> None:
-    broker = stand.broker(queues=[QueueSettings(name=tier, retention_seconds=1_000)])
+def test_expired_dead_letters_of_both_dlqs_are_deleted_and_counted(stand: Stand, dlq: str, released: bool) -> None:
+    broker = stand.broker(queues=[QueueSettings(name=dlq, retention_seconds=1_000)])
     if not broker.capabilities.explains_deaths:
-        pytest.skip("not applicable: this broker does not tell what it deletes at the end of its retention")
-    broker.send(
-        tier, outgoing("grouped", "too", group="g")
-    )  # as another broker's letters come, that were moved by hand
-    broker.send(tier, outgoing("plain"))
+        pytest.skip("not applicable: this broker does not report messages that it deletes at expiry")
+    broker.send(dlq, outgoing("grouped", "too", group="g"))  # as messages of another broker arrive, moved by hand
+    broker.send(dlq, outgoing("plain"))
     if released:
-        broker.settle([(delivery, Release(delay_seconds=500)) for delivery in receive(broker, queue=tier)])
+        broker.settle([(delivery, Release(delay_seconds=500)) for delivery in receive(broker, queue=dlq)])
     stand.advance(999)
-    assert broker.stats(tier).visible == 3
+    assert broker.stats(dlq).visible == 3
     stand.advance(1)
-    assert receive(broker, queue=tier) == []
-    assert broker.dropped(tier) == 3  # type: ignore[attr-defined]  # of ours, not of the Protocol
+    assert receive(broker, queue=dlq) == []
+    assert broker.dropped(dlq) == 3  # type: ignore[attr-defined]  # of these brokers, not of the Protocol
     for other in ("q-dead", "q-dlq", "q-dlq-dlq", "q-dead-dlq", "q"):
         assert receive(broker, queue=other) == []
 
 
 def test_a_released_dead_letter_may_be_hidden_for_hours(stand: Stand) -> None:
     broker = stand.broker()
-    letter = buried(stand, broker)
+    dead_letter = dead_lettered(stand, broker)
     stand.advance(10)
-    assert not broker.settle([(letter, Release(delay_seconds=6 * 3_600))])
+    assert not broker.settle([(dead_letter, Release(delay_seconds=6 * 3_600))])
     stand.advance(6 * 3_600 - 5)
     assert receive(broker, queue="q-dlq") == []
     stand.advance(10)
@@ -158,12 +154,12 @@ def test_a_released_dead_letter_may_be_hidden_for_hours(stand: Stand) -> None:
 
 def test_a_release_beyond_what_the_broker_can_hide_is_refused(stand: Stand) -> None:
     broker = stand.broker()
-    letter = buried(stand, broker)
+    dead_letter = dead_lettered(stand, broker)
     with pytest.raises(ConfigurationError, match="delay_seconds"):
-        broker.settle([(letter, Release(delay_seconds=broker.capabilities.release_delay_seconds_max + 1))])
+        broker.settle([(dead_letter, Release(delay_seconds=broker.capabilities.release_delay_seconds_max + 1))])
 
 
-# --- the attempts of a message, as its death tells of them
+# --- the attempts of a message, recorded in its death
 
 
 def test_a_death_lists_every_attempt(stand: Stand) -> None:
@@ -184,19 +180,19 @@ def test_a_death_lists_every_attempt(stand: Stand) -> None:
     (fourth,) = receive(other)
     stand.advance(1)
     other.settle([(fourth, BAD)])
-    (letter,) = receive(broker, queue="q-dlq")
-    death = death_of(letter.message.attributes)
+    (dead_letter,) = receive(broker, queue="q-dlq")
+    death = death_of(dead_letter.message.attributes)
     assert death is not None
-    told = [(t.started_at - began, t.ended_at - began, t.worker, t.end, t.reason) for t in death.tries]
-    assert told == [
-        (*_near(told[0], 0, 2), "w1", AttemptEnd.FAILED, "no lock é"),
-        (*_near(told[1], 10, 13), "w2", AttemptEnd.RELEASED, None),
-        (*_near(told[2], 13, 13 + LEASE), "w1", AttemptEnd.EXPIRED, None),
-        (*_near(told[3], 13 + LEASE, 14 + LEASE), "w2", DIED, "bad"),
+    recorded = [(t.started_at - began, t.ended_at - began, t.worker, t.end, t.reason) for t in death.tries]
+    assert recorded == [
+        (*_near(recorded[0], 0, 2), "w1", AttemptEnd.FAILED, "no lock é"),
+        (*_near(recorded[1], 10, 13), "w2", AttemptEnd.RELEASED, None),
+        (*_near(recorded[2], 13, 13 + LEASE), "w1", AttemptEnd.EXPIRED, None),
+        (*_near(recorded[3], 13 + LEASE, 14 + LEASE), "w2", DIED, "bad"),
     ]
 
 
-def test_the_last_of_many_attempts_are_reported(stand: Stand) -> None:
+def test_a_death_lists_the_last_of_many_attempts(stand: Stand) -> None:
     broker = stand.broker("w1")
     broker.send("q", outgoing("a"))
     for n in range(TRIES_MAX + 3):
@@ -204,8 +200,8 @@ def test_the_last_of_many_attempts_are_reported(stand: Stand) -> None:
         broker.settle([(delivery, Release(reason=f"{n}" + "x" * 1_000))])
     (delivery,) = receive(broker)
     broker.settle([(delivery, BAD)])
-    (letter,) = receive(broker, queue="q-dlq")
-    death = death_of(letter.message.attributes)
+    (dead_letter,) = receive(broker, queue="q-dlq")
+    death = death_of(dead_letter.message.attributes)
     assert death is not None
     assert (death.tries[-1].end, death.tries[-1].worker, death.tries[-1].reason) == (DIED, "w1", "bad")
     if not broker.capabilities.remembers_attempts:
@@ -218,7 +214,7 @@ def test_the_last_of_many_attempts_are_reported(stand: Stand) -> None:
 def test_a_message_dead_lettered_by_its_broker_lists_its_attempts_too(stand: Stand) -> None:
     broker = stand.broker("w1", queues=[QueueSettings(name="q", receives_max=2)])
     if not broker.capabilities.explains_deaths:
-        pytest.skip("not applicable: this broker gives up on messages without a word")
+        pytest.skip("not applicable: this broker records no death")
     broker.send("q", outgoing("released", "held"))
     for delivery in receive(broker):
         broker.settle([(delivery, Release(reason="once"))])
@@ -226,7 +222,10 @@ def test_a_message_dead_lettered_by_its_broker_lists_its_attempts_too(stand: Sta
     broker.settle([(second[b"released"], Release(reason="twice"))])
     stand.advance(LEASE)
     assert receive(broker) == []
-    deaths = {letter.message.body: death_of(letter.message.attributes) for letter in receive(broker, queue="q-dlq")}
+    deaths = {
+        dead_letter.message.body: death_of(dead_letter.message.attributes)
+        for dead_letter in receive(broker, queue="q-dlq")
+    }
     ends = {body: [(each.end, each.reason) for each in death.tries] for body, death in deaths.items() if death}
     assert ends == {
         b"released": [(AttemptEnd.FAILED, "once"), (AttemptEnd.FAILED, "twice")],
@@ -234,14 +233,14 @@ def test_a_message_dead_lettered_by_its_broker_lists_its_attempts_too(stand: Sta
     }
 
 
-def test_a_dead_letters_attempts_are_its_own(stand: Stand) -> None:
+def test_attempts_of_a_dead_letter_do_not_include_those_before_its_death(stand: Stand) -> None:
     broker = stand.broker()
-    letter = buried(stand, broker)
-    broker.settle([(letter, Release(reason="held"))])
-    (letter,) = receive(broker, queue="q-dlq")
-    broker.settle([(letter, DeadLetter(reason="unreadable"))])
-    (letter,) = receive(broker, queue="q-dead")
-    death = death_of(letter.message.attributes)
+    dead_letter = dead_lettered(stand, broker)
+    broker.settle([(dead_letter, Release(reason="held"))])
+    (dead_letter,) = receive(broker, queue="q-dlq")
+    broker.settle([(dead_letter, DeadLetter(reason="unreadable"))])
+    (dead_letter,) = receive(broker, queue="q-dead")
+    death = death_of(dead_letter.message.attributes)
     assert death is not None
     held = ["held"] if broker.capabilities.remembers_attempts else []
     assert [each.reason for each in death.tries] == [*held, "unreadable"]
@@ -259,7 +258,7 @@ def discarding(stand: Stand) -> Broker:
     return broker
 
 
-def test_messages_are_discarded_wherever_they_are(stand: Stand) -> None:
+def test_messages_are_discarded_in_every_state(stand: Stand) -> None:
     broker = discarding(stand)
     (leased_id,) = broker.send("q", outgoing("leased"))
     (leased,) = receive(broker)
@@ -289,7 +288,7 @@ def test_messages_are_discarded_wherever_they_are(stand: Stand) -> None:
     assert bodies(receive(broker)) == ["new"]
 
 
-def test_what_came_back_to_the_front_is_found_as_everything_else(stand: Stand) -> None:
+def test_messages_released_to_the_front_are_browsed_and_discarded_in_order(stand: Stand) -> None:
     broker = discarding(stand)
     sent = [
         ("old", 0.0),
@@ -298,7 +297,7 @@ def test_what_came_back_to_the_front_is_found_as_everything_else(stand: Stand) -
         *((f"last {n}", 10.0) for n in range(3)),
     ]
     ids = [id for name, delay in sent for id in broker.send("q", outgoing(name, delay_seconds=delay))]
-    for passes_seconds in (0, 10, 10):  # those of less delay came first to the front, and have the higher numbers
+    for passes_seconds in (0, 10, 10):  # the ones with less delay became ready first, and have the higher numbers
         stand.advance(passes_seconds)
         assert [message.id for message in broker.browse("q", messages_max=99)] == ids
         for count in (1, 2, 3):
@@ -314,8 +313,10 @@ def test_what_came_back_to_the_front_is_found_as_everything_else(stand: Stand) -
     assert left == ["late 1", "late 2", "late 3", "last 0", "last 1", "newest"]
 
 
-def test_no_body_is_taken_for_what_is_discarded(stand: Stand) -> None:
-    """Redis puts something in the place of what goes, for a moment: a sender must not be able to write the same."""
+def test_a_body_like_the_placeholder_is_not_discarded(stand: Stand) -> None:
+    """Redis puts a placeholder in place of a discarded message, for a moment: a sender must not be able to write the
+    same.
+    """
     broker = discarding(stand)
     ids = [id for name in ("\0gone", "a", "b", "c") for id in broker.send("q", outgoing(name))]
     assert broker.discard("q", [ids[2]]) == 1
@@ -327,7 +328,7 @@ def test_no_body_is_taken_for_what_is_discarded(stand: Stand) -> None:
     assert bodies(receive(broker)) == ["\0gone", "a", "c"]
 
 
-def test_ids_that_are_not_there_discard_nothing(stand: Stand) -> None:
+def test_unknown_ids_discard_nothing(stand: Stand) -> None:
     broker = discarding(stand)
     (elsewhere,) = broker.send("other", outgoing("a"))
     assert broker.discard("q", [elsewhere]) == 0  # a queue that nothing was sent to
@@ -339,7 +340,7 @@ def test_ids_that_are_not_there_discard_nothing(stand: Stand) -> None:
     assert broker.stats("other").visible == 1
 
 
-def test_many_dead_letters_are_discarded_in_one_call_and_ages_go_with_them(stand: Stand) -> None:
+def test_many_dead_letters_are_discarded_in_one_call_with_their_ages(stand: Stand) -> None:
     broker = discarding(stand)
     ids = list(broker.send("q-dlq", [Outgoing(body=b"%d" % n, group=f"g{n % 7}") for n in range(2_500)]))
     stand.advance(100)
@@ -350,11 +351,11 @@ def test_many_dead_letters_are_discarded_in_one_call_and_ages_go_with_them(stand
     assert broker.discard("q-dlq", ids) == 100
     stats = broker.stats("q-dlq")
     assert (stats.visible, stats.oldest_message_age_seconds) == (1, 0.0)
-    letters: list[Message] = list(broker.browse("q-dlq", messages_max=1_000))
-    assert [message.body for message in letters] == [b"young"]
+    dead_letters: list[Message] = list(broker.browse("q-dlq", messages_max=1_000))
+    assert [message.body for message in dead_letters] == [b"young"]
 
 
-def _near(told: tuple[float, float, str, str, str | None], started: float, ended: float) -> tuple[float, float]:
-    """The times that are told, where they are these to the hundredth: some brokers round them."""
-    assert told[:2] == pytest.approx((started, ended), abs=0.01)
-    return told[:2]
+def _near(recorded: tuple[float, float, str, str, str | None], started: float, ended: float) -> tuple[float, float]:
+    """Return the recorded times if they equal these to the hundredth: some brokers round them."""
+    assert recorded[:2] == pytest.approx((started, ended), abs=0.01)
+    return recorded[:2]

@@ -1,4 +1,4 @@
-"""A trace goes with its message, whatever the broker does to it: redelivery, death, replay; and never in its way."""
+"""A trace stays with its message through redelivery, death and replay, and never prevents delivery."""
 
 import pytest
 from tests.conformance.broker_stands import LEASE, Stand, receive
@@ -11,7 +11,7 @@ from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.messaging.tracing import unwrapped
 
 TIERS = (QueueSettings(name="q"), QueueSettings(name="q-dlq"))
-OTHERS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"  # W3C's own example
+FOREIGN_CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"  # W3C's own example
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def broker(stand: Stand, traces: Traces) -> Broker:
     return traces.tracing.broker(stand.broker(queues=TIERS))
 
 
-def test_a_message_takes_the_context_of_its_sending_along(broker: Broker, traces: Traces) -> None:
+def test_a_message_carries_the_trace_context_of_its_send(broker: Broker, traces: Traces) -> None:
     (id,) = broker.send("q", [Outgoing(body=b"1")])
     sent = traces.only("send q")
     (delivery,) = receive(broker)
@@ -43,9 +43,7 @@ def test_a_message_takes_the_context_of_its_sending_along(broker: Broker, traces
     }
 
 
-def test_a_turn_that_brings_something_is_a_receive_and_one_that_does_not_leaves_nothing(
-    broker: Broker, traces: Traces
-) -> None:
+def test_only_a_turn_with_deliveries_records_a_receive_span(broker: Broker, traces: Traces) -> None:
     assert not broker.turn([], [ReceiveRequest(queue="q", messages_max=10)], lease_seconds=LEASE).deliveries
     assert not traces.spans
     broker.send("q", [Outgoing(body=b"1")])
@@ -54,16 +52,16 @@ def test_a_turn_that_brings_something_is_a_receive_and_one_that_does_not_leaves_
     assert linked(traces.only("receive q")) == [traceparent(traces.only("send q"))]
 
 
-def test_messages_sent_together_have_one_context_and_keep_one_that_they_brought(broker: Broker, traces: Traces) -> None:
-    broker.send("q", [Outgoing(body=b"1"), Outgoing(body=b"2", attributes={"traceparent": OTHERS, "a": "b"})])
+def test_messages_sent_together_share_a_context_and_keep_their_own(broker: Broker, traces: Traces) -> None:
+    broker.send("q", [Outgoing(body=b"1"), Outgoing(body=b"2", attributes={"traceparent": FOREIGN_CONTEXT, "a": "b"})])
     sent = traces.only("send q")
-    assert linked(sent) == [OTHERS]
+    assert linked(sent) == [FOREIGN_CONTEXT]
     assert (sent.attributes or {})["messaging.batch.message_count"] == 2
     found = {delivery.message.body: dict(delivery.message.attributes) for delivery in receive(broker)}
-    assert found == {b"1": {"traceparent": traceparent(sent)}, b"2": {"traceparent": OTHERS, "a": "b"}}
+    assert found == {b"1": {"traceparent": traceparent(sent)}, b"2": {"traceparent": FOREIGN_CONTEXT, "a": "b"}}
 
 
-def test_it_survives_a_release_the_dead_letters_and_a_replay(broker: Broker, stand: Stand, traces: Traces) -> None:
+def test_a_trace_context_survives_a_release_a_death_and_a_replay(broker: Broker, stand: Stand, traces: Traces) -> None:
     broker.send("q", [Outgoing(body=b"1", attributes={"a": "b"})])
     origin = traceparent(traces.only("send q"))
     (first,) = receive(broker)
@@ -71,25 +69,25 @@ def test_it_survives_a_release_the_dead_letters_and_a_replay(broker: Broker, sta
     (second,) = receive(broker)
     assert context_in(second.message.attributes) == origin
     broker.settle([(second, DeadLetter(reason="it is bad"))])
-    (letter,) = receive(broker, queue="q-dlq")
-    assert context_in(letter.message.attributes) == origin
+    (dead_letter,) = receive(broker, queue="q-dlq")
+    assert context_in(dead_letter.message.attributes) == origin
     replay = Replay(
-        replay_id=dead_letter_replay_id("q-dlq", letter.message),
+        replay_id=dead_letter_replay_id("q-dlq", dead_letter.message),
         dead_letter_queue="q-dlq",
-        dead_letter_id=letter.message.id,
+        dead_letter_id=dead_letter.message.id,
         queue="q",
         count=1,
         due_at=stand.clock.now(),
     )
-    send_each(broker, "q", [replayed(letter.message, replay, delay_seconds=0.0)])
-    broker.settle([(letter, Ack())])
+    send_each(broker, "q", [replayed(dead_letter.message, replay, delay_seconds=0.0)])
+    broker.settle([(dead_letter, Ack())])
     assert linked(traces.named("send q")[-1]) == [origin], "the replay's span leads to where the message came from"
     (again,) = receive(broker)
     assert context_in(again.message.attributes) == origin
     assert again.message.attributes["a"] == "b"
 
 
-def test_full_attributes_leave_room_for_it(broker: Broker, traces: Traces) -> None:
+def test_a_message_with_ten_attributes_still_carries_its_trace_context(broker: Broker, traces: Traces) -> None:
     attributes: dict[str, str | bytes] = {f"a{n}": b"\x00\xff" if n % 2 else "text" for n in range(10)}
     broker.send("q", [Outgoing(body=b"\xfe", attributes=attributes, group="g")])
     (delivery,) = receive(broker)
@@ -97,7 +95,7 @@ def test_full_attributes_leave_room_for_it(broker: Broker, traces: Traces) -> No
     assert (delivery.message.body, delivery.message.group) == (b"\xfe", "g")
 
 
-def test_the_largest_message_is_sent_with_it_or_without(broker: Broker, traces: Traces) -> None:
+def test_the_largest_message_is_sent_with_or_without_its_trace_context(broker: Broker, traces: Traces) -> None:
     broker.send("q", [Outgoing(body=b"x" * broker.capabilities.body_bytes_max)])
     (delivery,) = receive(broker)
     sent = traces.only("send q")
@@ -106,7 +104,7 @@ def test_the_largest_message_is_sent_with_it_or_without(broker: Broker, traces: 
     assert untraced == (1 if broker.capabilities.system == "aws_sqs" else 0)
 
 
-def test_a_duplicate_is_one_with_it_too(broker: Broker, traces: Traces) -> None:
+def test_a_duplicate_with_a_trace_context_is_dropped(broker: Broker, traces: Traces) -> None:
     if not broker.capabilities.deduplicates:
         pytest.skip("not applicable: this broker does not deduplicate")
     (first,) = broker.send("q", [Outgoing(body=b"1", deduplication_id="tick")])
@@ -124,7 +122,7 @@ def test_an_invalid_trace_context_is_passed_on_and_never_linked(broker: Broker, 
     assert [len(span.links) for span in traces.spans] == [0, 0]
 
 
-def test_a_traced_broker_can_do_all_that_the_other_one_can(stand: Stand, traces: Traces) -> None:
+def test_a_traced_broker_has_all_methods_of_the_plain_one(stand: Stand, traces: Traces) -> None:
     plain = stand.broker(queues=TIERS)
     broker = traces.tracing.broker(plain)
     assert unwrapped(broker) is plain

@@ -1,4 +1,4 @@
-"""The contract of `Files`, for a folder and a prefix in S3."""
+"""The contract of `Files`, for a folder and for a prefix in S3."""
 
 import io
 import pickle
@@ -56,7 +56,7 @@ def test_a_new_file_is_created_by_one_of_several_writers(files: Files) -> None:
     assert paths(files.list("log")) == ["log/1.json"]
 
 
-def test_a_file_that_does_not_exist(files: Files) -> None:
+def test_a_missing_file_has_no_stat_and_cannot_be_read(files: Files) -> None:
     assert files.stat("data/none") is None
     with pytest.raises(FileNotFoundError):
         files.read("data/none")
@@ -64,7 +64,7 @@ def test_a_file_that_does_not_exist(files: Files) -> None:
         pass
 
 
-def test_a_file_s_size_and_time(files: Files) -> None:
+def test_stat_returns_size_and_time_of_files_only(files: Files) -> None:
     files.write("data/1.bin", b"12345")
     info = files.stat("data/1.bin")
     assert info is not None
@@ -73,7 +73,7 @@ def test_a_file_s_size_and_time(files: Files) -> None:
     assert files.stat("data") is None
 
 
-def test_listing_goes_to_any_depth(files: Files) -> None:
+def test_listing_includes_any_depth(files: Files) -> None:
     for path in ("a", "data/1", "data/x y+%2F/2", "data/deep/er/3", "database"):
         files.write(path, path.encode())
     assert paths(files.list()) == ["a", "data/1", "data/deep/er/3", "data/x y+%2F/2", "database"]
@@ -82,7 +82,7 @@ def test_listing_goes_to_any_depth(files: Files) -> None:
     assert {info.path: info.size_bytes for info in files.list("data")}["data/deep/er/3"] == len("data/deep/er/3")
 
 
-def test_names_are_those_of_one_folder(files: Files) -> None:
+def test_names_lists_one_folder(files: Files) -> None:
     for path in ("b", "data/1", "data/deep/2", "data/deep/3"):
         files.write(path, b"")
     assert files.names() == ["b", "data/"]
@@ -90,7 +90,7 @@ def test_names_are_those_of_one_folder(files: Files) -> None:
     assert files.names("none") == []
 
 
-def test_an_input_is_read_anywhere(files: Files) -> None:
+def test_an_input_is_read_from_any_position(files: Files) -> None:
     content = bytes(range(256)) * 20_000  # more than is fetched at once
     files.write("big", content)
     files.write("small", content[:300])
@@ -114,7 +114,7 @@ def test_parquet_is_written_and_read_in_place(files: Files) -> None:
         assert pq.ParquetFile(source).read(columns=["x"]) == table.select(["x"])
 
 
-def test_an_output_larger_than_a_part(files: Files) -> None:
+def test_an_output_larger_than_a_part_is_written_whole(files: Files) -> None:
     pieces = [bytes([number]) * (5 << 20) for number in range(8)]
     with files.open_output("data/large") as file:
         for piece in pieces:
@@ -124,25 +124,25 @@ def test_an_output_larger_than_a_part(files: Files) -> None:
 
 
 @pytest.mark.parametrize("size_bytes", [10, 40 << 20])
-def test_an_output_whose_block_fails_is_not_there(files: Files, size_bytes: int) -> None:
+def test_an_output_whose_block_fails_creates_no_file(files: Files, size_bytes: int) -> None:
     with pytest.raises(KeyError):
         write_half(files, "data/half", b"x" * size_bytes)
     assert paths(files.list()) == []
 
 
-def test_an_output_that_fails_leaves_what_was_there(files: Files) -> None:
+def test_an_output_that_fails_keeps_the_old_file(files: Files) -> None:
     files.write("data/kept", b"before")
     with pytest.raises(KeyError):
         write_half(files, "data/kept", b"after")
     assert files.read("data/kept") == b"before"
 
 
-def test_an_error_of_the_block_s_own_passes_as_it_is(files: Files) -> None:
+def test_an_error_raised_in_the_block_passes_unchanged(files: Files) -> None:
     with pytest.raises(FileNotFoundError, match="of the block"), files.open_output("data/half"):
         raise FileNotFoundError("of the block")
 
 
-def test_deleting_what_is_there_and_what_is_not(files: Files) -> None:
+def test_delete_ignores_missing_files(files: Files) -> None:
     for number in range(3):
         files.write(f"data/{number}", b"")
     files.delete(iter(["data/0", "data/none", "data/2"]))
@@ -153,7 +153,7 @@ def test_deleting_what_is_there_and_what_is_not(files: Files) -> None:
     assert files.names() == []
 
 
-def test_roots_below_and_beside(files: Files) -> None:
+def test_below_and_beside_return_other_roots(files: Files) -> None:
     below = files.below("_penstock/work")
     below.write("plan", b"1")
     assert files.read("_penstock/work/plan") == b"1"
@@ -166,7 +166,7 @@ def test_roots_below_and_beside(files: Files) -> None:
     assert paths(below.list()) == ["plan"]
 
 
-def test_it_travels_and_is_a_value(files: Files) -> None:
+def test_files_can_be_pickled_and_compared(files: Files) -> None:
     files.write("x", b"1")
     there = pickle.loads(pickle.dumps(files))
     assert there == files
@@ -174,13 +174,13 @@ def test_it_travels_and_is_a_value(files: Files) -> None:
     assert there.read("x") == b"1"
 
 
-def test_its_address_leads_back_to_it(files: Files, moto: AwsServer) -> None:
+def test_files_are_opened_again_by_their_address(files: Files, moto: AwsServer) -> None:
     for place in (files, files.below("a b%20ü")):
         assert files_at(place.uri, moto.aws) == place
         assert files_at(str(place), moto.aws) == place
 
 
-def test_durable_is_what_was_written(files: Files) -> None:
+def test_make_durable_keeps_the_written_file(files: Files) -> None:
     files.write("data/1", b"1")
     files.make_durable(["data/1"])
     assert files.read("data/1") == b"1"

@@ -1,4 +1,6 @@
-"""The lists of tests that run on a second stand name tests that exist: a rename would shorten a list unnoticed."""
+"""The lists of tests that run with a second harness name existing tests: a rename would otherwise shorten a list
+unnoticed.
+"""
 
 from pathlib import Path
 

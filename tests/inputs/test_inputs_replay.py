@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.conformance.broker_stands import MemoryStand
-from tests.conformance.replay.scene import DIED, FIRST, QUEUE, SECOND, TIERS, Scene
+from tests.conformance.replay.scene import DIED, DLQ, FINAL_DLQ, QUEUE, TIERS, Scene
 
 from penstock import App
 from penstock.app.serving import serve
@@ -43,7 +43,7 @@ def wait_seconds(number: int, so_far: int, policy: ReplayPolicy) -> float:
     dead_letter = Message(id=f"letter {number}", body=b"", enqueued_at=0.0, attributes={COUNTER_ATTRIBUTE: str(so_far)})
     replay = plan_replay(
         dead_letter,
-        dead_letter_queue=FIRST,
+        dead_letter_queue=DLQ,
         queue=QUEUE,
         policy=policy,
         retention_seconds=14 * DAY_SECONDS,
@@ -80,18 +80,18 @@ def test_row_80_and_82_messages_that_always_fail_wait_so_and_end_in_the_final_dl
     for ceiling_seconds in (2.0, 4.0, 6.0):
         assert fail_all(scene) == count
         scene.events.clear()
-        while scene.look(handler):
+        while scene.run_once(handler):
             pass
         waits = [told.due_at - stand.clock.now() for told in scene.replayed() if told.due_at is not None]
         assert scene.results() == ["sent"] * count
         assert distance([wait / ceiling_seconds for wait in waits]) < bound(count)
         stand.advance(ceiling_seconds)
     assert fail_all(scene) == count
-    while scene.look(handler):
+    while scene.run_once(handler):
         pass
     stand.advance(DAY_SECONDS)
-    assert (len(scene.receive(QUEUE)), len(scene.receive(FIRST))) == (0, 0)
-    dead_letters = [dead_letter for page in iter(lambda: scene.take(SECOND), []) for dead_letter in page]
+    assert (len(scene.receive(QUEUE)), len(scene.receive(DLQ))) == (0, 0)
+    dead_letters = [dead_letter for page in iter(lambda: scene.take(FINAL_DLQ), []) for dead_letter in page]
     assert Counter(dead_letter.message.body for dead_letter in dead_letters) == {
         b"%d" % number: 1 for number in range(count)
     }
@@ -143,7 +143,7 @@ def test_rows_62_and_82_in_a_worker_that_replays_beside_its_work(tmp_path: Path)
         serve(app, stop=until.stop, listeners=[until])
         assert seen == ["-7", "1", "2"]
         assert [told.result for told in until.told] == ["sent", "sent", "set_aside"]
-        (dead_letter,) = app.broker.receive(SECOND, messages_max=9, lease_seconds=60)
+        (dead_letter,) = app.broker.receive(FINAL_DLQ, messages_max=9, lease_seconds=60)
     assert (dead_letter.message.body, dead_letter.message.group) == (b"\x00body", "g")
     assert dead_letter.message.attributes["binary"] == b"\x00\xff"
     assert set_aside_reason(dead_letter.message.attributes) == "replayed 2 times, and dead again"

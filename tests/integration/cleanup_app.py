@@ -1,11 +1,11 @@
-"""An app whose pipeline cleans up its source, for processes of the tests: the environment says how."""
+"""An app whose pipeline cleans up its source, for processes of the tests: the environment selects the cleanup."""
 
 import os
 
 from penstock import App, DeltaSink, ObjectSource, cleanup
 
 
-def declared() -> cleanup.Cleanup:
+def cleanup_from_environment() -> cleanup.Cleanup:
     match os.environ["CLEANUP"]:
         case "tag":
             return cleanup.Tag()
@@ -22,7 +22,7 @@ app.pipeline(
         os.environ["CLEANUP_SOURCE"],
         queue="clicks-files",
         schema="id long",
-        cleanup=declared(),
+        cleanup=cleanup_from_environment(),
     ),
     sink=DeltaSink(os.environ["CLEANUP_TABLE"]),
 )

@@ -1,4 +1,4 @@
-"""A pipeline's history without Spark, and `penstock admin cleanup` as a process of its own that looks at it."""
+"""A pipeline's history without Spark, and `penstock admin cleanup` as a separate process."""
 
 import json
 import os
@@ -42,7 +42,7 @@ class Story:
 
     folder: Path
     source: str
-    how: Mapping[str, str]  # the environment that says what its cleanup is
+    variables: Mapping[str, str]  # the environment variables that select its cleanup
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -59,7 +59,7 @@ class Story:
         ledger.close()
 
     def process(self, refs: Sequence[ObjectRef]) -> None:
-        """One committed batch, its file written and not yet published."""
+        """Commit one batch, with its file written and not yet published."""
         with self.ledger() as ledger:
             attempt_id = str(ULID())
             candidates = [
@@ -99,13 +99,13 @@ class Story:
             Tables(self.where, ledger, bus=Bus()).publish()
 
     def age(self, *, seconds: float) -> None:
-        """Let every batch have been committed that much earlier."""
+        """Make the commit of every batch that much older."""
         statement = update(batches).values(committed_at=batches.c.committed_at - seconds)
         with self.ledger() as ledger:
             ledger.database.transact(lambda connection: connection.execute(statement))
 
-    def call(self, *options: str, kill_at: str | None = None, **how: str) -> subprocess.CompletedProcess[str]:
-        """`penstock admin cleanup`, to its end."""
+    def call(self, *options: str, kill_at: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run `penstock admin cleanup` to its end."""
         return run_forked(
             [sys.executable, "-m", "penstock", "admin", "cleanup", APP, PIPELINE, *options],
             cwd=self.folder,
@@ -114,18 +114,18 @@ class Story:
                 "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
                 "CLEANUP_SOURCE": self.source,
                 "CLEANUP_TABLE": str(self.folder / "lake" / PIPELINE),
-                **self.how,
+                **self.variables,
                 **self.environment,
-                **how,
+                **variables,
                 **({} if kill_at is None else {"PENSTOCK_KILL_AT": kill_at}),
             },
-            start_new_session=True,  # a step kills the whole group
+            start_new_session=True,  # a step kills the whole process group
             timeout=120,
         )
 
-    def clean(self, *options: str, **how: str) -> dict[str, Any]:
-        """Its report."""
-        ended = self.call("--json", *options, **how)
+    def clean(self, *options: str, **variables: str) -> dict[str, Any]:
+        """Run the command, and return its report."""
+        ended = self.call("--json", *options, **variables)
         assert ended.returncode == 0, ended.stderr
         report: dict[str, Any] = json.loads(ended.stdout)
         return report

@@ -13,7 +13,7 @@ from tests.services.redis_server import RedisServer
 
 from penstock.brokers.redis import RedisStreamsBroker
 
-FLEET_LEASE_SECONDS = 5.0  # short, and yet a late machine does not end it
+FLEET_LEASE_SECONDS = 5.0  # short, and yet long enough for a slow machine
 STOP_TIMEOUT_SECONDS = 10.0
 
 OpenFleet = Callable[..., Fleet]
@@ -21,28 +21,29 @@ OpenFleet = Callable[..., Fleet]
 
 @pytest.fixture
 def scene(redis_server: RedisServer) -> Iterator[Scene]:
-    made = Scene(redis_server)
-    yield made
-    made.close()
+    opened = Scene(redis_server)
+    yield opened
+    opened.close()
 
 
 @pytest.fixture
 def broker(redis_server: RedisServer) -> Iterator[RedisStreamsBroker]:
-    """One that sweeps whenever it looks."""
-    with closing(RedisStreamsBroker(redis_server.url, holder="w1", sweep_seconds=0.0)) as made:
-        yield made
+    """Open a broker that sweeps on each poll."""
+    with closing(RedisStreamsBroker(redis_server.url, holder="w1", sweep_seconds=0.0)) as opened:
+        yield opened
 
 
 @pytest.fixture
 def proxy(redis_server: RedisServer) -> Iterator[FaultProxy]:
-    with closing(FaultProxy(str(redis_server.socket))) as made:
-        yield made
+    with closing(FaultProxy(str(redis_server.socket))) as opened:
+        yield opened
 
 
 @pytest.fixture
 def open_fleet() -> Iterator[OpenFleet]:
-    """Fleets in folders of their own, at a broker's address, perhaps with another lease; their workers end with the
-    test."""
+    """Return a factory of fleets in separate folders, at a broker's address, perhaps with another lease; their workers
+    end with the test.
+    """
     opened: list[Fleet] = []
 
     def open_one(folder: Path, address: str, *, lease_seconds: float = FLEET_LEASE_SECONDS) -> Fleet:
@@ -59,5 +60,5 @@ def open_fleet() -> Iterator[OpenFleet]:
 
 @pytest.fixture(params=KINDS)
 def user_database(request: pytest.FixtureRequest, tmp_path: Path) -> UserDatabase:
-    """An application's own database of each kind, with our two tables in it."""
+    """Create an application's own database of each kind, with Penstock's two tables in it."""
     return make_user_database(request.param, request, tmp_path)

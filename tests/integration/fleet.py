@@ -1,7 +1,7 @@
-"""Worker processes over one broker, and a journal of what their handlers did, written by the handlers.
+"""Worker processes over one broker, and a journal of their handlers' calls, written by the handlers.
 
-The journal is the oracle: a file that every handler appends a line to (one write each, so lines never mix), and that
-nothing of Penstock's knows of. A message is lost when nobody ended it and the queue does not hold it any more.
+The journal is the oracle: every handler appends lines to a file (one write each, so lines never mix), and Penstock does
+not know the file. A message is lost if its journal has no end and its queue does not hold it any more.
 """
 
 import json
@@ -24,7 +24,7 @@ from penstock.config import Settings
 from penstock.messaging.broker import Broker
 
 APP = '''
-"""Handlers that say in a journal what they do: written by the tests."""
+"""Handlers that record their calls in a journal."""
 
 import asyncio
 import json
@@ -39,9 +39,9 @@ OPTIONS = {"retry_base": 0.1, "max_retry_wait": 0.5, "max_attempts": int(os.envi
 
 
 def hold(body):
-    """Busy until the test lets this process go on, where it is to, and for so many seconds."""
+    """Block until the test lets this process go on, if the message is gated, and then for its seconds."""
     while body.get("gated") and not os.path.exists(f"go-{os.getpid()}"):
-        time.sleep(0.02)  # between two looks at a file that the test makes
+        time.sleep(0.02)  # between two checks for a file that the test creates
     time.sleep(body.get("seconds", 0))  # work that takes time
 
 
@@ -85,7 +85,7 @@ async def looped(body, ctx):
     note("end", body, ctx)
 '''
 QUEUES = ("plain", "stubborn", "once", "looped")
-DEADLINE_SECONDS = 120.0  # a bound; what is waited for comes at once on a machine with time to spare
+DEADLINE_SECONDS = 120.0  # an upper bound; on an idle machine, conditions become true at once
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ class Line:
 class Fleet:
     """A folder with a queue, an app, a journal, and the workers started on it.
 
-    ``broker`` is the workers' address; ``aside`` is the test's own way to the same broker, where the two differ.
-    ``added`` goes to the workers' environment beside the settings, and ``app`` is what they serve.
+    ``broker`` is the workers' address; ``aside`` is the test's own address of the same broker, if the two differ.
+    ``added`` extends the workers' environment beside the settings, and ``app`` is the code that they run.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Fleet:
 
 
 class WorkerProcess:
-    """`penstock worker` as a process of its own; its log is a file of JSON lines."""
+    """`penstock worker` as a separate process; its log is a file of JSON lines."""
 
     def __init__(
         self, fleet: Fleet, options: Sequence[str], prefix: Sequence[str], kill_at: str | None, *, number: int
@@ -200,19 +200,21 @@ class WorkerProcess:
         return [line for line in found if name in (None, line["event"])]
 
     def ready(self) -> "WorkerProcess":
-        wait_for(lambda: self.events("worker.started") or self.process.poll() is not None, f"{self.log} says started")
+        wait_for(
+            lambda: self.events("worker.started") or self.process.poll() is not None, f"{self.log} has worker.started"
+        )
         assert self.process.poll() is None, self.log.read_text()
         return self
 
     def go_on(self) -> None:
-        """Let its handlers of gated messages come to their end."""
+        """Let its handlers of gated messages finish."""
         (self.log.parent / f"go-{self.pid}").touch()
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
     def end(self, *, within: float) -> int:
-        """Wait for its end; answers the exit code."""
+        """Wait for its end; return the exit code."""
         return self.process.wait(within)
 
     def kill(self) -> None:
@@ -224,10 +226,12 @@ class WorkerProcess:
 def wait_for(condition: Callable[[], object], what: str, *, within: float = DEADLINE_SECONDS) -> None:
     ends_at, tick = time.monotonic() + within, threading.Event()
     while not condition():
-        assert time.monotonic() < ends_at, f"it did not come true within {within} s: {what}"
+        assert time.monotonic() < ends_at, f"not true within {within} s: {what}"
         tick.wait(0.02)
 
 
 def let_pass(seconds: float) -> None:
-    """Real time, for faults that last: between processes no fake clock helps. Who awaits something uses `wait_for`."""
+    """Let real time pass, for faults that last: between processes no fake clock helps. To wait for a condition, use
+    `wait_for`.
+    """
     threading.Event().wait(seconds)

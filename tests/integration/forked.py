@@ -1,4 +1,4 @@
-"""A copy of this process by os.fork that works when it is asked to."""
+"""A copy of this process by os.fork that works on request."""
 
 import ctypes
 import os
@@ -12,44 +12,44 @@ DEADLINE_SECONDS = 60
 
 
 class Copy:
-    """A copy that calls its work each time it is asked, and answers with what that returned or raised."""
+    """A copy that calls its work on each request, and responds with the result or the error."""
 
     def __init__(self, work: Callable[[], object], *, fork: Callable[[], int] = os.fork) -> None:
-        (asked, self._ask), (self._answers, answer) = os.pipe(), os.pipe()
+        (request, self._ask), (self._responses, response) = os.pipe(), os.pipe()
         self._pid = fork()
         if self._pid == 0:
-            os.close(self._ask)  # the parent's end is then the end of it
-            os.close(self._answers)
-            self._serve(work, asked, answer)
-        os.close(asked)
-        os.close(answer)
+            os.close(self._ask)  # closing the parent's end then ends the copy
+            os.close(self._responses)
+            self._serve(work, request, response)
+        os.close(request)
+        os.close(response)
 
     def ask(self) -> str:
         os.write(self._ask, b"?")
-        return os.read(self._answers, 10_000).decode()
+        return os.read(self._responses, 10_000).decode()
 
     def end(self) -> None:
         os.close(self._ask)
-        os.close(self._answers)
+        os.close(self._responses)
         os.waitpid(self._pid, 0)
 
-    def _serve(self, work: Callable[[], object], asked: int, answer: int) -> None:
-        signal.alarm(DEADLINE_SECONDS)  # it must not stay on beside the tests
+    def _serve(self, work: Callable[[], object], request: int, response: int) -> None:
+        signal.alarm(DEADLINE_SECONDS)  # the copy must not outlive the tests
         try:
-            while os.read(asked, 1):
+            while os.read(request, 1):
                 try:
-                    said = f"{work()}"
+                    response_text = f"{work()}"
                 except PenstockError as error:
-                    said = f"{type(error).__name__}: {error}"
+                    response_text = f"{type(error).__name__}: {error}"
                 except BaseException as error:
-                    said = f"unforeseen {error!r}"
-                os.write(answer, said.encode())
+                    response_text = f"unforeseen {error!r}"
+                os.write(response, response_text.encode())
         finally:
             os._exit(0)
 
 
 @contextmanager
-def copied(work: Callable[[], object], *, fork: Callable[[], int] = os.fork) -> Iterator[Copy]:
+def forked_copy(work: Callable[[], object], *, fork: Callable[[], int] = os.fork) -> Iterator[Copy]:
     copy = Copy(work, fork=fork)
     try:
         yield copy
@@ -58,5 +58,5 @@ def copied(work: Callable[[], object], *, fork: Callable[[], int] = os.fork) -> 
 
 
 def fork_unknown_to_python() -> int:
-    """As a server in C that embeds Python does it."""
+    """Fork as a server in C that embeds Python does."""
     return int(ctypes.PyDLL(None).fork())

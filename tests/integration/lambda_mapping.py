@@ -1,7 +1,8 @@
-"""An event source mapping, acted out: receives from a queue, calls a function, and deletes what it does not name.
+"""A simulated event source mapping: receives from a queue, calls a function, and deletes the messages that it does not
+name.
 
-As AWS documents it: with ReportBatchItemFailures what the function names stays, and so does everything where it raises.
-A batch's messages are hidden for the queue's own visibility timeout.
+As AWS documents it: with ReportBatchItemFailures the messages that the function names stay, and all of them if it
+raises. A batch's messages are hidden for the queue's own visibility timeout.
 """
 
 import base64
@@ -14,7 +15,7 @@ Function = Callable[[Any, object], Mapping[str, Any]]
 
 
 class SourceMapping:
-    """One mapping, of a queue that ``client`` finds at ``url``."""
+    """One mapping of a queue that ``client`` finds at ``url``."""
 
     def __init__(self, client: Any, url: str, arn: str, function: Function) -> None:
         self._client = client
@@ -23,7 +24,9 @@ class SourceMapping:
         self.function = function
 
     def run(self, *, messages_max: int = 10) -> Sequence[str]:
-        """One batch, if there is any message; answers the ids of those that stay. Raises what the function raised."""
+        """Process one batch, if there is any message; return the ids of those that stay. Raise what the function
+        raises.
+        """
         answer = self._client.receive_message(
             QueueUrl=self._url,
             MaxNumberOfMessages=messages_max,
@@ -33,8 +36,8 @@ class SourceMapping:
         raw = answer.get("Messages", [])
         if not raw:
             return []
-        told = self.function({"Records": [record(each, self._arn) for each in raw]}, object())
-        stay = [each["itemIdentifier"] for each in told["batchItemFailures"]]
+        result = self.function({"Records": [record(each, self._arn) for each in raw]}, object())
+        stay = [each["itemIdentifier"] for each in result["batchItemFailures"]]
         for each in raw:
             if each["MessageId"] not in stay:
                 self._client.delete_message(QueueUrl=self._url, ReceiptHandle=each["ReceiptHandle"])
@@ -42,7 +45,7 @@ class SourceMapping:
 
 
 def record(raw: Mapping[str, Any], arn: str) -> Mapping[str, Any]:
-    """A message as an event has it."""
+    """Return a message as it is in an event."""
     return {
         "messageId": raw["MessageId"],
         "receiptHandle": raw["ReceiptHandle"],
@@ -57,7 +60,7 @@ def record(raw: Mapping[str, Any], arn: str) -> Mapping[str, Any]:
 
 
 def _attribute(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    told: dict[str, Any] = {"stringListValues": [], "binaryListValues": [], "dataType": value["DataType"]}
+    result: dict[str, Any] = {"stringListValues": [], "binaryListValues": [], "dataType": value["DataType"]}
     if "BinaryValue" in value:
-        return {**told, "binaryValue": base64.b64encode(value["BinaryValue"]).decode("ascii")}
-    return {**told, "stringValue": value["StringValue"]}
+        return {**result, "binaryValue": base64.b64encode(value["BinaryValue"]).decode("ascii")}
+    return {**result, "stringValue": value["StringValue"]}

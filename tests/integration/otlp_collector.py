@@ -1,4 +1,4 @@
-"""A collector on loopback that takes OTLP over HTTP and keeps what it gets."""
+"""A collector on loopback that accepts OTLP over HTTP and keeps what it receives."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -10,10 +10,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 
 class Collector:
-    """Any thread may ask it."""
+    """Keeps spans and metrics. Thread-safe."""
 
     def __init__(self) -> None:
-        self._got = threading.Condition(threading.RLock())
+        self._received = threading.Condition(threading.RLock())
         self._traces: list[ExportTraceServiceRequest] = []  # this and the next: under the condition
         self._metrics: list[ExportMetricsServiceRequest] = []
         collector = self
@@ -21,12 +21,12 @@ class Collector:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                collector._took(self.path, body)
+                collector._receive(self.path, body)
                 self.send_response(200)
                 self.end_headers()
 
             def log_message(self, *_: Any) -> None:
-                """Nothing is said."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -40,8 +40,8 @@ class Collector:
         self._server.server_close()
 
     def spans(self) -> Sequence[Any]:
-        """All so far, as (resource, span)."""
-        with self._got:
+        """Return all spans so far, as (resource, span)."""
+        with self._received:
             return [
                 (values(one.resource.attributes), span)
                 for request in self._traces
@@ -51,8 +51,8 @@ class Collector:
             ]
 
     def metrics(self) -> Mapping[str, Any]:
-        """The newest of each name."""
-        with self._got:
+        """Return the newest metric of each name."""
+        with self._received:
             return {
                 metric.name: metric
                 for request in self._metrics
@@ -61,20 +61,20 @@ class Collector:
                 for metric in scope.metrics
             }
 
-    def wait_for(self, there: Callable[[], bool], *, seconds: float) -> bool:
-        """Until that is so, asked whenever something came."""
-        with self._got:
-            return self._got.wait_for(there, seconds)
+    def wait_for(self, condition: Callable[[], bool], *, seconds: float) -> bool:
+        """Wait until the condition is true, checked whenever data arrives."""
+        with self._received:
+            return self._received.wait_for(condition, seconds)
 
-    def _took(self, path: str, body: bytes) -> None:
-        with self._got:
+    def _receive(self, path: str, body: bytes) -> None:
+        with self._received:
             if path == "/v1/traces":
                 self._traces.append(ExportTraceServiceRequest.FromString(body))
             elif path == "/v1/metrics":
                 self._metrics.append(ExportMetricsServiceRequest.FromString(body))
-            self._got.notify_all()
+            self._received.notify_all()
 
 
 def values(attributes: Any) -> dict[str, Any]:
-    """Attributes as they come in OTLP."""
+    """Return OTLP attributes as a dictionary."""
     return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in attributes}

@@ -1,4 +1,4 @@
-"""Sentry, Rollbar and a chat's webhook on loopback: HTTP servers that keep what they are sent."""
+"""Sentry, Rollbar and a chat's webhook on loopback: HTTP servers that keep the requests they receive."""
 
 import gzip
 import json
@@ -14,23 +14,23 @@ DEADLINE_SECONDS = 60.0
 
 @dataclass
 class Receiver:
-    """A server, and what came. ``status`` is what it answers from now on; while ``open`` is cleared it does not."""
+    """A server and its requests. ``status`` is its response from now on; while ``open`` is cleared it does not respond."""
 
     port: int = 0
     status: int = 200
     requests: list[tuple[str, bytes]] = field(default_factory=list)  # path, body; appended by the server's threads
-    came: threading.Condition = field(default_factory=threading.Condition)
+    arrived: threading.Condition = field(default_factory=threading.Condition)
     open: threading.Event = field(default_factory=threading.Event)
 
     def keep(self, path: str, body: bytes) -> None:
-        with self.came:
+        with self.arrived:
             self.requests.append((path, body))
-            self.came.notify_all()
+            self.arrived.notify_all()
 
     def bodies(self, count: int = 1) -> list[bytes]:
-        """All that came, once so many have."""
-        with self.came:
-            assert self.came.wait_for(lambda: len(self.requests) >= count, DEADLINE_SECONDS), self.requests
+        """Return all bodies, once that many have arrived."""
+        with self.arrived:
+            assert self.arrived.wait_for(lambda: len(self.requests) >= count, DEADLINE_SECONDS), self.requests
             return [body for _, body in self.requests]
 
     @property
@@ -55,13 +55,13 @@ class Receiver:
         return events
 
     def documents(self, count: int = 1) -> list[dict[str, Any]]:
-        """Each body, which is JSON."""
+        """Return each body, which is JSON."""
         return [json.loads(body) for body in self.bodies(count)]
 
 
 @contextmanager
 def receiver() -> Iterator[Receiver]:
-    """A server of its own."""
+    """Start a separate server."""
     kept = Receiver()
     kept.open.set()
 
@@ -77,7 +77,7 @@ def receiver() -> Iterator[Receiver]:
             self.wfile.write(b'{"err": 0, "result": {"id": null, "uuid": ""}}')
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing on stderr."""
+            """Write nothing to stderr."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

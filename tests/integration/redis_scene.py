@@ -1,4 +1,4 @@
-"""Redis as a bare client sees it, and brokers beside: what the tests of its traps have in common."""
+"""Redis as a plain client sees it, with brokers on the same server, for the tests of its traps."""
 
 from typing import Any
 
@@ -14,27 +14,27 @@ from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 
 LEASE = 60.0
-NOW = 0.0  # a lease that is over as soon as somebody looks
+NOW = 0.0  # a lease that has expired by the next poll
 STREAM = QueueKeys("penstock").stream("q")
 GROUP = "penstock"
 
 
 class Scene:
-    """A server with a naive stream `s` that has the group `g`, and workers' brokers that sweep whenever they look."""
+    """A server with a naive stream `s` that has the group `g`, and workers' brokers that sweep on each poll."""
 
     def __init__(self, server: RedisServer) -> None:
         self.server = server
         self.raw: Any = server.client
-        self.told: list[Event] = []
+        self.events: list[Event] = []
         self._open: list[RedisStreamsBroker] = []
 
     def broker(self, holder: str = "w1", **options: Any) -> RedisStreamsBroker:
-        options = {"sweep_seconds": 0.0, "emit": self.told.append, **options}
+        options = {"sweep_seconds": 0.0, "emit": self.events.append, **options}
         self._open.append(RedisStreamsBroker(self.server.url, holder=holder, **options))
         return self._open[-1]
 
     def naive(self, *bodies: str, group: str = "0") -> list[bytes]:
-        """A stream as one would make it by hand; answers its ids."""
+        """Create a stream as by hand; return its ids."""
         self.raw.xgroup_create("s", "g", group, mkstream=True)
         return [self.raw.xadd("s", {"body": body}) for body in bodies]
 
@@ -67,7 +67,7 @@ def entry(delivery: Delivery) -> str:
 
 
 def cycle(broker: RedisStreamsBroker, queue: str = "q") -> None:
-    """One message of each fate, dead letters looked at; the queue is empty before and behind it."""
+    """Settle one message in each way, and read the dead letters; the queue is empty before and after."""
     broker.send(queue, outgoing("ack", "release", "die", "delay"))
     turn = broker.turn((), [ReceiveRequest(queue=queue, messages_max=9)], lease_seconds=LEASE)
     acked, released, dead, delayed = turn.deliveries
@@ -82,8 +82,8 @@ def cycle(broker: RedisStreamsBroker, queue: str = "q") -> None:
     assert (turn.failures, turn.settle_error, turn.receive_error) == ([], None, None)
     assert bodies(list(turn.deliveries)) == ["release"]
     assert broker.stats(queue).delayed == 1
-    (letter,) = broker.browse(f"{queue}-dlq", messages_max=9)
-    death = death_of(letter.attributes)
+    (dead_letter,) = broker.browse(f"{queue}-dlq", messages_max=9)
+    death = death_of(dead_letter.attributes)
     assert death is not None
     assert death.reason == "x"
     assert broker.release_holder("w1") == 1

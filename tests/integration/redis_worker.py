@@ -1,4 +1,4 @@
-"""A real worker over a broker, whose handler acks everything at once; the test hears what it was handed."""
+"""A real worker over a broker, whose handler acks everything at once; the test receives its events."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,15 +66,15 @@ class QuickHandler:
 
 @contextmanager
 def working(
-    broker: Broker, weights: Mapping[str, int], tell: Callable[[Event], None], **settings: Any
+    broker: Broker, weights: Mapping[str, int], listener: Callable[[Event], None], **settings: Any
 ) -> Iterator[None]:
-    """A worker that serves these queues until the block ends."""
+    """Run a worker that serves these queues until the block ends."""
     worker = Worker(
         broker=broker,
         consumers=[Consumer(queue=queue, handler=QuickHandler(), weight=weight) for queue, weight in weights.items()],
         settings=WorkerSettings(start_jitter_seconds=0.0, **settings),
         clock=SystemClock(),
-        bus=Bus(tell),
+        bus=Bus(listener),
     )
     stop = StopSignal()
     thread = threading.Thread(target=worker.run, args=(stop,))

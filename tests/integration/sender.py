@@ -1,4 +1,4 @@
-"""A sender that sends without pause while the broker fails, and records what was accepted."""
+"""A sender that sends without pause while the broker fails, and records the accepted messages."""
 
 import json
 import threading
@@ -12,19 +12,20 @@ from penstock.errors import TemporaryError
 from penstock.messaging.broker import Broker
 from penstock.messaging.message import Outgoing
 
-PLAIN = "plain"  # a queue of the fleet's
+PLAIN = "plain"  # a queue of the fleet
 TRIES_MAX = 1_000
 PAUSE_SECONDS = 0.02
 AGAIN_SECONDS = 0.05
 
-Load = Callable[[int], tuple[str, Sequence[Outgoing]]]  # from a number that counts up: a queue, and what to send to it
+# from a number that counts up: a queue, and the messages to send to it
+Load = Callable[[int], tuple[str, Sequence[Outgoing]]]
 
 
 class Sender:
     """Sends in a thread, one group after the other, each until it is accepted: deduplication ids make that safe."""
 
     def __init__(self, way: str | Broker, load: Load) -> None:
-        """``way``: a broker's address, or a view of one that is closed with this."""
+        """Start the sender. ``way`` is a broker's address, or a view of one that is closed with the sender."""
         self.accepted: list[Outgoing] = []  # written by the thread only
         self._load = load
         self._stopping = threading.Event()
@@ -33,10 +34,10 @@ class Sender:
         self._thread.start()
 
     def stop(self) -> Sequence[Outgoing]:
-        """Ends when what was begun is accepted; answers everything that was."""
+        """Stop once the current group is accepted; return all accepted messages."""
         self._stopping.set()
         self._thread.join(60)
-        assert not self._thread.is_alive(), "the sender still waits for an answer"
+        assert not self._thread.is_alive(), "the sender still waits for a response"
         self._broker.close()
         return self.accepted
 
@@ -56,11 +57,11 @@ class Sender:
                 return
             except TemporaryError:
                 self._stopping.wait(AGAIN_SECONDS)
-        raise AssertionError("the server stayed away")
+        raise AssertionError("the server stayed unavailable")
 
 
 def send_until_accepted(broker: Broker, messages: Sequence[Outgoing]) -> None:
-    """To the queue plain, by a test whose server may still be coming back."""
+    """Send to the queue plain while its server may still be starting."""
 
     def accepts() -> bool:
         try:
@@ -72,12 +73,12 @@ def send_until_accepted(broker: Broker, messages: Sequence[Outgoing]) -> None:
 
 
 def three_plain(number: int) -> tuple[str, Sequence[Outgoing]]:
-    """A `Load` of three quick messages at a time."""
+    """Return a `Load` of three quick messages at a time."""
     return PLAIN, [outgoing(f"m{number}-{n}") for n in range(3)]
 
 
 def outgoing(id: str, *, seconds: float = 0.01, delay_seconds: float = 0.0, copy: int = 0) -> Outgoing:
-    """A message for the handlers of the fleet; ``copy`` tells apart those of one id."""
+    """Return a message for the handlers of the fleet; ``copy`` distinguishes messages of one id."""
     body = json.dumps({"id": id, "seconds": seconds}).encode()
     return Outgoing(body=body, deduplication_id=f"{id} {copy}", delay_seconds=delay_seconds)
 

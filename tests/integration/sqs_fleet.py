@@ -1,4 +1,4 @@
-"""Fleets on a server that speaks SQS's dialect. Their queues are created first, as SQS requires."""
+"""Fleets on a server that speaks SQS's protocol. Their queues are created first, as SQS requires."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from tests.services.aws_server import AwsServer, environment_for
 from penstock.brokers.sqs import SqsBroker
 from penstock.messaging.broker import QueueSettings
 
-LEASE_SECONDS = 3  # the shortest there is
-STOP_TIMEOUT_SECONDS = 12  # of which four are for draining, and five for a poll under way
+LEASE_SECONDS = 3  # the shortest possible
+STOP_TIMEOUT_SECONDS = 12  # including four for draining, and five for a running poll
 
 
 def sqs_fleet(
@@ -24,7 +24,7 @@ def sqs_fleet(
     worker_stop_timeout: float = STOP_TIMEOUT_SECONDS,
     **settings: object,
 ) -> Fleet:
-    """``way``: the address by which its workers come to the server; the test's own way is the straight one."""
+    """Open a fleet. ``way`` is the address by which its workers reach the server; the test reaches it directly."""
     folder.mkdir(exist_ok=True)
     return Fleet(
         folder,
@@ -39,7 +39,7 @@ def sqs_fleet(
 
 
 def straight(server: AwsServer) -> SqsBroker:
-    """The test's own way to the queues of a fleet, which are made if need be."""
+    """Open the test's own broker for the queues of a fleet, which are created if necessary."""
     return SqsBroker(server.aws, holder="test", queues=[QueueSettings(name=queue) for queue in QUEUES], poll_seconds=1)
 
 
@@ -48,10 +48,10 @@ def bodies(name: str, count: int, *, seconds: float = 0.0) -> Sequence[dict[str,
 
 
 def ends(fleet: Fleet) -> Counter[str]:
-    """How often each message's work came to its end, by the id in its body."""
+    """Return how often each message's work ended, by the id in its body."""
     return Counter(line.id for line in fleet.lines() if line.what == "end")
 
 
 def acked(fleet: Fleet) -> Counter[str]:
-    """How often each message was acked, by what the workers logged."""
+    """Return how often each message was acked, by the workers' logs."""
     return Counter(event["message_id"] for worker in fleet.workers for event in worker.events("message.acked"))

@@ -1,6 +1,6 @@
 """A gate before an SQS server: counts calls, and lets entries of batches fail as AWS does, with a 200 and `Failed`.
 
-An entry that fails never reaches the server. Requests of other services pass as they are.
+A failing entry never reaches the server. Requests of other services are passed on.
 """
 
 import json
@@ -22,7 +22,7 @@ Refuse = Callable[[Mapping[str, Any]], tuple[str, bool] | None]  # an entry -> c
 
 
 class SqsGate:
-    """Between brokers and one server."""
+    """A proxy between brokers and one server."""
 
     def __init__(self, server: AwsServer) -> None:
         gate = self
@@ -34,12 +34,12 @@ class SqsGate:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                status, answer = gate._handle(host, dict(self.headers.items()), body, self.path)
+                status, response_text = gate._handle(host, dict(self.headers.items()), body, self.path)
                 self.send_response(status)
                 self.send_header("Content-Type", "application/x-amz-json-1.0")
-                self.send_header("Content-Length", str(len(answer)))
+                self.send_header("Content-Length", str(len(response_text)))
                 self.end_headers()
-                self.wfile.write(answer)
+                self.wfile.write(response_text)
 
             def log_message(self, format: str, *args: object) -> None:
                 pass
@@ -47,7 +47,7 @@ class SqsGate:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self._lock = threading.Lock()
-        self._refusals: dict[str, list[Refuse]] = {}  # under the lock, as is the next; by operation, one a call
+        self._refusals: dict[str, list[Refuse]] = {}  # under the lock, as is the next; by operation, one per call
         self.calls: list[tuple[str, int]] = []  # operation, and how many entries
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
@@ -56,17 +56,17 @@ class SqsGate:
         return aws_at(f"http://127.0.0.1:{self._server.server_port}")
 
     def refuse(self, operation: str, *calls: Refuse) -> None:
-        """The errors of an operation's next calls."""
+        """Set the errors of an operation's next calls."""
         with self._lock:
             self._refusals.setdefault(operation, []).extend(calls)
 
     def counts(self) -> Counter[str]:
-        """Calls by operation."""
+        """Return the calls by operation."""
         with self._lock:
             return Counter(operation for operation, _ in self.calls)
 
     def sizes(self, operation: str) -> list[int]:
-        """Return the entries of a batch operation's calls."""
+        """Return the number of entries of each call of a batch operation."""
         with self._lock:
             return [size for called, size in self.calls if called == operation]
 
@@ -76,37 +76,39 @@ class SqsGate:
 
     def _handle(self, host: str, headers: Mapping[str, str], body: bytes, path: str) -> tuple[int, bytes]:
         operation = headers.get("X-Amz-Target", "").rpartition(".")[2]
-        asked: dict[str, Any] = json.loads(body or b"{}")
-        entries: Sequence[Mapping[str, Any]] = asked.get("Entries", ())
+        request: dict[str, Any] = json.loads(body or b"{}")
+        entries: Sequence[Mapping[str, Any]] = request.get("Entries", ())
         with self._lock:
             self.calls.append((operation, len(entries)))
             refusals = self._refusals.get(operation)
             refuse = refusals.pop(0) if refusals else None
         failed = []
         if refuse is not None:
-            verdicts = [(entry, refuse(entry)) for entry in entries]
+            refused_entries = [(entry, refuse(entry)) for entry in entries]
             failed = [
-                {"Id": entry["Id"], "Code": verdict[0], "SenderFault": verdict[1], "Message": "refused at the gate"}
-                for entry, verdict in verdicts
-                if verdict is not None
+                {"Id": entry["Id"], "Code": refusal[0], "SenderFault": refusal[1], "Message": "refused at the gate"}
+                for entry, refusal in refused_entries
+                if refusal is not None
             ]
-            asked["Entries"] = [entry for entry, verdict in verdicts if verdict is None]
-        if failed and not asked["Entries"]:
+            request["Entries"] = [entry for entry, refusal in refused_entries if refusal is None]
+        if failed and not request["Entries"]:
             return 200, json.dumps({"Failed": failed}).encode()
-        status, answer = self._forward(host, headers, json.dumps(asked).encode() if failed else body, path)
+        status, response_text = self._forward(host, headers, json.dumps(request).encode() if failed else body, path)
         if failed:
-            told = json.loads(answer)
-            answer = json.dumps({**told, "Failed": [*told.get("Failed", ()), *failed]}).encode()
-        return status, answer
+            response_body = json.loads(response_text)
+            response_text = json.dumps(
+                {**response_body, "Failed": [*response_body.get("Failed", ()), *failed]}
+            ).encode()
+        return status, response_text
 
     def _forward(self, host: str, headers: Mapping[str, str], body: bytes, path: str) -> tuple[int, bytes]:
         connection = HTTPConnection(host, timeout=ANSWER_SECONDS)
         passed = {name: value for name, value in headers.items() if name.lower() not in ("content-length", "host")}
         connection.request("POST", path, body=body, headers={**passed, "Host": host})
         response = connection.getresponse()
-        answer = response.status, response.read()
+        response_text = response.status, response.read()
         connection.close()
-        return answer
+        return response_text
 
 
 def all_entries(code: str, *, sender_fault: bool = False) -> Refuse:

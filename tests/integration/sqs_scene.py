@@ -1,4 +1,4 @@
-"""A broker and a bare client at one SQS server."""
+"""A broker and a plain client at one SQS server."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ class Scene:
         self._open: list[SqsBroker] = []
 
     def broker(self, *queues: QueueSettings, aws: Aws | None = None, **options: Any) -> SqsBroker:
-        """Return a worker's broker; the queue q and its DLQ exist unless the test says otherwise."""
+        """Return a worker's broker; the queue q and its DLQ exist unless the test names others."""
         wanted = queues or (QueueSettings(name="q"),)
         self._open.append(
             SqsBroker(aws or self.server.aws, holder="w1", queues=wanted, **{"poll_seconds": 1, **options})
@@ -34,8 +34,8 @@ class Scene:
         return str(self.raw.get_queue_url(QueueName=queue)["QueueUrl"])
 
     def arn(self, queue: str) -> str:
-        asked = {"QueueUrl": self.url(queue), "AttributeNames": ["QueueArn"]}
-        return str(self.raw.get_queue_attributes(**asked)["Attributes"]["QueueArn"])
+        request = {"QueueUrl": self.url(queue), "AttributeNames": ["QueueArn"]}
+        return str(self.raw.get_queue_attributes(**request)["Attributes"]["QueueArn"])
 
     def close(self) -> None:
         for broker in self._open:
@@ -45,10 +45,10 @@ class Scene:
 
 @pytest.fixture(params=SERVERS)
 def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
-    """Both servers, one after the other."""
-    made = Scene(request.getfixturevalue(request.param))
-    yield made
-    made.close()
+    """Open both servers, one after the other."""
+    opened = Scene(request.getfixturevalue(request.param))
+    yield opened
+    opened.close()
 
 
 def outgoing(*bodies: str, **fields: Any) -> list[Outgoing]:

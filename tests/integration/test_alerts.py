@@ -85,15 +85,15 @@ def address_of_worker(folder: Path) -> str:
     return address
 
 
-def eventually(true: Callable[[], object], seen: Callable[[], object]) -> None:
+def eventually(condition: Callable[[], object], state: Callable[[], object]) -> None:
     ends_at, tick = time.monotonic() + DEADLINE_SECONDS, threading.Event()
-    while not true():
-        assert time.monotonic() < ends_at, seen()
+    while not condition():
+        assert time.monotonic() < ends_at, state()
         tick.wait(0.1)
 
 
 def firing(server: PrometheusServer) -> set[tuple[str, str]]:
-    """Names and queues."""
+    """Return the names and queues of firing alerts."""
     return {
         (one["labels"]["alertname"], one["labels"].get("queue", ""))
         for one in server.alerts()
@@ -110,8 +110,8 @@ def test_alerts_fire_on_the_metrics_of_a_worker_and_the_dashboard_has_results(
         ("PenstockHandlerGivesUp", "orders"),
     }
     eventually(lambda: firing(prometheus) == expected, lambda: firing(prometheus))
-    told = {one["labels"]["alertname"]: one["annotations"]["summary"] for one in prometheus.alerts()}
-    assert re.fullmatch(r"Messages of queue orders were dead-lettered: [12]\.", told["PenstockDeadLetters"])
-    answered = {who for who, expression in expressions() if prometheus.query(filled_in(expression))}
-    assert {"Late", "Lost", "Dead, for people", "Unconsumed", "Workers alive", "Measured", "Queues now"} <= answered
-    assert {"queue", "job"} <= answered
+    summaries = {one["labels"]["alertname"]: one["annotations"]["summary"] for one in prometheus.alerts()}
+    assert re.fullmatch(r"Messages of queue orders were dead-lettered: [12]\.", summaries["PenstockDeadLetters"])
+    with_results = {title for title, expression in expressions() if prometheus.query(filled_in(expression))}
+    assert {"Late", "Lost", "Dead, for people", "Unconsumed", "Workers alive", "Measured", "Queues now"} <= with_results
+    assert {"queue", "job"} <= with_results

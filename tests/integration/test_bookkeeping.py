@@ -28,14 +28,14 @@ class Scene:
     def __init__(self, folder: Path, *, fills_while_called: bool) -> None:
         self.failures: list[Event] = []
         self.calls: Counter[str] = Counter()
-        self.over_while_full = False
+        self.acked_while_full = False
         self.full, self.go_on = threading.Event(), threading.Event()
         self.broker = MemoryBroker()
         self.app = App(
             broker=self.broker,
             ledger=Ledger.open(f"sqlite:///{folder}/ledger.db"),
             settings=Settings.model_construct(data_dir=str(folder)),
-            listeners=[self.hear],
+            listeners=[self.listen],
         )
 
         @self.app.handler("fills", concurrency=FILLERS)
@@ -54,7 +54,7 @@ class Scene:
         for number in range(FILLERS):
             self.app.send("fills", {"n": number})
 
-    def hear(self, event: Event) -> None:
+    def listen(self, event: Event) -> None:
         if isinstance(event, MessageFailed):
             self.failures.append(event)
 
@@ -63,14 +63,14 @@ class Scene:
         assert self.go_on.wait(DEADLINE_SECONDS)
 
     def serve(self) -> None:
-        """Until the quick message is gone, or something failed."""
+        """Serve until the quick message is acked, or something failed."""
         stop = StopSignal()
         serving = threading.Thread(target=serve, args=(self.app,), kwargs={"stop": stop, "resident": False})
         serving.start()
         ends_at, tick = time.monotonic() + DEADLINE_SECONDS, threading.Event()
         while not self.failures and time.monotonic() < ends_at:
             if self.calls and not self.broker.stats("quick").messages:
-                self.over_while_full = True
+                self.acked_while_full = True
                 break
             tick.wait(0.01)
         self.go_on.set()
@@ -80,7 +80,7 @@ class Scene:
 
 
 @pytest.mark.parametrize("fills_while_called", [False, True], ids=["before the call", "before the return"])
-def test_others_to_thread_calls_starve_no_bookkeeping(tmp_path: Path, fills_while_called: bool) -> None:
+def test_a_full_default_executor_does_not_delay_bookkeeping(tmp_path: Path, fills_while_called: bool) -> None:
     scene = Scene(tmp_path, fills_while_called=fills_while_called)
     if fills_while_called:
         scene.app.send("quick", {})
@@ -95,4 +95,4 @@ def test_others_to_thread_calls_starve_no_bookkeeping(tmp_path: Path, fills_whil
     scene.serve()
     assert scene.failures == []
     assert list(scene.calls.values()) == [1]
-    assert scene.over_while_full
+    assert scene.acked_while_full

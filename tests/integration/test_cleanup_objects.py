@@ -30,14 +30,14 @@ app.announce("landed", "landing")
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    begun: list[Process] = []
+    processes: list[Process] = []
 
     def started(*arguments: object) -> Process:
-        begun.append(Process(tmp_path, *arguments))
-        return begun[-1]
+        processes.append(Process(tmp_path, *arguments))
+        return processes[-1]
 
     yield started
-    for process in begun:
+    for process in processes:
         process.kill()
 
 
@@ -52,15 +52,16 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_worker_moves_what_it_processed_and_leaves_what_failed(tmp_path: Path, start: Start) -> None:
+def test_a_worker_moves_processed_objects_and_leaves_failed_ones(tmp_path: Path, start: Start) -> None:
     shop(tmp_path, "cleanup.Move('done')")
     worker = start("worker", "shop:app")
     worker.expect("object.finished", times=2)
     worker.expect("object.failed")
     worker.signal(signal.SIGTERM)
     worker.exit_code()
-    command = start("admin", "cleanup", "shop:app", "parse", "--json")  # what the worker did not live to do
-    assert command.exit_code() == 0, command.said
+    # objects that the worker did not clean up before it ended
+    command = start("admin", "cleanup", "shop:app", "parse", "--json")
+    assert command.exit_code() == 0, command.log_lines
     assert files(tmp_path / "done") == {"a", "2026/b"}
     assert files(tmp_path / "landing") == {"bad"}
     with closing(Ledger.open(f"sqlite:///{tmp_path}/.penstock/ledger.db")) as ledger:
@@ -70,7 +71,7 @@ def test_a_worker_moves_what_it_processed_and_leaves_what_failed(tmp_path: Path,
     assert files(tmp_path / "done") == {"a", "2026/b"}
 
 
-def test_what_is_due_later_stays_until_then(tmp_path: Path, start: Start) -> None:
+def test_objects_due_later_stay_until_then(tmp_path: Path, start: Start) -> None:
     shop(tmp_path, "cleanup.Delete(after='1 day')")
     worker = start("worker", "shop:app")
     worker.expect("object.finished", times=2)
@@ -80,7 +81,7 @@ def test_what_is_due_later_stays_until_then(tmp_path: Path, start: Start) -> Non
     assert files(tmp_path / "landing") == {"a", "2026/b", "bad"}
 
 
-def test_mistakes_are_refused_at_the_declaration(tmp_path: Path) -> None:
+def test_invalid_cleanups_are_refused_at_the_declaration(tmp_path: Path) -> None:
     app = App(settings=Settings())
     with pytest.raises(UsageError, match="cannot be tagged"):
         app.object_handler("q", source=str(tmp_path), source_cleanup=cleanup.Tag())(print)

@@ -1,4 +1,4 @@
-"""Processed, published, and only then cleaned up: the whole way, in processes that are killed on it."""
+"""Processed, published, and only then cleaned up: the whole sequence, in processes that are killed during it."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,11 +22,11 @@ from penstock.storage.address import s3_address
 pytestmark = pytest.mark.timeout(300)
 
 KILL_AT = (f"{Step.CLEANING.value}:2", Step.SET_ASIDE.value, f"{Step.CLEANED.value}:2")
-AT_ONCE = ("plain delete", "versioned delete")  # S3 deletes in one request: there is nothing in the middle
+AT_ONCE = ("plain delete", "versioned delete")  # S3 deletes in one request: there is no step in between
 NAMES = [f"eu/{number}.jsonl" for number in range(6)]
 
 
-class Place(Protocol):
+class SourcePlace(Protocol):
     """A source with a target beside it."""
 
     story: Story
@@ -37,10 +37,10 @@ class Place(Protocol):
         """Return the source's files: names and contents."""
 
     def moved(self) -> list[str]:
-        """The contents at the target."""
+        """Return the contents at the target."""
 
     def tagged(self) -> list[str]:
-        """The names of what is tagged."""
+        """Return the names of tagged objects."""
 
 
 class Folder:
@@ -48,8 +48,8 @@ class Folder:
         base = tmp_path.resolve()
         self.source, self.target = base / "landing", base / "done"
         self.source.mkdir()
-        how = {"CLEANUP": action, "CLEANUP_TO": str(self.target)}
-        self.story = Story(folder=base, source=str(self.source), how=how)
+        variables = {"CLEANUP": action, "CLEANUP_TO": str(self.target)}
+        self.story = Story(folder=base, source=str(self.source), variables=variables)
 
     def put(self, name: str, text: str) -> ObjectRef:
         path = self.source / name
@@ -74,8 +74,10 @@ class Bucket:
         self.s3.create_bucket(Bucket="landing")
         if versioned:
             self.s3.put_bucket_versioning(Bucket="landing", VersioningConfiguration={"Status": "Enabled"})
-        how = {"CLEANUP": action, "CLEANUP_TO": "s3://landing/done"}
-        self.story = Story(folder=tmp_path.resolve(), source="s3://landing/in", how=how, environment=server.environment)
+        variables = {"CLEANUP": action, "CLEANUP_TO": "s3://landing/done"}
+        self.story = Story(
+            folder=tmp_path.resolve(), source="s3://landing/in", variables=variables, environment=server.environment
+        )
 
     def put(self, name: str, text: str) -> ObjectRef:
         key = f"in/{name}"
@@ -89,7 +91,7 @@ class Bucket:
         )
 
     def objects(self) -> dict[str, str]:
-        """Those there are. The last request of a process that was killed may reach the server meanwhile."""
+        """Return the existing objects. The last request of a killed process may reach the server meanwhile."""
         found = {}
         for key in self._keys("in/"):
             with suppress(self.s3.exceptions.NoSuchKey):
@@ -112,7 +114,7 @@ class Bucket:
         return text
 
 
-WAYS = [
+SETUPS = [
     "folder delete",
     "folder move",
     "plain delete",
@@ -125,7 +127,7 @@ WAYS = [
 
 
 @pytest.fixture
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SourcePlace]:
     kind, _, action = request.param.partition(" ")
     if kind == "folder":
         yield Folder(tmp_path, action)
@@ -133,19 +135,19 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         yield Bucket(tmp_path, action, request.getfixturevalue("moto"), versioned=kind == "versioned")
 
 
-def whole(place: Place, *, texts: dict[str, str], newer: str = "") -> None:
-    """All of these were cleaned up; of the name ``newer`` there is another version now."""
-    match place.story.how["CLEANUP"]:
+def assert_cleaned(place: SourcePlace, *, texts: dict[str, str], newer: str = "") -> None:
+    """Check that all of these were cleaned up; the name ``newer`` has another version now."""
+    match place.story.variables["CLEANUP"]:
         case "tag":
             assert set(place.tagged()) == set(texts)
         case "move":
             assert place.moved() == sorted(texts.values())
-    if place.story.how["CLEANUP"] != "tag":
+    if place.story.variables["CLEANUP"] != "tag":
         assert not (texts.keys() - {newer}) & place.objects().keys()
 
 
 @pytest.mark.parametrize("place", ["folder move", "versioned delete"], indirect=True)
-def test_what_is_processed_stays_until_it_is_published_and_old_enough(place: Place) -> None:
+def test_processed_objects_stay_until_published_and_old_enough(place: SourcePlace) -> None:
     texts = {name: name for name in NAMES}
     story = place.story
     story.process([place.put(name, text) for name, text in texts.items()])
@@ -154,20 +156,22 @@ def test_what_is_processed_stays_until_it_is_published_and_old_enough(place: Pla
     story.publish()
     assert story.clean("--dry-run")["objects"] == len(NAMES)
     assert place.objects() == texts
-    if story.how["CLEANUP"] == "delete":
+    if story.variables["CLEANUP"] == "delete":
         assert story.clean(CLEANUP_AFTER="30 days")["objects"] == 0
         story.age(seconds=31 * DAY_SECONDS)
         report = story.clean(CLEANUP_AFTER="30 days")
     else:
         report = story.clean()
     assert (report["objects"], report["done_to"], report["skipped"]) == (len(NAMES), 1, {})
-    whole(place, texts=texts)
+    assert_cleaned(place, texts=texts)
     assert story.clean()["objects"] == 0
 
 
-@pytest.mark.parametrize("place", WAYS, indirect=True)
-def test_killed_at_every_step_nothing_unpublished_is_lost(place: Place, request: pytest.FixtureRequest) -> None:
-    """Two batches are published, a third is not; and an object of the first is exchanged for a newer one."""
+@pytest.mark.parametrize("place", SETUPS, indirect=True)
+def test_a_cleanup_killed_at_every_step_loses_no_unpublished_object(
+    place: SourcePlace, request: pytest.FixtureRequest
+) -> None:
+    """Two batches are published, a third is not; and an object of the first is replaced by a newer one."""
     first, second, third = ({name.replace("eu", f"eu{n}"): f"{n} {name}" for name in NAMES} for n in range(3))
     story = place.story
     for texts in (first, second):
@@ -177,7 +181,7 @@ def test_killed_at_every_step_nothing_unpublished_is_lost(place: Place, request:
     newer = "eu0/0.jsonl"
     place.put(newer, "newer and not processed")
     for step in KILL_AT:
-        if step == Step.SET_ASIDE.value and any(way in request.node.name for way in AT_ONCE):
+        if step == Step.SET_ASIDE.value and any(setup in request.node.name for setup in AT_ONCE):
             continue
         assert story.call(kill_at=step).returncode == KILLED
         found = place.objects()
@@ -190,11 +194,11 @@ def test_killed_at_every_step_nothing_unpublished_is_lost(place: Place, request:
     processed = {**first, **second}
     if "versioned move" not in request.node.name:
         del processed[newer]  # overwritten, or a version below the newer one
-    whole(place, texts=processed, newer=newer)
+    assert_cleaned(place, texts=processed, newer=newer)
 
 
 @pytest.mark.parametrize("place", ["plain delete"], indirect=True)
-def test_a_limit_a_rate_and_people(place: Place) -> None:
+def test_a_cleanup_obeys_its_limit_and_prints_a_summary(place: SourcePlace) -> None:
     story = place.story
     story.process([place.put(name, name) for name in NAMES])
     story.publish()
@@ -211,7 +215,7 @@ def test_a_limit_a_rate_and_people(place: Place) -> None:
 
 
 @pytest.mark.parametrize("place", ["folder delete"], indirect=True)
-def test_a_ledger_that_is_not_the_tables_touches_nothing(place: Place) -> None:
+def test_a_cleanup_with_the_wrong_ledger_deletes_nothing(place: SourcePlace) -> None:
     story = place.story
     story.process([place.put(name, name) for name in NAMES])
     story.publish()
@@ -225,8 +229,8 @@ def test_a_ledger_that_is_not_the_tables_touches_nothing(place: Place) -> None:
     assert len(place.objects()) == len(NAMES) + 1
 
 
-def test_what_it_does_in_s3_announces_nothing_to_read(moto: AwsServer) -> None:
-    """Row 61 of what comes in: removed and tagged are not read; nor is what was moved below the target."""
+def test_notifications_caused_by_a_cleanup_are_ignored(moto: AwsServer) -> None:
+    """Row 61 of the inputs: removals and tags are not read; nor are objects moved below the target."""
     scene = Announced(moto, "sqs")
     source, target = s3_address(f"s3://{scene.bucket}/in"), s3_address(f"s3://{scene.bucket}/done")
 
@@ -241,14 +245,14 @@ def test_what_it_does_in_s3_announces_nothing_to_read(moto: AwsServer) -> None:
     S3Tagger(source, {"a": "b"}, moto.aws).clean(tagged)
     S3Deleter(source, moto.aws).clean(deleted)
     S3Mover(source, target, moto.aws).clean(moved)
-    bodies = [_of_the_copy(body) for body in scene.arrived(3)]  # moto tells of two removals and of the copy
-    heard = [parse_others(body, buckets_allowed=frozenset({scene.bucket}), own=own) for body in bodies]
-    assert [found.objects for found in heard] == [()] * 3
-    assert {ignored.uri.rpartition("/")[2] for found in heard for ignored in found.ignored} == {"deleted", "moved"}
+    bodies = [_of_the_copy(body) for body in scene.arrived(3)]  # moto notifies of two removals and of the copy
+    events = [parse_others(body, buckets_allowed=frozenset({scene.bucket}), own=own) for body in bodies]
+    assert [found.objects for found in events] == [()] * 3
+    assert {ignored.uri.rpartition("/")[2] for found in events for ignored in found.ignored} == {"deleted", "moved"}
 
 
 def _of_the_copy(body: bytes) -> bytes:
-    """A record of moto's, which gives a copy the key of its original; S3 gives it its own."""
+    """Return moto's record with the key of the copy, as S3 has it; moto uses the key of the original."""
     if b"ObjectCreated" not in body:
         return body
     return body.replace(b"in/moved", b"done/moved").replace(b"in%2Fmoved", b"done%2Fmoved")

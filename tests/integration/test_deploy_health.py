@@ -23,7 +23,7 @@ def free_port() -> int:
 
 
 def wait_until(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
-    """Asked again until it is so, each question being a process of its own that takes its time."""
+    """Check until the condition is true; each check runs a process, so there is no further delay."""
     give_up = time.monotonic() + DEADLINE_SECONDS
     while not condition():
         assert process.poll() is None, process.communicate()[1]

@@ -1,4 +1,4 @@
-"""The policies of deploy/terraform suffice: whatever else AWS is asked for is refused, as AWS would."""
+"""The policies of deploy/terraform suffice: any other request is refused, as AWS would."""
 
 import re
 import threading
@@ -65,7 +65,7 @@ def rights(policy: str, *variables: str) -> set[Right]:
         parsed = hcl2.loads((TERRAFORM / name).read_text(encoding="utf-8"), serialization_options=options)
         for block in parsed["data"]:
             document = block["aws_iam_policy_document"].get(policy, {})
-            # A worker's expression has conditional ones, too.
+            # A worker's expression has conditional documents, too.
             for condition, source in re.findall(
                 r"(?:var\.(\w+) \? \[)?data\.aws_iam_policy_document\.(\w+)\.json",
                 str(document.get("source_policy_documents")),
@@ -82,7 +82,7 @@ def rights(policy: str, *variables: str) -> set[Right]:
 
 
 class Later(SystemClock):
-    """The system's clock, so many seconds later."""
+    """The system's clock, that many seconds ahead."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -93,7 +93,7 @@ class Later(SystemClock):
 
 @dataclass
 class Guard:
-    """Stands before every call of the AWS library, once it has a policy."""
+    """Checks every call of the AWS library, once it has a policy."""
 
     allowed: set[Right] | None = None
     used: set[Right] = field(default_factory=set)
@@ -114,26 +114,26 @@ class Guard:
 
 @pytest.fixture
 def guard(monkeypatch: pytest.MonkeyPatch) -> Guard:
-    made = Guard()
+    created = Guard()
     call: Callable[..., Any] = botocore.client.BaseClient._make_api_call
 
     def guarded(client: Any, operation: str, parameters: Mapping[str, Any]) -> Any:
         service = {"sqs": "sqs", "monitoring": "cloudwatch"}[client.meta.service_model.endpoint_prefix]
-        made.check(service, operation, parameters)
+        created.check(service, operation, parameters)
         return call(client, operation, parameters)
 
     monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", guarded)
-    return made
+    return created
 
 
 @pytest.fixture
 def broker(moto: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqsBroker]:
-    """The queues are there, and the environment leads to them."""
+    """Open the broker; its queues exist, and the environment leads to them."""
     for name, value in moto.environment.items():
         monkeypatch.setenv(name, value)
-    made = SqsBroker(moto.aws, holder="test", queues=TIERS, poll_seconds=1)
-    yield made
-    made.close()
+    created = SqsBroker(moto.aws, holder="test", queues=TIERS, poll_seconds=1)
+    yield created
+    created.close()
     moto.clean()
 
 
@@ -148,24 +148,24 @@ def app(tmp_path: Path, moto: AwsServer) -> Iterator[App]:
         worker_lease=3,
         dead_letters_replay_base=0.001,
     )
-    made = App(settings=settings)
-    yield made
-    made.close()
+    created = App(settings=settings)
+    yield created
+    created.close()
 
 
 def run(app: App, *, until: Callable[[Event], bool], replays: bool = False) -> list[Event]:
-    """The worker, or a replayer, until an event that is waited for."""
-    stop, told = StopSignal(), list[Event]()
+    """Run the worker, or a replayer, until an awaited event."""
+    stop, events = StopSignal(), list[Event]()
 
-    def hear(event: Event) -> None:
-        told.append(event)
-        if until(event) and not stop.requested:  # a second request would give back at once
+    def listen(event: Event) -> None:
+        events.append(event)
+        if until(event) and not stop.requested:  # a second request would release at once
             stop.request()
 
     tiers = replayed_dlqs(app, ["q"]) if replays else None
-    conclusion = serve(app, stop=stop, listeners=(hear,), tiers=tiers)
+    conclusion = serve(app, stop=stop, listeners=(listen,), tiers=tiers)
     assert conclusion.outcome == "drained"
-    return told
+    return events
 
 
 def test_the_workers_policy_suffices(app: App, broker: SqsBroker, guard: Guard) -> None:
@@ -174,7 +174,7 @@ def test_the_workers_policy_suffices(app: App, broker: SqsBroker, guard: Guard) 
     @app.handler("q", retry_base=0.01, max_retry_wait=0.02)
     def work(message: Message) -> None:
         if message.body == b"bad":
-            raise Reject("as the test wants it")
+            raise Reject("for the test")
         calls.append(message.body)
         if len(calls) == 1:
             raise ValueError("once")
@@ -187,9 +187,9 @@ def test_the_workers_policy_suffices(app: App, broker: SqsBroker, guard: Guard) 
             settled.add(event.message_id)
         return len(settled) == len(waiting)
 
-    told = run(app, until=all_done)
+    events = run(app, until=all_done)
     assert (guard.refused, calls) == (set(), [b"done", b"done"])
-    assert not [event for event in told if isinstance(event, SettlementFailed)]
+    assert not [event for event in events if isinstance(event, SettlementFailed)]
     assert {action for action, queue in guard.used if queue == "q"} >= {
         "sqs:ReceiveMessage",
         "sqs:DeleteMessage",
@@ -227,14 +227,14 @@ def test_the_workers_policy_suffices_to_archive_dead_letters(
     broker: SqsBroker, guard: Guard, queue: str, tmp_path: Path
 ) -> None:
     broker.send(queue, [Outgoing(body=b"1")])
-    told: list[Event] = []
+    events: list[Event] = []
     retention_seconds = broker.retention_seconds(queue)
     assert retention_seconds is not None
     watch = ExpiryWatch(
         broker=broker,
         archive=LocalFiles(tmp_path),
         warn_share=0.5,
-        bus=Bus(told.append),
+        bus=Bus(events.append),
         clock=Later(0.97 * retention_seconds),
     )
     guard.allowed = rights("worker")
@@ -242,7 +242,7 @@ def test_the_workers_policy_suffices_to_archive_dead_letters(
         watch.inspect(queue, StopSignal())
     guard.allowed, guard.refused = rights("worker", ARCHIVES), set()
     watch.inspect(queue, StopSignal())
-    assert (guard.refused, [type(event) for event in told]) == (set(), [DeadLettersArchived])
+    assert (guard.refused, [type(event) for event in events]) == (set(), [DeadLettersArchived])
     assert guard.used >= {("sqs:ReceiveMessage", queue), ("sqs:DeleteMessage", queue)}
     assert guard.allowed - rights("worker") == {
         (f"sqs:{action}", dlq)
@@ -307,14 +307,14 @@ COMMANDS = (
     "dead list --app night:app",
     "dead groups --tier dead --app night:app",
     "dead show {id} --queue q",
-    "dead export --queue q --tier dlq --to letters.jsonl --remove",
-    "dead import letters.jsonl",
+    "dead export --queue q --tier dlq --to dead.jsonl --remove",
+    "dead import dead.jsonl",
     "dead replay --queue q --tier dlq --yes",
     "dead purge --queue q --yes",
 )
 
 
-def test_the_operators_policy_suffices_for_what_people_call_at_night(
+def test_the_operators_policy_suffices_for_the_commands_of_the_runbooks(
     broker: SqsBroker, moto: AwsServer, guard: Guard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "night.py").write_text(
@@ -324,13 +324,15 @@ def test_the_operators_policy_suffices_for_what_people_call_at_night(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PENSTOCK_AWS_ENDPOINT_URL", moto.url)
     broker.send("q", [Outgoing(body=b"1"), Outgoing(body=b"2")])
-    letters = broker.receive("q", messages_max=10, lease_seconds=60)
-    assert not broker.settle([(letters[0], DeadLetter(reason="x")), (letters[1], DeadLetter(reason="x", poison=True))])
+    dead_letters = broker.receive("q", messages_max=10, lease_seconds=60)
+    assert not broker.settle(
+        [(dead_letters[0], DeadLetter(reason="x")), (dead_letters[1], DeadLetter(reason="x", poison=True))]
+    )
     broker.send("q-dead", [Outgoing(body=b"set aside")])
     guard.allowed = rights("operator")
     for command in COMMANDS:
-        said = CliRunner().invoke(cli, command.format(id=letters[0].message.id).split())
-        assert (guard.refused, said.exit_code) == (set(), 0), f"{command}: {said.output} {said.exception}"
+        result = CliRunner().invoke(cli, command.format(id=dead_letters[0].message.id).split())
+        assert (guard.refused, result.exit_code) == (set(), 0), f"{command}: {result.output} {result.exception}"
     assert {("sqs:ListQueues", "*"), ("sqs:SendMessage", "q"), ("sqs:DeleteMessage", "q-dead")} <= guard.used
     for command in ("queues purge q --yes", "send q --body 1 --delay 1"):
         CliRunner().invoke(cli, command.split())

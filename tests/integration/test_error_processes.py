@@ -1,4 +1,4 @@
-"""Failure reports of real processes: also at their very end, and of processes that could not report."""
+"""Failure reports of real processes: also at their very end, and of processes that could not report themselves."""
 
 import json
 import os
@@ -20,11 +20,11 @@ from penstock import App, DeltaSink, ObjectSource
 
 rollbar.SETTINGS["endpoint"] = os.environ["TEST_ROLLBAR"]
 
-def tell(exception, context):
-    with Path("heard.txt").open("a") as file:
+def record(exception, context):
+    with Path("errors.txt").open("a") as file:
         file.write(f"{context.process} {context.handler} {context.final} {type(exception).__name__}\\n")
 
-app = App.from_config(on_error=tell)
+app = App.from_config(on_error=record)
 
 @app.handler("orders", name="order", max_attempts=1)
 def order(message):
@@ -56,68 +56,68 @@ def sentry(shop: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    begun: list[Process] = []
+    processes: list[Process] = []
 
     def started(*arguments: object) -> Process:
-        begun.append(Process(tmp_path, *arguments))
-        return begun[-1]
+        processes.append(Process(tmp_path, *arguments))
+        return processes[-1]
 
     yield started
-    for process in begun:
+    for process in processes:
         process.kill()
 
 
-def sent(tmp_path: Path, queue: str) -> None:
+def send(tmp_path: Path, queue: str) -> None:
     (tmp_path / "body.jsonl").write_text("{}\n")
     assert Process(tmp_path, "send", queue, "--file", "body.jsonl").exit_code() == 0
 
 
-def test_a_workers_last_failure_arrives_everywhere_before_it_ends(
+def test_a_worker_delivers_its_last_failure_everywhere_before_it_ends(
     shop: str, sentry: Receiver, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent(tmp_path, "orders")
+    send(tmp_path, "orders")
     with receiver() as chat, receiver() as rollbar:
         monkeypatch.setenv("PENSTOCK_ALERTS_NOTIFY_URLS", json.dumps([chat.chat_url]))
         monkeypatch.setenv("PENSTOCK_ALERTS_ROLLBAR_TOKEN", "0123456789")
         monkeypatch.setenv("TEST_ROLLBAR", rollbar.rollbar_endpoint)
-        everybody = (sentry, chat, rollbar)
-        for one in everybody:
-            one.open.clear()  # nobody answers while it works
+        receivers = (sentry, chat, rollbar)
+        for one in receivers:
+            one.open.clear()  # no service responds while the worker runs
         worker = start("worker", shop, "--queues", "orders")
         worker.expect("message.failed", final=True)
         worker.signal(signal.SIGTERM)
         worker.expect("worker.drained")
-        assert not any(one.requests for one in everybody)
-        for one in everybody:
+        assert not any(one.requests for one in receivers)
+        for one in receivers:
             one.open.set()
         assert worker.exit_code() == 0
-        assert [len(one.requests) for one in everybody] == [1, 1, 1]  # it waited for them, and needs no more time
+        assert [len(one.requests) for one in receivers] == [1, 1, 1]  # it waited for them, and needs no more time
         (event,) = sentry.sentry_events()
-        (told,) = chat.documents()
+        (chat_message,) = chat.documents()
         (item,) = rollbar.documents()
     assert event["tags"]["process"] == "worker"
     assert event["tags"]["queue"] == "orders"
     assert event["fingerprint"] == [item["data"]["fingerprint"]]
     assert event["fingerprint"][0].startswith("order|ValueError|")
-    assert told["title"] == "penstock: order failed"
-    assert (tmp_path / "heard.txt").read_text() == "worker order True ValueError\n"
+    assert chat_message["title"] == "penstock: order failed"
+    assert (tmp_path / "errors.txt").read_text() == "worker order True ValueError\n"
     del event["exception"]["values"][-1]["stacktrace"], item["data"]["body"]["trace"]["frames"]  # which show code
-    del told["message"]
-    assert "hunter2" not in json.dumps([event, told, item])
+    del chat_message["message"]
+    assert "hunter2" not in json.dumps([event, chat_message, item])
     assert "hunter2@" not in chat.requests[0][1].decode()
 
 
 def test_a_crash_of_a_child_is_reported_by_its_worker(
     shop: str, sentry: Receiver, start: Start, tmp_path: Path
 ) -> None:
-    sent(tmp_path, "crashes")
+    send(tmp_path, "crashes")
     worker = start("worker", shop, "--queues", "crashes")
     (event,) = sentry.sentry_events()
     assert event["exception"]["values"][-1]["type"] == "ChildDied"
     assert "killed by signal 9" in event["exception"]["values"][-1]["value"]
     worker.signal(signal.SIGTERM)
     assert worker.exit_code() == 0
-    assert (tmp_path / "heard.txt").read_text() == "worker crash True ChildDied\n"
+    assert (tmp_path / "errors.txt").read_text() == "worker crash True ChildDied\n"
 
 
 def test_a_worker_that_is_killed_is_reported_by_its_supervisor(shop: str, sentry: Receiver, start: Start) -> None:
@@ -148,7 +148,7 @@ def test_a_worker_that_is_killed_is_reported_by_its_supervisor(shop: str, sentry
         (("admin", "publish", "shop:app"), "upkeep"),
     ],
 )
-def test_what_ends_a_process_early_is_reported(
+def test_an_error_that_ends_a_process_early_is_reported(
     shop: str, sentry: Receiver, start: Start, tmp_path: Path, arguments: tuple[str, ...], process: str
 ) -> None:
     if process == "upkeep":
@@ -161,25 +161,25 @@ def test_what_ends_a_process_early_is_reported(
     assert event["level"] == "error"
 
 
-def test_a_service_that_is_away_is_reported_in_the_log_and_costs_nothing(
+def test_an_unavailable_service_is_logged_and_does_not_disturb_the_worker(
     shop: str, sentry: Receiver, start: Start, tmp_path: Path
 ) -> None:
     sentry.status = 503
-    sent(tmp_path, "orders")
+    send(tmp_path, "orders")
     worker = start("worker", shop, "--queues", "orders")
     line = worker.expect("error_hook.failed", hook="sentry")
     assert "status_503" in line["error.message"]
     worker.signal(signal.SIGTERM)
     assert worker.exit_code() == 0
-    assert (tmp_path / "heard.txt").read_text() == "worker order True ValueError\n"
+    assert (tmp_path / "errors.txt").read_text() == "worker order True ValueError\n"
 
 
-def test_settings_that_do_not_fit_end_it_before_any_work(
+def test_invalid_settings_end_a_worker_before_any_work(
     shop: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEST_ROLLBAR", "http://127.0.0.1:1/")
     monkeypatch.setenv("PENSTOCK_ALERTS_NOTIFY_URLS", '["slock://hunter2"]')
     worker = start("worker", shop, "--queues", "orders")
     assert worker.exit_code() == UNFIT
-    assert "notify_urls" in worker.sentence()
-    assert "hunter2" not in "".join(worker.said)
+    assert "notify_urls" in worker.error_message()
+    assert "hunter2" not in "".join(worker.log_lines)

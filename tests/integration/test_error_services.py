@@ -1,4 +1,4 @@
-"""Reports in the hands of Sentry, Rollbar and a chat: what arrives, what does not, and what is said where none does."""
+"""Reports sent to Sentry, Rollbar and a chat: their content, what they never contain, and errors of delivery."""
 
 import json
 import subprocess
@@ -26,12 +26,12 @@ DEADLINE_SECONDS = 60.0
 
 
 @pytest.fixture
-def there() -> Iterator[Receiver]:
+def errors_receiver() -> Iterator[Receiver]:
     with receiver() as one:
         yield one
 
 
-def raised() -> ValueError:
+def caught_error() -> ValueError:
     secret = SECRET  # noqa: F841 - what must not leave
     try:
         raise ValueError(f"no answer from redis://app:{SECRET}@cache:6379/0")
@@ -66,10 +66,10 @@ def one(**settings: Any) -> ErrorHook:
 # Sentry
 
 
-def test_sentry_has_the_failure_with_its_tags_and_our_fingerprint(there: Receiver) -> None:
-    error = raised()
-    one(sentry_dsn=there.sentry_dsn)(error, context(error))
-    (event,) = there.sentry_events()
+def test_sentry_receives_the_failure_with_tags_and_fingerprint(errors_receiver: Receiver) -> None:
+    error = caught_error()
+    one(sentry_dsn=errors_receiver.sentry_dsn)(error, context(error))
+    (event,) = errors_receiver.sentry_events()
     assert event["fingerprint"] == [context(error).fingerprint]
     assert event["tags"] == {
         "process": "worker",
@@ -82,51 +82,51 @@ def test_sentry_has_the_failure_with_its_tags_and_our_fingerprint(there: Receive
     (value,) = event["exception"]["values"]
     assert value["type"] == "ValueError"
     assert value["value"] == "no answer from redis://app:***@cache:6379/0"
-    assert value["stacktrace"]["frames"][-1]["function"] == "raised"
+    assert value["stacktrace"]["frames"][-1]["function"] == "caught_error"
 
 
-def test_sentry_has_no_local_variables(there: Receiver) -> None:
-    error = raised()
-    one(sentry_dsn=there.sentry_dsn)(error, context(error))
-    (event,) = there.sentry_events()
+def test_sentry_receives_no_local_variables(errors_receiver: Receiver) -> None:
+    error = caught_error()
+    one(sentry_dsn=errors_receiver.sentry_dsn)(error, context(error))
+    (event,) = errors_receiver.sentry_events()
     assert not any("vars" in frame for frame in event["exception"]["values"][0]["stacktrace"]["frames"])
     del event["exception"]["values"][0]["stacktrace"]  # which shows code
     assert SECRET not in json.dumps(event)
 
 
-def test_sentry_has_what_is_left_in_words(there: Receiver) -> None:
-    one(sentry_dsn=there.sentry_dsn)(None, context(final=False))
-    (event,) = there.sentry_events()
+def test_sentry_receives_a_failure_without_an_exception(errors_receiver: Receiver) -> None:
+    one(sentry_dsn=errors_receiver.sentry_dsn)(None, context(final=False))
+    (event,) = errors_receiver.sentry_events()
     assert event["exception"]["values"] == [{"type": "ValueError", "value": "no answer"}]
     assert event["level"] == "warning"
     assert event["extra"]["traceback"].startswith("Traceback")
 
 
-def test_sentry_that_refuses_is_reported(there: Receiver) -> None:
-    hook = one(sentry_dsn=there.sentry_dsn)
-    there.status = 403
+def test_a_report_refused_by_sentry_raises_an_error(errors_receiver: Receiver) -> None:
+    hook = one(sentry_dsn=errors_receiver.sentry_dsn)
+    errors_receiver.status = 403
     with pytest.raises(ReportRejected, match="status_403"):
         hook(None, context())
-    there.status = 200
-    hook(None, context())  # and what was said of the last one is forgotten
+    errors_receiver.status = 200
+    hook(None, context())  # the error of the last report is forgotten
 
 
-def test_sentry_that_does_not_exist_is_reported(there: Receiver) -> None:
-    dsn = there.sentry_dsn.replace(f":{there.port}", ":1")
+def test_an_unreachable_sentry_raises_an_error(errors_receiver: Receiver) -> None:
+    dsn = errors_receiver.sentry_dsn.replace(f":{errors_receiver.port}", ":1")
     with pytest.raises(ReportRejected, match="Sentry did not"):
         one(sentry_dsn=dsn)(None, context())
 
 
-def test_a_dsn_that_is_none_is_a_sentence_without_it() -> None:
-    with pytest.raises(ConfigurationError, match="sentry_dsn is no DSN") as told:
+def test_an_invalid_dsn_is_reported_without_showing_it() -> None:
+    with pytest.raises(ConfigurationError, match="sentry_dsn is no DSN") as refusal:
         one(sentry_dsn=f"https://{SECRET}")
-    assert SECRET not in str(told.value)
+    assert SECRET not in str(refusal.value)
 
 
-# Libraries with state of their own are tried in processes of their own
+# Libraries with global state are tested in separate processes
 
 
-def in_a_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_in_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     ran = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *arguments],
         cwd=Path(__file__).parents[2],
@@ -142,15 +142,15 @@ def in_a_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]
 BEGIN = """
 import logging, sys
 from penstock.monitoring.errors.services import ReportingSettings, services
-from tests.integration.test_error_services import context, raised
+from tests.integration.test_error_services import context, caught_error
 def hook(**settings):
     given = {"service": "shop", "version": "1.2", "environment": "prod", **settings}
     return next(iter(services(ReportingSettings(**given)).values()))
-error = raised()
+error = caught_error()
 """
 
 
-def test_nothing_of_the_process_is_patched_for_sentry(there: Receiver) -> None:
+def test_the_sentry_service_patches_nothing_in_the_process(errors_receiver: Receiver) -> None:
     code = """
     before = (sys.excepthook, threading.excepthook, logging.Logger.callHandlers, threading.Thread.start)
     hook(sentry_dsn=sys.argv[1])(error, context(error))
@@ -158,19 +158,19 @@ def test_nothing_of_the_process_is_patched_for_sentry(there: Receiver) -> None:
     import sentry_sdk
     assert not sentry_sdk.is_initialized()
     """
-    in_a_process(BEGIN + "import threading\n" + textwrap.dedent(code), there.sentry_dsn)
-    assert len(there.sentry_events()) == 1
+    run_in_process(BEGIN + "import threading\n" + textwrap.dedent(code), errors_receiver.sentry_dsn)
+    assert len(errors_receiver.sentry_events()) == 1
 
 
-def test_a_users_own_sentry_is_used(there: Receiver) -> None:
+def test_a_users_own_sentry_is_used(errors_receiver: Receiver) -> None:
     code = """
     import sentry_sdk
     sentry_sdk.init(dsn=sys.argv[1], environment="his own", default_integrations=False)
     sentry_sdk.set_tag("team", "blue")
     hook(sentry_dsn="http://key@127.0.0.1:1/1")(error, context(error))
     """
-    in_a_process(BEGIN + textwrap.dedent(code), there.sentry_dsn)
-    (event,) = there.sentry_events()
+    run_in_process(BEGIN + textwrap.dedent(code), errors_receiver.sentry_dsn)
+    (event,) = errors_receiver.sentry_events()
     assert event["environment"] == "his own"
     assert event["tags"]["team"] == "blue"
     assert event["tags"]["handler"] == "resize"
@@ -182,23 +182,23 @@ rollbar.SETTINGS["endpoint"] = sys.argv[1]
 """
 
 
-def test_rollbar_has_the_failure_without_variables_and_command_line(there: Receiver) -> None:
+def test_rollbar_receives_the_failure_without_variables_and_command_line(errors_receiver: Receiver) -> None:
     code = """
     rollbar_hook = hook(rollbar_token="0123456789")
     rollbar_hook(error, context(error))
     rollbar_hook(None, context(final=False))
     assert not logging.getLogger().handlers
     """
-    ran = in_a_process(BEGIN + ROLLBAR + textwrap.dedent(code), there.rollbar_endpoint, f"--token={SECRET}")
+    ran = run_in_process(BEGIN + ROLLBAR + textwrap.dedent(code), errors_receiver.rollbar_endpoint, f"--token={SECRET}")
     assert ran.stderr == ""
-    first, second = (document["data"] for document in there.documents(2))
+    first, second = (document["data"] for document in errors_receiver.documents(2))
     trace = first["body"]["trace"]
     assert trace["exception"] == {"class": "ValueError", "message": "no answer from redis://app:***@cache:6379/0"}
-    assert trace["frames"][-1]["method"] == "raised"
+    assert trace["frames"][-1]["method"] == "caught_error"
     assert not any({"locals", "args", "kwargs"} & set(frame) for frame in trace["frames"])
     assert "argv" not in first["server"]
     assert "person" not in first
-    assert first["fingerprint"] == context(raised()).fingerprint
+    assert first["fingerprint"] == context(caught_error()).fingerprint
     assert first["custom"]["queue"] == "thumbs"
     assert (first["environment"], first["code_version"], first["level"]) == ("prod", "shop@1.2", "error")
     assert second["level"] == "warning"
@@ -208,8 +208,8 @@ def test_rollbar_has_the_failure_without_variables_and_command_line(there: Recei
 
 
 @pytest.mark.parametrize("status", [401, 413, 429, 502, 500])
-def test_rollbar_that_refuses_is_reported(there: Receiver, status: int) -> None:
-    there.status = status
+def test_a_report_refused_by_rollbar_raises_an_error(errors_receiver: Receiver, status: int) -> None:
+    errors_receiver.status = status
     code = """
     from penstock.monitoring.errors.services.service import ReportRejected
     rollbar_hook = hook(rollbar_token="0123456789")
@@ -219,30 +219,30 @@ def test_rollbar_that_refuses_is_reported(there: Receiver, status: int) -> None:
         except ReportRejected as refused:
             print(refused)
     """
-    ran = in_a_process(BEGIN + ROLLBAR + textwrap.dedent(code), there.rollbar_endpoint)
+    ran = run_in_process(BEGIN + ROLLBAR + textwrap.dedent(code), errors_receiver.rollbar_endpoint)
     assert ran.stdout.count("Rollbar did not take the report") == 2, ran.stdout
     assert ran.stderr == ""
 
 
-def test_a_users_own_rollbar_is_used(there: Receiver) -> None:
+def test_a_users_own_rollbar_is_used(errors_receiver: Receiver) -> None:
     code = """
     rollbar.init("his-token", environment="his own", handler="blocking", allow_logging_basic_config=False,
                  endpoint=sys.argv[1])
     hook(rollbar_token="0123456789")(error, context(error))
     """
-    in_a_process(BEGIN + ROLLBAR + textwrap.dedent(code), there.rollbar_endpoint)
-    (document,) = there.documents()
+    run_in_process(BEGIN + ROLLBAR + textwrap.dedent(code), errors_receiver.rollbar_endpoint)
+    (document,) = errors_receiver.documents()
     assert (document["access_token"], document["data"]["environment"]) == ("his-token", "his own")
 
 
 # Chats
 
 
-def test_a_chat_has_a_title_and_the_end_of_the_traceback(there: Receiver) -> None:
-    error = raised()
+def test_a_chat_receives_a_title_and_the_end_of_the_traceback(errors_receiver: Receiver) -> None:
+    error = caught_error()
     long = f"redis://app:{SECRET}@cache " + "x" * 5_000 + "\nValueError: the end\n"
-    one(notify_urls=(there.chat_url,))(error, context(error, traceback=long, occurrences=7))
-    (document,) = there.documents()
+    one(notify_urls=(errors_receiver.chat_url,))(error, context(error, traceback=long, occurrences=7))
+    (document,) = errors_receiver.documents()
     assert document["title"] == "shop [prod]: resize failed, 7 times"
     assert document["type"] == "failure"
     text = document["message"]
@@ -253,57 +253,58 @@ def test_a_chat_has_a_title_and_the_end_of_the_traceback(there: Receiver) -> Non
     assert len(text) < TRACEBACK_CHARS_MAX + 1_500
 
 
-def test_a_title_says_what_it_is_where_nothing_failed(there: Receiver) -> None:
-    one(notify_urls=(there.chat_url,))(None, context(subject="1 object overdue"))
-    (document,) = there.documents()
+def test_a_title_names_the_subject_if_nothing_failed(errors_receiver: Receiver) -> None:
+    one(notify_urls=(errors_receiver.chat_url,))(None, context(subject="1 object overdue"))
+    (document,) = errors_receiver.documents()
     assert document["title"] == "shop [prod]: resize: 1 object overdue"
 
 
-def test_a_title_is_one_line_of_bounded_length(there: Receiver) -> None:
-    one(notify_urls=(there.chat_url,))(None, context(handler="a\nb\x1b[31m" + "c" * 500))
-    (document,) = there.documents()
+def test_a_title_is_one_line_of_limited_length(errors_receiver: Receiver) -> None:
+    one(notify_urls=(errors_receiver.chat_url,))(None, context(handler="a\nb\x1b[31m" + "c" * 500))
+    (document,) = errors_receiver.documents()
     assert document["title"].isprintable()
     assert len(document["title"]) <= TITLE_CHARS_MAX
 
 
-def test_a_chat_that_refuses_is_reported_without_its_address(there: Receiver) -> None:
-    there.status = 500
-    with pytest.raises(ReportRejected, match=r"notify_urls 1 \(json\) did not take") as told:
-        one(notify_urls=(f"json://user:{SECRET}@127.0.0.1:{there.port}/{SECRET}",))(None, context())
-    assert SECRET not in str(told.value)
+def test_a_report_refused_by_a_chat_is_reported_without_its_address(errors_receiver: Receiver) -> None:
+    errors_receiver.status = 500
+    with pytest.raises(ReportRejected, match=r"notify_urls 1 \(json\) did not take") as refusal:
+        one(notify_urls=(f"json://user:{SECRET}@127.0.0.1:{errors_receiver.port}/{SECRET}",))(None, context())
+    assert SECRET not in str(refusal.value)
 
 
-def test_an_address_that_is_none_is_named_by_its_number_and_scheme_alone() -> None:
-    with pytest.raises(ConfigurationError, match=r"address 2 of the setting .* \(slock://\.\.\.\)") as told:
+def test_an_invalid_address_is_named_by_its_number_and_scheme_only() -> None:
+    with pytest.raises(ConfigurationError, match=r"address 2 of the setting .* \(slock://\.\.\.\)") as refusal:
         services(ReportingSettings(notify_urls=("json://127.0.0.1:1", f"slock://{SECRET}")))
-    assert SECRET not in str(told.value)
+    assert SECRET not in str(refusal.value)
 
 
 # Together
 
 
-def test_one_that_hangs_and_one_that_fails_keep_nothing_from_the_others(there: Receiver) -> None:
+def test_a_hanging_and_a_failing_service_do_not_affect_the_others(errors_receiver: Receiver) -> None:
     with receiver() as hanging, receiver() as failing:
         hanging.open.clear()
         failing.status = 500
         hooks = services(
             ReportingSettings(
-                sentry_dsn=there.sentry_dsn, notify_urls=(hanging.chat_url, failing.chat_url, there.chat_url)
+                sentry_dsn=errors_receiver.sentry_dsn,
+                notify_urls=(hanging.chat_url, failing.chat_url, errors_receiver.chat_url),
             )
         )
-        told: list[Event] = []
+        events_emitted: list[Event] = []
         called: list[str] = []
         reporter = ErrorReporter(
-            lambda _, context: called.append(context.error), worker="w1", emit=told.append, services=hooks
+            lambda _, context: called.append(context.error), worker="w1", emit=events_emitted.append, services=hooks
         )
         for number in range(3):
             reporter.report(ValueError(str(number)))
-        assert len(there.bodies(6)) == 6  # three for Sentry, three for the chat
+        assert len(errors_receiver.bodies(6)) == 6  # three for Sentry, three for the chat
         assert "notify_urls 1 (json)" in reporter.unfinished(0.0)
         assert called == ["0", "1", "2"]
         assert len(failing.bodies(3)) == 3
         hanging.open.set()
         assert reporter.flush(DEADLINE_SECONDS)
-        failures = [event for event in told if isinstance(event, events.ErrorHookFailed)]
-        assert [one.count for one in failures if one.hook == "notify_urls 2 (json)"] == [1]  # told once a minute
+        failures = [event for event in events_emitted if isinstance(event, events.ErrorHookFailed)]
+        assert [one.count for one in failures if one.hook == "notify_urls 2 (json)"] == [1]  # reported once a minute
         assert not [one for one in failures if one.hook in ("sentry", "notify_urls 3 (json)", "on_error")]

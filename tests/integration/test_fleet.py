@@ -1,5 +1,8 @@
-"""Workers that are restarted, killed, halted and blocked under load: nothing is lost, and nothing is done twice for
-no reason. The short cells run in CI; the long ones are those that the promises are stated with."""
+"""Workers that are restarted, killed, halted and blocked under load: nothing is lost, and nothing is done twice without
+reason.
+
+The short cells run in CI; the long ones have the figures of the documented guarantees.
+"""
 
 import os
 import random
@@ -19,11 +22,11 @@ from penstock.ledger import Ledger
 from penstock.ledger.records import WorkState
 
 STOP_TIMEOUT = 10
-EXIT_SECONDS = 60.0  # it takes far less, and so would a machine with time to spare
-CLOCKS_SECONDS = 0.1  # a log's time and a journal's are taken by two threads
+EXIT_SECONDS = 60.0  # an upper bound
+CLOCKS_SECONDS = 0.1  # times of a log and of a journal are taken by two threads
 
 
-def opened(folder: Path, *, lease_seconds: float = 30, **settings: Any) -> Fleet:
+def open_fleet(folder: Path, *, lease_seconds: float = 30, **settings: Any) -> Fleet:
     return Fleet(folder, worker_lease=lease_seconds, worker_stop_timeout=STOP_TIMEOUT, **settings)
 
 
@@ -46,7 +49,7 @@ def opened(folder: Path, *, lease_seconds: float = 30, **settings: Any) -> Fleet
 def test_rolling_restarts_under_load_lose_nothing_and_continue_at_once(
     tmp_path: Path, restarts: int, prefix: tuple[str, ...]
 ) -> None:
-    fleet = opened(tmp_path, worker_concurrency=40)
+    fleet = open_fleet(tmp_path, worker_concurrency=40)
     chance = random.Random(1)
     sent: set[str] = set()
 
@@ -65,47 +68,47 @@ def test_rolling_restarts_under_load_lose_nothing_and_continue_at_once(
         for _ in range(restarts):
             if len(sent) - len(fleet.ended()) < 40:
                 load(20)
-            leaving = living.pop(0)
+            stopping = living.pop(0)
             living.append(fleet.start(prefix=prefix).ready())
             began_at = time.monotonic()
-            os.kill(worker_pid(leaving.pid, bool(prefix)), signal.SIGTERM)
-            assert leaving.end(within=EXIT_SECONDS) == 0, leaving.log.read_text()[-2000:]
+            os.kill(worker_pid(stopping.pid, bool(prefix)), signal.SIGTERM)
+            assert stopping.end(within=EXIT_SECONDS) == 0, stopping.log.read_text()[-2000:]
             exits.append(time.monotonic() - began_at)
         wait_for(lambda: fleet.ended() == sent, "everything is done", within=240)
         wait_for(fleet.empty, "the queues are empty")
         for worker in living:
             os.kill(worker_pid(worker.pid, bool(prefix)), signal.SIGTERM)
             assert worker.end(within=EXIT_SECONDS) == 0
-        waits = hand_overs(fleet)
+        waits = seconds_to_restart(fleet)
         ends = Counter(line.message for line in fleet.lines() if line.what == "end")
         twice = {message for message, count in ends.items() if count > 1}
         print(  # noqa: T201 # the figures, shown with -s
-            f"{restarts} restarts, {len(sent)} messages, {len(waits)} given back, picked up after "
+            f"{restarts} restarts, {len(sent)} messages, {len(waits)} released, started again after "
             f"{median(waits or [0]):.3f} s (median) and {max(waits, default=0):.3f} s (most), "
             f"exit after {max(exits):.1f} s at most, {len(twice)} done twice"
         )
         assert fleet.dead() == 0
-        # Given back first, interrupted after: work that ends in between is done twice, and no other is.
-        assert twice <= given_back(fleet)
+        # Released first, interrupted after: work that ends in between is done twice, and no other is.
+        assert twice <= released_messages(fleet)
     finally:
         fleet.close()
 
 
 def worker_pid(pid: int, namespaced: bool) -> int:
-    """The process to signal: inside a namespace it is the child of `unshare`."""
+    """Return the process to signal: inside a namespace it is the child of `unshare`."""
     if not namespaced:
         return pid
     (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return int(child)
 
 
-def hand_overs(fleet: Fleet) -> list[float]:
-    """Seconds from each release by a stopping worker to the next start of that message."""
+def seconds_to_restart(fleet: Fleet) -> list[float]:
+    """Return the seconds from each release by a stopping worker to the next start of that message."""
     starts: dict[str, list[float]] = defaultdict(list)
     for line in fleet.lines():
         if line.what == "start":
             starts[line.message].append(line.at)
-    waits, returned = [], given_back(fleet)
+    waits, returned = [], released_messages(fleet)
     for worker in fleet.workers:
         for event in worker.events("message.released"):
             released_at = datetime.fromisoformat(event["ts"]).timestamp()
@@ -115,8 +118,8 @@ def hand_overs(fleet: Fleet) -> list[float]:
     return waits
 
 
-def given_back(fleet: Fleet) -> set[str]:
-    """The messages that stopping workers gave back."""
+def released_messages(fleet: Fleet) -> set[str]:
+    """Return the messages that stopping workers released."""
     events = [event for worker in fleet.workers for event in worker.events("worker.interrupted")]
     return {message for event in events for message in event["ids"]}
 
@@ -132,10 +135,10 @@ def given_back(fleet: Fleet) -> set[str]:
     ],
 )
 @pytest.mark.parametrize("queue", ["stubborn", "looped"])
-def test_row_69_work_longer_than_its_lease_is_not_handed_over_again(
+def test_row_69_work_longer_than_its_lease_is_not_redelivered(
     tmp_path: Path, queue: str, lease: float, seconds: float
 ) -> None:
-    fleet = opened(tmp_path, lease_seconds=lease)
+    fleet = open_fleet(tmp_path, lease_seconds=lease)
     try:
         for _ in range(2):
             fleet.start().ready()
@@ -147,14 +150,14 @@ def test_row_69_work_longer_than_its_lease_is_not_handed_over_again(
         fleet.close()
 
 
-def test_a_handler_that_blocks_the_loop_loses_no_lease_and_holds_up_no_other_queue(tmp_path: Path) -> None:
+def test_a_handler_that_blocks_the_loop_loses_no_lease_and_delays_no_other_queue(tmp_path: Path) -> None:
     lease = 5.0
-    fleet = opened(tmp_path, lease_seconds=lease)
+    fleet = open_fleet(tmp_path, lease_seconds=lease)
     try:
         workers = [fleet.start().ready() for _ in range(2)]
         fleet.send("looped", {"id": "blocker", "gated": True})
         fleet.send("looped", *({"id": f"beside-{n}", "seconds": 0.01} for n in range(20)))
-        wait_for(lambda: "blocker" in fleet.started(), "it blocks")
+        wait_for(lambda: "blocker" in fleet.started(), "the handler blocks")
         fleet.send("plain", *({"id": f"plain-{n}", "seconds": 0.01} for n in range(50)))
         wait_for(lambda: {f"plain-{n}" for n in range(50)} <= fleet.ended(), "other queues go on")
         (blocked,) = [line for line in fleet.lines() if line.id == "blocker"]
@@ -170,7 +173,7 @@ def test_a_handler_that_blocks_the_loop_loses_no_lease_and_holds_up_no_other_que
 
 
 def test_a_halted_worker_that_wakes_up_neither_settles_nor_extends(tmp_path: Path) -> None:
-    fleet = opened(tmp_path, lease_seconds=3)
+    fleet = open_fleet(tmp_path, lease_seconds=3)
     try:
         zombie = fleet.start().ready()
         fleet.send("stubborn", {"id": "work", "gated": True})
@@ -182,9 +185,10 @@ def test_a_halted_worker_that_wakes_up_neither_settles_nor_extends(tmp_path: Pat
         zombie.signal(signal.SIGCONT)
         for worker in (zombie, other):
             worker.go_on()
-        wait_for(lambda: sum(line.what == "end" for line in fleet.lines()) == 2, "both came to their end")
+        wait_for(lambda: sum(line.what == "end" for line in fleet.lines()) == 2, "both calls ended")
         wait_for(
-            lambda: zombie.events("lease.lost") or zombie.events("settlement.failed"), "the zombie hears that it lost"
+            lambda: zombie.events("lease.lost") or zombie.events("settlement.failed"),
+            "the zombie learns that it lost its lease",
         )
         wait_for(lambda: other.events("message.acked"), "the other one acks")
         wait_for(fleet.empty, "it is acked once")
@@ -194,22 +198,22 @@ def test_a_halted_worker_that_wakes_up_neither_settles_nor_extends(tmp_path: Pat
         fleet.close()
 
 
-def test_a_killed_worker_loses_nothing_and_its_messages_continue_after_their_lease(tmp_path: Path) -> None:
+def test_messages_of_a_killed_worker_are_redelivered_after_their_lease(tmp_path: Path) -> None:
     lease = 5
-    fleet = opened(tmp_path, lease_seconds=lease, worker_concurrency=20)
+    fleet = open_fleet(tmp_path, lease_seconds=lease, worker_concurrency=20)
     try:
         fleet.send("plain", *({"id": f"m{n}", "seconds": 1} for n in range(200)))
         victim = fleet.start().ready()
-        wait_for(lambda: len(fleet.ended()) >= 30, "it is in the middle")
+        wait_for(lambda: len(fleet.ended()) >= 30, "it has processed some messages")
         held = fleet.started() - fleet.ended()
         victim.kill()
         killed_at = time.time()
-        fleet.environment["PENSTOCK_WORKER_LEASE"] = "600"  # its heir loses none
+        fleet.environment["PENSTOCK_WORKER_LEASE"] = "600"  # its successor loses none
         fleet.start().ready()
         wait_for(lambda: len(fleet.ended()) == 200, "all are done", within=120)
         wait_for(fleet.empty, "all are acked")
         again = [line.at - killed_at for line in fleet.lines() if line.what == "start" and line.attempt == 2]
-        print(f"{len(held)} were held, begun again after {max(again):.1f} s at most")  # noqa: T201 # shown with -s
+        print(f"{len(held)} were held, begun again after {max(again):.1f} s at most")  # noqa: T201  # shown with -s
         assert len(again) >= len(held)
         assert fleet.dead() == 0
     finally:
@@ -218,10 +222,10 @@ def test_a_killed_worker_loses_nothing_and_its_messages_continue_after_their_lea
 
 @pytest.mark.parametrize("broker", ["sqlite", "redis"])
 @pytest.mark.parametrize("step", ["received", "settling", "settled"])
-def test_an_idempotent_handler_killed_around_its_record_has_one_effect_a_message(
+def test_an_idempotent_handler_killed_around_its_record_has_one_effect_per_message(
     tmp_path: Path, step: str, broker: str, start_redis: StartRedis
 ) -> None:
-    fleet = opened(tmp_path, lease_seconds=30, broker=start_redis().url if broker == "redis" else None)
+    fleet = open_fleet(tmp_path, lease_seconds=30, broker=start_redis().url if broker == "redis" else None)
     try:
         ids = {f"m{n}" for n in range(20)}
         fleet.send("once", *({"id": id} for id in sorted(ids)))
@@ -234,7 +238,7 @@ def test_an_idempotent_handler_killed_around_its_record_has_one_effect_a_message
         fleet.start("--queues", "once").ready()
         wait_for(lambda: fleet.ended() == ids and fleet.empty(), "everything is done and acked")
         ends = Counter(line.id for line in fleet.lines() if line.what == "end")
-        assert all(ends[id] == 1 for id in recorded), "what was recorded was done again"
+        assert all(ends[id] == 1 for id in recorded), "recorded work was done again"
         assert fleet.dead() == 0
     finally:
         fleet.close()

@@ -1,4 +1,4 @@
-"""A process that forks after it used the queue, the ledger or an outbox: both go on, or the copy is refused."""
+"""A process that forks after it used the queue, the ledger or an outbox: both continue, or the copy is refused."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine
-from tests.integration.forked import copied, fork_unknown_to_python
+from tests.integration.forked import fork_unknown_to_python, forked_copy
 from tests.integration.sqs_scene import Scene, scene
 from tests.services.redis_server import RedisServer
 
@@ -41,7 +41,7 @@ def test_a_forked_child_continues_to_send_after_its_parent_closed_the_queue(tmp_
     path = tmp_path / "queue.db"
     broker = SqliteBroker(path, holder="parent")
     broker.send("q", [Outgoing(body=b"parent")])
-    with copied(lambda: broker.send("q", [Outgoing(body=b"copy")])) as copy:
+    with forked_copy(lambda: broker.send("q", [Outgoing(body=b"copy")])) as copy:
         first = copy.ask()
         broker.close()
         with closing(SqliteBroker(path, holder="third")) as third:
@@ -52,23 +52,23 @@ def test_a_forked_child_continues_to_send_after_its_parent_closed_the_queue(tmp_
         assert file.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-def test_a_copy_has_none_of_the_files_open(tmp_path: Path) -> None:
+def test_a_copy_inherits_no_open_database_files(tmp_path: Path) -> None:
     app = App(name="shop", broker=f"sqlite:///{tmp_path}/queue.db", ledger=f"sqlite:///{tmp_path}/ledger.db")
     app.send("q", 1)
     app.ledger.ensure_pipeline("p")
     assert any("queue.db" in file for file in open_files())
-    with copied(lambda: [file for file in open_files() if str(tmp_path) in file]) as copy:
+    with forked_copy(lambda: [file for file in open_files() if str(tmp_path) in file]) as copy:
         assert copy.ask() == "[]"
     app.close()
 
 
-def test_a_copy_continues_with_the_ledger_when_its_parent_and_others_have_closed_it(tmp_path: Path) -> None:
+def test_a_copy_continues_with_the_ledger_after_its_parent_closed_it(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     ledger = Ledger.open(path)
     ledger.database.hurried(1.0)
     ledger.ensure_pipeline("parent")
     names = iter(["first", "second"])
-    with copied(lambda: ledger.ensure_pipeline(next(names)).id) as copy:
+    with forked_copy(lambda: ledger.ensure_pipeline(next(names)).id) as copy:
         assert copy.ask() == "first"
         ledger.close()
         with closing(Ledger.open(path)) as third:
@@ -85,25 +85,25 @@ def test_a_copy_continues_with_the_database_of_an_outbox(tmp_path: Path) -> None
     engine.dispose()
     store = TransactionStore(engine_of(address), owned=True)
     assert not store.claim(b"a", lease_seconds=1, rows_max=1, bytes_max=1)
-    with copied(lambda: [file for file in open_files() if "shop.db" in file]) as copy:
+    with forked_copy(lambda: [file for file in open_files() if "shop.db" in file]) as copy:
         assert copy.ask() == "[]"
-    with copied(lambda: list(store.claim(b"b", lease_seconds=1, rows_max=1, bytes_max=1))) as copy:
+    with forked_copy(lambda: list(store.claim(b"b", lease_seconds=1, rows_max=1, bytes_max=1))) as copy:
         assert copy.ask() == "[]"
     store.close()
 
 
 @pytest.mark.parametrize("kind", ["mariadb", "postgresql"])
-def test_a_copy_has_connections_of_its_own_to_a_ledger_in_a_server(kind: str, request: pytest.FixtureRequest) -> None:
+def test_a_copy_opens_its_own_connections_to_a_ledger_server(kind: str, request: pytest.FixtureRequest) -> None:
     ledger = Ledger.open(request.getfixturevalue(f"{kind}_url"))
     ledger.ensure_pipeline("parent")
-    with copied(lambda: [row.id for row in ledger.pipelines()]) as copy:
+    with forked_copy(lambda: [row.id for row in ledger.pipelines()]) as copy:
         for _ in range(3):
             assert copy.ask() == str([row.id for row in ledger.pipelines()]) == "['parent']"
-    assert [row.id for row in ledger.pipelines()] == ["parent"]  # the copy's end closed nothing of ours
+    assert [row.id for row in ledger.pipelines()] == ["parent"]  # the copy's end closed no connection of the parent
     ledger.close()
 
 
-def test_every_message_is_there_once_when_a_process_forks_while_its_threads_send(tmp_path: Path) -> None:
+def test_every_message_is_sent_once_if_a_process_forks_while_its_threads_send(tmp_path: Path) -> None:
     path = tmp_path / "queue.db"
     broker = SqliteBroker(path, holder="parent")
     done = threading.Event()
@@ -118,7 +118,7 @@ def test_every_message_is_there_once_when_a_process_forks_while_its_threads_send
     for thread in threads:
         thread.start()
     for _ in range(10):
-        with copied(lambda: broker.send("q", [Outgoing(body=b"copy")])[0][:1]) as copy:
+        with forked_copy(lambda: broker.send("q", [Outgoing(body=b"copy")])[0][:1]) as copy:
             assert copy.ask() == "q"
     done.set()
     for thread in threads:
@@ -129,9 +129,9 @@ def test_every_message_is_there_once_when_a_process_forks_while_its_threads_send
     assert (found.count(b"copy"), found.count(b"parent")) == (10, len(sent))
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["the inherited one", "one that the copy opens"])
-def test_a_copy_made_in_the_middle_of_a_transaction_is_refused_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+@pytest.mark.parametrize("reopened", [False, True], ids=["the inherited one", "one that the copy opens"])
+def test_a_copy_forked_during_a_transaction_cannot_use_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reopened: bool
 ) -> None:
     monkeypatch.setattr(forks, "WAIT_SECONDS", 0.05)
     path = tmp_path / "queue.db"
@@ -148,9 +148,9 @@ def test_a_copy_made_in_the_middle_of_a_transaction_is_refused_the_file(
     inside.wait(60)
 
     def send() -> object:
-        return (SqliteBroker(path, holder="copy") if again else broker).send("q", [Outgoing(body=b"copy")])
+        return (SqliteBroker(path, holder="copy") if reopened else broker).send("q", [Outgoing(body=b"copy")])
 
-    with copied(send) as copy:
+    with forked_copy(send) as copy:
         assert copy.ask().startswith(f"ConfigurationError: the queue file {path} was in use while this process was")
     go_on.set()
     thread.join()
@@ -159,15 +159,15 @@ def test_a_copy_made_in_the_middle_of_a_transaction_is_refused_the_file(
     assert bodies(path) == ["parent"]
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["the inherited one", "one that the copy opens"])
-def test_a_copy_that_python_knows_nothing_of_is_refused_an_open_file(tmp_path: Path, again: bool) -> None:
+@pytest.mark.parametrize("reopened", [False, True], ids=["the inherited one", "one that the copy opens"])
+def test_a_copy_forked_in_c_cannot_use_an_open_file(tmp_path: Path, reopened: bool) -> None:
     broker = SqliteBroker(tmp_path / "queue.db", holder="parent")
 
     def send() -> object:
-        opened = SqliteBroker(tmp_path / "queue.db", holder="copy") if again else broker
+        opened = SqliteBroker(tmp_path / "queue.db", holder="copy") if reopened else broker
         return opened.send("q", [Outgoing(body=b"copy")])
 
-    with copied(send, fork=fork_unknown_to_python) as copy:
+    with forked_copy(send, fork=fork_unknown_to_python) as copy:
         assert copy.ask().startswith("ConfigurationError: the queue file")
         assert copy.ask().startswith("ConfigurationError: the queue file")
     broker.send("q", [Outgoing(body=b"parent")])
@@ -175,7 +175,7 @@ def test_a_copy_that_python_knows_nothing_of_is_refused_an_open_file(tmp_path: P
     assert bodies(tmp_path / "queue.db") == ["parent"]
 
 
-def test_a_copy_that_python_knows_nothing_of_may_open_what_was_closed_before(tmp_path: Path) -> None:
+def test_a_copy_forked_in_c_can_open_files_that_were_closed_before(tmp_path: Path) -> None:
     path = tmp_path / "queue.db"
     closed = SqliteBroker(path, holder="parent")
     closed.send("q", [Outgoing(body=b"parent")])
@@ -187,24 +187,26 @@ def test_a_copy_that_python_knows_nothing_of_may_open_what_was_closed_before(tmp
         Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}").close()
         return SqliteBroker(path, holder="copy").send("q", [Outgoing(body=b"copy")])[0][:1]
 
-    with copied(both, fork=fork_unknown_to_python) as copy:
+    with forked_copy(both, fork=fork_unknown_to_python) as copy:
         assert copy.ask() == "q"
     assert bodies(path) == ["parent", "copy"]
 
 
-def test_both_find_the_queue_again_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_processes_find_relative_files_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     app = App(name="shop", broker="sqlite:///queue.db", ledger="sqlite:///ledger.db")
     app.send("q", "before")
     app.ledger.ensure_pipeline("p")
 
-    def daemon() -> object:
+    def work_as_daemon() -> object:
         os.chdir("elsewhere")
         app.send("q", "copy")
         return app.ledger.ensure_pipeline("q").id
 
-    with copied(daemon) as copy:
+    with forked_copy(work_as_daemon) as copy:
         assert copy.ask() == "q"
     monkeypatch.chdir(tmp_path / "elsewhere")
     app.send("q", "after")
@@ -213,7 +215,7 @@ def test_both_find_the_queue_again_from_another_folder(tmp_path: Path, monkeypat
     assert bodies(tmp_path / "queue.db") == ["before", "copy", "after"]
 
 
-def test_a_queue_that_was_replaced_meanwhile_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
+def test_a_queue_file_replaced_after_a_fork_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "queue.db"
     broker = SqliteBroker(path, holder="parent")
 
@@ -221,7 +223,7 @@ def test_a_queue_that_was_replaced_meanwhile_is_not_taken_for_the_old_one(tmp_pa
         path.unlink()
         return broker.send("q", [Outgoing(body=b"copy")])
 
-    with copied(replace_and_send) as copy:
+    with forked_copy(replace_and_send) as copy:
         assert copy.ask().startswith(f"ConfigurationError: the queue file {path} was replaced by another one")
     broker.close()
 
@@ -238,15 +240,15 @@ def send_async_too(app: App) -> Callable[[], object]:
     return send
 
 
-def check_that_both_send(app: App, take: Callable[[App], list[str]]) -> None:
+def assert_both_send(app: App, read_all: Callable[[App], list[str]]) -> None:
     app.send("q", "parent")
     asyncio.run(app.send_async("q", "parent, async"))
-    with copied(send_async_too(app)) as copy:
-        assert copy.ask().partition("-")[0] == app.worker.partition("-")[0]  # the host: it was no error
+    with forked_copy(send_async_too(app)) as copy:
+        assert copy.ask().partition("-")[0] == app.worker.partition("-")[0]  # the host: the copy returned no error
         app.send("q", "parent")
         assert copy.ask() != app.worker
         app.send("q", "parent")
-    assert sorted(take(app)) == ["copy"] * 2 + ["copy, async"] * 2 + ["parent"] * 3 + ["parent, async"]
+    assert sorted(read_all(app)) == ["copy"] * 2 + ["copy, async"] * 2 + ["parent"] * 3 + ["parent, async"]
     app.close()
 
 
@@ -262,29 +264,29 @@ def received(app: App) -> list[str]:
 
 
 def test_an_app_of_the_embedded_queue_works_on_both_sides_of_a_fork(tmp_path: Path) -> None:
-    check_that_both_send(App(name="shop", broker=f"sqlite:///{tmp_path}/queue.db"), browsed)
+    assert_both_send(App(name="shop", broker=f"sqlite:///{tmp_path}/queue.db"), browsed)
 
 
 def test_an_app_of_redis_works_on_both_sides_of_a_fork(redis_server: RedisServer) -> None:
-    check_that_both_send(App(name="shop", broker=redis_server.url), browsed)
+    assert_both_send(App(name="shop", broker=redis_server.url), browsed)
 
 
 def test_an_app_of_sqs_works_on_both_sides_of_a_fork(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in scene.server.environment.items():
         monkeypatch.setenv(name, value)
     scene.broker()
-    check_that_both_send(App.from_config(name="shop", broker="sqs://"), received)
+    assert_both_send(App.from_config(name="shop", broker="sqs://"), received)
 
 
-def test_a_broker_of_redis_that_an_app_was_given_is_refused_to_a_copy(redis_server: RedisServer) -> None:
+def test_a_copy_cannot_use_a_redis_broker_opened_by_its_parent(redis_server: RedisServer) -> None:
     with closing(RedisStreamsBroker(redis_server.url, holder="w")) as broker:
         broker.send("q", [Outgoing(body=b"parent")])
-        with copied(lambda: broker.send("q", [Outgoing(body=b"copy")])) as copy:
+        with forked_copy(lambda: broker.send("q", [Outgoing(body=b"copy")])) as copy:
             assert copy.ask().startswith("UsageError: this view of the Redis broker was opened before")
         assert broker.stats("q").visible == 1
 
 
-def test_a_broker_of_sqs_that_an_app_was_given_is_refused_to_a_copy(scene: Scene) -> None:
+def test_a_copy_cannot_use_an_sqs_broker_opened_by_its_parent(scene: Scene) -> None:
     broker = scene.broker()
     broker.send("q", [Outgoing(body=b"parent")])
     for work in (
@@ -292,5 +294,5 @@ def test_a_broker_of_sqs_that_an_app_was_given_is_refused_to_a_copy(scene: Scene
         lambda: broker.receive("q", messages_max=1, lease_seconds=1),
         lambda: broker.stats("q"),
     ):
-        with copied(work) as copy:
+        with forked_copy(work) as copy:
             assert copy.ask().startswith("UsageError: this view of the SQS broker was opened before")

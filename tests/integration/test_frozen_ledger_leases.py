@@ -29,12 +29,12 @@ STOP_SECONDS = 8.0
 
 
 class Story:
-    """Two workers on one broker; what they emitted, by worker."""
+    """Two workers on one broker, and their events, by worker."""
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         self._stack = stack
         self._folder = folder
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self.events: list[tuple[str, Event]] = []  # under the condition
         self.go_on = threading.Event()
 
@@ -56,13 +56,13 @@ class Story:
         self._stack.callback(stop.request)
         return app, stop, thread
 
-    def begun(self, queue: str) -> list[tuple[str, int]]:
+    def started(self, queue: str) -> list[tuple[str, int]]:
         """Return the worker and the attempt of each call."""
         return [(name, e.attempt) for name, e in self.events if isinstance(e, MessageStarted) and e.queue == queue]
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        with self._news:
-            assert self._news.wait_for(condition, DEADLINE_SECONDS), f"never came true: {what}: {self.events}"
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, DEADLINE_SECONDS), f"never came true: {what}: {self.events}"
 
     def extended(self, queue: str) -> int:
         return sum(isinstance(event, LeasesExtended) and event.queue == queue for _, event in self.events)
@@ -74,12 +74,12 @@ class Story:
         )
 
     def _listener(self, name: str) -> Callable[[Event], None]:
-        def hear(event: Event) -> None:
-            with self._news:
+        def listen(event: Event) -> None:
+            with self._changed:
                 self.events.append((name, event))
-                self._news.notify_all()
+                self._changed.notify_all()
 
-        return hear
+        return listen
 
     def _work(self, message: Message) -> None:
         self.go_on.wait(2 * DEADLINE_SECONDS)
@@ -101,28 +101,28 @@ def story(server: MariadbServer | PostgresqlServer, tmp_path: Path) -> Iterator[
 
 
 @pytest.mark.timeout(400)
-def test_a_ledger_that_hangs_costs_no_lease_and_a_stop_releases_what_needs_no_ledger(
+def test_a_hanging_ledger_costs_no_lease_and_a_stop_releases_messages_that_need_no_ledger(
     story: Story, server: MariadbServer | PostgresqlServer
 ) -> None:
     app, stop, thread = story.start("first", server.fresh(), plain=1, keyed=1)
     app.send("plain", b"{}")
     app.send("keyed", b"{}")
-    story.until(lambda: bool(story.begun("plain") and story.begun("keyed")), "both handlers run")
+    story.wait_until(lambda: bool(story.started("plain") and story.started("keyed")), "both handlers run")
     story.start("second", "sqlite://", plain=1)
 
     server.freeze()
     plain, keyed = (story.extended(queue) + BEATS for queue in ("plain", "keyed"))
-    story.until(lambda: story.extended("plain") >= plain, "the plain message is extended")
-    story.until(lambda: story.extended("keyed") >= keyed, "the other one is extended as well")
-    story.until(
+    story.wait_until(lambda: story.extended("plain") >= plain, "the plain message is extended")
+    story.wait_until(lambda: story.extended("keyed") >= keyed, "the other one is extended as well")
+    story.wait_until(
         lambda: story.has(LeasesExpiring, kind="claims"),
         "it is logged that claims are in danger",
     )
-    assert story.begun("plain") == [("first", 1)], "no other worker begins it"
+    assert story.started("plain") == [("first", 1)], "no other worker begins it"
     assert not story.has(LeaseLost)
 
     stop.request()
-    story.until(lambda: len(story.begun("plain")) > 1, "the other worker goes on")
-    assert story.begun("plain")[1] == ("second", 1), "released, so the attempt is not counted"
+    story.wait_until(lambda: len(story.started("plain")) > 1, "the other worker starts it")
+    assert story.started("plain")[1] == ("second", 1), "released, so the attempt is not counted"
     thread.join(DEADLINE_SECONDS)
     assert not thread.is_alive(), "the stop waits for no ledger"

@@ -1,4 +1,4 @@
-"""Worker processes that are asked how they are: paused, without a broker, held up by a handler, stuck."""
+"""Health endpoints of worker processes: paused, without a broker, delayed by a handler, stuck."""
 
 import http.client
 import signal
@@ -37,7 +37,7 @@ app = App.from_config()
 
 @app.handler("hogs")
 def hog(message):
-    re.match(r"(a+)+$", "a" * 25 + "b")  # holds the interpreter's lock all the while
+    re.match(r"(a+)+$", "a" * 25 + "b")  # holds the interpreter's lock all the time
 """
 
 
@@ -45,8 +45,8 @@ def get(address: str, path: str) -> tuple[int, str]:
     host, _, port = address.rpartition(":")
     with closing(http.client.HTTPConnection(host, int(port), timeout=DEADLINE_SECONDS)) as connection:
         connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode().strip()
+        response = connection.getresponse()
+        return response.status, response.read().decode().strip()
 
 
 def eventually(condition: Callable[[], object], what: str) -> None:
@@ -59,7 +59,7 @@ def eventually(condition: Callable[[], object], what: str) -> None:
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], tuple[Process, str]]]:
-    """A worker process on a broker, and where it answers."""
+    """Return a function that starts a worker on a broker and returns its process and health address."""
     started: list[Process] = []
     (tmp_path / "hog_app.py").write_text(APP)
     monkeypatch.chdir(tmp_path)
@@ -70,7 +70,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         started.append(Process(tmp_path, "worker", "hog_app:app"))
         started[-1].expect("worker.started")
         workers = Workers(tmp_path / ".penstock")
-        eventually(lambda: [one for one in workers.records() if one.queues], "its record tells of its queues")
+        eventually(lambda: [one for one in workers.records() if one.queues], "its record has its queues")
         (record,) = workers.records()
         assert record.metrics_address is not None
         return started[-1], record.metrics_address
@@ -80,7 +80,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         process.kill()
 
 
-def test_a_worker_that_was_paused_is_alive_and_not_ready(start: Callable[[str], tuple[Process, str]]) -> None:
+def test_a_paused_worker_is_alive_and_not_ready(start: Callable[[str], tuple[Process, str]]) -> None:
     process, address = start("sqlite:///queue.db")
     eventually(lambda: get(address, "/livez") == (200, "the worker is serving"), "it serves")
     assert get(address, "/readyz") == (200, "serving hogs")
@@ -108,7 +108,9 @@ def test_a_worker_without_its_broker_stays_alive_and_ready(
     assert process.exit_code() == 0
 
 
-def test_a_handler_that_holds_the_interpreter_shows_in_the_lag(start: Callable[[str], tuple[Process, str]]) -> None:
+def test_a_handler_that_holds_the_interpreters_lock_is_visible_in_the_loop_lag(
+    start: Callable[[str], tuple[Process, str]],
+) -> None:
     process, address = start("sqlite:///queue.db")
     before = lags_over(address, "0.5")
     sender = Process(Path.cwd(), "send", "hogs", "--body", "{}")
@@ -119,7 +121,7 @@ def test_a_handler_that_holds_the_interpreter_shows_in_the_lag(start: Callable[[
 
 
 def lags_over(address: str, seconds: str) -> float:
-    """How many samples were worse."""
+    """Return how many samples of the loop's lag were longer."""
     _, text = get(address, "/metrics")
     lines = [line for line in text.splitlines() if line.startswith("penstock_loop_lag_seconds_")]
     (within,) = [float(line.split()[-1]) for line in lines if f'le="{seconds}"' in line] or [0.0]
@@ -128,7 +130,7 @@ def lags_over(address: str, seconds: str) -> float:
 
 
 class HangingBroker(MemoryBroker):
-    """After the switch, a receive does not return."""
+    """A broker whose receive does not return once ``hangs`` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +145,7 @@ class HangingBroker(MemoryBroker):
         return super().receive(queue, messages_max=messages_max, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
 
 
-def test_a_worker_whose_receive_never_returns_is_not_alive_until_it_does() -> None:
+def test_a_worker_whose_receive_hangs_is_not_alive_until_it_returns() -> None:
     broker, stop, clock = HangingBroker(), StopSignal(), SystemClock()
     broker.send("q", [Outgoing(body=b"{}")])
     liveness = Liveness(clock)

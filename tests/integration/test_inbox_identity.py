@@ -1,4 +1,4 @@
-"""Whose message it is that took effect: apps and queues that share an inbox, beside workers of an earlier version."""
+"""The identity of messages in an inbox: apps and queues that share it, with workers of an earlier version."""
 
 import hashlib
 import threading
@@ -21,7 +21,7 @@ from penstock.messaging.message import DEDUPLICATION_ATTRIBUTE, ORIGIN_ATTRIBUTE
 from penstock.messaging.replay import NoLog
 from penstock.messaging.settlement import DeadLetter
 
-Ask = Callable[[Connection, Message], bool]  # whether the message is new
+Record = Callable[[Connection, Message], bool]  # True if the message is new
 
 
 @pytest.fixture
@@ -30,34 +30,34 @@ def engine(user_database: UserDatabase) -> Iterator[Engine]:
         yield made
 
 
-def named(name: str, queue: str = "orders") -> App:
-    """An app with a handler ``ship``."""
+def app_named(name: str, queue: str = "orders") -> App:
+    """Return an app with a handler ``ship``."""
     app = App(broker="memory://", name=name)
     app.handler(queue, name="ship")(lambda body: None)
     return app
 
 
-def asking(app: App) -> Ask:
+def recorder(app: App) -> Record:
     return lambda connection, found: bool(app.inbox(connection, found, handler="ship"))
 
 
-SHOP, DEPOT = asking(named("shop")), asking(named("depot"))
+SHOP, DEPOT = recorder(app_named("shop")), recorder(app_named("depot"))
 
 
-def earlier(connection: Connection, found: Message) -> bool:
-    """Do as the workers of the version before app and queue were known did, statement for statement."""
+def record_as_before(connection: Connection, found: Message) -> bool:
+    """Record a message as the version without app and queue did, statement for statement."""
     kind, value = "message", found.id
     if DEDUPLICATION_ATTRIBUTE in found.attributes:
         kind, value = "deduplication", str(found.attributes[DEDUPLICATION_ATTRIBUTE])
     key = hashlib.sha256(b"\0".join([b"ship", kind.encode(), value.encode()])).hexdigest()[:32]
-    bytes_, verb, tail = {
+    bytes_, insert, tail = {
         "sqlite": (f"x'{key}'", "INSERT", "ON CONFLICT (inbox_id) DO NOTHING"),
         "mysql": (f"x'{key}'", "INSERT IGNORE", ""),
         "postgresql": (f"decode('{key}', 'hex')", "INSERT", "ON CONFLICT (inbox_id) DO NOTHING"),
     }[connection.dialect.name]
     done = connection.execute(
         text(
-            f"{verb} INTO penstock_inbox (inbox_id, handler, message, done_at) "
+            f"{insert} INTO penstock_inbox (inbox_id, handler, message, done_at) "
             f"VALUES ({bytes_}, 'ship', '{kind}:{value}', {_now(connection)}) {tail}"
         ).execution_options(preserve_rowcount=True)
     )
@@ -70,84 +70,82 @@ def _now(connection: Connection) -> str:
     )
 
 
-def new(engine: Engine, ask: Ask, found: Message | None = None) -> bool:
+def is_recorded(engine: Engine, record: Record, found: Message | None = None) -> bool:
     with engine.begin() as connection:
-        return ask(connection, found or message())
+        return record(connection, found or message())
 
 
-def test_two_apps_with_a_handler_of_one_name_share_an_inbox_and_no_message(engine: Engine) -> None:
+def test_handlers_of_one_name_in_two_apps_have_separate_messages_in_an_inbox(engine: Engine) -> None:
     sent = message(**{DEDUPLICATION_ATTRIBUTE: "order-1"})
-    assert [new(engine, ask, sent) for ask in (SHOP, DEPOT)] == [True, True]
-    assert [new(engine, ask, sent) for ask in (SHOP, DEPOT)] == [False, False]
+    assert [is_recorded(engine, record, sent) for record in (SHOP, DEPOT)] == [True, True]
+    assert [is_recorded(engine, record, sent) for record in (SHOP, DEPOT)] == [False, False]
 
 
-def test_two_queues_share_an_inbox_and_no_message(engine: Engine) -> None:
-    asks = [asking(named("shop", queue)) for queue in ("orders", "returns")]
-    assert [new(engine, ask) for ask in asks] == [True, True]
-    assert [new(engine, ask) for ask in asks] == [False, False]
+def test_two_queues_have_separate_messages_in_an_inbox(engine: Engine) -> None:
+    records = [recorder(app_named("shop", queue)) for queue in ("orders", "returns")]
+    assert [is_recorded(engine, record) for record in records] == [True, True]
+    assert [is_recorded(engine, record) for record in records] == [False, False]
 
 
-def test_one_queue_spelled_in_three_ways_has_one_effect(engine: Engine) -> None:
+def test_a_queue_by_name_url_or_arn_has_one_effect(engine: Engine) -> None:
     arn, url = "arn:aws:sqs:eu-west-1:111122223333:orders", "https://sqs.eu-west-1.amazonaws.com/111122223333/orders"
-    asks = [asking(named("shop", queue)) for queue in (url, "orders", arn)]
-    assert [new(engine, ask) for ask in asks] == [True, False, False]
+    records = [recorder(app_named("shop", queue)) for queue in (url, "orders", arn)]
+    assert [is_recorded(engine, record) for record in records] == [True, False, False]
 
 
-def test_a_name_that_is_no_handlers_is_one_in_all_queues_of_the_app(engine: Engine) -> None:
-    shop, depot = named("shop"), named("depot")
+def test_a_name_without_a_handler_is_shared_by_all_queues_of_the_app(engine: Engine) -> None:
+    shop, depot = app_named("shop"), app_named("depot")
 
-    def audit(app: App) -> Ask:
+    def audit(app: App) -> Record:
         return lambda connection, found: bool(app.inbox(connection, found, handler="audit"))
 
-    assert [new(engine, ask) for ask in (audit(shop), audit(shop), audit(depot))] == [True, False, True]
+    assert [is_recorded(engine, record) for record in (audit(shop), audit(shop), audit(depot))] == [True, False, True]
 
 
 def test_messages_recorded_by_an_earlier_version_are_done(engine: Engine) -> None:
-    assert new(engine, earlier)
-    assert not new(engine, SHOP)
+    assert is_recorded(engine, record_as_before)
+    assert not is_recorded(engine, SHOP)
 
 
-def test_what_this_version_recorded_is_done_for_an_earlier_one(engine: Engine) -> None:
-    assert new(engine, SHOP)
-    assert not new(engine, earlier)
-    assert new(engine, DEPOT)
+def test_messages_recorded_by_this_version_are_done_for_an_earlier_one(engine: Engine) -> None:
+    assert is_recorded(engine, SHOP)
+    assert not is_recorded(engine, record_as_before)
+    assert is_recorded(engine, DEPOT)
 
 
-def test_a_memory_of_which_a_half_has_expired_still_knows_the_message(
-    engine: Engine, user_database: UserDatabase
-) -> None:
-    app = named("shop")
+def test_a_message_is_known_while_one_of_its_two_rows_remains(engine: Engine, user_database: UserDatabase) -> None:
+    app = app_named("shop")
     app.relay(user_database.url)
     for expired in ("LIKE '% #%'", "NOT LIKE '% #%'"):
         found = message(f"m {expired[0]}")
-        assert new(engine, asking(app), found)
+        assert is_recorded(engine, recorder(app), found)
         with engine.begin() as connection:
             connection.execute(text(f"UPDATE penstock_inbox SET done_at = 0 WHERE handler {expired}"))
         forget_inbox(app, older_than_seconds=60)
-        assert not new(engine, asking(app), found)
+        assert not is_recorded(engine, recorder(app), found)
 
 
-def test_the_neighbours_row_may_expire_first(engine: Engine, user_database: UserDatabase) -> None:
-    assert [new(engine, ask) for ask in (SHOP, DEPOT)] == [True, True]
-    with engine.begin() as connection:  # both rows of the app that was first
+def test_a_message_is_known_after_the_other_apps_rows_expired(engine: Engine, user_database: UserDatabase) -> None:
+    assert [is_recorded(engine, record) for record in (SHOP, DEPOT)] == [True, True]
+    with engine.begin() as connection:  # both rows of the first app
         connection.execute(text("DELETE FROM penstock_inbox WHERE handler LIKE '% #%' OR handler LIKE '%of shop%'"))
     assert user_database.inbox_rows() == 1
-    assert [new(engine, ask) for ask in (DEPOT, SHOP)] == [False, True]
+    assert [is_recorded(engine, record) for record in (DEPOT, SHOP)] == [False, True]
 
 
-def test_what_is_forgotten_is_counted_in_messages(engine: Engine, user_database: UserDatabase) -> None:
-    app = named("shop")
+def test_forgotten_rows_are_counted_as_messages(engine: Engine, user_database: UserDatabase) -> None:
+    app = app_named("shop")
     app.relay(user_database.url)
-    assert new(engine, asking(app), message("a"))
-    assert new(engine, earlier, message("b"))
+    assert is_recorded(engine, recorder(app), message("a"))
+    assert is_recorded(engine, record_as_before, message("b"))
     with engine.begin() as connection:
         connection.execute(text("UPDATE penstock_inbox SET done_at = 0"))
     assert user_database.inbox_rows() == 3
     assert (forget_inbox(app, older_than_seconds=60), user_database.inbox_rows()) == (2, 0)
 
 
-def test_people_can_read_whose_message_it_was(engine: Engine, user_database: UserDatabase) -> None:
-    assert new(engine, SHOP)
+def test_inbox_rows_name_handler_app_and_queue(engine: Engine, user_database: UserDatabase) -> None:
+    assert is_recorded(engine, SHOP)
     texts = [str(row[0]) for row in user_database.ask("SELECT handler FROM penstock_inbox ORDER BY length(handler)")]
     assert texts[0] == "ship of shop, queue orders"
     assert texts[1].startswith("ship #")
@@ -156,11 +154,11 @@ def test_people_can_read_whose_message_it_was(engine: Engine, user_database: Use
 @pytest.mark.parametrize("commits", [True, False], ids=["the first commits", "the first rolls back"])
 @pytest.mark.parametrize(
     ("first", "second"),
-    [(SHOP, SHOP), (earlier, SHOP), (SHOP, earlier)],
+    [(SHOP, SHOP), (record_as_before, SHOP), (SHOP, record_as_before)],
     ids=["both of this version", "the first of an earlier one", "the second of an earlier one"],
 )
-def test_a_duplicate_at_the_same_time_waits_across_versions(
-    engine: Engine, user_database: UserDatabase, first: Ask, second: Ask, commits: bool
+def test_a_concurrent_duplicate_waits_across_versions(
+    engine: Engine, user_database: UserDatabase, first: Record, second: Record, commits: bool
 ) -> None:
     answers = together(engine, first, second, commits=commits)
     assert answers == (True, not commits)
@@ -168,18 +166,18 @@ def test_a_duplicate_at_the_same_time_waits_across_versions(
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["the first commits", "the first rolls back"])
-def test_the_message_of_another_app_at_the_same_time_takes_effect_too(
+def test_a_concurrent_message_of_another_app_takes_effect_too(
     engine: Engine, user_database: UserDatabase, commits: bool
 ) -> None:
     assert together(engine, SHOP, DEPOT, commits=commits) == (True, True)
     assert user_database.effects() == [1] * (1 + commits)
 
 
-def together(engine: Engine, first: Ask, second: Ask, *, commits: bool) -> tuple[bool, bool]:
-    """Ask in two transactions, of which the second begins before the first ends."""
+def together(engine: Engine, first: Record, second: Record, *, commits: bool) -> tuple[bool, bool]:
+    """Record in two transactions; the second begins before the first ends."""
     began = threading.Event()
 
-    def ask_second() -> bool:
+    def record_second() -> bool:
         with engine.begin() as connection:
             began.set()
             if answer := second(connection, message()):
@@ -191,9 +189,9 @@ def together(engine: Engine, first: Ask, second: Ask, *, commits: bool) -> tuple
             transaction = connection.begin()
             answer = first(connection, message())
             take_effect(connection)
-            later = pool.submit(ask_second)
+            later = pool.submit(record_second)
             assert began.wait(DEADLINE_SECONDS)
-            assert is_waiting(later), "nothing can be known before the first has ended"
+            assert is_waiting(later), "the second waits until the first ends"
             if commits:
                 transaction.commit()
             else:
@@ -201,49 +199,52 @@ def together(engine: Engine, first: Ask, second: Ask, *, commits: bool) -> tuple
         return answer, later.result(DEADLINE_SECONDS)
 
 
-def test_a_crowd_of_two_apps_and_two_versions_takes_effect_once_for_each_app(
+def test_concurrent_workers_of_two_apps_and_two_versions_take_effect_once_per_app(
     engine: Engine, user_database: UserDatabase
 ) -> None:
-    """Old and new workers of the one app, and the other app, on the same messages; the new app's rows come first, as
-    an earlier version says nothing of its app."""
+    """Old and new workers of the one app, and the other app, on the same messages. Rows of the new version come first,
+    as an earlier version records no app.
+    """
     messages = [message(f"m-{no}") for no in range(8)]
     for found in messages[:4]:
-        assert new(engine, SHOP, found)
-    crowd: list[tuple[int, Ask]] = [(1, SHOP), (1, SHOP), (1, earlier), (2, DEPOT), (2, DEPOT)]
+        assert is_recorded(engine, SHOP, found)
+    crowd: list[tuple[int, Record]] = [(1, SHOP), (1, SHOP), (1, record_as_before), (2, DEPOT), (2, DEPOT)]
     start = threading.Barrier(len(crowd))
 
-    def work(no: int, ask: Ask) -> None:
+    def work(no: int, record: Record) -> None:
         start.wait(DEADLINE_SECONDS)
         todo = messages if no == 1 else messages[:4]
         for found in todo:
-            until_decided(engine, ask, found, no)
+            record_until_decided(engine, record, found, no)
 
     with ThreadPoolExecutor(len(crowd)) as pool:
-        for done in [pool.submit(work, no, ask) for no, ask in crowd]:
+        for done in [pool.submit(work, no, record) for no, record in crowd]:
             done.result(DEADLINE_SECONDS)
     assert user_database.effects() == [1] * 4 + [2] * 4
 
 
-def until_decided(engine: Engine, ask: Ask, found: Message, no: int) -> None:
+def record_until_decided(engine: Engine, record: Record, found: Message, no: int) -> None:
     for _ in range(50):
         try:
             with engine.begin() as connection:
-                if ask(connection, found):
+                if record(connection, found):
                     take_effect(connection, no)
             return
-        except DBAPIError as error:  # a deadlock, for one: the handler fails, and its message comes again
+        except DBAPIError as error:  # such as a deadlock: the handler fails, and its message is redelivered
             last: Any = error
     raise AssertionError(f"{found.id} was never decided: {last}")
 
 
 def test_a_dead_letter_that_is_replayed_has_no_second_effect(engine: Engine) -> None:
-    """The last attempt commits, and loses the answer of its COMMIT: the message dies, and a person replays it."""
-    broker = named("shop").broker
+    """The last attempt commits, and the response to its COMMIT is lost: the message is dead-lettered, and a person
+    replays it.
+    """
+    broker = app_named("shop").broker
     broker.send("orders", [Outgoing(body=b"{}")])
     for is_new in (True, False, False):  # replayed twice
         (delivery,) = broker.receive("orders", messages_max=1, lease_seconds=60.0)
-        assert new(engine, SHOP, delivery.message) is is_new
-        assert new(engine, DEPOT, delivery.message) is is_new
+        assert is_recorded(engine, SHOP, delivery.message) is is_new
+        assert is_recorded(engine, DEPOT, delivery.message) is is_new
         assert not broker.settle([(delivery, DeadLetter(reason="the answer of COMMIT was lost"))])
         with dead_letters_in(broker, "orders-dlq") as dead_letters:
             items = [
@@ -254,8 +255,8 @@ def test_a_dead_letter_that_is_replayed_has_no_second_effect(engine: Engine) -> 
             assert len(ReplaySender(broker, NoLog(), clock=SystemClock()).send(dead_letters, items).ids) == 1
 
 
-def test_what_is_sent_further_with_all_attributes_is_a_message_of_its_own() -> None:
-    app = named("shop")
+def test_a_message_forwarded_with_its_attributes_gets_its_own_identity() -> None:
+    app = app_named("shop")
     sent = app.outgoing("orders", {}, attributes={ORIGIN_ATTRIBUTE: "m1", "tenant": "a"})
     assert ORIGIN_ATTRIBUTE not in sent.attributes
     assert sent.attributes["tenant"] == "a"

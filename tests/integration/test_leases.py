@@ -1,4 +1,4 @@
-"""The short form of `benchmarks/leases.py`: leases of a few seconds, fewer messages, and the same account of them."""
+"""The short form of `benchmarks/leases.py`: leases of a few seconds, fewer messages, and the same accounting."""
 
 from collections.abc import Callable, Mapping
 
@@ -7,7 +7,7 @@ from benchmarks.leases import measure
 from tests.services.aws_server import NOBODY
 from tests.services.plugin import need_aws, need_mariadb, need_postgresql, need_redis
 
-LEASE_SECONDS = 10.0  # a busy machine may stand still for some seconds
+LEASE_SECONDS = 10.0  # a busy machine may stop for some seconds
 SECONDS = 2 * LEASE_SECONDS
 NEEDS: Mapping[str, Callable[[], None]] = {
     "objects": lambda: need_aws("moto"),

@@ -1,4 +1,4 @@
-"""Rows written by our multi-row INSERTs are read back unchanged, whatever is in them."""
+"""Rows written by Penstock's multi-row INSERTs are read back unchanged, with any content."""
 
 import pytest
 from hypothesis import given, settings
@@ -34,8 +34,7 @@ TABLE = Table(
     mysql_charset="utf8mb4",
     mariadb_charset="utf8mb4",
 )
-# PostgreSQL has no text with U+0000 (another test holds that such text is kept in another form); no server has
-# surrogates.
+# PostgreSQL has no text with U+0000 (another test covers its escaped form); no server has surrogates.
 TEXTS = st.lists(
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")) | st.sampled_from(FORMS), max_size=4
 ).map("".join)
@@ -48,7 +47,7 @@ ROWS = st.lists(
             "count": st.none() | st.integers(-(2**63), 2**63 - 1),
         }
     ),
-    min_size=2,  # one row alone is the driver's
+    min_size=2,  # a single row is inserted by the driver
     max_size=40,
 )
 
@@ -64,7 +63,7 @@ def test_rows_are_read_as_they_were_written(kind: str, request: pytest.FixtureRe
 
 
 def compare(engine: Engine) -> None:
-    """Write random rows through the engine, and compare them with what the server has then."""
+    """Write random rows through the engine, and compare them with those on the server."""
     with engine.begin() as connection:
         TABLE.create(connection)
 

@@ -30,11 +30,11 @@ from penstock.worker.shutdown import StopSignal
 
 DEADLINE_SECONDS = 60.0
 RECEIVES_MAX = 5
-PINGS = 3 * RECEIVES_MAX  # that fail: as many receives as this would kill every message
+PINGS = 3 * RECEIVES_MAX  # failing ones: as many receives would dead-letter every message
 MESSAGES = 12
 WORKERS = 2
 
-Kind = Callable[[pytest.FixtureRequest, Path, str], Broker]
+OpenBroker = Callable[[pytest.FixtureRequest, Path, str], Broker]
 QUEUES = (QueueSettings(name="keyed", receives_max=RECEIVES_MAX), QueueSettings(name="plain"))
 
 
@@ -60,23 +60,24 @@ class Story:
     def __init__(
         self,
         stack: ExitStack,
-        kind: Kind,
+        open_broker: OpenBroker,
         request: pytest.FixtureRequest,
         folder: Path,
         url: str,
         *,
         replay: bool = False,
     ) -> None:
-        self._news = threading.Condition()
-        self.received: Counter[str] = Counter()  # settled deliveries by message id; this and the rest: under it
+        self._changed = threading.Condition()
+        # settled deliveries by message id; this and the rest: under the condition
+        self.received: Counter[str] = Counter()
         self.acked: Counter[str] = Counter()
-        self.taken: Counter[str] = Counter()  # settled deliveries by queue
-        self.away: list[LedgerUnavailable] = []
-        self.back = 0
+        self.settled: Counter[str] = Counter()  # settled deliveries by queue
+        self.outages: list[LedgerUnavailable] = []
+        self.recoveries = 0
         self.apps: list[App] = []
         self._stop = StopSignal()
         for number in range(WORKERS):
-            broker = stack.enter_context(closing(kind(request, folder, f"w{number}")))
+            broker = stack.enter_context(closing(open_broker(request, folder, f"w{number}")))
             settings = Settings(
                 data_dir=str(folder / f"state{number}"),
                 ledger=url,
@@ -89,7 +90,7 @@ class Story:
             app.handler("plain", name="plain")(self._work)
             self.apps.append(app)
         self._threads = [
-            threading.Thread(target=lambda app=app: serve(app, stop=self._stop, listeners=(self._hear,)), daemon=True)
+            threading.Thread(target=lambda app=app: serve(app, stop=self._stop, listeners=(self._listen,)), daemon=True)
             for app in self.apps
         ]
 
@@ -107,36 +108,36 @@ class Story:
     def send(self, queue: str, count: int = MESSAGES) -> list[str]:
         return self.apps[0].send_many(queue, [b"{}"] * count)
 
-    def bury(self, count: int = MESSAGES) -> None:
-        """Let messages die in the queue that is paused, past the workers."""
-        broker, dead = self.apps[0].broker, 0
+    def dead_letter(self, count: int = MESSAGES) -> None:
+        """Dead-letter messages of the paused queue without the workers."""
+        broker, dead_lettered = self.apps[0].broker, 0
         self.send("keyed", count)
-        while dead < count:
+        while dead_lettered < count:
             found = broker.receive("keyed", messages_max=count, lease_seconds=60.0)
             assert not broker.settle([(one, DeadLetter(reason="no")) for one in found])
-            dead += len(found)
+            dead_lettered += len(found)
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        with self._news:
-            assert self._news.wait_for(condition, DEADLINE_SECONDS), f"never came true: {what}"
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, DEADLINE_SECONDS), f"never came true: {what}"
 
-    def until_acked(self, ids: list[str]) -> None:
-        self.until(lambda: all(self.acked[one] for one in ids), "all are done")
+    def wait_until_acked(self, ids: list[str]) -> None:
+        self.wait_until(lambda: all(self.acked[one] for one in ids), "all are done")
 
-    def _hear(self, event: Event) -> None:
-        with self._news:
+    def _listen(self, event: Event) -> None:
+        with self._changed:
             match event:
                 case DeliverySettled():
                     self.received[event.message_id] += 1
-                    self.taken[event.queue] += 1
+                    self.settled[event.queue] += 1
                     self.acked[event.message_id] += isinstance(event.settlement, Ack)
                 case LedgerUnavailable():
-                    self.away.append(event)
+                    self.outages.append(event)
                 case LedgerAvailable():
-                    self.back += 1
+                    self.recoveries += 1
                 case _:
                     return
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def _work(self, message: Message) -> None:
         pass
@@ -144,12 +145,12 @@ class Story:
 
 @pytest.fixture
 def pings(monkeypatch: pytest.MonkeyPatch) -> list[threading.Event]:
-    """The rounds of the watches, which are shortened; each is an event that is set when its ping failed."""
+    """Shorten the rounds of the watches, and return a list with one event per failed ping."""
     failed: list[threading.Event] = []
-    away = outage.OutageWatch._record_unavailable
+    outages = outage.OutageWatch._record_unavailable
 
     def counted(self: outage.OutageWatch, error: str, *, by_request: bool) -> None:
-        away(self, error, by_request=by_request)
+        outages(self, error, by_request=by_request)
         if not by_request:
             failed.append(threading.Event())
 
@@ -167,40 +168,42 @@ def wait_for_pings(pings: list[threading.Event], count: int) -> None:
         if len(pings) >= count:
             return
         tick.wait(0.05)
-    raise AssertionError(f"the watches asked the ledger {len(pings)} times in vain, and not {count}")
+    raise AssertionError(f"the watches have {len(pings)} failed pings, expected {count}")
 
 
-@pytest.mark.parametrize("kind", [on_sqlite, on_redis, on_sqs])
+@pytest.mark.parametrize("open_broker", [on_sqlite, on_redis, on_sqs])
 def test_an_outage_of_the_ledger_costs_messages_no_more_than_a_receive(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     start_mariadb: StartMariadb,
     pings: list[threading.Event],
-    kind: Kind,
+    open_broker: OpenBroker,
 ) -> None:
     server: MariadbServer = start_mariadb()
     with ExitStack() as stack:
-        story = Story(stack, kind, request, tmp_path, server.fresh())
+        story = Story(stack, open_broker, request, tmp_path, server.fresh())
         stack.callback(story.close)
         story.start()
-        story.until_acked(story.send("keyed"))
+        story.wait_until_acked(story.send("keyed"))
         server.kill()
         waiting = story.send("keyed")
-        story.until(lambda: len(story.away) >= WORKERS, "every worker knows, though it received nothing")
+        story.wait_until(
+            lambda: len(story.outages) >= WORKERS, "every worker detects the outage, though it received nothing"
+        )
         wait_for_pings(pings, len(pings) + WORKERS * PINGS)
         waiting += story.send("keyed")
-        story.until_acked(story.send("plain"))  # they need no ledger
+        story.wait_until_acked(story.send("plain"))  # they need no ledger
         wait_for_pings(pings, len(pings) + WORKERS * PINGS)
         assert max((story.received[one] for one in waiting), default=0) <= WORKERS
         server.start()
-        story.until_acked(waiting)
-        assert all(event.queues == ("keyed",) for event in story.away)
-        assert story.back >= WORKERS
+        story.wait_until_acked(waiting)
+        assert all(event.queues == ("keyed",) for event in story.outages)
+        assert story.recoveries >= WORKERS
         assert max(story.received[one] for one in waiting) <= WORKERS + 1
         assert story.apps[0].broker.stats("keyed-dlq").messages == 0
 
 
-def test_a_worker_that_starts_without_its_ledger_serves_what_needs_none(
+def test_a_worker_that_starts_without_its_ledger_serves_queues_that_need_none(
     request: pytest.FixtureRequest, tmp_path: Path, start_mariadb: StartMariadb, pings: list[threading.Event]
 ) -> None:
     server: MariadbServer = start_mariadb()
@@ -211,33 +214,35 @@ def test_a_worker_that_starts_without_its_ledger_serves_what_needs_none(
         stack.callback(story.close)
         waiting = story.send("keyed")
         story.start()
-        story.until_acked(story.send("plain"))
+        story.wait_until_acked(story.send("plain"))
         wait_for_pings(pings, WORKERS * PINGS)
         assert not any(story.received[one] for one in waiting)
-        assert {event.queues for event in story.away} == {("keyed",)}
+        assert {event.queues for event in story.outages} == {("keyed",)}
         server.start()
-        story.until_acked(waiting)
+        story.wait_until_acked(waiting)
 
 
-@pytest.mark.parametrize("kind", [on_sqlite, on_sqs])
+@pytest.mark.parametrize("open_broker", [on_sqlite, on_sqs])
 def test_an_outage_of_the_ledger_costs_dead_letters_no_receive(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     start_mariadb: StartMariadb,
     pings: list[threading.Event],
-    kind: Kind,
+    open_broker: OpenBroker,
 ) -> None:
     server: MariadbServer = start_mariadb()
     with ExitStack() as stack:
-        story = Story(stack, kind, request, tmp_path, server.fresh(), replay=True)
+        story = Story(stack, open_broker, request, tmp_path, server.fresh(), replay=True)
         stack.callback(story.close)
         story.start()
-        story.until_acked(story.send("keyed"))
+        story.wait_until_acked(story.send("keyed"))
         server.kill()
-        story.until(lambda: len(story.away) >= WORKERS, "every worker knows, though it received nothing")
-        assert all("keyed-dlq" in event.queues for event in story.away)
-        story.bury()
+        story.wait_until(
+            lambda: len(story.outages) >= WORKERS, "every worker detects the outage, though it received nothing"
+        )
+        assert all("keyed-dlq" in event.queues for event in story.outages)
+        story.dead_letter()
         wait_for_pings(pings, len(pings) + WORKERS * PINGS)
-        assert story.taken["keyed-dlq"] == 0
+        assert story.settled["keyed-dlq"] == 0
         server.start()
-        story.until(lambda: story.taken["keyed-dlq"] >= MESSAGES, "they are looked at when it is back")
+        story.wait_until(lambda: story.settled["keyed-dlq"] >= MESSAGES, "they are processed after the outage")

@@ -1,4 +1,4 @@
-"""The SQL proxy itself, on the way of the plain drivers: what it says that it does has to have happened."""
+"""The SQL proxy itself, with plain drivers: the faults that it reports must have happened."""
 
 import random
 import threading
@@ -11,8 +11,8 @@ import pytest
 from tests.services.sql_asking import ask, connected
 from tests.services.sql_proxy import Fate, Plan, SqlProxy, all_pass, at_commit, at_random_commits, at_request
 
-UNHEARD_SECONDS = 1.0
-HEARD_SECONDS = 60.0
+NO_RESPONSE_SECONDS = 1.0
+RESPONSE_SECONDS = 60.0
 
 OpenProxy = Callable[[Plan], SqlProxy]
 
@@ -37,17 +37,17 @@ def open_proxy(url: str) -> Iterator[OpenProxy]:
         proxy.close()
 
 
-def say(connection: Any, word: str) -> None:
+def insert_word(connection: Any, word: str) -> None:
     with closing(connection.cursor()) as cursor:
         cursor.execute("INSERT INTO words VALUES (%s)", (word,))
 
 
-def said(url: str) -> set[str]:
+def words_stored(url: str) -> set[str]:
     return {word for (word,) in ask(url, "SELECT word FROM words")}
 
 
 class Committing:
-    """Commits in a thread of its own; ``over`` is set when it is told how that went."""
+    """Commits in a separate thread; ``over`` is set when the commit returned or failed."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -61,62 +61,60 @@ class Committing:
             self.over.set()
 
 
-def commit_fails(connection: Any) -> None:
+def assert_commit_fails(connection: Any) -> None:
     with pytest.raises(Exception, match=r"(?i)lost connection|closed|reset|timed out|consuming input"):
         connection.commit()
 
 
-def test_it_counts_requests_and_knows_commits(url: str, open_proxy: OpenProxy) -> None:
+def test_the_proxy_counts_requests_and_recognizes_commits(url: str, open_proxy: OpenProxy) -> None:
     proxy = open_proxy(all_pass)
     with connected(proxy.url) as connection:
         before = proxy.requests
-        say(connection, "one")
+        insert_word(connection, "one")
         assert proxy.requests > before
         assert proxy.commits == 0
         connection.commit()
-        say(connection, "COMMIT")
+        insert_word(connection, "COMMIT")
         assert proxy.commits == 1
         connection.rollback()
     assert proxy.commits == 1
     assert proxy.faults == ()
-    assert said(url) == {"one"}
+    assert words_stored(url) == {"one"}
 
 
 @pytest.mark.parametrize(
-    ("fate", "there"), [(Fate.SWALLOW, {"one", "two"}), (Fate.CUT, {"one"})], ids=["swallowed", "cut"]
+    ("fate", "stored"), [(Fate.SWALLOW, {"one", "two"}), (Fate.CUT, {"one"})], ids=["swallowed", "cut"]
 )
-def test_the_second_commit_is_swallowed_or_never_comes(
-    url: str, open_proxy: OpenProxy, fate: Fate, there: set[str]
-) -> None:
+def test_the_second_commit_is_swallowed_or_cut(url: str, open_proxy: OpenProxy, fate: Fate, stored: set[str]) -> None:
     proxy = open_proxy(at_commit(2, fate))
     with connected(proxy.url) as connection:
-        say(connection, "one")
+        insert_word(connection, "one")
         connection.commit()
-        say(connection, "two")
-        commit_fails(connection)
+        insert_word(connection, "two")
+        assert_commit_fails(connection)
     ((request, did),) = proxy.faults
     assert (request.sql, request.commit, did) == ("COMMIT", 2, fate)
-    assert said(url) == there
+    assert words_stored(url) == stored
     with connected(proxy.url) as connection:
-        say(connection, "three")
+        insert_word(connection, "three")
         connection.commit()
-    assert "three" in said(url)
+    assert "three" in words_stored(url)
 
 
-def test_a_late_commit_takes_effect_after_others_have_asked(url: str, open_proxy: OpenProxy) -> None:
+def test_a_late_commit_takes_effect_after_later_reads(url: str, open_proxy: OpenProxy) -> None:
     proxy = open_proxy(at_commit(1, Fate.LATE))
     with connected(proxy.url) as connection:
-        say(connection, "late")
-        commit_fails(connection)
-    assert said(url) == set()
-    # The second one waits for the first, whose COMMIT it lets through.
+        insert_word(connection, "late")
+        assert_commit_fails(connection)
+    assert words_stored(url) == set()
+    # The second INSERT waits for the first, whose COMMIT the proxy then forwards.
     with connected(proxy.url) as connection, pytest.raises(Exception, match=r"(?i)duplicate"):
-        say(connection, "late")
-    assert said(url) == {"late"}
+        insert_word(connection, "late")
+    assert words_stored(url) == {"late"}
 
 
-@pytest.mark.parametrize(("fate", "there"), [(Fate.CUT, set()), (Fate.SWALLOW, {"one"})], ids=["cut", "swallowed"])
-def test_any_request_may_be_the_one(url: str, open_proxy: OpenProxy, fate: Fate, there: set[str]) -> None:
+@pytest.mark.parametrize(("fate", "stored"), [(Fate.CUT, set()), (Fate.SWALLOW, {"one"})], ids=["cut", "swallowed"])
+def test_a_fault_can_hit_any_request(url: str, open_proxy: OpenProxy, fate: Fate, stored: set[str]) -> None:
     proxy = open_proxy(all_pass)
     with connected(proxy.url) as connection:
         if isinstance(connection, psycopg.Connection):
@@ -125,53 +123,53 @@ def test_any_request_may_be_the_one(url: str, open_proxy: OpenProxy, fate: Fate,
             connection.autocommit(True)
         proxy.follow(at_request(proxy.requests + 1, fate))
         with pytest.raises(Exception, match=r"(?i)lost connection|closed|reset"):
-            say(connection, "one")
-    assert said(url) == there
+            insert_word(connection, "one")
+    assert words_stored(url) == stored
 
 
-@pytest.mark.parametrize(("fate", "there"), [(Fate.FREEZE, set()), (Fate.MUTE, {"one"})], ids=lambda x: str(x))
-def test_a_frozen_connection_stays_open_and_says_nothing(
-    url: str, open_proxy: OpenProxy, fate: Fate, there: set[str]
+@pytest.mark.parametrize(("fate", "stored"), [(Fate.FREEZE, set()), (Fate.MUTE, {"one"})], ids=lambda x: str(x))
+def test_a_frozen_connection_stays_open_without_a_response(
+    url: str, open_proxy: OpenProxy, fate: Fate, stored: set[str]
 ) -> None:
     proxy = open_proxy(at_commit(1, fate))
     with connected(proxy.url) as connection:
-        say(connection, "one")
-        heard = Committing(connection)
+        insert_word(connection, "one")
+        committing = Committing(connection)
         proxy.wait_for_faults(1)
-        assert not heard.over.wait(UNHEARD_SECONDS)
+        assert not committing.over.wait(NO_RESPONSE_SECONDS)
         assert proxy.connections == 1
-        assert said(url) == there
+        assert words_stored(url) == stored
         proxy.cut()
-        assert heard.over.wait(HEARD_SECONDS)
+        assert committing.over.wait(RESPONSE_SECONDS)
 
 
-def test_it_refuses_new_connections_and_keeps_old_ones(url: str, open_proxy: OpenProxy) -> None:
+def test_the_proxy_refuses_new_connections_and_keeps_old_ones(url: str, open_proxy: OpenProxy) -> None:
     proxy = open_proxy(all_pass)
     with connected(proxy.url) as connection:
         proxy.refuse()
         with pytest.raises(Exception, match=r"(?i)refused"):
             ask(proxy.url, "SELECT 1")
-        say(connection, "one")
+        insert_word(connection, "one")
         connection.commit()
         proxy.welcome()
         assert ask(proxy.url, "SELECT 1") == [(1,)]
-    assert said(url) == {"one"}
+    assert words_stored(url) == {"one"}
 
 
-def test_a_seed_draws_the_same_faults_again(url: str, open_proxy: OpenProxy) -> None:
+def test_a_seed_reproduces_the_same_faults(url: str, open_proxy: OpenProxy) -> None:
     stories = []
     for story in range(2):
         proxy = open_proxy(at_random_commits(random.Random(7), [Fate.PASS, Fate.SWALLOW, Fate.CUT]))
         for number in range(10):
             with connected(proxy.url) as connection:
-                say(connection, f"{story}-{number}")
+                insert_word(connection, f"{story}-{number}")
                 try:
                     connection.commit()
                 except Exception:
                     continue
         lost = {request.commit for request, fate in proxy.faults if fate is Fate.CUT}
-        there = {number + 1 for number in range(10) if f"{story}-{number}" in said(url)}
-        assert there == set(range(1, 11)) - lost
+        stored = {number + 1 for number in range(10) if f"{story}-{number}" in words_stored(url)}
+        assert stored == set(range(1, 11)) - lost
         stories.append([(request.commit, fate) for request, fate in proxy.faults])
     assert stories[0] == stories[1]
     assert {fate for _, fate in stories[0]} == {Fate.SWALLOW, Fate.CUT}

@@ -1,7 +1,8 @@
-"""A worker whose ledger is on an SQL server that dies, restarts or falls silent: it goes on by itself, and right.
+"""A worker whose ledger is on an SQL server that dies, restarts or stops responding: it recovers on its own, with a
+correct ledger.
 
-The handlers write in a journal what they do; whether the ledger is right is asked of the database itself. Work may be
-done again whose record was lost with the server: what is recorded is never done again, and nothing is lost.
+The handlers record their calls in a journal; the ledger's content is read from the database itself. Work whose record
+was lost with the server may be done again: recorded work is never done again, and nothing is lost.
 """
 
 import signal
@@ -20,7 +21,7 @@ from tests.services.plugin import StartMariadb, StartPostgresql
 from tests.services.postgresql_server import PostgresqlServer
 from tests.services.sql_asking import ask
 
-LETTERS = """
+DOCUMENTS_APP = """
 
 @app.object_handler("letters", source="inbox", retry_base=0.1, max_retry_wait=0.5)
 def letter(each, ctx):
@@ -29,17 +30,17 @@ def letter(each, ctx):
         os.write(JOURNAL, (json.dumps({**line, "at": time.time()}) + "\\n").encode())
 """
 AT_ONCE = 20  # of each kind
-LEASE_SECONDS = 3  # the shortest there is: what a lost answer left behind waits for it
+LEASE_SECONDS = 3  # the shortest possible: after a lost response, workers wait for it to expire
 DONE_SECONDS = 180.0  # on a busy machine; it takes a few
 EXIT_SECONDS = 60.0
 STOP_TIMEOUT_SECONDS = 10.0
-LATE_SECONDS = 20.0  # so much may a busy machine add to that
+LATE_SECONDS = 20.0  # extra time for a busy machine
 SILENCE_SECONDS = 2.0
 POOL = 2
-FORCED = 1  # it ended although threads did not: those that the server keeps waiting
+FORCED = 1  # it ended although some threads did not: those that wait for the server
 
-# Ledgers that lose patience with a silent server sooner than their users do, and know few connections.
-IMPATIENT = f"""
+# Ledgers that give up on a silent server sooner than usual, and open few connections.
+SHORT_TIMEOUTS = f"""
 from penstock.ledger.dialects import mysql, postgresql, postgresql_connection
 
 mysql.ANSWER_TIMEOUT_SECONDS = mysql.CONNECT_TIMEOUT_SECONDS = {SILENCE_SECONDS:g}
@@ -50,12 +51,12 @@ for dialect in (mysql, postgresql):
 """
 
 SqlServer = MariadbServer | PostgresqlServer
-OpenPost = Callable[..., "Post"]
+OpenWorkLoad = Callable[..., "WorkLoad"]
 SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-class Post:
-    """A fleet with keys and objects to work on, and what is known of them."""
+class WorkLoad:
+    """A fleet with keys and objects to work on, and the sent ones."""
 
     def __init__(self, folder: Path, url: str, prelude: str = "") -> None:
         self.url = url
@@ -63,7 +64,7 @@ class Post:
         self.inbox.mkdir()
         self.fleet = Fleet(
             folder,
-            app=APP + prelude + LETTERS,
+            app=APP + prelude + DOCUMENTS_APP,
             ledger=url,
             worker_lease=LEASE_SECONDS,
             worker_stop_timeout=STOP_TIMEOUT_SECONDS,
@@ -72,7 +73,7 @@ class Post:
         self._numbers = count()
 
     def load(self) -> None:
-        """Keys, each in two messages, and objects, of which those before are announced again."""
+        """Send keys, each in two messages, and objects; earlier objects are enqueued again."""
         numbers = [next(self._numbers) for _ in range(AT_ONCE)]
         bodies = [{"id": f"key-{number}", "seconds": 0.02} for number in numbers]
         self.fleet.send("once", *bodies, *bodies)
@@ -82,7 +83,7 @@ class Post:
         self.sent |= {f"{kind}-{number}" for kind in ("key", "letter") for number in numbers}
 
     def done(self) -> dict[str, float]:
-        """When the ledger recorded what as done, each once."""
+        """Return the times at which the ledger recorded each key and object as done, each once."""
         works = ask(self.url, "SELECT w.key, w.ended_at FROM works w WHERE w.state = 'done'")
         objects = ask(self.url, "SELECT o.key, o.ended_at FROM objects o WHERE o.state = 'processed'")
         keys = [(key if isinstance(key, str) else bytes(key).decode(), float(at)) for key, at in [*works, *objects]]
@@ -91,38 +92,38 @@ class Post:
         return found
 
     def check(self) -> str:
-        """All of it done, nothing twice; answers how it went, in words."""
+        """Check that everything is done and nothing twice; return a summary."""
         wait_for(lambda: self.done().keys() == self.sent, "all is recorded as done", within=DONE_SECONDS)
         wait_for(self.empty, "all messages are acked", within=DONE_SECONDS)
         books.check_idle(self.url)
         done = self.done()
-        late = {key: at for key, at in self.begun() if at > done[key]}
-        assert not late, f"begun after it was done: {late}"
+        late = {key: at for key, at in self.started() if at > done[key]}
+        assert not late, f"started after it was done: {late}"
         ends = Counter(line.id.rsplit("/", 1)[-1] for line in self.fleet.lines() if line.what == "end")
         assert ends.keys() == self.sent
         assert self.fleet.dead() == 0
         again = sum(times - 1 for times in ends.values())
-        return (
-            f"{len(self.sent)} keys and objects, 0 lost, 0 twice on record, {again} worked on again for a lost record"
-        )
+        return f"{len(self.sent)} keys and objects, 0 lost, 0 recorded twice, {again} done again after a lost record"
 
-    def begun(self) -> Iterator[tuple[str, float]]:
-        """Each key and object that a worker had claimed when it said so, and when that was. An attempt may call its
-        function later, while it does not know yet that it is lost; it cannot record it."""
+    def started(self) -> Iterator[tuple[str, float]]:
+        """Yield each key and object that a worker had claimed when it logged the start, with that time.
+
+        An attempt may call its function later, while it does not know yet that it is lost; it cannot record it.
+        """
         names = {line.message: line.id for line in self.fleet.lines()}
         for worker in self.fleet.workers:
             for event in worker.events("object.started"):
                 yield event["object"].rsplit("/", 1)[-1], datetime.fromisoformat(event["ts"]).timestamp()
             for event in worker.events("message.started"):
-                if event["message_id"] in names:  # else it was killed before it called
+                if event["message_id"] in names:  # otherwise it was killed before the call
                     yield names[event["message_id"]], datetime.fromisoformat(event["ts"]).timestamp()
 
     def empty(self) -> bool:
         stats = self.fleet.broker.stats("letters")
         return self.fleet.empty() and not (stats.visible or stats.in_flight or stats.delayed)
 
-    def under_load(self, worker: WorkerProcess) -> None:
-        """New load, of which some is done and some is not."""
+    def run_under_load(self, worker: WorkerProcess) -> None:
+        """Send new work, and wait until some of it is done."""
         before = len(self.fleet.ended())
         self.load()
         wait_for(lambda: len(self.fleet.ended()) > before, "some of it is done", within=DONE_SECONDS)
@@ -131,102 +132,102 @@ class Post:
 
 @pytest.fixture(params=["mariadb", "postgresql"])
 def server(request: pytest.FixtureRequest) -> SqlServer:
-    """One of the test's own."""
+    """Start a server for this test."""
     start: StartMariadb | StartPostgresql = request.getfixturevalue(f"start_{request.param}")
     return start()
 
 
 @pytest.fixture
-def open_post(tmp_path: Path) -> Iterator[OpenPost]:
-    opened: list[Post] = []
+def open_work_load(tmp_path: Path) -> Iterator[OpenWorkLoad]:
+    opened: list[WorkLoad] = []
 
-    def open_one(url: str, prelude: str = "") -> Post:
-        opened.append(Post(tmp_path, url, prelude))
+    def open_one(url: str, prelude: str = "") -> WorkLoad:
+        opened.append(WorkLoad(tmp_path, url, prelude))
         return opened[-1]
 
     yield open_one
-    for post in opened:
-        post.fleet.close()
+    for work_load in opened:
+        work_load.fleet.close()
 
 
 @pytest.mark.parametrize("deaths", [3, pytest.param(10, marks=SLOW)])
-def test_row_71_a_server_that_is_killed_under_load_costs_nothing(
-    server: SqlServer, open_post: OpenPost, deaths: int
+def test_row_71_a_server_killed_under_load_loses_nothing(
+    server: SqlServer, open_work_load: OpenWorkLoad, deaths: int
 ) -> None:
-    post = open_post(server.fresh())
-    worker = post.fleet.start("--queues", "once,letters").ready()
+    work_load = open_work_load(server.fresh())
+    worker = work_load.fleet.start("--queues", "once,letters").ready()
     away: list[float] = []
     for _ in range(deaths):
-        post.under_load(worker)
+        work_load.run_under_load(worker)
         server.kill()
         killed_at = time.monotonic()
         server.start()
         away.append(time.monotonic() - killed_at)
-    told = post.check()
-    print(f"{deaths} deaths, away for {max(away):.1f} s at most: {told}")  # noqa: T201 # the figures, shown with -s
-    ends_well(worker)
+    summary = work_load.check()
+    print(f"{deaths} deaths, away for {max(away):.1f} s at most: {summary}")  # noqa: T201 # the figures, shown with -s
+    assert_ends_well(worker)
 
 
 @pytest.mark.parametrize("restarts", [1, pytest.param(5, marks=SLOW)])
-def test_a_server_that_is_stopped_and_started_under_load_costs_nothing(
-    server: SqlServer, open_post: OpenPost, restarts: int
+def test_a_server_restarted_under_load_loses_nothing(
+    server: SqlServer, open_work_load: OpenWorkLoad, restarts: int
 ) -> None:
-    post = open_post(server.fresh())
-    worker = post.fleet.start("--queues", "once,letters").ready()
+    work_load = open_work_load(server.fresh())
+    worker = work_load.fleet.start("--queues", "once,letters").ready()
     for _ in range(restarts):
-        post.under_load(worker)
+        work_load.run_under_load(worker)
         server.stop()
         server.start()
-    print(f"{restarts} restarts: {post.check()}")  # noqa: T201 # the figures, shown with -s
-    ends_well(worker)
+    print(f"{restarts} restarts: {work_load.check()}")  # noqa: T201 # the figures, shown with -s
+    assert_ends_well(worker)
 
 
-def test_a_server_that_falls_silent_under_load_is_given_up_and_found_again(
-    server: SqlServer, open_post: OpenPost
+def test_a_server_that_stops_responding_under_load_is_reconnected_later(
+    server: SqlServer, open_work_load: OpenWorkLoad
 ) -> None:
-    """Its connections stay open, and nothing is answered for longer than anybody waits."""
-    post = open_post(server.fresh(), prelude=IMPATIENT)
-    worker = post.fleet.start("--queues", "once,letters").ready()
-    post.under_load(worker)
+    """Its connections stay open, and it responds to nothing for longer than any timeout."""
+    work_load = open_work_load(server.fresh(), prelude=SHORT_TIMEOUTS)
+    worker = work_load.fleet.start("--queues", "once,letters").ready()
+    work_load.run_under_load(worker)
     server.freeze()
-    wait_for(lambda: complaints(worker), "it loses patience", within=DONE_SECONDS)
-    post.load()
+    wait_for(lambda: complaints(worker), "the worker reports the outage", within=DONE_SECONDS)
+    work_load.load()
     let_pass(SILENCE_SECONDS)
     assert worker.process.poll() is None
     server.thaw()
-    print(f"silent until {len(complaints(worker))} complaints: {post.check()}")  # noqa: T201 # as above
-    ends_well(worker)
+    print(f"silent until {len(complaints(worker))} complaints: {work_load.check()}")  # noqa: T201 # as above
+    assert_ends_well(worker)
 
 
-def test_a_stop_while_the_server_is_silent_ends_in_time(server: SqlServer, open_post: OpenPost) -> None:
-    post = open_post(server.fresh())
-    worker = post.fleet.start("--queues", "once,letters").ready()
-    post.under_load(worker)
+def test_a_stop_while_the_server_does_not_respond_ends_in_time(server: SqlServer, open_work_load: OpenWorkLoad) -> None:
+    work_load = open_work_load(server.fresh())
+    worker = work_load.fleet.start("--queues", "once,letters").ready()
+    work_load.run_under_load(worker)
     server.freeze()
     worker.signal(signal.SIGTERM)
     assert worker.end(within=STOP_TIMEOUT_SECONDS + LATE_SECONDS) in (0, FORCED), worker.log.read_text()[-2000:]
     server.thaw()
-    heir = post.fleet.start("--queues", "once,letters").ready()
-    post.check()
-    ends_well(heir)
+    successor = work_load.fleet.start("--queues", "once,letters").ready()
+    work_load.check()
+    assert_ends_well(successor)
 
 
-def test_more_work_than_connections_waits_for_one_or_comes_again(server: SqlServer, open_post: OpenPost) -> None:
-    post = open_post(server.fresh(), prelude=IMPATIENT)
-    worker = post.fleet.start("--queues", "once,letters", "--concurrency", "60").ready()
+def test_more_work_than_connections_waits_or_is_retried(server: SqlServer, open_work_load: OpenWorkLoad) -> None:
+    work_load = open_work_load(server.fresh(), prelude=SHORT_TIMEOUTS)
+    worker = work_load.fleet.start("--queues", "once,letters", "--concurrency", "60").ready()
     for _ in range(3):
-        post.load()
-    print(f"{POOL} connections: {post.check()}")  # noqa: T201 # as above
-    ends_well(worker)
+        work_load.load()
+    print(f"{POOL} connections: {work_load.check()}")  # noqa: T201 # as above
+    assert_ends_well(worker)
 
 
 def complaints(worker: WorkerProcess) -> list[str]:
-    """Lines of its log that say that the ledger cannot be reached."""
+    """Return its log lines that report an unreachable ledger."""
     return [line for line in worker.log.read_text().splitlines() if "cannot be reached" in line]
 
 
-def ends_well(worker: WorkerProcess) -> None:
-    """Check that it still works, stops on request, and logged only JSON lines."""
+def assert_ends_well(worker: WorkerProcess) -> None:
+    """Check that the worker still runs, stops on request, and logged only JSON lines."""
     assert worker.process.poll() is None, worker.log.read_text()[-2000:]
     worker.signal(signal.SIGTERM)
     assert worker.end(within=EXIT_SECONDS) == 0

@@ -1,4 +1,4 @@
-"""Which way the monitor's questions go in MariaDB."""
+"""Query plans of the monitor in MariaDB."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from tests.conformance.ledger.desk import PIPELINE, Desk, candidates, outcome
 from penstock.ledger import Ledger
 
 
-def test_what_is_processed_is_counted_in_the_index_and_not_by_reading_every_object(mariadb_url: str) -> None:
+def test_processed_objects_are_counted_in_the_index_without_reading_every_object(mariadb_url: str) -> None:
     ledger = Ledger.open(mariadb_url)
     ledger.ensure_pipeline(PIPELINE)
     desk = Desk(ledger)

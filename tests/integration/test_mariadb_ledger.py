@@ -1,4 +1,4 @@
-"""The ledger in a MariaDB server that freezes, dies, refuses and is configured otherwise."""
+"""The ledger in a MariaDB server that freezes, dies, refuses and has other configurations."""
 
 import unicodedata
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from penstock.ledger.schema import VERSION_TABLE, pipelines
 from penstock.messaging.steps import Step
 
 DEFAULTS = ["CHARACTER SET latin1", "CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci"]
-LOOK_ALIKE = [
+SIMILAR_NAMES = [
     "Data.csv",
     "data.csv",
     "a",
@@ -62,10 +62,10 @@ def desk(server: MariadbServer, opened: ExitStack) -> Desk:
     return desk_at(f"{server.fresh()}&read_timeout=2&connect_timeout=2", opened)
 
 
-# Silence and death
+# Unresponsive and dead servers
 
 
-def test_a_frozen_server_is_waited_for_no_longer_than_said(desk: Desk, server: MariadbServer) -> None:
+def test_the_wait_for_a_frozen_server_is_limited(desk: Desk, server: MariadbServer) -> None:
     server.freeze()
     with pytest.raises(TemporaryError, match="cannot be reached"):
         desk.claim(candidates("a"))
@@ -74,7 +74,7 @@ def test_a_frozen_server_is_waited_for_no_longer_than_said(desk: Desk, server: M
 
 
 @pytest.mark.parametrize("restarted", [True, False])
-def test_a_server_that_dies_before_commit_has_nothing_and_the_commit_can_be_made_again(
+def test_a_commit_is_repeated_after_its_server_died_before_it(
     server: MariadbServer, opened: ExitStack, restarted: bool
 ) -> None:
     url = server.fresh()
@@ -92,7 +92,7 @@ def test_a_server_that_dies_before_commit_has_nothing_and_the_commit_can_be_made
     dying = Ledger.open(url, probe=die)
     opened.callback(dying.close)
     if restarted:
-        assert dying.commit(outcome(claim)) == 1, "it finds out by running again"
+        assert dying.commit(outcome(claim)) == 1, "it commits by repeating the transaction"
     else:
         with pytest.raises(TemporaryError):
             dying.commit(outcome(claim))
@@ -102,21 +102,21 @@ def test_a_server_that_dies_before_commit_has_nothing_and_the_commit_can_be_made
     assert [batch.objects for batch in desk.ledger.batches(PIPELINE)] == [2]
 
 
-def test_a_commit_that_gets_no_answer_is_of_unknown_outcome(desk: Desk, server: MariadbServer) -> None:
+def test_a_commit_without_a_response_has_an_unknown_outcome(desk: Desk, server: MariadbServer) -> None:
     with pytest.raises(OutcomeUnknown), desk.ledger.database.writing(before_commit=server.freeze) as connection:
         connection.exec_driver_sql("UPDATE pipelines SET next_seq = 5")
     server.thaw()
     assert [row.id for row in desk.ledger.pipelines()] == [PIPELINE]
 
 
-def test_connections_that_died_with_the_server_are_replaced_unnoticed(desk: Desk, server: MariadbServer) -> None:
+def test_connections_that_died_with_the_server_are_replaced_without_an_error(desk: Desk, server: MariadbServer) -> None:
     assert desk.process("a") == 1
     server.kill()
     server.start()
     assert desk.process("b") == 2
 
 
-# Locks, limits, rights
+# Locks, limits, permissions
 
 
 def on_checkout(ledger: Ledger, statement: str) -> None:
@@ -127,9 +127,7 @@ def on_checkout(ledger: Ledger, statement: str) -> None:
     event.listen(ledger.database.engine, "checkout", run)
 
 
-def test_a_lock_that_is_kept_is_temporary_and_nothing_of_the_transaction_stays(
-    desk: Desk, server: MariadbServer
-) -> None:
+def test_a_lock_wait_timeout_is_temporary_and_rolls_the_transaction_back(desk: Desk, server: MariadbServer) -> None:
     on_checkout(desk.ledger, "SET SESSION innodb_lock_wait_timeout = 1")
     claim = desk.claim(candidates("a"))
     (name,) = (row[0] for row in server.sql("SHOW DATABASES LIKE 'ledger%'"))
@@ -142,17 +140,18 @@ def test_a_lock_that_is_kept_is_temporary_and_nothing_of_the_transaction_stays(
     other.rollback()
     attempt = desk.ledger.attempt(claim.attempt_id)
     assert attempt is not None
-    assert attempt.ended_at is None, "the attempt was ended before the lock was met, and that was rolled back"
+    assert attempt.ended_at is None, "the attempt was ended before the lock wait, and that was rolled back"
     assert desk.ledger.commit(outcome(claim)) == 1
     other.close()
 
 
 @pytest.mark.parametrize("limits", ["_MARIADB_LIMITS", "_MYSQL_LIMITS"])
-def test_a_client_that_falls_silent_inside_a_transaction_loses_its_locks(
+def test_a_client_that_stops_inside_a_transaction_loses_its_locks(
     server: MariadbServer, opened: ExitStack, monkeypatch: pytest.MonkeyPatch, limits: str
 ) -> None:
-    """As a process that is frozen, or a host that vanishes without closing its connection. MariaDB knows MySQL's only
-    limit too, so both ways are tried."""
+    """Such as a frozen process, or a host that vanishes without closing its connection. MariaDB knows MySQL's only
+    limit too, so both ways are tested.
+    """
     shortened = dict.fromkeys(getattr(mysql, limits), 600) | {list(getattr(mysql, limits))[-1]: 2}
     monkeypatch.setattr(mysql, "_MARIADB_LIMITS", shortened)
     url = server.fresh()
@@ -160,12 +159,12 @@ def test_a_client_that_falls_silent_inside_a_transaction_loses_its_locks(
     processed: list[object] = []
     with pytest.raises(TemporaryError, match="cannot be reached"), silent.ledger.database.writing() as connection:  # noqa: PT012
         connection.execute(select(pipelines.c.id).where(pipelines.c.id == PIPELINE).with_for_update())
-        processed.append(desk.process("a"))  # it waits 10 s for a row, where nothing else ends the lock
+        processed.append(desk.process("a"))  # it would wait 10 s for the row if no limit ended the lock
         connection.execute(select(pipelines.c.id))
     assert processed == [1]
 
 
-def test_a_pool_that_is_used_up_is_temporary(server: MariadbServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exhausted_pool_is_a_temporary_error(server: MariadbServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mysql, "CONNECTIONS_MAX", 1)
     monkeypatch.setattr(mysql, "POOL_TIMEOUT_SECONDS", 0.05)
     ledger = Ledger.open(server.fresh())
@@ -175,7 +174,7 @@ def test_a_pool_that_is_used_up_is_temporary(server: MariadbServer, monkeypatch:
     ledger.close()
 
 
-def test_a_server_without_connections_to_spare_is_temporary(start_mariadb: StartMariadb) -> None:
+def test_a_server_without_free_connections_is_a_temporary_error(start_mariadb: StartMariadb) -> None:
     server = start_mariadb(configuration=("--max-connections=10",))
     url = server.fresh()
     with ExitStack() as held:
@@ -185,7 +184,7 @@ def test_a_server_without_connections_to_spare_is_temporary(start_mariadb: Start
             Ledger.open(url)
 
 
-def test_a_server_that_turned_read_only_is_temporary_and_left(desk: Desk, server: MariadbServer) -> None:
+def test_a_read_only_server_is_a_temporary_error(desk: Desk, server: MariadbServer) -> None:
     server.sql("SET GLOBAL read_only = ON")
     with pytest.raises(TemporaryError, match="takes no writes"):
         desk.claim(candidates("a"))
@@ -196,31 +195,33 @@ def test_a_server_that_turned_read_only_is_temporary_and_left(desk: Desk, server
 
 def test_a_missing_permission_is_reported_without_the_password(server: MariadbServer) -> None:
     url = server.fresh()
-    for wrong, says in [
+    for wrong, message in [
         (url.replace(":penstock@", ":sesame@"), "check name and password"),
         (url.replace("/ledger_1?", "/elsewhere?"), "check name and password, and grant"),
     ]:
-        with pytest.raises(ConfigurationError, match=says) as refused:
+        with pytest.raises(ConfigurationError, match=message) as refused:
             Ledger.open(wrong)
         assert "sesame" not in str(refused.value)
         assert ":penstock@" not in str(refused.value)
 
 
-# What is one and what is two
+# Identity of names
 
 
 @pytest.mark.parametrize("default", DEFAULTS)
-def test_names_that_look_alike_stay_apart_whatever_the_databases_default(
+def test_similar_names_stay_different_with_any_default_collation(
     server: MariadbServer, opened: ExitStack, default: str
 ) -> None:
     desk = desk_at(server.fresh(default), opened)
-    ids = [f"file:///{name}" for name in LOOK_ALIKE]
+    ids = [f"file:///{name}" for name in SIMILAR_NAMES]
     for id in ids:
         desk.ledger.ensure_pipeline(id)
         claim = desk.ledger.claim(id, candidates("x"), attempt_id=id, worker=id, lease_seconds=60.0)
         assert list(claim.claimed) == [candidates("x")[0].object_id]
     assert {row.id for row in desk.ledger.pipelines()} == {PIPELINE, *ids}
-    assert sorted(desk.claim(candidates(*LOOK_ALIKE)).claimed) == sorted(c.object_id for c in candidates(*LOOK_ALIKE))
+    assert sorted(desk.claim(candidates(*SIMILAR_NAMES)).claimed) == sorted(
+        c.object_id for c in candidates(*SIMILAR_NAMES)
+    )
     for id in ids:
         assert desk.ledger.abandon_worker(id, id) == [id]
         desk.ledger.begin_work(id, "key", attempt_id=f"work {id}", worker=id, lease_seconds=60.0)
@@ -230,10 +231,12 @@ def test_names_that_look_alike_stay_apart_whatever_the_databases_default(
 
 
 @pytest.mark.parametrize(("rows", "uris", "attempts"), [(10_000, 1, 10_000), (10, 1, 10), (0, 0, 0)])
-def test_other_versions_are_found_by_index_whatever_the_statistics_say(
+def test_other_versions_are_found_by_index_with_any_statistics(
     server: MariadbServer, opened: ExitStack, rows: int, uris: int, attempts: int
 ) -> None:
-    """In a new ledger they are outdated: it joined all objects with all objects, for more than a minute."""
+    """In a new ledger the statistics are outdated: the query joined all objects with all objects, for more than a
+    minute.
+    """
     desk = desk_at(server.fresh(), opened)
     engine = desk.ledger.database.engine
     desk.claim([replace(one, sequencer="1") for one in candidates(*map(str, range(100)))])
@@ -244,7 +247,7 @@ def test_other_versions_are_found_by_index_whatever_the_statistics_say(
         changed = f"{of_objects} AND index_name {index} 'ix_objects_uri' AND stat_name LIKE 'n_diff%'"
         server.sql(f"UPDATE mysql.innodb_index_stats SET stat_value = {values} {changed}")
     server.stop()
-    server.start()  # it reads them when it opens the table
+    server.start()  # the server reads the statistics when it opens the table
     engine.dispose()
     statement = _SAME_KEY.params(fresh="a").compile(engine, compile_kwargs={"literal_binds": True})
     with engine.connect() as connection:
@@ -255,7 +258,7 @@ def test_other_versions_are_found_by_index_whatever_the_statistics_say(
     ]
 
 
-def test_an_insert_that_is_ignored_says_so_and_ignores_nothing_else(desk: Desk) -> None:
+def test_insert_or_ignore_ignores_only_duplicates_and_counts_them(desk: Desk) -> None:
     add = Mysql().insert_or_ignore(pipelines).values(next_seq=1, schema_id=0)
     database = desk.ledger.database
     counts = [database.transact(lambda c: c.execute(add, {"id": "file:///new"}).rowcount) for _ in range(2)]
@@ -266,24 +269,26 @@ def test_an_insert_that_is_ignored_says_so_and_ignores_nothing_else(desk: Desk) 
     assert {row.id for row in desk.ledger.pipelines()} == {PIPELINE, "file:///new"}
 
 
-def test_the_clock_is_the_servers_whatever_its_zone(start_mariadb: StartMariadb, opened: ExitStack) -> None:
+def test_the_ledgers_clock_is_the_servers_in_any_time_zone(start_mariadb: StartMariadb, opened: ExitStack) -> None:
     server = start_mariadb(configuration=("--default-time-zone=+09:30",))
     desk = desk_at(server.fresh(), opened)
     with desk.ledger.database.reading() as connection:
-        ours = connection.scalar(select(DatabaseNow()))
-    ((theirs,),) = server.sql("SELECT UNIX_TIMESTAMP()")
-    assert abs(ours - theirs) < 10.0
+        penstock_clock = connection.scalar(select(DatabaseNow()))
+    ((server_clock,),) = server.sql("SELECT UNIX_TIMESTAMP()")
+    assert abs(penstock_clock - server_clock) < 10.0
 
 
 # Migrations
 
 
 class Broken(Exception):
-    """The process died."""
+    """Stands for the death of the process."""
 
 
 def create_fragile(self: Mysql, url: URL, *, now: Any, create_engine: Any = Mysql.create_engine) -> Engine:
-    """An engine that dies of the first statement that changes tables; one that finds its table there changes none."""
+    """Return an engine that dies at the first statement that changes tables; a table that exists already is not
+    changed.
+    """
     engine: Engine = create_engine(self, url, now=now)
 
     def die(_1: object, cursor: Any, statement: str, *_: object) -> None:
@@ -294,9 +299,7 @@ def create_fragile(self: Mysql, url: URL, *, now: Any, create_engine: Any = Mysq
     return engine
 
 
-def test_a_migration_that_is_killed_after_every_statement_comes_to_its_end(
-    server: MariadbServer, opened: ExitStack
-) -> None:
+def test_a_migration_killed_after_every_statement_is_completed(server: MariadbServer, opened: ExitStack) -> None:
     url, deaths = server.fresh(), 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Mysql, "create_engine", create_fragile)
@@ -310,7 +313,7 @@ def test_a_migration_that_is_killed_after_every_statement_comes_to_its_end(
     assert desk_at(url, opened).process("a") == 1
 
 
-def test_tables_that_are_taken_back_by_processes_that_die_are_taken_back(server: MariadbServer) -> None:
+def test_a_downgrade_killed_after_every_statement_is_completed(server: MariadbServer) -> None:
     url, deaths = server.fresh(), 0
     Ledger.open(url).close()
     before = columns_at(url)
@@ -328,28 +331,33 @@ def test_tables_that_are_taken_back_by_processes_that_die_are_taken_back(server:
     after = columns_at(url)
     columns = [name for table, names in after.items() for name in before[table] - names]
     assert columns
-    assert deaths == len(columns) + len(before.keys() - after.keys()), "of each statement that took something back"
+    assert deaths == len(columns) + len(before.keys() - after.keys()), (
+        "one per statement that removed a column or table"
+    )
     assert revision_at(url) == "0003"
     Ledger.open(url).close()
 
 
 def test_a_process_that_waited_for_a_migration_sees_its_result(server: MariadbServer, opened: ExitStack) -> None:
     url = server.fresh()
-    here, there = desk_at(url, opened).ledger.database, desk_at(url, opened).ledger.database
-    with here.writing() as connection:
-        with here.dialect.migrating(connection):
+    first_database, second_database = desk_at(url, opened).ledger.database, desk_at(url, opened).ledger.database
+    with first_database.writing() as connection:
+        with first_database.dialect.migrating(connection):
             connection.exec_driver_sql(f"UPDATE {VERSION_TABLE} SET version_num = '0003'")
-        with there.writing() as other, there.dialect.migrating(other):
+        with second_database.writing() as other, second_database.dialect.migrating(other):
             assert revision_of(other) == "0003", "before the first transaction ends"
 
 
 def columns_at(url: str) -> dict[str, set[str]]:
-    """The names of each table's columns."""
+    """Return the names of each table's columns."""
     revisions = Revisions.open(url)
     try:
         with revisions._database.reading() as connection:
-            look = inspect(connection)
-            return {name: {column["name"] for column in look.get_columns(name)} for name in look.get_table_names()}
+            inspection = inspect(connection)
+            return {
+                name: {column["name"] for column in inspection.get_columns(name)}
+                for name in inspection.get_table_names()
+            }
     finally:
         revisions.close()
 
@@ -362,9 +370,7 @@ def revision_at(url: str) -> str | None:
         revisions.close()
 
 
-def test_a_migration_waits_no_longer_than_said_for_another(
-    server: MariadbServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_wait_for_another_migration_is_limited(server: MariadbServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mysql, "MIGRATING_WAIT_SECONDS", 0.1)
     url = server.fresh()
     name = url.partition("?")[0].rpartition("/")[2]
@@ -377,10 +383,10 @@ def test_a_migration_waits_no_longer_than_said_for_another(
     Ledger.open(url).close()
 
 
-def test_a_manifest_that_the_server_would_not_take_is_refused_with_its_size(
+def test_a_manifest_over_the_servers_limit_is_refused_with_its_size(
     start_mariadb: StartMariadb, opened: ExitStack
 ) -> None:
-    """Without a look before it is sent, the server closes the connection, and that looks like its network."""
+    """Without a check before it is sent, the server closes the connection, and that looks like a network error."""
     server = start_mariadb(configuration=["--max-allowed-packet=4M"])
     desk = desk_at(server.fresh(), opened)
     claimed = desk.claim(candidates("a"))
@@ -392,7 +398,7 @@ def test_a_manifest_that_the_server_would_not_take_is_refused_with_its_size(
     assert desk.ledger.commit(replace(outcome(claimed), record=BatchRecord(manifest="['" * (1 << 20)))) == 1
 
 
-def test_a_server_that_takes_only_small_statements_is_refused_at_once(start_mariadb: StartMariadb) -> None:
+def test_a_server_that_accepts_only_small_statements_is_refused(start_mariadb: StartMariadb) -> None:
     server = start_mariadb(configuration=["--max-allowed-packet=1M"])
     with pytest.raises(ConfigurationError, match=r"takes statements of 1,048,576 bytes at most"):
         Ledger.open(server.fresh())

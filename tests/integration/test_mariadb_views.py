@@ -1,4 +1,4 @@
-"""An upgrade by a user of MariaDB who may not create views."""
+"""An upgrade by a MariaDB user who may not create views."""
 
 import pytest
 from sqlalchemy import inspect
@@ -10,7 +10,7 @@ from penstock.ledger import Ledger
 
 @pytest.fixture
 def limited_url(servers: Servers, mariadb_url: str) -> str:
-    """The address of the database for a user with all the rights of before."""
+    """Return the address of the database for a user with the permissions that earlier versions needed."""
     url = make_url(mariadb_url)
     server = servers.mariadb()
     server.sql("CREATE USER IF NOT EXISTS 'limited'@'%' IDENTIFIED BY 'secret'")
@@ -23,7 +23,7 @@ def limited_url(servers: Servers, mariadb_url: str) -> str:
     return url.set(username="limited", password="secret").render_as_string(hide_password=False)
 
 
-def test_views_are_left_out_where_the_user_may_not_create_them(limited_url: str, mariadb_url: str) -> None:
+def test_views_are_omitted_if_the_user_may_not_create_them(limited_url: str, mariadb_url: str) -> None:
     ledger = Ledger.open(limited_url)
     with ledger.database.reading() as connection:
         assert "owners" in inspect(connection).get_table_names()

@@ -1,4 +1,4 @@
-"""Metrics in CloudWatch, as far as moto plays it: what arrives there, compressed where it is long."""
+"""Metrics in CloudWatch, simulated by moto: the values that arrive, compressed if they are long."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -34,10 +34,10 @@ def settings_for(endpoint: str) -> Settings:
     )
 
 
-def test_counted_values_arrive(endpoint: str) -> None:
-    told: list[Event] = []
+def test_counted_values_arrive_in_cloudwatch(endpoint: str) -> None:
+    events: list[Event] = []
     settings = settings_for(endpoint)
-    metering = open_metering(settings, worker="w1", health=None, queues={}, emit=told.append)
+    metering = open_metering(settings, worker="w1", health=None, queues={}, emit=events.append)
     with metering.beside():
         metering.listener(MessagesReceived(queue="orders", message_ids=("a", "b", "c"), redelivered=1))
         for seconds in (1.6, 1.7, 100.0):
@@ -46,7 +46,7 @@ def test_counted_values_arrive(endpoint: str) -> None:
             metering.meters.count("batch_rows_total", (f"p{number}",), 2)
         metering.begin_flush()
         assert metering.await_flush(DEADLINE_SECONDS)
-    assert told == []
+    assert events == []
     client = settings.aws.client("cloudwatch")
     assert statistic(client, "penstock_messages_received_total", queue="orders")["Sum"] == 3
     assert statistic(client, "penstock_batch_rows_total", pipeline="p299")["Sum"] == 2
@@ -55,17 +55,19 @@ def test_counted_values_arrive(endpoint: str) -> None:
     assert worked["Unit"] == "Seconds"
 
 
-def test_a_service_that_is_away_is_reported_and_hurts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_service_is_reported_and_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    told: list[Event] = []
-    metering = open_metering(settings_for("http://127.0.0.1:9"), worker="w1", health=None, queues={}, emit=told.append)
+    events: list[Event] = []
+    metering = open_metering(
+        settings_for("http://127.0.0.1:9"), worker="w1", health=None, queues={}, emit=events.append
+    )
     with metering.beside():
         metering.listener(MessagesReceived(queue="orders", message_ids=("a",), redelivered=0))
         metering.begin_flush()
         assert metering.await_flush(DEADLINE_SECONDS)
-    [failed] = told
+    [failed] = events
     assert isinstance(failed, MetricsExportFailed)
     assert (failed.exporter, "EndpointConnectionError" in failed.error) == ("cloudwatch", True)
 

@@ -1,4 +1,4 @@
-"""A worker that cannot release its messages ends by force, and the next one in its data directory counts that."""
+"""A worker that cannot release its messages exits by force, and the next one in its data directory counts that."""
 
 import signal
 import sqlite3
@@ -57,29 +57,29 @@ def start(tmp_path: Path) -> Iterator[Callable[[], Process]]:
 
 
 def scraped(state: Path, *, forced: float) -> bool:
-    """Whether the only worker there says so, awaited."""
+    """Wait until the only worker reports that count; return False after the deadline."""
     never = threading.Event()
     for _ in range(int(DEADLINE_SECONDS / 0.05)):
         for record in Workers(state).records():
             if record.queues and record.metrics_address:
                 with urllib.request.urlopen(
                     f"http://{record.metrics_address}/metrics", timeout=DEADLINE_SECONDS
-                ) as answer:
-                    found = samples_in(answer.read().decode())
+                ) as response:
+                    found = samples_in(response.read().decode())
                 if found.get("shutdowns_total{outcome=forced}") == forced:
                     return True
         never.wait(0.05)
     return False
 
 
-def test_a_forced_end_shows_at_the_next_worker_once(start: Callable[[], Process], tmp_path: Path) -> None:
+def test_a_forced_end_is_counted_once_by_the_next_worker(start: Callable[[], Process], tmp_path: Path) -> None:
     state = tmp_path / ".penstock"
     with closing(SqliteBroker(state / "queue.db", holder="test")) as broker:
         broker.send("slow", [Outgoing(body=b"{}")])
     first = start()
     first.expect("message.started")
-    with closing(sqlite3.connect(state / "queue.db", isolation_level=None)) as away:
-        away.execute("begin exclusive")  # nobody else can write: nothing can be given back
+    with closing(sqlite3.connect(state / "queue.db", isolation_level=None)) as locking:
+        locking.execute("begin exclusive")  # no other process can write, so no message can be released
         first.signal(signal.SIGTERM)
         first.expect("worker.draining")
         first.signal(signal.SIGTERM)

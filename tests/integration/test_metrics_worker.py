@@ -93,22 +93,22 @@ def records(count: int = 1, *, state: Path = Path(".penstock")) -> list[WorkerRe
         found[:] = [record for record in Workers(state).records() if record.queues]
         return len(found) == count
 
-    until(serving, lambda: found)
+    wait_until(serving, lambda: found)
     return found
 
 
-def until(true: Callable[[], bool], seen: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], bool], state: Callable[[], object]) -> None:
     never, waits = threading.Event(), 0
-    while not true():
-        assert waits < DEADLINE_SECONDS / 0.05, seen()
+    while not condition():
+        assert waits < DEADLINE_SECONDS / 0.05, state()
         never.wait(0.05)
         waits += 1
 
 
 def fetched(address: str | None, path: str) -> str:
-    with urllib.request.urlopen(f"http://{address}{path}", timeout=DEADLINE_SECONDS) as answer:
-        said: bytes = answer.read()
-        return said.decode()
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=DEADLINE_SECONDS) as response:
+        body: bytes = response.read()
+        return body.decode()
 
 
 def scraped(record: WorkerRecord) -> Mapping[str, float]:
@@ -116,25 +116,25 @@ def scraped(record: WorkerRecord) -> Mapping[str, float]:
 
 
 def awaited(record: WorkerRecord, name: str, value: float) -> Mapping[str, float]:
-    """A scrape in which that sample has that value."""
+    """Wait for and return a scrape in which that sample has that value."""
     found: dict[str, float] = {}
 
-    def there() -> bool:
+    def is_reached() -> bool:
         found.clear()
         found.update(scraped(record))
         return found.get(name) == value
 
-    until(there, lambda: (name, value, found))
+    wait_until(is_reached, lambda: (name, value, found))
     return found
 
 
 def documents(worker: Process) -> list[dict[str, Any]]:
     """Return the lines that it wrote for CloudWatch."""
-    lines = [json.loads(line) for line in worker.said if line.startswith("{")]
+    lines = [json.loads(line) for line in worker.log_lines if line.startswith("{")]
     return [line for line in lines if "_aws" in line]
 
 
-def test_a_scrape_says_how_the_work_ended(start: Start, broker: SqliteBroker) -> None:
+def test_a_scrape_has_the_outcomes_of_messages(start: Start, broker: SqliteBroker) -> None:
     send(broker, "orders", b'"a"', b'"b"', b'"later"', b'"never"')
     worker = start()
     [record] = records()
@@ -156,17 +156,17 @@ def test_a_scrape_says_how_the_work_ended(start: Start, broker: SqliteBroker) ->
     assert [fetched(record.metrics_address, path) != "" for path in ("/livez", "/readyz", "/startupz")] == [True] * 3
     worker.signal(signal.SIGTERM)
     assert worker.exit_code() == 0
-    told = {
+    settled = {
         (line.get("queue"), line.get("outcome")): line["penstock_messages_settled_total"]
         for line in documents(worker)
         if "penstock_messages_settled_total" in line
     }
-    assert told == {("orders", "acked"): 3, ("orders", "retried"): 1, ("orders", "dead_lettered"): 1}
+    assert settled == {("orders", "acked"): 3, ("orders", "retried"): 1, ("orders", "dead_lettered"): 1}
     ends = [line for line in documents(worker) if "penstock_shutdowns_total" in line]
     assert [(line["outcome"], line["penstock_shutdowns_total"]) for line in ends] == [("drained", 1)]
 
 
-def test_a_lease_that_is_lost_is_counted_once(
+def test_a_lost_lease_is_counted_once(
     start: Start, broker: SqliteBroker, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_WORKER_LEASE", "9")  # a heartbeat every three
@@ -176,7 +176,7 @@ def test_a_lease_that_is_lost_is_counted_once(
     worker.expect("message.started")
     broker.release_holder(record.worker)
     found = awaited(record, "messages_settled_total{outcome=lease_lost,queue=slow}", 1)
-    assert "heartbeats_total{queue=slow,result=lost}" not in found, "it counts calls, and no leases"
+    assert "heartbeats_total{queue=slow,result=lost}" not in found, "heartbeats count calls, not leases"
     worker.expect("message.started", times=2)
     (here / "go_on").touch()
     found = awaited(record, "messages_settled_total{outcome=acked,queue=slow}", 1)
@@ -184,7 +184,7 @@ def test_a_lease_that_is_lost_is_counted_once(
     assert found["messages_redelivered_total{queue=slow}"] == 1
 
 
-def test_a_worker_that_was_killed_shows_at_the_next_one(
+def test_the_next_worker_counts_the_expired_leases_of_a_killed_one(
     start: Start, broker: SqliteBroker, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_WORKER_LEASE", "3")
@@ -193,7 +193,7 @@ def test_a_worker_that_was_killed_shows_at_the_next_one(
     first.expect("message.started")
     first.kill()
     monkeypatch.delenv("PENSTOCK_WORKER_LEASE")
-    monkeypatch.setenv("PENSTOCK_DATA_DIR", "another")  # as on another host: nobody has proof that it is dead
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", "another")  # as on another host: no process can prove that it is dead
     (here / "go_on").touch()
     start()
     [record] = records(state=Path("another"))
@@ -210,16 +210,16 @@ def test_messages_released_by_a_stop_are_reported_at_the_end(start: Start, broke
     worker.expect("worker.draining")
     worker.signal(signal.SIGTERM)
     assert worker.exit_code() == 0
-    told = [line for line in documents(worker) if line.get("outcome") in ("interrupted", "released")]
-    assert {name for line in told for name in line if name.startswith("penstock_")} == {
+    settled = [line for line in documents(worker) if line.get("outcome") in ("interrupted", "released")]
+    assert {name for line in settled for name in line if name.startswith("penstock_")} == {
         "penstock_shutdowns_total",
         "penstock_messages_settled_total",
         "penstock_handler_duration_seconds",
     }
 
 
-def test_several_processes_answer_at_ports_beside_each_other(start: Start) -> None:
-    first, second = beside()
+def test_several_processes_serve_metrics_at_consecutive_ports(start: Start) -> None:
+    first, second = consecutive_ports()
     start("--processes", 2, "--metrics-address", f"127.0.0.1:{first}")
     found = records(2)
     assert sorted(record.metrics_address or "" for record in found) == [f"127.0.0.1:{first}", f"127.0.0.1:{second}"]
@@ -227,16 +227,18 @@ def test_several_processes_answer_at_ports_beside_each_other(start: Start) -> No
         assert f"worker_slots{{queue=orders,worker={record.worker}}}" in scraped(record)
 
 
-def test_a_port_that_is_taken_ends_the_worker_with_one_sentence(start: Start) -> None:
+def test_a_port_in_use_ends_the_worker_with_an_error_message(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         worker = start("--metrics-address", f"127.0.0.1:{port}")
         assert worker.exit_code() == CONFIGURATION
-    assert f"Nothing can be answered at 127.0.0.1:{port}: another process listens there already" in worker.sentence()
+    assert (
+        f"Nothing can be answered at 127.0.0.1:{port}: another process listens there already" in worker.error_message()
+    )
 
 
-def beside() -> tuple[int, int]:
-    """Two ports that are free now, one after the other."""
+def consecutive_ports() -> tuple[int, int]:
+    """Return two free consecutive ports."""
     for _ in range(50):
         with socket.create_server(("127.0.0.1", 0)) as one:
             first = one.getsockname()[1]

@@ -1,4 +1,4 @@
-"""File systems that are mounted below a source's root, and go away: real ones, in a namespace of the test's own."""
+"""File systems mounted below a source's root that are unmounted: real ones, in a separate namespace."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-IN_A_NAMESPACE_OF_ITS_OWN = """
+SCRIPT = """
 import subprocess, sys
 from pathlib import Path
 from penstock.errors import ObjectGone, TemporaryError
@@ -40,8 +40,8 @@ except ObjectGone:
 """
 
 
-def may_mount() -> bool:
-    """Whether this machine grants a namespace of mounts."""
+def can_mount() -> bool:
+    """Return True if this machine grants a mount namespace."""
     try:
         tried = subprocess.run(["unshare", "-rm", "true"], capture_output=True, timeout=60, check=False)
     except FileNotFoundError:
@@ -49,19 +49,19 @@ def may_mount() -> bool:
     return tried.returncode == 0
 
 
-@pytest.mark.skipif(not may_mount(), reason="not applicable: this machine grants no mount namespaces")
-@pytest.mark.parametrize("comes", ["before the start", "late"])
-def test_files_below_a_mount_that_is_away_are_not_gone(tmp_path: Path, comes: str) -> None:
+@pytest.mark.skipif(not can_mount(), reason="not applicable: this machine grants no mount namespaces")
+@pytest.mark.parametrize("mounted", ["before the start", "late"])
+def test_files_below_an_unmounted_file_system_are_not_reported_as_deleted(tmp_path: Path, mounted: str) -> None:
     folder = tmp_path.resolve()
     (folder / "d e").mkdir()
     (folder / "other").touch()
     done = subprocess.run(
-        ["unshare", "-rm", sys.executable, "-c", IN_A_NAMESPACE_OF_ITS_OWN, folder, comes],
+        ["unshare", "-rm", sys.executable, "-c", SCRIPT, folder, mounted],
         capture_output=True,
         text=True,
         check=False,
     )
     away = f"nothing is mounted on {folder}/d e any more, and files are missing in it"
-    told = done.stdout.splitlines()
-    assert [line.startswith(away) for line in told] == [True, True, False], done.stderr
-    assert told[-1] == "gone"
+    printed = done.stdout.splitlines()
+    assert [line.startswith(away) for line in printed] == [True, True, False], done.stderr
+    assert printed[-1] == "gone"

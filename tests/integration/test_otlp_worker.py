@@ -1,4 +1,4 @@
-"""Real senders and workers whose spans and metrics arrive at a collector, written as OTLP says."""
+"""Real senders and workers whose spans and metrics arrive at a collector, in the OTLP format."""
 
 import os
 import signal
@@ -76,9 +76,7 @@ def send(here: Path) -> str:
     return done.stderr
 
 
-def test_a_message_can_be_followed_from_its_sender_through_a_worker_into_a_child(
-    here: Path, collector: Collector
-) -> None:
+def test_a_message_is_traced_from_its_sender_through_a_worker_into_a_child(here: Path, collector: Collector) -> None:
     send(here)
     worker = Process(here, "worker", "shop:app")
     try:
@@ -88,7 +86,7 @@ def test_a_message_can_be_followed_from_its_sender_through_a_worker_into_a_child
 
         wanted = ("send orders", "receive orders", "process orders", "price", "send parcels", "process parcels", "pack")
         arrived = collector.wait_for(lambda: all(map(spans, wanted)), seconds=DEADLINE_SECONDS)
-        assert arrived, ([span.name for _, span in collector.spans()], worker.said)
+        assert arrived, ([span.name for _, span in collector.spans()], worker.log_lines)
         found = {name: spans(name)[0][1] for name in wanted}
         assert [link.span_id for link in found["process orders"].links] == [found["send orders"].span_id]
         assert not found["process orders"].parent_span_id
@@ -124,18 +122,20 @@ def test_a_message_can_be_followed_from_its_sender_through_a_worker_into_a_child
     assert values(end.attributes) == {"outcome": "drained"}
 
 
-def test_a_collector_that_is_away_changes_nothing(here: Path, collector: Collector) -> None:
+def test_an_unavailable_collector_is_logged_and_changes_nothing(here: Path, collector: Collector) -> None:
     collector.close()
     assert "Transient error" not in send(here)
     worker = Process(here, "worker", "shop:app")
     try:
         worker.expect("message.acked", queue="parcels")
         assert "Connection" in worker.expect("traces_export.failed")["error.message"]
-        told = worker.expect("metrics_export.failed")
-        assert (told["exporter"], "no collector" in told["error.message"]) == ("otel", True)
+        failed = worker.expect("metrics_export.failed")
+        assert (failed["exporter"], "no collector" in failed["error.message"]) == ("otel", True)
         worker.signal(signal.SIGTERM)
         assert worker.exit_code() == 0
-        assert [line for line in worker.said if not line.startswith("{")] == [], "what OpenTelemetry logs of it"
-        assert sum("traces_export.failed" in line for line in worker.said) == 1
+        assert [line for line in worker.log_lines if not line.startswith("{")] == [], (
+            "OpenTelemetry logs nothing itself"
+        )
+        assert sum("traces_export.failed" in line for line in worker.log_lines) == 1
     finally:
         worker.kill()

@@ -29,27 +29,27 @@ CALL_TIMEOUT_SECONDS = 0.3
 DEADLINE_SECONDS = 60.0
 
 
-class Books:
-    """Collect events of all threads, and wait for them."""
+class EventLog:
+    """Collects events of all threads, and waits for them."""
 
     def __init__(self) -> None:
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self.acked: Counter[str] = Counter()  # under the condition, as is all of this
         self.dead: set[str] = set()
-        self.charged: Counter[str] = Counter()  # attempts that failed and were not given back, by type of error
+        self.counted: Counter[str] = Counter()  # attempts that failed and were counted, by type of error
         self.failures: list[MessageFailed] = []
         self.openings = 0
         self.closings = 0
 
     def __call__(self, event: Event) -> None:
-        with self._news:
+        with self._changed:
             match event:
                 case DeliverySettled(settlement=Ack()):
                     self.acked[event.message_id] += 1
                 case DeliverySettled(settlement=DeadLetter()):
                     self.dead.add(event.message_id)
                 case DeliverySettled(settlement=Release(uncounted=False, reason=str(reason))):
-                    self.charged[reason.partition(":")[0]] += 1
+                    self.counted[reason.partition(":")[0]] += 1
                 case MessageFailed():
                     self.failures.append(event)
                 case BreakerOpened():
@@ -58,18 +58,18 @@ class Books:
                     self.closings += 1
                 case _:
                     return
-            self._news.notify_all()
+            self._changed.notify_all()
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        with self._news:
-            assert self._news.wait_for(condition, DEADLINE_SECONDS), f"never came true: {what}"
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, DEADLINE_SECONDS), f"never came true: {what}"
 
 
 class Shop:
-    """A worker in a thread, whose handler calls the dependency; and its events."""
+    """A worker in a thread whose handler calls the dependency; and its events."""
 
     def __init__(self, broker: Broker, folder: Path, *, failures: int = FAILURES, max_attempts: int = 5) -> None:
-        self.books = Books()
+        self.event_log = EventLog()
         self.dependency = Dependency()
         settings = Settings(
             data_dir=str(folder / "state"),
@@ -81,21 +81,23 @@ class Shop:
         self.app.handler("q", max_attempts=max_attempts, retry_base=0.05, max_retry_wait=0.1)(self._work)
         self._stop = StopSignal()
         self._thread = threading.Thread(
-            target=lambda: serve(self.app, stop=self._stop, listeners=(self.books,)), daemon=True
+            target=lambda: serve(self.app, stop=self._stop, listeners=(self.event_log,)), daemon=True
         )
         self._thread.start()
 
     def send(self, count: int) -> list[str]:
         return self.app.send_many("q", [b"{}"] * count)
 
-    def until_settled(self, ids: list[str]) -> None:
-        self.books.until(lambda: all(one in self.books.acked or one in self.books.dead for one in ids), "all are done")
+    def wait_until_settled(self, ids: list[str]) -> None:
+        self.event_log.wait_until(
+            lambda: all(one in self.event_log.acked or one in self.event_log.dead for one in ids), "all are done"
+        )
 
-    def until_failed(self, kind: str, count: int) -> None:
+    def wait_until_failed(self, open_broker: str, count: int) -> None:
         def have() -> bool:
-            return sum(failure.error_type == kind for failure in self.books.failures) >= count
+            return sum(failure.error_type == open_broker for failure in self.event_log.failures) >= count
 
-        self.books.until(have, f"{count} failed with {kind}")
+        self.event_log.wait_until(have, f"{count} failed with {open_broker}")
 
     def close(self) -> None:
         self._stop.request()
@@ -107,7 +109,7 @@ class Shop:
         ask(self.dependency.port, timeout_seconds=CALL_TIMEOUT_SECONDS)
 
 
-Kind = Callable[[pytest.FixtureRequest, Path], Broker]
+OpenBroker = Callable[[pytest.FixtureRequest, Path], Broker]
 
 
 def on_sqlite(request: pytest.FixtureRequest, folder: Path) -> Broker:
@@ -130,8 +132,8 @@ def on_sqs(request: pytest.FixtureRequest, folder: Path) -> Broker:
 def open_shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Shop]]:
     opened: list[tuple[Shop, Broker]] = []
 
-    def open_one(kind: Kind, **options: Any) -> Shop:
-        broker = kind(request, tmp_path)
+    def open_one(open_broker: OpenBroker, **options: Any) -> Shop:
+        broker = open_broker(request, tmp_path)
         opened.append((Shop(broker, tmp_path, **options), broker))
         return opened[-1][0]
 
@@ -141,52 +143,56 @@ def open_shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callab
             shop.close()
 
 
-@pytest.mark.parametrize("kind", [on_sqlite, on_redis, on_sqs])
+@pytest.mark.parametrize("open_broker", [on_sqlite, on_redis, on_sqs])
 def test_an_outage_dead_letters_nothing_and_everything_is_done_after_it(
-    open_shop: Callable[..., Shop], kind: Kind
+    open_shop: Callable[..., Shop], open_broker: OpenBroker
 ) -> None:
-    shop = open_shop(kind)
-    books = shop.books
-    shop.until_settled(shop.send(20))
-    before = Counter(books.charged)
+    shop = open_shop(open_broker)
+    event_log = shop.event_log
+    shop.wait_until_settled(shop.send(20))
+    before = Counter(event_log.counted)
     shop.dependency.refuse()
     waiting = shop.send(60)
-    books.until(lambda: books.openings >= 1, "the breaker opens")
-    shop.until_failed("ConnectionRefusedError", 2 * FAILURES)
+    event_log.wait_until(lambda: event_log.openings >= 1, "the breaker opens")
+    shop.wait_until_failed("ConnectionRefusedError", 2 * FAILURES)
     shop.dependency.hang()
-    shop.until_failed("TimeoutError", 2 * FAILURES)
+    shop.wait_until_failed("TimeoutError", 2 * FAILURES)
     waiting += shop.send(10)
-    books.until(lambda: books.charged["TimeoutError"] > before["TimeoutError"], "the first that hung have gone back")
-    # On a busy machine a call may take too long while the dependency answers, too: that is no matter of the outage.
-    charged = books.charged - before
+    event_log.wait_until(
+        lambda: event_log.counted["TimeoutError"] > before["TimeoutError"], "the first that hung are released"
+    )
+    # On a busy machine a call may also time out while the dependency responds: that does not belong to the outage.
+    counted = event_log.counted - before
     shop.dependency.answer()
-    shop.until_settled(waiting)
-    books.until(lambda: books.closings == books.openings, "the breaker closes")
-    assert not books.dead
-    assert set(books.acked.values()) == {1}
-    assert len(books.acked) == 90
-    # Only those before the breaker opened, for each way to be down, lost an attempt.
-    assert 0 < charged["ConnectionRefusedError"] < FAILURES
-    assert 0 < charged["TimeoutError"] < FAILURES
+    shop.wait_until_settled(waiting)
+    event_log.wait_until(lambda: event_log.closings == event_log.openings, "the breaker closes")
+    assert not event_log.dead
+    assert set(event_log.acked.values()) == {1}
+    assert len(event_log.acked) == 90
+    # Only the attempts before the breaker opened, for each kind of failure, were counted.
+    assert 0 < counted["ConnectionRefusedError"] < FAILURES
+    assert 0 < counted["TimeoutError"] < FAILURES
 
 
-def test_without_it_they_die(open_shop: Callable[..., Shop]) -> None:
+def test_without_a_breaker_all_messages_are_dead_lettered(open_shop: Callable[..., Shop]) -> None:
     shop = open_shop(on_sqlite, failures=0)
     shop.dependency.refuse()
     sent = shop.send(60)
-    shop.until_settled(sent)
-    assert shop.books.dead == set(sent)
-    assert len(shop.books.failures) == 60 * 5
+    shop.wait_until_settled(sent)
+    assert shop.event_log.dead == set(sent)
+    assert len(shop.event_log.failures) == 60 * 5
 
 
-def test_few_messages_tried_repeatedly_are_not_dead_lettered_where_releases_count(
+def test_few_messages_are_not_dead_lettered_by_an_outage_if_releases_count(
     open_shop: Callable[..., Shop],
 ) -> None:
     shop = open_shop(on_sqs, max_attempts=3)
-    books = shop.books
+    event_log = shop.event_log
     shop.dependency.refuse()
     sent = shop.send(8)
-    books.until(lambda: any(failure.attempt > 3 for failure in books.failures), "one is beyond its attempts")
+    event_log.wait_until(
+        lambda: any(failure.attempt > 3 for failure in event_log.failures), "one has more attempts than the maximum"
+    )
     shop.dependency.answer()
-    shop.until_settled(sent)
-    assert not books.dead
+    shop.wait_until_settled(sent)
+    assert not event_log.dead

@@ -1,4 +1,4 @@
-"""The ledger in a PostgreSQL server that freezes, dies, refuses and is configured otherwise."""
+"""The ledger in a PostgreSQL server that freezes, dies, refuses and has other configurations."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -20,7 +20,7 @@ from penstock.ledger.dialects.postgresql_connection import BoundedConnection
 from penstock.ledger.records import ObjectState
 from penstock.messaging.steps import Step
 
-ANSWER_SECONDS = 1.0  # in place of the usual patience
+ANSWER_SECONDS = 1.0  # in place of the usual timeout
 NAMES = [f"object {number}" for number in range(400)]
 
 
@@ -51,7 +51,7 @@ def end_all_connections(server: PostgresqlServer) -> None:
     server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'penstock'")
 
 
-def test_a_frozen_server_is_waited_for_no_longer_than_said(
+def test_the_wait_for_a_frozen_server_is_limited(
     desk: Desk, server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BoundedConnection, "silence_seconds", ANSWER_SECONDS)
@@ -62,7 +62,7 @@ def test_a_frozen_server_is_waited_for_no_longer_than_said(
     assert desk.process("a") == 1
 
 
-def test_a_server_that_freezes_before_commit_leaves_the_outcome_unknown_and_nothing_twice(
+def test_a_commit_to_a_frozen_server_has_an_unknown_outcome(
     desk: Desk, server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write() -> None:
@@ -76,7 +76,7 @@ def test_a_server_that_freezes_before_commit_leaves_the_outcome_unknown_and_noth
     assert desk.process("a") == 1
 
 
-def test_a_server_that_is_killed_before_commit_has_nothing_and_the_commit_can_be_made_again(
+def test_a_commit_can_be_repeated_after_its_server_was_killed_before_it(
     server: PostgresqlServer,
 ) -> None:
     url = f"{server.fresh()}&connect_timeout=2"
@@ -98,15 +98,15 @@ def test_a_server_that_is_killed_before_commit_has_nothing_and_the_commit_can_be
     ledger.close()
 
 
-def test_connections_ended_between_transactions_are_replaced_unnoticed(desk: Desk, server: PostgresqlServer) -> None:
+def test_connections_ended_between_transactions_are_replaced_without_an_error(
+    desk: Desk, server: PostgresqlServer
+) -> None:
     assert desk.process("a") == 1
     end_all_connections(server)
     assert desk.process("b") == 2
 
 
-def test_a_connection_ended_within_a_transaction_is_temporary_and_the_next_one_serves(
-    desk: Desk, server: PostgresqlServer
-) -> None:
+def test_a_connection_ended_within_a_transaction_is_a_temporary_error(desk: Desk, server: PostgresqlServer) -> None:
     def write() -> None:
         with desk.ledger.database.writing() as connection:
             connection.execute(text("UPDATE pipelines SET next_seq = 99"))
@@ -118,7 +118,7 @@ def test_a_connection_ended_within_a_transaction_is_temporary_and_the_next_one_s
     assert desk.process("a") == 1
 
 
-def test_a_lock_that_is_kept_too_long_is_temporary(server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_wait_timeout_is_a_temporary_error(server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(postgresql._SETTINGS, "lock_timeout", 300)
     url = server.fresh()
     ledger = Ledger.open(url)
@@ -132,7 +132,7 @@ def test_a_lock_that_is_kept_too_long_is_temporary(server: PostgresqlServer, mon
     ledger.close()
 
 
-def test_a_pool_that_is_used_up_is_temporary(server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exhausted_pool_is_a_temporary_error(server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgresql, "CONNECTIONS_MAX", 1)
     monkeypatch.setattr(postgresql, "POOL_TIMEOUT_SECONDS", 0.1)
     ledger = Ledger.open(server.fresh())
@@ -142,7 +142,7 @@ def test_a_pool_that_is_used_up_is_temporary(server: PostgresqlServer, monkeypat
     ledger.close()
 
 
-def test_a_server_without_connections_to_spare_is_temporary(start_postgresql: StartPostgresql) -> None:
+def test_a_server_without_free_connections_is_a_temporary_error(start_postgresql: StartPostgresql) -> None:
     server = start_postgresql(configuration={"max_connections": "5", "superuser_reserved_connections": "3"})
     url = server.fresh()
     server.sql("CREATE ROLE plain LOGIN")
@@ -153,7 +153,7 @@ def test_a_server_without_connections_to_spare_is_temporary(start_postgresql: St
     Ledger.open(plain).close()
 
 
-def test_a_standby_is_temporary(start_postgresql: StartPostgresql) -> None:
+def test_a_standby_server_is_a_temporary_error(start_postgresql: StartPostgresql) -> None:
     server = start_postgresql()
     url = server.fresh()
     Ledger.open(url).close()
@@ -167,18 +167,18 @@ def test_a_standby_is_temporary(start_postgresql: StartPostgresql) -> None:
 ACCESS = "local all all trust\nhost all penstock all scram-sha-256\nhost all plain all trust\n"
 
 
-def test_a_connection_to_a_server_that_turned_read_only_is_not_used_again(desk: Desk) -> None:
-    asked: list[int] = []
+def test_a_connection_to_a_read_only_server_is_not_reused(desk: Desk) -> None:
+    backends: list[int] = []
 
     def write(connection: Connection) -> None:
-        asked.append(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
+        backends.append(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
         connection.exec_driver_sql("SET TRANSACTION READ ONLY")
         connection.exec_driver_sql("UPDATE pipelines SET next_seq = 99")
 
     for _ in range(postgresql.CONNECTIONS_MAX + 1):
         with pytest.raises(TemporaryError, match="takes no changes now"):
             desk.ledger.database.transact(write)
-    assert len(set(asked)) == len(asked), "each time another connection"
+    assert len(set(backends)) == len(backends), "each time another connection"
 
 
 def test_a_missing_permission_is_reported_without_the_password(start_postgresql: StartPostgresql) -> None:
@@ -197,14 +197,14 @@ def test_a_missing_permission_is_reported_without_the_password(start_postgresql:
         assert "s3cret" not in str(caught.value)
 
 
-def test_a_role_without_the_right_to_create_tables_gets_it_named(server: PostgresqlServer) -> None:
+def test_a_role_that_may_not_create_tables_gets_the_permission_named(server: PostgresqlServer) -> None:
     url = server.fresh()
     server.sql("CREATE ROLE plain LOGIN")
     with pytest.raises(ConfigurationError, match="CREATE in its schema"):
         Ledger.open(url.replace("penstock@", "plain@"))
 
 
-def test_a_worker_without_the_right_to_change_tables_does_with_what_the_docs_grant(server: PostgresqlServer) -> None:
+def test_the_documented_grants_suffice_for_a_worker_that_may_not_change_tables(server: PostgresqlServer) -> None:
     url = server.fresh()
     Ledger.open(url).close()
     server.sql("CREATE ROLE worker LOGIN")
@@ -224,7 +224,7 @@ def test_a_database_of_another_encoding_is_refused(server: PostgresqlServer) -> 
         Ledger.open(server.url("latin"))
 
 
-def test_a_commit_of_a_transaction_that_had_failed_cannot_pass_for_one(desk: Desk) -> None:
+def test_a_commit_of_a_failed_transaction_raises_an_error(desk: Desk) -> None:
     def write() -> None:
         with desk.ledger.database.writing() as connection:
             connection.execute(text("UPDATE pipelines SET next_seq = 99"))
@@ -236,15 +236,15 @@ def test_a_commit_of_a_transaction_that_had_failed_cannot_pass_for_one(desk: Des
     assert desk.process("a") == 1
 
 
-def test_a_pooler_of_transactions_is_said_to_be_one(desk: Desk) -> None:
+def test_a_transaction_pooler_is_named_in_the_error(desk: Desk) -> None:
     claim = desk.claim(candidates("a"))
     with desk.ledger.database.writing() as connection:
-        connection.execute(text("DROP TABLE leaving"))  # what another server's session looks like
+        connection.execute(text("DROP TABLE leaving"))  # as in the session of another server
     with pytest.raises(ConfigurationError, match="PgBouncer"):
         desk.ledger.commit(outcome(claim))
 
 
-def test_questions_leave_no_rows_in_the_tables_of_a_session(
+def test_queries_leave_no_rows_in_temporary_tables(
     server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch, opened: ExitStack
 ) -> None:
     monkeypatch.setattr(postgresql, "CONNECTIONS_MAX", 1)
@@ -258,17 +258,17 @@ def test_questions_leave_no_rows_in_the_tables_of_a_session(
             assert connection.execute(size).scalar_one() == 0
 
 
-def test_no_deadlock_is_left_to_the_server(desk: Desk, server: PostgresqlServer) -> None:
+def test_overlapping_claims_cause_no_deadlock_on_the_server(desk: Desk, server: PostgresqlServer) -> None:
     def claim(number: int) -> int:
-        turned = NAMES[number * 50 :] + NAMES[: number * 50]
-        names = turned[::-1] if number % 2 else turned
+        rotated = NAMES[number * 50 :] + NAMES[: number * 50]
+        names = rotated[::-1] if number % 2 else rotated
         return len(desk.claim(candidates(*names), attempt=f"by {number}").claimed)
 
     assert sum(together(claim)) == len(NAMES)
     assert "deadlock" not in server.log.read_text(encoding="utf-8")
 
 
-def test_text_that_postgresql_refuses_is_kept_in_another_form(desk: Desk) -> None:
+def test_text_that_postgresql_refuses_is_stored_escaped(desk: Desk) -> None:
     claim = desk.claim(candidates("a\0b"), worker="w\0\udcff")
     assert len(claim.claimed) == 1
     desk.ledger.commit(outcome(claim))
@@ -278,20 +278,20 @@ def test_text_that_postgresql_refuses_is_kept_in_another_form(desk: Desk) -> Non
     assert batch.worker == "w\\x00\\udcff"
 
 
-def test_a_migration_that_is_killed_in_the_middle_leaves_nothing(
+def test_a_migration_killed_in_the_middle_leaves_no_tables(
     server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     url = server.fresh()
     with monkeypatch.context() as patch:
         from penstock.ledger import migrate
 
-        whole = migrate.upgrade
+        upgrade = migrate.upgrade
 
-        def broken_off(connection: object) -> None:
-            whole(connection)  # type: ignore[arg-type]
+        def upgrade_and_kill(connection: object) -> None:
+            upgrade(connection)  # type: ignore[arg-type]
             server.kill()
 
-        patch.setattr(migrate, "upgrade", broken_off)
+        patch.setattr(migrate, "upgrade", upgrade_and_kill)
         with pytest.raises(TemporaryError):
             Ledger.open(url)
     server.start()

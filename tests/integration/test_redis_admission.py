@@ -1,4 +1,4 @@
-"""Being let in, or not: keys of others, passwords, rights, TLS, a cluster."""
+"""Access to a Redis server: foreign keys, passwords, permissions, TLS, a cluster."""
 
 from contextlib import closing
 
@@ -19,20 +19,22 @@ from penstock.messaging.settlement import DeadLetter
 USER = f"user default off\n{documented_user()}".replace(PASSWORD, "secret")
 
 
-# --- it does not let us
+# --- refused access
 
 
 def test_a_foreign_key_raises_a_configuration_error(redis_server: RedisServer, broker: RedisStreamsBroker) -> None:
-    redis_server.client.set(STREAM, "somebody else's")
+    redis_server.client.set(STREAM, "another program's")
     broker.send("q", outgoing("m"))
     for attempt in (lambda: take(broker), lambda: broker.stats("q")):
         with pytest.raises(ConfigurationError, match="another prefix or another database"):
             attempt()
-    assert redis_server.client.get(STREAM) == b"somebody else's"
+    assert redis_server.client.get(STREAM) == b"another program's"
 
 
 @both_versions
-def test_a_wrong_password_is_an_error_at_first_and_passing_later(start_redis: StartRedis, version: str) -> None:
+def test_a_wrong_password_is_a_configuration_error_at_the_start_and_temporary_later(
+    start_redis: StartRedis, version: str
+) -> None:
     server = start_redis(version, users=USER)
     for user in ("shop:wrong", "nobody:secret"):
         with pytest.raises(ConfigurationError, match=r"[^.]; check the user, the password"):
@@ -41,7 +43,7 @@ def test_a_wrong_password_is_an_error_at_first_and_passing_later(start_redis: St
         broker.send("q", outgoing("m"))
         server.cli("ACL SETUSER", "shop", "resetpass", ">other")
         server.cli("CLIENT KILL", "USER", "shop")
-        with pytest.raises(TemporaryError):  # the connection is gone, or the new one is refused
+        with pytest.raises(TemporaryError):  # the connection is closed, or the new one is refused
             take(broker)
         with pytest.raises(TemporaryError, match="refuses us"):
             take(broker)
@@ -50,7 +52,7 @@ def test_a_wrong_password_is_an_error_at_first_and_passing_later(start_redis: St
 
 
 @both_versions
-def test_a_user_with_exactly_the_rights_that_are_documented_can_do_everything(
+def test_a_user_with_exactly_the_documented_permissions_can_do_everything(
     start_redis: StartRedis, version: str
 ) -> None:
     server = start_redis(version, users=USER)
@@ -64,11 +66,13 @@ def test_a_user_with_exactly_the_rights_that_are_documented_can_do_everything(
         server.cli("ACL SETUSER", "shop", f"-{right}")
         with pytest.raises((TemporaryError, ConfigurationError), match=r"(?i)can't run|no permission|refuses"):
             try_everything(url, prefix="penstock")
-        server.cli("ACL SETUSER", "shop", *[given for given in documented_rights() if given[1:].startswith(right)])
+        server.cli(
+            "ACL SETUSER", "shop", *[granted for granted in documented_rights() if granted[1:].startswith(right)]
+        )
     try_everything(url, prefix="penstock")
 
 
-def test_a_user_who_may_not_ask_for_the_version_may_work(start_redis: StartRedis) -> None:
+def test_a_user_who_may_not_read_the_version_can_work(start_redis: StartRedis) -> None:
     server = start_redis(users=USER.replace("+info ", ""))
     with closing(RedisStreamsBroker(f"unix://shop:secret@{server.socket}", holder="w1", sweep_seconds=0.0)) as broker:
         cycle(broker)
@@ -89,7 +93,7 @@ def test_a_server_that_is_too_old_is_refused(
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-def test_tls(start_redis: StartRedis, certificate: Certificate, trusted: bool) -> None:
+def test_tls_needs_a_trusted_certificate(start_redis: StartRedis, certificate: Certificate, trusted: bool) -> None:
     server = start_redis(certificate=certificate)
     url = server.tcp_url if trusted else server.tcp_url.partition("?")[0]
     with closing(RedisStreamsBroker(url, holder="w1", sweep_seconds=0.0)) as broker:
@@ -100,22 +104,22 @@ def test_tls(start_redis: StartRedis, certificate: Certificate, trusted: bool) -
                 broker.queue_names()
 
 
-# --- it is a cluster
+# --- clusters
 
 
 @both_versions
-def test_a_cluster(start_redis: StartRedis, version: str) -> None:
+def test_a_cluster_serves_queues_in_several_slots(start_redis: StartRedis, version: str) -> None:
     server = start_redis(version, cluster=True)
     with closing(RedisStreamsBroker(server.cluster_url, holder="w1", sweep_seconds=0.0)) as broker:
         cycle(broker)
         broker.send("b", [Outgoing(body=b"%d" % n, group=str(n % 3)) for n in range(5_000)])
         assert broker.stats("b").visible == 5_000
-        asks = [ReceiveRequest(queue=queue, messages_max=7) for queue in ("a", "b", "c")]
-        turn = broker.turn((), asks, lease_seconds=LEASE)
+        requests = [ReceiveRequest(queue=queue, messages_max=7) for queue in ("a", "b", "c")]
+        turn = broker.turn((), requests, lease_seconds=LEASE)
         assert [each.message.body for each in turn.deliveries] == [b"%d" % n for n in range(7)]
         broker.send("c", outgoing("of c"))
-        fates = [(each, DeadLetter(reason="x")) for each in turn.deliveries]
-        turn = broker.turn(fates, [asks[0], asks[2]], lease_seconds=LEASE)
+        settlements = [(each, DeadLetter(reason="x")) for each in turn.deliveries]
+        turn = broker.turn(settlements, [requests[0], requests[2]], lease_seconds=LEASE)
         assert (turn.failures, turn.settle_error, turn.receive_error) == ([], None, None)
         assert bodies(list(turn.deliveries)) == ["of c"]
         assert broker.stats("b-dlq").visible == 7
@@ -128,14 +132,14 @@ def test_a_cluster(start_redis: StartRedis, version: str) -> None:
         RedisStreamsBroker(server.cluster_url, holder="w1", queues=[fine]).close()
 
 
-def test_a_cluster_that_cannot_be_reached_is_away_when_it_is_asked_and_not_before() -> None:
+def test_an_unreachable_cluster_is_reported_at_the_first_command() -> None:
     with closing(RedisStreamsBroker("redis+cluster://127.0.0.1:1", holder="w1")) as broker:
         for _ in range(2):
             with pytest.raises(TemporaryError):
                 broker.send("q", outgoing("a"))
 
 
-def test_the_clusters_client_tries_nothing_again(start_redis: StartRedis) -> None:
+def test_the_cluster_client_never_retries(start_redis: StartRedis) -> None:
     server = start_redis(cluster=True)
     with closing(RedisStreamsBroker(server.cluster_url, holder="w1")) as broker:
         cycle(broker)

@@ -1,4 +1,4 @@
-"""A cluster of which a part fails: the queues that lie elsewhere are served as ever."""
+"""A cluster with a failing part: queues in other parts are served as usual."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -27,16 +27,16 @@ def failed(turn: TurnResult) -> str | None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_queue_that_cannot_be_asked_holds_up_no_other(start_redis: StartRedis, version: str) -> None:
+def test_a_queue_on_a_failing_node_delays_no_other(start_redis: StartRedis, version: str) -> None:
     cluster = start_redis(version, cluster=True)
     with closing(RedisStreamsBroker(cluster.cluster_url, holder="w1")) as broker:
         for queue in ("well", "ill"):
             broker.send(queue, outgoing(1, 2))
         assert turn(broker, "ill").deliveries
-        cluster.cli("ACL SETUSER", "default", "resetkeys", "~penstock:{well}*")  # one node has but one fate
+        cluster.cli("ACL SETUSER", "default", "resetkeys", "~penstock:{well}*")  # one node cannot fail in part
         try:
             assert failed(turn(broker, "ill", "well")) == "ill"
-            for _ in range(2):  # whatever is in doubt over there
+            for _ in range(2):  # regardless of messages in doubt in the other queue
                 assert turn(broker, "well").deliveries
             assert failed(turn(broker, "well", "ill")) == "ill"
         finally:
@@ -44,8 +44,8 @@ def test_a_queue_that_cannot_be_asked_holds_up_no_other(start_redis: StartRedis,
         assert turn(broker, "well", "ill").deliveries
 
 
-class HalfACluster:
-    """A client of two nodes, of which one is away."""
+class HalfCluster:
+    """A client of two nodes, of which one is unavailable."""
 
     def info(self, section: str) -> dict[str, Any]:
         return {"redis_version": "7.0.0"}
@@ -55,15 +55,15 @@ class HalfACluster:
 
     def execute_command(self, *command: Any) -> bytes:
         if "away" in command:
-            raise AwayError("nobody there")
+            raise AwayError("unreachable")
         return b"here"
 
 
-def test_a_node_that_is_away_fails_its_own_commands_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RedisCluster, "from_url", lambda url, **options: HalfACluster())
-    speaking = Server("redis+cluster://localhost")
-    first, second, third = speaking.run(("GET", "a"), ("GET", "away"), ("GET", "b"))
+def test_an_unavailable_node_fails_only_its_own_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RedisCluster, "from_url", lambda url, **options: HalfCluster())
+    server = Server("redis+cluster://localhost")
+    first, second, third = server.run(("GET", "a"), ("GET", "away"), ("GET", "b"))
     assert (first, third) == (b"here", b"here")
     assert isinstance(second, TemporaryError)
-    with pytest.raises(TemporaryError, match="nobody there"):
-        speaking.call("GET", "away")
+    with pytest.raises(TemporaryError, match="unreachable"):
+        server.call("GET", "away")

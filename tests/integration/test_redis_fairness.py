@@ -1,4 +1,4 @@
-"""Shares: of tenants in one queue, of queues in one worker, and of those who send without Penstock."""
+"""Shares: of tenants in one queue, of queues in one worker, and of senders without Penstock."""
 
 import json
 import time
@@ -25,8 +25,8 @@ NOISY = 100_000
 
 @pytest.fixture
 def broker(redis_server: RedisServer) -> Iterator[RedisStreamsBroker]:
-    with closing(RedisStreamsBroker(redis_server.url, holder="w1", sweep_seconds=3600.0)) as made:
-        yield made
+    with closing(RedisStreamsBroker(redis_server.url, holder="w1", sweep_seconds=3600.0)) as opened:
+        yield opened
 
 
 def rounds(broker: RedisStreamsBroker, count: int, *, each: int) -> list[Delivery]:
@@ -45,15 +45,15 @@ def test_a_noisy_tenant_delays_no_other(broker: RedisStreamsBroker) -> None:
         broker.send("q", noise)
     broker.send("q", [Outgoing(body=b"%d" % n, group="quiet") for n in range(10)])
     taken = rounds(broker, 2, each=50)
-    at = [place for place, delivery in enumerate(taken) if delivery.message.group == "quiet"]
-    noise_before = [place - number for number, place in enumerate(at)]
-    assert len(at) == 10
+    positions = [position for position, delivery in enumerate(taken) if delivery.message.group == "quiet"]
+    noise_before = [position - number for number, position in enumerate(positions)]
+    assert len(positions) == 10
     assert all(before <= number + 1 for number, before in enumerate(noise_before)), noise_before
     assert broker.stats("q").visible == NOISY + 10 - 100
 
 
-def test_what_comes_back_does_not_starve_the_others(broker: RedisStreamsBroker) -> None:
-    """A tenant whose messages all fail gets no more than its share by it."""
+def test_released_messages_do_not_starve_other_tenants(broker: RedisStreamsBroker) -> None:
+    """A tenant whose messages all fail gets no more than its share."""
     broker.send("q", [Outgoing(body=b"bad", group="bad") for _ in range(50)])
     broker.send("q", [Outgoing(body=b"good", group="good") for _ in range(50)])
     good = 0
@@ -73,22 +73,22 @@ def test_many_tenants_get_one_message_each_in_turn(broker: RedisStreamsBroker) -
     assert Counter(each.message.group for each in taken) == {str(tenant): 3 for tenant in range(200)}
 
 
-def test_queues_get_what_they_weigh(broker: RedisStreamsBroker) -> None:
+def test_queues_get_shares_by_their_weights(broker: RedisStreamsBroker) -> None:
     count = 6_000
     received: list[tuple[str, int]] = []
 
-    def tell(event: Event) -> None:
+    def count_received(event: Event) -> None:
         if isinstance(event, MessagesReceived):
             received.append((event.queue, len(event.message_ids)))
 
     for queue in ("heavy", "light"):
         broker.send(queue, outgoing(*range(count)))
-    with working(broker, {"heavy": 3, "light": 1}, tell):
+    with working(broker, {"heavy": 3, "light": 1}, count_received):
         wait_for(lambda: sum(number for _, number in received) == 2 * count, "all is done")
     shares: Counter[str] = Counter()
     for queue, number in received:
         shares[queue] += number
-        if shares["heavy"] == count:  # from here on one of them is empty
+        if shares["heavy"] == count:  # from here on one of the queues is empty
             break
     assert shares.total() >= 4_000
     assert shares["heavy"] / shares["light"] == pytest.approx(3.0, rel=0.05)
@@ -117,7 +117,7 @@ def test_foreign_and_ungrouped_messages_take_their_turn(redis_server: RedisServe
 def test_a_foreign_message_keeps_its_id_and_becomes_json(redis_server: RedisServer, broker: RedisStreamsBroker) -> None:
     redis_server.client.xadd(STREAM, {"order": "7", "state": "paid", "note": 'a "quote"'})
     assert broker.stats("q").visible == 1
-    assert list(broker.browse("q", messages_max=9)) == []  # nobody took it in yet
+    assert list(broker.browse("q", messages_max=9)) == []  # no worker has read it yet
     (first,) = take(broker)
     assert json.loads(first.message.body) == {"order": "7", "state": "paid", "note": 'a "quote"'}
     assert (first.attempt, first.message.group) == (1, None)
@@ -127,10 +127,12 @@ def test_a_foreign_message_keeps_its_id_and_becomes_json(redis_server: RedisServ
     assert broker.extend([second], lease_seconds=LEASE) == []
 
 
-def test_whatever_bytes_others_send_halt_no_queue(redis_server: RedisServer, broker: RedisStreamsBroker) -> None:
+def test_arbitrary_bytes_of_other_senders_do_not_stop_a_queue(
+    redis_server: RedisServer, broker: RedisStreamsBroker
+) -> None:
     broker.send("q", outgoing("ours"))
     redis_server.client.xadd(STREAM, {"group": b"\xff", "body": b"\xfe"})
-    redis_server.client.xadd(STREAM, {"state": "1 2", "group": "b"})  # as we write it, and yet not ours: no body
+    redis_server.client.xadd(STREAM, {"state": "1 2", "group": "b"})  # in Penstock's form, but without a body
     redis_server.client.xadd(STREAM, {b"\xff": b"\x00"})
     first = take(broker)
     assert Counter(each.message.body for each in first)[b"ours"] == 1
@@ -150,20 +152,20 @@ def test_whatever_bytes_others_send_halt_no_queue(redis_server: RedisServer, bro
 @pytest.mark.parametrize(
     "head", ["no json", "[1]", '{"a": 1}', '{"a": ["no base64!"]}', b"\xff", "[" * 100_000], ids=lambda head: head[:9]
 )
-def test_attributes_that_cannot_be_read_are_one_dead_letter(
+def test_unreadable_attributes_become_one_dead_letter(
     redis_server: RedisServer, broker: RedisStreamsBroker, head: str | bytes
 ) -> None:
     broker.send("q", outgoing("good 1", "good 2"))
     now = int(time.time() * 1000)
     redis_server.client.xadd(STREAM, {"state": f"7 {now}", "body": "x", "head": head})
     assert sorted(bodies(take(broker))) == ["good 1", "good 2"]
-    (letter,) = broker.receive("q-dlq", messages_max=9, lease_seconds=LEASE)
-    death = death_of(letter.message.attributes)
+    (dead_letter,) = broker.receive("q-dlq", messages_max=9, lease_seconds=LEASE)
+    death = death_of(dead_letter.message.attributes)
     assert death is not None
     assert death.poison
     shown = head if isinstance(head, str) else head.decode("utf-8", "backslashreplace")
-    assert letter.message.attributes[UNREADABLE_ATTRIBUTE] == shown[:4096]
-    assert not broker.settle([(letter, DeadLetter(reason="for people", set_aside=True))])
+    assert dead_letter.message.attributes[UNREADABLE_ATTRIBUTE] == shown[:4096]
+    assert not broker.settle([(dead_letter, DeadLetter(reason="for people", set_aside=True))])
     assert [each.body for each in broker.browse("q-dead", messages_max=9)] == [b"x"]
 
 
@@ -177,7 +179,9 @@ def test_attributes_that_cannot_be_read_are_one_dead_letter(
     ],
     ids=lambda state: state[:12],
 )
-def test_no_forged_state_halts_a_queue(redis_server: RedisServer, broker: RedisStreamsBroker, state: str) -> None:
+def test_a_forged_state_does_not_stop_a_queue(
+    redis_server: RedisServer, broker: RedisStreamsBroker, state: str
+) -> None:
     broker.send("q", outgoing("good"))
     redis_server.client.xadd(STREAM, {"state": state, "group": "b", "body": "x"})
     redis_server.client.xadd(STREAM, {"state": state, "body": "x"})
@@ -196,16 +200,16 @@ def test_an_entry_copied_from_another_queue_gets_a_number_of_its_own(
 
 
 @pytest.mark.parametrize("fields", [{"body": "theirs"}, {"state": "NY", "body": "theirs"}])
-def test_what_others_read_in_our_group_comes_back_after_a_minute(
+def test_messages_read_by_other_consumers_of_the_group_are_redelivered_after_a_minute(
     redis_server: RedisServer, broker: RedisStreamsBroker, fields: dict[Any, Any]
 ) -> None:
     broker.send("q", outgoing("ours"))
     assert bodies(take(broker)) == ["ours"]
     redis_server.client.xadd(STREAM, fields)
-    redis_server.client.xreadgroup("penstock", "somebody", {STREAM: ">"})
-    (pending,) = redis_server.client.xpending_range(STREAM, "penstock", "-", "+", 9, consumername="somebody")
-    redis_server.client.xclaim(STREAM, "penstock", "somebody", 0, [pending["message_id"]], idle=61_000)
-    with closing(RedisStreamsBroker(redis_server.url, holder="w2")) as other:  # sweeps before its first look
+    redis_server.client.xreadgroup("penstock", "another", {STREAM: ">"})
+    (pending,) = redis_server.client.xpending_range(STREAM, "penstock", "-", "+", 9, consumername="another")
+    redis_server.client.xclaim(STREAM, "penstock", "another", 0, [pending["message_id"]], idle=61_000)
+    with closing(RedisStreamsBroker(redis_server.url, holder="w2")) as other:  # it sweeps before its first poll
         assert bodies(take(other)) == ["theirs"]
     assert redis_server.client.xlen(STREAM) == 2
 

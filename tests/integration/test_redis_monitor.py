@@ -85,7 +85,7 @@ def test_while_redis_is_away_its_numbers_are_gone_and_they_come_back(
     assert monitor.expect("monitor_poll.recovered")["duration_s"] > 0
     monitor.signal(signal.SIGTERM)
     assert monitor.exit_code() == 0
-    assert sum('"monitor_poll.failed"' in line for line in monitor.said) == 1
+    assert sum('"monitor_poll.failed"' in line for line in monitor.log_lines) == 1
     broker.close()
 
 
@@ -101,7 +101,7 @@ def test_a_stop_does_not_wait_for_a_redis_that_does_not_answer(
     proxy.hold(b"EVALSHA").wait()  # a look is under way, and hangs
     monitor.signal(signal.SIGTERM)
     assert monitor.exit_code() == 0
-    assert not any('"monitor_poll.failed"' in line for line in monitor.said), "it waited for the look to end"
+    assert not any('"monitor_poll.failed"' in line for line in monitor.log_lines), "it waited for the look to end"
 
 
 def test_an_idle_queue_costs_few_commands(redis_server: RedisServer, tmp_path: Path) -> None:

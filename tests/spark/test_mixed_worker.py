@@ -130,7 +130,7 @@ def has_ended(pid: int) -> bool:
 def test_a_handler_is_served_before_spark_is_there_and_the_pipeline_after(scene: Scene) -> None:
     worker = scene.start()
     worker.expect("message.finished", message_id=scene.mail())
-    assert not any('"spark.started"' in line for line in worker.said)
+    assert not any('"spark.started"' in line for line in worker.log_lines)
     assert scene.ready(worker) == (200, "serving mails; waiting: clicks-events for Spark")
     landed = scene.folder / "landing" / "0.jsonl"
     landed.write_text('{"id": 1}\n')
@@ -143,7 +143,7 @@ def test_a_handler_is_served_before_spark_is_there_and_the_pipeline_after(scene:
     worker.expect("object.finished")
     assert scene.ready(worker) == (200, "serving mails, clicks-events")
     worker.signal(signal.SIGTERM)
-    assert worker.exit_code() == 0, worker.said
+    assert worker.exit_code() == 0, worker.log_lines
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -155,7 +155,7 @@ def test_a_stop_waits_for_no_start_and_leaves_no_spark_behind(scene: Scene, numb
         os.killpg(worker.pid, number)  # as a terminal does, to all that it started
     else:
         worker.signal(number)
-    assert worker.exit_code() == 0, worker.said
+    assert worker.exit_code() == 0, worker.log_lines
     assert not scene.go.exists(), "Spark was never let go"
     worker.expect("worker.drained")
     pid = int(scene.pid.read_text())
@@ -173,7 +173,7 @@ def test_handlers_are_served_also_if_spark_never_starts(scene: Scene) -> None:
     worker.expect("message.finished", message_id=scene.mail())
     assert scene.ready(worker) == (200, "serving mails; halted until a restart: clicks-events")
     worker.signal(signal.SIGTERM)
-    assert worker.exit_code() == 0, worker.said
+    assert worker.exit_code() == 0, worker.log_lines
 
 
 def test_a_worker_of_pipelines_alone_ends_where_spark_never_starts(scene: Scene) -> None:
@@ -182,5 +182,5 @@ def test_a_worker_of_pipelines_alone_ends_where_spark_never_starts(scene: Scene)
     worker = scene.start("--queues", "clicks-events")
     assert worker.exit_code() == 78
     assert "Spark did not start: no JVM today." in worker.expect("worker.failed")["error.message"]
-    sentences = [line for line in worker.said if not line.startswith("{")]
+    sentences = [line for line in worker.log_lines if not line.startswith("{")]
     assert "Spark did not start: no JVM today." in "".join(sentences)

@@ -179,8 +179,8 @@ def test_the_process_ends_for_a_new_one_that_continues(scene: Scene, busy: bool)
         scene.put()
         wait_until(scene.running.exists)
     kill_jvm(worker)
-    assert worker.exit_code() == TEMPORARY_FAILURE, worker.said
-    assert "Spark went away" in worker.sentence()
+    assert worker.exit_code() == TEMPORARY_FAILURE, worker.log_lines
+    assert "Spark went away" in worker.error_message()
     scene.hold.unlink(missing_ok=True)
     scene.put()
     scene.go_on()
@@ -200,15 +200,15 @@ def test_a_mixed_worker_lets_its_handlers_finish_and_is_not_ready(scene: Scene) 
     assert readiness(address) == (503, "the worker is stopping")
     (scene.folder / "mail-go").touch()
     worker.expect("message.finished", message_id=message_id)
-    assert worker.exit_code() == TEMPORARY_FAILURE, worker.said
+    assert worker.exit_code() == TEMPORARY_FAILURE, worker.log_lines
 
 
 def test_a_jvm_that_dies_as_soon_as_it_is_there_is_no_other_matter(scene: Scene) -> None:
     worker = scene.start("--queues", "clicks-events")
     worker.expect("spark.started")
     kill_jvm(worker)
-    assert worker.exit_code() == TEMPORARY_FAILURE, worker.said
-    assert "Spark went away" in worker.sentence()
+    assert worker.exit_code() == TEMPORARY_FAILURE, worker.log_lines
+    assert "Spark went away" in worker.error_message()
 
 
 def test_a_supervisor_starts_another_worker(scene: Scene) -> None:

@@ -1,4 +1,4 @@
-"""Every database that the ledger runs on, one suite for all. The next one joins by a line in `SHARED_URLS`."""
+"""Run one suite on every database that the ledger supports. Add a database by a line in `SHARED_URLS`."""
 
 import shutil
 import sys
@@ -34,28 +34,28 @@ SHARED_URLS: dict[str, Locate] = {  # new databases that several processes can u
     "mariadb": _by_fixture("mariadb_url"),
     "postgresql": _by_fixture("postgresql_url"),
 }
-SHARED_LEDGERS: dict[str, Locate] = {  # the same, where an empty ledger is made already
+SHARED_LEDGERS: dict[str, Locate] = {  # the same, with an empty ledger already created
     "sqlite-file": _copied_sqlite_file,
     "mariadb": _by_fixture("mariadb_ledger_url"),
     "postgresql": _by_fixture("postgresql_ledger_url"),
 }
 LEDGERS: dict[str, Locate] = {**SHARED_LEDGERS, "sqlite-memory": lambda _: "sqlite://"}
 
-# The three that last run every test. SQLite in memory, which is for tests, has the file's dialect on one connection: it
-# runs these, and its other tests carry the marker `slow` (make test-slow).
+# The last three run every test. SQLite in memory, which is for tests, has the file's dialect on one connection: it runs
+# these, and its other tests have the marker `slow` (make test-slow).
 IN_MEMORY = {
-    "test_free_objects_are_taken_and_charged",
-    "test_an_object_to_be_retried_is_free_and_charged_again",
-    "test_the_attempt_is_committed",
+    "test_free_objects_are_claimed_and_the_attempt_is_counted",
+    "test_an_object_to_be_retried_is_free_and_its_next_attempt_is_counted",
+    "test_a_commit_closes_its_attempt_as_committed",
     "test_a_stale_attempt_changes_nothing",
-    "test_while_it_is_open_others_are_busy_for_the_rest_of_the_lease",
+    "test_while_a_key_is_open_others_are_busy_for_the_rest_of_its_lease",
     "test_an_ended_attempt_frees_the_key_and_is_reported",
-    "test_what_is_not_due_yet_is_not_forgotten_however_long_ago_it_was_intended",
+    "test_an_intent_that_is_not_due_yet_is_never_forgotten",
     "test_a_late_duplicate_of_an_archived_object_ends_as_processed_and_leaves_no_trace",
-    "test_counts_name_every_state",
-    "test_an_abandoned_attempt_frees_its_objects_and_says_why",
-    "test_two_announcements_of_one_life_are_read_once",
-    "test_five_thousand_objects_at_once",
+    "test_counts_include_every_state",
+    "test_an_abandoned_attempt_frees_its_objects_and_records_the_reason",
+    "test_two_notifications_of_one_life_are_read_once",
+    "test_five_thousand_objects_are_claimed_and_committed_in_one_call",
 }
 SERVERS = {"mariadb", "postgresql", "mariadb_url", "postgresql_url"}  # values of parameters of fixtures
 FIXTURES = {"desk", "shared_desk", "server_desk", "shared_url", "scene", "url"}
@@ -93,17 +93,17 @@ def desk(request: pytest.FixtureRequest) -> Iterator[Desk]:
 
 @pytest.fixture(params=SHARED_URLS)
 def shared_url(request: pytest.FixtureRequest) -> str:
-    """A new database that other connections, threads and processes can open too."""
+    """Return the URL of a new database that other connections, threads and processes can open too."""
     return SHARED_URLS[request.param](request)
 
 
 @pytest.fixture(params=SHARED_LEDGERS)
 def shared_desk(request: pytest.FixtureRequest) -> Iterator[Desk]:
-    """A ledger that other connections, threads and processes can open too, at `Desk.url`."""
+    """Open a ledger that other connections, threads and processes can open too, at `Desk.url`."""
     yield from _desk(SHARED_LEDGERS[request.param](request))
 
 
 @pytest.fixture(params=["mariadb", "postgresql"])
 def server_desk(request: pytest.FixtureRequest) -> Iterator[Desk]:
-    """A database that lets one transaction write while another is at work."""
+    """Open a database that lets one transaction write while another runs."""
     yield from _desk(SHARED_LEDGERS[request.param](request))

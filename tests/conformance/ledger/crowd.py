@@ -1,4 +1,4 @@
-"""Many at once: threads let go at one moment, processes of their own, and one who comes between two statements."""
+"""Concurrency for tests: threads released at one moment, spawned processes, and a change between two statements."""
 
 import multiprocessing
 import threading
@@ -20,7 +20,7 @@ spawning = multiprocessing.get_context("spawn")
 
 
 def together(work: Callable[[int], T]) -> list[T]:
-    """Run the work in as many threads as there are claimers, all let go at one moment."""
+    """Run the work in as many threads as there are claimers, all released at one moment."""
     barrier = threading.Barrier(CLAIMERS, timeout=DEADLINE_SECONDS)
 
     def start(number: int) -> T:
@@ -33,9 +33,10 @@ def together(work: Callable[[int], T]) -> list[T]:
 
 @contextmanager
 def once_after(ledger: Ledger, words: str, then: Callable[[], object]) -> Iterator[list[str]]:
-    """Do something, on another connection, as soon as a statement with these words was executed.
+    """Run a function, on another connection, as soon as a statement with these words was executed.
 
-    Not in the transaction that inserts: on MySQL it holds the rows that it leaves alone, and an archiver waits for it.
+    Do not use it in the transaction that inserts: on MySQL it locks the rows that it does not change, and an archiver
+    waits for it.
     """
     done: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Helpers of the ledger's tests: short ways to make candidates and outcomes, and to read everything stored."""
+"""Helpers of the ledger's tests: make candidates and outcomes in one line, and read everything stored."""
 
 import hashlib
 import time
@@ -25,7 +25,7 @@ from penstock.ledger.schema import metadata
 PIPELINE = "file:///lake/clicks"
 HANDLER = "thumbnails"
 LEASE_SECONDS = 60.0
-OVER = -1.0  # a lease that is over when it is given: no test has to wait for one
+OVER = -1.0  # a lease that has expired when it is granted: no test has to wait for one
 BEFORE = 1_000.0  # long before any test's database clock
 AFTER = time.time() + 86_400.0  # and long after it
 
@@ -70,16 +70,16 @@ def outcome(
     pipeline: str = PIPELINE,
     **fields: Any,
 ) -> BatchOutcome:
-    """Everything claimed is processed but what is said to have failed."""
+    """Return an outcome in which every claimed object is processed except those in ``failed``."""
     failures = [
         FailedObject(object_id=object_id_of(name), failure=failure, reason=f"{name} is {failure}", uncounted=uncounted)
         for name, failure in (failed or {}).items()
     ]
-    lost = {failure.object_id for failure in failures}
+    failed_ids = {failure.object_id for failure in failures}
     processed = [
         ObjectResult(object_id=object_id, rows=10, lines_quarantined=1)
         for object_id in claim.claimed
-        if object_id not in lost
+        if object_id not in failed_ids
     ]
     return BatchOutcome(pipeline=pipeline, attempt_id=claim.attempt_id, processed=processed, failed=failures, **fields)
 
@@ -90,9 +90,9 @@ class Desk:
 
     ledger: Ledger
     numbers: "count[int]" = field(default_factory=count)
-    url: str = ""  # of the ledger's database, where others can open it
+    url: str = ""  # of the ledger's database, if others can open it
 
-    def fresh(self) -> str:
+    def next_attempt_id(self) -> str:
         return f"attempt-{next(self.numbers):04}"
 
     def claim(
@@ -105,7 +105,7 @@ class Desk:
         pipeline: str = PIPELINE,
     ) -> ObjectClaims:
         return self.ledger.claim(
-            pipeline, wanted, attempt_id=attempt or self.fresh(), worker=worker, lease_seconds=lease_seconds
+            pipeline, wanted, attempt_id=attempt or self.next_attempt_id(), worker=worker, lease_seconds=lease_seconds
         )
 
     def process(self, *names: str) -> int | None:
@@ -125,7 +125,7 @@ class Desk:
         lease_seconds: float = LEASE_SECONDS,
     ) -> WorkClaimResult:
         return self.ledger.begin_work(
-            handler, key, attempt_id=attempt or self.fresh(), worker=worker, lease_seconds=lease_seconds
+            handler, key, attempt_id=attempt or self.next_attempt_id(), worker=worker, lease_seconds=lease_seconds
         )
 
     def work(self, key: str = "k") -> WorkRow:
@@ -137,7 +137,7 @@ class Desk:
         return self.ledger.states(PIPELINE, [object_id_of(name)]).get(object_id_of(name))
 
     def attempts(self, name: str) -> int:
-        """As the next claim would see them: charged and not refunded."""
+        """Return the attempts as the next claim would see them, without those not counted."""
         (row,) = [row for row in self.ledger.objects(PIPELINE) if row.object_id == object_id_of(name)]
         return row.attempts
 
@@ -146,7 +146,7 @@ class Desk:
         return [(row.attempt_id, row.outcome, row.reason) for row in rows]
 
     def everything(self) -> dict[str, list[tuple[Any, ...]]]:
-        """Every row of every table, to show that nothing changed."""
+        """Return every row of every table, to show that nothing changed."""
         with self.ledger.database.reading() as connection:
             return {
                 table.name: sorted((tuple(row) for row in connection.execute(table.select())), key=repr)

@@ -1,4 +1,4 @@
-"""Answers of the database that do not come."""
+"""Database responses that never arrive."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from sqlalchemy import Engine, PoolProxiedConnection
 def replies_lost(
     engine: Engine, *, times: int, committed: bool, meanwhile: Callable[[], object] = int
 ) -> Iterator[None]:
-    """The next COMMITs get no answer; whether they took effect is what the client cannot know."""
+    """Lose the response to the next COMMITs; the client cannot know whether they took effect."""
     do_commit = engine.dialect.do_commit
     left = [times]
 

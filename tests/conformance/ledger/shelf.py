@@ -1,4 +1,4 @@
-"""Archiving as the ledger's tests do it: without files, for no test here opens one."""
+"""Archive objects without files: no test of the ledger opens one."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ def contents(ledger: Ledger, retiring: Retiring) -> list[RetiredObject]:
 
 
 def archive(ledger: Ledger, id: str = "archive-1", *, up_to_seq: int = 1_000_000) -> bool:
-    """Everything that may go, into one file."""
+    """Retire everything that may leave the ledger into one file."""
     retiring = next_file(ledger, up_to_seq=up_to_seq)
     file = ArchiveFile(uri=FILE, objects=len(contents(ledger, retiring)), bytes=100)
     return ledger.archives.retire(retiring, archive_id=id, file=file)
@@ -35,8 +35,8 @@ def adopt(ledger: Ledger, *names: str, source: str = "done.csv") -> Adoption:
     return ledger.adoptions.adopt(PIPELINE, [candidate(name) for name in names], source=source)
 
 
-def hot(ledger: Ledger) -> set[bytes]:
-    """The ids that have a row."""
+def ids_with_row(ledger: Ledger) -> set[bytes]:
+    """Return the ids that have a row in the ledger."""
     return {row.object_id for row in ledger.objects(PIPELINE, limit=10_000)}
 
 

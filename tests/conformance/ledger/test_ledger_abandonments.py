@@ -1,4 +1,4 @@
-"""Giving attempts up, on every database."""
+"""Abandoning attempts, on every database."""
 
 import pytest
 from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidates, object_id_of, outcome
@@ -14,7 +14,7 @@ def abandon(desk: Desk, attempt: str, *, uncounted: bool = False, unattributed: 
     )
 
 
-def test_an_abandoned_attempt_frees_its_objects_and_says_why(desk: Desk) -> None:
+def test_an_abandoned_attempt_frees_its_objects_and_records_the_reason(desk: Desk) -> None:
     desk.claim(candidates("a", "b"), attempt="first")
     assert abandon(desk, "first")
     assert [desk.state(name) for name in "ab"] == [ObjectState.UNPROCESSED] * 2
@@ -30,7 +30,9 @@ def test_an_abandoned_attempt_frees_its_objects_and_says_why(desk: Desk) -> None
     ("uncounted", "unattributed", "attempts", "failures"),
     [(False, False, 2, 0), (True, False, 1, 0), (False, True, 2, 1)],
 )
-def test_which_attempts_count(desk: Desk, uncounted: bool, unattributed: bool, attempts: int, failures: int) -> None:
+def test_abandoned_attempts_count_unless_uncounted_and_unattributed_failures_are_recorded(
+    desk: Desk, uncounted: bool, unattributed: bool, attempts: int, failures: int
+) -> None:
     desk.claim(candidates("a"), attempt="first")
     abandon(desk, "first", uncounted=uncounted, unattributed=unattributed)
     claimed = desk.claim(candidates("a")).claimed[A]
@@ -44,14 +46,14 @@ def test_an_attempt_is_abandoned_once(desk: Desk) -> None:
     assert desk.claim(candidates("a")).claimed[A].attempts == 1
 
 
-def test_a_committed_attempt_and_an_unknown_one_cannot_be_given_up(desk: Desk) -> None:
+def test_a_committed_or_unknown_attempt_cannot_be_abandoned(desk: Desk) -> None:
     desk.ledger.commit(outcome(desk.claim(candidates("a"), attempt="committed")))
     before = desk.everything()
     assert [abandon(desk, attempt) for attempt in ("committed", "never heard of")] == [False, False]
     assert desk.everything() == before
 
 
-def test_giving_up_touches_no_objects_of_others(desk: Desk) -> None:
+def test_abandoning_a_stale_attempt_leaves_objects_of_another_attempt_alone(desk: Desk) -> None:
     desk.claim(candidates("a"), attempt="slow", lease_seconds=OVER)
     desk.claim(candidates("a"), attempt="next")
     assert not abandon(desk, "slow")
@@ -59,7 +61,7 @@ def test_giving_up_touches_no_objects_of_others(desk: Desk) -> None:
     assert desk.claim(candidates("a")).claimed == {}
 
 
-def test_expired_attempts_are_given_up_and_charged_and_running_ones_not(desk: Desk) -> None:
+def test_expired_attempts_are_abandoned_and_counted_and_running_ones_are_not(desk: Desk) -> None:
     desk.claim(candidates("b"), attempt="runs")
     desk.claim(candidates("a"), attempt="expired", lease_seconds=OVER)
     assert desk.ledger.abandon_expired(PIPELINE) == ["expired"]
@@ -68,7 +70,7 @@ def test_expired_attempts_are_given_up_and_charged_and_running_ones_not(desk: De
     assert desk.state("b") is ObjectState.PROCESSING
 
 
-def test_a_dead_workers_attempts_are_given_up_whatever_their_lease(desk: Desk) -> None:
+def test_a_dead_workers_attempts_are_abandoned_regardless_of_their_lease(desk: Desk) -> None:
     for name, worker in (("a", "dead"), ("b", "dead"), ("c", "alive")):
         desk.claim(candidates(name), attempt=f"{name} by {worker}", worker=worker)
     assert sorted(desk.ledger.abandon_worker(PIPELINE, "dead")) == ["a by dead", "b by dead"]
@@ -77,7 +79,7 @@ def test_a_dead_workers_attempts_are_given_up_whatever_their_lease(desk: Desk) -
     assert desk.claim(candidates("a")).claimed[A].attempts == 2
 
 
-def test_gc_gets_every_abandoned_attempt_every_time(desk: Desk) -> None:
+def test_abandoned_attempts_are_listed_on_every_call(desk: Desk) -> None:
     for name in ("b", "a"):
         desk.claim(candidates("x"), attempt=name)
         abandon(desk, name)
@@ -85,7 +87,7 @@ def test_gc_gets_every_abandoned_attempt_every_time(desk: Desk) -> None:
     assert [desk.ledger.abandoned_attempts(PIPELINE) for _ in range(2)] == [["a", "b"]] * 2
 
 
-def test_pipelines_give_up_for_themselves(desk: Desk) -> None:
+def test_abandoning_is_limited_to_one_pipeline(desk: Desk) -> None:
     desk.ledger.ensure_pipeline("other")
     desk.claim(candidates("a"), attempt="other's", worker="dead", lease_seconds=OVER, pipeline="other")
     assert desk.ledger.abandon_expired(PIPELINE) == []

@@ -1,9 +1,9 @@
-"""Rows that leave for the archive: what goes and what stays, and that nothing of it is ever claimed again."""
+"""Archiving rows: which leave and which stay, and that no archived object is ever claimed again."""
 
 import pytest
 from tests.conformance.ledger.desk import AFTER, PIPELINE, Desk, candidate, candidates, object_id_of, outcome
 from tests.conformance.ledger.lost import replies_lost
-from tests.conformance.ledger.shelf import FILE, adopt, archive, contents, hot, ids, next_file
+from tests.conformance.ledger.shelf import FILE, adopt, archive, contents, ids, ids_with_row, next_file
 
 from penstock.errors import ConfigurationError
 from penstock.ledger import Ledger
@@ -12,12 +12,12 @@ from penstock.ledger.records import AttemptFailure, ObjectState
 from penstock.messaging.steps import Step
 
 
-def test_processed_rows_leave_and_their_identities_stay(desk: Desk) -> None:
+def test_archiving_removes_processed_rows_and_keeps_their_identities(desk: Desk) -> None:
     claim = desk.claim(candidates("a", "b", "poison"))
     desk.ledger.commit(outcome(claim, failed={"poison": AttemptFailure.DEAD}))
     desk.claim(candidates("busy"))
     assert archive(desk.ledger)
-    assert hot(desk.ledger) == ids(["poison", "busy"])
+    assert ids_with_row(desk.ledger) == ids(["poison", "busy"])
     assert desk.state("a") is ObjectState.PROCESSED
     assert desk.state("poison") is ObjectState.DEAD
     counts = desk.ledger.counts(PIPELINE)
@@ -41,7 +41,7 @@ def test_a_late_duplicate_of_an_archived_object_ends_as_processed_and_leaves_no_
     assert desk.everything() == before
 
 
-def test_a_claim_sorts_what_is_archived_from_what_is_not(desk: Desk) -> None:
+def test_a_claim_treats_archived_objects_as_ended_and_takes_the_new_ones(desk: Desk) -> None:
     desk.process("archived")
     archive(desk.ledger)
     desk.process("done")
@@ -51,10 +51,10 @@ def test_a_claim_sorts_what_is_archived_from_what_is_not(desk: Desk) -> None:
     assert set(claim.busy) == ids(["busy"])
     assert set(claim.ended) == ids(["archived", "done"])
     assert desk.ledger.commit(outcome(claim)) == 3
-    assert hot(desk.ledger) == ids(["busy", "done", "new"])
+    assert ids_with_row(desk.ledger) == ids(["busy", "done", "new"])
 
 
-def test_another_pipeline_has_an_archive_of_its_own(desk: Desk) -> None:
+def test_each_pipeline_has_its_own_archive(desk: Desk) -> None:
     desk.process("a")
     archive(desk.ledger)
     desk.ledger.ensure_pipeline("other")
@@ -62,14 +62,14 @@ def test_another_pipeline_has_an_archive_of_its_own(desk: Desk) -> None:
     assert desk.ledger.counts("other")[ObjectState.PROCESSED] == 0
 
 
-def test_a_replay_and_a_late_redrive_find_an_archived_object_done(desk: Desk) -> None:
+def test_a_late_replay_finds_an_archived_object_processed(desk: Desk) -> None:
     desk.process("a")
     archive(desk.ledger)
     claim = desk.claim([candidate("a", message="m-2", enqueued_at=AFTER, replay="r-1")])
     assert claim.ended[object_id_of("a")].state is ObjectState.PROCESSED
 
 
-def test_an_export_contains_everything_that_is_known(desk: Desk) -> None:
+def test_an_archived_object_contains_its_row_timeline_and_sequencer(desk: Desk) -> None:
     desk.fail(AttemptFailure.RETRY, candidate("a", version_id="v-1", sequencer="0A"), "a")
     desk.process("a")
     (row,) = desk.ledger.objects(PIPELINE)
@@ -80,7 +80,7 @@ def test_an_export_contains_everything_that_is_known(desk: Desk) -> None:
     assert one.sequencer == "0A"
 
 
-def test_batches_go_in_order_as_many_as_fit_and_a_large_one_alone(desk: Desk) -> None:
+def test_batches_are_archived_in_order_up_to_the_limit_and_a_large_one_alone(desk: Desk) -> None:
     for names in (["a"], ["b", "c"], ["d", "e", "f", "g"], ["h"]):
         desk.process(*names)
     first = next_file(desk.ledger, objects_max=3)
@@ -93,7 +93,7 @@ def test_batches_go_in_order_as_many_as_fit_and_a_large_one_alone(desk: Desk) ->
     assert desk.ledger.archives.retiring(PIPELINE, after_seq=4, up_to_seq=10, objects_max=3) is None
 
 
-def test_one_of_two_archivers_wins_and_the_other_changes_nothing(desk: Desk) -> None:
+def test_the_second_of_two_archivers_changes_nothing(desk: Desk) -> None:
     desk.process("a")
     retiring = next_file(desk.ledger)
     file = ArchiveFile(uri=FILE, objects=1, bytes=1)
@@ -103,7 +103,7 @@ def test_one_of_two_archivers_wins_and_the_other_changes_nothing(desk: Desk) -> 
     assert desk.everything() == before
 
 
-def test_a_file_that_holds_other_rows_than_would_leave_is_refused(desk: Desk) -> None:
+def test_a_file_with_another_number_of_objects_is_refused(desk: Desk) -> None:
     desk.process("a", "b")
     before = desk.everything()
     file = ArchiveFile(uri=FILE, objects=1, bytes=1)
@@ -112,7 +112,7 @@ def test_a_file_that_holds_other_rows_than_would_leave_is_refused(desk: Desk) ->
     assert desk.everything() == before
 
 
-def test_a_file_that_was_swept_away_never_counts(desk: Desk) -> None:
+def test_a_disowned_file_never_becomes_an_archive(desk: Desk) -> None:
     desk.process("a")
     assert desk.ledger.archives.disown(PIPELINE, "archive-1")
     before = desk.everything()
@@ -123,7 +123,7 @@ def test_a_file_that_was_swept_away_never_counts(desk: Desk) -> None:
     assert desk.state("a") is ObjectState.PROCESSED
 
 
-def test_a_file_that_counts_is_not_swept_away(desk: Desk) -> None:
+def test_an_archive_in_use_cannot_be_disowned(desk: Desk) -> None:
     desk.process("a")
     archive(desk.ledger)
     before = desk.everything()
@@ -132,12 +132,12 @@ def test_a_file_that_counts_is_not_swept_away(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_a_commit_without_an_answer_is_looked_into(desk: Desk, committed: bool) -> None:
+def test_an_archive_commit_without_a_response_takes_effect_once(desk: Desk, committed: bool) -> None:
     desk.process("a")
     retiring, file = next_file(desk.ledger), ArchiveFile(uri=FILE, objects=1, bytes=1)
     with replies_lost(desk.ledger.database.engine, times=1, committed=committed):
         assert desk.ledger.archives.retire(retiring, archive_id="archive-1", file=file)
-    assert hot(desk.ledger) == set()
+    assert ids_with_row(desk.ledger) == set()
     assert desk.ledger.archives.count(PIPELINE) == 1
 
 
@@ -155,7 +155,7 @@ def test_an_archiver_that_dies_before_its_commit_changes_nothing(desk: Desk) -> 
     assert archive(desk.ledger, "again")
 
 
-def test_a_claimer_that_dies_makes_no_row_anew(desk: Desk) -> None:
+def test_a_claimer_that_dies_creates_no_row_for_an_archived_object(desk: Desk) -> None:
     desk.process("a")
     archive(desk.ledger)
 
@@ -165,11 +165,11 @@ def test_a_claimer_that_dies_makes_no_row_anew(desk: Desk) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         Desk(Ledger(desk.ledger.database, die)).claim(candidates("a", "new"), attempt="died")
-    assert hot(desk.ledger) == ids(["new"])
+    assert ids_with_row(desk.ledger) == ids(["new"])
     assert (desk.state("a"), desk.state("new")) == (ObjectState.PROCESSED, ObjectState.PROCESSING)
 
 
-def test_find_leads_to_the_archive(desk: Desk) -> None:
+def test_find_locates_an_object_in_its_archive(desk: Desk) -> None:
     desk.process("a")
     archive(desk.ledger)
     uri = candidate("a").uri
@@ -179,7 +179,7 @@ def test_find_leads_to_the_archive(desk: Desk) -> None:
     assert desk.ledger.archives.find("s3://landing/other") == []
 
 
-def test_other_versions_are_counted_wherever_they_are(desk: Desk) -> None:
+def test_other_versions_are_counted_in_the_ledger_and_in_archives(desk: Desk) -> None:
     key = b"/landing/same"
     for name in ("old", "older"):
         desk.ledger.commit(outcome(desk.claim([candidate(name, key=key)])))
@@ -192,7 +192,7 @@ def test_other_versions_are_counted_wherever_they_are(desk: Desk) -> None:
     assert desk.ledger.other_versions(PIPELINE, [object_id_of("alone")]) == 0
 
 
-# Objects that somebody else processed
+# Objects that another system processed
 
 
 def test_adopted_objects_are_never_claimed(desk: Desk) -> None:
@@ -206,7 +206,7 @@ def test_adopted_objects_are_never_claimed(desk: Desk) -> None:
     assert (row.uri, row.objects, row.source) == (None, 2, "done.csv")
 
 
-def test_adopting_again_adds_nothing(desk: Desk) -> None:
+def test_adopting_the_same_objects_again_adds_nothing(desk: Desk) -> None:
     adopt(desk.ledger, "a", "b")
     before = desk.everything()
     again = adopt(desk.ledger, "a", "b")
@@ -217,31 +217,31 @@ def test_adopting_again_adds_nothing(desk: Desk) -> None:
     assert [row.objects for row in desk.ledger.archives.all(PIPELINE)] == [3]
 
 
-def test_what_is_at_work_or_known_is_left_alone_and_the_rest_replaced(desk: Desk) -> None:
+def test_adopting_keeps_claimed_and_processed_objects_and_replaces_the_others(desk: Desk) -> None:
     desk.process("done")
     desk.fail(AttemptFailure.RETRY, candidate("waiting"), "waiting")
     desk.fail(AttemptFailure.DEAD, candidate("dead"), "dead")
     claim = desk.claim(candidates("busy"))
     names = ["done", "waiting", "dead", "busy", "new"]
-    looked = desk.ledger.adoptions.preview(PIPELINE, candidates(*names))
+    previewed = desk.ledger.adoptions.preview(PIPELINE, candidates(*names))
     adoption = adopt(desk.ledger, *names)
-    assert adoption == looked
+    assert adoption == previewed
     assert (adoption.new, adoption.known, set(adoption.busy)) == (3, 1, ids(["busy"]))
     assert adoption.replaced == {ObjectState.UNPROCESSED: 1, ObjectState.DEAD: 1}
-    assert hot(desk.ledger) == ids(["done", "busy"])
+    assert ids_with_row(desk.ledger) == ids(["done", "busy"])
     assert desk.timeline("dead") == []
     assert desk.ledger.commit(outcome(claim)) == 2, "the attempt at work is not disturbed"
     revival = desk.claim([candidate("dead", enqueued_at=AFTER, replay="r-1")])
     assert revival.ended[object_id_of("dead")].state is ObjectState.PROCESSED
 
 
-def test_looking_changes_nothing(desk: Desk) -> None:
+def test_a_preview_of_an_adoption_changes_nothing(desk: Desk) -> None:
     before = desk.everything()
     assert desk.ledger.adoptions.preview(PIPELINE, candidates("a")).new == 1
     assert desk.everything() == before
 
 
-def test_each_file_that_was_imported_is_an_archive_of_its_own(desk: Desk) -> None:
+def test_each_imported_file_is_an_archive_of_its_own(desk: Desk) -> None:
     adopt(desk.ledger, "a")
     adopt(desk.ledger, "a", "b", source="other.csv")
     assert sorted((row.source, row.objects) for row in desk.ledger.archives.all(PIPELINE)) == [

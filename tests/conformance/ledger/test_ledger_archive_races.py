@@ -1,9 +1,9 @@
-"""Claimers against the archiver and against imports: whenever either commits, no object is processed twice."""
+"""Claims against the archiver and against imports: no object is processed twice, whichever commits first."""
 
 import pytest
 from tests.conformance.ledger.crowd import CLAIMERS, once_after, together
 from tests.conformance.ledger.desk import PIPELINE, Desk, candidate, candidates, object_id_of, outcome
-from tests.conformance.ledger.shelf import adopt, archive, hot, ids
+from tests.conformance.ledger.shelf import adopt, archive, ids, ids_with_row
 
 from penstock.ledger import Ledger
 from penstock.ledger.archive import ARCHIVING, ArchiveFile
@@ -14,46 +14,46 @@ ROUNDS = 6
 NAMES = [f"object {number}" for number in range(40)]
 
 
-def ends_as_processed(desk: Desk, name: str) -> None:
+def assert_ended_as_processed(desk: Desk, name: str) -> None:
     claim = desk.claim(candidates(name, "other"), attempt="late")
     assert set(claim.claimed) == ids(["other"])
     assert set(claim.ended) == ids([name])
     assert claim.ended[object_id_of(name)].state is ObjectState.PROCESSED
 
 
-def test_the_archive_commits_between_registering_and_taking(shared_desk: Desk) -> None:
+def test_an_archive_between_registering_and_claiming_ends_the_object_as_processed(shared_desk: Desk) -> None:
     shared_desk.process("a")
 
     def archive_now(step: Step) -> None:
         if step is Step.OBJECTS_REGISTERED:
             assert archive(shared_desk.ledger)
 
-    ends_as_processed(Desk(Ledger(shared_desk.ledger.database, archive_now)), "a")
-    assert hot(shared_desk.ledger) == ids(["other"])
+    assert_ended_as_processed(Desk(Ledger(shared_desk.ledger.database, archive_now)), "a")
+    assert ids_with_row(shared_desk.ledger) == ids(["other"])
 
 
 @pytest.mark.parametrize(
     "words", ["DELETE FROM wanted", "UPDATE objects", "FROM archived_objects ... FROM wanted", "AS lease_left"]
 )
-def test_the_archive_commits_after_a_statement_of_the_claim(server_desk: Desk, words: str) -> None:
+def test_an_archive_after_any_statement_of_a_claim_ends_the_object_as_processed(server_desk: Desk, words: str) -> None:
     server_desk.process("a")
     with once_after(server_desk.ledger, words, lambda: archive(server_desk.ledger)) as done:
-        ends_as_processed(server_desk, "a")
+        assert_ended_as_processed(server_desk, "a")
     assert done, "the claim has such a statement"
-    assert hot(server_desk.ledger) == ids(["other"])
+    assert ids_with_row(server_desk.ledger) == ids(["other"])
 
 
-def test_an_import_commits_between_registering_and_taking(shared_desk: Desk) -> None:
+def test_an_import_between_registering_and_claiming_ends_the_object_as_processed(shared_desk: Desk) -> None:
     shared_desk.fail(AttemptFailure.RETRY, candidate("a"), "a")  # known, and free
 
     def import_now(step: Step) -> None:
         if step is Step.OBJECTS_REGISTERED:
             assert adopt(shared_desk.ledger, "a").new == 1
 
-    ends_as_processed(Desk(Ledger(shared_desk.ledger.database, import_now)), "a")
+    assert_ended_as_processed(Desk(Ledger(shared_desk.ledger.database, import_now)), "a")
 
 
-def test_an_import_leaves_alone_what_a_claimer_has_just_registered(shared_desk: Desk) -> None:
+def test_an_import_leaves_objects_that_a_claim_just_registered_alone(shared_desk: Desk) -> None:
     def import_now(step: Step) -> None:
         if step is Step.OBJECTS_REGISTERED:
             adoption = adopt(shared_desk.ledger, "a")
@@ -63,8 +63,8 @@ def test_an_import_leaves_alone_what_a_claimer_has_just_registered(shared_desk: 
     assert set(claim.claimed) == ids(["a"])
 
 
-def test_claimers_against_archivers(shared_desk: Desk) -> None:
-    """Half of the threads process and archive, half claim what may be leaving just then."""
+def test_concurrent_claims_and_archives_process_each_object_once(shared_desk: Desk) -> None:
+    """Half of the threads process and archive, half claim objects that may be leaving at that moment."""
     ledger = shared_desk.ledger
 
     def run(number: int) -> list[bytes]:
@@ -75,18 +75,18 @@ def test_claimers_against_archivers(shared_desk: Desk) -> None:
                 ledger.commit(outcome(claim))
                 processed += claim.claimed
             if number % 2:
-                _archive_what_is_there(ledger, f"archive {number}/{round_}")
+                _archive_all(ledger, f"archive {number}/{round_}")
         return processed
 
     processed = [id for own in together(run) for id in own]
     assert sorted(processed) == sorted(ids(NAMES)), "each object once"
-    _archive_what_is_there(ledger, "last")
-    assert hot(ledger) == set()
+    _archive_all(ledger, "last")
+    assert ids_with_row(ledger) == set()
     assert ledger.counts(PIPELINE)[ObjectState.PROCESSED] == len(NAMES)
     assert set(ledger.states(PIPELINE, ids(NAMES)).values()) == {ObjectState.PROCESSED}
 
 
-def test_claimers_against_imports(shared_desk: Desk) -> None:
+def test_concurrent_claims_and_imports_take_each_object_once(shared_desk: Desk) -> None:
     """Each object is either imported or claimed, never both."""
 
     def run(number: int) -> tuple[set[bytes], int]:
@@ -99,12 +99,12 @@ def test_claimers_against_imports(shared_desk: Desk) -> None:
     claimed = [id for own, _ in fates for id in own]
     assert len(claimed) == len(set(claimed))
     assert len(claimed) + sum(new for _, new in fates) == len(NAMES)
-    assert hot(shared_desk.ledger) <= set(claimed)
+    assert ids_with_row(shared_desk.ledger) <= set(claimed)
     assert shared_desk.ledger.archives.count(PIPELINE) == len(NAMES) - len(claimed)
     assert len(fates) == CLAIMERS
 
 
-def _archive_what_is_there(ledger: Ledger, id: str) -> None:
+def _archive_all(ledger: Ledger, id: str) -> None:
     found = ledger.archives.retiring(
         PIPELINE, after_seq=ledger.progress(PIPELINE, ARCHIVING), up_to_seq=1_000_000, objects_max=1_000
     )

@@ -1,4 +1,4 @@
-"""Claims, on every database: what is taken, what is busy, what has ended."""
+"""Claims, on every database: which objects are claimed, which are busy and which have ended."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from penstock.ledger.schema import attempts
 A, B, C = (object_id_of(name) for name in "abc")
 
 
-def test_free_objects_are_taken_and_charged(desk: Desk) -> None:
+def test_free_objects_are_claimed_and_the_attempt_is_counted(desk: Desk) -> None:
     claim = desk.claim(candidates("a", "b"), attempt="first", worker="worker-7")
     assert set(claim.claimed) == {A, B}
     assert (claim.attempt_id, claim.busy, claim.ended) == ("first", {}, {})
@@ -33,7 +33,7 @@ def test_free_objects_are_taken_and_charged(desk: Desk) -> None:
     assert desk.timeline("a") == [("first", "open", None)]
 
 
-def test_the_attempt_has_its_lease_by_the_databases_clock(desk: Desk) -> None:
+def test_an_attempts_lease_is_measured_by_the_databases_clock(desk: Desk) -> None:
     desk.claim(candidates("a"), attempt="first", worker="worker-7")
     attempt = desk.ledger.attempt("first")
     assert attempt is not None
@@ -50,20 +50,20 @@ def test_objects_of_another_attempt_are_busy_for_the_rest_of_its_lease(desk: Des
     assert desk.attempts("a") == 1
 
 
-def test_a_claim_that_takes_nothing_leaves_no_attempt(desk: Desk) -> None:
+def test_a_claim_without_any_free_object_leaves_no_attempt(desk: Desk) -> None:
     desk.claim(candidates("a"), attempt="first")
     desk.claim(candidates("a"), attempt="second")
     assert desk.ledger.attempt("second") is None
     assert [attempt.id for attempt in desk.ledger.open_attempts(PIPELINE)] == ["first"]
 
 
-def test_nothing_wanted_is_nothing_claimed(desk: Desk) -> None:
+def test_a_claim_of_no_objects_claims_nothing(desk: Desk) -> None:
     claim = desk.claim([], attempt="first")
     assert (claim.claimed, claim.busy, claim.ended) == ({}, {}, {})
     assert desk.ledger.attempt("first") is None
 
 
-def test_every_candidate_is_in_exactly_one_part_of_the_claim(desk: Desk) -> None:
+def test_every_candidate_is_either_claimed_busy_or_ended(desk: Desk) -> None:
     desk.process("a")
     desk.claim(candidates("b"))
     claim = desk.claim(candidates("a", "b", "c"))
@@ -79,18 +79,18 @@ def test_an_ended_object_is_reported_with_its_reason(desk: Desk, failure: Attemp
     assert ended.original_message == original_message
 
 
-def test_a_processed_object_has_ended(desk: Desk) -> None:
+def test_a_processed_object_is_reported_as_ended(desk: Desk) -> None:
     desk.process("a")
     ended = desk.claim(candidates("a")).ended[A]
     assert (ended.state, ended.reason, ended.original_message) == (ObjectState.PROCESSED, None, None)
 
 
-def test_an_object_to_be_retried_is_free_and_charged_again(desk: Desk) -> None:
+def test_an_object_to_be_retried_is_free_and_its_next_attempt_is_counted(desk: Desk) -> None:
     desk.fail(AttemptFailure.RETRY, candidate("a"), "a")
     assert desk.claim(candidates("a")).claimed[A].attempts == 2
 
 
-def test_an_expired_attempt_is_taken_over_inside_the_claim(desk: Desk) -> None:
+def test_a_claim_abandons_an_expired_attempt_and_takes_its_objects(desk: Desk) -> None:
     desk.claim(candidates("a"), attempt="slow", lease_seconds=OVER)
     claim = desk.claim(candidates("a"), attempt="next")
     assert claim.claimed[A].attempts == 2
@@ -111,18 +111,18 @@ def test_an_expired_attempt_of_another_pipeline_is_left_alone(desk: Desk) -> Non
 
 def test_an_extended_attempt_is_not_taken_over(desk: Desk) -> None:
     desk.claim(candidates("a"), attempt="first", lease_seconds=OVER)
-    assert desk.ledger.extend("first", lease_seconds=LEASE_SECONDS), "past its lease, but nobody took it over"
+    assert desk.ledger.extend("first", lease_seconds=LEASE_SECONDS), "past its lease, but not taken over"
     assert desk.claim(candidates("a")).claimed == {}
 
 
-def test_extending_always_succeeds_while_open_even_when_it_moves_nothing(desk: Desk) -> None:
+def test_extending_an_open_attempt_succeeds_even_if_its_lease_does_not_move(desk: Desk) -> None:
     desk.claim(candidates("a"), attempt="first")
     assert [desk.ledger.extend("first", lease_seconds=5.0) for _ in range(3)] == [True, True, True]
     with desk.ledger.database.reading() as connection:  # where unchanged rows are not counted, this one column changes
         assert connection.execute(select(attempts.c.heartbeat_seq)).scalars().all() == [3]
 
 
-def test_what_is_not_open_cannot_be_extended(desk: Desk) -> None:
+def test_an_attempt_that_is_not_open_cannot_be_extended(desk: Desk) -> None:
     desk.ledger.commit(outcome(desk.claim(candidates("a"), attempt="committed")))
     desk.claim(candidates("b"), attempt="abandoned")
     desk.ledger.abandon("abandoned", reason="", outcome="given_back", uncounted=False, unattributed=False)
@@ -130,30 +130,30 @@ def test_what_is_not_open_cannot_be_extended(desk: Desk) -> None:
     assert [desk.ledger.extend(attempt, lease_seconds=9.0) for attempt in attempts] == [False, False, False]
 
 
-def test_an_attempt_id_is_used_once(desk: Desk) -> None:
+def test_an_attempt_id_cannot_be_used_twice(desk: Desk) -> None:
     desk.claim(candidates("a"), attempt="first")
     desk.ledger.claim(PIPELINE, candidates("b"), attempt_id="other", worker="w", lease_seconds=1.0)
     before = desk.everything()["objects"]
     with pytest.raises(Exception, match=r"(?i)unique|duplicate"):
         desk.claim(candidates("c"), attempt="first")
     assert [row for row in desk.everything()["objects"] if row[1] != C] == before
-    assert desk.state("c") is None, "nothing of it is there"
+    assert desk.state("c") is None, "nothing of the refused claim is stored"
 
 
-def test_two_pipelines_work_on_one_object_each_for_itself(desk: Desk) -> None:
+def test_two_pipelines_claim_one_object_independently(desk: Desk) -> None:
     desk.ledger.ensure_pipeline("other")
     assert set(desk.claim(candidates("a")).claimed) == {A}
     assert set(desk.claim(candidates("a"), pipeline="other").claimed) == {A}
 
 
-def test_the_first_of_several_messages_that_name_an_object_carries_it(desk: Desk) -> None:
+def test_the_first_of_several_messages_for_one_object_is_its_original_message(desk: Desk) -> None:
     claim = desk.claim([candidate("a", message="m-1"), candidate("a", message="m-2")])
     assert len(claim.claimed) == 1
     assert claim.claimed[A].original_message == OriginalMessage(message_id="m-1", enqueued_at=BEFORE)
     assert desk.attempts("a") == 1
 
 
-def test_the_carrier_is_the_message_of_the_last_claim(desk: Desk) -> None:
+def test_the_original_message_is_the_one_of_the_last_claim(desk: Desk) -> None:
     desk.fail(AttemptFailure.RETRY, candidate("a", message="m-1"), "a")
     desk.fail(AttemptFailure.DEAD, candidate("a", message="m-2"), "a")
     original_message = desk.claim(candidates("a")).ended[A].original_message
@@ -161,7 +161,7 @@ def test_the_carrier_is_the_message_of_the_last_claim(desk: Desk) -> None:
     assert original_message.message_id == "m-2"
 
 
-# Who comes first is for the database to say; a later version of one key supersedes an earlier one
+# Sequencers: the database decides the order; a later version of a key supersedes an earlier one
 
 
 def sequenced(name: str, sequencer: str, *, version_id: str | None = None) -> Candidate:
@@ -179,19 +179,19 @@ def test_row_59_older_sequencer_after_a_newer_one_is_superseded(desk: Desk) -> N
     assert desk.attempts("old") == 0
 
 
-def test_row_59_a_newer_one_still_at_work_supersedes_too(desk: Desk) -> None:
+def test_row_59_a_newer_version_in_progress_supersedes_too(desk: Desk) -> None:
     desk.claim([sequenced("new", "0055AB")])
     assert set(desk.claim([sequenced("old", "0055AA")]).ended) == {object_id_of("old")}
 
 
-def test_row_59_of_two_in_one_claim_the_newer_is_taken(desk: Desk) -> None:
+def test_row_59_the_newer_of_two_versions_in_one_claim_is_claimed(desk: Desk) -> None:
     claim = desk.claim([sequenced("old", "0055AA"), sequenced("new", "0055AB"), candidate("a")])
     assert set(claim.claimed) == {object_id_of("new"), A}
     assert set(claim.ended) == {object_id_of("old")}
     assert desk.timeline("old") == []
 
 
-def test_row_59_a_newer_one_that_is_tried_again_supersedes_an_older_one_that_comes_with_it(desk: Desk) -> None:
+def test_row_59_a_newer_version_that_is_retried_supersedes_an_older_one_in_its_claim(desk: Desk) -> None:
     new, old = sequenced("new", "0055AB"), sequenced("old", "0055AA")
     desk.fail(AttemptFailure.RETRY, new, "new")
     claim = desk.claim([old, new, candidate("a")])
@@ -201,7 +201,7 @@ def test_row_59_a_newer_one_that_is_tried_again_supersedes_an_older_one_that_com
     assert desk.ledger.commit(outcome(claim)) == 1
 
 
-def test_row_59_a_newer_one_that_lives_again_does_too(desk: Desk) -> None:
+def test_row_59_a_newer_version_that_is_replayed_supersedes_an_older_one_in_its_claim(desk: Desk) -> None:
     new, old = sequenced("new", "0055AB"), sequenced("old", "0055AA")
     desk.fail(AttemptFailure.DEAD, new, "new")
     again = replace(new, original_message=replace(new.original_message, replay_id="replay"))
@@ -209,7 +209,7 @@ def test_row_59_a_newer_one_that_lives_again_does_too(desk: Desk) -> None:
     assert (set(claim.claimed), set(claim.ended)) == ({object_id_of("new")}, {object_id_of("old")})
 
 
-def test_row_59_a_newer_one_that_waits_elsewhere_supersedes_nothing_yet(desk: Desk) -> None:
+def test_row_59_a_newer_version_waiting_for_a_retry_supersedes_nothing_yet(desk: Desk) -> None:
     desk.fail(AttemptFailure.RETRY, sequenced("new", "0055AB"), "new")
     claim = desk.claim([sequenced("old", "0055AA"), candidate("a")])
     assert set(claim.claimed) == {object_id_of("old"), A}
@@ -224,7 +224,7 @@ def test_row_59_the_shorter_sequencer_is_padded_on_the_right(desk: Desk) -> None
     assert set(desk.claim([sequenced("earlier", "0055A9FFFFFFFF")]).ended) == {object_id_of("earlier")}
 
 
-def test_row_59_a_newer_one_that_never_arrived_supersedes_nothing(desk: Desk) -> None:
+def test_row_59_a_newer_version_that_was_deleted_unread_supersedes_nothing(desk: Desk) -> None:
     new = sequenced("new", "0055AB")
     desk.ledger.commit(outcome(desk.claim([new]), failed={"new": AttemptFailure.DELETED}))
     assert set(desk.claim([sequenced("old", "0055AA")]).claimed) == {object_id_of("old")}
@@ -246,7 +246,7 @@ def test_row_64_a_duplicate_with_a_new_message_id_has_no_second_effect(desk: Des
 
 # Identity is bytes
 
-TWINS = {
+SIMILAR_KEYS = {
     "row_41": ["'; DROP TABLE objects; --", '" OR 1=1', "%_\\", "`a`", ":named ? $1 %s %(x)s"],
     "row_43": ["Data.csv", "data.csv"],
     "row_44": ["a", "a ", " a"],
@@ -256,8 +256,8 @@ TWINS = {
 }
 
 
-@pytest.mark.parametrize("names", TWINS.values(), ids=TWINS)
-def test_rows_41_and_43_to_46_keys_that_look_alike_are_objects_of_their_own(desk: Desk, names: list[str]) -> None:
+@pytest.mark.parametrize("names", SIMILAR_KEYS.values(), ids=SIMILAR_KEYS)
+def test_rows_41_and_43_to_46_similar_keys_are_different_objects(desk: Desk, names: list[str]) -> None:
     keys = {object_id_of(name): name.encode("utf-8", "surrogateescape") for name in names}
     wanted = [candidate(name, key=key) for name, key in zip(names, keys.values(), strict=True)]
     assert desk.ledger.commit(outcome(desk.claim(wanted))) == 1
@@ -268,7 +268,7 @@ def test_rows_41_and_43_to_46_keys_that_look_alike_are_objects_of_their_own(desk
         assert [found.object_id for _, found in desk.ledger.find(row.uri)] == [row.object_id]
 
 
-def test_rows_43_and_44_twins_do_not_supersede_each_other(desk: Desk) -> None:
-    twins = [b"Data.csv", b"data.csv", b"data.csv "]
-    wanted = [candidate(f"{n}", key=key, sequencer=f"{n}") for n, key in enumerate(twins)]
+def test_rows_43_and_44_similar_keys_do_not_supersede_each_other(desk: Desk) -> None:
+    keys = [b"Data.csv", b"data.csv", b"data.csv "]
+    wanted = [candidate(f"{n}", key=key, sequencer=f"{n}") for n, key in enumerate(keys)]
     assert len(desk.claim(wanted).claimed) == 3

@@ -1,4 +1,4 @@
-"""Leases go by the database's clock: a worker's own steals nothing and keeps nothing (row 85 of the inputs)."""
+"""Leases go by the database's clock: a worker's own clock neither takes nor keeps a lease (row 85 of the inputs)."""
 
 import time
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ DAY_SECONDS = 86_400.0
 
 @pytest.fixture(params=["mariadb_url", "postgresql_url"])
 def url(request: pytest.FixtureRequest) -> str:
-    """A server: SQLite has no clock but its host's."""
+    """Return the URL of a server: SQLite has no clock but its host's."""
     return str(request.getfixturevalue(request.param))
 
 
@@ -40,15 +40,15 @@ def test_row_85_a_worker_whose_clock_is_off_steals_no_lease(
     claim = skewed.claim(candidates("a", "b"), attempt="skewed")
     assert set(claim.claimed) == {object_id_of("b")}
     assert 0 < claim.busy[A] <= LEASE_SECONDS
-    standing = skewed.begin("k", attempt="other")
-    assert isinstance(standing, WorkBusy)
-    assert 0 < standing.seconds <= LEASE_SECONDS
+    result = skewed.begin("k", attempt="other")
+    assert isinstance(result, WorkBusy)
+    assert 0 < result.seconds <= LEASE_SECONDS
     assert skewed.ledger.abandon_expired(PIPELINE) == []
     skewed.ledger.close()
     assert desk.ledger.commit(outcome(held)) == 1
 
 
-def test_a_lease_that_is_over_is_over_for_a_worker_whose_clock_is_late(
+def test_an_expired_lease_is_expired_for_a_worker_whose_clock_is_late(
     desk: Desk, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = desk.claim(candidates("a"), attempt="lost", lease_seconds=OVER)

@@ -1,4 +1,4 @@
-"""Commits, on every database: all of it or nothing, fenced, in sequence."""
+"""Commits, on every database: atomic, fenced, in sequence."""
 
 import pytest
 from sqlalchemy import text
@@ -18,7 +18,7 @@ from penstock.ledger.records import (
 A, B = object_id_of("a"), object_id_of("b")
 
 
-def test_a_batch_is_recorded_whole(desk: Desk) -> None:
+def test_a_batch_is_recorded_with_all_its_fields(desk: Desk) -> None:
     claim = desk.claim(candidates("a", "b"), attempt="first", worker="worker-7")
     record = BatchRecord(
         rows=20,
@@ -47,7 +47,7 @@ def test_processed_objects_name_their_batch(desk: Desk) -> None:
     assert [(word, reason) for _, word, reason in desk.timeline("a")] == [("processed", None)]
 
 
-def test_the_attempt_is_committed(desk: Desk) -> None:
+def test_a_commit_closes_its_attempt_as_committed(desk: Desk) -> None:
     desk.ledger.commit(outcome(desk.claim(candidates("a"), attempt="first")))
     attempt = desk.ledger.attempt("first")
     assert attempt is not None
@@ -57,7 +57,7 @@ def test_the_attempt_is_committed(desk: Desk) -> None:
     assert desk.ledger.abandoned_attempts(PIPELINE) == []
 
 
-def test_failed_objects_leave_in_the_same_transaction(desk: Desk) -> None:
+def test_a_commit_records_failed_objects_in_the_same_transaction(desk: Desk) -> None:
     claim = desk.claim(candidates("ok", "again", "dead", "gone", "old"))
     failed = {
         "again": AttemptFailure.RETRY,
@@ -83,7 +83,7 @@ def test_failed_objects_leave_in_the_same_transaction(desk: Desk) -> None:
     assert not ended[object_id_of("again")]
 
 
-def test_a_refund_takes_the_charge_off_and_an_unattributed_failure_is_remembered(desk: Desk) -> None:
+def test_an_uncounted_failure_adds_no_attempt_and_an_unattributed_one_is_recorded(desk: Desk) -> None:
     claim = desk.claim(candidates("a", "b"))
     failed = [
         FailedObject(object_id=A, failure=AttemptFailure.RETRY, reason="", uncounted=True),
@@ -94,7 +94,7 @@ def test_a_refund_takes_the_charge_off_and_an_unattributed_failure_is_remembered
     assert [(again[id].attempts, again[id].unattributed_failures) for id in (A, B)] == [(1, 0), (2, 1)]
 
 
-def test_nothing_processed_is_no_batch_and_its_files_may_go(desk: Desk) -> None:
+def test_a_commit_without_processed_objects_makes_no_batch_and_its_files_may_be_deleted(desk: Desk) -> None:
     claim = desk.claim(candidates("a"), attempt="first")
     failed = outcome(claim, failed={"a": AttemptFailure.DEAD}, new_schema="{}")
     assert desk.ledger.commit(failed) is None
@@ -103,7 +103,7 @@ def test_nothing_processed_is_no_batch_and_its_files_may_go(desk: Desk) -> None:
     row = desk.ledger.pipeline(PIPELINE)
     assert row is not None
     assert (row.next_seq, row.schema_id) == (1, 0)
-    assert desk.ledger.commit(failed) is None, "the same outcome again is the same answer"
+    assert desk.ledger.commit(failed) is None, "the same outcome again returns the same"
 
 
 def test_a_stale_attempt_changes_nothing(desk: Desk) -> None:
@@ -116,7 +116,7 @@ def test_a_stale_attempt_changes_nothing(desk: Desk) -> None:
     assert desk.ledger.commit(outcome(fresh)) == 1
 
 
-def test_a_stale_attempt_without_anything_processed_changes_nothing(desk: Desk) -> None:
+def test_a_stale_attempt_without_processed_objects_changes_nothing(desk: Desk) -> None:
     stale = desk.claim(candidates("a"), attempt="stale", lease_seconds=OVER)
     desk.claim(candidates("a"))
     before = desk.everything()
@@ -125,7 +125,7 @@ def test_a_stale_attempt_without_anything_processed_changes_nothing(desk: Desk) 
     assert desk.everything() == before
 
 
-def test_an_attempt_that_never_claimed_is_lost(desk: Desk) -> None:
+def test_a_commit_of_an_unknown_attempt_raises_claim_lost(desk: Desk) -> None:
     never = BatchOutcome(
         pipeline=PIPELINE, attempt_id="never", processed=[ObjectResult(object_id=A, rows=1, lines_quarantined=0)]
     )
@@ -133,7 +133,7 @@ def test_an_attempt_that_never_claimed_is_lost(desk: Desk) -> None:
         desk.ledger.commit(never)
 
 
-def test_an_attempt_of_another_pipeline_is_lost(desk: Desk) -> None:
+def test_a_commit_for_another_pipeline_raises_claim_lost(desk: Desk) -> None:
     desk.ledger.ensure_pipeline("other")
     claim = desk.claim(candidates("a"))
     with pytest.raises(ClaimLost):
@@ -141,13 +141,13 @@ def test_an_attempt_of_another_pipeline_is_lost(desk: Desk) -> None:
     assert desk.ledger.commit(outcome(claim)) == 1
 
 
-def test_an_unknown_pipeline_is_named(desk: Desk) -> None:
+def test_a_commit_to_an_unknown_pipeline_names_it(desk: Desk) -> None:
     claim = desk.claim(candidates("a"), pipeline="unheard of")
     with pytest.raises(ConfigurationError, match="unheard of"):
         desk.ledger.commit(outcome(claim, pipeline="unheard of"))
 
 
-def test_committing_the_same_outcome_again_answers_the_same_batch(desk: Desk) -> None:
+def test_committing_the_same_outcome_again_returns_the_same_batch(desk: Desk) -> None:
     first = outcome(desk.claim(candidates("a")))
     assert desk.ledger.commit(first) == 1
     desk.process("b")
@@ -159,8 +159,8 @@ def test_committing_the_same_outcome_again_answers_the_same_batch(desk: Desk) ->
 @pytest.mark.parametrize(
     ("processed", "expected"),
     [
-        pytest.param([A, object_id_of("foreign")], ClaimLost, id="an object that is not ours"),
-        pytest.param([A], ValueError, id="an object of ours left out"),
+        pytest.param([A, object_id_of("foreign")], ClaimLost, id="an object of another attempt"),
+        pytest.param([A], ValueError, id="a claimed object missing"),
         pytest.param([A, B, B], ValueError, id="an object twice"),
     ],
 )
@@ -177,7 +177,7 @@ def test_an_outcome_that_does_not_fit_the_claim_changes_nothing(
     assert desk.ledger.commit(outcome(claim)) == 1
 
 
-def test_an_object_that_slipped_away_under_an_open_attempt_stops_the_commit(desk: Desk) -> None:
+def test_a_commit_is_refused_if_an_object_left_its_open_attempt(desk: Desk) -> None:
     claim = desk.claim(candidates("a", "b"))
     with desk.ledger.database.writing() as connection:  # nothing in Penstock does this
         connection.execute(text("UPDATE objects SET state = 'unprocessed' WHERE uri LIKE '%/a'"))
@@ -190,7 +190,7 @@ def test_an_object_that_slipped_away_under_an_open_attempt_stops_the_commit(desk
 # The table's schema
 
 
-def test_a_new_schema_is_in_force_from_its_batch_on(desk: Desk) -> None:
+def test_a_new_schema_applies_from_its_batch_on(desk: Desk) -> None:
     desk.process("a")
     claim = desk.claim(candidates("b"))
     desk.ledger.commit(outcome(claim, schema_id=0, new_schema='{"one": 1}'))
@@ -217,14 +217,14 @@ def test_one_of_two_runs_that_change_the_schema_must_plan_again(desk: Desk) -> N
     assert desk.ledger.commit(outcome(two, schema_id=1)) == 2, "the claim still holds"
 
 
-def test_a_lost_claim_goes_before_a_moved_schema(desk: Desk) -> None:
+def test_a_lost_claim_is_reported_before_a_changed_schema(desk: Desk) -> None:
     stale = desk.claim(candidates("a"), lease_seconds=OVER)
     desk.ledger.abandon_expired(PIPELINE)
     with pytest.raises(ClaimLost):
         desk.ledger.commit(outcome(stale, schema_id=7))
 
 
-def test_a_reason_may_hold_anything(desk: Desk) -> None:
+def test_a_reason_is_escaped_and_truncated(desk: Desk) -> None:
     claim = desk.claim([candidate("a")])
     reason = "cannot read /landing/\udcff\0 " + "x" * 10_000
     failed = [FailedObject(object_id=A, failure=AttemptFailure.DEAD, reason=reason)]

@@ -1,4 +1,4 @@
-"""Crashes at every step and lost answers, on every database."""
+"""Crashes at every step and lost responses, on every database."""
 
 import contextlib
 
@@ -17,11 +17,11 @@ ALWAYS = 1_000
 
 
 class Crash(BaseException):
-    """The process ends here."""
+    """Stands for the end of the process."""
 
 
 def crashing_at(desk: Desk, step: Step) -> Ledger:
-    """A ledger on the same database whose process dies at a step."""
+    """Return a ledger on the same database whose process dies at a step."""
 
     def probe(reached: Step) -> None:
         if reached is step:
@@ -33,7 +33,7 @@ def crashing_at(desk: Desk, step: Step) -> Ledger:
 # Crashes
 
 
-def test_the_steps_come_in_their_order(desk: Desk) -> None:
+def test_steps_are_reached_in_order(desk: Desk) -> None:
     steps: list[Step] = []
     ledger = Ledger(desk.ledger.database, steps.append)
     spied = Desk(ledger, desk.numbers)
@@ -44,7 +44,7 @@ def test_the_steps_come_in_their_order(desk: Desk) -> None:
     assert steps == [*opened, Step.COMMITTING, Step.COMMITTED, *opened, Step.ABANDONED]
 
 
-def test_a_crash_after_registering_holds_what_is_new_until_the_lease_ends(desk: Desk) -> None:
+def test_a_crash_after_registering_keeps_new_objects_claimed_until_the_lease_ends(desk: Desk) -> None:
     desk.fail(AttemptFailure.RETRY, candidate("known"), "known")
     with pytest.raises(Crash):
         Desk(crashing_at(desk, Step.OBJECTS_REGISTERED)).claim(
@@ -55,7 +55,7 @@ def test_a_crash_after_registering_holds_what_is_new_until_the_lease_ends(desk: 
     assert desk.ledger.abandoned_attempts(PIPELINE)[-1] == "crashed"
 
 
-def test_a_claim_whose_attempt_was_given_up_before_it_took_the_rest_is_lost(desk: Desk) -> None:
+def test_a_claim_fails_if_its_attempt_is_abandoned_between_its_two_parts(desk: Desk) -> None:
     desk.fail(AttemptFailure.RETRY, candidate("known"), "known")
 
     def give_up(step: Step) -> None:
@@ -69,7 +69,7 @@ def test_a_claim_whose_attempt_was_given_up_before_it_took_the_rest_is_lost(desk
     assert desk.ledger.open_attempts(PIPELINE) == []
 
 
-def test_the_lease_runs_from_the_last_part_of_a_claim() -> None:
+def test_a_lease_starts_at_the_last_part_of_a_claim() -> None:
     moments = [1_000.0]
 
     def slow(step: Step) -> None:
@@ -89,7 +89,7 @@ def test_the_lease_runs_from_the_last_part_of_a_claim() -> None:
 
 
 @pytest.mark.parametrize("error", [TemporaryError, ConfigurationError])
-def test_a_claim_that_breaks_off_between_its_two_parts_holds_nothing(desk: Desk, error: type[PenstockError]) -> None:
+def test_a_claim_that_fails_between_its_two_parts_holds_nothing(desk: Desk, error: type[PenstockError]) -> None:
     desk.fail(AttemptFailure.RETRY, candidate("known"), "known")
 
     def away(step: Step) -> None:
@@ -102,7 +102,7 @@ def test_a_claim_that_breaks_off_between_its_two_parts_holds_nothing(desk: Desk,
     assert desk.claim(candidates("a")).claimed[A].attempts == 1, "the broken one is not counted"
 
 
-def test_a_crash_after_the_attempt_is_opened_ends_with_its_lease(desk: Desk) -> None:
+def test_after_a_crash_with_an_open_attempt_the_expired_lease_frees_its_objects(desk: Desk) -> None:
     with pytest.raises(Crash):
         Desk(crashing_at(desk, Step.ATTEMPT_OPENED)).claim(candidates("a"), attempt="crashed", lease_seconds=OVER)
     assert desk.state("a") is ObjectState.PROCESSING
@@ -119,7 +119,7 @@ def test_a_crash_before_commit_changes_nothing(desk: Desk) -> None:
     assert desk.ledger.commit(outcome(claim)) == 1
 
 
-def test_a_crash_after_commit_lost_nothing(desk: Desk) -> None:
+def test_a_crash_after_commit_loses_nothing(desk: Desk) -> None:
     claim = desk.claim(candidates("a"))
     with pytest.raises(Crash):
         crashing_at(desk, Step.COMMITTED).commit(outcome(claim))
@@ -128,7 +128,7 @@ def test_a_crash_after_commit_lost_nothing(desk: Desk) -> None:
     assert len(desk.ledger.batches(PIPELINE)) == 1
 
 
-def test_a_crash_after_giving_up_left_the_objects_free(desk: Desk) -> None:
+def test_a_crash_after_abandoning_leaves_the_objects_free(desk: Desk) -> None:
     desk.claim(candidates("a"), attempt="first")
     with pytest.raises(Crash):
         crashing_at(desk, Step.ABANDONED).abandon(
@@ -137,12 +137,12 @@ def test_a_crash_after_giving_up_left_the_objects_free(desk: Desk) -> None:
     assert desk.state("a") is ObjectState.UNPROCESSED
 
 
-# Answers that do not come
+# Lost responses
 
 
 @pytest.mark.parametrize("committed", [True, False])
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_commit_whose_answer_is_lost_counts_once(desk: Desk, committed: bool, times: int) -> None:
+def test_a_commit_whose_response_is_lost_counts_once(desk: Desk, committed: bool, times: int) -> None:
     claim = desk.claim(candidates("a", "b"))
     with replies_lost(desk.ledger.database.engine, times=times, committed=committed):
         assert desk.ledger.commit(outcome(claim, failed={"b": AttemptFailure.DEAD})) == 1
@@ -152,14 +152,14 @@ def test_a_commit_whose_answer_is_lost_counts_once(desk: Desk, committed: bool, 
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_an_end_without_a_batch_whose_answer_is_lost_counts_once(desk: Desk, committed: bool) -> None:
+def test_a_commit_without_a_batch_whose_response_is_lost_counts_once(desk: Desk, committed: bool) -> None:
     failed = outcome(desk.claim(candidates("a")), failed={"a": AttemptFailure.RETRY}, uncounted=True)
     with replies_lost(desk.ledger.database.engine, times=1, committed=committed):
         assert desk.ledger.commit(failed) is None
-    assert desk.claim(candidates("a")).claimed[A].attempts == 1, "refunded once"
+    assert desk.claim(candidates("a")).claimed[A].attempts == 1, "uncounted once"
 
 
-def test_a_commit_that_never_gets_an_answer_stays_open_to_another_try(desk: Desk) -> None:
+def test_a_commit_that_never_gets_a_response_can_be_repeated(desk: Desk) -> None:
     claim = desk.claim(candidates("a"))
     with (
         replies_lost(desk.ledger.database.engine, times=ALWAYS, committed=False),
@@ -169,7 +169,7 @@ def test_a_commit_that_never_gets_an_answer_stays_open_to_another_try(desk: Desk
     assert desk.ledger.commit(outcome(claim)) == 1
 
 
-def test_a_claim_lost_while_the_answer_was_waited_for_is_lost(shared_desk: Desk) -> None:
+def test_a_claim_lost_while_a_commit_waits_for_its_response_raises_claim_lost(shared_desk: Desk) -> None:
     claim = shared_desk.claim(candidates("a"), lease_seconds=OVER)
     other = Ledger.open(shared_desk.url)
     with (
@@ -187,7 +187,7 @@ def test_a_claim_lost_while_the_answer_was_waited_for_is_lost(shared_desk: Desk)
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_a_claim_whose_answer_is_lost_holds_nothing(desk: Desk, committed: bool) -> None:
+def test_a_claim_whose_response_is_lost_holds_nothing(desk: Desk, committed: bool) -> None:
     desk.fail(
         AttemptFailure.RETRY, candidate("a"), "a"
     )  # registered, so that the next COMMIT that matters is the claim's
@@ -204,7 +204,7 @@ def test_a_claim_whose_answer_is_lost_holds_nothing(desk: Desk, committed: bool)
     assert desk.claim(candidates("a")).claimed[A].attempts == 2, "the unknown one is not counted"
 
 
-def test_an_error_in_the_middle_rolls_back_and_the_connection_serves_again(desk: Desk) -> None:
+def test_an_error_in_a_transaction_rolls_back_and_the_connection_stays_usable(desk: Desk) -> None:
     before = desk.everything()
     missing = (OperationalError, ProgrammingError)
     with pytest.raises(missing), desk.ledger.database.writing() as connection:  # noqa: PT012 - the block is it

@@ -19,7 +19,7 @@ NOW = time.time()
 
 
 def known(blobs: Iterator[bytes]) -> list[bytes]:
-    """The ids, each as often as it came."""
+    """Return the ids, each as often as it was read."""
     found: list[bytes] = []
     for blob in blobs:
         assert len(blob) % ID_BYTES == 0
@@ -39,7 +39,7 @@ def archive(desk: Desk, object_ids: Sequence[bytes], *, pipeline: str = PIPELINE
     desk.ledger.database.transact(lambda connection: connection.execute(insert(archived_objects), rows))
 
 
-def test_an_empty_ledger_knows_nothing(desk: Desk) -> None:
+def test_an_empty_ledger_knows_no_ids(desk: Desk) -> None:
     assert known(desk.ledger.known_ids(PIPELINE)) == []
 
 
@@ -52,9 +52,9 @@ def test_ended_live_and_archived_objects_are_known_and_no_others(desk: Desk) -> 
     }.items():
         desk.ledger.commit(outcome(desk.claim(candidates(name)), failed={name: failure}))
     desk.ledger.commit(outcome(desk.claim(candidates("waits")), failed={"waits": AttemptFailure.RETRY}))
-    given_back = desk.claim(candidates("given back"))
-    desk.ledger.abandon(given_back.attempt_id, reason="stop", outcome="given_back", uncounted=True, unattributed=False)
-    desk.claim(candidates("late"), lease_seconds=OVER, pipeline="other")  # claims give up those that are over
+    released = desk.claim(candidates("released"))
+    desk.ledger.abandon(released.attempt_id, reason="stop", outcome="given_back", uncounted=True, unattributed=False)
+    desk.claim(candidates("late"), lease_seconds=OVER, pipeline="other")  # claims abandon expired attempts
     desk.claim(candidates("live"))
     desk.claim(candidates("over"), lease_seconds=OVER)
     archive(desk, ids("archived"))
@@ -64,7 +64,7 @@ def test_ended_live_and_archived_objects_are_known_and_no_others(desk: Desk) -> 
     assert sorted(known(desk.ledger.known_ids(PIPELINE, seen_at=BEFORE))) == expected, "it was, since it was seen"
 
 
-def test_pipelines_do_not_know_of_each_other(desk: Desk) -> None:
+def test_each_pipeline_knows_only_its_own_objects(desk: Desk) -> None:
     desk.ledger.ensure_pipeline("other")
     desk.process("mine")
     desk.ledger.commit(outcome(desk.claim(candidates("theirs"), pipeline="other"), pipeline="other"))
@@ -73,7 +73,7 @@ def test_pipelines_do_not_know_of_each_other(desk: Desk) -> None:
     assert sorted(known(desk.ledger.known_ids("other"))) == ids("theirs", "theirs too")
 
 
-def test_ranges_hold_their_first_id_and_not_their_end(desk: Desk) -> None:
+def test_a_range_includes_its_start_and_excludes_its_end(desk: Desk) -> None:
     edges = [bytes(ID_BYTES), (1 << 127).to_bytes(ID_BYTES, "big"), b"\xff" * ID_BYTES, b"\x7f" + b"\0" * 15]
     archive(desk, edges)
     middle = 1 << 127
@@ -83,21 +83,21 @@ def test_ranges_hold_their_first_id_and_not_their_end(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("chunk_ids", [1, 7, 100])
-def test_small_answers_hold_all_ids_once(desk: Desk, monkeypatch: pytest.MonkeyPatch, chunk_ids: int) -> None:
+def test_small_chunks_contain_every_id_once(desk: Desk, monkeypatch: pytest.MonkeyPatch, chunk_ids: int) -> None:
     names = [f"object-{number}" for number in range(500)]
     archive(desk, list(map(object_id_of, names)))
     monkeypatch.setattr(known_ids, "CHUNK_IDS", chunk_ids)
     assert sorted(known(desk.ledger.known_ids(PIPELINE))) == ids(*names)
 
 
-def test_truncated_answers_are_requested_in_smaller_pieces(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_results_are_requested_in_smaller_ranges(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"object-{number}" for number in range(300)]
     archive(desk, list(map(object_id_of, names)))
     monkeypatch.setattr(known_ids, "_CONCAT_BYTES_MAX", 20 * ID_BYTES)
     assert sorted(known(desk.ledger.known_ids(PIPELINE))) == ids(*names)
 
 
-def test_a_check_that_fails_for_a_while_is_repeated(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_that_fails_temporarily_is_repeated(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.process("a", "b")
     faults = iter([TemporaryError("away"), TemporaryError("away")])
     real = desk.ledger.database.reading
@@ -115,13 +115,13 @@ def test_a_check_that_fails_for_a_while_is_repeated(desk: Desk, monkeypatch: pyt
         known(KnownIds(desk.ledger.database).between(PIPELINE, 0, IDS_END, seen_at=NOW))
 
 
-def test_another_process_reads_them_by_the_url(shared_desk: Desk) -> None:
+def test_another_process_reads_known_ids_by_the_url(shared_desk: Desk) -> None:
     shared_desk.process("a", "b")
     url = shared_desk.ledger.secret_url
     assert sorted(known(known_ids_at(url, PIPELINE, 0, IDS_END, seen_at=NOW))) == ids("a", "b")
 
 
-def test_the_latest_reconciliation_is_on_record(desk: Desk) -> None:
+def test_the_latest_reconciliation_is_recorded(desk: Desk) -> None:
     assert desk.ledger.reconciliation(PIPELINE) is None
     assert desk.ledger.seconds_since_reconciliation(PIPELINE) is None
     first = ReconcileResult(

@@ -1,4 +1,4 @@
-"""Names that fit their columns and names that do not: the same on every database, even one that enforces no width."""
+"""Limits on the length of names, the same on every database, even one that enforces no width."""
 
 import pytest
 from tests.conformance.ledger.desk import Desk
@@ -8,18 +8,18 @@ from penstock.ledger.rules import HANDLER_CHARS_MAX, PIPELINE_CHARS_MAX
 from penstock.ledger.schema import HANDLER, PIPELINE
 
 
-def test_the_widths_are_those_of_the_columns() -> None:
+def test_the_length_limits_equal_the_column_widths() -> None:
     assert (PIPELINE.length, HANDLER.length) == (PIPELINE_CHARS_MAX, HANDLER_CHARS_MAX)
 
 
-def test_a_pipeline_id_of_the_full_width_is_taken_and_a_longer_one_refused(desk: Desk) -> None:
+def test_a_pipeline_id_of_the_full_width_is_accepted_and_a_longer_one_refused(desk: Desk) -> None:
     longest = "\N{PILE OF POO}" * PIPELINE_CHARS_MAX
     assert desk.ledger.ensure_pipeline(longest).id == longest
     with pytest.raises(ConfigurationError, match=r"has 513 characters, and the ledger takes 512 at most"):
         desk.ledger.ensure_pipeline(longest + "a")
 
 
-def test_a_handler_of_the_full_width_is_taken_and_a_longer_one_refused(desk: Desk) -> None:
+def test_a_handler_name_of_the_full_width_is_accepted_and_a_longer_one_refused(desk: Desk) -> None:
     longest = "\N{PILE OF POO}" * HANDLER_CHARS_MAX
 
     def begin(handler: str) -> None:

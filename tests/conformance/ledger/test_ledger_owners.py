@@ -1,4 +1,4 @@
-"""Two apps on one ledger: neither sees the other's keys or objects, and no name belongs to two of them."""
+"""Two apps on one ledger: neither sees the other's keys or objects, and each name belongs to one app."""
 
 import threading
 from collections.abc import Mapping
@@ -45,8 +45,8 @@ def finish(keys: LedgerKeys, key: str) -> None:
     assert begun.claim.finish("null")
 
 
-def before_the_upgrade(url: str, *done: str, handler: str = "handle") -> None:
-    """Leave a ledger of revision 0005 behind, in which these keys are done."""
+def create_ledger_of_0005(url: str, *done: str, handler: str = "handle") -> None:
+    """Create a ledger of revision 0005 in which these keys are done."""
     ledger = Ledger.open(url)
     for key in done:
         ledger.begin_work(handler, key, attempt_id=f"old {handler} {key}", worker="old", lease_seconds=60.0)
@@ -56,7 +56,7 @@ def before_the_upgrade(url: str, *done: str, handler: str = "handle") -> None:
     ledger.close()
 
 
-def test_like_named_handlers_of_two_apps_never_meet(desk: Desk) -> None:
+def test_handlers_of_one_name_in_two_apps_have_separate_keys(desk: Desk) -> None:
     orders = keys(desk.ledger, "orders", queue="orders")
     refunds = keys(desk.ledger, "refunds", queue="refunds")
     finish(orders, "42")
@@ -68,7 +68,7 @@ def test_like_named_handlers_of_two_apps_never_meet(desk: Desk) -> None:
     ]
 
 
-def test_the_same_app_deployed_twice_has_two_names_and_two_sets_of_keys(desk: Desk) -> None:
+def test_one_app_deployed_under_two_names_has_two_sets_of_keys(desk: Desk) -> None:
     europe = keys(desk.ledger, "shop-eu", queue="orders", is_named=True)
     america = keys(desk.ledger, "shop-us", queue="orders", is_named=True)
     finish(europe, "42")
@@ -86,7 +86,7 @@ ARN, URL = "arn:aws:sqs:eu-west-1:111122223333:orders", "https://sqs.eu-west-1.a
 
 
 @pytest.mark.parametrize("first", ["orders", URL, ARN])
-def test_a_queue_is_one_however_it_is_spelled(desk: Desk, first: str) -> None:
+def test_a_name_url_or_arn_denote_the_same_queue(desk: Desk, first: str) -> None:
     finish(keys(desk.ledger, "shop", queue=first), "42")
     for spelled in ("orders", URL, ARN, first):
         assert isinstance(keys(desk.ledger, "shop", queue=spelled).begin("42"), KeyDone)
@@ -94,18 +94,18 @@ def test_a_queue_is_one_however_it_is_spelled(desk: Desk, first: str) -> None:
         keys(desk.ledger, "depot", queue="orders")
 
 
-def test_queues_of_one_name_in_two_accounts_are_two(desk: Desk) -> None:
+def test_queues_of_one_name_in_two_accounts_are_different_queues(desk: Desk) -> None:
     for account in ("111122223333", "444455556666"):
         finish(keys(desk.ledger, "shop", queue=f"arn:aws:sqs:eu-west-1:{account}:orders"), "42")
 
 
-def test_objects_are_fed_from_one_queue_however_it_is_spelled(desk: Desk) -> None:
+def test_objects_accept_any_spelling_of_their_queue(desk: Desk) -> None:
     for spelled in ("orders", URL, ARN):
         register(desk.ledger, "thumbnails", queue=spelled, kind="objects")
 
 
 @pytest.mark.parametrize("is_named", [False, True])
-def test_a_name_that_is_a_guess_is_not_enough_to_share_a_queue_and_a_handler(desk: Desk, is_named: bool) -> None:
+def test_another_app_on_the_same_queue_and_handler_must_use_the_same_name(desk: Desk, is_named: bool) -> None:
     """The module may have been renamed, and its keys must not be forgotten; or it is another app."""
     keys(desk.ledger, "shop", queue="orders")
     with pytest.raises(ConfigurationError, match=r"belong to the app 'shop'.*App\(name='shop'\)"):
@@ -113,7 +113,7 @@ def test_a_name_that_is_a_guess_is_not_enough_to_share_a_queue_and_a_handler(des
     finish(keys(desk.ledger, "shop", queue="orders", is_named=True), "42")
 
 
-def test_objects_of_one_name_belong_to_one_app(desk: Desk) -> None:
+def test_an_object_handlers_name_belongs_to_one_app_and_one_queue(desk: Desk) -> None:
     register(desk.ledger, "thumbnails", queue="thumbnails", kind="objects")
     register(desk.ledger, "thumbnails", queue="thumbnails", kind="objects")
     with pytest.raises(ConfigurationError, match=r"belong to the app 'thumbnails', and this app is 'index'"):
@@ -154,21 +154,21 @@ def test_one_of_several_apps_that_start_at_once_gets_the_name(shared_url: str) -
     assert sorted(outcomes)[1:] == ["refused"] * 5
 
 
-def test_one_apps_retention_leaves_the_completions_of_others_alone(desk: Desk) -> None:
+def test_an_apps_retention_leaves_completions_of_other_apps_alone(desk: Desk) -> None:
     billing = keys(desk.ledger, "billing", queue="invoices", retention_seconds=90 * DAY_SECONDS)
     thumbs = keys(desk.ledger, "thumbs", queue="images", retention_seconds=0.0)
     finish(billing, "1")
     finish(thumbs, "1")
     billing.forget()
     assert [row.app for row in desk.ledger.works()] == ["billing"], (
-        "each row expires as its own app said, whoever looks"
+        "each row expires as its own app set it, whichever app deletes"
     )
     thumbs.forget()
     assert isinstance(billing.begin("1"), KeyDone)
 
 
 def test_completions_of_an_earlier_version_still_count_after_the_upgrade(shared_url: str) -> None:
-    before_the_upgrade(shared_url, "42")
+    create_ledger_of_0005(shared_url, "42")
     ledger = Ledger.open(shared_url)
     shop = keys(ledger, "shop", queue="orders")
     assert isinstance(shop.begin("42"), KeyDone)
@@ -177,8 +177,8 @@ def test_completions_of_an_earlier_version_still_count_after_the_upgrade(shared_
 
 
 def test_old_and_new_workers_side_by_side_agree_on_every_key(shared_url: str) -> None:
-    """Also where the handler had no keys yet. An old worker knows nothing of owners."""
-    before_the_upgrade(shared_url)
+    """This includes a handler that had no keys yet. An old worker knows nothing of owners."""
+    create_ledger_of_0005(shared_url)
     ledger = Ledger.open(shared_url)
     shop = keys(ledger, "shop", queue="orders")
 
@@ -195,7 +195,7 @@ def test_old_and_new_workers_side_by_side_agree_on_every_key(shared_url: str) ->
 
 
 def test_a_second_app_is_refused_while_keys_of_an_earlier_version_may_be_its_own(shared_url: str) -> None:
-    before_the_upgrade(shared_url, "42")
+    create_ledger_of_0005(shared_url, "42")
     ledger = Ledger.open(shared_url)
     keys(ledger, "orders", queue="orders")
     with pytest.raises(ConfigurationError, match=r"'orders' .* has taken them over, and some may belong to this app"):
@@ -214,7 +214,7 @@ def test_a_second_app_is_refused_while_keys_of_an_earlier_version_may_be_its_own
 
 def test_a_second_app_is_refused_at_a_later_start_if_old_workers_added_keys(shared_url: str) -> None:
     """They may be its own: then its old and new workers do not see each other's completions."""
-    before_the_upgrade(shared_url)
+    create_ledger_of_0005(shared_url)
     ledger = Ledger.open(shared_url)
     keys(ledger, "orders", queue="orders", is_named=True)
     keys(ledger, "refunds", queue="refunds", is_named=True)
@@ -226,8 +226,8 @@ def test_a_second_app_is_refused_at_a_later_start_if_old_workers_added_keys(shar
     ledger.close()
 
 
-def test_back_to_0005_the_first_apps_keys_are_found(shared_url: str) -> None:
-    before_the_upgrade(shared_url)
+def test_after_a_downgrade_to_0005_the_first_apps_keys_are_found(shared_url: str) -> None:
+    create_ledger_of_0005(shared_url)
     ledger = Ledger.open(shared_url)
     finish(keys(ledger, "shop", queue="orders"), "42")
     with ledger.database.writing() as connection:
@@ -238,20 +238,20 @@ def test_back_to_0005_the_first_apps_keys_are_found(shared_url: str) -> None:
     again.close()
 
 
-def back_to_0005(ledger: Ledger, revision: str = "0005") -> None:
+def downgrade_and_close(ledger: Ledger, revision: str = "0005") -> None:
     with ledger.database.writing() as connection:
         downgrade(connection, revision)
     ledger.close()
 
 
-def test_keys_of_an_app_are_found_by_0005_and_after_the_next_upgrade(shared_url: str) -> None:
+def test_keys_of_an_app_survive_a_downgrade_to_0005_and_the_next_upgrade(shared_url: str) -> None:
     ledger = Ledger.open(shared_url)
     shop = keys(ledger, "shop", queue="orders")
     for number in (0, 1_000, 2_000):
         finish(shop, f"{number}")
     finish(replace(shop, owner=WorkOwner(app="shop", queue="orders", purpose="tick")), "1800000000")
     assert isinstance(shop.begin("left open"), KeyBegun)
-    back_to_0005(ledger)
+    downgrade_and_close(ledger)
     again = Ledger.open(shared_url)
     assert isinstance(again.begin_work("handle", "2000", attempt_id="a", worker="w", lease_seconds=60.0), WorkDone)
     shop = keys(again, "shop", queue="orders")
@@ -268,8 +268,8 @@ def test_a_downgrade_that_would_lose_completed_keys_is_refused(shared_url: str) 
     finish(keys(ledger, "refunds", queue="refunds"), "42")
     finish(replace(orders, handler="long"), "x" * 5_000)
     with pytest.raises(ConfigurationError, match=r"3 completed keys .* 2 because several apps .* 1 because the key"):
-        back_to_0005(ledger)
+        downgrade_and_close(ledger)
     ledger.close()
     again = Ledger.open(shared_url)
     assert isinstance(keys(again, "orders", queue="orders").begin("42"), KeyDone), "an upgrade leads back"
-    back_to_0005(again, "base")
+    downgrade_and_close(again, "base")

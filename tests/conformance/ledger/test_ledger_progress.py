@@ -1,4 +1,4 @@
-"""How far a task of upkeep has come, and what a batch gives it to do."""
+"""Progress of maintenance tasks, and the objects that a batch processed."""
 
 from sqlalchemy import update
 from tests.conformance.ledger.desk import PIPELINE, Desk, candidates, object_id_of, outcome
@@ -11,7 +11,7 @@ HOUR_SECONDS = 3_600.0
 
 
 def age(desk: Desk, seq: int, *, seconds: float) -> None:
-    """Let a batch have been committed that much earlier."""
+    """Make a batch's commit that much older."""
     desk.ledger.database.transact(
         lambda connection: connection.execute(
             update(batches)
@@ -21,11 +21,11 @@ def age(desk: Desk, seq: int, *, seconds: float) -> None:
     )
 
 
-def test_a_task_that_never_began_stands_before_the_first_batch(desk: Desk) -> None:
+def test_the_progress_of_a_task_starts_before_the_first_batch(desk: Desk) -> None:
     assert desk.ledger.progress(PIPELINE, TASK) == 0
 
 
-def test_progress_only_grows_and_each_task_and_pipeline_has_its_own(desk: Desk) -> None:
+def test_progress_only_grows_and_is_kept_per_task_and_pipeline(desk: Desk) -> None:
     desk.ledger.advance_progress(PIPELINE, TASK, 3)
     desk.ledger.advance_progress(PIPELINE, TASK, 2)
     desk.ledger.advance_progress(PIPELINE, "archive", 1)
@@ -34,7 +34,7 @@ def test_progress_only_grows_and_each_task_and_pipeline_has_its_own(desk: Desk) 
     assert desk.ledger.progress("another", TASK) == 0
 
 
-def test_a_batch_gives_what_it_processed_and_nothing_else(desk: Desk) -> None:
+def test_a_batch_lists_exactly_the_objects_it_processed(desk: Desk) -> None:
     claim = desk.claim(candidates("good", "bad", "better"))
     seq = desk.ledger.commit(outcome(claim, failed={"bad": AttemptFailure.DEAD}))
     desk.process("later")
@@ -44,7 +44,7 @@ def test_a_batch_gives_what_it_processed_and_nothing_else(desk: Desk) -> None:
     assert {row.batch_seq for row in found} == {seq}
 
 
-def test_what_a_batch_processed_comes_page_by_page(desk: Desk) -> None:
+def test_processed_objects_of_a_batch_are_listed_in_pages(desk: Desk) -> None:
     names = [f"o-{number}" for number in range(5)]
     seq = desk.process(*names)
     assert seq is not None
@@ -56,12 +56,12 @@ def test_what_a_batch_processed_comes_page_by_page(desk: Desk) -> None:
     assert [one for page in pages for one in page] == sorted(map(object_id_of, names))
 
 
-def test_batches_ripen_in_their_order_by_the_databases_clock(desk: Desk) -> None:
+def test_batches_become_old_enough_in_order_by_the_databases_clock(desk: Desk) -> None:
     for name in ("one", "two", "three"):
         desk.process(name)
     assert desk.ledger.last_batch_older_than(PIPELINE, after_seq=0, older_than_seconds=HOUR_SECONDS) == 0
     age(desk, 1, seconds=2 * HOUR_SECONDS)
-    age(desk, 3, seconds=2 * HOUR_SECONDS)  # a clock that was set back between: the second one still holds it up
+    age(desk, 3, seconds=2 * HOUR_SECONDS)  # the clock was set back in between: the second batch still blocks it
     assert desk.ledger.last_batch_older_than(PIPELINE, after_seq=0, older_than_seconds=HOUR_SECONDS) == 1
     assert desk.ledger.last_batch_older_than(PIPELINE, after_seq=1, older_than_seconds=HOUR_SECONDS) == 1
     age(desk, 2, seconds=2 * HOUR_SECONDS)

@@ -1,4 +1,4 @@
-"""Questions, on every database."""
+"""Queries, on every database."""
 
 from dataclasses import replace
 
@@ -9,9 +9,15 @@ from penstock.ledger.records import AttemptFailure, FailedObject, ObjectState
 UNKNOWN = b"?" * 16
 
 
-def test_a_pipeline_is_made_once(desk: Desk) -> None:
-    made = desk.ledger.ensure_pipeline("new")
-    assert (made.id, made.next_seq, made.schema_id, made.table_schema, made.source_schema) == ("new", 1, 0, None, None)
+def test_a_pipeline_is_created_once(desk: Desk) -> None:
+    created = desk.ledger.ensure_pipeline("new")
+    assert (created.id, created.next_seq, created.schema_id, created.table_schema, created.source_schema) == (
+        "new",
+        1,
+        0,
+        None,
+        None,
+    )
     desk.process("a")
     again = desk.ledger.ensure_pipeline(PIPELINE)
     assert again.next_seq == 2
@@ -19,7 +25,7 @@ def test_a_pipeline_is_made_once(desk: Desk) -> None:
     assert desk.ledger.pipeline("unheard of") is None
 
 
-def test_the_first_source_schema_stays(desk: Desk) -> None:
+def test_the_first_source_schema_is_kept(desk: Desk) -> None:
     assert desk.ledger.remember_source_schema(PIPELINE, "id long") == "id long"
     assert desk.ledger.remember_source_schema(PIPELINE, "id string") == "id long"
     assert desk.ledger.remember_source_schema("new", "v double") == "v double"
@@ -28,7 +34,7 @@ def test_the_first_source_schema_stays(desk: Desk) -> None:
     assert row.source_schema == "id long"
 
 
-def test_batches_come_in_order_and_in_pages(desk: Desk) -> None:
+def test_batches_are_listed_in_order_and_in_pages(desk: Desk) -> None:
     for name in "abcde":
         desk.process(name)
     assert [batch.seq for batch in desk.ledger.batches(PIPELINE)] == [1, 2, 3, 4, 5]
@@ -37,7 +43,7 @@ def test_batches_come_in_order_and_in_pages(desk: Desk) -> None:
     assert desk.ledger.batch(PIPELINE, 6) is None
 
 
-def test_states_leave_out_what_was_never_heard_of(desk: Desk) -> None:
+def test_states_omit_unknown_objects(desk: Desk) -> None:
     desk.process("a")
     desk.claim(candidates("b"))
     a, b = object_id_of("a"), object_id_of("b")
@@ -47,7 +53,7 @@ def test_states_leave_out_what_was_never_heard_of(desk: Desk) -> None:
     assert desk.ledger.states("other", [a]) == {}
 
 
-def test_live_is_what_a_running_lease_holds(desk: Desk) -> None:
+def test_live_objects_are_those_under_a_valid_lease(desk: Desk) -> None:
     desk.process("done")
     desk.claim(candidates("held"))
     desk.fail(AttemptFailure.RETRY, candidate("free"), "free")
@@ -66,7 +72,7 @@ def test_objects_are_filtered_and_paged(desk: Desk) -> None:
     assert len(desk.ledger.objects(PIPELINE, state=ObjectState.PROCESSED)) == 3
     assert len(desk.ledger.objects(PIPELINE, state=ObjectState.PROCESSED, uri_contains="plum")) == 1
     assert len(desk.ledger.objects(PIPELINE, uri_contains="0%_r")) == 1
-    assert desk.ledger.objects(PIPELINE, uri_contains="_pple") == [], "what people type is no pattern"
+    assert desk.ledger.objects(PIPELINE, uri_contains="_pple") == [], "user input is no pattern"
     first = desk.ledger.objects(PIPELINE, limit=3)
     second = desk.ledger.objects(PIPELINE, limit=3, after=first[-1].object_id)
     assert [row.object_id for row in (*first, *second)] == sorted(row.object_id for row in (*first, *second))
@@ -89,7 +95,7 @@ def test_an_object_is_found_by_its_uri_in_every_version_and_pipeline(desk: Desk)
     assert desk.ledger.find("s3://landing/CLICKS") == []
 
 
-def test_changed_files_are_counted(desk: Desk) -> None:
+def test_other_versions_of_a_key_are_counted(desk: Desk) -> None:
     for name in ("v1", "v2", "v3"):
         desk.claim([candidate(name, key=b"changed")])
     desk.claim(candidates("same"))
@@ -98,7 +104,7 @@ def test_changed_files_are_counted(desk: Desk) -> None:
     assert desk.ledger.other_versions("other", ids) == 0
 
 
-def test_counts_name_every_state(desk: Desk) -> None:
+def test_counts_include_every_state(desk: Desk) -> None:
     desk.process("a", "b")
     desk.claim(candidates("c"))
     desk.fail(AttemptFailure.DEAD, candidate("d"), "d")
@@ -113,7 +119,7 @@ def test_counts_name_every_state(desk: Desk) -> None:
     }
 
 
-def test_a_timeline_is_in_order_with_what_every_attempt_was_worth(desk: Desk) -> None:
+def test_a_timeline_lists_attempts_in_order_with_their_outcomes(desk: Desk) -> None:
     desk.claim(candidates("a", "b"), attempt="z", worker="one", lease_seconds=OVER)
     desk.ledger.commit(
         outcome(desk.claim(candidates("a"), attempt="y", worker="two"), failed={"a": AttemptFailure.RETRY})
@@ -130,7 +136,7 @@ def test_a_timeline_is_in_order_with_what_every_attempt_was_worth(desk: Desk) ->
     assert desk.ledger.attempt("unheard of") is None
 
 
-def test_five_thousand_objects_at_once(desk: Desk) -> None:
+def test_five_thousand_objects_are_claimed_and_committed_in_one_call(desk: Desk) -> None:
     names = [f"object {number}" for number in range(5_000)]
     claim = desk.claim(candidates(*names))
     assert len(claim.claimed) == 5_000
@@ -142,7 +148,7 @@ def test_five_thousand_objects_at_once(desk: Desk) -> None:
     assert (len(again.claimed), len(again.ended)) == (10, 4_990)
 
 
-def test_the_attempts_before_one_are_the_latest_of_others(desk: Desk) -> None:
+def test_the_attempts_before_one_are_the_latest_other_attempts(desk: Desk) -> None:
     desk.claim(candidates("a", "b"), attempt="z", worker="one", lease_seconds=OVER)
     desk.ledger.commit(
         outcome(desk.claim(candidates("a"), attempt="y", worker="two"), failed={"a": AttemptFailure.RETRY})
@@ -156,7 +162,7 @@ def test_the_attempts_before_one_are_the_latest_of_others(desk: Desk) -> None:
     assert desk.ledger.attempts_before("other", "x", [object_id_of("a")]) == {}
 
 
-def test_an_attempt_keeps_the_traceback_of_what_failed(desk: Desk) -> None:
+def test_an_attempt_keeps_the_traceback_of_its_failure(desk: Desk) -> None:
     claim = desk.claim(candidates("a"), attempt="z")
     failed = FailedObject(
         object_id=object_id_of("a"),
@@ -171,7 +177,7 @@ def test_an_attempt_keeps_the_traceback_of_what_failed(desk: Desk) -> None:
     assert row.reason == failed.reason, "an object keeps what fits into one line"
 
 
-def test_rows_written_are_summed_up_to_a_batch(desk: Desk) -> None:
+def test_written_rows_are_summed_up_to_a_batch(desk: Desk) -> None:
     desk.process("a", "b")
     one = desk.ledger.written_to(PIPELINE, 1)
     desk.process("c")
@@ -184,7 +190,7 @@ def test_rows_written_are_summed_up_to_a_batch(desk: Desk) -> None:
     assert desk.ledger.written_to("other", 2) == (0, 0)
 
 
-def test_what_needs_no_message_is_known_among_others(desk: Desk) -> None:
+def test_known_among_returns_the_objects_that_need_no_message(desk: Desk) -> None:
     desk.process("done")
     desk.claim(candidates("held"))
     desk.claim(candidates("left"), lease_seconds=OVER)

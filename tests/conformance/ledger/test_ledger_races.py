@@ -1,4 +1,4 @@
-"""Many at once: threads of one process, several processes, and processes that are killed."""
+"""Concurrent claims and commits: threads of one process, several processes, and killed processes."""
 
 import os
 import signal
@@ -20,38 +20,38 @@ NAMES = [f"object {number}" for number in range(200)]
 
 
 def slices(number: int) -> Sequence[str]:
-    """Overlapping thirds of the names, in another order for each claimer."""
+    """Return overlapping thirds of the names, in another order for each claimer."""
     turned = NAMES[number * 25 :] + NAMES[: number * 25]
     return turned[:70] if number % 2 else turned[70::-1]
 
 
-def assert_each_in_one(claims: Sequence[set[bytes]]) -> None:
+def assert_each_claimed_once(claims: Sequence[set[bytes]]) -> None:
     taken = Counter(object_id for claimed in claims for object_id in claimed)
     assert set(taken.values()) == {1}
 
 
-def test_row_65_threads_that_want_the_same_objects_share_them_out(shared_desk: Desk) -> None:
+def test_row_65_threads_share_the_same_objects_without_overlap(shared_desk: Desk) -> None:
     def claim(number: int) -> set[bytes]:
         return set(shared_desk.claim(candidates(*NAMES), attempt=f"by {number}").claimed)
 
     claims = together(claim)
-    assert_each_in_one(claims)
+    assert_each_claimed_once(claims)
     assert sum(map(len, claims)) == len(NAMES)
 
 
-def test_partly_overlapping_claims_never_deadlock(shared_desk: Desk) -> None:
+def test_overlapping_claims_never_deadlock(shared_desk: Desk) -> None:
     claims = together(lambda n: set(shared_desk.claim(candidates(*slices(n)), attempt=f"by {n}").claimed))
-    assert_each_in_one(claims)
+    assert_each_claimed_once(claims)
     wanted = {name for number in range(CLAIMERS) for name in slices(number)}
     assert set().union(*claims) == {object_id_of(name) for name in wanted}
 
 
-def test_threads_in_memory_take_turns() -> None:
+def test_threads_on_an_in_memory_ledger_take_turns() -> None:
     ledger = Ledger.open("sqlite://")
     ledger.ensure_pipeline(PIPELINE)
     desk = Desk(ledger)
     claims = together(lambda n: set(desk.claim(candidates(*NAMES), attempt=f"by {n}").claimed))
-    assert_each_in_one(claims)
+    assert_each_claimed_once(claims)
     ledger.close()
 
 
@@ -63,16 +63,16 @@ def test_concurrent_commits_leave_no_gap_in_the_sequence(shared_desk: Desk) -> N
     seqs = [seq for own in together(process) for seq in own]
     assert sorted(seq for seq in seqs if seq is not None) == list(range(1, CLAIMERS * 5 + 1))
     times = [batch.committed_at for batch in shared_desk.ledger.batches(PIPELINE)]
-    assert times == sorted(times), "the order of sequences is the order in which batches came to count"
+    assert times == sorted(times), "batches are numbered in the order of their commits"
 
 
-def test_one_attempt_committed_by_many_is_one_batch(shared_desk: Desk) -> None:
+def test_concurrent_commits_of_one_attempt_make_one_batch(shared_desk: Desk) -> None:
     claim = shared_desk.claim(candidates("a", "b"))
     assert together(lambda _: shared_desk.ledger.commit(outcome(claim))) == [1] * CLAIMERS
     assert len(shared_desk.ledger.batches(PIPELINE)) == 1
 
 
-def test_commit_against_take_over_has_one_winner(shared_desk: Desk) -> None:
+def test_a_commit_against_a_takeover_has_one_winner(shared_desk: Desk) -> None:
     for round_ in range(5):
         claim = shared_desk.claim(candidates(f"{round_}"), attempt=f"old {round_}", lease_seconds=OVER)
 
@@ -90,18 +90,18 @@ def test_commit_against_take_over_has_one_winner(shared_desk: Desk) -> None:
         assert (len(committed), results["taken"]) in ((1, 0), (0, 1))
 
 
-def test_eight_threads_open_a_new_ledger_at_once(shared_url: str) -> None:
-    def open_it(number: int) -> int:
+def test_concurrent_threads_open_a_new_ledger(shared_url: str) -> None:
+    def open_and_claim(number: int) -> int:
         ledger = Ledger.open(shared_url)
         ledger.ensure_pipeline(PIPELINE)
         seq = Desk(ledger).claim(candidates(f"{number}"), attempt=f"by {number}")
         ledger.close()
         return len(seq.claimed)
 
-    assert together(open_it) == [1] * CLAIMERS
+    assert together(open_and_claim) == [1] * CLAIMERS
 
 
-# Processes. Each is told what to do by its arguments and answers through a pipe.
+# Processes. Each gets its work by arguments and responds through a pipe.
 
 
 def claim_all(url: str, number: int, go: Barrier, answer: Connection) -> None:
@@ -114,7 +114,7 @@ def claim_all(url: str, number: int, go: Barrier, answer: Connection) -> None:
     ledger.close()
 
 
-def test_row_65_processes_that_want_the_same_objects_share_them_out(shared_url: str) -> None:
+def test_row_65_processes_share_the_same_objects_without_overlap(shared_url: str) -> None:
     processes, barrier = 4, spawning.Barrier(4)
     pipes = [spawning.Pipe(duplex=False) for _ in range(processes)]
     children = [
@@ -127,7 +127,7 @@ def test_row_65_processes_that_want_the_same_objects_share_them_out(shared_url: 
     for child in children:
         child.join(DEADLINE_SECONDS)
     assert [child.exitcode for child in children] == [0] * processes
-    assert_each_in_one(claims)
+    assert_each_claimed_once(claims)
     assert sum(map(len, claims)) == len(NAMES)
     ledger = Ledger.open(shared_url)
     assert [batch.seq for batch in ledger.batches(PIPELINE)] == list(range(1, sum(map(bool, claims)) + 1))
@@ -154,7 +154,7 @@ def die_at(url: str, step: Step) -> None:
         (Step.COMMITTED, ObjectState.PROCESSED, 1),
     ],
 )
-def test_a_process_killed_at_a_step_leaves_what_the_next_one_can_continue_with(
+def test_another_process_continues_after_one_killed_at_a_step(
     shared_url: str, step: Step, state: ObjectState, attempts: int
 ) -> None:
     child = spawning.Process(target=die_at, args=(shared_url, step))
@@ -180,6 +180,6 @@ def test_a_process_killed_at_a_step_leaves_what_the_next_one_can_continue_with(
 
 
 def _answer(pipe: Connection) -> set[bytes]:
-    assert pipe.poll(DEADLINE_SECONDS), "a process did not answer"
+    assert pipe.poll(DEADLINE_SECONDS), "a process did not respond"
     claimed: set[bytes] = pipe.recv()
     return claimed

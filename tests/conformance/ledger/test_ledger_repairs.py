@@ -1,4 +1,4 @@
-"""The rows that a repair writes to the ledger; the rest is in tests/conformance/repair, with a table."""
+"""The rows that a repair writes to the ledger; the other tests are in tests/conformance/repair, with a table."""
 
 import pytest
 from tests.conformance.ledger.desk import PIPELINE, Desk
@@ -8,7 +8,7 @@ from penstock.ledger.records import ImportedBatch, LedgerRepair
 CLAIMED_AT, COMMITTED_AT = 1_000.0, 2_000.0
 
 
-def test_what_is_imported_keeps_its_times(desk: Desk) -> None:
+def test_an_imported_batch_keeps_its_times(desk: Desk) -> None:
     batch = ImportedBatch(seq=1, attempt_id="a", objects=(), claimed_at=CLAIMED_AT, committed_at=COMMITTED_AT)
     undated = ImportedBatch(seq=2, attempt_id="b", objects=())
     desk.ledger.repair(
@@ -19,5 +19,7 @@ def test_what_is_imported_keeps_its_times(desk: Desk) -> None:
     assert attempt is not None
     assert other is not None
     assert (attempt.started_at, first.committed_at) == (CLAIMED_AT, COMMITTED_AT)
-    assert second.committed_at == pytest.approx(other.started_at, abs=60.0), "now, as far as anybody knows"
+    assert second.committed_at == pytest.approx(other.started_at, abs=60.0), (
+        "the time of the import, since no other is known"
+    )
     assert second.committed_at > COMMITTED_AT

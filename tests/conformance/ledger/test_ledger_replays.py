@@ -1,4 +1,4 @@
-"""The record of replays, on every database: the first word counts, a mark stays, and who asks at once agrees."""
+"""The record of replays, on every database: the first record counts, a mark stays, and concurrent replayers agree."""
 
 import time
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from penstock.errors import TemporaryError
 from penstock.ledger import Ledger
 from penstock.messaging.replay import Replay, replay_id_of
 
-LETTERS = 40
+DEAD_LETTERS = 40
 
 
 def replay(number: int, *, due_at: float | None = None) -> Replay:
-    dead_letter_id = f"letter-{number}"
+    dead_letter_id = f"dead-letter-{number}"
     return Replay(
         replay_id=replay_id_of("q-dlq", dead_letter_id),
         dead_letter_queue="q-dlq",
@@ -29,7 +29,7 @@ def replay(number: int, *, due_at: float | None = None) -> Replay:
 
 
 def replays(*numbers: int) -> list[Replay]:
-    return [replay(number) for number in numbers or range(LETTERS)]
+    return [replay(number) for number in numbers or range(DEAD_LETTERS)]
 
 
 def ids(of: list[Replay]) -> list[str]:
@@ -37,70 +37,72 @@ def ids(of: list[Replay]) -> list[str]:
 
 
 def test_an_intent_is_recorded_unchanged(desk: Desk) -> None:
-    some = replays(1, 2, 3)
-    assert desk.ledger.replays.open(some) == {one.replay_id: one for one in some}
+    intents = replays(1, 2, 3)
+    assert desk.ledger.replays.open(intents) == {one.replay_id: one for one in intents}
 
 
-def test_the_first_record_about_a_dead_letter_counts(desk: Desk) -> None:
+def test_the_first_intent_of_a_dead_letter_counts(desk: Desk) -> None:
     first = replay(1, due_at=1_000.5)
     desk.ledger.replays.open([first])
     second = replace(first, due_at=9_000.0, count=7, queue="elsewhere")
     assert desk.ledger.replays.open([second, replay(2)]) == {first.replay_id: first, replay(2).replay_id: replay(2)}
 
 
-def test_a_mark_stays_and_covers_its_own_dead_letters_only(desk: Desk) -> None:
-    some = replays(1, 2, 3)
-    desk.ledger.replays.open(some)
-    desk.ledger.replays.sent(ids(some[:2]))
-    assert [desk.ledger.replays.open(some)[id].sent for id in ids(some)] == [True, True, False]
-    desk.ledger.replays.sent(ids(some))
-    assert all(one.sent for one in desk.ledger.replays.open(some).values())
+def test_a_sent_mark_stays_and_covers_only_its_own_dead_letters(desk: Desk) -> None:
+    intents = replays(1, 2, 3)
+    desk.ledger.replays.open(intents)
+    desk.ledger.replays.sent(ids(intents[:2]))
+    assert [desk.ledger.replays.open(intents)[id].sent for id in ids(intents)] == [True, True, False]
+    desk.ledger.replays.sent(ids(intents))
+    assert all(one.sent for one in desk.ledger.replays.open(intents).values())
 
 
 def test_a_second_mark_changes_nothing(desk: Desk) -> None:
-    some = replays(1, 2)
-    desk.ledger.replays.open(some)
-    desk.ledger.replays.sent(ids(some))
+    intents = replays(1, 2)
+    desk.ledger.replays.open(intents)
+    desk.ledger.replays.sent(ids(intents))
     before = desk.everything()
-    desk.ledger.replays.sent(ids(some))
+    desk.ledger.replays.sent(ids(intents))
     assert desk.everything() == before
 
 
-def test_what_was_never_opened_is_not_marked(desk: Desk) -> None:
+def test_an_intent_that_was_never_recorded_cannot_be_marked(desk: Desk) -> None:
     before = desk.everything()
     desk.ledger.replays.sent(ids(replays(1)))
     assert desk.everything() == before
 
 
-def test_a_long_name_of_a_queue_and_an_id_of_any_broker_are_kept(desk: Desk) -> None:
+def test_long_queue_names_and_ids_of_any_broker_are_kept(desk: Desk) -> None:
     odd = replace(
         replay(1), dead_letter_queue="q" * 500 + "-dlq", dead_letter_id="1700000000000-0 日本語 😀", queue="Ä" * 300
     )
     assert desk.ledger.replays.open([odd]) == {odd.replay_id: odd}
 
 
-def test_old_ones_are_forgotten_oldest_first_a_number_at_a_time(desk: Desk) -> None:
-    everybody = replays(*range(7))
-    for one in everybody:
+def test_old_intents_are_forgotten_oldest_first_up_to_the_limit(desk: Desk) -> None:
+    all_replays = replays(*range(7))
+    for one in all_replays:
         desk.ledger.replays.open([one])
     forget = desk.ledger.replays.forget
     assert forget(older_than_seconds=3_600.0, limit=100) == 0
     assert forget(older_than_seconds=-3_600.0, limit=3) == 3
     left = {row[0] for row in desk.everything()["replays"]}
-    assert left == set(ids(everybody[3:]))
+    assert left == set(ids(all_replays[3:]))
     assert forget(older_than_seconds=-3_600.0, limit=100) == 4
     assert forget(older_than_seconds=-3_600.0, limit=100) == 0
 
 
-def test_what_is_not_due_yet_is_not_forgotten_however_long_ago_it_was_intended(desk: Desk) -> None:
-    """Replayers of one ledger may serve tiers of different retentions: their letter would wait anew, and again."""
+def test_an_intent_that_is_not_due_yet_is_never_forgotten(desk: Desk) -> None:
+    """Replayers of one ledger may serve DLQs of different retentions: without its intent, a message would start its
+    wait again, and again.
+    """
     waits = replace(replay(1), due_at=time.time() + 86_400.0)
     desk.ledger.replays.open([waits, replay(2)])
     assert desk.ledger.replays.forget(older_than_seconds=-3_600.0, limit=100) == 1
     assert desk.ledger.replays.open([replay(1)]) == {waits.replay_id: waits}
 
 
-# Many at once
+# Concurrency
 
 
 def test_threads_that_open_the_same_dead_letters_at_once_agree(shared_desk: Desk) -> None:
@@ -109,17 +111,17 @@ def test_threads_that_open_the_same_dead_letters_at_once_agree(shared_desk: Desk
         return dict(shared_desk.ledger.replays.open(mine[:: 1 if number % 2 else -1]))
 
     first, *others = together(open_all)
-    assert len(first) == LETTERS
+    assert len(first) == DEAD_LETTERS
     assert all(answer == first for answer in others)
     for one in first.values():
-        assert one.due_at == one.count - 1, "the whole first word, not parts of two"
+        assert one.due_at == one.count - 1, "one whole record, not parts of two"
 
 
 def test_threads_that_open_and_mark_overlapping_dead_letters_lose_no_mark(shared_desk: Desk) -> None:
-    share = LETTERS // CLAIMERS
+    share = DEAD_LETTERS // CLAIMERS
 
     def work(number: int) -> None:
-        wanted = [replay((number * share + n) % LETTERS) for n in range(3 * share)]
+        wanted = [replay((number * share + n) % DEAD_LETTERS) for n in range(3 * share)]
         for one in shared_desk.ledger.replays.open(wanted).values():
             assert one.dead_letter_queue == "q-dlq"
         shared_desk.ledger.replays.sent(ids(wanted)[:: 1 if number % 2 else -1])
@@ -136,9 +138,9 @@ def open_and_mark(url: str, numbers: list[int]) -> None:
     ledger.close()
 
 
-def test_processes_at_one_record_agree(shared_url: str) -> None:
+def test_processes_that_open_and_mark_the_same_dead_letters_agree(shared_url: str) -> None:
     Ledger.open(shared_url).close()
-    numbers = list(range(LETTERS))
+    numbers = list(range(DEAD_LETTERS))
     children = [
         spawning.Process(target=open_and_mark, args=(shared_url, numbers[n:] + numbers[:n])) for n in (0, 10, 20)
     ]
@@ -154,18 +156,18 @@ def test_processes_at_one_record_agree(shared_url: str) -> None:
     ledger.close()
 
 
-def test_forgetting_beside_opening_loses_no_intent_of_now(shared_desk: Desk) -> None:
+def test_forgetting_while_opening_loses_no_current_intent(shared_desk: Desk) -> None:
     def work(number: int) -> None:
         if number % 2:
-            shared_desk.ledger.replays.forget(older_than_seconds=3_600.0, limit=LETTERS)
+            shared_desk.ledger.replays.forget(older_than_seconds=3_600.0, limit=DEAD_LETTERS)
         else:
             shared_desk.ledger.replays.open(replays())
 
     together(work)
-    assert len(shared_desk.everything()["replays"]) == LETTERS
+    assert len(shared_desk.everything()["replays"]) == DEAD_LETTERS
 
 
-# Answers that do not come
+# Lost responses
 
 
 ACTS = pytest.mark.parametrize(
@@ -180,7 +182,9 @@ ACTS = pytest.mark.parametrize(
 
 
 @ACTS
-def test_what_gets_no_answer_and_is_not_there_changes_nothing(desk: Desk, act: Callable[[Desk], object]) -> None:
+def test_a_transaction_that_was_rolled_back_without_a_response_changes_nothing(
+    desk: Desk, act: Callable[[Desk], object]
+) -> None:
     desk.ledger.replays.open(replays(1))
     before = desk.everything()
     engine = desk.ledger.database.engine
@@ -190,32 +194,32 @@ def test_what_gets_no_answer_and_is_not_there_changes_nothing(desk: Desk, act: C
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_an_intent_whose_answer_was_lost_is_asked_for_again(desk: Desk, committed: bool) -> None:
-    some = replays(1, 2, 3)
+def test_an_intent_whose_response_was_lost_is_opened_again(desk: Desk, committed: bool) -> None:
+    intents = replays(1, 2, 3)
     engine = desk.ledger.database.engine
     with replies_lost(engine, times=1, committed=committed), pytest.raises(TemporaryError, match="did not confirm"):
-        desk.ledger.replays.open(some)
-    later = [replace(one, due_at=one.due_at + 60) for one in some]
-    first = some if committed else later
+        desk.ledger.replays.open(intents)
+    later = [replace(one, due_at=one.due_at + 60) for one in intents]
+    first = intents if committed else later
     assert desk.ledger.replays.open(later) == {one.replay_id: one for one in first}
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_a_mark_whose_answer_was_lost_is_made_again(desk: Desk, committed: bool) -> None:
-    some = replays(1, 2, 3)
-    desk.ledger.replays.open(some)
+def test_a_mark_whose_response_was_lost_is_made_again(desk: Desk, committed: bool) -> None:
+    intents = replays(1, 2, 3)
+    desk.ledger.replays.open(intents)
     engine = desk.ledger.database.engine
     with replies_lost(engine, times=1, committed=committed), pytest.raises(TemporaryError, match="did not confirm"):
-        desk.ledger.replays.sent(ids(some))
-    assert {one.sent for one in desk.ledger.replays.open(some).values()} == {committed}
-    desk.ledger.replays.sent(ids(some))
-    assert {one.sent for one in desk.ledger.replays.open(some).values()} == {True}
+        desk.ledger.replays.sent(ids(intents))
+    assert {one.sent for one in desk.ledger.replays.open(intents).values()} == {committed}
+    desk.ledger.replays.sent(ids(intents))
+    assert {one.sent for one in desk.ledger.replays.open(intents).values()} == {True}
 
 
-# The audit beside it
+# The audit in the same ledger
 
 
-def test_started_and_ended_actions_are_reported(desk: Desk) -> None:
+def test_started_and_ended_actions_are_in_the_audit(desk: Desk) -> None:
     details = {"filter": "error ~ 'timeout' 😀", "rate": 10.5, "ids": ["1", "2"]}
     entry = desk.ledger.audits.begin("replay", queue="q-dlq", who="ana@host", details=details)
     (begun,) = desk.ledger.audits.latest(limit=10)
@@ -228,16 +232,16 @@ def test_started_and_ended_actions_are_reported(desk: Desk) -> None:
     assert ended.ended_at >= ended.began_at == begun.began_at
 
 
-def test_what_is_too_long_to_be_kept_is_reported_by_its_beginning(desk: Desk) -> None:
-    asked = [f"s3://landing/{number}/{'😀' * 300}" for number in range(1_000)]
-    desk.ledger.audits.begin("retry", queue="q", who="ana@host", details={"objects": asked})
+def test_audit_details_that_are_too_long_are_truncated(desk: Desk) -> None:
+    names = [f"s3://landing/{number}/{'😀' * 300}" for number in range(1_000)]
+    desk.ledger.audits.begin("retry", queue="q", who="ana@host", details={"objects": names})
     (row,) = desk.ledger.audits.latest(limit=1)
     *kept, more = row.details["objects"]
-    assert kept == asked[: len(kept)]
+    assert kept == names[: len(kept)]
     assert more == f"and {1_000 - len(kept):,} more"
 
 
-def test_entries_of_many_at_once_are_all_there(shared_desk: Desk) -> None:
+def test_concurrent_audit_entries_are_all_recorded(shared_desk: Desk) -> None:
     audits = shared_desk.ledger.audits
 
     def work(number: int) -> str:
@@ -255,7 +259,7 @@ def test_entries_of_many_at_once_are_all_there(shared_desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_a_beginning_whose_answer_was_lost_is_at_worst_an_entry_without_an_end(desk: Desk, committed: bool) -> None:
+def test_an_audit_entry_whose_response_was_lost_is_absent_or_without_an_end(desk: Desk, committed: bool) -> None:
     engine = desk.ledger.database.engine
     with replies_lost(engine, times=1, committed=committed), pytest.raises(TemporaryError, match="did not confirm"):
         desk.ledger.audits.begin("purge", queue="q-dlq", who="ana", details={})

@@ -1,4 +1,4 @@
-"""Dead objects, their carriers, and the messages that give them another life."""
+"""Failed objects, their original messages, and the messages that revive them."""
 
 import pytest
 from tests.conformance.ledger.crowd import once_after
@@ -6,7 +6,7 @@ from tests.conformance.ledger.desk import AFTER, BEFORE, PIPELINE, Desk, candida
 
 from penstock.ledger.records import AttemptFailure, ObjectClaims, ObjectRow, ObjectState, OriginalMessage
 
-REPLAYS_LOOKED_UP = "object_attempts.replay_id ... IS NOT NULL"  # of objects seen dead
+REPLAYS_LOOKED_UP = "object_attempts.replay_id ... IS NOT NULL"  # of objects seen as dead
 A = object_id_of("a")
 REVIVER = OriginalMessage(message_id="m-2", enqueued_at=BEFORE, replay_id="r-1")
 
@@ -18,12 +18,12 @@ def die(desk: Desk, *, message: str = "m-1", replay: str | None = None, enqueued
 
 
 def live_again(desk: Desk, *, message: str = "m-2", replay: str = "r-1") -> None:
-    """Revived, failed once, and free between two attempts."""
+    """Revive the object, fail it once, and leave it free between two attempts."""
     desk.fail(AttemptFailure.RETRY, candidate("a", message=message, replay=replay), "a")
     assert desk.state("a") is ObjectState.UNPROCESSED
 
 
-def give_back(desk: Desk, claim: ObjectClaims) -> None:
+def release(desk: Desk, claim: ObjectClaims) -> None:
     desk.ledger.abandon(claim.attempt_id, reason="", outcome="given_back", uncounted=True, unattributed=False)
 
 
@@ -42,7 +42,9 @@ def row_of(desk: Desk) -> ObjectRow:
         pytest.param("m-2", "r-1", BEFORE, True, id="a replay"),
     ],
 )
-def test_what_revives(desk: Desk, message: str, replay: str | None, enqueued_at: float, revived: bool) -> None:
+def test_a_failed_object_is_revived_by_a_replay_or_a_message_sent_after_its_death(
+    desk: Desk, message: str, replay: str | None, enqueued_at: float, revived: bool
+) -> None:
     die(desk)
     claim = desk.claim([candidate("a", message=message, replay=replay, enqueued_at=enqueued_at)])
     assert (set(claim.claimed), set(claim.ended)) == (({A}, set()) if revived else (set(), {A}))
@@ -62,12 +64,12 @@ def test_a_replay_revives_once(desk: Desk) -> None:
     assert set(spent.ended) == {A}, "r-1 had its life; r-2 being the last one does not make it new"
 
 
-def test_a_carrier_whose_broker_is_ahead_of_the_database_does_not_revive_what_it_carried(desk: Desk) -> None:
+def test_the_original_message_revives_nothing_even_if_its_brokers_clock_is_ahead_of_the_databases(desk: Desk) -> None:
     die(desk, message="m-1", enqueued_at=AFTER)
     assert set(desk.claim([candidate("a", message="m-1", enqueued_at=AFTER)]).ended) == {A}
 
 
-def test_the_first_message_that_may_revive_the_object_claims_it(desk: Desk) -> None:
+def test_the_first_message_that_can_revive_an_object_becomes_its_original_message(desk: Desk) -> None:
     die(desk)
     claim = desk.claim([candidate("a", message="m-1"), candidate("a", message="m-2", replay="r-1")])
     assert claim.claimed[A].original_message == REVIVER == row_of(desk).original_message
@@ -84,27 +86,29 @@ def test_a_revived_object_counts_attempts_from_zero_and_keeps_its_history(desk: 
 def test_a_released_revival_can_be_claimed_by_any_message(desk: Desk) -> None:
     die(desk)
     claim = desk.claim([candidate("a", message="m-2", replay="r-1")])
-    give_back(desk, claim)
+    release(desk, claim)
     again = desk.claim([candidate("a", message="m-3")])
-    assert again.claimed[A].original_message == REVIVER, "who claims it need not be who carries it"
+    assert again.claimed[A].original_message == REVIVER, "the message that claims it need not be the original message"
 
 
-# A second life, and a message of before the death that somebody slept over
+# A second life, and a message sent before the death that a worker held meanwhile
 
 
-def test_a_message_of_before_the_death_takes_part_in_the_next_life_and_does_not_carry_it(desk: Desk) -> None:
+def test_a_message_sent_before_the_death_can_claim_the_next_life_but_is_not_its_original_message(desk: Desk) -> None:
     die(desk)
     live_again(desk)
-    slept = desk.claim([candidate("a", message="m-1")])
-    assert slept.claimed[A].original_message == REVIVER
-    desk.ledger.commit(outcome(slept, failed={"a": AttemptFailure.DEAD}))
+    late = desk.claim([candidate("a", message="m-1")])
+    assert late.claimed[A].original_message == REVIVER
+    desk.ledger.commit(outcome(late, failed={"a": AttemptFailure.DEAD}))
     for message, replay in (("m-1", None), ("m-2", "r-1")):
         found = desk.claim([candidate("a", message=message, replay=replay)])
-        assert found.ended[A].original_message == REVIVER, "so the one is acked, and the other is the letter"
+        assert found.ended[A].original_message == REVIVER, "so m-1 is acked, and m-2 is dead-lettered"
 
 
 @pytest.mark.parametrize("failure", [AttemptFailure.RETRY, AttemptFailure.DEAD])
-def test_an_object_that_never_failed_belongs_to_the_latest_claim(desk: Desk, failure: AttemptFailure) -> None:
+def test_the_latest_claim_sets_the_original_message_of_an_object_that_never_died(
+    desk: Desk, failure: AttemptFailure
+) -> None:
     desk.fail(AttemptFailure.RETRY, candidate("a", message="m-1", enqueued_at=AFTER), "a")
     claim = desk.claim([candidate("a", message="m-2")])
     assert claim.claimed[A].original_message.message_id == "m-2"
@@ -120,7 +124,7 @@ def test_an_object_that_never_failed_belongs_to_the_latest_claim(desk: Desk, fai
         pytest.param("m-3", "r-1", AFTER, id="the replay sent a second time"),
     ],
 )
-def test_a_message_that_may_have_revived_it_takes_it_over(
+def test_a_message_that_could_have_revived_an_object_becomes_its_original_message(
     desk: Desk, message: str, replay: str | None, enqueued_at: float
 ) -> None:
     die(desk)
@@ -133,7 +137,7 @@ def test_a_message_that_may_have_revived_it_takes_it_over(
     assert old.claimed[A].original_message == newer.original_message
 
 
-def test_a_third_life_belongs_to_a_message_allowed_by_the_second_death(desk: Desk) -> None:
+def test_a_third_life_keeps_the_original_message_that_the_second_death_allowed(desk: Desk) -> None:
     die(desk)
     die(desk, message="m-2", replay="r-1")
     live_again(desk, message="m-3", replay="r-2")
@@ -141,7 +145,7 @@ def test_a_third_life_belongs_to_a_message_allowed_by_the_second_death(desk: Des
     assert spent.claimed[A].original_message == OriginalMessage(message_id="m-3", enqueued_at=BEFORE, replay_id="r-2")
 
 
-def test_a_replay_that_did_not_carry_is_not_spent(desk: Desk) -> None:
+def test_a_replay_that_was_not_the_original_message_can_still_revive(desk: Desk) -> None:
     die(desk)
     live_again(desk)
     both = desk.claim([candidate("a", message="m-3", replay="r-2"), candidate("a", message="m-4", replay="r-3")])
@@ -149,7 +153,7 @@ def test_a_replay_that_did_not_carry_is_not_spent(desk: Desk) -> None:
     assert set(desk.claim([candidate("a", message="m-4", replay="r-3")]).claimed) == {A}
 
 
-def test_lives_of_several_objects_of_a_claim_are_carried_each_by_its_own(desk: Desk) -> None:
+def test_each_object_of_a_claim_has_its_own_original_message(desk: Desk) -> None:
     die(desk)
     live_again(desk)
     desk.fail(AttemptFailure.RETRY, candidate("b"), "b")
@@ -161,7 +165,7 @@ def test_lives_of_several_objects_of_a_claim_are_carried_each_by_its_own(desk: D
 # Between two statements of a claim
 
 
-def test_a_claimer_that_slept_over_a_life_by_the_same_replay_gives_no_other(server_desk: Desk) -> None:
+def test_a_claim_that_missed_a_life_of_the_same_replay_revives_nothing(server_desk: Desk) -> None:
     die(server_desk)
     with once_after(
         server_desk.ledger, REPLAYS_LOOKED_UP, lambda: die(server_desk, message="m-2", replay="r-1")
@@ -172,7 +176,7 @@ def test_a_claimer_that_slept_over_a_life_by_the_same_replay_gives_no_other(serv
     assert claim.ended[A].original_message == REVIVER
 
 
-def test_a_claimer_that_slept_over_a_revival_does_not_carry_it(server_desk: Desk) -> None:
+def test_a_claim_that_missed_a_revival_keeps_its_original_message(server_desk: Desk) -> None:
     die(server_desk)
     with once_after(server_desk.ledger, REPLAYS_LOOKED_UP, lambda: live_again(server_desk)) as done:
         claim = server_desk.claim([candidate("a", message="m-1")])

@@ -1,4 +1,4 @@
-"""Objects that were deleted or replaced before they were read, and the messages that may know better."""
+"""Objects that were deleted or replaced before they were read, and the messages that restore them."""
 
 import pytest
 from tests.conformance.ledger.crowd import once_after
@@ -13,18 +13,18 @@ FIRST, SECOND, THIRD = "0061", "0062", "0063"
 
 
 def of_key(name: str, sequencer: str | None, *, message: str = "m-1", enqueued_at: float = BEFORE) -> Candidate:
-    """A version of the one key, in a bucket that keeps no versions."""
+    """Return a version of the one key, in a bucket that keeps no versions."""
     return candidate(name, message=message, enqueued_at=enqueued_at, key=b"k", sequencer=sequencer)
 
 
 def overtake(desk: Desk) -> None:
-    """B replaced A, and was read first: A was superseded without a look."""
+    """Read b, which replaced a, first: a was superseded unread."""
     desk.ledger.commit(outcome(desk.claim([of_key("b", SECOND)])))
     assert desk.claim([of_key("a", FIRST)]).ended[A].state is ObjectState.SUPERSEDED
 
 
 def miss(desk: Desk, wanted: Candidate) -> ObjectClaims:
-    """A look that does not find it, and is not the last one."""
+    """Check for an object that is not found, in a check that is not the last."""
     claim = desk.claim([wanted])
     failed = FailedObject(
         object_id=wanted.object_id, failure=AttemptFailure.RETRY, reason="missing", uncounted=True, missing=True
@@ -38,13 +38,13 @@ def miss(desk: Desk, wanted: Candidate) -> ObjectClaims:
     ("message", "replay", "enqueued_at", "restored"),
     [
         pytest.param("m-1", None, BEFORE, False, id="its message, redelivered"),
-        pytest.param("m-2", None, BEFORE, False, id="another announcement of the same life"),
-        pytest.param("m-2", None, AFTER, True, id="announced since it was looked for"),
+        pytest.param("m-2", None, BEFORE, False, id="another notification of the same life"),
+        pytest.param("m-2", None, AFTER, True, id="a notification since the check"),
         pytest.param("m-1", None, AFTER, True, id="the same, keeping its message id"),
-        pytest.param("m-2", "r-1", BEFORE, True, id="a retry by hand"),
+        pytest.param("m-2", "r-1", BEFORE, True, id="a manual retry"),
     ],
 )
-def test_what_takes_it_again(
+def test_an_unread_object_is_restored_by_a_retry_or_a_later_notification(
     desk: Desk, failure: AttemptFailure, message: str, replay: str | None, enqueued_at: float, restored: bool
 ) -> None:
     desk.fail(failure, candidate("a"), "a")
@@ -58,18 +58,18 @@ def test_what_takes_it_again(
 
 
 @pytest.mark.parametrize("failure", UNREAD)
-def test_its_carrier_never_takes_it_again_even_if_its_broker_is_ahead_of_the_database(
+def test_the_original_message_never_restores_an_unread_object_even_if_its_brokers_clock_is_ahead(
     desk: Desk, failure: AttemptFailure
 ) -> None:
     desk.fail(failure, candidate("a", enqueued_at=AFTER), "a")
     assert set(desk.claim([candidate("a", enqueued_at=AFTER)]).ended) == {A}
 
 
-@pytest.mark.parametrize("failure", [*UNREAD, None], ids=["gone", "superseded", "half way to gone"])
-def test_its_carrier_is_the_message_that_restored_it_whatever_else_was_claimed_with_it(
+@pytest.mark.parametrize("failure", [*UNREAD, None], ids=["deleted", "superseded", "missing once"])
+def test_the_message_that_restored_an_object_is_its_original_message(
     desk: Desk, failure: AttemptFailure | None
 ) -> None:
-    """Else the same message would restore it again and again where its broker's clock is ahead of the database's."""
+    """Otherwise the same message would restore it again and again if its broker's clock is ahead of the database's."""
     if failure is None:
         miss(desk, candidate("a"))
     else:
@@ -88,7 +88,7 @@ def test_processed_objects_are_never_claimed_again(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("failure", UNREAD)
-def test_two_announcements_of_one_life_are_read_once(desk: Desk, failure: AttemptFailure) -> None:
+def test_two_notifications_of_one_life_are_read_once(desk: Desk, failure: AttemptFailure) -> None:
     desk.fail(failure, candidate("a"), "a")
     both = [candidate("a", message=name, enqueued_at=AFTER) for name in ("m-2", "m-3")]
     claim = desk.claim(both[:1])
@@ -99,7 +99,7 @@ def test_two_announcements_of_one_life_are_read_once(desk: Desk, failure: Attemp
 
 
 @pytest.mark.parametrize("failure", UNREAD)
-def test_a_claimer_that_slept_over_another_life_does_not_begin_one(server_desk: Desk, failure: AttemptFailure) -> None:
+def test_a_claim_that_missed_another_life_begins_none(server_desk: Desk, failure: AttemptFailure) -> None:
     server_desk.fail(failure, candidate("a"), "a")
     ends = candidate("a", message="m-3", enqueued_at=AFTER)
     with once_after(server_desk.ledger, REPLAYS_LOOKED_UP, lambda: server_desk.fail(failure, ends, "a")) as done:
@@ -108,7 +108,7 @@ def test_a_claimer_that_slept_over_another_life_does_not_begin_one(server_desk: 
     assert set(claim.ended) == {A}
 
 
-def test_looks_that_miss_it_are_remembered_until_one_finds_it(desk: Desk) -> None:
+def test_checks_that_miss_an_object_are_remembered_until_one_finds_it(desk: Desk) -> None:
     assert miss(desk, candidate("a")).claimed[A].missing_seconds is None
     again = miss(desk, candidate("a")).claimed[A]
     assert (again.attempts, again.missing_seconds is not None) == (1, True)
@@ -116,7 +116,7 @@ def test_looks_that_miss_it_are_remembered_until_one_finds_it(desk: Desk) -> Non
     assert miss(desk, candidate("a")).claimed[A].missing_seconds is None
 
 
-def test_a_check_before_an_announcement_does_not_count_after_it(desk: Desk) -> None:
+def test_a_check_before_a_notification_does_not_count_after_it(desk: Desk) -> None:
     miss(desk, candidate("a"))
     old = desk.claim([candidate("a", message="m-2")])
     assert old.claimed[A].missing_seconds is not None
@@ -125,7 +125,7 @@ def test_a_check_before_an_announcement_does_not_count_after_it(desk: Desk) -> N
     assert claim.claimed[A].missing_seconds is None
 
 
-def test_an_attempt_that_never_looked_changes_nothing_about_it(desk: Desk) -> None:
+def test_an_attempt_that_never_checked_keeps_the_time_of_the_first_miss(desk: Desk) -> None:
     miss(desk, candidate("a"))
     claim = desk.claim([candidate("a")])
     desk.ledger.abandon(claim.attempt_id, reason="", outcome="given_back", uncounted=True, unattributed=False)
@@ -135,37 +135,37 @@ def test_an_attempt_that_never_looked_changes_nothing_about_it(desk: Desk) -> No
 # Content that was replaced and put back, in a bucket without versions
 
 
-def test_a_later_event_of_what_was_overtaken_is_read(desk: Desk) -> None:
+def test_a_later_event_of_a_superseded_object_is_read(desk: Desk) -> None:
     overtake(desk)
     for old in (of_key("a", FIRST), of_key("a", FIRST, message="m-2", enqueued_at=AFTER)):
-        assert set(desk.claim([old]).ended) == {A}, "the same event, however often it is announced"
+        assert set(desk.claim([old]).ended) == {A}, "the same event, however often it is delivered"
     claim = desk.claim([of_key("a", THIRD, message="m-3")])
-    assert set(claim.claimed) == {A}, "put back later than B, though announced before the end was recorded"
+    assert set(claim.claimed) == {A}, "put back later than B, though sent before the end was recorded"
     desk.ledger.commit(outcome(claim))
     assert desk.state("a") is ObjectState.PROCESSED
 
 
-def test_a_later_event_of_what_waits_is_not_overtaken(desk: Desk) -> None:
+def test_a_later_event_of_a_waiting_object_is_not_superseded(desk: Desk) -> None:
     desk.fail(AttemptFailure.RETRY, of_key("a", FIRST), "a")
     desk.ledger.commit(outcome(desk.claim([of_key("b", SECOND)])))
     assert set(desk.claim([of_key("a", THIRD, message="m-2")]).claimed) == {A}
 
 
 @pytest.mark.parametrize("names", [("a", "a"), ("a", "b", "a")])
-def test_the_latest_of_simultaneous_events_counts(desk: Desk, names: tuple[str, ...]) -> None:
+def test_the_latest_event_of_one_claim_counts(desk: Desk, names: tuple[str, ...]) -> None:
     desk.ledger.commit(outcome(desk.claim([of_key("b", SECOND)])))
     events = [of_key("a", FIRST), of_key("a", THIRD, message="m-3")]
     assert set(desk.claim(events if len(names) == 2 else [events[0], of_key("b", SECOND), events[1]]).claimed) == {A}
 
 
-def test_a_later_event_that_is_overtaken_too_stays_superseded(desk: Desk) -> None:
+def test_a_later_event_that_is_superseded_too_stays_superseded(desk: Desk) -> None:
     overtake(desk)
     desk.ledger.commit(outcome(desk.claim([of_key("c", "0064")])))
     for _ in range(2):
         assert desk.claim([of_key("a", THIRD, message="m-3")]).ended[A].state is ObjectState.SUPERSEDED
 
 
-def test_a_listing_that_saw_what_was_overtaken_has_it_looked_for_once(desk: Desk) -> None:
+def test_a_listing_of_a_superseded_object_is_checked_in_the_store_once(desk: Desk) -> None:
     overtake(desk)
     claim = desk.claim([of_key("a", None, message="m-2")])
     assert set(claim.claimed) == {A}, "the order of events says nothing of a listing: the store decides"
@@ -175,13 +175,13 @@ def test_a_listing_that_saw_what_was_overtaken_has_it_looked_for_once(desk: Desk
     assert set(desk.claim([of_key("a", None, message="m-4", enqueued_at=AFTER)]).claimed) == {A}
 
 
-def test_a_dead_object_s_later_event_is_not_overtaken(desk: Desk) -> None:
+def test_a_failed_objects_later_event_is_not_superseded(desk: Desk) -> None:
     desk.fail(AttemptFailure.DEAD, of_key("a", FIRST), "a")
     desk.ledger.commit(outcome(desk.claim([of_key("b", SECOND)])))
     assert set(desk.claim([of_key("a", THIRD, message="m-2", enqueued_at=AFTER)]).claimed) == {A}
 
 
-def test_in_the_life_after_any_message_that_claims_it_carries_it(desk: Desk) -> None:
+def test_in_the_life_after_an_unread_end_any_claiming_message_is_the_original_message(desk: Desk) -> None:
     desk.fail(AttemptFailure.DEAD, candidate("a"), "a")
     desk.fail(AttemptFailure.DELETED, candidate("a", message="m-2", replay="r-1"), "a")
     claim = desk.claim([candidate("a", message="m-3", enqueued_at=AFTER)])
@@ -190,7 +190,7 @@ def test_in_the_life_after_any_message_that_claims_it_carries_it(desk: Desk) -> 
     assert claim.claimed[A].original_message.message_id == "m-4"
 
 
-def test_objects_that_were_never_read_show_when_they_ended(desk: Desk) -> None:
+def test_unread_objects_report_when_they_ended(desk: Desk) -> None:
     desk.process("c")
     desk.fail(AttemptFailure.DEAD, candidate("d"), "d")
     for name, failure in zip("ab", UNREAD, strict=True):

@@ -1,4 +1,4 @@
-"""Ledgers of earlier revisions, with data in them, brought up and back down, on every database that lasts."""
+"""Ledgers of earlier revisions, with data in them, upgraded and downgraded, on every persistent database."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ COLUMNS_SINCE_0001 = {"spark_ui_url", "missed_at", "sought_at"}
 
 
 def of_revision(url: str, revision: str) -> Desk:
-    """A ledger as an older Penstock left it, with data."""
+    """Create a ledger as an older Penstock left it, with data."""
     desk = Desk(Ledger.open(url))
     desk.ledger.ensure_pipeline(PIPELINE)
     desk.process("a", "b")
@@ -56,7 +56,7 @@ def table_names(ledger: Ledger) -> set[str]:
         return set(inspect(connection).get_table_names())
 
 
-def test_up_from_0001_with_data_and_down_again(shared_url: str) -> None:
+def test_a_ledger_with_data_upgrades_from_0001_and_downgrades_again(shared_url: str) -> None:
     old = of_revision(shared_url, "0001")
     assert not SINCE_0001 & table_names(old.ledger)
     rows = rows_of_0001(old.ledger)
@@ -84,10 +84,10 @@ def test_up_from_0001_with_data_and_down_again(shared_url: str) -> None:
 
 
 @pytest.mark.parametrize("failure", [AttemptFailure.DELETED, AttemptFailure.SUPERSEDED])
-def test_objects_that_0007_found_missing_or_replaced_are_taken_again_by_what_was_announced_since(
+def test_objects_that_0007_found_missing_or_replaced_are_restored_by_later_notifications(
     shared_url: str, failure: AttemptFailure
 ) -> None:
-    """Their rows say when they ended, and not when they were sought."""
+    """Their rows have the time at which they ended, and not that of the check."""
     old = of_revision(shared_url, "0008")
     for name in ("e", "f"):
         old.fail(failure, candidate(name), name)
@@ -99,7 +99,7 @@ def test_objects_that_0007_found_missing_or_replaced_are_taken_again_by_what_was
     desk = Desk(ledger, old.numbers)
     with ledger.database.reading() as connection:
         assert set(connection.execute(select(objects.c.missed_at, objects.c.sought_at))) == {(None, None)}
-    assert set(desk.claim([candidate("e", message="m-2")]).ended) == {object_id_of("e")}, "it knows no better"
+    assert set(desk.claim([candidate("e", message="m-2")]).ended) == {object_id_of("e")}, "sent before the object ended"
     claim = desk.claim([candidate("e", message="m-3", enqueued_at=AFTER)])
     ledger.commit(outcome(claim))
     assert desk.state("e") is ObjectState.PROCESSED
@@ -108,8 +108,8 @@ def test_objects_that_0007_found_missing_or_replaced_are_taken_again_by_what_was
     ledger.close()
 
 
-def test_what_a_worker_of_0005_holds_or_completed_stays_for_its_whole_retention(shared_desk: Desk) -> None:
-    """Such a worker takes a key that a newer one freed, and leaves the time at which it would have expired then."""
+def test_a_key_held_or_completed_by_a_worker_of_0005_stays_for_its_whole_retention(shared_desk: Desk) -> None:
+    """An old worker takes a key that a newer one freed, and leaves the expiry that was set then."""
     ledger = shared_desk.ledger
     begun = ledger.begin_work(
         HANDLER,
@@ -129,15 +129,15 @@ def test_what_a_worker_of_0005_holds_or_completed_stays_for_its_whole_retention(
 
     change(expires_at=DatabaseNow() - 10.0)
     change(state="open", attempt_id="old", ended_at=None)
-    assert ledger.forget_works(limit=10) == 0, "it is at work"
+    assert ledger.forget_works(limit=10) == 0, "it is in progress"
     change(state="done", ended_at=DatabaseNow(), outcome="null")
     assert ledger.forget_works(limit=10) == 0, "it was completed just now"
     change(ended_at=DatabaseNow() - 3_610.0)
     assert ledger.forget_works(limit=10) == 1
 
 
-def test_what_a_worker_of_0005_took_over_and_completed_is_forgotten_some_time(shared_desk: Desk) -> None:
-    """Such a worker knows no time of expiry, and the newer one that it took the key from had recorded none yet."""
+def test_a_key_taken_over_and_completed_by_a_worker_of_0005_is_forgotten_eventually(shared_desk: Desk) -> None:
+    """An old worker sets no expiry, and the newer one that it took the key from had recorded none yet."""
     ledger = shared_desk.ledger
     owner = WorkOwner(app="shop", queue="orders", is_plain=True)
     begun = ledger.begin_work(

@@ -1,4 +1,4 @@
-"""The ledger as people read it: views, and every query of the docs, on every database."""
+"""The ledger's views for people, and every query of the docs, on every database."""
 
 import re
 from datetime import UTC, datetime
@@ -16,13 +16,13 @@ SECTION = PAGE.split("## Reading it with SQL")[1].split("\n## ")[0]
 QUERIES = re.findall(r"```sql\n(.*?)```", SECTION, re.DOTALL)
 
 
-def asked(desk: Desk, query: str) -> list[dict[str, Any]]:
+def rows_of(desk: Desk, query: str) -> list[dict[str, Any]]:
     with desk.ledger.database.reading() as connection:
         return [dict(row._mapping) for row in connection.execute(text(query))]
 
 
-def moment(value: Any) -> datetime:
-    """A time as each driver hands it over."""
+def as_utc(value: Any) -> datetime:
+    """Return a time that a driver returned, with a time zone."""
     found = value if isinstance(value, datetime) else datetime.fromisoformat(value)
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
@@ -32,8 +32,8 @@ def named(key: str) -> Candidate:
 
 
 @pytest.fixture
-def busy(desk: Desk) -> Desk:
-    """A ledger in which there is something of everything."""
+def filled_desk(desk: Desk) -> Desk:
+    """Return a ledger with at least one row of every kind."""
     desk.ledger.commit(outcome(desk.claim([named("2026-01-01/a"), named("2026-01-01/b")])))
     desk.fail(AttemptFailure.DEAD, named("2026-01-02/bad"), "2026-01-02/bad")
     desk.claim([named("2026-01-03/now")], worker="worker-7")
@@ -49,8 +49,8 @@ def test_the_docs_have_five_queries() -> None:
     assert len(QUERIES) == 5
 
 
-def test_each_query_of_the_docs_finds_what_it_says(busy: Desk) -> None:
-    states, failed, working, batches, keys = (asked(busy, query) for query in QUERIES)
+def test_each_query_of_the_docs_returns_the_documented_rows(filled_desk: Desk) -> None:
+    states, failed, working, batches, keys = (rows_of(filled_desk, query) for query in QUERIES)
     assert [(row["pipeline"], row["status"], row["objects"]) for row in states] == [
         (PIPELINE, "dead", 1),
         (PIPELINE, "processed", 2),
@@ -67,17 +67,17 @@ def test_each_query_of_the_docs_finds_what_it_says(busy: Desk) -> None:
     ]
 
 
-def test_times_are_moments_and_an_object_is_updated_when_its_attempt_begins_and_ends(busy: Desk) -> None:
-    rows = asked(busy, "SELECT status, created_at, updated_at FROM penstock_objects")
+def test_views_return_times_and_an_object_is_updated_when_its_attempt_begins_and_ends(filled_desk: Desk) -> None:
+    rows = rows_of(filled_desk, "SELECT status, created_at, updated_at FROM penstock_objects")
     now = datetime.now(UTC)
     for row in rows:
-        created, updated = moment(row["created_at"]), moment(row["updated_at"])
+        created, updated = as_utc(row["created_at"]), as_utc(row["updated_at"])
         assert abs((now - created).total_seconds()) < 600
         assert updated >= created
-    (key,) = asked(busy, "SELECT updated_at, expires_at FROM penstock_keys")
-    assert abs((moment(key["expires_at"]) - moment(key["updated_at"])).total_seconds() - 60.0) < 0.01
+    (key,) = rows_of(filled_desk, "SELECT updated_at, expires_at FROM penstock_keys")
+    assert abs((as_utc(key["expires_at"]) - as_utc(key["updated_at"])).total_seconds() - 60.0) < 0.01
 
 
-def test_objects_are_listed_by_age(busy: Desk) -> None:
-    assert busy.ledger.objects(PIPELINE, older_than_seconds=3_600.0) == []
-    assert len(busy.ledger.objects(PIPELINE, older_than_seconds=-1.0)) == 4
+def test_objects_are_filtered_by_age(filled_desk: Desk) -> None:
+    assert filled_desk.ledger.objects(PIPELINE, older_than_seconds=3_600.0) == []
+    assert len(filled_desk.ledger.objects(PIPELINE, older_than_seconds=-1.0)) == 4

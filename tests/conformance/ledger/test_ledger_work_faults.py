@@ -1,4 +1,4 @@
-"""Works, on every database, when COMMIT brings no answer."""
+"""Works, on every database, when the response to a COMMIT is lost."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ lost = pytest.mark.parametrize(
 
 
 @lost
-def test_a_begin_whose_answer_is_lost_is_found_again(desk: Desk, times: int, committed: bool) -> None:
+def test_a_begin_whose_response_is_lost_is_found_again(desk: Desk, times: int, committed: bool) -> None:
     with replies_lost(desk.ledger.database.engine, times=times, committed=committed):
         assert desk.begin(attempt="first") == WorkBegun(previous=None)
     assert desk.work().attempts == 1
@@ -30,39 +30,39 @@ def test_a_begin_whose_answer_is_lost_is_found_again(desk: Desk, times: int, com
 
 
 @lost
-def test_a_take_over_whose_answer_is_lost_is_found_again(desk: Desk, times: int, committed: bool) -> None:
+def test_a_takeover_whose_response_is_lost_is_found_again(desk: Desk, times: int, committed: bool) -> None:
     desk.begin(attempt="slow", lease_seconds=OVER)
     with replies_lost(desk.ledger.database.engine, times=times, committed=committed):
-        standing = desk.begin(attempt="next")
-    assert isinstance(standing, WorkBegun)
-    assert standing.previous is not None
-    assert standing.previous.attempt_id == "slow"
+        result = desk.begin(attempt="next")
+    assert isinstance(result, WorkBegun)
+    assert result.previous is not None
+    assert result.previous.attempt_id == "slow"
     assert desk.work().attempts == 2
 
 
 @lost
-def test_a_completion_whose_answer_is_lost_is_recorded_once(desk: Desk, times: int, committed: bool) -> None:
+def test_a_completion_whose_response_is_lost_is_recorded_once(desk: Desk, times: int, committed: bool) -> None:
     desk.begin(attempt="first")
     with replies_lost(desk.ledger.database.engine, times=times, committed=committed):
         assert desk.ledger.finish_work("first", outcome='"ours"')
-    standing = desk.begin()
-    assert isinstance(standing, WorkDone)
-    assert standing.outcome == '"ours"'
+    result = desk.begin()
+    assert isinstance(result, WorkDone)
+    assert result.outcome == '"ours"'
 
 
 @lost
-def test_an_end_whose_answer_is_lost_counts(desk: Desk, times: int, committed: bool) -> None:
+def test_an_end_whose_response_is_lost_counts(desk: Desk, times: int, committed: bool) -> None:
     desk.begin(attempt="first")
     with replies_lost(desk.ledger.database.engine, times=times, committed=committed):
-        assert desk.ledger.end_work("first", outcome="failed", reason="as told")
-    standing = desk.begin()
-    assert isinstance(standing, WorkBegun)
-    assert standing.previous is not None
-    assert (standing.previous.outcome, standing.previous.reason) == (WorkEnd.FAILED, "as told")
+        assert desk.ledger.end_work("first", outcome="failed", reason="as passed")
+    result = desk.begin()
+    assert isinstance(result, WorkBegun)
+    assert result.previous is not None
+    assert (result.previous.outcome, result.previous.reason) == (WorkEnd.FAILED, "as passed")
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_a_begin_that_gets_answers_again_too_late_gives_the_key_back(desk: Desk, committed: bool) -> None:
+def test_a_begin_that_gets_responses_again_too_late_releases_the_key(desk: Desk, committed: bool) -> None:
     with (
         replies_lost(desk.ledger.database.engine, times=TRIES_MAX, committed=committed),
         pytest.raises(TemporaryError, match="attempt first: the ledger did not confirm"),
@@ -71,7 +71,7 @@ def test_a_begin_that_gets_answers_again_too_late_gives_the_key_back(desk: Desk,
     assert isinstance(desk.begin(attempt="second"), WorkBegun)
 
 
-def test_a_begin_that_never_gets_an_answer_is_ours_when_begun_again_with_its_id(desk: Desk) -> None:
+def test_a_begin_that_never_gets_a_response_succeeds_when_repeated_with_its_id(desk: Desk) -> None:
     engine = desk.ledger.database.engine
     with replies_lost(engine, times=ALWAYS, committed=False), pytest.raises(TemporaryError):
         desk.begin(attempt="first")
@@ -89,7 +89,7 @@ def test_a_begin_that_never_gets_an_answer_is_ours_when_begun_again_with_its_id(
     ],
     ids=["finish", "end", "extend", "abandon"],
 )
-def test_a_request_without_an_answer_can_be_repeated(desk: Desk, act: Callable[[Desk], bool | int]) -> None:
+def test_a_request_without_a_response_can_be_repeated(desk: Desk, act: Callable[[Desk], bool | int]) -> None:
     desk.begin(attempt="first")
     before = desk.everything()
     engine = desk.ledger.database.engine
@@ -100,7 +100,7 @@ def test_a_request_without_an_answer_can_be_repeated(desk: Desk, act: Callable[[
 
 
 @pytest.mark.parametrize("take_over", [True, False])
-def test_a_work_lost_while_the_answer_was_waited_for_is_lost(shared_desk: Desk, take_over: bool) -> None:
+def test_a_work_lost_while_its_completion_waits_for_a_response_is_lost(shared_desk: Desk, take_over: bool) -> None:
     shared_desk.begin(attempt="slow", lease_seconds=OVER)
     other = Ledger.open(shared_desk.url)
 
@@ -118,7 +118,7 @@ def test_a_work_lost_while_the_answer_was_waited_for_is_lost(shared_desk: Desk, 
 
 
 def test_a_repeated_completion_of_the_same_attempt_returns_true(shared_desk: Desk) -> None:
-    """The COMMIT that seemed lost arrives late, from elsewhere: the second look finds it."""
+    """The COMMIT that seemed lost takes effect late, from elsewhere: the second check finds it."""
     shared_desk.begin(attempt="first")
     other = Ledger.open(shared_desk.url)
     engine = shared_desk.ledger.database.engine
@@ -128,12 +128,12 @@ def test_a_repeated_completion_of_the_same_attempt_returns_true(shared_desk: Des
     assert shared_desk.work().outcome == '"late"'
 
 
-# What another does between a look and the change that follows from it, where a database lets both be at work
+# A change between a check and the change that follows from it, on databases that allow both at once
 
 
 @contextlib.contextmanager
-def changed_after_a_look(engine: Engine, change: str) -> Iterator[None]:
-    """Whenever works were looked up, this statement runs before the next one."""
+def changed_after_a_lookup(engine: Engine, change: str) -> Iterator[None]:
+    """Run this statement after each lookup of works, before the next statement."""
 
     def listen(connection: Connection, _1: object, statement: str, *_: object) -> None:
         if statement.startswith("SELECT works.work_id"):
@@ -154,43 +154,43 @@ def changed_after_a_look(engine: Engine, change: str) -> Iterator[None]:
     ],
     ids=["finish", "end"],
 )
-def test_a_take_over_between_read_and_change_is_not_overwritten(desk: Desk, act: Callable[[Desk], bool]) -> None:
+def test_a_takeover_between_read_and_change_is_not_overwritten(desk: Desk, act: Callable[[Desk], bool]) -> None:
     desk.begin(attempt="first")
     before = desk.everything()
     with (
-        changed_after_a_look(desk.ledger.database.engine, "UPDATE works SET attempt_id = 'next'"),
+        changed_after_a_lookup(desk.ledger.database.engine, "UPDATE works SET attempt_id = 'next'"),
         pytest.raises(TemporaryError, match="attempt first: its work changed under each"),
     ):
         act(desk)
     assert desk.everything() == before
 
 
-def test_a_heartbeat_that_comes_after_a_take_over_extends_nothing(desk: Desk) -> None:
+def test_a_heartbeat_after_a_takeover_extends_nothing(desk: Desk) -> None:
     desk.begin(attempt="first")
     lease_until = desk.work().lease_until
-    with changed_after_a_look(desk.ledger.database.engine, "UPDATE works SET attempt_id = 'next'"):
+    with changed_after_a_lookup(desk.ledger.database.engine, "UPDATE works SET attempt_id = 'next'"):
         locked = desk.ledger.extend_works(["first"], lease_seconds=2 * LEASE_SECONDS).locked
     assert locked == {"first"}
     assert desk.work().lease_until == lease_until
-    assert not desk.ledger.extend_work("first", lease_seconds=2 * LEASE_SECONDS)  # the next look sees who has it
+    assert not desk.ledger.extend_work("first", lease_seconds=2 * LEASE_SECONDS)  # the next check sees the new attempt
 
 
 def test_work_that_starts_between_check_and_deletion_is_not_forgotten(desk: Desk) -> None:
     desk.begin(attempt="first")
     desk.ledger.end_work("first", outcome="failed", reason="")
-    with changed_after_a_look(desk.ledger.database.engine, "UPDATE works SET state = 'open', ended_at = NULL"):
+    with changed_after_a_lookup(desk.ledger.database.engine, "UPDATE works SET state = 'open', ended_at = NULL"):
         assert desk.ledger.forget_works(older_than_seconds=-1.0, limit=10) == 0
     assert desk.work().state is WorkState.OPEN
 
 
-def test_a_dead_workers_work_that_another_took_meanwhile_stays_his(desk: Desk) -> None:
+def test_work_of_a_dead_worker_taken_over_meanwhile_is_not_abandoned(desk: Desk) -> None:
     desk.begin(attempt="first", worker="dead")
-    with changed_after_a_look(desk.ledger.database.engine, "UPDATE works SET attempt_id = 'next', worker = 'alive'"):
+    with changed_after_a_lookup(desk.ledger.database.engine, "UPDATE works SET attempt_id = 'next', worker = 'alive'"):
         assert desk.ledger.abandon_worker_works("dead") == 0
     assert (desk.work().state, desk.work().worker) == (WorkState.OPEN, "alive")
 
 
-def test_an_error_in_the_middle_rolls_back_and_the_connection_serves_again(desk: Desk) -> None:
+def test_an_error_in_a_transaction_rolls_back_and_the_connection_stays_usable(desk: Desk) -> None:
     desk.begin(attempt="first")
     before = desk.everything()
     missing = (OperationalError, ProgrammingError)

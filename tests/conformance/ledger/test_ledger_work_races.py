@@ -1,4 +1,4 @@
-"""Many at one key at once: threads, processes, and processes that are killed."""
+"""Concurrent work on one key: threads, processes, and killed processes."""
 
 import os
 import signal
@@ -21,13 +21,13 @@ ROUNDS = 10
 KEYS = 20
 
 
-def begun(standings: list[WorkClaimResult]) -> list[int]:
-    """Which of the claimers won."""
-    return [number for number, standing in enumerate(standings) if isinstance(standing, WorkBegun)]
+def begun(results: list[WorkClaimResult]) -> list[int]:
+    """Return the numbers of the claimers that won."""
+    return [number for number, standing in enumerate(results) if isinstance(standing, WorkBegun)]
 
 
 def all_begin(desk: Desk, key: str, *, by: str) -> list[WorkClaimResult]:
-    """Every claimer at the same key, each with an attempt of its own: ``<key> <by> <number>``."""
+    """Let every claimer begin the same key, each with an attempt of its own: ``<key> <by> <number>``."""
 
     def begin(number: int) -> WorkClaimResult:
         return desk.begin(key, attempt=f"{key} {by} {number}")
@@ -38,33 +38,33 @@ def all_begin(desk: Desk, key: str, *, by: str) -> list[WorkClaimResult]:
 # Threads
 
 
-def test_one_wins_a_key_the_others_are_busy_and_then_all_get_the_same_result(shared_desk: Desk) -> None:
+def test_one_claimer_wins_a_key_and_all_get_its_result_afterwards(shared_desk: Desk) -> None:
     for round_ in range(ROUNDS):
         key = f"key {round_}"
-        standings = all_begin(shared_desk, key, by="by")
-        (winner,) = begun(standings)
-        kinds = Counter(type(standing) for standing in standings)
+        results = all_begin(shared_desk, key, by="by")
+        (winner,) = begun(results)
+        kinds = Counter(type(standing) for standing in results)
         assert kinds == {WorkBegun: 1, WorkBusy: CLAIMERS - 1}
         assert shared_desk.ledger.finish_work(f"{key} by {winner}", outcome=f'"{winner}"')
-        told = all_begin(shared_desk, key, by="again")
-        assert {done.outcome for done in told if isinstance(done, WorkDone)} == {f'"{winner}"'}
-        assert all(standing == told[0] for standing in told)
+        repeated = all_begin(shared_desk, key, by="again")
+        assert {done.outcome for done in repeated if isinstance(done, WorkDone)} == {f'"{winner}"'}
+        assert all(standing == repeated[0] for standing in repeated)
 
 
-def test_one_takes_an_expired_attempt_over(shared_desk: Desk) -> None:
+def test_one_claimer_takes_over_an_expired_attempt(shared_desk: Desk) -> None:
     for round_ in range(ROUNDS):
         key = f"key {round_}"
         shared_desk.begin(key, attempt=f"{key} slow", lease_seconds=OVER)
-        standings = all_begin(shared_desk, key, by="by")
-        (winner,) = begun(standings)
-        won = standings[winner]
+        results = all_begin(shared_desk, key, by="by")
+        (winner,) = begun(results)
+        won = results[winner]
         assert isinstance(won, WorkBegun)
         assert won.previous is not None
         assert (won.previous.attempt_id, won.previous.outcome) == (f"{key} slow", WorkEnd.EXPIRED)
         assert shared_desk.work(key).attempts == 2
 
 
-def test_finishing_against_take_over_has_one_winner(shared_desk: Desk) -> None:
+def test_finishing_against_a_takeover_has_one_winner(shared_desk: Desk) -> None:
     for round_ in range(ROUNDS):
         key = f"key {round_}"
         shared_desk.begin(key, attempt=f"{key} slow", lease_seconds=OVER)
@@ -82,8 +82,10 @@ def test_finishing_against_take_over_has_one_winner(shared_desk: Desk) -> None:
             assert results == {"finished False": half, "WorkBegun": 1, "WorkBusy": half - 1}
 
 
-def test_everybody_at_everything_completes_each_key_once(shared_desk: Desk) -> None:
-    """Each thread works through all keys as a handler would, with leases that are over at once: zombies everywhere."""
+def test_threads_with_expired_leases_complete_each_key_once(shared_desk: Desk) -> None:
+    """Each thread works through all keys as a handler would, with leases that expire at once: every attempt is a
+    zombie.
+    """
     keys = [f"key {number}" for number in range(6)]
     deadline = time.monotonic() + DEADLINE_SECONDS
 
@@ -109,7 +111,7 @@ def test_everybody_at_everything_completes_each_key_once(shared_desk: Desk) -> N
     assert len(shared_desk.ledger.works(HANDLER, state=WorkState.DONE)) == len(keys)
 
 
-def test_forgetting_leaves_alone_what_begins_again_meanwhile(shared_desk: Desk) -> None:
+def test_forgetting_leaves_work_that_begins_meanwhile_alone(shared_desk: Desk) -> None:
     for round_ in range(ROUNDS):
         key = f"key {round_}"
         shared_desk.begin(key, attempt=f"{key} first")
@@ -127,7 +129,7 @@ def test_forgetting_leaves_alone_what_begins_again_meanwhile(shared_desk: Desk) 
         assert (row.state, row.attempt_id) == (WorkState.OPEN, f"{key} by {winner}")
 
 
-# Processes. Each is told what to do by its arguments and answers through a pipe.
+# Processes. Each gets its work by arguments and responds through a pipe.
 
 
 def begin_all(url: str, number: int, go: Barrier, answer: Connection) -> None:
@@ -153,7 +155,7 @@ def test_processes_complete_each_key_once(shared_url: str) -> None:
         child.start()
     won: Counter[int] = Counter()
     for pipe, _ in pipes:
-        assert pipe.poll(DEADLINE_SECONDS), "a process did not answer"
+        assert pipe.poll(DEADLINE_SECONDS), "a process did not respond"
         won.update(pipe.recv())
     for child in children:
         child.join(DEADLINE_SECONDS)
@@ -170,11 +172,11 @@ def _finish(ledger: Ledger) -> None:
 
 
 def _fail(ledger: Ledger) -> None:
-    ledger.end_work("killed", outcome="failed", reason="as told")
+    ledger.end_work("killed", outcome="failed", reason="as passed")
 
 
 def die_in(url: str, act: Callable[[Ledger], None], committed: bool) -> None:
-    """Be killed around the COMMIT of this act, before it or after."""
+    """Be killed around the COMMIT of this action, before or after it."""
     ledger = Ledger.open(url)
     if act is not _begin:
         _begin(ledger)
@@ -201,7 +203,7 @@ def die_in(url: str, act: Callable[[Ledger], None], committed: bool) -> None:
         pytest.param(_fail, True, 0, WorkEnd.FAILED, id="after it failed"),
     ],
 )
-def test_a_process_killed_around_a_commit_leaves_what_the_next_one_can_continue_with(
+def test_another_process_continues_after_one_killed_around_a_commit(
     shared_url: str, act: Callable[[Ledger], None], committed: bool, abandoned: int, previous: WorkEnd | None
 ) -> None:
     child = spawning.Process(target=die_in, args=(shared_url, act, committed))

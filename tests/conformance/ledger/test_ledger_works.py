@@ -14,13 +14,13 @@ OUTCOME = '{"pages": 3}'
 
 
 def begun(desk: Desk, attempt: str, *, key: str = "k", lease_seconds: float = LEASE_SECONDS) -> WorkBegun:
-    standing = desk.begin(key, attempt=attempt, worker=f"worker of {attempt}", lease_seconds=lease_seconds)
-    assert isinstance(standing, WorkBegun)
-    return standing
+    result = desk.begin(key, attempt=attempt, worker=f"worker of {attempt}", lease_seconds=lease_seconds)
+    assert isinstance(result, WorkBegun)
+    return result
 
 
 def taken_over(desk: Desk) -> None:
-    """Attempt ``slow`` is past its lease and ``next`` holds the work."""
+    """Let ``slow`` run past its lease and ``next`` take the work over."""
     begun(desk, "slow", lease_seconds=OVER)
     begun(desk, "next")
 
@@ -28,23 +28,23 @@ def taken_over(desk: Desk) -> None:
 # Beginning
 
 
-def test_a_fresh_key_is_ours(desk: Desk) -> None:
+def test_the_first_attempt_begins_a_key(desk: Desk) -> None:
     assert begun(desk, "first") == WorkBegun(previous=None)
     row = desk.work()
     assert (row.handler, row.key, row.state, row.attempts) == (HANDLER, "k", WorkState.OPEN, 1)
     assert (row.attempt_id, row.worker) == ("first", "worker of first")
     assert row.lease_until is not None
-    by_the_database_s_clock = row.lease_until - row.started_at
-    assert by_the_database_s_clock == pytest.approx(LEASE_SECONDS, abs=LEASE_SECONDS / 3)
+    lease_seconds = row.lease_until - row.started_at
+    assert lease_seconds == pytest.approx(LEASE_SECONDS, abs=LEASE_SECONDS / 3)
     assert (row.outcome, row.completed_at, row.previous) == (None, None, None)
 
 
-def test_while_it_is_open_others_are_busy_for_the_rest_of_the_lease(desk: Desk) -> None:
+def test_while_a_key_is_open_others_are_busy_for_the_rest_of_its_lease(desk: Desk) -> None:
     begun(desk, "first")
     before = desk.everything()
-    standing = desk.begin(attempt="second")
-    assert isinstance(standing, WorkBusy)
-    assert 0 < standing.seconds <= LEASE_SECONDS
+    result = desk.begin(attempt="second")
+    assert isinstance(result, WorkBusy)
+    assert 0 < result.seconds <= LEASE_SECONDS
     assert desk.everything() == before
 
 
@@ -100,30 +100,30 @@ def test_the_last_ended_attempt_is_kept_and_all_are_counted(desk: Desk) -> None:
     assert (row.attempts, row.attempt_id, row.previous) == (6, "last", previous)
 
 
-def test_beginning_again_with_the_same_id_finds_what_it_holds(desk: Desk) -> None:
+def test_beginning_again_with_the_same_id_returns_the_held_work(desk: Desk) -> None:
     begun(desk, "first")
     desk.ledger.end_work("first", outcome="failed", reason="")
     before = begun(desk, "second", lease_seconds=OVER)
     everything = desk.everything()
-    assert begun(desk, "second") == before, "nobody takes over from himself, whatever the lease says"
+    assert begun(desk, "second") == before, "an attempt never takes over from itself, whatever its lease"
     assert desk.everything() == everything
 
 
-def test_an_attempt_id_is_for_one_work(desk: Desk) -> None:
+def test_an_attempt_id_can_begin_only_one_work(desk: Desk) -> None:
     begun(desk, "first", key="a")
     with pytest.raises(ValueError, match="attempt first began another work"):
         desk.begin("b", attempt="first")
     assert desk.ledger.work(HANDLER, "b") is None
 
 
-# Who may do what
+# Fencing
 
 
 FENCED: list[tuple[str, Callable[[Desk, str], bool]]] = [
     ("finish", lambda desk, attempt: desk.ledger.finish_work(attempt, outcome="null")),
     ("extend", lambda desk, attempt: desk.ledger.extend_work(attempt, lease_seconds=LEASE_SECONDS)),
     ("fail", lambda desk, attempt: desk.ledger.end_work(attempt, outcome="failed", reason="")),
-    ("give back", lambda desk, attempt: desk.ledger.end_work(attempt, outcome="given_back", reason="")),
+    ("release", lambda desk, attempt: desk.ledger.end_work(attempt, outcome="given_back", reason="")),
 ]
 
 
@@ -140,7 +140,7 @@ def test_a_zombie_changes_nothing(desk: Desk, act: Callable[[Desk, str], bool]) 
 
 
 @pytest.mark.parametrize("act", [act for name, act in FENCED[:2]], ids=[name for name, _ in FENCED[:2]])
-def test_an_ended_attempt_cannot_come_back(desk: Desk, act: Callable[[Desk, str], bool]) -> None:
+def test_an_ended_attempt_can_neither_finish_nor_extend(desk: Desk, act: Callable[[Desk, str], bool]) -> None:
     begun(desk, "first")
     desk.ledger.end_work("first", outcome="given_back", reason="")
     before = desk.everything()
@@ -157,13 +157,13 @@ def test_a_finished_attempt_stays_finished(desk: Desk, act: Callable[[Desk, str]
     assert desk.everything() == before
 
 
-def test_finishing_again_is_true_and_the_first_outcome_stays(desk: Desk) -> None:
+def test_finishing_again_succeeds_and_keeps_the_first_outcome(desk: Desk) -> None:
     begun(desk, "first")
     assert [desk.ledger.finish_work("first", outcome=outcome) for outcome in (OUTCOME, "null")] == [True, True]
     assert desk.work().outcome == OUTCOME
 
 
-def test_ending_again_is_true_and_another_way_is_not(desk: Desk) -> None:
+def test_ending_again_succeeds_only_with_the_same_outcome(desk: Desk) -> None:
     begun(desk, "first")
     assert [desk.ledger.end_work("first", outcome="failed", reason=reason) for reason in ("a", "b")] == [True, True]
     assert not desk.ledger.end_work("first", outcome="given_back", reason="c")
@@ -174,14 +174,16 @@ def test_ending_again_is_true_and_another_way_is_not(desk: Desk) -> None:
 
 def test_an_extended_attempt_is_not_taken_over(desk: Desk) -> None:
     begun(desk, "slow", lease_seconds=OVER)
-    assert desk.ledger.extend_work("slow", lease_seconds=LEASE_SECONDS), "past its lease, but nobody took it over"
-    standing = desk.begin()
-    assert isinstance(standing, WorkBusy)
-    assert standing.seconds == pytest.approx(LEASE_SECONDS, abs=LEASE_SECONDS / 3)
+    assert desk.ledger.extend_work("slow", lease_seconds=LEASE_SECONDS), "past its lease, but not taken over"
+    result = desk.begin()
+    assert isinstance(result, WorkBusy)
+    assert result.seconds == pytest.approx(LEASE_SECONDS, abs=LEASE_SECONDS / 3)
 
 
 def test_an_extension_changes_the_row_each_time(desk: Desk) -> None:
-    """Or a database that counts changed rows, not matched ones, would call a heartbeat within its clock's step lost."""
+    """A database that counts changed rows, not matched ones, would otherwise report a heartbeat within one tick of its
+    clock as lost.
+    """
     begun(desk, "first")
 
     seqs: list[int] = []
@@ -192,7 +194,7 @@ def test_an_extension_changes_the_row_each_time(desk: Desk) -> None:
     assert seqs == [1, 2, 3]
 
 
-def test_the_works_of_a_dead_worker_are_free_at_once_and_no_others(desk: Desk) -> None:
+def test_only_works_of_a_dead_worker_are_freed_at_once(desk: Desk) -> None:
     desk.begin("a", attempt="a", worker="dead")
     desk.begin("b", attempt="b", worker="dead")
     desk.begin("done", attempt="done", worker="dead")
@@ -204,7 +206,7 @@ def test_the_works_of_a_dead_worker_are_free_at_once_and_no_others(desk: Desk) -
     assert previous is not None
     assert (previous.outcome, previous.reason) == (WorkEnd.EXPIRED, "worker dead died")
     assert not desk.ledger.finish_work("b", outcome=OUTCOME)
-    assert not desk.ledger.end_work("b", outcome="failed", reason=""), "it was ended, but not by itself"
+    assert not desk.ledger.end_work("b", outcome="failed", reason=""), "it was ended by another"
 
 
 # Identity and text
@@ -224,7 +226,7 @@ def test_the_works_of_a_dead_worker_are_free_at_once_and_no_others(desk: Desk) -
         pytest.param((HANDLER, ""), (HANDLER, "\0"), id="nul"),
     ],
 )
-def test_keys_are_told_apart_to_the_last_bit(desk: Desk, one: tuple[str, str], other: tuple[str, str]) -> None:
+def test_keys_are_compared_exactly(desk: Desk, one: tuple[str, str], other: tuple[str, str]) -> None:
     for handler, key in (one, other):
         assert isinstance(desk.begin(key, handler=handler), WorkBegun)
     ids = {row.work_id for row in desk.ledger.works()}
@@ -241,7 +243,7 @@ def test_a_handler_with_a_nul_in_its_name_is_refused(desk: Desk) -> None:
         desk.begin(handler="a\0b")
 
 
-def test_any_text_is_kept_as_far_as_people_read(desk: Desk) -> None:
+def test_any_text_is_stored_escaped_and_truncated(desk: Desk) -> None:
     desk.begin("k" * 10_000 + "\0\udcff", attempt="first", worker="wo\0rker \udcff")
     desk.ledger.end_work("first", outcome="failed", reason="r" * 10_000)
     (row,) = desk.ledger.works()
@@ -253,16 +255,16 @@ def test_any_text_is_kept_as_far_as_people_read(desk: Desk) -> None:
     assert desk.ledger.abandon_worker_works("wo\0rker \udcff") == 1
 
 
-def test_a_large_outcome_comes_back_whole(desk: Desk) -> None:
+def test_a_large_outcome_is_returned_whole(desk: Desk) -> None:
     outcome = '"' + "é" * 300_000 + '"'
     desk.begin(attempt="first")
     desk.ledger.finish_work("first", outcome=outcome)
-    standing = desk.begin()
-    assert isinstance(standing, WorkDone)
-    assert standing.outcome == outcome
+    result = desk.begin()
+    assert isinstance(result, WorkDone)
+    assert result.outcome == outcome
 
 
-# For people
+# Queries for people
 
 
 def test_works_are_filtered_and_paged(desk: Desk) -> None:
@@ -279,7 +281,7 @@ def test_works_are_filtered_and_paged(desk: Desk) -> None:
     assert keys(desk.ledger.works(HANDLER)) == ["100%_ripe", "Apricot", "apple", "plum"]
     assert keys(desk.ledger.works("others")) == ["apple"]
     assert keys(desk.ledger.works(key_contains="AP")) == ["Apricot", "apple", "apple"]
-    assert keys(desk.ledger.works(key_contains="_pple")) == [], "what people type is no pattern"
+    assert keys(desk.ledger.works(key_contains="_pple")) == [], "user input is no pattern"
     assert [keys(desk.ledger.works(HANDLER, state=state)) for state in WorkState] == [
         ["Apricot"],
         ["100%_ripe", "apple"],
@@ -295,22 +297,22 @@ def test_works_are_filtered_and_paged(desk: Desk) -> None:
 # Retention
 
 
-def test_what_ended_long_ago_is_forgotten_oldest_first(desk: Desk) -> None:
+def test_old_ended_works_are_forgotten_oldest_first(desk: Desk) -> None:
     for key in ("first", "second", "freed", "open"):
         desk.begin(key, attempt=key)
     desk.ledger.finish_work("first", outcome=OUTCOME)
     desk.ledger.finish_work("second", outcome=OUTCOME)
     desk.ledger.end_work("freed", outcome="failed", reason="")
     assert desk.ledger.forget_works(older_than_seconds=3_600.0, limit=10) == 0
-    now = -1.0  # whatever ended a second from now or before
+    now = -1.0  # matches everything that ended up to a second from now
     assert desk.ledger.forget_works(older_than_seconds=now, limit=1) == 1
     assert desk.ledger.work(HANDLER, "first") is None
     assert desk.ledger.forget_works(older_than_seconds=now, limit=10) == 2
-    assert [row.key for row in desk.ledger.works()] == ["open"], "what is open is never forgotten"
+    assert [row.key for row in desk.ledger.works()] == ["open"], "open works are never forgotten"
     assert begun(desk, "again", key="first").previous is None
 
 
-def test_what_began_again_is_not_forgotten_for_its_past(desk: Desk) -> None:
+def test_a_key_that_began_again_is_not_forgotten(desk: Desk) -> None:
     begun(desk, "first")
     desk.ledger.end_work("first", outcome="failed", reason="")
     begun(desk, "second")
@@ -318,7 +320,7 @@ def test_what_began_again_is_not_forgotten_for_its_past(desk: Desk) -> None:
     assert desk.ledger.finish_work("second", outcome=OUTCOME)
 
 
-def test_more_is_forgotten_than_fits_into_a_statement(desk: Desk) -> None:
+def test_more_works_are_forgotten_than_fit_into_a_statement(desk: Desk) -> None:
     for number in range(1_001):
         desk.begin(f"{number}", attempt=f"{number}")
         desk.ledger.finish_work(f"{number}", outcome="null")
@@ -326,10 +328,10 @@ def test_more_is_forgotten_than_fits_into_a_statement(desk: Desk) -> None:
     assert desk.ledger.works() == []
 
 
-# Beside the claims
+# Works and object claims in one ledger
 
 
-def test_a_worker_may_hold_works_and_objects_and_they_do_not_meet(desk: Desk) -> None:
+def test_works_and_object_attempts_are_independent(desk: Desk) -> None:
     desk.process("a")
     desk.begin(attempt="work")
     assert desk.state("a") in TERMINAL

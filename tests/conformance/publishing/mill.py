@@ -1,4 +1,6 @@
-"""Helpers of the tests of sinks, publishing and garbage: a ledger, a table's folder, and batches made in one line."""
+"""Helpers of the tests of sinks, publishing and garbage collection: a ledger, a table's folder, and batches made in one
+line.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,24 +21,24 @@ from penstock.storage.local import LocalFiles
 PIPELINE = "file:///lake/clicks"
 SCHEMA = pa.schema([("id", pa.int64()), ("word", pa.string())])
 LEASE_SECONDS = 600.0
-OVER = -1.0  # a lease that is over when it is given
+OVER = -1.0  # a lease that has expired when it is granted
 
 
 @dataclass(kw_only=True)
 class Mill:
-    """Makes attempts and batches of rows that are told apart by their id."""
+    """Makes attempts and batches of rows; each row is identified by its id."""
 
     root: Path
     ledger: Ledger
     pipeline: str = PIPELINE
     _numbers: Iterator[int] = field(default_factory=count)
-    _held: dict[str, bytes] = field(default_factory=dict)  # each attempt's one object
+    _held: dict[str, bytes] = field(default_factory=dict)  # the one object of each attempt
 
     def __post_init__(self) -> None:
         self.ledger.ensure_pipeline(self.pipeline)
 
     def claim(self, *, lease_seconds: float = LEASE_SECONDS) -> str:
-        """An open attempt on one object."""
+        """Open an attempt on one object."""
         attempt_id, number = str(ULID()), next(self._numbers)
         candidate = Candidate(
             object_id=number.to_bytes(16, "big"),
@@ -63,7 +65,7 @@ class Mill:
         root: Path | None = None,
         name: str = "part-0",
     ) -> tuple[DataFile, ...]:
-        """One file with a row an id; its other columns are null."""
+        """Write one file with a row for each id; its other columns are null."""
         root = root or self.root
         directory = f"data/{attempt_id}/r{run}"
         (root / directory).mkdir(parents=True, exist_ok=True)
@@ -79,7 +81,7 @@ class Mill:
         quarantine: Sequence[DataFile] = (),
         schema: pa.Schema = SCHEMA,
     ) -> int:
-        """Commit what the attempt wrote; answers the batch's sequence."""
+        """Commit the files that the attempt wrote; return the batch's sequence number."""
         row = self.ledger.ensure_pipeline(self.pipeline)
         text = encode_schema(schema)
         seq = self.ledger.commit(
@@ -101,7 +103,7 @@ class Mill:
         return seq
 
     def batch(self, ids: Sequence[int], *, schema: pa.Schema = SCHEMA) -> int:
-        """A committed batch of these rows; without any it has no file."""
+        """Commit a batch of these rows; without rows it has no file."""
         attempt_id = self.claim()
         files = self.write(attempt_id, ids, schema=schema) if ids else ()
         return self.commit(attempt_id, files, schema=schema)

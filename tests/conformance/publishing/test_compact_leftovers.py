@@ -19,11 +19,11 @@ from penstock.testing import FakeClock
 
 
 class Died(BaseException):
-    """The process ends here."""
+    """Stands for the end of the process."""
 
 
 class Later(SystemClock):
-    """Everything that is there is old."""
+    """A clock far enough in the future that every existing file is old."""
 
     def now(self) -> float:
         return super().now() + 2 * AGE_SECONDS_MIN
@@ -45,7 +45,7 @@ def collected(mill: Mill, probe: Probe = no_probe, *, dry_run: bool = False) -> 
     return collect_leftovers(sink(mill), clock=Later(), probe=probe, dry_run=dry_run)
 
 
-def left(mill: Mill) -> list[Path]:
+def leftover_files(mill: Mill) -> list[Path]:
     folder = mill.root / "compacted"
     return sorted(path for path in folder.rglob("*") if path.is_file()) if folder.exists() else []
 
@@ -58,77 +58,79 @@ def filled(mill: Mill) -> Mill:
     return mill
 
 
-def more(mill: Mill, row: int) -> None:
+def publish_row(mill: Mill, row: int) -> None:
     mill.batch([row])
     published(mill)
 
 
-def test_a_compaction_that_died_before_its_commit_is_collected_when_the_table_has_moved(filled: Mill) -> None:
+def test_files_of_a_dead_compaction_are_collected_once_the_table_has_moved(filled: Mill) -> None:
     with pytest.raises(Died):
         compacted(filled, dying_at(Step.COMPACTED))
-    (file,) = left(filled)
-    assert collect_leftovers(sink(filled), clock=SystemClock()) == Leftovers(), "it is young, and may be at work"
-    assert len(left(filled)) == 1
-    assert collected(filled).files == collected(filled).files == 0, "the table has not moved since it was given up"
+    (file,) = leftover_files(filled)
+    assert collect_leftovers(sink(filled), clock=SystemClock()) == Leftovers(), (
+        "it is young, and its writer may still run"
+    )
+    assert len(leftover_files(filled)) == 1
+    assert collected(filled).files == collected(filled).files == 0, "the table has not moved since it was marked"
     assert file.exists()
-    more(filled, 3)
+    publish_row(filled, 3)
     assert (collected(filled, dry_run=True).files, file.exists()) == (1, True)
-    assert (collected(filled).folders, left(filled), ids(filled.root)) == (1, [], [0, 1, 2, 3])
+    assert (collected(filled).folders, leftover_files(filled), ids(filled.root)) == (1, [], [0, 1, 2, 3])
     assert not any((filled.root / "compacted").iterdir())
 
 
-def test_what_a_version_names_or_named_is_left_alone(filled: Mill) -> None:
+def test_files_that_a_version_names_or_named_are_left_alone(filled: Mill) -> None:
     with pytest.raises(Died):
         compacted(filled, dying_at(Step.COMPACTION_COMMITTED))
-    more(filled, 3)
-    assert compacted(filled) is not None  # the first merged file is in an older version alone
+    publish_row(filled, 3)
+    assert compacted(filled) is not None  # only an older version names the first merged file
     for row in (4, 5):
         assert collected(filled) == Leftovers()
-        more(filled, row)
-    assert (len(left(filled)), ids(filled.root)) == (2, [0, 1, 2, 3, 4, 5])
+        publish_row(filled, row)
+    assert (len(leftover_files(filled)), ids(filled.root)) == (2, [0, 1, 2, 3, 4, 5])
 
 
 @pytest.mark.parametrize("step", [Step.LEFTOVER_MARKED, Step.DELETING, Step.DELETED])
-def test_a_gc_that_is_killed_is_ended_by_the_next(filled: Mill, step: Step) -> None:
+def test_the_next_gc_completes_one_that_was_killed(filled: Mill, step: Step) -> None:
     with pytest.raises(Died):
         compacted(filled, dying_at(Step.COMPACTED))
     if step is not Step.LEFTOVER_MARKED:
         collected(filled)
-    more(filled, 3)
+    publish_row(filled, 3)
     with pytest.raises(Died):
         collected(filled, dying_at(step))
     for row in (4, 5):
-        more(filled, row)
+        publish_row(filled, row)
         collected(filled)
-    assert left(filled) == []
+    assert leftover_files(filled) == []
     assert compacted(filled) is not None
     assert ids(filled.root) == list(range(6))
 
 
 @pytest.mark.parametrize("passes", [0, 1, 2])
-def test_a_compaction_that_was_halted_for_days_shows_no_file_that_gc_took(filled: Mill, passes: int) -> None:
+def test_a_compaction_halted_for_days_commits_no_file_that_gc_deleted(filled: Mill, passes: int) -> None:
     rows = iter(range(3, 9))
 
     def days_pass(step: Step) -> None:
         if step is Step.COMPACTED:
             for _ in range(passes):
                 collected(filled)
-                more(filled, next(rows))
+                publish_row(filled, next(rows))
 
     done = compacted(filled, days_pass)
     assert done is not None
     assert done.merged == (3 if passes == 0 else 0)
-    more(filled, next(rows))
+    publish_row(filled, next(rows))
     collected(filled)
     assert ids(filled.root) == list(range(4 + passes))
-    assert passes == 0 or left(filled) == []
+    assert passes == 0 or leftover_files(filled) == []
 
 
-def test_folders_that_are_not_of_our_making_are_left_alone(filled: Mill) -> None:
+def test_folders_not_created_by_penstock_are_left_alone(filled: Mill) -> None:
     strange = filled.root / "compacted" / "mine" / "part.parquet"
     strange.parent.mkdir(parents=True)
     strange.write_bytes(b"x")
     for row in (3, 4):
         assert collected(filled) == Leftovers()
-        more(filled, row)
+        publish_row(filled, row)
     assert strange.exists()

@@ -1,4 +1,4 @@
-"""Small files are merged while others publish: no row is lost or doubled, and the position stays."""
+"""Small files are merged while others publish: no row is lost or doubled, and the position is kept."""
 
 import json
 import threading
@@ -52,13 +52,13 @@ def published(mill: Mill) -> None:
 
 
 def compacted(mill: Mill, **options: object) -> CompactionResult:
-    done = compact(sink(mill), clock=FakeClock(auto_advance=True), **options)  # type: ignore[arg-type]  # the tests' own
+    done = compact(sink(mill), clock=FakeClock(auto_advance=True), **options)  # type: ignore[arg-type]  # a test passes only valid options
     assert done is not None
     return done
 
 
 def ids(root: Path) -> list[int]:
-    """Read file by file, as the log names them."""
+    """Return the ids, read file by file, as the log names them."""
     return sorted(row for uri in DeltaTable(str(root)).file_uris() for row in pq.read_table(uri)["id"].to_pylist())
 
 
@@ -73,7 +73,7 @@ def filled(mill: Mill, batches: int) -> None:
         published(mill)
 
 
-def test_small_files_become_one_and_the_position_stays(mill: Mill) -> None:
+def test_small_files_are_merged_into_one_and_the_position_is_kept(mill: Mill) -> None:
     filled(mill, 5)
 
     done = compacted(mill)
@@ -89,7 +89,7 @@ def test_small_files_become_one_and_the_position_stays(mill: Mill) -> None:
     assert ids(mill.root) == [0, 1, 2, 3, 4, 5]
 
 
-def test_other_readers_read_what_was_merged(mill: Mill) -> None:
+def test_other_readers_read_merged_files(mill: Mill) -> None:
     filled(mill, 3)
     compacted(mill)
     table = DeltaTable(str(mill.root))
@@ -100,7 +100,7 @@ def test_other_readers_read_what_was_merged(mill: Mill) -> None:
     assert DeltaTable(str(mill.root), version=3).to_pyarrow_table().num_rows == 3
 
 
-def test_publishers_and_compactions_at_the_same_time(mill: Mill) -> None:
+def test_concurrent_publishers_and_compactions_keep_every_row_once(mill: Mill) -> None:
     filled(mill, 3)
     ended = threading.Event()
     lock = threading.Lock()
@@ -108,7 +108,7 @@ def test_publishers_and_compactions_at_the_same_time(mill: Mill) -> None:
 
     def write() -> None:
         for _ in range(BATCHES // 2):
-            with lock:  # the mill is one thread's toy; publishing is what runs at the same time
+            with lock:  # BatchMaker is not thread-safe; publishing is the concurrent part
                 mill.batch([next(numbers)])
             published(mill)
 
@@ -147,10 +147,12 @@ def test_one_of_two_compactions_of_the_same_files_is_committed(mill: Mill, monke
 
     assert (overtaken, late.merged, late.left) == ([4], 0, 4)
     assert ids(mill.root) == [0, 1, 2, 3]
-    assert len(list((mill.root / "compacted").rglob("*.parquet"))) == 1, "what came late is deleted again"
+    assert len(list((mill.root / "compacted").rglob("*.parquet"))) == 1, (
+        "files of the later compaction are deleted again"
+    )
 
 
-def test_a_batch_that_comes_first_is_kept_and_the_commit_made_again(
+def test_a_batch_committed_first_is_kept_and_the_compaction_commits_again(
     mill: Mill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(mill, 4)
@@ -170,24 +172,24 @@ def test_a_batch_that_comes_first_is_kept_and_the_commit_made_again(
     assert ids(mill.root) == [0, 1, 2, 3, 4]
 
 
-def test_a_commit_whose_answer_was_lost_is_found(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compaction_commit_whose_response_was_lost_is_found(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(mill, 3)
     replace_files = DeltaTableSink.replace_files
 
     def lose(*args: Any, **options: Any) -> int:
         replace_files(*args, **options)
-        raise PublishConflict("no answer")
+        raise PublishConflict("no response")
 
     monkeypatch.setattr(DeltaTableSink, "replace_files", lose)
     assert compacted(mill).merged == 3
     assert ids(mill.root) == [0, 1, 2]
 
 
-def test_conflicts_without_end_are_reported(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_conflicts_raise_a_temporary_error(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(mill, 3)
 
     def refuse(*_: object, **__: object) -> int:
-        raise PublishConflict("somebody else")
+        raise PublishConflict("another writer")
 
     monkeypatch.setattr(DeltaTableSink, "replace_files", refuse)
     with pytest.raises(TemporaryError, match="20 compactions in a row"):
@@ -195,7 +197,7 @@ def test_conflicts_without_end_are_reported(mill: Mill, monkeypatch: pytest.Monk
     assert ids(mill.root) == [0, 1, 2]
 
 
-def test_a_dry_run_says_what_would_be_merged_and_changes_nothing(mill: Mill) -> None:
+def test_a_dry_run_reports_the_merge_and_changes_nothing(mill: Mill) -> None:
     filled(mill, 3)
     before = sorted(mill.root.rglob("*"))
     done = compacted(mill, dry_run=True)
@@ -209,7 +211,7 @@ def test_large_files_are_left_alone(mill: Mill) -> None:
     assert compacted(mill, target_bytes=size_bytes).merged == 0
 
 
-def test_a_column_that_was_added_is_null_in_older_rows(mill: Mill) -> None:
+def test_an_added_column_is_null_in_older_merged_rows(mill: Mill) -> None:
     filled(mill, 2)
     wider = SCHEMA.append(pa.field("score", pa.float64()))
     mill.batch([2], schema=wider)
@@ -220,7 +222,7 @@ def test_a_column_that_was_added_is_null_in_older_rows(mill: Mill) -> None:
     assert rows["score"].null_count == 3
 
 
-def test_each_partition_by_itself(tmp_path: Path) -> None:
+def test_partitions_are_merged_separately(tmp_path: Path) -> None:
     root = tmp_path / "parts"
     for number in range(3):
         days = pa.array(["2024-01-01", "2024-01-02", None])
@@ -241,14 +243,14 @@ def test_each_partition_by_itself(tmp_path: Path) -> None:
     )
 
 
-def test_a_table_with_a_feature_that_we_do_not_keep_is_refused(mill: Mill) -> None:
+def test_a_table_with_an_unsupported_feature_is_refused(mill: Mill) -> None:
     filled(mill, 2)
     DeltaTable(str(mill.root)).alter.add_constraint({"positive": "id >= 0"})
     with pytest.raises(TableError, match="constraint positive"):
         compacted(mill)
 
 
-def test_gc_leaves_merged_files_alone_and_those_before_them(mill: Mill) -> None:
+def test_gc_leaves_merged_files_and_their_sources_alone(mill: Mill) -> None:
     filled(mill, 3)
     compacted(mill)
     before = sorted(mill.root.rglob("*.parquet"))
@@ -264,7 +266,7 @@ def test_gc_leaves_merged_files_alone_and_those_before_them(mill: Mill) -> None:
     assert sorted(mill.root.rglob("*.parquet")) == before
 
 
-def test_a_vacuum_deletes_what_was_merged_and_nothing_that_a_run_may_be_writing(mill: Mill) -> None:
+def test_a_vacuum_deletes_merged_sources_and_no_file_of_an_open_attempt(mill: Mill) -> None:
     filled(mill, 3)
     open_attempt = mill.claim()
     mill.write(open_attempt, [3])
@@ -287,7 +289,7 @@ def test_a_vacuum_deletes_what_was_merged_and_nothing_that_a_run_may_be_writing(
     assert position(mill) == 4
 
 
-def test_a_table_in_s3(moto: AwsServer, tmp_path: Path) -> None:
+def test_a_table_in_s3_is_compacted(moto: AwsServer, tmp_path: Path) -> None:
     moto.client("s3").create_bucket(Bucket="lake")
     files = S3Files(S3Address(bucket="lake", prefix="clicks"), moto.aws)
     options = dict(files.store_options())

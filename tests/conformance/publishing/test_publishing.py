@@ -1,4 +1,4 @@
-"""Publishing with the real ledger into real tables: whatever happens in between, every row is there once."""
+"""Publishing from a real ledger into real tables: whatever happens in between, the table has every row once."""
 
 import sqlite3
 import threading
@@ -27,11 +27,11 @@ DEADLINE_SECONDS = 120.0
 
 
 class Died(BaseException):
-    """The process ends here."""
+    """Stands for the end of the process."""
 
 
 def published(mill: Mill, *, probe: Probe = no_probe, after: Published | None = None, **sink: Any) -> Published:
-    """One process, which shares only the ledger's file and the table."""
+    """Publish as one process, which shares only the ledger's file and the table."""
     return publish(
         mill.ledger,
         DeltaTableSink(LocalFiles(mill.root), pipeline=PIPELINE, **sink),
@@ -56,7 +56,7 @@ def seq(mill: Mill) -> int:
 
 
 def at_once(work: Callable[[], object], threads: int = THREADS) -> None:
-    """Raises what any of them raised."""
+    """Run the work in threads that start together; raise what any of them raised."""
     barrier = threading.Barrier(threads)
 
     def started() -> None:
@@ -68,12 +68,12 @@ def at_once(work: Callable[[], object], threads: int = THREADS) -> None:
             future.result(DEADLINE_SECONDS)
 
 
-def test_nothing_committed_makes_no_table(mill: Mill) -> None:
+def test_publishing_without_batches_creates_no_table(mill: Mill) -> None:
     assert published(mill) == Published(position=START, read_to=START, table_version=None, batches=0)
     assert not mill.root.exists()
 
 
-def test_four_threads_publish_the_same_batches_of_thirty_rounds(mill: Mill) -> None:
+def test_concurrent_publishers_of_the_same_batches_publish_them_once(mill: Mill) -> None:
     expected: list[int] = []
     for number in range(ROUNDS):
         rows = [number * 10, number * 10 + 1]
@@ -85,14 +85,14 @@ def test_four_threads_publish_the_same_batches_of_thirty_rounds(mill: Mill) -> N
         assert ids(mill.root) == expected
 
 
-def test_publishers_and_committers_at_the_same_time(mill: Mill, tmp_path: Path) -> None:
-    """Each thread commits batches of its own and publishes whatever there is, as workers do."""
+def test_concurrent_commits_and_publishes_lose_no_row(mill: Mill, tmp_path: Path) -> None:
+    """Each thread commits batches of its own and publishes all that are committed, as workers do."""
     numbers = iter(range(10_000))
     lock = threading.Lock()
 
     def work() -> None:
         for _ in range(8):
-            with lock:  # the mill is one thread's toy; publishing is what runs at the same time
+            with lock:  # BatchMaker is not thread-safe; publishing is the concurrent part
                 mill.batch([next(numbers)])
             published(mill)
 
@@ -102,7 +102,7 @@ def test_publishers_and_committers_at_the_same_time(mill: Mill, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("step", [Step.PUBLISHING, Step.ROWS_PUBLISHED])
-def test_a_publisher_that_dies_at_a_step_leaves_the_rest_to_the_next(mill: Mill, step: Step) -> None:
+def test_the_next_publisher_completes_one_that_died_at_a_step(mill: Mill, step: Step) -> None:
     for number in range(3):
         mill.batch([number])
 
@@ -116,7 +116,7 @@ def test_a_publisher_that_dies_at_a_step_leaves_the_rest_to_the_next(mill: Mill,
     assert ids(mill.root) == [0, 1, 2]
 
 
-def test_a_publisher_that_stalls_after_looking_publishes_nothing_twice(mill: Mill) -> None:
+def test_a_publisher_that_stalls_before_its_commit_publishes_nothing_twice(mill: Mill) -> None:
     mill.batch([1])
     published(mill)
     mill.batch([2])
@@ -134,7 +134,7 @@ def test_a_publisher_that_stalls_after_looking_publishes_nothing_twice(mill: Mil
 
 
 def test_a_stale_publisher_after_batches_without_files_publishes_nothing_twice(mill: Mill) -> None:
-    """The trap: an empty batch must not move the position without a commit that others can conflict with."""
+    """An empty batch must not move the position without a commit that others can conflict with."""
     mill.batch([1])
     overtaken: list[bool] = []
 
@@ -151,7 +151,7 @@ def test_a_stale_publisher_after_batches_without_files_publishes_nothing_twice(m
     assert ids(mill.root) == [1]
 
 
-def test_batches_without_files_wait_for_one_that_has_some(mill: Mill) -> None:
+def test_batches_without_files_are_published_with_the_next_batch_that_has_files(mill: Mill) -> None:
     mill.batch([1])
     mill.batch([])
     mill.batch([])
@@ -163,13 +163,13 @@ def test_batches_without_files_wait_for_one_that_has_some(mill: Mill) -> None:
     assert ids(mill.root) == [1, 2]
 
 
-def test_only_batches_without_files_make_no_table(mill: Mill) -> None:
+def test_batches_without_files_alone_create_no_table(mill: Mill) -> None:
     mill.batch([])
     assert published(mill).read_to.seq == 1
     assert not (mill.root / "_delta_log").exists()
 
 
-def test_an_earlier_answer_is_no_good_where_others_published_meanwhile(mill: Mill) -> None:
+def test_an_outdated_earlier_result_is_not_trusted(mill: Mill) -> None:
     mill.batch([1])
     old = published(mill)
     mill.batch([2])
@@ -179,7 +179,7 @@ def test_an_earlier_answer_is_no_good_where_others_published_meanwhile(mill: Mil
     assert ids(mill.root) == [1, 2, 3]
 
 
-def test_columns_added_by_a_later_batch_come_with_it(mill: Mill) -> None:
+def test_columns_of_a_later_batch_are_added_with_it(mill: Mill) -> None:
     wider = SCHEMA.append(pa.field("score", pa.float64()))
     mill.batch([1])
     published(mill)
@@ -190,7 +190,7 @@ def test_columns_added_by_a_later_batch_come_with_it(mill: Mill) -> None:
     assert ids(mill.root) == [1, 2, 3]
 
 
-def test_a_missing_file_halts_and_publishes_nothing_of_its_commit(mill: Mill) -> None:
+def test_a_missing_file_halts_publishing_before_its_commit(mill: Mill) -> None:
     mill.batch([1])
     published(mill)
     mill.batch([2])
@@ -203,7 +203,7 @@ def test_a_missing_file_halts_and_publishes_nothing_of_its_commit(mill: Mill) ->
     assert ids(mill.root) == [1]
 
 
-def test_a_ledger_that_was_rolled_back_is_not_published_from(mill: Mill, tmp_path: Path) -> None:
+def test_publishing_from_a_rolled_back_ledger_is_refused(mill: Mill, tmp_path: Path) -> None:
     mill.batch([1])
     published(mill)
     with sqlite3.connect(tmp_path / "ledger.db") as now, sqlite3.connect(tmp_path / "backup.db") as backup:
@@ -220,7 +220,7 @@ def test_a_ledger_that_was_rolled_back_is_not_published_from(mill: Mill, tmp_pat
     older.ledger.close()
 
 
-def test_the_ledger_of_another_table_is_not_published_from(mill: Mill, tmp_path: Path) -> None:
+def test_publishing_from_the_ledger_of_another_table_is_refused(mill: Mill, tmp_path: Path) -> None:
     mill.batch([1])
     published(mill)
     other = Mill(root=mill.root, ledger=Ledger.open(tmp_path / "other.db"))
@@ -230,7 +230,7 @@ def test_the_ledger_of_another_table_is_not_published_from(mill: Mill, tmp_path:
     other.ledger.close()
 
 
-def test_a_halted_ledger_is_found_without_anything_to_publish(mill: Mill, tmp_path: Path) -> None:
+def test_check_tip_finds_the_wrong_ledger_without_batches_to_publish(mill: Mill, tmp_path: Path) -> None:
     mill.batch([1])
     published(mill)
     other = Ledger.open(tmp_path / "other.db")
@@ -240,7 +240,7 @@ def test_a_halted_ledger_is_found_without_anything_to_publish(mill: Mill, tmp_pa
     other.close()
 
 
-def test_the_position_survives_checkpoints_and_the_cleaning_of_the_log(mill: Mill) -> None:
+def test_the_position_survives_checkpoints_and_log_cleanup(mill: Mill) -> None:
     for number in range(5):
         mill.batch([number])
         published(mill)
@@ -249,14 +249,14 @@ def test_the_position_survives_checkpoints_and_the_cleaning_of_the_log(mill: Mil
     table.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})
     DeltaTable(str(mill.root)).cleanup_metadata()
     kept = sorted(path.name for path in (mill.root / "_delta_log").glob("*.json"))
-    assert kept[0] > f"{1:020}.json"  # the commits that first named our position are gone
+    assert kept[0] > f"{1:020}.json"  # the commits that first named our position are deleted
     mill.batch([5])
     published(mill)
     assert seq(mill) == 6
     assert ids(mill.root) == list(range(6))
 
 
-def test_compaction_and_vacuum_by_others_disturb_nothing(mill: Mill) -> None:
+def test_compaction_and_vacuum_by_other_programs_change_no_rows(mill: Mill) -> None:
     for number in range(4):
         mill.batch([number])
         published(mill)
@@ -269,7 +269,7 @@ def test_compaction_and_vacuum_by_others_disturb_nothing(mill: Mill) -> None:
     assert ids(mill.root) == list(range(5))
 
 
-def test_a_first_batch_partitioned_otherwise_makes_no_table(mill: Mill) -> None:
+def test_a_first_batch_with_other_partitions_creates_no_table(mill: Mill) -> None:
     mill.batch([1])
     with pytest.raises(TableError, match="partitioned by nothing and not by id"):
         publish(

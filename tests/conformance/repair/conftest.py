@@ -18,8 +18,8 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Iterator[Scene]:
-    """Where the database does not matter."""
+def sqlite_scene(tmp_path: Path) -> Iterator[Scene]:
+    """Return a scene for tests that do not depend on the database."""
     ledger = Ledger.open("sqlite://")
     yield Scene(folder=tmp_path, ledger=ledger)
     ledger.close()

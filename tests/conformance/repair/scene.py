@@ -1,6 +1,7 @@
-"""A pipeline in its parts: objects of numbered lines, batches of them, tables, and a ledger that can be set back.
+"""A pipeline in its parts: objects of numbered lines, batches of them, tables, and a ledger that can be restored from a
+backup.
 
-What a table shows is read with deltalake alone; each object's lines are known by its number.
+Tables are read with deltalake alone; the lines of each object are identified by its number.
 """
 
 from collections import Counter
@@ -56,7 +57,7 @@ def ref(number: int) -> ObjectRef:
 class Scene:
     folder: Path
     ledger: Ledger
-    root: Files | None = None  # of the table, where that is not in the folder
+    root: Files | None = None  # of the table, if it is not in the folder
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -74,10 +75,10 @@ class Scene:
 
     @property
     def tables(self) -> Tables:
-        """Of a process that knows nothing yet."""
+        """Return the tables as a new process opens them."""
         return Tables(self.table_paths, self.ledger, bus=Bus(self.events.append))
 
-    # A worker's life
+    # A worker's steps
 
     def claim(self, *numbers: int, worker: str = "w") -> ObjectClaims:
         candidates = [
@@ -100,7 +101,9 @@ class Scene:
         self, attempt_id: str, *numbers: int, bad: bool = False, empty: bool = False, recorded: bool = True,
         schema: pa.Schema = SCHEMA,
     ) -> BatchOutcome:  # fmt: skip
-        """What a run leaves: files, its record, and what it would commit. ``bad``: a bad line an object, too."""
+        """Write the files and the record of a run; return its outcome for the commit. ``bad`` adds a bad line for each
+        object.
+        """
         lines = [] if empty else [(number, line) for number in numbers for line in range(LINES)]
         files = self._file(self.table_paths.table, attempt_id, schema, lines)
         quarantine = self._file(self.table_paths.quarantine, attempt_id, QUARANTINE_SCHEMA, numbers if bad else ())
@@ -127,7 +130,7 @@ class Scene:
         return outcome
 
     def batch(self, *numbers: int, **written: Any) -> str:
-        """Claimed, run and committed; answers the attempt."""
+        """Claim, run and commit a batch; return the attempt's id."""
         claim = self.claim(*numbers)
         assert len(claim.claimed) == len(numbers), f"not all of {numbers} are free: {claim}"
         assert self.ledger.commit(self.write(claim.attempt_id, *numbers, **written)) is not None
@@ -165,10 +168,10 @@ class Scene:
             columns=encode_schema(schema),
         )
 
-    # The ledger is set back
+    # Backup and restore of the ledger
 
     def dump(self) -> Dump:
-        """A backup of all its tables."""
+        """Return a backup of all tables of the ledger."""
         with self.ledger.database.reading() as connection:
             return {
                 table.name: [dict(row._mapping) for row in connection.execute(select(table))]
@@ -189,20 +192,20 @@ class Scene:
         return Repairer(self.ledger, pipeline=PIPELINE, rows=tables.rows, quarantine=tables.quarantine, **options)
 
     def repair(self, **options: Any) -> RepairFindings:
-        """Look, repair, and let the next process publish."""
+        """Find and apply the repair, and publish as the next process would."""
         repairer = self.repairer(**options)
         findings = repairer.find()
         repairer.apply(findings, Bus(self.events.append))
         self.tables.publish()
         return findings
 
-    # What is to be seen
+    # What readers see
 
     def shown(self) -> Sequence[int]:
-        """The objects that the table shows, each once; fails where a line is there twice, or not all of an object."""
+        """Return the objects that the table shows; fail if a line is doubled or an object is incomplete."""
         rows = _rows(self.table_paths.table, ["object", "line"])
         count = Counter((row["object"], row["line"]) for row in rows)
-        assert set(count.values()) <= {1}, f"lines are there twice: {count}"
+        assert set(count.values()) <= {1}, f"the table has lines twice: {count}"
         numbers = sorted({number for number, _ in count})
         assert sorted(count) == [(number, line) for number in numbers for line in range(LINES)]
         return numbers
@@ -219,7 +222,7 @@ class Scene:
 
 
 def _rows(root: Files, columns: list[str]) -> Sequence[Mapping[str, Any]]:
-    """File by file, as the table names them."""
+    """Read the rows file by file, as the table names them."""
     try:
         table = DeltaTable(str(root), storage_options=dict(root.store_options()))
     except TableNotFoundError:

@@ -1,4 +1,6 @@
-"""A ledger is set back while its table goes on: publishing halts, is repaired, and every line is there once."""
+"""The ledger is restored from a backup while its table has moved on: publishing halts, is repaired, and the table has
+every line once.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,24 +25,24 @@ from penstock.testing import FakeClock
 
 
 class Died(BaseException):
-    """The process ends here."""
+    """Stands for the end of the process."""
 
 
-def halted(scene: Scene) -> None:
+def assert_halted(scene: Scene) -> None:
     with pytest.raises(PublishHalted):
         scene.tables.publish()
     with pytest.raises(PublishHalted):
         scene.tables.collect_garbage(dry_run=False)
 
 
-def test_what_the_table_holds_is_imported_and_the_pipeline_continues(scene: Scene) -> None:
+def test_batches_of_the_table_are_imported_and_the_pipeline_continues(scene: Scene) -> None:
     scene.published(1, 2, bad=True)
     backup = scene.dump()
     scene.published(3, 4)
     scene.published(5, bad=True)
     before = scene.seqs()
     scene.restore(backup)
-    halted(scene)
+    assert_halted(scene)
 
     findings = scene.repair()
 
@@ -59,7 +61,7 @@ def test_what_the_table_holds_is_imported_and_the_pipeline_continues(scene: Scen
     ]
 
 
-def test_attempts_still_running_are_fenced(scene: Scene) -> None:
+def test_a_repair_fences_attempts_that_still_run(scene: Scene) -> None:
     scene.published(1)
     held = scene.claim(2, 3)
     backup = scene.dump()
@@ -78,7 +80,7 @@ def test_attempts_still_running_are_fenced(scene: Scene) -> None:
     assert scene.shown() == [1, 2, 3, 4, 5]
 
 
-def test_an_attempt_that_was_open_in_the_backup_and_is_shown_counts(scene: Scene) -> None:
+def test_an_attempt_open_in_the_backup_and_published_is_committed(scene: Scene) -> None:
     scene.published(1)
     claim = scene.claim(2, 3)
     backup = scene.dump()
@@ -96,57 +98,57 @@ def test_an_attempt_that_was_open_in_the_backup_and_is_shown_counts(scene: Scene
     assert scene.shown() == [1, 2, 3]
 
 
-def test_batches_committed_and_never_published_are_processed_again(small: Scene) -> None:
-    small.published(1)
-    backup = small.dump()
-    small.published(2)
-    never = small.batch(3)
-    small.restore(backup)
+def test_batches_committed_and_never_published_are_processed_again(sqlite_scene: Scene) -> None:
+    sqlite_scene.published(1)
+    backup = sqlite_scene.dump()
+    sqlite_scene.published(2)
+    never = sqlite_scene.batch(3)
+    sqlite_scene.restore(backup)
 
-    findings = small.repair()
+    findings = sqlite_scene.repair()
 
     assert findings.forgotten_objects == [ref(3).uri]
-    assert never in small.ledger.abandoned_attempts(PIPELINE)
-    small.published(3)
-    small.tables.collect_garbage(dry_run=False)
-    assert not (small.folder / "table" / "data" / never).exists()
-    assert small.shown() == [1, 2, 3]
+    assert never in sqlite_scene.ledger.abandoned_attempts(PIPELINE)
+    sqlite_scene.published(3)
+    sqlite_scene.tables.collect_garbage(dry_run=False)
+    assert not (sqlite_scene.folder / "table" / "data" / never).exists()
+    assert sqlite_scene.shown() == [1, 2, 3]
 
 
-def test_several_batches_of_one_commit_are_put_in_an_order_that_ends_with_the_tip(small: Scene) -> None:
-    small.published(1)
-    backup = small.dump()
-    attempts = [small.batch(2), small.batch(3), small.batch(4, empty=True), small.batch(5)]
-    small.tables.publish()
-    small.restore(backup)
+def test_batches_of_one_commit_are_imported_in_an_order_that_ends_with_the_tip(sqlite_scene: Scene) -> None:
+    sqlite_scene.published(1)
+    backup = sqlite_scene.dump()
+    attempts = [sqlite_scene.batch(2), sqlite_scene.batch(3), sqlite_scene.batch(4, empty=True), sqlite_scene.batch(5)]
+    sqlite_scene.tables.publish()
+    sqlite_scene.restore(backup)
 
-    small.repair()
+    sqlite_scene.repair()
 
-    seqs = small.seqs()
+    seqs = sqlite_scene.seqs()
     assert seqs[5] == attempts[3]
     assert {attempts[0], attempts[1]} <= set(seqs.values())
-    assert sorted(seqs) == [1, 2, 3, 4, 5], "one that nobody remembers has a number nevertheless"
-    assert small.state(4) is None, "no table shows a file of its batch, so it is processed again"
-    small.published(4, empty=True)
-    small.published(6)
-    assert small.shown() == [1, 2, 3, 5, 6]
+    assert sorted(seqs) == [1, 2, 3, 4, 5], "an unknown batch has a number nevertheless"
+    assert sqlite_scene.state(4) is None, "no table shows a file of its batch, so it is processed again"
+    sqlite_scene.published(4, empty=True)
+    sqlite_scene.published(6)
+    assert sqlite_scene.shown() == [1, 2, 3, 5, 6]
 
 
-def test_a_ledger_in_the_middle_of_a_commit_keeps_what_it_knows(small: Scene) -> None:
-    small.published(1)
-    small.batch(2)
-    small.batch(3, empty=True)
-    backup = small.dump()
-    small.batch(4)
-    small.batch(5)
-    small.tables.publish()
-    before = small.seqs()
-    small.restore(backup)
+def test_a_ledger_restored_into_the_middle_of_a_commit_keeps_its_batches(sqlite_scene: Scene) -> None:
+    sqlite_scene.published(1)
+    sqlite_scene.batch(2)
+    sqlite_scene.batch(3, empty=True)
+    backup = sqlite_scene.dump()
+    sqlite_scene.batch(4)
+    sqlite_scene.batch(5)
+    sqlite_scene.tables.publish()
+    before = sqlite_scene.seqs()
+    sqlite_scene.restore(backup)
 
-    small.repair()
+    sqlite_scene.repair()
 
-    assert small.seqs() == before
-    assert small.shown() == [1, 2, 4, 5]
+    assert sqlite_scene.seqs() == before
+    assert sqlite_scene.shown() == [1, 2, 4, 5]
 
 
 def test_batches_committed_after_the_rollback_follow_the_imported_ones(scene: Scene) -> None:
@@ -156,7 +158,7 @@ def test_batches_committed_after_the_rollback_follow_the_imported_ones(scene: Sc
     scene.published(3)
     scene.restore(backup)
     own = [scene.batch(6), scene.batch(7), scene.batch(8)]
-    halted(scene)
+    assert_halted(scene)
 
     findings = scene.repair()
 
@@ -168,14 +170,14 @@ def test_batches_committed_after_the_rollback_follow_the_imported_ones(scene: Sc
     assert scene.shown() == [1, 2, 3, 6, 7, 8, 9]
 
 
-def test_what_was_processed_once_more_after_the_rollback_is_withdrawn(scene: Scene) -> None:
+def test_a_batch_processed_again_after_the_rollback_is_withdrawn(scene: Scene) -> None:
     scene.published(1)
     backup = scene.dump()
     scene.published(2, 3)
     scene.restore(backup)
-    again = scene.batch(3, 4)  # announced once more, since the ledger forgot it
+    again = scene.batch(3, 4)  # notified once more, since the ledger forgot it
     other = scene.batch(5)
-    halted(scene)
+    assert_halted(scene)
 
     findings = scene.repair()
 
@@ -190,92 +192,92 @@ def test_what_was_processed_once_more_after_the_rollback_is_withdrawn(scene: Sce
     assert scene.shown() == [1, 2, 3, 4, 5]
 
 
-def test_rows_that_are_shown_before_their_bad_lines(small: Scene) -> None:
+def test_quarantined_lines_of_an_imported_batch_are_published_after_the_repair(sqlite_scene: Scene) -> None:
     """Killed between the two tables: the quarantine of an imported batch is published after the repair."""
-    small.published(1, bad=True)
-    backup = small.dump()
-    small.batch(2, bad=True)
+    sqlite_scene.published(1, bad=True)
+    backup = sqlite_scene.dump()
+    sqlite_scene.batch(2, bad=True)
 
     def die(at: Step) -> None:
         if at is Step.ROWS_PUBLISHED:
             raise Died
 
-    tables = small.tables
+    tables = sqlite_scene.tables
     tables._probe = die
     with pytest.raises(Died):
         tables.publish()
-    small.restore(backup)
+    sqlite_scene.restore(backup)
 
-    small.repair()
+    sqlite_scene.repair()
 
-    assert small.shown() == [1, 2]
-    assert small.quarantined() == sorted([ref(1).uri, ref(2).uri])
-
-
-def test_only_the_quarantine_went_on(small: Scene) -> None:
-    small.published(1)
-    backup = small.dump()
-    small.published(2, bad=True, empty=True)
-    small.restore(backup)
-    halted(small)
-
-    small.repair()
-
-    assert small.state(2) is ObjectState.PROCESSED
-    small.published(3)
-    assert small.shown() == [1, 3]
-    assert small.quarantined() == [ref(2).uri]
+    assert sqlite_scene.shown() == [1, 2]
+    assert sqlite_scene.quarantined() == sorted([ref(1).uri, ref(2).uri])
 
 
-def test_columns_that_were_added_meanwhile_are_known_again(small: Scene) -> None:
+def test_a_batch_only_in_the_quarantine_is_imported(sqlite_scene: Scene) -> None:
+    sqlite_scene.published(1)
+    backup = sqlite_scene.dump()
+    sqlite_scene.published(2, bad=True, empty=True)
+    sqlite_scene.restore(backup)
+    assert_halted(sqlite_scene)
+
+    sqlite_scene.repair()
+
+    assert sqlite_scene.state(2) is ObjectState.PROCESSED
+    sqlite_scene.published(3)
+    assert sqlite_scene.shown() == [1, 3]
+    assert sqlite_scene.quarantined() == [ref(2).uri]
+
+
+def test_columns_added_after_the_backup_are_restored(sqlite_scene: Scene) -> None:
     wider = SCHEMA.append(pa.field("score", pa.float64()))
-    small.published(1)
-    backup = small.dump()
-    small.published(2, schema=wider)
-    small.restore(backup)
+    sqlite_scene.published(1)
+    backup = sqlite_scene.dump()
+    sqlite_scene.published(2, schema=wider)
+    sqlite_scene.restore(backup)
 
-    small.repair()
+    sqlite_scene.repair()
 
-    row = small.ledger.pipeline(PIPELINE)
+    row = sqlite_scene.ledger.pipeline(PIPELINE)
     assert row is not None
     assert "score" in (row.table_schema or "")
-    small.published(3, schema=wider)
-    assert small.shown() == [1, 2, 3]
+    sqlite_scene.published(3, schema=wider)
+    assert sqlite_scene.shown() == [1, 2, 3]
 
 
-def test_without_records_the_batches_with_unknown_objects_are_named(small: Scene) -> None:
-    small.published(1, recorded=False)
-    backup = small.dump()
-    small.published(2, recorded=False)
-    small.published(3)
-    small.restore(backup)
+def test_without_records_the_batches_with_unknown_objects_are_named(sqlite_scene: Scene) -> None:
+    sqlite_scene.published(1, recorded=False)
+    backup = sqlite_scene.dump()
+    sqlite_scene.published(2, recorded=False)
+    sqlite_scene.published(3)
+    sqlite_scene.restore(backup)
 
-    findings = small.repair()
+    findings = sqlite_scene.repair()
 
     assert findings.unnamed == [2]
-    assert small.state(2) is None
-    assert small.state(3) is ObjectState.PROCESSED
-    small.tables.collect_garbage(dry_run=False)
-    assert small.shown() == [1, 2, 3], "gc leaves alone what the table shows"
+    assert sqlite_scene.state(2) is None
+    assert sqlite_scene.state(3) is ObjectState.PROCESSED
+    sqlite_scene.tables.collect_garbage(dry_run=False)
+    assert sqlite_scene.shown() == [1, 2, 3], "gc leaves alone what the table shows"
 
 
-def test_once_repaired_there_is_nothing_to_repair(small: Scene) -> None:
-    small.published(1)
-    backup = small.dump()
-    small.published(2)
-    small.restore(backup)
-    small.repair()
-    open_now = small.claim(3)
+def test_a_second_repair_changes_nothing_and_fences_no_attempt(sqlite_scene: Scene) -> None:
+    sqlite_scene.published(1)
+    backup = sqlite_scene.dump()
+    sqlite_scene.published(2)
+    sqlite_scene.restore(backup)
+    sqlite_scene.repair()
+    open_now = sqlite_scene.claim(3)
 
-    findings = small.repair()
+    findings = sqlite_scene.repair()
 
     assert findings.repair is None
     assert findings.agrees_at == 2
-    assert small.ledger.extend(open_now.attempt_id, lease_seconds=60.0), "nobody is fenced for nothing"
+    assert sqlite_scene.ledger.extend(open_now.attempt_id, lease_seconds=60.0), "no attempt is fenced without need"
 
 
 @pytest.mark.parametrize("step", [Step.REPAIRING, Step.REPAIRED])
-def test_killed_at_a_step_and_run_again(scene: Scene, step: Step) -> None:
+def test_a_repair_killed_at_a_step_can_be_repeated(scene: Scene, step: Step) -> None:
     scene.published(1)
     backup = scene.dump()
     scene.published(2, bad=True)
@@ -300,70 +302,70 @@ def test_killed_at_a_step_and_run_again(scene: Scene, step: Step) -> None:
     assert scene.quarantined() == [ref(2).uri]
 
 
-def test_a_commit_between_check_and_repair_is_not_overwritten(small: Scene) -> None:
-    small.published(1)
-    backup = small.dump()
-    small.published(2)
-    small.restore(backup)
-    repairer = small.repairer()
+def test_a_commit_between_check_and_repair_is_not_overwritten(sqlite_scene: Scene) -> None:
+    sqlite_scene.published(1)
+    backup = sqlite_scene.dump()
+    sqlite_scene.published(2)
+    sqlite_scene.restore(backup)
+    repairer = sqlite_scene.repairer()
     findings = repairer.find()
-    small.batch(3)
+    sqlite_scene.batch(3)
 
     with pytest.raises(TemporaryError, match="plan it again"):
         repairer.apply(findings, Bus())
 
-    small.repair()
-    assert small.shown() == [1, 2, 3]
+    sqlite_scene.repair()
+    assert sqlite_scene.shown() == [1, 2, 3]
 
 
-def test_a_poll_changes_nothing(small: Scene) -> None:
-    small.published(1)
-    held = small.claim(5)
-    backup = small.dump()
-    small.published(2)
-    small.restore(backup)
-    before = small.dump()
+def test_finding_a_repair_changes_nothing(sqlite_scene: Scene) -> None:
+    sqlite_scene.published(1)
+    held = sqlite_scene.claim(5)
+    backup = sqlite_scene.dump()
+    sqlite_scene.published(2)
+    sqlite_scene.restore(backup)
+    before = sqlite_scene.dump()
 
-    findings = small.repairer().find()
+    findings = sqlite_scene.repairer().find()
 
     assert findings.open_attempts == [held.attempt_id]
-    assert small.dump() == before
+    assert sqlite_scene.dump() == before
 
 
-def test_another_tables_ledger_is_refused_and_an_empty_one_requires_adopt(small: Scene) -> None:
-    empty = small.dump()
-    small.published(1)
-    small.published(2, bad=True)
-    small.restore(empty)
+def test_another_tables_ledger_is_refused_and_an_empty_one_requires_adopt(sqlite_scene: Scene) -> None:
+    empty = sqlite_scene.dump()
+    sqlite_scene.published(1)
+    sqlite_scene.published(2, bad=True)
+    sqlite_scene.restore(empty)
     with pytest.raises(PublishHalted, match="no batch of clicks in common"):
-        small.repair()
+        sqlite_scene.repair()
 
-    findings = small.repair(adopt=True)
+    findings = sqlite_scene.repair(adopt=True)
 
     assert findings.agrees_at == 0
-    assert small.claim(1, 2).claimed == {}
-    small.published(3)
-    assert small.shown() == [1, 2, 3]
+    assert sqlite_scene.claim(1, 2).claimed == {}
+    sqlite_scene.published(3)
+    assert sqlite_scene.shown() == [1, 2, 3]
 
 
-def test_tables_written_to_from_two_ledgers_are_refused(small: Scene) -> None:
-    """The rows went on from the set back ledger, the quarantine from the one that was lost: one number, two batches."""
-    small.published(1)
-    backup = small.dump()
-    small.published(2, bad=True, empty=True)
-    small.restore(backup)
-    small.batch(3)
-    tables = small.tables
+def test_tables_written_from_two_ledgers_are_refused(sqlite_scene: Scene) -> None:
+    """The rows continued from the restored ledger, the quarantine from the lost one: one number, two batches."""
+    sqlite_scene.published(1)
+    backup = sqlite_scene.dump()
+    sqlite_scene.published(2, bad=True, empty=True)
+    sqlite_scene.restore(backup)
+    sqlite_scene.batch(3)
+    tables = sqlite_scene.tables
     with pytest.raises(PublishHalted):
-        tables.publish()  # the rows table agrees, and takes it
+        tables.publish()  # the rows table agrees, and accepts it
 
     with pytest.raises(TableError, match="two ledgers"):
-        small.repair()
-    assert small.shown() == [1, 3]
+        sqlite_scene.repair()
+    assert sqlite_scene.shown() == [1, 3]
 
 
-def cleaned_up(scene: Scene) -> None:
-    """The table's log keeps its last version alone, as it does some time later."""
+def clean_up_log(scene: Scene) -> None:
+    """Let the table's log keep only its last version, as happens after some time."""
     table = DeltaTable(str(scene.folder / "table"))
     table.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})
     table = DeltaTable(str(scene.folder / "table"))
@@ -373,76 +375,78 @@ def cleaned_up(scene: Scene) -> None:
     assert not (scene.folder / "table" / "_delta_log" / f"{1:020}.json").exists()
 
 
-def compacted(scene: Scene) -> None:
+def compact_rows(scene: Scene) -> None:
     done = compact(scene.tables.rows, clock=FakeClock(auto_advance=True))
     assert done is not None
     assert done.merged > 1
 
 
-def test_a_table_that_was_compacted_is_imported_from_its_log(small: Scene) -> None:
-    small.published(1)
-    backup = small.dump()
-    small.published(2)
-    small.published(3, recorded=False)
-    compacted(small)
-    before = small.seqs()
-    small.restore(backup)
+def test_a_compacted_table_is_imported_from_its_log(sqlite_scene: Scene) -> None:
+    sqlite_scene.published(1)
+    backup = sqlite_scene.dump()
+    sqlite_scene.published(2)
+    sqlite_scene.published(3, recorded=False)
+    compact_rows(sqlite_scene)
+    before = sqlite_scene.seqs()
+    sqlite_scene.restore(backup)
 
-    findings = small.repair()
+    findings = sqlite_scene.repair()
 
     assert findings.unnamed == [3]
-    assert small.seqs() == before
-    small.tables.collect_garbage(dry_run=False)
-    assert DeltaTable(str(small.folder / "table"), version=3).to_pyarrow_table().num_rows == 9, "older versions too"
-    small.published(4)
-    assert small.shown() == [1, 2, 3, 4]
+    assert sqlite_scene.seqs() == before
+    sqlite_scene.tables.collect_garbage(dry_run=False)
+    assert DeltaTable(str(sqlite_scene.folder / "table"), version=3).to_pyarrow_table().num_rows == 9, (
+        "older versions too"
+    )
+    sqlite_scene.published(4)
+    assert sqlite_scene.shown() == [1, 2, 3, 4]
 
 
-def test_a_log_that_was_cleaned_up_still_has_the_files(small: Scene) -> None:
-    small.published(1)
-    backup = small.dump()
-    attempts = [small.published(2), small.published(3)]
-    cleaned_up(small)
-    small.restore(backup)
+def test_a_cleaned_up_log_still_names_the_files_to_import(sqlite_scene: Scene) -> None:
+    sqlite_scene.published(1)
+    backup = sqlite_scene.dump()
+    attempts = [sqlite_scene.published(2), sqlite_scene.published(3)]
+    clean_up_log(sqlite_scene)
+    sqlite_scene.restore(backup)
 
-    findings = small.repair()
+    findings = sqlite_scene.repair()
 
     assert (findings.log_is_whole, findings.agrees_at) == (False, 1)
-    assert [small.seqs()[seq] for seq in (2, 3)] == attempts
-    small.tables.collect_garbage(dry_run=False)
-    small.published(4)
-    assert small.shown() == [1, 2, 3, 4]
+    assert [sqlite_scene.seqs()[seq] for seq in (2, 3)] == attempts
+    sqlite_scene.tables.collect_garbage(dry_run=False)
+    sqlite_scene.published(4)
+    assert sqlite_scene.shown() == [1, 2, 3, 4]
 
 
-def test_where_nothing_is_left_that_names_the_batches_it_is_refused(small: Scene) -> None:
-    """Compacted, and the log cleaned up: the ledger's own batches cannot be told from others."""
-    small.published(1)
-    backup = small.dump()
-    small.published(2)
-    small.published(3)
-    compacted(small)
-    cleaned_up(small)
-    small.restore(backup)
+def test_a_table_that_names_no_batch_any_more_is_refused(sqlite_scene: Scene) -> None:
+    """After a compaction and a log cleanup, the ledger's own batches cannot be distinguished from others."""
+    sqlite_scene.published(1)
+    backup = sqlite_scene.dump()
+    sqlite_scene.published(2)
+    sqlite_scene.published(3)
+    compact_rows(sqlite_scene)
+    clean_up_log(sqlite_scene)
+    sqlite_scene.restore(backup)
 
     for adopt in (False, True):
         with pytest.raises(PublishHalted, match="in common"):
-            small.repair(adopt=adopt)
-    assert small.shown() == [1, 2, 3]
+            sqlite_scene.repair(adopt=adopt)
+    assert sqlite_scene.shown() == [1, 2, 3]
 
 
-def test_a_record_of_other_files_is_not_believed(small: Scene) -> None:
-    small.published(1)
-    backup = small.dump()
-    attempt_id = small.published(2)
-    record = load(small.table_paths.table, attempt_id)
+def test_a_record_that_names_other_files_is_refused(sqlite_scene: Scene) -> None:
+    sqlite_scene.published(1)
+    backup = sqlite_scene.dump()
+    attempt_id = sqlite_scene.published(2)
+    record = load(sqlite_scene.table_paths.table, attempt_id)
     assert record is not None
-    save(small.table_paths.table, replace(record, record=replace(record.record, manifest="[]")))
-    small.restore(backup)
+    save(sqlite_scene.table_paths.table, replace(record, record=replace(record.record, manifest="[]")))
+    sqlite_scene.restore(backup)
     with pytest.raises(TableError, match="move it away"):
-        small.repair()
+        sqlite_scene.repair()
 
 
-def test_a_table_in_s3(moto: AwsServer, tmp_path: Path) -> None:
+def test_a_table_in_s3_is_repaired(moto: AwsServer, tmp_path: Path) -> None:
     moto.client("s3").create_bucket(Bucket="lake")
     ledger = Ledger.open("sqlite://")
     files = S3Files(S3Address(bucket="lake", prefix="clicks/table"), moto.aws)
@@ -453,7 +457,7 @@ def test_a_table_in_s3(moto: AwsServer, tmp_path: Path) -> None:
     scene.published(3)
     before = scene.seqs()
     scene.restore(backup)
-    halted(scene)
+    assert_halted(scene)
 
     findings = scene.repair()
 

@@ -1,4 +1,4 @@
-"""The scene on every broker, with the record of replays in a ledger."""
+"""The replay scene on every broker, with the record of replays in a ledger."""
 
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""A queue, its two tiers, and replayers that look at the first one a step at a time."""
+"""A queue, its DLQ and final DLQ, and replayers that process the DLQ one step at a time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,18 +15,18 @@ from penstock.messaging.replay import Replay, ReplayLog, dead_letter_replay_id
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.messaging.steps import Probe, Step, no_probe
 
-QUEUE, FIRST, SECOND = "q", "q-dlq", "q-dead"
+QUEUE, DLQ, FINAL_DLQ = "q", "q-dlq", "q-dead"
 DIED = DeadLetter(reason="it failed", exception="ValueError: no", fingerprint="f00d", handler="shop.work")
-AT_ONCE = ReplayPolicy(base_seconds=1e-9)  # waits that no broker can tell from none
-TIERS = (QueueSettings(name=QUEUE), QueueSettings(name=FIRST))
+AT_ONCE = ReplayPolicy(base_seconds=1e-9)  # delays too short for any broker to notice
+TIERS = (QueueSettings(name=QUEUE), QueueSettings(name=DLQ))
 
 
 class Crash(BaseException):
-    """The process ends here."""
+    """Stands for the end of the process."""
 
 
 def crash_at(step: Step) -> Probe:
-    """A probe at which a replayer dies."""
+    """Return a probe at which a replayer dies."""
 
     def probe(reached: Step) -> None:
         if reached is step:
@@ -37,7 +37,7 @@ def crash_at(step: Step) -> Probe:
 
 @dataclass(kw_only=True)
 class Scene:
-    """``now`` is the stand's; time goes on only where a test says so."""
+    """A broker with replayers. Time is the harness's clock and advances only when a test advances it."""
 
     stand: Stand
     broker: Broker
@@ -51,13 +51,13 @@ class Scene:
         group: str | None = None,
         death: DeadLetter = DIED,
     ) -> None:
-        """Let messages be sent to the queue and die there."""
+        """Send messages to the queue and let them die there."""
         messages = [Outgoing(body=body, attributes=attributes, group=group) for body in bodies]
         self.broker.send(QUEUE, messages)
         self.fail(len(bodies), death)
 
     def fail(self, count: int = 1, death: DeadLetter = DIED) -> None:
-        """Let as many messages of the queue as are visible, and expected, die."""
+        """Let ``count`` messages of the queue, which must be all visible ones, die."""
         deliveries = self.receive(QUEUE)
         assert len(deliveries) == count
         self.settle({delivery.receipt: death for delivery in deliveries}, deliveries)
@@ -70,7 +70,7 @@ class Scene:
         probe: Probe = no_probe,
         sources: Sequence[str] = (QUEUE,),
     ) -> ReplayHandler:
-        """A replayer of the DLQ."""
+        """Return a replayer of the DLQ."""
         broker = broker or self.broker
         clock = self.stand.clock
         all_sources = [
@@ -80,7 +80,7 @@ class Scene:
         return ReplayHandler(
             ReplayContext(
                 sources=ReplayTargets(all_sources),
-                retention_seconds=broker.retention_seconds(FIRST),
+                retention_seconds=broker.retention_seconds(DLQ),
                 broker=broker,
                 log=self.log,
                 bus=Bus(self.events.append),
@@ -91,15 +91,15 @@ class Scene:
             ReplayLogCleanup(lambda limit: 0, clock=clock, random=lambda: 0.5),
         )
 
-    def is_due_in(self, seconds: float) -> None:
-        """Let it be on record that the only letter of the first tier waits so long from now."""
-        (dead_letter,) = self.receive(FIRST)
+    def make_due_in(self, seconds: float) -> None:
+        """Record that the only message of the DLQ is due that many seconds from now."""
+        (dead_letter,) = self.receive(DLQ)
         self.settle({dead_letter.receipt: Release()}, [dead_letter])
         self.log.open(
             [
                 Replay(
-                    replay_id=dead_letter_replay_id(FIRST, dead_letter.message),
-                    dead_letter_queue=FIRST,
+                    replay_id=dead_letter_replay_id(DLQ, dead_letter.message),
+                    dead_letter_queue=DLQ,
                     dead_letter_id=dead_letter.message.id,
                     queue=QUEUE,
                     count=1,
@@ -108,37 +108,37 @@ class Scene:
             ]
         )
 
-    def look(self, handler: ReplayHandler, *, broker: Broker | None = None) -> Mapping[str, Settlement]:
+    def run_once(self, handler: ReplayHandler, *, broker: Broker | None = None) -> Mapping[str, Settlement]:
         """Give a replayer the visible messages of the DLQ, and settle as it decides."""
         broker = broker or self.broker
-        dead_letters = self.receive(FIRST, broker=broker)
+        dead_letters = self.receive(DLQ, broker=broker)
         if not dead_letters:
             return {}
-        answer = handler.begin(dead_letters).run()
-        self.settle(answer, dead_letters, broker=broker)
-        return answer
+        decisions = handler.begin(dead_letters).run()
+        self.settle(decisions, dead_letters, broker=broker)
+        return decisions
 
     def settle(
-        self, answer: Mapping[str, Settlement], deliveries: Sequence[Delivery], *, broker: Broker | None = None
+        self, decisions: Mapping[str, Settlement], deliveries: Sequence[Delivery], *, broker: Broker | None = None
     ) -> None:
-        """As the worker does; nothing may fail."""
-        failures = (broker or self.broker).settle([(each, answer[each.receipt]) for each in deliveries])
+        """Settle as the worker does; no settlement may fail."""
+        failures = (broker or self.broker).settle([(each, decisions[each.receipt]) for each in deliveries])
         assert list(failures) == []
 
     def receive(self, queue: str, *, broker: Broker | None = None) -> Sequence[Delivery]:
-        """All that is visible."""
+        """Receive all visible messages."""
         return (broker or self.broker).receive(queue, messages_max=50, lease_seconds=LEASE)
 
     def take(self, queue: str) -> Sequence[Delivery]:
-        """All that is visible, for good."""
+        """Receive and ack all visible messages."""
         deliveries = self.receive(queue)
         self.settle({delivery.receipt: Ack() for delivery in deliveries}, deliveries)
         return deliveries
 
     def results(self) -> list[str]:
-        """Return the replayers' events, in order."""
+        """Return the results of the replay events, in order."""
         return [event.result for event in self.replayed()]
 
     def replayed(self) -> list[DeadLetterReplayed]:
-        """Return their events about dead letters, in order."""
+        """Return the replay events about dead letters, in order."""
         return [event for event in self.events if isinstance(event, DeadLetterReplayed)]

@@ -1,10 +1,10 @@
-"""The automatic replayer on every broker. The rows are those of INPUTS."""
+"""The automatic replayer on every broker. Rows are those of INPUTS."""
 
 from dataclasses import replace
 
 import pytest
 from tests.conformance.broker_stands import LEASE, Stand
-from tests.conformance.replay.scene import DIED, FIRST, QUEUE, SECOND, TIERS, Crash, Scene, crash_at
+from tests.conformance.replay.scene import DIED, DLQ, FINAL_DLQ, QUEUE, TIERS, Crash, Scene, crash_at
 
 from penstock.dead_letters.policy import ReplayPolicy
 from penstock.messaging.death import DEATH_ATTRIBUTE, death_of, earlier_deaths_of, set_aside_reason
@@ -19,7 +19,7 @@ STEPS = (Step.REPLAY_INTENDED, Step.REPLAY_SENT, Step.REPLAY_MARKED)
 
 def test_a_replayed_dead_letter_is_an_ordinary_message(scene: Scene) -> None:
     scene.die(b"a body", attributes={"traceparent": "00-ab-cd-01"}, group="tenant 1")
-    scene.look(scene.handler())
+    scene.run_once(scene.handler())
     scene.stand.advance(1)
     (back,) = scene.take(QUEUE)
     assert (back.message.body, back.message.group) == (b"a body", "tenant 1")
@@ -29,62 +29,62 @@ def test_a_replayed_dead_letter_is_an_ordinary_message(scene: Scene) -> None:
     assert DEATH_ATTRIBUTE not in back.message.attributes
     assert [death.reason for death in earlier_deaths_of(back.message.attributes)] == [DIED.reason]
     scene.stand.advance(LEASE)
-    assert not scene.receive(FIRST)
-    assert not scene.receive(SECOND)
+    assert not scene.receive(DLQ)
+    assert not scene.receive(FINAL_DLQ)
     assert scene.results() == ["sent"]
 
 
-def test_poison_goes_straight_to_the_final_dlq(scene: Scene) -> None:
+def test_poison_is_moved_to_the_final_dlq_without_a_replay(scene: Scene) -> None:
     scene.die(b"bad", death=DeadLetter(reason="no JSON", poison=True))
-    scene.look(scene.handler())
+    scene.run_once(scene.handler())
     scene.stand.advance(1)
     assert not scene.receive(QUEUE)
-    (dead_letter,) = scene.take(SECOND)
+    (dead_letter,) = scene.take(FINAL_DLQ)
     assert set_aside_reason(dead_letter.message.attributes) == "another attempt cannot help: no JSON"
     assert scene.results() == ["set_aside"]
 
 
-def test_a_queue_that_two_share_gets_its_own_dead_letters_back(scene: Scene) -> None:
+def test_dead_letters_of_a_shared_dlq_return_to_their_own_queue(scene: Scene) -> None:
     scene.die(b"mine")
-    scene.look(scene.handler(sources=("other", QUEUE)))
+    scene.run_once(scene.handler(sources=("other", QUEUE)))
     scene.stand.advance(1)
     assert [back.message.body for back in scene.take(QUEUE)] == [b"mine"]
     assert not scene.receive("other")
 
 
-def test_a_message_that_the_broker_itself_gave_up_on_comes_back_too(stand: Stand) -> None:
+def test_a_message_dead_lettered_by_the_broker_is_replayed(stand: Stand) -> None:
     broker = stand.broker(queues=[replace(TIERS[0], receives_max=1), TIERS[1]])
     scene = Scene(stand=stand, broker=broker, log=NoLog())
     broker.send(QUEUE, [Outgoing(body=b"deadly")])
-    for _ in range(3):  # SQS moves it when somebody asks for messages
+    for _ in range(3):  # SQS moves a message when it is received again
         scene.receive(QUEUE)
         stand.advance(LEASE + 1)
-    scene.look(scene.handler())
+    scene.run_once(scene.handler())
     stand.advance(1)
     assert scene.results() == ["sent"]
     (back,) = scene.take(QUEUE)
     assert (back.message.body, back.message.attributes[COUNTER_ATTRIBUTE]) == (b"deadly", "1")
 
 
-def test_a_dead_letter_of_a_queue_that_is_not_this_replayers_is_for_people(scene: Scene) -> None:
+def test_a_dead_letter_of_an_unknown_source_is_moved_to_the_final_dlq(scene: Scene) -> None:
     scene.die(b"theirs")
-    scene.look(scene.handler(sources=("other", "another")))
-    (dead_letter,) = scene.take(SECOND)
+    scene.run_once(scene.handler(sources=("other", "another")))
+    (dead_letter,) = scene.take(FINAL_DLQ)
     assert "it failed in the queue q," in str(set_aside_reason(dead_letter.message.attributes))
     assert not scene.receive(QUEUE)
 
 
-def test_a_message_that_always_fails_is_one_dead_letter_of_the_final_dlq_in_the_end(scene: Scene) -> None:
+def test_a_message_that_always_fails_ends_in_the_final_dlq_once(scene: Scene) -> None:
     handler = scene.handler(ReplayPolicy(replays_max=3, base_seconds=0.5))
     scene.die(b"hopeless")
     for _ in range(3):
-        scene.look(handler)
+        scene.run_once(handler)
         scene.stand.advance(5)
         scene.fail()
-    scene.look(handler)
+    scene.run_once(handler)
     scene.stand.advance(LEASE)
-    assert (len(scene.receive(QUEUE)), len(scene.receive(FIRST))) == (0, 0)
-    (dead_letter,) = scene.take(SECOND)
+    assert (len(scene.receive(QUEUE)), len(scene.receive(DLQ))) == (0, 0)
+    (dead_letter,) = scene.take(FINAL_DLQ)
     death = death_of(dead_letter.message.attributes)
     assert death is not None
     assert (death.reason, death.queue) == (DIED.reason, QUEUE)
@@ -96,7 +96,7 @@ def test_a_message_that_always_fails_is_one_dead_letter_of_the_final_dlq_in_the_
 @pytest.mark.parametrize("forged", ["-1", "many", "99999999999", "1e3", "", b"\x00", "1001"])
 def test_row_62_a_forged_counter_is_ignored_and_reset(scene: Scene, forged: str | bytes) -> None:
     scene.die(b"forged", attributes={COUNTER_ATTRIBUTE: forged})
-    scene.look(scene.handler())
+    scene.run_once(scene.handler())
     scene.stand.advance(1)
     (back,) = scene.take(QUEUE)
     assert back.message.attributes[COUNTER_ATTRIBUTE] == "1"
@@ -104,55 +104,55 @@ def test_row_62_a_forged_counter_is_ignored_and_reset(scene: Scene, forged: str 
 
 def test_row_79_a_wait_of_5000_seconds_is_honoured(scene: Scene) -> None:
     scene.die(b"later")
-    scene.is_due_in(5_000)
+    scene.make_due_in(5_000)
     handler = scene.handler()
     began_at, step_seconds = scene.stand.clock.now(), 100.0
     while not (back := scene.take(QUEUE)):
-        scene.look(handler)
+        scene.run_once(handler)
         waited_seconds = scene.stand.clock.now() - began_at
-        assert waited_seconds <= 5_000 + 2 * step_seconds, "it has not come back"
+        assert waited_seconds <= 5_000 + 2 * step_seconds, "it was not replayed"
         scene.stand.advance(step_seconds)
     assert scene.stand.clock.now() - began_at >= 5_000
     assert [each.message.body for each in back] == [b"later"]
-    assert not scene.receive(FIRST)
+    assert not scene.receive(DLQ)
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_row_81_a_crash_doubles_at_most_once_and_loses_nothing(scene: Scene, step: Step) -> None:
     scene.die(b"one", b"two", b"three")
-    dead_letters = scene.receive(FIRST)
+    dead_letters = scene.receive(DLQ)
     with pytest.raises(Crash):
         scene.handler(probe=crash_at(step)).begin(dead_letters).run()
     scene.stand.advance(LEASE + 1)
     successor = scene.stand.broker("w2", queues=TIERS)
-    scene.look(scene.handler(broker=successor), broker=successor)
+    scene.run_once(scene.handler(broker=successor), broker=successor)
     scene.stand.advance(LEASE + 1)
-    assert not scene.receive(FIRST)
-    came = sorted(delivery.message.body for delivery in _all(scene))
+    assert not scene.receive(DLQ)
+    bodies = sorted(delivery.message.body for delivery in _all(scene))
     again = step is Step.REPLAY_SENT and not scene.broker.capabilities.deduplicates
-    assert came == sorted([b"one", b"two", b"three"] * (2 if again else 1))
+    assert bodies == sorted([b"one", b"two", b"three"] * (2 if again else 1))
 
 
-def test_row_82_over_the_limit_a_dead_letter_goes_to_the_final_dlq_as_it_is(scene: Scene) -> None:
+def test_row_82_over_the_limit_a_dead_letter_is_moved_to_the_final_dlq_unchanged(scene: Scene) -> None:
     attributes: dict[str, str | bytes] = {"text": "héllo", "binary": b"\x00\xff", COUNTER_ATTRIBUTE: "3"}
     scene.die(b"\x00\xffbody", attributes=attributes, group="g")
-    (before,) = scene.receive(FIRST)
+    (before,) = scene.receive(DLQ)
     scene.stand.advance(LEASE + 1)
-    scene.look(scene.handler())
-    (after,) = scene.take(SECOND)
+    scene.run_once(scene.handler())
+    (after,) = scene.take(FINAL_DLQ)
     assert (after.message.body, after.message.group) == (b"\x00\xffbody", "g")
     added = {name: value for name, value in after.message.attributes.items() if name in before.message.attributes}
     assert added == dict(before.message.attributes)
     assert {name: after.message.attributes[name] for name in attributes} == attributes
     assert death_of(after.message.attributes) == death_of(before.message.attributes)
     assert not scene.receive(QUEUE)
-    assert not scene.receive(FIRST)
+    assert not scene.receive(DLQ)
 
 
 def test_row_83_ten_attributes_and_a_replay_lose_nothing(scene: Scene) -> None:
     attributes: dict[str, str | bytes] = {f"a{n}": f"value {n}" if n % 2 else b"\x00\xff%d" % n for n in range(10)}
     scene.die(b"full", attributes=attributes)
-    scene.look(scene.handler())
+    scene.run_once(scene.handler())
     scene.stand.advance(1)
     (back,) = scene.take(QUEUE)
     assert {name: back.message.attributes[name] for name in attributes} == attributes

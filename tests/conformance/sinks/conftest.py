@@ -1,4 +1,4 @@
-"""Every table format, one suite for all."""
+"""Run one suite with every table format."""
 
 from pathlib import Path
 
@@ -15,13 +15,13 @@ def kit(request: pytest.FixtureRequest) -> Kit:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Where the table is: nothing is there yet."""
+    """Return the path of a table that does not exist yet."""
     return tmp_path / "50% clicks & é"
 
 
 @pytest.fixture
 def sink(kit: Kit, root: Path) -> Sink:
-    """A table that is there, with the columns of `SCHEMA`, and empty."""
+    """Return an existing empty table with the columns of `SCHEMA`."""
     sink = kit.sink(root)
     sink.ensure_schema(SCHEMA)
     return sink

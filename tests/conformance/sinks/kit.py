@@ -48,7 +48,7 @@ def write(
     folder: str = "",
     **columns: list[Any],
 ) -> DataFile:
-    """A Parquet file of one attempt, as a run leaves it. ``folder`` is what Spark names the partition's folder."""
+    """Write a Parquet file of one attempt, as a run does. ``folder`` is Spark's name for the partition's folder."""
     relative = "/".join(part for part in ("data", attempt_id, "r1", folder, f"{file_name}.parquet") if part)
     path = root / relative
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -27,20 +27,20 @@ from penstock.testing import FakeClock
 
 
 @pytest.fixture
-def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TablePaths:
+def table_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TablePaths:
     monkeypatch.setitem(SINKS, "toy", TOY)
     return table_paths(f"toy+{tmp_path}/clicks")
 
 
 @pytest.fixture
-def mill(where: TablePaths) -> Iterator[Mill]:
+def mill(table_location: TablePaths) -> Iterator[Mill]:
     ledger = Ledger.open("sqlite://")
-    yield Mill(root=Path(str(where.table)), ledger=ledger, pipeline=where.pipeline)
+    yield Mill(root=Path(str(table_location.table)), ledger=ledger, pipeline=table_location.pipeline)
     ledger.close()
 
 
-def test_batches_are_published_to_it_in_order_and_once(where: TablePaths, mill: Mill) -> None:
-    tables = Tables(where, mill.ledger, bus=Bus())
+def test_batches_are_published_to_a_new_format_in_order_and_once(table_location: TablePaths, mill: Mill) -> None:
+    tables = Tables(table_location, mill.ledger, bus=Bus())
     mill.batch([1, 2])
     mill.batch([3])
     assert tables.unpublished() == 2
@@ -54,9 +54,11 @@ def test_batches_are_published_to_it_in_order_and_once(where: TablePaths, mill: 
     assert tables.collect_garbage(dry_run=False).files == 0
 
 
-def test_maintenance_without_a_history_is_refused_by_name_or_has_nothing_to_do(where: TablePaths, mill: Mill) -> None:
+def test_maintenance_of_a_format_without_history_is_refused_or_does_nothing(
+    table_location: TablePaths, mill: Mill
+) -> None:
     mill.batch([1])
-    kept = MaintainedPipeline(places=where, ledger=mill.ledger, bus=Bus(), probe=no_probe)
+    kept = MaintainedPipeline(places=table_location, ledger=mill.ledger, bus=Bus(), probe=no_probe)
     assert kept.publish() == 1
     assert kept.vacuum(retention_hours=None, dry_run=False) == {}
     with pytest.raises(TableError, match="keeps no earlier versions, so its files cannot be merged"):
@@ -66,7 +68,7 @@ def test_maintenance_without_a_history_is_refused_by_name_or_has_nothing_to_do(w
 
 
 @pytest.mark.parametrize(
-    ("address", "parted"),
+    ("address", "expected"),
     [
         ("toy+/lake/a", ("toy", "/lake/a")),
         ("toy+s3://lake/a", ("toy", "s3://lake/a")),
@@ -75,9 +77,9 @@ def test_maintenance_without_a_history_is_refused_by_name_or_has_nothing_to_do(w
         ("delta+a", (DEFAULT_SCHEME, "delta+a")),
     ],
 )
-@pytest.mark.usefixtures("where")
-def test_only_a_registered_scheme_is_taken_from_an_address(address: str, parted: tuple[str, str]) -> None:
-    assert split_address(address) == parted
+@pytest.mark.usefixtures("table_location")
+def test_only_a_registered_scheme_is_split_from_an_address(address: str, expected: tuple[str, str]) -> None:
+    assert split_address(address) == expected
 
 
 def test_a_format_is_installed_with_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,12 +94,18 @@ def declare(sink: SinkDeclaration, *, state: Path) -> Pipeline:
     return app.pipeline("clicks", source=source, sink=sink)
 
 
-@pytest.mark.usefixtures("where")
-def test_a_user_declares_a_pipeline_with_it(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("table_location")
+def test_a_pipeline_is_declared_with_a_new_format(tmp_path: Path) -> None:
     declaration = declare(ToyTable(tmp_path / "clicks", partition_by=["day"]), state=tmp_path).declaration
-    where = declared_table_paths("clicks", declaration.sink.address, Settings.model_construct(data_dir=str(tmp_path)))
-    tables = Tables(where, Ledger.open("sqlite://"), partition_by=None, bus=Bus())
-    assert (where.scheme, str(where.table), declaration.sink.partition_by) == ("toy", f"{tmp_path}/clicks", ("day",))
+    table_location = declared_table_paths(
+        "clicks", declaration.sink.address, Settings.model_construct(data_dir=str(tmp_path))
+    )
+    tables = Tables(table_location, Ledger.open("sqlite://"), partition_by=None, bus=Bus())
+    assert (table_location.scheme, str(table_location.table), declaration.sink.partition_by) == (
+        "toy",
+        f"{tmp_path}/clicks",
+        ("day",),
+    )
     assert isinstance(tables.rows, ToySink)
     assert isinstance(tables.quarantine, ToySink)
 
@@ -109,17 +117,17 @@ def test_a_declared_format_has_to_be_registered(tmp_path: Path) -> None:
         declare(ToyTable(tmp_path / "clicks"), state=tmp_path)
 
 
-@pytest.mark.usefixtures("where")
+@pytest.mark.usefixtures("table_location")
 def test_errors_name_the_class_of_each_format(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"sink=DeltaSink\(\.\.\.\) or sink=ToyTable\(\.\.\.\)\.$"):
-        declare("clicks", state=tmp_path)  # type: ignore[arg-type]  # the mistake
+        declare("clicks", state=tmp_path)  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(UsageError, match="in the format toy, and DeltaSink declares one in the format delta"):
         DeltaSink(f"toy+{tmp_path}/clicks")
     with pytest.raises(UsageError, match="partitioned by day more than once"):
         ToyTable(tmp_path / "clicks", partition_by=["day", "day"])
 
 
-def test_the_packages_of_a_pipeline_are_those_of_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipeline_requires_the_packages_of_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SINKS, "toy", replace(TOY, requires="no_such_library", extra="toy", tested=((1,), (2,))))
     require_spark(DEFAULT_SCHEME)
     with pytest.raises(ConfigurationError, match=r"and no_such_library cannot be found here: .*'penstock\[toy\]'"):
@@ -128,7 +136,7 @@ def test_the_packages_of_a_pipeline_are_those_of_its_format(monkeypatch: pytest.
     assert untested("toy", "2.0") == "no_such_library 2.0 is outside the range that Penstock is tested with, >=1,<2"
 
 
-@pytest.mark.usefixtures("where")
+@pytest.mark.usefixtures("table_location")
 def test_the_doctor_checks_the_library_of_the_format() -> None:
     found = next(
         one for one in machine_checks({}, spark=SparkNeed.NEEDED, formats=["toy"]) if one.check == "spark extra"

@@ -1,4 +1,6 @@
-"""Delta's allow-list against real logs: what we take is committed and read back, the rest is refused at the load."""
+"""Delta's allow-list with real logs: tables with supported features are committed to and read back, others are refused
+on load.
+"""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +13,7 @@ from tests.conformance.sinks.kit import FIRST, SCHEMA, DeltaKit, append, loaded,
 
 from penstock.errors import TableError
 
-READER_FEATURES = frozenset(  # that a reader has to know too
+READER_FEATURES = frozenset(  # that a reader must support too
     {
         "columnMapping",
         "deletionVectors",
@@ -33,7 +35,7 @@ def table(
     id_metadata: Mapping[str, Any] | None = None,
     id_nullable: bool = True,
 ) -> Path:
-    """A table as somebody else made it: its first commit, written by hand."""
+    """Create a table as another program would: its first commit, written by hand."""
     protocol: dict[str, Any] = {"minReaderVersion": versions[0], "minWriterVersion": versions[1]}
     if feature is not None:
         protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": [feature]}
@@ -58,7 +60,7 @@ def table(
     return root
 
 
-def check_it_takes_rows(root: Path) -> None:
+def assert_rows_can_be_appended(root: Path) -> None:
     sink = DeltaKit().sink(root)
     sink.ensure_schema(SCHEMA)
     loaded(sink).append(append(1, FIRST, write(root, FIRST, id=[1], name=["a"])))
@@ -66,15 +68,15 @@ def check_it_takes_rows(root: Path) -> None:
 
 
 @pytest.mark.parametrize("versions", [(1, 1), (1, 2), (1, 3), (1, 4), (2, 5)])
-def test_a_version_whose_features_are_not_in_use_takes_rows(tmp_path: Path, versions: tuple[int, int]) -> None:
-    check_it_takes_rows(table(tmp_path / "t", versions=versions))
+def test_a_protocol_version_without_features_in_use_accepts_rows(tmp_path: Path, versions: tuple[int, int]) -> None:
+    assert_rows_can_be_appended(table(tmp_path / "t", versions=versions))
 
 
 @pytest.mark.parametrize(
     "feature", ["appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns", "timestampNtz"]
 )
-def test_a_feature_we_keep_takes_rows(tmp_path: Path, feature: str) -> None:
-    check_it_takes_rows(table(tmp_path / "t", feature=feature))
+def test_a_supported_feature_accepts_rows(tmp_path: Path, feature: str) -> None:
+    assert_rows_can_be_appended(table(tmp_path / "t", feature=feature))
 
 
 @pytest.mark.parametrize(
@@ -84,12 +86,12 @@ def test_a_feature_we_keep_takes_rows(tmp_path: Path, feature: str) -> None:
         {"delta.enableChangeDataFeed": "true"},
         {"delta.checkpointInterval": "1"},
         {"delta.columnMapping.mode": "none"},
-        {"somebody.elses": "setting"},
+        {"another.programs": "setting"},
     ],
     ids=str,
 )
-def test_a_setting_that_asks_nothing_of_us_takes_rows(tmp_path: Path, settings: dict[str, str]) -> None:
-    check_it_takes_rows(table(tmp_path / "t", versions=(1, 4), settings=settings))
+def test_a_setting_without_effect_on_writers_accepts_rows(tmp_path: Path, settings: dict[str, str]) -> None:
+    assert_rows_can_be_appended(table(tmp_path / "t", versions=(1, 4), settings=settings))
 
 
 @pytest.mark.parametrize(
@@ -109,10 +111,10 @@ def test_a_setting_that_asks_nothing_of_us_takes_rows(tmp_path: Path, settings: 
         "v2Checkpoint",
         "vacuumProtocolCheck",
         "variantType",
-        "somethingOfNextYear",
+        "someFutureFeature",
     ],
 )
-def test_any_other_feature_is_refused_by_its_name(tmp_path: Path, feature: str) -> None:
+def test_an_unsupported_feature_is_refused_by_name(tmp_path: Path, feature: str) -> None:
     root = table(tmp_path / "t", feature=feature)
     with pytest.raises(TableError, match=feature):
         DeltaKit().sink(root).load()
@@ -125,7 +127,7 @@ def test_any_other_feature_is_refused_by_its_name(tmp_path: Path, feature: str) 
         ({"delta.setTransactionRetentionDuration": "interval 1 day"}, "setTransactionRetentionDuration"),
     ],
 )
-def test_a_setting_we_would_not_keep_is_refused(tmp_path: Path, settings: dict[str, str], named: str) -> None:
+def test_an_unsupported_setting_is_refused(tmp_path: Path, settings: dict[str, str], named: str) -> None:
     root = table(tmp_path / "t", versions=(1, 3), settings=settings)
     with pytest.raises(TableError, match=named):
         DeltaKit().sink(root).load()
@@ -140,34 +142,34 @@ def test_a_setting_we_would_not_keep_is_refused(tmp_path: Path, settings: dict[s
         ({"delta.identity.start": 1}, "identity columns"),
     ],
 )
-def test_a_column_we_would_not_keep_is_refused(tmp_path: Path, metadata: dict[str, Any], named: str) -> None:
+def test_an_unsupported_column_property_is_refused(tmp_path: Path, metadata: dict[str, Any], named: str) -> None:
     root = table(tmp_path / "t", versions=(1, 4), id_metadata=metadata)
     with pytest.raises(TableError, match=f"{named}.*id"):
         DeltaKit().sink(root).load()
 
 
-def test_version_6_is_refused_since_the_library_would_never_commit_to_it(tmp_path: Path) -> None:
+def test_protocol_version_6_is_refused_because_the_library_cannot_commit_to_it(tmp_path: Path) -> None:
     root = table(tmp_path / "t", versions=(1, 6))
     with pytest.raises(TableError, match="protocol version 1/6"):
         DeltaKit().sink(root).load()
 
 
-def test_a_version_of_next_year_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_a_future_protocol_version_is_refused_in_one_line(tmp_path: Path) -> None:
     root = table(tmp_path / "t", versions=(4, 8))
     with pytest.raises(TableError) as refusal:
         DeltaKit().sink(root).load()
     assert "\n" not in str(refusal.value)
 
 
-def test_a_column_that_may_not_be_null_is_refused(tmp_path: Path) -> None:
+def test_a_column_that_is_not_null_is_refused(tmp_path: Path) -> None:
     root = table(tmp_path / "t", id_nullable=False)
     with pytest.raises(TableError, match="NOT NULL"):
         DeltaKit().sink(root).ensure_schema(SCHEMA)
 
 
-def test_a_column_of_a_type_that_needs_a_feature_brings_it(tmp_path: Path) -> None:
+def test_a_column_whose_type_needs_a_feature_enables_it(tmp_path: Path) -> None:
     root = table(tmp_path / "t")
-    check_it_takes_rows(root)
+    assert_rows_can_be_appended(root)
     sink = DeltaKit().sink(root)
     sink.ensure_schema(SCHEMA.append(pa.field("at", pa.timestamp("us"))))
     assert loaded(sink).position.seq == 1
@@ -184,7 +186,7 @@ def test_a_column_of_a_type_that_needs_a_feature_brings_it(tmp_path: Path) -> No
     ],
     ids=["case", "twice", "nested", "none"],
 )
-def test_columns_that_no_table_can_have_are_refused_before_it_is_made(tmp_path: Path, schema: pa.Schema) -> None:
+def test_invalid_columns_are_refused_before_the_table_is_created(tmp_path: Path, schema: pa.Schema) -> None:
     with pytest.raises(TableError):
         DeltaKit().sink(tmp_path / "t").ensure_schema(schema)
     assert not (tmp_path / "t").exists()
@@ -201,7 +203,7 @@ def test_a_path_that_the_library_misreads_is_refused(tmp_path: Path, name: str) 
     [pa.timestamp("us", tz="UTC"), pa.timestamp("us"), pa.float64(), pa.binary(), pa.decimal128(10, 2)],
     ids=str,
 )
-def test_a_partition_column_that_would_not_read_back_is_refused(tmp_path: Path, type_: pa.DataType) -> None:
+def test_a_partition_column_of_an_unsupported_type_is_refused(tmp_path: Path, type_: pa.DataType) -> None:
     sink = DeltaKit().sink(tmp_path / "t", partition_by=["part"])
     with pytest.raises(TableError, match="part"):
         sink.ensure_schema(pa.schema([("id", pa.int64()), ("part", type_)]))

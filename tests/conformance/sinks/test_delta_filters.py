@@ -1,7 +1,7 @@
 """A filtered read finds the same rows as a full one, whatever statistics the log has.
 
-deltalake 1.6 drops rows by a log that gives bounds of some columns and not of others; so we tell none (see
-`penstock.sinks.delta.sink`), and this is what would notice.
+deltalake 1.6 drops rows if a log has bounds for some columns and not for others. Penstock therefore records none (see
+`penstock.sinks.delta.sink`); these tests would notice a regression.
 """
 
 from pathlib import Path
@@ -61,7 +61,7 @@ def table(root: Path) -> Path:
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("wanted", FILTERS)
-def test_a_filtered_read_finds_what_a_full_one_does(table: Path, wanted: str, checkpointed: bool) -> None:
+def test_a_filtered_read_finds_the_same_rows_as_a_full_one(table: Path, wanted: str, checkpointed: bool) -> None:
     if checkpointed:
         DeltaTable(str(table)).create_checkpoint()
     expected = ids(open_dataset(LocalFiles(table)).to_table().filter(FILTERS[wanted]))

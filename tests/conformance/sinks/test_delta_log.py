@@ -1,4 +1,4 @@
-"""Delta's log through its life: the position has to outlive checkpoints, clean-ups and half-finished commits."""
+"""Delta's log over time: the position must survive checkpoints, clean-ups and incomplete commits."""
 
 import json
 import threading
@@ -17,7 +17,7 @@ from penstock.sinks.manifest import attempt_token
 from penstock.sinks.sink import Position, Sink
 
 DEADLINE_SECONDS = 60.0
-LATE = f"01K0{'9' * 22}"  # an attempt that no other file is of
+LATE = f"01K0{'9' * 22}"  # an attempt that has no other file
 LONG_AGO = (datetime.now(tz=UTC) - timedelta(days=90)).timestamp()
 
 
@@ -38,7 +38,7 @@ def ids(root: Path) -> list[int]:
     return sorted(row["id"] for row in DeltaKit().rows(root))
 
 
-def test_the_position_outlives_a_checkpoint_and_the_clean_up_of_the_log(sink: Sink, root: Path) -> None:
+def test_the_position_survives_a_checkpoint_and_a_log_cleanup(sink: Sink, root: Path) -> None:
     publish(sink, root, *range(1, 6))
     table = DeltaTable(str(root))
     table.create_checkpoint()
@@ -53,7 +53,7 @@ def test_the_position_outlives_a_checkpoint_and_the_clean_up_of_the_log(sink: Si
     assert ids(root) == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_a_snapshot_from_before_a_clean_up_still_conflicts(sink: Sink, root: Path) -> None:
+def test_a_snapshot_from_before_a_log_cleanup_still_conflicts(sink: Sink, root: Path) -> None:
     publish(sink, root, 1)
     stale = loaded(sink)
     publish(sink, root, *range(2, 6))
@@ -77,7 +77,7 @@ def test_a_snapshot_from_before_a_compaction_conflicts_and_the_next_one_does_not
     assert ids(root) == [1, 2, 3]
 
 
-def test_positions_stay_right_over_the_checkpoints_that_commits_make(sink: Sink, root: Path) -> None:
+def test_positions_stay_correct_across_automatic_checkpoints(sink: Sink, root: Path) -> None:
     DeltaTable(str(root)).alter.set_table_properties({"delta.checkpointInterval": "3"})
     publish(sink, root, *range(1, 11))
     assert list((root / "_delta_log").glob("*.checkpoint.parquet")), "no checkpoint was made"
@@ -85,8 +85,8 @@ def test_positions_stay_right_over_the_checkpoints_that_commits_make(sink: Sink,
     assert ids(root) == list(range(1, 11))
 
 
-def test_a_commit_cut_off_by_a_power_loss_counts_as_nothing(sink: Sink, root: Path) -> None:
-    """The log's file is there and its bytes are not: the version is taken, the position has not moved."""
+def test_a_commit_truncated_by_a_power_loss_is_ignored(sink: Sink, root: Path) -> None:
+    """The log's file exists and is empty: the version is used, the position has not moved."""
     publish(sink, root, 1)
     (root / "_delta_log" / f"{2:020d}.json").touch()
     assert loaded(sink).position.seq == 1
@@ -94,7 +94,7 @@ def test_a_commit_cut_off_by_a_power_loss_counts_as_nothing(sink: Sink, root: Pa
     assert ids(root) == [1, 2]
 
 
-def test_a_log_that_cannot_be_read_is_one_sentence(sink: Sink, root: Path) -> None:
+def test_an_unreadable_log_is_reported_in_one_line(sink: Sink, root: Path) -> None:
     (root / "_delta_log" / f"{1:020d}.json").write_text("{nonsense")
     with pytest.raises(TableError) as refusal:
         sink.load()
@@ -102,7 +102,7 @@ def test_a_log_that_cannot_be_read_is_one_sentence(sink: Sink, root: Path) -> No
     assert "\n" not in str(refusal.value)
 
 
-def test_a_creator_that_died_before_its_first_commit_is_followed_by_the_next(root: Path) -> None:
+def test_a_table_whose_creator_died_before_its_first_commit_can_be_created(root: Path) -> None:
     (root / "_delta_log").mkdir(parents=True)
     sink = DeltaKit().sink(root)
     assert sink.load() is None
@@ -110,7 +110,7 @@ def test_a_creator_that_died_before_its_first_commit_is_followed_by_the_next(roo
     assert loaded(sink).position.seq == 0
 
 
-def test_what_is_committed_with_the_files_is_one_entry_of_the_log(sink: Sink, root: Path) -> None:
+def test_files_and_position_are_committed_in_one_log_entry(sink: Sink, root: Path) -> None:
     publish(sink, root, 1)
     entry = (root / "_delta_log" / f"{1:020d}.json").read_text()
     actions = [json.loads(line) for line in entry.splitlines()]
@@ -118,7 +118,7 @@ def test_what_is_committed_with_the_files_is_one_entry_of_the_log(sink: Sink, ro
     assert json.loads(next(action["add"]["stats"] for action in actions if "add" in action))["numRecords"] == 1
 
 
-def test_a_clean_up_by_another_program_beside_publishes_loses_nothing(sink: Sink, root: Path) -> None:
+def test_a_concurrent_log_cleanup_by_another_program_loses_nothing(sink: Sink, root: Path) -> None:
     done = threading.Event()
 
     def clean_up() -> int:
@@ -163,7 +163,7 @@ def test_a_clean_up_by_another_program_beside_publishes_loses_nothing(sink: Sink
     ],
     ids=str,
 )
-def test_errors_of_a_commit_are_classified_by_their_remedy(
+def test_commit_errors_are_classified_by_their_remedy(
     sink: Sink, root: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception, raised: type[Exception]
 ) -> None:
     def failing(*args: object, **kwargs: object) -> None:
@@ -175,13 +175,13 @@ def test_errors_of_a_commit_are_classified_by_their_remedy(
         table.append(append(1, FIRST, write(root, FIRST, id=[1], name=["x"])))
 
 
-def test_a_commit_whose_answer_was_lost_is_a_conflict_and_the_rows_are_there(
+def test_a_commit_whose_response_was_lost_is_a_conflict_and_its_rows_are_published(
     sink: Sink, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = DeltaTable.create_write_transaction
 
     def losing(table: DeltaTable, *args: object, **kwargs: object) -> None:
-        real(table, *args, **kwargs)  # type: ignore[arg-type] # handed on as they came
+        real(table, *args, **kwargs)  # type: ignore[arg-type]  # passed on unchanged
         raise OSError("connection reset")
 
     table = loaded(sink)
@@ -193,7 +193,9 @@ def test_a_commit_whose_answer_was_lost_is_a_conflict_and_the_rows_are_there(
     assert ids(root) == [1]
 
 
-def test_a_checkpoint_that_fails_after_the_commit_is_a_conflict_and_the_rows_are_there(sink: Sink, root: Path) -> None:
+def test_a_checkpoint_that_fails_after_the_commit_is_a_conflict_and_its_rows_are_published(
+    sink: Sink, root: Path
+) -> None:
     DeltaTable(str(root)).alter.set_table_properties(
         {"delta.checkpointInterval": "1"}, post_commithook_properties=PostCommitHookProperties(create_checkpoint=False)
     )

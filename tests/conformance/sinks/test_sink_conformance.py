@@ -1,4 +1,4 @@
-"""The contract of all sinks, whatever the table's format."""
+"""The contract of all sinks, for every table format."""
 
 from pathlib import Path
 
@@ -11,50 +11,50 @@ from penstock.errors import PublishConflict, PublishHalted, TableError, UsageErr
 from penstock.sinks.manifest import attempt_token
 from penstock.sinks.sink import Position, Sink
 
-# Where there is no table
+# Without a table
 
 
-def test_no_folder_is_no_table_yet_and_looking_makes_none(kit: Kit, root: Path) -> None:
+def test_loading_a_missing_folder_returns_none_and_creates_nothing(kit: Kit, root: Path) -> None:
     assert kit.sink(root).load() is None
     assert not root.exists()
 
 
-def test_files_of_runs_and_the_state_are_no_table_yet(kit: Kit, root: Path) -> None:
+def test_files_of_runs_and_the_data_directory_alone_are_no_table(kit: Kit, root: Path) -> None:
     write(root, FIRST, id=[1])
     (root / "_penstock").mkdir()
     assert kit.sink(root).load() is None
 
 
-def test_a_file_in_the_place_of_the_table_is_refused(kit: Kit, root: Path) -> None:
+def test_a_file_at_the_tables_path_is_refused(kit: Kit, root: Path) -> None:
     root.write_text("rows")
     with pytest.raises(TableError, match="is a file"):
         kit.sink(root).load()
 
 
 @pytest.mark.parametrize("name", ["part-0.parquet", "notes.txt", "metadata"])
-def test_a_folder_that_holds_something_else_is_refused(kit: Kit, root: Path, name: str) -> None:
+def test_a_folder_with_foreign_files_is_refused(kit: Kit, root: Path, name: str) -> None:
     root.mkdir()
     (root / name).write_text("")
     with pytest.raises(TableError, match=name):
         kit.sink(root).load()
 
 
-# Making and changing the table
+# Creating and changing the table
 
 
-def test_a_table_is_made_with_its_columns_and_at_position_zero(sink: Sink) -> None:
+def test_a_table_is_created_with_its_columns_at_position_zero(sink: Sink) -> None:
     table = loaded(sink)
     assert table.schema.equals(SCHEMA)
     assert table.position == Position(seq=0, attempt_token=None)
 
 
-def test_making_sure_of_the_same_columns_again_commits_nothing(sink: Sink) -> None:
+def test_ensuring_the_same_schema_again_commits_nothing(sink: Sink) -> None:
     before = loaded(sink).version
     sink.ensure_schema(SCHEMA)
     assert loaded(sink).version == before
 
 
-def test_columns_that_the_table_lacks_are_added_and_older_rows_show_null(kit: Kit, sink: Sink, root: Path) -> None:
+def test_missing_columns_are_added_and_are_null_in_older_rows(kit: Kit, sink: Sink, root: Path) -> None:
     loaded(sink).append(append(1, FIRST, write(root, FIRST, id=[1], name=["a"])))
     wider = SCHEMA.append(pa.field("score", pa.float64()))
     sink.ensure_schema(wider)
@@ -79,13 +79,13 @@ def test_an_older_batch_may_have_fewer_columns_than_the_table(kit: Kit, sink: Si
     assert loaded(sink).version == before
 
 
-def test_another_type_is_refused_by_column_and_both_types(sink: Sink) -> None:
+def test_a_changed_column_type_is_refused_with_column_and_both_types(sink: Sink) -> None:
     with pytest.raises(TableError) as refusal:
         sink.ensure_schema(pa.schema([("id", pa.string()), ("name", pa.string())]))
     assert all(word in str(refusal.value) for word in ("id", "long", "string", "cast it"))
 
 
-def test_another_letter_case_is_refused(sink: Sink) -> None:
+def test_a_column_name_in_another_case_is_refused(sink: Sink) -> None:
     with pytest.raises(TableError, match="Name"):
         sink.ensure_schema(pa.schema([("id", pa.int64()), ("Name", pa.string())]))
 
@@ -95,7 +95,7 @@ def test_other_partition_columns_are_refused(kit: Kit, sink: Sink, root: Path) -
         kit.sink(root, partition_by=["name"]).load()
 
 
-def test_a_partition_column_that_does_not_exist_is_refused_before_anything_is_made(kit: Kit, root: Path) -> None:
+def test_a_partition_column_that_does_not_exist_is_refused_before_the_table_is_created(kit: Kit, root: Path) -> None:
     with pytest.raises(UsageError, match="day"):
         kit.sink(root, partition_by=["day"]).ensure_schema(SCHEMA)
     assert not root.exists()
@@ -104,7 +104,7 @@ def test_a_partition_column_that_does_not_exist_is_refused_before_anything_is_ma
 # Publishing
 
 
-def test_an_append_shows_its_rows_and_its_position(kit: Kit, sink: Sink, root: Path) -> None:
+def test_an_append_publishes_its_rows_and_its_position(kit: Kit, sink: Sink, root: Path) -> None:
     table = loaded(sink)
     version = table.append(append(1, FIRST, write(root, FIRST, id=[1, 2], name=["a", None])))
     after = loaded(sink)
@@ -113,21 +113,21 @@ def test_an_append_shows_its_rows_and_its_position(kit: Kit, sink: Sink, root: P
     assert sorted(kit.rows(root), key=lambda row: row["id"]) == [{"id": 1, "name": "a"}, {"id": 2, "name": None}]
 
 
-def test_several_batches_in_one_append_move_to_the_last_of_them(kit: Kit, sink: Sink, root: Path) -> None:
+def test_an_append_of_several_batches_moves_the_position_to_the_last(kit: Kit, sink: Sink, root: Path) -> None:
     files = [write(root, attempt_id, id=[7], name=["x"]) for attempt_id in (FIRST, SECOND)]
     loaded(sink).append(append(5, SECOND, *files))
     assert loaded(sink).position == Position(seq=5, attempt_token=attempt_token(SECOND))
     assert len(kit.rows(root)) == 2
 
 
-def test_a_token_lower_than_the_one_before_is_as_good(sink: Sink, root: Path) -> None:
+def test_an_attempt_token_may_be_lower_than_the_one_before(sink: Sink, root: Path) -> None:
     high, low = sorted((FIRST, SECOND), key=attempt_token, reverse=True)
     loaded(sink).append(append(1, high, write(root, high, id=[1], name=["a"])))
     loaded(sink).append(append(2, low, write(root, low, id=[2], name=["b"])))
     assert loaded(sink).position == Position(seq=2, attempt_token=attempt_token(low))
 
 
-def test_a_snapshot_that_others_have_moved_on_from_takes_nothing(kit: Kit, sink: Sink, root: Path) -> None:
+def test_an_append_to_a_stale_snapshot_conflicts(kit: Kit, sink: Sink, root: Path) -> None:
     stale, current = loaded(sink), loaded(sink)
     current.append(append(1, FIRST, write(root, FIRST, id=[1], name=["a"])))
     with pytest.raises(PublishConflict):
@@ -135,7 +135,7 @@ def test_a_snapshot_that_others_have_moved_on_from_takes_nothing(kit: Kit, sink:
     assert len(kit.rows(root)) == 1
 
 
-def test_a_snapshot_is_good_for_one_append(kit: Kit, sink: Sink, root: Path) -> None:
+def test_a_second_append_to_a_snapshot_conflicts(kit: Kit, sink: Sink, root: Path) -> None:
     table = loaded(sink)
     table.append(append(1, FIRST, write(root, FIRST, id=[1], name=["a"])))
     with pytest.raises(PublishConflict):
@@ -143,7 +143,7 @@ def test_a_snapshot_is_good_for_one_append(kit: Kit, sink: Sink, root: Path) -> 
     assert len(kit.rows(root)) == 1
 
 
-def test_a_change_of_columns_makes_older_snapshots_conflict(kit: Kit, sink: Sink, root: Path) -> None:
+def test_a_schema_change_makes_older_snapshots_conflict(kit: Kit, sink: Sink, root: Path) -> None:
     stale = loaded(sink)
     sink.ensure_schema(SCHEMA.append(pa.field("score", pa.float64())))
     with pytest.raises(PublishConflict):
@@ -151,9 +151,7 @@ def test_a_change_of_columns_makes_older_snapshots_conflict(kit: Kit, sink: Sink
     assert kit.rows(root) == []
 
 
-def test_another_pipeline_in_the_table_has_a_position_of_its_own_and_conflicts_with_ours(
-    kit: Kit, sink: Sink, root: Path
-) -> None:
+def test_another_pipeline_in_the_table_has_its_own_position_and_conflicts(kit: Kit, sink: Sink, root: Path) -> None:
     other = kit.sink(root, pipeline="file:///lake/elsewhere")
     stale = loaded(sink)
     loaded(other).append(append(9, THIRD, write(root, THIRD, id=[9], name=["z"])))
@@ -166,16 +164,16 @@ def test_another_pipeline_in_the_table_has_a_position_of_its_own_and_conflicts_w
     assert len(kit.rows(root)) == 2
 
 
-def test_a_file_that_does_not_exist_halts_and_leaves_the_table_as_it_was(kit: Kit, sink: Sink, root: Path) -> None:
-    good, gone = (write(root, FIRST, file_name=name, id=[1]) for name in ("good", "gone"))
-    (root / gone.path).unlink()
+def test_a_missing_file_halts_the_append_and_leaves_the_table_unchanged(kit: Kit, sink: Sink, root: Path) -> None:
+    good, missing = (write(root, FIRST, file_name=name, id=[1]) for name in ("good", "gone"))
+    (root / missing.path).unlink()
     with pytest.raises(PublishHalted, match="does not exist"):
-        loaded(sink).append(append(1, FIRST, good, gone))
+        loaded(sink).append(append(1, FIRST, good, missing))
     assert loaded(sink).position.seq == 0
     assert kit.rows(root) == []
 
 
-def test_a_file_of_another_size_halts(kit: Kit, sink: Sink, root: Path) -> None:
+def test_a_file_of_another_size_halts_the_append(kit: Kit, sink: Sink, root: Path) -> None:
     file = write(root, FIRST, id=[1], name=["a"])
     with (root / file.path).open("ab") as stream:
         stream.write(b"x")
@@ -184,7 +182,7 @@ def test_a_file_of_another_size_halts(kit: Kit, sink: Sink, root: Path) -> None:
     assert kit.rows(root) == []
 
 
-def test_a_file_partitioned_otherwise_halts(kit: Kit, sink: Sink, root: Path) -> None:
+def test_a_file_with_other_partitions_halts_the_append(kit: Kit, sink: Sink, root: Path) -> None:
     file = write(root, FIRST, partition={"name": "a"}, folder="name=a", id=[1])
     with pytest.raises(PublishHalted, match="partitioned by name"):
         loaded(sink).append(append(1, FIRST, file))
@@ -203,14 +201,14 @@ def test_a_file_partitioned_otherwise_halts(kit: Kit, sink: Sink, root: Path) ->
         ("name=__HIVE_DEFAULT_PARTITION__", None),
     ],
 )
-def test_partition_values_read_back_as_they_were(kit: Kit, root: Path, folder: str, value: str | None) -> None:
+def test_partition_values_are_read_back_unchanged(kit: Kit, root: Path, folder: str, value: str | None) -> None:
     sink = kit.sink(root, partition_by=["name"])
     sink.ensure_schema(SCHEMA)
     loaded(sink).append(append(1, FIRST, write(root, FIRST, partition={"name": value}, folder=folder, id=[1])))
     assert kit.rows(root) == [{"id": 1, "name": value}]
 
 
-def test_readers_see_neither_unpublished_files_nor_the_state(kit: Kit, sink: Sink, root: Path) -> None:
+def test_readers_see_neither_unpublished_files_nor_the_data_directory(kit: Kit, sink: Sink, root: Path) -> None:
     loaded(sink).append(append(1, FIRST, write(root, FIRST, id=[1], name=["a"])))
     write(root, FIRST, file_name="straggler", id=[2])
     write(root, SECOND, id=[3])

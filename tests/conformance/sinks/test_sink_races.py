@@ -1,4 +1,4 @@
-"""Several publishers, creators and changers of one table at the same moment."""
+"""Concurrent publishers, creators and schema changes of one table."""
 
 import threading
 from collections import Counter
@@ -17,11 +17,11 @@ from penstock.sinks.sink import Sink
 ROUNDS = 30
 THREADS = 4
 DEADLINE_SECONDS = 60.0
-LOOKS_MAX = 50
+TRIES_MAX = 50
 
 
 def at_once(*works: Callable[[], object]) -> list[BaseException | None]:
-    """Run them in threads that start together; what each raised, in order."""
+    """Run the functions in threads that start together; return what each raised, in order."""
     barrier = threading.Barrier(len(works))
 
     def started(work: Callable[[], object]) -> None:
@@ -32,9 +32,9 @@ def at_once(*works: Callable[[], object]) -> list[BaseException | None]:
         return [future.exception(DEADLINE_SECONDS) for future in [pool.submit(started, work) for work in works]]
 
 
-def publish_if_not_there(sink: Sink, seq: int, attempt_id: str, files: Sequence[DataFile]) -> None:
-    """What every publisher does, on one handle: look, then commit on what was looked at."""
-    for _ in range(LOOKS_MAX):
+def publish_once(sink: Sink, seq: int, attempt_id: str, files: Sequence[DataFile]) -> None:
+    """Check and commit on the checked table, as every publisher does, on one shared sink."""
+    for _ in range(TRIES_MAX):
         table = loaded(sink)
         if table.position.seq >= seq:
             return
@@ -42,20 +42,20 @@ def publish_if_not_there(sink: Sink, seq: int, attempt_id: str, files: Sequence[
             table.append(append(seq, attempt_id, *files))
         except PublishConflict:
             continue
-    raise AssertionError(f"{LOOKS_MAX} conflicts in a row")
+    raise AssertionError(f"{TRIES_MAX} conflicts in a row")
 
 
-def test_a_batch_published_by_all_at_once_is_there_once(kit: Kit, sink: Sink, root: Path) -> None:
+def test_a_batch_published_concurrently_is_published_once(kit: Kit, sink: Sink, root: Path) -> None:
     for seq in range(1, ROUNDS + 1):
         attempt_id = f"01K0{seq:022d}"
         file = write(root, attempt_id, id=[seq], name=["x"])
-        raised = at_once(*[lambda: publish_if_not_there(sink, seq, attempt_id, [file])] * THREADS)  # noqa: B023 -- ends here
+        raised = at_once(*[lambda: publish_once(sink, seq, attempt_id, [file])] * THREADS)  # noqa: B023 -- ends here
         assert raised == [None] * THREADS
     assert loaded(sink).position.seq == ROUNDS
     assert Counter(row["id"] for row in kit.rows(root)) == Counter(range(1, ROUNDS + 1))
 
 
-def test_exactly_one_of_many_appends_on_one_snapshot_succeeds(kit: Kit, sink: Sink, root: Path) -> None:
+def test_exactly_one_of_concurrent_appends_on_one_version_succeeds(kit: Kit, sink: Sink, root: Path) -> None:
     for seq in range(1, ROUNDS + 1):
         attempt_id = f"01K0{seq:022d}"
         file = write(root, attempt_id, id=[seq], name=["x"])
@@ -67,7 +67,7 @@ def test_exactly_one_of_many_appends_on_one_snapshot_succeeds(kit: Kit, sink: Si
     assert len(kit.rows(root)) == ROUNDS
 
 
-def test_creators_with_one_schema_make_one_table(kit: Kit, tmp_path: Path) -> None:
+def test_concurrent_creators_with_one_schema_create_one_table(kit: Kit, tmp_path: Path) -> None:
     for number in range(ROUNDS):
         sink = kit.sink(tmp_path / str(number))
         raised = at_once(*[lambda: sink.ensure_schema(SCHEMA)] * THREADS)  # noqa: B023 -- ends here
@@ -81,8 +81,10 @@ def test_creators_with_one_schema_make_one_table(kit: Kit, tmp_path: Path) -> No
     [pa.schema([("id", pa.int64()), ("note", pa.string())]), pa.schema([("id", pa.string()), ("name", pa.string())])],
     ids=["other columns", "another type"],
 )
-def test_creators_with_two_schemas_never_undo_one_another(kit: Kit, tmp_path: Path, theirs: pa.Schema) -> None:
-    """One makes the table. The other is told, or its columns are added when it looks again; none is ever dropped."""
+def test_concurrent_creators_with_two_schemas_drop_no_column(kit: Kit, tmp_path: Path, theirs: pa.Schema) -> None:
+    """One creates the table. The other gets an error, or its columns are added when it tries again; none is ever
+    dropped.
+    """
     for number in range(ROUNDS):
         sink = kit.sink(tmp_path / str(number))
         raised = at_once(lambda: sink.ensure_schema(SCHEMA), lambda: sink.ensure_schema(theirs))  # noqa: B023 -- ends here
@@ -91,7 +93,7 @@ def test_creators_with_two_schemas_never_undo_one_another(kit: Kit, tmp_path: Pa
         assert made.equals(SCHEMA) or made.equals(theirs) or set(made.names) == {*SCHEMA.names, *theirs.names}
 
 
-def test_columns_added_by_two_at_once_are_both_there_in_the_end(kit: Kit, tmp_path: Path) -> None:
+def test_columns_added_concurrently_are_all_added(kit: Kit, tmp_path: Path) -> None:
     for number in range(ROUNDS):
         sink = kit.sink(tmp_path / str(number))
         sink.ensure_schema(SCHEMA)
@@ -103,7 +105,7 @@ def test_columns_added_by_two_at_once_are_both_there_in_the_end(kit: Kit, tmp_pa
         assert sorted(loaded(sink).schema.names) == ["here", "id", "name", "there"]
 
 
-def test_one_column_added_by_two_with_two_types_has_one_of_them(kit: Kit, tmp_path: Path) -> None:
+def test_one_column_added_concurrently_with_two_types_gets_one_of_them(kit: Kit, tmp_path: Path) -> None:
     for number in range(ROUNDS):
         sink = kit.sink(tmp_path / str(number))
         sink.ensure_schema(SCHEMA)
@@ -114,20 +116,20 @@ def test_one_column_added_by_two_with_two_types_has_one_of_them(kit: Kit, tmp_pa
         assert loaded(sink).schema.names == ["id", "name", "score"]
 
 
-def test_an_append_beside_a_change_of_columns_is_there_once(kit: Kit, sink: Sink, root: Path) -> None:
+def test_an_append_concurrent_with_a_schema_change_is_published_once(kit: Kit, sink: Sink, root: Path) -> None:
     file = write(root, FIRST, id=[1], name=["x"])
     wider = [SCHEMA.append(pa.field(f"c{number}", pa.int64())) for number in range(3)]
 
     def change(schema: pa.Schema) -> None:
-        for _ in range(LOOKS_MAX):
+        for _ in range(TRIES_MAX):
             try:
                 return sink.ensure_schema(schema)
             except PublishConflict:
                 continue
-        raise AssertionError(f"{LOOKS_MAX} conflicts in a row")
+        raise AssertionError(f"{TRIES_MAX} conflicts in a row")
 
     raised = at_once(
-        lambda: publish_if_not_there(sink, 1, FIRST, [file]),
+        lambda: publish_once(sink, 1, FIRST, [file]),
         *[lambda schema=schema: change(schema) for schema in wider],
     )
     assert raised == [None] * 4

@@ -89,7 +89,7 @@ class ToySink:
         return self.root.uri
 
     def check_location(self) -> None:
-        """Every location will do."""
+        """Accept every location."""
 
     def load(self) -> ToySnapshot | None:
         names = sorted(self.root.names(VERSIONS))

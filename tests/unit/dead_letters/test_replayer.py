@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from tests.claims import extended
 from tests.conformance.broker_stands import LEASE, MemoryStand
-from tests.conformance.replay.scene import DIED, FIRST, QUEUE, SECOND, TIERS, Crash, Scene, crash_at
+from tests.conformance.replay.scene import DIED, DLQ, FINAL_DLQ, QUEUE, TIERS, Crash, Scene, crash_at
 
 from penstock.dead_letters.policy import ReplayPolicy
 from penstock.dead_letters.replayer import ReplayExecution
@@ -89,7 +89,7 @@ def scene(log: ToldLog) -> Iterator[Scene]:
 def run(scene: Scene, broker: object = None, **options: object) -> list[object]:
     """What becomes of the letters, in order."""
     handler = scene.handler(broker=broker, **options)  # type: ignore[arg-type]  # a broker in all that is asked of it
-    return list(scene.look(handler).values())
+    return list(scene.run_once(handler).values())
 
 
 def arrived(scene: Scene) -> list[bytes]:
@@ -103,7 +103,7 @@ def test_a_record_that_is_away_lets_dead_letters_wait_ever_longer_and_sends_noth
     handler = scene.handler()
     waits = []
     for _ in range(8):
-        answers = list(scene.look(handler).values())
+        answers = list(scene.run_once(handler).values())
         assert answers == [answers[0]] * 2
         (settlement, _) = answers
         assert isinstance(settlement, Release)
@@ -115,11 +115,11 @@ def test_a_record_that_is_away_lets_dead_letters_wait_ever_longer_and_sends_noth
     assert scene.results() == ["released"] * 16
     log.open_fails = False
     scene.stand.advance(60)
-    assert [type(each) for each in scene.look(handler).values()] == [Ack, Ack]
+    assert [type(each) for each in scene.run_once(handler).values()] == [Ack, Ack]
     assert arrived(scene) == [b"a", b"b"]
     log.open_fails = True
     scene.die(b"c")
-    (settlement,) = scene.look(handler).values()
+    (settlement,) = scene.run_once(handler).values()
     assert settlement == Release(delay_seconds=0.5, uncounted=True, reason="it is away")  # from the beginning
 
 
@@ -163,7 +163,7 @@ def test_a_queue_that_a_person_has_to_mend_is_no_fault_of_its_dead_letters(scene
     with pytest.raises(ConfigurationError, match="There is no queue"):
         run(scene, Particular(scene.broker, fails={b"*": missing}))
     scene.stand.advance(LEASE + 1)
-    assert len(scene.receive(FIRST)) == 1
+    assert len(scene.receive(DLQ)) == 1
 
 
 @pytest.mark.parametrize("kind", [Sending, Particular])
@@ -175,7 +175,7 @@ def test_a_dead_letter_that_its_queue_never_takes_is_set_aside_and_the_others_go
     assert [type(each) for each in answers] == [Ack, DeadLetter, Ack]
     assert answers[1] == DeadLetter(reason="its queue q does not accept it: it has too many bytes", set_aside=True)
     assert arrived(scene) == [b"a", b"c"]
-    assert len(scene.receive(SECOND)) == 1
+    assert len(scene.receive(FINAL_DLQ)) == 1
 
 
 def test_what_a_server_holds_against_a_queue_is_no_fault_of_its_dead_letters(scene: Scene) -> None:
@@ -186,7 +186,7 @@ def test_what_a_server_holds_against_a_queue_is_no_fault_of_its_dead_letters(sce
     with pytest.raises(ConfigurationError, match="something else"):
         run(scene, Sending(scene.broker, fails={b"a": refused, b"b": refused}))
     scene.stand.advance(LEASE + 1)
-    assert len(scene.receive(FIRST)) == 2
+    assert len(scene.receive(DLQ)) == 2
 
 
 def test_a_send_is_one_call_as_long_as_nothing_is_refused(scene: Scene) -> None:
@@ -198,7 +198,7 @@ def test_a_send_is_one_call_as_long_as_nothing_is_refused(scene: Scene) -> None:
 
 def test_a_dead_letter_that_is_marked_is_only_deleted(scene: Scene, log: ToldLog) -> None:
     scene.die(b"a")
-    dead_letters = scene.receive(FIRST)
+    dead_letters = scene.receive(DLQ)
     with pytest.raises(Crash):
         scene.handler(probe=crash_at(Step.REPLAY_MARKED)).begin(dead_letters).run()
     assert arrived(scene) == [b"a"]
@@ -211,10 +211,10 @@ def test_a_dead_letter_that_is_marked_is_only_deleted(scene: Scene, log: ToldLog
 
 def test_what_a_person_sent_is_not_set_aside_besides(scene: Scene, log: ToldLog) -> None:
     scene.die(b"a", attributes={COUNTER_ATTRIBUTE: "3"})
-    (dead_letter,) = scene.broker.browse(FIRST, messages_max=1)
+    (dead_letter,) = scene.broker.browse(DLQ, messages_max=1)
     by_hand = Replay(
-        replay_id=dead_letter_replay_id(FIRST, dead_letter),
-        dead_letter_queue=FIRST,
+        replay_id=dead_letter_replay_id(DLQ, dead_letter),
+        dead_letter_queue=DLQ,
         dead_letter_id=dead_letter.id,
         queue=QUEUE,
         count=0,
@@ -223,16 +223,16 @@ def test_what_a_person_sent_is_not_set_aside_besides(scene: Scene, log: ToldLog)
     )
     log.replays[by_hand.replay_id] = by_hand
     assert run(scene) == [Ack()]
-    assert len(scene.receive(SECOND)) == 0
+    assert len(scene.receive(FINAL_DLQ)) == 0
 
 
 def test_what_a_person_meant_to_send_is_sent_and_not_set_aside(scene: Scene, log: ToldLog) -> None:
     """They may have died behind the send: a letter in the second tier would be one too many."""
     scene.die(b"a", attributes={COUNTER_ATTRIBUTE: "3"})
-    (dead_letter,) = scene.broker.browse(FIRST, messages_max=1)
+    (dead_letter,) = scene.broker.browse(DLQ, messages_max=1)
     by_hand = Replay(
-        replay_id=dead_letter_replay_id(FIRST, dead_letter),
-        dead_letter_queue=FIRST,
+        replay_id=dead_letter_replay_id(DLQ, dead_letter),
+        dead_letter_queue=DLQ,
         dead_letter_id=dead_letter.id,
         queue=QUEUE,
         count=0,
@@ -242,18 +242,18 @@ def test_what_a_person_meant_to_send_is_sent_and_not_set_aside(scene: Scene, log
     assert run(scene) == [Ack()]
     assert arrived(scene) == [b"a"]
     assert log.replays[by_hand.replay_id].sent
-    assert len(scene.receive(SECOND)) == 0
+    assert len(scene.receive(FINAL_DLQ)) == 0
 
 
 def test_the_record_of_another_dead_letter_with_the_same_id_does_not_count(scene: Scene, log: ToldLog) -> None:
     """A broker that lost its last moments gives the ids of then once more. The record did not lose them."""
     scene.die(b"a")
-    (dead_letter,) = scene.broker.browse(FIRST, messages_max=1)
+    (dead_letter,) = scene.broker.browse(DLQ, messages_max=1)
     lost = replace(dead_letter, enqueued_at=dead_letter.enqueued_at - 1.0)
-    replay_id = dead_letter_replay_id(FIRST, lost)
+    replay_id = dead_letter_replay_id(DLQ, lost)
     log.replays[replay_id] = Replay(
         replay_id=replay_id,
-        dead_letter_queue=FIRST,
+        dead_letter_queue=DLQ,
         dead_letter_id=dead_letter.id,
         queue=QUEUE,
         count=1,
@@ -268,7 +268,7 @@ def test_without_a_record_a_crash_sends_once_more_at_most(scene: Scene) -> None:
     scene.log = NoLog()
     scene.die(b"a")
     with pytest.raises(Crash):
-        scene.handler(probe=crash_at(Step.REPLAY_SENT)).begin(scene.receive(FIRST)).run()
+        scene.handler(probe=crash_at(Step.REPLAY_SENT)).begin(scene.receive(DLQ)).run()
     scene.stand.advance(LEASE + 300)
     assert run(scene) == [Ack()]
     assert arrived(scene) == [b"a", b"a"]
@@ -277,7 +277,7 @@ def test_without_a_record_a_crash_sends_once_more_at_most(scene: Scene) -> None:
 
 def test_after_an_interrupt_nothing_is_sent(scene: Scene) -> None:
     scene.die(b"a")
-    execution = scene.handler().begin(scene.receive(FIRST))
+    execution = scene.handler().begin(scene.receive(DLQ))
     execution.interrupt()
     assert list(execution.run().values()) == [Release(uncounted=True)]
     assert arrived(scene) == []
@@ -286,12 +286,12 @@ def test_after_an_interrupt_nothing_is_sent(scene: Scene) -> None:
 def test_the_wait_that_was_chosen_first_holds_whatever_the_settings_say_later(scene: Scene, log: ToldLog) -> None:
     scene.die(b"a")
     slow = scene.handler(ReplayPolicy(base_seconds=1_000_000), probe=crash_at(Step.REPLAY_INTENDED))
-    dead_letters = scene.receive(FIRST)
+    dead_letters = scene.receive(DLQ)
     with pytest.raises(Crash):
         slow.begin(dead_letters).run()
     (due_at,) = [replay.due_at for replay in log.replays.values()]
     scene.stand.advance(LEASE + 1)
-    scene.look(scene.handler())
+    scene.run_once(scene.handler())
     told = [event for event in scene.events if isinstance(event, DeadLetterReplayed)][-1]
     assert told.due_at == due_at
 
@@ -312,11 +312,11 @@ class OnSqs:
 
 def test_a_wait_beyond_what_the_queue_can_delay_is_held_and_never_longer_than_a_hold_can_be(scene: Scene) -> None:
     scene.die(b"a")
-    scene.is_due_in(86_400)
+    scene.make_due_in(86_400)
     handler = scene.handler(broker=OnSqs(scene.broker))  # type: ignore[arg-type]  # as above
     delays = []
     for _ in range(3):
-        (settlement,) = scene.look(handler).values()
+        (settlement,) = scene.run_once(handler).values()
         delays.append(settlement.delay_seconds if isinstance(settlement, Release) else None)
         scene.stand.advance(delays[-1] or 0)
     assert delays == [43_140.0, pytest.approx(86_400 - 43_140 - 900), None]
@@ -331,11 +331,11 @@ def test_a_message_is_not_delayed_past_half_of_its_retention(log: ToldLog) -> No
     brief = replace(TIERS[0], retention_seconds=1_000.0)
     scene = Scene(stand=stand, broker=stand.broker(queues=[brief, TIERS[1]]), log=log)
     scene.die(b"a")
-    scene.is_due_in(5_000)
+    scene.make_due_in(5_000)
     handler = scene.handler()
-    assert list(scene.look(handler).values()) == [Release(delay_seconds=4_500.0, uncounted=True)]
+    assert list(scene.run_once(handler).values()) == [Release(delay_seconds=4_500.0, uncounted=True)]
     stand.advance(4_500)
-    assert list(scene.look(handler).values()) == [Ack()]
+    assert list(scene.run_once(handler).values()) == [Ack()]
     assert arrived(scene) == []
     stand.advance(500)
     assert arrived(scene) == [b"a"]
@@ -359,7 +359,7 @@ def test_a_fifo_queue_delays_nothing(scene: Scene) -> None:
 
 def test_an_execution_holds_nothing_of_its_own(scene: Scene) -> None:
     scene.die(b"a")
-    execution: ReplayExecution = scene.handler().begin(scene.receive(FIRST))
+    execution: ReplayExecution = scene.handler().begin(scene.receive(DLQ))
     assert extended(execution)
     execution.drain()
     execution.release()
