@@ -1,4 +1,4 @@
-"""When a queue of the Redis broker is swept."""
+"""Schedule of the lease sweeps of the Redis broker."""
 
 from penstock.brokers.redis.keys import QueueKeys
 from penstock.brokers.redis.recovery import LeaseSweeper
@@ -6,23 +6,23 @@ from penstock.brokers.redis.server import Server
 from penstock.testing import FakeClock
 
 
-def test_who_looks_with_a_longer_lease_makes_no_worker_wait_for_its_sweep() -> None:
+def test_a_client_with_a_longer_lease_does_not_delay_a_workers_sweep() -> None:
     clock = FakeClock()
-    sweeping = LeaseSweeper(
-        Server("redis://localhost"),  # connects when asked, and is not
+    sweeper = LeaseSweeper(
+        Server("redis://localhost"),  # never connected: it connects on first use
         QueueKeys("penstock"),
         every_seconds=None,
         clock=clock,
         random=lambda: 1.0,
         emit=lambda _: None,
     )
-    assert sweeping.due(["q"], 60.0) == ["q"]  # who looks
-    assert sweeping.due(["q"], 3.0) == []
+    assert sweeper.due(["q"], 60.0) == ["q"]  # the client with the longer lease
+    assert sweeper.due(["q"], 3.0) == []
     clock.advance(1.5)
-    assert sweeping.due(["q", "other"], 60.0) == ["other"]
-    assert sweeping.due(["q"], 3.0) == ["q"]
-    assert sweeping.due(["q"], 3.0) == []
+    assert sweeper.due(["q", "other"], 60.0) == ["other"]
+    assert sweeper.due(["q"], 3.0) == ["q"]
+    assert sweeper.due(["q"], 3.0) == []
     clock.advance(29.0)
-    assert sweeping.due(["q"], 60.0) == []
+    assert sweeper.due(["q"], 60.0) == []
     clock.advance(1.0)
-    assert sweeping.due(["q"], 60.0) == ["q"]
+    assert sweeper.due(["q"], 60.0) == ["q"]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.unit.brokers.sqs_doubles import NOW, Scene, received
+from tests.unit.brokers.sqs_doubles import NOW, SettlerSetup, received
 
 from penstock.brokers.sqs.client import QueueRef
 from penstock.brokers.sqs.envelope import SqsDelivery, opened, sealed, size_bytes
@@ -39,16 +39,16 @@ LETTER = with_death(
 )  # first is its past
 
 
-def sent_letter(scene: Scene) -> Attributes:
+def sent_letter(setup: SettlerSetup) -> Attributes:
     """The attributes of the one that was sent."""
-    (sent,) = scene.api.entries(SEND)[0]
+    (sent,) = setup.api.entries(SEND)[0]
     _, attributes, _ = opened({"Body": sent["MessageBody"], "MessageAttributes": sent.get("MessageAttributes", {})})
     return attributes
 
 
-def letter_with_room(free_bytes: int, scene: Scene) -> SqsDelivery:
+def letter_with_room(free_bytes: int, setup: SettlerSetup) -> SqsDelivery:
     """A letter that leaves so many bytes of what the queue takes."""
-    room = scene.queues.message_bytes_max - size_bytes(sealed(b"", LETTER, None, fifo=False)) - free_bytes
+    room = setup.queues.message_bytes_max - size_bytes(sealed(b"", LETTER, None, fifo=False)) - free_bytes
     return received(1, queue="q-dlq", body=b"x" * room, attributes=LETTER)
 
 
@@ -59,9 +59,9 @@ def letter_with_room(free_bytes: int, scene: Scene) -> SqsDelivery:
 def test_a_letter_that_is_set_aside_keeps_its_death_and_as_much_else_as_there_is_room(
     free_bytes: int, told_chars: int | None, past: bool
 ) -> None:
-    scene = Scene()
-    assert not scene.settle((letter_with_room(free_bytes, scene), ASIDE))
-    attributes = sent_letter(scene)
+    setup = SettlerSetup()
+    assert not setup.settle((letter_with_room(free_bytes, setup), ASIDE))
+    attributes = sent_letter(setup)
     reason = set_aside_reason(attributes)
     assert (None if reason is None else len(reason)) == told_chars
     assert attributes[DEATH_ATTRIBUTE] == LETTER[DEATH_ATTRIBUTE]
@@ -81,10 +81,10 @@ def test_a_letter_that_is_set_aside_keeps_its_death_and_as_much_else_as_there_is
 def test_the_past_goes_before_the_death_does(
     free_bytes: int, reason: str, traceback: str | None, past: list[str]
 ) -> None:
-    scene = Scene()
+    setup = SettlerSetup()
     settlement = DeadLetter(reason="new", traceback="T" * 3_000)
-    assert not scene.settle((letter_with_room(free_bytes, scene), settlement))
-    attributes = sent_letter(scene)
+    assert not setup.settle((letter_with_room(free_bytes, setup), settlement))
+    attributes = sent_letter(setup)
     death = death_of(attributes)
     assert death is not None
     assert (death.reason, death.traceback) == (reason, traceback)
@@ -92,26 +92,26 @@ def test_the_past_goes_before_the_death_does(
 
 
 def test_a_death_tells_of_the_last_attempt() -> None:
-    scene = Scene()
-    scene.settle((received(1, attempt=3), BAD))
-    death = death_of(sent_letter(scene))
+    setup = SettlerSetup()
+    setup.settle((received(1, attempt=3), BAD))
+    death = death_of(sent_letter(setup))
     assert death is not None
     (last,) = death.tries
     assert (last.worker, last.end, last.reason, last.ended_at) == ("worker-7", DIED, "bad", NOW)
 
 
 def test_from_the_last_tier_nothing_is_sent_and_the_letter_is_hidden_for_a_while() -> None:
-    scene = Scene(dead_letters=QueueRef(name="q-dead", url="http://sqs/1/q-dead"))
-    assert not scene.settle((received(1, queue="q-dead"), ASIDE), (received(2, queue="q-dead"), BAD))
-    assert scene.api.operations() == [CHANGE]
-    assert [entry["VisibilityTimeout"] for entry in scene.api.entries(CHANGE)[0]] == [900, 900]
+    setup = SettlerSetup(dead_letters=QueueRef(name="q-dead", url="http://sqs/1/q-dead"))
+    assert not setup.settle((received(1, queue="q-dead"), ASIDE), (received(2, queue="q-dead"), BAD))
+    assert setup.api.operations() == [CHANGE]
+    assert [entry["VisibilityTimeout"] for entry in setup.api.entries(CHANGE)[0]] == [900, 900]
 
 
 @pytest.mark.parametrize(("held_seconds", "hidden_seconds"), [(0, 43_198), (10_000, 33_198), (43_199, 0)])
 def test_a_release_hides_for_no_longer_than_sqs_holds_a_message_from_its_receive(
     held_seconds: float, hidden_seconds: int
 ) -> None:
-    scene = Scene()
-    scene.clock.advance(held_seconds)
-    assert not scene.settle((received(1, began_at=0.0), Release(delay_seconds=LEASE_SECONDS_MAX)))
-    assert [entry["VisibilityTimeout"] for entry in scene.api.entries(CHANGE)[0]] == [hidden_seconds]
+    setup = SettlerSetup()
+    setup.clock.advance(held_seconds)
+    assert not setup.settle((received(1, began_at=0.0), Release(delay_seconds=LEASE_SECONDS_MAX)))
+    assert [entry["VisibilityTimeout"] for entry in setup.api.entries(CHANGE)[0]] == [hidden_seconds]

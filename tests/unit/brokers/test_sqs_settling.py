@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.unit.brokers.sqs_doubles import FIFO as FIFO_QUEUE
-from tests.unit.brokers.sqs_doubles import NOW, Answers, Scene, client_error, received, succeeded
+from tests.unit.brokers.sqs_doubles import NOW, Answers, SettlerSetup, client_error, received, succeeded
 
 from penstock.brokers.sqs.envelope import opened, size_bytes
 from penstock.brokers.sqs.leases import CHANGE, REMEMBERED_MAX, SettledDeliveries
@@ -33,83 +33,83 @@ def raising(operation: str, error: Exception) -> Answers:
 
 
 def test_acks_delete_and_releases_show_again_after_whole_seconds() -> None:
-    scene = Scene()
-    assert not scene.settle((received(1), Ack()), (received(2), Release()), (received(3), Release(delay_seconds=1.5)))
-    assert scene.handles(DELETE) == ["r1"]
-    (entries,) = scene.api.entries(CHANGE)
+    setup = SettlerSetup()
+    assert not setup.settle((received(1), Ack()), (received(2), Release()), (received(3), Release(delay_seconds=1.5)))
+    assert setup.handles(DELETE) == ["r1"]
+    (entries,) = setup.api.entries(CHANGE)
     assert [(entry["ReceiptHandle"], entry["VisibilityTimeout"]) for entry in entries] == [("r2", 0), ("r3", 2)]
 
 
 def test_a_release_ends_no_later_than_sqs_holds_a_message() -> None:
-    scene = Scene()
-    scene.clock.advance(LEASE_SECONDS_MAX - 100)
-    scene.settle((received(1, began_at=0.0), Release(delay_seconds=900)))
-    assert scene.api.entries(CHANGE)[0][0]["VisibilityTimeout"] < 100
+    setup = SettlerSetup()
+    setup.clock.advance(LEASE_SECONDS_MAX - 100)
+    setup.settle((received(1, began_at=0.0), Release(delay_seconds=900)))
+    assert setup.api.entries(CHANGE)[0][0]["VisibilityTimeout"] < 100
 
 
 def test_what_was_settled_already_or_comes_twice_is_lost_and_sqs_is_not_asked() -> None:
-    scene = Scene()
+    setup = SettlerSetup()
     first, second = received(1), received(2)
-    assert not scene.settle((first, Ack()))
-    failures = scene.settle((first, BAD), (second, Release()), (second, Ack()))
+    assert not setup.settle((first, Ack()))
+    failures = setup.settle((first, BAD), (second, Release()), (second, Ack()))
     assert [(failure.delivery, failure.lost) for failure in failures] == [(first, True), (second, True)]
-    assert scene.api.operations() == [DELETE, CHANGE]
+    assert setup.api.operations() == [DELETE, CHANGE]
 
 
 def test_what_could_not_be_settled_may_be_settled_again() -> None:
-    scene = Scene(failing(DELETE, {"0": "throttled"}))
-    (failure,) = scene.settle((received(1), Ack()), (received(2), Ack()))
+    setup = SettlerSetup(failing(DELETE, {"0": "throttled"}))
+    (failure,) = setup.settle((received(1), Ack()), (received(2), Ack()))
     assert (failure.delivery, failure.lost) == (received(1), False)
     assert "throttled" in failure.reason
-    scene.api.answers = None
-    assert not scene.settle((received(1), Ack()))
+    setup.api.answers = None
+    assert not setup.settle((received(1), Ack()))
 
 
 def test_a_handle_that_leads_nowhere_is_lost() -> None:
-    (failure,) = Scene(failing(CHANGE, {"0": "MessageNotInflight"})).settle((received(1), Release()))
+    (failure,) = SettlerSetup(failing(CHANGE, {"0": "MessageNotInflight"})).settle((received(1), Release()))
     assert failure.lost
-    (failure,) = Scene(failing(DELETE, {"0": "ReceiptHandleIsInvalid"})).settle((received(1), Ack()))
+    (failure,) = SettlerSetup(failing(DELETE, {"0": "ReceiptHandleIsInvalid"})).settle((received(1), Ack()))
     assert failure.lost
 
 
 def test_one_ways_failure_is_not_the_others() -> None:
-    scene = Scene(raising(DELETE, TemporaryError("away")))
-    (failure,) = scene.settle((received(1), Ack()), (received(2), Release()))
+    setup = SettlerSetup(raising(DELETE, TemporaryError("away")))
+    (failure,) = setup.settle((received(1), Ack()), (received(2), Release()))
     assert (failure.delivery, failure.lost, failure.reason) == (received(1), False, "away")
 
 
 def test_where_nothing_could_be_asked_it_raises() -> None:
     with pytest.raises(TemporaryError, match="away"):
-        Scene(raising(DELETE, TemporaryError("away"))).settle((received(1), Ack()))
+        SettlerSetup(raising(DELETE, TemporaryError("away"))).settle((received(1), Ack()))
 
 
 def test_a_missing_right_is_raised() -> None:
     with pytest.raises(ConfigurationError, match="sqs:DeleteMessage"):
-        Scene(raising(DELETE, ConfigurationError("sqs:DeleteMessage"))).settle(
+        SettlerSetup(raising(DELETE, ConfigurationError("sqs:DeleteMessage"))).settle(
             (received(1), Ack()), (received(2), Release())
         )
 
 
 def test_delays_that_make_no_sense_are_refused_before_anything_is_done() -> None:
-    scene = Scene()
+    setup = SettlerSetup()
     for delay_seconds in (-1.0, LEASE_SECONDS_MAX + 1, float("nan")):
         with pytest.raises(ConfigurationError):
-            scene.settle((received(1), Ack()), (received(2), Release(delay_seconds=delay_seconds)))
-    assert scene.api.calls == []
+            setup.settle((received(1), Ack()), (received(2), Release(delay_seconds=delay_seconds)))
+    assert setup.api.calls == []
 
 
 # --- dead letters
 
 
 def test_a_dead_letter_is_sent_before_the_message_is_deleted() -> None:
-    scene = Scene()
-    assert not scene.settle((received(1, attempt=3, body=b"\xff"), BAD))
-    assert [(queue, operation) for queue, operation, _ in scene.api.calls] == [
+    setup = SettlerSetup()
+    assert not setup.settle((received(1, attempt=3, body=b"\xff"), BAD))
+    assert [(queue, operation) for queue, operation, _ in setup.api.calls] == [
         ("q", CHANGE),
         ("q-dlq", SEND),
         ("q", DELETE),
     ]
-    sent = scene.api.entries(SEND)[0][0]
+    sent = setup.api.entries(SEND)[0][0]
     body, attributes, _ = opened({"Body": sent["MessageBody"], "MessageAttributes": sent["MessageAttributes"]})
     death = death_of(attributes)
     assert body == b"\xff"
@@ -120,10 +120,10 @@ def test_a_dead_letter_is_sent_before_the_message_is_deleted() -> None:
 
 
 def test_of_a_first_attempt_the_first_failure_is_the_last() -> None:
-    scene = Scene()
-    scene.settle((received(1), BAD))
+    setup = SettlerSetup()
+    setup.settle((received(1), BAD))
     attributes = {
-        name: each["StringValue"] for name, each in scene.api.entries(SEND)[0][0]["MessageAttributes"].items()
+        name: each["StringValue"] for name, each in setup.api.entries(SEND)[0][0]["MessageAttributes"].items()
     }
     death = death_of(attributes)
     assert death is not None
@@ -131,82 +131,82 @@ def test_of_a_first_attempt_the_first_failure_is_the_last() -> None:
 
 
 def test_whose_lease_is_lost_buries_nothing() -> None:
-    scene = Scene(failing(CHANGE, {"1": "MessageNotInflight"}))
+    setup = SettlerSetup(failing(CHANGE, {"1": "MessageNotInflight"}))
     deliveries = [received(n) for n in range(3)]
-    (failure,) = scene.settle(*((delivery, BAD) for delivery in deliveries))
+    (failure,) = setup.settle(*((delivery, BAD) for delivery in deliveries))
     assert (failure.delivery, failure.lost) == (deliveries[1], True)
-    assert len(scene.api.entries(SEND)[0]) == 2
-    assert scene.handles(DELETE) == ["r0", "r2"]
+    assert len(setup.api.entries(SEND)[0]) == 2
+    assert setup.handles(DELETE) == ["r0", "r2"]
 
 
 def test_at_the_ceiling_it_is_buried_without_being_hidden_any_longer() -> None:
-    scene = Scene()
-    scene.clock.advance(LEASE_SECONDS_MAX - 10)
-    assert not scene.settle((received(1, began_at=0.0), BAD))
-    assert scene.api.operations() == [SEND, DELETE]
+    setup = SettlerSetup()
+    setup.clock.advance(LEASE_SECONDS_MAX - 10)
+    assert not setup.settle((received(1, began_at=0.0), BAD))
+    assert setup.api.operations() == [SEND, DELETE]
 
 
 def test_what_could_not_be_sent_is_not_deleted() -> None:
-    scene = Scene(failing(SEND, {"0": "InvalidMessageContents"}))
-    (failure,) = scene.settle((received(1), BAD), (received(2), BAD))
+    setup = SettlerSetup(failing(SEND, {"0": "InvalidMessageContents"}))
+    (failure,) = setup.settle((received(1), BAD), (received(2), BAD))
     assert (failure.delivery, failure.lost) == (received(1), False)
     assert "InvalidMessageContents" in failure.reason
-    assert scene.handles(DELETE) == ["r2"]
+    assert setup.handles(DELETE) == ["r2"]
 
 
 def test_if_only_deleting_failed_only_that_is_tried_again() -> None:
-    scene = Scene(raising(DELETE, TemporaryError("away")))
+    setup = SettlerSetup(raising(DELETE, TemporaryError("away")))
     with pytest.raises(TemporaryError):
-        scene.settle((received(1), BAD))
-    scene.api.answers = None
-    assert not scene.settle((received(1), BAD))
-    assert len(scene.api.entries(SEND)) == 1
-    assert len(scene.api.entries(DELETE)) == 2
+        setup.settle((received(1), BAD))
+    setup.api.answers = None
+    assert not setup.settle((received(1), BAD))
+    assert len(setup.api.entries(SEND)) == 1
+    assert len(setup.api.entries(DELETE)) == 2
 
 
 def test_without_a_dead_letter_queue_the_message_stays_and_one_sentence_says_why() -> None:
     missing = QueueMissing("The queue 'q' has no dead-letter queue: create it.")
     missing.__cause__ = client_error("QueueDoesNotExist")
-    scene = Scene(dead_letters=missing)
-    (failure,) = scene.settle((received(1), BAD), (received(2), Ack()))
+    setup = SettlerSetup(dead_letters=missing)
+    (failure,) = setup.settle((received(1), BAD), (received(2), Ack()))
     assert (failure.delivery, failure.lost, failure.reason) == (received(1), False, str(missing))
-    assert scene.handles(DELETE) == ["r2"]
-    assert not scene.api.entries(SEND)
+    assert setup.handles(DELETE) == ["r2"]
+    assert not setup.api.entries(SEND)
 
 
 def test_a_dead_letter_queue_that_may_not_be_asked_for_ends_no_worker() -> None:
-    scene = Scene(dead_letters=ConfigurationError("here refuses sqs:GetQueueUrl"))
-    (failure,) = scene.settle((received(1), BAD), (received(2), Ack()))
+    setup = SettlerSetup(dead_letters=ConfigurationError("here refuses sqs:GetQueueUrl"))
+    (failure,) = setup.settle((received(1), BAD), (received(2), Ack()))
     assert (failure.delivery, failure.lost) == (received(1), False)
     assert "sqs:GetQueueUrl" in failure.reason
-    assert scene.handles(DELETE) == ["r2"]
+    assert setup.handles(DELETE) == ["r2"]
 
 
 def test_in_a_fifo_queue_a_dead_letter_that_is_sent_twice_is_one() -> None:
-    scene = Scene(dead_letters=FIFO_QUEUE)
-    scene.settle((received(1, attempt=2), BAD))
-    entry = scene.api.entries(SEND)[0][0]
+    setup = SettlerSetup(dead_letters=FIFO_QUEUE)
+    setup.settle((received(1, attempt=2), BAD))
+    entry = setup.api.entries(SEND)[0][0]
     assert entry["MessageDeduplicationId"] == "m1.2"
     assert entry["MessageGroupId"]
 
 
 @pytest.mark.parametrize(("free_bytes", "told"), [(90_000, True), (50_000, True), (2_000, True), (10, False)])
 def test_a_death_is_cut_to_the_room_that_the_message_leaves(free_bytes: int, told: bool) -> None:
-    scene = Scene()
+    setup = SettlerSetup()
     body = b"x" * (MESSAGE_BYTES_MAX - free_bytes)
     settlement = DeadLetter(reason="r" * 3_000, exception="e" * 3_000, traceback="t" * 100_000)
-    assert not scene.settle((received(1, body=body), settlement))
-    sent = scene.api.entries(SEND)[0][0]
+    assert not setup.settle((received(1, body=body), settlement))
+    sent = setup.api.entries(SEND)[0][0]
     assert sent["MessageBody"] == body.decode()
     assert ("MessageAttributes" in sent) is told
 
 
 def test_a_death_is_cut_to_what_the_dead_letter_queue_takes() -> None:
-    scene = Scene()
-    scene.queues.message_bytes_max = 256 * 1024
+    setup = SettlerSetup()
+    setup.queues.message_bytes_max = 256 * 1024
     settlement = DeadLetter(reason="r" * 100, exception="e" * 100, traceback="t" * 10_000)
-    assert not scene.settle((received(1, body=b"x" * (256 * 1024 - 2_000)), settlement))
-    sent = dict(scene.api.entries(SEND)[0][0])
+    assert not setup.settle((received(1, body=b"x" * (256 * 1024 - 2_000)), settlement))
+    sent = dict(setup.api.entries(SEND)[0][0])
     assert size_bytes(sent) <= 256 * 1024
     death = death_of({"penstock-death": sent["MessageAttributes"]["penstock-death"]["StringValue"]})
     assert death is not None
@@ -220,20 +220,20 @@ def test_a_death_is_cut_to_what_the_dead_letter_queue_takes() -> None:
 def test_what_another_program_filled_to_the_brim_is_buried_as_it_came(
     attributes: Mapping[str, str], group: str | None
 ) -> None:
-    scene = Scene()
+    setup = SettlerSetup()
     as_it_came = {name: {"DataType": "String", "StringValue": value} for name, value in attributes.items()}
     room = MESSAGE_BYTES_MAX - size_bytes({"MessageBody": "", "MessageAttributes": as_it_came})
-    assert not scene.settle((received(1, body=b"x" * room, attributes=attributes, group=group), BAD))
-    sent = dict(scene.api.entries(SEND)[0][0])
+    assert not setup.settle((received(1, body=b"x" * room, attributes=attributes, group=group), BAD))
+    sent = dict(setup.api.entries(SEND)[0][0])
     assert size_bytes(sent) == MESSAGE_BYTES_MAX
     assert sent.get("MessageAttributes", {}) == as_it_came
     assert sent.get("MessageGroupId") == group
 
 
 def test_what_cannot_go_without_notes_goes_with_them_and_sqs_says_what_it_thinks_of_it() -> None:
-    scene = Scene()
-    assert not scene.settle((received(1, body=b"x" * MESSAGE_BYTES_MAX, group="ä"), BAD))
-    assert size_bytes(dict(scene.api.entries(SEND)[0][0])) > MESSAGE_BYTES_MAX
+    setup = SettlerSetup()
+    assert not setup.settle((received(1, body=b"x" * MESSAGE_BYTES_MAX, group="ä"), BAD))
+    assert size_bytes(dict(setup.api.entries(SEND)[0][0])) > MESSAGE_BYTES_MAX
 
 
 # --- memory
