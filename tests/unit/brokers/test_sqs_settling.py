@@ -65,7 +65,7 @@ def test_what_could_not_be_settled_may_be_settled_again() -> None:
     assert not setup.settle((received(1), Ack()))
 
 
-def test_a_handle_that_leads_nowhere_is_lost() -> None:
+def test_a_delivery_with_an_invalid_receipt_handle_is_lost() -> None:
     (failure,) = SettlerSetup(failing(CHANGE, {"0": "MessageNotInflight"})).settle((received(1), Release()))
     assert failure.lost
     (failure,) = SettlerSetup(failing(DELETE, {"0": "ReceiptHandleIsInvalid"})).settle((received(1), Ack()))
