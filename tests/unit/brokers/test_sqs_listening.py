@@ -1,4 +1,4 @@
-"""Long polls that bring what arrives: held for whoever asks, given back where nobody does."""
+"""Long polls of the SQS arrival listener: messages are buffered for the worker, and released if it does not ask."""
 
 import threading
 import time
@@ -19,27 +19,27 @@ DEADLINE_SECONDS = 60.0
 def eventually(condition: Callable[[], object]) -> None:
     give_up, tick = time.monotonic() + DEADLINE_SECONDS, threading.Event()
     while not condition():
-        assert time.monotonic() < give_up, "it never came true"
+        assert time.monotonic() < give_up, "the condition did not become true in time"
         tick.wait(0.002)
 
 
-class Scene:
-    """An ear at queues a and b, whose polls wait until the test answers them."""
+class ListenerSetup:
+    """A listener for queues a and b, whose polls wait until the test provides their result."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
-        self.held = PolledMessages(self.clock, unclaimed_seconds=1.0)
-        self.told = threading.Semaphore(0)
-        self.times_told = 0
+        self.polled = PolledMessages(self.clock, unclaimed_seconds=1.0)
+        self.notified = threading.Semaphore(0)
+        self.notifications = 0
         self.polls: list[tuple[str, int, float, float]] = []
         self.released: list[str] = []
-        self.fault: Exception | None = None
+        self.poll_error: Exception | None = None
         self._arrived = threading.Condition()
-        self._answers: dict[str, list[Sequence[SqsDelivery]]] = {}
-        self.ear = SqsArrivalListener(
+        self._results: dict[str, list[Sequence[SqsDelivery]]] = {}
+        self.listener = SqsArrivalListener(
             ("a", "b"),
-            self._tell,
-            polled=self.held,
+            self._notify,
+            polled=self.polled,
             poll=self._poll,
             release=lambda deliveries: self.released.extend(delivery.receipt for delivery in deliveries),
             poll_seconds=0.1,
@@ -47,235 +47,236 @@ class Scene:
             random=lambda: 0.5,
         )
 
-    def answer(self, queue: str, *numbers: int) -> None:
-        """What the poll of the queue that is under way, or the next, brings."""
-        came = [received(n, queue=queue, began_at=self.clock.monotonic()) for n in numbers]
+    def provide(self, queue: str, *numbers: int) -> None:
+        """Set the result of the queue's poll that is under way, or else of the next."""
+        deliveries = [received(n, queue=queue, began_at=self.clock.monotonic()) for n in numbers]
         with self._arrived:
-            self._answers.setdefault(queue, []).append(came)
+            self._results.setdefault(queue, []).append(deliveries)
             self._arrived.notify_all()
 
-    def await_told(self) -> None:
-        assert self.told.acquire(timeout=DEADLINE_SECONDS)
+    def await_notification(self) -> None:
+        assert self.notified.acquire(timeout=DEADLINE_SECONDS)
 
     def await_polls(self, count: int) -> None:
         eventually(lambda: len(self.polls) >= count)
 
     def taken(self, queue: str, count: int = 10) -> list[str]:
-        catch = self.held.take(queue, count)
-        return [] if catch is None else [delivery.receipt for delivery in catch.deliveries]
+        batch = self.polled.take(queue, count)
+        return [] if batch is None else [delivery.receipt for delivery in batch.deliveries]
 
-    def _tell(self) -> None:
-        self.times_told += 1
-        self.told.release()
+    def _notify(self) -> None:
+        self.notifications += 1
+        self.notified.release()
 
     def _poll(self, queue: str, count: int, lease_seconds: float, wait_seconds: float) -> Sequence[SqsDelivery]:
         with self._arrived:
             self.polls.append((queue, count, lease_seconds, wait_seconds))
-            if self.fault is not None:
-                raise self.fault
-            self._arrived.wait_for(lambda: self._answers.get(queue), DEADLINE_SECONDS)
-            return self._answers[queue].pop(0)
+            if self.poll_error is not None:
+                raise self.poll_error
+            self._arrived.wait_for(lambda: self._results.get(queue), DEADLINE_SECONDS)
+            return self._results[queue].pop(0)
 
     def close(self) -> None:
         for queue in ("a", "b"):
             for _ in range(2):
-                self.answer(queue)
-        self.ear.close()
+                self.provide(queue)
+        self.listener.close()
 
 
 @pytest.fixture
-def scene() -> Iterator[Scene]:
-    made = Scene()
-    yield made
-    made.close()
+def setup() -> Iterator[ListenerSetup]:
+    opened = ListenerSetup()
+    yield opened
+    opened.close()
 
 
-def test_nothing_is_polled_that_nobody_wants(scene: Scene) -> None:
-    assert scene.polls == []
-    scene.ear.want({"b"})
-    scene.await_polls(1)
-    assert [poll[0] for poll in scene.polls] == ["b"]
-    assert scene.held.is_polled("b")
-    assert not scene.held.is_polled("a")
+def test_only_wanted_queues_are_polled(setup: ListenerSetup) -> None:
+    assert setup.polls == []
+    setup.listener.want({"b"})
+    setup.await_polls(1)
+    assert [poll[0] for poll in setup.polls] == ["b"]
+    assert setup.polled.is_polled("b")
+    assert not setup.polled.is_polled("a")
 
 
 def test_a_wanted_queue_counts_as_polled_before_its_thread_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the worker polls beside it, and one of the two polls receives again what the other one gave back."""
-    scene = Scene()
+    """Otherwise the worker polls too, and one of the two polls receives again the messages that the other released."""
+    setup = ListenerSetup()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", lambda _: None)
-        scene.ear.want({"a"})
-        assert scene.held.is_polled("a")
-        assert not scene.held.is_polled("b")
-        scene.ear.want({"b"})
-        assert not scene.held.is_polled("a"), "nobody wants it any more"
-        scene.ear.want(frozenset())
-        assert not scene.held.is_polled("b")
+        setup.listener.want({"a"})
+        assert setup.polled.is_polled("a")
+        assert not setup.polled.is_polled("b")
+        setup.listener.want({"b"})
+        assert not setup.polled.is_polled("a"), "the queue is no longer wanted"
+        setup.listener.want(frozenset())
+        assert not setup.polled.is_polled("b")
 
 
-def test_an_arrival_withdraws_the_polls_that_have_not_begun(scene: Scene) -> None:
-    scene.ear.want({"a"})
-    scene.await_polls(1)
+def test_an_arrival_cancels_polls_that_have_not_begun(setup: ListenerSetup) -> None:
+    setup.listener.want({"a"})
+    setup.await_polls(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threading.Thread, "start", lambda _: None)
-        scene.ear.want({"a", "b"})
-        assert scene.held.is_polled("b")
-        scene.answer("a", 1)
-        scene.await_told()
-    assert not scene.held.is_polled("b")
-    scene.ear._threads["b"].start()
+        setup.listener.want({"a", "b"})
+        assert setup.polled.is_polled("b")
+        setup.provide("a", 1)
+        setup.await_notification()
+    assert not setup.polled.is_polled("b")
+    setup.listener._threads["b"].start()
 
 
-def test_what_a_poll_brings_is_held_and_told_of_once(scene: Scene) -> None:
-    scene.ear.want({"a", "b"})
-    scene.await_polls(2)
-    scene.answer("a", 1, 2)
-    scene.await_told()
-    assert scene.taken("a") == ["r1", "r2"]
-    scene.answer("b", 3)
-    eventually(lambda: not scene.held.is_polled("b"))
-    assert scene.times_told == 1
-    scene.ear.want({"b"})
-    scene.answer("b", 4)
-    scene.await_told()
-    assert [*scene.taken("b"), *scene.taken("b")] == ["r3", "r4"]
+def test_polled_messages_are_buffered_and_reported_once(setup: ListenerSetup) -> None:
+    setup.listener.want({"a", "b"})
+    setup.await_polls(2)
+    setup.provide("a", 1, 2)
+    setup.await_notification()
+    assert setup.taken("a") == ["r1", "r2"]
+    setup.provide("b", 3)
+    eventually(lambda: not setup.polled.is_polled("b"))
+    assert setup.notifications == 1
+    setup.listener.want({"b"})
+    setup.provide("b", 4)
+    setup.await_notification()
+    assert [*setup.taken("b"), *setup.taken("b")] == ["r3", "r4"]
 
 
-def test_an_empty_poll_is_followed_by_another(scene: Scene) -> None:
-    scene.ear.want({"a"})
-    scene.answer("a")
-    scene.answer("a")
-    scene.answer("a", 1)
-    scene.await_told()
-    assert len(scene.polls) == 3
+def test_an_empty_poll_is_followed_by_another(setup: ListenerSetup) -> None:
+    setup.listener.want({"a"})
+    setup.provide("a")
+    setup.provide("a")
+    setup.provide("a", 1)
+    setup.await_notification()
+    assert len(setup.polls) == 3
 
 
-def test_a_poll_asks_for_what_was_asked_last_and_for_one_at_first(scene: Scene) -> None:
-    scene.ear.want({"a"})
-    scene.await_polls(1)
-    scene.held.expect("a", PollRequest(messages_max=50, lease_seconds=7.0))
-    scene.answer("a")
-    scene.await_polls(2)
-    assert scene.polls[:2] == [("a", 1, LEASE_SECONDS, 0.1), ("a", 10, 7.0, 0.1)]
+def test_a_poll_repeats_the_last_request_and_begins_with_one_message(setup: ListenerSetup) -> None:
+    setup.listener.want({"a"})
+    setup.await_polls(1)
+    setup.polled.expect("a", PollRequest(messages_max=50, lease_seconds=7.0))
+    setup.provide("a")
+    setup.await_polls(2)
+    assert setup.polls[:2] == [("a", 1, LEASE_SECONDS, 0.1), ("a", 10, 7.0, 0.1)]
 
 
-def test_row_76_what_a_poll_brings_when_it_is_wanted_no_more_goes_back_after_a_moment(scene: Scene) -> None:
-    scene.ear.want({"a"})
-    scene.await_polls(1)
-    scene.ear.want(frozenset())
-    scene.answer("a", 1)
-    eventually(lambda: scene.held.overdue_in("a") is not None)
-    assert scene.released == []
-    scene.clock.advance(1.0)
-    eventually(lambda: scene.released == ["r1"])
-    assert scene.times_told == 0
-    assert scene.taken("a") == []
+def test_row_76_messages_that_arrive_after_the_want_ended_are_released_after_a_moment(setup: ListenerSetup) -> None:
+    setup.listener.want({"a"})
+    setup.await_polls(1)
+    setup.listener.want(frozenset())
+    setup.provide("a", 1)
+    eventually(lambda: setup.polled.overdue_in("a") is not None)
+    assert setup.released == []
+    setup.clock.advance(1.0)
+    eventually(lambda: setup.released == ["r1"])
+    assert setup.notifications == 0
+    assert setup.taken("a") == []
 
 
-def test_who_asks_within_that_moment_gets_it(scene: Scene) -> None:
-    scene.ear.want({"a"})
-    scene.await_polls(1)
-    scene.ear.want(frozenset())
-    scene.answer("a", 1)
-    eventually(lambda: scene.held.overdue_in("a") is not None)
-    assert scene.taken("a") == ["r1"]
-    scene.clock.advance(60)
-    scene.ear.want({"a"})
-    scene.await_polls(2)
-    assert scene.released == []
+def test_a_request_within_that_moment_receives_the_messages(setup: ListenerSetup) -> None:
+    setup.listener.want({"a"})
+    setup.await_polls(1)
+    setup.listener.want(frozenset())
+    setup.provide("a", 1)
+    eventually(lambda: setup.polled.overdue_in("a") is not None)
+    assert setup.taken("a") == ["r1"]
+    setup.clock.advance(60)
+    setup.listener.want({"a"})
+    setup.await_polls(2)
+    assert setup.released == []
 
 
-def test_row_74_closing_waits_for_polls_under_way_and_gives_back_what_they_bring(scene: Scene) -> None:
-    scene.ear.want({"a"})
-    scene.await_polls(1)
-    closing = threading.Thread(target=scene.ear.close)
+def test_row_74_closing_waits_for_polls_under_way_and_releases_their_messages(setup: ListenerSetup) -> None:
+    setup.listener.want({"a"})
+    setup.await_polls(1)
+    closing = threading.Thread(target=setup.listener.close)
     closing.start()
     closing.join(0.05)
     assert closing.is_alive()
-    scene.answer("a", 1)
+    setup.provide("a", 1)
     closing.join(DEADLINE_SECONDS)
     assert not closing.is_alive()
-    assert scene.released == ["r1"]
+    assert setup.released == ["r1"]
 
 
-def test_a_closed_ear_polls_no_more(scene: Scene) -> None:
-    scene.ear.close()
-    scene.ear.want({"a"})
-    assert scene.polls == []
+def test_a_closed_listener_does_not_poll(setup: ListenerSetup) -> None:
+    setup.listener.close()
+    setup.listener.want({"a"})
+    assert setup.listener._threads == {}, "no thread was started that could poll later"
+    assert setup.polls == []
 
 
-def test_after_a_failure_it_waits_and_polls_again(scene: Scene) -> None:
-    scene.fault = TemporaryError("away")
-    scene.ear.want({"a"})
-    scene.await_polls(1)
-    eventually(lambda: not scene.held.is_polled("a"))
-    scene.ear.want(frozenset())
-    scene.ear.want({"a"})
-    assert not scene.held.is_polled("a"), "its thread waits, so whoever asks polls himself"
-    scene.fault = None
-    scene.clock.advance(10)
-    scene.answer("a", 1)
-    scene.await_told()
+def test_after_a_failed_poll_the_listener_waits_and_polls_again(setup: ListenerSetup) -> None:
+    setup.poll_error = TemporaryError("away")
+    setup.listener.want({"a"})
+    setup.await_polls(1)
+    eventually(lambda: not setup.polled.is_polled("a"))
+    setup.listener.want(frozenset())
+    setup.listener.want({"a"})
+    assert not setup.polled.is_polled("a"), "its thread waits, so the worker has to poll"
+    setup.poll_error = None
+    setup.clock.advance(10)
+    setup.provide("a", 1)
+    setup.await_notification()
 
 
 def test_a_poll_that_fails_after_its_queue_was_wanted_again_leaves_the_queue_to_the_worker() -> None:
     """Otherwise a queue counts as polled while its thread waits after the failure, and the worker receives nothing."""
-    held, begun, fails = PolledMessages(FakeClock(), unclaimed_seconds=1.0), threading.Event(), threading.Event()
+    polled, begun, fails = PolledMessages(FakeClock(), unclaimed_seconds=1.0), threading.Event(), threading.Event()
 
     def poll(*_: object) -> Sequence[SqsDelivery]:
         begun.set()
         assert fails.wait(DEADLINE_SECONDS)
         raise TemporaryError("away")
 
-    ear = SqsArrivalListener(
+    listener = SqsArrivalListener(
         ("a", "b"),
         lambda: None,
-        polled=held,
+        polled=polled,
         poll=poll,
         release=lambda _: None,
         poll_seconds=0.1,
         clock=FakeClock(),
         random=lambda: 0.5,
     )
-    ear.want({"a"})
+    listener.want({"a"})
     assert begun.wait(DEADLINE_SECONDS)
-    ear.want(frozenset())
-    ear.want({"a"})
+    listener.want(frozenset())
+    listener.want({"a"})
     fails.set()
-    eventually(lambda: not held.is_polled("a"))
-    ear.close()
+    eventually(lambda: not polled.is_polled("a"))
+    listener.close()
 
 
-def test_no_fault_of_any_kind_ends_its_listening(scene: Scene) -> None:
-    scene.fault = RuntimeError("what no library should raise")
-    scene.ear.want({"a"})
-    scene.await_polls(1)
-    scene.fault = None
-    scene.clock.advance(10)
-    scene.answer("a", 1)
-    scene.await_told()
+def test_an_unexpected_exception_does_not_end_the_listener(setup: ListenerSetup) -> None:
+    setup.poll_error = RuntimeError("an exception that no library should raise")
+    setup.listener.want({"a"})
+    setup.await_polls(1)
+    setup.poll_error = None
+    setup.clock.advance(10)
+    setup.provide("a", 1)
+    setup.await_notification()
 
 
-# --- what is held
+# --- buffered messages
 
 
-def catch(*numbers: int, lease_seconds: float = 60.0, full: bool = False, began_at: float = 0.0) -> PolledBatch:
+def batch(*numbers: int, lease_seconds: float = 60.0, full: bool = False, began_at: float = 0.0) -> PolledBatch:
     deliveries = [received(n, began_at=began_at) for n in numbers]
     return PolledBatch(deliveries=deliveries, lease_seconds=lease_seconds, was_full=full)
 
 
-def held_with(*catches: PolledBatch) -> PolledMessages:
-    held = PolledMessages(FakeClock(), unclaimed_seconds=1.0)
-    for each in catches:
-        held.poll_begins("q")
-        held.poll_ends("q", each)
-    return held
+def polled_with(*batches: PolledBatch) -> PolledMessages:
+    polled = PolledMessages(FakeClock(), unclaimed_seconds=1.0)
+    for each in batches:
+        polled.poll_begins("q")
+        polled.poll_ends("q", each)
+    return polled
 
 
-def test_never_more_is_taken_than_there_is_room_for() -> None:
-    held = held_with(catch(1, 2, 3), catch(4))
-    assert held.take("q", 0) is None
-    taken = [held.take("q", 2) for _ in range(4)]
+def test_take_returns_at_most_the_requested_number() -> None:
+    polled = polled_with(batch(1, 2, 3), batch(4))
+    assert polled.take("q", 0) is None
+    taken = [polled.take("q", 2) for _ in range(4)]
     assert [each and [delivery.receipt for delivery in each.deliveries] for each in taken] == [
         ["r1", "r2"],
         ["r3"],
@@ -285,37 +286,37 @@ def test_never_more_is_taken_than_there_is_room_for() -> None:
     assert [each.was_full for each in taken if each is not None] == [True, False, False]
 
 
-def test_short_leases_are_held_no_longer_than_a_quarter_of_them() -> None:
-    assert held_with(catch(1)).overdue_in("q") == 1.0
-    assert held_with(catch(1, lease_seconds=2.0)).overdue_in("q") == 0.5
+def test_messages_are_buffered_for_at_most_a_quarter_of_their_lease() -> None:
+    assert polled_with(batch(1)).overdue_in("q") == 1.0
+    assert polled_with(batch(1, lease_seconds=2.0)).overdue_in("q") == 0.5
 
 
 @pytest.mark.parametrize("all", [True, False])
-def test_what_is_past_its_lease_is_not_taken_from_whoever_has_it_now(all: bool) -> None:
+def test_messages_past_their_lease_are_not_released(all: bool) -> None:
     clock = FakeClock()
-    held = PolledMessages(clock, unclaimed_seconds=1.0)
+    polled = PolledMessages(clock, unclaimed_seconds=1.0)
     for n, lease_seconds in ((1, 10.0), (2, 30.0)):
-        held.poll_begins("q")
-        held.poll_ends("q", catch(n, lease_seconds=lease_seconds, began_at=clock.monotonic()))
+        polled.poll_begins("q")
+        polled.poll_ends("q", batch(n, lease_seconds=lease_seconds, began_at=clock.monotonic()))
     clock.advance(10.0)
-    assert [delivery.receipt for delivery in held.take_overdue("q", all=all)] == ["r2"]
-    assert held.overdue_in("q") is None
+    assert [delivery.receipt for delivery in polled.take_overdue("q", all=all)] == ["r2"]
+    assert polled.overdue_in("q") is None
 
 
-def test_an_emptied_queue_holds_nothing() -> None:
-    held = held_with(catch(1))
-    held.drop("q")
-    assert held.take("q", 1) is None
-    assert held.overdue_in("q") is None
+def test_dropping_a_queue_empties_its_buffer() -> None:
+    polled = polled_with(batch(1))
+    polled.drop("q")
+    assert polled.take("q", 1) is None
+    assert polled.overdue_in("q") is None
 
 
-def test_a_wait_ends_when_the_poll_does() -> None:
-    held = PolledMessages(FakeClock(), unclaimed_seconds=1.0)
-    held.poll_begins("q")
-    waiting = threading.Thread(target=held.wait, args=("q", DEADLINE_SECONDS))
+def test_a_wait_ends_with_the_poll() -> None:
+    polled = PolledMessages(FakeClock(), unclaimed_seconds=1.0)
+    polled.poll_begins("q")
+    waiting = threading.Thread(target=polled.wait, args=("q", DEADLINE_SECONDS))
     waiting.start()
     waiting.join(0.05)
     assert waiting.is_alive()
-    held.poll_ends("q", None)
+    polled.poll_ends("q", None)
     waiting.join(DEADLINE_SECONDS / 2)
     assert not waiting.is_alive()

@@ -1,5 +1,7 @@
-"""SQS's own move tasks, which no server of the tests has: answers are those of AWS's documentation, and what is asked
-and answered is checked against AWS's own model of the service, as boto3 has it."""
+"""SQS's own move tasks. The SQS server of the tests has none.
+
+The responses are those of AWS's documentation. Requests and responses are checked against boto3's model of the service.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,15 +17,15 @@ from penstock.storage.aws import Aws
 from penstock.testing import FakeClock
 
 NOW = 1_700_000_000.0
-BEFORE, BEGUN = 1_699_999_000_000, 1_700_000_000_500  # AWS's clock, in milliseconds
+EARLIER_START, START = 1_699_999_000_000, 1_700_000_000_500  # AWS's clock, in milliseconds
 DEAD, ORDERS, BILLS = "orders-dlq", "orders", "bills"
 ARN = "arn:aws:sqs:eu-west-1:123456789012:"
 URL = "https://sqs.eu-west-1.amazonaws.com/123456789012/"
 HANDLE = "the-task"
 
 
-class Scene:
-    """A client that answers what it was told to, in that order, and a clock that notes waits."""
+class MoveSetup:
+    """A MoveStarter whose client expects given calls in order, and a clock that advances with each wait."""
 
     def __init__(self) -> None:
         self.clock = FakeClock(NOW, auto_advance=True)
@@ -32,7 +34,7 @@ class Scene:
         self.stub.activate()
         self.movers = MoveStarter(self.api, _Known(self.api, clock=self.clock), clock=self.clock)
 
-    def arns(self, *names: str) -> None:
+    def expect_arns(self, *names: str) -> None:
         for name in names:
             self.stub.add_response(
                 "get_queue_attributes",
@@ -40,35 +42,35 @@ class Scene:
                 {"QueueUrl": URL + name, "AttributeNames": ["QueueArn"]},
             )
 
-    def listed(self, *tasks: Mapping[str, Any]) -> None:
-        asked = {"SourceArn": ARN + DEAD, "MaxResults": 10}
-        self.stub.add_response("list_message_move_tasks", {"Results": list(tasks)}, asked)
+    def expect_list(self, *tasks: Mapping[str, Any]) -> None:
+        expected = {"SourceArn": ARN + DEAD, "MaxResults": 10}
+        self.stub.add_response("list_message_move_tasks", {"Results": list(tasks)}, expected)
 
-    def sources(self, *names: str) -> None:
+    def expect_sources(self, *names: str) -> None:
         answer = {"queueUrls": [URL + name for name in names]}
         self.stub.add_response("list_dead_letter_source_queues", answer, {"QueueUrl": URL + DEAD})
 
-    def begins(self, destination: str = ORDERS, **rate: int) -> None:
-        asked = {"SourceArn": ARN + DEAD, "DestinationArn": ARN + destination, **rate}
-        self.stub.add_response("start_message_move_task", {"TaskHandle": HANDLE}, asked)
+    def expect_start(self, destination: str = ORDERS, **rate: int) -> None:
+        expected = {"SourceArn": ARN + DEAD, "DestinationArn": ARN + destination, **rate}
+        self.stub.add_response("start_message_move_task", {"TaskHandle": HANDLE}, expected)
 
-    def refuses(self, code: str, words: str, operation: str = "start_message_move_task") -> None:
+    def expect_refusal(self, code: str, words: str, operation: str = "start_message_move_task") -> None:
         self.stub.add_client_error(operation, service_error_code=code, service_message=words, http_status_code=400)
 
-    def cancels(self) -> None:
+    def expect_cancel(self) -> None:
         self.stub.add_response(
             "cancel_message_move_task", {"ApproximateNumberOfMessagesMoved": 1}, {"TaskHandle": HANDLE}
         )
 
-    def begun(self, destination: str | None = ORDERS, *, per_second: int | None = None) -> MoveInProgress:
+    def start_move(self, destination: str | None = ORDERS, *, per_second: int | None = None) -> MoveInProgress:
         return self.movers.start(DEAD, destination, per_second=per_second)
 
-    def under_way(self) -> MoveInProgress:
-        """One that was begun after another had ended."""
-        self.arns(DEAD, ORDERS)
-        self.listed(task("COMPLETED", started_at=BEFORE, moved=7))
-        self.begins()
-        return self.begun()
+    def start_second_move(self) -> MoveInProgress:
+        """Start a task after an earlier one has ended."""
+        self.expect_arns(DEAD, ORDERS)
+        self.expect_list(task("COMPLETED", started_at=EARLIER_START, moved=7))
+        self.expect_start()
+        return self.start_move()
 
 
 class _Known(SqsQueues):
@@ -77,16 +79,16 @@ class _Known(SqsQueues):
 
 
 @pytest.fixture
-def scene() -> Iterator[Scene]:
-    made = Scene()
-    yield made
-    made.stub.assert_no_pending_responses()
-    made.stub.deactivate()
-    made.api.close()
+def setup() -> Iterator[MoveSetup]:
+    opened = MoveSetup()
+    yield opened
+    opened.stub.assert_no_pending_responses()
+    opened.stub.deactivate()
+    opened.api.close()
 
 
-def task(status: str, *, started_at: int = BEGUN, moved: int = 0, of: int | None = None, **more: Any) -> dict[str, Any]:
-    told: dict[str, Any] = {
+def task(status: str, *, started_at: int = START, moved: int = 0, of: int | None = None, **more: Any) -> dict[str, Any]:
+    listed: dict[str, Any] = {
         "Status": status,
         "SourceArn": ARN + DEAD,
         "StartedTimestamp": started_at,
@@ -94,87 +96,92 @@ def task(status: str, *, started_at: int = BEGUN, moved: int = 0, of: int | None
         **more,
     }
     if of is not None:
-        told["ApproximateNumberOfMessagesToMove"] = of
+        listed["ApproximateNumberOfMessagesToMove"] = of
     if status == "RUNNING":
-        told["TaskHandle"] = HANDLE
-    return told
+        listed["TaskHandle"] = HANDLE
+    return listed
 
 
-def brief(seen: Sequence[MoveProgress]) -> list[tuple[str, int, int | None]]:
-    return [(one.status.value, one.moved, one.to_move) for one in seen]
+def summary(progress: Sequence[MoveProgress]) -> list[tuple[str, int, int | None]]:
+    return [(one.status.value, one.moved, one.to_move) for one in progress]
 
 
-def test_a_task_is_watched_until_it_is_over(scene: Scene) -> None:
-    moving = scene.under_way()
-    old = task("COMPLETED", started_at=BEFORE, moved=7)
-    scene.listed(old)  # AWS has not heard of it everywhere
-    scene.listed(task("RUNNING"), old)
-    scene.listed(task("RUNNING", moved=40, of=100), old)
-    scene.listed(task("COMPLETED", moved=100, of=100), old)
-    began = scene.clock.monotonic()
-    with moving:
-        seen = list(moving)
-    assert brief(seen) == [("RUNNING", 0, None), ("RUNNING", 0, None), ("RUNNING", 40, 100), ("COMPLETED", 100, 100)]
-    assert {(one.source, one.destination) for one in seen} == {(DEAD, ORDERS)}
-    assert scene.clock.monotonic() - began == 3 * TASK_POLL_SECONDS  # none before the first look, none after the last
-    assert list(moving) == []
+def test_the_progress_of_a_task_is_polled_until_it_ends(setup: MoveSetup) -> None:
+    move = setup.start_second_move()
+    old = task("COMPLETED", started_at=EARLIER_START, moved=7)
+    setup.expect_list(old)  # AWS does not list the new task yet
+    setup.expect_list(task("RUNNING"), old)
+    setup.expect_list(task("RUNNING", moved=40, of=100), old)
+    setup.expect_list(task("COMPLETED", moved=100, of=100), old)
+    began = setup.clock.monotonic()
+    with move:
+        progress = list(move)
+    assert summary(progress) == [
+        ("RUNNING", 0, None),
+        ("RUNNING", 0, None),
+        ("RUNNING", 40, 100),
+        ("COMPLETED", 100, 100),
+    ]
+    assert {(one.source, one.destination) for one in progress} == {(DEAD, ORDERS)}
+    assert setup.clock.monotonic() - began == 3 * TASK_POLL_SECONDS  # no wait before the first poll or after the last
+    assert list(move) == []
 
 
-def test_a_task_that_was_over_before_the_first_look_is_not_taken_for_an_older_or_a_newer_one(scene: Scene) -> None:
-    moving = scene.under_way()
-    newer = task("COMPLETED", started_at=BEGUN + 9_000, moved=3)
-    scene.listed(newer, task("COMPLETED", moved=2, of=2), task("FAILED", started_at=BEFORE))
-    assert brief(list(moving)) == [("COMPLETED", 2, 2)]
+def test_a_task_that_ended_before_the_first_poll_is_not_confused_with_others(setup: MoveSetup) -> None:
+    move = setup.start_second_move()
+    newer = task("COMPLETED", started_at=START + 9_000, moved=3)
+    setup.expect_list(newer, task("COMPLETED", moved=2, of=2), task("FAILED", started_at=EARLIER_START))
+    assert summary(list(move)) == [("COMPLETED", 2, 2)]
 
 
-def test_the_destination_is_the_one_queue_that_names_the_source(scene: Scene) -> None:
-    scene.sources(ORDERS)
-    scene.arns(DEAD, ORDERS)
-    scene.listed()
-    scene.begins()
-    scene.listed(task("COMPLETED"))
-    assert brief(list(scene.begun(None))) == [("COMPLETED", 0, None)]
+def test_the_default_destination_is_the_only_queue_that_dead_letters_to_the_source(setup: MoveSetup) -> None:
+    setup.expect_sources(ORDERS)
+    setup.expect_arns(DEAD, ORDERS)
+    setup.expect_list()
+    setup.expect_start()
+    setup.expect_list(task("COMPLETED"))
+    assert summary(list(setup.start_move(None))) == [("COMPLETED", 0, None)]
 
 
-def test_of_several_sources_one_is_to_be_named(scene: Scene) -> None:
-    scene.sources(ORDERS, BILLS)
+def test_several_source_queues_require_a_destination(setup: MoveSetup) -> None:
+    setup.expect_sources(ORDERS, BILLS)
     with pytest.raises(ConfigurationError, match=r"Several queues .* \(bills, orders\): name the destination"):
-        scene.begun(None)
+        setup.start_move(None)
 
 
-def test_a_queue_that_is_nobodys_dead_letters_is_not_moved(scene: Scene) -> None:
-    scene.sources()
+def test_a_queue_that_is_not_a_dead_letter_queue_is_rejected(setup: MoveSetup) -> None:
+    setup.expect_sources()
     with pytest.raises(ConfigurationError, match="only those of dead-letter queues"):
-        scene.begun(None)
-    scene.arns(DEAD, BILLS)
-    scene.listed()
-    scene.refuses("InvalidParameterValue", "Source queue must be configured as a Dead Letter Queue.")
+        setup.start_move(None)
+    setup.expect_arns(DEAD, BILLS)
+    setup.expect_list()
+    setup.expect_refusal("InvalidParameterValue", "Source queue must be configured as a Dead Letter Queue.")
     with pytest.raises(ConfigurationError, match="only those of dead-letter queues"):
-        scene.begun(BILLS)
+        setup.start_move(BILLS)
 
 
-def test_the_rate_is_handed_on_and_bounded(scene: Scene) -> None:
+def test_the_rate_is_checked_and_passed_to_sqs(setup: MoveSetup) -> None:
     for wrong in (0, 501):
         with pytest.raises(ConfigurationError, match="SQS takes 1 to 500"):
-            scene.begun(per_second=wrong)
-    scene.arns(DEAD, ORDERS)
-    scene.listed()
-    scene.begins(MaxNumberOfMessagesPerSecond=5)
-    scene.cancels()
-    scene.begun(per_second=5).close()
+            setup.start_move(per_second=wrong)
+    setup.expect_arns(DEAD, ORDERS)
+    setup.expect_list()
+    setup.expect_start(MaxNumberOfMessagesPerSecond=5)
+    setup.expect_cancel()
+    setup.start_move(per_second=5).close()
 
 
-def test_one_task_at_a_time(scene: Scene) -> None:
-    scene.arns(DEAD, ORDERS)
-    scene.listed(task("RUNNING"))
+def test_a_second_task_for_the_same_queue_is_a_temporary_error(setup: MoveSetup) -> None:
+    setup.expect_arns(DEAD, ORDERS)
+    setup.expect_list(task("RUNNING"))
     words = "There is already a task running. Only one active task is allowed for a source queue arn at a given time."
-    scene.refuses("InvalidParameterValue", words)
+    setup.expect_refusal("InvalidParameterValue", words)
     with pytest.raises(TemporaryError, match=r"are being moved already.*wait for its end"):
-        scene.begun()
+        setup.start_move()
 
 
 @pytest.mark.parametrize(
-    ("code", "words", "kind", "said"),
+    ("code", "words", "kind", "message"),
     [
         ("UnsupportedOperation", "too fast for FIFO", ConfigurationError, "SQS does not move .*too fast for FIFO"),
         ("ResourceNotFoundException", "no such", ConfigurationError, "SQS knows no queue 'orders-dlq', or"),
@@ -182,71 +189,71 @@ def test_one_task_at_a_time(scene: Scene) -> None:
         ("RequestThrottled", "slowly", TemporaryError, "slowly"),
     ],
 )
-def test_what_sqs_refuses_is_said_in_a_sentence(
-    scene: Scene, code: str, words: str, kind: type[PenstockError], said: str
+def test_a_rejected_start_raises_a_clear_error(
+    setup: MoveSetup, code: str, words: str, kind: type[PenstockError], message: str
 ) -> None:
-    scene.arns(DEAD, ORDERS)
-    scene.listed()
-    scene.refuses(code, words)
-    with pytest.raises(kind, match=said):
-        scene.begun()
+    setup.expect_arns(DEAD, ORDERS)
+    setup.expect_list()
+    setup.expect_refusal(code, words)
+    with pytest.raises(kind, match=message):
+        setup.start_move()
 
 
-def test_a_fifo_queue_and_a_standard_one_do_not_mix(scene: Scene) -> None:
+def test_an_impossible_destination_is_rejected(setup: MoveSetup) -> None:
     with pytest.raises(ConfigurationError, match="FIFO queue's go to a FIFO queue"):
-        scene.begun("orders.fifo")
+        setup.start_move("orders.fifo")
     with pytest.raises(ConfigurationError, match="to where they are"):
-        scene.begun(DEAD)
+        setup.start_move(DEAD)
 
 
-def test_closing_cancels_a_task_that_runs_once(scene: Scene) -> None:
-    moving = scene.under_way()
-    scene.listed(task("RUNNING", moved=1, of=9))
-    with moving:
-        assert next(moving).moved == 1
-        scene.cancels()
-    moving.close()
-    assert list(moving) == []
+def test_closing_cancels_a_running_task_once(setup: MoveSetup) -> None:
+    move = setup.start_second_move()
+    setup.expect_list(task("RUNNING", moved=1, of=9))
+    with move:
+        assert next(move).moved == 1
+        setup.expect_cancel()
+    move.close()
+    assert list(move) == []
 
 
-def test_a_task_that_ended_by_itself_needs_no_cancelling(scene: Scene) -> None:
-    moving = scene.under_way()
-    scene.refuses("UnsupportedOperation", "Only active tasks can be cancelled.", "cancel_message_move_task")
-    moving.close()
+def test_closing_ignores_that_the_task_has_already_ended(setup: MoveSetup) -> None:
+    move = setup.start_second_move()
+    setup.expect_refusal("UnsupportedOperation", "Only active tasks can be cancelled.", "cancel_message_move_task")
+    move.close()
 
 
-def test_ctrl_c_while_it_is_waited_for_cancels_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    moving = scene.under_way()
-    scene.listed(task("RUNNING"))
-    scene.cancels()
-    next(moving)
+def test_ctrl_c_during_a_wait_cancels_the_task(setup: MoveSetup, monkeypatch: pytest.MonkeyPatch) -> None:
+    move = setup.start_second_move()
+    setup.expect_list(task("RUNNING"))
+    setup.expect_cancel()
+    next(move)
 
     def interrupted(*_: object) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(scene.clock, "wait", interrupted)
+    monkeypatch.setattr(setup.clock, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        next(moving)
-    assert list(moving) == []
+        next(move)
+    assert list(move) == []
 
 
-def test_somebody_elses_cancelling_is_seen(scene: Scene) -> None:
-    moving = scene.under_way()
+def test_a_cancellation_by_another_process_is_reported(setup: MoveSetup) -> None:
+    move = setup.start_second_move()
     for status in ("CANCELLING", "CANCELLED"):
-        scene.listed(task(status, moved=4, of=9))
-    assert [one.status for one in moving] == [MoveStatus.CANCELLING, MoveStatus.CANCELLED]
+        setup.expect_list(task(status, moved=4, of=9))
+    assert [one.status for one in move] == [MoveStatus.CANCELLING, MoveStatus.CANCELLED]
 
 
 @pytest.mark.parametrize(
     ("reason", "kind"),
     [("AccessDenied", ConfigurationError), ("CouldNotDetermineMessageSource", TemporaryError), (None, TemporaryError)],
 )
-def test_a_task_that_sqs_gives_up_says_how_far_it_came(
-    scene: Scene, reason: str | None, kind: type[PenstockError]
+def test_a_failed_task_raises_an_error_with_its_progress(
+    setup: MoveSetup, reason: str | None, kind: type[PenstockError]
 ) -> None:
-    moving = scene.under_way()
+    move = setup.start_second_move()
     why: dict[str, Any] = {} if reason is None else {"FailureReason": reason}
-    scene.listed(task("FAILED", moved=1_200, of=5_000, **why))
+    setup.expect_list(task("FAILED", moved=1_200, of=5_000, **why))
     with pytest.raises(kind, match=f"after 1,200: {reason or 'it gives no reason'}; the others are where they were"):
-        next(moving)
-    assert list(moving) == []
+        next(move)
+    assert list(move) == []

@@ -1,4 +1,4 @@
-"""Ending deliveries: what SQS is asked, in which order, and what is answered of failures."""
+"""Settling deliveries: the calls to SQS, their order, and the reported failures."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ BAD = DeadLetter(reason="bad", exception="ValueError: x", traceback="Traceback .
 
 
 def failing(operation: str, codes: Mapping[str, str]) -> Answers:
-    """One operation fails for these places in its calls; all others succeed."""
+    """Let one operation fail for these positions in its calls; all else succeeds."""
 
     def answer(called: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         return succeeded(parameters["Entries"], codes if called == operation else None)
@@ -32,7 +32,7 @@ def raising(operation: str, error: Exception) -> Answers:
     return lambda called, parameters: error if called == operation else succeeded(parameters["Entries"])
 
 
-def test_acks_delete_and_releases_show_again_after_whole_seconds() -> None:
+def test_acks_delete_and_releases_hide_for_whole_seconds() -> None:
     setup = SettlerSetup()
     assert not setup.settle((received(1), Ack()), (received(2), Release()), (received(3), Release(delay_seconds=1.5)))
     assert setup.handles(DELETE) == ["r1"]
@@ -40,14 +40,14 @@ def test_acks_delete_and_releases_show_again_after_whole_seconds() -> None:
     assert [(entry["ReceiptHandle"], entry["VisibilityTimeout"]) for entry in entries] == [("r2", 0), ("r3", 2)]
 
 
-def test_a_release_ends_no_later_than_sqs_holds_a_message() -> None:
+def test_a_release_delay_is_cut_to_the_visibility_limit() -> None:
     setup = SettlerSetup()
     setup.clock.advance(LEASE_SECONDS_MAX - 100)
     setup.settle((received(1, began_at=0.0), Release(delay_seconds=900)))
     assert setup.api.entries(CHANGE)[0][0]["VisibilityTimeout"] < 100
 
 
-def test_what_was_settled_already_or_comes_twice_is_lost_and_sqs_is_not_asked() -> None:
+def test_a_second_settlement_of_a_delivery_is_lost_without_a_call() -> None:
     setup = SettlerSetup()
     first, second = received(1), received(2)
     assert not setup.settle((first, Ack()))
@@ -56,7 +56,7 @@ def test_what_was_settled_already_or_comes_twice_is_lost_and_sqs_is_not_asked() 
     assert setup.api.operations() == [DELETE, CHANGE]
 
 
-def test_what_could_not_be_settled_may_be_settled_again() -> None:
+def test_a_failed_settlement_can_be_retried() -> None:
     setup = SettlerSetup(failing(DELETE, {"0": "throttled"}))
     (failure,) = setup.settle((received(1), Ack()), (received(2), Ack()))
     assert (failure.delivery, failure.lost) == (received(1), False)
@@ -72,25 +72,25 @@ def test_a_delivery_with_an_invalid_receipt_handle_is_lost() -> None:
     assert failure.lost
 
 
-def test_one_ways_failure_is_not_the_others() -> None:
+def test_a_failed_delete_does_not_affect_releases() -> None:
     setup = SettlerSetup(raising(DELETE, TemporaryError("away")))
     (failure,) = setup.settle((received(1), Ack()), (received(2), Release()))
     assert (failure.delivery, failure.lost, failure.reason) == (received(1), False, "away")
 
 
-def test_where_nothing_could_be_asked_it_raises() -> None:
+def test_settle_raises_if_all_calls_fail() -> None:
     with pytest.raises(TemporaryError, match="away"):
         SettlerSetup(raising(DELETE, TemporaryError("away"))).settle((received(1), Ack()))
 
 
-def test_a_missing_right_is_raised() -> None:
+def test_a_missing_permission_is_raised() -> None:
     with pytest.raises(ConfigurationError, match="sqs:DeleteMessage"):
         SettlerSetup(raising(DELETE, ConfigurationError("sqs:DeleteMessage"))).settle(
             (received(1), Ack()), (received(2), Release())
         )
 
 
-def test_delays_that_make_no_sense_are_refused_before_anything_is_done() -> None:
+def test_invalid_delays_are_rejected_before_any_call() -> None:
     setup = SettlerSetup()
     for delay_seconds in (-1.0, LEASE_SECONDS_MAX + 1, float("nan")):
         with pytest.raises(ConfigurationError):
@@ -119,7 +119,7 @@ def test_a_dead_letter_is_sent_before_the_message_is_deleted() -> None:
     assert (death.enqueued_at, death.first_failed_at, death.last_failed_at) == (NOW - 10, NOW - 5, NOW)
 
 
-def test_of_a_first_attempt_the_first_failure_is_the_last() -> None:
+def test_on_a_first_attempt_the_first_failure_is_the_last_one() -> None:
     setup = SettlerSetup()
     setup.settle((received(1), BAD))
     attributes = {
@@ -130,7 +130,7 @@ def test_of_a_first_attempt_the_first_failure_is_the_last() -> None:
     assert death.first_failed_at == death.last_failed_at == NOW
 
 
-def test_whose_lease_is_lost_buries_nothing() -> None:
+def test_a_delivery_with_a_lost_lease_is_not_dead_lettered() -> None:
     setup = SettlerSetup(failing(CHANGE, {"1": "MessageNotInflight"}))
     deliveries = [received(n) for n in range(3)]
     (failure,) = setup.settle(*((delivery, BAD) for delivery in deliveries))
@@ -139,14 +139,14 @@ def test_whose_lease_is_lost_buries_nothing() -> None:
     assert setup.handles(DELETE) == ["r0", "r2"]
 
 
-def test_at_the_ceiling_it_is_buried_without_being_hidden_any_longer() -> None:
+def test_at_the_visibility_limit_a_message_is_dead_lettered_without_extending() -> None:
     setup = SettlerSetup()
     setup.clock.advance(LEASE_SECONDS_MAX - 10)
     assert not setup.settle((received(1, began_at=0.0), BAD))
     assert setup.api.operations() == [SEND, DELETE]
 
 
-def test_what_could_not_be_sent_is_not_deleted() -> None:
+def test_a_message_whose_dead_letter_was_not_sent_is_not_deleted() -> None:
     setup = SettlerSetup(failing(SEND, {"0": "InvalidMessageContents"}))
     (failure,) = setup.settle((received(1), BAD), (received(2), BAD))
     assert (failure.delivery, failure.lost) == (received(1), False)
@@ -154,7 +154,7 @@ def test_what_could_not_be_sent_is_not_deleted() -> None:
     assert setup.handles(DELETE) == ["r2"]
 
 
-def test_if_only_deleting_failed_only_that_is_tried_again() -> None:
+def test_if_only_the_delete_failed_only_it_is_retried() -> None:
     setup = SettlerSetup(raising(DELETE, TemporaryError("away")))
     with pytest.raises(TemporaryError):
         setup.settle((received(1), BAD))
@@ -164,7 +164,7 @@ def test_if_only_deleting_failed_only_that_is_tried_again() -> None:
     assert len(setup.api.entries(DELETE)) == 2
 
 
-def test_without_a_dead_letter_queue_the_message_stays_and_one_sentence_says_why() -> None:
+def test_without_a_dead_letter_queue_the_message_stays_and_the_failure_says_why() -> None:
     missing = QueueMissing("The queue 'q' has no dead-letter queue: create it.")
     missing.__cause__ = client_error("QueueDoesNotExist")
     setup = SettlerSetup(dead_letters=missing)
@@ -174,7 +174,7 @@ def test_without_a_dead_letter_queue_the_message_stays_and_one_sentence_says_why
     assert not setup.api.entries(SEND)
 
 
-def test_a_dead_letter_queue_that_may_not_be_asked_for_ends_no_worker() -> None:
+def test_a_denied_dead_letter_queue_lookup_is_a_failure_of_that_message_only() -> None:
     setup = SettlerSetup(dead_letters=ConfigurationError("here refuses sqs:GetQueueUrl"))
     (failure,) = setup.settle((received(1), BAD), (received(2), Ack()))
     assert (failure.delivery, failure.lost) == (received(1), False)
@@ -182,7 +182,7 @@ def test_a_dead_letter_queue_that_may_not_be_asked_for_ends_no_worker() -> None:
     assert setup.handles(DELETE) == ["r2"]
 
 
-def test_in_a_fifo_queue_a_dead_letter_that_is_sent_twice_is_one() -> None:
+def test_a_dead_letter_to_a_fifo_queue_has_a_deduplication_id() -> None:
     setup = SettlerSetup(dead_letters=FIFO_QUEUE)
     setup.settle((received(1, attempt=2), BAD))
     entry = setup.api.entries(SEND)[0][0]
@@ -190,18 +190,18 @@ def test_in_a_fifo_queue_a_dead_letter_that_is_sent_twice_is_one() -> None:
     assert entry["MessageGroupId"]
 
 
-@pytest.mark.parametrize(("free_bytes", "told"), [(90_000, True), (50_000, True), (2_000, True), (10, False)])
-def test_a_death_is_cut_to_the_room_that_the_message_leaves(free_bytes: int, told: bool) -> None:
+@pytest.mark.parametrize(("free_bytes", "has_death"), [(90_000, True), (50_000, True), (2_000, True), (10, False)])
+def test_a_death_is_cut_to_the_space_left_by_the_message(free_bytes: int, has_death: bool) -> None:
     setup = SettlerSetup()
     body = b"x" * (MESSAGE_BYTES_MAX - free_bytes)
     settlement = DeadLetter(reason="r" * 3_000, exception="e" * 3_000, traceback="t" * 100_000)
     assert not setup.settle((received(1, body=body), settlement))
     sent = setup.api.entries(SEND)[0][0]
     assert sent["MessageBody"] == body.decode()
-    assert ("MessageAttributes" in sent) is told
+    assert ("MessageAttributes" in sent) is has_death
 
 
-def test_a_death_is_cut_to_what_the_dead_letter_queue_takes() -> None:
+def test_a_death_is_cut_to_the_size_limit_of_the_dead_letter_queue() -> None:
     setup = SettlerSetup()
     setup.queues.message_bytes_max = 256 * 1024
     settlement = DeadLetter(reason="r" * 100, exception="e" * 100, traceback="t" * 10_000)
@@ -217,29 +217,29 @@ def test_a_death_is_cut_to_what_the_dead_letter_queue_takes() -> None:
     ("attributes", "group"),
     [({}, "tenant"), ({f"a{n}": "é" for n in range(10)}, "tenant"), ({"penstock": '"' * 1_000}, None)],
 )
-def test_what_another_program_filled_to_the_brim_is_buried_as_it_came(
+def test_a_message_at_the_size_limit_is_dead_lettered_unchanged(
     attributes: Mapping[str, str], group: str | None
 ) -> None:
     setup = SettlerSetup()
-    as_it_came = {name: {"DataType": "String", "StringValue": value} for name, value in attributes.items()}
-    room = MESSAGE_BYTES_MAX - size_bytes({"MessageBody": "", "MessageAttributes": as_it_came})
+    typed_attributes = {name: {"DataType": "String", "StringValue": value} for name, value in attributes.items()}
+    room = MESSAGE_BYTES_MAX - size_bytes({"MessageBody": "", "MessageAttributes": typed_attributes})
     assert not setup.settle((received(1, body=b"x" * room, attributes=attributes, group=group), BAD))
     sent = dict(setup.api.entries(SEND)[0][0])
     assert size_bytes(sent) == MESSAGE_BYTES_MAX
-    assert sent.get("MessageAttributes", {}) == as_it_came
+    assert sent.get("MessageAttributes", {}) == typed_attributes
     assert sent.get("MessageGroupId") == group
 
 
-def test_what_cannot_go_without_notes_goes_with_them_and_sqs_says_what_it_thinks_of_it() -> None:
+def test_a_message_at_the_size_limit_that_needs_notes_is_sent_with_them() -> None:
     setup = SettlerSetup()
     assert not setup.settle((received(1, body=b"x" * MESSAGE_BYTES_MAX, group="ä"), BAD))
     assert size_bytes(dict(setup.api.entries(SEND)[0][0])) > MESSAGE_BYTES_MAX
 
 
-# --- memory
+# --- remembered settlements
 
 
-def test_it_remembers_so_many_and_no_more() -> None:
+def test_the_number_of_remembered_settlements_is_bounded() -> None:
     settled = SettledDeliveries()
     for n in range(REMEMBERED_MAX + 1):
         settled.add(received(n))
