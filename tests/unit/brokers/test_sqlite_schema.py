@@ -102,7 +102,7 @@ def test_the_lease_of_an_old_worker_stays_valid_and_its_receipt_settles(path: Pa
     broker.close()
 
 
-def test_delays_attempt_counts_and_the_dead_letter_limit_are_kept(path: Path, clock: FakeClock) -> None:
+def test_delays_attempts_and_the_dead_letter_limit_are_kept(path: Path, clock: FakeClock) -> None:
     broker = SqliteBroker(path, holder="new", clock=clock)
     (ready,) = receive(broker)
     broker.settle([(ready, Ack())])

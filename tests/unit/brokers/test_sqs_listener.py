@@ -159,7 +159,7 @@ def test_a_poll_repeats_the_last_request_and_begins_with_one_message(setup: List
     assert setup.polls[:2] == [("a", 1, LEASE_SECONDS, 0.1), ("a", 10, 7.0, 0.1)]
 
 
-def test_row_76_messages_that_arrive_after_the_want_ended_are_released_after_a_moment(setup: ListenerSetup) -> None:
+def test_row_76_messages_polled_for_a_queue_no_longer_wanted_are_released_after_a_moment(setup: ListenerSetup) -> None:
     setup.listener.want({"a"})
     setup.await_polls(1)
     setup.listener.want(frozenset())
