@@ -99,8 +99,12 @@ def with_flags(settings: Settings, **given: Any) -> Settings:
 
 
 def unknown_variables() -> Sequence[UnknownVariable]:
-    """Return the PENSTOCK_ variables in the environment that are not settings, except those that Kubernetes sets."""
-    known = {variable(field) for field in Settings.model_fields} | {SECRETS_VARIABLE}
+    """Return the PENSTOCK_ variables in the environment that are not settings.
+
+    Those that Kubernetes sets are left out, and so are former names of settings: `load_settings` refuses them.
+    """
+    former = {f"{PREFIX}{name}".upper() for name in FORMER}
+    known = {variable(field) for field in Settings.model_fields} | {SECRETS_VARIABLE} | former
     unknown = sorted(
         name
         for name in os.environ

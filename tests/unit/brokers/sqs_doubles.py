@@ -1,4 +1,4 @@
-"""Doubles for the parts of the SQS broker: an API that answers as the test says, waits that take no time."""
+"""Test doubles for the parts of the SQS broker: an API with scripted responses, and waits that take no time."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -28,10 +28,10 @@ Answers = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | Exception]
 
 
 class FakeApi(SqsApi):
-    """Answers batches with success, and everything else with nothing, unless the test says otherwise."""
+    """Record calls. Unless ``answers`` decides otherwise, batches succeed and other calls return an empty response."""
 
     region = "us-east-1"
-    place = "here"
+    endpoint = "here"
 
     def __init__(self, answers: Answers | None = None) -> None:
         self.calls: list[tuple[str, str, Mapping[str, Any]]] = []  # queue, operation, parameters
@@ -55,7 +55,7 @@ class FakeApi(SqsApi):
         pass
 
     def entries(self, operation: str) -> list[Sequence[Mapping[str, Any]]]:
-        """What each call of a batch operation was told."""
+        """Return the entries of each call of a batch operation."""
         return [parameters["Entries"] for _, called, parameters in self.calls if called == operation]
 
     def operations(self) -> list[str]:
@@ -63,7 +63,10 @@ class FakeApi(SqsApi):
 
 
 def succeeded(entries: Sequence[Mapping[str, Any]], failed: Mapping[str, str] | None = None) -> Mapping[str, Any]:
-    """The answer to a batch. ``failed``: by id, codes; a capital letter begins those that are the sender's fault."""
+    """Return the response to a batch call.
+
+    ``failed`` has an error code per entry id. A code that begins with a capital letter is the sender's fault.
+    """
     failed = failed or {}
     return {
         "Successful": [
@@ -87,12 +90,12 @@ def instant_clock() -> FakeClock:
 
 
 def batches(api: SqsApi, clock: FakeClock | None = None) -> BatchCalls:
-    at_once = ParallelCalls("test", threads=2)
-    return BatchCalls(api, lambda _: at_once, clock=clock or instant_clock(), random=lambda: 0.5)
+    pool = ParallelCalls("test", threads=2)
+    return BatchCalls(api, lambda _: pool, clock=clock or instant_clock(), random=lambda: 0.5)
 
 
 class KnownQueues(SqsQueues):
-    """Every queue is there; its dead-letter queue is what the test says."""
+    """Every queue exists. ``dead_letters`` is the dead-letter queue of each, or the error of its lookup."""
 
     def __init__(self, api: SqsApi, *, dead_letters: QueueRef | Exception | None = None) -> None:
         super().__init__(api, clock=instant_clock())
@@ -125,8 +128,8 @@ def received(
     )
 
 
-class Scene:
-    """What settles, with everything around it."""
+class SettlerSetup:
+    """An SqsSettler with a fake API and its other collaborators."""
 
     def __init__(self, answers: Answers | None = None, *, dead_letters: Any = None) -> None:
         self.clock = instant_clock()
@@ -134,7 +137,7 @@ class Scene:
         self.settled = SettledDeliveries()
         queues = self.queues = KnownQueues(self.api, dead_letters=dead_letters)
         calls = batches(self.api, self.clock)
-        self.settling = SqsSettler(
+        self.settler = SqsSettler(
             queues=queues,
             batches=calls,
             leases=SqsLeases(queues, calls, self.settled, extending=calls, clock=self.clock),
@@ -146,7 +149,7 @@ class Scene:
         )
 
     def settle(self, *settlements: tuple[Delivery, Settlement]) -> Sequence[SettleFailure]:
-        return self.settling.settle(settlements)
+        return self.settler.settle(settlements)
 
     def handles(self, operation: str) -> list[str]:
         return sorted(entry["ReceiptHandle"] for call in self.api.entries(operation) for entry in call)

@@ -1,4 +1,4 @@
-"""An SQS that takes a part of what is sent: the real broker before a client that counts what is in the queue."""
+"""An SQS that accepts only some messages: the real broker with a client that counts the messages it accepted."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -12,17 +12,17 @@ from penstock.storage.aws import Aws
 
 
 class PartialQueue:
-    """The client of a queue. Counts bodies that it took, and fails as it is told."""
+    """The boto3 client of one queue. Counts the accepted bodies, and fails as the test configures."""
 
     def __init__(self) -> None:
         self.meta = SimpleNamespace(region_name="eu-west-1")
         self.taken: Counter[str] = Counter()
         self.order: list[str] = []
         self.calls = 0
-        self.refused: set[str] = set()  # bodies that it never takes
-        self.busy: set[str] = set()  # bodies that it does not take now
-        self.before: Callable[[int], None] = lambda call: None  # may raise: nothing of the call is taken
-        self.after: Callable[[int], None] = lambda call: None  # may raise: the call is taken, and has no answer
+        self.refused: set[str] = set()  # bodies that are never accepted
+        self.busy: set[str] = set()  # bodies that are not accepted now
+        self.before: Callable[[int], None] = lambda call: None  # may raise: no entry of the call is accepted
+        self.after: Callable[[int], None] = lambda call: None  # may raise: the call is executed without a response
 
     def get_queue_url(self, **options: Any) -> Mapping[str, str]:
         return {"QueueUrl": f"https://sqs.eu-west-1.amazonaws.com/1/{options['QueueName']}"}

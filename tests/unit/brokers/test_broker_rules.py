@@ -10,11 +10,11 @@ SEQS = st.integers(0, 10**15)
 
 
 @given(SEQS, SEQS)
-def test_receipts_and_ids_read_back(seq: int, number: int) -> None:
-    hand_over = ReceiptHandle(seq=seq, number=number)
-    assert shared.parse_receipt("store", shared.receipt("store", hand_over)) == hand_over
+def test_receipts_and_ids_survive_a_round_trip(seq: int, number: int) -> None:
+    handle = ReceiptHandle(seq=seq, number=number)
+    assert shared.parse_receipt("store", shared.receipt("store", handle)) == handle
     assert shared.seq_of("store", shared.message_id("store", seq)) == seq
-    assert shared.parse_receipt("other", shared.receipt("store", hand_over)) is None
+    assert shared.parse_receipt("other", shared.receipt("store", handle)) is None
     assert shared.seq_of("other", shared.message_id("store", seq)) is None
 
 
@@ -25,7 +25,7 @@ def test_ids_sort_as_their_messages_do(one: int, other: int) -> None:
 
 
 @given(st.text())
-def test_garbage_is_no_receipt(text: str) -> None:
+def test_an_arbitrary_text_is_not_a_receipt(text: str) -> None:
     assert shared.parse_receipt("store", text) is None
 
 
@@ -35,12 +35,12 @@ def test_interleaving_takes_turns(lines: list[list[int]], count: int) -> None:
     assert len(taken) == min(count, sum(map(len, lines)))
     shares = [[seq for line, seq in taken if line == n] for n in range(len(lines))]
     assert shares == [line[: len(share)] for line, share in zip(lines, shares, strict=True)]
-    for line, share in zip(lines, shares, strict=True):  # nobody is a whole turn behind while it has messages
+    for line, share in zip(lines, shares, strict=True):  # no line with messages left is a whole turn behind
         assert len(share) == len(line) or len(share) >= max(map(len, shares)) - 1
 
 
 @given(st.dictionaries(st.text(), st.text() | st.binary()))
-def test_attributes_read_back(attributes: dict[str, str | bytes]) -> None:
+def test_attributes_survive_a_round_trip(attributes: dict[str, str | bytes]) -> None:
     assert dict(decode_attributes(encode_attributes(attributes))) == attributes
 
 
@@ -53,12 +53,12 @@ def test_attributes_read_back(attributes: dict[str, str | bytes]) -> None:
 @example(b"\xff")
 @example("[" * 100_000)
 @example("9" * 10_000)
-def test_whatever_stands_for_attributes_can_be_read_and_written(text: str | bytes) -> None:
+def test_malformed_attributes_decode_to_attributes_that_survive_a_round_trip(text: str | bytes) -> None:
     attributes = decode_attributes(text)
     assert all(isinstance(value, str | bytes) for value in attributes.values())
     assert dict(decode_attributes(encode_attributes(attributes))) == attributes
 
 
 @given(st.none() | st.text())
-def test_groups_read_back(group: str | None) -> None:
+def test_groups_survive_a_round_trip(group: str | None) -> None:
     assert decode_group(encode_group(group)) == group

@@ -1,4 +1,4 @@
-"""What a clock that was ahead leaves behind in the queue file once it is set right."""
+"""Times that a fast clock stored in the queue file, after the clock is corrected."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ AHEAD_SECONDS = 3_600.0
 
 
 class WrongClock(FakeClock):
-    """Its wall clock is set by hand, as that of a host may be."""
+    """A clock whose wall time can be set ahead, like that of a misconfigured host."""
 
     ahead_seconds = 0.0
 
@@ -39,10 +39,10 @@ def take(broker: SqliteBroker, queue: str = "q") -> list[Delivery]:
     return list(broker.receive(queue, messages_max=10, lease_seconds=10))
 
 
-def test_a_retry_waits_no_longer_than_it_was_told_to(broker: SqliteBroker, clock: WrongClock) -> None:
+def test_a_retry_waits_no_longer_than_its_delay(broker: SqliteBroker, clock: WrongClock) -> None:
     broker.send("q", [Outgoing(body=b"a")])
     [delivery] = broker.receive("q", messages_max=1, lease_seconds=2 * AHEAD_SECONDS)
-    clock.ahead_seconds = AHEAD_SECONDS  # in the middle of the work
+    clock.ahead_seconds = AHEAD_SECONDS  # while the message is being processed
     assert broker.settle([(delivery, Release(delay_seconds=30, reason="no"))]) == []
     clock.ahead_seconds = 0.0
     assert take(broker) == []
@@ -50,19 +50,19 @@ def test_a_retry_waits_no_longer_than_it_was_told_to(broker: SqliteBroker, clock
     assert [again.message.body for again in take(broker)] == [b"a"]
 
 
-def test_a_delayed_message_waits_no_longer_than_it_was_sent_to(broker: SqliteBroker, clock: WrongClock) -> None:
+def test_a_delayed_message_waits_no_longer_than_its_delay(broker: SqliteBroker, clock: WrongClock) -> None:
     clock.ahead_seconds = AHEAD_SECONDS
     broker.send("q", [Outgoing(body=b"a", delay_seconds=30)])
     clock.ahead_seconds = 0.0
     assert take(broker) == []
     clock.advance(15)
-    clock.ahead_seconds = -5.0  # within a delay that began by the right clock
+    clock.ahead_seconds = -5.0  # set back a little during the delay that the correct clock restarted
     assert take(broker) == []
     clock.advance(31)
     assert [again.message.body for again in take(broker)] == [b"a"]
 
 
-def test_a_dead_letter_does_not_wait(broker: SqliteBroker, clock: WrongClock) -> None:
+def test_a_dead_lettered_message_is_visible_at_once(broker: SqliteBroker, clock: WrongClock) -> None:
     broker.send("q", [Outgoing(body=b"a")])
     clock.ahead_seconds = AHEAD_SECONDS
     [delivery] = take(broker)
@@ -72,7 +72,7 @@ def test_a_dead_letter_does_not_wait(broker: SqliteBroker, clock: WrongClock) ->
     assert len(take(broker, broker.dead_letter_queue("q"))) == 1
 
 
-def test_a_delay_that_began_by_the_right_clock_is_kept(broker: SqliteBroker, clock: WrongClock) -> None:
+def test_a_delay_set_by_a_correct_clock_is_kept(broker: SqliteBroker, clock: WrongClock) -> None:
     broker.send("q", [Outgoing(body=b"a", delay_seconds=30)])
     clock.ahead_seconds = AHEAD_SECONDS
     broker.send("q", [Outgoing(body=b"b", delay_seconds=7_200)])

@@ -1,4 +1,4 @@
-"""What the queue file says to a person when it cannot be used, and how it behaves when it is crowded or full."""
+"""Errors of an unusable queue file, and its behaviour under contention and on a full disk."""
 
 import re
 import sqlite3
@@ -21,30 +21,30 @@ from penstock.testing import FakeClock
 DEADLINE_SECONDS = 60.0
 
 
-def opened(path: Path, **fields: float) -> SqliteBroker:
+def open_broker(path: Path, **fields: float) -> SqliteBroker:
     return SqliteBroker(path, holder="w", clock=FakeClock(), **fields)  # type: ignore[arg-type]  # numbers only
 
 
-def refusal(path: Path) -> str:
+def rejection(path: Path) -> str:
     with pytest.raises(ConfigurationError) as caught:
-        opened(path)
+        open_broker(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_what_was_sent_is_there_after_reopening(tmp_path: Path) -> None:
-    first = opened(tmp_path / "queue.db")
+def test_a_sent_message_survives_reopening_the_file(tmp_path: Path) -> None:
+    first = open_broker(tmp_path / "queue.db")
     (id,) = first.send("q", [Outgoing(body=b"a")])
     first.close()
-    second = opened(tmp_path / "queue.db")
+    second = open_broker(tmp_path / "queue.db")
     (delivery,) = second.receive("q", messages_max=1, lease_seconds=1)
     assert delivery.message.id == id
     second.close()
 
 
 def test_two_files_never_share_an_id_or_a_receipt(tmp_path: Path) -> None:
-    one, other = opened(tmp_path / "1.db"), opened(tmp_path / "2.db")
+    one, other = open_broker(tmp_path / "1.db"), open_broker(tmp_path / "2.db")
     (id,) = one.send("q", [Outgoing(body=b"a")])
     assert other.send("q", [Outgoing(body=b"a")]) != [id]
     (ours,) = one.receive("q", messages_max=1, lease_seconds=1)
@@ -56,7 +56,7 @@ def test_two_files_never_share_an_id_or_a_receipt(tmp_path: Path) -> None:
     other.close()
 
 
-def test_settings_given_again_take_the_place_of_the_old_ones(tmp_path: Path) -> None:
+def test_new_settings_replace_the_stored_ones(tmp_path: Path) -> None:
     for dead_letter_queue in ("first", "second"):
         settings = QueueSettings(name="q", dead_letter_queue=dead_letter_queue, receives_max=1)
         broker = SqliteBroker(tmp_path / "queue.db", holder="w", clock=FakeClock(), queues=[settings])
@@ -68,61 +68,61 @@ def test_settings_given_again_take_the_place_of_the_old_ones(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("bytes_", [b"hello, I am a text file\n" * 100, b"\x00" * 5_000], ids=["text", "zeros"])
-def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path, bytes_: bytes) -> None:
+def test_a_file_that_is_not_a_database_is_rejected_unchanged(tmp_path: Path, bytes_: bytes) -> None:
     path = tmp_path / "queue.db"
     path.write_bytes(bytes_)
-    assert "no queue file" in refusal(path)
+    assert "no queue file" in rejection(path)
     assert path.read_bytes() == bytes_
 
 
-def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_database_of_another_program_is_rejected_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE objects (id INTEGER)")
     connection.commit()
     connection.close()
     before = path.read_bytes()
-    assert "another program" in refusal(path)
+    assert "another program" in rejection(path)
     assert path.read_bytes() == before
 
 
-def test_a_newer_file_is_refused(tmp_path: Path) -> None:
+def test_a_file_with_a_newer_schema_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "queue.db"
-    opened(path).close()
+    open_broker(path).close()
     connection = sqlite3.connect(path)
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     connection.close()
-    assert "upgrade Penstock" in refusal(path)
+    assert "upgrade Penstock" in rejection(path)
 
 
-def test_a_file_damaged_in_the_middle_is_told_of_when_it_shows(tmp_path: Path) -> None:
+def test_a_file_damaged_after_its_first_page_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "queue.db"
-    broker = opened(path)
+    broker = open_broker(path)
     broker.send("q", [Outgoing(body=b"x" * 1_000) for _ in range(200)])
     broker.close()
     damaged = bytearray(path.read_bytes())
-    damaged[4096:] = b"\xa5" * (len(damaged) - 4096)  # page 1 says all is well
+    damaged[4096:] = b"\xa5" * (len(damaged) - 4096)  # page 1 stays intact
     path.write_bytes(damaged)
-    assert "damaged" in refusal(path)
+    assert "damaged" in rejection(path)
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    assert "create" in refusal(tmp_path / "nowhere" / "queue.db")
+def test_the_error_for_a_missing_folder_asks_to_create_it(tmp_path: Path) -> None:
+    assert "create" in rejection(tmp_path / "nowhere" / "queue.db")
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    assert "cannot be used" in refusal(tmp_path)
+def test_a_folder_as_queue_file_is_rejected(tmp_path: Path) -> None:
+    assert "cannot be used" in rejection(tmp_path)
 
 
-def test_a_file_locked_by_another_for_too_long_is_a_temporary_error(tmp_path: Path) -> None:
+def test_a_send_to_a_file_that_stays_locked_raises_a_temporary_error(tmp_path: Path) -> None:
     path = tmp_path / "queue.db"
-    broker = opened(path, busy_timeout_seconds=0.05)
+    broker = open_broker(path, busy_timeout_seconds=0.05)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(TemporaryError, match="try again"):
         broker.send("q", [Outgoing(body=b"a")])
     assert broker.stats("q").visible == 0  # readers do not wait
-    assert not broker.receive("q", messages_max=1, lease_seconds=1)  # nor does looking at an idle queue
+    assert not broker.receive("q", messages_max=1, lease_seconds=1)  # nor does a receive from an empty queue
     other.execute("ROLLBACK")
     broker.send("q", [Outgoing(body=b"a")])
     assert broker.stats("q").visible == 1
@@ -132,7 +132,7 @@ def test_a_file_locked_by_another_for_too_long_is_a_temporary_error(tmp_path: Pa
 
 def test_receiving_from_a_paused_queue_does_not_wait_for_a_writer(tmp_path: Path) -> None:
     path = tmp_path / "queue.db"
-    broker = opened(path, busy_timeout_seconds=0.05)
+    broker = open_broker(path, busy_timeout_seconds=0.05)
     broker.send("q", [Outgoing(body=b"a")])
     broker.pause("q")
     other = sqlite3.connect(path, isolation_level=None)
@@ -142,8 +142,8 @@ def test_receiving_from_a_paused_queue_does_not_wait_for_a_writer(tmp_path: Path
     broker.close()
 
 
-def test_a_pause_between_the_look_and_the_lease_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broker, other = opened(tmp_path / "queue.db"), opened(tmp_path / "queue.db")
+def test_a_pause_between_the_check_and_the_lease_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, other = open_broker(tmp_path / "queue.db"), open_broker(tmp_path / "queue.db")
     broker.send("q", [Outgoing(body=b"a")])
     transaction = broker._file.transaction
 
@@ -158,8 +158,8 @@ def test_a_pause_between_the_look_and_the_lease_is_seen(tmp_path: Path, monkeypa
     broker.close()
 
 
-def test_a_full_disk_refuses_the_whole_send_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
-    broker = opened(tmp_path / "queue.db")
+def test_a_full_disk_fails_the_whole_send_until_there_is_space_again(tmp_path: Path) -> None:
+    broker = open_broker(tmp_path / "queue.db")
     broker.send("q", [Outgoing(body=b"first")])
     with broker._file.reading() as connection:
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
@@ -176,8 +176,8 @@ def test_a_full_disk_refuses_the_whole_send_and_goes_on_when_there_is_room(tmp_p
     broker.close()
 
 
-def test_an_error_in_a_transaction_takes_all_of_it_back(tmp_path: Path) -> None:
-    broker = opened(tmp_path / "queue.db")
+def test_an_error_in_a_transaction_rolls_all_of_it_back(tmp_path: Path) -> None:
+    broker = open_broker(tmp_path / "queue.db")
 
     def interrupted() -> None:
         with broker._file.transaction() as connection:
@@ -193,7 +193,7 @@ def test_an_error_in_a_transaction_takes_all_of_it_back(tmp_path: Path) -> None:
 
 
 def test_only_sends_wait_for_the_disk(tmp_path: Path) -> None:
-    broker = opened(tmp_path / "queue.db")
+    broker = open_broker(tmp_path / "queue.db")
 
     def synchronous() -> int:
         with broker._file.reading() as connection:
@@ -206,8 +206,8 @@ def test_only_sends_wait_for_the_disk(tmp_path: Path) -> None:
     broker.close()
 
 
-def test_a_thread_that_waits_too_long_for_this_process_gets_a_temporary_error(tmp_path: Path) -> None:
-    broker = opened(tmp_path / "queue.db", busy_timeout_seconds=0.05)
+def test_a_thread_that_waits_too_long_for_the_connection_gets_a_temporary_error(tmp_path: Path) -> None:
+    broker = open_broker(tmp_path / "queue.db", busy_timeout_seconds=0.05)
     entered, leave = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -225,8 +225,8 @@ def test_a_thread_that_waits_too_long_for_this_process_gets_a_temporary_error(tm
     broker.close()
 
 
-class TellingClock(SystemClock):
-    """Says when somebody begins to wait."""
+class WaitSignallingClock(SystemClock):
+    """Sets `waiting` when a thread begins to wait."""
 
     def __init__(self) -> None:
         self.waiting = threading.Event()
@@ -237,7 +237,7 @@ class TellingClock(SystemClock):
 
 
 def test_a_send_wakes_a_receiver_of_its_process_long_before_the_next_poll(tmp_path: Path) -> None:
-    clock = TellingClock()
+    clock = WaitSignallingClock()
     broker = SqliteBroker(tmp_path / "queue.db", holder="w", clock=clock, poll_seconds=600)
     with ThreadPoolExecutor(1) as pool:
         receiving = pool.submit(broker.receive, "q", messages_max=1, lease_seconds=1, wait_seconds=600)
@@ -249,7 +249,7 @@ def test_a_send_wakes_a_receiver_of_its_process_long_before_the_next_poll(tmp_pa
 
 def test_every_statement_uses_an_index_or_is_small(tmp_path: Path) -> None:
     """A whole-table scan would make one queue pay for the length of all others."""
-    broker = opened(tmp_path / "queue.db")
+    broker = open_broker(tmp_path / "queue.db")
     broker.send("q", [Outgoing(body=b"a")])
     with broker._file.reading() as connection:
         for name, statement in statements().items():

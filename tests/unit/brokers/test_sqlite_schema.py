@@ -1,6 +1,6 @@
-"""Queue files of an older version: mended in place, by one of many who open them, whole or not at all.
+"""Migration of queue files of an older version: in place, by one of the processes that open them, and atomic.
 
-`queue_version_1.sql` is what the program of that version wrote; nothing here makes it anew.
+`queue_version_1.sql` was written by the program of that version and is never regenerated.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ def version(path: Path) -> int:
 
 
 def schema(path: Path) -> list[str]:
-    """The columns of every table, and the indexes."""
+    """Return the columns of every table, and the indexes."""
     connection = sqlite3.connect(path)
     names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
     columns = [str((name, row[1:])) for name in names for row in connection.execute(f"PRAGMA table_info({name})")]
@@ -79,19 +79,19 @@ def test_messages_states_and_settings_are_kept(path: Path, clock: FakeClock) -> 
     assert not broker.paused("q")
     (ready,) = receive(broker)
     assert (ready.message.body, ready.attempt, ready.previous) == (b"ready", 1, None)
-    (dead,) = receive(broker, "graves")  # where the old settings sent it
+    (dead,) = receive(broker, "graves")  # the DLQ of the old settings
     death = death_of(dead.message.attributes)
     assert death is not None
     assert (dead.message.body, dead.attempt, death.attempts, death.exception) == (b"dead", 1, 2, "ValueError: x")
     assert not broker.settle([(ready, Ack()), (dead, Ack())])
     (id,) = broker.send("q", [Outgoing(body=b"again", deduplication_id="once")])
-    assert id == ready.message.id  # the window of the old file goes on
+    assert id == ready.message.id  # the deduplication window continues
     (id,) = broker.send("q", [Outgoing(body=b"new")])
-    assert id.endswith("-000000000006")  # ids go on too
+    assert id.endswith("-000000000006")  # so do the ids
     broker.close()
 
 
-def test_the_lease_of_an_old_worker_holds_and_its_receipt_settles(path: Path, clock: FakeClock) -> None:
+def test_the_lease_of_an_old_worker_stays_valid_and_its_receipt_settles(path: Path, clock: FakeClock) -> None:
     broker = SqliteBroker(path, holder="new", clock=clock)
     clock.advance(599)
     assert b"leased" not in [delivery.message.body for delivery in receive(broker)]
@@ -102,7 +102,7 @@ def test_the_lease_of_an_old_worker_holds_and_its_receipt_settles(path: Path, cl
     broker.close()
 
 
-def test_delays_and_attempts_go_on_and_the_dead_letter_limit_holds(path: Path, clock: FakeClock) -> None:
+def test_delays_attempts_and_the_dead_letter_limit_are_kept(path: Path, clock: FakeClock) -> None:
     broker = SqliteBroker(path, holder="new", clock=clock)
     (ready,) = receive(broker)
     broker.settle([(ready, Ack())])
@@ -110,10 +110,10 @@ def test_delays_and_attempts_go_on_and_the_dead_letter_limit_holds(path: Path, c
     (failed,) = receive(broker)
     assert (failed.message.body, failed.attempt, failed.message.group) == (b"failed twice", 4, "a")
     assert dict(failed.message.attributes) == {"k": b"\x00\xff", "t": "text"}
-    assert failed.previous is None  # the old program did not note it
+    assert failed.previous is None  # the old version did not record it
     broker.settle([(failed, Release(reason="again"))])
     (failed,) = receive(broker)
-    assert failed.attempt == 5  # the old settings' last one
+    assert failed.attempt == 5  # the last one that the old settings allow
     assert failed.previous is not None
     broker.settle([(failed, Release())])
     assert not receive(broker)
@@ -123,9 +123,11 @@ def test_delays_and_attempts_go_on_and_the_dead_letter_limit_holds(path: Path, c
     broker.close()
 
 
-def test_the_hand_overs_of_the_old_program_count_for_the_resets_of_the_age(path: Path, clock: FakeClock) -> None:
-    """The message that failed twice had four hand-overs that ended: the second from now is its sixth. The dead one had
-    none in its queue."""
+def test_deliveries_by_the_old_version_count_towards_the_age_reset(path: Path, clock: FakeClock) -> None:
+    """The message that failed twice had four ended deliveries, so the second one from now is its sixth.
+
+    The dead-lettered message had none in its current queue.
+    """
     broker = SqliteBroker(path, holder="new", clock=clock)
     (ready,) = receive(broker)
     broker.settle([(ready, Ack())])
@@ -141,7 +143,7 @@ def test_the_hand_overs_of_the_old_program_count_for_the_resets_of_the_age(path:
     broker.close()
 
 
-def test_a_mended_file_is_like_a_new_one(path: Path, tmp_path: Path) -> None:
+def test_a_migrated_file_has_the_schema_of_a_new_one(path: Path, tmp_path: Path) -> None:
     for file in (path, tmp_path / "new.db"):
         SqliteBroker(file, holder="w").close()
     assert schema(path) == schema(tmp_path / "new.db")
@@ -149,7 +151,7 @@ def test_a_mended_file_is_like_a_new_one(path: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def path_of_version_2(path: Path) -> Path:
-    """As the program of that version left it: a message that failed once there, and one that is leased."""
+    """Return a file as version 2 left it, with a message that failed once under it and a leased one."""
     connection = sqlite3.connect(path)
     for statement in schema_step(2):
         connection.execute(statement)
@@ -166,7 +168,7 @@ def path_of_version_2(path: Path) -> Path:
     return path
 
 
-def test_attempts_are_told_from_version_3_on(path_of_version_2: Path, clock: FakeClock) -> None:
+def test_attempts_are_recorded_from_version_3_on(path_of_version_2: Path, clock: FakeClock) -> None:
     broker = SqliteBroker(path_of_version_2, holder="new", clock=clock)
     assert version(path_of_version_2) == SCHEMA_VERSION
     (failed,) = receive(broker)
@@ -174,9 +176,9 @@ def test_attempts_are_told_from_version_3_on(path_of_version_2: Path, clock: Fak
     assert failed.previous.reason == "before"
     broker.settle([(failed, DeadLetter(reason="bad"))])
     clock.advance(600)
-    (leased,) = receive(broker)  # begun under the old version, its lease ended under the new one
+    (leased,) = receive(broker)  # leased under the old version, expired under the new one
     broker.settle([(leased, DeadLetter(reason="bad"))])
-    deaths = {letter.message.body: death_of(letter.message.attributes) for letter in receive(broker, "graves")}
+    deaths = {dead.message.body: death_of(dead.message.attributes) for dead in receive(broker, "graves")}
     tries = {body: [(each.worker, each.end) for each in death.tries] for body, death in deaths.items() if death}
     assert tries == {
         b"failed twice": [("new", "dead")],
@@ -186,32 +188,32 @@ def test_attempts_are_told_from_version_3_on(path_of_version_2: Path, clock: Fak
     broker.close()
 
 
-def test_a_lease_of_the_first_version_has_no_time_to_be_told(path: Path, clock: FakeClock) -> None:
+def test_a_lease_of_version_1_is_not_recorded_as_an_attempt(path: Path, clock: FakeClock) -> None:
     broker = SqliteBroker(path, holder="new", clock=clock)
     (ready,) = receive(broker)
     broker.settle([(ready, Ack())])
     clock.advance(600)
     leased = next(delivery for delivery in receive(broker) if delivery.message.body == b"leased")
     broker.settle([(leased, DeadLetter(reason="bad"))])
-    letter = next(letter for letter in receive(broker, "graves") if letter.message.body == b"leased")
-    death = death_of(letter.message.attributes)
+    dead = next(delivery for delivery in receive(broker, "graves") if delivery.message.body == b"leased")
+    death = death_of(dead.message.attributes)
     assert death is not None
     assert [each.worker for each in death.tries] == ["new"]
     broker.close()
 
 
-def test_dead_letters_of_an_old_file_go_to_the_second_tier(path: Path, clock: FakeClock) -> None:
-    """The file says graves-dlq, as every queue's was called by its name then; graves is where those of q go."""
+def test_dead_letters_of_an_old_file_move_to_the_final_dlq(path: Path, clock: FakeClock) -> None:
+    """The file records graves-dlq for graves, as version 1 named every DLQ after its queue; graves is the DLQ of q."""
     broker = SqliteBroker(path, holder="new", clock=clock)
     assert (broker.dead_letter_queue("q"), broker.dead_letter_queue("graves")) == ("graves", "graves-dead")
     (dead,) = receive(broker, "graves")
     assert not broker.settle([(dead, DeadLetter(reason="nothing helps", set_aside=True))])
-    (aside,) = receive(broker, "graves-dead")
-    assert set_aside_reason(aside.message.attributes) == "nothing helps"
+    (set_aside,) = receive(broker, "graves-dead")
+    assert set_aside_reason(set_aside.message.attributes) == "nothing helps"
     broker.close()
 
 
-def test_many_open_an_old_file_at_once_and_one_mends_it(path: Path, clock: FakeClock) -> None:
+def test_many_threads_open_an_old_file_at_once_and_one_migrates_it(path: Path, clock: FakeClock) -> None:
     start = threading.Barrier(6)
 
     def open_and_count(n: int) -> int:
@@ -230,7 +232,7 @@ OPENER = """
 import sys
 from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.testing import FakeClock
-sys.stdin.read(1)  # all begin at one word
+sys.stdin.read(1)  # so that all processes begin together
 broker = SqliteBroker(sys.argv[1], holder="w", clock=FakeClock(start=1_700_000_030.0))
 print(broker.stats("q").in_flight, broker.stats("graves").visible)
 """
@@ -272,7 +274,7 @@ def test_two_processes_open_an_old_file_at_once(path: Path) -> None:
 
 
 @pytest.mark.parametrize("statements", [1, 9, len(list(schema_step(2)))])
-def test_a_process_that_dies_in_the_middle_leaves_the_old_version(
+def test_a_process_killed_during_the_migration_leaves_the_old_version(
     path: Path, clock: FakeClock, statements: int
 ) -> None:
     before = schema(path)
@@ -287,21 +289,21 @@ def test_a_process_that_dies_in_the_middle_leaves_the_old_version(
     broker.close()
 
 
-def test_a_file_whose_tables_are_being_made_is_not_taken_for_another_programs(tmp_path: Path) -> None:
+def test_a_file_whose_tables_are_being_created_is_not_rejected_as_foreign(tmp_path: Path) -> None:
     path = tmp_path / "new.db"
-    made: list[bool] = []
+    created: list[bool] = []
 
-    def make_tables(statement: str) -> None:
-        """Another process's work, between two of our questions."""
-        if "sqlite_master" in statement and not made:
-            made.append(True)
-            with contextlib.suppress(TemporaryError):  # it has to wait until we have asked all of them
+    def create_tables(statement: str) -> None:
+        """Create the tables between two of the queries of `version_of`, as another process may."""
+        if "sqlite_master" in statement and not created:
+            created.append(True)
+            with contextlib.suppress(TemporaryError):  # it waits until `version_of` has made all its queries
                 SqliteBroker(path, holder="w", busy_timeout_seconds=0.05).close()
 
     connection = sqlite3.connect(path, isolation_level=None)
-    connection.set_trace_callback(make_tables)
+    connection.set_trace_callback(create_tables)
     assert version_of(connection, path) == 0
-    assert made
+    assert created
     connection.close()
     SqliteBroker(path, holder="w").close()
     assert version(path) == SCHEMA_VERSION

@@ -1,4 +1,4 @@
-"""What the SQS broker says of itself, and what it refuses before it asks anybody."""
+"""Capabilities of the SQS broker, requests that it rejects without a call, and independence of its calls."""
 
 import threading
 import time
@@ -26,11 +26,11 @@ DEADLINE_SECONDS = 60.0
 
 @pytest.fixture
 def broker() -> Iterator[SqsBroker]:
-    with closing(SqsBroker(NOWHERE, holder="w", pollers=3)) as made:
-        yield made
+    with closing(SqsBroker(NOWHERE, holder="w", pollers=3)) as opened:
+        yield opened
 
 
-def test_it_says_what_it_cannot(broker: SqsBroker) -> None:
+def test_capabilities_are_those_of_sqs(broker: SqsBroker) -> None:
     can = broker.capabilities
     assert (can.delay_seconds_max, can.lease_seconds_max, can.body_bytes_max) == (900, 43_200, 1_048_576)
     assert can.receive_max == 30
@@ -54,7 +54,7 @@ def test_it_says_what_it_cannot(broker: SqsBroker) -> None:
         (lambda broker: broker.send("", [Outgoing(body=b"")]), "needs a name"),
     ],
 )
-def test_what_can_never_be_is_refused_at_once(
+def test_an_impossible_request_is_rejected_without_a_call(
     broker: SqsBroker, attempt: Callable[[SqsBroker], object], words: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=words):
@@ -72,19 +72,19 @@ def test_what_can_never_be_is_refused_at_once(
         ({"queues": [QueueSettings(name="q", dead_letter_queue="q")]}, "its own dead-letter queue"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(options: dict[str, object], words: str) -> None:
+def test_invalid_settings_are_rejected(options: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         SqsBroker(NOWHERE, holder="w", **options)  # type: ignore[arg-type]
 
 
-def test_nothing_asked_is_nothing_done(broker: SqsBroker) -> None:
+def test_empty_requests_do_nothing(broker: SqsBroker) -> None:
     assert broker.send("q", []) == ()
     assert broker.receive("q", messages_max=0, lease_seconds=1) == ()
     assert list(broker.settle([])) == []
     assert list(broker.extend([], lease_seconds=1)) == []
 
 
-def test_after_the_closing_everything_is_away(broker: SqsBroker) -> None:
+def test_every_operation_on_a_closed_broker_raises_a_temporary_error(broker: SqsBroker) -> None:
     broker.close()
     broker.close()
     attempts: list[Callable[[], object]] = [
@@ -105,16 +105,16 @@ def test_after_the_closing_everything_is_away(broker: SqsBroker) -> None:
 
 
 class Hanging:
-    """An API in place of AWS's: calls of one operation on one queue wait until the test lets them go."""
+    """Replaces the calls to AWS. Calls of one operation on one queue wait until the test sets `gate`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, operation: str, queue: str) -> None:
         self.gate = threading.Event()
         self._waiting = threading.Semaphore(0)
 
-        def ask(_: SqsApi, asked: str, *, queue: str = "", **parameters: Any) -> Mapping[str, Any]:
-            if asked == "get_queue_url":
+        def ask(_: SqsApi, called: str, *, queue: str = "", **parameters: Any) -> Mapping[str, Any]:
+            if called == "get_queue_url":
                 return {"QueueUrl": f"http://sqs/1/{parameters['QueueName']}"}
-            if (asked, queue) == hangs:
+            if (called, queue) == hangs:
                 self._waiting.release()
                 assert self.gate.wait(2 * DEADLINE_SECONDS)
             return succeeded(parameters["Entries"])
@@ -122,13 +122,13 @@ class Hanging:
         hangs = (operation, queue)
         monkeypatch.setattr(SqsApi, "call", ask)
 
-    def until_waiting(self, count: int) -> None:
+    def await_calls(self, count: int) -> None:
         for _ in range(count):
             assert self._waiting.acquire(timeout=DEADLINE_SECONDS)
 
 
-def extended(broker: SqsBroker, queue: str) -> threading.Event:
-    """Set when the leases of two full calls have been extended."""
+def extend_in_thread(broker: SqsBroker, queue: str) -> threading.Event:
+    """Extend the leases of two full calls in a thread; return an event that is set when they are extended."""
     done = threading.Event()
     deliveries = [received(n, queue=queue, began_at=time.monotonic()) for n in range(1_000, 1_020)]
 
@@ -148,8 +148,8 @@ def test_leases_are_extended_while_every_call_that_settles_hangs(
     acks = [(received(n, began_at=time.monotonic()), Ack()) for n in range(10 * (SETTLERS + 1))]
     settling = threading.Thread(target=broker.settle, args=(acks,), daemon=True)
     settling.start()
-    hanging.until_waiting(SETTLERS + 1)  # the last call is made by the thread that settles
-    assert extended(broker, queue).wait(DEADLINE_SECONDS)
+    hanging.await_calls(SETTLERS + 1)  # the last call is made by the settling thread
+    assert extend_in_thread(broker, queue).wait(DEADLINE_SECONDS)
     hanging.gate.set()
     settling.join(DEADLINE_SECONDS)
     assert not settling.is_alive()
@@ -162,8 +162,8 @@ def test_leases_of_a_queue_are_extended_while_every_call_that_extends_another_ha
     deliveries = [received(n, began_at=time.monotonic()) for n in range(10 * (EXTENDERS + 1))]
     extending = threading.Thread(target=broker.extend, args=(deliveries,), kwargs={"lease_seconds": 60}, daemon=True)
     extending.start()
-    hanging.until_waiting(EXTENDERS + 1)
-    assert extended(broker, "other").wait(DEADLINE_SECONDS)
+    hanging.await_calls(EXTENDERS + 1)
+    assert extend_in_thread(broker, "other").wait(DEADLINE_SECONDS)
     hanging.gate.set()
     extending.join(DEADLINE_SECONDS)
     assert not extending.is_alive()

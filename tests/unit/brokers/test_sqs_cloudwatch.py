@@ -1,4 +1,4 @@
-"""What CloudWatch answers of queues' ages, page by page."""
+"""Ages of queues from CloudWatch, page by page."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from penstock.testing import FakeClock
 
 
 class Endless(Aws):
-    """AWS, whose answer always goes on."""
+    """AWS with a response that never ends."""
 
     def client(self, service: str, **_: Any) -> Any:
         assert service == "cloudwatch"
@@ -17,14 +17,14 @@ class Endless(Aws):
 
 class Pages:
     def __init__(self) -> None:
-        self._asked = 0
+        self._calls = 0
 
     def get_metric_data(self, **_: object) -> dict[str, Any]:
-        self._asked += 1
-        assert self._asked <= PAGES_MAX
-        values = [float(self._asked)] if self._asked > 1 else []  # a page may hold nothing
+        self._calls += 1
+        assert self._calls <= PAGES_MAX
+        values = [float(self._calls)] if self._calls > 1 else []  # a page may be empty
         return {"MetricDataResults": [{"Id": "q0", "Values": values}], "NextToken": "more"}
 
 
-def test_an_answer_that_goes_on_for_ever_is_read_no_further_and_its_latest_number_counts() -> None:
+def test_an_endless_response_is_read_up_to_the_page_limit_and_its_newest_value_counts() -> None:
     assert CloudWatch(Endless(), clock=FakeClock()).oldest_ages(["orders"]) == {"orders": 2.0}

@@ -1,4 +1,4 @@
-"""What SQS is told of a message, and that it comes back whole."""
+"""Encoding of messages for SQS: what is sent, and that it decodes to the same message."""
 
 import json
 import re
@@ -19,8 +19,8 @@ values = st.text(max_size=12) | st.binary(max_size=12)
 groups = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
 
 
-def arrived(entry: Mapping[str, Any], *, loses_group: bool = False) -> Mapping[str, Any]:
-    """As `ReceiveMessage` brings what was sent."""
+def as_received(entry: Mapping[str, Any], *, loses_group: bool = False) -> Mapping[str, Any]:
+    """Return the sent entry as `ReceiveMessage` returns it."""
     group = entry.get("MessageGroupId")
     return {
         "Body": entry["MessageBody"],
@@ -30,11 +30,11 @@ def arrived(entry: Mapping[str, Any], *, loses_group: bool = False) -> Mapping[s
 
 
 @given(st.binary(max_size=30), st.dictionaries(names, values, max_size=14), groups, st.booleans(), st.booleans())
-def test_whatever_is_sent_comes_back_and_sqs_takes_it(
+def test_any_message_is_valid_for_sqs_and_survives_a_round_trip(
     body: bytes, attributes: dict[str, str | bytes], group: str | None, fifo: bool, loses_group: bool
 ) -> None:
     entry = sealed(body, attributes, group, fifo=fifo)
-    assert opened(arrived(entry, loses_group=loses_group and not fifo)) == (body, attributes, group)
+    assert opened(as_received(entry, loses_group=loses_group and not fifo)) == (body, attributes, group)
     assert XML_CHARS.fullmatch(entry["MessageBody"])
     written = entry.get("MessageAttributes", {})
     assert len(written) <= ATTRIBUTES_MAX
@@ -47,7 +47,7 @@ def test_whatever_is_sent_comes_back_and_sqs_takes_it(
     assert ("MessageGroupId" in entry) is (fifo or group is not None) or group == ""
 
 
-def test_plain_text_and_its_attributes_go_as_they_are() -> None:
+def test_plain_text_and_its_attributes_are_sent_unchanged() -> None:
     assert sealed(b'{"a": 1}', {"k": "v", "b": b"\0"}, None, fifo=False) == {
         "MessageBody": '{"a": 1}',
         "MessageAttributes": {
@@ -57,7 +57,7 @@ def test_plain_text_and_its_attributes_go_as_they_are() -> None:
     }
 
 
-def test_ten_attributes_go_as_they_are_and_of_eleven_the_last_two_are_packed_ours_first() -> None:
+def test_more_than_ten_attributes_are_packed_our_own_first() -> None:
     ten = {f"a{n}": "x" for n in range(10)}
     assert sealed(b"x", ten, None, fifo=False)["MessageAttributes"].keys() == ten.keys()
     eleven = sealed(b"x", {"penstock-death": "d", **ten}, None, fifo=False)["MessageAttributes"]
@@ -65,7 +65,7 @@ def test_ten_attributes_go_as_they_are_and_of_eleven_the_last_two_are_packed_our
     assert json.loads(eleven[NOTES]["StringValue"]) == {"attributes": {"a9": "x", "penstock-death": "d"}}
 
 
-def test_a_group_takes_a_place_of_the_ten() -> None:
+def test_a_group_uses_one_of_the_ten_attributes() -> None:
     written = sealed(b"x", {f"a{n}": "x" for n in range(10)}, "tenant", fifo=False)["MessageAttributes"]
     assert written.keys() == {*(f"a{n}" for n in range(9)), NOTES}
 
@@ -74,10 +74,10 @@ def test_row_83_ten_attributes_and_a_group_lose_none() -> None:
     ten: dict[str, str | bytes] = {f"a{n}": b"\xff" if n % 2 else "x" for n in range(10)}
     entry = sealed(b"x", {**ten, "penstock-death": "{}"}, "tenant", fifo=False)
     assert entry["MessageGroupId"] == "tenant"
-    assert opened(arrived(entry)) == (b"x", {**ten, "penstock-death": "{}"}, "tenant")
+    assert opened(as_received(entry)) == (b"x", {**ten, "penstock-death": "{}"}, "tenant")
 
 
-def test_what_other_senders_wrote_comes_as_it_is() -> None:
+def test_a_message_of_another_sender_is_received_unchanged() -> None:
     raw = {
         "Body": "plain",
         "MessageAttributes": {
@@ -111,19 +111,19 @@ def test_what_other_senders_wrote_comes_as_it_is() -> None:
         '{"attributes": {"a": [1]}}',
     ],
 )
-def test_notes_that_are_none_of_ours_are_an_attribute_like_any_other(notes: str) -> None:
+def test_malformed_notes_are_an_ordinary_attribute(notes: str) -> None:
     raw = {"Body": "not base64!", "MessageAttributes": {NOTES: {"DataType": "String", "StringValue": notes}}}
     assert opened(raw) == (b"not base64!", {NOTES: notes}, None)
     binary = {"Body": "x", "MessageAttributes": {NOTES: {"DataType": "Binary", "BinaryValue": b"{}"}}}
     assert opened(binary) == (b"x", {NOTES: b"{}"}, None)
 
 
-def test_an_attribute_of_that_name_is_kept_by_packing_it() -> None:
+def test_an_attribute_named_like_our_notes_is_packed() -> None:
     entry = sealed(b"x", {NOTES: '{"group": "forged"}'}, None, fifo=False)
-    assert opened(arrived(entry)) == (b"x", {NOTES: '{"group": "forged"}'}, None)
+    assert opened(as_received(entry)) == (b"x", {NOTES: '{"group": "forged"}'}, None)
 
 
-def test_groups_that_sqs_refuses_go_by_a_digest_which_differs_with_the_group() -> None:
+def test_groups_that_sqs_rejects_are_replaced_by_distinct_digests() -> None:
     ids = [sealed(b"x", {}, group, fifo=True)["MessageGroupId"] for group in ("a b", "a  b", "", None, "ä")]
     assert len(set(ids)) == 5
     assert ids[0].startswith("sha256-")
@@ -131,7 +131,7 @@ def test_groups_that_sqs_refuses_go_by_a_digest_which_differs_with_the_group() -
     assert deduplication_id("tick-1") == "tick-1"
 
 
-def test_sizes_are_those_that_sqs_counts() -> None:
+def test_size_bytes_counts_as_sqs_does() -> None:
     assert size_bytes({"MessageBody": "ä"}) == 2
     text = {"DataType": "String", "StringValue": "ö"}
     assert size_bytes({"MessageBody": "a", "MessageAttributes": {"name": text}}) == 1 + 4 + 6 + 2

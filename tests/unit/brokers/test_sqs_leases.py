@@ -1,4 +1,4 @@
-"""Extending, and the twelve hours after which SQS extends no more."""
+"""Extension of leases, and the limit of twelve hours after which SQS extends no further."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,11 +14,13 @@ from penstock.messaging.delivery import Delivery
 HOUR = 3_600.0
 
 
-class Scene:
+class LeasesSetup:
+    """An SqsLeases with a fake API. ``failed`` and ``message`` describe the entries that fail."""
+
     def __init__(self, failed: Mapping[str, str] | None = None, message: str = "no") -> None:
         def answer(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-            told = succeeded(parameters["Entries"], failed)
-            return {**told, "Failed": [{**each, "Message": message} for each in told["Failed"]]}
+            response = succeeded(parameters["Entries"], failed)
+            return {**response, "Failed": [{**each, "Message": message} for each in response["Failed"]]}
 
         self.clock = instant_clock()
         self.api = FakeApi(answer)
@@ -33,37 +35,37 @@ class Scene:
         return [entry["VisibilityTimeout"] for call in self.api.entries(CHANGE) for entry in call]
 
 
-def test_a_lease_ends_so_many_seconds_from_the_call() -> None:
-    scene = Scene()
-    scene.clock.advance(5 * HOUR)
-    assert not scene.extend(received(1, began_at=0.0), lease_seconds=59.2)
-    assert scene.timeouts() == [60]
+def test_a_lease_is_extended_from_the_time_of_the_call() -> None:
+    setup = LeasesSetup()
+    setup.clock.advance(5 * HOUR)
+    assert not setup.extend(received(1, began_at=0.0), lease_seconds=59.2)
+    assert setup.timeouts() == [60]
 
 
-def test_row_70_near_the_ceiling_it_is_cut_to_what_is_left() -> None:
-    scene = Scene()
-    scene.clock.advance(LEASE_SECONDS_MAX - 40)
-    assert not scene.extend(received(1, began_at=0.0))
-    assert scene.timeouts() == [40 - int(MARGIN_SECONDS)]
+def test_row_70_an_extension_near_the_limit_is_cut_to_the_time_left() -> None:
+    setup = LeasesSetup()
+    setup.clock.advance(LEASE_SECONDS_MAX - 40)
+    assert not setup.extend(received(1, began_at=0.0))
+    assert setup.timeouts() == [40 - int(MARGIN_SECONDS)]
 
 
 @pytest.mark.parametrize("left_seconds", [2.5, 0.0, -5_000.0])
-def test_row_70_at_the_ceiling_nothing_is_asked_and_nothing_is_lost(left_seconds: float) -> None:
-    scene = Scene()
-    scene.clock.advance(LEASE_SECONDS_MAX - left_seconds)
-    young = received(2, began_at=scene.clock.monotonic())
-    assert not scene.extend(received(1, began_at=0.0), young)
-    assert [len(call) for call in scene.api.entries(CHANGE)] == [1]
-    assert not scene.extend(received(1, began_at=0.0))
-    assert scene.api.operations() == [CHANGE]
+def test_row_70_at_the_limit_no_extension_is_requested_and_no_lease_is_lost(left_seconds: float) -> None:
+    setup = LeasesSetup()
+    setup.clock.advance(LEASE_SECONDS_MAX - left_seconds)
+    young = received(2, began_at=setup.clock.monotonic())
+    assert not setup.extend(received(1, began_at=0.0), young)
+    assert [len(call) for call in setup.api.entries(CHANGE)] == [1]
+    assert not setup.extend(received(1, began_at=0.0))
+    assert setup.api.operations() == [CHANGE]
 
 
-def test_row_70_if_sqs_sees_the_ceiling_first_it_is_neither_an_error_nor_lost() -> None:
+def test_row_70_a_limit_error_of_sqs_is_neither_raised_nor_a_lost_lease() -> None:
     words = "Total VisibilityTimeout for the message is beyond the limit [43200 seconds]"
-    scene = Scene(
+    setup = LeasesSetup(
         {"0": "InvalidParameterValue"}, f"Value 60 for parameter VisibilityTimeout is invalid. Reason: {words}"
     )
-    assert not scene.extend(received(1))
+    assert not setup.extend(received(1))
 
 
 @pytest.mark.parametrize(
@@ -77,26 +79,26 @@ def test_row_70_if_sqs_sees_the_ceiling_first_it_is_neither_an_error_nor_lost() 
         ),
     ],
 )
-def test_a_handle_that_leads_nowhere_is_lost(code: str, message: str) -> None:
-    scene = Scene({"1": code}, message)
+def test_a_delivery_with_an_invalid_receipt_handle_is_lost(code: str, message: str) -> None:
+    setup = LeasesSetup({"1": code}, message)
     deliveries = [received(n) for n in range(3)]
-    assert scene.extend(*deliveries) == [deliveries[1]]
+    assert setup.extend(*deliveries) == [deliveries[1]]
 
 
-def test_what_this_broker_settled_is_not_extended() -> None:
-    scene = Scene()
+def test_a_settled_delivery_is_not_extended() -> None:
+    setup = LeasesSetup()
     released, held = received(1), received(2)
-    scene.settled.add(released)
-    assert scene.extend(released, held) == [released]
-    assert [entry["ReceiptHandle"] for call in scene.api.entries(CHANGE) for entry in call] == ["r2"]
+    setup.settled.add(released)
+    assert setup.extend(released, held) == [released]
+    assert [entry["ReceiptHandle"] for call in setup.api.entries(CHANGE) for entry in call] == ["r2"]
 
 
-def test_what_cannot_be_asked_for_is_an_error_that_passes() -> None:
+def test_a_failed_extension_raises_a_temporary_error() -> None:
     with pytest.raises(TemporaryError, match="1 of 2 leases"):
-        Scene({"1": "throttled"}).extend(received(1), received(2))
+        LeasesSetup({"1": "throttled"}).extend(received(1), received(2))
 
 
-def test_each_queue_has_a_call_of_its_own() -> None:
-    scene = Scene()
-    assert not scene.extend(received(1), received(2, queue="other"), received(3))
-    assert sorted(queue for queue, _, _ in scene.api.calls) == ["other", "q"]
+def test_each_queue_has_its_own_extension_call() -> None:
+    setup = LeasesSetup()
+    assert not setup.extend(received(1), received(2, queue="other"), received(3))
+    assert sorted(queue for queue, _, _ in setup.api.calls) == ["other", "q"]

@@ -1,4 +1,4 @@
-"""Messages of an earlier poll: handed out with the requested lease, or not at all."""
+"""Messages that a long poll received: returned with the requested lease, or not at all."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,68 +15,68 @@ from penstock.testing import FakeClock
 LEASE = 30.0
 
 
-class Scene:
-    """A queue at which a poll is under way, and what one before it brought."""
+class ReceiverSetup:
+    """An SqsReceiver of a queue with two buffered messages of an earlier poll, and a poll under way."""
 
     def __init__(self, *, lease_seconds: float = LEASE) -> None:
         self.clock = FakeClock()
         self.api = FakeApi()
-        self.held = PolledMessages(self.clock, unclaimed_seconds=1.0)
+        self.polled = PolledMessages(self.clock, unclaimed_seconds=1.0)
         queues, calls = KnownQueues(self.api), batches(self.api)
-        self.taking = SqsReceiver(
-            polled=self.held,
+        self.receiver = SqsReceiver(
+            polled=self.polled,
             receiving=ReceiveCalls(self.api, queues, ParallelCalls("test", threads=2), pollers=2, clock=self.clock),
             leases=SqsLeases(queues, calls, SettledDeliveries(), extending=calls, clock=self.clock),
             poll_seconds=5.0,
             clock=self.clock,
         )
         deliveries = [received(n, began_at=self.clock.monotonic()) for n in (1, 2)]
-        for catch in (PolledBatch(deliveries=deliveries, lease_seconds=lease_seconds, was_full=False), None):
-            self.held.poll_begins("q")
-            if catch is not None:
-                self.held.poll_ends("q", catch)
+        for batch in (PolledBatch(deliveries=deliveries, lease_seconds=lease_seconds, was_full=False), None):
+            self.polled.poll_begins("q")
+            if batch is not None:
+                self.polled.poll_ends("q", batch)
 
     def take(self) -> Sequence[str]:
-        return [delivery.receipt for delivery in self.taking.take("q", 10, LEASE, 0.0)]
+        return [delivery.receipt for delivery in self.receiver.take("q", 10, LEASE, 0.0)]
 
 
-def test_what_is_held_costs_nothing() -> None:
-    scene = Scene()
-    assert scene.take() == ["r1", "r2"]
-    assert scene.api.calls == []
+def test_buffered_messages_are_returned_without_a_call() -> None:
+    setup = ReceiverSetup()
+    assert setup.take() == ["r1", "r2"]
+    assert setup.api.calls == []
 
 
-def test_what_was_held_for_long_is_extended_and_past_its_lease_it_is_nobodys() -> None:
-    scene = Scene()
-    scene.clock.advance(LEASE / 2)
-    assert scene.take() == ["r1", "r2"]
-    assert scene.api.operations() == [CHANGE]
-    scene = Scene()
-    scene.clock.advance(LEASE)
-    assert scene.take() == []
+def test_the_lease_of_older_messages_is_extended_and_expired_ones_are_dropped() -> None:
+    setup = ReceiverSetup()
+    setup.clock.advance(LEASE / 2)
+    assert setup.take() == ["r1", "r2"]
+    assert setup.api.operations() == [CHANGE]
+    setup = ReceiverSetup()
+    setup.clock.advance(LEASE)
+    assert setup.take() == []
 
 
-def test_what_is_past_its_lease_is_taken_from_nobody_with_another_lease() -> None:
-    scene = Scene(lease_seconds=10.0)
-    scene.clock.advance(10.0)
-    assert scene.take() == []
-    assert scene.api.calls == []
+def test_expired_messages_do_not_get_the_requested_lease() -> None:
+    setup = ReceiverSetup(lease_seconds=10.0)
+    setup.clock.advance(10.0)
+    assert setup.take() == []
+    assert setup.api.calls == []
 
 
-def test_what_others_have_by_now_is_left_out() -> None:
-    scene = Scene(lease_seconds=10.0)
-    scene.api.answers = lambda operation, parameters: succeeded(parameters["Entries"], {"0": "MessageNotInflight"})
-    assert scene.take() == ["r2"]
+def test_messages_that_are_no_longer_in_flight_are_left_out() -> None:
+    setup = ReceiverSetup(lease_seconds=10.0)
+    setup.api.answers = lambda operation, parameters: succeeded(parameters["Entries"], {"0": "MessageNotInflight"})
+    assert setup.take() == ["r2"]
 
 
-def test_what_cannot_be_given_the_lease_that_is_asked_for_is_held_on() -> None:
-    scene = Scene(lease_seconds=10.0)
+def test_messages_whose_lease_cannot_be_changed_stay_buffered() -> None:
+    setup = ReceiverSetup(lease_seconds=10.0)
 
-    def away(operation: str, parameters: Mapping[str, Any]) -> Exception:
+    def unreachable(operation: str, parameters: Mapping[str, Any]) -> Exception:
         return TemporaryError("away")
 
-    scene.api.answers = away
+    setup.api.answers = unreachable
     with pytest.raises(TemporaryError, match="away"):
-        scene.take()
-    scene.api.answers = None
-    assert scene.take() == ["r1", "r2"]
+        setup.take()
+    setup.api.answers = None
+    assert setup.take() == ["r1", "r2"]

@@ -1,4 +1,4 @@
-"""From names, URLs and ARNs to queues, their dead-letter queues, and queues that are made."""
+"""Lookup of queues and their dead-letter queues by name, URL or ARN, and creation of queues."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ HOME = "https://sqs.us-east-1.amazonaws.com/1"
 
 
 class Account:
-    """Queues with their attributes."""
+    """An AWS account with queues and their attributes. In keyword names, two underscores are a dot."""
 
     def __init__(self, **queues: Mapping[str, str]) -> None:
         self.queues: dict[str, dict[str, str]] = {name.replace("__", "."): dict(each) for name, each in queues.items()}
@@ -68,7 +68,7 @@ def test_a_name_is_looked_up_once() -> None:
     assert account.api.operations() == ["get_queue_url"] * 2
 
 
-def test_a_url_is_taken_as_it_is() -> None:
+def test_a_url_needs_no_lookup() -> None:
     account = Account()
     assert account.known.find(f"{HOME}/q.fifo").is_fifo
     assert account.api.calls == []
@@ -89,17 +89,17 @@ def test_an_arn_is_looked_up_in_its_account() -> None:
         ("", "needs a name"),
     ],
 )
-def test_what_is_no_queue_is_said_in_one_sentence(queue: str, words: str) -> None:
+def test_an_invalid_or_missing_queue_raises_a_clear_error(queue: str, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         Account(q={}).known.find(queue)
 
 
-def test_dead_letters_go_where_the_redrive_policy_says() -> None:
+def test_the_dead_letter_queue_is_the_one_of_the_redrive_policy() -> None:
     account = Account(q=redrive("graves"), graves={}, **{"q-dlq": {}})
     assert account.known.dead_letter_queue(account.known.find("q")).url == f"{HOME}/graves"
 
 
-def test_without_a_policy_they_go_to_the_queue_of_that_name() -> None:
+def test_without_a_policy_the_dead_letter_queue_has_the_conventional_name() -> None:
     account = Account(q={}, **{"q-dlq": {}})
     assert account.known.dead_letter_queue(account.known.find("q")).url == f"{HOME}/q-dlq"
     account.readable = False
@@ -107,19 +107,19 @@ def test_without_a_policy_they_go_to_the_queue_of_that_name() -> None:
     assert account.known.dead_letter_queue(account.known.find("q")).url == f"{HOME}/q-dlq"
 
 
-def test_those_of_a_fifo_queue_go_to_one_too() -> None:
+def test_the_dead_letter_queue_of_a_fifo_queue_is_a_fifo_queue() -> None:
     account = Account(q__fifo={}, **{"q-dlq__fifo": {}})
     assert account.known.dead_letter_queue(account.known.find("q.fifo")).url == f"{HOME}/q-dlq.fifo"
     assert account.known.find("q.fifo-dlq").url == f"{HOME}/q-dlq.fifo"
 
 
-def test_without_any_one_sentence_says_what_to_do() -> None:
+def test_a_missing_dead_letter_queue_raises_an_error_with_the_remedy() -> None:
     account = Account(q={})
     with pytest.raises(QueueMissing, match=r"no dead-letter queue.*create that one, or give"):
         account.known.dead_letter_queue(account.known.find("q"))
 
 
-def test_a_policy_is_asked_for_again_after_a_while() -> None:
+def test_a_policy_is_read_again_after_a_while() -> None:
     account = Account(q=redrive("graves"), graves={}, other={})
     queue = account.known.find("q")
     account.known.dead_letter_queue(queue)
@@ -129,7 +129,7 @@ def test_a_policy_is_asked_for_again_after_a_while() -> None:
     assert account.known.dead_letter_queue(queue).url == f"{HOME}/other"
 
 
-def test_a_queue_away_is_no_queue_without_a_policy() -> None:
+def test_an_unreachable_queue_is_not_treated_as_one_without_a_policy() -> None:
     account = Account(q={})
     queue = account.known.find("q")
     account.api.answers = lambda operation, parameters: TemporaryError("away")
@@ -137,7 +137,7 @@ def test_a_queue_away_is_no_queue_without_a_policy() -> None:
         account.known.dead_letter_queue(queue)
 
 
-def test_how_much_a_queue_takes_it_says_and_else_as_much_as_older_ones() -> None:
+def test_bytes_max_is_the_queues_limit_or_that_of_older_queues() -> None:
     account = Account(q={"MaximumMessageSize": "1048576"}, old={})
     assert account.known.bytes_max(account.known.find("q")) == 1024 * 1024
     assert account.known.bytes_max(account.known.find("old")) == 256 * 1024
@@ -146,18 +146,18 @@ def test_how_much_a_queue_takes_it_says_and_else_as_much_as_older_ones() -> None
     assert account.known.bytes_max(account.known.find("q")) == 256 * 1024
 
 
-def test_dead_letters_are_found_by_the_queues_name_and_the_suffix_wherever_they_go() -> None:
+def test_the_suffix_finds_the_dead_letter_queue_whatever_its_real_name() -> None:
     account = Account(q=redrive("graves"), graves={})
     assert account.known.find("q-dlq").url == f"{HOME}/graves"
     with pytest.raises(QueueMissing):
         account.known.find("other-dlq")
 
 
-def test_names_come_page_by_page() -> None:
+def test_names_reads_all_pages() -> None:
     assert list(Account(c={}, a={}, b={}).known.names()) == ["a", "b", "c"]
 
 
-def test_queues_are_made_with_their_dead_letter_queues_and_policies() -> None:
+def test_ensure_creates_queues_with_their_dead_letter_queues_and_policies() -> None:
     account = Account()
     account.known.ensure([QueueSettings(name="q", receives_max=7, retention_seconds=1.0), QueueSettings(name="r.fifo")])
     assert account.queues.keys() == {"q", "q-dlq", "q-dead", "r.fifo", "r-dlq.fifo", "r-dead.fifo"}
@@ -165,12 +165,12 @@ def test_queues_are_made_with_their_dead_letter_queues_and_policies() -> None:
         "deadLetterTargetArn": "arn:aws:sqs:us-east-1:1:q-dlq",
         "maxReceiveCount": 7,
     }
-    assert account.queues["q"]["MessageRetentionPeriod"] == "60"  # SQS's least
+    assert account.queues["q"]["MessageRetentionPeriod"] == "60"  # the minimum of SQS
     assert "RedrivePolicy" not in account.queues["r.fifo"]
     assert account.queues["r-dlq.fifo"]["FifoQueue"] == account.queues["r-dead.fifo"]["FifoQueue"] == "true"
 
 
-def test_receives_that_count_on_let_sqs_move_no_letter_of_a_first_tier_that_is_made_here() -> None:
+def test_a_new_dlq_gets_the_largest_receive_count() -> None:
     account = Account()
     account.known.ensure([QueueSettings(name="q", receives_max=7)])
     assert json.loads(account.queues["q-dlq"]["RedrivePolicy"]) == {
@@ -180,14 +180,14 @@ def test_receives_that_count_on_let_sqs_move_no_letter_of_a_first_tier_that_is_m
     assert "RedrivePolicy" not in account.queues["q-dead"]
 
 
-def test_a_first_tier_that_is_there_gets_a_second_and_no_policy() -> None:
+def test_an_existing_dlq_gets_a_final_dlq_and_no_policy() -> None:
     account = Account(**{"q-dlq": {"QueueArn": "arn:aws:sqs:us-east-1:1:q-dlq"}})
     account.known.ensure([QueueSettings(name="q")])
     assert "q-dead" in account.queues
     assert "RedrivePolicy" not in account.queues["q-dlq"]
 
 
-def test_a_first_tier_that_says_where_its_letters_go_keeps_its_word() -> None:
+def test_an_existing_dlq_keeps_its_redrive_policy() -> None:
     account = Account(graves={}, **{"q-dlq": redrive("graves")})
     account.known.ensure([QueueSettings(name="q")])
     assert account.queues.keys() == {"q", "q-dlq", "graves"}
@@ -207,15 +207,15 @@ def test_a_first_tier_that_says_where_its_letters_go_keeps_its_word() -> None:
         ("q-dead.fifo", "q-dead.fifo"),
     ],
 )
-def test_each_tier_has_a_name_that_sqs_takes_whether_or_not_it_is_there(queue: str, dead_letters: str) -> None:
-    there: dict[str, dict[str, str]] = {valid_name(name): {} for name in (queue, dead_letters)}
-    for account in (Account(), Account(**there)):
+def test_dead_letter_names_are_valid_and_do_not_require_the_queues_to_exist(queue: str, dead_letters: str) -> None:
+    existing: dict[str, dict[str, str]] = {valid_name(name): {} for name in (queue, dead_letters)}
+    for account in (Account(), Account(**existing)):
         assert account.known.dead_letter_name(queue) == dead_letters
-    found = Account(**there).known
+    found = Account(**existing).known
     assert found.dead_letter_queue(found.find(queue)).url == f"{HOME}/{dead_letters}"
 
 
-def test_how_long_messages_stay_is_told_where_it_may_be_asked() -> None:
+def test_retention_is_returned_if_it_can_be_read() -> None:
     account = Account(q={"MessageRetentionPeriod": "3600"})
     assert account.known.retention_seconds("q") == 3_600
     assert account.known.retention_seconds("nope") is None
@@ -224,7 +224,7 @@ def test_how_long_messages_stay_is_told_where_it_may_be_asked() -> None:
     assert account.known.retention_seconds("q") is None
 
 
-def test_after_how_many_receives_a_queue_gives_up_is_told_and_asking_raises_nothing() -> None:
+def test_receives_max_is_read_from_the_policy_and_raises_nothing() -> None:
     account = Account(q=redrive("graves"), plain={}, odd={"RedrivePolicy": '{"maxReceiveCount": "many"}'})
     arn = "arn:aws:sqs:us-east-1:1:"
     assert account.known.receives_max(f"{arn}q") == 5
@@ -232,7 +232,7 @@ def test_after_how_many_receives_a_queue_gives_up_is_told_and_asking_raises_noth
         assert account.known.receives_max(f"{arn}{name}") is None
 
 
-def test_a_queue_that_is_there_is_given_the_settings() -> None:
+def test_ensure_applies_the_settings_to_an_existing_queue() -> None:
     account = Account(
         q={"QueueArn": "arn:aws:sqs:us-east-1:1:q"}, graves={"QueueArn": "arn:aws:sqs:us-east-1:1:graves"}
     )
@@ -243,21 +243,19 @@ def test_a_queue_that_is_there_is_given_the_settings() -> None:
 
 
 @pytest.mark.parametrize("readable", [True, False])
-def test_whether_a_queue_is_there_is_known_without_the_right_to_its_attributes(
-    readable: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_exists_needs_no_permission_to_read_attributes(readable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     account = Account(q={})
     account.readable = readable
     monkeypatch.setattr(facts, "SqsApi", lambda *_, **__: account.api)
-    look = facts.SqsInspector(Aws(), clock=account.clock)
-    for there in ("q", f"{HOME}/q"):
-        look.check_exists(there)
+    inspector = facts.SqsInspector(Aws(), clock=account.clock)
+    for existing in ("q", f"{HOME}/q"):
+        inspector.check_exists(existing)
     for missing in ("nope", f"{HOME}/nope"):
         with pytest.raises(QueueMissing, match="There is no queue"):
-            look.check_exists(missing)
+            inspector.check_exists(missing)
 
 
 def test_dead_letters_of_a_fifo_queue_are_found_by_its_url_and_arn() -> None:
     account = Account(**{"q__fifo": {}, "q-dlq__fifo": {}})
-    for called in (f"{HOME}/q.fifo", "arn:aws:sqs:us-east-1:1:q.fifo"):
-        assert account.known.find(f"{called}-dlq").url == f"{HOME}/q-dlq.fifo"
+    for address in (f"{HOME}/q.fifo", "arn:aws:sqs:us-east-1:1:q.fifo"):
+        assert account.known.find(f"{address}-dlq").url == f"{HOME}/q-dlq.fifo"

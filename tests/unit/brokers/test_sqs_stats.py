@@ -29,32 +29,32 @@ def caused_by(code: str) -> TemporaryError:
     return error
 
 
-def test_counts_are_sqs_own_and_ages_are_not_told() -> None:
+def test_counts_are_those_of_sqs_and_ages_are_unknown() -> None:
     api = FakeApi(purging(None))
     stats = read_stats(api, KnownQueues(api), "q")
     assert (stats.visible, stats.in_flight, stats.delayed) == (5, 3, 2)
     assert (stats.oldest_visible_message_age_seconds, stats.oldest_message_age_seconds) == (None, None)
 
 
-def test_a_purge_answers_how_many_there_were() -> None:
+def test_a_purge_returns_the_number_of_messages() -> None:
     api = FakeApi(purging(None))
     assert purge(api, KnownQueues(api), "q") == 10
     assert api.operations()[-1] == "purge_queue"
 
 
-def test_a_purge_too_soon_after_another_says_when() -> None:
+def test_a_purge_too_soon_after_another_names_the_interval() -> None:
     api = FakeApi(purging(caused_by("AWS.SimpleQueueService.PurgeQueueInProgress")))
     with pytest.raises(TemporaryError, match="purged within the last 60 s"):
         purge(api, KnownQueues(api), "q")
 
 
-def test_another_fault_stays_what_it_is() -> None:
+def test_other_purge_errors_are_raised_unchanged() -> None:
     api = FakeApi(purging(caused_by("RequestThrottled")))
     with pytest.raises(TemporaryError, match="AWS's words"):
         purge(api, KnownQueues(api), "q")
 
 
-def test_a_queue_that_is_not_there_holds_nothing() -> None:
+def test_a_missing_queue_has_no_messages() -> None:
     api = FakeApi(lambda operation, parameters: QueueMissing("gone"))
     assert read_stats(api, KnownQueues(api), "q").visible == 0
     assert purge(api, KnownQueues(api), "q") == 0

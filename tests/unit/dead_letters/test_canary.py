@@ -1,4 +1,4 @@
-"""A letter that was sent ahead: what can be seen of it."""
+"""Canary of a replay: one message is sent ahead, and its result is watched."""
 
 import threading
 from typing import Any
@@ -13,11 +13,11 @@ from penstock.messaging.replay import Replay, dead_letter_replay_id, replayed
 from penstock.messaging.settlement import Ack, DeadLetter
 from penstock.testing import FakeClock
 
-QUEUE, FIRST, SECOND = "orders", "orders-dlq", "orders-dead"
+QUEUE, DLQ, FINAL_DLQ = "orders", "orders-dlq", "orders-dead"
 
 
-class Stepping(FakeClock):
-    """Time passes where somebody waits, and things happen meanwhile."""
+class SteppingClock(FakeClock):
+    """A clock that advances with each wait, and runs the next function of `then` during it."""
 
     def __init__(self) -> None:
         super().__init__(auto_advance=True)
@@ -30,92 +30,94 @@ class Stepping(FakeClock):
 
 
 @pytest.fixture
-def clock() -> Stepping:
-    return Stepping()
+def clock() -> SteppingClock:
+    return SteppingClock()
 
 
 @pytest.fixture
-def broker(clock: Stepping) -> MemoryBroker:
+def broker(clock: SteppingClock) -> MemoryBroker:
     return MemoryBroker(clock=clock)
 
 
-def sent(broker: MemoryBroker) -> Canary:
-    """A letter of a queue, as a message again."""
+def send_canary(broker: MemoryBroker) -> Canary:
+    """Dead-letter a message, replay it, and return it as a canary."""
     broker.send(QUEUE, [Outgoing(body=b"1")])
-    die(broker)
-    (dead_letter,) = broker.browse(FIRST, messages_max=1)
-    replay_id = dead_letter_replay_id(FIRST, dead_letter)
+    dead_letter_one(broker)
+    (dead_letter,) = broker.browse(DLQ, messages_max=1)
+    replay_id = dead_letter_replay_id(DLQ, dead_letter)
     replay = Replay(
-        replay_id=replay_id, dead_letter_queue=FIRST, dead_letter_id=dead_letter.id, queue=QUEUE, count=0, due_at=0.0
+        replay_id=replay_id, dead_letter_queue=DLQ, dead_letter_id=dead_letter.id, queue=QUEUE, count=0, due_at=0.0
     )
     (id,) = broker.send(QUEUE, [replayed(dead_letter, replay, delay_seconds=0.0)])
-    broker.discard(FIRST, [dead_letter.id])
-    return Canary(queue=QUEUE, message_id=id, replay_id=replay_id, dead_letter_queues=[FIRST, SECOND])
+    broker.discard(DLQ, [dead_letter.id])
+    return Canary(queue=QUEUE, message_id=id, replay_id=replay_id, dead_letter_queues=[DLQ, FINAL_DLQ])
 
 
-def die(broker: MemoryBroker, *, reason: str = "KeyError", queue: str = QUEUE, set_aside: bool = False) -> None:
+def dead_letter_one(
+    broker: MemoryBroker, *, reason: str = "KeyError", queue: str = QUEUE, set_aside: bool = False
+) -> None:
     (delivery,) = broker.receive(queue, messages_max=1, lease_seconds=60)
     assert not broker.settle([(delivery, DeadLetter(reason=reason, set_aside=set_aside))])
 
 
-def done(broker: MemoryBroker) -> None:
+def ack_one(broker: MemoryBroker) -> None:
     (delivery,) = broker.receive(QUEUE, messages_max=1, lease_seconds=60)
     assert not broker.settle([(delivery, Ack())])
 
 
-def fate(canary: Canary, broker: MemoryBroker, clock: Clock, *, stopped: bool = False) -> CanaryResult:
+def watched(canary: Canary, broker: MemoryBroker, clock: Clock, *, stopped: bool = False) -> CanaryResult:
     return watch(canary, broker, seconds=30.0, clock=clock, stopped=lambda: stopped)
 
 
-def test_it_is_settled_when_it_is_gone_and_not_dead(broker: MemoryBroker, clock: Stepping) -> None:
-    canary = sent(broker)
-    broker.send(FIRST, [Outgoing(body=b"another")])
-    clock.then = [lambda: None, lambda: done(broker)]
-    assert fate(canary, broker, clock).verdict == "settled"
+def test_a_canary_that_left_its_queue_and_did_not_die_is_settled(broker: MemoryBroker, clock: SteppingClock) -> None:
+    canary = send_canary(broker)
+    broker.send(DLQ, [Outgoing(body=b"another")])
+    clock.then = [lambda: None, lambda: ack_one(broker)]
+    assert watched(canary, broker, clock).verdict == "settled"
 
 
-def test_it_died_again(broker: MemoryBroker, clock: Stepping) -> None:
-    canary = sent(broker)
-    clock.then = [lambda: die(broker, reason="the same")]
-    found = fate(canary, broker, clock)
-    assert (found.verdict, "orders-dlq" in found.text, "the same" in found.text) == ("died", True, True)
+def test_a_canary_that_is_dead_lettered_again_died(broker: MemoryBroker, clock: SteppingClock) -> None:
+    canary = send_canary(broker)
+    clock.then = [lambda: dead_letter_one(broker, reason="the same")]
+    result = watched(canary, broker, clock)
+    assert (result.verdict, "orders-dlq" in result.text, "the same" in result.text) == ("died", True, True)
 
 
-def test_it_died_and_was_set_aside_at_once(broker: MemoryBroker, clock: Stepping) -> None:
-    canary = sent(broker)
+def test_a_canary_that_is_set_aside_at_once_died(broker: MemoryBroker, clock: SteppingClock) -> None:
+    canary = send_canary(broker)
 
     def both() -> None:
-        die(broker)
-        die(broker, queue=FIRST, reason="often enough", set_aside=True)
+        dead_letter_one(broker)
+        dead_letter_one(broker, queue=DLQ, reason="often enough", set_aside=True)
 
     clock.then = [both]
-    found = fate(canary, broker, clock)
-    assert (found.verdict, "orders-dead" in found.text) == ("died", True)
+    result = watched(canary, broker, clock)
+    assert (result.verdict, "orders-dead" in result.text) == ("died", True)
 
 
-def test_it_died_and_a_replayer_has_sent_it_back_already(broker: MemoryBroker, clock: Stepping) -> None:
-    canary = sent(broker)
+def test_a_canary_that_was_replayed_again_died(broker: MemoryBroker, clock: SteppingClock) -> None:
+    canary = send_canary(broker)
 
     def both() -> None:
-        die(broker)
-        (dead_letter,) = broker.browse(FIRST, messages_max=1)
+        dead_letter_one(broker)
+        (dead_letter,) = broker.browse(DLQ, messages_max=1)
         replay = Replay(
-            replay_id="r", dead_letter_queue=FIRST, dead_letter_id=dead_letter.id, queue=QUEUE, count=1, due_at=0.0
+            replay_id="r", dead_letter_queue=DLQ, dead_letter_id=dead_letter.id, queue=QUEUE, count=1, due_at=0.0
         )
         broker.send(QUEUE, [replayed(dead_letter, replay, delay_seconds=0.0)])
-        broker.discard(FIRST, [dead_letter.id])
+        broker.discard(DLQ, [dead_letter.id])
 
     clock.then = [both]
-    assert fate(canary, broker, clock).verdict == "died"
+    assert watched(canary, broker, clock).verdict == "died"
 
 
-def test_nobody_takes_it(broker: MemoryBroker, clock: Stepping) -> None:
-    canary = sent(broker)
-    found = fate(canary, broker, clock)
-    assert (found.verdict, "still in orders" in found.text) == ("unknown", True)
+def test_a_canary_that_is_not_received_is_unknown_after_the_wait(broker: MemoryBroker, clock: SteppingClock) -> None:
+    canary = send_canary(broker)
+    result = watched(canary, broker, clock)
+    assert (result.verdict, "still in orders" in result.text) == ("unknown", True)
     assert 30.0 <= clock.monotonic() < 40.0
 
 
-def test_somebody_asks_to_stop(broker: MemoryBroker, clock: Stepping) -> None:
-    assert fate(sent(broker), broker, clock, stopped=True).verdict == "unknown"
+def test_a_stop_request_ends_the_watch_at_once(broker: MemoryBroker, clock: SteppingClock) -> None:
+    assert watched(send_canary(broker), broker, clock, stopped=True).verdict == "unknown"
     assert clock.monotonic() == 0.0

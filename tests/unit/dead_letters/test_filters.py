@@ -1,4 +1,4 @@
-"""Which letters are meant, and where they came from."""
+"""Filters of dead-lettered messages, and their queues of origin."""
 
 import json
 from typing import Any
@@ -28,7 +28,7 @@ BODY = json.dumps(
 def dead_letter(
     *, queue: str = "orders-dlq", body: bytes = b"1", at: float = NOW - 60, moved_from: str | None = None, **fields: Any
 ) -> DeadLetteredMessage:
-    """One that died of these; of nothing without any."""
+    """Return a dead-lettered message whose death has the given fields; without any, it has no death."""
     attributes: dict[str, str | bytes] = dict(fields.pop("attributes", {}))
     if fields:
         given = {"reason": "r", "attempts": 1, "worker": "w", "queue": "orders", "message_id": "m", **fields}
@@ -82,7 +82,7 @@ KNOWN = dead_letter(
         (DeadLetterFilter(handler="bill", error="timeout"), False),
     ],
 )
-def test_a_dead_letter_matches_all_that_is_asked(wanted: DeadLetterFilter, matches: bool) -> None:
+def test_a_filter_matches_if_all_its_conditions_do(wanted: DeadLetterFilter, matches: bool) -> None:
     assert wanted.matches(KNOWN, now=NOW) is matches
     assert wanted.is_empty is (wanted == DeadLetterFilter())
 
@@ -90,7 +90,7 @@ def test_a_dead_letter_matches_all_that_is_asked(wanted: DeadLetterFilter, match
 @pytest.mark.parametrize(
     "wanted", [DeadLetterFilter(handler="bill"), DeadLetterFilter(error="r"), DeadLetterFilter(ids=frozenset({"m"}))]
 )
-def test_a_dead_letter_that_says_nothing_matches_no_question_about_its_death(wanted: DeadLetterFilter) -> None:
+def test_a_message_without_a_death_matches_no_filter_on_its_death(wanted: DeadLetterFilter) -> None:
     assert not wanted.matches(dead_letter(), now=NOW)
     assert not DeadLetterFilter(object_uri="s3://b/k").matches(dead_letter(body=b"no notification"), now=NOW)
 
@@ -108,12 +108,12 @@ def test_a_dead_letter_that_says_nothing_matches_no_question_about_its_death(wan
         ("no <text> in it über a b back\\slash", True),
     ],
 )
-def test_text_is_sought_in_what_was_said_and_not_in_how_it_is_written(error: str, matches: bool) -> None:
+def test_the_error_filter_searches_the_text_and_not_its_encoding(error: str, matches: bool) -> None:
     found = dead_letter(reason='no "x" in it über a\nb back\\slash')
     assert DeadLetterFilter(error=error).matches(found, now=NOW) is matches
 
 
-def test_the_name_of_the_group_without_a_reason_finds_its_dead_letters() -> None:
+def test_the_name_of_the_group_without_a_reason_matches_its_messages() -> None:
     assert DeadLetterFilter(error="no reason was recorded").matches(dead_letter(), now=NOW)
 
 
@@ -130,11 +130,13 @@ def test_the_name_of_the_group_without_a_reason_finds_its_dead_letters() -> None
         (dead_letter(queue="lost", moved_from="mails-dlq"), None),
     ],
 )
-def test_where_a_dead_letter_came_from(found: DeadLetteredMessage, origin: str | None) -> None:
+def test_the_first_origin_is_the_queue_that_dead_lettered_the_message(
+    found: DeadLetteredMessage, origin: str | None
+) -> None:
     assert next(iter(origins_of(found)), None) == origin
 
 
-def test_one_that_died_as_a_dead_letter_goes_back_to_where_it_died_first() -> None:
+def test_the_origin_of_a_message_that_died_again_in_its_dlq_is_its_first_queue() -> None:
     first = dead_letter(reason="r", queue="lost").message.attributes
     again = Death(
         reason="handed over",
@@ -150,5 +152,5 @@ def test_one_that_died_as_a_dead_letter_goes_back_to_where_it_died_first() -> No
 
 
 @pytest.mark.parametrize("queue", ["orders", "-dlq", "-dead", "dlq"])
-def test_a_name_that_says_nothing(queue: str) -> None:
+def test_a_queue_name_without_the_dlq_convention_has_no_source(queue: str) -> None:
     assert source_of(queue) is None

@@ -1,4 +1,4 @@
-"""Letters by what they died of."""
+"""Groups of dead-lettered messages by cause."""
 
 import json
 from typing import Any
@@ -47,22 +47,22 @@ def dead_letter(
         ("a\n  b", "a b"),
     ],
 )
-def test_what_differs_from_message_to_message_makes_no_group(one: str, other: str) -> None:
+def test_the_variable_parts_of_a_reason_are_normalised(one: str, other: str) -> None:
     assert normalised(one) == normalised(other)
     assert normalised(one) != normalised("something else")
 
 
 @pytest.mark.parametrize("text", ["it doesn't fit, won't do", "facade", "and/or"])
-def test_what_only_looks_like_it_stays(text: str) -> None:
+def test_text_that_only_resembles_a_variable_part_is_kept(text: str) -> None:
     assert normalised(text) == text
 
 
-def test_a_reason_without_words_and_one_without_end_are_groups_too() -> None:
+def test_an_empty_reason_has_a_name_and_a_long_one_is_cut() -> None:
     assert normalised("  ") == NO_REASON
     assert len(normalised("word " * 10_000)) <= 200
 
 
-def test_dead_letters_of_one_fingerprint_are_one_group_whatever_they_say() -> None:
+def test_messages_are_grouped_by_fingerprint_or_else_by_reason() -> None:
     grouping = Grouping()
     grouping.add(
         dead_letter(encode_death(death(reason=f"r{n}", fingerprint="f|g|h")), at=n, id=str(n)) for n in (3, 1, 2)
@@ -94,7 +94,7 @@ HOSTILE = 'said "fingerprint": "forged", and {"reason": "other"} \\" \n \u2028 \
         None,
     ],
 )
-def test_the_quick_look_groups_as_the_whole_death_does(value: str | bytes | None) -> None:
+def test_the_text_search_groups_like_the_decoded_death(value: str | bytes | None) -> None:
     grouping = Grouping()
     one = dead_letter(value)
     grouping.add([one, one])
@@ -103,7 +103,7 @@ def test_the_quick_look_groups_as_the_whole_death_does(value: str | bytes | None
     assert (group.key, group.count) == (key_of(found), 2)
 
 
-def test_beyond_the_bound_dead_letters_are_counted_together() -> None:
+def test_messages_beyond_the_group_limit_are_counted_together() -> None:
     grouping = Grouping(groups_max=2)
     grouping.add(dead_letter(encode_death(death(fingerprint=f"f{n}"))) for n in (1, 2, 3, 1, 4))
     assert [(group.key, group.count) for group in grouping.groups()] == [("f1", 2), ("f2", 1)]

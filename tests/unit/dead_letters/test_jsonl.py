@@ -1,4 +1,4 @@
-"""Letters as lines: what is written is read again, whatever it is."""
+"""Export of dead-lettered messages as lines of JSON, and reading them again."""
 
 import base64
 import json
@@ -26,7 +26,7 @@ MESSAGES = st.builds(
 
 
 @given(queue=TEXT, message=MESSAGES)
-def test_nothing_is_lost(queue: str, message: Message) -> None:
+def test_a_line_survives_a_round_trip(queue: str, message: Message) -> None:
     line = line_of(DeadLetteredMessage(queue=queue, message=message))
     assert line.endswith(b"\n")
     assert line.isascii()
@@ -35,14 +35,14 @@ def test_nothing_is_lost(queue: str, message: Message) -> None:
     assert (kept.queue, kept.message) == (queue, message)
 
 
-def test_text_is_text_and_what_is_none_says_so() -> None:
+def test_text_is_written_as_text_and_bytes_in_base64() -> None:
     message = Message(id="l", body=b"\xff", enqueued_at=1.0, attributes={"a": b"\x00", "b": '{"base64": "AA=="}'})
     fields = json.loads(line_of(DeadLetteredMessage(queue="q", message=message)))
     assert fields["body_base64"] == base64.b64encode(b"\xff").decode()
     assert fields["attributes"] == {"a": {"base64": "AA=="}, "b": '{"base64": "AA=="}'}
 
 
-def test_a_dead_letter_has_one_intent_whatever_surrounds_its_line_and_wherever_it_goes() -> None:
+def test_a_message_has_one_replay_id_for_any_line_ending_and_destination() -> None:
     line = line_of(DeadLetteredMessage(queue="q", message=Message(id="l", body=b"1", enqueued_at=1.0)))
     other = line_of(DeadLetteredMessage(queue="q", message=Message(id="m", body=b"1", enqueued_at=1.0)))
     once, again = read_line(line, number=1, file="letters"), read_line(line.strip() + b"\r\n", number=7, file="letters")
@@ -77,13 +77,13 @@ GOOD: dict[str, Any] = {
         {"attributes": {"a": {"base64": "?"}}},
     ],
 )
-def test_a_line_that_is_no_dead_letter_is_named(change: dict[str, Any]) -> None:
+def test_a_line_with_an_invalid_field_is_rejected_with_its_number(change: dict[str, Any]) -> None:
     assert read_line(json.dumps(GOOD).encode(), number=1, file="letters").queue == "q"
     with pytest.raises(UsageError, match="Line 12 of letters is not an exported dead letter"):
         read_line(json.dumps({**GOOD, **change}).encode(), number=12, file="letters")
 
 
 @pytest.mark.parametrize("line", [b"", b"{}", b"[]", b"1", b"\xff", b"[" * 100_000, b'{"penstock_letter": 1}'])
-def test_nor_is_anything_else(line: bytes) -> None:
+def test_a_line_that_is_not_an_exported_message_is_rejected(line: bytes) -> None:
     with pytest.raises(UsageError, match="Line 1 of letters is not an exported dead letter"):
         read_line(line, number=1, file="letters")

@@ -1,4 +1,4 @@
-"""A person's replay before a broker that takes a part of what is sent: what was taken is never sent again."""
+"""Replay by a person through a broker that accepts only some messages: accepted messages are not sent again."""
 
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -15,30 +15,30 @@ from penstock.messaging.message import Message
 from penstock.messaging.steps import Probe, Step, no_probe
 
 
-class Died(BaseException):
-    """The process ends here."""
+class Killed(BaseException):
+    """Stands for the end of the process."""
 
 
-class Held:
-    """The dead letters that are left, as far as a sender asks for them."""
+class RemainingDeadLetters:
+    """The dead letters that are left, with the one method of a reader that a sender calls."""
 
     def __init__(self) -> None:
         self.ids = {str(n) for n in range(40)}
 
     def remove(self, ids: Sequence[str]) -> int:
-        there = self.ids & set(ids)
-        self.ids -= there
-        return len(there)
+        found = self.ids & set(ids)
+        self.ids -= found
+        return len(found)
 
 
-class Scene:
-    """Forty dead letters, their record and their queue."""
+class ReplaySetup:
+    """Forty dead letters, a replay log, and the queue to which they are sent."""
 
     def __init__(self) -> None:
         self.queue = PartialQueue()
         self.broker = self.queue.broker()
         self.ledger = Ledger.open("sqlite://")
-        self.held = Held()
+        self.remaining = RemainingDeadLetters()
 
     def send(self, probe: Probe = no_probe) -> ReplayedChunk:
         items = [
@@ -48,10 +48,10 @@ class Scene:
                 ),
                 queue="orders",
             )
-            for id in sorted(self.held.ids, key=int)
+            for id in sorted(self.remaining.ids, key=int)
         ]
         return ReplaySender(self.broker, self.ledger.replays, clock=SystemClock(), probe=probe).send(
-            cast(DeadLetterReader, self.held), items
+            cast(DeadLetterReader, self.remaining), items
         )
 
     def drain(self) -> None:
@@ -59,62 +59,62 @@ class Scene:
         self.queue.busy = set()
         assert self.send().failed is None
 
-    def twice(self) -> list[str]:
+    def sent_twice(self) -> list[str]:
         return [body for body, times in self.queue.taken.items() if times > 1]
 
 
 @pytest.fixture
-def scene() -> Scene:
-    return Scene()
+def setup() -> ReplaySetup:
+    return ReplaySetup()
 
 
 @pytest.mark.parametrize("fault", [throttled, away, denied])
-def test_what_was_taken_before_a_call_failed_is_marked_and_its_dead_letters_are_gone(
-    scene: Scene, fault: Callable[[int], None]
+def test_messages_accepted_before_a_failed_call_are_deleted_and_not_sent_again(
+    setup: ReplaySetup, fault: Callable[[int], None]
 ) -> None:
-    scene.queue.before = lambda call: fault(call) if call > 2 else None
-    sent = scene.send()
+    setup.queue.before = lambda call: fault(call) if call > 2 else None
+    sent = setup.send()
     assert (len(sent.items), len(sent.ids), isinstance(sent.failed, PenstockError)) == (20, 20, True)
-    assert len(scene.held.ids) == 20
-    scene.drain()
-    assert (scene.held.ids, len(scene.queue.taken), scene.twice()) == (set(), 40, [])
+    assert len(setup.remaining.ids) == 20
+    setup.drain()
+    assert (setup.remaining.ids, len(setup.queue.taken), setup.sent_twice()) == (set(), 40, [])
 
 
-def test_an_error_of_the_queue_is_raised_if_it_took_nothing(scene: Scene) -> None:
-    scene.queue.before = denied
+def test_an_error_of_the_queue_is_raised_if_it_accepted_nothing(setup: ReplaySetup) -> None:
+    setup.queue.before = denied
     with pytest.raises(ConfigurationError):
-        scene.send()
-    assert (len(scene.held.ids), scene.queue.calls) == (40, 1)
+        setup.send()
+    assert (len(setup.remaining.ids), setup.queue.calls) == (40, 1)
 
 
-def test_a_dead_letter_that_its_queue_refuses_stays_and_the_others_go_once(scene: Scene) -> None:
-    scene.queue.refused = {"7"}
-    sent = scene.send()
+def test_a_message_that_its_queue_rejects_stays_and_the_others_are_sent_once(setup: ReplaySetup) -> None:
+    setup.queue.refused = {"7"}
+    sent = setup.send()
     assert [item.dead_letter.id for item, _ in sent.refused] == ["7"]
-    assert (len(sent.items), scene.held.ids, sent.failed) == (39, {"7"}, None)
-    scene.queue.refused = set()
-    scene.drain()
-    assert (scene.held.ids, len(scene.queue.taken), scene.twice()) == (set(), 40, [])
+    assert (len(sent.items), setup.remaining.ids, sent.failed) == (39, {"7"}, None)
+    setup.queue.refused = set()
+    setup.drain()
+    assert (setup.remaining.ids, len(setup.queue.taken), setup.sent_twice()) == (set(), 40, [])
 
 
-def test_without_an_answer_only_that_call_is_sent_again(scene: Scene) -> None:
-    scene.queue.after = lambda call: unanswered() if call == 2 else None
-    assert scene.send().failed is not None
-    scene.drain()
-    assert (scene.held.ids, len(scene.queue.taken), len(scene.twice())) == (set(), 40, 10)
+def test_only_the_call_without_a_response_is_sent_again(setup: ReplaySetup) -> None:
+    setup.queue.after = lambda call: unanswered() if call == 2 else None
+    assert setup.send().failed is not None
+    setup.drain()
+    assert (setup.remaining.ids, len(setup.queue.taken), len(setup.sent_twice())) == (set(), 40, 10)
 
 
 @pytest.mark.parametrize("time", [1, 2, 3, 4])
-def test_killed_behind_a_call_at_most_that_call_is_sent_again(scene: Scene, time: int) -> None:
+def test_after_a_kill_behind_a_call_only_that_call_is_sent_again(setup: ReplaySetup, time: int) -> None:
     times = 0
 
     def probe(step: Step) -> None:
         nonlocal times
         times += step is Step.REPLAY_SENT
         if times == time:
-            raise Died
+            raise Killed
 
-    with pytest.raises(Died):
-        scene.send(probe)
-    scene.drain()
-    assert (scene.held.ids, len(scene.queue.taken), len(scene.twice())) == (set(), 40, 10)
+    with pytest.raises(Killed):
+        setup.send(probe)
+    setup.drain()
+    assert (setup.remaining.ids, len(setup.queue.taken), len(setup.sent_twice())) == (set(), 40, 10)

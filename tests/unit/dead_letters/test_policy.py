@@ -1,4 +1,4 @@
-"""What becomes of a dead letter: the policy's decisions, and their borders."""
+"""Decisions of the replay policy about a dead-lettered message, and their limits."""
 
 import math
 from dataclasses import replace
@@ -24,7 +24,7 @@ from penstock.messaging.replay import COUNT_MAX, COUNTER_ATTRIBUTE, Replay, dead
 
 NOW = 1_000_000.0
 DAY = 86_400.0
-LETTER = "l1"
+DEAD_LETTER_ID = "l1"
 DEATH = Death(
     reason="no such colour",
     attempts=4,
@@ -34,14 +34,16 @@ DEATH = Death(
     message_id="m1",
     enqueued_at=NOW - 10,
 )
-REPLAY = Replay(replay_id="0" * 32, dead_letter_queue="q-dlq", dead_letter_id=LETTER, queue="q", count=1, due_at=NOW)
+REPLAY = Replay(
+    replay_id="0" * 32, dead_letter_queue="q-dlq", dead_letter_id=DEAD_LETTER_ID, queue="q", count=1, due_at=NOW
+)
 
 
 def dead_letter(counter: str | None = None, *, died: Death | None = DEATH, enqueued_at: float = NOW) -> Message:
     attributes = {} if died is None else {DEATH_ATTRIBUTE: encode_death(died)}
     if counter is not None:
         attributes[COUNTER_ATTRIBUTE] = counter
-    return Message(id=LETTER, body=b"{}", attributes=attributes, group=None, enqueued_at=enqueued_at)
+    return Message(id=DEAD_LETTER_ID, body=b"{}", attributes=attributes, group=None, enqueued_at=enqueued_at)
 
 
 SPREAD = spread(dead_letter_replay_id("q-dlq", dead_letter()))
@@ -52,7 +54,7 @@ def plan(
     policy: ReplayPolicy = ReplayPolicy(),  # noqa: B008 - frozen
     *,
     retention: float | None = 14 * DAY,
-    letter_retention: float | None = 14 * DAY,
+    dlq_retention: float | None = 14 * DAY,
     now: float = NOW,
 ) -> Replay | MoveToFinal:
     return plan_replay(
@@ -61,7 +63,7 @@ def plan(
         queue="q",
         policy=policy,
         retention_seconds=retention,
-        dlq_retention_seconds=letter_retention,
+        dlq_retention_seconds=dlq_retention,
         now=now,
     )
 
@@ -73,7 +75,7 @@ def due_in(of: Message, policy: ReplayPolicy = ReplayPolicy(), **options: float 
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("options", "message"),
     [
         ({"replays_max": -1}, "replays_max is -1"),
         ({"replays_max": COUNT_MAX + 1}, "between 0 and 1000"),
@@ -83,17 +85,17 @@ def due_in(of: Message, policy: ReplayPolicy = ReplayPolicy(), **options: float 
         ({"cap_seconds": -5.0}, "more than 0"),
     ],
 )
-def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, float], says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says):
-        ReplayPolicy(**wrong)  # type: ignore[arg-type]
+def test_an_invalid_policy_is_rejected(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        ReplayPolicy(**options)  # type: ignore[arg-type]
 
 
-def test_a_first_replay_is_the_dead_letters_own() -> None:
+def test_a_first_replay_is_planned_from_its_dead_letter() -> None:
     replay = plan(dead_letter())
     assert isinstance(replay, Replay)
     assert (replay.dead_letter_queue, replay.dead_letter_id, replay.queue, replay.count, replay.sent) == (
         "q-dlq",
-        LETTER,
+        DEAD_LETTER_ID,
         "q",
         1,
         False,
@@ -101,18 +103,18 @@ def test_a_first_replay_is_the_dead_letters_own() -> None:
     assert replay.replay_id == dead_letter_replay_id("q-dlq", dead_letter())
 
 
-def test_waits_double_with_the_replays_before() -> None:
+def test_the_wait_doubles_with_each_earlier_replay() -> None:
     waits = [due_in(dead_letter(str(n)), ReplayPolicy(replays_max=10)) for n in range(6)]
     assert waits == pytest.approx([SPREAD * 2 * 2**n for n in range(6)])
 
 
 @pytest.mark.parametrize(("cap", "retention", "ceiling"), [(5.0, 14 * DAY, 5.0), (None, 7.0, 7.0), (None, None, 512.0)])
-def test_the_cap_is_inside_the_draw(cap: float | None, retention: float | None, ceiling: float) -> None:
+def test_the_cap_applies_before_the_spread(cap: float | None, retention: float | None, ceiling: float) -> None:
     policy = ReplayPolicy(replays_max=10, cap_seconds=cap)
     assert due_in(dead_letter("8"), policy, retention=retention) == pytest.approx(SPREAD * ceiling)
 
 
-def test_a_ceiling_grows_without_end_nor_overflow() -> None:
+def test_the_backoff_ceiling_does_not_overflow() -> None:
     assert ceiling_seconds(attempt=COUNT_MAX, base_seconds=2.0, cap_seconds=14 * DAY) == 14 * DAY
     assert math.isfinite(ceiling_seconds(attempt=COUNT_MAX, base_seconds=2.0))
 
@@ -126,45 +128,47 @@ def test_a_ceiling_grows_without_end_nor_overflow() -> None:
         (None, 0, "its queue is not replayed"),
     ],
 )
-def test_over_the_limit_it_is_for_people(counter: str | None, replays_max: int, reason: str) -> None:
+def test_a_message_over_the_replay_limit_moves_to_the_final_dlq(
+    counter: str | None, replays_max: int, reason: str
+) -> None:
     assert plan(dead_letter(counter), ReplayPolicy(replays_max=replays_max)) == MoveToFinal(reason=reason)
 
 
-def test_the_last_one_that_is_allowed_is_made() -> None:
+def test_the_last_allowed_replay_is_planned() -> None:
     assert isinstance(plan(dead_letter("2"), ReplayPolicy(replays_max=3)), Replay)
 
 
 @pytest.mark.parametrize("counter", ["-1", "x", "99999999999", str(COUNT_MAX + 1)])
-def test_a_counter_that_is_garbled_begins_anew(counter: str) -> None:
+def test_a_malformed_counter_counts_as_zero(counter: str) -> None:
     replay = plan(dead_letter(counter))
     assert isinstance(replay, Replay)
     assert replay.count == 1
 
 
-def test_poison_comes_before_everything() -> None:
+def test_poison_moves_to_the_final_dlq_before_all_other_rules() -> None:
     poisoned = dead_letter("9", died=replace(DEATH, poison=True))
     expected = MoveToFinal(reason="another attempt cannot help: no such colour")
     assert plan(poisoned) == poison_move(poisoned) == expected
 
 
 @pytest.mark.parametrize("died", [DEATH, None])
-def test_what_is_not_said_to_be_poison_is_none(died: Death | None) -> None:
+def test_a_message_that_is_not_marked_as_poison_is_replayed(died: Death | None) -> None:
     assert poison_move(dead_letter(died=died)) is None
-    assert isinstance(plan(dead_letter(died=died)), Replay), "a letter that says nothing of its death comes back too"
+    assert isinstance(plan(dead_letter(died=died)), Replay), "a message without a death is replayed too"
 
 
-def test_no_wait_outlives_the_dead_letter() -> None:
+def test_the_wait_ends_before_the_message_expires() -> None:
     long = ReplayPolicy(base_seconds=1_000 * DAY)
     of = dead_letter(enqueued_at=NOW - DAY)
     last = 4 * DAY * (1 - RETENTION_SHARE_LEFT) - DAY
-    assert due_in(of, long, retention=None, letter_retention=4 * DAY) == pytest.approx(
+    assert due_in(of, long, retention=None, dlq_retention=4 * DAY) == pytest.approx(
         spread(dead_letter_replay_id("q-dlq", of)) * last
     )
 
 
-def test_a_dead_letter_at_the_end_of_its_retention_goes_back_now() -> None:
+def test_a_message_about_to_expire_is_replayed_at_once() -> None:
     of = dead_letter(enqueued_at=NOW - 3.9 * DAY)
-    assert due_in(of, ReplayPolicy(base_seconds=DAY), retention=None, letter_retention=4 * DAY) == 0.0
+    assert due_in(of, ReplayPolicy(base_seconds=DAY), retention=None, dlq_retention=4 * DAY) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -179,14 +183,14 @@ def test_a_dead_letter_at_the_end_of_its_retention_goes_back_now() -> None:
         (DAY * 10, HideFor(seconds=43_200.0)),
     ],
 )
-def test_a_dead_letter_waits_for_what_its_queue_cannot_delay(
+def test_a_message_is_hidden_for_the_part_of_the_wait_that_its_queue_cannot_delay(
     due_in_seconds: float, step: HideFor | ReplayAfter
 ) -> None:
     replay = replace(REPLAY, due_at=NOW + due_in_seconds)
     assert next_step(replay, now=NOW, delay_seconds_max=900.0, hide_seconds_max=43_200.0) == step
 
 
-def test_ids_are_spread_from_nought_to_just_under_one() -> None:
+def test_ids_are_spread_from_zero_to_just_under_one() -> None:
     assert spread("0" * 32) == 0.0
     assert spread("8" + "0" * 31) == 0.5
     assert spread("f" * 32) < 1.0

@@ -1,4 +1,4 @@
-"""Letters that are looked at, and letters that have to be received for that."""
+"""Readers of dead-lettered messages: by browsing, or by receiving if the broker cannot browse."""
 
 import threading
 from collections.abc import Sequence
@@ -25,19 +25,19 @@ QUEUE = "orders-dlq"
 DEADLINE_SECONDS = 60.0
 
 
-class Broker(MemoryBroker):
-    """In memory, with a few more words of what is asked of it."""
+class ObservedBroker(MemoryBroker):
+    """A memory broker that signals lease extensions, and whose settlements can fail."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock=clock)
         self.extended = threading.Semaphore(0)
-        self.failing: tuple[str, bool] | None = None  # why, and whether the lease is lost
-        self.away = False
+        self.failing: tuple[str, bool] | None = None  # reason, and True if the lease is lost
+        self.unreachable = False
 
     def receive(
         self, queue: str, *, messages_max: int, lease_seconds: float, wait_seconds: float = 0.0
     ) -> Sequence[Delivery]:
-        """Without the wait: nobody moves the clock meanwhile."""
+        """Receive without waiting, since no thread advances the clock meanwhile."""
         assert wait_seconds < DEADLINE_SECONDS
         return super().receive(queue, messages_max=messages_max, lease_seconds=lease_seconds)
 
@@ -47,7 +47,7 @@ class Broker(MemoryBroker):
         return lost
 
     def settle(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> Sequence[SettleFailure]:
-        if self.away:
+        if self.unreachable:
             raise TemporaryError("away")
         if self.failing is None:
             return super().settle(settlements)
@@ -61,11 +61,11 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def broker(clock: FakeClock) -> Broker:
-    return Broker(clock)
+def broker(clock: FakeClock) -> ObservedBroker:
+    return ObservedBroker(clock)
 
 
-def bury(broker: Broker, count: int) -> list[str]:
+def send_dead_letters(broker: ObservedBroker, count: int) -> list[str]:
     return list(broker.send(QUEUE, [Outgoing(body=b"%d" % number) for number in range(count)]))
 
 
@@ -73,15 +73,15 @@ def ids(dead_letters: DeadLetterReader) -> list[str]:
     return [dead_letter.id for page in dead_letters.pages() for dead_letter in page]
 
 
-def test_which_way_depends_on_the_broker(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kind_of_reader_depends_on_the_broker(broker: ObservedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(dead_letters_in(broker, QUEUE), BrowsingReader)
     blind = {name: getattr(broker.capabilities, name) for name in BrokerCapabilities.__slots__} | {"browsable": False}
-    monkeypatch.setattr(Broker, "capabilities", BrokerCapabilities(**blind))
+    monkeypatch.setattr(ObservedBroker, "capabilities", BrokerCapabilities(**blind))
     assert isinstance(dead_letters_in(broker, QUEUE), ReceivingReader)
 
 
-def test_looked_at_page_by_page_and_nothing_changes(broker: Broker) -> None:
-    sent = bury(broker, 2 * PAGE + 1)
+def test_a_browsing_reader_yields_pages_and_changes_only_what_it_removes(broker: ObservedBroker) -> None:
+    sent = send_dead_letters(broker, 2 * PAGE + 1)
     with BrowsingReader(broker, QUEUE) as dead_letters:
         assert [len(page) for page in dead_letters.pages()] == [PAGE, PAGE, 1]
         assert ids(dead_letters) == sent
@@ -90,8 +90,10 @@ def test_looked_at_page_by_page_and_nothing_changes(broker: Broker) -> None:
     assert broker.stats(QUEUE).visible == len(sent) - 3
 
 
-def test_those_that_were_received_are_given_back_or_removed(broker: Broker, clock: FakeClock) -> None:
-    sent = bury(broker, 3)
+def test_a_receiving_reader_releases_the_messages_that_it_does_not_remove(
+    broker: ObservedBroker, clock: FakeClock
+) -> None:
+    sent = send_dead_letters(broker, 3)
     with ReceivingReader(broker, QUEUE, clock=clock) as dead_letters:
         assert ids(dead_letters) == sent
         assert broker.stats(QUEUE).visible == 0
@@ -100,19 +102,19 @@ def test_those_that_were_received_are_given_back_or_removed(broker: Broker, cloc
     assert broker.stats(QUEUE).visible == 2
 
 
-def test_they_are_held_as_long_as_it_takes(broker: Broker, clock: FakeClock) -> None:
-    bury(broker, 2)
+def test_a_receiving_reader_extends_its_leases_until_it_is_closed(broker: ObservedBroker, clock: FakeClock) -> None:
+    send_dead_letters(broker, 2)
     with ReceivingReader(broker, QUEUE, clock=clock) as dead_letters:
         ids(dead_letters)
-        for _ in range(6):  # twice the time that they are held for
+        for _ in range(6):  # twice the lease
             clock.advance(HIDDEN_SECONDS / 3)
             assert broker.extended.acquire(timeout=DEADLINE_SECONDS)
         assert broker.stats(QUEUE).in_flight == 2
     assert broker.stats(QUEUE).visible == 2
 
 
-def test_one_that_could_not_be_deleted_is_told(broker: Broker, clock: FakeClock) -> None:
-    (sent,) = bury(broker, 1)
+def test_a_failed_removal_is_reported(broker: ObservedBroker, clock: FakeClock) -> None:
+    (sent,) = send_dead_letters(broker, 1)
     with ReceivingReader(broker, QUEUE, clock=clock) as dead_letters:
         assert ids(dead_letters) == [sent]
         broker.failing = ("it came too late", True)
@@ -123,19 +125,19 @@ def test_one_that_could_not_be_deleted_is_told(broker: Broker, clock: FakeClock)
         broker.failing = None
 
 
-def test_a_broker_that_is_away_at_the_end_is_no_failure(broker: Broker, clock: FakeClock) -> None:
-    bury(broker, 1)
+def test_closing_ignores_an_unreachable_broker(broker: ObservedBroker, clock: FakeClock) -> None:
+    send_dead_letters(broker, 1)
     with ReceivingReader(broker, QUEUE, clock=clock) as dead_letters:
         ids(dead_letters)
-        broker.away = True
-    broker.away = False
+        broker.unreachable = True
+    broker.unreachable = False
     clock.advance(HIDDEN_SECONDS)
     assert broker.stats(QUEUE).visible == 1
 
 
-def test_what_comes_again_and_again_ends_the_look(broker: Broker, clock: FakeClock) -> None:
-    """As a standard queue may do with a letter whose time was not kept."""
-    (sent,) = bury(broker, 1)
+def test_a_redelivered_message_ends_the_reading(broker: ObservedBroker, clock: FakeClock) -> None:
+    """A standard queue may deliver a message again whose lease was not extended in time."""
+    (sent,) = send_dead_letters(broker, 1)
     (delivery,) = broker.receive(QUEUE, messages_max=1, lease_seconds=60)
 
     class Repeating(ReceivingReader):

@@ -1,4 +1,4 @@
-"""Batches of dead letters with a fault of the broker, the record or a message."""
+"""Batches of the replayer in which the broker, the log or a message fails."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,12 +18,12 @@ from penstock.messaging.replay import COUNTER_ATTRIBUTE, NoLog, Replay, dead_let
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.messaging.steps import Step
 
-AWAY = TemporaryError("it is away")
+UNAVAILABLE = TemporaryError("it is away")
 
 
 @dataclass
-class ToldLog:
-    """A record in memory that can be away."""
+class MemoryReplayLog:
+    """A `ReplayLog` in memory that can be unavailable."""
 
     replays: dict[str, Replay] = field(default_factory=dict)
     open_fails: bool = False
@@ -31,7 +31,7 @@ class ToldLog:
 
     def open(self, replays: Sequence[Replay]) -> Mapping[str, Replay]:
         if self.open_fails:
-            raise AWAY
+            raise UNAVAILABLE
         for replay in replays:
             self.replays.setdefault(replay.replay_id, replay)
         return self.find([replay.replay_id for replay in replays])
@@ -41,13 +41,13 @@ class ToldLog:
 
     def sent(self, replay_ids: Sequence[str]) -> None:
         if self.sent_fails:
-            raise AWAY
+            raise UNAVAILABLE
         for id in replay_ids:
             self.replays[id] = replace(self.replays[id], sent=True)
 
 
-class Sending:
-    """A broker of which each send goes as the test says; everything else is the broker's own."""
+class FailingBroker:
+    """Forwards to a broker, but raises the error in ``fails`` for a send with a message of that body."""
 
     def __init__(self, broker: Broker, *, fails: Mapping[bytes, PenstockError]) -> None:
         self._broker = broker
@@ -65,8 +65,8 @@ class Sending:
         return self._broker.send(queue, messages)
 
 
-class Particular(Sending):
-    """One that says of each message what became of it."""
+class PerMessageBroker(FailingBroker):
+    """One with a result for each message. The error for the body `*` is raised for the whole send."""
 
     def try_send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str | PenstockError]:
         if (of_all := self._fails.get(b"*")) is not None:
@@ -75,20 +75,20 @@ class Particular(Sending):
 
 
 @pytest.fixture
-def log() -> ToldLog:
-    return ToldLog()
+def log() -> MemoryReplayLog:
+    return MemoryReplayLog()
 
 
 @pytest.fixture
-def scene(log: ToldLog) -> Iterator[Scene]:
+def scene(log: MemoryReplayLog) -> Iterator[Scene]:
     stand = MemoryStand()
     yield Scene(stand=stand, broker=stand.broker(queues=TIERS), log=log)
     stand.close()
 
 
 def run(scene: Scene, broker: object = None, **options: object) -> list[object]:
-    """What becomes of the letters, in order."""
-    handler = scene.handler(broker=broker, **options)  # type: ignore[arg-type]  # a broker in all that is asked of it
+    """Run one batch and return its settlements, in order."""
+    handler = scene.handler(broker=broker, **options)  # type: ignore[arg-type]  # it has the methods that are used
     return list(scene.run_once(handler).values())
 
 
@@ -97,7 +97,9 @@ def arrived(scene: Scene) -> list[bytes]:
     return [delivery.message.body for delivery in scene.take(QUEUE)]
 
 
-def test_a_record_that_is_away_lets_dead_letters_wait_ever_longer_and_sends_nothing(scene: Scene, log: ToldLog) -> None:
+def test_an_unavailable_log_makes_messages_wait_with_backoff_and_sends_nothing(
+    scene: Scene, log: MemoryReplayLog
+) -> None:
     log.open_fails = True
     scene.die(b"a", b"b")
     handler = scene.handler()
@@ -110,7 +112,7 @@ def test_a_record_that_is_away_lets_dead_letters_wait_ever_longer_and_sends_noth
         assert (settlement.uncounted, settlement.reason) == (True, "it is away")
         waits.append(settlement.delay_seconds)
         scene.stand.advance(settlement.delay_seconds)
-    assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30]  # at one half of what is drawn from
+    assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30]  # the random number is one half
     assert arrived(scene) == []
     assert scene.results() == ["released"] * 16
     log.open_fails = False
@@ -120,10 +122,10 @@ def test_a_record_that_is_away_lets_dead_letters_wait_ever_longer_and_sends_noth
     log.open_fails = True
     scene.die(b"c")
     (settlement,) = scene.run_once(handler).values()
-    assert settlement == Release(delay_seconds=0.5, uncounted=True, reason="it is away")  # from the beginning
+    assert settlement == Release(delay_seconds=0.5, uncounted=True, reason="it is away")  # the backoff starts again
 
 
-def test_what_is_sent_is_acked_though_the_record_cannot_be_told(scene: Scene, log: ToldLog) -> None:
+def test_a_sent_message_is_acked_even_if_the_log_cannot_record_it(scene: Scene, log: MemoryReplayLog) -> None:
     log.sent_fails = True
     scene.die(b"a")
     assert run(scene) == [Ack()]
@@ -132,18 +134,20 @@ def test_what_is_sent_is_acked_though_the_record_cannot_be_told(scene: Scene, lo
     assert unmarked.error == "TemporaryError: it is away"
 
 
-@pytest.mark.parametrize("error", [AWAY, UnknownOutcome("perhaps")])
-def test_a_broker_that_is_away_lets_all_of_them_wait(scene: Scene, log: ToldLog, error: PenstockError) -> None:
+@pytest.mark.parametrize("error", [UNAVAILABLE, UnknownOutcome("perhaps")])
+def test_a_failed_send_makes_the_whole_batch_wait(scene: Scene, log: MemoryReplayLog, error: PenstockError) -> None:
     scene.die(b"a", b"b")
-    answers = run(scene, Sending(scene.broker, fails={b"b": error}))
+    answers = run(scene, FailingBroker(scene.broker, fails={b"b": error}))
     assert answers == [Release(delay_seconds=0.5, uncounted=True, reason=str(error))] * 2
     assert not any(replay.sent for replay in log.replays.values())
     assert arrived(scene) == []
 
 
-def test_what_was_taken_of_a_batch_is_marked_and_the_rest_comes_again_under_its_id(scene: Scene, log: ToldLog) -> None:
+def test_accepted_messages_of_a_batch_are_marked_and_the_rest_is_retried_under_the_same_id(
+    scene: Scene, log: MemoryReplayLog
+) -> None:
     scene.die(b"a", b"b", b"c")
-    answers = run(scene, Particular(scene.broker, fails={b"b": UnknownOutcome("perhaps")}))
+    answers = run(scene, PerMessageBroker(scene.broker, fails={b"b": UnknownOutcome("perhaps")}))
     assert [type(each) for each in answers] == [Ack, Release, Ack]
     assert sorted(replay.sent for replay in log.replays.values()) == [False, True, True]
     assert arrived(scene) == [b"a", b"c"]
@@ -152,23 +156,26 @@ def test_what_was_taken_of_a_batch_is_marked_and_the_rest_comes_again_under_its_
     assert len(log.replays) == 3
 
 
-def test_a_broker_that_is_away_as_a_whole_lets_all_of_them_wait(scene: Scene) -> None:
+def test_a_failed_try_send_makes_the_whole_batch_wait(scene: Scene) -> None:
     scene.die(b"a", b"b")
-    assert [type(each) for each in run(scene, Particular(scene.broker, fails={b"*": AWAY}))] == [Release, Release]
+    assert [type(each) for each in run(scene, PerMessageBroker(scene.broker, fails={b"*": UNAVAILABLE}))] == [
+        Release,
+        Release,
+    ]
 
 
-def test_a_queue_that_a_person_has_to_mend_is_no_fault_of_its_dead_letters(scene: Scene) -> None:
+def test_an_error_of_the_queue_is_raised_and_its_messages_stay(scene: Scene) -> None:
     scene.die(b"a")
     missing = ConfigurationError("There is no queue 'q'.")
     with pytest.raises(ConfigurationError, match="There is no queue"):
-        run(scene, Particular(scene.broker, fails={b"*": missing}))
+        run(scene, PerMessageBroker(scene.broker, fails={b"*": missing}))
     scene.stand.advance(LEASE + 1)
     assert len(scene.receive(DLQ)) == 1
 
 
-@pytest.mark.parametrize("kind", [Sending, Particular])
-def test_a_dead_letter_that_its_queue_never_takes_is_set_aside_and_the_others_go_on(
-    scene: Scene, kind: type[Sending]
+@pytest.mark.parametrize("kind", [FailingBroker, PerMessageBroker])
+def test_a_message_that_its_queue_never_accepts_is_set_aside_and_the_others_are_sent(
+    scene: Scene, kind: type[FailingBroker]
 ) -> None:
     scene.die(b"a", b"huge", b"c")
     answers = run(scene, kind(scene.broker, fails={b"huge": ConfigurationError("it has too many bytes")}))
@@ -178,38 +185,38 @@ def test_a_dead_letter_that_its_queue_never_takes_is_set_aside_and_the_others_go
     assert len(scene.receive(FINAL_DLQ)) == 1
 
 
-def test_what_a_server_holds_against_a_queue_is_no_fault_of_its_dead_letters(scene: Scene) -> None:
-    """A foreign key in Redis where the queue's should be: letters that would do are not for people."""
+def test_a_server_error_about_the_queue_sets_no_message_aside(scene: Scene) -> None:
+    """A foreign value in Redis occupies the key of the queue. The messages are fine and stay out of the final DLQ."""
     scene.die(b"a", b"b")
     refused = ConfigurationError("it holds something else under a key of ours")
     refused.__cause__ = OSError("WRONGTYPE")
     with pytest.raises(ConfigurationError, match="something else"):
-        run(scene, Sending(scene.broker, fails={b"a": refused, b"b": refused}))
+        run(scene, FailingBroker(scene.broker, fails={b"a": refused, b"b": refused}))
     scene.stand.advance(LEASE + 1)
     assert len(scene.receive(DLQ)) == 2
 
 
-def test_a_send_is_one_call_as_long_as_nothing_is_refused(scene: Scene) -> None:
-    broker = Sending(scene.broker, fails={})
+def test_a_batch_is_sent_in_one_call_if_nothing_is_rejected(scene: Scene) -> None:
+    broker = FailingBroker(scene.broker, fails={})
     scene.die(*(b"%d" % n for n in range(20)))
     run(scene, broker)
     assert broker.sends == [20]
 
 
-def test_a_dead_letter_that_is_marked_is_only_deleted(scene: Scene, log: ToldLog) -> None:
+def test_a_message_marked_as_sent_is_only_deleted(scene: Scene, log: MemoryReplayLog) -> None:
     scene.die(b"a")
     dead_letters = scene.receive(DLQ)
     with pytest.raises(Crash):
         scene.handler(probe=crash_at(Step.REPLAY_MARKED)).begin(dead_letters).run()
     assert arrived(scene) == [b"a"]
     scene.stand.advance(LEASE)
-    scene.stand.advance(300)  # past what a broker deduplicates
+    scene.stand.advance(300)  # past the broker's deduplication window
     assert run(scene) == [Ack()]
     assert arrived(scene) == []
     assert scene.results()[-1] == "already_sent"
 
 
-def test_what_a_person_sent_is_not_set_aside_besides(scene: Scene, log: ToldLog) -> None:
+def test_a_message_that_a_person_replayed_is_not_set_aside(scene: Scene, log: MemoryReplayLog) -> None:
     scene.die(b"a", attributes={COUNTER_ATTRIBUTE: "3"})
     (dead_letter,) = scene.broker.browse(DLQ, messages_max=1)
     by_hand = Replay(
@@ -226,8 +233,8 @@ def test_what_a_person_sent_is_not_set_aside_besides(scene: Scene, log: ToldLog)
     assert len(scene.receive(FINAL_DLQ)) == 0
 
 
-def test_what_a_person_meant_to_send_is_sent_and_not_set_aside(scene: Scene, log: ToldLog) -> None:
-    """They may have died behind the send: a letter in the second tier would be one too many."""
+def test_an_unfinished_replay_of_a_person_is_completed_and_not_set_aside(scene: Scene, log: MemoryReplayLog) -> None:
+    """The command may have died after its send: setting the message aside would duplicate it."""
     scene.die(b"a", attributes={COUNTER_ATTRIBUTE: "3"})
     (dead_letter,) = scene.broker.browse(DLQ, messages_max=1)
     by_hand = Replay(
@@ -245,8 +252,8 @@ def test_what_a_person_meant_to_send_is_sent_and_not_set_aside(scene: Scene, log
     assert len(scene.receive(FINAL_DLQ)) == 0
 
 
-def test_the_record_of_another_dead_letter_with_the_same_id_does_not_count(scene: Scene, log: ToldLog) -> None:
-    """A broker that lost its last moments gives the ids of then once more. The record did not lose them."""
+def test_the_record_of_another_message_with_the_same_id_is_ignored(scene: Scene, log: MemoryReplayLog) -> None:
+    """A broker that lost its latest writes assigns the same ids again, while the log still has the old records."""
     scene.die(b"a")
     (dead_letter,) = scene.broker.browse(DLQ, messages_max=1)
     lost = replace(dead_letter, enqueued_at=dead_letter.enqueued_at - 1.0)
@@ -264,7 +271,7 @@ def test_the_record_of_another_dead_letter_with_the_same_id_does_not_count(scene
     assert arrived(scene) == [b"a"]
 
 
-def test_without_a_record_a_crash_sends_once_more_at_most(scene: Scene) -> None:
+def test_without_a_log_a_crash_sends_a_message_at_most_once_more(scene: Scene) -> None:
     scene.log = NoLog()
     scene.die(b"a")
     with pytest.raises(Crash):
@@ -283,7 +290,7 @@ def test_after_an_interrupt_nothing_is_sent(scene: Scene) -> None:
     assert arrived(scene) == []
 
 
-def test_the_wait_that_was_chosen_first_holds_whatever_the_settings_say_later(scene: Scene, log: ToldLog) -> None:
+def test_a_recorded_due_time_is_kept_when_the_settings_change(scene: Scene, log: MemoryReplayLog) -> None:
     scene.die(b"a")
     slow = scene.handler(ReplayPolicy(base_seconds=1_000_000), probe=crash_at(Step.REPLAY_INTENDED))
     dead_letters = scene.receive(DLQ)
@@ -292,12 +299,12 @@ def test_the_wait_that_was_chosen_first_holds_whatever_the_settings_say_later(sc
     (due_at,) = [replay.due_at for replay in log.replays.values()]
     scene.stand.advance(LEASE + 1)
     scene.run_once(scene.handler())
-    told = [event for event in scene.events if isinstance(event, DeadLetterReplayed)][-1]
-    assert told.due_at == due_at
+    last = [event for event in scene.events if isinstance(event, DeadLetterReplayed)][-1]
+    assert last.due_at == due_at
 
 
-class OnSqs:
-    """A broker in memory with the bounds of SQS."""
+class SqsLimitsBroker:
+    """A broker in memory with the delay limits of SQS."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -310,10 +317,10 @@ class OnSqs:
         return replace(self._broker.capabilities, delay_seconds_max=900.0, release_delay_seconds_max=43_200.0)
 
 
-def test_a_wait_beyond_what_the_queue_can_delay_is_held_and_never_longer_than_a_hold_can_be(scene: Scene) -> None:
+def test_a_wait_beyond_the_delay_limit_is_split_into_releases_within_their_limit(scene: Scene) -> None:
     scene.die(b"a")
-    scene.make_due_in(86_400)
-    handler = scene.handler(broker=OnSqs(scene.broker))  # type: ignore[arg-type]  # as above
+    scene.is_due_in(86_400)
+    handler = scene.handler(broker=SqsLimitsBroker(scene.broker))  # type: ignore[arg-type]  # as above
     delays = []
     for _ in range(3):
         (settlement,) = scene.run_once(handler).values()
@@ -326,10 +333,10 @@ def test_a_wait_beyond_what_the_queue_can_delay_is_held_and_never_longer_than_a_
     assert arrived(scene) == [b"a"]
 
 
-def test_a_message_is_not_delayed_past_half_of_its_retention(log: ToldLog) -> None:
+def test_a_message_is_not_delayed_past_half_of_its_retention(log: MemoryReplayLog) -> None:
     stand = MemoryStand()
-    brief = replace(TIERS[0], retention_seconds=1_000.0)
-    scene = Scene(stand=stand, broker=stand.broker(queues=[brief, TIERS[1]]), log=log)
+    short_lived = replace(TIERS[0], retention_seconds=1_000.0)
+    scene = Scene(stand=stand, broker=stand.broker(queues=[short_lived, TIERS[1]]), log=log)
     scene.die(b"a")
     scene.make_due_in(5_000)
     handler = scene.handler()
@@ -341,7 +348,7 @@ def test_a_message_is_not_delayed_past_half_of_its_retention(log: ToldLog) -> No
     assert arrived(scene) == [b"a"]
 
 
-def test_a_fifo_queue_delays_nothing(scene: Scene) -> None:
+def test_a_replay_to_a_fifo_queue_waits_in_the_dlq_and_is_sent_without_a_delay(scene: Scene) -> None:
     queue, dead_letters = "orders.fifo", "orders.fifo-dlq"
     scene.broker.send(queue, [Outgoing(body=b"a")])
     (delivery,) = scene.receive(queue)
@@ -357,7 +364,7 @@ def test_a_fifo_queue_delays_nothing(scene: Scene) -> None:
     assert [each.message.body for each in scene.receive(queue)] == [b"a"]
 
 
-def test_an_execution_holds_nothing_of_its_own(scene: Scene) -> None:
+def test_an_execution_needs_no_claim_and_runs_after_drain_and_release(scene: Scene) -> None:
     scene.die(b"a")
     execution: ReplayExecution = scene.handler().begin(scene.receive(DLQ))
     assert extended(execution)
@@ -366,7 +373,7 @@ def test_an_execution_holds_nothing_of_its_own(scene: Scene) -> None:
     assert [type(each) for each in execution.run().values()] == [Ack]
 
 
-def test_one_message_that_is_refused_alone_is_told_of(scene: Scene) -> None:
+def test_send_each_returns_the_error_of_a_single_rejected_message(scene: Scene) -> None:
     refused = ConfigurationError("never")
-    broker = Sending(scene.broker, fails={b"a": refused})
+    broker = FailingBroker(scene.broker, fails={b"a": refused})
     assert send_each(broker, QUEUE, [Outgoing(body=b"a")]) == [refused]  # type: ignore[arg-type]  # as above

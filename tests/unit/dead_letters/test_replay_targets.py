@@ -1,4 +1,4 @@
-"""To which queue a letter goes back."""
+"""Choice of the queue to which a dead-lettered message is replayed."""
 
 import pytest
 
@@ -11,7 +11,7 @@ URL = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
 ARN = "arn:aws:sqs:eu-west-1:123456789012:orders"
 
 
-def sources(*queues: str) -> ReplayTargets:
+def targets(*queues: str) -> ReplayTargets:
     return ReplayTargets([ReplayTarget(queue=queue, policy=ReplayPolicy()) for queue in queues])
 
 
@@ -27,32 +27,32 @@ def dead_letter(*, died_in: str | None = None, moved_from: str | None = None) ->
 
 
 @pytest.mark.parametrize("served", ["orders", URL, ARN])
-@pytest.mark.parametrize("said", ["orders", URL, ARN])
-def test_a_queue_is_known_by_its_name_url_or_arn(served: str, said: str) -> None:
-    for one in (dead_letter(died_in=said), dead_letter(moved_from=said)):
-        found = sources("mails", served).of(one)
+@pytest.mark.parametrize("recorded", ["orders", URL, ARN])
+def test_a_target_is_found_by_name_url_or_arn(served: str, recorded: str) -> None:
+    for one in (dead_letter(died_in=recorded), dead_letter(moved_from=recorded)):
+        found = targets("mails", served).of(one)
         assert isinstance(found, ReplayTarget)
-        assert found.queue == served  # by the name that it is served by
+        assert found.queue == served  # as it was configured
 
 
-def test_the_broker_says_it_before_a_death_does_that_its_sender_may_have_written() -> None:
-    found = sources("a", "b").of(dead_letter(died_in="a", moved_from="b"))
+def test_the_source_queue_from_the_broker_takes_precedence_over_the_death() -> None:
+    found = targets("a", "b").of(dead_letter(died_in="a", moved_from="b"))
     assert isinstance(found, ReplayTarget)
     assert found.queue == "b"
-    assert isinstance(sources("a").of(dead_letter(died_in="a", moved_from="b")), MoveToFinal)
-    back = sources("a", "b").of(dead_letter(died_in="a", moved_from="a-dlq"))  # from tier to tier: its death is its own
+    assert isinstance(targets("a").of(dead_letter(died_in="a", moved_from="b")), MoveToFinal)
+    back = targets("a", "b").of(dead_letter(died_in="a", moved_from="a-dlq"))  # moved within the DLQs: its death counts
     assert isinstance(back, ReplayTarget)
     assert back.queue == "a"
 
 
-def test_where_nothing_says_it_only_one_is_possible_or_nobody_knows() -> None:
-    found = sources("only").of(dead_letter())
+def test_a_message_of_unknown_source_is_replayed_only_if_there_is_one_target() -> None:
+    found = targets("only").of(dead_letter())
     assert isinstance(found, ReplayTarget)
-    assert sources("a", "b").of(dead_letter()) == MoveToFinal(
+    assert targets("a", "b").of(dead_letter()) == MoveToFinal(
         reason="nothing says which queue it died in: a, b share this one"
     )
 
 
-def test_a_forged_death_opens_no_other_queue() -> None:
-    found = sources("only").of(dead_letter(died_in="salaries"))
+def test_a_forged_death_does_not_select_another_queue() -> None:
+    found = targets("only").of(dead_letter(died_in="salaries"))
     assert found == MoveToFinal(reason="it failed in the queue salaries, whose dead letters are not replayed from here")

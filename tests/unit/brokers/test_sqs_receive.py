@@ -1,4 +1,4 @@
-"""How many receive calls are made at once, and that none brings more than was asked for."""
+"""Receive calls: how many run in parallel, and that they return no more messages than requested."""
 
 import json
 import threading
@@ -16,8 +16,8 @@ from penstock.errors import ConfigurationError, TemporaryError
 from penstock.testing import FakeClock
 
 
-class Rounds(ParallelCalls):
-    """Tells how many calls were made at once."""
+class CountingCalls(ParallelCalls):
+    """Records in `sizes` how many calls were made in parallel each time."""
 
     def __init__(self) -> None:
         super().__init__("test", threads=8)
@@ -28,26 +28,26 @@ class Rounds(ParallelCalls):
         return super().run(calls)
 
 
-class Line:
-    """A queue with so many messages, and a log of the calls."""
+class FilledQueue:
+    """A queue with ``count`` messages. `requested` records the size of each call."""
 
     def __init__(self, count: int) -> None:
         self.left = count
         self.failing = 0  # calls that fail from now on
-        self.asked: list[int] = []
+        self.requested: list[int] = []
         self.lock = threading.Lock()
         api = FakeApi(self._answer)
-        self.rounds = Rounds()
-        self.receiving = ReceiveCalls(api, KnownQueues(api), self.rounds, pollers=5, clock=instant_clock())
+        self.calls = CountingCalls()
+        self.receiving = ReceiveCalls(api, KnownQueues(api), self.calls, pollers=5, clock=instant_clock())
         self.api = api
 
     def take(self, count: int) -> int:
-        self.asked.clear()
+        self.requested.clear()
         return len(self.receiving.take("q", count, 29.5))
 
     def _answer(self, operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any] | Exception:
         with self.lock:
-            self.asked.append(parameters["MaxNumberOfMessages"])
+            self.requested.append(parameters["MaxNumberOfMessages"])
             if self.failing:
                 self.failing -= 1
                 return TemporaryError("away")
@@ -57,7 +57,7 @@ class Line:
 
 
 @pytest.mark.parametrize(("seconds", "count"), [(49.0, 1), (50.0, 0)])
-def test_messages_of_an_answer_that_comes_a_lease_late_are_not_taken(seconds: float, count: int) -> None:
+def test_messages_of_a_response_that_is_a_lease_late_are_dropped(seconds: float, count: int) -> None:
     clock = FakeClock()
 
     def answer(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -69,73 +69,73 @@ def test_messages_of_an_answer_that_comes_a_lease_late_are_not_taken(seconds: fl
     assert len(receiving.poll("q", 1, 30.0, wait_seconds=20.0)) == count
 
 
-def test_an_empty_queue_costs_one_call_however_much_is_asked_for() -> None:
-    line = Line(0)
-    assert line.take(50) == 0
-    assert line.asked == [10]
+def test_an_empty_queue_costs_one_call_for_any_requested_number() -> None:
+    queue = FilledQueue(0)
+    assert queue.take(50) == 0
+    assert queue.requested == [10]
 
 
-def test_calls_double_while_they_come_full() -> None:
-    line = Line(1_000)
-    assert line.take(50) == 50
-    assert line.take(50) == 50
-    assert line.take(23) == 23
-    assert line.rounds.sizes == [1, 2, 2, 5, 3]
+def test_the_number_of_parallel_calls_doubles_while_all_return_full() -> None:
+    queue = FilledQueue(1_000)
+    assert queue.take(50) == 50
+    assert queue.take(50) == 50
+    assert queue.take(23) == 23
+    assert queue.calls.sizes == [1, 2, 2, 5, 3]
 
 
-def test_they_fall_back_to_those_that_came_full() -> None:
-    line = Line(75)
-    assert line.take(50) == 50
-    assert line.take(50) == 25
-    assert len(line.asked) <= 5
-    line.left = 0
-    assert line.take(50) == 0
-    assert len(line.asked) <= 2
-    assert line.take(50) == 0
-    assert line.asked == [10]
+def test_the_number_of_parallel_calls_falls_back_to_those_that_returned_full() -> None:
+    queue = FilledQueue(75)
+    assert queue.take(50) == 50
+    assert queue.take(50) == 25
+    assert len(queue.requested) <= 5
+    queue.left = 0
+    assert queue.take(50) == 0
+    assert len(queue.requested) <= 2
+    assert queue.take(50) == 0
+    assert queue.requested == [10]
 
 
 @pytest.mark.parametrize("count", [1, 9, 10, 11, 37, 50])
-def test_never_more_than_asked(count: int) -> None:
-    line = Line(1_000)
+def test_no_more_messages_are_received_than_requested(count: int) -> None:
+    queue = FilledQueue(1_000)
     for _ in range(3):
-        assert line.take(count) == count
-        assert sum(line.asked) == count
+        assert queue.take(count) == count
+        assert sum(queue.requested) == count
 
 
-def test_what_came_is_answered_though_a_call_beside_it_failed() -> None:
-    line = Line(1_000)
-    line.take(50)
-    line.failing = 1
-    assert line.take(50) == 40
-    line.failing = 10
+def test_received_messages_are_returned_even_if_a_parallel_call_failed() -> None:
+    queue = FilledQueue(1_000)
+    queue.take(50)
+    queue.failing = 1
+    assert queue.take(50) == 40
+    queue.failing = 10
     with pytest.raises(TemporaryError):
-        line.take(50)
+        queue.take(50)
 
 
-def test_a_lease_is_whole_seconds_never_too_short() -> None:
-    line = Line(1)
-    line.take(1)
-    (_, _, parameters) = line.api.calls[0]
+def test_a_lease_is_rounded_up_to_whole_seconds() -> None:
+    queue = FilledQueue(1)
+    queue.take(1)
+    (_, _, parameters) = queue.api.calls[0]
     assert parameters["VisibilityTimeout"] == 30
     assert parameters["WaitTimeSeconds"] == 0
 
 
-# --- letters that SQS itself moved
+# --- messages that SQS itself dead-lettered
 
 SOURCE = "arn:aws:sqs:us-east-1:1:orders"
 
 
-class Moved:
-    """A letter that was received so often in all, in a queue whose source gives up after so many receives."""
+class MovedMessage:
+    """A message that SQS moved to a DLQ: its total receives, and the redrive policy of its source queue."""
 
     def __init__(self, *, receives: int, policy: Mapping[str, Any] | Exception | None) -> None:
         self._receives, self._policy = receives, policy
         self.api = FakeApi(self._answer)
         queues = SqsQueues(self.api, clock=instant_clock())
-        self._receiving = ReceiveCalls(self.api, queues, Rounds(), pollers=1, clock=instant_clock())
+        self._receiving = ReceiveCalls(self.api, queues, CountingCalls(), pollers=1, clock=instant_clock())
 
-    def taken(self) -> SqsDelivery:
+    def receive(self) -> SqsDelivery:
         (delivery,) = self._receiving.take("orders-dlq", 1, 30)
         return delivery
 
@@ -151,22 +151,24 @@ class Moved:
 
 
 @pytest.mark.parametrize(("receives", "attempt"), [(6, 1), (7, 2), (25, 20), (5, 1), (1, 1)])
-def test_what_sqs_moved_has_its_attempts_before_it(receives: int, attempt: int) -> None:
-    """Its count goes on; ours begins with the first receive here, so no handler gives up on what it never saw."""
-    moved = Moved(receives=receives, policy={"deadLetterTargetArn": "arn:x", "maxReceiveCount": "5"})
-    delivery = moved.taken()
+def test_attempts_of_a_message_moved_by_sqs_start_at_its_receives_in_this_queue(receives: int, attempt: int) -> None:
+    """SQS continues its count. Ours begins with the first receive here, so that no handler gives up on a message that
+    it never received.
+    """
+    moved = MovedMessage(receives=receives, policy={"deadLetterTargetArn": "arn:x", "maxReceiveCount": "5"})
+    delivery = moved.receive()
     assert (delivery.attempt, delivery.moved_from) == (attempt, "orders")
-    moved.taken()
-    assert moved.api.operations().count("get_queue_attributes") == 1  # it is asked once in a while
+    moved.receive()
+    assert moved.api.operations().count("get_queue_attributes") == 1  # the policy is cached
 
 
 @pytest.mark.parametrize("policy", [None, TemporaryError("away"), ConfigurationError("sqs:GetQueueAttributes")])
-def test_where_nobody_can_tell_each_attempt_is_the_first(policy: Exception | None) -> None:
-    assert Moved(receives=99, policy=policy).taken().attempt == 1
+def test_without_a_readable_policy_each_attempt_is_the_first(policy: Exception | None) -> None:
+    assert MovedMessage(receives=99, policy=policy).receive().attempt == 1
 
 
-def test_a_message_that_nobody_moved_says_so() -> None:
-    line = Line(1)
-    (delivery,) = line.receiving.take("q", 1, 30)
+def test_a_message_that_was_not_moved_has_no_source() -> None:
+    queue = FilledQueue(1)
+    (delivery,) = queue.receiving.take("q", 1, 30)
     assert (delivery.attempt, delivery.moved_from) == (1, None)
-    assert line.api.operations() == ["receive_message"]
+    assert queue.api.operations() == ["receive_message"]

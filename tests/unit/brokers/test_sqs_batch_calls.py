@@ -1,4 +1,4 @@
-"""Calls of ten, of which SQS takes some entries and refuses others."""
+"""Batch calls of ten entries, of which SQS accepts some and rejects others."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,18 +16,18 @@ def handles(count: int) -> list[Mapping[str, Any]]:
     return [{"ReceiptHandle": f"r{n}"} for n in range(count)]
 
 
-def said(api: FakeApi) -> list[list[str]]:
+def sent_handles(api: FakeApi) -> list[list[str]]:
     return sorted([entry["ReceiptHandle"] for entry in entries] for entries in api.entries(DELETE))
 
 
-def test_row_67_more_than_ten_are_split() -> None:
+def test_row_67_more_than_ten_entries_are_split() -> None:
     api = FakeApi()
     assert batches(api).run(Q, DELETE, handles(23)) == {}
-    assert sorted(map(len, said(api))) == [3, 10, 10]
-    assert sorted(handle for call in said(api) for handle in call) == sorted(f"r{n}" for n in range(23))
+    assert sorted(map(len, sent_handles(api))) == [3, 10, 10]
+    assert sorted(handle for call in sent_handles(api) for handle in call) == sorted(f"r{n}" for n in range(23))
 
 
-def test_row_68_only_what_failed_is_asked_for_again() -> None:
+def test_row_68_only_failed_entries_are_retried() -> None:
     answers = iter([{"3": "InternalError", "7": "throttled"}, {"7": "throttled"}, {}])
 
     def answer(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -40,15 +40,15 @@ def test_row_68_only_what_failed_is_asked_for_again() -> None:
     assert [entry["ReceiptHandle"] for entry in api.entries(DELETE)[1]] == ["r3", "r7"]
 
 
-def test_what_is_the_senders_fault_is_asked_for_once() -> None:
+def test_an_entry_that_failed_by_the_senders_fault_is_not_retried() -> None:
     answers = iter([{"1": "ReceiptHandleIsInvalid", "2": "throttled"}, {}])
     api = FakeApi(lambda operation, parameters: succeeded(parameters["Entries"], next(answers)))
     failed = batches(api).run(Q, DELETE, handles(3))
-    assert {place: each.code for place, each in failed.items()} == {1: "ReceiptHandleIsInvalid"}
+    assert {position: each.code for position, each in failed.items()} == {1: "ReceiptHandleIsInvalid"}
     assert [len(call) for call in api.entries(DELETE)] == [3, 1]
 
 
-def test_what_fails_again_and_again_is_answered() -> None:
+def test_an_entry_that_keeps_failing_is_returned_as_failed() -> None:
     api = FakeApi(lambda operation, parameters: succeeded(parameters["Entries"], {"0": "throttled"}))
     failed = batches(api).run(Q, DELETE, handles(2))
     assert list(failed) == [0]
@@ -56,12 +56,12 @@ def test_what_fails_again_and_again_is_answered() -> None:
     assert [len(call) for call in api.entries(DELETE)] == [2] + [1] * (ENTRY_TRIES_MAX - 1)
 
 
-def test_an_entry_that_the_answer_forgets_failed() -> None:
+def test_an_entry_missing_from_the_response_counts_as_failed() -> None:
     api = FakeApi(lambda operation, parameters: {"Successful": [{"Id": "0"}]})
     assert list(batches(api).run(Q, DELETE, handles(2))) == [1]
 
 
-def test_where_one_call_fails_its_entries_do() -> None:
+def test_if_one_call_fails_its_entries_count_as_failed() -> None:
     def answer(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any] | Exception:
         entries = parameters["Entries"]
         return TemporaryError("away") if entries[0]["ReceiptHandle"] == "r10" else succeeded(entries)
@@ -71,7 +71,7 @@ def test_where_one_call_fails_its_entries_do() -> None:
     assert "away" in str(failed[10])
 
 
-def test_an_entry_that_fails_is_named_by_its_place_among_all() -> None:
+def test_a_failed_entry_is_returned_by_its_position_among_all_entries() -> None:
     def answer(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         entries = parameters["Entries"]
         codes = {"2": "ReceiptHandleIsInvalid"} if entries[0]["ReceiptHandle"] == "r10" else {}
@@ -80,12 +80,12 @@ def test_an_entry_that_fails_is_named_by_its_place_among_all() -> None:
     assert list(batches(FakeApi(answer)).run(Q, DELETE, handles(25))) == [12]
 
 
-def test_where_all_calls_fail_it_raises() -> None:
+def test_run_raises_if_all_calls_fail() -> None:
     with pytest.raises(TemporaryError, match="away"):
         batches(FakeApi(lambda operation, parameters: TemporaryError("away"))).run(Q, DELETE, handles(25))
 
 
-def test_what_only_a_person_can_mend_is_raised_even_if_other_calls_succeed() -> None:
+def test_a_configuration_error_is_raised_even_if_other_calls_succeed() -> None:
     def answer(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any] | Exception:
         entries = parameters["Entries"]
         return ConfigurationError("no right") if entries[0]["ReceiptHandle"] == "r10" else succeeded(entries)
@@ -94,7 +94,7 @@ def test_what_only_a_person_can_mend_is_raised_even_if_other_calls_succeed() -> 
         batches(FakeApi(answer)).run(Q, DELETE, handles(25))
 
 
-def test_nothing_is_no_call() -> None:
+def test_no_entries_make_no_call() -> None:
     api = FakeApi()
     assert batches(api).run(Q, DELETE, []) == {}
     assert api.calls == []

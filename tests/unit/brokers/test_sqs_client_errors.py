@@ -1,4 +1,4 @@
-"""What boto3's errors mean: to be mended by a person, passing by themselves, or of unknown outcome."""
+"""Classification of boto3's errors: only a person can fix them, temporary, or of unknown outcome."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def answered(status: int) -> dict[str, Any]:
 
 
 class Scripted(SqsApi):
-    """Whose clients raise what the test says."""
+    """An API whose calls raise the given errors in turn; None is a successful call."""
 
     def __init__(self, *errors: Exception | None) -> None:
         super().__init__(Aws(region="us-east-1", endpoint_url=URL), pollers=1, poll_seconds=1)
@@ -52,7 +52,7 @@ class Scripted(SqsApi):
 
 
 def raised(operation: str, *errors: Exception | None) -> PenstockError:
-    """What the last of these calls came to; those before it are to succeed."""
+    """Make one call per item and return the error of the last one. All others must succeed."""
     api = Scripted(*errors)
     for _ in errors[:-1]:
         api.on(Q, operation)
@@ -72,28 +72,32 @@ def raised(operation: str, *errors: Exception | None) -> PenstockError:
     ],
     ids=str,
 )
-def test_who_is_not_let_in_is_told_which_right_is_missing(error: Exception) -> None:
-    for operation, right in ((RECEIVE, "sqs:ReceiveMessage"), (SEND, "sqs:SendMessage"), (DELETE, "sqs:DeleteMessage")):
-        told = raised(operation, error)
-        assert isinstance(told, ConfigurationError)
-        assert right in str(told)
-        assert "'q'" in str(told)
-        assert URL in str(told)
+def test_a_denied_call_names_the_missing_permission(error: Exception) -> None:
+    for operation, permission in (
+        (RECEIVE, "sqs:ReceiveMessage"),
+        (SEND, "sqs:SendMessage"),
+        (DELETE, "sqs:DeleteMessage"),
+    ):
+        denial = raised(operation, error)
+        assert isinstance(denial, ConfigurationError)
+        assert permission in str(denial)
+        assert "'q'" in str(denial)
+        assert URL in str(denial)
 
 
-def test_who_was_let_in_before_waits_until_the_rights_are_back() -> None:
+def test_a_denial_after_a_permitted_call_is_temporary() -> None:
     assert isinstance(raised(RECEIVE, None, client_error("AccessDenied", status=403)), TemporaryError)
     assert isinstance(raised(RECEIVE, None, NoCredentialsError()), TemporaryError)
 
 
-def test_without_credentials_the_sentence_is_that_of_s3() -> None:
+def test_missing_credentials_have_the_same_message_as_for_s3() -> None:
     assert str(raised(RECEIVE, NoCredentialsError())) == NO_CREDENTIALS
 
 
 @pytest.mark.parametrize("code", ["ExpiredToken", "ExpiredTokenException"])
-def test_expired_credentials_are_said_in_our_words(code: str) -> None:
-    told = raised(RECEIVE, client_error(code, status=403))
-    assert str(told) == f"sqs:ReceiveMessage for the queue 'q' at {URL}: the credentials have expired; get new ones"
+def test_expired_credentials_are_reported_in_our_own_words(code: str) -> None:
+    error = raised(RECEIVE, client_error(code, status=403))
+    assert str(error) == f"sqs:ReceiveMessage for the queue 'q' at {URL}: the credentials have expired; get new ones"
 
 
 PAGE = "<html><body>Bad gateway</body></html>"
@@ -108,13 +112,13 @@ PAGE = "<html><body>Bad gateway</body></html>"
         (client_error("InternalError", status=500), "it answers 500 InternalError"),
     ],
 )
-def test_a_body_is_never_passed_through(operation: str, error: Exception, words: str) -> None:
-    told = str(raised(operation, error))
-    assert f"at {URL}: {words}" in told
-    assert not any(part in told for part in ("<", "An error occurred"))
+def test_the_body_of_an_error_response_is_not_part_of_the_message(operation: str, error: Exception, words: str) -> None:
+    message = str(raised(operation, error))
+    assert f"at {URL}: {words}" in message
+    assert not any(part in message for part in ("<", "An error occurred"))
 
 
-def test_a_right_to_receive_is_none_to_delete() -> None:
+def test_permission_to_receive_does_not_imply_permission_to_delete() -> None:
     api = Scripted(None, client_error("AccessDenied", status=403))
     api.on(Q, RECEIVE)
     with pytest.raises(ConfigurationError, match="sqs:DeleteMessage"):
@@ -122,22 +126,22 @@ def test_a_right_to_receive_is_none_to_delete() -> None:
 
 
 @pytest.mark.parametrize("error", [client_error("InvalidSignatureException"), NoCredentialsError()])
-def test_who_we_are_is_no_matter_of_what_is_asked_for(error: Exception) -> None:
-    """As when a host wakes up whose clock stood still, or its role's keys are late: no reason to end."""
+def test_an_identity_error_after_any_permitted_call_is_temporary(error: Exception) -> None:
+    """A host wakes up with a stopped clock, or the keys of its role arrive late: no reason for a worker to stop."""
     api = Scripted(None, error)
     api.on(Q, RECEIVE)
     with pytest.raises(TemporaryError, match="refuses sqs:DeleteMessage"):
         api.on(Q, DELETE)
 
 
-def test_a_queue_that_is_not_there_is_named() -> None:
-    told = raised(RECEIVE, client_error("QueueDoesNotExist"))
-    assert isinstance(told, QueueMissing)
-    assert str(told).startswith("There is no queue 'q' at http://127.0.0.1:1; create it")
+def test_a_missing_queue_is_named() -> None:
+    error = raised(RECEIVE, client_error("QueueDoesNotExist"))
+    assert isinstance(error, QueueMissing)
+    assert str(error).startswith("There is no queue 'q' at http://127.0.0.1:1; create it")
     assert isinstance(raised(RECEIVE, client_error("AWS.SimpleQueueService.NonExistentQueue")), QueueMissing)
 
 
-def test_a_queue_that_was_there_may_come_back() -> None:
+def test_a_queue_missing_after_a_successful_call_is_a_temporary_error() -> None:
     assert isinstance(raised(RECEIVE, None, client_error("QueueDoesNotExist")), TemporaryError)
 
 
@@ -156,7 +160,7 @@ def test_a_queue_that_was_there_may_come_back() -> None:
     ],
     ids=str,
 )
-def test_what_passes_by_itself_is_temporary(error: Exception) -> None:
+def test_a_transient_error_is_temporary(error: Exception) -> None:
     for operation in (RECEIVE, DELETE):
         assert isinstance(raised(operation, error), TemporaryError)
 
@@ -170,7 +174,7 @@ def test_what_passes_by_itself_is_temporary(error: Exception) -> None:
     ],
     ids=str,
 )
-def test_a_send_whose_answer_never_came_is_of_unknown_outcome_and_all_else_is_asked_again(error: Exception) -> None:
+def test_only_a_send_without_a_response_has_an_unknown_outcome(error: Exception) -> None:
     assert isinstance(raised(SEND, error), UnknownOutcome)
     for operation in (RECEIVE, DELETE):
         assert not isinstance(raised(operation, error), UnknownOutcome)
@@ -187,36 +191,36 @@ def test_a_send_whose_answer_never_came_is_of_unknown_outcome_and_all_else_is_as
     ],
     ids=str,
 )
-def test_a_send_that_never_arrived_is_not(error: Exception) -> None:
+def test_the_outcome_of_a_send_that_was_not_executed_is_known(error: Exception) -> None:
     assert not isinstance(raised(SEND, error), UnknownOutcome)
 
 
-def test_a_queue_that_is_deleted_under_a_worker_ends_it_at_no_operation() -> None:
+def test_a_queue_deleted_while_in_use_is_a_temporary_error_for_other_operations_too() -> None:
     api = Scripted(None, client_error("QueueDoesNotExist"))
     api.on(Q, RECEIVE)
     with pytest.raises(TemporaryError, match="was deleted"):
         api.on(Q, DELETE)
 
 
-def test_what_sqs_never_takes_is_no_fault_that_passes() -> None:
+def test_a_send_or_lookup_that_sqs_never_accepts_is_a_configuration_error() -> None:
     assert isinstance(raised(SEND, client_error("InvalidMessageContents")), ConfigurationError)
     assert isinstance(raised("get_queue_url", client_error("InvalidParameterValue")), ConfigurationError)
     assert isinstance(raised(DELETE, client_error("InvalidParameterValue")), TemporaryError)
 
 
-def test_settings_that_cannot_be_are_said() -> None:
+def test_invalid_client_settings_raise_a_configuration_error() -> None:
     assert isinstance(raised(RECEIVE, NoRegionError()), ConfigurationError)
     assert isinstance(raised(RECEIVE, ParamValidationError(report="x")), ConfigurationError)
 
 
-def test_nothing_is_asked_after_the_closing() -> None:
+def test_a_closed_api_makes_no_call() -> None:
     api = Scripted()
     api.close()
     with pytest.raises(TemporaryError, match="closed"):
         api.on(Q, RECEIVE)
 
 
-def test_receives_and_sends_are_asked_once_and_waits_are_longer_than_polls() -> None:
+def test_receives_and_sends_are_not_retried_and_read_timeouts_exceed_the_poll() -> None:
     api = SqsApi(Aws(region="us-east-1", endpoint_url=URL), pollers=5, poll_seconds=20)
     configs = {name: api._config(name) for name in ("receive", "send", "control")}
     assert {name: config.retries["total_max_attempts"] for name, config in configs.items()} == {
