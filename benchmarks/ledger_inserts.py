@@ -2,7 +2,7 @@
 
 python -m benchmarks.ledger_inserts [--objects N] [--rounds N] [--only mariadb|postgresql]
 
-`ours` is the hook in penstock.ledger.dialects.mysql or postgresql_rows; `driver` is the driver's own executemany
+`ours` is the hook in penstock.ledger.dialects.mysql or postgresql; `driver` is the driver's own executemany
 (PyMySQL joins rows into one statement, psycopg 3 sends them in pipeline mode); `insertmanyvalues` is SQLAlchemy's,
 which neither dialect uses for an INSERT without RETURNING unless told to. A round claims and commits new objects each
 way; printed are medians of the claims, of the wall clock and of this process's CPU time, and their ratios to ours. On a

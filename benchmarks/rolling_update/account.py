@@ -10,17 +10,17 @@ from tests.integration.fleet import Fleet
 from benchmarks.rolling_update.scraper import Sample
 from benchmarks.rolling_update.story import LEASE_SECONDS, STOP_TIMEOUT_SECONDS, WORKERS, Moment, Story
 
-HEAD = """# A rolling update, acted out
+HEAD = """# A recorded rolling update
 
 [//]: # (written by `python -m benchmarks.rolling_update --write docs/why/rolling-update.md`: do not edit)
 
-What a deploy looks like in the logs and the metrics, when it goes well and when it does not. Three workers serve one
-queue in Redis, each with a data directory of its own, as on a host of its own, while messages arrive all the time. They
-are replaced one by one, three times over: the new one is ready before the old one gets its signal. The figures are
-those of the metrics in the second nearest to each moment, counters since the act began. What was lost or done twice
-is judged by a journal that the handlers write, independent of Penstock. Run it yourself:
-`python -m benchmarks.rolling_update`. [Deploying](../run/deploying.md) has the times that a deploy needs,
-[metrics](../run/metrics.md) what the metrics mean.
+A deploy as its logs and metrics show it: with handlers that end in time, with handlers that take too long, and with
+kills. Three workers serve one queue in Redis, each with a data directory of its own, as if on three hosts, while
+messages arrive all the time. In each act they are replaced one by one: the new worker is ready before the old one
+gets its signal. Each row has the metrics of the nearest second; counters start at 0 with the act. Lost and repeated
+messages are counted from a journal that the handlers write, independent of Penstock. Run it yourself: `python -m
+benchmarks.rolling_update`. [Deploying](../run/deploying.md) explains the times that a deploy needs,
+[metrics](../run/metrics.md) the metrics.
 
 """
 
@@ -83,7 +83,7 @@ def _starts_again(story: Story, fleet: Fleet) -> dict[int, list[float]]:
 def _begun_again(story: Story, fleet: Fleet) -> list[Moment]:
     return [
         Moment(
-            at=max(starts), who="the others", what=f"have begun again what {story.names[pid]} had begun: {len(starts)}"
+            at=max(starts), who="the others", what=f"have started messages of {story.names[pid]} again: {len(starts)}"
         )
         for pid, starts in _starts_again(story, fleet).items()
     ]

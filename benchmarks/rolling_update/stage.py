@@ -195,7 +195,7 @@ class Stage:
         old.signal(story.act.signal)
         code = old.end(within=STOP_TIMEOUT_SECONDS + 5)
         story.exits.append(time.time() - began_at)
-        story.moments.append(Moment(at=time.time(), who=name, what=f"is gone (exit code {code})"))
+        story.moments.append(Moment(at=time.time(), who=name, what=f"has ended (exit code {code})"))
         story.moments += [moment for line in old.events() if (moment := logged(name, line)) is not None]
 
 

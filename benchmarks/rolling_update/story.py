@@ -27,15 +27,15 @@ class Act:
 ACTS = (
     Act(
         title="By SIGTERM",
-        says="Every handler is done within a second, which is less than the two seconds that a stop timeout of ten "
-        "leaves for work in flight. The worker fetches no more, finishes what it holds, and ends.",
+        says="Every handler ends within a second, less than the two seconds that a stop timeout of ten leaves for work "
+        "in flight. The worker receives no more messages, finishes those in flight, and ends.",
         signal=signal.SIGTERM,
         long_share=0.0,
     ),
     Act(
         title="By SIGTERM, with handlers that take too long",
-        says="One message in twenty takes six seconds. What is not done at the drain deadline goes back to the queue "
-        "first and is interrupted after; another worker has it at once, and no attempt is spent.",
+        says="One message in twenty takes six seconds. At the drain deadline, unfinished messages are released first "
+        "and interrupted then. Another worker receives them at once, and no attempt is counted.",
         signal=signal.SIGTERM,
         long_share=LONG_SHARE,
     ),

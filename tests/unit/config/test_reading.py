@@ -273,7 +273,8 @@ def test_a_stop_timeout_has_a_bound(seconds: float) -> None:
 
 
 def test_variables_that_name_no_setting_are_listed_with_suggestions(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PENSTOCK_LEASE_SECOND", "penstock_broker", "PENSTOCK_SECRETS_DIR", "PENSTOCKED"):
+    refused_at_loading = "PENSTOCK_CONCURRENCY"  # a former name, for which ignoring it would be the wrong word
+    for name in ("PENSTOCK_LEASE_SECOND", "penstock_broker", "PENSTOCK_SECRETS_DIR", "PENSTOCKED", refused_at_loading):
         monkeypatch.setenv(name, "")
     assert [(unknown.name, unknown.suggestion) for unknown in unknown_variables()] == [
         ("PENSTOCK_LEASE_SECOND", "PENSTOCK_WORKER_LEASE")

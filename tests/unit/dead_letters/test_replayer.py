@@ -319,7 +319,7 @@ class SqsLimitsBroker:
 
 def test_a_wait_beyond_the_delay_limit_is_split_into_releases_within_their_limit(scene: Scene) -> None:
     scene.die(b"a")
-    scene.is_due_in(86_400)
+    scene.make_due_in(86_400)
     handler = scene.handler(broker=SqsLimitsBroker(scene.broker))  # type: ignore[arg-type]  # as above
     delays = []
     for _ in range(3):
