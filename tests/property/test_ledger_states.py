@@ -1,6 +1,6 @@
 """The ledger against a small model of its rules, in any order of claims, commits, crashes and passing time.
 
-The model knows no SQL and no code of the ledger: a dictionary an object, a dictionary an attempt.
+The model uses no SQL and no code of the ledger: one dictionary for objects and one for attempts.
 """
 
 from collections.abc import Callable
@@ -43,8 +43,8 @@ ENDINGS = st.lists(st.sampled_from([None, None, *AttemptFailure]), min_size=len(
 
 
 @dataclass
-class Thing:
-    """An object, as the model has it."""
+class ObjectModel:
+    """An object in the model."""
 
     state: str = "unprocessed"
     holder: str | None = None
@@ -60,8 +60,8 @@ class Thing:
 
 
 @dataclass
-class Try:
-    """An attempt, as the model has it."""
+class AttemptModel:
+    """An attempt in the model."""
 
     worker: str
     lease_until: float
@@ -80,8 +80,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.time = 1_000.0
-        self.things: dict[str, Thing] = {}
-        self.tries: dict[str, Try] = {}
+        self.things: dict[str, ObjectModel] = {}
+        self.tries: dict[str, AttemptModel] = {}
         self.batches: list[tuple[str, frozenset[str]]] = []
         self.archived_to = 0
         self.adopted = 0
@@ -95,7 +95,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if hasattr(self, "ledger"):
             self.ledger.close()
 
-    # What the world does
+    # Actions
 
     @rule(seconds=st.sampled_from([0.5, 4.0, 11.0]))
     def time_passes(self, seconds: float) -> None:
@@ -138,9 +138,11 @@ class LedgerMachine(RuleBasedStateMachine):
             else:
                 assert claim.ended[id].state.value == thing.state
                 assert claim.ended[id].original_message == (thing.original_message if thing.state == "dead" else None)
-        # An id that took nothing was never an attempt, but is not used again here either.
+        # An id that claimed nothing was never an attempt; it is still not reused here.
         state = "open" if taken else "never"
-        self.tries[attempt] = Try(worker=worker, lease_until=self.time + LEASE_SECONDS, began_at=self.time, state=state)
+        self.tries[attempt] = AttemptModel(
+            worker=worker, lease_until=self.time + LEASE_SECONDS, began_at=self.time, state=state
+        )
 
     @rule(names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
     def claimer_dies_when_it_has_registered(self, names: list[str]) -> None:
@@ -164,7 +166,9 @@ class LedgerMachine(RuleBasedStateMachine):
         for name in new:
             assert self.take(name, original_message, attempt) == "claimed"
         state = "open" if new else "never"
-        self.tries[attempt] = Try(worker="w-3", lease_until=self.time + LEASE_SECONDS, began_at=self.time, state=state)
+        self.tries[attempt] = AttemptModel(
+            worker="w-3", lease_until=self.time + LEASE_SECONDS, began_at=self.time, state=state
+        )
 
     @precondition(lambda self: len(self.batches) > self.archived_to)
     @rule(more=st.integers(0, 2))
@@ -186,17 +190,17 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
     def adopt(self, names: list[str]) -> None:
         original_message = OriginalMessage(message_id="m-3", enqueued_at=self.time, replay_id=None)
-        looked = self.ledger.adoptions.preview(PIPELINE, [_candidate(name, original_message) for name in names])
+        preview = self.ledger.adoptions.preview(PIPELINE, [_candidate(name, original_message) for name in names])
         adoption = self.ledger.adoptions.adopt(
             PIPELINE, [_candidate(name, original_message) for name in names], source="file"
         )
-        assert adoption == looked
+        assert adoption == preview
         states = {name: self.things[name].state if name in self.things else "new" for name in names}
         new = [name for name, state in states.items() if state not in ("processing", "processed")]
         assert (adoption.new, adoption.known) == (len(new), list(states.values()).count("processed"))
         assert set(adoption.busy) == {object_id_of(name) for name, state in states.items() if state == "processing"}
         for name in new:
-            self.things[name] = Thing(state="processed", archived=True)
+            self.things[name] = ObjectModel(state="processed", archived=True)
             self.adopted += 1
 
     @precondition(lambda self: self.tries)
@@ -236,10 +240,10 @@ class LedgerMachine(RuleBasedStateMachine):
         for name, failure in ends.items():
             self.leave(name, failure, seq, uncounted=uncounted, unattributed=unattributed)
             self.miss(name, failure, attempt, missing=missing)
-        assert self.ledger.commit(outcome) == seq, "the same outcome again is the same answer"
+        assert self.ledger.commit(outcome) == seq, "the same outcome again returns the same"
 
     def commit_again(self, outcome: BatchOutcome) -> None:
-        """The attempt has ended: a commit with a batch is met again, anything else is lost."""
+        """Commit after the attempt ended: a commit with a batch returns it again, anything else lost its claim."""
         try:
             seq = self.ledger.commit(outcome)
         except ClaimLost:
@@ -253,7 +257,7 @@ class LedgerMachine(RuleBasedStateMachine):
         attempt = self.any_attempt(data)
         is_open = self.tries[attempt].state == "open"
         answer = self.ledger.abandon(
-            attempt, reason="told to", outcome="given_back", uncounted=uncounted, unattributed=unattributed
+            attempt, reason="test", outcome="given_back", uncounted=uncounted, unattributed=unattributed
         )
         assert answer is is_open
         if is_open:
@@ -277,7 +281,7 @@ class LedgerMachine(RuleBasedStateMachine):
         return [name for name, thing in self.things.items() if thing.holder == attempt]
 
     def take(self, name: str, original_message: OriginalMessage, attempt: str) -> str:
-        thing = self.things.setdefault(name, Thing())
+        thing = self.things.setdefault(name, ObjectModel())
         if thing.archived:
             return "ended"
         if thing.state == "processing":
@@ -299,7 +303,7 @@ class LedgerMachine(RuleBasedStateMachine):
             thing.replays.add(original_message.replay_id)
         return "claimed"
 
-    def may_revive(self, thing: Thing, original_message: OriginalMessage, since: float | None) -> bool:
+    def may_revive(self, thing: ObjectModel, original_message: OriginalMessage, since: float | None) -> bool:
         if original_message.replay_id is not None and original_message.replay_id not in thing.replays:
             return True
         assert since is not None
@@ -312,7 +316,7 @@ class LedgerMachine(RuleBasedStateMachine):
         return original_message.enqueued_at > since and not redelivered
 
     def miss(self, name: str, failure: AttemptFailure | None, attempt: str, *, missing: bool) -> None:
-        """Looks that did not find it are remembered until one finds it."""
+        """Record a check that did not find the object, until a check finds it."""
         thing = self.things[name]
         if failure is AttemptFailure.DELETED or (missing and failure is AttemptFailure.RETRY):
             if thing.missed_at is None:
@@ -342,7 +346,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for name in self.held_by(attempt):
             self.leave(name, AttemptFailure.RETRY, None, uncounted=uncounted, unattributed=unattributed)
 
-    def free_where(self, chosen: Callable[[Try], bool]) -> list[str]:
+    def free_where(self, chosen: Callable[[AttemptModel], bool]) -> list[str]:
         given_up = [id for id, one in self.tries.items() if one.state == "open" and chosen(one)]
         for attempt in given_up:
             self.free(attempt)
@@ -351,10 +355,10 @@ class LedgerMachine(RuleBasedStateMachine):
     def free_expired(self) -> list[str]:
         return self.free_where(lambda one: one.lease_until < self.time)
 
-    # What must hold at any moment
+    # Invariants
 
     @invariant()
-    def objects_stand_as_the_model_says(self) -> None:
+    def objects_equal_the_model(self) -> None:
         if not hasattr(self, "ledger"):
             return
         rows = {row.object_id: row for row in self.ledger.objects(PIPELINE)}
@@ -374,7 +378,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.ledger.live(PIPELINE, list(rows)) == live
 
     @invariant()
-    def attempts_stand_as_the_model_says(self) -> None:
+    def attempts_equal_the_model(self) -> None:
         if not hasattr(self, "ledger"):
             return
         for id, one in self.tries.items():
@@ -413,7 +417,7 @@ def _outcome(
         FailedObject(
             object_id=object_id_of(name),
             failure=failure,
-            reason="told to",
+            reason="test",
             uncounted=uncounted,
             unattributed=unattributed,
             missing=missing and failure is AttemptFailure.RETRY,

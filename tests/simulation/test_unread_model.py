@@ -1,4 +1,4 @@
-"""No end that was recorded hides content that exists and was announced; and no rule of it can be dropped."""
+"""No recorded end hides content that exists and was notified, and no rule of it can be dropped."""
 
 from collections import Counter
 
@@ -7,14 +7,14 @@ from tests.simulation.collector import no_garbage_collection
 from tests.simulation.unread_model import Mutation, State, canonical, moves, violation
 
 STATES_MAX = 150_000
-STARTS = {  # and how many states there are at least
+STARTS = {  # with the minimum number of states
     "whole": (State(), 100_000),
     "only missing": (State(failures=0), 50_000),
     "two changes": (State(changes=2), 14_000),
     "three messages": (State(room=3, outages=0, failures=0, repeats=0), 35_000),
 }
 SLOW = {"whole"}
-UNREAD = "content that exists and was announced was never read"
+UNREAD = "content that exists and was notified was never read"
 TWICE = "rows of an object are in the table twice"
 MUTANTS = {
     Mutation.ENDS_ARE_FINAL: UNREAD,
@@ -32,7 +32,7 @@ MUTANTS = {
 
 
 def explore(mutation: Mutation, first: State = STARTS["whole"][0]) -> tuple[int, Counter[str], str | None, list[str]]:
-    """Visit states until one breaks the promise: how many, by which moves, what it breaks and the way there."""
+    """Visit states until one breaks the promise. Return their number, the moves taken, the violation and its path."""
     with no_garbage_collection():
         return _explore(mutation, canonical(first))
 
@@ -69,7 +69,7 @@ def test_no_reachable_state_breaks_the_promise(first: State, states_min: int) ->
     states, taken, bad, way = explore(Mutation.NONE, first)
 
     assert bad is None, (bad, way)
-    assert states >= states_min, "a model that shrinks by accident proves less than it says"
+    assert states >= states_min, "a model that shrinks by accident proves less than it claims"
     expected = {"put", "delete", "notify", "list", "lose", "process B", "overtaken", "busy", "claim", "look", "commit"}
     expected |= {"unmount", "mount"} if first.outages else set()
     expected |= {"fail"} if first.failures else set()
