@@ -131,7 +131,7 @@ class Brokers(RuleBasedStateMachine):
         assert pages[0] == pages[1]
 
     @rule(queue=NAMES)
-    def look(self, queue: str) -> None:
+    def compare_stats(self, queue: str) -> None:
         assert self.memory[0].stats(queue) == self.sqlite[1].stats(queue)
         assert self.memory[1].dropped(queue) == self.sqlite[0].dropped(queue)
         assert self.memory[1].paused(queue) == self.sqlite[1].paused(queue)
@@ -160,10 +160,10 @@ def held(message: Message) -> tuple[Any, ...]:
     """Return a message without the fields that may differ between two stores."""
     attributes = {name: value for name, value in message.attributes.items() if name != "penstock-death"}
     death = death_of(message.attributes)
-    died = death and (death.reason, death.attempts, death.first_failed_at, death.last_failed_at, death.worker)
-    died_where = death and (death.queue, number(death.message_id), death.enqueued_at)
+    death_facts = death and (death.reason, death.attempts, death.first_failed_at, death.last_failed_at, death.worker)
+    death_place = death and (death.queue, number(death.message_id), death.enqueued_at)
     fixed = (number(message.id), message.body, message.group, message.enqueued_at)
-    return (*fixed, attributes, died, died_where)
+    return (*fixed, attributes, death_facts, death_place)
 
 
 def delivery_facts(delivery: Delivery) -> tuple[Any, ...]:

@@ -75,8 +75,8 @@ def object_history(history: History, random: Random, pipeline: str, uri: str, at
         about: dict[str, Any] = {"pipeline": pipeline, "object_uri": uri, "attempt_id": attempt_id}
         emit(worker, events.ObjectStarted(**about, attempt=number))
         if before is not None:
-            whose: dict[str, Any] = {"from_worker": before[0], "from_attempt_id": before[1], "reason": "it died"}
-            emit(worker, events.ObjectTakenOver(**about, attempt=number, **whose))
+            taken_from: dict[str, Any] = {"from_worker": before[0], "from_attempt_id": before[1], "reason": "it died"}
+            emit(worker, events.ObjectTakenOver(**about, attempt=number, **taken_from))
             history.over[uri, attempt_id, *before] += 1
         before = (worker, attempt_id) if end in ("killed", "taken over") else None
         last = end

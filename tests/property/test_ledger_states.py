@@ -80,7 +80,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.time = 1_000.0
-        self.things: dict[str, ObjectModel] = {}
+        self.objects: dict[str, ObjectModel] = {}
         self.tries: dict[str, AttemptModel] = {}
         self.batches: list[tuple[str, frozenset[str]]] = []
         self.archived_to = 0
@@ -125,19 +125,19 @@ class LedgerMachine(RuleBasedStateMachine):
         taken = {name for name, how in expected.items() if how == "claimed"}
         assert {object_id_of(name) for name in taken} == set(claim.claimed)
         for name, how in expected.items():
-            thing, id = self.things[name], object_id_of(name)
+            known, id = self.objects[name], object_id_of(name)
             if how == "claimed":
                 claimed = claim.claimed[id]
-                assert (claimed.attempts, claimed.unattributed_failures) == (thing.attempts, thing.unattributed)
-                assert claimed.original_message == thing.original_message
-                missing = None if thing.missed_at is None else self.time - thing.missed_at
+                assert (claimed.attempts, claimed.unattributed_failures) == (known.attempts, known.unattributed)
+                assert claimed.original_message == known.original_message
+                missing = None if known.missed_at is None else self.time - known.missed_at
                 assert claimed.missing_seconds == missing
             elif how == "busy":
-                assert thing.holder is not None
-                assert claim.busy[id] == pytest.approx(self.tries[thing.holder].lease_until - self.time)
+                assert known.holder is not None
+                assert claim.busy[id] == pytest.approx(self.tries[known.holder].lease_until - self.time)
             else:
-                assert claim.ended[id].state.value == thing.state
-                assert claim.ended[id].original_message == (thing.original_message if thing.state == "dead" else None)
+                assert claim.ended[id].state.value == known.state
+                assert claim.ended[id].original_message == (known.original_message if known.state == "dead" else None)
         # An id that claimed nothing was never an attempt; it is still not reused here.
         state = "open" if taken else "never"
         self.tries[attempt] = AttemptModel(
@@ -162,7 +162,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 worker="w-3",
                 lease_seconds=LEASE_SECONDS,
             )
-        new = [name for name in names if name not in self.things]
+        new = [name for name in names if name not in self.objects]
         for name in new:
             assert self.take(name, original_message, attempt) == "claimed"
         state = "open" if new else "never"
@@ -184,7 +184,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert not archives.retire(retiring, archive_id=f"loser-{up_to_seq}", file=file)
         for _, processed in self.batches[self.archived_to : up_to_seq]:
             for name in processed:
-                self.things[name].archived = True
+                self.objects[name].archived = True
         self.archived_to = up_to_seq
 
     @rule(names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
@@ -195,12 +195,12 @@ class LedgerMachine(RuleBasedStateMachine):
             PIPELINE, [_candidate(name, original_message) for name in names], source="file"
         )
         assert adoption == preview
-        states = {name: self.things[name].state if name in self.things else "new" for name in names}
+        states = {name: self.objects[name].state if name in self.objects else "new" for name in names}
         new = [name for name, state in states.items() if state not in ("processing", "processed")]
         assert (adoption.new, adoption.known) == (len(new), list(states.values()).count("processed"))
         assert set(adoption.busy) == {object_id_of(name) for name, state in states.items() if state == "processing"}
         for name in new:
-            self.things[name] = ObjectModel(state="processed", archived=True)
+            self.objects[name] = ObjectModel(state="processed", archived=True)
             self.adopted += 1
 
     @precondition(lambda self: self.tries)
@@ -278,36 +278,36 @@ class LedgerMachine(RuleBasedStateMachine):
         return data.draw(st.sampled_from(sorted(self.tries)))
 
     def held_by(self, attempt: str) -> list[str]:
-        return [name for name, thing in self.things.items() if thing.holder == attempt]
+        return [name for name, known in self.objects.items() if known.holder == attempt]
 
     def take(self, name: str, original_message: OriginalMessage, attempt: str) -> str:
-        thing = self.things.setdefault(name, ObjectModel())
-        if thing.archived:
+        known = self.objects.setdefault(name, ObjectModel())
+        if known.archived:
             return "ended"
-        if thing.state == "processing":
+        if known.state == "processing":
             return "busy"
-        if thing.state == "dead" and self.may_revive(thing, original_message, thing.dead_at):
-            thing.attempts = 0
-        elif thing.state in ("gone", "superseded") and self.may_revive(thing, original_message, thing.sought_at):
-            thing.attempts, thing.missed_at, thing.sought_at, thing.dead_at = 0, None, None, None
-        elif thing.state != "unprocessed":
+        if known.state == "dead" and self.may_revive(known, original_message, known.dead_at):
+            known.attempts = 0
+        elif known.state in ("gone", "superseded") and self.may_revive(known, original_message, known.sought_at):
+            known.attempts, known.missed_at, known.sought_at, known.dead_at = 0, None, None, None
+        elif known.state != "unprocessed":
             return "ended"
-        elif thing.missed_at is not None and self.may_revive(thing, original_message, thing.sought_at):
-            thing.missed_at, thing.sought_at = None, None  # both checks must follow the latest notification
+        elif known.missed_at is not None and self.may_revive(known, original_message, known.sought_at):
+            known.missed_at, known.sought_at = None, None  # both checks must follow the latest notification
         # A revived object keeps the message that revived it, until another one may revive it.
-        if thing.dead_at is None or self.may_revive(thing, original_message, thing.dead_at):
-            thing.original_message = original_message
-        thing.state, thing.holder = "processing", attempt
-        thing.attempts += 1
+        if known.dead_at is None or self.may_revive(known, original_message, known.dead_at):
+            known.original_message = original_message
+        known.state, known.holder = "processing", attempt
+        known.attempts += 1
         if original_message.replay_id is not None:
-            thing.replays.add(original_message.replay_id)
+            known.replays.add(original_message.replay_id)
         return "claimed"
 
-    def may_revive(self, thing: ObjectModel, original_message: OriginalMessage, since: float | None) -> bool:
-        if original_message.replay_id is not None and original_message.replay_id not in thing.replays:
+    def may_revive(self, known: ObjectModel, original_message: OriginalMessage, since: float | None) -> bool:
+        if original_message.replay_id is not None and original_message.replay_id not in known.replays:
             return True
         assert since is not None
-        before = thing.original_message
+        before = known.original_message
         redelivered = (
             before is not None
             and original_message.message_id == before.message_id
@@ -317,29 +317,29 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def miss(self, name: str, failure: AttemptFailure | None, attempt: str, *, missing: bool) -> None:
         """Record a check that did not find the object, until a check finds it."""
-        thing = self.things[name]
+        known = self.objects[name]
         if failure is AttemptFailure.DELETED or (missing and failure is AttemptFailure.RETRY):
-            if thing.missed_at is None:
-                thing.missed_at, thing.sought_at = self.time, self.tries[attempt].began_at
+            if known.missed_at is None:
+                known.missed_at, known.sought_at = self.time, self.tries[attempt].began_at
         else:
             superseded = failure is AttemptFailure.SUPERSEDED
-            thing.missed_at, thing.sought_at = None, self.tries[attempt].began_at if superseded else None
+            known.missed_at, known.sought_at = None, self.tries[attempt].began_at if superseded else None
 
     def leave(
         self, name: str, failure: AttemptFailure | None, seq: int | None, *, uncounted: bool, unattributed: bool
     ) -> None:
-        thing = self.things[name]
-        thing.holder = None
+        known = self.objects[name]
+        known.holder = None
         if failure is None:
-            thing.state, thing.batch = "processed", seq
+            known.state, known.batch = "processed", seq
             return
-        thing.state = "unprocessed" if failure is AttemptFailure.RETRY else failure.value
+        known.state = "unprocessed" if failure is AttemptFailure.RETRY else failure.value
         if failure is AttemptFailure.DEAD:
-            thing.dead_at = self.time
+            known.dead_at = self.time
         elif failure is not AttemptFailure.RETRY:
-            thing.dead_at = None
-        thing.attempts -= uncounted
-        thing.unattributed += unattributed
+            known.dead_at = None
+        known.attempts -= uncounted
+        known.unattributed += unattributed
 
     def free(self, attempt: str, *, uncounted: bool = False, unattributed: bool = False) -> None:
         self.tries[attempt].state = "abandoned"
@@ -362,18 +362,18 @@ class LedgerMachine(RuleBasedStateMachine):
         if not hasattr(self, "ledger"):
             return
         rows = {row.object_id: row for row in self.ledger.objects(PIPELINE)}
-        hot = {name: thing for name, thing in self.things.items() if not thing.archived}
+        hot = {name: known for name, known in self.objects.items() if not known.archived}
         assert set(rows) == {object_id_of(name) for name in hot}
         states = self.ledger.states(PIPELINE, [object_id_of(name) for name in NAMES])
-        assert states == {object_id_of(name): ObjectState(thing.state) for name, thing in self.things.items()}
-        for name, thing in hot.items():
+        assert states == {object_id_of(name): ObjectState(known.state) for name, known in self.objects.items()}
+        for name, known in hot.items():
             row = rows[object_id_of(name)]
-            assert (row.state.value, row.attempts, row.batch_seq) == (thing.state, thing.attempts, thing.batch)
-            assert row.original_message == thing.original_message
+            assert (row.state.value, row.attempts, row.batch_seq) == (known.state, known.attempts, known.batch)
+            assert row.original_message == known.original_message
         live = {
             object_id_of(name)
-            for name, thing in self.things.items()
-            if thing.holder is not None and self.tries[thing.holder].lease_until >= self.time
+            for name, known in self.objects.items()
+            if known.holder is not None and self.tries[known.holder].lease_until >= self.time
         }
         assert self.ledger.live(PIPELINE, list(rows)) == live
 

@@ -89,7 +89,7 @@ class _Search:
     def __init__(self, start: State) -> None:
         self.states: list[State] = [start]
         self._numbers: dict[State, int] = {start: 0}
-        self._came_from: list[tuple[int, str]] = [(-1, "start")]
+        self._predecessors: list[tuple[int, str]] = [(-1, "start")]
         self._healthy = array("i")  # pairs: from, to
         self.actions: Counter[str] = Counter()
 
@@ -107,7 +107,7 @@ class _Search:
                     there = numbers[state] = len(states)
                     assert there < states_max, f"more than {states_max} states"
                     states.append(state)
-                    self._came_from.append((here, name))
+                    self._predecessors.append((here, name))
                     if bad := violation(state, mutation):
                         return bad
                 if keep_edges and name in HEALTHY:
@@ -133,7 +133,7 @@ class _Search:
         way: list[tuple[str, State]] = []
         number = len(self.states) - 1
         while number > 0:
-            before, name = self._came_from[number]
+            before, name = self._predecessors[number]
             way.append((name, self.states[number]))
             number = before
         return reversed(way)

@@ -230,8 +230,8 @@ def _commit(s: State, i: int, driver: Driver, m: Mutation) -> Iterator[Move]:
     if any(attempt == a for attempt, _ in s.sending):
         return  # an earlier COMMIT of this attempt is still in batch and holds its row
     if not _checks_hold(s, a, m):
-        for _, _, looked in _resolve(s, i, a, m):  # a late COMMIT of the same attempt looks like a fence
-            yield "commit_refused", (i, a), looked
+        for _, _, resolved in _resolve(s, i, a, m):  # a late COMMIT of the same attempt looks like a fence
+            yield "commit_refused", (i, a), resolved
         return
     yield "commit", (i, a, seq), _drive(_committed(s, a, seq), i, Driver("committed", a))
     after = Driver("committed" if Mutation.UNKNOWN_IS_SUCCESS in m else "unknown", a)

@@ -56,12 +56,12 @@ def judge(schedule: Schedule) -> None:
     demand({row.key.decode() for row in rows} == set(schedule.world.objects), "the ledger does not have every object")
     fates = [_fate(schedule, row) for row in rows]
     for fate in fates:
-        _ended_well(fate)
-    _rows_once(schedule, [fate.obj for fate in fates if fate.with_rows])
+        _check_end(fate)
+    _check_rows(schedule, [fate.obj for fate in fates if fate.with_rows])
     for table in (schedule.rows, schedule.quarantine):
-        _table_sound(schedule, table)
-    _batches_in_order(schedule)
-    _dead_letters_hold_the_poison(schedule, fates)
+        _check_table(schedule, table)
+    _check_batches(schedule)
+    _check_dead_letters(schedule, fates)
 
 
 def _fate(schedule: Schedule, row: ObjectRow) -> Fate:
@@ -74,14 +74,14 @@ def demand(true: bool, sentence: str) -> None:
         raise Violation(sentence)
 
 
-def _rows_once(schedule: Schedule, objects: Sequence[SimulatedObject]) -> None:
+def _check_rows(schedule: Schedule, objects: Sequence[SimulatedObject]) -> None:
     rows = Counter(f"{obj.ref.key} {n}" for obj in objects for n in range(obj.rows))
     lines = Counter(f"{obj.ref.key} bad" for obj in objects if obj.kind is Kind.LINES)
     demand(Counter(schedule.rows.rows()) == rows, f"rows: {schedule.rows.rows()} instead of {dict(rows)}")
     demand(Counter(schedule.quarantine.rows()) == lines, f"quarantine: {schedule.quarantine.rows()}, not {dict(lines)}")
 
 
-def _table_sound(schedule: Schedule, table: FakeTable) -> None:
+def _check_table(schedule: Schedule, table: FakeTable) -> None:
     demand(not missing_files(table), f"the table names missing files: {missing_files(table)}")
     abandoned = set(schedule.ledger.abandoned_attempts(schedule.pipeline))
     demand(not abandoned & set(table.attempts), "the table showed files of an abandoned attempt")
@@ -90,7 +90,7 @@ def _table_sound(schedule: Schedule, table: FakeTable) -> None:
         demand(not left, f"gc left {left}")
 
 
-def _batches_in_order(schedule: Schedule) -> None:
+def _check_batches(schedule: Schedule) -> None:
     batches = schedule.ledger.batches(schedule.pipeline)
     demand([batch.seq for batch in batches] == list(range(1, len(batches) + 1)), "sequences have gaps")
     for table, manifests in (
@@ -101,7 +101,7 @@ def _batches_in_order(schedule: Schedule) -> None:
         demand(table.attempts == named, "files became visible in another order than the batches, or not all")
 
 
-def _ended_well(fate: Fate) -> None:
+def _check_end(fate: Fate) -> None:
     """Check that crashes and failures count, releases and infrastructure faults do not, and no object fails early."""
     key, attempts = fate.obj.ref.key, fate.row.attempts
     demand(fate.row.state is fate.must_be, f"{key} is {fate.obj.kind} and ended {fate.row.state}")
@@ -113,7 +113,7 @@ def _ended_well(fate: Fate) -> None:
         demand(attempts >= ATTEMPTS_MAX, f"{key} is dead after {attempts} attempts")
 
 
-def _dead_letters_hold_the_poison(schedule: Schedule, fates: Sequence[Fate]) -> None:
+def _check_dead_letters(schedule: Schedule, fates: Sequence[Fate]) -> None:
     """Check one dead letter per failure, and more failures than one only if a later message asked for a retry."""
     dead_letters = schedule.broker.browse(f"{QUEUE}-dlq", messages_max=100)
     deaths = sum(fate.ends.count("dead") for fate in fates)

@@ -72,7 +72,7 @@ class _Search:
         self.taken: Counter[str] = Counter()
         self._rules = rules
         self._numbers = {start: 0}
-        self._came_from = [(-1, "start")]
+        self._predecessors = [(-1, "start")]
         self._keep_edges = keep_edges
         self._before: list[list[int]] = [[]]  # by healthy moves
 
@@ -100,9 +100,9 @@ class _Search:
         number, way = len(self.states) - 1, []
         while number >= 0:
             way.append(number)
-            number = self._came_from[number][0]
+            number = self._predecessors[number][0]
         for number in reversed(way):
-            yield f"{self._came_from[number][1]:15} {describe(self.states[number])}"
+            yield f"{self._predecessors[number][1]:15} {describe(self.states[number])}"
 
     def stranded(self, done: list[int]) -> int:
         """Return the number of states without a path of healthy moves to a finished one."""
@@ -118,7 +118,7 @@ class _Search:
     def _add(self, state: State, here: int, name: str) -> int:
         self._numbers[state] = there = len(self.states)
         self.states.append(state)
-        self._came_from.append((here, name))
+        self._predecessors.append((here, name))
         self._before.append([])
         return there
 

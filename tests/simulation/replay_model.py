@@ -17,7 +17,7 @@ from enum import Flag, auto
 from itertools import permutations
 from typing import NamedTuple
 
-from tests.simulation.replay_rules import NONE, Outcome, dies, ended, failed, gives_life, settlement
+from tests.simulation.replay_rules import NONE, Outcome, ended, failed, gives_life, is_final_failure, settlement
 
 MAIN, DLQ, FINAL = 0, 1, 2  # places of a message: its queue, the DLQ and the final DLQ
 NO_HOLDER, REPLAYER, PERSON, DEAD_HOLDER = -1, 2, 3, 9  # holders of a lease; 0 and 1 are workers
@@ -144,7 +144,7 @@ def worker_moves(s: State, rules: Rules) -> Iterator[Move]:
         elif worker.phase == "settling":
             yield "settle", _settle(s, i)
         if worker.phase != "idle" and s.crashes:
-            yield "crash_worker", _died(s, i)._replace(crashes=s.crashes - 1)
+            yield "crash_worker", _crashed(s, i)._replace(crashes=s.crashes - 1)
 
 
 def _receive(s: State, i: int, rules: Rules) -> Iterator[Move]:
@@ -219,7 +219,7 @@ def _commit(s: State, i: int, rules: Rules) -> Iterator[Move]:
     ours = [n for n, (kind, _) in enumerate(outcomes) if kind == "ours"]
     fenced = Mutation.NO_FENCE not in rules.dropped
     if fenced and any((s.objects[n].state, s.objects[n].holder) != ("held", i) for n in ours):
-        yield "commit_refused", _died(s, i)  # the worker drops everything, and its leases end
+        yield "commit_refused", _crashed(s, i)  # the worker drops everything, and its leases end
         return
     for processed in _subsets(ours):
         objects, results = list(s.objects), list(outcomes)
@@ -229,7 +229,7 @@ def _commit(s: State, i: int, rules: Rules) -> Iterator[Move]:
                 objects[n], results[n] = O("done", effects=o.effects + 1), ("done", NONE)
                 continue
             results[n] = failed(o.attempts, rules.attempts_max, original_message)
-            dead = dies(o.attempts, rules.attempts_max)
+            dead = is_final_failure(o.attempts, rules.attempts_max)
             objects[n] = (
                 o._replace(state="dead", holder=NO_HOLDER, dead_at=NOW, original_message=original_message)
                 if dead
@@ -262,7 +262,7 @@ def _settle(s: State, i: int) -> State:
     return after._replace(messages=others)
 
 
-def _died(s: State, i: int) -> State:
+def _crashed(s: State, i: int) -> State:
     """Let the worker drop everything; its leases and claims expire."""
     objects = tuple(o._replace(holder=DEAD_HOLDER) if o.state == "held" and o.holder == i else o for o in s.objects)
     messages = tuple(m._replace(holder=DEAD_HOLDER) if m.holder == i else m for m in s.messages)

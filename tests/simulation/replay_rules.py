@@ -97,7 +97,7 @@ def sent_back(dead_letter: int, count: int, new_count: int) -> tuple[int, int]:
 
 
 @lru_cache(None)
-def dies(attempts: int, attempts_max: int) -> bool:
+def is_final_failure(attempts: int, attempts_max: int) -> bool:
     """Return True if a failure of its own is an object's last."""
     return _classified(attempts, attempts_max, original_message=0).failure is AttemptFailure.DEAD
 

@@ -59,18 +59,18 @@ def _replayer_moves(s: State, actor: int, r: R, rules: Rules) -> Iterator[Move]:
     elif r.phase == "marked":
         yield "delete", _turn(_deleted(s, actor, r.dead_letter, rules), actor, R())
     if s.crashes:
-        yield ("crash_replayer" if actor == REPLAYER else "crash_person"), _died(s, actor, r)
+        yield ("crash_replayer" if actor == REPLAYER else "crash_person"), _crashed(s, actor, r)
 
 
 def _take(s: State, actor: int, rules: Rules) -> Iterator[Move]:
     """The replayer leases dead letters of the DLQ. A person may choose any, without a lease if the broker allows it."""
     if actor == PERSON and not s.replays:
         return
-    looks = actor == PERSON and rules.deduplicates
+    unleased = actor == PERSON and rules.deduplicates
     for m in s.messages:
-        if m.place == MAIN or (actor == REPLAYER and m.place != DLQ) or (m.holder != NO_HOLDER and not looks):
+        if m.place == MAIN or (actor == REPLAYER and m.place != DLQ) or (m.holder != NO_HOLDER and not unleased):
             continue
-        messages = s.messages if looks else _with(s, m, m._replace(holder=actor))
+        messages = s.messages if unleased else _with(s, m, m._replace(holder=actor))
         after = s._replace(messages=messages, replays=s.replays - (actor == PERSON))
         yield ("take" if actor == REPLAYER else "choose"), _turn(after, actor, R("taken", m))
 
@@ -109,8 +109,8 @@ def _set_aside(s: State, r: R, rules: Rules) -> State:
         return s._replace(messages=_with(s, here))
     on_record = _record(s, here)
     late = on_record.sends > 0 and Mutation.GIVEN_UP_DESPITE_INTENT not in rules.dropped  # sent since it was read
-    aside = here._replace(place=FINAL, holder=NO_HOLDER, id=_fresh(s))  # a new place, so a new replay id
-    return s._replace(messages=_with(s, here, aside), doubles=s.doubles + late)
+    moved = here._replace(place=FINAL, holder=NO_HOLDER, id=_fresh(s))  # a new place, so a new replay id
+    return s._replace(messages=_with(s, here, moved), doubles=s.doubles + late)
 
 
 def _send(s: State, actor: int, r: R, rules: Rules) -> Iterator[Move]:
@@ -140,7 +140,7 @@ def _deleted(s: State, actor: int, dead_letter: M, rules: Rules) -> State:
     return s._replace(messages=_with(s, here))
 
 
-def _died(s: State, actor: int, r: R) -> State:
+def _crashed(s: State, actor: int, r: R) -> State:
     assert r.dead_letter is not None
     if r.phase == "sent":
         on_record = _record(s, r.dead_letter)
@@ -219,7 +219,7 @@ def _reconcile_moves(s: State, rules: Rules) -> Iterator[Move]:
         states = {"free", "dead"} if Mutation.RECONCILE_SENDS_FOR_DEAD in rules.dropped else {"free"}
         missing = tuple(n for n, o in enumerate(s.objects) if o.state in states)
         if missing:
-            yield "look", s._replace(found_missing=missing, reconciles=s.reconciles - 1)
+            yield "inspect", s._replace(found_missing=missing, reconciles=s.reconciles - 1)
 
 
 def _lease_moves(s: State, rules: Rules) -> Iterator[Move]:

@@ -18,9 +18,9 @@ class Mutation(Flag):
     NONE = 0
     DELETES_AT_ONCE = auto()  # gc does not wait for a version after the noted one
     NOTES_BEFORE_MARK = auto()  # the noted version was loaded before the mark existed
-    LOOKS_BEFORE_LOAD = auto()  # the compaction checks for the mark and then loads the table
+    CHECK_BEFORE_LOAD = auto()  # the compaction checks for the mark and then loads the table
     NO_MARK = auto()  # the compaction does not check for the mark
-    NO_LOOK_AT_FILES = auto()  # the compaction does not check that its files exist
+    NO_FILE_CHECK = auto()  # the compaction does not check that its files exist
     MARK_DELETED_FIRST = auto()
     LOG_UNREAD = auto()  # gc does not check whether the log names the folder
 
@@ -31,7 +31,7 @@ class State(NamedTuple):
     file: bool = True
     mark: bool = False
     noted: int = -1  # -1: no note
-    compaction: str = "start"  # start | loaded | looked | marked-free | ended
+    compaction: str = "start"  # start | half | checked | ready | ended
     loaded: int = -1
     gc: str = "idle"  # idle | marking | deciding | deleting | unmarking
     seen: int = -1  # the version that gc has read
@@ -47,14 +47,14 @@ def moves(s: State, m: Mutation) -> Iterator[tuple[str, State]]:
 
 
 def _compaction(s: State, m: Mutation) -> Iterator[tuple[str, State]]:
-    first, second = ("look", "load") if Mutation.LOOKS_BEFORE_LOAD in m else ("load", "look")
+    first, second = ("check", "load") if Mutation.CHECK_BEFORE_LOAD in m else ("load", "check")
     if s.compaction == "start":
         yield first, _step(s, first, "half", m)
     elif s.compaction == "half":
         yield second, _step(s, second, "checked", m)
     elif s.compaction == "checked":  # then it checks its files
-        deleted = not s.file and Mutation.NO_LOOK_AT_FILES not in m
-        yield "looks for its files", s._replace(compaction="ended" if deleted else "ready")
+        deleted = not s.file and Mutation.NO_FILE_CHECK not in m
+        yield "checks its files", s._replace(compaction="ended" if deleted else "ready")
     elif s.compaction == "ready":
         if s.version == s.loaded:
             yield "commits", s._replace(version=s.version + 1, named=True, compaction="ended")

@@ -178,7 +178,7 @@ def test_every_move_happens_in_some_world() -> None:
     )
     found = [explore(start, rules, states_max=STATES_MAX) for start, rules in worlds]
     made = {name for one in found for name in one.moves}
-    adverse = {"process", "crash_worker", "crash_replayer", "crash_person", "choose", "redrive", "look", "lapse"}
+    adverse = {"process", "crash_worker", "crash_replayer", "crash_person", "choose", "redrive", "inspect", "lapse"}
     assert made == (HEALTHY - {"revive"}) | adverse | {"moved"}, "only a mutant has `revive`"
 
 

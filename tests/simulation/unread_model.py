@@ -21,10 +21,10 @@ class Mutation(Flag):
     SINCE_THE_END = auto()  # news is a message enqueued after the end was recorded
     SINCE_THE_RECORD = auto()  # ... after the first check was recorded, not after its attempt began
     ORDER_IS_KEPT = auto()  # an object keeps its first sequencer
-    LISTINGS_HAVE_NO_SAY = auto()  # an object superseded by the order of events is not claimed again for a listing
-    ATTEMPTS_ARE_LOOKS = auto()  # deleted at the second attempt, whatever the failure of the first one
-    LOOKS_AT_ONCE = auto()  # deleted at the second check, however soon it follows the first
-    LOOKS_OUTLIVE_NEWS = auto()  # a check counts although the object was notified since
+    LISTINGS_IGNORED = auto()  # an object superseded by the order of events is not claimed again for a listing
+    ATTEMPTS_ARE_CHECKS = auto()  # deleted at the second attempt, whatever the failure of the first one
+    CHECKS_AT_ONCE = auto()  # deleted at the second check, however soon it follows the first
+    CHECKS_OUTLIVE_NEWS = auto()  # a check counts although the object was notified since
     OLD_MESSAGES_RESTORE = auto()  # any message claims a deleted object again
     PROCESSED_ONES_RETURN = auto()  # news claims processed objects again too
     HELD_ONES_ARE_TAKEN = auto()  # without the compare-and-set on the state
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 
 class Worker(NamedTuple):
-    phase: str = "idle"  # idle | claimed | looked
+    phase: str = "idle"  # idle | claimed | checked
     message: int = NEVER
     began_at: int = NEVER
     missed_before: bool = False  # as the claim found it
@@ -59,7 +59,7 @@ class Worker(NamedTuple):
 
 class State(NamedTuple):
     content: int = NOTHING
-    away: bool = False
+    unmounted: bool = False
     outages: int = 1
     failures: int = 1  # of a kind other than missing
     repeats: int = 1  # of acked messages
@@ -92,8 +92,8 @@ def moves(s: State, m: Mutation) -> Iterator[Move]:
                 if message.phase == "queued":
                     yield _claim(s, number, position, m)
         elif worker.phase == "claimed":
-            saw = NOTHING if s.away else s.content
-            yield "look", _work(s, number, worker._replace(phase="looked", saw=saw))
+            saw = NOTHING if s.unmounted else s.content
+            yield "check", _work(s, number, worker._replace(phase="checked", saw=saw))
             if s.failures:
                 yield "fail", _retry(s._replace(failures=s.failures - 1), number, Row())
         else:
@@ -110,11 +110,11 @@ def _world(s: State) -> Iterator[Move]:
                 yield "put", put
         if s.content != NOTHING:
             yield "delete", changed._replace(content=NOTHING)
-    if s.away:
-        yield "mount", s._replace(away=False)
+    if s.unmounted:
+        yield "mount", s._replace(unmounted=False)
     else:
         if s.outages and s.content == A:
-            yield "unmount", s._replace(away=True, outages=s.outages - 1)
+            yield "unmount", s._replace(unmounted=True, outages=s.outages - 1)
         if s.row.missed and not s.row.apart:  # no outage lasts as long as the time between two checks
             yield "time passes", s._replace(row=s.row._replace(apart=True))
 
@@ -128,7 +128,7 @@ def _messages(s: State) -> Iterator[Move]:
             yield "process B", rest._replace(processed_b=max(s.processed_b, sequencer))
         elif room:
             yield "notify", _sent(rest, sequencer, news=s.content == A and sequencer == s.sequencer)
-    if room and s.content == A and not s.away:
+    if room and s.content == A and not s.unmounted:
         yield "list", _sent(s, NEVER, news=True)
     if s.repeats:
         for position, message in enumerate(s.messages):
@@ -160,7 +160,7 @@ def _claim(s: State, number: int, position: int, m: Mutation) -> Move:
     if (
         row.missed
         and row.state == "unprocessed"
-        and Mutation.LOOKS_OUTLIVE_NEWS not in m
+        and Mutation.CHECKS_OUTLIVE_NEWS not in m
         and _is_news(row, s, position)
     ):
         row = row._replace(missed=False, sought_at=NEVER, apart=False)
@@ -176,7 +176,7 @@ def _claim(s: State, number: int, position: int, m: Mutation) -> Move:
         return "overtaken", _put(s._replace(row=ended, now=now), position, message._replace(phase="acked"))
     taken = row._replace(state="held", sequencer=sequencer, attempts=row.attempts + 1, original_message=position)
     held = _put(s._replace(row=taken, now=now), position, message._replace(phase="taken"))
-    missed = row.attempts > 0 if Mutation.ATTEMPTS_ARE_LOOKS in m else row.missed
+    missed = row.attempts > 0 if Mutation.ATTEMPTS_ARE_CHECKS in m else row.missed
     worker = Worker("claimed", position, began_at=now, missed_before=missed, apart=row.apart)
     return "claim", _work(held, number, worker)
 
@@ -194,7 +194,7 @@ def _restores(s: State, position: int, m: Mutation) -> bool:
     if Mutation.OLD_MESSAGES_RESTORE in m:
         return True
     if row.sought_at == NEVER and not (_is_later(row, message)):
-        return message.sequencer == NEVER and Mutation.LISTINGS_HAVE_NO_SAY not in m
+        return message.sequencer == NEVER and Mutation.LISTINGS_IGNORED not in m
     return _is_news(row, s, position, since_the_end=Mutation.SINCE_THE_END in m)
 
 
@@ -218,7 +218,7 @@ def _commit(s: State, number: int, m: Mutation) -> State:
     if worker.saw == B:
         row = s.row._replace(state="superseded", missed=False, sought_at=worker.began_at, ended_at=now)
         return ended._replace(row=row)
-    counts = worker.apart or bool({Mutation.LOOKS_AT_ONCE, Mutation.ATTEMPTS_ARE_LOOKS} & {*m})
+    counts = worker.apart or bool({Mutation.CHECKS_AT_ONCE, Mutation.ATTEMPTS_ARE_CHECKS} & {*m})
     first = now if Mutation.SINCE_THE_RECORD in m else worker.began_at
     missed = s.row._replace(missed=True, sought_at=s.row.sought_at if s.row.missed else first)
     if worker.missed_before and counts:
@@ -226,11 +226,11 @@ def _commit(s: State, number: int, m: Mutation) -> State:
     return _retry(s._replace(now=now), number, missed)
 
 
-def _retry(s: State, number: int, looks: Row) -> State:
-    """Release the object and its message, with the checks so far of ``looks``."""
+def _retry(s: State, number: int, checks: Row) -> State:
+    """Release the object and its message, with the checks so far of ``checks``."""
     message = s.workers[number].message
     released = _put(_work(s, number, Worker()), message, s.messages[message]._replace(phase="queued"))
-    row = s.row._replace(state="unprocessed", missed=looks.missed, sought_at=looks.sought_at, apart=looks.apart)
+    row = s.row._replace(state="unprocessed", missed=checks.missed, sought_at=checks.sought_at, apart=checks.apart)
     return released._replace(row=row)
 
 
@@ -240,7 +240,7 @@ def violation(s: State) -> str | None:
         return "rows of an object are in the table twice"
     if any(message.lives > 1 for message in s.messages):
         return "one message begins two lives of an object"
-    is_stable = not s.away and all(message.phase == "acked" for message in s.messages)
+    is_stable = not s.unmounted and all(message.phase == "acked" for message in s.messages)
     if is_stable and s.content == A and s.announced and not s.rows:
         return "content that exists and was notified was never read"
     return None

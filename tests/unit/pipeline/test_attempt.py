@@ -289,8 +289,8 @@ class Watch(Unwatched):
     def asked(self) -> Iterator[None]:
         try:
             yield
-        except TemporaryError as away:
-            self.calls.append(str(away))
+        except TemporaryError as error:
+            self.calls.append(str(error))
             raise
 
     def succeeded(self) -> None:

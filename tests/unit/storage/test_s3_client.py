@@ -40,7 +40,7 @@ def stub() -> Iterator[S3Stub]:
 
 
 @pytest.fixture
-def somebody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+def profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """Return a profile with temporary credentials; the environment has those of another account."""
     config, credentials = tmp_path / "config", tmp_path / "credentials"
     config.write_text("[profile somebody]\nregion = mars-1\n", encoding="utf-8")
@@ -146,8 +146,8 @@ def test_the_endpoint_at_aws_is_that_of_the_bucket_s_region(
     assert location_of("lake", aws) == BucketLocation(endpoint_url=endpoint, region=bucket_region)
 
 
-def test_both_clients_and_delta_use_the_credentials_of_the_profile(stub: S3Stub, somebody: str) -> None:
-    aws = Aws(profile=somebody, endpoint_url=stub.url)
+def test_both_clients_and_delta_use_the_credentials_of_the_profile(stub: S3Stub, profile: str) -> None:
+    aws = Aws(profile=profile, endpoint_url=stub.url)
     request_with_both(aws)
     for asked in stub.asked:
         assert "Credential=AKSOMEBODY/" in asked.headers["authorization"]
@@ -165,11 +165,11 @@ def test_both_clients_and_delta_use_the_credentials_of_the_profile(stub: S3Stub,
 
 
 def test_delta_does_not_use_the_session_token_of_another_key(
-    stub: S3Stub, somebody: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stub: S3Stub, profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "credentials").write_text("[somebody]\naws_access_key_id = AKSTATIC\naws_secret_access_key = s\n")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of AKENVIRONMENT")
-    aws = Aws(profile=somebody, region=f"test-{next(REGIONS)}", endpoint_url=stub.url)
+    aws = Aws(profile=profile, region=f"test-{next(REGIONS)}", endpoint_url=stub.url)
     with pytest.raises(ConfigurationError, match="has no session token"):
         delta_options(aws, "lake")
 

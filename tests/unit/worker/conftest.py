@@ -37,7 +37,7 @@ def eventually(condition: Callable[[], object], reason: str = "") -> None:
     ends_at = time.monotonic() + DEADLINE_SECONDS
     tick = threading.Event()
     while not condition():
-        assert time.monotonic() < ends_at, f"never came true: {reason}"
+        assert time.monotonic() < ends_at, f"the condition never held: {reason}"
         tick.wait(0.002)
 
 
@@ -123,7 +123,7 @@ class FakeBroker:
         self.receive_sizes: list[int] = []
         self.polled_queues: list[str] = []
         self.waited: set[float] = set()
-        self.away: set[str] = set()  # queues that cannot be reached
+        self.unreachable: set[str] = set()  # queues that cannot be reached
         self.extensions: list[Sequence[str]] = []
         self.receive_faults: list[Exception] = []
         self.settle_faults: list[Exception] = []
@@ -167,7 +167,7 @@ class FakeBroker:
         with self.lock:
             if self.receive_faults:
                 raise self.receive_faults.pop(0)
-            if queue in self.away:
+            if queue in self.unreachable:
                 raise TemporaryError(f"{queue} is unreachable")
             waiting = self.queues.setdefault(queue, [])
             taken, waiting[:] = waiting[:messages_max], waiting[messages_max:]
@@ -207,13 +207,13 @@ class FakeBroker:
     def turn(
         self,
         settlements: Sequence[tuple[Delivery, Settlement]],
-        asks: Sequence[ReceiveRequest],
+        requests: Sequence[ReceiveRequest],
         *,
         lease_seconds: float,
         wait_seconds: float = 0.0,
     ) -> TurnResult:
-        self.turns.append((len(settlements), [ask.queue for ask in asks]))
-        turn = one_by_one(self, settlements, asks, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
+        self.turns.append((len(settlements), [request.queue for request in requests]))
+        turn = one_by_one(self, settlements, requests, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
         return turn if turn.deliveries else replace(turn, next_in_seconds=self.next_in_seconds)
 
     def listen(self, queues: Sequence[str], on_arrival: Callable[[], None]) -> FakeListening:

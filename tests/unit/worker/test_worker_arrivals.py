@@ -119,16 +119,16 @@ def test_after_a_signalled_message_the_next_signal_polls_at_once(
 
 
 def test_a_consumer_whose_receive_failed_is_not_polled_on_a_signal(life: "Life", eventually: Eventually) -> None:
-    for queue in ("away", "mail"):
+    for queue in ("down", "mail"):
         life.serve(ExecutionPlace.POOL, queue=queue)
-    life.broker.away = {"away"}
+    life.broker.unreachable = {"down"}
     life.start(**SLOWLY, retry_base_seconds=1_000.0, retry_cap_seconds=1_000.0)
     listening = idle_listening(life, eventually, consumers=2)
     for number in range(3):
         life.broker.put(number, queue="mail")
         listening.signal()
         eventually(lambda: len(life.broker.acked()) == number + 1)  # noqa: B023 # awaited at once
-    assert Counter(life.broker.polled_queues)["away"] == 1
+    assert Counter(life.broker.polled_queues)["down"] == 1
     assert len(life.emitted(ReceiveFailed)) == 1
     assert stopped(life) == "drained"
 

@@ -189,7 +189,7 @@ def test_an_empty_queue_delays_no_other_queue(life: "Life") -> None:
 def test_a_consumer_whose_receive_fails_backs_off_alone(life: "Life") -> None:
     for queue in ("mail", "images"):
         life.serve(ExecutionPlace.POOL, queue=queue)
-    life.broker.away = {"mail"}
+    life.broker.unreachable = {"mail"}
     life.broker.put(*range(100), queue="images")
     life.until = lambda: len(life.broker.acked()) == 100
     settings = {"retry_base_seconds": 1_000.0, "retry_cap_seconds": 1_000.0}

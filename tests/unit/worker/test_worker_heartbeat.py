@@ -50,7 +50,7 @@ class Batch:
 
     def __init__(self, extender: Extender, id: str = "claim") -> None:
         self.held: HeldClaim | None = HeldClaim(extender=extender, id=id)
-        self.ended_by_itself = False
+        self.ended_before = False
         self.suspended = False
         self.lost = False
 
@@ -61,7 +61,7 @@ class Batch:
 
     def loses(self, claim: HeldClaim) -> bool:
         assert claim == self.held
-        return not self.ended_by_itself
+        return not self.ended_before
 
     def lose(self) -> None:
         self.lost = True
@@ -326,7 +326,7 @@ def test_a_lost_claim_is_reported_to_its_batch_only(beating: Beating) -> None:
 
 def test_a_claim_that_its_batch_ended_meanwhile_is_not_lost(beating: Beating) -> None:
     batch = Batch(beating.extender)
-    batch.ended_by_itself = True
+    batch.ended_before = True
     beating.claims = [batch]
     beating.extender.answers = [Extension(lost=frozenset({"claim"}))]
     beating.beat()

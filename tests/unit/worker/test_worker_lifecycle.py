@@ -286,7 +286,7 @@ def test_a_lost_message_lease_does_not_stop_the_run(life: "Life", eventually: Ev
     eventually(lambda: any(type(event).__name__ == "LeaseLost" for event in life.events))
     assert not execution.interrupted.is_set()
     execution.go_on.set()
-    eventually(lambda: any(getattr(event, "lost", False) for event in life.events), "its settlement comes too late")
+    eventually(lambda: any(getattr(event, "lost", False) for event in life.events), "its settlement arrives too late")
     life.stop.request()
     assert life.end() == "drained"
 

@@ -118,10 +118,10 @@ def test_an_unreachable_broker_is_not_a_trouble(
     life.broker.put(1)
     life.start()
     life.running()
-    life.broker.away = {"q"}
+    life.broker.unreachable = {"q"}
     life.broker.extend_faults = [TemporaryError("down")] * 10_000
 
-    def eventually_goes_on(condition: Callable[[], object], reason: str) -> None:
+    def eventually_with_time(condition: Callable[[], object], reason: str) -> None:
         """Advance one second before each check: a beat waits a second between its tries and ends only after them."""
 
         def check() -> object:
@@ -136,9 +136,9 @@ def test_an_unreachable_broker_is_not_a_trouble(
     for _ in range(20):
         before: dict[type[Event], int] = {kind: len(life.emitted(kind)) for kind in (ReceiveFailed, HeartbeatFailed)}
         clock.time += 50.0
-        eventually_goes_on(partial(emitted_since, ReceiveFailed), "it polls again")
-        eventually_goes_on(partial(emitted_since, HeartbeatFailed), "it beats again")
-        eventually_goes_on(lambda: not liveness.troubles, "nothing hangs")
+        eventually_with_time(partial(emitted_since, ReceiveFailed), "it polls again")
+        eventually_with_time(partial(emitted_since, HeartbeatFailed), "it beats again")
+        eventually_with_time(lambda: not liveness.troubles, "nothing hangs")
     life.running().let_go()
     life.stop.request()
     life.stop.request()
@@ -218,7 +218,7 @@ def test_consumers_report_messages_in_flight_and_their_last_poll(
     slow.blocking = True
     life.serve(ExecutionPlace.POOL, queue="idle")
     life.broker.put(1, 2, 3, queue="slow")
-    life.broker.away = {"idle"}
+    life.broker.unreachable = {"idle"}
     life.start(concurrency=7)
     life.running(1, slow)
     eventually(lambda: life.emitted(ReceiveFailed))

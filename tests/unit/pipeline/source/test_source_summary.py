@@ -285,7 +285,7 @@ def test_rounding_of_whole_numbers_is_noted(tmp_path: Path) -> None:
     assert [note.partition(":")[0] for note in inferred.notes] == ["beside", "Large"]
 
 
-def test_nothing_to_infer_from_is_one_sentence(tmp_path: Path) -> None:
+def test_nothing_to_infer_from_is_refused(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, {"a": b"", "b": b"no\n[1]\n{}\n", "c.gz": b"no gzip"})
     with pytest.raises(UsageError, match="No line of the sample"):
         infer_schema(plan.objects, LocalStore(plan.source))
