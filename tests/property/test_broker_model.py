@@ -23,9 +23,7 @@ from penstock.testing import FakeClock
 
 QUEUES = (
     QueueSettings(name="q", receives_max=3, retention_seconds=500),
-    QueueSettings(
-        name="q-dlq", retention_seconds=300, dead_letter_queue="q"
-    ),  # a cycle of dead-letter queues: harsher than in reality
+    QueueSettings(name="q-dlq", retention_seconds=300, dead_letter_queue="q"),  # a cycle: harsher than in reality
     QueueSettings(name="plain"),
 )
 NAMES = st.sampled_from(["q", "q-dlq", "plain", "plain-dlq", "made by sending"])

@@ -245,11 +245,7 @@ class Machine(RuleBasedStateMachine):
     def every_message_is_where_it_should_be(self) -> None:
         now = self.clock.now()
         self.model.end_leases(now, over=lambda known: known.lease_ends_at <= now)
-        for queue in (
-            "plain",
-            "q-dlq",
-            "q",
-        ):  # a query ends the leases of its queue, and dead-lettered messages go to the others
+        for queue in ("plain", "q-dlq", "q"):  # a query ends leases, and dead letters go to the queues after it
             self.brokers[0].stats(queue)
         for queue, known in self.model.queues.items():
             stats = self.brokers[1].stats(queue)

@@ -59,9 +59,7 @@ class World:
     probe: Callable[[Step], None]
     root: Path
     objects: Mapping[str, SimulatedObject]  # by key
-    late_files: list[tuple[Path, str]] = field(
-        default_factory=list
-    )  # files that executors of dead drivers may still write
+    late_files: list[tuple[Path, str]] = field(default_factory=list)  # that executors of dead drivers may write
 
     @property
     def table_root(self) -> Path:

@@ -81,7 +81,7 @@ class State(NamedTuple):
     owners: tuple[int, ...] = (FREE, FREE)
     acked: int = 0
     batches: tuple[int, ...] = ()  # attempt ids by sequence - 1; NO_ATTEMPT if a sequence was drawn and is not used yet
-    sending: tuple[tuple[int, int], ...] = ()  # (attempt, seq) of COMMITs in batch whose sender no longer waits
+    sending: tuple[tuple[int, int], ...] = ()  # (attempt, seq) of COMMITs in flight whose sender no longer waits
     drivers: tuple[Driver, ...] = (Driver(), Driver())
     publishers: tuple[Publisher, ...] = (Publisher(), Publisher())
     table: Table = Table()
@@ -228,7 +228,7 @@ def _begin(s: State, i: int, a: int, m: Mutation) -> Iterator[Move]:
 def _commit(s: State, i: int, driver: Driver, m: Mutation) -> Iterator[Move]:
     _, a, seq = driver
     if any(attempt == a for attempt, _ in s.sending):
-        return  # an earlier COMMIT of this attempt is still in batch and holds its row
+        return  # an earlier COMMIT of this attempt is still in flight and holds its row
     if not _checks_hold(s, a, m):
         for _, _, resolved in _resolve(s, i, a, m):  # a late COMMIT of the same attempt looks like a fence
             yield "commit_refused", (i, a), resolved
@@ -277,7 +277,7 @@ def _resolve(s: State, i: int, a: int, m: Mutation) -> Iterator[Move]:
 
 
 def _server_moves(s: State, m: Mutation) -> Iterator[Move]:
-    """COMMITs in batch arrive, or their connection breaks first. Until then they hold their locks."""
+    """COMMITs in flight arrive, or their connection breaks first. Until then they hold their locks."""
     for entry in s.sending:
         rest = s._replace(sending=tuple(e for e in s.sending if e != entry))
         yield "late_commit", entry, _committed(rest, *entry)
@@ -352,7 +352,7 @@ def _expiry_moves(s: State, m: Mutation) -> Iterator[Move]:
     """When a lease ends, mark the attempt, then free its objects. The product does both at once; the model need not."""
     if Mutation.NO_EXPIRY in m:
         return
-    locked = [a for a, _ in s.sending]  # rows of a COMMIT in batch
+    locked = [a for a, _ in s.sending]  # rows of a COMMIT in flight
     for a in IDS:
         it = s.attempts[a]
         expired = it.state == "open" or (it.state == "committed" and Mutation.TOMBSTONE_FROM_ANY_STATE in m)

@@ -112,7 +112,6 @@ class _Search:
                 if number not in reached:
                     reached.add(number)
                     stack.append(number)
-        self.lost = next((n for n in range(len(self.states)) if n not in reached), None)
         return len(self.states) - len(reached)
 
     def _add(self, state: State, here: int, name: str) -> int:

@@ -42,12 +42,8 @@ class Mutation(Flag):
     CLAIM_TAKES_PROCESSED = auto()
     NO_FENCE = auto()  # a commit counts whoever owns the objects now
     ACK_BEFORE_COMMIT = auto()
-    CLAIM_REPLACES_ORIGINAL = (
-        auto()
-    )  # a message that claims a revived object becomes its original message, as in its first life
-    REPLAY_KEEPS_ORIGINAL = (
-        auto()
-    )  # the message that revived an object stays its original message, even if a replay of the object arrives
+    CLAIM_REPLACES_ORIGINAL = auto()  # any claim of a revived object makes its message the original one
+    REPLAY_KEEPS_ORIGINAL = auto()  # the message that revived an object stays the original one despite a replay
 
 
 class M(NamedTuple):

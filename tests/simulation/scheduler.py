@@ -61,7 +61,7 @@ class Scheduler:
 
     @property
     def chaos(self) -> bool:
-        """True while objects may still go wrong."""
+        """True during the chaos, while faults may still happen."""
         return self.turn < self._turns_max and self._here is not None
 
     def chance(self, probability: float) -> bool:

@@ -33,9 +33,7 @@ ELSEWHERE = Mutation.NO_LEDGER_CHECK | Mutation.NO_EXPIRY  # these have their ow
 
 
 def test_no_reachable_state_breaks_the_promise_and_every_state_can_still_finish() -> None:
-    whole = explore(
-        states_max=STATES_MAX, recovery=True
-    )  # one exploration for all checks: it takes most of this file's time
+    whole = explore(states_max=STATES_MAX, recovery=True)  # once for all checks: most of this file\'s time
     show(f"{whole.states:,} states, {whole.transitions:,} transitions, {whole.seconds:.1f} s")
 
     assert whole.violation is None, describe(whole)

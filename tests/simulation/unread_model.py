@@ -66,7 +66,7 @@ class State(NamedTuple):
     changes: int = 3
     room: int = 2  # for messages
     sequencer: int = 0
-    pending: tuple[tuple[int, int], ...] = ()  # notifications in batch: content, sequencer
+    pending: tuple[tuple[int, int], ...] = ()  # notifications in flight: content, sequencer
     announced: bool = False  # since A was last put
     processed_b: int = NEVER  # the latest sequencer of B that was processed
     row: Row = Row()
