@@ -220,7 +220,7 @@ def test_rows_40_to_46_odd_names_are_worked_on_once_literally(scene: Scene, name
     }
     assert len(function.calls) == len(names)
     assert {scene.state(ref) for ref in refs} == {ObjectState.PROCESSED}
-    assert len({event.object_uri for event in scene.told(ObjectFinished)}) == len(names)
+    assert len({event.object_uri for event in scene.emitted(ObjectFinished)}) == len(names)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_row_58_no_permission_for_anything_makes_no_dead_letters(scene: Scene) -
         assert set(map(type, scene.serve(handler))) <= {Release}
         scene.clock.advance(400.0)
     assert scene.dead() == []
-    assert {event.outcome for event in scene.told(ObjectFailed)} == {"retry"}, "and that is told each time"
+    assert {event.outcome for event in scene.emitted(ObjectFailed)} == {"retry"}, "and that is told each time"
     denying.closed = False
     assert set(map(type, scene.serve_to_the_end(handler))) == {Ack}
     assert len(function.calls) == 6
@@ -343,7 +343,7 @@ def test_row_59_an_older_sequencer_after_a_newer_one_is_superseded(scene: Scene)
     assert scene.serve(scene.handler(function)) == [Ack(), Ack()]
     assert function.contents == {ref.key: b"newer"}
     assert scene.state(older) is ObjectState.SUPERSEDED
-    assert [event.reason for event in scene.told(ObjectSkipped)] == ["superseded"]
+    assert [event.reason for event in scene.emitted(ObjectSkipped)] == ["superseded"]
 
 
 class Versioned:
@@ -408,7 +408,7 @@ def test_row_64_a_duplicate_with_a_new_message_id_has_no_second_effect(scene: Sc
     scene.announce(ref)
     assert scene.serve(handler) == [Ack()]
     assert function.calls == [ref.key]
-    assert [event.reason for event in scene.told(ObjectSkipped)] == ["already_processed"]
+    assert [event.reason for event in scene.emitted(ObjectSkipped)] == ["already_processed"]
 
 
 def test_row_65_two_workers_and_one_object_are_one_run(scene: Scene) -> None:
@@ -538,6 +538,6 @@ def test_row_73_a_line_of_invalid_utf8_is_quarantined_with_its_offset(scene: Sce
     assert quarantined == [(2, 4, b"\xff\xfebad")]
     row = scene.row(ref)
     assert (row.state, row.lines_quarantined) == (ObjectState.PROCESSED, 1)
-    [told] = scene.told(LinesQuarantined)
+    [told] = scene.emitted(LinesQuarantined)
     assert (told.object_uri, told.count, told.sample[0][0]) == (ref.uri, 1, 4)
     assert "invalid UTF-8" in told.sample[0][1]

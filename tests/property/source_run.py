@@ -1,4 +1,4 @@
-"""Objects in memory, read as a run reads them, and compared with what a plain reference expects of them."""
+"""Read objects in memory as a run reads them, and compare the result with that of a plain reference."""
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -68,12 +68,12 @@ class MemoryStore:
 
 @dataclass(frozen=True)
 class Case:
-    """Objects, how they are cut, and how they are read."""
+    """Objects, their partitions, and the read options."""
 
     contents: Sequence[bytes]
     partitions: Sequence[Sequence[Piece]]
     options: ReadOptions
-    suffix: str = ""  # of every name
+    suffix: str = ""  # appended to every name
 
 
 @dataclass
@@ -88,17 +88,17 @@ class Found:
 
 
 def read(case: Case) -> Found:
-    """Read all partitions, once each; once more if objects were cut within records, as the engine does."""
+    """Read all partitions once, and once more if objects were cut within records, as the engine does."""
     found = _read(case)
     if not isinstance(found, Found):
         case = replace(case, partitions=_recut(case, found))
         found = _read(case)
-    assert isinstance(found, Found), "the cuts that a run found do not hold"
+    assert isinstance(found, Found), "the new cuts are within records again"
     return found
 
 
 def _recut(case: Case, recut: Mapping[int, Sequence[int]]) -> list[list[Piece]]:
-    """The partitions without those objects, and one more with their new pieces."""
+    """Return the partitions without those objects, plus one with their new pieces."""
     kept = [[piece for piece in partition if piece.object not in recut] for partition in case.partitions]
     edges = {number: [0, *cuts, len(case.contents[number])] for number, cuts in recut.items()}
     assert all(offsets == sorted(offsets) for offsets in edges.values())
@@ -145,27 +145,27 @@ def _read(case: Case) -> Found | Mapping[int, Sequence[int]]:
         plan=plan,
         rows=rows,
         bad=bad,
-        failures={number: told.reason for number, told in (*summary.failures.items(), *summary.exclude.items())},
-        counts={number: (told.rows, told.lines_quarantined) for number, told in summary.readings.items()},
+        failures={number: failure.reason for number, failure in (*summary.failures.items(), *summary.exclude.items())},
+        counts={number: (reading.rows, reading.lines_quarantined) for number, reading in summary.readings.items()},
     )
 
 
 def check(case: Case, reference: Reference) -> None:
-    """Rows, offsets, quarantine and summary must be the reference's, exactly."""
+    """Compare rows, offsets, quarantine and summary with the reference, exactly."""
     found = read(case)
     expected = [reference(data) for data in case.contents]
     uris = [ref.uri for ref in found.plan.objects]
-    wanted = [(uri, at, row) for uri, told in zip(uris, expected, strict=True) for at, row in told.rows]
+    wanted = [(uri, at, row) for uri, one in zip(uris, expected, strict=True) for at, row in one.rows]
     assert canonical(sorted(found.rows, key=lambda row: row[:2])) == canonical(sorted(wanted, key=lambda row: row[:2]))
     assert sorted(found.bad) == sorted(
-        (uri, *line) for uri, told in zip(uris, expected, strict=True) for line in told.bad
+        (uri, *line) for uri, one in zip(uris, expected, strict=True) for line in one.bad
     )
     assert found.failures == {}
-    assert found.counts == {number: (len(told.rows), len(told.bad)) for number, told in enumerate(expected)}
+    assert found.counts == {number: (len(one.rows), len(one.bad)) for number, one in enumerate(expected)}
 
 
 def canonical(rows: Any) -> str:
-    """Text to compare by: NaN equals itself, the column f is as narrow as a float, and UTC is UTC."""
+    """Return text for comparison, in which NaN equals itself, column f has float precision, and UTC has one name."""
     for _, _, row in rows:
         if row.get("f") is not None:
             row["f"] = float(np.float32(row["f"]))
@@ -173,18 +173,18 @@ def canonical(rows: Any) -> str:
 
 
 def whole(contents: Sequence[bytes]) -> list[list[Piece]]:
-    """One partition with all of every object."""
+    """Return one partition with all of every object."""
     return [[Piece(object=number, start=0, stop=len(data)) for number, data in enumerate(contents)]]
 
 
 def halves(data: bytes, cut: int) -> list[list[Piece]]:
-    """One object in two partitions."""
+    """Return one object in two partitions."""
     return [[Piece(object=0, start=0, stop=cut)], [Piece(object=0, start=cut, stop=len(data))]]
 
 
 @st.composite
 def any_pieces(draw: st.DrawFn, contents: Sequence[bytes]) -> list[list[Piece]]:
-    """The objects cut anywhere, the pieces spread over three partitions."""
+    """Cut the objects anywhere, and spread the pieces over three partitions."""
     partitions: list[list[Piece]] = [[], [], []]
     for number, content in enumerate(contents):
         cuts = draw(st.lists(st.integers(0, len(content)), max_size=3).map(sorted))

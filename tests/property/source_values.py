@@ -1,4 +1,4 @@
-"""Plain readings of days and times, for the references of all formats."""
+"""Plain parsers of days and times, for the references of all formats."""
 
 import re
 from collections.abc import Sequence
@@ -69,11 +69,13 @@ DECIMALS = st.one_of(
 
 
 def check_neighbours(decoder: Decoder, lines: Sequence[bytes], bad_line: bytes) -> None:
-    """Each line must give the same alone, among the others, and beside a bad line."""
+    """Check that each line has the same result alone, among the others, and beside a bad line."""
     alone = [decoder.decode(line) for line in lines]
     together = decoder.decode(b"".join(lines))
     beside = decoder.decode(b"".join([*lines, bad_line]))
     for found, more in ((together, 0), (beside, 1)):
         assert found.rows.to_pylist() == [row for one in alone for row in one.rows.to_pylist()]
-        told = [(bad.raw, bad.reason, bad.detail) for bad in found.bad]
-        assert told[: len(told) - more] == [(bad.raw, bad.reason, bad.detail) for one in alone for bad in one.bad]
+        found_bad = [(bad.raw, bad.reason, bad.detail) for bad in found.bad]
+        assert found_bad[: len(found_bad) - more] == [
+            (bad.raw, bad.reason, bad.detail) for one in alone for bad in one.bad
+        ]

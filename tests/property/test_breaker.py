@@ -1,4 +1,4 @@
-"""A breaker under any order of outcomes: it never sticks, never admits two probes, counts attempts while closed."""
+"""A breaker under any order of outcomes: it never sticks, never admits two probes, and counts attempts while closed."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ MESSAGES = range(6)
 
 @dataclass(frozen=True)
 class Step:
-    what: str  # begin, fail, succeed, answer, leave, wait
+    action: str  # begin, fail, succeed, answer, leave, wait
     message: int
     kind: str
     seconds: float
@@ -33,7 +33,7 @@ class Step:
 steps = st.lists(
     st.builds(
         Step,
-        what=st.sampled_from(["begin", "fail", "fail", "fail", "succeed", "answer", "leave", "wait"]),
+        action=st.sampled_from(["begin", "fail", "fail", "fail", "succeed", "answer", "leave", "wait"]),
         message=st.sampled_from(MESSAGES),
         kind=st.sampled_from(KINDS),
         seconds=st.floats(0.0, 100.0),
@@ -47,9 +47,9 @@ policies = st.builds(
 
 
 def taken(state: State, step: Step, policy: BreakerPolicy, now: float) -> tuple[State, bool]:
-    """The next state, and whether a failure was excused."""
+    """Return the next state, and True if a failure was excused."""
     receipts = frozenset({f"r{step.message}"})
-    match step.what:
+    match step.action:
         case "begin":
             return breaker.began(state, receipts, now=now), False
         case "succeed":
@@ -62,41 +62,41 @@ def taken(state: State, step: Step, policy: BreakerPolicy, now: float) -> tuple[
             fault = BreakerFailure(
                 fingerprint=step.kind, error="no", message_ids=frozenset({f"m{step.message}"}), receipts=receipts
             )
-            verdict = breaker.failed(state, fault, policy=policy, now=now, random=lambda: step.random)
-            return verdict.state, verdict.excused
+            decision = breaker.failed(state, fault, policy=policy, now=now, random=lambda: step.random)
+            return decision.state, decision.excused
     return state, False
 
 
 @given(steps, policies)
-def test_whatever_happens(walk: list[Step], policy: BreakerPolicy) -> None:
+def test_a_breaker_never_sticks_and_admits_one_probe_at_a_time(walk: list[Step], policy: BreakerPolicy) -> None:
     state: State = CALM
     now = 1_000.0
     since_success: dict[str, set[int]] = {kind: set() for kind in KINDS}
     for step in walk:
-        now += step.seconds if step.what == "wait" else 0.0
+        now += step.seconds if step.action == "wait" else 0.0
         before = state
         state, excused = taken(state, step, policy, now)
-        if step.what == "fail":
+        if step.action == "fail":
             since_success[step.kind].add(step.message)
         if state is CALM:
             since_success = {kind: set() for kind in KINDS}
-        # Only an open breaker excuses, and it opens for nothing less than so many messages that failed alike.
+        # Only an open breaker excuses, and it opens only after the configured number of messages that failed alike.
         assert not excused or isinstance(state, OpenState)
         if isinstance(state, OpenState) and isinstance(before, ClosedState):
             assert excused
             assert len(since_success[state.fingerprint]) >= policy.failures > 0
         if isinstance(state, OpenState):
-            # It never sticks: whatever is at work, another probe is admitted at a time that is known and near.
+            # It never sticks: whatever is running, another probe is admitted at a known time in the near future.
             opens_at = breaker.opens_at(state, now=now)
             assert breaker.admits(state, now=now if opens_at is None else opens_at) == 1
             near_seconds = policy.pause_seconds_max if state.probe is None else PROBE_SECONDS_MAX
             assert opens_at is None or opens_at - now <= near_seconds
-            # For a while a probe is the only one: nothing else is admitted, and no other takes its place.
+            # Until it is overdue, a probe is the only one: no other message is admitted or becomes the probe.
             if state.probe is not None:
                 alone_until = state.overdue_at - 0.001
                 assert breaker.admits(state, now=alone_until) == 0
                 assert breaker.began(state, frozenset({"another"}), now=alone_until) == state
-                # But not for ever, and who takes its place leaves it what it is.
+                # This ends, and the message that replaces it does not end its role as a probe.
                 assert alone_until - now < PROBE_SECONDS_MAX
                 assert breaker.admits(state, now=state.overdue_at) == 1
                 beside = breaker.began(state, frozenset({"another"}), now=state.overdue_at)
@@ -109,31 +109,31 @@ def test_whatever_happens(walk: list[Step], policy: BreakerPolicy) -> None:
 
 
 @given(steps, policies)
-def test_a_success_of_the_probe_brings_back_calm_from_any_state(walk: list[Step], policy: BreakerPolicy) -> None:
+def test_a_success_of_the_probe_closes_the_breaker_in_any_state(walk: list[Step], policy: BreakerPolicy) -> None:
     state: State = CALM
     now = 1_000.0
     for step in walk:
-        now += step.seconds if step.what == "wait" else 0.0
+        now += step.seconds if step.action == "wait" else 0.0
         state, _ = taken(state, step, policy, now)
     if isinstance(state, OpenState) and state.probe is None:
         state = breaker.began(state, frozenset({"p"}), now=state.until)
     tried = (*state.overdue, state.probe) if isinstance(state, OpenState) and state.probe else (frozenset({"p"}),)
-    for receipts in tried:  # of one that is overdue, too
+    for receipts in tried:  # an overdue probe too
         assert breaker.succeeded(state, receipts) is CALM
 
 
 @given(st.integers(1, 9))
-def test_in_a_queue_where_all_fail_an_untried_message_comes_before_any_second_try(
+def test_if_all_messages_fail_each_is_tried_once_before_any_second_try(
     queued: int,
 ) -> None:
-    """The queue hands out the first that is not passed over in this look, as one in order of age does."""
+    """The queue delivers the first message that is not passed over in this poll, as a queue in order of age does."""
     tried, seen = TriedMessages(), []
     for _ in range(2 * queued):
         for message in range(queued):
             if not tried.pass_over(f"m{message}"):
                 break
         else:
-            message = 0  # all were passed over once; the first comes again, and no other was found
+            message = 0  # all were passed over once; the first is delivered again, and no other was found
             assert not tried.pass_over("m0")
         tried.add(frozenset({f"m{message}"}))
         seen.append(message)

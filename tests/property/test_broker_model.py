@@ -1,4 +1,4 @@
-"""The SQLite broker against the memory broker: whatever is done to both, they answer the same.
+"""The SQLite broker against the memory broker: after any operations on both, they return the same.
 
 Two workers share each of them, under one fake clock. Ids and receipts differ, so messages are named by their bodies.
 """
@@ -23,7 +23,7 @@ from penstock.testing import FakeClock
 
 QUEUES = (
     QueueSettings(name="q", receives_max=3, retention_seconds=500),
-    QueueSettings(name="q-dlq", retention_seconds=300, dead_letter_queue="q"),  # a ring of death: harder than life
+    QueueSettings(name="q-dlq", retention_seconds=300, dead_letter_queue="q"),  # a cycle: harsher than in reality
     QueueSettings(name="plain"),
 )
 NAMES = st.sampled_from(["q", "q-dlq", "plain", "plain-dlq", "made by sending"])
@@ -44,7 +44,7 @@ SETTLEMENTS: st.SearchStrategy[Settlement] = st.one_of(
     st.builds(DeadLetter, reason=st.text(max_size=3)),
 )
 HOLDERS = st.sampled_from([0, 1])
-Pair = tuple[Delivery, Delivery]  # the same hand-over: the memory broker's and the SQLite broker's
+Pair = tuple[Delivery, Delivery]  # the same delivery of the memory broker and of the SQLite broker
 
 
 class Brokers(RuleBasedStateMachine):
@@ -77,7 +77,7 @@ class Brokers(RuleBasedStateMachine):
     def receive(self, queue: str, count: int, lease: float, holder: int) -> Any:
         ours = self.memory[holder].receive(queue, messages_max=count, lease_seconds=lease)
         theirs = self.sqlite[holder].receive(queue, messages_max=count, lease_seconds=lease)
-        assert list(map(handed_over, ours)) == list(map(handed_over, theirs))
+        assert list(map(delivery_facts, ours)) == list(map(delivery_facts, theirs))
         assert len(ours) <= count
         return multiple(*zip(ours, theirs, strict=True))
 
@@ -85,7 +85,7 @@ class Brokers(RuleBasedStateMachine):
     def extend(self, pairs: list[Pair], lease: float, holder: int) -> None:
         ours = self.memory[holder].extend([pair[0] for pair in pairs], lease_seconds=lease)
         theirs = self.sqlite[holder].extend([pair[1] for pair in pairs], lease_seconds=lease)
-        assert list(map(handed_over, ours)) == list(map(handed_over, theirs))
+        assert list(map(delivery_facts, ours)) == list(map(delivery_facts, theirs))
 
     @rule(pairs=st.lists(st.tuples(deliveries, SETTLEMENTS), max_size=6), holder=HOLDERS)
     def settle(self, pairs: list[tuple[Pair, Settlement]], holder: int) -> None:
@@ -98,7 +98,7 @@ class Brokers(RuleBasedStateMachine):
     def _settle(self, pairs: list[tuple[Pair, Settlement]], holder: int) -> None:
         ours = self.memory[holder].settle([(pair[0], settlement) for pair, settlement in pairs])
         theirs = self.sqlite[holder].settle([(pair[1], settlement) for pair, settlement in pairs])
-        assert [handed_over(failure.delivery) for failure in ours] == [handed_over(f.delivery) for f in theirs]
+        assert [delivery_facts(failure.delivery) for failure in ours] == [delivery_facts(f.delivery) for f in theirs]
         assert all(failure.lost for failure in [*ours, *theirs])
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 9.0, 10.0, 100.0, 299.0]))
@@ -129,7 +129,7 @@ class Brokers(RuleBasedStateMachine):
         assert pages[0] == pages[1]
 
     @rule(queue=NAMES)
-    def look(self, queue: str) -> None:
+    def compare_stats(self, queue: str) -> None:
         assert self.memory[0].stats(queue) == self.sqlite[1].stats(queue)
         assert self.memory[1].dropped(queue) == self.sqlite[0].dropped(queue)
         assert self.memory[1].paused(queue) == self.sqlite[1].paused(queue)
@@ -155,19 +155,19 @@ def numbers(ids: Sequence[str]) -> list[int]:
 
 
 def held(message: Message) -> tuple[Any, ...]:
-    """A message without what differs between two stores by right."""
+    """Return a message without the fields that may differ between two stores."""
     attributes = {name: value for name, value in message.attributes.items() if name != "penstock-death"}
     death = death_of(message.attributes)
-    died = death and (death.reason, death.attempts, death.first_failed_at, death.last_failed_at, death.worker)
-    died_where = death and (death.queue, number(death.message_id), death.enqueued_at)
+    death_facts = death and (death.reason, death.attempts, death.first_failed_at, death.last_failed_at, death.worker)
+    death_place = death and (death.queue, number(death.message_id), death.enqueued_at)
     fixed = (number(message.id), message.body, message.group, message.enqueued_at)
-    return (*fixed, attributes, died, died_where)
+    return (*fixed, attributes, death_facts, death_place)
 
 
-def handed_over(delivery: Delivery) -> tuple[Any, ...]:
+def delivery_facts(delivery: Delivery) -> tuple[Any, ...]:
     receipt = delivery.receipt.split("-")[1:]
-    hand_over = (delivery.queue, receipt, delivery.attempt, delivery.received_at, delivery.previous)
-    return (held(delivery.message), *hand_over)
+    delivered = (delivery.queue, receipt, delivery.attempt, delivery.received_at, delivery.previous)
+    return (held(delivery.message), *delivered)
 
 
 TestBrokers = Brokers.TestCase

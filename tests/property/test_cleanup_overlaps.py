@@ -1,4 +1,4 @@
-"""Two addresses overlap exactly where one key can lie below both, however they are written."""
+"""Two addresses overlap exactly if one key can be below both, in any spelling."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,12 +17,12 @@ def addresses(draw: st.DrawFn) -> str:
 
 
 @given(addresses(), addresses())
-def test_it_is_the_same_both_ways(one: str, other: str) -> None:
+def test_overlap_is_symmetric(one: str, other: str) -> None:
     assert overlap(one, other) == overlap(other, one)
 
 
 @given(addresses(), addresses(), PARTS)
-def test_a_key_below_both_is_always_seen(one: str, other: str, below: list[str]) -> None:
+def test_a_key_below_both_addresses_means_overlap(one: str, other: str, below: list[str]) -> None:
     first, second = s3_address(one), s3_address(other)
     key = f"{first.folder}{'/'.join(below)}"
     if first.contains(first.bucket, key) and second.contains(first.bucket, key):
@@ -30,12 +30,12 @@ def test_a_key_below_both_is_always_seen(one: str, other: str, below: list[str])
 
 
 @given(addresses(), PARTS)
-def test_what_is_below_overlaps_with_what_is_above(address: str, below: list[str]) -> None:
+def test_an_address_overlaps_with_the_addresses_below_it(address: str, below: list[str]) -> None:
     assert overlap(address, f"{address.rstrip('/')}/{'/'.join(below)}")
 
 
 @given(st.lists(st.sampled_from(["a", "b", "ab"]), min_size=1, max_size=3), st.sampled_from(["-done", "x", ".d"]))
-def test_a_sibling_whose_name_only_begins_alike_lies_apart(parts: list[str], more: str) -> None:
+def test_a_sibling_with_the_same_prefix_does_not_overlap(parts: list[str], more: str) -> None:
     address = f"s3://one/{'/'.join(parts)}"
     assert not overlap(address, f"{address}{more}")
     assert not overlap(address, address.replace("s3://one", "s3://two"))

@@ -1,7 +1,6 @@
-"""Histories of workers, told by their own logs in whatever order and wrapping: each diagnosis names what was built in,
-and nothing else.
+"""Diagnoses of random histories, from logs in any order and wrapping: each finds exactly the generated history.
 
-The oracle is the building: while a history is made up, attempt by attempt, what should be found is written down.
+The oracle is the construction: while a history is generated, attempt by attempt, the expected findings are recorded.
 """
 
 import base64
@@ -36,66 +35,66 @@ Answer = Counter[tuple[str | None, ...]]
 
 @dataclass
 class History:
-    """Events with their times and workers, and what should be found in them."""
+    """Events with their times and workers, and the findings expected from them."""
 
-    told: list[tuple[float, str, Event]] = field(default_factory=list)
+    events: list[tuple[float, str, Event]] = field(default_factory=list)
     wrong: Answer = field(default_factory=Counter)
     failed: Answer = field(default_factory=Counter)
     finished: Answer = field(default_factory=Counter)
     died: Answer = field(default_factory=Counter)
     back: Answer = field(default_factory=Counter)
-    dead: Answer = field(default_factory=Counter)  # messages, as is the next
+    dead: Answer = field(default_factory=Counter)  # messages, as in the next field
     died_messages: Answer = field(default_factory=Counter)
-    over: Answer = field(default_factory=Counter)  # taken over: what, by which attempt, from whose
+    over: Answer = field(default_factory=Counter)  # takeovers: object or message, attempt, previous worker and attempt
 
 
 def object_history(history: History, random: Random, pipeline: str, uri: str, attempts: list[str]) -> None:
-    """One object of one pipeline, attempt after attempt, with skips between them."""
+    """Generate one object of one pipeline, attempt after attempt, with skips between them."""
     at = BEGAN + random.random()
-    backs: list[str] = []  # attempts that were given back and that nobody finished yet
+    backs: list[str] = []  # released attempts that no later attempt finished yet
     finishes, skipped_early, last = 0, False, ""
-    late: list[tuple[float, str, Event]] = []  # what an attempt that was taken over says at its own end
-    before: tuple[str, str] | None = None  # worker and attempt that left the object behind
+    late: list[tuple[float, str, Event]] = []  # events of an attempt after it was taken over
+    before: tuple[str, str] | None = None  # worker and attempt that left the object unfinished
 
-    def tell(worker: str, event: Event) -> float:
+    def emit(worker: str, event: Event) -> float:
         nonlocal at
-        at += 6.0 + random.random()  # more than clocks of two hosts may differ
-        history.told.append((at, worker, event))
+        at += 6.0 + random.random()  # more than the clocks of two hosts may differ
+        history.events.append((at, worker, event))
         return at
 
     def skip() -> None:
         nonlocal skipped_early
         if random.random() < 0.3:
             reason = random.choice(["already_processed", "already_processed", "in_progress"])
-            tell(random.choice(WORKERS), events.ObjectSkipped(pipeline=pipeline, object_uri=uri, reason=reason))
+            emit(random.choice(WORKERS), events.ObjectSkipped(pipeline=pipeline, object_uri=uri, reason=reason))
             skipped_early = skipped_early or (reason == "already_processed" and not finishes)
 
     for number, end in enumerate(attempts, start=1):
         skip()
         attempt_id, worker = f"{pipeline}-{uri}-{number}", random.choice(WORKERS)
         about: dict[str, Any] = {"pipeline": pipeline, "object_uri": uri, "attempt_id": attempt_id}
-        tell(worker, events.ObjectStarted(**about, attempt=number))
+        emit(worker, events.ObjectStarted(**about, attempt=number))
         if before is not None:
-            whose: dict[str, Any] = {"from_worker": before[0], "from_attempt_id": before[1], "reason": "it died"}
-            tell(worker, events.ObjectTakenOver(**about, attempt=number, **whose))
+            taken_from: dict[str, Any] = {"from_worker": before[0], "from_attempt_id": before[1], "reason": "it died"}
+            emit(worker, events.ObjectTakenOver(**about, attempt=number, **taken_from))
             history.over[uri, attempt_id, *before] += 1
         before = (worker, attempt_id) if end in ("killed", "taken over") else None
         last = end
         if end == "finished":
-            tell(worker, events.ObjectFinished(**about, rows=1, lines_quarantined=0))
+            emit(worker, events.ObjectFinished(**about, rows=1, lines_quarantined=0))
             history.back.update((uri, one, attempt_id) for one in backs)
             backs, finishes = [], finishes + 1
         elif end == "interrupted":
-            tell(worker, events.ObjectInterrupted(**about, reason="a stop"))
+            emit(worker, events.ObjectInterrupted(**about, reason="a stop"))
             backs.append(attempt_id)
         elif end == "taken over":
             event = events.ObjectFailed(**about, outcome="retry", reason="the claim was lost")
             late.append((at + 500.0, worker, event))
         elif end != "killed":
-            tell(worker, events.ObjectFailed(**about, outcome=OUTCOMES[end], reason="r"))
+            emit(worker, events.ObjectFailed(**about, outcome=OUTCOMES[end], reason="r"))
             history.failed.update([(uri, attempt_id)] if end == "failed" else [])
     skip()
-    history.told += late
+    history.events += late
     history.back.update((uri, one, None) for one in backs)
     history.finished.update([(pipeline, uri, str(finishes))] if finishes else [])
     history.wrong.update([(pipeline, uri)] if skipped_early else [])
@@ -106,70 +105,70 @@ def message_history(history: History, random: Random, message_id: str, attempts:
     at = BEGAN + random.random()
     backs: list[int] = []
     deaths: list[int] = []
-    before: str | None = None  # the worker that left the message behind
-    late: list[tuple[float, str, Event]] = []  # what an attempt that was taken over says at its own end
+    before: str | None = None  # the worker that left the message unfinished
+    late: list[tuple[float, str, Event]] = []  # events of an attempt after it was taken over
 
-    def tell(worker: str, event: Event) -> None:
+    def emit(worker: str, event: Event) -> None:
         nonlocal at
         at += 0.001 + random.random()
-        history.told.append((at, worker, event))
+        history.events.append((at, worker, event))
 
     for number, end in enumerate(attempts, start=1):
         where: dict[str, Any] = {"queue": "q", "message_id": message_id, "attempt": number}
         about: dict[str, Any] = {**where, "handler": "h"}
         worker = random.choice(WORKERS)
         if before is not None:
-            tell(worker, events.MessageTakenOver(**where, from_worker=before, from_attempt=number - 1, reason=None))
+            emit(worker, events.MessageTakenOver(**where, from_worker=before, from_attempt=number - 1, reason=None))
             history.over[message_id, str(number), before, str(number - 1)] += 1
         before = worker if end in ("killed", "taken over") else None
-        tell(worker, events.MessageStarted(**about, enqueued_at=BEGAN))
+        emit(worker, events.MessageStarted(**about, enqueued_at=BEGAN))
         worked: dict[str, Any] = {**about, "enqueued_at": BEGAN, "duration_seconds": 1.0}
         if end == "finished":
-            tell(worker, events.MessageFinished(**worked))
+            emit(worker, events.MessageFinished(**worked))
             for one in backs:
                 history.back[message_id, str(one), str(number)] += 1
             for one in deaths:
                 history.dead[message_id, str(one), str(number)] += 1
             backs, deaths = [], []
         elif end == "interrupted":
-            tell(worker, events.MessageInterrupted(**about, duration_seconds=1.0))
+            emit(worker, events.MessageInterrupted(**about, duration_seconds=1.0))
             backs.append(number)
-        elif end == "settled":  # of which nothing but the settlement is told
-            tell(worker, events.DeliverySettled(**where, settlement=Release()))
+        elif end == "settled":  # only its settlement is logged
+            emit(worker, events.DeliverySettled(**where, settlement=Release()))
         elif end == "failed":
             about_error: dict[str, Any] = {"error_type": "E", "error": "e", "traceback": None, "exception": None}
-            tell(worker, events.MessageFailed(**worked, **about_error, final=True, delay_seconds=None))
-            tell(worker, events.DeliverySettled(**where, settlement=DeadLetter(reason="failed")))
+            emit(worker, events.MessageFailed(**worked, **about_error, final=True, delay_seconds=None))
+            emit(worker, events.DeliverySettled(**where, settlement=DeadLetter(reason="failed")))
             deaths.append(number)
         elif end == "taken over":
             late.append((at + 50.0, worker, events.MessageFinished(**worked)))
     last = attempts[-1] if attempts else ""
-    if last == "killed" and random.random() < 0.3:  # another worker finds it done already
-        tell("w4", events.DeliverySettled(queue="q", message_id=message_id, attempt=99, settlement=Ack()))
+    if last == "killed" and random.random() < 0.3:  # another worker finds it done
+        emit("w4", events.DeliverySettled(queue="q", message_id=message_id, attempt=99, settlement=Ack()))
         last = "done"
     history.died_messages.update([(message_id, str(len(attempts)))] if last == "killed" else [])
-    history.told += late
+    history.events += late
     first_late = min((number for number, end in enumerate(attempts, start=1) if end == "taken over"), default=None)
     history.back.update((message_id, str(one), None if first_late is None else str(first_late)) for one in backs)
     history.dead.update((message_id, str(one), None if first_late is None else str(first_late)) for one in deaths)
 
 
 def logs_of(history: History) -> dict[str, list[str]]:
-    """Return each worker's own log of it."""
+    """Return each worker's log of the history."""
     streams = {worker: io.StringIO() for worker in WORKERS}
     clock = FakeClock(BEGAN)
     logs = {
         worker: configure_logs(LogSettings(worker=worker, format="json", level="debug"), stream, clock=clock)
         for worker, stream in streams.items()
     }
-    for at, worker, event in sorted(history.told, key=lambda one: one[0]):
+    for at, worker, event in sorted(history.events, key=lambda one: one[0]):
         clock.advance(at - clock.now())
         logs[worker](event)
     return {worker: stream.getvalue().splitlines() for worker, stream in streams.items()}
 
 
 def rotated(logs: dict[str, list[str]], random: Random) -> Iterator[list[str]]:
-    """Each log as two files, which come in any order."""
+    """Yield each log as two files."""
     for lines in logs.values():
         cut = random.randint(0, len(lines))
         yield lines[:cut]
@@ -182,7 +181,7 @@ def wrapped(lines: list[str], how: str) -> list[str]:
             return [f"2026-11-22T07:53:31.000Z {line}" for line in lines]
         case "kubectl":
             return [f"[pod/worker-0/worker] {line}" for line in lines]
-        case "docker":  # which cuts at 16 KiB; here sooner
+        case "docker":  # docker cuts at 16 KiB; here sooner
             parts = [(line[:100], line[100:] + "\n") for line in lines]
             return [
                 json.dumps({"log": part, "stream": "stderr", "time": "2026-11-22T07:53:31.1Z"})
@@ -232,7 +231,7 @@ WRAPPINGS = (
 )
 
 
-def asked(files: list[list[str]]) -> tuple[Diagnoses, int]:
+def diagnosed(files: list[list[str]]) -> tuple[Diagnoses, int]:
     """Return the findings, and the number of ignored lines."""
     diagnoser, others = Diagnoser(io.StringIO()), 0
     for lines in files:
@@ -264,7 +263,7 @@ def later_of(one: Found) -> str | None:
     messages=st.lists(st.lists(st.sampled_from(MESSAGE_ENDS), max_size=5), max_size=5),
     seed=st.integers(0, 2**32),
 )
-def test_the_histories_built_in_are_found(
+def test_diagnoses_find_exactly_the_generated_histories(
     objects: list[tuple[str, str, list[str]]], messages: list[list[str]], seed: int
 ) -> None:
     history, random = History(), Random(seed)
@@ -276,22 +275,22 @@ def test_the_histories_built_in_are_found(
     noise = 0
     files = []
     for lines in rotated(logs_of(history), random):
-        told = wrapped(lines, random.choice(WRAPPINGS))
+        text = wrapped(lines, random.choice(WRAPPINGS))
         for _ in range(random.randrange(3)):
-            told.insert(random.choice([0, len(told)]), random.choice(NOISE))
+            text.insert(random.choice([0, len(text)]), random.choice(NOISE))
             noise += 1
-        files.append(told)
-    if random.random() < 0.3:  # everything in one file, one log behind the other
+        files.append(text)
+    if random.random() < 0.3:  # everything in one file, one log after the other
         files = [[line for lines in files for line in lines]]
     random.shuffle(files)
-    found, others = asked(files)
+    found, others = diagnosed(files)
 
     assert others == noise
     assert Counter((one.place, one.name) for one in found.wrongly_processed) == history.wrong
     assert Counter((one.name, one.attempt_id) for one in found.failed if one.kind == "object") == history.failed
-    letters = [one for one in found.failed if one.kind == "message"]
-    assert Counter((one.name, attempt_of(one), later_of(one)) for one in letters) == history.dead
-    assert {one.reason for one in letters} <= {"E: e"}
+    dead_letters = [one for one in found.failed if one.kind == "message"]
+    assert Counter((one.name, attempt_of(one), later_of(one)) for one in dead_letters) == history.dead
+    assert {one.reason for one in dead_letters} <= {"E: e"}
     assert Counter((one.place, one.name, str(one.times)) for one in found.finished) == history.finished
     assert Counter((one.place, one.name, one.attempt_id) for one in found.died if one.kind == "object") == history.died
     assert Counter((one.name, attempt_of(one)) for one in found.died if one.kind == "message") == history.died_messages
@@ -316,10 +315,10 @@ def test_the_histories_built_in_are_found(
     workers=st.lists(st.sampled_from(WORKERS), min_size=1, max_size=4, unique=True),
     seed=st.integers(0, 2**32),
 )
-def test_outages_are_found_once_whoever_noticed_them(
+def test_outages_noticed_by_several_workers_are_found_once(
     outages: list[tuple[float, bool]], workers: list[str], seed: int
 ) -> None:
-    """Every worker notices each outage; the last one need not end."""
+    """Every worker notices each outage. The last outage may not end."""
     history, random, at = History(), Random(seed), BEGAN
     expected: list[tuple[str, str, int, bool]] = []
     for number, (seconds, of_ledger) in enumerate(outages):
@@ -327,16 +326,16 @@ def test_outages_are_found_once_whoever_noticed_them(
         for worker in workers:
             began, ended = at + random.random() / 2, at + seconds + random.random() / 2
             if of_ledger:
-                history.told.append((began, worker, events.LedgerUnavailable(error="refused")))
+                history.events.append((began, worker, events.LedgerUnavailable(error="refused")))
                 end: Event = events.LedgerAvailable(outage_seconds=ended - began)
             else:
                 opened = events.BreakerOpened(queue="q", handler="h", fingerprint="f", failures=10, error="refused")
-                history.told.append((began, worker, opened))
+                history.events.append((began, worker, opened))
                 end = events.BreakerClosed(queue="q", handler="h", open_seconds=ended - began, probes=1)
-            history.told += [(ended, worker, end)] if ends else []
+            history.events += [(ended, worker, end)] if ends else []
         expected.append(("ledger", "", len(workers), ends) if of_ledger else ("breaker", "q", len(workers), ends))
         at += seconds + 5.0
-    found, _ = asked(list(rotated(logs_of(history), random)))
+    found, _ = diagnosed(list(rotated(logs_of(history), random)))
     finished = [(one.what, one.name, one.workers, True) for one in found.outages if one.ended_ts is not None]
     assert finished == [one for one in expected if one[3]]
     assert {(one.what, one.error) for one in found.outages if one.ended_ts is None} == {
@@ -345,17 +344,17 @@ def test_outages_are_found_once_whoever_noticed_them(
     assert all(one.error == "refused" for one in found.outages)
 
 
-def test_an_outage_whose_beginning_another_log_has_is_dated_by_its_end() -> None:
+def test_an_outage_without_its_beginning_is_dated_by_its_end() -> None:
     history = History()
-    history.told.append((BEGAN + 30, "w1", events.BreakerClosed(queue="q", handler="h", open_seconds=20.0, probes=3)))
-    found, _ = asked(list(logs_of(history).values()))
+    history.events.append((BEGAN + 30, "w1", events.BreakerClosed(queue="q", handler="h", open_seconds=20.0, probes=3)))
+    found, _ = diagnosed(list(logs_of(history).values()))
     [outage] = found.outages
     assert (outage.began_ts, outage.ended_ts) == ("2025-11-24T16:00:10.000000Z", "2025-11-24T16:00:30.000000Z")
 
 
 @given(raw=st.binary(max_size=200))
 def test_no_bytes_break_the_reader(raw: bytes) -> None:
-    assert set(Unwrapping().lines(raw)) <= {None}, "no line of ours is made of them"
+    assert set(Unwrapping().lines(raw)) <= {None}, "random bytes are never a log line of Penstock"
 
 
 JSON = st.recursive(
@@ -386,7 +385,7 @@ JSON = st.recursive(
     )
 )
 def test_no_document_breaks_a_diagnosis(document: dict[str, object]) -> None:
-    """Whatever stands in a line that has the form of ours."""
+    """A line in Penstock's format may have any values."""
     ours = {"ts": "2026-11-22T07:53:31.000000Z", "event": "object.started", "object": "o", "attempt_id": "a"}
-    found, _ = asked([[json.dumps(document), json.dumps({**ours, **document})]])
+    found, _ = diagnosed([[json.dumps(document), json.dumps({**ours, **document})]])
     assert len(found.died) <= 1

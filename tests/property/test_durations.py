@@ -1,4 +1,4 @@
-"""Durations: every unit, every form, and what is refused."""
+"""Durations: all units and formats, and refused texts."""
 
 from datetime import timedelta
 
@@ -60,7 +60,7 @@ def is_refused(given: Duration, *, zero: bool = False) -> bool:
         ("PT0.25S", 0.25),
     ],
 )
-def test_a_spelling_has_its_seconds(text: str, seconds: float) -> None:
+def test_each_spelling_is_read_in_seconds(text: str, seconds: float) -> None:
     assert seconds_of("timeout", text) == seconds
 
 
@@ -114,7 +114,7 @@ def test_a_unit_that_does_not_exist_is_refused_with_zero_too() -> None:
 
 
 @given(names=LADDERS, data=st.data())
-def test_units_add_up_whatever_the_separators(names: list[str], data: st.DataObject) -> None:
+def test_units_add_up_with_any_separators(names: list[str], data: st.DataObject) -> None:
     counts = [data.draw(st.integers(min_value=1, max_value=5_000)) for _ in names]
     space, between = data.draw(st.sampled_from(["", " "])), data.draw(st.sampled_from(["", " ", ", ", ",", "/", " / "]))
     text = between.join(f"{count}{space}{name}" for count, name in zip(counts, names, strict=True))
@@ -129,12 +129,12 @@ def test_a_smaller_unit_first_is_refused(names: list[str]) -> None:
 
 
 @given(st.timedeltas(min_value=timedelta(microseconds=1), max_value=timedelta(days=400_000)))
-def test_a_timedelta_and_its_text_are_the_same(duration: timedelta) -> None:
+def test_a_timedelta_and_its_text_are_equal(duration: timedelta) -> None:
     assert seconds_of("timeout", duration) == duration.total_seconds()
     assert seconds_of("timeout", str(duration)) == pytest.approx(duration.total_seconds(), abs=1e-6)
 
 
 @given(st.text() | st.text(alphabet="0123456789 .:,/+-ymwdhsPT", max_size=12))
-def test_any_text_has_seconds_or_is_refused(text: str) -> None:
+def test_any_text_is_read_in_seconds_or_refused(text: str) -> None:
     if not is_refused(text, zero=True):
         assert 0 <= seconds_of("timeout", text, zero=True) < float("inf")

@@ -1,4 +1,4 @@
-"""Any name that a file can have comes through: scanned, announced, parsed, opened, read."""
+"""Objects with any possible file name are scanned, notified, parsed, opened and read."""
 
 import os
 import tempfile
@@ -19,8 +19,8 @@ NFC = unicodedata.normalize("NFC", "データが").encode()
 NFD = unicodedata.normalize("NFD", "データが").encode()
 
 
-def through_the_room(folder: bytes) -> dict[bytes, bytes]:
-    """Every file's content by its name, as a worker would get it."""
+def round_trip(folder: bytes) -> dict[bytes, bytes]:
+    """Return the content of every file by name, read as a worker reads it."""
     store = LocalStore(folder)
     found = [ref for chunk in Scanner(folder, store=store).chunks() for ref in chunk]
     contents: dict[bytes, bytes] = {}
@@ -39,15 +39,15 @@ def read(store: LocalStore, ref: ObjectRef) -> bytes:
     return content
 
 
-@settings(max_examples=60, deadline=None)  # files are made: the time is the disk's
+@settings(max_examples=60, deadline=None)  # files are created, so the time depends on the disk
 @given(st.sets(NAMES, min_size=1, max_size=8))
 @example({b"Data.csv", b"data.csv", b"a", b"a ", b"a\n", b"\x1b[31mred", b"a+b", b"a b", b"a%2Bb", b"%"})
 @example({"😀".encode(), "😁".encode(), NFC, NFD, b"\xff\xfe", b"\xed\xa0\x80", b"<script>", b"'; DROP TABLE x;--"})
 @example({b"x (deleted)", b"x", b"\\x", b"~", b"-rf", b"*", b"s3:", b"file:"})
-def test_every_name_is_read_back(names: set[bytes]) -> None:
+def test_an_object_with_any_name_is_read_back(names: set[bytes]) -> None:
     with tempfile.TemporaryDirectory() as made:
         folder = os.path.realpath(os.fsencode(made))
         for name in names:
             with open(folder + b"/" + name, "wb") as file:  # noqa: PTH123 - pathlib takes no bytes
                 file.write(b"content of " + name)
-        assert through_the_room(folder) == {name: b"content of " + name for name in names}
+        assert round_trip(folder) == {name: b"content of " + name for name in names}

@@ -1,6 +1,6 @@
 """The ledger against a small model of its rules, in any order of claims, commits, crashes and passing time.
 
-The model knows no SQL and no code of the ledger: a dictionary an object, a dictionary an attempt.
+The model uses no SQL and no code of the ledger: one dictionary for objects and one for attempts.
 """
 
 from collections.abc import Callable
@@ -43,8 +43,8 @@ ENDINGS = st.lists(st.sampled_from([None, None, *AttemptFailure]), min_size=len(
 
 
 @dataclass
-class Thing:
-    """An object, as the model has it."""
+class ObjectModel:
+    """An object in the model."""
 
     state: str = "unprocessed"
     holder: str | None = None
@@ -60,8 +60,8 @@ class Thing:
 
 
 @dataclass
-class Try:
-    """An attempt, as the model has it."""
+class AttemptModel:
+    """An attempt in the model."""
 
     worker: str
     lease_until: float
@@ -80,8 +80,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.time = 1_000.0
-        self.things: dict[str, Thing] = {}
-        self.tries: dict[str, Try] = {}
+        self.objects: dict[str, ObjectModel] = {}
+        self.tries: dict[str, AttemptModel] = {}
         self.batches: list[tuple[str, frozenset[str]]] = []
         self.archived_to = 0
         self.adopted = 0
@@ -95,7 +95,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if hasattr(self, "ledger"):
             self.ledger.close()
 
-    # What the world does
+    # Actions
 
     @rule(seconds=st.sampled_from([0.5, 4.0, 11.0]))
     def time_passes(self, seconds: float) -> None:
@@ -125,22 +125,24 @@ class LedgerMachine(RuleBasedStateMachine):
         taken = {name for name, how in expected.items() if how == "claimed"}
         assert {object_id_of(name) for name in taken} == set(claim.claimed)
         for name, how in expected.items():
-            thing, id = self.things[name], object_id_of(name)
+            known, id = self.objects[name], object_id_of(name)
             if how == "claimed":
                 claimed = claim.claimed[id]
-                assert (claimed.attempts, claimed.unattributed_failures) == (thing.attempts, thing.unattributed)
-                assert claimed.original_message == thing.original_message
-                missing = None if thing.missed_at is None else self.time - thing.missed_at
+                assert (claimed.attempts, claimed.unattributed_failures) == (known.attempts, known.unattributed)
+                assert claimed.original_message == known.original_message
+                missing = None if known.missed_at is None else self.time - known.missed_at
                 assert claimed.missing_seconds == missing
             elif how == "busy":
-                assert thing.holder is not None
-                assert claim.busy[id] == pytest.approx(self.tries[thing.holder].lease_until - self.time)
+                assert known.holder is not None
+                assert claim.busy[id] == pytest.approx(self.tries[known.holder].lease_until - self.time)
             else:
-                assert claim.ended[id].state.value == thing.state
-                assert claim.ended[id].original_message == (thing.original_message if thing.state == "dead" else None)
-        # An id that took nothing was never an attempt, but is not used again here either.
+                assert claim.ended[id].state.value == known.state
+                assert claim.ended[id].original_message == (known.original_message if known.state == "dead" else None)
+        # An id that claimed nothing was never an attempt; it is still not reused here.
         state = "open" if taken else "never"
-        self.tries[attempt] = Try(worker=worker, lease_until=self.time + LEASE_SECONDS, began_at=self.time, state=state)
+        self.tries[attempt] = AttemptModel(
+            worker=worker, lease_until=self.time + LEASE_SECONDS, began_at=self.time, state=state
+        )
 
     @rule(names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
     def claimer_dies_when_it_has_registered(self, names: list[str]) -> None:
@@ -160,11 +162,13 @@ class LedgerMachine(RuleBasedStateMachine):
                 worker="w-3",
                 lease_seconds=LEASE_SECONDS,
             )
-        new = [name for name in names if name not in self.things]
+        new = [name for name in names if name not in self.objects]
         for name in new:
             assert self.take(name, original_message, attempt) == "claimed"
         state = "open" if new else "never"
-        self.tries[attempt] = Try(worker="w-3", lease_until=self.time + LEASE_SECONDS, began_at=self.time, state=state)
+        self.tries[attempt] = AttemptModel(
+            worker="w-3", lease_until=self.time + LEASE_SECONDS, began_at=self.time, state=state
+        )
 
     @precondition(lambda self: len(self.batches) > self.archived_to)
     @rule(more=st.integers(0, 2))
@@ -180,23 +184,23 @@ class LedgerMachine(RuleBasedStateMachine):
         assert not archives.retire(retiring, archive_id=f"loser-{up_to_seq}", file=file)
         for _, processed in self.batches[self.archived_to : up_to_seq]:
             for name in processed:
-                self.things[name].archived = True
+                self.objects[name].archived = True
         self.archived_to = up_to_seq
 
     @rule(names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
     def adopt(self, names: list[str]) -> None:
         original_message = OriginalMessage(message_id="m-3", enqueued_at=self.time, replay_id=None)
-        looked = self.ledger.adoptions.preview(PIPELINE, [_candidate(name, original_message) for name in names])
+        preview = self.ledger.adoptions.preview(PIPELINE, [_candidate(name, original_message) for name in names])
         adoption = self.ledger.adoptions.adopt(
             PIPELINE, [_candidate(name, original_message) for name in names], source="file"
         )
-        assert adoption == looked
-        states = {name: self.things[name].state if name in self.things else "new" for name in names}
+        assert adoption == preview
+        states = {name: self.objects[name].state if name in self.objects else "new" for name in names}
         new = [name for name, state in states.items() if state not in ("processing", "processed")]
         assert (adoption.new, adoption.known) == (len(new), list(states.values()).count("processed"))
         assert set(adoption.busy) == {object_id_of(name) for name, state in states.items() if state == "processing"}
         for name in new:
-            self.things[name] = Thing(state="processed", archived=True)
+            self.objects[name] = ObjectModel(state="processed", archived=True)
             self.adopted += 1
 
     @precondition(lambda self: self.tries)
@@ -236,10 +240,10 @@ class LedgerMachine(RuleBasedStateMachine):
         for name, failure in ends.items():
             self.leave(name, failure, seq, uncounted=uncounted, unattributed=unattributed)
             self.miss(name, failure, attempt, missing=missing)
-        assert self.ledger.commit(outcome) == seq, "the same outcome again is the same answer"
+        assert self.ledger.commit(outcome) == seq, "the same outcome again returns the same"
 
     def commit_again(self, outcome: BatchOutcome) -> None:
-        """The attempt has ended: a commit with a batch is met again, anything else is lost."""
+        """Commit after the attempt ended: a commit with a batch returns it again, anything else lost its claim."""
         try:
             seq = self.ledger.commit(outcome)
         except ClaimLost:
@@ -253,7 +257,7 @@ class LedgerMachine(RuleBasedStateMachine):
         attempt = self.any_attempt(data)
         is_open = self.tries[attempt].state == "open"
         answer = self.ledger.abandon(
-            attempt, reason="told to", outcome="given_back", uncounted=uncounted, unattributed=unattributed
+            attempt, reason="test", outcome="given_back", uncounted=uncounted, unattributed=unattributed
         )
         assert answer is is_open
         if is_open:
@@ -274,36 +278,36 @@ class LedgerMachine(RuleBasedStateMachine):
         return data.draw(st.sampled_from(sorted(self.tries)))
 
     def held_by(self, attempt: str) -> list[str]:
-        return [name for name, thing in self.things.items() if thing.holder == attempt]
+        return [name for name, known in self.objects.items() if known.holder == attempt]
 
     def take(self, name: str, original_message: OriginalMessage, attempt: str) -> str:
-        thing = self.things.setdefault(name, Thing())
-        if thing.archived:
+        known = self.objects.setdefault(name, ObjectModel())
+        if known.archived:
             return "ended"
-        if thing.state == "processing":
+        if known.state == "processing":
             return "busy"
-        if thing.state == "dead" and self.may_revive(thing, original_message, thing.dead_at):
-            thing.attempts = 0
-        elif thing.state in ("gone", "superseded") and self.may_revive(thing, original_message, thing.sought_at):
-            thing.attempts, thing.missed_at, thing.sought_at, thing.dead_at = 0, None, None, None
-        elif thing.state != "unprocessed":
+        if known.state == "dead" and self.may_revive(known, original_message, known.dead_at):
+            known.attempts = 0
+        elif known.state in ("gone", "superseded") and self.may_revive(known, original_message, known.sought_at):
+            known.attempts, known.missed_at, known.sought_at, known.dead_at = 0, None, None, None
+        elif known.state != "unprocessed":
             return "ended"
-        elif thing.missed_at is not None and self.may_revive(thing, original_message, thing.sought_at):
-            thing.missed_at, thing.sought_at = None, None  # both checks must follow the latest notification
+        elif known.missed_at is not None and self.may_revive(known, original_message, known.sought_at):
+            known.missed_at, known.sought_at = None, None  # both checks must follow the latest notification
         # A revived object keeps the message that revived it, until another one may revive it.
-        if thing.dead_at is None or self.may_revive(thing, original_message, thing.dead_at):
-            thing.original_message = original_message
-        thing.state, thing.holder = "processing", attempt
-        thing.attempts += 1
+        if known.dead_at is None or self.may_revive(known, original_message, known.dead_at):
+            known.original_message = original_message
+        known.state, known.holder = "processing", attempt
+        known.attempts += 1
         if original_message.replay_id is not None:
-            thing.replays.add(original_message.replay_id)
+            known.replays.add(original_message.replay_id)
         return "claimed"
 
-    def may_revive(self, thing: Thing, original_message: OriginalMessage, since: float | None) -> bool:
-        if original_message.replay_id is not None and original_message.replay_id not in thing.replays:
+    def may_revive(self, known: ObjectModel, original_message: OriginalMessage, since: float | None) -> bool:
+        if original_message.replay_id is not None and original_message.replay_id not in known.replays:
             return True
         assert since is not None
-        before = thing.original_message
+        before = known.original_message
         redelivered = (
             before is not None
             and original_message.message_id == before.message_id
@@ -312,37 +316,37 @@ class LedgerMachine(RuleBasedStateMachine):
         return original_message.enqueued_at > since and not redelivered
 
     def miss(self, name: str, failure: AttemptFailure | None, attempt: str, *, missing: bool) -> None:
-        """Looks that did not find it are remembered until one finds it."""
-        thing = self.things[name]
+        """Record a check that did not find the object, until a check finds it."""
+        known = self.objects[name]
         if failure is AttemptFailure.DELETED or (missing and failure is AttemptFailure.RETRY):
-            if thing.missed_at is None:
-                thing.missed_at, thing.sought_at = self.time, self.tries[attempt].began_at
+            if known.missed_at is None:
+                known.missed_at, known.sought_at = self.time, self.tries[attempt].began_at
         else:
             superseded = failure is AttemptFailure.SUPERSEDED
-            thing.missed_at, thing.sought_at = None, self.tries[attempt].began_at if superseded else None
+            known.missed_at, known.sought_at = None, self.tries[attempt].began_at if superseded else None
 
     def leave(
         self, name: str, failure: AttemptFailure | None, seq: int | None, *, uncounted: bool, unattributed: bool
     ) -> None:
-        thing = self.things[name]
-        thing.holder = None
+        known = self.objects[name]
+        known.holder = None
         if failure is None:
-            thing.state, thing.batch = "processed", seq
+            known.state, known.batch = "processed", seq
             return
-        thing.state = "unprocessed" if failure is AttemptFailure.RETRY else failure.value
+        known.state = "unprocessed" if failure is AttemptFailure.RETRY else failure.value
         if failure is AttemptFailure.DEAD:
-            thing.dead_at = self.time
+            known.dead_at = self.time
         elif failure is not AttemptFailure.RETRY:
-            thing.dead_at = None
-        thing.attempts -= uncounted
-        thing.unattributed += unattributed
+            known.dead_at = None
+        known.attempts -= uncounted
+        known.unattributed += unattributed
 
     def free(self, attempt: str, *, uncounted: bool = False, unattributed: bool = False) -> None:
         self.tries[attempt].state = "abandoned"
         for name in self.held_by(attempt):
             self.leave(name, AttemptFailure.RETRY, None, uncounted=uncounted, unattributed=unattributed)
 
-    def free_where(self, chosen: Callable[[Try], bool]) -> list[str]:
+    def free_where(self, chosen: Callable[[AttemptModel], bool]) -> list[str]:
         given_up = [id for id, one in self.tries.items() if one.state == "open" and chosen(one)]
         for attempt in given_up:
             self.free(attempt)
@@ -351,30 +355,30 @@ class LedgerMachine(RuleBasedStateMachine):
     def free_expired(self) -> list[str]:
         return self.free_where(lambda one: one.lease_until < self.time)
 
-    # What must hold at any moment
+    # Invariants
 
     @invariant()
-    def objects_stand_as_the_model_says(self) -> None:
+    def objects_equal_the_model(self) -> None:
         if not hasattr(self, "ledger"):
             return
         rows = {row.object_id: row for row in self.ledger.objects(PIPELINE)}
-        hot = {name: thing for name, thing in self.things.items() if not thing.archived}
+        hot = {name: known for name, known in self.objects.items() if not known.archived}
         assert set(rows) == {object_id_of(name) for name in hot}
         states = self.ledger.states(PIPELINE, [object_id_of(name) for name in NAMES])
-        assert states == {object_id_of(name): ObjectState(thing.state) for name, thing in self.things.items()}
-        for name, thing in hot.items():
+        assert states == {object_id_of(name): ObjectState(known.state) for name, known in self.objects.items()}
+        for name, known in hot.items():
             row = rows[object_id_of(name)]
-            assert (row.state.value, row.attempts, row.batch_seq) == (thing.state, thing.attempts, thing.batch)
-            assert row.original_message == thing.original_message
+            assert (row.state.value, row.attempts, row.batch_seq) == (known.state, known.attempts, known.batch)
+            assert row.original_message == known.original_message
         live = {
             object_id_of(name)
-            for name, thing in self.things.items()
-            if thing.holder is not None and self.tries[thing.holder].lease_until >= self.time
+            for name, known in self.objects.items()
+            if known.holder is not None and self.tries[known.holder].lease_until >= self.time
         }
         assert self.ledger.live(PIPELINE, list(rows)) == live
 
     @invariant()
-    def attempts_stand_as_the_model_says(self) -> None:
+    def attempts_equal_the_model(self) -> None:
         if not hasattr(self, "ledger"):
             return
         for id, one in self.tries.items():
@@ -413,7 +417,7 @@ def _outcome(
         FailedObject(
             object_id=object_id_of(name),
             failure=failure,
-            reason="told to",
+            reason="test",
             uncounted=uncounted,
             unattributed=unattributed,
             missing=missing and failure is AttemptFailure.RETRY,

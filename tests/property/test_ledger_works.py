@@ -1,6 +1,6 @@
-"""Works against a small model of their rules, in any order of acts, deaths, lost answers and passing time.
+"""Works against a small model of their rules, in any order of calls, deaths, lost responses and passing time.
 
-The model knows no SQL and no code of the ledger: a dictionary of keys, and a set of attempts that were ever begun.
+The model uses no SQL and no code of the ledger: a dictionary of keys, and the attempts that were ever begun.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ WORKERS = ("w-1", "w-2")
 LEASE_SECONDS = 10.0
 
 ATTEMPTS = st.integers(min_value=0, max_value=12)
-# What becomes of each of the next COMMITs: the answer comes, or is lost whether it took effect or not.
+# The fate of each of the next COMMITs: its response arrives, or is lost after the commit took effect or not.
 FATES = st.lists(st.sampled_from(["answered", "committed", "rolled back"]), max_size=4)
 
 
 @dataclass
 class Work:
-    """One key, as the model has it: what stands in it now, and how the last attempt ended that did not complete it."""
+    """One key in the model: its current attempt, and the outcome of the last attempt that did not complete it."""
 
     attempt: str
     worker: str
@@ -38,10 +38,10 @@ class Work:
     open: bool = True
     outcome: str | None = None
     ended_at: float = 0.0
-    previous: tuple[str, str, str] | None = None  # attempt, how it ended, why
+    previous: tuple[str, str, str] | None = None  # attempt, outcome, reason
 
-    def end(self, how: str, why: str, now: float) -> None:
-        self.open, self.ended_at, self.previous = False, now, (self.attempt, how, why)
+    def end(self, outcome: str, reason: str, now: float) -> None:
+        self.open, self.ended_at, self.previous = False, now, (self.attempt, outcome, reason)
 
 
 class WorksMachine(RuleBasedStateMachine):
@@ -61,7 +61,7 @@ class WorksMachine(RuleBasedStateMachine):
         if hasattr(self, "ledger"):
             self.ledger.close()
 
-    # What the world does
+    # Actions
 
     @rule(seconds=st.sampled_from([0.5, 4.0, 11.0]))
     def time_passes(self, seconds: float) -> None:
@@ -72,19 +72,17 @@ class WorksMachine(RuleBasedStateMachine):
         attempt = f"attempt-{self.begun}"
         self.begun += 1
         work = self.works.get(key)
-        with self.answers_lost(fates):
-            standing = self.ledger.begin_work(
-                HANDLER, key, attempt_id=attempt, worker=worker, lease_seconds=LEASE_SECONDS
-            )
+        with self.responses_lost(fates):
+            begun = self.ledger.begin_work(HANDLER, key, attempt_id=attempt, worker=worker, lease_seconds=LEASE_SECONDS)
         if work is not None and work.outcome is not None:
             expected = WorkDone(
                 outcome=work.outcome, completed_at=work.ended_at, worker=work.worker, attempt_id=work.attempt
             )
-            assert standing == expected
+            assert begun == expected
             return
         if work is not None and work.open and work.lease_until >= self.time:
-            assert isinstance(standing, WorkBusy)
-            assert standing.seconds == pytest.approx(work.lease_until - self.time)
+            assert isinstance(begun, WorkBusy)
+            assert begun.seconds == pytest.approx(work.lease_until - self.time)
             return
         if work is not None and work.open:
             work.end("expired", "its lease ran out", self.time)
@@ -92,8 +90,8 @@ class WorksMachine(RuleBasedStateMachine):
         if work is not None:
             fresh.began, fresh.previous = work.began + 1, work.previous
         self.works[key] = fresh
-        assert isinstance(standing, WorkBegun)
-        previous = standing.previous
+        assert isinstance(begun, WorkBegun)
+        previous = begun.previous
         assert (previous and (previous.attempt_id, previous.outcome, previous.reason)) == fresh.previous
 
     @precondition(lambda self: self.begun)
@@ -111,7 +109,7 @@ class WorksMachine(RuleBasedStateMachine):
         attempt = self.one_of_the_latest(number)
         work = self.held_by(attempt)
         finished_before = any(one.attempt == attempt and one.outcome is not None for one in self.works.values())
-        with self.answers_lost(fates):
+        with self.responses_lost(fates):
             answer = self.ledger.finish_work(attempt, outcome=f'"at {self.time}"')
         assert answer is (work is not None or finished_before)
         if work is not None:
@@ -126,7 +124,7 @@ class WorksMachine(RuleBasedStateMachine):
             one.attempt == attempt and one.previous is not None and one.previous[:2] == (attempt, how)
             for one in self.works.values()
         )
-        with self.answers_lost(fates):
+        with self.responses_lost(fates):
             answer = self.ledger.end_work(attempt, outcome=how, reason=f"at {self.time}")
         assert answer is (work is not None or ended_so_before)
         if work is not None:
@@ -148,25 +146,27 @@ class WorksMachine(RuleBasedStateMachine):
         )
         assert self.ledger.forget_works(older_than_seconds=older_than_seconds, limit=limit) == min(limit, len(old))
         left = {row.key for row in self.ledger.works()}
-        gone = self.works.keys() - left
-        assert gone <= {key for _, key in old}
+        deleted = self.works.keys() - left
+        assert deleted <= {key for _, key in old}
         times = {key: ended_at for ended_at, key in old}
-        assert sorted(times[key] for key in gone) == [ended_at for ended_at, _ in old[:limit]], "the oldest go first"
-        for key in gone:
+        assert sorted(times[key] for key in deleted) == [ended_at for ended_at, _ in old[:limit]], (
+            "the oldest are deleted first"
+        )
+        for key in deleted:
             del self.works[key]
 
-    # The model's helpers
+    # Helpers of the model
 
     def one_of_the_latest(self, number: int) -> str:
-        """An attempt that was begun, most likely one that still means something."""
+        """Return an attempt that was begun, most likely one that is still open."""
         return f"attempt-{max(0, self.begun - 1 - number)}"
 
     def held_by(self, attempt: str) -> Work | None:
         return next((work for work in self.works.values() if work.open and work.attempt == attempt), None)
 
     @contextlib.contextmanager
-    def answers_lost(self, fates: list[str]) -> Iterator[None]:
-        """Let these be the fates of the next COMMITs."""
+    def responses_lost(self, fates: list[str]) -> Iterator[None]:
+        """Apply these fates to the next COMMITs."""
         dialect = self.ledger.database.engine.dialect
         do_commit, left = dialect.do_commit, list(fates)
 
@@ -182,10 +182,10 @@ class WorksMachine(RuleBasedStateMachine):
         with mock.patch.object(dialect, "do_commit", lossy):
             yield
 
-    # What must hold at any moment
+    # Invariants
 
     @invariant()
-    def works_stand_as_the_model_says(self) -> None:
+    def works_equal_the_model(self) -> None:
         if not hasattr(self, "ledger"):
             return
         rows = {row.key: row for row in self.ledger.works(HANDLER)}

@@ -1,4 +1,4 @@
-"""Whatever an event holds, it becomes one line, of characters that every reader takes, and says what the event said."""
+"""Any event becomes one line of harmless characters, with the values of the event."""
 
 import io
 import json
@@ -33,7 +33,7 @@ def lines_expected(event: Event) -> int:
 
 @settings(max_examples=400)
 @given(event=ANY_EVENT)
-def test_an_event_is_one_line_of_json_that_every_reader_takes(event: Event) -> None:
+def test_an_event_is_one_line_of_portable_json(event: Event) -> None:
     text = logged(event, format="json").getvalue()
     assert {unicodedata.category(character) for character in text.replace("\n", "")} & {"Cc", "Cs", "Zl", "Zp"} == set()
     text.encode("utf-8")  # raises for a lone surrogate
@@ -46,14 +46,14 @@ def test_an_event_is_one_line_of_json_that_every_reader_takes(event: Event) -> N
 
 @settings(max_examples=400)
 @given(event=ANY_EVENT)
-def test_texts_and_whole_numbers_come_back_as_they_were(event: Event) -> None:
+def test_texts_and_whole_numbers_are_logged_unchanged(event: Event) -> None:
     for line in lines_in(logged(event, format="json")):
         row = next(row for row in rows_of(ROWS[type(event)]) if (row.name, row.level) == (line["event"], line["level"]))
-        for name, said in said_by(event, row):
-            assert line[name] == said
+        for name, value in logged_values(event, row):
+            assert line[name] == value
 
 
-def said_by(event: Event, row: LogRow) -> list[tuple[str, object]]:
+def logged_values(event: Event, row: LogRow) -> list[tuple[str, object]]:
     values = [(name, attrgetter(source)(event)) for name, source in row.fields.items() if isinstance(source, str)]
     texts = [(name, value.encode("utf-8", "backslashreplace").decode()) for name, value in values if type(value) is str]
     return texts + [(name, value) for name, value in values if type(value) in (int, bool)]
@@ -61,7 +61,7 @@ def said_by(event: Event, row: LogRow) -> list[tuple[str, object]]:
 
 @settings(max_examples=400)
 @given(event=ANY_EVENT)
-def test_people_see_control_characters_and_their_terminal_does_not(event: Event) -> None:
+def test_control_characters_are_escaped_on_the_console(event: Event) -> None:
     text = logged(event, format="console").getvalue()
     assert {unicodedata.category(character) for character in text.replace("\n", "")} & {"Cc", "Cf", "Cs"} == set()
     lines = text.split("\n")[:-1]
@@ -69,7 +69,7 @@ def test_people_see_control_characters_and_their_terminal_does_not(event: Event)
 
 
 @given(key=ANY_TEXT)
-def test_a_key_stays_in_its_line_and_comes_back(key: str) -> None:
+def test_a_key_stays_in_its_line_and_is_logged_unchanged(key: str) -> None:
     event = ObjectStarted(pipeline="clicks", object_uri=key, attempt_id="a", attempt=1)
     [line] = lines_in(logged(event, format="json"))
     assert line["object"] == key.encode("utf-8", "backslashreplace").decode()
@@ -77,7 +77,7 @@ def test_a_key_stays_in_its_line_and_comes_back(key: str) -> None:
 
 @settings(max_examples=200)
 @given(event=ANY_EVENT)
-def test_a_stream_that_takes_ascii_alone_gets_json_that_says_the_same(event: Event) -> None:
+def test_an_ascii_stream_gets_equal_json(event: Event) -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii", errors="strict")
     log = configure_logs(LogSettings(level="debug", format="json"), stream, clock=FakeClock())
@@ -88,7 +88,7 @@ def test_a_stream_that_takes_ascii_alone_gets_json_that_says_the_same(event: Eve
     )
 
 
-def test_a_name_can_be_searched_for_as_it_is_written() -> None:
+def test_a_non_ascii_name_is_logged_as_it_is_written() -> None:
     event = ObjectStarted(pipeline="clicks", object_uri="s3://b/画像/ключ 😀.txt", attempt_id="a", attempt=1)
     assert "s3://b/画像/ключ 😀.txt" in logged(event, format="json").getvalue()
 

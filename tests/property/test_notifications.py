@@ -1,4 +1,4 @@
-"""Notifications under Hypothesis: `parse` refuses or answers, and keys come through to the byte."""
+"""Notifications under Hypothesis: `parse` refuses or returns, and keys survive byte for byte."""
 
 import json
 from typing import Any
@@ -57,7 +57,7 @@ SEQUENCERS = st.text("0123456789ABCDEF", min_size=1, max_size=20)
 
 
 def check_parsing(body: bytes) -> Notification | None:
-    """Any other exception fails the test; so does a reason that is not one readable line."""
+    """Parse a body. Fail for exceptions other than `InvalidMessage`, and for a reason that is not one readable line."""
     try:
         notification = parse(body, buckets_allowed=None)
     except InvalidMessage as error:
@@ -78,23 +78,23 @@ def check_reason(reason: str) -> None:
 
 
 @given(st.binary())
-def test_arbitrary_bytes(body: bytes) -> None:
+def test_arbitrary_bytes_are_parsed_or_refused(body: bytes) -> None:
     check_parsing(body)
 
 
 @given(JSON | NEARLY)
-def test_arbitrary_json(value: object) -> None:
+def test_arbitrary_json_is_parsed_or_refused(value: object) -> None:
     check_parsing(json.dumps(value).encode())
 
 
 @given(st.dictionaries(NAMES, NEARLY), st.booleans())
-def test_nearly_notifications(document: dict[str, object], wrapped: bool) -> None:
+def test_documents_similar_to_notifications_are_parsed_or_refused(document: dict[str, object], wrapped: bool) -> None:
     text = json.dumps(document)
     check_parsing(json.dumps({"Type": "Notification", "Message": text}).encode() if wrapped else text.encode())
 
 
 @given(st.sampled_from(VALID_BODIES), st.data())
-def test_mutated_bytes(body: bytes, data: st.DataObject) -> None:
+def test_mutated_bytes_of_a_notification_are_parsed_or_refused(body: bytes, data: st.DataObject) -> None:
     assert check_parsing(body) is not None
     start = data.draw(st.integers(0, len(body)))
     end = data.draw(st.integers(start, min(len(body), start + 8)))
@@ -102,7 +102,9 @@ def test_mutated_bytes(body: bytes, data: st.DataObject) -> None:
 
 
 @given(st.sampled_from([VALID, BRIDGED]), st.data())
-def test_a_mutated_value(document: dict[str, Any], data: st.DataObject) -> None:
+def test_a_notification_with_a_mutated_value_is_parsed_or_refused(
+    document: dict[str, Any], data: st.DataObject
+) -> None:
     document = json.loads(json.dumps(document))
     place: Any = document
     while True:
@@ -115,7 +117,7 @@ def test_a_mutated_value(document: dict[str, Any], data: st.DataObject) -> None:
 
 
 @given(st.lists(st.sampled_from([True, False]), min_size=1, max_size=10))
-def test_bad_records_never_take_good_ones_along(good: list[bool]) -> None:
+def test_bad_records_do_not_affect_good_ones(good: list[bool]) -> None:
     records = [
         {**VALID["Records"][0], "s3": {"bucket": {"name": "b"}, "object": {"key": f"{number}", "size": 1, "eTag": "e"}}}
         if is_good
@@ -139,7 +141,7 @@ def key_of(encoded: str) -> bytes:
 
 
 @given(S3_KEYS)
-def test_an_encoded_key_is_decoded_to_the_byte(key: bytes) -> None:
+def test_an_encoded_key_is_decoded_byte_for_byte(key: bytes) -> None:
     assert key_of(quote_plus(key)) == key
     assert key_of(quote_plus(key, safe="/")) == key
     assert key_of(quote_from_bytes(key)) == key  # "%20" instead of "+"
@@ -170,7 +172,7 @@ def test_a_key_is_decoded_once_only(text: str) -> None:
         sequencer=st.none() | SEQUENCERS,
     )
 )
-def test_announced_objects_are_read_back(ref: ObjectRef) -> None:
+def test_notified_objects_are_read_back(ref: ObjectRef) -> None:
     (back,) = parse(announce(ref), buckets_allowed=frozenset({ref.bucket})).objects
     assert back == ref
     assert back.object_id == ref.object_id

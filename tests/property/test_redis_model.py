@@ -1,7 +1,7 @@
-"""The Redis broker against a model of a queue: whatever two workers do, each message is where the model says.
+"""The Redis broker against a model of a queue: after any steps of two workers, each message is where the model has it.
 
-After every step all queues are looked at, so leases that are over are put back there and then. The keys behind are
-looked at as well: what the scripts count and what there is have to agree.
+After every step all queues are inspected, which ends expired leases immediately. The keys in Redis are inspected too:
+the counters of the scripts must agree with the data.
 """
 
 from collections import Counter
@@ -26,11 +26,11 @@ from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 RECEIVES_MAX = 3
 QUEUES = (
     QueueSettings(name="q", receives_max=RECEIVES_MAX, dead_letter_queue="q-dlq"),
-    QueueSettings(name="q-dlq", dead_letter_queue="q"),  # a ring of death: harder than life
+    QueueSettings(name="q-dlq", dead_letter_queue="q"),  # a cycle of dead-letter queues: harsher than in reality
     QueueSettings(name="plain", dead_letter_queue="q"),
 )
-GRAVES = {"q": "q-dlq", "q-dlq": "q", "plain": "q"}
-NAMES = st.sampled_from(list(GRAVES))
+DEAD_LETTER_QUEUES = {"q": "q-dlq", "q-dlq": "q", "plain": "q"}
+NAMES = st.sampled_from(list(DEAD_LETTER_QUEUES))
 HOLDERS = st.sampled_from([0, 1])
 SECONDS = st.sampled_from([0.0, 1.0, 10.0, 10.0, 60.0])
 MESSAGES = st.lists(
@@ -45,14 +45,14 @@ SETTLEMENTS: st.SearchStrategy[Settlement] = st.one_of(
 
 @dataclass(kw_only=True)
 class Known:
-    """The model's state of one message. ``due_at``: when it becomes visible. ``receipt``: while it is held."""
+    """The state of one message. ``due_at``: the time when it becomes visible. ``receipt``: set while it is leased."""
 
     body: bytes
     order: int
     group: str | None
     due_at: float
-    attempts: int = 0  # of the hand-overs that ended, those that count
-    fresh: bool = True  # it was neither delayed nor handed over
+    attempts: int = 0  # ended deliveries that count
+    fresh: bool = True  # never delayed or delivered
     receipt: str | None = None
     holder: int = 0
     lease_ends_at: float = 0.0
@@ -60,9 +60,9 @@ class Known:
 
 @dataclass
 class Model:
-    """Where every message is. It is told what happens, and raises where that cannot be."""
+    """The location of every message. Each event is applied to it; it raises for an impossible one."""
 
-    queues: dict[str, dict[bytes, Known]] = field(default_factory=lambda: {name: {} for name in GRAVES})
+    queues: dict[str, dict[bytes, Known]] = field(default_factory=lambda: {name: {} for name in DEAD_LETTER_QUEUES})
     orders: int = 0
 
     def add(self, queue: str, body: bytes, group: str | None, *, due_at: float, now: float) -> None:
@@ -80,28 +80,28 @@ class Model:
         return queue == "q" and known.attempts >= RECEIVES_MAX
 
     def settle(self, delivery: Delivery, settlement: Settlement, now: float) -> bool:
-        """False where the delivery is not held any more."""
+        """Settle a delivery; return False if it is no longer held."""
         known = self.held(delivery)
         if known is None:
             return False
         if isinstance(settlement, Ack):
             del self.queues[delivery.queue][known.body]
         elif isinstance(settlement, DeadLetter):
-            self.bury(delivery.queue, known, now)
+            self.dead_letter(delivery.queue, known, now)
         else:
-            self.give_back(known, counts=not settlement.uncounted, due_at=now + settlement.delay_seconds)
+            self.release(known, counts=not settlement.uncounted, due_at=now + settlement.delay_seconds)
         return True
 
-    def give_back(self, known: Known, *, counts: bool, due_at: float) -> None:
+    def release(self, known: Known, *, counts: bool, due_at: float) -> None:
         known.receipt, known.due_at = None, due_at
         known.attempts += counts
 
-    def bury(self, queue: str, known: Known, now: float) -> None:
+    def dead_letter(self, queue: str, known: Known, now: float) -> None:
         del self.queues[queue][known.body]
-        self.add(GRAVES[queue], known.body, known.group, due_at=now, now=now)
+        self.add(DEAD_LETTER_QUEUES[queue], known.body, known.group, due_at=now, now=now)
 
     def end_leases(self, now: float, *, over: Callable[[Known], bool]) -> int:
-        """As for a lease that ran out: what was handed over too often dies of it. Answers how many ended."""
+        """End leases as if they expired, dead-letter messages delivered too often, and return the number of leases."""
         ended = [
             (queue, known)
             for queue, messages in self.queues.items()
@@ -109,9 +109,9 @@ class Model:
             if known.receipt is not None and over(known)
         ]
         for queue, known in sorted(ended, key=lambda one: one[1].order):
-            self.give_back(known, counts=True, due_at=now)
+            self.release(known, counts=True, due_at=now)
             if self.exhausted(queue, known):
-                self.bury(queue, known, now)
+                self.dead_letter(queue, known, now)
         return len(ended)
 
 
@@ -136,7 +136,7 @@ class Machine(RuleBasedStateMachine):
             broker.close()
         self.server.clean()
 
-    # --- what is done
+    # --- steps
 
     @rule(queue=NAMES, messages=MESSAGES, holder=HOLDERS)
     def send(self, queue: str, messages: list[tuple[str | None, float]], holder: int) -> None:
@@ -157,8 +157,8 @@ class Machine(RuleBasedStateMachine):
         received = self.brokers[holder].receive(queue, messages_max=count, lease_seconds=lease)
         for delivery in received:
             known = self.model.queues[queue][delivery.message.body]
-            assert known in before, "it was not visible"
-            assert known not in dying, "it was handed over too often"
+            assert known in before, "the message was not visible"
+            assert known not in dying, "the message was delivered too often"
             assert delivery.attempt == known.attempts + 1
             assert delivery.message.group == known.group
             known.receipt, known.holder, known.lease_ends_at = delivery.receipt, holder, now + lease
@@ -166,9 +166,9 @@ class Machine(RuleBasedStateMachine):
         self._check_order(before, received)
         for delivery in received:
             self.model.queues[queue][delivery.message.body].fresh = False
-        for known in dying:  # it died if its turn came, and it is not known whether it did
-            if known.body in self._bodies(GRAVES[queue]):
-                self.model.bury(queue, known, now)
+        for known in dying:  # it is dead-lettered only if its turn came
+            if known.body in self._bodies(DEAD_LETTER_QUEUES[queue]):
+                self.model.dead_letter(queue, known, now)
         return multiple(*received)
 
     def _check_count(self, queue: str, received: Sequence[Delivery], *, visible: int, dying: int, count: int) -> None:
@@ -180,7 +180,7 @@ class Machine(RuleBasedStateMachine):
             assert len(received) == min(count, visible)
 
     def _check_order(self, before: Sequence[Known], received: Sequence[Delivery]) -> None:
-        """Of what was never handed over, each group's oldest come first."""
+        """Check that the oldest of each group come first among messages that were never delivered."""
         bodies = {delivery.message.body for delivery in received}
         for known in before:
             if known.fresh and known.body not in bodies:
@@ -194,8 +194,8 @@ class Machine(RuleBasedStateMachine):
     @rule(held=st.lists(deliveries, max_size=6, unique_by=id), lease=SECONDS, holder=HOLDERS)
     def extend(self, held: list[Delivery], lease: float, holder: int) -> None:
         lost = self.brokers[holder].extend(held, lease_seconds=lease)
-        gone = [delivery for delivery in held if self.model.held(delivery) is None]
-        assert {delivery.receipt for delivery in lost} == {delivery.receipt for delivery in gone}
+        unheld = [delivery for delivery in held if self.model.held(delivery) is None]
+        assert {delivery.receipt for delivery in lost} == {delivery.receipt for delivery in unheld}
         for delivery in held:
             if known := self.model.held(delivery):
                 known.holder, known.lease_ends_at = holder, self.clock.now() + lease
@@ -239,13 +239,13 @@ class Machine(RuleBasedStateMachine):
     def forget_the_scripts(self) -> None:
         self.server.cli("SCRIPT FLUSH")
 
-    # --- what always holds
+    # --- invariants
 
     @invariant()
     def every_message_is_where_it_should_be(self) -> None:
         now = self.clock.now()
         self.model.end_leases(now, over=lambda known: known.lease_ends_at <= now)
-        for queue in ("plain", "q-dlq", "q"):  # leases end where one looks, and what dies of that goes to the others
+        for queue in ("plain", "q-dlq", "q"):  # a query ends leases, and dead letters go to the queues after it
             self.brokers[0].stats(queue)
         for queue, known in self.model.queues.items():
             stats = self.brokers[1].stats(queue)
@@ -256,9 +256,9 @@ class Machine(RuleBasedStateMachine):
             assert self._bodies(queue) == set(known), queue
 
     @invariant()
-    def the_keys_agree(self) -> None:
+    def the_keys_agree_with_the_data(self) -> None:
         client: Any = self.server.client
-        for queue in GRAVES:
+        for queue in DEAD_LETTER_QUEUES:
             base = self.brokers[0]._keys.base(queue)
             ring = client.lrange(f"{base}:ring", 0, -1)
             ready = {key.decode(): client.llen(key) for key in client.scan_iter(f"{base}:ready*")}
@@ -266,13 +266,13 @@ class Machine(RuleBasedStateMachine):
             assert int(client.hget(f"{base}:queue", "ready") or 0) * 3 == sum(ready.values())
             groups = client.xinfo_groups(f"{base}:stream") if client.exists(f"{base}:stream") else []
             pending = sum(group["pending"] for group in groups)
-            assert client.xlen(f"{base}:stream") == pending, "the stream holds what was handed over and nothing else"
+            assert client.xlen(f"{base}:stream") == pending, "the stream holds exactly the delivered messages"
 
     def _bodies(self, queue: str) -> set[bytes]:
         return {message.body for message in self.brokers[0].browse(queue, messages_max=1_000_000)}
 
 
-@pytest.fixture(params=VERSIONS, ids=lambda version: f"redis {version}")
+@pytest.fixture(params=VERSIONS, ids=lambda version: f"redis-{version}")
 def machine(request: pytest.FixtureRequest, frozen_servers: Servers) -> Iterator[type[Machine]]:
     class Bound(Machine):
         server = frozen_servers.redis(request.param)
@@ -282,8 +282,8 @@ def machine(request: pytest.FixtureRequest, frozen_servers: Servers) -> Iterator
     Bound.server.clean()
 
 
-@pytest.mark.timeout(900)  # finding the shortest story of a failure takes its time
-def test_whatever_is_done_every_message_is_where_it_should_be(machine: type[Machine]) -> None:
+@pytest.mark.timeout(900)  # shrinking a failure takes its time
+def test_every_message_is_where_the_model_has_it_after_any_steps(machine: type[Machine]) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(

@@ -1,4 +1,4 @@
-"""Whatever was committed, published and forgotten, the numbers found again go with both tables' tips."""
+"""Batch numbers recovered for an empty ledger agree with both tables, whatever was committed, published and expired."""
 
 from collections.abc import Sequence
 
@@ -12,14 +12,14 @@ from penstock.sinks.sink import Position
 
 
 class Table:
-    """As far as a tail asks it."""
+    """A stand-in for a table, with the attributes that a tail uses."""
 
     def __init__(self, seq: int, token: int | None) -> None:
         self.position = Position(seq=seq, attempt_token=token)
 
 
 def tail(has_files: Sequence[bool], publishes: Sequence[int], forgotten_after: int) -> TableTail:
-    """A table to which batches 1.. were published in these steps; those with files name them."""
+    """Return a table to which batches 1.. were published in these steps; batches with files name them."""
     shown: list[VisibleCommit] = []
     position, agrees_at = 0, 0
     for upto in sorted(set(publishes)):
@@ -55,7 +55,7 @@ def test_an_empty_ledger_gets_numbers_that_both_tables_agree_with(
 
     shown = {attempt_id for one in tails for commit in one.shown for attempt_id in commit.files}
     assert sorted(numbers.imported.values()) == sorted(shown), "each attempt has one number"
-    assert sorted([*numbers.imported, *numbers.blank]) == list(range(1, numbers.tip + 1)), "and there is no gap"
+    assert sorted([*numbers.imported, *numbers.blank]) == list(range(1, numbers.tip + 1)), "there is no gap"
     place = {attempt_id: seq for seq, attempt_id in numbers.imported.items()}
     for commit in (commit for one in tails for commit in one.shown):
         assert all(commit.after_seq < place[attempt_id] <= commit.seq for attempt_id in commit.files)

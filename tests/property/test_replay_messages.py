@@ -1,4 +1,4 @@
-"""Replays keep the user's content of every dead letter, however often the message fails and is replayed."""
+"""Replays keep the user's content of every dead-lettered message, however often it fails and is replayed."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -56,7 +56,7 @@ DEATHS = st.builds(
 ANYTHING = st.text(max_size=200) | st.binary(max_size=200)
 
 
-def letter(attributes: Attributes, *, body: bytes = b"", group: str | None = None) -> Message:
+def dead_letter(attributes: Attributes, *, body: bytes = b"", group: str | None = None) -> Message:
     return Message(id="l", body=body, attributes=attributes, group=group, enqueued_at=1.0)
 
 
@@ -69,7 +69,7 @@ def again(attributes: Attributes, count: int = 1) -> Attributes:
         count=count,
         due_at=0.0,
     )
-    return replayed(letter(attributes), replay, delay_seconds=0.0).attributes
+    return replayed(dead_letter(attributes), replay, delay_seconds=0.0).attributes
 
 
 def users(attributes: Attributes) -> Attributes:
@@ -82,16 +82,16 @@ def users(attributes: Attributes) -> Attributes:
     body=st.binary(max_size=100),
     group=st.none() | TEXTS,
     delay=st.floats(0, 900),
-    aside=st.booleans(),
+    set_aside=st.booleans(),
 )
 def test_a_replay_keeps_every_attribute_body_and_group(
-    attributes: Attributes, death: Death, body: bytes, group: str | None, delay: float, aside: bool
+    attributes: Attributes, death: Death, body: bytes, group: str | None, delay: float, set_aside: bool
 ) -> None:
     dead = buried(attributes, DeadLetter(reason="x"), death)
-    if aside:
+    if set_aside:
         dead = buried(dead, DeadLetter(reason="aside", set_aside=True), death)
     replay = Replay(replay_id="1" * 32, dead_letter_queue="q-dlq", dead_letter_id="l", queue="q", count=3, due_at=0.0)
-    message = replayed(letter(dead, body=body, group=group), replay, delay_seconds=delay)
+    message = replayed(dead_letter(dead, body=body, group=group), replay, delay_seconds=delay)
     assert users(message.attributes) == attributes
     assert (message.body, message.group, message.delay_seconds) == (body, group, delay)
     ours = message.attributes.keys() - attributes.keys()
@@ -99,9 +99,7 @@ def test_a_replay_keeps_every_attribute_body_and_group(
 
 
 @given(attributes=USERS, deaths=st.lists(DEATHS, min_size=1, max_size=2 * EARLIER_DEATHS_MAX))
-def test_a_delivery_history_is_bounded_keeps_first_and_last_and_round_trips(
-    attributes: Attributes, deaths: list[Death]
-) -> None:
+def test_a_bounded_history_keeps_the_first_and_the_last_failures(attributes: Attributes, deaths: list[Death]) -> None:
     carried = attributes
     for number, death in enumerate(deaths, 1):
         carried = again(buried(carried, DeadLetter(reason="x"), death), number)
@@ -118,7 +116,7 @@ def test_a_delivery_history_is_bounded_keeps_first_and_last_and_round_trips(
     count=st.integers(EARLIER_DEATHS_MAX, EARLIER_DEATHS_MAX + 3),
 )
 @example(texts=["😀" * 200] * 4, count=EARLIER_DEATHS_MAX)
-def test_long_texts_leave_room_for_the_whole_past(texts: list[str], count: int) -> None:
+def test_long_texts_leave_room_for_the_whole_history(texts: list[str], count: int) -> None:
     reason, queue, message_id, worker = texts
     death = Death(
         reason=reason,
@@ -132,11 +130,11 @@ def test_long_texts_leave_room_for_the_whole_past(texts: list[str], count: int) 
     carried: Attributes = {}
     for number in range(count):
         carried = again(buried(carried, DeadLetter(reason="x"), death), number)
-    assert len(earlier_deaths_of(carried)) == EARLIER_DEATHS_MAX, "a past that outgrew its bound would be read as none"
+    assert len(earlier_deaths_of(carried)) == EARLIER_DEATHS_MAX, "a history over its limit would be read as empty"
 
 
 @given(attributes=USERS, past=ANYTHING, death=ANYTHING)
-def test_whatever_is_forged_nothing_is_raised_and_nothing_of_the_users_is_lost(
+def test_forged_attributes_raise_nothing_and_lose_no_user_attribute(
     attributes: Attributes, past: str | bytes, death: str | bytes
 ) -> None:
     forged = {**attributes, EARLIER_DEATHS_ATTRIBUTE: past, DEATH_ATTRIBUTE: death}
@@ -148,12 +146,12 @@ def test_whatever_is_forged_nothing_is_raised_and_nothing_of_the_users_is_lost(
 
 
 @given(death=DEATHS)
-def test_a_death_comes_back_as_it_was_with_all_its_attempts(death: Death) -> None:
+def test_a_death_survives_encoding_and_decoding(death: Death) -> None:
     assert decode_death(encode_death(death)) == death
 
 
 @given(attributes=USERS, death=DEATHS, other=DEATHS, reason=TEXTS)
-def test_what_is_set_aside_keeps_its_own_death_and_says_why(
+def test_a_message_moved_to_the_final_dlq_keeps_its_death_and_the_reason(
     attributes: Attributes, death: Death, other: Death, reason: str
 ) -> None:
     first = buried(attributes, DeadLetter(reason="x"), death)

@@ -1,4 +1,4 @@
-"""The policy of replays, for all dead letters and settings: waits within their bounds, spread evenly, and kept."""
+"""The replay policy, for all messages and settings: waits are within their limits, evenly spread, and stable."""
 
 import hashlib
 import math
@@ -36,7 +36,7 @@ POLICIES = st.builds(
     ReplayPolicy, replays_max=st.integers(0, COUNT_MAX), base_seconds=SECONDS, cap_seconds=st.none() | SECONDS
 )
 COUNTERS = st.integers(-5, COUNT_MAX + 5).map(str) | st.text(max_size=12) | st.binary(max_size=12)
-LETTERS = st.builds(
+DEAD_LETTERS = st.builds(
     Message,
     id=st.text(max_size=20),
     body=st.just(b""),
@@ -44,11 +44,11 @@ LETTERS = st.builds(
     group=st.none(),
     enqueued_at=MOMENTS,
 )
-SLACK = 1e-6  # seconds: what doubles lose at times of today
+SLACK = 1e-6  # seconds: the precision of doubles at present-day times
 
 
 def plan(
-    dead_letter: Message, policy: ReplayPolicy, retention: float | None, letter_retention: float | None, now: float
+    dead_letter: Message, policy: ReplayPolicy, retention: float | None, dlq_retention: float | None, now: float
 ) -> Replay | MoveToFinal:
     return plan_replay(
         dead_letter,
@@ -56,16 +56,16 @@ def plan(
         queue="q",
         policy=policy,
         retention_seconds=retention,
-        dlq_retention_seconds=letter_retention,
+        dlq_retention_seconds=dlq_retention,
         now=now,
     )
 
 
-@given(dead_letter=LETTERS, policy=POLICIES, retention=RETENTIONS, letter_retention=RETENTIONS, now=MOMENTS)
-def test_a_wait_is_within_its_ceiling_and_leaves_some_of_the_retention(
-    dead_letter: Message, policy: ReplayPolicy, retention: float | None, letter_retention: float | None, now: float
+@given(dead_letter=DEAD_LETTERS, policy=POLICIES, retention=RETENTIONS, dlq_retention=RETENTIONS, now=MOMENTS)
+def test_a_wait_is_within_its_ceiling_and_leaves_a_share_of_the_retention(
+    dead_letter: Message, policy: ReplayPolicy, retention: float | None, dlq_retention: float | None, now: float
 ) -> None:
-    replay = plan(dead_letter, policy, retention, letter_retention, now)
+    replay = plan(dead_letter, policy, retention, dlq_retention, now)
     so_far = replays_so_far(dead_letter.attributes)
     assert isinstance(replay, MoveToFinal) == (so_far >= policy.replays_max)
     if isinstance(replay, MoveToFinal):
@@ -74,12 +74,12 @@ def test_a_wait_is_within_its_ceiling_and_leaves_some_of_the_retention(
     assert replay.replay_id == dead_letter_replay_id("q-dlq", dead_letter)
     wait, cap = replay.due_at - now, policy.cap_seconds or retention or math.inf
     assert 0.0 <= wait <= min(cap, policy.base_seconds * 2.0**so_far) * (1 + 1e-9) + SLACK
-    if letter_retention is not None:
-        last_moment = dead_letter.enqueued_at + (1 - RETENTION_SHARE_LEFT) * letter_retention
+    if dlq_retention is not None:
+        last_moment = dead_letter.enqueued_at + (1 - RETENTION_SHARE_LEFT) * dlq_retention
         assert replay.due_at <= max(last_moment, now) + SLACK
 
 
-@given(dead_letter=LETTERS, policy=POLICIES, retention=RETENTIONS, now=MOMENTS, later=st.floats(0, 1e6))
+@given(dead_letter=DEAD_LETTERS, policy=POLICIES, retention=RETENTIONS, now=MOMENTS, later=st.floats(0, 1e6))
 def test_planning_a_replay_again_draws_the_same_wait(
     dead_letter: Message, policy: ReplayPolicy, retention: float | None, now: float, later: float
 ) -> None:
@@ -98,7 +98,7 @@ def test_planning_a_replay_again_draws_the_same_wait(
     delay_max=st.floats(min_value=0, max_value=1e6),
     hold_max=st.floats(min_value=1, max_value=1e6),
 )
-def test_a_step_never_asks_for_more_than_the_broker_can(
+def test_a_step_never_exceeds_the_limits_of_the_broker(
     due_at: float, now: float, delay_max: float, hold_max: float
 ) -> None:
     step = next_step(replay_due(due_at), now=now, delay_seconds_max=delay_max, hide_seconds_max=hold_max)
@@ -114,15 +114,15 @@ def test_a_step_never_asks_for_more_than_the_broker_can(
     hold_max=st.floats(min_value=1e3, max_value=1e5),
     late=st.floats(min_value=0, max_value=60),
 )
-def test_holds_and_the_delay_together_meet_the_time(
+def test_holds_and_the_final_delay_together_meet_the_due_time(
     wait: float, delay_max: float, hold_max: float, late: float
 ) -> None:
-    """Whoever comes back a bit late from each hold; and no hold is for nothing, so they are few."""
+    """A replayer may come back slightly late from each hold. Each hold is as long as possible, so there are few."""
     begin = 1.7e9
     replay, now, holds = replay_due(begin + wait), begin, 0
     step = next_step(replay, now=now, delay_seconds_max=delay_max, hide_seconds_max=hold_max)
     while isinstance(step, HideFor):
-        now, holds = now + max(step.seconds, 0.001) + late, holds + 1  # no broker is finer than that
+        now, holds = now + max(step.seconds, 0.001) + late, holds + 1  # no broker has a finer resolution
         assert holds <= wait / hold_max + 2
         step = next_step(replay, now=now, delay_seconds_max=delay_max, hide_seconds_max=hold_max)
     arrives = now + step.delay_seconds
@@ -130,7 +130,7 @@ def test_holds_and_the_delay_together_meet_the_time(
 
 
 @given(value=st.text(max_size=30) | st.text(alphabet="0123456789٣²", max_size=12) | st.binary(max_size=12))
-def test_any_counter_is_a_number_that_a_replayer_can_have_written(value: str | bytes) -> None:
+def test_any_counter_is_read_as_a_possible_number(value: str | bytes) -> None:
     count = replays_so_far({COUNTER_ATTRIBUTE: value})
     assert 0 <= count <= COUNT_MAX
     if count:
@@ -144,21 +144,21 @@ def test_a_counter_that_was_written_is_read(count: int) -> None:
 
 
 @given(queue=st.text(), dead_letter_id=st.text())
-def test_a_spread_is_a_share_of_one(queue: str, dead_letter_id: str) -> None:
+def test_a_spread_is_between_zero_and_one(queue: str, dead_letter_id: str) -> None:
     assert 0.0 <= spread(replay_id_of(queue, dead_letter_id)) < 1.0
 
 
 @given(digits=st.text(alphabet="0123456789abcdef", min_size=32, max_size=32))
-def test_any_id_has_a_spread_of_its_own_place(digits: str) -> None:
+def test_the_spread_is_proportional_to_the_id(digits: str) -> None:
     assert 0.0 <= spread(digits) < 1.0
     assert spread(digits) == pytest.approx(int(digits, 16) / 16**32, abs=16.0**-12)
 
 
 @pytest.mark.parametrize("ids", ["counted", "random"])
-def test_waits_are_uniform_over_dead_letters(ids: str) -> None:
-    """Kolmogorov and Smirnov's distance of 20,000 letters' draws from the uniform one, at one in a million.
+def test_waits_are_uniformly_distributed(ids: str) -> None:
+    """Check the Kolmogorov-Smirnov distance of 20,000 draws from the uniform distribution, at one in a million.
 
-    Ids are as brokers make them: in a row, or at random.
+    Ids are like those of brokers: consecutive or random.
     """
     count = 20_000
     names = [str(n) if ids == "counted" else hashlib.md5(str(n).encode()).hexdigest() for n in range(count)]
@@ -169,8 +169,8 @@ def test_waits_are_uniform_over_dead_letters(ids: str) -> None:
 
 
 @pytest.mark.parametrize("so_far", [0, 3, 12])
-def test_no_waits_pile_up_at_the_cap(so_far: int) -> None:
-    """A cap on what was drawn would put most of them on one second."""
+def test_waits_do_not_pile_up_at_the_cap(so_far: int) -> None:
+    """A cap on the drawn waits would put most of them on one second."""
     policy = ReplayPolicy(replays_max=20, base_seconds=2.0, cap_seconds=60.0)
     ceiling = ceiling_seconds(attempt=so_far + 1, base_seconds=2.0, cap_seconds=60.0)
     waits = [due(str(n), so_far, policy) for n in range(5_000)]

@@ -1,4 +1,4 @@
-"""CSV against a plain reference: Python's csv for records, a regular expression for a line's fields, and converters."""
+"""CSV against a plain reference: Python's csv for records, a regular expression for fields, and converters."""
 
 import csv as csv_module
 import gzip
@@ -39,7 +39,7 @@ BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class Plain:
-    """A line of fields as a regular expression."""
+    """A parser of one line of fields, as a regular expression."""
 
     csv: CsvOptions
 
@@ -68,7 +68,7 @@ class Plain:
                 return fields
 
     def parsed(self, data: bytes) -> Iterator[tuple[int, bytes, list[str]]]:
-        """Offset, bytes and fields of each record, by Python's csv, with a carriage return alone as a character."""
+        """Yield offset, bytes and fields of each record, by Python's csv. A lone carriage return is a character."""
         lines = re.findall(rb"[^\n]*\n|[^\n]+", data)
         texts = [line.decode("utf-8", "surrogateescape") for line in lines]
         texts[:1] = [text.removeprefix("\ufeff") for text in texts[:1]]
@@ -220,7 +220,7 @@ TRAPS = {
     "byte order mark and blank lines": b"\xef\xbb\xbf\n \nid,s\n1,a\n",
     "byte order mark in a string": b"s,id\n\xef\xbb\xbfa,1\n\xef\xbb\xbf,2\n",
     "invalid UTF-8": b"id,s\n1,\xff\n\xc3,a\n2,\xc3\xa9\n3,\xed\xa0\x80\n",
-    "invalid UTF-8 in a field nobody reads": b"id,x\n1,\xff\n2,a\n",
+    "invalid UTF-8 in a field outside the schema": b"id,x\n1,\xff\n2,a\n",
     "NUL": b"id,s\n1,\x00\n\x00,a\n",
     "hexadecimal": b"id,s,t\n0x1f,a,1\n1,0x1f,0xff\n2,0X1F,3\n",
     "great numbers": b"id,v,f,n,t\n9223372036854775808,,,,\n,1e400,,,\n,,1e39,,\n,,,1e4,\n,,,,128\n,inf,-Infinity,,\n",
@@ -235,14 +235,14 @@ TRAPS = {
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_a_trap_is_read_as_the_reference_reads_it_at_every_split_boundary(trap: str) -> None:
+def test_an_edge_case_is_read_like_the_reference_at_every_split_boundary(trap: str) -> None:
     data = TRAPS[trap]
     for cut in range(len(data) + 1):
         check_reading([data], halves(data, cut), CsvOptions(), block_bytes=(1, 7, 1 << 20)[cut % 3])
 
 
 @pytest.mark.parametrize("block_bytes", [1, 16, 1 << 20])
-def test_all_traps_packed_together_keep_their_offsets(block_bytes: int) -> None:
+def test_all_edge_cases_in_one_partition_keep_their_offsets(block_bytes: int) -> None:
     contents = list(TRAPS.values())
     check_reading(contents, whole(contents), CsvOptions(), block_bytes)
 
@@ -292,7 +292,7 @@ GOOD: dict[str, list[str]] = {
 
 @st.composite
 def _fields(draw: st.DrawFn, names: Sequence[str], csv: CsvOptions) -> bytes:
-    """A line: mostly good, a few values odd, here and there quoted, or with a field too few or too many."""
+    """Draw a line: mostly good, a few values odd, some quoted, and sometimes a field too few or too many."""
     odd = draw(st.sets(st.sampled_from(range(len(names))), max_size=2))
     texts = [draw(VALUES if at in odd else st.sampled_from(GOOD.get(name, ["x"]))) for at, name in enumerate(names)]
     quoted = [
@@ -347,7 +347,7 @@ def _files(draw: st.DrawFn, csv: CsvOptions) -> bytes:
 @pytest.mark.parametrize("csv", DIALECTS, ids=repr)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), block_bytes=st.sampled_from([1, 40, 4096]))
-def test_any_files_in_any_pieces_are_read_as_the_reference_reads_them(
+def test_any_files_in_any_pieces_are_read_like_the_reference(
     csv: CsvOptions, data: st.DataObject, block_bytes: int
 ) -> None:
     contents = data.draw(st.lists(_files(csv), min_size=1, max_size=4))
@@ -359,7 +359,7 @@ QUOTED_DIALECTS = [CsvOptions(header=False), CsvOptions(header=False, delimiter=
 
 @st.composite
 def _quoted_files(draw: st.DrawFn, csv: CsvOptions) -> bytes:
-    """Bytes in which every second character matters to the quoting."""
+    """Draw bytes in which every second character affects the quoting."""
     marks = [csv.quote, csv.quote, csv.delimiter, "\n", "\n", "\r\n"]
     pieces = st.sampled_from(
         [*marks, csv.quote * 2, csv.delimiter + csv.quote, csv.quote + csv.delimiter, "a", "b", " ", "\r", "é"]
@@ -372,7 +372,7 @@ def _quoted_files(draw: st.DrawFn, csv: CsvOptions) -> bytes:
 @pytest.mark.parametrize("csv", QUOTED_DIALECTS, ids=repr)
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), block_bytes=st.sampled_from([1, 5, 16, 4096]), compressed=st.sampled_from([False] * 5 + [True]))
-def test_every_record_is_one_row_or_one_bad_record_however_the_file_is_cut(
+def test_every_record_is_one_row_or_one_bad_record_for_any_cuts(
     csv: CsvOptions, columns: int, data: st.DataObject, block_bytes: int, compressed: bool
 ) -> None:
     contents = data.draw(st.lists(_quoted_files(csv), min_size=1, max_size=3))
@@ -408,7 +408,7 @@ LAYOUT = Layout(fields=len(CONVERTERS), places=tuple(range(len(CONVERTERS))))
 @pytest.mark.parametrize("csv", DIALECTS, ids=repr)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), repeat=st.sampled_from([1, 1, 40]))
-def test_a_line_fares_alone_as_it_fares_among_others(csv: CsvOptions, data: st.DataObject, repeat: int) -> None:
+def test_a_line_has_the_same_result_alone_and_among_others(csv: CsvOptions, data: st.DataObject, repeat: int) -> None:
     decoder = CsvDecoder(parse_ddl(DDL), csv, LAYOUT)
     names = list(CONVERTERS)
     lines = data.draw(st.lists(st.one_of(_fields(names, csv), ODD), min_size=1, max_size=20)) * repeat
@@ -430,7 +430,7 @@ def test_a_line_fares_alone_as_it_fares_among_others(csv: CsvOptions, data: st.D
     texts=st.lists(DECIMALS, min_size=1, max_size=6),
     quoted=st.booleans(),
 )
-def test_a_decimal_fares_alone_as_it_fares_beside_a_bad_line(
+def test_a_decimal_has_the_same_result_alone_and_beside_a_bad_line(
     kind: tuple[int, int], texts: list[str], quoted: bool
 ) -> None:
     schema = pa.schema([pa.field("n", pa.decimal128(*kind))])
@@ -446,7 +446,9 @@ def test_a_decimal_fares_alone_as_it_fares_beside_a_bad_line(
     byte=st.integers(0, 255),
     how=st.sampled_from(["set", "drop", "add", ""]),
 )
-def test_the_classifier_never_refuses_what_the_decoder_takes(line: bytes, at: int, byte: int, how: str) -> None:
+def test_the_classifier_never_refuses_a_line_that_the_decoder_accepts(
+    line: bytes, at: int, byte: int, how: str
+) -> None:
     at %= len(line) + 1
     line = {
         "set": line[:at] + bytes([byte]) + line[at + 1 :],

@@ -1,7 +1,7 @@
-"""A line gives the same row, or the same reason, alone and among any neighbours: all types, JSON lines and CSV.
+"""A line has the same row, or the same reason, alone and among any neighbours: all types, JSON lines and CSV.
 
 Each format has one decoder for many lines: every line is decoded alone, then all of them in groups, with and without a
-bad line that makes the block be decoded line by line.
+bad line that makes the decoder process the block line by line.
 """
 
 import random
@@ -27,7 +27,7 @@ NESTED = (
     "aa array<array<double>>, o struct<i: smallint, f: double, n: decimal(38,0), y: date, t: timestamp_ntz, "
     "s: string, e: array<boolean>, o: struct<d: decimal(20,20), l: array<int>>>"
 )
-LINES = 600  # more than 512: such a group is narrowed down, and not judged line by line
+LINES = 600  # more than 512: such a group is narrowed down, not judged line by line
 GROUPS = (3, 40, LINES)
 Fate = tuple[object, ...]
 
@@ -75,15 +75,15 @@ def value(rng: random.Random) -> str:
     return rng.choice(FIXED) if rng.random() < 0.4 else rng.choice(list(BY_SHAPE.values()))(rng)
 
 
-def kindly(rng: random.Random, kind: pa.DataType) -> str:
-    """A value that is of the type as a rule: lines of bad values alone would show little."""
+def mostly_valid(rng: random.Random, kind: pa.DataType) -> str:
+    """Return a value that is usually of the type: bad values alone would test little."""
     if rng.random() < 0.12:
         return value(rng)
     if pa.types.is_list(kind):
-        return "[" + ",".join(kindly(rng, kind.value_type) for _ in range(rng.randrange(3))) + "]"
+        return "[" + ",".join(mostly_valid(rng, kind.value_type) for _ in range(rng.randrange(3))) + "]"
     if pa.types.is_struct(kind):
         fields = rng.sample(list(kind), k=rng.randrange(3))
-        return "{" + ",".join(f'"{field.name}":{kindly(rng, field.type)}' for field in fields) + "}"
+        return "{" + ",".join(f'"{field.name}":{mostly_valid(rng, field.type)}' for field in fields) + "}"
     if pa.types.is_date(kind):
         return f'"20{rng.randrange(100):02}-0{rng.randrange(1, 10)}-1{rng.randrange(10)}"'
     if pa.types.is_timestamp(kind):
@@ -103,7 +103,7 @@ def kindly(rng: random.Random, kind: pa.DataType) -> str:
 def json_line(schema: pa.Schema, rng: random.Random) -> str:
     fields = rng.sample(list(schema), k=min(len(schema), rng.randrange(1, 4)))
     blank = rng.choice(("", "", " "))
-    return "{" + ",".join(f'"{one.name}":{blank}{kindly(rng, one.type)}{blank}' for one in fields) + "}"
+    return "{" + ",".join(f'"{one.name}":{blank}{mostly_valid(rng, one.type)}{blank}' for one in fields) + "}"
 
 
 def csv_line(schema: pa.Schema, rng: random.Random) -> str:
@@ -112,7 +112,7 @@ def csv_line(schema: pa.Schema, rng: random.Random) -> str:
     def field(one: pa.Field) -> str:
         if one.name not in given:
             return rng.choice(("", "", '""'))
-        text = kindly(rng, one.type).strip('"').replace('"', '""')
+        text = mostly_valid(rng, one.type).strip('"').replace('"', '""')
         return f'"{text}"' if "," in text or rng.random() < 0.2 else text
 
     return ",".join(field(one) for one in schema)
@@ -125,16 +125,16 @@ def fates(decoder: Decoder, lines: Sequence[bytes]) -> list[Fate]:
         ends.append(ends[-1] + len(line))
     decoded = decoder.decode(b"".join(lines))
     decoded.rows.validate(full=True)
-    told: dict[int, Fate] = {bad.start: ("bad", bad.raw, bad.reason, bad.detail) for bad in decoded.bad}
+    results: dict[int, Fate] = {bad.start: ("bad", bad.raw, bad.reason, bad.detail) for bad in decoded.bad}
     rows = _texts(decoded.rows)
     assert len(rows) == len(decoded.starts)
-    told |= {int(start): ("row", row) for start, row in zip(decoded.starts, rows, strict=True)}
-    assert told.keys() <= set(ends)
-    return [told.get(start, ("blank",)) for start in ends[:-1]]
+    results |= {int(start): ("row", row) for start, row in zip(decoded.starts, rows, strict=True)}
+    assert results.keys() <= set(ends)
+    return [results.get(start, ("blank",)) for start in ends[:-1]]
 
 
 def _texts(rows: pa.Table) -> list[str]:
-    """Rows as text; times as numbers, since Python's know fewer years than Arrow's."""
+    """Return rows as text, with times as numbers, since Python supports fewer years than Arrow."""
     plain = [_without_times(column.combine_chunks()) for column in rows.columns]
     return [repr(values) for values in zip(*(column.to_pylist() for column in plain), strict=True)]
 
@@ -156,7 +156,7 @@ def _untimed(kind: pa.DataType) -> pa.DataType:
 
 
 def groups(lines: Sequence[bytes], size: int, rng: random.Random) -> Iterator[tuple[int, Sequence[bytes]]]:
-    """Neighbouring lines, in groups of about that size: where each begins, and its lines."""
+    """Yield neighbouring lines in groups of about that size, with the index of each group's first line."""
     cuts = sorted({0, len(lines), *(rng.randrange(len(lines)) for _ in range(len(lines) // size))})
     for start, stop in pairwise(cuts):
         yield start, lines[start:stop]
@@ -166,9 +166,9 @@ def check(decoder: Decoder, made: Sequence[str], bad: bytes, rng: random.Random)
     lines = [line.encode("utf-8", "surrogatepass") + b"\n" for line in made]
     alone = [fate for line in lines for fate in fates(decoder, [line])]
     kinds = [fate[0] for fate in alone]
-    assert kinds.count("row") > len(lines) // 4, "lines that are all bad show little"
+    assert kinds.count("row") > len(lines) // 4, "bad lines alone would test little"
     assert kinds.count("bad") > len(lines) // 20
-    good = [index for index, kind in enumerate(kinds) if kind == "row"]  # taken as a block, where all are
+    good = [index for index, kind in enumerate(kinds) if kind == "row"]  # decoded as a block, since all are good
     for which in (range(len(lines)), good):
         chosen, expected = [lines[index] for index in which], [alone[index] for index in which]
         for size in GROUPS:
@@ -191,13 +191,13 @@ SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 60
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("ddl", [FLAT, NESTED], ids=["flat", "nested"])
-def test_json_lines_of_all_types(ddl: str, seed: int) -> None:
+def test_json_lines_of_all_types_are_independent_of_their_neighbours(ddl: str, seed: int) -> None:
     schema, rng = parse_ddl(ddl), random.Random(seed)
     check(JsonlDecoder(schema), [json_line(schema, rng) for _ in range(LINES)], b"{x\n", rng)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_csv_lines_of_all_types(seed: int) -> None:
+def test_csv_lines_of_all_types_are_independent_of_their_neighbours(seed: int) -> None:
     schema, rng = parse_ddl(FLAT), random.Random(seed)
     layout = Layout(fields=len(schema), places=tuple(range(len(schema))))
     check(CsvDecoder(schema, CsvOptions(), layout), [csv_line(schema, rng) for _ in range(LINES)], b'"x\n', rng)
@@ -205,8 +205,8 @@ def test_csv_lines_of_all_types(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", parse_ddl(FLAT).names)
-def test_each_type_in_a_column_of_its_own(name: str, seed: int) -> None:
-    """Where nothing else can make a block be judged line by line."""
+def test_a_single_column_of_each_type_is_independent_of_its_neighbours(name: str, seed: int) -> None:
+    """Nothing else in the line can make the decoder process a block line by line."""
     schema, rng = pa.schema([parse_ddl(FLAT).field(name)]), random.Random(seed)
     made = [f'{{"{name}":{value(rng)}}}' for _ in range(150)]
     made += [json_line(schema, rng) for _ in range(150)]

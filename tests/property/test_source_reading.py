@@ -1,4 +1,4 @@
-"""The reader against a plain reference: json.loads and simple converters, one line after another."""
+"""The reader against a plain reference: json.loads and simple converters, line by line."""
 
 import json
 import re
@@ -37,8 +37,8 @@ DDL = (
 # -- the reference ---------------------------------------------------------------------------------------------------
 
 
-class Twice(dict[str, Any]):
-    """An object that gives some names twice."""
+class DuplicateNames(dict[str, Any]):
+    """An object with duplicate names."""
 
     names: frozenset[str]
 
@@ -67,9 +67,9 @@ def reference_row(line: str) -> dict[str, Any]:
         names = [name for name, _ in items]
         if len(set(names)) == len(names):
             return dict(items)
-        twice = Twice(items)
-        twice.names = frozenset(name for name in names if names.count(name) > 1)
-        return twice
+        duplicate = DuplicateNames(items)
+        duplicate.names = frozenset(name for name in names if names.count(name) > 1)
+        return duplicate
 
     try:
         value = json.loads(line, object_pairs_hook=pairs_hook, parse_float=Decimal, parse_constant=float)
@@ -106,7 +106,7 @@ def is_unreadable(value: Any) -> bool:
 def convert_object(value: Any, fields: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise WrongType
-    if isinstance(value, Twice) and value.names & fields.keys():
+    if isinstance(value, DuplicateNames) and value.names & fields.keys():
         raise Malformed
     return {name: None if value.get(name) is None else convert(value[name]) for name, convert in fields.items()}
 
@@ -122,7 +122,7 @@ def integer(bits: int) -> Any:
 
 def floating(greatest: float) -> Any:
     def convert(value: Any) -> float:
-        if type(value) is float:  # NaN and the infinities, as they are written
+        if type(value) is float:  # NaN and the infinities stay as they are
             return value
         if type(value) not in (int, Decimal) or abs(value) > greatest:
             raise WrongType
@@ -177,7 +177,7 @@ FIELDS: dict[str, Any] = {
     "m": array(lambda value: moment(value).replace(tzinfo=None)),
 }
 
-# -- reading it -------------------------------------------------------------------------------------------------------
+# -- reading ----------------------------------------------------------------------------------------------------------
 
 
 def check_reading(contents: Sequence[bytes], partitions: Sequence[Sequence[Piece]], block_bytes: int) -> None:
@@ -207,7 +207,7 @@ TRAPS = {
     "blanks around": b' {"id":1} \n\t{"id":2}\r\n\x0b{"id":3}\n',
     "NUL": b'{"id":1}\x00\n{"id":2}\n\x00\n{"s":"\x00"}\n{"s":"\\u0000"}\n',
     "surrogates": b'{"s":"\\ud800"}\n{"s":"\\ud83d\\ude00"}\n{"x":"\\udc00"}\n',
-    "twice": b'{"id":1,"id":2}\n{"x":1,"x":2}\n{"o":{"k":1,"k":2}}\n{"o":{"z":1,"z":2}}\n',
+    "duplicate": b'{"id":1,"id":2}\n{"x":1,"x":2}\n{"o":{"k":1,"k":2}}\n{"o":{"z":1,"z":2}}\n',
     "integers": b'{"t":128}\n{"t":127}\n{"id":1.0}\n{"n":1e8}\n',
     "Info is no number": b'{"id":"Info","id":01}\n{"id":"NaN","t":[1,]}\n{"s":"-Inf"\n',
     "great numbers": b'{"v":1e400}\n{"v":9e308}\n{"x":1e400}\n{"f":1e39}\n{"v":NaN}\n',
@@ -219,14 +219,14 @@ TRAPS = {
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_a_trap_is_read_as_the_reference_reads_it_at_every_split_boundary(trap: str) -> None:
+def test_an_edge_case_is_read_like_the_reference_at_every_split_boundary(trap: str) -> None:
     data = TRAPS[trap]
     for cut in range(len(data) + 1):
         check_reading([data], halves(data, cut), block_bytes=(1, 7, 1 << 20)[cut % 3])
 
 
 @pytest.mark.parametrize("block_bytes", [1, 3, 16, 1 << 20])
-def test_all_traps_packed_together_keep_their_offsets(block_bytes: int) -> None:
+def test_all_edge_cases_in_one_partition_keep_their_offsets(block_bytes: int) -> None:
     contents = list(TRAPS.values())
     check_reading(contents, whole(contents), block_bytes)
 
@@ -307,7 +307,7 @@ def _files(draw: st.DrawFn) -> bytes:
 @given(
     data=st.data(), contents=st.lists(_files(), min_size=1, max_size=4), block_bytes=st.sampled_from([1, 8, 40, 4096])
 )
-def test_any_files_in_any_pieces_are_read_as_the_reference_reads_them(
+def test_any_files_in_any_pieces_are_read_like_the_reference(
     data: st.DataObject, contents: list[bytes], block_bytes: int
 ) -> None:
     check_reading(contents, data.draw(any_pieces(contents)), block_bytes)
@@ -316,7 +316,7 @@ def test_any_files_in_any_pieces_are_read_as_the_reference_reads_them(
 @settings(max_examples=150, deadline=None)
 @given(lines=st.lists(st.one_of(LINES, _objects()), min_size=1, max_size=30), repeat=st.sampled_from([1, 1, 40]))
 @example(lines=[b'{"v":Inf}', b'{"v":9e308}', b'{"f":-Inf,"x":1}'], repeat=1)
-def test_a_line_fares_alone_as_it_fares_among_others(lines: list[bytes], repeat: int) -> None:
+def test_a_line_has_the_same_result_alone_and_among_others(lines: list[bytes], repeat: int) -> None:
     decoder = JsonlDecoder(parse_ddl(DDL))
     lines = [line.replace(b"\n", b"") for line in lines] * repeat
     together = decoder.decode(b"".join(line + b"\n" for line in lines))
@@ -341,7 +341,7 @@ def test_a_line_fares_alone_as_it_fares_among_others(lines: list[bytes], repeat:
 @example(kind=(38, 0), texts=["9" * 38], quoted=False)
 @example(kind=(38, 0), texts=["1e-39"], quoted=False)
 @example(kind=(30, 30), texts=["0." + "9" * 30], quoted=True)
-def test_a_decimal_fares_alone_as_it_fares_beside_a_bad_line(
+def test_a_decimal_has_the_same_result_alone_and_beside_a_bad_line(
     kind: tuple[int, int], texts: list[str], quoted: bool
 ) -> None:
     schema = pa.schema([pa.field("n", pa.decimal128(*kind)), pa.field("o", pa.list_(pa.decimal128(*kind)))])
@@ -354,7 +354,9 @@ def test_a_decimal_fares_alone_as_it_fares_beside_a_bad_line(
 @given(
     line=_objects(), at=st.integers(0, 200), byte=st.integers(0, 255), how=st.sampled_from(["set", "drop", "add", ""])
 )
-def test_the_classifier_never_refuses_what_the_block_decoder_takes(line: bytes, at: int, byte: int, how: str) -> None:
+def test_the_classifier_never_refuses_a_line_that_the_block_decoder_accepts(
+    line: bytes, at: int, byte: int, how: str
+) -> None:
     at %= len(line) + 1
     line = {
         "set": line[:at] + bytes([byte]) + line[at + 1 :],

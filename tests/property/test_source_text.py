@@ -55,7 +55,7 @@ TRAPS = {
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_a_trap_is_read_as_the_reference_reads_it_at_every_split_boundary(trap: str) -> None:
+def test_an_edge_case_is_read_like_the_reference_at_every_split_boundary(trap: str) -> None:
     data = TRAPS[trap]
     for cut in range(len(data) + 1):
         check_reading([data], halves(data, cut), block_bytes=(1, 7, 1 << 20)[cut % 3])
@@ -73,7 +73,7 @@ def test_a_trap_is_read_as_the_reference_reads_it_at_every_split_boundary(trap: 
     ),
     block_bytes=st.sampled_from([1, 4, 4096]),
 )
-def test_any_files_in_any_pieces_are_read_as_the_reference_reads_them(
+def test_any_files_in_any_pieces_are_read_like_the_reference(
     data: st.DataObject, contents: list[bytes], block_bytes: int
 ) -> None:
     check_reading(contents, data.draw(any_pieces(contents)), block_bytes)
@@ -104,7 +104,7 @@ FORMATS: dict[str, tuple[ReadOptions, Reference, dict[str, bytes]]] = {
 
 @pytest.mark.parametrize("suffix", CODECS)
 @pytest.mark.parametrize("name", FORMATS)
-def test_compressed_traps_are_read_as_the_reference_reads_what_they_hold(name: str, suffix: str) -> None:
+def test_compressed_edge_cases_are_read_like_the_reference(name: str, suffix: str) -> None:
     options, plain, traps = FORMATS[name]
     held = list(traps.values())
     contents = [CODECS[suffix](data[: len(data) // 2]) + CODECS[suffix](data[len(data) // 2 :]) for data in held]
@@ -114,7 +114,7 @@ def test_compressed_traps_are_read_as_the_reference_reads_what_they_hold(name: s
 
 @pytest.mark.parametrize("suffix", CODECS)
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_compressed_object_cut_at_any_byte_gives_no_row(name: str, suffix: str) -> None:
+def test_a_compressed_object_cut_at_any_byte_yields_no_row(name: str, suffix: str) -> None:
     options, _, _ = FORMATS[name]
     good = {"jsonl": b'{"id":1}\n', "csv": b"id\n1\n", "text": b"a\n"}[name]
     data = CODECS[suffix](good * 40)

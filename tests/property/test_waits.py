@@ -1,4 +1,4 @@
-"""Back-off and the stop budget, for all numbers."""
+"""Backoff and the stop budget, for all numbers."""
 
 import pytest
 from hypothesis import assume, given
@@ -13,14 +13,14 @@ DRAWS = st.floats(min_value=0.0, max_value=1.0, exclude_max=True)
 
 
 @given(attempt=st.integers(min_value=-5, max_value=10**12), base=SECONDS, cap=SECONDS, draw=DRAWS)
-def test_a_back_off_is_within_its_bounds(attempt: int, base: float, cap: float, draw: float) -> None:
+def test_a_backoff_is_within_its_limits(attempt: int, base: float, cap: float, draw: float) -> None:
     seconds = backoff_seconds(attempt=attempt, base_seconds=base, cap_seconds=cap, random=lambda: draw)
     assert 0.0 <= seconds <= cap
     assert seconds <= base * 2.0 ** min(max(attempt, 1) - 1, 900)
 
 
 @given(attempt=st.integers(min_value=1, max_value=100), base=SECONDS, cap=SECONDS, draw=DRAWS)
-def test_a_back_off_never_shrinks_with_the_attempts(attempt: int, base: float, cap: float, draw: float) -> None:
+def test_a_backoff_never_shrinks_with_the_attempts(attempt: int, base: float, cap: float, draw: float) -> None:
     earlier, later = (
         backoff_seconds(attempt=n, base_seconds=base, cap_seconds=cap, random=lambda: draw)
         for n in (attempt, attempt + 1)
@@ -41,7 +41,9 @@ def test_an_idle_wait_is_between_floor_and_ceiling(previous: float, floor: float
     release=st.floats(min_value=-1, max_value=30),
     flush=st.floats(min_value=-1, max_value=30),
 )
-def test_a_budget_that_is_granted_fits(stop_timeout: float, drain: float | None, release: float, flush: float) -> None:
+def test_an_accepted_budget_fits_into_the_stop_timeout(
+    stop_timeout: float, drain: float | None, release: float, flush: float
+) -> None:
     try:
         parts = budget(
             stop_timeout_seconds=stop_timeout, drain_seconds=drain, release_seconds=release, flush_seconds=flush
@@ -63,7 +65,7 @@ def test_a_budget_that_is_granted_fits(stop_timeout: float, drain: float | None,
 
 
 @given(stop_timeout=st.floats(min_value=0, max_value=100), drain=st.floats(min_value=0, max_value=100))
-def test_a_drain_beyond_what_is_left_is_always_refused(stop_timeout: float, drain: float) -> None:
+def test_a_drain_longer_than_the_remaining_time_is_always_refused(stop_timeout: float, drain: float) -> None:
     assume(drain > stop_timeout - 8)
     with pytest.raises(ConfigurationError):
         budget(stop_timeout_seconds=stop_timeout, drain_seconds=drain)

@@ -1,4 +1,4 @@
-"""Whatever arrives: no delivery is lost, doubled or put out of order, and no bound is broken."""
+"""For any arrivals, no delivery is lost, duplicated or reordered, and no limit is exceeded."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +22,7 @@ def numbered(number: int) -> Delivery:
 
 
 @given(arrivals=WEIGHTS, limits=LIMITS)
-def test_batches_hold_everything_once_in_order_within_the_bounds(arrivals: list[list[int]], limits: Limits) -> None:
+def test_batches_hold_every_delivery_once_in_order_within_the_limits(arrivals: list[list[int]], limits: Limits) -> None:
     weights = {str(n): weight for n, weight in enumerate(weight for group in arrivals for weight in group)}
     collecting, batches, number = NOTHING, list[Batch](), 0
     for now, group in enumerate(arrivals):
@@ -30,7 +30,7 @@ def test_batches_hold_everything_once_in_order_within_the_bounds(arrivals: list[
         number += len(group)
         collecting, closed = collect(collecting, deliveries, limits=limits, now=float(now))
         batches += closed
-        # What stays open has room: a full batch never waits for another receive.
+        # The open batch has room: a full batch never waits for another receive.
         assert len(collecting.deliveries) < limits.messages_max
         assert collecting.bytes < limits.bytes_max or not collecting.deliveries
     last = due(collecting, limits=limits, now=0.0, receive_was_empty=True)
@@ -50,7 +50,7 @@ def test_batches_hold_everything_once_in_order_within_the_bounds(arrivals: list[
     opened_at=st.floats(min_value=0, max_value=1e6),
     age_seconds=st.floats(min_value=0, max_value=100),
 )
-def test_age_alone_closes_exactly_from_the_bound_on(limits: Limits, opened_at: float, age_seconds: float) -> None:
+def test_a_batch_closes_by_age_exactly_from_the_limit_on(limits: Limits, opened_at: float, age_seconds: float) -> None:
     roomy = Limits(messages_max=2, bytes_max=2, wait_seconds=limits.wait_seconds)
     collecting, _ = collect(NOTHING, [(numbered(0), 1)], limits=roomy, now=opened_at)
     now = opened_at + age_seconds

@@ -1,4 +1,4 @@
-"""How the play publishes and collects: as `penstock.app` does it, with other tables."""
+"""Publish and collect garbage as `penstock.app` does, with the simulation's tables."""
 
 import threading
 
@@ -16,13 +16,13 @@ from penstock.testing import FakeClock
 
 
 class Tables:
-    """Both tables of the play, as one process publishes to them."""
+    """Both tables of a schedule, as one process publishes to them."""
 
     def __init__(self, world: World, ledger: Ledger, pipeline: str, clock: FakeClock) -> None:
         self._world = world
         self._ledger = ledger
         self._pipeline = pipeline
-        self._clock = _Impatient(clock)
+        self._clock = _InstantClock(clock)
         self._rows_published: Published | None = None
         self._quarantine_published: Published | None = None
 
@@ -63,8 +63,8 @@ class Tables:
         )
 
 
-class _Impatient:
-    """Waits of the publisher are over at once and all the same, so that a schedule goes the same way every time."""
+class _InstantClock:
+    """A clock whose waits return at once and always take the same time, so that a schedule is reproducible."""
 
     def __init__(self, clock: FakeClock) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""Explorations without Python's garbage collector."""
+"""Run explorations without Python's garbage collector."""
 
 import gc
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Millions of small tuples and no cycles: the collector would only cost time."""
+    """Disable the collector. The many small tuples have no cycles, so it would only cost time."""
     gc.disable()
     try:
         yield

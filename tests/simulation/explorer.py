@@ -1,4 +1,4 @@
-"""Explores every state that a model can reach, breadth first, and shows the shortest way to a bad one."""
+"""Explore every state that a model can reach, breadth first, and show the shortest path to a bad one."""
 
 import time
 from array import array
@@ -14,18 +14,18 @@ from tests.simulation.symmetry import canonical, forget
 OBJECTS = ("no object", "object 0", "object 1", "both objects")
 SENTENCES = {
     "claim": "driver {0} claims {objects} as attempt {1}",
-    "ack_ended": "driver {0} acks {objects}, processed already",
+    "ack_ended": "driver {0} acks {objects}, which were already processed",
     "write": "driver {0} has written attempt {1}: {objects}",
     "write_partly": "driver {0} has written attempt {1} with failures: {objects}",
     "begin": "driver {0} begins the commit of attempt {1}",
     "commit": "driver {0} commits attempt {1} as batch {2}",
-    "commit_refused": "driver {0} finds that attempt {1} may not be committed, and looks why",
+    "commit_refused": "driver {0} finds that attempt {1} may not be committed, and reads why",
     "commit_reply_lost": "driver {0} sends COMMIT of attempt {1} as batch {2} and loses the connection",
     "late_commit": "the COMMIT of attempt {0} under way arrives",
     "late_rollback": "the COMMIT of attempt {0} under way never arrives",
-    "resolve": "driver {0} reads what became of attempt {1}",
-    "settle": "driver {0} acks what attempt {1} processed",
-    "settle_lost": "driver {0} acks what attempt {1} processed, and the broker never hears it",
+    "resolve": "driver {0} reads the outcome of attempt {1}",
+    "settle": "driver {0} acks the objects that attempt {1} processed",
+    "settle_lost": "driver {0} acks the objects that attempt {1} processed, and the broker never receives it",
     "load": "publisher {0} loads the table",
     "publish": "publisher {0} appends the batches after {1} up to {2}",
     "publish_reply_lost": "publisher {0} appends the batches after {1} up to {2} and loses the reply",
@@ -46,7 +46,7 @@ SENTENCES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exploration:
-    """The result. ``trace`` leads from the start to the violation, a line an action; empty where there is none."""
+    """The result. ``trace``: the actions from the start to the violation, one a line; empty without a violation."""
 
     states: int
     transitions: int
@@ -54,16 +54,16 @@ class Exploration:
     actions: Counter[str]  # how often each action was taken
     violation: str | None
     trace: tuple[str, ...]
-    finished: int  # states in which everything is done
-    stranded: int  # states from which no healthy way leads to a finished one; 0 if not asked for
+    finished: int  # states in which all work is done
+    stranded: int  # states without a healthy path to a finished one; 0 unless requested
 
 
 def explore(
     mutation: Mutation = Mutation.NONE, *, start: State | None = None, states_max: int, recovery: bool = False
 ) -> Exploration:
-    """Visit states until one breaks the promise or all are seen; ``recovery`` also asks whether each can still finish.
+    """Visit states until one breaks the promise or all are seen; ``recovery`` also checks that each can still finish.
 
-    Raises `AssertionError` beyond ``states_max`` states: a model that grew by accident.
+    Raises `AssertionError` beyond ``states_max`` states: the model grew by accident.
     """
     begin = time.perf_counter()
     with no_garbage_collection():
@@ -84,12 +84,12 @@ def explore(
 
 
 class _Search:
-    """The frontier and the way back. States are numbered in the order of their discovery."""
+    """The frontier and the paths back to the start. States are numbered in the order of their discovery."""
 
     def __init__(self, start: State) -> None:
         self.states: list[State] = [start]
         self._numbers: dict[State, int] = {start: 0}
-        self._came_from: list[tuple[int, str]] = [(-1, "start")]
+        self._predecessors: list[tuple[int, str]] = [(-1, "start")]
         self._healthy = array("i")  # pairs: from, to
         self.actions: Counter[str] = Counter()
 
@@ -107,7 +107,7 @@ class _Search:
                     there = numbers[state] = len(states)
                     assert there < states_max, f"more than {states_max} states"
                     states.append(state)
-                    self._came_from.append((here, name))
+                    self._predecessors.append((here, name))
                     if bad := violation(state, mutation):
                         return bad
                 if keep_edges and name in HEALTHY:
@@ -116,30 +116,30 @@ class _Search:
         return None
 
     def trace(self, mutation: Mutation) -> tuple[str, ...]:
-        """The way to the newest state, told with names that stay the same from line to line."""
+        """Return the path to the newest state, with names that are the same in every line."""
         lines: list[str] = []
         state = self.states[0]
         for name, goal in self._way():
-            who, state = next(
-                (who, forget(after))
-                for action, who, after in moves(state, mutation)
+            ids, state = next(
+                (ids, forget(after))
+                for action, ids, after in moves(state, mutation)
                 if action == name and canonical(after) == goal
             )
-            lines.append(SENTENCES[name].format(*who, objects=OBJECTS[who[-1] % 4] if who else ""))
+            lines.append(SENTENCES[name].format(*ids, objects=OBJECTS[ids[-1] % 4] if ids else ""))
         return tuple(lines)
 
     def _way(self) -> Iterator[tuple[str, State]]:
-        """The actions to the newest state, each with the state it leads to."""
+        """Return the actions to the newest state, each with its resulting state."""
         way: list[tuple[str, State]] = []
         number = len(self.states) - 1
         while number > 0:
-            before, name = self._came_from[number]
+            before, name = self._predecessors[number]
             way.append((name, self.states[number]))
             number = before
         return reversed(way)
 
     def stranded(self, done: list[int]) -> int:
-        """How many states have no way of healthy actions to a finished one."""
+        """Return the number of states without a path of healthy actions to a finished one."""
         before: list[list[int]] = [[] for _ in self.states]
         edges = iter(self._healthy)
         for here, there in zip(edges, edges, strict=True):

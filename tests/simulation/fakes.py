@@ -1,6 +1,6 @@
 """Fakes of Spark and Delta: an engine that writes tiny files, and a table with conditional appends.
 
-They keep the contracts of `penstock.pipeline.engine.Engine` and `penstock.sinks.sink.Sink`. A file holds one line a
+They keep the contracts of `penstock.pipeline.engine.Engine` and `penstock.sinks.sink.Sink`. A file has one line per
 row: the object's key and the row's number.
 """
 
@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 import pyarrow as pa
-from tests.simulation.stage import Crash, Stage
+from tests.simulation.scheduler import Crash, Scheduler
 
 from penstock.errors import PublishConflict, PublishHalted, TemporaryError
 from penstock.ledger.records import AttemptFailure, BatchRecord, ObjectResult
@@ -31,7 +31,7 @@ class Kind(StrEnum):
     LINES = "lines"  # good, with a line that goes into quarantine
     FLAKY = "flaky"  # its first read fails
     UNREADABLE = "unreadable"  # every read fails
-    CULPRIT = "culprit"  # breaks every run it is in, and nobody can tell that it was the one
+    CULPRIT = "culprit"  # breaks every run with it, without being named as the cause
     GONE = "gone"
     SUPERSEDED = "superseded"
 
@@ -41,25 +41,25 @@ WITH_ROWS = frozenset({Kind.GOOD, Kind.LINES, Kind.FLAKY})
 
 
 @dataclass(slots=True, kw_only=True)
-class Thing:
-    """An object of the play. The counters are the harness's own book, kept beside the product's."""
+class SimulatedObject:
+    """An object of the simulation. The counters are kept by the harness, independently of the product."""
 
     ref: ObjectRef
     kind: Kind
     rows: int
     reads: int = 0
-    charges: int = 0  # attempts that ended in a way that counts, as far as the harness can see
+    counted_attempts: int = 0  # attempts whose end counts, as far as the harness can see
 
 
 @dataclass(slots=True, kw_only=True)
 class World:
-    """The state that all actors of one schedule share besides ledger and queue."""
+    """The state that all actors of one schedule share, apart from ledger and queue."""
 
-    stage: Stage
+    scheduler: Scheduler
     probe: Callable[[Step], None]
     root: Path
-    things: Mapping[str, Thing]  # by key
-    late_files: list[tuple[Path, str]] = field(default_factory=list)  # what executors of dead drivers may still write
+    objects: Mapping[str, SimulatedObject]  # by key
+    late_files: list[tuple[Path, str]] = field(default_factory=list)  # that executors of dead drivers may write
 
     @property
     def table_root(self) -> Path:
@@ -76,7 +76,7 @@ def write_file(path: Path, text: str) -> None:
 
 
 class FakeEngine:
-    """Reads objects by their kind and writes one file of rows and one of quarantined lines a run."""
+    """An engine that reads objects by their kind, and writes one file of rows and one of quarantined lines per run."""
 
     def __init__(self, world: World, agree: Agree) -> None:
         self._world = world
@@ -87,38 +87,36 @@ class FakeEngine:
         self._cancelled.add(attempt_id)
 
     def run(self, request: RunRequest) -> RunResult:
-        world, stage = self._world, self._world.stage
+        world, scheduler = self._world, self._world.scheduler
         self._check_cancelled(request)
         world.probe(Step.PLANNED)
         agreed = self._agree(SCHEMA)
-        if stage.chance(0.02):
+        if scheduler.chance(0.02):
             raise TemporaryError("no space left on device")
-        number = 1 if stage.chance(0.05) else 0  # the first run may have been repeated: its folder stays behind
-        things = [world.things[ref.key] for ref in request.objects]
-        failed = {thing.ref.object_id: failure for thing in things if (failure := _read(thing)) is not None}
-        good = [thing for thing in things if thing.kind in WITH_ROWS and thing.ref.object_id not in failed]
-        rows = [f"{thing.ref.key} {n}" for thing in good for n in range(thing.rows)]
-        lines = [f"{thing.ref.key} bad" for thing in good if thing.kind is Kind.LINES]
+        number = 1 if scheduler.chance(0.05) else 0  # the first run may have been repeated; its folder remains
+        objects = [world.objects[ref.key] for ref in request.objects]
+        failed = {obj.ref.object_id: failure for obj in objects if (failure := _read(obj)) is not None}
+        good = [obj for obj in objects if obj.kind in WITH_ROWS and obj.ref.object_id not in failed]
+        rows = [f"{obj.ref.key} {n}" for obj in good for n in range(obj.rows)]
+        lines = [f"{obj.ref.key} bad" for obj in good if obj.kind is Kind.LINES]
         folder = f"data/{request.attempt_id}/r{number}"
         manifest = self._write(request, world.table_root, folder, rows)
-        self._blame_nobody(things)
+        self._fail_unattributed(objects)
         quarantine_manifest = self._write(request, world.quarantine_root, folder, lines)
         world.probe(Step.WRITTEN)
         self._check_cancelled(request)
         world.probe(Step.MANIFESTED)
-        world.probe(Step.RECORDED)  # nobody here repairs a ledger, so the record itself is left out
+        world.probe(Step.RECORDED)  # no ledger is repaired here, so the record itself is left out
         return RunResult(
             processed=[
-                ObjectResult(
-                    object_id=thing.ref.object_id, rows=thing.rows, lines_quarantined=int(thing.kind is Kind.LINES)
-                )
-                for thing in good
+                ObjectResult(object_id=obj.ref.object_id, rows=obj.rows, lines_quarantined=int(obj.kind is Kind.LINES))
+                for obj in good
             ],
             failed=failed,
             record=BatchRecord(
                 rows=len(rows),
                 lines_quarantined=len(lines),
-                bytes=sum(thing.ref.size_bytes for thing in good),
+                bytes=sum(obj.ref.size_bytes for obj in good),
                 manifest=manifest,
                 quarantine_manifest=quarantine_manifest,
             ),
@@ -127,14 +125,14 @@ class FakeEngine:
         )
 
     def _write(self, request: RunRequest, root: Path, folder: str, rows: list[str]) -> str:
-        """Half a file first; whoever dies in between may leave executors that finish it."""
+        """Write half a file first. A crash in between may leave executors that complete it."""
         if not rows:
             return ""
         path = root / folder / "part-0.parquet"
         text = "\n".join(rows)
         write_file(path, text[: len(text) // 2])
         try:
-            self._world.stage.step("writing")
+            self._world.scheduler.step("writing")
         except Crash:
             self._world.late_files.append((path, text))
             raise
@@ -149,30 +147,30 @@ class FakeEngine:
         if request.attempt_id in self._cancelled:
             raise RunCancelled("cancelled")
 
-    def _blame_nobody(self, things: list[Thing]) -> None:
-        culprit = next((thing for thing in things if thing.kind is Kind.CULPRIT), None)
+    def _fail_unattributed(self, objects: list[SimulatedObject]) -> None:
+        culprit = next((obj for obj in objects if obj.kind is Kind.CULPRIT), None)
         if culprit is not None:
-            for thing in things:
-                thing.charges += 1
+            for obj in objects:
+                obj.counted_attempts += 1
             raise RunBroken("a task failed", fingerprint=culprit.ref.key)
 
 
-def _read(thing: Thing) -> ReadFailure | None:
-    """Why an object gives no rows this time."""
-    thing.reads += 1
-    if thing.kind is Kind.UNREADABLE or (thing.kind is Kind.FLAKY and thing.reads == 1):
-        thing.charges += 1
+def _read(obj: SimulatedObject) -> ReadFailure | None:
+    """Return why an object has no rows this time, or None."""
+    obj.reads += 1
+    if obj.kind is Kind.UNREADABLE or (obj.kind is Kind.FLAKY and obj.reads == 1):
+        obj.counted_attempts += 1
         return ReadFailure(failure=AttemptFailure.RETRY, reason="permission denied")
-    if thing.kind is Kind.GONE:
-        thing.charges += 1
-        return ReadFailure(failure=AttemptFailure.DELETED, reason="not there")
-    if thing.kind is Kind.SUPERSEDED:
-        return ReadFailure(failure=AttemptFailure.SUPERSEDED, reason="another version is there")
+    if obj.kind is Kind.GONE:
+        obj.counted_attempts += 1
+        return ReadFailure(failure=AttemptFailure.DELETED, reason="missing")
+    if obj.kind is Kind.SUPERSEDED:
+        return ReadFailure(failure=AttemptFailure.SUPERSEDED, reason="another version exists")
     return None
 
 
 class FakeTable:
-    """A `penstock.sinks.sink.Sink` that is the table too. Rows are read when a file is named, as a reader would."""
+    """A `penstock.sinks.sink.Sink` that is also the table. Rows are read when a file is named, as a reader would."""
 
     def __init__(self, world: World, root: Path, *, conditional: bool = True) -> None:
         self.world = world
@@ -180,9 +178,9 @@ class FakeTable:
         self.created = False
         self.version = 0
         self.position = Position(seq=0, attempt_token=None)
-        self.files: dict[str, list[str]] = {}  # what the table names, and the rows in it
-        self.attempts: list[str] = []  # whose files were ever named
-        self.replaced: list[str] = []  # by compaction; to be deleted later
+        self.files: dict[str, list[str]] = {}  # the files that the table names, with their rows
+        self.attempts: list[str] = []  # the attempts whose files were ever named
+        self.replaced: list[str] = []  # files replaced by compaction, to be deleted later
         self.conditional = conditional
 
     @property
@@ -190,14 +188,14 @@ class FakeTable:
         return self.root.as_uri()
 
     def load(self) -> "FakeHandle | None":
-        stage = self.world.stage
-        stage.step("load")
-        if stage.chance(0.02):
-            raise TemporaryError("the table's store is away")
+        scheduler = self.world.scheduler
+        scheduler.step("load")
+        if scheduler.chance(0.02):
+            raise TemporaryError("the table's store is down")
         return FakeHandle(self) if self.created else None
 
     def ensure_schema(self, schema: pa.Schema) -> None:
-        self.world.stage.step("ensure schema")
+        self.world.scheduler.step("ensure schema")
         if not self.created:
             self.created, self.version = True, 1
 
@@ -205,7 +203,7 @@ class FakeTable:
         return [row for rows in self.files.values() for row in rows]
 
     def compact(self) -> None:
-        """One new file for all. The position stays, and appends under way are not disturbed."""
+        """Replace all files by a new one. The position stays, and appends in progress are not disturbed."""
         if len(self.files) > 1:
             rows = self.rows()
             self.replaced += [path for path in self.files if path.startswith("data/")]
@@ -239,10 +237,10 @@ class FakeHandle:
         return SCHEMA
 
     def append(self, append: Append) -> int:
-        table, stage = self._table, self._table.world.stage
-        stage.step("append")
-        if stage.chance(0.03):
-            raise PublishConflict("the connection broke before anything was sent")
+        table, scheduler = self._table, self._table.world.scheduler
+        scheduler.step("append")
+        if scheduler.chance(0.03):
+            raise PublishConflict("the connection broke before the request was sent")
         if table.conditional and table.position != self._position:
             raise PublishConflict("the table moved")
         for file in append.files:
@@ -254,12 +252,12 @@ class FakeHandle:
             table.attempts.append(file.path.split("/")[1])
         table.version += 1
         table.position = Position(seq=append.seq, attempt_token=attempt_token(append.attempt_id))
-        if stage.chance(0.05):
+        if scheduler.chance(0.05):
             raise PublishConflict("no reply")
-        stage.step("appended")
+        scheduler.step("appended")
         return table.version
 
 
 def missing_files(table: FakeTable) -> list[str]:
-    """Return the files that the table names and that do not exist any more."""
+    """Return the files that the table names and that no longer exist."""
     return [path for path in table.files if path.startswith("data/") and not (table.root / path.split()[0]).exists()]

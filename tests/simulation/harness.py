@@ -1,8 +1,8 @@
-"""One schedule: real broker, real ledger, real batch protocol, real publish and gc, under a scheduler that means harm.
+"""One schedule: real broker, real ledger, real batch protocol, real publish and gc, under an adversarial scheduler.
 
-Workers, a sweeper and their clock live in `Play`. A schedule has two halves: chaos, in which every step may crash,
-stall, lose a reply, expire, come twice or be overtaken; then calm, in which one healthy worker has to bring everything
-to rest. What must be true then is for oracle.py to say.
+Workers, a sweeper and their clock belong to `Schedule`. A schedule has two phases. In chaos, every step may crash,
+stall, lose a reply, expire, be repeated or be overtaken. Then, in calm, one healthy worker must complete all work.
+oracle.py checks the final state.
 """
 
 import json
@@ -18,8 +18,8 @@ from unittest import mock
 
 from tests.claims import extended
 from tests.simulation.bindings import Tables
-from tests.simulation.fakes import FakeEngine, FakeTable, Kind, Thing, World
-from tests.simulation.stage import Crash, Stage
+from tests.simulation.fakes import FakeEngine, FakeTable, Kind, SimulatedObject, World
+from tests.simulation.scheduler import Crash, Scheduler
 from ulid import ULID
 
 from penstock.brokers.memory.broker import MemoryBroker
@@ -54,49 +54,49 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sabotage:
-    """Rules that the harness breaks on purpose, to see that the oracle notices."""
+    """Rules that the harness breaks on purpose, to check that the oracle detects it."""
 
     ack_before_commit: bool = False
     publish_unconditionally: bool = False
     delete_open_attempts: bool = False
     commit_without_fence: bool = False
-    charge_what_was_given_back: bool = False
-    refund_what_crashed: bool = False
+    count_released_attempts: bool = False
+    uncount_crashed_attempts: bool = False
     drop_dead_letters: bool = False
 
 
 class Faulty:
-    """Calls of a room as a worker sees them: before and after each, others may go on, or the reply gets lost."""
+    """Calls of a package as a worker sees them: other actors may run before and after each, and replies may be lost."""
 
-    def __init__(self, target: object, room: str, stage: Stage) -> None:
-        self._target, self._room, self._stage = target, room, stage
+    def __init__(self, target: object, package: str, scheduler: Scheduler) -> None:
+        self._target, self._package, self._scheduler = target, package, scheduler
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._target, name)
         return partial(self._call, name, found) if callable(found) else found
 
     def _call(self, name: str, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        self._stage.step(f"{self._room}.{name}")
-        if self._stage.chance(0.008):
-            raise TemporaryError(f"{self._room} is away")
+        self._scheduler.step(f"{self._package}.{name}")
+        if self._scheduler.chance(0.008):
+            raise TemporaryError(f"{self._package} is unreachable")
         answer = method(*args, **kwargs)
-        if self._stage.chance(0.008):
-            self._stage.log.append(f"{self._room} reply lost")
-            raise TemporaryError(f"the reply of {self._room}.{name} was lost")
+        if self._scheduler.chance(0.008):
+            self._scheduler.log.append(f"{self._package} reply lost")
+            raise TemporaryError(f"the reply of {self._package}.{name} was lost")
         return answer
 
 
 @dataclass(slots=True, kw_only=True)
-class Flight:
-    """A batch at work, as the harness's worker keeps it."""
+class RunningBatch:
+    """A batch that the harness's worker is running."""
 
     deliveries: Sequence[Delivery]
     execution: BatchExecution
     ended: bool = False
 
 
-class Play:
-    """Everything of one schedule."""
+class Schedule:
+    """The state of one schedule."""
 
     def __init__(self, seed: int, database: Database, clock: FakeClock, root: Path, sabotage: Sabotage) -> None:
         self.seed = seed
@@ -104,7 +104,7 @@ class Play:
         self.clock = clock
         self.sabotage = sabotage
         self.pipeline = f"file:///simulated/{seed}"
-        self.stage = Stage(
+        self.scheduler = Scheduler(
             self.random,
             turns_max=self.random.randrange(30, 200),
             switch=self.random.choice((0.05, 0.2, 0.5)),
@@ -116,35 +116,37 @@ class Play:
         self.ledger = Ledger(database, self.probe)
         self.ledger.ensure_pipeline(self.pipeline)
         self.broker = MemoryBroker(clock=clock)
-        things = [self._thing(n) for n in range(self.random.randrange(2, 7))]
-        self.world = World(stage=self.stage, probe=self.probe, root=root, things={t.ref.key: t for t in things})
+        objects = [self._object(n) for n in range(self.random.randrange(2, 7))]
+        self.world = World(
+            scheduler=self.scheduler, probe=self.probe, root=root, objects={t.ref.key: t for t in objects}
+        )
         conditional = not sabotage.publish_unconditionally
         self.rows = FakeTable(self.world, self.world.table_root, conditional=conditional)
         self.quarantine = FakeTable(self.world, self.world.quarantine_root, conditional=conditional)
-        self.workers: dict[str, Worker] = {}  # those alive, by actor
+        self.workers: dict[str, Worker] = {}  # the living workers, by actor
         self.dead: list[str] = []
-        self.invalid = 0  # messages that nobody can read
+        self.invalid = 0  # unreadable messages
         self._born = 0
         self._attempts = 0
 
-    # -- the cast ------------------------------------------------------------------------------------------------
+    # -- the actors ----------------------------------------------------------------------------------------------
 
-    def _thing(self, n: int) -> Thing:
+    def _object(self, n: int) -> SimulatedObject:
         ref = ObjectRef(bucket="landing", key=f"o{n}", size_bytes=10 + n, etag=f"{self.seed:x}")
-        # One object is always good: a pipeline in which nothing ever succeeds stops, and waits for a person.
+        # One object is always good: a pipeline without any success stops and waits for a person.
         kind = self.random.choice(KINDS) if n else Kind.GOOD
-        return Thing(ref=ref, kind=kind, rows=self.random.randrange(1, 4))
+        return SimulatedObject(ref=ref, kind=kind, rows=self.random.randrange(1, 4))
 
     def new_attempt_id(self) -> str:
         self._attempts += 1
         return str(ULID.from_int((self.seed << 80) + self._attempts))
 
     def probe(self, step: Step) -> None:
-        self.stage.step(step.value, inside=step is Step.COMMITTING)
+        self.scheduler.step(step.value, inside=step is Step.COMMITTING)
 
-    def announce(self) -> None:
-        """Every object at least once; some in one message with others, some twice, and now and then nonsense."""
-        refs = [thing.ref for thing in self.world.things.values()]
+    def send_notifications(self) -> None:
+        """Send every object at least once: some in one message, some twice, and occasionally an invalid message."""
+        refs = [obj.ref for obj in self.world.objects.values()]
         self.random.shuffle(refs)
         bodies = []
         while refs:
@@ -159,25 +161,25 @@ class Play:
         self.broker.send(QUEUE, [Outgoing(body=body) for body in bodies])
 
     def _repeat(self) -> bytes:
-        things = list(self.world.things.values())
-        return announcement([thing.ref for thing in self.random.sample(things, min(len(things), 2))])
+        objects = list(self.world.objects.values())
+        return announcement([obj.ref for obj in self.random.sample(objects, min(len(objects), 2))])
 
     def idle(self) -> None:
-        """A worker found nothing: time passes, or there is nothing left that chaos could spoil."""
+        """Advance the clock for a worker without messages, or end the chaos if no work is left."""
         stats = self.broker.stats(QUEUE)
         if stats.visible or stats.in_flight or stats.delayed:
             self.clock.advance(self.random.uniform(0.5, LEASE_SECONDS / 2))
         else:
-            self.stage.calm_down()
+            self.scheduler.calm_down()
 
-    # -- what may happen at any step -----------------------------------------------------------------------------
+    # -- events that may happen at any step ----------------------------------------------------------------------
 
     def disturb(self) -> None:
-        """At most one thing that nobody controls. It happens between two steps of whoever is on stage."""
+        """Let at most one uncontrolled event happen, between two steps of the running actor."""
         happening = self.random.random()
         for share, event in self.events():
             if happening < share:
-                self.stage.log.append(event.__name__)
+                self.scheduler.log.append(event.__name__)
                 event()
                 return
             happening -= share
@@ -185,31 +187,31 @@ class Play:
     def events(self) -> Sequence[tuple[float, Callable[[], object]]]:
         return (
             (0.10, self.time_passes),
-            (0.01, self.leases_end),
-            (0.05, self.heart_beats),
+            (0.01, self.leases_expire),
+            (0.05, self.workers_beat),
             (0.01, self.shutdown),
-            (0.01, self.comes_again),
+            (0.01, self.duplicate_message),
             (0.02, self.maintain_table),
             (0.02, self.late_executor_writes),
-            (0.02, self.bury),
+            (0.02, self.release_dead_worker),
         )
 
     def time_passes(self) -> None:
         self.clock.advance(self.random.uniform(0.1, 2.0))
 
-    def leases_end(self) -> None:
+    def leases_expire(self) -> None:
         self.clock.advance(LEASE_SECONDS + 1.0)
 
-    def heart_beats(self) -> None:
+    def workers_beat(self) -> None:
         for worker in list(self.workers.values()):
             if self.random.random() < 0.7:
                 worker.beat()
 
     def shutdown(self) -> None:
         if self.workers:
-            self.workers[self.random.choice(list(self.workers))].give_back()
+            self.workers[self.random.choice(list(self.workers))].release()
 
-    def comes_again(self) -> None:
+    def duplicate_message(self) -> None:
         self.broker.send(QUEUE, [Outgoing(body=self._repeat())])
 
     def maintain_table(self) -> None:
@@ -225,31 +227,31 @@ class Play:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
 
-    def bury(self) -> None:
-        """Mark a process as dead, so that its leases are free."""
+    def release_dead_worker(self) -> None:
+        """Declare a process dead, which frees its leases."""
         if self.dead:
             name = self.dead.pop()
-            if self.sabotage.refund_what_crashed:
-                _refund(self, name)
+            if self.sabotage.uncount_crashed_attempts:
+                _uncount(self, name)
             self.ledger.abandon_worker(self.pipeline, name)
             self.broker.release_holder(name)
 
-    # -- the play ------------------------------------------------------------------------------------------------
+    # -- running the schedule ------------------------------------------------------------------------------------
 
-    def perform(self) -> None:
-        """Chaos, then calm. Raises `Violation` where it does not come to rest."""
-        self.announce()
+    def run(self) -> None:
+        """Run chaos, then calm. Raises `Violation` if the work does not complete."""
+        self.send_notifications()
         for n in range(self.random.choice((1, 2, 2, 3))):
-            self.stage.enter(f"worker-{n}", partial(self._lives, f"worker-{n}"))
+            self.scheduler.enter(f"worker-{n}", partial(self._run_worker, f"worker-{n}"))
         if self.random.random() < 0.5:
-            self.stage.enter("sweeper", self._sweeps)
-        with lossy_commits(self.ledger.database, self.stage):
-            self.stage.run()
+            self.scheduler.enter("sweeper", self._run_sweeper)
+        with lossy_commits(self.ledger.database, self.scheduler):
+            self.scheduler.run()
         self._calm()
 
-    def _lives(self, actor: str) -> None:
-        """One process after the other: each may die, and the next knows nothing of it."""
-        while self.stage.chaos:
+    def _run_worker(self, actor: str) -> None:
+        """Run one process after another. Each may die, and the next knows nothing of it."""
+        while self.scheduler.chaos:
             self._born += 1
             worker = self.workers[actor] = Worker(self, f"process-{self._born}")
             try:
@@ -259,13 +261,13 @@ class Play:
             finally:
                 del self.workers[actor]
 
-    def _sweeps(self) -> None:
-        while self.stage.chaos:
-            tables = self.tables(cast(Ledger, Faulty(self.ledger, "ledger", self.stage)))
+    def _run_sweeper(self) -> None:
+        while self.scheduler.chaos:
+            tables = self.tables(cast(Ledger, Faulty(self.ledger, "ledger", self.scheduler)))
             with suppress(Crash, TemporaryError):
                 self.publish(tables)
                 self.sweep(tables)
-            self.stage.rest(self.random.randrange(5, 60))
+            self.scheduler.rest(self.random.randrange(5, 60))
 
     def _calm(self) -> None:
         worker = Worker(self, "calm")
@@ -275,14 +277,14 @@ class Play:
         for _ in range(CALM_ROUNDS_MAX):
             worker.round()
             self.clock.advance(LEASE_SECONDS / 3)
-            if self._at_rest():
+            if self._is_stable():
                 break
         else:
-            raise Violation(f"does not come to rest: {self.broker.stats(QUEUE)}, {self.ledger.counts(self.pipeline)}")
+            raise Violation(f"does not become stable: {self.broker.stats(QUEUE)}, {self.ledger.counts(self.pipeline)}")
         self.publish(tables := self.tables(self.ledger))
         self.sweep(tables)
 
-    def _at_rest(self) -> bool:
+    def _is_stable(self) -> bool:
         stats = self.broker.stats(QUEUE)
         return not (stats.visible or stats.in_flight or stats.delayed or self.ledger.open_attempts(self.pipeline))
 
@@ -297,7 +299,7 @@ class Play:
                 raise Violation("rows are visible twice")
 
     def tables(self, ledger: Ledger) -> Tables:
-        """Both tables as a new process sees them."""
+        """Return both tables as a new process sees them."""
         return Tables(self.world, ledger, self.pipeline, self.clock)
 
     def sweep(self, tables: Tables) -> None:
@@ -309,8 +311,8 @@ class Play:
                         path.unlink()
 
 
-class Theatre:
-    """Where schedules are played one after the other: one ledger for all, a pipeline for each."""
+class ScheduleRunner:
+    """Runs schedules one after another: one ledger for all, a pipeline for each."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -318,12 +320,12 @@ class Theatre:
         self._ledger = Ledger.open("sqlite://", now=lambda: self._clock.now())
 
     @contextmanager
-    def play(self, seed: int, sabotage: Sabotage) -> Iterator[Play]:
-        """A schedule that is decided by its seed alone."""
+    def schedule(self, seed: int, sabotage: Sabotage) -> Iterator[Schedule]:
+        """Yield a schedule that is determined by its seed alone."""
         self._clock = FakeClock()
         folder = self._root / str(seed)
         try:
-            yield Play(seed, self._ledger.database, self._clock, folder, sabotage)
+            yield Schedule(seed, self._ledger.database, self._clock, folder, sabotage)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -332,19 +334,19 @@ class Theatre:
 
 
 class Worker:
-    """A process that serves the pipeline: what `penstock.worker` does, without its threads."""
+    """A process that serves the pipeline, like `penstock.worker` without its threads."""
 
-    def __init__(self, play: Play, name: str) -> None:
+    def __init__(self, schedule: Schedule, name: str) -> None:
         self.name = name
-        self.flight: Flight | None = None
-        self._play = play
-        self._stage = play.stage
+        self.batch: RunningBatch | None = None
+        self._schedule = schedule
+        self._scheduler = schedule.scheduler
         self._leaving = False
         self._idle = False
-        self._broker = cast(MemoryBroker, Faulty(play.broker.with_holder(name), "broker", play.stage))
-        self._ledger = cast(Ledger, self._fenceless(Faulty(play.ledger, "ledger", play.stage)))
+        self._broker = cast(MemoryBroker, Faulty(schedule.broker.with_holder(name), "broker", schedule.scheduler))
+        self._ledger = cast(Ledger, self._fenceless(Faulty(schedule.ledger, "ledger", schedule.scheduler)))
         settings = AttemptSettings(
-            pipeline=play.pipeline,
+            pipeline=schedule.pipeline,
             worker=name,
             lease_seconds=LEASE_SECONDS,
             objects_max=50,
@@ -352,84 +354,84 @@ class Worker:
             backoff_base_seconds=0.5,
             backoff_cap_seconds=5.0,
         )
-        self._tables = play.tables(self._ledger)
-        agree = partial(agreement, self._ledger, play.rows, play.pipeline)
+        self._tables = schedule.tables(self._ledger)
+        agree = partial(agreement, self._ledger, schedule.rows, schedule.pipeline)
         self._settings = settings
         self._around = PipelineRuntime(
             ledger=self._ledger,
-            engine=FakeEngine(play.world, agree),
+            engine=FakeEngine(schedule.world, agree),
             parse=partial(parse, buckets_allowed=None),
-            publish=partial(play.publish, self._tables),
+            publish=partial(schedule.publish, self._tables),
             streak=FailureStreak(),
             bus=Bus(),
-            random=play.random.random,
-            new_attempt_id=play.new_attempt_id,
+            random=schedule.random.random,
+            new_attempt_id=schedule.new_attempt_id,
         )
         self._handler = PipelineHandler(self._settings, self._around)
 
     def serve(self) -> None:
-        while self._stage.chaos and not self._leaving:
+        while self._scheduler.chaos and not self._leaving:
             self.round()
-            self._stage.step("round over")
+            self._scheduler.step("round over")
 
     def round(self) -> None:
-        """Upkeep, one batch, settlement. A fault ends the round and nothing else."""
+        """Do upkeep, one batch, and its settlement. A fault ends only this round."""
         with suppress(TemporaryError):
-            if self._play.random.random() < (0.1 if self._stage.chaos else self._idle):
+            if self._schedule.random.random() < (0.1 if self._scheduler.chaos else self._idle):
                 self._upkeep()
-            if self._stage.chaos and self._play.random.random() < 0.1:
-                self._play.sweep(self._tables)
+            if self._scheduler.chaos and self._schedule.random.random() < 0.1:
+                self._schedule.sweep(self._tables)
             deliveries = self._broker.receive(
-                QUEUE, messages_max=self._play.random.randrange(1, 6), lease_seconds=LEASE_SECONDS
+                QUEUE, messages_max=self._schedule.random.randrange(1, 6), lease_seconds=LEASE_SECONDS
             )
-            self._play.probe(Step.RECEIVED)
+            self._schedule.probe(Step.RECEIVED)
             self._idle = not deliveries
             if deliveries:
                 self._work(deliveries)
-            elif self._stage.chaos:
-                self._play.idle()
+            elif self._scheduler.chaos:
+                self._schedule.idle()
 
     def _upkeep(self) -> None:
         for job in self._handler.jobs().values():
             job()
 
     def _work(self, deliveries: Sequence[Delivery]) -> None:
-        flight = self.flight = Flight(deliveries=deliveries, execution=self._handler.begin(deliveries))
-        if self._play.sabotage.ack_before_commit:
+        batch = self.batch = RunningBatch(deliveries=deliveries, execution=self._handler.begin(deliveries))
+        if self._schedule.sabotage.ack_before_commit:
             self._broker.settle([(delivery, Ack()) for delivery in deliveries])
-        answer = self._answer(flight)
-        if not flight.ended:
-            flight.ended = True
-            self._play.probe(Step.SETTLING)
-            self._settle(flight, answer)
-            self._play.probe(Step.SETTLED)
-        self.flight = None
+        answer = self._answer(batch)
+        if not batch.ended:
+            batch.ended = True
+            self._schedule.probe(Step.SETTLING)
+            self._settle(batch, answer)
+            self._schedule.probe(Step.SETTLED)
+        self.batch = None
 
-    def _answer(self, flight: Flight) -> Mapping[str, Settlement]:
-        """What the run came to; a run that raised is put off, its claim freed."""
+    def _answer(self, batch: RunningBatch) -> Mapping[str, Settlement]:
+        """Return the settlements of a run. A run that raised is delayed and its claim released."""
         try:
-            return flight.execution.run()
-        except TransformError:  # the pipeline stopped before its first success, and a person started it again
+            return batch.execution.run()
+        except TransformError:  # the pipeline stopped before its first success, and a person restarted it
             self._around = replace(self._around, streak=FailureStreak())
             self._handler = PipelineHandler(self._settings, self._around)
             with suppress(TemporaryError):
-                flight.execution.release()
+                batch.execution.release()
             return {}
         except (UserError, PublishHalted, Violation):
-            raise  # nothing else in the play calls for a person
+            raise  # no other error in the simulation needs a person
         except Exception:
-            if not flight.ended:
+            if not batch.ended:
                 with suppress(TemporaryError):
-                    flight.execution.release()
+                    batch.execution.release()
             return {}
 
-    def _settle(self, flight: Flight, answer: Mapping[str, Settlement]) -> None:
+    def _settle(self, batch: RunningBatch, answer: Mapping[str, Settlement]) -> None:
         late = Release(delay_seconds=1.0)
-        settlements = [(delivery, answer.get(delivery.receipt, late)) for delivery in flight.deliveries]
+        settlements = [(delivery, answer.get(delivery.receipt, late)) for delivery in batch.deliveries]
         for delivery, settlement in settlements:
             if isinstance(settlement, Ack):
                 self._check_recorded(delivery)
-        if self._play.sabotage.drop_dead_letters:
+        if self._schedule.sabotage.drop_dead_letters:
             settlements = [(d, s if isinstance(s, Ack | Release) else Ack()) for d, s in settlements]
         for _ in range(3):
             with suppress(TemporaryError):
@@ -437,71 +439,71 @@ class Worker:
                 return
 
     def _check_recorded(self, delivery: Delivery) -> None:
-        """Settled implies recorded: nothing is acked whose objects are not all in a terminal state."""
+        """Check that settled implies recorded: no message is acked before all its objects are in a terminal state."""
         ids = [ref.object_id for ref in parse(delivery.message.body, buckets_allowed=None).objects]
-        states = self._play.ledger.states(self._play.pipeline, ids)
+        states = self._schedule.ledger.states(self._schedule.pipeline, ids)
         if not all(states.get(id) in TERMINAL or self._had_ended(id, delivery.message.enqueued_at) for id in ids):
             raise Violation("a message is acked before its objects are done")
 
     def _had_ended(self, object_id: bytes, enqueued_at: float) -> bool:
-        """An ended object may live again, by a message of its own, while an older message of it is being acked.
+        """Return True if the object ended after the message was sent, even if a later message has revived it since.
 
-        Older than the look that found nothing to read, that is: of what was announced later such a look says nothing.
+        A check that found no content covers only messages older than the check.
         """
-        timeline = self._play.ledger.attempts_of(self._play.pipeline, object_id)
+        timeline = self._schedule.ledger.attempts_of(self._schedule.pipeline, object_id)
         return any(
             attempt.outcome == "dead" or (attempt.outcome in UNREAD and attempt.started_at >= enqueued_at)
             for attempt in timeline
         )
 
     def beat(self) -> None:
-        """Extend the claim and the deliveries, in any order, or only one of them; a lost claim ends the batch here.
+        """Extend the claim and the deliveries, in any order, or only one of them. A lost claim ends the batch here.
 
-        The calls of a heartbeat do not wait for each other, so the claim may be extended after the deliveries, and the
-        deliveries while the claim is in the making or the ledger does not answer.
+        The calls of a heartbeat do not wait for each other. The claim may be extended after the deliveries,
+        and the deliveries while the claim is being made or the ledger does not respond.
         """
-        flight = self.flight
-        if flight is None or flight.ended:
+        batch = self.batch
+        if batch is None or batch.ended:
             return
-        first = self._play.random.random() < 0.5
+        first = self._schedule.random.random() < 0.5
         if first:
-            self._play.broker.extend(flight.deliveries, lease_seconds=LEASE_SECONDS)
-        held = extended(flight.execution, lease_seconds=LEASE_SECONDS)
-        if self._over(flight):
+            self._schedule.broker.extend(batch.deliveries, lease_seconds=LEASE_SECONDS)
+        held = extended(batch.execution, lease_seconds=LEASE_SECONDS)
+        if self._over(batch):
             return
         if held:
             if not first:
-                self._play.broker.extend(flight.deliveries, lease_seconds=LEASE_SECONDS)
+                self._schedule.broker.extend(batch.deliveries, lease_seconds=LEASE_SECONDS)
         else:
-            flight.ended = True
-            self._play.broker.settle([(delivery, Release(delay_seconds=1.0)) for delivery in flight.deliveries])
-            flight.execution.interrupt()
+            batch.ended = True
+            self._schedule.broker.settle([(delivery, Release(delay_seconds=1.0)) for delivery in batch.deliveries])
+            batch.execution.interrupt()
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Do what a shutdown does at its deadline, from another thread: release first, then interrupt."""
         self._leaving = True
-        flight = self.flight
-        if flight is None or flight.ended or self._busy(flight):
+        batch = self.batch
+        if batch is None or batch.ended or self._busy(batch):
             return
-        flight.ended = True
-        flight.execution.release()
-        self._play.broker.settle([(delivery, Release(uncounted=True)) for delivery in flight.deliveries])
-        flight.execution.interrupt()
+        batch.ended = True
+        batch.execution.release()
+        self._schedule.broker.settle([(delivery, Release(uncounted=True)) for delivery in batch.deliveries])
+        batch.execution.interrupt()
 
-    def _over(self, flight: Flight) -> bool:
-        return flight.ended
+    def _over(self, batch: RunningBatch) -> bool:
+        return batch.ended
 
-    def _busy(self, flight: Flight) -> bool:
-        # A thread would wait for the claim in the making; an actor that waited would stop the play.
-        return not flight.execution._guard._taken.is_set()
+    def _busy(self, batch: RunningBatch) -> bool:
+        # A thread would wait for the claim being made; an actor that waited would block the schedule.
+        return not batch.execution._guard._taken.is_set()
 
     def _fenceless(self, ledger: Faulty) -> Any:
-        """Under sabotage: a ledger whose commit takes back what it lost, and one that charges what was given back."""
-        sabotage = self._play.sabotage
+        """Return the ledger, or under sabotage one that commits lost claims or counts released attempts."""
+        sabotage = self._schedule.sabotage
         if sabotage.commit_without_fence:
-            return _Sabotaged(ledger, commit=partial(_commit_by_force, self._play))
-        if sabotage.charge_what_was_given_back:
-            return _Sabotaged(ledger, abandon=partial(_abandon_charged, self._play))
+            return _Sabotaged(ledger, commit=partial(_commit_by_force, self._schedule))
+        if sabotage.count_released_attempts:
+            return _Sabotaged(ledger, abandon=partial(_abandon_counted, self._schedule))
         return ledger
 
 
@@ -514,53 +516,53 @@ class _Sabotaged:
         return self._replaced.get(name) or getattr(self._ledger, name)
 
 
-def _commit_by_force(play: Play, outcome: BatchOutcome) -> int | None:
-    play.stage.step("ledger.commit")
+def _commit_by_force(schedule: Schedule, outcome: BatchOutcome) -> int | None:
+    schedule.scheduler.step("ledger.commit")
     ids = [result.object_id for result in outcome.processed] + [failed.object_id for failed in outcome.failed]
-    with play.ledger.database.writing() as connection:
+    with schedule.ledger.database.writing() as connection:
         connection.exec_driver_sql("UPDATE attempts SET state = 'open' WHERE id = ?", (outcome.attempt_id,))
         for object_id in ids:
             connection.exec_driver_sql(
                 "UPDATE objects SET state = 'processing', attempt_id = ? WHERE pipeline = ? AND object_id = ?",
-                (outcome.attempt_id, play.pipeline, object_id),
+                (outcome.attempt_id, schedule.pipeline, object_id),
             )
-    return play.ledger.commit(outcome)
+    return schedule.ledger.commit(outcome)
 
 
-def _abandon_charged(play: Play, attempt_id: str, **how: Any) -> bool:
-    return play.ledger.abandon(attempt_id, **(how | {"uncounted": False}))
+def _abandon_counted(schedule: Schedule, attempt_id: str, **how: Any) -> bool:
+    return schedule.ledger.abandon(attempt_id, **(how | {"uncounted": False}))
 
 
-def _refund(play: Play, worker: str) -> None:
-    with play.ledger.database.writing() as connection:
+def _uncount(schedule: Schedule, worker: str) -> None:
+    with schedule.ledger.database.writing() as connection:
         connection.exec_driver_sql(
             "UPDATE objects SET refunds = refunds + 1 WHERE pipeline = ? AND attempt_id IN "
             "(SELECT id FROM attempts WHERE worker = ? AND state = 'open')",
-            (play.pipeline, worker),
+            (schedule.pipeline, worker),
         )
 
 
 def announcement(refs: Sequence[ObjectRef]) -> bytes:
-    """One message for several objects."""
+    """Return one message for several objects."""
     records = [record for ref in refs for record in json.loads(announce(ref))["Records"]]
     return json.dumps({"Records": records}).encode()
 
 
 @contextmanager
-def lossy_commits(database: Database, stage: Stage) -> Iterator[None]:
-    """COMMITs whose reply gets lost: some took effect, some did not, and the client cannot know."""
+def lossy_commits(database: Database, scheduler: Scheduler) -> Iterator[None]:
+    """Lose the replies of some COMMITs. Some of them took effect, some did not, and the client cannot know."""
     dialect = database.engine.dialect
     do_commit = dialect.do_commit
 
     def lossy(connection: Any) -> None:
-        lost = stage.chance(0.02)
-        if lost and stage.random.random() < 0.5:
-            stage.log.append("commit lost")
+        lost = scheduler.chance(0.02)
+        if lost and scheduler.random.random() < 0.5:
+            scheduler.log.append("commit lost")
             dialect.do_rollback(connection)
         else:
             do_commit(connection)
         if lost:
-            stage.log.append("commit reply lost")
+            scheduler.log.append("commit reply lost")
             raise dialect.loaded_dbapi.OperationalError("connection lost")
 
     with mock.patch.object(dialect, "do_commit", lossy):

@@ -1,12 +1,12 @@
 """A model of claim -> write -> commit -> publish -> gc, small enough to be explored completely.
 
-Two drivers, two publishers, expiry, gc and compaction; two objects with a message each; three attempt ids,
-reused once nothing remembers them, so that the number of attempts has no bound. Time is adversarial: a lease may end
-at any moment, a reply may be lost, anybody may crash between any two actions, a message may come again at any time, and
-executors of an abandoned attempt may go on writing.
+Two drivers, two publishers, expiry, gc and compaction; two objects with a message each; three attempt ids, reused once
+no state refers to them, so that the number of attempts is unbounded. Time is adversarial: a lease may end at any
+moment, a reply may be lost, any process may crash between any two actions, a message may be redelivered at any time,
+and executors of an abandoned attempt may continue writing.
 
-The model shares no code with the product. `moves` is the protocol; promise.py says what must never be seen; `Mutation`
-names the rules that can be dropped, each of which must then lead to a violation.
+The model shares no code with the product. `moves` is the protocol; promise.py has the invariants; `Mutation` names the
+rules that can be dropped, each of which must then lead to a violation.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 IDS = (0, 1, 2)  # attempt ids
 NO_ATTEMPT = -1
-FREE, PROCESSED = -1, -2  # who owns an object; an attempt id where it is being processed
+FREE, PROCESSED = -1, -2  # the owner of an object; an attempt id while it is being processed
 BOTH = 3  # objects are bits: 1 and 2
 
 
@@ -23,25 +23,25 @@ class Mutation(Flag):
     """A rule of the protocol that is dropped."""
 
     NONE = 0
-    NO_FENCE = auto()  # the commit checks neither the attempt's state nor who owns its objects
+    NO_FENCE = auto()  # the commit checks neither the attempt's state nor the owner of its objects
     NO_ATTEMPT_CAS = auto()  # the commit checks the objects only, not that the attempt is open
     CLAIM_IGNORES_STATE = auto()  # the claim takes objects whatever their state
     FREE_WITHOUT_TOKEN = auto()  # objects of an abandoned attempt are freed by key, not by attempt id
-    UNLOCKED_SEQUENCE = auto()  # a counter gives the sequence, as AUTO_INCREMENT does; commits come in any order
-    GAPS_SKIPPED = auto()  # (with UNLOCKED_SEQUENCE) a publisher takes what follows, gap or not
+    UNLOCKED_SEQUENCE = auto()  # a counter yields the sequence, as AUTO_INCREMENT does; commits arrive in any order
+    GAPS_SKIPPED = auto()  # (with UNLOCKED_SEQUENCE) a publisher takes the next batch despite a gap
     ACK_BEFORE_COMMIT = auto()
-    UNKNOWN_IS_SUCCESS = auto()  # a lost reply to COMMIT is taken for a yes
-    UNKNOWN_RERUNS_BLINDLY = auto()  # ... for a no: the batch is inserted again without looking
-    UNKNOWN_DELETES_FILES = auto()  # ... for a no: the driver removes its files
+    UNKNOWN_IS_SUCCESS = auto()  # a lost reply to COMMIT is treated as a success
+    UNKNOWN_RERUNS_BLINDLY = auto()  # ... as a failure: the batch is inserted again without a check
+    UNKNOWN_DELETES_FILES = auto()  # ... as a failure: the driver deletes its files
     PUBLISH_UNCONDITIONAL = auto()  # the append does not depend on the handle that was checked
-    PUBLISH_REPEATED = auto()  # a lost reply to an append is answered by the same append on a fresh handle
-    PUBLISH_BEFORE_COMMIT = auto()  # the driver shows its files before the ledger has recorded them
-    POSITION_FROM_FILES = auto()  # what is published is told from the table's files, not from a stored position
+    PUBLISH_REPEATED = auto()  # a lost reply to an append is followed by the same append on a fresh handle
+    PUBLISH_BEFORE_COMMIT = auto()  # the driver publishes its files before the ledger has recorded them
+    POSITION_FROM_FILES = auto()  # the published position is derived from the table's files, not from a stored position
     COMPACTION_DROPS_POSITION = auto()
     NO_LEDGER_CHECK = auto()  # the publisher does not compare the table's tip with the ledger's batch
-    NO_TOMBSTONE = auto()  # gc deletes what looks expired without marking it first
-    TOMBSTONE_FROM_ANY_STATE = auto()  # the mark does not insist on `open`
-    NO_EXPIRY = auto()  # nobody gives up a dead driver's attempt
+    NO_TOMBSTONE = auto()  # gc deletes the files of seemingly expired attempts without marking them first
+    TOMBSTONE_FROM_ANY_STATE = auto()  # the mark does not require `open`
+    NO_EXPIRY = auto()  # a dead driver's attempt is never abandoned
 
 
 class A(NamedTuple):
@@ -51,7 +51,7 @@ class A(NamedTuple):
     claimed: int = 0  # objects
     content: int = 0  # objects whose rows its files hold; the others failed
     file: bool = False
-    writing: bool = False  # executors that may still write, whoever else has given up
+    writing: bool = False  # executors that may still write, even after the attempt was abandoned
 
 
 class Driver(NamedTuple):
@@ -70,7 +70,7 @@ class Table(NamedTuple):
     position: int = 0
     tip: int = NO_ATTEMPT
     live: tuple[int, ...] = ()  # attempts whose files the table names, once for each time they were appended
-    compacted: tuple[int, ...] = (0, 0)  # how often compacted files show the rows of each object
+    compacted: tuple[int, ...] = (0, 0)  # how many times compacted files show the rows of each object
 
 
 ABSENT = Driver("absent"), Publisher("absent")
@@ -80,8 +80,8 @@ class State(NamedTuple):
     attempts: tuple[A, ...] = (A(), A(), A())
     owners: tuple[int, ...] = (FREE, FREE)
     acked: int = 0
-    batches: tuple[int, ...] = ()  # attempt ids by sequence - 1; NO_ATTEMPT where a sequence was drawn and not used yet
-    sending: tuple[tuple[int, int], ...] = ()  # (attempt, seq) of COMMITs under way whose sender waits no more
+    batches: tuple[int, ...] = ()  # attempt ids by sequence - 1; NO_ATTEMPT if a sequence was drawn and is not used yet
+    sending: tuple[tuple[int, int], ...] = ()  # (attempt, seq) of COMMITs in flight whose sender no longer waits
     drivers: tuple[Driver, ...] = (Driver(), Driver())
     publishers: tuple[Publisher, ...] = (Publisher(), Publisher())
     table: Table = Table()
@@ -90,9 +90,9 @@ class State(NamedTuple):
 
 ALONE = State(drivers=(ABSENT[0], Driver()), publishers=(ABSENT[1], Publisher()))  # one of each
 
-Move = tuple[str, tuple[int, ...], State]  # the action, who and what, where it leads
+Move = tuple[str, tuple[int, ...], State]  # the action, its ids, the resulting state
 
-# Actions of a system in good health. Recovery must be possible with these alone: neither a crash nor luck is needed.
+# Actions of a healthy system. Recovery must be possible with these alone, without a crash or luck.
 HEALTHY = frozenset(
     {
         "claim",
@@ -130,7 +130,7 @@ ADVERSE = frozenset(
 
 
 def _put(items: Any, index: int, value: object) -> Any:
-    """The tuple with one item replaced."""
+    """Return the tuple with one item replaced."""
     return (*items[:index], value, *items[index + 1 :])
 
 
@@ -139,7 +139,7 @@ def _bits(mask: int) -> tuple[int, ...]:
 
 
 def moves(s: State, m: Mutation) -> Iterator[Move]:
-    """Everything that may happen next."""
+    """Yield all possible next actions."""
     for i in (0, 1):
         if i and s.drivers[0] == s.drivers[1]:
             continue  # the same moves, by symmetry
@@ -176,7 +176,7 @@ def _driver_moves(s: State, i: int, m: Mutation) -> Iterator[Move]:
     elif phase == "committed":
         acked = s._replace(acked=s.acked | s.attempts[a].content)
         yield "settle", (i, a), _drive(acked, i, Driver())
-        yield "settle_lost", (i, a), _drive(s, i, Driver())  # the messages come again
+        yield "settle_lost", (i, a), _drive(s, i, Driver())  # the messages are redelivered
 
 
 def _drive(s: State, i: int, driver: Driver) -> State:
@@ -184,7 +184,7 @@ def _drive(s: State, i: int, driver: Driver) -> State:
 
 
 def _receive(s: State, i: int, m: Mutation) -> Iterator[Move]:
-    """Messages come, acked ones too; what is free of their objects is claimed, what has ended is acked."""
+    """Receive messages, acked ones too. Claim those of their objects that are free, and ack those that have ended."""
     fresh = next((a for a in IDS if s.attempts[a].state == "none"), None)
     takes_all = Mutation.CLAIM_IGNORES_STATE in m
     for wanted in (1, 2, 3):
@@ -210,7 +210,7 @@ def _write(s: State, i: int, a: int) -> Iterator[Move]:
 
 
 def _begin(s: State, i: int, a: int, m: Mutation) -> Iterator[Move]:
-    """The transaction begins with the lock on the pipeline's row, and with the sequence read under it."""
+    """Begin the transaction: lock the pipeline's row, and read the sequence under the lock."""
     if Mutation.ACK_BEFORE_COMMIT in m:
         s = s._replace(acked=s.acked | s.attempts[a].content)
     if Mutation.PUBLISH_BEFORE_COMMIT in m and s.attempts[a].content:
@@ -228,10 +228,10 @@ def _begin(s: State, i: int, a: int, m: Mutation) -> Iterator[Move]:
 def _commit(s: State, i: int, driver: Driver, m: Mutation) -> Iterator[Move]:
     _, a, seq = driver
     if any(attempt == a for attempt, _ in s.sending):
-        return  # an earlier COMMIT of ours is still under way and holds the attempt's row
+        return  # an earlier COMMIT of this attempt is still in flight and holds its row
     if not _checks_hold(s, a, m):
-        for _, _, looked in _resolve(s, i, a, m):  # a late COMMIT of our own looks like a fence
-            yield "commit_refused", (i, a), looked
+        for _, _, resolved in _resolve(s, i, a, m):  # a late COMMIT of the same attempt looks like a fence
+            yield "commit_refused", (i, a), resolved
         return
     yield "commit", (i, a, seq), _drive(_committed(s, a, seq), i, Driver("committed", a))
     after = Driver("committed" if Mutation.UNKNOWN_IS_SUCCESS in m else "unknown", a)
@@ -240,7 +240,7 @@ def _commit(s: State, i: int, driver: Driver, m: Mutation) -> Iterator[Move]:
 
 
 def _checks_hold(s: State, a: int, m: Mutation) -> bool:
-    """The two CAS of the commit: the attempt is open, and every object it claimed is still its own."""
+    """Evaluate the two CAS of the commit: the attempt is open, and it still owns every object that it claimed."""
     it = s.attempts[a]
     if Mutation.NO_FENCE in m:
         return all(s.owners[o] >= 0 for o in _bits(it.claimed))
@@ -264,7 +264,7 @@ def _committed(s: State, a: int, seq: int) -> State:
 
 
 def _resolve(s: State, i: int, a: int, m: Mutation) -> Iterator[Move]:
-    """Outcome unknown, or a check failed: read what the ledger says of our attempt, then go on, run again, or stop."""
+    """After an unknown outcome or a failed check, read the attempt's state; then continue, run again, or stop."""
     state = s.attempts[a].state
     if Mutation.UNKNOWN_DELETES_FILES in m:
         cleaned = s._replace(attempts=_put(s.attempts, a, s.attempts[a]._replace(file=False)))
@@ -277,7 +277,7 @@ def _resolve(s: State, i: int, a: int, m: Mutation) -> Iterator[Move]:
 
 
 def _server_moves(s: State, m: Mutation) -> Iterator[Move]:
-    """COMMITs under way arrive, or their connection breaks first. Until then they hold their locks."""
+    """COMMITs in flight arrive, or their connection breaks first. Until then they hold their locks."""
     for entry in s.sending:
         rest = s._replace(sending=tuple(e for e in s.sending if e != entry))
         yield "late_commit", entry, _committed(rest, *entry)
@@ -325,14 +325,14 @@ def _position(s: State, m: Mutation) -> int:
 
 
 def _ledger_agrees(s: State, handle: Publisher, m: Mutation) -> bool:
-    """The ledger's batch at the handle's position is the one that the handle names."""
+    """Return True if the ledger's batch at the handle's position is the one that the handle names."""
     if not handle.seen or Mutation.NO_LEDGER_CHECK in m or Mutation.POSITION_FROM_FILES in m:
         return True
     return s.batches[handle.seen - 1 : handle.seen] == (handle.tip,)
 
 
 def _publishable(s: State, seen: int, m: Mutation) -> Iterator[int]:
-    """Ends of a run of batches without a gap. The ledger may have been read at any time since the load: so any end."""
+    """Yield possible ends of a run of batches without a gap. The ledger may have been read any time since the load."""
     for seq in range(seen + 1, len(s.batches) + 1):
         if s.batches[seq - 1] != NO_ATTEMPT:
             yield seq
@@ -345,14 +345,14 @@ def _appended(s: State, seen: int, upto: int) -> Table:
     return s.table._replace(position=upto, tip=s.batches[upto - 1], live=tuple(sorted((*s.table.live, *added))))
 
 
-# --- expiry, gc, and what nobody controls ----------------------------------------------------------------------------
+# --- expiry, gc, and uncontrolled events -----------------------------------------------------------------------------
 
 
 def _expiry_moves(s: State, m: Mutation) -> Iterator[Move]:
-    """A lease is over: mark the attempt, then free its objects. The product does both at once; the model need not."""
+    """When a lease ends, mark the attempt, then free its objects. The product does both at once; the model need not."""
     if Mutation.NO_EXPIRY in m:
         return
-    locked = [a for a, _ in s.sending]  # rows of a COMMIT under way
+    locked = [a for a, _ in s.sending]  # rows of a COMMIT in flight
     for a in IDS:
         it = s.attempts[a]
         expired = it.state == "open" or (it.state == "committed" and Mutation.TOMBSTONE_FROM_ANY_STATE in m)
@@ -366,9 +366,9 @@ def _expiry_moves(s: State, m: Mutation) -> Iterator[Move]:
 
 
 def _gc_moves(s: State, m: Mutation) -> Iterator[Move]:
-    """Delete the files of attempts that are abandoned durably, again and again, since stragglers refill them.
+    """Delete the files of durably abandoned attempts, repeatedly, since stragglers write new ones.
 
-    That gc looks first and deletes later needs no step of its own: `abandoned` is final.
+    gc checks first and deletes later. This needs no step in the model, since `abandoned` is final.
     """
     for a in IDS:
         it = s.attempts[a]
@@ -377,7 +377,7 @@ def _gc_moves(s: State, m: Mutation) -> Iterator[Move]:
 
 
 def _world_moves(s: State, m: Mutation) -> Iterator[Move]:
-    """Executors that outlive their attempt; compaction, and the removal of the files that it replaced."""
+    """Executors that outlive their attempt; compaction, and the removal of the replaced files."""
     for a in IDS:
         it = s.attempts[a]
         if it.state == "abandoned" and it.writing:
@@ -394,5 +394,5 @@ def _world_moves(s: State, m: Mutation) -> Iterator[Move]:
 
 
 def visible(s: State, o: int) -> int:
-    """How often the table shows the rows of object ``o``."""
+    """Return how many times the table shows the rows of object ``o``."""
     return s.table.compacted[o] + sum(s.attempts[a].content >> o & 1 for a in s.table.live)

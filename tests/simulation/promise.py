@@ -4,12 +4,12 @@ from tests.simulation.model import BOTH, NO_ATTEMPT, PROCESSED, Mutation, State,
 
 
 def violation(s: State, m: Mutation) -> str | None:
-    """The first sentence of the promise that this state breaks."""
+    """Return the first invariant that this state breaks."""
     shown = tuple(visible(s, o) for o in (0, 1))
     if max(shown) > 1:
         return "rows of an object are visible twice"
     if s.ledger != "faithful":
-        return None  # a ledger that forgot a commit is outside the other promises
+        return None  # a ledger that forgot a commit is outside the other invariants
     for a in s.table.live:
         if not s.attempts[a].file:
             return "the table names a missing file"
@@ -29,21 +29,21 @@ def _ledger_violation(s: State, shown: tuple[int, ...], m: Mutation) -> str | No
         if shown[o] != any(seq <= position for seq in named):
             return "the table at a position is not the sum of the batches up to it"
     for seq, a in enumerate(s.batches, 1):
-        if a == NO_ATTEMPT and Mutation.GAPS_SKIPPED not in m and _gap_for_ever(s, seq):
-            return "a sequence was drawn that nobody will commit: later batches wait for ever"
+        if a == NO_ATTEMPT and Mutation.GAPS_SKIPPED not in m and _gap_forever(s, seq):
+            return "a drawn sequence is never committed: later batches wait forever"
         if a != NO_ATTEMPT and seq > position and not s.attempts[a].file:
-            return "a file of a committed batch is gone before it was published"
+            return "a file of a committed batch was deleted before it was published"
     return None
 
 
-def _gap_for_ever(s: State, seq: int) -> bool:
+def _gap_forever(s: State, seq: int) -> bool:
     later = any(a != NO_ATTEMPT for a in s.batches[seq:])
     expected = any(d.phase == "transaction" and d.seq == seq for d in s.drivers) or any(q == seq for _, q in s.sending)
     return later and not expected
 
 
 def finished(s: State) -> bool:
-    """Everything is acked and visible once, everybody rests, and gc has left nothing behind."""
+    """Return True if every object is acked and visible once, all processes are idle, and gc has nothing left to do."""
     return (
         s.acked == BOTH
         and s.owners == (PROCESSED, PROCESSED)

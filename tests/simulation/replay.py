@@ -1,23 +1,26 @@
-"""Repeat one schedule and print what happened: ``python -m tests.simulation.replay SEED``."""
+"""Run one schedule again and print its log: ``python -m tests.simulation.replay SEED``."""
 
 import sys
 import tempfile
 from pathlib import Path
 
-from tests.simulation.harness import Sabotage, Theatre
+from tests.simulation.harness import Sabotage, ScheduleRunner
 from tests.simulation.oracle import judge
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder, Theatre(Path(folder)).play(int(sys.argv[1]), Sabotage()) as play:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ScheduleRunner(Path(folder)).schedule(int(sys.argv[1]), Sabotage()) as schedule,
+    ):
         try:
-            play.perform()
-            judge(play)
+            schedule.run()
+            judge(schedule)
         finally:
-            sys.stdout.write("\n".join(play.stage.log) + "\n")
-            for thing in play.world.things.values():
-                timeline = play.ledger.attempts_of(play.pipeline, thing.ref.object_id)
-                sys.stdout.write(f"{thing.ref.key} is {thing.kind}: {[attempt.outcome for attempt in timeline]}\n")
+            sys.stdout.write("\n".join(schedule.scheduler.log) + "\n")
+            for obj in schedule.world.objects.values():
+                timeline = schedule.ledger.attempts_of(schedule.pipeline, obj.ref.object_id)
+                sys.stdout.write(f"{obj.ref.key} is {obj.kind}: {[attempt.outcome for attempt in timeline]}\n")
 
 
 if __name__ == "__main__":

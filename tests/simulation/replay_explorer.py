@@ -1,4 +1,4 @@
-"""Explores every state that the model of replays can reach, breadth first, and shows the shortest way to a bad one."""
+"""Explore every state that the model of replays can reach, breadth first, and show the shortest path to a bad one."""
 
 import time
 from collections import Counter
@@ -10,7 +10,7 @@ from tests.simulation.replay_model import Rules, State
 from tests.simulation.replay_promise import canonical, finished, violation
 from tests.simulation.replay_world import moves
 
-# What happens by itself, with a handler that always fails: with this alone everything comes to its end.
+# Moves that happen automatically, with a handler that always fails: these alone must lead every state to its end.
 _WORKERS = ("receive", "revive", "claim", "claim_nothing", "fail", "commit_refused", "settle")
 _REPLAYER = (
     "take",
@@ -29,7 +29,7 @@ HEALTHY = frozenset({*_WORKERS, *_REPLAYER, "reconcile", "expire"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exploration:
-    """The result. ``trace`` leads from the start to the violation, a move a line; empty where there is none."""
+    """The result. ``trace``: the moves from the start to the violation, one a line; empty without a violation."""
 
     states: int
     transitions: int
@@ -37,14 +37,14 @@ class Exploration:
     moves: Counter[str]
     violation: str | None
     trace: tuple[str, ...]
-    finished: int  # states in which everything is done
-    stranded: int  # states that no healthy way leads out of to a finished one; 0 if not asked for
+    finished: int  # states in which all work is done
+    stranded: int  # states without a healthy path to a finished one; 0 unless requested
 
 
 def explore(start: State, rules: Rules, *, states_max: int, recovery: bool = False) -> Exploration:
     """Visit states until one breaks the promise or all are seen.
 
-    Raises `AssertionError` beyond ``states_max`` states: a model that grew by accident.
+    Raises `AssertionError` beyond ``states_max`` states: the model grew by accident.
     """
     begin = time.perf_counter()
     with no_garbage_collection():
@@ -65,14 +65,14 @@ def explore(start: State, rules: Rules, *, states_max: int, recovery: bool = Fal
 
 
 class _Search:
-    """The frontier and the way back. States are numbered in the order of their discovery."""
+    """The frontier and the paths back to the start. States are numbered in the order of their discovery."""
 
     def __init__(self, start: State, rules: Rules, keep_edges: bool) -> None:
         self.states = [start]
         self.taken: Counter[str] = Counter()
         self._rules = rules
         self._numbers = {start: 0}
-        self._came_from = [(-1, "start")]
+        self._predecessors = [(-1, "start")]
         self._keep_edges = keep_edges
         self._before: list[list[int]] = [[]]  # by healthy moves
 
@@ -96,36 +96,35 @@ class _Search:
         return None
 
     def trace(self) -> Iterator[str]:
-        """The way to the newest state."""
+        """Yield the path to the newest state."""
         number, way = len(self.states) - 1, []
         while number >= 0:
             way.append(number)
-            number = self._came_from[number][0]
+            number = self._predecessors[number][0]
         for number in reversed(way):
-            yield f"{self._came_from[number][1]:15} {told(self.states[number])}"
+            yield f"{self._predecessors[number][1]:15} {describe(self.states[number])}"
 
     def stranded(self, done: list[int]) -> int:
-        """How many states have no way of healthy moves to a finished one."""
+        """Return the number of states without a path of healthy moves to a finished one."""
         reached, stack = set(done), list(done)
         while stack:
             for number in self._before[stack.pop()]:
                 if number not in reached:
                     reached.add(number)
                     stack.append(number)
-        self.lost = next((n for n in range(len(self.states)) if n not in reached), None)
         return len(self.states) - len(reached)
 
     def _add(self, state: State, here: int, name: str) -> int:
         self._numbers[state] = there = len(self.states)
         self.states.append(state)
-        self._came_from.append((here, name))
+        self._predecessors.append((here, name))
         self._before.append([])
         return there
 
 
-def told(s: State) -> str:
-    """A state in a line; ids change from line to line."""
-    places = ("queue", "first tier", "second tier")
+def describe(s: State) -> str:
+    """Return a state as one line. Ids change from line to line."""
+    places = ("queue", "DLQ", "final DLQ")
     objects = [
         f"{o.state}{f' by {o.holder}' if o.state == 'held' else ''}{f' {o.spent}' if o.spent else ''}"
         for o in s.objects

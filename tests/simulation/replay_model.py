@@ -1,14 +1,15 @@
-"""A model of message x claim x dead x replay x reconcile, small enough to be explored completely.
+"""A model of message x claim x failure x replay x reconcile, small enough to be explored completely.
 
-Objects, messages that name them, workers that receive, claim, commit and settle; a replayer that intends, sends, marks
-and deletes; a person who does the same with a letter of their choice at the same time; a console that moves a letter
-back; a reconcile that sends for what is missing. Any of them may die between two steps or lose its lease, each as often
-as the start allows. Time is adversarial: leases of the dead end at any moment, everybody is as slow as can be. Brokers
-move a letter whole and fence its settling, which SQS does not: what follows from that, the kill tests show.
+Objects; messages that name them; workers that receive, claim, commit and settle; a replayer that intends, sends, marks
+and deletes; a person who does the same with a chosen dead letter at the same time; a console that moves a dead letter
+back; a reconcile that sends messages for missing objects. Each of them may die between two steps or lose its lease, as
+often as the start allows. Time is adversarial: leases of dead processes end at any moment, and every process may be
+arbitrarily slow. Brokers move a dead letter atomically and fence its settlement. SQS does neither; the kill tests cover
+the consequences.
 
-What the product decides in pure functions, the model asks those (replay_rules.py). `replay_world.py` has the moves of
-all but the workers, `replay_promise.py` says what must never be seen, and `Mutation` names the rules that can be
-dropped, each of which must then lead to a violation.
+For decisions that the product makes in pure functions, the model calls these functions (replay_rules.py).
+`replay_world.py` has the moves of all but the workers, `replay_promise.py` has the invariants, and `Mutation` names the
+rules that can be dropped, each of which must then lead to a violation.
 """
 
 from collections.abc import Iterator
@@ -16,33 +17,33 @@ from enum import Flag, auto
 from itertools import permutations
 from typing import NamedTuple
 
-from tests.simulation.replay_rules import NONE, Outcome, dies, ended, failed, gives_life, settlement
+from tests.simulation.replay_rules import NONE, Outcome, ended, failed, gives_life, is_final_failure, settlement
 
-MAIN, FIRST, SECOND = 0, 1, 2  # places of a message: its queue, and the two tiers of letters
-NOBODY, REPLAYER, PERSON, DEAD_HOLDER = -1, 2, 3, 9  # who holds a lease; 0 and 1 are workers
-NOW = 99  # later than everything before; `canonical` makes small numbers of such times
+MAIN, DLQ, FINAL = 0, 1, 2  # places of a message: its queue, the DLQ and the final DLQ
+NO_HOLDER, REPLAYER, PERSON, DEAD_HOLDER = -1, 2, 3, 9  # holders of a lease; 0 and 1 are workers
+NOW = 99  # later than everything before; `canonical` turns such times into small numbers
 
 
 class Mutation(Flag):
     """A rule that is dropped."""
 
     NONE = 0
-    REVIVE_BEFORE_SEND = auto()  # the replayer itself brings the object back to life, and then sends
+    REVIVE_BEFORE_SEND = auto()  # the replayer itself revives the object, and then sends
     REPLAY_WITHOUT_ID = auto()
     DELETE_BEFORE_SEND = auto()
     NO_MARK = auto()
-    REVIVE_OUTSIDE_CLAIM = auto()  # a worker revives in a transaction of its own, and then claims
-    CARRIER_ACKED = auto()  # a carrier that comes again finds its object dead and is acked
-    OLD_MESSAGES_REVIVE = auto()  # any message but the carrier revives, whenever it was enqueued
-    SPENT_REVIVES = auto()  # a replay id revives however often it comes
+    REVIVE_OUTSIDE_CLAIM = auto()  # a worker revives in a separate transaction, and then claims
+    ORIGINAL_ACKED = auto()  # a redelivered original message finds its object failed and is acked
+    OLD_MESSAGES_REVIVE = auto()  # any message but the original one revives, whenever it was enqueued
+    SPENT_REVIVES = auto()  # a replay id revives repeatedly
     RECONCILE_SENDS_FOR_DEAD = auto()
-    GIVEN_UP_DESPITE_INTENT = auto()  # at its limit, a letter is set aside though somebody's intent is on record
-    SET_ASIDE_DELETES = auto()  # the second tier is a delete
+    GIVEN_UP_DESPITE_INTENT = auto()  # at its limit, a dead letter is set aside despite a recorded intent to replay it
+    SET_ASIDE_DELETES = auto()  # moving to the final DLQ deletes
     CLAIM_TAKES_PROCESSED = auto()
-    NO_FENCE = auto()  # a commit counts whoever has the objects now
+    NO_FENCE = auto()  # a commit counts whoever owns the objects now
     ACK_BEFORE_COMMIT = auto()
-    ANOTHER_CARRIES = auto()  # whoever claims an object that lives again is its carrier, as in its first life
-    NOBODY_ELSE_CARRIES = auto()  # who revived an object is its carrier, even where a replay of theirs comes
+    CLAIM_REPLACES_ORIGINAL = auto()  # any claim of a revived object makes its message the original one
+    REPLAY_KEEPS_ORIGINAL = auto()  # the message that revived an object stays the original one despite a replay
 
 
 class M(NamedTuple):
@@ -59,38 +60,38 @@ class M(NamedTuple):
 
 class O(NamedTuple):  # noqa: E742 - an object, as M is a message
     state: str = "free"  # free | held | done | dead
-    holder: int = NOBODY
+    holder: int = NO_HOLDER
     attempts: int = 0
-    original_message: int = NONE  # of its death, and then of its next life
-    dead_at: int = 0  # its last death; 0: it never died
+    original_message: int = NONE  # of its failure, and then of its next life
+    dead_at: int = 0  # its last failure; 0: it never failed
     spent: tuple[int, ...] = ()  # replay ids
     effects: int = 0
-    twice: bool = False  # one replay, which was sent before the object died, gave it another life after that death
+    twice: bool = False  # one replay, sent before the object failed, revived it after that failure
 
 
 class W(NamedTuple):
-    """A worker, with what it received as it was then."""
+    """A worker, with its received messages as they were then."""
 
     phase: str = "idle"  # absent | idle | received | revived | claimed | settling
     messages: tuple[M, ...] = ()
-    outcomes: tuple[Outcome, ...] = ()  # by object; ("ours", carrier) for what it has claimed
+    outcomes: tuple[Outcome, ...] = ()  # by object; ("ours", original message) for claimed ones
 
 
 class R(NamedTuple):
     """A replayer, or a person who replays."""
 
     phase: str = "idle"  # absent | idle | taken | giving_up | intended | sent | marked
-    letter: M | None = None
-    tally: int = 0  # replays in a row that the message is to carry
+    dead_letter: M | None = None
+    tally: int = 0  # consecutive replays that the message will record
 
 
 class L(NamedTuple):
-    """The ledger's record of a replay, and what the test knows besides."""
+    """The ledger's record of a replay, and what the test tracks in addition."""
 
     id: int
     record: int = NONE  # the count that was intended, or SENT
     sends: int = 0
-    excuses: int = 0  # times that a replayer died or lost its lease when it could not know whether it sent
+    excuses: int = 0  # times that a replayer died or lost its lease without knowing whether it had sent
 
 
 SENT = 99
@@ -100,7 +101,7 @@ class Rules(NamedTuple):
     attempts_max: int = 2
     replays_max: int = 1
     batch_max: int = 1
-    deduplicates: bool = True  # and lets letters be looked at without a lease, as brokers do that deduplicate
+    deduplicates: bool = True  # such brokers also allow reading dead letters without a lease
     behind: bool = False  # the broker's clock may be behind the ledger's
     sleeps: bool = False  # a worker may lose its lease between receiving and claiming, and not notice
     dropped: Mutation = Mutation.NONE
@@ -113,14 +114,14 @@ class State(NamedTuple):
     replayer: R = R()
     person: R = R("absent")
     log: tuple[L, ...] = ()
-    looked: tuple[int, ...] = ()  # objects that a reconcile found missing
-    doubles: int = 0  # messages too many, of which each has its reason
+    found_missing: tuple[int, ...] = ()  # objects that a reconcile found missing
+    doubles: int = 0  # extra messages, each with a valid reason
     crashes: int = 0  # what may still happen:
     lapses: int = 0
     redrives: int = 0
     replays: int = 0  # by the person
     reconciles: int = 0
-    moved: int = 0  # messages that their broker itself makes letters of, as SQS does after too many receives
+    moved: int = 0  # messages that the broker itself dead-letters, as SQS does after too many receives
 
 
 Move = tuple[str, State]
@@ -139,11 +140,11 @@ def worker_moves(s: State, rules: Rules) -> Iterator[Move]:
         elif worker.phase == "settling":
             yield "settle", _settle(s, i)
         if worker.phase != "idle" and s.crashes:
-            yield "crash_worker", _died(s, i)._replace(crashes=s.crashes - 1)
+            yield "crash_worker", _crashed(s, i)._replace(crashes=s.crashes - 1)
 
 
 def _receive(s: State, i: int, rules: Rules) -> Iterator[Move]:
-    visible = [m for m in s.messages if m.place == MAIN and m.holder == NOBODY]
+    visible = [m for m in s.messages if m.place == MAIN and m.holder == NO_HOLDER]
     for size in range(1, rules.batch_max + 1):
         for taken in permutations(visible, size):
             messages = tuple(m._replace(holder=i) if m in taken else m for m in s.messages)
@@ -151,7 +152,7 @@ def _receive(s: State, i: int, rules: Rules) -> Iterator[Move]:
 
 
 def _claim(s: State, i: int, rules: Rules) -> Iterator[Move]:
-    """One transaction: revive what may live again, take what is free, read how the rest stands."""
+    """Claim in one transaction: revive objects that may be revived, take the free ones, read the state of the rest."""
     batch, dropped = s.workers[i].messages, rules.dropped
     if Mutation.REVIVE_OUTSIDE_CLAIM in dropped and s.workers[i].phase == "received":
         living = tuple(
@@ -182,13 +183,13 @@ def _claimed(o: O, n: int, i: int, batch: tuple[M, ...], dropped: Mutation) -> t
     if not takes and (o.state != "dead" or reviver is None):
         if o.state == "held":
             return o, ("later", NONE)
-        told = ended(o.state, o.original_message)
-        return o, ("done", NONE) if Mutation.CARRIER_ACKED in dropped else told
-    charged = 1 if o.state == "dead" else o.attempts + 1
-    taken = o._replace(state="held", holder=i, attempts=charged)
-    if o.dead_at and takes and Mutation.ANOTHER_CARRIES in dropped:
+        outcome = ended(o.state, o.original_message)
+        return o, ("done", NONE) if Mutation.ORIGINAL_ACKED in dropped else outcome
+    attempts = 1 if o.state == "dead" else o.attempts + 1
+    taken = o._replace(state="held", holder=i, attempts=attempts)
+    if o.dead_at and takes and Mutation.CLAIM_REPLACES_ORIGINAL in dropped:
         reviver = original_messages[0]
-    if reviver is None or (o.dead_at and takes and Mutation.NOBODY_ELSE_CARRIES in dropped):
+    if reviver is None or (o.dead_at and takes and Mutation.REPLAY_KEEPS_ORIGINAL in dropped):
         return taken, ("ours", o.original_message)
     twice = o.state == "dead" and reviver.replay in o.spent and reviver.time < o.dead_at
     spent = tuple(sorted({*o.spent, reviver.replay} - {NONE}))
@@ -197,7 +198,7 @@ def _claimed(o: O, n: int, i: int, batch: tuple[M, ...], dropped: Mutation) -> t
 
 
 def _reviver(o: O, messages: list[M], dropped: Mutation) -> M | None:
-    """The first that may give the object another life: it carries it then, and so may others that might have."""
+    """Return the first message that may revive the object; it becomes its original message, as may others like it."""
     for m in messages:
         spent = () if Mutation.SPENT_REVIVES in dropped else o.spent
         old = Mutation.OLD_MESSAGES_REVIVE in dropped and m.id != o.original_message
@@ -209,29 +210,29 @@ def _reviver(o: O, messages: list[M], dropped: Mutation) -> M | None:
 
 
 def _commit(s: State, i: int, rules: Rules) -> Iterator[Move]:
-    """One transaction, fenced: every object that was claimed is processed, or fails."""
+    """Commit in one fenced transaction: every claimed object is processed, or fails."""
     outcomes = s.workers[i].outcomes
     ours = [n for n, (kind, _) in enumerate(outcomes) if kind == "ours"]
     fenced = Mutation.NO_FENCE not in rules.dropped
     if fenced and any((s.objects[n].state, s.objects[n].holder) != ("held", i) for n in ours):
-        yield "commit_refused", _died(s, i)  # it lets go of everything, and its leases end
+        yield "commit_refused", _crashed(s, i)  # the worker drops everything, and its leases end
         return
     for processed in _subsets(ours):
-        objects, told = list(s.objects), list(outcomes)
+        objects, results = list(s.objects), list(outcomes)
         for n in ours:
             o, original_message = objects[n], outcomes[n][1]
             if n in processed:
-                objects[n], told[n] = O("done", effects=o.effects + 1), ("done", NONE)
+                objects[n], results[n] = O("done", effects=o.effects + 1), ("done", NONE)
                 continue
-            told[n] = failed(o.attempts, rules.attempts_max, original_message)
-            dead = dies(o.attempts, rules.attempts_max)
+            results[n] = failed(o.attempts, rules.attempts_max, original_message)
+            dead = is_final_failure(o.attempts, rules.attempts_max)
             objects[n] = (
-                o._replace(state="dead", holder=NOBODY, dead_at=NOW, original_message=original_message)
+                o._replace(state="dead", holder=NO_HOLDER, dead_at=NOW, original_message=original_message)
                 if dead
                 else free(o)
             )
         after = s._replace(objects=tuple(objects))
-        committed = work(after, i, s.workers[i]._replace(phase="settling", outcomes=tuple(told)))
+        committed = work(after, i, s.workers[i]._replace(phase="settling", outcomes=tuple(results)))
         yield ("fail" if not processed else "process"), committed
 
 
@@ -241,7 +242,7 @@ def _subsets(ours: list[int]) -> Iterator[frozenset[int]]:
 
 
 def _settle(s: State, i: int) -> State:
-    """The first message that is not settled yet. A lease that was lost settles nothing."""
+    """Settle the first unsettled message. A lost lease settles nothing."""
     worker = s.workers[i]
     m, rest = worker.messages[0], worker.messages[1:]
     after = work(s, i, worker._replace(messages=rest) if rest else W())
@@ -251,21 +252,21 @@ def _settle(s: State, i: int) -> State:
     others = tuple(it for it in s.messages if it is not here)
     match settlement(tuple(worker.outcomes[n] for n in m.names), m.id):
         case "release":
-            others += (here._replace(holder=NOBODY),)
+            others += (here._replace(holder=NO_HOLDER),)
         case "dead_letter":
-            others += (here._replace(place=FIRST, holder=NOBODY, time=NOW),)
+            others += (here._replace(place=DLQ, holder=NO_HOLDER, time=NOW),)
     return after._replace(messages=others)
 
 
-def _died(s: State, i: int) -> State:
-    """The worker lets go of everything; what it held ends by itself."""
+def _crashed(s: State, i: int) -> State:
+    """Let the worker drop everything; its leases and claims expire."""
     objects = tuple(o._replace(holder=DEAD_HOLDER) if o.state == "held" and o.holder == i else o for o in s.objects)
     messages = tuple(m._replace(holder=DEAD_HOLDER) if m.holder == i else m for m in s.messages)
     return work(s._replace(objects=objects, messages=messages), i, W())
 
 
 def free(o: O) -> O:
-    return o._replace(state="free", holder=NOBODY)
+    return o._replace(state="free", holder=NO_HOLDER)
 
 
 def work(s: State, i: int, worker: W) -> State:

@@ -1,17 +1,17 @@
-"""The invariants of the model of replays, of its finished states, and which states are equivalent."""
+"""The invariants of the model of replays, of its finished states, and the equivalence of states."""
 
-from tests.simulation.replay_model import MAIN, SECOND, L, M, O, R, State
+from tests.simulation.replay_model import FINAL, MAIN, L, M, O, R, State
 from tests.simulation.replay_rules import NONE, gives_life
 
-ANY = 0  # in place of what makes no difference any more
+ANY = 0  # a placeholder for values that no longer matter
 
 
 def violation(s: State) -> str | None:
-    """The first sentence of the promise that this state breaks."""
+    """Return the first invariant that this state breaks."""
     for one in s.log:
         if one.sends > 1 + one.excuses:
-            return "a letter was sent again, and nobody had died or lost a lease while it was not known"
-    letters = _waiting(s)
+            return "a dead letter was sent again without a crash or a lost lease that excuses it"
+    dead_letters = _waiting(s)
     for n, o in enumerate(s.objects):
         if o.effects > 1:
             return "an object took effect twice"
@@ -19,22 +19,22 @@ def violation(s: State) -> str | None:
             return "a replay revived an object twice"
         if o.state == "done":
             continue
-        named = [m for m in letters if n in m.names]
+        named = [m for m in dead_letters if n in m.names]
         if not named and not any(_acts(m, n, o) for m in s.messages):
-            return "an object is lost: no letter tells of it, and no message brings it back"
-        if o.state == "dead" and _told_apart(s) and len(named) > 1 + s.doubles:
-            return "an object that died has a letter too many"
+            return "an object is lost: no dead letter names it, and no message revives it"
+        if o.state == "dead" and _is_single_object(s) and len(named) > 1 + s.doubles:
+            return "a failed object has one dead letter too many"
     return None
 
 
 def _waiting(s: State) -> list[M]:
-    """Return the dead letters, without sent ones that only wait to be deleted."""
+    """Return the dead letters, without sent ones that only wait for deletion."""
     sent = {one.id for one in s.log if one.sends}
     return [m for m in s.messages if m.place != MAIN and m.id not in sent]
 
 
 def _acts(m: M, n: int, o: O) -> bool:
-    """Whether the message, when it comes, does something about the object."""
+    """Return True if the message, when delivered, has an effect on the object."""
     if m.place != MAIN or n not in m.names:
         return False
     if o.state != "dead" or m.id == o.original_message:
@@ -42,36 +42,36 @@ def _acts(m: M, n: int, o: O) -> bool:
     return gives_life(m.id, m.time, m.replay, original_message=o.original_message, dead_at=o.dead_at, spent=o.spent)
 
 
-def _told_apart(s: State) -> bool:
-    """Where messages name several objects, one that is replayed for the one revives the other, too, and carries it."""
+def _is_single_object(s: State) -> bool:
+    """Return True for one object. If messages name several, a replay for one object revives the others, too."""
     return len(s.objects) == 1
 
 
 def finished(s: State) -> bool:
-    """Nothing is under way; what is dead waits for people, with one letter where nothing made two."""
-    if s.looked or any(m.place != SECOND for m in s.messages):
+    """Return True if nothing is in progress, and failed objects wait for people with exactly one dead letter each."""
+    if s.found_missing or any(m.place != FINAL for m in s.messages):
         return False
-    if any(w.phase != "idle" for w in s.workers) or any(r.letter is not None for r in (s.replayer, s.person)):
+    if any(w.phase != "idle" for w in s.workers) or any(r.dead_letter is not None for r in (s.replayer, s.person)):
         return False
-    letters = _waiting(s)
-    exact = not _told_apart(s) or s.doubles or len(letters) == sum(o.state == "dead" for o in s.objects)
+    dead_letters = _waiting(s)
+    exact = not _is_single_object(s) or s.doubles or len(dead_letters) == sum(o.state == "dead" for o in s.objects)
     return bool(exact) and all(o.state in ("done", "dead") for o in s.objects)
 
 
-# --- states that are alike -------------------------------------------------------------------------------------------
+# --- equivalent states -----------------------------------------------------------------------------------------------
 
 
 def canonical(s: State) -> State:
-    """One representative for all states that differ only in ids, in times, in workers' names, or in what is over."""
+    """Return one representative of all states that differ only in ids, times, workers' names, or the past."""
     return _workers_sorted(_renamed(_timed(_forgotten(s))))
 
 
 def _forgotten(s: State) -> State:
     copies = tuple(w._replace(messages=tuple(m._replace(tally=ANY, holder=ANY) for m in w.messages)) for w in s.workers)
-    hands = [_held(r) for r in (s.replayer, s.person)]
-    letters = [r.letter for r in hands if r.letter is not None]
+    replayers = [_held(r) for r in (s.replayer, s.person)]
+    dead_letters = [r.dead_letter for r in replayers if r.dead_letter is not None]
     live = {m.id for m in s.messages}
-    kept = live | {letter.id for letter in letters}
+    kept = live | {dead_letter.id for dead_letter in dead_letters}
     carried = kept | {m.replay for m in s.messages} | {m.replay for w in copies for m in w.messages}
     original_messages = live | {m.id for w in copies for m in w.messages}
     objects = tuple(
@@ -86,15 +86,17 @@ def _forgotten(s: State) -> State:
     )
     messages = tuple(m if m.place == MAIN else m._replace(time=ANY) for m in s.messages)
     log = tuple(one for one in s.log if one.id in kept and one != L(one.id))
-    return s._replace(objects=objects, messages=messages, workers=copies, replayer=hands[0], person=hands[1], log=log)
+    return s._replace(
+        objects=objects, messages=messages, workers=copies, replayer=replayers[0], person=replayers[1], log=log
+    )
 
 
 def _held(r: R) -> R:
-    return r if r.letter is None else r._replace(letter=r.letter._replace(time=ANY, holder=ANY))
+    return r if r.dead_letter is None else r._replace(dead_letter=r.dead_letter._replace(time=ANY, holder=ANY))
 
 
 def _timed(s: State) -> State:
-    """Times only say which deaths a message is newer than: deaths are even, messages odd."""
+    """Reduce times to which failures a message is newer than: failures are even, messages odd."""
     deaths = sorted({o.dead_at for o in s.objects if o.dead_at})
 
     def timed(m: M) -> M:
@@ -115,7 +117,7 @@ def _renamed(s: State) -> State:
         s.messages, key=lambda m: (m.place, m.names, m.tally, m.holder, m.time, known.get(m.id, nothing), m.replay)
     )
     ids = [m.id for m in order]
-    ids += [r.letter.id for r in (s.replayer, s.person) if r.letter is not None]
+    ids += [r.dead_letter.id for r in (s.replayer, s.person) if r.dead_letter is not None]
     ids += [m.id for w in s.workers for m in w.messages]
     ids += [m.replay for m in order]
     ids += [m.replay for w in s.workers for m in w.messages]
@@ -127,7 +129,11 @@ def _renamed(s: State) -> State:
         return m._replace(id=name[m.id], replay=name[m.replay])
 
     def held(r: R) -> R:
-        return r if r.letter is None else r._replace(letter=r.letter._replace(id=name[r.letter.id], replay=NONE))
+        return (
+            r
+            if r.dead_letter is None
+            else r._replace(dead_letter=r.dead_letter._replace(id=name[r.dead_letter.id], replay=NONE))
+        )
 
     return s._replace(
         objects=tuple(

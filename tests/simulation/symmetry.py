@@ -1,17 +1,17 @@
-"""One representative for all states that differ only in names: of objects, attempts, drivers and publishers.
+"""One representative of all states that differ only in the names of objects, attempts, drivers and publishers.
 
 Any choice of representative is sound, since the model treats all names alike; a bad choice only costs states.
 """
 
 from tests.simulation.model import FREE, IDS, NO_ATTEMPT, A, State
 
-_NOBODY = A()
+_FORGOTTEN = A()
 _REMEMBERED = ("none", "open")
 _SWAPPED = (0, 2, 1, 3)  # a set of objects, with the objects' names exchanged
 
 
 def canonical(s: State) -> State:
-    """The representative; attempts that nothing remembers are forgotten, so that their ids can be given again."""
+    """Return the representative. Attempts that no state refers to are forgotten, so that their ids can be reused."""
     s = forget(s)
     if s.drivers[0] > s.drivers[1]:
         s = s._replace(drivers=s.drivers[::-1])
@@ -26,7 +26,7 @@ def canonical(s: State) -> State:
 
 
 def forget(s: State) -> State:
-    """Attempts that ended, with no more known of them than what somebody still refers to. Names stay as they are."""
+    """Reduce ended attempts to the facts that the state still refers to. Names stay as they are."""
     if all(it.state in _REMEMBERED for it in s.attempts):
         return s
     attempts = [it if it.state in _REMEMBERED else _forgotten(s, a) for a, it in enumerate(s.attempts)]
@@ -39,11 +39,11 @@ def _forgotten(s: State, a: int) -> A:
         return it
     if s.drivers[0].attempt == a or s.drivers[1].attempt == a or any(attempt == a for attempt, _ in s.sending):
         return it
-    return A(it.state, 0, 0, it.file, it.writing) if it.file or it.writing else _NOBODY
+    return A(it.state, 0, 0, it.file, it.writing) if it.file or it.writing else _FORGOTTEN
 
 
 def _objects_reversed(s: State) -> bool:
-    """Whether object 1 comes before object 0. Cheap marks decide nearly always."""
+    """Return True if object 1 comes before object 0. Cheap marks nearly always decide."""
     first, second = s.owners
     one = (min(first, 0), s.acked & 1, s.table.compacted[0])
     two = (min(second, 0), s.acked >> 1, s.table.compacted[1])
@@ -77,7 +77,7 @@ def _attempt_key(s: State, a: int) -> tuple[object, ...]:
 
 
 def _attempts_renamed(s: State, order: list[int]) -> State:
-    """``order[n]`` is the old name of the attempt that is now called ``n``."""
+    """Rename attempts. ``order[n]`` is the old name of the attempt that is now called ``n``."""
     name = {old: new for new, old in enumerate(order)} | {NO_ATTEMPT: NO_ATTEMPT, FREE: FREE, -2: -2}
     return s._replace(
         attempts=tuple(s.attempts[old] for old in order),

@@ -1,10 +1,9 @@
-"""Heartbeats, explored completely: whatever the ledger does, the lease of a handler that is alive does not end, and no
-claim outlives the lease of its message.
+"""Heartbeats, explored completely: the lease of a living handler never ends, and no claim outlives its message's lease.
 
-One message in work, with its lease at the broker and its claim in the ledger. The broker answers at once, the ledger
-whenever it likes, and a beat may need any number of calls to it, one after the other. The worker may die at any moment.
-That claim and lease are extended in any order is in the schedules; here is what may wait for what. The model shares no
-code with the product; `Mutation` names the rules that can be dropped.
+One running message, with its lease at the broker and its claim in the ledger. The broker responds at once, the ledger
+at any time, and a beat may need any number of consecutive calls to it. The worker may die at any moment. The schedules
+cover the order in which claim and lease are extended; this model covers what waits for what. It shares no code with the
+product; `Mutation` names the rules that can be dropped.
 """
 
 from collections import Counter
@@ -15,16 +14,16 @@ from typing import NamedTuple
 import pytest
 
 LEASE, BEAT = 6, 2
-CLAIM = LEASE - 1  # from the begin of the beat that extends it
-LOST = "the message of a handler that is alive is given to another worker"
-BUSY = "the message of a dead worker comes back before its claim has ended"
+CLAIM = LEASE - 1  # from the start of the beat that extends it
+LOST = "the message of a living handler is delivered to another worker"
+BUSY = "the message of a dead worker is redelivered before its claim has ended"
 
 
 class Mutation(Flag):
     NONE = 0
     LEASE_FOLLOWS_CLAIM = auto()  # a beat extends the claims, and then the leases
     BEAT_AWAITS_CLAIM = auto()  # a beat extends the leases first, and the next one begins when the claims are extended
-    CLAIM_FROM_ITS_CALL = auto()  # a claim is extended for as long as if the beat had begun with its call
+    CLAIM_FROM_ITS_CALL = auto()  # a claim is extended as if the beat had begun with its call
 
 
 MUTANTS = {
@@ -35,11 +34,11 @@ MUTANTS = {
 
 
 class State(NamedTuple):
-    lease: int = LEASE  # what is left of it
+    lease: int = LEASE  # remaining time
     claim: int = CLAIM
     alive: bool = True
     to_beat: int = BEAT
-    asking: int = -1  # for how long the calls of a beat to the ledger have gone on; -1: none are under way
+    asking: int = -1  # how long the ledger calls of a beat have taken so far; -1: none are in progress
 
 
 def moves(s: State, m: Mutation) -> Iterator[tuple[str, State]]:
@@ -58,9 +57,9 @@ def moves(s: State, m: Mutation) -> Iterator[tuple[str, State]]:
 
 
 def _beat(s: State, m: Mutation) -> State:
-    """Of claims the calls of the beat before go on, if they are not over."""
-    asked = s._replace(to_beat=BEAT, asking=max(s.asking, 0))
-    return asked if Mutation.LEASE_FOLLOWS_CLAIM in m else asked._replace(lease=LEASE)
+    """Begin a beat. Calls of the previous beat for claims continue if they have not ended."""
+    begun = s._replace(to_beat=BEAT, asking=max(s.asking, 0))
+    return begun if Mutation.LEASE_FOLLOWS_CLAIM in m else begun._replace(lease=LEASE)
 
 
 def _over(s: State, m: Mutation) -> State:
@@ -84,7 +83,7 @@ def violation(s: State) -> str | None:
 
 
 def explore(m: Mutation) -> tuple[int, Counter[str], list[str]]:
-    """Visit every state: how many there are, by which moves, and what they break."""
+    """Visit every state. Return their number, the moves taken, and the violations."""
     seen, waiting, taken, broken = {State()}, [State()], Counter[str](), list[str]()
     for state in waiting:
         for name, there in moves(state, m):
@@ -96,11 +95,11 @@ def explore(m: Mutation) -> tuple[int, Counter[str], list[str]]:
     return len(seen), taken, broken
 
 
-def test_no_lease_ends_while_its_handler_is_alive_and_no_claim_outlives_one() -> None:
+def test_no_lease_of_a_living_handler_ends_and_no_claim_outlives_its_lease() -> None:
     states, taken, broken = explore(Mutation.NONE)
     assert broken == []
-    assert states > 80, "a model that shrinks by accident proves less than it says"
-    assert len(taken) == 5, "everything that may happen does"
+    assert states > 80, "a model that shrinks by accident proves less than it claims"
+    assert len(taken) == 5, "every move happens"
 
 
 @pytest.mark.parametrize("mutation", MUTANTS, ids=lambda mutation: str(mutation.name))

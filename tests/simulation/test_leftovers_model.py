@@ -1,8 +1,8 @@
-"""Compactions and the gc of what they leave, explored completely: no version names a file that gc deletes.
+"""Compactions and the gc of their leftovers, explored completely: no version names a file that gc deletes.
 
-A compaction, two passes of gc that may each stop anywhere and begin again, and others who commit versions of their own.
-Any of them may be halted for any time between two steps, and a compaction that is halted still goes on at the end.
-The model shares no code with the product; `Mutation` names the rules that can be dropped.
+A compaction; two passes of gc that may each stop anywhere and begin again; other processes that commit versions. Any of
+them may be paused between two steps for any time, and a paused compaction still continues at the end. The model shares
+no code with the product; `Mutation` names the rules that can be dropped.
 """
 
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ VERSIONS_MAX = 4
 class Mutation(Flag):
     NONE = 0
     DELETES_AT_ONCE = auto()  # gc does not wait for a version after the noted one
-    NOTES_BEFORE_MARK = auto()  # the noted version was loaded before the mark was there
-    LOOKS_BEFORE_LOAD = auto()  # the compaction looks for the mark and then loads the table
-    NO_MARK = auto()  # the compaction does not look for the mark
-    NO_LOOK_AT_FILES = auto()  # the compaction does not look whether its files are there
+    NOTES_BEFORE_MARK = auto()  # the noted version was loaded before the mark existed
+    CHECK_BEFORE_LOAD = auto()  # the compaction checks for the mark and then loads the table
+    NO_MARK = auto()  # the compaction does not check for the mark
+    NO_FILE_CHECK = auto()  # the compaction does not check that its files exist
     MARK_DELETED_FIRST = auto()
-    LOG_UNREAD = auto()  # gc does not ask whether the log names the folder
+    LOG_UNREAD = auto()  # gc does not check whether the log names the folder
 
 
 class State(NamedTuple):
@@ -31,10 +31,10 @@ class State(NamedTuple):
     file: bool = True
     mark: bool = False
     noted: int = -1  # -1: no note
-    compaction: str = "start"  # start | loaded | looked | marked-free | ended
+    compaction: str = "start"  # start | half | checked | ready | ended
     loaded: int = -1
     gc: str = "idle"  # idle | marking | deciding | deleting | unmarking
-    seen: int = -1  # the version that gc has in hand
+    seen: int = -1  # the version that gc has read
 
 
 def moves(s: State, m: Mutation) -> Iterator[tuple[str, State]]:
@@ -47,14 +47,14 @@ def moves(s: State, m: Mutation) -> Iterator[tuple[str, State]]:
 
 
 def _compaction(s: State, m: Mutation) -> Iterator[tuple[str, State]]:
-    first, second = ("look", "load") if Mutation.LOOKS_BEFORE_LOAD in m else ("load", "look")
+    first, second = ("check", "load") if Mutation.CHECK_BEFORE_LOAD in m else ("load", "check")
     if s.compaction == "start":
         yield first, _step(s, first, "half", m)
     elif s.compaction == "half":
         yield second, _step(s, second, "checked", m)
-    elif s.compaction == "checked":  # then for its files
-        gone = not s.file and Mutation.NO_LOOK_AT_FILES not in m
-        yield "looks for its files", s._replace(compaction="ended" if gone else "ready")
+    elif s.compaction == "checked":  # then it checks its files
+        deleted = not s.file and Mutation.NO_FILE_CHECK not in m
+        yield "checks its files", s._replace(compaction="ended" if deleted else "ready")
     elif s.compaction == "ready":
         if s.version == s.loaded:
             yield "commits", s._replace(version=s.version + 1, named=True, compaction="ended")
@@ -62,8 +62,8 @@ def _compaction(s: State, m: Mutation) -> Iterator[tuple[str, State]]:
             yield "meets a conflict", s._replace(compaction="start", loaded=-1)
 
 
-def _step(s: State, what: str, then: str, m: Mutation) -> State:
-    if what == "load":
+def _step(s: State, action: str, then: str, m: Mutation) -> State:
+    if action == "load":
         return s._replace(loaded=s.version, compaction=then)
     return s._replace(compaction="ended" if s.mark and Mutation.NO_MARK not in m else then)
 
@@ -85,7 +85,7 @@ def _gc(s: State, m: Mutation) -> Iterator[tuple[str, State]]:
             yield "gc loads", s._replace(seen=s.version)
         else:
             yield "gc notes", s._replace(gc="idle", noted=s.seen, seen=-1)
-    elif s.gc == "deciding":  # the log is read behind the table
+    elif s.gc == "deciding":  # the log is read after the table
         yield "gc reads the log", s._replace(gc="deleting" if unnamed else "idle")
     elif s.gc == "deleting":
         if Mutation.MARK_DELETED_FIRST in m:
@@ -97,7 +97,7 @@ def _gc(s: State, m: Mutation) -> Iterator[tuple[str, State]]:
 
 
 def explore(m: Mutation) -> tuple[int, bool, bool]:
-    """How many states there are, whether one names a deleted file, and whether one has collected everything."""
+    """Return the number of states, and whether any names a deleted file, and whether any has collected everything."""
     seen, waiting = {State()}, [State()]
     while waiting:
         for _, state in moves(waiting.pop(), m):

@@ -1,8 +1,8 @@
-"""Publishing beside a ledger that fails over to a replica without its last commits, explored completely.
+"""Publishing with a ledger that fails over to a replica without its last commits, explored completely.
 
 The real `publish` runs on doubles of ledger and tables. Every history of a few actions is tried: commits with and
 without files for either table, failovers that lose any number of batches, and publishes by two processes, each with its
-memory of what it read before. A failover may also come between any two reads of one publish, with new commits at once.
+memory of previous reads. A failover may also happen between any two reads of one publish, with new commits at once.
 """
 
 import sys
@@ -26,9 +26,9 @@ from penstock.sinks.sink import Append, Position
 from penstock.testing import FakeClock
 
 BATCHES_MAX = 2  # in the ledger at a time
-COMMITS_MAX = 4  # with those that were lost
+COMMITS_MAX = 4  # including lost ones
 FAILOVERS_MAX = 1
-READS_MAX = 5  # of one publish, before each of which a failover may come
+READS_MAX = 5  # of one publish, with a possible failover before each
 STATES_MIN, STATES_MAX = 3_000, 80_000
 SCHEMA = pa.schema([("id", pa.int64())])
 FILES = ((False, False), (True, False), (False, True), (True, True))  # for the table, for the quarantine table
@@ -63,7 +63,7 @@ class State(NamedTuple):
 
 
 class FakeLedger:
-    """The batches of a state. Before its ``lost_at``-th read it fails over."""
+    """The batches of a state. It fails over before its ``lost_at``-th read."""
 
     def __init__(self, batches: Sequence[Batch], after: Sequence[Batch] | None, lost_at: int) -> None:
         self.held, self.after, self.reads_left = batches, after, lost_at
@@ -83,7 +83,7 @@ class FakeLedger:
 
 
 class FakeTable:
-    """A table without another publisher."""
+    """A table without a concurrent publisher."""
 
     uri = "table"
     version = 0
@@ -150,11 +150,11 @@ def _losses(s: State) -> Iterator[tuple[Batch, ...]]:
 
 
 def _published(s: State, process: int, after: tuple[Batch, ...] | None, read: int) -> State:
-    """One process publishes to both tables, as workers do; a table that halts keeps it from the next."""
+    """Publish to both tables by one process, as workers do. A table that halts prevents the next."""
     ledger = FakeLedger(s.ledger, after, read)
     tables = [FakeTable(shown) for shown in s.tables]
     memory = list(s.memories[process])
-    heard: list[Event] = []
+    emitted: list[Event] = []
     halted = False
     try:
         for number, table in enumerate(tables):
@@ -164,7 +164,7 @@ def _published(s: State, process: int, after: tuple[Batch, ...] | None, read: in
                 pipeline="p",
                 manifest_of=MANIFEST_OF[number],
                 schema_of=lambda _: SCHEMA,
-                bus=Bus(heard.append),
+                bus=Bus(emitted.append),
                 probe=lambda _: None,
                 step=Step.ROWS_PUBLISHED,
                 clock=FakeClock(auto_advance=True),
@@ -176,14 +176,14 @@ def _published(s: State, process: int, after: tuple[Batch, ...] | None, read: in
     held = tuple(ledger.held)
     if not halted and held == s.ledger:
         for number, table in enumerate(tables):
-            assert set(table.ids) == {one.id for one in held if one.files[number]}, "not all is shown"
-        told = sum(isinstance(event, LedgerRolledBack) for event in heard)
+            assert set(table.ids) == {one.id for one in held if one.files[number]}, "not all batches are shown"
+        reported = sum(isinstance(event, LedgerRolledBack) for event in emitted)
         lost = [
             memory
             for memory, (position, _) in zip(s.memories[process], s.tables, strict=True)
             if memory is not None and memory.position == position and not _has(held, memory.read_to)
         ]
-        assert told == len(lost), "a failover passed in silence"
+        assert reported == len(lost), "a failover was not reported"
     memories = list(s.memories)
     memories[process] = (_bare(memory[0]), _bare(memory[1]))
     failovers = s.failovers + (held != s.ledger)
@@ -194,7 +194,7 @@ def _published(s: State, process: int, after: tuple[Batch, ...] | None, read: in
 
 
 def _bare(memory: Published | None) -> Published | None:
-    """Without what tells only of the call itself, so that states that differ in nothing else are one."""
+    """Remove the facts of the call itself, so that states that differ only in these are equal."""
     return None if memory is None else replace(memory, batches=0, table_version=0)
 
 
@@ -203,7 +203,7 @@ def _has(ledger: Sequence[Batch], place: Position) -> bool:
 
 
 def violation(s: State) -> str | None:
-    """A table shows its ledger's batches up to its position, or its position is one that halts whoever publishes."""
+    """Check that a table shows the ledger's batches up to its position, unless its position halts publishers."""
     for number, (position, ids) in enumerate(s.tables):
         expected = {one.id for one in s.ledger[: position.seq] if one.files[number]}
         if _has(s.ledger, position) and (set(ids) != expected or len(set(ids)) != len(ids)):
@@ -230,14 +230,14 @@ def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishing, "PAGE_BATCHES", 2)
 
 
-def test_no_history_of_failovers_hides_a_batch_in_silence() -> None:
+def test_no_history_of_failovers_hides_a_batch_unreported() -> None:
     states, bad = explore()
     assert bad is None
     sys.stdout.write(f"\n{states:,} states\n")
     assert states >= STATES_MIN
 
 
-def test_a_memory_of_numbers_alone_hides_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_of_batch_numbers_alone_hides_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishing, "_is_at", lambda batch, place: batch.seq == place.seq)
-    with pytest.raises(AssertionError, match=r"not all is shown|in silence"):
+    with pytest.raises(AssertionError, match=r"not all batches are shown|not reported"):
         explore()

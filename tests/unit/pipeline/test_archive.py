@@ -1,4 +1,4 @@
-"""The archive's files: what is in one, how one object is found, what is swept away, and whose work counts."""
+"""Archive files: their content, lookup of one object, removal of orphaned files, and concurrent archivists."""
 
 import os
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def archivist(desk: Desk, place: LocalFiles, **fields: Any) -> Archivist:
     return Archivist(**(given | fields))
 
 
-def test_an_object_is_found_in_its_file_with_all_that_was_known(
+def test_an_archived_object_is_found_with_all_its_facts(
     desk: Desk, place: LocalFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archive, "GROUP_ROWS", 8)
@@ -75,7 +75,7 @@ def test_an_object_is_found_in_its_file_with_all_that_was_known(
         find_in_file(place, "other.parquet", b"\0" * 16)
 
 
-def test_two_keys_that_show_alike_are_told_apart_by_their_ids(desk: Desk, place: LocalFiles) -> None:
+def test_two_keys_with_the_same_uri_are_distinguished_by_their_ids(desk: Desk, place: LocalFiles) -> None:
     for name, key in (("one", b"/\xff"), ("other", b"/\\xff")):
         desk.ledger.commit(outcome(desk.claim([candidate(name, key=key)])))
     archivist(desk, place).run(**EVERYTHING)
@@ -83,7 +83,7 @@ def test_two_keys_that_show_alike_are_told_apart_by_their_ids(desk: Desk, place:
     assert {one.object_id for one in found} == {object_id_of("one"), object_id_of("other")}
 
 
-def test_many_batches_go_into_one_file_and_bounds_end_a_run(desk: Desk, place: LocalFiles) -> None:
+def test_a_file_holds_many_batches_and_limits_end_a_run(desk: Desk, place: LocalFiles) -> None:
     for number in range(6):
         desk.process(f"{number}/a", f"{number}/b")
     one = archivist(desk, place)
@@ -96,20 +96,20 @@ def test_many_batches_go_into_one_file_and_bounds_end_a_run(desk: Desk, place: L
     assert one.run(older_than_seconds=1_000.0, up_to_seq=1_000).objects == 0
 
 
-def test_the_loser_of_two_throws_its_file_away(desk: Desk, place: LocalFiles) -> None:
+def test_the_slower_of_two_archivists_deletes_its_file(desk: Desk, place: LocalFiles) -> None:
     desk.process("a")
 
-    def be_overtaken(step: Step) -> None:
+    def run_another(step: Step) -> None:
         if step is Step.ARCHIVE_WRITTEN:
             assert archivist(desk, place).run(**EVERYTHING).objects == 1
 
-    assert archivist(desk, place, probe=be_overtaken).run(**EVERYTHING).objects == 0
+    assert archivist(desk, place, probe=run_another).run(**EVERYTHING).objects == 0
     assert len(place.names()) == 1
     (row,) = desk.ledger.archives.all(PIPELINE)
     assert row.uri == f"{place.uri}/{place.names()[0]}"
 
 
-def test_what_the_dead_left_is_swept_away_once_it_is_old_and_nothing_else(desk: Desk, place: LocalFiles) -> None:
+def test_only_old_files_of_dead_archivists_are_removed(desk: Desk, place: LocalFiles) -> None:
     desk.process("a")
     archivist(desk, place).run(**EVERYTHING)
     (kept,) = place.names()
@@ -124,24 +124,24 @@ def test_what_the_dead_left_is_swept_away_once_it_is_old_and_nothing_else(desk: 
     assert archivist(desk, place).run(**EVERYTHING).swept == 0
 
 
-def test_an_archiver_that_was_only_slow_loses_the_file_that_was_swept_away(desk: Desk, place: LocalFiles) -> None:
+def test_a_slow_archivist_whose_file_was_removed_archives_nothing(desk: Desk, place: LocalFiles) -> None:
     desk.process("a")
 
-    def be_swept_away(step: Step) -> None:
+    def remove_file(step: Step) -> None:
         if step is Step.ARCHIVE_WRITTEN:
             for name in place.names():
                 os.utime(place.root / name, (0, 0))
             assert archivist(desk, place).run(older_than_seconds=1_000.0, up_to_seq=0).swept == 1
-            place.write("01BX5ZZKBKACTAV9WEVGEMMVRZ.parquet", b"the slow one's, back again")
+            place.write("01BX5ZZKBKACTAV9WEVGEMMVRZ.parquet", b"of the slow archivist")
 
-    slow = archivist(desk, place, probe=be_swept_away, new_id=lambda: "01BX5ZZKBKACTAV9WEVGEMMVRZ")
+    slow = archivist(desk, place, probe=remove_file, new_id=lambda: "01BX5ZZKBKACTAV9WEVGEMMVRZ")
     assert slow.run(**EVERYTHING).objects == 0
     assert desk.ledger.archives.all(PIPELINE) == []
     assert desk.state("a") is ObjectState.PROCESSED
     assert archivist(desk, place).run(**EVERYTHING).objects == 1
 
 
-def test_the_least_age() -> None:
+def test_the_minimum_retention() -> None:
     check_retention(15 * 86_400.0)
     with pytest.raises(UsageError, match=r"14\.9 days were asked for"):
         check_retention(14.9 * 86_400.0)

@@ -1,4 +1,4 @@
-"""One batch through the protocol, on a real ledger in memory and an engine that does as it is told."""
+"""One batch through the protocol, on a real ledger in memory and a scripted engine."""
 
 import itertools
 import json
@@ -58,7 +58,7 @@ def ref(name: str) -> ObjectRef:
 
 
 def result(request: RunRequest, failed: dict[bytes, ReadFailure] | None = None) -> RunResult:
-    """Every object gave two rows but those that failed."""
+    """Return the result of a run in which every object has two rows, except the failed ones."""
     failed = failed or {}
     good = [ref for ref in request.objects if ref.object_id not in failed]
     return RunResult(
@@ -73,7 +73,7 @@ def result(request: RunRequest, failed: dict[bytes, ReadFailure] | None = None) 
 
 
 class Engine:
-    """Answers as told, and keeps what it was asked."""
+    """An engine that returns scripted results and records its requests."""
 
     def __init__(self, answer: Answer = result) -> None:
         self.answer = answer
@@ -93,7 +93,7 @@ class Engine:
 
 
 class Pipeline:
-    """Batches of one pipeline, one after another."""
+    """Consecutive batches of one pipeline."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Pipeline:
         return BatchExecution([self._delivery(name) for name in names], self._settings, self._around)
 
     def run(self, *names: str) -> list[Settlement]:
-        """Deliver one message for each name; answers their settlements in the same order."""
+        """Deliver one message for each name; return their settlements in the same order."""
         settlements = self.execution(*names).run()
         return [settlements[receipt] for receipt in sorted(settlements, key=lambda receipt: int(receipt))]
 
@@ -173,7 +173,7 @@ def ledger() -> Iterator[Ledger]:
     ledger.close()
 
 
-def told(events: Sequence[Event], kind: type[Event]) -> int:
+def count_of(events: Sequence[Event], kind: type[Event]) -> int:
     return sum(isinstance(event, kind) for event in events)
 
 
@@ -188,7 +188,7 @@ def unreadable(*names: str, failure: AttemptFailure = AttemptFailure.RETRY) -> A
 
 
 def culprit(name: str) -> Answer:
-    """A run with this object breaks, and nothing says which object it was."""
+    """Return an answer that fails every run with this object, without naming the object."""
 
     def answer(request: RunRequest) -> RunResult:
         if ref(name) in request.objects:
@@ -198,16 +198,16 @@ def culprit(name: str) -> Answer:
     return answer
 
 
-def test_what_is_committed_is_acked_and_told(ledger: Ledger) -> None:
+def test_committed_objects_are_acked_and_reported(ledger: Ledger) -> None:
     pipeline = Pipeline(ledger, Engine())
     assert pipeline.run("a", "b") == [Ack(), Ack()]
     assert pipeline.state("a") is ObjectState.PROCESSED
     assert [batch.objects for batch in ledger.batches(PIPELINE)] == [2]
-    way = (BatchClaimed, BatchWritten, BatchCommitted)
-    assert [type(event) for event in pipeline.events if isinstance(event, way)] == list(way)
+    types = (BatchClaimed, BatchWritten, BatchCommitted)
+    assert [type(event) for event in pipeline.events if isinstance(event, types)] == list(types)
 
 
-def test_a_message_that_can_never_be_worked_on_is_told_of_once(ledger: Ledger) -> None:
+def test_an_invalid_message_is_reported_once(ledger: Ledger) -> None:
     pipeline = Pipeline(ledger, Engine())
     document = json.loads(announce(ref("a")))
     document["Records"].append({})
@@ -229,7 +229,7 @@ def test_a_duplicate_is_acked_without_a_second_run(ledger: Ledger) -> None:
     assert engine.group_sizes == [1]
 
 
-def test_an_unreadable_object_is_retried_alone_and_dies_with_its_message(ledger: Ledger) -> None:
+def test_an_unreadable_object_is_retried_and_then_dead_lettered(ledger: Ledger) -> None:
     pipeline = Pipeline(ledger, Engine(unreadable("bad")))
     assert pipeline.run("a", "bad") == [Ack(), Release(delay_seconds=0.5)]
     assert pipeline.run("bad") == [Release(delay_seconds=1.0)]
@@ -239,13 +239,13 @@ def test_an_unreadable_object_is_retried_alone_and_dies_with_its_message(ledger:
     assert pipeline.run("bad") == [DeadLetter(reason="no")], "a redelivery of the original message fails again"
 
 
-def test_refusals_that_nobody_is_charged_for_end_a_job_that_is_to_end(ledger: Ledger) -> None:
-    """Two objects that may never be read forgive each other in every run."""
+def test_uncounted_refusals_end_a_job_with_an_end_condition(ledger: Ledger) -> None:
+    """Two objects that cannot be read excuse each other in every run."""
     denied = ReadFailure(failure=AttemptFailure.RETRY, reason="s3://bucket/a cannot be read: 403", uncounted=True)
     names = {ref(name).object_id: denied for name in ("a", "b")}
     engine = Engine(lambda request: result(request, {one: names[one] for one in names}))
     pipeline = Pipeline(ledger, engine)
-    assert pipeline.run("a", "b", "good")[2] == Ack(), "something was read"
+    assert pipeline.run("a", "b", "good")[2] == Ack(), "one object was read"
     assert pipeline.run("a", "b") == [Release(delay_seconds=1.0, uncounted=True)] * 2
     assert pipeline.run("a", "b") == [Release(delay_seconds=2.0, uncounted=True)] * 2
     with pytest.raises(FaultPersists, match=r"s3://bucket/a cannot be read: 403 \(3 times in a row\)"):
@@ -253,10 +253,10 @@ def test_refusals_that_nobody_is_charged_for_end_a_job_that_is_to_end(ledger: Le
     assert pipeline.state("a") is ObjectState.UNPROCESSED
 
 
-def test_an_object_that_only_other_hosts_fail_on_is_tried_more_and_more_seldom_while_others_succeed(
+def test_an_object_that_fails_on_other_hosts_only_is_retried_with_backoff(
     ledger: Ledger,
 ) -> None:
-    host = ReadFailure(failure=AttemptFailure.RETRY, reason="look at mounts and rights on w7", uncounted=True)
+    host = ReadFailure(failure=AttemptFailure.RETRY, reason="check mounts and rights on w7", uncounted=True)
     pipeline = Pipeline(ledger, Engine(lambda request: result(request, {ref("bad").object_id: host})))
     found = [pipeline.run("bad", f"good-{number}") for number in range(10)]
     assert all(good == Ack() for _, good in found)
@@ -267,7 +267,7 @@ def test_an_object_that_only_other_hosts_fail_on_is_tried_more_and_more_seldom_w
     assert pipeline.attempts("bad") == 0
 
 
-def test_an_object_in_a_mount_that_is_away_is_tried_more_and_more_seldom_while_others_succeed(ledger: Ledger) -> None:
+def test_an_object_in_a_missing_mount_is_retried_with_backoff(ledger: Ledger) -> None:
     def answer(request: RunRequest) -> RunResult:
         if ref("bad") in request.objects:
             raise PartAway("nothing is mounted there any more")
@@ -280,62 +280,64 @@ def test_an_object_in_a_mount_that_is_away_is_tried_more_and_more_seldom_while_o
 
 
 class Watch(Unwatched):
-    """Notes what it is told."""
+    """A watch that records its calls."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
     @contextmanager
     def asked(self) -> Iterator[None]:
         try:
             yield
-        except TemporaryError as away:
-            self.told.append(str(away))
+        except TemporaryError as error:
+            self.calls.append(str(error))
             raise
 
     def succeeded(self) -> None:
-        self.told.append("succeeded")
+        self.calls.append("succeeded")
 
     def release_delay_seconds(self) -> float:
         return 20.0
 
 
-@pytest.mark.parametrize("asked", ["unattributed_failures", "claim", "commit"])
-def test_a_ledger_that_is_away_is_seen_by_who_watches_and_costs_no_attempt(ledger: Ledger, asked: str) -> None:
+@pytest.mark.parametrize("method", ["unattributed_failures", "claim", "commit"])
+def test_an_unreachable_ledger_is_reported_to_the_watch_and_not_counted_as_an_attempt(
+    ledger: Ledger, method: str
+) -> None:
     watch = Watch()
     pipeline = Pipeline(ledger, Engine(), watch=watch)
-    with mock.patch.object(ledger, asked, side_effect=TemporaryError("it is away")):
+    with mock.patch.object(ledger, method, side_effect=TemporaryError("it is down")):
         [settled] = pipeline.run("a")
     assert isinstance(settled, Release)
     assert (settled.delay_seconds, settled.uncounted) == (20.0, True)
-    assert watch.told == [*(["succeeded"] if asked == "commit" else []), "it is away"]
+    assert watch.calls == [*(["succeeded"] if method == "commit" else []), "it is down"]
     assert pipeline.run("a") == [Ack()]
     assert pipeline.attempts("a") == 1
 
 
-def test_a_ledger_that_answers_and_takes_no_claim_is_not_taken_for_one_that_works(ledger: Ledger) -> None:
+def test_a_ledger_that_accepts_no_claim_is_not_reported_as_working(ledger: Ledger) -> None:
     watch = Watch()
     pipeline = Pipeline(ledger, Engine(), watch=watch)
     with mock.patch.object(ledger, "claim", side_effect=TemporaryError("its disk is full")):
         for _ in range(2):
             pipeline.run("a")
-    assert "succeeded" not in watch.told
+    assert "succeeded" not in watch.calls
     pipeline.run("a")
     assert pipeline.run("a") == [Ack()]
-    assert watch.told.count("succeeded") == 1, "an object that is done already needs no write"
+    assert watch.calls.count("succeeded") == 1, "a processed object needs no write"
 
 
-def test_a_ledger_that_is_away_ends_a_job_that_is_to_end(ledger: Ledger) -> None:
+def test_an_unreachable_ledger_ends_a_job_with_an_end_condition(ledger: Ledger) -> None:
     pipeline = Pipeline(ledger, Engine())
-    with mock.patch.object(ledger, "unattributed_failures", side_effect=TemporaryError("the ledger is away")):
-        assert pipeline.run("a") == [Release(delay_seconds=0.5, uncounted=True, reason="the ledger is away")]
-        assert pipeline.run("a") == [Release(delay_seconds=1.0, uncounted=True, reason="the ledger is away")]
-        with pytest.raises(FaultPersists, match=r"away \(3 times in a row\)"):
+    with mock.patch.object(ledger, "unattributed_failures", side_effect=TemporaryError("the ledger is down")):
+        assert pipeline.run("a") == [Release(delay_seconds=0.5, uncounted=True, reason="the ledger is down")]
+        assert pipeline.run("a") == [Release(delay_seconds=1.0, uncounted=True, reason="the ledger is down")]
+        with pytest.raises(FaultPersists, match=r"down \(3 times in a row\)"):
             pipeline.run("a")
     assert pipeline.run("a") == [Ack()]
 
 
-def test_a_fault_that_repeats_is_told_again_and_again_but_ever_more_seldom(ledger: Ledger) -> None:
+def test_a_repeated_fault_is_reported_at_growing_intervals(ledger: Ledger) -> None:
     def disk_full(request: RunRequest) -> RunResult:
         raise TemporaryError("disk full")
 
@@ -346,13 +348,13 @@ def test_a_fault_that_repeats_is_told_again_and_again_but_ever_more_seldom(ledge
     assert [(event.count, event.error) for event in faults] == [(n, "disk full") for n in (2, 4, 8)]
 
 
-def test_an_object_is_gone_only_after_two_looks_apart() -> None:
+def test_an_object_is_deleted_only_after_two_checks_some_time_apart() -> None:
     now = [1_000.0]
     with closing(Ledger.open("sqlite://", now=lambda: now[0])) as ledger:
         ledger.ensure_pipeline(PIPELINE)
         engine = Engine(unreadable("a"))
         pipeline = Pipeline(ledger, engine)
-        pipeline.run("a")  # a failure of another kind is no look
+        pipeline.run("a")  # a failure of another kind is not a check
         engine.answer = unreadable("a", failure=AttemptFailure.DELETED)
         assert pipeline.run("a") == [Release(delay_seconds=5.5, uncounted=True)]
         now[0] += 3.0
@@ -362,7 +364,7 @@ def test_an_object_is_gone_only_after_two_looks_apart() -> None:
         assert pipeline.state("a") is ObjectState.DELETED
 
 
-def test_a_look_that_found_the_object_begins_the_count_anew() -> None:
+def test_a_check_that_finds_the_object_restarts_the_count() -> None:
     now = [1_000.0]
     with closing(Ledger.open("sqlite://", now=lambda: now[0])) as ledger:
         ledger.ensure_pipeline(PIPELINE)
@@ -382,7 +384,7 @@ def test_a_superseded_object_is_done_at_once(ledger: Ledger) -> None:
     assert pipeline.state("a") is ObjectState.SUPERSEDED
 
 
-def test_one_culprit_is_found_without_killing_its_siblings(ledger: Ledger) -> None:
+def test_one_culprit_is_found_without_failing_the_other_objects(ledger: Ledger) -> None:
     engine = Engine(culprit("9"))
     pipeline = Pipeline(ledger, engine)
     names = [str(number) for number in range(36)]
@@ -396,11 +398,11 @@ def test_one_culprit_is_found_without_killing_its_siblings(ledger: Ledger) -> No
     assert ledger.counts(PIPELINE)[ObjectState.PROCESSED] == 35
     assert engine.group_sizes[0] == 36
     assert max(engine.group_sizes[1:5]) == 10, "100 ** (1 - 1/2) objects at most shared the second run"
-    assert (ref("9"),) in [request.objects for request in engine.requests], "its last run was its own"
-    assert told(pipeline.events, RunFailed) == 3, "the culprit had its attempts, and nobody else a failed run more"
+    assert (ref("9"),) in [request.objects for request in engine.requests], "its last run had no other object"
+    assert count_of(pipeline.events, RunFailed) == 3, "only the attempts of the culprit failed"
 
 
-def test_a_failure_of_everything_stops_the_pipeline_and_kills_nothing(ledger: Ledger) -> None:
+def test_a_failure_of_everything_stops_the_pipeline_and_fails_no_object(ledger: Ledger) -> None:
     def always(request: RunRequest) -> RunResult:
         raise RunBroken("NameError: x", fingerprint="NameError")
 
@@ -414,7 +416,7 @@ def test_a_failure_of_everything_stops_the_pipeline_and_kills_nothing(ledger: Le
     assert counts[ObjectState.UNPROCESSED] == 60
 
 
-def test_a_fault_of_the_machinery_costs_nobody_an_attempt(ledger: Ledger) -> None:
+def test_an_infrastructure_fault_is_not_counted_as_an_attempt(ledger: Ledger) -> None:
     def disk_full(request: RunRequest) -> RunResult:
         raise TemporaryError("disk full")
 
@@ -426,7 +428,7 @@ def test_a_fault_of_the_machinery_costs_nobody_an_attempt(ledger: Ledger) -> Non
     assert pipeline.run("a") == [Ack()]
 
 
-def test_a_person_s_mistake_frees_the_claim_and_stops_the_worker(ledger: Ledger) -> None:
+def test_a_user_error_frees_the_claim_and_stops_the_worker(ledger: Ledger) -> None:
     def mistake(request: RunRequest) -> RunResult:
         raise TableError("another schema")
 
@@ -438,7 +440,7 @@ def test_a_person_s_mistake_frees_the_claim_and_stops_the_worker(ledger: Ledger)
     assert not ledger.open_attempts(PIPELINE)
 
 
-def test_a_defect_of_ours_is_charged_so_that_it_ends(ledger: Ledger) -> None:
+def test_an_internal_error_counts_as_an_attempt(ledger: Ledger) -> None:
     def defect(request: RunRequest) -> RunResult:
         raise KeyError("oops")
 
@@ -452,7 +454,7 @@ def test_a_defect_of_ours_is_charged_so_that_it_ends(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10])
-def test_while_nothing_ever_succeeded_nobody_dies_of_what_may_be_the_transform(ledger: Ledger, count: int) -> None:
+def test_before_the_first_success_no_object_fails_by_what_may_be_the_transform(ledger: Ledger, count: int) -> None:
     def always(request: RunRequest) -> RunResult:
         raise RunBroken("NameError: x", fingerprint="NameError")
 
@@ -469,14 +471,14 @@ def test_while_nothing_ever_succeeded_nobody_dies_of_what_may_be_the_transform(l
     assert not ledger.open_attempts(PIPELINE)
 
 
-def test_a_poison_that_comes_alone_to_a_pipeline_that_worked_before_dies(ledger: Ledger) -> None:
+def test_a_lone_poison_object_fails_finally_in_a_pipeline_that_worked_before(ledger: Ledger) -> None:
     Pipeline(ledger, Engine()).run("good")
     restarted = Pipeline(ledger, Engine(culprit("bad")))
     ends = [restarted.run("bad")[0] for _ in range(4)]
-    assert [type(end) for end in ends] == [Release, Release, Release, DeadLetter], "reprieved once, then dead"
+    assert [type(end) for end in ends] == [Release, Release, Release, DeadLetter], "one last attempt, then final"
 
 
-def test_a_batch_without_a_row_shows_nothing_of_the_transform(ledger: Ledger) -> None:
+def test_a_batch_without_rows_does_not_prove_that_the_transform_works(ledger: Ledger) -> None:
     def no_rows_then_broken(request: RunRequest) -> RunResult:
         if ref("empty") not in request.objects:
             raise RunBroken("NameError: x", fingerprint="NameError")
@@ -495,7 +497,7 @@ def test_a_batch_without_a_row_shows_nothing_of_the_transform(ledger: Ledger) ->
     assert pipeline.state("good") is ObjectState.UNPROCESSED
 
 
-def test_a_full_disk_of_the_driver_costs_nobody_an_attempt(ledger: Ledger) -> None:
+def test_a_full_disk_of_the_driver_is_not_counted_as_an_attempt(ledger: Ledger) -> None:
     def full(request: RunRequest) -> RunResult:
         raise OSError(28, "No space left on device")
 
@@ -507,16 +509,16 @@ def test_a_full_disk_of_the_driver_costs_nobody_an_attempt(ledger: Ledger) -> No
         pipeline.run("a")
 
 
-def test_given_back_work_is_free_at_once_and_its_run_cannot_commit(ledger: Ledger) -> None:
+def test_released_work_is_free_at_once_and_its_run_cannot_commit(ledger: Ledger) -> None:
     executions: list[BatchExecution] = []
 
-    def given_back_meanwhile(request: RunRequest) -> RunResult:
+    def released_meanwhile(request: RunRequest) -> RunResult:
         executions[0].release()
-        assert not extended(executions[0]), "the claim is not ours any more"
+        assert not extended(executions[0]), "the claim no longer belongs to it"
         executions[0].interrupt()
         return result(request)
 
-    engine = Engine(given_back_meanwhile)
+    engine = Engine(released_meanwhile)
     pipeline = Pipeline(ledger, engine)
     executions.append(pipeline.execution("a"))
     assert list(executions[0].run().values()) == [Release(delay_seconds=0.5, uncounted=True)]
@@ -525,7 +527,7 @@ def test_given_back_work_is_free_at_once_and_its_run_cannot_commit(ledger: Ledge
     assert engine.cancelled == [engine.requests[0].attempt_id]
 
 
-def test_nothing_is_claimed_after_giving_back(ledger: Ledger) -> None:
+def test_nothing_is_claimed_after_a_release(ledger: Ledger) -> None:
     engine = Engine()
     execution = Pipeline(ledger, engine).execution("a")
     execution.release()
@@ -535,7 +537,7 @@ def test_nothing_is_claimed_after_giving_back(ledger: Ledger) -> None:
     assert engine.requests == []
 
 
-def test_a_stop_waits_for_a_claim_that_does_not_come_until_it_interrupts_the_work(
+def test_a_release_waits_for_a_hanging_claim_until_the_work_is_interrupted(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claiming, answers = threading.Event(), threading.Event()
@@ -562,7 +564,7 @@ def test_a_stop_waits_for_a_claim_that_does_not_come_until_it_interrupts_the_wor
     assert pipeline.state("a") is ObjectState.UNPROCESSED
 
 
-def test_a_claim_is_extended_while_it_runs_and_nothing_is_lost_after_the_commit(ledger: Ledger) -> None:
+def test_a_claim_is_extended_during_the_run_and_not_lost_after_the_commit(ledger: Ledger) -> None:
     executions: list[BatchExecution] = []
     held: list[bool] = []
 
@@ -576,7 +578,7 @@ def test_a_claim_is_extended_while_it_runs_and_nothing_is_lost_after_the_commit(
     assert [*held, extended(executions[0])] == [True, True]
 
 
-def test_a_heartbeat_that_its_commit_overtakes_loses_nothing(ledger: Ledger) -> None:
+def test_a_heartbeat_that_overlaps_the_commit_does_not_lose_the_claim(ledger: Ledger) -> None:
     executions: list[BatchExecution] = []
     claims: list[HeldClaim | None] = []
     lost: list[bool] = []
@@ -589,7 +591,7 @@ def test_a_heartbeat_that_its_commit_overtakes_loses_nothing(ledger: Ledger) -> 
     def committing(outcome: BatchOutcome) -> int | None:
         assert claims[0] is not None
         seq = commit(outcome)
-        lost.append(executions[0].loses(claims[0]))  # the ledger does not know the attempt as open any more
+        lost.append(executions[0].loses(claims[0]))  # for the ledger, the attempt is no longer open
         return seq
 
     executions.append(Pipeline(ledger, Engine(running)).execution("a"))
@@ -598,7 +600,7 @@ def test_a_heartbeat_that_its_commit_overtakes_loses_nothing(ledger: Ledger) -> 
     assert lost == [False]
 
 
-def test_an_object_that_another_worker_has_waits_for_its_lease_and_costs_nothing(ledger: Ledger) -> None:
+def test_an_object_claimed_by_another_worker_waits_for_its_lease_uncounted(ledger: Ledger) -> None:
     executions: list[list[Settlement]] = []
     inner = Pipeline(ledger, Engine())
 
@@ -613,10 +615,10 @@ def test_an_object_that_another_worker_has_waits_for_its_lease_and_costs_nothing
     assert 55 < end.delay_seconds < 65
 
 
-# What is told of each object
+# Events of each object
 
 
-def objects_told(pipeline: Pipeline) -> list[tuple[str, str]]:
+def object_events(pipeline: Pipeline) -> list[tuple[str, str]]:
     return [
         (type(event).__name__, event.object_uri.removeprefix("s3://bucket/"))
         for event in pipeline.events
@@ -624,7 +626,7 @@ def objects_told(pipeline: Pipeline) -> list[tuple[str, str]]:
     ]
 
 
-def test_every_object_is_told_started_and_finished_or_failed(ledger: Ledger) -> None:
+def test_every_object_is_reported_as_started_and_as_finished_or_failed(ledger: Ledger) -> None:
     def some_bad_lines(request: RunRequest) -> RunResult:
         whole = unreadable("bad")(request)
         processed = [replace(one, lines_quarantined=3) for one in whole.processed]
@@ -633,25 +635,25 @@ def test_every_object_is_told_started_and_finished_or_failed(ledger: Ledger) -> 
 
     pipeline = Pipeline(ledger, Engine(some_bad_lines))
     pipeline.run("a", "bad")
-    assert objects_told(pipeline) == [
+    assert object_events(pipeline) == [
         ("ObjectStarted", "a"),
         ("ObjectStarted", "bad"),
         ("ObjectFinished", "a"),
         ("LinesQuarantined", "a"),
         ("ObjectFailed", "bad"),
     ]
-    [told] = [event for event in pipeline.events if isinstance(event, LinesQuarantined)]
-    assert (told.count, told.reasons) == (3, {"malformed": 1, "wrong type": 2})
+    [quarantined] = [event for event in pipeline.events if isinstance(event, LinesQuarantined)]
+    assert (quarantined.count, quarantined.reasons) == (3, {"malformed": 1, "wrong type": 2})
     [batch] = ledger.batches(PIPELINE)
     assert {event.attempt_id for event in pipeline.events if isinstance(event, ObjectEvent)} == {batch.attempt_id}
     pipeline.events.clear()
     pipeline.run("bad", "a")
-    assert objects_told(pipeline) == [("ObjectSkipped", "a"), ("ObjectStarted", "bad"), ("ObjectFailed", "bad")]
+    assert object_events(pipeline) == [("ObjectSkipped", "a"), ("ObjectStarted", "bad"), ("ObjectFailed", "bad")]
     [second] = [event.attempt for event in pipeline.events if isinstance(event, ObjectStarted)]
     assert second == 2
 
 
-def test_each_stage_of_a_batch_tells_how_long_it_took_and_the_commit_how_many_bytes(ledger: Ledger) -> None:
+def test_each_stage_of_a_batch_reports_its_seconds_and_the_commit_its_bytes(ledger: Ledger) -> None:
     clock = FakeClock()
 
     def lasting(seconds: float, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -677,19 +679,19 @@ def test_each_stage_of_a_batch_tells_how_long_it_took_and_the_commit_how_many_by
     assert (claimed.bytes, committed.bytes, batch.record.bytes) == (30, 20, 20)
 
 
-def test_objects_are_told_after_the_ledger_has_recorded_them(ledger: Ledger) -> None:
+def test_objects_are_reported_after_the_ledger_recorded_them(ledger: Ledger) -> None:
     states: list[ObjectState] = []
 
     def listen(event: Event) -> None:
         if isinstance(event, ObjectFinished | ObjectFailed | ObjectInterrupted):
             states.append(pipeline.state(event.object_uri.removeprefix("s3://bucket/")))
 
-    pipeline = Pipeline(ledger, Engine(unreadable("gone", failure=AttemptFailure.SUPERSEDED)), listen=listen)
-    pipeline.run("a", "gone")
+    pipeline = Pipeline(ledger, Engine(unreadable("old", failure=AttemptFailure.SUPERSEDED)), listen=listen)
+    pipeline.run("a", "old")
     assert states == [ObjectState.PROCESSED, ObjectState.SUPERSEDED]
 
 
-def test_objects_of_a_broken_batch_and_of_a_faulty_machine_have_an_end_too(ledger: Ledger) -> None:
+def test_the_end_of_objects_in_a_broken_or_interrupted_batch_is_reported(ledger: Ledger) -> None:
     def disk_full(request: RunRequest) -> RunResult:
         raise TemporaryError("disk full")
 
@@ -698,7 +700,7 @@ def test_objects_of_a_broken_batch_and_of_a_faulty_machine_have_an_end_too(ledge
     pipeline.run("a")
     engine.answer = disk_full
     pipeline.run("a")
-    assert [kind for kind, _ in objects_told(pipeline)] == [
+    assert [kind for kind, _ in object_events(pipeline)] == [
         "ObjectStarted",
         "ObjectFailed",
         "ObjectStarted",
@@ -706,7 +708,7 @@ def test_objects_of_a_broken_batch_and_of_a_faulty_machine_have_an_end_too(ledge
     ]
 
 
-def test_a_pipeline_that_stops_gives_its_objects_back(ledger: Ledger) -> None:
+def test_a_pipeline_that_stops_releases_its_objects(ledger: Ledger) -> None:
     def always(request: RunRequest) -> RunResult:
         raise RunBroken("NameError: x", fingerprint="NameError")
 
@@ -715,24 +717,24 @@ def test_a_pipeline_that_stops_gives_its_objects_back(ledger: Ledger) -> None:
     pipeline.run("b")
     with pytest.raises(TransformError):
         pipeline.run("c")
-    assert objects_told(pipeline)[-2:] == [("ObjectStarted", "c"), ("ObjectInterrupted", "c")]
+    assert object_events(pipeline)[-2:] == [("ObjectStarted", "c"), ("ObjectInterrupted", "c")]
 
 
-def test_given_back_objects_are_told_once(ledger: Ledger) -> None:
+def test_released_objects_are_reported_once(ledger: Ledger) -> None:
     executions: list[BatchExecution] = []
 
-    def given_back_meanwhile(request: RunRequest) -> RunResult:
+    def released_meanwhile(request: RunRequest) -> RunResult:
         executions[0].release()
         executions[0].release()
         return result(request)
 
-    pipeline = Pipeline(ledger, Engine(given_back_meanwhile))
+    pipeline = Pipeline(ledger, Engine(released_meanwhile))
     executions.append(pipeline.execution("a", "b"))
     executions[0].run()
-    assert [kind for kind, _ in objects_told(pipeline)] == ["ObjectStarted"] * 2 + ["ObjectInterrupted"] * 2
+    assert [kind for kind, _ in object_events(pipeline)] == ["ObjectStarted"] * 2 + ["ObjectInterrupted"] * 2
 
 
-def test_what_another_worker_has_is_told_skipped(ledger: Ledger) -> None:
+def test_an_object_claimed_by_another_worker_is_reported_as_skipped(ledger: Ledger) -> None:
     inner = Pipeline(ledger, Engine())
 
     def meanwhile(request: RunRequest) -> RunResult:
@@ -764,18 +766,18 @@ def test_a_batch_that_ran_out_of_time_makes_its_objects_suspects(ledger: Ledger)
     assert engine.cancelled == [engine.requests[0].attempt_id]
     assert (pipeline.state("a"), pipeline.attempts("a")) == (ObjectState.UNPROCESSED, 1)
     assert set(ledger.unattributed_failures(PIPELINE, [ref(name).object_id for name in "ab"]).values()) == {1}
-    assert [kind for kind, _ in objects_told(pipeline)] == ["ObjectStarted"] * 2 + ["ObjectFailed"] * 2
+    assert [kind for kind, _ in object_events(pipeline)] == ["ObjectStarted"] * 2 + ["ObjectFailed"] * 2
     assert not ledger.open_attempts(PIPELINE)
 
 
-def test_a_timeout_while_the_ledger_is_away_leaves_the_lease_to_end_by_itself(
+def test_a_timeout_with_an_unreachable_ledger_leaves_the_lease_to_expire(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executions: list[BatchExecution] = []
     answers: list[dict[str, Settlement]] = []
 
     def away(outcome: object) -> int:
-        raise TemporaryError("the ledger is away")
+        raise TemporaryError("the ledger is down")
 
     def slow(request: RunRequest) -> RunResult:
         monkeypatch.setattr(ledger, "commit", away)
@@ -789,10 +791,12 @@ def test_a_timeout_while_the_ledger_is_away_leaves_the_lease_to_end_by_itself(
         executions[0].run()
     assert list(answers[0].values()) == [Release(delay_seconds=0.5)]
     assert pipeline.state("a") is ObjectState.PROCESSING
-    assert [kind for kind, _ in objects_told(pipeline)] == ["ObjectStarted"], "nothing is recorded, so nothing is told"
+    assert [kind for kind, _ in object_events(pipeline)] == ["ObjectStarted"], (
+        "nothing is recorded, so no end is reported"
+    )
 
 
-def test_where_runs_hold_one_object_each_is_committed_by_itself(ledger: Ledger) -> None:
+def test_with_one_object_a_run_each_object_has_its_own_commit(ledger: Ledger) -> None:
     engine = Engine(unreadable("b"))
     pipeline = Pipeline(ledger, engine, objects_max=1)
     assert pipeline.run("a", "b", "c") == [Ack(), Release(delay_seconds=0.5), Ack()]

@@ -1,4 +1,4 @@
-"""The record that a batch leaves beside its table."""
+"""The record of a batch that is stored beside its table."""
 
 import gzip
 import json
@@ -54,7 +54,7 @@ def table(tmp_path: Path) -> LocalFiles:
     return LocalFiles(tmp_path / "clicks")
 
 
-def test_what_was_saved_is_loaded_with_every_identity(table: LocalFiles) -> None:
+def test_a_saved_record_is_loaded_with_every_object_id(table: LocalFiles) -> None:
     save(table, RECORD)
     found = load(table, RECORD.attempt_id)
     assert found == RECORD
@@ -76,7 +76,7 @@ def test_a_record_without_a_required_field_cannot_be_read(table: LocalFiles, nam
         load(table, RECORD.attempt_id)
 
 
-def test_records_are_listed_oldest_first_and_forgotten(table: LocalFiles) -> None:
+def test_records_are_listed_oldest_first_and_deleted(table: LocalFiles) -> None:
     assert recorded(table) == []
     older = "01ARZ3NDEKTSV4RRFFQ69G5FAA"
     save(table, RECORD)
@@ -88,7 +88,7 @@ def test_records_are_listed_oldest_first_and_forgotten(table: LocalFiles) -> Non
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:20], lambda _: b"no gzip", lambda _: b""])
-def test_one_that_is_damaged_is_told_in_a_sentence(table: LocalFiles, change: object) -> None:
+def test_a_damaged_record_is_refused(table: LocalFiles, change: object) -> None:
     save(table, RECORD)
     path = f"_penstock/batches/{RECORD.attempt_id}.json.gz"
     table.write(path, change(table.read(path)))  # type: ignore[operator]  # each is a function

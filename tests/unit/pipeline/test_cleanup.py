@@ -1,4 +1,4 @@
-"""Cleaning up batch by batch: what is due, in which order, what holds it up, and what a failure leaves."""
+"""Cleanup batch by batch: due batches, their order, waits for other pipelines, and the effects of a failure."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,8 +30,8 @@ class Died(BaseException):
 
 
 @dataclass(kw_only=True)
-class Hand:
-    """A cleaner that remembers, and answers as it is told."""
+class FakeCleaner:
+    """A cleaner that records its objects and returns scripted results."""
 
     answers: Mapping[str, CleanupResult | Exception] = field(default_factory=dict)
     done: list[str] = field(default_factory=list)  # appended to by several threads
@@ -46,8 +46,8 @@ class Hand:
         return answer
 
 
-class Leaping:
-    """A clock on which every wait is over at once."""
+class SkippingClock:
+    """A clock on which every wait returns at once."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -65,12 +65,12 @@ class Leaping:
 
 @dataclass(kw_only=True)
 class Site:
-    """A ledger with batches, and whoever cleans up after them."""
+    """A ledger with batches, and their cleanup."""
 
     ledger: Ledger
-    hand: Hand = field(default_factory=Hand)
-    told: list[Event] = field(default_factory=list)
-    clock: Leaping = field(default_factory=Leaping)
+    cleaner: FakeCleaner = field(default_factory=FakeCleaner)
+    events: list[Event] = field(default_factory=list)
+    clock: SkippingClock = field(default_factory=SkippingClock)
     shown: int = EVERYTHING
     attempts: int = 0
 
@@ -116,7 +116,7 @@ class Site:
         self.commit(attempt_id, pipeline=pipeline, failed=[failed])
 
     def age(self, *, seconds: float) -> None:
-        """Let every batch have been committed that much earlier."""
+        """Move the commit of every batch that far into the past."""
         statement = update(batches).values(committed_at=batches.c.committed_at - seconds)
         self.ledger.database.transact(lambda connection: connection.execute(statement))
 
@@ -126,10 +126,10 @@ class Site:
             action="delete",
             after_seconds=after_seconds,
             exclusive=exclusive,
-            cleaner=self.hand,
+            cleaner=self.cleaner,
             ledger=self.ledger,
             shown_to=lambda after, up_to: max(after, min(up_to, self.shown)),
-            bus=Bus(self.told.append),
+            bus=Bus(self.events.append),
             probe=probe,
             clock=self.clock,
         )
@@ -158,16 +158,16 @@ def names(*numbers: int) -> Sequence[str]:
     return [f"o-{number:03}" for number in numbers]
 
 
-def test_processed_is_not_enough_it_has_to_be_published(site: Site) -> None:
+def test_only_published_batches_are_cleaned(site: Site) -> None:
     site.process("a")
     site.shown = 0
     assert (site.run().objects, site.done_to) == (0, 0)
     site.shown = 1
     assert (site.run().objects, site.done_to) == (1, 1)
-    assert site.hand.done == ["a"]
+    assert site.cleaner.done == ["a"]
 
 
-def test_and_it_has_to_be_old_enough_by_the_databases_clock(site: Site) -> None:
+def test_only_batches_old_enough_by_the_database_clock_are_cleaned(site: Site) -> None:
     site.process("a")
     site.age(seconds=29 * DAY_SECONDS)
     assert site.run(after_seconds=30 * DAY_SECONDS).objects == 0
@@ -175,60 +175,62 @@ def test_and_it_has_to_be_old_enough_by_the_databases_clock(site: Site) -> None:
     assert site.run(after_seconds=30 * DAY_SECONDS).objects == 1
 
 
-def test_what_is_done_is_not_looked_at_again(site: Site) -> None:
+def test_a_cleaned_batch_is_not_cleaned_again(site: Site) -> None:
     site.process("a")
     site.run()
     site.process("b")
     site.run()
-    assert (site.hand.done, site.done_to) == (["a", "b"], 2)
+    assert (site.cleaner.done, site.done_to) == (["a", "b"], 2)
 
 
 @pytest.mark.parametrize(
     "failure", [AttemptFailure.DEAD, AttemptFailure.DELETED, AttemptFailure.SUPERSEDED, AttemptFailure.RETRY]
 )
-def test_what_was_not_processed_is_never_touched(site: Site, failure: AttemptFailure) -> None:
+def test_objects_that_were_not_processed_are_never_touched(site: Site, failure: AttemptFailure) -> None:
     attempt_id = site.claim("good", "bad")
     failed = FailedObject(object_id=reference("bad").object_id, failure=failure, reason="bad")
     site.commit(attempt_id, "good", failed=[failed])
-    site.claim("in work")
+    site.claim("in progress")
     site.run()
-    assert site.hand.done == ["good"]
+    assert site.cleaner.done == ["good"]
 
 
-def test_what_is_skipped_is_counted_by_its_reason_and_passed(site: Site) -> None:
-    site.hand.answers = {"b": MISSING, "c": CHANGED, "d": refused("Object Lock protects it"), "e": ALREADY}
+def test_skipped_objects_are_counted_by_reason_and_do_not_block(site: Site) -> None:
+    site.cleaner.answers = {"b": MISSING, "c": CHANGED, "d": refused("Object Lock protects it"), "e": ALREADY}
     site.process("a", "b", "c", "d", "e")
     swept = site.run()
     assert (swept.objects, swept.already, site.done_to) == (1, 1, 1)
     assert swept.skipped == {"gone": 1, "changed": 1, "Object Lock protects it": 1}
     reasons = {"gone": 1, "changed": 1, "Object Lock protects it": 1}
-    assert site.told == [SourceCleaned(pipeline=CLICKS, action="delete", seq=1, objects=1, skipped=3, reasons=reasons)]
+    assert site.events == [
+        SourceCleaned(pipeline=CLICKS, action="delete", seq=1, objects=1, skipped=3, reasons=reasons)
+    ]
 
 
-def test_where_nothing_was_done_nothing_is_told(site: Site) -> None:
-    site.hand.answers = {"a": ALREADY}
+def test_a_pass_that_cleans_nothing_reports_nothing(site: Site) -> None:
+    site.cleaner.answers = {"a": ALREADY}
     site.process("a")
     site.run()
-    assert (site.told, site.done_to) == ([], 1)
+    assert (site.events, site.done_to) == ([], 1)
 
 
-@pytest.mark.parametrize("error", [ObjectDenied("403"), TemporaryError("away")])
-def test_a_fault_holds_the_batch_up_and_the_next_pass_makes_it_good(site: Site, error: Exception) -> None:
+@pytest.mark.parametrize("error", [ObjectDenied("403"), TemporaryError("down")])
+def test_a_fault_blocks_the_batch_until_the_next_pass(site: Site, error: Exception) -> None:
     site.process("a", "b")
     site.process("c")
-    site.hand.answers = {"a": error}
+    site.cleaner.answers = {"a": error}
     with pytest.raises(type(error)):
         site.run()
     assert site.done_to == 0
-    assert "c" not in site.hand.done
-    assert sum(event.objects for event in site.told if isinstance(event, SourceCleaned)) == len(site.hand.done)
-    site.hand.answers = {}
+    assert "c" not in site.cleaner.done
+    assert sum(event.objects for event in site.events if isinstance(event, SourceCleaned)) == len(site.cleaner.done)
+    site.cleaner.answers = {}
     site.run()
-    assert (set(site.hand.done), site.done_to) == ({"a", "b", "c"}, 2)
+    assert (set(site.cleaner.done), site.done_to) == ({"a", "b", "c"}, 2)
 
 
 @pytest.mark.parametrize("step", [Step.CLEANING, Step.CLEANED])
-def test_a_death_at_a_step_is_made_good(site: Site, step: Step) -> None:
+def test_a_process_death_at_a_step_is_made_good_by_the_next_pass(site: Site, step: Step) -> None:
     def die(at: Step) -> None:
         if at is step:
             raise Died
@@ -238,10 +240,10 @@ def test_a_death_at_a_step_is_made_good(site: Site, step: Step) -> None:
         site.run(probe=die)
     assert site.done_to == 0
     site.run()
-    assert (set(site.hand.done), site.done_to) == ({"a", "b"}, 1)
+    assert (set(site.cleaner.done), site.done_to) == ({"a", "b"}, 1)
 
 
-def test_a_limit_is_kept_to_the_object_and_the_next_pass_goes_on(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_is_exact_and_the_next_pass_continues(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cleanup, "PAGE_OBJECTS", 5)
     keys = names(*range(23))
     site.process(*keys)
@@ -252,31 +254,31 @@ def test_a_limit_is_kept_to_the_object_and_the_next_pass_goes_on(site: Site, mon
         (10, True, 0),
         (3, False, 1),
     ]
-    assert (sorted(site.hand.done), site.done_to) == (keys, 1)
+    assert (sorted(site.cleaner.done), site.done_to) == (keys, 1)
 
 
-def test_another_process_goes_on_after_a_limit_too(site: Site) -> None:
+def test_another_process_continues_after_a_limit(site: Site) -> None:
     keys = names(*range(23))
     site.process(*keys)
     for _ in range(3):
         site.run(bounds=CleanupPass(objects_max=10))
-        site.hand.answers = dict.fromkeys(site.hand.done, MISSING)
-    assert (set(site.hand.done), site.done_to) == (set(keys), 1)
+        site.cleaner.answers = dict.fromkeys(site.cleaner.done, MISSING)
+    assert (set(site.cleaner.done), site.done_to) == (set(keys), 1)
 
 
-def test_a_stop_is_heard_between_objects(site: Site) -> None:
+def test_a_stop_takes_effect_between_objects(site: Site) -> None:
     site.process(*names(*range(50)))
-    swept = site.run(bounds=CleanupPass(stopped=lambda: len(site.hand.done) >= 8))
+    swept = site.run(bounds=CleanupPass(stopped=lambda: len(site.cleaner.done) >= 8))
     assert (swept.objects, swept.more, site.done_to) == (8, True, 0)
 
 
-def test_a_rate_is_kept(site: Site) -> None:
+def test_a_rate_limit_is_kept(site: Site) -> None:
     site.process(*names(*range(40)))
     site.run(bounds=CleanupPass(per_second=4.0))
     assert site.clock.monotonic() == pytest.approx(10.0, abs=1.0)
 
 
-def test_the_tables_are_asked_anew_before_a_batch_that_comes_much_later(site: Site) -> None:
+def test_the_published_batches_are_read_again_before_a_much_later_batch(site: Site) -> None:
     site.process(*names(*range(10)))
     site.process("o-later")
 
@@ -287,10 +289,10 @@ def test_the_tables_are_asked_anew_before_a_batch_that_comes_much_later(site: Si
     assert site.done_to == 1
 
 
-def test_versions_of_a_key_follow_one_another(site: Site) -> None:
+def test_versions_of_a_key_are_cleaned_one_at_a_time(site: Site) -> None:
     at_work: set[str] = set()
 
-    class Careful(Hand):
+    class Careful(FakeCleaner):
         def clean(self, ref: ObjectRef) -> CleanupResult:
             with self.lock:
                 assert ref.key not in at_work
@@ -300,39 +302,39 @@ def test_versions_of_a_key_follow_one_another(site: Site) -> None:
                 at_work.remove(ref.key)
             return cleaned
 
-    site.hand = Careful()
+    site.cleaner = Careful()
     for version in ("v1", "v2", "v3"):
         site.process("a", "b", version=version)
     assert site.run().objects == 6
 
 
-def test_an_object_that_another_pipeline_has_still_to_read_is_waited_for(site: Site) -> None:
+def test_cleanup_waits_for_an_object_that_another_pipeline_still_has_to_read(site: Site) -> None:
     attempt_id = site.claim("b", pipeline=VIEWS)
     site.process("a", "b")
     swept = site.run()
-    assert (swept.waits_for, site.hand.done, site.done_to) == (VIEWS, [], 0)
+    assert (swept.waits_for, site.cleaner.done, site.done_to) == (VIEWS, [], 0)
     site.commit(attempt_id, "b", pipeline=VIEWS)
     assert (site.run().objects, site.done_to) == (2, 1)
 
 
-def test_tags_wait_for_nobody(site: Site) -> None:
+def test_tagging_waits_for_no_other_pipeline(site: Site) -> None:
     site.claim("a", pipeline=VIEWS)
     site.process("a")
     assert site.run(exclusive=False).objects == 1
 
 
-def test_what_is_dead_in_another_pipeline_is_kept_for_it(site: Site) -> None:
+def test_an_object_that_failed_in_another_pipeline_is_kept(site: Site) -> None:
     site.fail(AttemptFailure.DEAD, "b", pipeline=VIEWS)
     site.process("a", "b")
     swept = site.run()
-    assert (site.hand.done, site.done_to) == (["a"], 1)
+    assert (site.cleaner.done, site.done_to) == (["a"], 1)
     assert swept.skipped == {cleanup.NEEDED_BY_A_DEAD_ONE: 1}
 
 
-def test_rows_that_left_the_ledger_are_counted_as_left_alone(site: Site) -> None:
+def test_archived_rows_are_counted_as_skipped(site: Site) -> None:
     site.process("a", "b")
-    gone = delete(objects).where(objects.c.object_id == reference("b").object_id)
-    site.ledger.database.transact(lambda connection: connection.execute(gone))
+    statement = delete(objects).where(objects.c.object_id == reference("b").object_id)
+    site.ledger.database.transact(lambda connection: connection.execute(statement))
     assert site.run().skipped == {cleanup.ARCHIVED: 1}
 
 
@@ -341,10 +343,10 @@ def test_counting_touches_nothing(site: Site) -> None:
     site.process("b")
     counted = site.work().count()
     assert (counted.objects, counted.batches) == (8, 2)
-    assert (site.hand.done, site.done_to) == ([], 0)
+    assert (site.cleaner.done, site.done_to) == ([], 0)
 
 
-def test_two_at_once_end_as_one_would(site: Site) -> None:
+def test_two_concurrent_passes_end_like_one(site: Site) -> None:
     keys = names(*range(60))
     for start in range(0, 60, 20):
         site.process(*keys[start : start + 20])
@@ -353,20 +355,20 @@ def test_two_at_once_end_as_one_would(site: Site) -> None:
         thread.start()
     for thread in threads:
         thread.join(DEADLINE_SECONDS)
-    assert (set(site.hand.done), site.done_to) == (set(keys), 3)
+    assert (set(site.cleaner.done), site.done_to) == (set(keys), 3)
 
 
-def test_batches_are_looked_up_a_few_at_a_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_queried_a_few_at_a_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cleanup, "BATCHES_PER_QUERY", 2)
     for number in range(5):
         site.process(f"{number}")
     work = site.work()
     assert [list(work.due()), list(work.due(most=2))] == [[1, 2, 3, 4, 5], [1, 2]]
     assert work.run(CleanupPass()).batches == 5
-    assert (site.hand.done, site.done_to) == ([*"01234"], 5)
+    assert (site.cleaner.done, site.done_to) == ([*"01234"], 5)
 
 
-def test_a_stop_is_heard_between_batches_that_have_nothing_left(site: Site) -> None:
+def test_a_stop_takes_effect_between_empty_batches(site: Site) -> None:
     site.process("a")
     site.ledger.database.transact(lambda connection: connection.execute(delete(objects)))
     swept = site.run(bounds=CleanupPass(stopped=lambda: True))

@@ -47,14 +47,14 @@ def failure(kind: FailureKind) -> ObjectFailure:
 
 
 @pytest.mark.parametrize("kind", [FailureKind.REFUSED, FailureKind.DENIED])
-def test_what_the_driver_can_read_was_the_hosts_fault(plan: ReadPlan, kind: FailureKind) -> None:
+def test_a_refusal_is_the_hosts_fault_if_the_driver_can_read_the_object(plan: ReadPlan, kind: FailureKind) -> None:
     found = reread_on_driver(summary({0: failure(kind)}, {1: failure(kind)}), plan)
     assert [each.kind for each in (found.failures[0], found.exclude[1])] == [FailureKind.HOST] * 2
     assert "on the host spark-7" in found.failures[0].reason
     assert "look at mounts and rights on spark-7" in found.failures[0].reason
 
 
-def test_what_the_driver_cannot_open_either_is_the_objects_own(plan: ReadPlan) -> None:
+def test_a_refusal_is_the_objects_fault_if_the_driver_cannot_open_it_either(plan: ReadPlan) -> None:
     path = Path(plan.objects[0].key)
     path.rename(path.with_name("elsewhere"))
     path.mkdir()
@@ -74,24 +74,24 @@ def test_the_driver_reads_the_range_that_could_not_be_read(plan: ReadPlan, monke
 
 
 @pytest.mark.parametrize("kind", [FailureKind.UNREADABLE, FailureKind.QUARANTINE_RATIO, FailureKind.TOO_LARGE])
-def test_what_is_wrong_with_the_content_is_no_fault_of_a_host(plan: ReadPlan, kind: FailureKind) -> None:
+def test_a_fault_of_the_content_is_never_the_hosts_fault(plan: ReadPlan, kind: FailureKind) -> None:
     given = summary({0: failure(kind)})
     assert reread_on_driver(given, plan) == given
 
 
 @pytest.mark.parametrize("kind", [FailureKind.GONE, FailureKind.SUPERSEDED])
-def test_no_host_can_end_an_object_that_is_here(plan: ReadPlan, kind: FailureKind) -> None:
+def test_an_object_that_the_driver_sees_is_not_deleted_by_another_host(plan: ReadPlan, kind: FailureKind) -> None:
     with pytest.raises(TemporaryError, match=r"The host spark-7 does not see .* must share the folder"):
         reread_on_driver(summary({0: failure(kind)}), plan)
 
 
-def test_a_file_that_is_not_here_either_is_deleted(plan: ReadPlan) -> None:
+def test_a_file_that_the_driver_does_not_see_either_is_deleted(plan: ReadPlan) -> None:
     Path(plan.objects[0].key).unlink()
     given = summary({0: failure(FailureKind.GONE)})
     assert reread_on_driver(given, plan) == given
 
 
-def test_a_failure_knows_its_host_and_range() -> None:
+def test_a_failure_has_its_host_and_range() -> None:
     found = ObjectFailure.of(ObjectRefused("in/a: Input/output error", offset=300, length_bytes=50))
     assert (found.kind, found.offset, found.length_bytes) == (FailureKind.REFUSED, 300, 50)
     assert found.host == os.uname().nodename

@@ -1,4 +1,4 @@
-"""When failures point to the pipeline and not to the data."""
+"""The number of failures in a row after which the cause is the pipeline and not the data."""
 
 import pytest
 
@@ -22,12 +22,12 @@ def test_the_same_failure_of_disjoint_batches_stops_the_pipeline() -> None:
     assert "ValueError: no" in str(answers[-1])
 
 
-def test_a_culprit_that_fails_again_and_again_does_not() -> None:
+def test_repeated_failures_with_the_same_object_do_not_stop_the_pipeline() -> None:
     streak = FailureStreak()
     assert all(streak.add(broken(), ids(1, number)) is None for number in range(2, 30))
 
 
-def test_another_failure_in_between_starts_anew() -> None:
+def test_a_different_failure_in_between_restarts_the_count() -> None:
     streak = FailureStreak()
     for number in range(20):
         assert streak.add(broken(), ids(number)) is None
@@ -35,7 +35,7 @@ def test_another_failure_in_between_starts_anew() -> None:
         assert streak.add(broken("another"), ids(200 + number)) is None
 
 
-def test_a_pipeline_that_is_known_to_work_bears_a_longer_row() -> None:
+def test_a_pipeline_that_has_worked_tolerates_a_longer_streak() -> None:
     streak = FailureStreak()
     streak.clear()
     answers = [streak.add(broken(), ids(number)) for number in range(DISJOINT_FAILURES_LATER_MAX)]
@@ -43,12 +43,12 @@ def test_a_pipeline_that_is_known_to_work_bears_a_longer_row() -> None:
     assert answers[-1] is not None
 
 
-def test_a_lone_object_is_reprieved_once() -> None:
+def test_a_lone_object_gets_one_last_attempt() -> None:
     streak = FailureStreak()
     assert [streak.grant_last_attempt(name) for name in (b"a", b"b", b"a")] == [True, True, False]
 
 
-def test_infrastructure_faults_in_a_row_reach_a_person() -> None:
+def test_consecutive_infrastructure_faults_end_the_job() -> None:
     streak = FailureStreak(faults_max=2)
     streak.add_fault(TemporaryError("disk full"))
     streak.clear()
@@ -57,7 +57,7 @@ def test_infrastructure_faults_in_a_row_reach_a_person() -> None:
         streak.add_fault(TemporaryError("disk full"))
 
 
-def test_a_worker_that_runs_for_ever_bears_any_number_of_faults() -> None:
+def test_a_worker_without_an_end_tolerates_any_number_of_faults() -> None:
     streak = FailureStreak()
     for _ in range(50):
         streak.add_fault(TemporaryError("disk full"))

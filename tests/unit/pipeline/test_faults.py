@@ -1,4 +1,4 @@
-"""What a failure of Spark means."""
+"""The meaning of Spark's failures."""
 
 import socket
 import subprocess
@@ -38,19 +38,19 @@ ValueError: no good {line}
     "error",
     [
         pytest.param(Py4JNetworkError("Answer from Java side is empty"), id="py4j"),
-        pytest.param(Py4JError("An error occurred while calling o51.save"), id="py4j in a call"),
+        pytest.param(Py4JError("An error occurred while calling o51.save"), id="py4j-call"),
         pytest.param(ConnectionRefusedError(111, "Connection refused"), id="socket"),
         pytest.param(PySparkException("Job 3 cancelled because SparkContext was shut down"), id="shut down"),
     ],
 )
-def test_a_spark_that_is_gone_needs_another_process(error: Exception) -> None:
+def test_a_dead_spark_needs_a_new_process(error: Exception) -> None:
     explained = explain(error)
     assert isinstance(explained, RestartNeeded)
     assert "Spark went away" in str(explained)
 
 
 @pytest.mark.parametrize("has_ended", [True, False])
-def test_a_class_that_is_not_found_is_the_end_of_spark_only_if_its_jvm_ended(
+def test_a_missing_class_means_a_dead_spark_only_if_its_jvm_ended(
     has_ended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(faults, "JVM_EXIT_SECONDS", 0.01)
@@ -66,12 +66,12 @@ def test_a_class_that_is_not_found_is_the_end_of_spark_only_if_its_jvm_ended(
 
 
 @pytest.mark.parametrize("words", ["SparkContext was shut down", "Java gateway process exited"])
-def test_what_a_line_says_of_some_spark_is_no_end_of_ours(words: str) -> None:
+def test_an_error_text_from_the_data_does_not_mean_a_dead_spark(words: str) -> None:
     text = UDF.format(line=7).replace("no good 7", f"cannot parse the line: ERROR {words}")
     assert isinstance(explain(PySparkException(text)), RunBroken)
 
 
-def test_a_connection_of_the_user_s_own_is_none_to_spark() -> None:
+def test_a_connection_error_of_user_code_is_not_of_spark() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(ConnectionError) as refused:
@@ -79,19 +79,19 @@ def test_a_connection_of_the_user_s_own_is_none_to_spark() -> None:
     assert not is_of_spark(refused.value)
 
 
-def test_a_connection_to_a_jvm_is_one() -> None:
+def test_a_connection_error_of_py4j_is_of_spark() -> None:
     with pytest.raises(ConnectionError) as cut:
         exec(compile("raise ConnectionResetError", "/env/site-packages/py4j/clientserver.py", "exec"))
     assert is_of_spark(cut.value)
 
 
-def test_a_call_that_the_jvm_itself_refuses_is_no_end_of_it() -> None:
+def test_a_call_that_the_jvm_refuses_does_not_mean_a_dead_spark() -> None:
     text = "An error occurred while calling o51.nope. Trace:\npy4j.Py4JException: Method nope([]) does not exist\n"
     assert isinstance(explain(Py4JError(text)), RunBroken)
 
 
 @pytest.mark.parametrize("text", ["java.io.IOException: No space left on device", "Disk quota exceeded"])
-def test_a_full_disk_is_nobody_s_fault_and_may_pass(text: str) -> None:
+def test_a_full_disk_is_a_temporary_error(text: str) -> None:
     assert isinstance(explain(PySparkException(f"Task failed: {text}")), TemporaryError)
 
 
@@ -112,7 +112,7 @@ penstock.errors.{name}: s3://lake/x cannot be used: try again.
 
 @pytest.mark.parametrize("spark_s", [PySparkException, AnalysisException])
 @pytest.mark.parametrize("ours", [TemporaryError, TableError, TableNowhere, TableDenied, ConfigurationError])
-def test_what_the_reader_raised_in_a_worker_of_spark_is_what_it_was(
+def test_an_error_of_the_reader_in_a_spark_worker_keeps_its_type_and_text(
     spark_s: type[PySparkException], ours: type[Exception]
 ) -> None:
     explained = explain(spark_s(OURS.format(name=ours.__name__)))
@@ -135,7 +135,7 @@ def test_what_the_reader_raised_in_a_worker_of_spark_is_what_it_was(
     ],
 )
 @pytest.mark.parametrize("spark_s", [PySparkException, AnalysisException])
-def test_workers_that_cannot_run_penstock_are_a_fault_of_the_environment(
+def test_workers_that_cannot_run_penstock_are_a_configuration_error(
     spark_s: type[PySparkException], text: str, words: str
 ) -> None:
     explained = explain(spark_s(text))
@@ -143,12 +143,12 @@ def test_workers_that_cannot_run_penstock_are_a_fault_of_the_environment(
     assert words in str(explained)
 
 
-def test_a_module_that_the_user_s_code_lacks_is_not() -> None:
+def test_a_module_missing_in_user_code_is_not_a_configuration_error() -> None:
     text = "Traceback (most recent call last):\n  File x\nModuleNotFoundError: No module named 'shop'\n"
     assert isinstance(explain(PySparkException(text)), RunBroken)
 
 
-def test_what_spark_cannot_plan_is_the_transform_s_fault() -> None:
+def test_a_query_that_spark_cannot_plan_is_a_transform_error() -> None:
     explained = explain(AnalysisException("[UNRESOLVED_COLUMN] A column with name `nope` cannot be resolved."))
     assert isinstance(explained, TransformError)
     assert "`nope`" in str(explained)
@@ -162,11 +162,11 @@ def test_what_spark_cannot_plan_is_the_transform_s_fault() -> None:
         "java.lang.OutOfMemoryError: Java heap space",
     ],
 )
-def test_what_the_data_may_have_caused_is_a_broken_run(text: str) -> None:
+def test_a_failure_that_the_data_may_have_caused_is_a_broken_run(text: str) -> None:
     assert isinstance(explain(PySparkException(text)), RunBroken)
 
 
-def test_equal_causes_have_equal_fingerprints_and_others_do_not() -> None:
+def test_only_equal_causes_have_equal_fingerprints() -> None:
     def fingerprint(text: str) -> str:
         explained = explain(PySparkException(text))
         assert isinstance(explained, RunBroken)
@@ -177,7 +177,7 @@ def test_equal_causes_have_equal_fingerprints_and_others_do_not() -> None:
     assert fingerprint(UDF.format(line=17)) != fingerprint(CAST.format(value="a"))
 
 
-def test_the_sentence_is_the_last_line_of_the_python_traceback() -> None:
+def test_the_message_is_the_last_line_of_the_python_traceback() -> None:
     assert str(explain(PySparkException(UDF.format(line=17)))) == "ValueError: no good 17 (worker.py:17)"
 
 
@@ -195,7 +195,7 @@ ZeroDivisionError: float division by zero
 """
 
 
-def test_a_udf_that_raises_is_told_with_its_place_and_traceback() -> None:
+def test_an_exception_of_a_udf_has_its_location_and_traceback() -> None:
     explained = explain(PySparkException(IN_A_UDF))
     assert isinstance(explained, RunBroken)
     assert str(explained) == "ZeroDivisionError: float division by zero (math_helpers.py:3)"
@@ -205,7 +205,7 @@ def test_a_udf_that_raises_is_told_with_its_place_and_traceback() -> None:
     assert explained.raised.traceback.endswith("ZeroDivisionError: float division by zero\n")
 
 
-def test_what_no_python_raised_has_no_place() -> None:
+def test_an_exception_without_a_python_traceback_has_no_location() -> None:
     explained = explain(PySparkException("Job aborted"))
     assert isinstance(explained, RunBroken)
     assert (str(explained), explained.raised) == ("Job aborted", None)

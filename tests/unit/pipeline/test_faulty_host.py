@@ -1,4 +1,4 @@
-"""Which host a fault struck on."""
+"""Naming the host on which a fault occurred."""
 
 import os
 
@@ -11,11 +11,11 @@ HERE = os.uname().nodename
 
 
 @pytest.mark.parametrize("kind", [TemporaryError, TableDenied])
-def test_a_fault_on_another_host_than_the_drivers_names_it(kind: type[PenstockError]) -> None:
+def test_a_fault_on_another_host_names_that_host(kind: type[PenstockError]) -> None:
     with pytest.raises(kind, match=f"^on the host {HERE}, the disk is full$"), naming_host("driver"):
         raise kind("the disk is full")
 
 
-def test_a_fault_on_the_drivers_host_names_none() -> None:
+def test_a_fault_on_the_drivers_host_names_no_host() -> None:
     with pytest.raises(TemporaryError, match=r"^the disk is full$"), naming_host(HERE):
         raise TemporaryError("the disk is full")

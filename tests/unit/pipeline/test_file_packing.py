@@ -1,4 +1,4 @@
-"""Which files of a table each task reads."""
+"""Distribution of a table's files over tasks."""
 
 from collections.abc import Sequence
 
@@ -21,11 +21,11 @@ def sizes(packs: Sequence[Sequence[TableFile]]) -> list[list[int]]:
     return [[file.size_bytes // MB for file in pack] for pack in packs]
 
 
-def test_large_files_have_a_task_each() -> None:
+def test_each_large_file_has_its_own_task() -> None:
     assert sizes(packed(files(100 * MB, 300 * MB, 120 * MB), tasks=2)) == [[300], [120], [100]]
 
 
-def test_small_files_share_the_tasks_there_are() -> None:
+def test_small_files_share_the_tasks() -> None:
     packs = packed(files(*[1 * MB] * 40), tasks=4)
     assert [len(pack) for pack in packs] == [10] * 4
 

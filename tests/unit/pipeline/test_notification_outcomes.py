@@ -34,64 +34,66 @@ def delivery(message_id: str = "m1", **attributes: str | bytes) -> Delivery:
     return Delivery(message=message, queue="q", receipt=f"r-{message_id}", attempt=1, received_at=11.0)
 
 
-def parcel(*objects: ObjectRef, problems: tuple[str, ...] = (), message_id: str = "m1") -> NotificationDelivery:
+def notified(*objects: ObjectRef, problems: tuple[str, ...] = (), message_id: str = "m1") -> NotificationDelivery:
     return NotificationDelivery(delivery=delivery(message_id), objects=objects, problems=problems)
 
 
 @pytest.mark.parametrize(
     ("outcomes", "expected"),
     [
-        pytest.param((ObjectDone(), ObjectDone()), Ack(), id="all done"),
-        pytest.param(
-            (ObjectDone(), ObjectLater(delay_seconds=3.0)), Release(delay_seconds=3.0), id="one to be retried"
-        ),
+        pytest.param((ObjectDone(), ObjectDone()), Ack(), id="all-done"),
+        pytest.param((ObjectDone(), ObjectLater(delay_seconds=3.0)), Release(delay_seconds=3.0), id="one-retried"),
         pytest.param(
             (ObjectLater(delay_seconds=1.0), ObjectLater(delay_seconds=4.0)),
             Release(delay_seconds=4.0),
-            id="the longest wait counts",
+            id="longest-delay",
         ),
         pytest.param(
             (ObjectLater(delay_seconds=1.0, uncounted=True), ObjectLater(delay_seconds=2.0)),
             Release(delay_seconds=2.0, uncounted=False),
-            id="one that was tried costs the attempt",
+            id="one-counted",
         ),
         pytest.param(
             (ObjectLater(delay_seconds=1.0, uncounted=True), ObjectDone()),
             Release(delay_seconds=1.0, uncounted=True),
-            id="busy elsewhere",
+            id="busy-elsewhere",
         ),
         pytest.param(
             (ObjectDead(reason="broken", carrier_message_id="m1"), ObjectDone()),
             DeadLetter(reason="broken"),
-            id="dead by this message",
+            id="failed-by-this-message",
         ),
         pytest.param(
-            (ObjectDead(reason="broken", carrier_message_id="other"), ObjectDone()), Ack(), id="dead by another message"
+            (ObjectDead(reason="broken", carrier_message_id="other"), ObjectDone()),
+            Ack(),
+            id="failed-by-another-message",
         ),
         pytest.param(
             (ObjectDead(reason="broken", carrier_message_id="m1"), ObjectLater(delay_seconds=1.0)),
             Release(delay_seconds=1.0),
-            id="work left goes before the dead letter",
+            id="remaining-work-first",
         ),
     ],
 )
-def test_a_delivery_ends_by_the_outcomes_of_all_its_objects(
+def test_a_delivery_is_settled_by_the_outcomes_of_all_its_objects(
     outcomes: tuple[ObjectOutcome, ObjectOutcome], expected: object
 ) -> None:
     assert (
-        settle_delivery(parcel(A, B), {A.object_id: outcomes[0], B.object_id: outcomes[1]}, handler="clicks")
+        settle_delivery(notified(A, B), {A.object_id: outcomes[0], B.object_id: outcomes[1]}, handler="clicks")
         == expected
     )
 
 
 def test_an_ack_names_the_objects_that_the_message_announced() -> None:
-    settlement = settle_delivery(parcel(A, B), {A.object_id: ObjectDone(), B.object_id: ObjectDone()}, handler="clicks")
+    settlement = settle_delivery(
+        notified(A, B), {A.object_id: ObjectDone(), B.object_id: ObjectDone()}, handler="clicks"
+    )
     assert isinstance(settlement, Ack)
     assert settlement.objects == (A.uri, B.uri)
 
 
-def test_a_bad_record_makes_a_dead_letter_once_its_siblings_are_done() -> None:
-    bad = parcel(A, problems=("record 2 has no key",))
+def test_a_bad_record_dead_letters_the_message_once_the_other_objects_are_done() -> None:
+    bad = notified(A, problems=("record 2 has no key",))
     assert settle_delivery(bad, {A.object_id: ObjectDone()}, handler="clicks") == DeadLetter(
         reason="record 2 has no key"
     )
@@ -100,7 +102,7 @@ def test_a_bad_record_makes_a_dead_letter_once_its_siblings_are_done() -> None:
     )
 
 
-def test_a_message_without_objects_is_settled_when_opened() -> None:
+def test_a_message_without_objects_is_settled_when_it_is_opened() -> None:
     tried = open_delivery(delivery(), lambda _: Notification(kind=NotificationKind.TEST_EVENT), handler="clicks")
     empty = open_delivery(delivery(), lambda _: Notification(kind=NotificationKind.EMPTY), handler="clicks")
     assert tried == empty == Ack()
@@ -111,21 +113,21 @@ def test_a_message_without_objects_is_settled_when_opened() -> None:
     assert open_delivery(delivery(), lambda _: bad, handler="clicks") == DeadLetter(reason="record 1 has no key")
 
 
-def test_an_unreadable_message_is_a_dead_letter_with_the_reason() -> None:
+def test_an_unreadable_message_is_dead_lettered_with_the_reason() -> None:
     def refuse(delivery: Delivery) -> Notification:
         raise InvalidMessage("not JSON")
 
     assert open_delivery(delivery(), refuse, handler="clicks") == DeadLetter(reason="not JSON")
 
 
-def test_every_message_that_names_an_object_is_a_candidate_to_carry_it() -> None:
-    first, second = parcel(A, message_id="m1"), parcel(A, B, message_id="m2")
+def test_every_message_that_names_an_object_is_a_candidate_for_it() -> None:
+    first, second = notified(A, message_id="m1"), notified(A, B, message_id="m2")
     named = [(candidate.object_id, candidate.original_message.message_id) for candidate in candidates([first, second])]
     assert named == [(A.object_id, "m1"), (A.object_id, "m2"), (B.object_id, "m2")]
 
 
-def test_suspects_of_a_delivery_are_parts_of_their_own() -> None:
-    whole = parcel(A, B, C)
+def test_suspects_of_a_delivery_are_separate_parts() -> None:
+    whole = notified(A, B, C)
     assert split_suspects(whole, {}) == [whole]
     assert split_suspects(whole, {A.object_id: 0, B.object_id: 2}) == [
         replace(whole, objects=(A, C)),
@@ -138,19 +140,19 @@ def test_suspects_of_a_delivery_are_parts_of_their_own() -> None:
     ]
 
 
-def test_where_runs_hold_one_object_each_is_a_part_of_its_own() -> None:
-    assert split_suspects(parcel(A, B), {B.object_id: 1}, singly=True) == [
-        parcel(A),
-        replace(parcel(B), failures=1),
+def test_with_one_object_a_run_each_object_is_a_separate_part() -> None:
+    assert split_suspects(notified(A, B), {B.object_id: 1}, singly=True) == [
+        notified(A),
+        replace(notified(B), failures=1),
     ]
 
 
-def test_a_dead_letter_tells_the_first_exception_that_its_objects_died_of() -> None:
+def test_a_dead_letter_has_the_first_exception_of_its_objects() -> None:
     outcomes: dict[bytes, ObjectOutcome] = {
         A.object_id: ObjectDead(reason="too large", carrier_message_id="m1"),
         B.object_id: ObjectDead(reason="no", carrier_message_id="m1", exception="ValueError: no", traceback="where"),
     }
-    assert settle_delivery(parcel(A, B), outcomes, handler="clicks") == DeadLetter(
+    assert settle_delivery(notified(A, B), outcomes, handler="clicks") == DeadLetter(
         reason="too large; no", exception="ValueError: no", traceback="where"
     )
 
@@ -160,27 +162,32 @@ def test_a_replayed_message_carries_its_replay_id() -> None:
     assert [candidate.original_message.replay_id for candidate in candidates([replayed])] == ["r7"]
 
 
-def test_a_replay_id_that_no_replay_can_have_is_none() -> None:
-    """MySQL refuses a text of 64 KiB, and with it the claims of all messages that are begun together."""
+def test_an_impossible_replay_id_is_ignored() -> None:
+    """MySQL refuses a text of 64 KiB, and with it the claims of all messages in the same statement."""
     forged: list[str | bytes] = ["r" * 70_000, b"r7"]
     for id in forged:
         message = NotificationDelivery(delivery=delivery("m9", **{"penstock-replay-id": id}), objects=(A,), problems=())
         assert [candidate.original_message.replay_id for candidate in candidates([message])] == [None]
 
 
-def test_a_letter_says_who_gave_up_and_whether_another_attempt_can_help() -> None:
-    def letter(*outcomes: ObjectOutcome, problems: tuple[str, ...] = ()) -> tuple[bool, str | None]:
-        ended = dict(zip((A.object_id, B.object_id), outcomes, strict=True))
-        settlement = settle_delivery(parcel(A, B, problems=problems), ended, handler="clicks")
+def test_a_dead_letter_names_its_handler_and_whether_a_retry_can_help() -> None:
+    def ended_as(*outcomes: ObjectOutcome, problems: tuple[str, ...] = ()) -> tuple[bool, str | None]:
+        ends = dict(zip((A.object_id, B.object_id), outcomes, strict=True))
+        settlement = settle_delivery(notified(A, B, problems=problems), ends, handler="clicks")
         assert isinstance(settlement, DeadLetter)
         return settlement.poison, settlement.handler
 
     lasting = ObjectDead(reason="no", carrier_message_id="m1", lasting=True)
     tried = ObjectDead(reason="failed 4 times", carrier_message_id="m1")
     of_another = ObjectDead(reason="no", carrier_message_id="other", lasting=True)
-    assert letter(lasting, ObjectDone()) == letter(lasting, lasting) == letter(lasting, of_another) == (True, "clicks")
-    assert letter(lasting, tried) == letter(tried, of_another) == (False, "clicks")
-    assert letter(tried, ObjectDone(), problems=("record 3 has no key",)) == (True, "clicks")
+    assert (
+        ended_as(lasting, ObjectDone())
+        == ended_as(lasting, lasting)
+        == ended_as(lasting, of_another)
+        == (True, "clicks")
+    )
+    assert ended_as(lasting, tried) == ended_as(tried, of_another) == (False, "clicks")
+    assert ended_as(tried, ObjectDone(), problems=("record 3 has no key",)) == (True, "clicks")
     unread = open_delivery(
         delivery(), lambda _: Notification(kind=NotificationKind.RECORDS, problems=("no key",)), handler="c"
     )
@@ -207,7 +214,7 @@ def test_a_notification_is_parsed_once_for_its_weight_and_its_batch() -> None:
     assert len(bodies) == 2, "it is kept for one batch only"
 
 
-def test_a_receipt_with_another_body_is_parsed_anew() -> None:
+def test_a_receipt_with_another_body_is_parsed_again() -> None:
     bodies: list[bytes] = []
     parsed = ParsedNotifications(counted_parse(bodies))
     parsed.weigh(delivery())

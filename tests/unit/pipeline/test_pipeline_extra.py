@@ -8,11 +8,11 @@ from penstock.pipeline import extra
 from penstock.sinks.registry import DEFAULT_SCHEME, SINKS, untested
 
 
-def test_with_the_extra_installed_nothing_is_said() -> None:
+def test_the_installed_extra_is_accepted() -> None:
     extra.require_spark(DEFAULT_SCHEME)
 
 
-def test_without_it_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extra, "find_spec", lambda name: None if name in {"pyspark", "deltalake"} else object())
     with pytest.raises(ConfigurationError) as caught:
         extra.require_spark(DEFAULT_SCHEME)

@@ -1,4 +1,4 @@
-"""The publish loop on doubles: what goes into which commit, and when it stops."""
+"""The publish loop on doubles: the batches of each commit, and the end of the loop."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -56,14 +56,14 @@ def batch(
 
 
 class FakeLedger:
-    """Batches, and a note of which were asked for."""
+    """Batches, and a record of the positions from which they were read."""
 
     def __init__(self, *batches: BatchRow) -> None:
         self.rows = list(batches)
-        self.asked_after: list[int] = []
+        self.reads_after: list[int] = []
 
     def batches(self, pipeline: str, *, after_seq: int, limit: int) -> Sequence[BatchRow]:
-        self.asked_after.append(after_seq)
+        self.reads_after.append(after_seq)
         return [row for row in self.rows if row.seq > after_seq][:limit]
 
     def batch(self, pipeline: str, seq: int) -> BatchRow | None:
@@ -72,7 +72,7 @@ class FakeLedger:
 
 @dataclass
 class FakeTable:
-    """A sink that is also its own newest snapshot; ``disturb`` is called at each append, and may raise or change it."""
+    """A sink that is its own newest snapshot. Each append calls ``disturb``, which may raise or change the table."""
 
     position: Position = field(default_factory=lambda: Position(seq=0, attempt_token=None))
     schema: pa.Schema = SCHEMA
@@ -98,8 +98,8 @@ class FakeTable:
         return self.version
 
 
-def run(ledger: FakeLedger, table: FakeTable, *, heard: list[object] | None = None, **options: Any) -> Published:
-    note = heard.append if heard is not None else lambda _: None
+def run(ledger: FakeLedger, table: FakeTable, *, emitted: list[object] | None = None, **options: Any) -> Published:
+    note = emitted.append if emitted is not None else lambda _: None
     return publish(
         cast(Ledger, ledger),
         table,
@@ -127,10 +127,10 @@ def test_all_waiting_batches_go_into_one_commit_under_the_last_one() -> None:
     assert done == Published(position=at(4), read_to=at(4), table_version=1, batches=3)
 
 
-def test_each_step_is_told_in_its_order() -> None:
-    heard: list[object] = []
-    run(FakeLedger(batch(1)), FakeTable(), heard=heard)
-    assert heard == [
+def test_each_step_is_reported_in_order() -> None:
+    emitted: list[object] = []
+    run(FakeLedger(batch(1)), FakeTable(), emitted=emitted)
+    assert emitted == [
         Step.PUBLISHING,
         Step.ROWS_PUBLISHED,
         BatchPublished(pipeline=PIPELINE, sink="file:///lake/clicks", seq=1, table_version=1, seconds=0.0),
@@ -145,31 +145,31 @@ def test_a_commit_ends_at_a_batch_with_files() -> None:
     assert (done.position, done.read_to) == (at(3), at(4))
 
 
-def test_batches_without_files_alone_are_no_commit_however_many() -> None:
+def test_batches_without_files_make_no_commit() -> None:
     table = FakeTable(exists=False)
     assert run(FakeLedger(*(batch(seq, files=0) for seq in range(1, 251))), table).read_to == at(250)
     assert not table.exists
 
 
-def test_a_commit_names_no_more_files_than_the_bound_unless_one_batch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_has_no_more_files_than_the_limit_unless_one_batch_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishing, "FILES_MAX", 5)
     table = FakeTable()
     run(FakeLedger(batch(1, files=3), batch(2, files=2), batch(3, files=9), batch(4, files=0), batch(5)), table)
     assert [(append.seq, len(append.files)) for append in table.appended] == [(2, 5), (3, 9), (5, 1)]
 
 
-def test_what_was_looked_at_before_is_not_looked_at_again() -> None:
+def test_batches_read_by_the_previous_publish_are_not_read_again() -> None:
     table = FakeTable()
     ledger = FakeLedger(batch(1), *(batch(seq, files=0) for seq in range(2, 6)))
     done = run(ledger, table)
-    ledger.asked_after.clear()
+    ledger.reads_after.clear()
     ledger.rows.append(batch(6))
     run(ledger, table, after=done)
-    assert ledger.asked_after[0] == 4, "the last batch that was read, and what follows"
+    assert ledger.reads_after[0] == 4, "it reads from the last batch that was read"
     assert [append.seq for append in table.appended] == [1, 6]
 
 
-def test_an_earlier_look_does_not_count_at_another_position() -> None:
+def test_a_previous_read_does_not_count_at_another_position() -> None:
     table = FakeTable(position=at(2))
     after = Published(position=at(1), read_to=at(4), table_version=0, batches=0)
     run(FakeLedger(*map(batch, range(1, 5))), table, after=after)
@@ -177,82 +177,82 @@ def test_an_earlier_look_does_not_count_at_another_position() -> None:
     assert len(table.appended[0].files) == 2
 
 
-def test_numbers_that_a_ledger_gives_again_after_a_failover_are_read_again() -> None:
-    """The lost batches had no files for this table, so the table's tip shows nothing of the failover."""
-    table, heard = FakeTable(position=at(3)), list[object]()
+def test_batch_numbers_reused_after_a_failover_are_read_again() -> None:
+    """The lost batches had no files for this table, so the end of the table does not show the failover."""
+    table, emitted = FakeTable(position=at(3)), list[object]()
     ledger = FakeLedger(*map(batch, range(1, 4)), batch(4, files=0), batch(5, files=0))
     before = run(ledger, table)
     ledger.rows[3:] = [replace(batch(4), attempt_id="b4"), replace(batch(5), attempt_id="b5")]
-    after = run(ledger, table, after=before, heard=heard)
+    after = run(ledger, table, after=before, emitted=emitted)
     assert [file.path for append in table.appended for file in append.files] == ["data/a4/r0/0", "data/a5/r0/0"]
     assert after.position == Position(seq=5, attempt_token=attempt_token("b5"))
-    assert heard[0] == LedgerRolledBack(pipeline=PIPELINE, sink=table.uri, missing_seq=5)
+    assert emitted[0] == LedgerRolledBack(pipeline=PIPELINE, sink=table.uri, missing_seq=5)
 
 
-def test_a_ledger_that_went_back_is_reported_before_it_gives_numbers_again() -> None:
-    table, heard = FakeTable(position=at(1)), list[object]()
+def test_a_rolled_back_ledger_is_reported_before_it_reuses_numbers() -> None:
+    table, emitted = FakeTable(position=at(1)), list[object]()
     ledger = FakeLedger(batch(1), batch(2, files=0), batch(3, files=0))
     before = run(ledger, table)
     del ledger.rows[2:]
-    after = run(ledger, table, after=before, heard=heard)
+    after = run(ledger, table, after=before, emitted=emitted)
     assert (after.position, after.read_to) == (at(1), at(2))
-    assert heard == [LedgerRolledBack(pipeline=PIPELINE, sink=table.uri, missing_seq=3)]
-    run(ledger, table, after=after, heard=heard)
-    assert len(heard) == 1
+    assert emitted == [LedgerRolledBack(pipeline=PIPELINE, sink=table.uri, missing_seq=3)]
+    run(ledger, table, after=after, emitted=emitted)
+    assert len(emitted) == 1
 
 
-def test_an_earlier_look_does_not_count_at_another_batch_of_the_positions_number() -> None:
+def test_a_previous_read_does_not_count_for_another_batch_with_the_same_number() -> None:
     table = FakeTable(position=at(1))
     before = Published(position=Position(seq=1, attempt_token=7), read_to=at(3), table_version=0, batches=0)
     run(FakeLedger(*map(batch, range(1, 4))), table, after=before)
     assert [file.path for append in table.appended for file in append.files] == ["data/a2/r0/0", "data/a3/r0/0"]
 
 
-def test_a_gap_in_the_ledger_halts() -> None:
+def test_a_gap_in_the_ledger_halts_publishing() -> None:
     table = FakeTable()
     with pytest.raises(PublishHalted, match="batch 3 and none of the number 2"):
         run(FakeLedger(batch(1), batch(3)), table)
     assert table.appended == []
 
 
-def test_a_table_without_the_token_of_its_batch_halts() -> None:
+def test_a_table_without_the_token_of_its_batch_halts_publishing() -> None:
     with pytest.raises(PublishHalted, match="another batch of that number"):
         run(FakeLedger(batch(1)), FakeTable(position=Position(seq=1, attempt_token=None)))
 
 
-def test_after_a_conflict_the_table_is_looked_at_again() -> None:
-    """The commit went through, and only its answer was lost."""
+def test_the_table_is_loaded_again_after_a_conflict() -> None:
+    """The commit succeeded, and only the response was lost."""
 
-    def lose_the_answer(table: FakeTable) -> None:
+    def lose_the_response(table: FakeTable) -> None:
         table.disturb = lambda _: None
         table.append(Append(seq=2, attempt_id="a2", files=[]))
         table.appended.clear()
         raise PublishConflict("no reply")
 
-    table = FakeTable(disturb=lose_the_answer)
+    table = FakeTable(disturb=lose_the_response)
     assert run(FakeLedger(batch(1), batch(2)), table).position.seq == 2
     assert table.appended == []
 
 
-def test_conflicts_without_end_are_given_up_with_waits_in_between() -> None:
+def test_publishing_stops_after_too_many_conflicts() -> None:
     tries: list[int] = []
 
     def always(table: FakeTable) -> None:
         tries.append(1)
-        raise PublishConflict("somebody else")
+        raise PublishConflict("another writer")
 
-    with pytest.raises(TemporaryError, match="somebody else"):
+    with pytest.raises(TemporaryError, match="another writer"):
         run(FakeLedger(batch(1)), FakeTable(disturb=always))
     assert len(tries) == CONFLICTS_MAX + 1
 
 
-def test_the_table_is_made_for_the_first_files() -> None:
+def test_the_table_is_created_for_the_first_files() -> None:
     table = FakeTable(exists=False)
     assert run(FakeLedger(batch(1)), table).table_version == 2
     assert table.exists
 
 
-def test_columns_are_added_only_where_some_are_missing() -> None:
+def test_columns_are_added_only_if_some_are_missing() -> None:
     wider = SCHEMA.append(pa.field("x", pa.string()))
     table = FakeTable(schema=wider)
     run(FakeLedger(batch(1)), table)
@@ -261,7 +261,7 @@ def test_columns_are_added_only_where_some_are_missing() -> None:
     assert table.version == 3
 
 
-def test_a_table_that_moved_while_columns_were_added_is_looked_at_again() -> None:
+def test_a_table_that_advanced_while_columns_were_added_is_loaded_again() -> None:
     class Racing(FakeTable):
         def ensure_schema(self, schema: pa.Schema) -> None:
             super().ensure_schema(schema)
@@ -272,12 +272,12 @@ def test_a_table_that_moved_while_columns_were_added_is_looked_at_again() -> Non
     assert table.appended == []
 
 
-def test_a_batch_partitioned_otherwise_makes_no_table() -> None:
+def test_a_batch_with_other_partitions_creates_no_table() -> None:
     table = FakeTable(exists=False)
     with pytest.raises(TableError, match="partitioned by day and not by nothing"):
         run(FakeLedger(batch(1, partition={"day": "2024-01-01"})), table)
     assert not table.exists
 
 
-def test_whoever_only_looks_does_not_mind_how_batches_are_partitioned() -> None:
+def test_the_schema_of_rows_can_ignore_partitions() -> None:
     assert rows_schema(batch(1, partition={"day": "x"}), partition_by=None) == SCHEMA

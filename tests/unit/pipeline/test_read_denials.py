@@ -1,4 +1,4 @@
-"""When a refusal to read counts as an attempt of the object."""
+"""The conditions under which a refused read counts as an attempt of the object."""
 
 import pytest
 
@@ -10,24 +10,24 @@ from penstock.pipeline.spark.source.report import FailureKind, ObjectFailure
 A, B = b"a", b"b"
 
 
-def test_a_refusal_alone_is_the_object_s_own() -> None:
+def test_refusals_of_one_object_are_counted() -> None:
     denials = Denials()
     assert [denials.add(A), denials.add(A)] == [False, False]
 
 
-def test_refusals_of_several_objects_are_not() -> None:
+def test_refusals_of_several_objects_are_not_counted() -> None:
     denials = Denials()
     assert [denials.add(A), denials.add(B), denials.add(A)] == [False, True, True]
 
 
-def test_a_success_in_between_makes_them_each_object_s_own_again() -> None:
+def test_after_a_success_the_next_refusal_is_counted_again() -> None:
     denials = Denials()
     denials.add(A)
     denials.clear()
     assert not denials.add(B)
 
 
-def test_no_more_is_remembered_than_needed() -> None:
+def test_a_bounded_number_of_refusals_is_remembered() -> None:
     denials = Denials()
     for number in range(OBJECTS_REMEMBERED_MAX + 10):
         denials.add(str(number).encode())
@@ -40,19 +40,19 @@ def refused(*object_ids: bytes, kind: FailureKind = FailureKind.DENIED) -> dict[
 
 
 @pytest.mark.parametrize("kind", [FailureKind.DENIED, FailureKind.DEVICE])
-def test_a_run_that_was_refused_several_objects_charges_none_of_them(kind: FailureKind) -> None:
+def test_a_run_with_several_refused_objects_counts_none_of_them(kind: FailureKind) -> None:
     found = judged(refused(A, B, kind=kind), Denials())
     assert [failure.uncounted for failure in found.values()] == [True, True]
     assert {failure.failure for failure in found.values()} == {AttemptFailure.RETRY}
 
 
-def test_a_run_that_was_refused_one_object_charges_it_until_another_is_refused_too() -> None:
+def test_a_lone_refused_object_is_counted_until_another_is_refused_too() -> None:
     denials = Denials()
     assert not judged(refused(A), denials)[A].uncounted
     assert judged(refused(B), denials)[B].uncounted
     assert judged(refused(A), denials)[A].uncounted
 
 
-def test_other_failures_are_charged_whatever_is_refused() -> None:
+def test_other_failures_are_counted_despite_refusals() -> None:
     found = judged(refused(A, B) | refused(b"c", kind=FailureKind.UNREADABLE), Denials())
     assert [object_id for object_id, failure in found.items() if not failure.uncounted] == [b"c"]

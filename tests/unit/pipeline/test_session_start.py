@@ -1,4 +1,4 @@
-"""How a session is started, and why Spark did not start, from the log of its JVM."""
+"""Starting a session, and finding in the log of its JVM why Spark did not start."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ WARNINGS = """WARNING: Using incubator modules: jdk.incubator.vector
 
 
 @pytest.mark.parametrize(
-    ("log", "told"),
+    ("log", "reason"),
     [
         (
             'Exception in thread "main" org.apache.spark.SparkException: Master must start with local\n\tat a.B\n',
@@ -26,11 +26,11 @@ WARNINGS = """WARNING: Using incubator modules: jdk.incubator.vector
         ("Error: Unable to access jarfile\nError: again\n", "Unable to access jarfile."),
     ],
 )
-def test_the_first_complaint_is_the_reason(log: str, told: str) -> None:
-    assert complaint(WARNINGS + log) == told
+def test_the_first_error_in_the_log_is_the_reason(log: str, reason: str) -> None:
+    assert complaint(WARNINGS + log) == reason
 
 
-def test_a_log_without_a_complaint_gives_no_reason() -> None:
+def test_a_log_without_an_error_has_no_reason() -> None:
     assert complaint(WARNINGS) is None
     assert complaint("") is None
 
@@ -49,12 +49,12 @@ def test_a_log_without_a_complaint_gives_no_reason() -> None:
         ("k8s://https://host", False, False),
     ],
 )
-def test_where_tasks_run_and_how_often(master: str, here: bool, once: bool) -> None:
+def test_the_master_determines_where_tasks_run_and_how_often(master: str, here: bool, once: bool) -> None:
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
     assert (runs_here(spark), tasks_run_once(spark)) == (here, once)
 
 
-def test_the_jvm_gets_a_log_configuration_that_exists(tmp_path: Path) -> None:
+def test_the_log_configuration_of_the_jvm_exists(tmp_path: Path) -> None:
     settings = SessionSettings(
         master="local[1]", java_home=tmp_path, scratch=tmp_path, log=tmp_path / "spark.log", driver_memory="1g"
     )

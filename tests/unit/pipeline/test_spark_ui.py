@@ -1,4 +1,4 @@
-"""Which address is kept of a run: nobody's, the application's, or the history server's."""
+"""The stored Spark UI address of a run: none, the application's, or the history server's."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ LOGGED = {"spark.eventLog.enabled": "true"}
 
 
 def session(conf: dict[str, str], *, ui: str | None, jobs: list[int]) -> Any:
-    """As far as it is asked."""
+    """Return a stand-in for a session, with the attributes that `run_url` uses."""
     tracker = SimpleNamespace(getJobIdsForGroup=lambda attempt_id: jobs if attempt_id == "a" else [])
     return SimpleNamespace(
         sparkContext=SimpleNamespace(
@@ -35,9 +35,9 @@ def session(conf: dict[str, str], *, ui: str | None, jobs: list[int]) -> Any:
         ({HISTORY_URL: "https://x/{app_id}/1/", **LOGGED}, None, "https://x/app-1/1/jobs/job/?id=3"),
     ],
 )
-def test_the_page_of_the_first_job(conf: dict[str, str], ui: str | None, expected: str | None) -> None:
+def test_the_address_is_the_page_of_the_first_job(conf: dict[str, str], ui: str | None, expected: str | None) -> None:
     assert run_url(session(conf, ui=ui, jobs=[5, 3, 4]), "a") == expected
 
 
-def test_without_a_job_the_page_of_all() -> None:
+def test_without_a_job_the_address_is_the_page_of_all_jobs() -> None:
     assert run_url(session({}, ui=UI, jobs=[]), "a") == f"{UI}/jobs/"

@@ -23,7 +23,7 @@ def no_configuration(bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp
     for name in ("PIP_INDEX_URL", "PIP_CERT", "UV_DEFAULT_INDEX", "SSL_CERT_FILE"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python").symlink_to("/bin/false")  # pip answers that nothing is configured
+    (tmp_path / "bin" / "python").symlink_to("/bin/false")  # makes pip report that nothing is configured
 
 
 def test_a_stamp_is_fresh_until_an_input_changes(bootstrap: ModuleType, tmp_path: Path) -> None:
@@ -37,33 +37,35 @@ def test_a_stamp_is_fresh_until_an_input_changes(bootstrap: ModuleType, tmp_path
     assert not bootstrap.Stamp(tmp_path / "stamp", [lock], tmp_path).fresh()
 
 
-def test_an_environment_that_was_moved_is_made_again(bootstrap: ModuleType, tmp_path: Path) -> None:
+def test_a_moved_environment_is_created_again(bootstrap: ModuleType, tmp_path: Path) -> None:
     bootstrap.Stamp(tmp_path / "stamp", [], tmp_path).write()
     assert not bootstrap.Stamp(tmp_path / "stamp", [], tmp_path / "elsewhere").fresh()
 
 
 @pytest.mark.usefixtures("no_configuration")
-def test_uv_is_told_the_index_of_pip(bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_uv_uses_the_index_of_pip(bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "UV_DEFAULT_INDEX" not in bootstrap.environment_for_uv(tmp_path)
     monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.invalid/simple")
     assert bootstrap.environment_for_uv(tmp_path)["UV_DEFAULT_INDEX"] == "https://mirror.invalid/simple"
 
 
 @pytest.mark.usefixtures("no_configuration")
-def test_what_uv_was_told_itself_stays(bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_configured_index_of_uv_is_kept(
+    bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.invalid/simple")
     monkeypatch.setenv("UV_DEFAULT_INDEX", "https://other.invalid/simple")
     assert bootstrap.environment_for_uv(tmp_path)["UV_DEFAULT_INDEX"] == "https://other.invalid/simple"
 
 
-def test_an_old_python_is_sent_away(bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_python_is_refused(bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "version_info", (3, 10, 2))
     monkeypatch.setattr(sys, "argv", ["bootstrap.py"])
     with pytest.raises(SystemExit, match=r"needs Python 3\.11 or newer and .* is 3\.10: name another one"):
         bootstrap.main()
 
 
-def test_without_the_venv_module_there_is_a_sentence(
+def test_a_missing_venv_module_is_reported(
     bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")

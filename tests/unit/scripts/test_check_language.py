@@ -1,4 +1,4 @@
-"""The language check of `make lint` finds what it is for, and leaves code alone."""
+"""The language check of `make lint` finds dialect in prose and ignores code."""
 
 import ast
 
@@ -11,7 +11,7 @@ def _phrases(text: str, *, is_docstring: bool = False) -> list[str]:
 
 
 @pytest.mark.parametrize("first", ["What", "Whether", "Whoever", "Of", "Where"])
-def test_a_docstring_begins_with_a_verb_or_a_noun(first: str) -> None:
+def test_a_docstring_has_to_begin_with_a_verb_or_a_noun(first: str) -> None:
     text = f"{first} the queue holds."
     assert first in _phrases(text, is_docstring=True)[0]
     assert _phrases("Return what the queue holds.", is_docstring=True) == []
@@ -37,11 +37,11 @@ def test_a_phrase_is_found_in_any_text(text: str, phrase: str) -> None:
 @pytest.mark.parametrize(
     "text", ["A dead letter waits.", "capital letters", "the dead-letter queue", "`letter` is a name"]
 )
-def test_standard_terms_and_code_are_left_alone(text: str) -> None:
+def test_standard_terms_and_code_are_accepted(text: str) -> None:
     assert _phrases(text) == []
 
 
-def test_texts_of_the_code_are_read_with_their_values_left_out() -> None:
+def test_strings_of_the_code_are_read_without_their_values() -> None:
     code = (
         'KEY = "a key"\ndef f(n):\n    """A docstring is no text."""\n'
         '    raise ValueError(f"The queue {n} is told nothing.")\n'
@@ -49,6 +49,6 @@ def test_texts_of_the_code_are_read_with_their_values_left_out() -> None:
     assert list(strings_of(ast.parse(code))) == ["The queue _ is told nothing."]
 
 
-def test_fenced_blocks_of_a_page_are_no_prose() -> None:
+def test_fenced_blocks_of_a_page_are_not_prose() -> None:
     page = "One paragraph.\n\n```bash\nnobody reads this\n```\n\nAnother one.\n"
     assert [paragraph.strip() for paragraph in paragraphs_of(page)] == ["One paragraph.", "Another one."]

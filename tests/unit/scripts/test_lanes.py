@@ -17,11 +17,11 @@ def test_tests_with_a_session_share_a_lane_and_other_files_have_their_own() -> N
 
 
 @pytest.mark.parametrize("short", [UNIT, "tests/cli/test_status.py::test_one", "tests/docs/test_docs.py::test_one"])
-def test_the_lanes_come_before_the_short_tests(short: str) -> None:
+def test_tests_in_lanes_run_before_short_tests(short: str) -> None:
     assert max(map(position, (SPARK, TUTORIAL, KILLS))) < position(short)
 
 
-def test_each_process_collects_all_files_and_begins_with_others(tmp_path: Path) -> None:
+def test_each_process_collects_all_files_and_begins_with_different_ones(tmp_path: Path) -> None:
     files = [str(tmp_path / "a" / f"test_{number}.py") for number in range(6)]
     (tmp_path / "a").mkdir()
     for file in [*files, str(tmp_path / "a" / "scene.py")]:

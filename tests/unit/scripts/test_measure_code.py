@@ -31,7 +31,7 @@ def test_files_imports_and_classes_are_counted(tmp_path: Path) -> None:
     assert found["duplicates"] == {"Twice": ["src/penstock/one.py", "src/penstock/two.py"]}
 
 
-def test_prose_is_counted_by_1000_words(tmp_path: Path) -> None:
+def test_prose_is_measured_per_1000_words(tmp_path: Path) -> None:
     found = measured(tree(tmp_path), trace=False)
     assert found["words of docstrings and comments"] == 8
     assert found['"what" per 1,000 words'] == 125.0
@@ -39,7 +39,7 @@ def test_prose_is_counted_by_1000_words(tmp_path: Path) -> None:
     assert found["docstrings that begin with What/Whether/Whoever/Of"] == 1
 
 
-def test_columns_are_aligned_and_a_measure_that_is_missing_is_a_dash() -> None:
+def test_columns_are_aligned_and_a_missing_measure_is_a_dash() -> None:
     assert table(["before", "now"], [{"files": 1_234}, {"files": 5, "lines": 10}]) == (
         "       before  now\nfiles   1,234    5\nlines       -   10\n"
     )

@@ -18,14 +18,14 @@ def test_every_mutant_is_found_once_and_its_tests_exist() -> None:
         assert all((ROOT / test.partition("::")[0]).exists() for test in each.tests), each.name
 
 
-def test_white_space_matches_any_and_new_lines_are_indented_like_the_old() -> None:
+def test_any_white_space_matches_and_new_lines_are_indented_like_the_old() -> None:
     text = "def f():\n        if a:\n            return   1\n"
     place = place_of(mutant("if a:\n  return 1", "if b:\n    return 2"), [(Path("f.py"), text)])
     assert place.after == "def f():\n        if b:\n            return 2\n"
 
 
 @pytest.mark.parametrize("text", ["", "return 1\nreturn 1\n"])
-def test_a_text_that_is_not_there_once_is_refused(text: str) -> None:
+def test_a_text_that_does_not_occur_exactly_once_is_refused(text: str) -> None:
     with pytest.raises(BadMutantError, match="times and not once"):
         place_of(mutant("return 1"), [(Path("f.py"), text)])
 

@@ -1,4 +1,4 @@
-"""What a release is checked for agrees with the project's description, and only a tag publishes."""
+"""The release check covers what the project declares, and only a tag publishes."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def jobs() -> dict[str, Any]:
     return found
 
 
-def test_every_extra_is_tried() -> None:
+def test_every_extra_is_installed_by_the_check() -> None:
     assert list(release_check._described(tag=None)) == []
     assert list(release_check._described(tag=f"v{PROJECT['version']}")) == []
 
@@ -32,20 +32,20 @@ def test_another_tag_is_refused(tag: str) -> None:
     assert f"the tag is {tag}" in problem
 
 
-def test_an_extra_that_is_not_tried_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_extra_that_the_check_does_not_install_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release_check, "PACKAGES", {"spark": ("pyspark",)})
     (problem,) = release_check._described(tag=None)
     assert "extras of pyproject.toml" in problem
 
 
-def test_no_java_is_on_the_path_of_a_try(tmp_path: Path) -> None:
+def test_the_path_of_an_installation_has_no_java(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     environment = release_check._bare_environment(tmp_path / "venv", tmp_path / "work")
     assert set(environment) <= {"HOME", "PATH", "LANG", "TMPDIR"}
     assert not [place for place in environment["PATH"].split(":") if (Path(place) / "java").exists()]
 
 
-def test_the_workflow_is_one() -> None:
+def test_the_workflow_is_valid() -> None:
     command = [
         Path(sys.executable).parent / "check-jsonschema",
         "--builtin-schema",
@@ -56,14 +56,14 @@ def test_the_workflow_is_one() -> None:
     assert checked.returncode == 0, checked.stdout
 
 
-def test_only_publishing_of_a_tag_has_rights() -> None:
+def test_only_publishing_of_a_tag_has_permissions() -> None:
     rights = {name: job.get("permissions") for name, job in jobs().items()}
     assert rights == {"check": None, "publish": {"id-token": "write"}}
     publish = jobs()["publish"]
     assert (publish["needs"], publish["if"]) == ("check", "startsWith(github.ref, 'refs/tags/v')")
 
 
-def test_the_workflow_tries_every_python_we_name() -> None:
+def test_the_workflow_runs_every_declared_python() -> None:
     named = [
         one.rpartition(" ")[2]
         for one in PROJECT["classifiers"]
@@ -72,6 +72,6 @@ def test_the_workflow_tries_every_python_we_name() -> None:
     assert jobs()["check"]["strategy"]["matrix"]["python"] == named
 
 
-def test_nothing_names_a_place_to_fetch_from() -> None:
+def test_the_release_files_name_no_download_address() -> None:
     for file in (WORKFLOW, ROOT / "scripts" / "release_check.py"):
         assert "://" not in file.read_text()

@@ -15,7 +15,7 @@ def runner() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look their module up there
     spec.loader.exec_module(module)
     return module
 
@@ -37,7 +37,7 @@ def test_passed_failed_and_skipped_tests_are_counted(runner: ModuleType) -> None
     assert runner.totals(outcome, lint_complaint=None, in_ci=False) == (3, 2, 2)
 
 
-def test_in_ci_a_skip_without_excuse_is_a_failure(runner: ModuleType) -> None:
+def test_in_ci_an_unexcused_skip_is_a_failure(runner: ModuleType) -> None:
     outcome = runner.judge(0, report(PASSED, EXCUSED, SKIPPED))
     assert runner.totals(outcome, lint_complaint=None, in_ci=True) == (1, 1, 1)
 
@@ -49,17 +49,17 @@ def test_in_ci_a_skip_without_excuse_is_a_failure(runner: ModuleType) -> None:
         (5, report()),  # no test was chosen
         (0, report()),
         (2, report(PASSED)),  # interrupted
-        (3, report(PASSED)),  # pytest's own fault
-        (1, report(PASSED)),  # failed, and the report does not say where
+        (3, report(PASSED)),  # an internal error of pytest
+        (1, report(PASSED)),  # failed, and the report does not name the failure
     ],
 )
-def test_a_run_that_did_not_end_well_is_a_failure(runner: ModuleType, code: int, text: bytes | None) -> None:
+def test_an_unsuccessful_run_is_a_failure(runner: ModuleType, code: int, text: bytes | None) -> None:
     outcome = runner.judge(code, text)
     assert outcome.complaint
     assert runner.totals(outcome, lint_complaint=None, in_ci=False)[1] == 1
 
 
-def test_a_run_that_ended_well_is_none(runner: ModuleType) -> None:
+def test_a_successful_run_is_not_a_failure(runner: ModuleType) -> None:
     assert runner.totals(runner.judge(0, report(PASSED)), lint_complaint=None, in_ci=False) == (1, 0, 0)
 
 
@@ -95,7 +95,7 @@ def test_every_linter_runs_and_the_failed_ones_are_named(
     assert runner.lint([("second",)]) is None
 
 
-def test_the_report_of_the_run_before_is_kept(
+def test_the_report_of_the_previous_run_is_kept(
     runner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(runner, "REPORTS", tmp_path)
@@ -107,16 +107,14 @@ def test_the_report_of_the_run_before_is_kept(
 
 @pytest.fixture
 def policy(runner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """What packages ask before they start a service, on a machine that has no such thing."""
+    """The file that packages ask before they start a service, on a machine without one."""
     path = tmp_path / "policy-rc.d"
     monkeypatch.setattr(runner, "SERVICE_POLICY", path)
     return path
 
 
 @pytest.mark.usefixtures("policy")
-def test_what_the_tests_call_is_installed_where_it_is_missing_and_root_may(
-    runner: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_root_installs_the_missing_tools_of_the_tests(runner: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[list[str]] = []
     monkeypatch.setattr(
         runner.shutil, "which", lambda tool: None if tool in ("gcc", "redis-server") else f"/bin/{tool}"
@@ -135,15 +133,15 @@ def test_no_package_starts_its_service(runner: ModuleType, monkeypatch: pytest.M
     run = subprocess.run
     monkeypatch.setattr(runner.shutil, "which", lambda tool: None if tool == "promtool" else f"/bin/{tool}")
     monkeypatch.setattr(runner.os, "geteuid", lambda: 0)
-    # Bound before it is replaced: apt-get is what a package would be installed by, and asks as a package would.
-    asks = lambda *_, **__: answers.append(run([policy, "prometheus", "start"], check=False).returncode)  # noqa: E731
-    monkeypatch.setattr(runner.subprocess, "run", asks)
+    # Bound before it is replaced. This apt-get runs the policy, as a package does during its installation.
+    run_policy = lambda *_, **__: answers.append(run([policy, "prometheus", "start"], check=False).returncode)  # noqa: E731
+    monkeypatch.setattr(runner.subprocess, "run", run_policy)
     runner.install_tools()
     assert answers == [101, 101]
     assert not policy.exists()
 
 
-def test_a_policy_of_the_machine_is_left_alone(runner: ModuleType, policy: Path) -> None:
+def test_an_existing_policy_of_the_machine_is_kept(runner: ModuleType, policy: Path) -> None:
     policy.write_text("the machine's own")
     with runner.services_stopped():
         assert policy.read_text() == "the machine's own"

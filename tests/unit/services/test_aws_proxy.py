@@ -1,4 +1,4 @@
-"""What a network does to those who speak AWS's dialect."""
+"""Network faults between a client and an AWS server, injected by a proxy."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -35,7 +35,9 @@ def received(server: AwsServer | AwsProxy, url: str) -> list[dict[str, str]]:
 
 
 @both_kinds
-def test_a_queue_goes_by_the_url_of_either_way(server: AwsServer, proxy: AwsProxy, kind: Kind) -> None:
+def test_a_queue_has_the_same_messages_directly_and_through_the_proxy(
+    server: AwsServer, proxy: AwsProxy, kind: Kind
+) -> None:
     direct = a_queue(server)
     through = proxy.client("sqs").get_queue_url(QueueName="q")["QueueUrl"]
     proxy.client("sqs").send_message(QueueUrl=direct, MessageBody="1")
@@ -44,7 +46,7 @@ def test_a_queue_goes_by_the_url_of_either_way(server: AwsServer, proxy: AwsProx
 
 
 @both_kinds
-def test_a_lost_answer_to_a_delete_leaves_nothing(server: AwsServer, proxy: AwsProxy, kind: Kind) -> None:
+def test_a_delete_with_a_lost_response_is_applied(server: AwsServer, proxy: AwsProxy, kind: Kind) -> None:
     url = a_queue(server)
     server.client("sqs").send_message(QueueUrl=url, MessageBody="1")
     [message] = received(proxy, url)
@@ -53,12 +55,12 @@ def test_a_lost_answer_to_a_delete_leaves_nothing(server: AwsServer, proxy: AwsP
         proxy.client("sqs").delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
     trap.wait()
     counts = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-    told = server.client("sqs").get_queue_attributes(QueueUrl=url, AttributeNames=counts)["Attributes"]
-    assert set(told.values()) == {"0"}
+    attributes = server.client("sqs").get_queue_attributes(QueueUrl=url, AttributeNames=counts)["Attributes"]
+    assert set(attributes.values()) == {"0"}
 
 
 @both_kinds
-def test_a_send_that_was_held_comes_late(server: AwsServer, proxy: AwsProxy, kind: Kind) -> None:
+def test_a_held_send_arrives_late(server: AwsServer, proxy: AwsProxy, kind: Kind) -> None:
     url = a_queue(server)
     trap = proxy.hold(b"AmazonSQS.SendMessage\r\n")
     with ThreadPoolExecutor(1) as pool:
@@ -71,7 +73,7 @@ def test_a_send_that_was_held_comes_late(server: AwsServer, proxy: AwsProxy, kin
 
 
 @both_kinds
-def test_whoever_sends_half_a_request_keeps_nobody_waiting(server: AwsServer, proxy: AwsProxy, kind: Kind) -> None:
+def test_half_a_request_delays_no_other_request(server: AwsServer, proxy: AwsProxy, kind: Kind) -> None:
     s3 = server.client("s3")
     s3.create_bucket(Bucket="bucket")
     proxy.client("s3").put_object(Bucket="bucket", Key="first", Body=b"x")
@@ -88,7 +90,7 @@ def test_whoever_sends_half_a_request_keeps_nobody_waiting(server: AwsServer, pr
 
 
 @both_kinds
-def test_answers_that_stall_come_when_it_heals(server: AwsServer, proxy: AwsProxy, kind: Kind) -> None:
+def test_stalled_responses_arrive_after_healing(server: AwsServer, proxy: AwsProxy, kind: Kind) -> None:
     url = a_queue(server)
     proxy.stall(Way.REPLIES)
     with ThreadPoolExecutor(1) as pool:

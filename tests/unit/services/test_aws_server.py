@@ -1,4 +1,4 @@
-"""The AWS servers that tests run against do what the tests believe of them."""
+"""The AWS servers of the tests behave as the tests assume."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from tests.services.aws_server import NOBODY, AwsServer, Kind
 from tests.services.frozen_clock import ServerClock
 from tests.services.plugin import Servers, StartAws
 
-pytestmark = pytest.mark.server  # its fixtures are asked for by name, so that tests/conftest.py does not see them
+pytestmark = pytest.mark.server  # its fixtures are requested by name, so that tests/conftest.py does not see them
 
 PATIENCE_SECONDS = 60.0
 
@@ -56,7 +56,7 @@ def test_the_shared_server_is_clean_for_every_test(server: AwsServer, turn: int)
 
 
 @both_kinds
-def test_a_killed_server_comes_back_empty_at_its_port(start: StartAws, kind: Kind) -> None:
+def test_a_killed_server_restarts_empty_on_its_port(start: StartAws, kind: Kind) -> None:
     server = start()
     url, first = server.url, server.pid
     a_queue(server)
@@ -68,12 +68,12 @@ def test_a_killed_server_comes_back_empty_at_its_port(start: StartAws, kind: Kin
 
 
 @both_kinds
-def test_a_server_that_left_comes_back_with_what_it_answered_for(start: StartAws, kind: Kind) -> None:
+def test_a_server_that_was_away_keeps_its_messages(start: StartAws, kind: Kind) -> None:
     server = start()
     url = a_queue(server)
     server.client("sqs").send_message(QueueUrl=url, MessageBody="kept")
     server.leave()
-    for _ in range(2):  # on a connection that was open, and on a new one
+    for _ in range(2):  # on an open connection, and on a new one
         with pytest.raises(BotoCoreError):
             received(server, url)
     server.come_back()
@@ -81,7 +81,7 @@ def test_a_server_that_left_comes_back_with_what_it_answered_for(start: StartAws
 
 
 @both_kinds
-def test_who_waits_at_a_server_that_leaves_hears_of_it(start: StartAws, kind: Kind) -> None:
+def test_polls_fail_when_the_server_leaves(start: StartAws, kind: Kind) -> None:
     server = start()
     url = a_queue(server)
     with ThreadPoolExecutor(2) as pool:
@@ -93,7 +93,7 @@ def test_who_waits_at_a_server_that_leaves_hears_of_it(start: StartAws, kind: Ki
                 poll.result(PATIENCE_SECONDS)
     server.come_back()
     server.client("sqs").send_message(QueueUrl=url, MessageBody="later")
-    assert received(server, url) == ["later"]  # nobody waits for it on behalf of those who are gone
+    assert received(server, url) == ["later"]  # no poll of a gone client takes it
 
 
 @both_kinds
@@ -109,26 +109,26 @@ def test_a_frozen_server_answers_when_thawed(start: StartAws, kind: Kind) -> Non
         sending.result(PATIENCE_SECONDS)
     assert received(server, url) == ["late"]
     server.freeze()
-    server.stop()  # ends though it is frozen
+    server.stop()  # ends although it is frozen
     assert not server.running
 
 
 @both_kinds
-def test_it_listens_on_loopback_alone(start: StartAws, kind: Kind) -> None:
+def test_a_server_listens_on_loopback_only(start: StartAws, kind: Kind) -> None:
     server = start()
     assert listening(server.pid) == [f"127.0.0.1:{server.port}"]
 
 
-# A message ends every poll at fauxqs, with nothing for all but one of them; the contract of SQS allows that.
+# fauxqs ends every poll when a message arrives, all but one of them empty; the contract of SQS allows that.
 @pytest.mark.parametrize(("kind", "count"), [("moto", 4), ("fauxqs", 1)])
-def test_long_polls_keep_nobody_waiting_and_end_with_a_message(server: AwsServer, count: int) -> None:
+def test_long_polls_delay_no_other_request_and_end_with_a_message(server: AwsServer, count: int) -> None:
     url = a_queue(server)
     with ThreadPoolExecutor(count) as pool:
         polls = [pool.submit(received, server, url, WaitTimeSeconds=20) for _ in range(count)]
         for number in range(20):
             a_queue(server, f"q{number}")
         for number in range(count):
-            assert sum(poll.done() for poll in polls) == number, "others were served while so many polls waited"
+            assert sum(poll.done() for poll in polls) == number, "others were served while the polls waited"
             server.client("sqs").send_message(QueueUrl=url, MessageBody=str(number))
             until(lambda number=number: sum(poll.done() for poll in polls) > number)  # type: ignore[misc]
         assert sorted(body for poll in polls for body in poll.result()) == [str(number) for number in range(count)]
@@ -148,7 +148,7 @@ def test_a_blocked_message_group_makes_moto_wait_not_spin(moto: AwsServer) -> No
         assert poll.result() == []
 
 
-def test_of_eight_who_put_an_object_if_there_is_none_one_wins(moto: AwsServer) -> None:
+def test_one_of_eight_conditional_puts_of_an_object_succeeds(moto: AwsServer) -> None:
     s3 = moto.client("s3")
     s3.create_bucket(Bucket="bucket")
     for number in range(10):
@@ -187,7 +187,7 @@ def test_a_frozen_clock_moves_the_visibility_of_messages(frozen_servers: Servers
 
 
 @both_kinds
-def test_a_server_ends_with_the_process_that_started_it_however_that_ends(
+def test_a_server_ends_with_the_process_that_started_it_even_if_that_is_killed(
     server: AwsServer, kind: Kind, tmp_path: Path
 ) -> None:
     script = (
@@ -196,21 +196,21 @@ def test_a_server_ends_with_the_process_that_started_it_however_that_ends(
         "os.kill(os.getpid(), 9)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    told = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
-    assert told.returncode == -signal.SIGKILL, told.stderr
-    until(lambda: has_ended(int(told.stdout)))
+    ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    until(lambda: has_ended(int(ended.stdout)))
 
 
-def test_no_test_finds_a_real_account(tmp_path: Path) -> None:
+def test_tests_never_use_a_real_aws_account(tmp_path: Path) -> None:
     assert {name: value for name, value in os.environ.items() if name.startswith("AWS_")} == NOBODY
     script = "import boto3; c = boto3.Session().get_credentials(); print(c.access_key, c.method)"
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert told.stdout.split() == ["test", "env"]
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.split() == ["test", "env"]
 
 
 def test_a_child_process_finds_the_server_by_its_environment(moto: AwsServer) -> None:
     script = "import boto3; print(boto3.client('sqs').create_queue(QueueName='q')['QueueUrl'])"
-    told = subprocess.run(
+    ran = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, **moto.environment},
         capture_output=True,
@@ -218,7 +218,7 @@ def test_a_child_process_finds_the_server_by_its_environment(moto: AwsServer) ->
         timeout=60,
         check=True,
     )
-    assert told.stdout.startswith(moto.url)
+    assert ran.stdout.startswith(moto.url)
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -229,7 +229,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """Also if nobody has fetched its exit code yet."""
+    """Return True if the process ended, even if its exit code was not fetched yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -237,7 +237,7 @@ def has_ended(pid: int) -> bool:
 
 
 def sockets(state: str) -> list[tuple[str, str, str]]:
-    """(local address, remote address, inode) of this machine's TCP sockets in that state, in all of both families."""
+    """Return (local address, remote address, inode) of this machine's TCP sockets in that state, for IPv4 and IPv6."""
     found = []
     for table in ("tcp", "tcp6"):
         for line in Path("/proc/net", table).read_text().splitlines()[1:]:
@@ -248,14 +248,14 @@ def sockets(state: str) -> list[tuple[str, str, str]]:
 
 
 def listening(pid: int) -> list[str]:
-    """The addresses that a process listens on."""
+    """Return the addresses that a process listens on."""
     mine = {str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()}
     local = [local for local, _, inode in sockets("0A") if f"socket:[{inode}]" in mine]
     return [readable(address) for address in local]
 
 
 def established(server: AwsServer) -> int:
-    """How many connections the server has."""
+    """Return the number of open connections of the server."""
     return sum(readable(local) == f"127.0.0.1:{server.port}" for local, _, _ in sockets("01"))
 
 

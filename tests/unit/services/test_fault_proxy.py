@@ -1,4 +1,4 @@
-"""The proxy does to connections what it says, and nothing else."""
+"""The proxy injects exactly the requested faults into connections."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ Connect = Callable[..., redis.Redis]
 
 @pytest.fixture
 def connect(proxy: FaultProxy) -> Iterator[Connect]:
-    """Clients that hold one connection each and try nothing twice."""
+    """Connect clients that hold one connection each and retry nothing."""
     opened: list[redis.Redis] = []
 
     def connect(*, seconds: float = PATIENT_SECONDS) -> redis.Redis:
@@ -58,22 +58,22 @@ def connect(proxy: FaultProxy) -> Iterator[Connect]:
 
 @pytest.fixture
 def impatient(connect: Connect) -> Connect:
-    """The same, giving up soon."""
+    """Connect clients that time out soon."""
     return lambda: connect(seconds=IMPATIENT_SECONDS)
 
 
-def test_without_a_fault_everything_goes_through(proxy: FaultProxy, connect: Connect) -> None:
+def test_without_a_fault_everything_passes(proxy: FaultProxy, connect: Connect) -> None:
     large = b"x" * 3_000_000
     one, two = connect(), connect()
     one.set("a", large)
     assert two.get("a") == large
     assert proxy.connections == 2
     one.close()
-    wait_for(lambda: proxy.connections == 1, "the proxy knows that a client has left")
+    wait_for(lambda: proxy.connections == 1, "the proxy notices that a client has left")
 
 
-def test_a_server_that_is_away_is_away_behind_the_proxy_too(tmp_path: Path) -> None:
-    proxy = FaultProxy(str(tmp_path / "nobody"))
+def test_a_missing_server_refuses_connections_through_the_proxy_too(tmp_path: Path) -> None:
+    proxy = FaultProxy(str(tmp_path / "missing"))
     with (
         redis.Redis.from_url(proxy.url, retry=Retry(NoBackoff(), 0)) as client,
         pytest.raises(redis.ConnectionError),
@@ -82,19 +82,19 @@ def test_a_server_that_is_away_is_away_behind_the_proxy_too(tmp_path: Path) -> N
     proxy.close()
 
 
-def test_what_was_stalled_goes_on_when_healed(
+def test_stalled_requests_continue_after_healing(
     server: RedisServer, proxy: FaultProxy, connect: Connect, impatient: Connect
 ) -> None:
     patient, hasty = connect(), impatient()
     proxy.stall()
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(patient.incr, "a")
+        increment = pool.submit(patient.incr, "a")
         with pytest.raises(redis.TimeoutError):
             hasty.ping()
-        assert not asked.done()
+        assert not increment.done()
         assert server.cli("GET", "a") is None
         proxy.heal()
-        assert asked.result(timeout=DEADLINE_SECONDS) == 1
+        assert increment.result(timeout=DEADLINE_SECONDS) == 1
 
 
 def test_stalled_replies_let_requests_through(server: RedisServer, proxy: FaultProxy, impatient: Connect) -> None:
@@ -105,12 +105,12 @@ def test_stalled_replies_let_requests_through(server: RedisServer, proxy: FaultP
     assert server.cli("GET", "a") == b"1"
 
 
-def test_half_open_connections_stay_dead_and_new_ones_live_after_healing(
+def test_half_open_connections_stay_dead_and_new_ones_work_after_healing(
     server: RedisServer, proxy: FaultProxy, connect: Connect, impatient: Connect
 ) -> None:
     client = impatient()
     proxy.half_open()
-    with pytest.raises(redis.TimeoutError):  # it hears nothing, not even that the connection is over
+    with pytest.raises(redis.TimeoutError):  # it receives nothing, not even the end of the connection
         client.incr("a")
     with pytest.raises(redis.TimeoutError):
         impatient()
@@ -118,7 +118,7 @@ def test_half_open_connections_stay_dead_and_new_ones_live_after_healing(
     assert connect().incr("a") == 1
 
 
-def test_a_dead_connection_does_not_come_to_life_by_healing(proxy: FaultProxy, server: RedisServer) -> None:
+def test_healing_does_not_revive_a_dead_connection(proxy: FaultProxy, server: RedisServer) -> None:
     with raw_connection(proxy) as connection:
         ask(connection, PING)
         proxy.half_open()
@@ -128,18 +128,16 @@ def test_a_dead_connection_does_not_come_to_life_by_healing(proxy: FaultProxy, s
             ask(connection, PING)
 
 
-def test_cut_connections_are_reset_and_new_ones_welcome(
-    proxy: FaultProxy, connect: Connect, server: RedisServer
-) -> None:
+def test_cut_connections_are_reset_and_new_ones_work(proxy: FaultProxy, connect: Connect, server: RedisServer) -> None:
     patient = connect()
     with ThreadPoolExecutor(1) as pool:
         blocked = pool.submit(patient.blpop, ["nothing"], 8)
-        wait_for(lambda: server.client.info("clients")["blocked_clients"] == 1, "somebody is blocked")
+        wait_for(lambda: server.client.info("clients")["blocked_clients"] == 1, "a client is blocked")
         proxy.cut()
         with pytest.raises(redis.ConnectionError, match="reset"):
             blocked.result(timeout=DEADLINE_SECONDS)
     assert proxy.connections == 0
-    wait_for(lambda: server.client.info("clients")["blocked_clients"] == 0, "the server knows, too")
+    wait_for(lambda: server.client.info("clients")["blocked_clients"] == 0, "the server notices it, too")
     assert connect().ping()
 
 
@@ -152,7 +150,7 @@ def test_stalled_connections_can_be_cut(proxy: FaultProxy, impatient: Connect) -
     assert proxy.connections == 0
 
 
-def test_a_swallowed_reply_is_of_the_marked_request_alone_and_that_was_done(
+def test_only_the_reply_of_the_marked_request_is_swallowed_and_the_request_is_applied(
     proxy: FaultProxy, connect: Connect, server: RedisServer
 ) -> None:
     one, two = connect(), connect()
@@ -164,7 +162,7 @@ def test_a_swallowed_reply_is_of_the_marked_request_alone_and_that_was_done(
         one.incr("a")
     trap.wait()
     assert server.cli("GET", "a") == b"6"
-    assert two.incr("a") == 7  # it was for one alone
+    assert two.incr("a") == 7  # the trap was for one reply only
 
 
 def test_after_a_swallowed_reply_the_connection_may_be_held(
@@ -178,7 +176,7 @@ def test_after_a_swallowed_reply_the_connection_may_be_held(
     assert server.cli("GET", "a") == b"1"
 
 
-def test_a_held_request_comes_late_even_if_its_client_has_left(
+def test_a_held_request_arrives_late_even_if_its_client_has_left(
     proxy: FaultProxy, connect: Connect, impatient: Connect, server: RedisServer
 ) -> None:
     client, other = impatient(), connect()
@@ -190,10 +188,10 @@ def test_a_held_request_comes_late_even_if_its_client_has_left(
     assert other.incr("b") == 1
     assert server.cli("GET", "a") is None
     proxy.heal()
-    wait_for(lambda: server.cli("GET", "a") == b"1", "it came late")
+    wait_for(lambda: server.cli("GET", "a") == b"1", "it arrived late")
 
 
-def test_a_marker_that_comes_in_two_pieces_is_seen(proxy: FaultProxy, server: RedisServer) -> None:
+def test_a_marker_that_arrives_in_two_pieces_is_detected(proxy: FaultProxy, server: RedisServer) -> None:
     with raw_connection(proxy) as connection:
         trap = proxy.swallow(b"marker")
         ask(connection, PING + b"ECHO mar")

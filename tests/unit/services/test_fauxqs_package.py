@@ -1,4 +1,4 @@
-"""fauxqs is installed once, and a machine that cannot says why."""
+"""fauxqs is installed once, and a machine without its tools reports the reason."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ from tests.services import fauxqs_package
 
 
 class Npm:
-    """Stands in for npm: notes each call, and ends with that code."""
+    """A stand-in for npm that records each call and ends with the given code."""
 
     def __init__(self, code: int = 0) -> None:
         self.code = code
@@ -21,7 +21,7 @@ class Npm:
     def __call__(self, command: object, *, cwd: Path, **options: Any) -> "subprocess.CompletedProcess[str]":
         assert {"package.json", "package-lock.json"} <= {path.name for path in cwd.iterdir()}
         self.folders.append(cwd)
-        threading.Event().wait(0.1)  # as it takes its time, others come
+        threading.Event().wait(0.1)  # long enough for the other threads to call it too
         return subprocess.CompletedProcess([], self.code, stdout="", stderr="npm error\nnpm error network\n")
 
 
@@ -34,20 +34,20 @@ def npm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Npm:
     return installed
 
 
-def test_who_asks_at_the_same_time_installs_it_once(npm: Npm) -> None:
+def test_concurrent_calls_install_the_package_once(npm: Npm) -> None:
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda _: fauxqs_package.why_not_here(), range(8))) == [None] * 8
     assert npm.folders == [fauxqs_package.FOLDER]
 
 
-def test_another_lock_is_installed_again(npm: Npm) -> None:
+def test_a_changed_lock_is_installed_again(npm: Npm) -> None:
     assert fauxqs_package.why_not_here() is None
-    (fauxqs_package.FOLDER / "installed.json").write_text("of another time")
+    (fauxqs_package.FOLDER / "installed.json").write_text("of another lock")
     assert fauxqs_package.why_not_here() is None
     assert len(npm.folders) == 2
 
 
-def test_an_install_that_failed_is_told_and_tried_again(npm: Npm) -> None:
+def test_a_failed_installation_is_reported_and_retried(npm: Npm) -> None:
     npm.code = 1
     for _ in range(2):
         assert "network" in str(fauxqs_package.why_not_here())
@@ -55,13 +55,13 @@ def test_an_install_that_failed_is_told_and_tried_again(npm: Npm) -> None:
 
 
 @pytest.mark.parametrize("tool", ["node", "npm"])
-def test_a_machine_without_it_says_so(npm: Npm, monkeypatch: pytest.MonkeyPatch, tool: str) -> None:
-    monkeypatch.setattr(shutil, "which", lambda asked: None if asked == tool else f"/bin/{asked}")
+def test_a_missing_tool_is_reported(npm: Npm, monkeypatch: pytest.MonkeyPatch, tool: str) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == tool else f"/bin/{name}")
     assert f"{tool} is missing" in str(fauxqs_package.why_not_here())
     assert not npm.folders
 
 
-def test_the_lock_names_no_place_that_packages_come_from() -> None:
+def test_the_lock_names_no_registry() -> None:
     lock = (fauxqs_package.HERE / "package-lock.json").read_text()
     assert '"resolved"' not in lock
     assert '"integrity"' in lock

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from tests.services.forked_process import LOCALE, ForkedPopen
 
-TOLD = """
+REPORT = """
 import json, os, sys
 print(json.dumps([
     sys.argv, os.getcwd(), sys.path[:2], os.environ["GIVEN"], "HOME" in os.environ, os.getsid(0) == os.getpid(),
     __name__, sys.stdin.read(),
 ]))
-print("aside", file=sys.stderr)
+print("on stderr", file=sys.stderr)
 sys.exit(5)
 """
 
@@ -25,10 +25,10 @@ def started(*command: str, **options: object) -> "subprocess.Popen[str]":
     return found
 
 
-def test_a_copy_is_as_if_it_had_been_started(tmp_path: Path) -> None:
+def test_a_forked_process_behaves_like_a_started_one(tmp_path: Path) -> None:
     spoken = {name: os.environ[name] for name in LOCALE if name in os.environ}
     process = started(
-        *("-c", TOLD, "a b"),
+        *("-c", REPORT, "a b"),
         cwd=tmp_path,
         env={**spoken, "GIVEN": "this", "PYTHONPATH": "/first"},
         start_new_session=True,
@@ -39,7 +39,7 @@ def test_a_copy_is_as_if_it_had_been_started(tmp_path: Path) -> None:
     )
     out, err = process.communicate("from here", timeout=60)
     expected = [["-c", "a b"], str(tmp_path), ["", "/first"], "this", False, True, "__main__", "from here"]
-    assert (process.returncode, json.loads(out), err) == (5, expected, "aside\n")
+    assert (process.returncode, json.loads(out), err) == (5, expected, "on stderr\n")
 
 
 def test_a_module_is_run_with_its_arguments() -> None:
@@ -48,7 +48,7 @@ def test_a_module_is_run_with_its_arguments() -> None:
     assert process.returncode == 0
 
 
-def test_a_copy_is_signalled_and_leaves_nothing() -> None:
+def test_a_forked_process_can_be_killed_and_leaves_nothing() -> None:
     process = started("-c", "import time; time.sleep(60)")
     assert process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
@@ -58,14 +58,14 @@ def test_a_copy_is_signalled_and_leaves_nothing() -> None:
     assert not Path(f"/proc/{process.pid}").exists()
 
 
-def test_a_copy_has_imported_penstock_and_begins_with_one_thread() -> None:
+def test_a_forked_process_has_imported_penstock_and_begins_with_one_thread() -> None:
     code = "import sys, threading; print('penstock.app.app' in sys.modules, threading.active_count())"
     process = started("-c", code, stdout=subprocess.PIPE, text=True)
     assert process.communicate(timeout=60)[0] == "True 1\n"
 
 
 @pytest.mark.parametrize("given", [{"env": {"PYTHONOPTIMIZE": "1"}}, {"pass_fds": [2]}, {"preexec_fn": os.getpid}])
-def test_what_only_a_start_can_give_is_started(given: dict[str, object]) -> None:
+def test_options_that_a_fork_cannot_provide_start_a_new_process(given: dict[str, object]) -> None:
     command = [sys.executable, "-c", "import sys; sys.exit('penstock' in sys.modules)"]
     process: subprocess.Popen[bytes] = ForkedPopen(command, **given)  # type: ignore[call-overload]
     assert process.wait(60) == 0

@@ -1,4 +1,4 @@
-"""A server and a test that agree on the time."""
+"""A server and a test that share a frozen clock."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ from tests.services.redis_server import VERSIONS, RedisServer
 DEADLINE_SECONDS = 60.0
 
 
-@pytest.fixture(params=VERSIONS, ids=lambda version: f"redis {version}")
+@pytest.fixture(params=VERSIONS, ids=lambda version: f"redis-{version}")
 def server(request: pytest.FixtureRequest, frozen_servers: Servers) -> RedisServer:
     return frozen_servers.redis(request.param)
 
@@ -22,7 +22,7 @@ def server_time(server: RedisServer) -> float:
     return float((seconds * 1_000_000 + micros) / 1_000_000)
 
 
-def test_the_server_stands_still_and_moves_with_the_clock(server: RedisServer, frozen_servers: Servers) -> None:
+def test_the_time_of_the_server_moves_only_with_the_clock(server: RedisServer, frozen_servers: Servers) -> None:
     clock = ServerClock(frozen_servers.clock_file)
     assert server_time(server) == clock.now() == 1_700_000_000.0
     for seconds in (0.1, 1 / 3, 1e-6, 5_000, 0.0000004, 86_400 * 365 + 0.7):
@@ -31,7 +31,7 @@ def test_the_server_stands_still_and_moves_with_the_clock(server: RedisServer, f
     assert clock.now() == 1_700_000_000.0 + clock.monotonic()
 
 
-def test_scripts_and_idle_times_see_that_time(server: RedisServer, frozen_servers: Servers) -> None:
+def test_scripts_and_idle_times_use_the_frozen_time(server: RedisServer, frozen_servers: Servers) -> None:
     clock = ServerClock(frozen_servers.clock_file)
     seconds, micros = server.cli("EVAL", "return redis.call('TIME')", 0)
     assert float(f"{int(seconds)}.{int(micros):06}") == clock.now()
@@ -45,18 +45,18 @@ def test_scripts_and_idle_times_see_that_time(server: RedisServer, frozen_server
     server.clean()
 
 
-def test_a_blocking_command_ends_by_that_time_too(server: RedisServer, frozen_servers: Servers) -> None:
+def test_a_blocking_command_ends_by_the_frozen_time(server: RedisServer, frozen_servers: Servers) -> None:
     clock = ServerClock(frozen_servers.clock_file)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(server.cli, "BLPOP", "nothing", 5)
-        wait_for(lambda: server.client.info("clients")["blocked_clients"] == 1, "somebody is blocked")
+        wait_for(lambda: server.client.info("clients")["blocked_clients"] == 1, "a client is blocked")
         clock.advance(4.9)
         assert not waiting.done()
         clock.advance(0.2)
         assert waiting.result(timeout=DEADLINE_SECONDS) is None
 
 
-def test_whoever_waits_goes_on_when_the_clock_has_moved(frozen_servers: Servers) -> None:
+def test_a_wait_ends_when_the_clock_has_moved(frozen_servers: Servers) -> None:
     clock = ServerClock(frozen_servers.clock_file)
     waited = threading.Thread(target=lambda: clock.wait(threading.Event(), 60))
     waited.start()
@@ -65,7 +65,7 @@ def test_whoever_waits_goes_on_when_the_clock_has_moved(frozen_servers: Servers)
     assert not waited.is_alive()
 
 
-def test_time_does_not_go_back(frozen_servers: Servers) -> None:
+def test_the_clock_never_goes_back(frozen_servers: Servers) -> None:
     clock = ServerClock(frozen_servers.clock_file)
     with pytest.raises(ValueError, match="not go back"):
         clock.advance(-1)

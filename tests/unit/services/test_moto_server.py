@@ -1,4 +1,4 @@
-"""Requests to moto take turns, and give them away while they wait."""
+"""Requests to moto take turns, and yield their turn while they wait."""
 
 import io
 import threading
@@ -13,7 +13,7 @@ PATIENCE_SECONDS = 60.0
 
 
 class Stage:
-    """An application whose requests do what a test says, in threads of their own."""
+    """An application whose requests run the test's functions, in their own threads."""
 
     def __init__(self) -> None:
         self.turn = Turn()
@@ -25,7 +25,7 @@ class Stage:
         return self._pool.submit(self._serve, {"does": does, **environ}, None)
 
 
-def test_the_next_begins_when_the_one_before_has_ended() -> None:
+def test_a_request_begins_when_the_previous_one_has_ended() -> None:
     stage, entered, leave = Stage(), threading.Event(), threading.Event()
 
     def first() -> None:
@@ -42,47 +42,47 @@ def test_the_next_begins_when_the_one_before_has_ended() -> None:
     assert stage.log == ["first", "second"]
 
 
-def test_whoever_waits_lets_others_work_though_what_it_waits_for_is_there() -> None:
-    stage, done, looked = Stage(), threading.Event(), threading.Event()
+def test_a_waiting_request_yields_its_turn_even_if_its_condition_holds() -> None:
+    stage, done, checked = Stage(), threading.Event(), threading.Event()
 
     def polling() -> None:
         while not done.is_set():
             stage.turn.wait_for(lambda: True)
-            looked.set()
+            checked.set()
 
     poll = stage.request(polling)
-    assert looked.wait(PATIENCE_SECONDS)
+    assert checked.wait(PATIENCE_SECONDS)
     stage.request(done.set).result(PATIENCE_SECONDS)
     poll.result(PATIENCE_SECONDS)
 
 
-def test_a_body_arrives_before_the_turn_is_taken() -> None:
-    stage, asked, arrived = Stage(), threading.Event(), threading.Event()
+def test_the_body_of_a_request_is_read_before_its_turn() -> None:
+    stage, reading, arrived = Stage(), threading.Event(), threading.Event()
 
     class Slow(io.RawIOBase):
         def read(self, size: int = -1) -> bytes:
-            asked.set()
+            reading.set()
             assert arrived.wait(PATIENCE_SECONDS)
             return b"body"
 
     slow = stage.request(lambda: stage.log.append("slow"), CONTENT_LENGTH="4", **{"wsgi.input": Slow()})
-    assert asked.wait(PATIENCE_SECONDS)
+    assert reading.wait(PATIENCE_SECONDS)
     stage.request(lambda: stage.log.append("quick")).result(PATIENCE_SECONDS)
     arrived.set()
     slow.result(PATIENCE_SECONDS)
     assert stage.log == ["quick", "slow"]
 
 
-def test_whoever_waits_is_sent_away_when_the_server_leaves() -> None:
-    stage, looked = Stage(), threading.Event()
+def test_a_waiting_request_is_aborted_when_the_server_leaves() -> None:
+    stage, checked = Stage(), threading.Event()
 
     def polling() -> None:
         while True:
             stage.turn.wait_for(lambda: False)
-            looked.set()
+            checked.set()
 
     poll = stage.request(polling)
-    assert looked.wait(PATIENCE_SECONDS)
+    assert checked.wait(PATIENCE_SECONDS)
     with stage.turn:
         stage.turn.times_shut += 1
     with pytest.raises(ConnectionAbortedError):

@@ -1,4 +1,4 @@
-"""The servers that tests run against do what the tests believe of them."""
+"""The Redis servers of the tests behave as the tests assume."""
 
 from pathlib import Path
 
@@ -13,11 +13,11 @@ from tests.services.redis_server import RedisServer
 ONCE = Retry(NoBackoff(), 0)
 
 
-def test_each_version_is_what_it_is_called(redis_server: RedisServer) -> None:
+def test_each_server_has_its_declared_version(redis_server: RedisServer) -> None:
     version = str(redis_server.client.info("server")["redis_version"])
     if redis_server.version == "6.2":
         assert version.startswith("6.2.")
-    else:  # the system's own
+    else:  # the version of the operating system
         assert int(version.partition(".")[0]) >= 7
     assert redis_server.client.config_get("port") == {"port": "0"}
 
@@ -30,7 +30,7 @@ def test_the_shared_server_is_clean_for_every_test(redis_server: RedisServer, tu
 
 @both_versions
 @pytest.mark.parametrize("persistence", [True, False], ids=["persistent", "forgetful"])
-def test_a_killed_server_comes_back_with_what_it_was_to_keep(
+def test_a_killed_server_restarts_with_its_persistent_data(
     start_redis: StartRedis, version: str, persistence: bool
 ) -> None:
     server = start_redis(version, persistence=persistence, tcp=True)
@@ -56,10 +56,10 @@ def test_a_frozen_server_answers_when_thawed(start_redis: StartRedis) -> None:
     assert server.cli("PING")
     impatient.close()
     server.freeze()
-    server.stop()  # ends though it is frozen
+    server.stop()  # ends although it is frozen
 
 
-def test_a_long_folder_name_is_no_hindrance(tmp_path: Path) -> None:
+def test_a_long_folder_name_works(tmp_path: Path) -> None:
     server = RedisServer(folder=tmp_path / ("x" * 200))
     server.start()
     short = server.socket
@@ -69,7 +69,7 @@ def test_a_long_folder_name_is_no_hindrance(tmp_path: Path) -> None:
 
 
 @both_versions
-def test_tcp_is_on_a_port_of_its_own(start_redis: StartRedis, version: str) -> None:
+def test_each_server_has_its_own_tcp_port(start_redis: StartRedis, version: str) -> None:
     one, two = start_redis(version, tcp=True), start_redis(version, tcp=True)
     assert len({one.port, two.port, 6379}) == 3
     with redis.Redis.from_url(two.tcp_url) as client:
@@ -77,7 +77,9 @@ def test_tcp_is_on_a_port_of_its_own(start_redis: StartRedis, version: str) -> N
     assert (one.cli("GET", "a"), two.cli("GET", "a")) == (None, b"1")
 
 
-def test_tls_is_trusted_by_the_url_and_spoken_alone(start_redis: StartRedis, certificate: Certificate) -> None:
+def test_a_tls_server_is_trusted_by_its_url_and_refuses_plain_connections(
+    start_redis: StartRedis, certificate: Certificate
+) -> None:
     server = start_redis(certificate=certificate)
     with redis.Redis.from_url(server.tcp_url) as client:
         assert client.ping()
@@ -89,14 +91,14 @@ def test_tls_is_trusted_by_the_url_and_spoken_alone(start_redis: StartRedis, cer
 
 
 @both_versions
-def test_users_may_do_what_their_list_says(start_redis: StartRedis, version: str) -> None:
+def test_users_may_run_only_their_allowed_commands(start_redis: StartRedis, version: str) -> None:
     server = start_redis(version, users="user default off\nuser reader on >secret ~* +get +ping")
     reader = redis.Redis.from_url(f"unix://reader:secret@{server.socket}")
     assert reader.get("a") is None
     with pytest.raises(redis.exceptions.NoPermissionError):
         reader.set("a", "1")
-    with redis.Redis.from_url(server.url) as nobody, pytest.raises(redis.AuthenticationError):
-        nobody.ping()
+    with redis.Redis.from_url(server.url) as anonymous, pytest.raises(redis.AuthenticationError):
+        anonymous.ping()
     reader.close()
     server.cli("SET", "a", "1")
 
@@ -112,6 +114,6 @@ def test_a_cluster_of_one_has_all_slots_and_keeps_them(start_redis: StartRedis) 
         assert (client.get("a"), client.get("b")) == (b"1", b"2")
 
 
-def test_a_server_that_cannot_start_tells_its_own_words(start_redis: StartRedis) -> None:
+def test_a_server_that_cannot_start_reports_its_own_error(start_redis: StartRedis) -> None:
     with pytest.raises(AssertionError, match="no-such-directive"):
         start_redis(configuration=("--no-such-directive", "1"))

@@ -1,4 +1,4 @@
-"""What the SQL proxy understands of two protocols: where requests end, and what they ask."""
+"""The SQL proxy's parsing of two protocols: the ends of requests, and their SQL."""
 
 import pytest
 from tests.services.sql_wire import MysqlWire, Piece, PostgresqlWire, Wire
@@ -12,7 +12,7 @@ def message(kind: bytes, body: bytes) -> bytes:
     return kind + (len(body) + 4).to_bytes(4, "big") + body
 
 
-LOGIN = packet(1, b"who I am")
+LOGIN = packet(1, b"my name")
 BEGIN, COMMIT = packet(0, b"\x03BEGIN"), packet(0, b"\x03COMMIT")
 PING = packet(0, b"\x0e")
 LONG = packet(0, b"\x03" + b"x" * 0xFFFFFE) + packet(1, b"yz")
@@ -38,7 +38,7 @@ POSTGRESQL = [
 
 @pytest.mark.parametrize("chunk_bytes", [1, 3, 10_000])
 @pytest.mark.parametrize(("wire", "sent"), [(MysqlWire(), MYSQL), (PostgresqlWire(), POSTGRESQL)], ids=["my", "pg"])
-def test_requests_are_told_apart_however_they_arrive(
+def test_requests_are_split_correctly_in_chunks_of_any_size(
     wire: Wire, sent: list[tuple[bytes, str | None]], chunk_bytes: int
 ) -> None:
     wire = type(wire)()

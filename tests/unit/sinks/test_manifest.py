@@ -1,4 +1,4 @@
-"""Manifests as the ledger keeps them."""
+"""Manifests as the ledger stores them."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,19 +22,19 @@ FILES = st.lists(
 
 
 @given(FILES)
-def test_files_read_back_from_their_text(files: list[DataFile]) -> None:
+def test_a_manifest_survives_encoding_and_decoding(files: list[DataFile]) -> None:
     assert list(decode(encode(files))) == files
 
 
-def test_no_text_is_no_file() -> None:
+def test_an_empty_text_is_a_manifest_without_files() -> None:
     assert decode("") == ()
     assert decode(encode([])) == ()
 
 
 @given(st.text(st.characters(codec="utf-8")))
-def test_a_token_fits_into_what_tables_store(attempt_id: str) -> None:
+def test_a_token_fits_into_a_signed_64_bit_integer(attempt_id: str) -> None:
     assert 0 <= attempt_token(attempt_id) < 2**63
 
 
-def test_tokens_tell_attempts_apart() -> None:
+def test_different_attempts_have_different_tokens() -> None:
     assert len({attempt_token(f"01K0{number:022d}") for number in range(10_000)}) == 10_000

@@ -1,4 +1,4 @@
-"""What a finished write left behind, told from footers and folder names."""
+"""The files of a finished write, read from footers and folder names."""
 
 import math
 import os
@@ -29,7 +29,7 @@ from penstock.storage.local import LocalFiles
 RUN = "data/01K00000000000000000000000/r1"
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 UTC_US = pa.timestamp("us", tz="UTC")
-MICROSECONDS = st.integers(-(2**57), 2**57) | st.integers(-(2**63), 2**63 - 1)  # mostly in years Python knows
+MICROSECONDS = st.integers(-(2**57), 2**57) | st.integers(-(2**63), 2**63 - 1)  # mostly in years that Python supports
 
 
 def write(root: Path, relative: str, table: pa.Table, **options: Any) -> Path:
@@ -48,7 +48,7 @@ def listed(root: Path, *, partition_by: tuple[str, ...] = (), schema: pa.Schema 
     return [file.path.removeprefix(f"{RUN}/") for file in files]
 
 
-def test_files_are_told_with_what_a_table_needs(tmp_path: Path) -> None:
+def test_files_are_listed_with_rows_size_time_and_statistics(tmp_path: Path) -> None:
     path = write(tmp_path, "part-0.parquet", rows(1, 2, 3))
     (file,) = list_files(LocalFiles(tmp_path), RUN, partition_by=(), schema=SCHEMA)
     assert (file.path, file.rows, file.size_bytes) == (f"{RUN}/part-0.parquet", 3, path.stat().st_size)
@@ -57,7 +57,7 @@ def test_files_are_told_with_what_a_table_needs(tmp_path: Path) -> None:
     assert file.statistics["nullCount"] == {"id": 0, "name": 3}
 
 
-def test_files_and_the_folders_that_name_them_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_and_their_folders_are_flushed_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, "name=a/part-0.parquet", rows(1).drop_columns("name"))
     flushed: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.fstat(descriptor).st_ino))
@@ -76,7 +76,7 @@ def test_a_file_without_rows_is_left_out(tmp_path: Path) -> None:
     assert listed(tmp_path) == ["part-1.parquet"]
 
 
-def test_what_spark_leaves_beside_the_files_is_left_out(tmp_path: Path) -> None:
+def test_auxiliary_files_of_spark_are_left_out(tmp_path: Path) -> None:
     write(tmp_path, "part-0.parquet", rows(1))
     write(tmp_path, "_temporary/0/part-1.parquet", rows(2))
     write(tmp_path, ".spark-staging/part-2.parquet", rows(3))
@@ -92,7 +92,7 @@ def test_files_of_other_runs_are_left_out(tmp_path: Path) -> None:
 
 
 def test_a_partition_column_may_begin_with_an_underscore(tmp_path: Path) -> None:
-    """Spark reads such folders too; to take them for hidden ones would lose their rows."""
+    """Spark reads such folders too; treating them as hidden would lose their rows."""
     write(tmp_path, "_day=2024-01-01/part-0.parquet", rows(1))
     schema = SCHEMA.append(pa.field("_day", pa.date32()))
     assert listed(tmp_path, partition_by=("_day",), schema=schema) == ["_day=2024-01-01/part-0.parquet"]
@@ -154,7 +154,7 @@ def test_other_folders_than_the_partitions_are_refused(folders: list[str]) -> No
 @pytest.mark.parametrize(
     "type_", [pa.float64(), pa.binary(), UTC_US, pa.decimal128(9, 2), pa.list_(pa.int64())], ids=str
 )
-def test_a_partition_column_that_no_folder_can_hold_is_refused(tmp_path: Path, type_: pa.DataType) -> None:
+def test_a_partition_column_of_an_unsupported_type_is_refused(tmp_path: Path, type_: pa.DataType) -> None:
     with pytest.raises(TableError, match="column p"):
         listed(tmp_path, partition_by=("p",), schema=SCHEMA.append(pa.field("p", type_)))
 
@@ -163,7 +163,7 @@ def test_a_partition_column_that_no_folder_can_hold_is_refused(tmp_path: Path, t
 
 
 def of(column: pa.Array, *, row_group_size: int = 2, created_by: str = "parquet-mr version 1.16") -> dict[str, Any]:
-    """Statistics of a file with one column, as if another writer had made it."""
+    """Return the statistics of a file with one column, as if another writer had written it."""
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({"c": column}), sink, row_group_size=row_group_size)
     footer = pq.read_metadata(pa.BufferReader(sink.getvalue()))
@@ -175,7 +175,7 @@ def of(column: pa.Array, *, row_group_size: int = 2, created_by: str = "parquet-
     return statistics(Footer(), footer.schema.to_arrow_schema())
 
 
-def test_bounds_are_taken_over_all_row_groups() -> None:
+def test_bounds_cover_all_row_groups() -> None:
     found = of(pa.array([5, 1, None, 9, 3]))
     assert found == {"minValues": {"c": 1}, "maxValues": {"c": 9}, "nullCount": {"c": 1}}
 
@@ -184,12 +184,12 @@ def test_a_column_of_nulls_has_no_bounds() -> None:
     assert of(pa.array([None, None, None], pa.int64())) == {"minValues": {}, "maxValues": {}, "nullCount": {"c": 3}}
 
 
-def test_a_writer_that_ignores_nan_is_not_believed() -> None:
+def test_bounds_of_a_writer_that_ignores_nan_are_left_out() -> None:
     column = pa.array([1.0, math.nan, 3.0])
     assert of(column, created_by="parquet-cpp-arrow version 26.0")["maxValues"] == {}
 
 
-def test_nested_columns_are_passed_over_and_the_next_ones_are_not_mixed_up() -> None:
+def test_nested_columns_are_skipped_and_later_columns_keep_their_bounds() -> None:
     sink = pa.BufferOutputStream()
     table = pa.table(
         {"s": [{"a": 100, "b": [1, 2]}], "m": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())), "z": [7]}
@@ -216,9 +216,9 @@ def test_nested_columns_are_passed_over_and_the_next_ones_are_not_mixed_up() -> 
         (pa.array(["", "b"]), "", "b"),
         (pa.array([-(2**63), 2**63 - 1]), -(2**63), 2**63 - 1),
     ],
-    ids=["dates", "timestamps outwards to milliseconds", "before the epoch", "strings", "integers"],
+    ids=["dates", "timestamps-rounded-outwards", "before-the-epoch", "strings", "integers"],
 )
-def test_bounds_are_told_as_delta_has_them(column: pa.Array, least: Any, greatest: Any) -> None:
+def test_bounds_have_the_format_of_delta(column: pa.Array, least: Any, greatest: Any) -> None:
     found = of(column)
     assert (found["minValues"]["c"], found["maxValues"]["c"]) == (least, greatest)
 
@@ -233,13 +233,13 @@ def test_bounds_are_told_as_delta_has_them(column: pa.Array, least: Any, greates
     ],
     ids=lambda column: str(column.type),
 )
-def test_what_cannot_be_told_safely_is_left_out(column: pa.Array) -> None:
+def test_unsafe_bounds_are_left_out(column: pa.Array) -> None:
     found = of(column)
     assert (found["minValues"], found["maxValues"]) == ({}, {})
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8")), min_size=1, max_size=5))
-def test_the_bounds_of_strings_bound_them(values: list[str]) -> None:
+def test_the_bounds_of_strings_enclose_them(values: list[str]) -> None:
     raw = sorted(value.encode() for value in values)
     least, greatest = bounds(pa.string(), raw[0], raw[-1])
     assert len(least) <= STRING_CHARACTERS_MAX
@@ -248,23 +248,23 @@ def test_the_bounds_of_strings_bound_them(values: list[str]) -> None:
 
 
 @given(MICROSECONDS, MICROSECONDS)
-def test_the_bounds_of_timestamps_bound_them_or_are_left_out(one: int, other: int) -> None:
+def test_the_bounds_of_timestamps_enclose_them_or_are_left_out(one: int, other: int) -> None:
     low, high = sorted((one, other))
     least, greatest = bounds(UTC_US, low, high)
     assert least is None or 0 <= low - microseconds(least) < 1_000
     assert greatest is None or 0 <= microseconds(greatest) - high < 1_000
 
 
-def microseconds(told: str) -> int:
-    """Since the epoch."""
-    return (datetime.fromisoformat(told) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+def microseconds(text: str) -> int:
+    """Return the microseconds since the epoch."""
+    return (datetime.fromisoformat(text) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
 def reported(*files: tuple[str, int, int]) -> list[WrittenFile]:
     return [WrittenFile(path=f"{RUN}/{name}", rows=rows, size_bytes=size) for name, rows, size in files]
 
 
-def test_files_are_exactly_those_that_their_tasks_reported(tmp_path: Path) -> None:
+def test_exactly_the_files_that_tasks_reported_are_listed(tmp_path: Path) -> None:
     size = write(tmp_path, "part-0.parquet", rows(1, 2)).stat().st_size
     write(tmp_path, "part-of-a-repeated-task.parquet", rows(1, 2))
     found = list_files(
@@ -290,7 +290,7 @@ def test_a_file_that_is_not_as_reported_fails_the_run(
         list_files(LocalFiles(tmp_path), RUN, partition_by=(), schema=SCHEMA, written=written)
 
 
-def test_a_file_that_a_cached_listing_lacks_is_found_by_its_name(tmp_path: Path) -> None:
+def test_a_reported_file_missing_in_a_cached_listing_is_found_by_its_name(tmp_path: Path) -> None:
     class Cached(LocalFiles):
         def list(self, folder: str = "") -> Iterator[FileInfo]:
             return iter(())

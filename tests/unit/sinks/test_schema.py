@@ -1,4 +1,4 @@
-"""Schemas as text, in Delta's terms, and compared."""
+"""Schemas: their text in Delta's terms, and their comparison."""
 
 import json
 
@@ -55,7 +55,7 @@ SCHEMAS = _structs(TYPES).map(lambda struct: pa.schema(list(struct)))
 
 
 def nested(type_: pa.DataType) -> pa.Schema:
-    """One column with the type at every depth that Spark can put it."""
+    """Return a schema with the type at every depth at which Spark allows it."""
     return pa.schema(
         [
             pa.field("flat", type_),
@@ -68,19 +68,19 @@ def nested(type_: pa.DataType) -> pa.Schema:
 
 
 @pytest.mark.parametrize("type_", LEAVES, ids=str)
-def test_every_type_of_spark_reads_back_from_its_text(type_: pa.DataType) -> None:
+def test_every_type_of_spark_survives_encoding_and_decoding(type_: pa.DataType) -> None:
     schema = nested(type_)
     assert decode(encode(schema)).equals(schema, check_metadata=True)
 
 
 @given(SCHEMAS)
-def test_any_schema_reads_back_from_its_text(schema: pa.Schema) -> None:
+def test_any_schema_survives_encoding_and_decoding(schema: pa.Schema) -> None:
     assert decode(encode(schema)).equals(schema)
     assert encode(decode(encode(schema))) == encode(schema)
 
 
 @given(SCHEMAS)
-def test_a_schema_goes_with_itself(schema: pa.Schema) -> None:
+def test_a_schema_is_compatible_with_itself(schema: pa.Schema) -> None:
     nullable = pa.schema([field.with_nullable(True) for field in schema])
     assert additions(nullable, schema, table="t") == ()
 
@@ -115,7 +115,7 @@ def test_the_text_is_what_spark_and_delta_write() -> None:
     ],
     ids=str,
 )
-def test_arrows_spellings_of_one_type_are_one(arrow: pa.DataType, table: pa.DataType) -> None:
+def test_arrows_variants_of_one_type_are_equal(arrow: pa.DataType, table: pa.DataType) -> None:
     assert canonical(pa.schema([("c", arrow)])).field("c").type == table
     assert same_type(arrow, table)
 
@@ -136,14 +136,14 @@ def test_arrows_spellings_of_one_type_are_one(arrow: pa.DataType, table: pa.Data
     ],
     ids=str,
 )
-def test_a_type_that_no_table_has_is_refused_by_column_at_any_depth(type_: pa.DataType) -> None:
+def test_an_unsupported_type_is_refused_with_its_column_at_any_depth(type_: pa.DataType) -> None:
     for wrapped in (type_, pa.list_(type_), pa.struct([("inner", type_)])):
         with pytest.raises(TableError, match="column c"):
             encode(pa.schema([("c", wrapped)]))
 
 
 def test_a_variant_is_refused_by_its_name() -> None:
-    """PySpark hands a variant over as a struct, with a mark on one of its fields."""
+    """PySpark represents a variant as a struct with a marker on one of its fields."""
     value = pa.field("value", pa.binary(), nullable=False)
     mark = pa.field("metadata", pa.binary(), nullable=False, metadata={b"variant": b"true"})
     with pytest.raises(TableError, match="variant"):
@@ -151,12 +151,12 @@ def test_a_variant_is_refused_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("text", ["null", "[]", "{}", '{"type":"array"}', '"long"'])
-def test_a_text_that_is_no_schema_is_a_value_error(text: str) -> None:
+def test_a_text_that_is_not_a_schema_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match="schema"):
         decode(text)
 
 
-def test_types_are_told_in_words_people_know() -> None:
+def test_types_are_named_as_in_sql() -> None:
     schema = canonical(nested(pa.decimal128(10, 2)))
     assert type_name(schema.field("map").type) == "map<string, decimal(10,2)>"
     assert type_name(schema.field("struct").type) == "struct<deep: struct<deeper: decimal(10,2)>>"
@@ -167,27 +167,27 @@ def test_types_are_told_in_words_people_know() -> None:
 TABLE = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
 
-def test_columns_in_another_order_are_the_same() -> None:
+def test_the_order_of_columns_does_not_matter() -> None:
     assert merge(TABLE, pa.schema([("name", pa.string()), ("id", pa.int64())]), table="t").equals(TABLE)
 
 
-def test_new_columns_come_last_and_may_be_null() -> None:
+def test_new_columns_come_last_and_are_nullable() -> None:
     wanted = pa.schema([pa.field("at", UTC_US, nullable=False), ("id", pa.int64()), ("name", pa.string())])
     assert merge(TABLE, wanted, table="t").equals(TABLE.append(pa.field("at", UTC_US)))
 
 
-def test_a_column_that_a_run_would_not_write_is_refused_and_one_an_older_batch_lacks_is_not() -> None:
+def test_a_run_must_write_every_column_and_an_older_batch_may_lack_some() -> None:
     fewer = pa.schema([("id", pa.int64())])
     with pytest.raises(TableError, match="name"):
         merge(TABLE, fewer, table="t")
     assert additions(TABLE, fewer, table="t") == ()
 
 
-def test_a_column_that_is_never_null_goes_into_one_that_may_be() -> None:
+def test_a_required_column_may_be_written_to_a_nullable_one() -> None:
     assert additions(TABLE, pa.schema([pa.field("id", pa.int64(), nullable=False)]), table="t") == ()
 
 
-def test_a_column_of_the_table_that_may_not_be_null_is_refused() -> None:
+def test_a_required_column_of_the_table_is_refused() -> None:
     with pytest.raises(TableError, match="id"):
         additions(pa.schema([pa.field("id", pa.int64(), nullable=False)]), TABLE, table="t")
 
@@ -205,7 +205,7 @@ def test_a_column_of_the_table_that_may_not_be_null_is_refused() -> None:
     ],
     ids=str,
 )
-def test_another_type_is_refused_both_ways(have: pa.DataType, want: pa.DataType) -> None:
+def test_a_different_type_is_refused_in_both_directions(have: pa.DataType, want: pa.DataType) -> None:
     for one, other in ((have, want), (want, have)):
         with pytest.raises(TableError, match="column c is") as refusal:
             merge(pa.schema([("c", one)]), pa.schema([("c", other)]), table="file:///lake/t")

@@ -1,4 +1,4 @@
-"""Files in S3 against answers as S3 gives them: what is asked, and how refusals are told."""
+"""Files in S3 against a stub that responds like S3: the requests, and the errors for refusals."""
 
 import io
 from collections.abc import Callable, Iterator
@@ -82,34 +82,34 @@ def test_a_refusal_is_one_short_sentence(
     with pytest.raises(PenstockError, match=words) as caught:
         call(files)
     assert caught.type is error
-    told = str(caught.value)
-    assert told.startswith("s3://lake/clicks")
-    assert told.endswith(".")
-    assert not any(part in told for part in ("<", "SECRET", "\n", "Error"))
+    message = str(caught.value)
+    assert message.startswith("s3://lake/clicks")
+    assert message.endswith(".")
+    assert not any(part in message for part in ("<", "SECRET", "\n", "Error"))
 
 
 @pytest.mark.parametrize("name", ["read", "write", "output", "list", "delete"])
-def test_a_bucket_that_is_not_there_is_no_missing_file(files: S3Files, stub: S3Stub, name: str) -> None:
+def test_a_missing_bucket_is_not_a_missing_file(files: S3Files, stub: S3Stub, name: str) -> None:
     stub.answer = lambda asked: refusal(404, "NoSuchBucket")
     with pytest.raises(TableNowhere, match="the bucket does not exist: create it, or correct its name"):
         CALLS[name](files)
 
 
 @pytest.mark.parametrize("code", ["InvalidAccessKeyId", "SignatureDoesNotMatch"])
-def test_wrong_keys_are_told_as_such(files: S3Files, stub: S3Stub, code: str) -> None:
+def test_wrong_access_keys_are_reported(files: S3Files, stub: S3Stub, code: str) -> None:
     stub.answer = lambda asked: refusal(403, code)
     with pytest.raises(TableDenied, match=f"access key .{code}.: check the credentials") as caught:
         files.names()
     assert (caught.value.exit_code, TableNowhere.exit_code) == (ConfigurationError.exit_code, UsageError.exit_code)
 
 
-def test_a_bucket_of_another_region(files: S3Files, stub: S3Stub) -> None:
+def test_a_bucket_in_another_region_is_a_configuration_error(files: S3Files, stub: S3Stub) -> None:
     stub.answer = lambda asked: refusal(301, "PermanentRedirect")
     with pytest.raises(ConfigurationError, match=r"set aws\.region"):
         files.write("a", b"1")
 
 
-def test_a_write_is_one_request_and_tried_again(files: S3Files, stub: S3Stub) -> None:
+def test_a_write_is_one_request_and_is_retried(files: S3Files, stub: S3Stub) -> None:
     good = stub.answer
     stub.answer = lambda asked: refusal(503, "SlowDown") if len(stub.asked) == 1 else good(asked)
     files.write("a/b c", b"123")
@@ -118,7 +118,7 @@ def test_a_write_is_one_request_and_tried_again(files: S3Files, stub: S3Stub) ->
     ] * 2
 
 
-def test_a_write_that_never_comes_through_is_temporary(files: S3Files, stub: S3Stub) -> None:
+def test_a_write_that_keeps_failing_is_a_temporary_error(files: S3Files, stub: S3Stub) -> None:
     stub.answer = lambda asked: refusal(500, "InternalError")
     with pytest.raises(
         TemporaryError, match=r"^s3://lake/clicks/a cannot be used: S3 responded with 500 InternalError\.$"
@@ -127,7 +127,7 @@ def test_a_write_that_never_comes_through_is_temporary(files: S3Files, stub: S3S
 
 
 @every_call
-def test_the_requester_pays_where_asked_to(files: S3Files, stub: S3Stub, call: Callable[[S3Files], Any]) -> None:
+def test_the_requester_pays_only_if_configured(files: S3Files, stub: S3Stub, call: Callable[[S3Files], Any]) -> None:
     call(S3Files(files.address, replace(files.aws, requester_pays=True)))
     assert {asked.headers.get("x-amz-request-payer") for asked in stub.asked} == {"requester"}
     stub.asked.clear()
@@ -144,7 +144,7 @@ def test_many_files_are_deleted_a_thousand_at_a_time(files: S3Files, stub: S3Stu
 @pytest.mark.parametrize(
     ("code", "error"), [("AccessDenied", TableDenied), ("InternalError", TemporaryError), ("SlowDown", TemporaryError)]
 )
-def test_a_file_that_cannot_be_deleted_is_told(files: S3Files, stub: S3Stub, code: str, error: type) -> None:
+def test_a_file_that_cannot_be_deleted_is_reported(files: S3Files, stub: S3Stub, code: str, error: type) -> None:
     body = f"<DeleteResult><Error><Key>clicks/b</Key><Code>{code}</Code><Message>m</Message></Error></DeleteResult>"
     stub.answer = lambda asked: Answered(body=body.encode())
     with pytest.raises(PenstockError, match=r"^s3://lake/clicks/b cannot be used") as caught:
@@ -154,21 +154,21 @@ def test_a_file_that_cannot_be_deleted_is_told(files: S3Files, stub: S3Stub, cod
 
 def ranges_of(content: bytes) -> Callable[[Asked], Answered]:
     def answer(asked: Asked) -> Answered:
-        told = {"ETag": '"0f"'}
+        headers = {"ETag": '"0f"'}
         if asked.method == "HEAD":
-            return Answered(headers={**told, "Content-Length": str(len(content))})
+            return Answered(headers={**headers, "Content-Length": str(len(content))})
         first, last = asked.headers["range"].removeprefix("bytes=").split("-")
         start, stop = int(first), min(int(last) + 1, len(content))
         return Answered(
             status=206,
             body=content[start:stop],
-            headers={**told, "Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"},
+            headers={**headers, "Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"},
         )
 
     return answer
 
 
-def test_an_input_fetches_what_is_read_of_one_version(files: S3Files, stub: S3Stub) -> None:
+def test_an_input_fetches_only_the_bytes_read_of_one_version(files: S3Files, stub: S3Stub) -> None:
     content = bytes(range(256)) * (SINGLE_READ_BYTES_MAX // 256 + 1)
     stub.answer = ranges_of(content)
     with files.open_input("a") as file:
@@ -191,7 +191,7 @@ def test_a_small_input_is_fetched_at_once(files: S3Files, stub: S3Stub) -> None:
     assert [asked.method for asked in stub.asked] == ["HEAD", "GET"]
 
 
-def test_an_input_is_a_file_as_python_s_are() -> None:
+def test_an_input_behaves_like_a_python_file() -> None:
     content = bytes(range(100))
     file = S3Input(100, lambda start, stop: content[start:stop])
     with io.BufferedReader(file) as buffered:
@@ -206,7 +206,7 @@ def test_an_input_is_a_file_as_python_s_are() -> None:
 
 
 class Uploads:
-    """Stands for boto3's client; parts may fail."""
+    """A stand-in for boto3's client whose parts may fail."""
 
     def __init__(self, *, failing: int | None = None) -> None:
         self.failing = failing
@@ -244,7 +244,7 @@ def output(uploads: Uploads, *, put: Callable[[bytes], None] = lambda data: None
     )
 
 
-def test_what_fits_a_part_is_put_at_once() -> None:
+def test_content_that_fits_a_part_is_put_in_one_request() -> None:
     uploads, taken = Uploads(), list[bytes]()
     for data in (b"", b"1234"):
         file = output(uploads, put=taken.append)
@@ -254,7 +254,7 @@ def test_what_fits_a_part_is_put_at_once() -> None:
     assert uploads.parts == {}
 
 
-def test_parts_are_named_in_order_however_they_were_sent() -> None:
+def test_parts_are_completed_in_order() -> None:
     uploads = Uploads()
     file = output(uploads)
     for piece in (b"123", b"45678901234567", memoryview(b"8")):
@@ -285,8 +285,8 @@ def large(files: S3Files) -> None:
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["completed", "aborted"])
-def test_an_upload_whose_completion_was_heard_of_by_nobody(files: S3Files, stub: S3Stub, there: bool) -> None:
-    """The first try's answer was lost, and the next one is told that there is no such upload any more."""
+def test_an_upload_whose_completion_response_was_lost_is_checked(files: S3Files, stub: S3Stub, there: bool) -> None:
+    """The first try's response was lost, and the next one is refused because the upload no longer exists."""
 
     def answer(asked: Asked) -> Answered:
         if asked.method == "HEAD" and there:
@@ -305,7 +305,7 @@ def test_an_upload_whose_completion_was_heard_of_by_nobody(files: S3Files, stub:
     assert any(asked.method == "DELETE" for asked in stub.asked) is not there
 
 
-def test_a_writer_hears_of_a_part_that_fails_in_our_words(files: S3Files, stub: S3Stub) -> None:
+def test_a_failed_part_is_reported_to_the_writer_with_an_explanation(files: S3Files, stub: S3Stub) -> None:
     """Parquet's writers hold the file open over many calls, each of which may send a part."""
     stub.answer = lambda asked: BEGUN if asked.method == "POST" else refusal(400, "ExpiredToken")
     with ExitStack() as stack:
@@ -316,7 +316,7 @@ def test_a_writer_hears_of_a_part_that_fails_in_our_words(files: S3Files, stub: 
         stack.pop_all()
 
 
-def test_nothing_is_written_after_giving_up() -> None:
+def test_an_aborted_output_is_not_completed() -> None:
     uploads = Uploads()
     file = output(uploads)
     file.write(b"1234567890")
@@ -325,12 +325,12 @@ def test_nothing_is_written_after_giving_up() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["a//b", "a/../b", ".", "a/\n"])
-def test_a_prefix_that_cannot_hold_files(prefix: str) -> None:
+def test_an_invalid_prefix_is_refused(prefix: str) -> None:
     with pytest.raises(UsageError, match="cannot hold Penstock's files"):
         S3Files(S3Address(bucket="lake", prefix=prefix), NOWHERE)
 
 
-def test_nothing_lies_beside_a_whole_bucket() -> None:
+def test_a_whole_bucket_has_no_folder_beside_it() -> None:
     whole = S3Files(s3_address("s3://lake"), NOWHERE)
     assert (whole.name, whole.uri, whole.is_local) == ("lake", "s3://lake", False)
     with pytest.raises(UsageError, match="give a prefix in it, such as s3://lake/clicks"):
@@ -339,11 +339,11 @@ def test_nothing_lies_beside_a_whole_bucket() -> None:
 
 
 @pytest.mark.parametrize("address", ["gs://lake/clicks", "s3a://lake/clicks", "file://host/srv", "s3://", "http://x/y"])
-def test_addresses_of_nothing_we_know(address: str) -> None:
+def test_unknown_addresses_are_refused(address: str) -> None:
     with pytest.raises(UsageError, match="s3://BUCKET/PREFIX"):
         files_at(address, NOWHERE)
 
 
-def test_addresses_of_folders() -> None:
+def test_addresses_of_local_folders_are_accepted() -> None:
     assert files_at("/srv/a b", NOWHERE) == files_at("file:///srv/a%20b", NOWHERE)
     assert files_at("file://localhost/srv/%FF", NOWHERE).uri == "file:///srv/%FF"

@@ -1,4 +1,4 @@
-"""Doubles for the worker's tests: a clock that is told the time, a broker and a handler that do what the test says."""
+"""Doubles for the worker's tests: clocks that the test moves, and a broker and a handler that the test scripts."""
 
 import asyncio
 import threading
@@ -32,17 +32,17 @@ DEADLINE_SECONDS = 60.0
 Kind = TypeVar("Kind", bound=Event)
 
 
-def eventually(condition: Callable[[], object], what: str = "") -> None:
+def eventually(condition: Callable[[], object], reason: str = "") -> None:
     """Wait until the condition holds, with a deadline."""
     ends_at = time.monotonic() + DEADLINE_SECONDS
     tick = threading.Event()
     while not condition():
-        assert time.monotonic() < ends_at, f"never came true: {what}"
+        assert time.monotonic() < ends_at, f"the condition never held: {reason}"
         tick.wait(0.002)
 
 
 class FakeClock:
-    """Time stands still until the test moves it."""
+    """A clock that stands still until the test moves it."""
 
     def __init__(self) -> None:
         self.time = 1_000.0
@@ -63,7 +63,7 @@ class FakeClock:
 
 
 class SkippingClock(FakeClock):
-    """Every wait is over at once, and took as long as asked. For code in one thread."""
+    """A clock on which every wait returns at once and moves the time by its length. For code in one thread."""
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
         self.waits.append(seconds)
@@ -77,12 +77,12 @@ def make_delivery(number: int, attempt: int = 1, queue: str = "q") -> Delivery:
     return Delivery(message=message, queue=queue, receipt=f"r{number}-{attempt}", attempt=attempt, received_at=0.0)
 
 
-class FakeEar:
-    """The test tells, whatever is wanted."""
+class FakeListening:
+    """A listening whose arrivals the test signals, whatever queues are wanted."""
 
-    def __init__(self, queues: Sequence[str], tell: Callable[[], None]) -> None:
+    def __init__(self, queues: Sequence[str], on_arrival: Callable[[], None]) -> None:
         self.queues = tuple(queues)
-        self.tell = tell
+        self.signal = on_arrival
         self.wanted: list[bool] = []
         self.wanted_of: Set[str] = frozenset()
         self.wanted_sets: list[Set[str]] = []
@@ -98,7 +98,7 @@ class FakeEar:
 
 
 class FakeBroker:
-    """Queues in memory; "q" unless said otherwise. Leases never end by themselves; the test takes them with `steal`."""
+    """Queues in memory, "q" by default. Leases never expire; the test takes them away with `steal`."""
 
     capabilities = BrokerCapabilities(
         delay_seconds_max=900,
@@ -120,23 +120,23 @@ class FakeBroker:
         self.queues: dict[str, list[tuple[int, int]]] = {"q": []}  # number, attempt
         self.leased: dict[str, Delivery] = {}
         self.settled: list[tuple[str, Settlement]] = []  # message id
-        self.asked: list[int] = []
-        self.asked_of: list[str] = []
+        self.receive_sizes: list[int] = []
+        self.polled_queues: list[str] = []
         self.waited: set[float] = set()
-        self.away: set[str] = set()  # queues that cannot be reached
+        self.unreachable: set[str] = set()  # queues that cannot be reached
         self.extensions: list[Sequence[str]] = []
         self.receive_faults: list[Exception] = []
         self.settle_faults: list[Exception] = []
         self.extend_faults: list[Exception] = []
         self.refuse: set[str] = set()  # message ids that settle refuses, not lost
-        self.receive_gate: threading.Event | None = None  # a receive waits for it before it looks
+        self.receive_gate: threading.Event | None = None  # a receive waits for it first
         self.extend_gate: threading.Event | None = None
         self.hanging: dict[str, threading.Event] = {}  # by queue: an extension waits for it
         self.receiving = threading.Event()
         self.extending = threading.Event()
-        self.turns: list[tuple[int, list[str]]] = []  # how many settlements, and the queues asked
-        self.ears: list[FakeEar] = []
-        self.next_in_seconds: float | None = None  # said by turns that bring nothing
+        self.turns: list[tuple[int, list[str]]] = []  # number of settlements, and the queues polled
+        self.listenings: list[FakeListening] = []
+        self.next_in_seconds: float | None = None  # returned by turns without deliveries
 
     @property
     def waiting(self) -> list[tuple[int, int]]:
@@ -158,8 +158,8 @@ class FakeBroker:
     def receive(
         self, queue: str, *, messages_max: int, lease_seconds: float, wait_seconds: float = 0.0
     ) -> Sequence[Delivery]:
-        self.asked.append(messages_max)
-        self.asked_of.append(queue)
+        self.receive_sizes.append(messages_max)
+        self.polled_queues.append(queue)
         self.waited.add(wait_seconds)
         self.receiving.set()
         if self.receive_gate is not None:
@@ -167,8 +167,8 @@ class FakeBroker:
         with self.lock:
             if self.receive_faults:
                 raise self.receive_faults.pop(0)
-            if queue in self.away:
-                raise TemporaryError(f"{queue} is away")
+            if queue in self.unreachable:
+                raise TemporaryError(f"{queue} is unreachable")
             waiting = self.queues.setdefault(queue, [])
             taken, waiting[:] = waiting[:messages_max], waiting[messages_max:]
             deliveries = [make_delivery(number, attempt, queue) for number, attempt in taken]
@@ -197,7 +197,7 @@ class FakeBroker:
 
     def _settle(self, delivery: Delivery, settlement: Settlement) -> SettleFailure | None:
         if delivery.receipt not in self.leased:
-            return SettleFailure(delivery=delivery, reason="the lease is gone", lost=True)
+            return SettleFailure(delivery=delivery, reason="the lease expired", lost=True)
         if delivery.message.id in self.refuse:
             return SettleFailure(delivery=delivery, reason="not now", lost=False)
         del self.leased[delivery.receipt]
@@ -207,18 +207,18 @@ class FakeBroker:
     def turn(
         self,
         settlements: Sequence[tuple[Delivery, Settlement]],
-        asks: Sequence[ReceiveRequest],
+        requests: Sequence[ReceiveRequest],
         *,
         lease_seconds: float,
         wait_seconds: float = 0.0,
     ) -> TurnResult:
-        self.turns.append((len(settlements), [ask.queue for ask in asks]))
-        turn = one_by_one(self, settlements, asks, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
+        self.turns.append((len(settlements), [request.queue for request in requests]))
+        turn = one_by_one(self, settlements, requests, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
         return turn if turn.deliveries else replace(turn, next_in_seconds=self.next_in_seconds)
 
-    def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> FakeEar:
-        self.ears.append(FakeEar(queues, tell))
-        return self.ears[-1]
+    def listen(self, queues: Sequence[str], on_arrival: Callable[[], None]) -> FakeListening:
+        self.listenings.append(FakeListening(queues, on_arrival))
+        return self.listenings[-1]
 
     def stats(self, queue: str) -> QueueStats:
         raise NotImplementedError
@@ -266,7 +266,7 @@ class FakeBroker:
 
 
 class ToyExecution:
-    """Acks everything, after the test let it go on (or after it was interrupted, with ``obedient``)."""
+    """An execution that acks everything once the test lets it go on (or once it is interrupted, if ``obedient``)."""
 
     def __init__(self, handler: "ToyHandler", deliveries: Sequence[Delivery]) -> None:
         self.handler = handler
@@ -307,9 +307,9 @@ class ToyExecution:
         return {delivery.receipt: Release(delay_seconds=5.0) for delivery in self.deliveries}
 
     def release(self) -> None:
-        self.handler.journal.append("give back")
-        if self.handler.give_back_fault is not None:
-            raise self.handler.give_back_fault
+        self.handler.journal.append("release")
+        if self.handler.release_fault is not None:
+            raise self.handler.release_fault
 
     def interrupt(self) -> None:
         self.handler.journal.append("interrupt")
@@ -319,7 +319,7 @@ class ToyExecution:
 
 
 class LoopExecution(ToyExecution):
-    """The same as a coroutine; interrupting cancels its task."""
+    """A `ToyExecution` as a coroutine. An interruption cancels its task."""
 
     def run(self) -> Coroutine[Any, Any, Answer]:
         return self._work()
@@ -358,11 +358,11 @@ class ToyExtender:
     def __init__(self, handler: "ToyHandler") -> None:
         self.handler = handler
         self.gate: threading.Event | None = None
-        self.asked = threading.Event()
+        self.extending = threading.Event()
 
     def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
         self.handler.journal.append("extend claim")
-        self.asked.set()
+        self.extending.set()
         if self.gate is not None:
             assert self.gate.wait(DEADLINE_SECONDS)
         if self.handler.claim_faults:
@@ -386,10 +386,10 @@ class ToyHandler:
     upkeep_faults: list[Exception] = field(default_factory=list)
     begin_faults: list[Exception] = field(default_factory=list)
     claim_faults: list[Exception] = field(default_factory=list)
-    give_back_fault: Exception | None = None
+    release_fault: Exception | None = None
     time_out_fault: Exception | None = None
-    claims: bool = True  # whether its executions hold a claim
-    waits_for_ledger: bool = False  # so that no user code is at work
+    claims: bool = True  # True if its executions hold a claim
+    waits_for_ledger: bool = False  # True: no user code has begun
     clock: Clock = field(default_factory=SystemClock)
 
     def __post_init__(self) -> None:
@@ -426,7 +426,7 @@ QUICK = {
 
 
 class Life:
-    """A worker in a thread, its doubles, and what it told."""
+    """A worker in a thread, its doubles, and the events that it emitted."""
 
     def __init__(self) -> None:
         self.journal: list[str] = []
@@ -446,7 +446,10 @@ class Life:
         self._thread: threading.Thread | None = None
 
     def worker(self, **settings: object) -> Worker:
-        """With lines of its own, or with one line of the toy handler, whose numbers are among the settings."""
+        """Return a worker with the test's consumers, or with one for the toy handler.
+
+        The limits of the toy handler's consumer are among the settings.
+        """
         limits = Limits(
             messages_max=settings.pop("batch_messages_max", 5_000),  # type: ignore[arg-type] # they check themselves
             bytes_max=2**40,
@@ -497,7 +500,7 @@ class Life:
         return execution
 
     def serve(self, place: ExecutionPlace, **numbers: Any) -> ToyHandler:
-        """One more line, of its own handler, each message alone; its queue has the handler's name."""
+        """Add a consumer with its own handler, one message a batch. Its queue has the handler's name."""
         handler = ToyHandler(self.journal, place=place, **numbers.pop("handler", {}))
         handler.name = numbers.setdefault("queue", handler.name)
         self.consumers = [*self.consumers, Consumer(handler=handler, **numbers)]
@@ -506,7 +509,7 @@ class Life:
     def handlers(self) -> list[ToyHandler]:
         return [consumer.handler for consumer in self.consumers if isinstance(consumer.handler, ToyHandler)]
 
-    def told(self, kind: type[Kind]) -> list[Kind]:
+    def emitted(self, kind: type[Kind]) -> list[Kind]:
         return [event for event in list(self.events) if type(event) is kind]
 
 

@@ -1,4 +1,4 @@
-"""Executions on the pool and on the event loop; what a misbehaving handler cannot disturb."""
+"""Executions on the pool and on the event loop, and isolation from a misbehaving handler."""
 
 import asyncio
 import sys
@@ -23,7 +23,7 @@ Eventually = Callable[..., None]
 
 
 def names_seen(life: "Life", place: ExecutionPlace, concurrency: int) -> list[str]:
-    """The names of the threads in which ten messages were worked on."""
+    """Return the names of the threads that processed ten messages."""
     names: list[str] = []
 
     def answer(deliveries: Sequence[Delivery]) -> Answer:
@@ -45,7 +45,9 @@ def test_coroutines_run_in_one_thread(life: "Life") -> None:
     assert set(names_seen(life, ExecutionPlace.LOOP, 5)) == {"penstock-loop"}
 
 
-def test_the_loop_of_the_standard_library_does_as_well(life: "Life", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coroutines_run_on_the_standard_library_loop_without_uvloop(
+    life: "Life", monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "uvloop", None)  # as if it were not installed
     kinds: list[type] = []
 
@@ -62,7 +64,7 @@ def test_the_loop_of_the_standard_library_does_as_well(life: "Life", monkeypatch
 
 
 @pytest.mark.parametrize("place", [ExecutionPlace.POOL, ExecutionPlace.LOOP])
-def test_no_thread_stays_when_the_worker_has_ended(life: "Life", eventually: Eventually, place: ExecutionPlace) -> None:
+def test_no_thread_remains_after_the_worker_ended(life: "Life", eventually: Eventually, place: ExecutionPlace) -> None:
     names_seen(life, place, 5)
     eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith(("penstock-pool", "penstock-loop"))])
     assert life.conclusion is not None
@@ -71,7 +73,7 @@ def test_no_thread_stays_when_the_worker_has_ended(life: "Life", eventually: Eve
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), SystemExit(3), asyncio.CancelledError(), KeyboardInterrupt()])
 @pytest.mark.parametrize("place", [ExecutionPlace.POOL, ExecutionPlace.LOOP])
-def test_whatever_a_handler_raises_costs_its_own_message_a_wait_and_nothing_else(
+def test_any_exception_of_a_handler_delays_only_its_own_message(
     life: "Life", place: ExecutionPlace, error: BaseException
 ) -> None:
     raised: list[str] = []
@@ -85,16 +87,16 @@ def test_whatever_a_handler_raises_costs_its_own_message_a_wait_and_nothing_else
     life.serve(place, queue="mail", handler={"answer": answer})
     life.broker.put(*range(5), queue="mail")
     life.until = lambda: len(life.broker.settled) == 5
-    # With waits of 1,000 s between failures in a row: they hold up lines of long runs only.
+    # With waits of 1,000 s between consecutive failures: they delay only consumers of long runs.
     assert life.start(backoff_base_seconds=1_000.0, backoff_cap_seconds=1_000.0).end() == "drained"
     assert life.broker.released() == {"m0": Release(delay_seconds=500.0)}
     assert len(life.broker.acked()) == 4
     assert raised == ["m0"]
     assert [event.message_ids for event in life.events if isinstance(event, ExecutionFailed)] == [("m0",)]
-    assert "give back" in life.journal, "what the failed execution held is freed"
+    assert "release" in life.journal, "the failed execution frees its resources"
 
 
-def test_a_coroutine_on_the_pool_is_a_defect_that_is_told(life: "Life") -> None:
+def test_a_coroutine_on_the_pool_is_reported_as_a_failure(life: "Life") -> None:
     async def work() -> Answer:
         return {}
 
@@ -110,7 +112,7 @@ def test_a_coroutine_on_the_pool_is_a_defect_that_is_told(life: "Life") -> None:
     assert life.broker.released().keys() == {"m0"}
 
 
-def test_a_handler_that_blocks_the_loop_disturbs_neither_heartbeats_nor_settling_nor_other_consumers(
+def test_a_handler_that_blocks_the_loop_delays_neither_heartbeats_nor_settling_nor_other_consumers(
     life: "Life", eventually: Eventually
 ) -> None:
     blocked, let_go = threading.Event(), threading.Event()
@@ -125,19 +127,19 @@ def test_a_handler_that_blocks_the_loop_disturbs_neither_heartbeats_nor_settling
     life.broker.put(0, queue="rude")
     life.start(lease_seconds=0.2, heartbeat_seconds=0.01)
     assert blocked.wait(DEADLINE_SECONDS)
-    told = len(life.told(LeasesExtended))
+    count = len(life.emitted(LeasesExtended))
     life.broker.put(*range(1, 20), queue="mail")
-    eventually(lambda: len(life.broker.acked()) == 19, "the other line is served and settled")
-    eventually(lambda: len(life.told(LeasesExtended)) > told + 3, "heartbeats go on")
-    assert LeasesExtended(queue="rude", message_ids=("m0",)) in life.told(LeasesExtended)
+    eventually(lambda: len(life.broker.acked()) == 19, "the other queue is served and settled")
+    eventually(lambda: len(life.emitted(LeasesExtended)) > count + 3, "heartbeats go on")
+    assert LeasesExtended(queue="rude", message_ids=("m0",)) in life.emitted(LeasesExtended)
     let_go.set()
     life.stop.request()
     assert life.end() == "drained"
     assert len(life.broker.acked()) == 20
 
 
-def test_tasks_run_side_by_side_and_their_references_are_kept(life: "Life", eventually: Eventually) -> None:
-    """A collection of garbage in between takes none of them away, though the loop itself holds them weakly."""
+def test_tasks_run_concurrently_and_their_references_are_kept(life: "Life", eventually: Eventually) -> None:
+    """A garbage collection in between removes none of them, though the loop itself holds them weakly."""
     import gc
 
     mail = life.serve(ExecutionPlace.LOOP, queue="mail", handler={"blocking": True})
@@ -167,10 +169,10 @@ def test_a_lost_claim_interrupts_and_its_late_answer_is_ignored(
     life.stop.request()
     assert life.end() == "drained"
     assert life.broker.acked() == []
-    assert len(life.told(ExecutionFailed)) == 1, "the cancellation of an ended run is no failure of its own"
+    assert len(life.emitted(ExecutionFailed)) == 1, "the cancellation of an ended run is not a failure of its own"
 
 
-def test_a_loop_that_was_handed_in_is_used_and_left_running(life: "Life") -> None:
+def test_a_given_event_loop_is_used_and_left_running(life: "Life") -> None:
     event_loop = EventLoop()
     loops: list[asyncio.AbstractEventLoop] = []
 
@@ -183,6 +185,6 @@ def test_a_loop_that_was_handed_in_is_used_and_left_running(life: "Life") -> Non
     life.broker.put(0, queue="mail")
     life.until = lambda: bool(life.broker.acked())
     assert life.start().end() == "drained"
-    assert loops == [event_loop.started()], "it is up still"
+    assert loops == [event_loop.started()], "it is still running"
     assert not event_loop.done
     event_loop.close()

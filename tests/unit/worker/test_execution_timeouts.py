@@ -1,4 +1,4 @@
-"""Which executions exceeded their timeout: each counts its own time, and is checked when that may be over."""
+"""Detection of executions that exceeded their timeout: each counts its own time and is checked when it may be over."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,69 +13,69 @@ if TYPE_CHECKING:
 Eventually = Callable[..., None]
 
 
-class Flight:
-    """Stands in for a `penstock.worker.running_batch.RunningBatch`, and for its execution."""
+class FakeBatch:
+    """A stand-in for a `penstock.worker.running_batch.RunningBatch` and its execution."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
         self.called_at: float | None = None
         self.ended = False
         self.execution = self
-        self.asked = 0
+        self.checks = 0
 
     def left_seconds(self, timeout_seconds: float) -> float:
-        self.asked += 1
+        self.checks += 1
         return timeout_seconds if self.called_at is None else self.called_at + timeout_seconds - self.clock.monotonic()
 
 
 def scene(count: int) -> tuple[FakeClock, Any, list[Any]]:
     clock = FakeClock()
     timeouts = ExecutionTimeouts(10.0, clock=clock)
-    flights = [Flight(clock) for _ in range(count)]
-    timeouts.add(flights)  # type: ignore[arg-type] # a stand-in
-    return clock, timeouts, flights
+    batches = [FakeBatch(clock) for _ in range(count)]
+    timeouts.add(batches)  # type: ignore[arg-type] # a stand-in
+    return clock, timeouts, batches
 
 
 def test_the_timeout_begins_with_the_call() -> None:
-    clock, timeouts, (flight,) = scene(1)
+    clock, timeouts, (batch,) = scene(1)
     clock.advance(10)
-    assert timeouts.overdue() == [], "it waits for the ledger"
+    assert timeouts.overdue() == [], "it still waits for the ledger"
     clock.advance(4)
-    flight.called_at = clock.monotonic()
+    batch.called_at = clock.monotonic()
     clock.advance(6)
     assert timeouts.overdue() == []
     assert timeouts.next_at() == clock.monotonic() + 4
     clock.advance(4)
-    assert timeouts.overdue() == [flight]
+    assert timeouts.overdue() == [batch]
     assert timeouts.next_at() is None
 
 
-def test_each_is_asked_at_its_time_whatever_came_before_it() -> None:
-    clock, timeouts, flights = scene(3)
-    for number, flight in enumerate(reversed(flights)):  # the last is called first
-        flight.called_at = clock.monotonic() + 3 * number
+def test_each_execution_is_checked_at_its_own_time() -> None:
+    clock, timeouts, batches = scene(3)
+    for number, batch in enumerate(reversed(batches)):  # the last is called first
+        batch.called_at = clock.monotonic() + 3 * number
     found = []
     while (at := timeouts.next_at()) is not None:
         clock.advance(at - clock.monotonic())
         found += timeouts.overdue()
-    assert found == list(reversed(flights))
-    assert sum(flight.asked for flight in flights) <= 6, "none is asked again and again"
+    assert found == list(reversed(batches))
+    assert sum(batch.checks for batch in batches) <= 6, "none is checked repeatedly"
 
 
-def test_ended_ones_are_neither_asked_nor_waited_for() -> None:
+def test_ended_executions_are_neither_checked_nor_awaited() -> None:
     clock, timeouts, (first, second) = scene(2)
     first.ended = True
     timeouts.remove(second)
     assert timeouts.next_at() is None
     clock.advance(20)
     assert timeouts.overdue() == []
-    assert first.asked == second.asked == 0
+    assert first.checks == second.checks == 0
 
 
 def test_without_a_timeout_nothing_is_kept() -> None:
     clock = FakeClock()
     timeouts = ExecutionTimeouts(None, clock=clock)
-    timeouts.add([Flight(clock)])  # type: ignore[list-item] # a stand-in
+    timeouts.add([FakeBatch(clock)])  # type: ignore[list-item] # a stand-in
     assert timeouts.next_at() is None
     assert timeouts.overdue() == ()
 
@@ -88,7 +88,7 @@ def test_work_that_waits_for_the_ledger_is_not_timed_out(life: "Life", eventuall
     life.start()
     waiting = life.running(0, mail)
     life.broker.put(1, queue="other")
-    assert life.running(0, other).interrupted.wait(60.0), "the time of its timeout is over for both"
+    assert life.running(0, other).interrupted.wait(60.0), "the timeout is over for both"
     assert not waiting.interrupted.is_set()
     waiting.let_go()
     eventually(lambda: life.broker.acked() == ["m0"])

@@ -1,4 +1,4 @@
-"""One batch at work: one caller decides how it ends, and one caller submits its settlements."""
+"""One running batch: one caller decides how it ends, and one caller submits its settlements."""
 
 import threading
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def test_the_first_caller_decides_and_settles(delivery: Callable[..., Delivery])
     assert not batch.begin_settling()
 
 
-def test_a_caller_that_asks_the_ledger_first_settles_only_if_no_other_has(delivery: Callable[..., Delivery]) -> None:
+def test_a_caller_that_asks_the_ledger_first_settles_only_if_no_other_did(delivery: Callable[..., Delivery]) -> None:
     batch = batch_of(delivery(1))
     assert batch.end(settles=False)
     assert [batch.settled, batch.begin_settling(), batch.settled, batch.begin_settling()] == [False, True, True, False]

@@ -17,7 +17,7 @@ Eventually = Callable[..., None]
 
 
 class Runs:
-    """Flies numbers in place of flights: the pool never looks at them."""
+    """Runs that record numbers in place of batches: the pool never inspects a batch."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -25,13 +25,13 @@ class Runs:
         self.threads: set[str] = set()
         self.go_on = threading.Event()
 
-    def blocking(self, flight: "RunningBatch") -> None:
-        self.short(flight)
+    def blocking(self, batch: "RunningBatch") -> None:
+        self.short(batch)
         assert self.go_on.wait(DEADLINE_SECONDS)
 
-    def short(self, flight: "RunningBatch") -> None:
+    def short(self, batch: "RunningBatch") -> None:
         with self.lock:
-            self.begun.append(cast("int", flight))
+            self.begun.append(cast("int", batch))
             self.threads.add(threading.current_thread().name)
 
 
@@ -50,7 +50,7 @@ def alive() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock-pool")]
 
 
-def test_work_that_blocks_has_a_thread_each_up_to_the_bound(runs: Runs, eventually: Eventually) -> None:
+def test_each_blocking_run_has_its_own_thread_up_to_the_limit(runs: Runs, eventually: Eventually) -> None:
     pool = ThreadPool(threads_max=5)
     pool.start(runs.blocking, numbers(*range(8)))
     eventually(lambda: len(runs.begun) == 5)
@@ -63,8 +63,8 @@ def test_work_that_blocks_has_a_thread_each_up_to_the_bound(runs: Runs, eventual
     eventually(lambda: not alive())
 
 
-def test_a_run_that_blocks_keeps_no_other_from_beginning(runs: Runs, eventually: Eventually) -> None:
-    """Whoever takes work calls the next thread before he begins."""
+def test_a_blocking_run_delays_no_other_run(runs: Runs, eventually: Eventually) -> None:
+    """A thread that takes work wakes the next thread before it begins."""
     pool = ThreadPool(threads_max=2)
     pool.start(runs.blocking, numbers(0))
     eventually(lambda: runs.begun == [0])
@@ -76,8 +76,8 @@ def test_a_run_that_blocks_keeps_no_other_from_beginning(runs: Runs, eventually:
     eventually(lambda: not alive())
 
 
-def test_groups_of_short_runs_are_all_done_again_and_again(runs: Runs, eventually: Eventually) -> None:
-    """A call that is lost between a thread's last look and its sleep would leave work undone for ever."""
+def test_all_runs_of_many_groups_of_short_runs_complete(runs: Runs, eventually: Eventually) -> None:
+    """A wake-up that is lost between a thread's last check and its sleep would leave work undone forever."""
     pool = ThreadPool(threads_max=8)
     for group in range(200):
         pool.start(runs.short, numbers(*range(group * 20, group * 20 + 20)))
@@ -88,7 +88,7 @@ def test_groups_of_short_runs_are_all_done_again_and_again(runs: Runs, eventuall
     eventually(lambda: not alive())
 
 
-def test_closing_lets_waiting_runs_be_done_first(runs: Runs, eventually: Eventually) -> None:
+def test_closing_completes_waiting_runs_first(runs: Runs, eventually: Eventually) -> None:
     pool = ThreadPool(threads_max=1)
     pool.start(runs.blocking, numbers(0))
     eventually(lambda: runs.begun == [0])
@@ -96,11 +96,11 @@ def test_closing_lets_waiting_runs_be_done_first(runs: Runs, eventually: Eventua
     pool.close()
     runs.go_on.set()
     eventually(lambda: len(runs.begun) == 3)
-    assert runs.begun == [0, 1, 2], "one thread takes first what came first"
+    assert runs.begun == [0, 1, 2], "one thread works in order of arrival"
     eventually(lambda: not alive())
 
 
-def test_without_more_threads_those_there_are_do_the_work(
+def test_existing_threads_do_the_work_if_no_thread_can_be_started(
     runs: Runs, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = ThreadPool(threads_max=5)
@@ -118,7 +118,7 @@ def test_without_more_threads_those_there_are_do_the_work(
     eventually(lambda: not alive())
 
 
-def test_without_any_thread_whoever_starts_the_work_hears_of_it(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starting_work_fails_if_no_thread_exists_or_can_be_started(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -127,15 +127,15 @@ def test_without_any_thread_whoever_starts_the_work_hears_of_it(runs: Runs, monk
         ThreadPool(threads_max=5).start(runs.short, numbers(0))
 
 
-def test_who_makes_a_thread_holds_no_flight_meanwhile(
+def test_a_thread_that_starts_another_holds_no_batch_meanwhile(
     runs: Runs, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes a while, and what came first would begin last."""
+    """Starting a thread takes a while; a batch held meanwhile would begin last although it came first."""
     start = threading.Thread.start
 
     def slowly(thread: threading.Thread) -> None:
         start(thread)
-        eventually(lambda: len(runs.begun) == 3, "all begin while somebody waits for the new thread")
+        eventually(lambda: len(runs.begun) == 3, "all begin while the caller waits for the new thread")
 
     monkeypatch.setattr(threading.Thread, "start", slowly)
     pool = ThreadPool(threads_max=50)

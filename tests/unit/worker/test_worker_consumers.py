@@ -1,4 +1,4 @@
-"""Several queues in one worker: shares, bounds, an empty one, a failing one."""
+"""Several queues in one worker: shares, limits, an empty queue, a failing queue."""
 
 import threading
 from collections import Counter
@@ -38,7 +38,7 @@ def test_two_consumers_may_not_name_one_queue(life: "Life") -> None:
         ("arn:aws:sqs:eu-west-1:111122223333:post", False),
     ],
 )
-def test_one_queue_spelled_in_two_ways_is_one_queue(life: "Life", other: str, is_refused: bool) -> None:
+def test_two_spellings_of_a_queue_name_are_one_queue(life: "Life", other: str, is_refused: bool) -> None:
     life.serve(ExecutionPlace.POOL, queue="mail" if is_refused else "arn:aws:sqs:eu-west-1:111122223333:mail")
     life.serve(ExecutionPlace.LOOP, queue=other)
     if is_refused:
@@ -64,13 +64,13 @@ def test_a_worker_without_consumers_is_refused(life: "Life") -> None:
         {"limits": Limits(messages_max=1, bytes_max=0, wait_seconds=0.0)},
     ],
 )
-def test_numbers_of_a_consumer_that_cannot_work_are_refused(life: "Life", wrong: dict[str, Any]) -> None:
+def test_invalid_numbers_of_a_consumer_are_refused(life: "Life", wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="at least 1"):
         Consumer(queue="mail", handler=life.handler, **wrong)
 
 
 @pytest.mark.parametrize("place", SHARED)
-def test_messages_of_all_queues_are_worked_on_each_by_its_own_handler(life: "Life", place: ExecutionPlace) -> None:
+def test_messages_of_each_queue_go_to_its_own_handler(life: "Life", place: ExecutionPlace) -> None:
     mail, images = life.serve(place, queue="mail"), life.serve(place, queue="images")
     life.broker.put(*range(10), queue="mail")
     life.broker.put(*range(10, 15), queue="images")
@@ -81,7 +81,7 @@ def test_messages_of_all_queues_are_worked_on_each_by_its_own_handler(life: "Lif
     assert all(len(execution.deliveries) == 1 for execution in (*mail.executions, *images.executions))
 
 
-def test_a_start_is_told(life: "Life") -> None:
+def test_a_start_is_reported(life: "Life") -> None:
     life.serve(ExecutionPlace.POOL, queue="mail")
     life.serve(ExecutionPlace.LOOP, queue="images")
     life.until = lambda: True
@@ -90,19 +90,19 @@ def test_a_start_is_told(life: "Life") -> None:
     assert life.events[0] == WorkerStarted(queues=("mail", "images"), concurrency=7, weights=weights)
 
 
-def test_what_a_receive_brought_is_told(life: "Life") -> None:
+def test_received_messages_are_reported(life: "Life") -> None:
     life.serve(ExecutionPlace.POOL, queue="mail")
     life.broker.queues["mail"] = [(0, 1), (1, 2)]
     life.until = lambda: len(life.broker.acked()) == 2
     life.start().end()
-    [received] = life.told(MessagesReceived)
+    [received] = life.emitted(MessagesReceived)
     assert (received.queue, received.message_ids, received.redelivered) == ("mail", ("m0", "m1"), 1)
     assert received.first_enqueued_at is not None
-    assert received.expired == 0, "nothing is known of the hand-over before"
+    assert received.expired == 0, "the previous delivery is unknown"
 
 
 @pytest.mark.parametrize("place", SHARED)
-def test_two_consumers_share_the_slots_and_the_bound_is_hard(
+def test_two_consumers_share_the_slots_and_never_exceed_them(
     life: "Life", eventually: Eventually, place: ExecutionPlace
 ) -> None:
     blocking = {"blocking": True}
@@ -112,14 +112,14 @@ def test_two_consumers_share_the_slots_and_the_bound_is_hard(
     life.broker.put(*range(10, 20), queue="images")
     life.start(concurrency=5, fetch_max=2)
     eventually(lambda: len(mail.executions) + len(images.executions) == 5)
-    asked = len(life.broker.asked)
-    assert len(life.broker.leased) == 5, "nothing waits leased and unbegun"
-    assert 0 not in life.broker.asked
+    receives = len(life.broker.receive_sizes)
+    assert len(life.broker.leased) == 5, "no leased message waits to begin"
+    assert 0 not in life.broker.receive_sizes
     finished = life.running(0, mail)
     finished.let_go()
     eventually(lambda: len(mail.executions) + len(images.executions) == 6, "a freed slot is taken")
     assert len(life.broker.leased) == 5
-    assert life.broker.asked[asked:] == [1], "one slot was free, one message was asked for"
+    assert life.broker.receive_sizes[receives:] == [1], "one slot was free, one message was requested"
     mail.blocking = images.blocking = False
     for execution in (*mail.executions, *images.executions):
         if execution is not finished:
@@ -130,7 +130,7 @@ def test_two_consumers_share_the_slots_and_the_bound_is_hard(
     assert life.end() == "drained"
 
 
-def test_a_consumer_has_a_bound_of_its_own(life: "Life", eventually: Eventually) -> None:
+def test_a_consumer_has_its_own_limit_in_flight(life: "Life", eventually: Eventually) -> None:
     mail = life.serve(ExecutionPlace.POOL, queue="mail", in_flight_max=2, handler={"blocking": True})
     images = life.serve(ExecutionPlace.POOL, queue="images", handler={"blocking": True})
     life.broker.put(*range(10), queue="mail")
@@ -143,7 +143,7 @@ def test_a_consumer_has_a_bound_of_its_own(life: "Life", eventually: Eventually)
     assert life.end() == "interrupted"
 
 
-def test_a_consumer_with_threads_of_its_own_takes_no_slots(life: "Life") -> None:
+def test_a_consumer_with_its_own_threads_uses_no_slots(life: "Life") -> None:
     pipeline = life.serve(ExecutionPlace.THREAD, queue="clicks", handler={"blocking": True})
     mail = life.serve(ExecutionPlace.POOL, queue="mail", handler={"blocking": True})
     life.broker.put(0, queue="clicks")
@@ -165,7 +165,7 @@ def test_full_queues_are_read_in_proportion_to_their_weights(life: "Life", event
     eventually(lambda: len(life.broker.settled) >= 400)
     life.stop.request()
     life.end()
-    received = life.told(MessagesReceived)
+    received = life.emitted(MessagesReceived)
     got, total = Counter[str](), 0
     for event in received:
         if total < 400:
@@ -174,39 +174,39 @@ def test_full_queues_are_read_in_proportion_to_their_weights(life: "Life", event
     assert abs(got["urgent"] - 0.75 * total) <= 0.05 * total
 
 
-def test_an_empty_queue_holds_up_nobody(life: "Life") -> None:
-    """With idle waits of 50 s the full queue is read on and on all the same, and the empty one is left alone."""
+def test_an_empty_queue_delays_no_other_queue(life: "Life") -> None:
+    """With idle waits of 50 s the full queue is still read continuously, and the empty ones are not polled again."""
     for queue in ("empty", "full", "void"):
         life.serve(ExecutionPlace.POOL, queue=queue)
     life.broker.put(*range(100), queue="full")
     life.until = lambda: len(life.broker.acked()) == 100
     assert life.start(concurrency=2, idle_floor_seconds=50.0, idle_ceiling_seconds=60.0).end() == "drained"
-    asked = Counter(life.broker.asked_of)
-    assert asked["empty"] <= 2
-    assert asked["void"] <= 2
+    polled = Counter(life.broker.polled_queues)
+    assert polled["empty"] <= 2
+    assert polled["void"] <= 2
 
 
 def test_a_consumer_whose_receive_fails_backs_off_alone(life: "Life") -> None:
     for queue in ("mail", "images"):
         life.serve(ExecutionPlace.POOL, queue=queue)
-    life.broker.away = {"mail"}
+    life.broker.unreachable = {"mail"}
     life.broker.put(*range(100), queue="images")
     life.until = lambda: len(life.broker.acked()) == 100
     settings = {"retry_base_seconds": 1_000.0, "retry_cap_seconds": 1_000.0}
     assert life.start(concurrency=2, **settings).end() == "drained"
-    assert Counter(life.broker.asked_of)["mail"] == 1
-    assert life.told(ReceiveFailed) == [ReceiveFailed(queue="mail", error="TemporaryError: mail is away")]
+    assert Counter(life.broker.polled_queues)["mail"] == 1
+    assert life.emitted(ReceiveFailed) == [ReceiveFailed(queue="mail", error="TemporaryError: mail is unreachable")]
 
 
-def test_when_all_are_empty_it_rests_for_all_together(life: "Life") -> None:
+def test_a_worker_rests_once_if_all_queues_are_empty(life: "Life") -> None:
     for queue in ("a", "b", "c"):
         life.serve(ExecutionPlace.LOOP, queue=queue)
     life.start(idle_floor_seconds=50.0, idle_ceiling_seconds=60.0, poll_wait_seconds=15.0)
     assert life.broker.receiving.wait(DEADLINE_SECONDS)
     life.stop.request()
     assert life.end() == "drained"
-    assert Counter(life.broker.asked_of) <= Counter("abc"), "each was asked once at most"
-    assert life.broker.waited <= {0.0}, "with several lines no poll may wait in the broker"
+    assert Counter(life.broker.polled_queues) <= Counter("abc"), "each was polled at most once"
+    assert life.broker.waited <= {0.0}, "with several consumers no poll may wait in the broker"
 
 
 def test_the_first_poll_waits_for_the_start_jitter(life: "Life", eventually: Eventually) -> None:
@@ -215,18 +215,18 @@ def test_the_first_poll_waits_for_the_start_jitter(life: "Life", eventually: Eve
     eventually(lambda: life.handlers()[0].upkeeps)
     life.stop.request()
     assert life.end() == "drained"
-    assert life.broker.asked == []
+    assert life.broker.receive_sizes == []
 
 
-def test_each_handler_has_upkeep_in_its_own_time_whatever_the_others_do(life: "Life", eventually: Eventually) -> None:
+def test_each_handler_has_upkeep_at_its_own_times(life: "Life", eventually: Eventually) -> None:
     mail = life.serve(ExecutionPlace.POOL, queue="mail", handler={"blocking": True})
-    images = life.serve(ExecutionPlace.POOL, queue="images", handler={"upkeep_faults": [TemporaryError("away")]})
+    images = life.serve(ExecutionPlace.POOL, queue="images", handler={"upkeep_faults": [TemporaryError("unreachable")]})
     life.broker.put(0, queue="mail")
     life.start(upkeep_seconds=0.001)
     life.running(0, mail)
     before = mail.upkeeps
     eventually(lambda: images.upkeeps > 5)
-    assert mail.upkeeps == before, "it is at work"
+    assert mail.upkeeps == before, "its handler is busy"
     assert [event.job for event in life.events if isinstance(event, JobFailed)] == ["images"]
     life.running(0, mail).let_go()
     eventually(lambda: mail.upkeeps > before)
@@ -234,7 +234,7 @@ def test_each_handler_has_upkeep_in_its_own_time_whatever_the_others_do(life: "L
     assert life.end() == "drained"
 
 
-def test_a_slow_handler_holds_its_own_slot_and_nothing_else(life: "Life", eventually: Eventually) -> None:
+def test_a_slow_handler_occupies_only_its_own_slot(life: "Life", eventually: Eventually) -> None:
     before = set(threading.enumerate())
     slow = life.serve(ExecutionPlace.POOL, queue="slow", handler={"blocking": True})
     life.serve(ExecutionPlace.POOL, queue="quick")

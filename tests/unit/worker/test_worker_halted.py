@@ -1,4 +1,4 @@
-"""A handler that meets what no further try can mend: its queue is served no more, and the others are."""
+"""A handler that fails in a way no retry can fix: its queue is no longer served, the others are."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.unit.worker.conftest import Life, ToyHandler
 
 Eventually = Callable[..., None]
-MISTAKE = UsageError("the transform is none")
+MISTAKE = UsageError("the transform is None")
 
 
 def in_run(handler: "ToyHandler", error: UserError = MISTAKE) -> None:
@@ -36,13 +36,13 @@ def in_upkeep(handler: "ToyHandler", error: UserError = MISTAKE) -> None:
 
 
 def ends(life: "Life") -> list[Event]:
-    """What was told of the worker's end."""
+    """Return the events of the worker's end."""
     return [event for event in life.events if isinstance(event, WorkerDraining | WorkerFailed | WorkerStopped)]
 
 
 @pytest.mark.parametrize("place", list(ExecutionPlace))
 @pytest.mark.parametrize("where", [in_run, in_begin, in_upkeep])
-def test_one_consumer_is_halted_and_its_messages_go_back_uncharged(
+def test_one_consumer_is_halted_and_its_messages_are_released_uncounted(
     life: "Life", eventually: Eventually, place: ExecutionPlace, where: Callable[["ToyHandler"], None]
 ) -> None:
     broken = life.serve(place, queue="broken")
@@ -50,73 +50,73 @@ def test_one_consumer_is_halted_and_its_messages_go_back_uncharged(
     where(broken)
     life.broker.put(0, 1, 2, queue="broken")
     life.start(upkeep_seconds=0.01)
-    eventually(lambda: life.told(ConsumerHalted), "the line is halted")
+    eventually(lambda: life.emitted(ConsumerHalted), "the consumer is halted")
     life.broker.put(*range(10, 20), queue="mail")
     eventually(lambda: len(life.broker.acked()) >= 10, "the other queue is served")
     life.stop.request()
     assert life.end() == "drained"
     assert life.error is None
-    assert [event.queue for event in life.told(ConsumerHalted)] == ["broken"]
+    assert [event.queue for event in life.emitted(ConsumerHalted)] == ["broken"]
     assert all(release.uncounted for release in life.broker.released().values())
     assert not life.broker.leased
 
 
-def test_the_last_consumer_to_be_halted_ends_the_worker(life: "Life") -> None:
+def test_halting_the_last_consumer_ends_the_worker(life: "Life") -> None:
     for queue in ("a", "b"):
         in_run(life.serve(ExecutionPlace.POOL, queue=queue))
         life.broker.put(0 if queue == "a" else 1, queue=queue)
     life.start()
     life.end()
     assert life.error is MISTAKE
-    assert len(life.told(ConsumerHalted)) == 1
+    assert len(life.emitted(ConsumerHalted)) == 1
     assert not life.broker.leased
     failed, draining, stopped = ends(life)
     assert isinstance(failed, WorkerFailed)
-    assert (failed.error_type, failed.error) == ("UsageError", "the transform is none")
+    assert (failed.error_type, failed.error) == ("UsageError", "the transform is None")
     assert isinstance(draining, WorkerDraining)
     assert draining.reason == "a failure"
     assert isinstance(stopped, WorkerStopped)
 
 
 @pytest.mark.parametrize("where", [in_run, in_begin, in_upkeep])
-def test_a_worker_that_only_a_new_process_replaces_drains_and_says_so(
+def test_a_worker_that_needs_a_new_process_drains_and_reports_it(
     life: "Life", eventually: Eventually, where: Callable[..., None]
 ) -> None:
-    gone = RestartNeeded("Spark went away")
+    restart = RestartNeeded("Spark went away")
     spark = life.serve(ExecutionPlace.THREAD, queue="spark")
     mail = life.serve(ExecutionPlace.POOL, queue="mail", handler={"blocking": True})
     life.liveness = Liveness(SystemClock())
     life.broker.put(10, queue="mail")
     life.start(upkeep_seconds=0.01)
     running = life.running(handler=mail)
-    where(spark, gone)
+    where(spark, restart)
     life.broker.put(0, queue="spark")
-    eventually(lambda: life.told(WorkerFailed))
-    assert life.liveness.phase is Phase.STOPPING, "so that the probe knows of it"
+    eventually(lambda: life.emitted(WorkerFailed))
+    assert life.liveness.phase is Phase.STOPPING, "so that the probe reports it"
     assert "m10" not in life.broker.acked()
     running.let_go()
     life.end()
-    assert life.error is gone
+    assert life.error is restart
     assert "m10" in life.broker.acked()
     assert all(release.uncounted for release in life.broker.released().values())
     assert not life.broker.leased
 
 
-def test_a_failure_while_it_stops_is_told_before_the_end(life: "Life", eventually: Eventually) -> None:
+def test_a_failure_during_the_stop_is_reported_before_the_end(life: "Life", eventually: Eventually) -> None:
     life.handler.blocking = True
     in_run(life.handler)
     life.broker.put(0)
     life.start()
     execution = life.running()
     life.stop.request()
-    eventually(lambda: life.told(WorkerDraining), "it drains")
+    eventually(lambda: life.emitted(WorkerDraining), "it drains")
     execution.go_on.set()
     life.end()
     assert life.error is MISTAKE
     assert list(map(type, ends(life))) == [WorkerDraining, WorkerFailed, WorkerStopped]
 
 
-def test_a_worker_that_is_to_finish_ends_with_the_first(life: "Life") -> None:
+def test_a_worker_with_an_end_condition_ends_with_the_first_failed_consumer(life: "Life") -> None:
     in_run(life.serve(ExecutionPlace.POOL, queue="broken"))
     life.serve(ExecutionPlace.POOL, queue="mail")
     life.broker.put(0, queue="broken")
@@ -124,4 +124,4 @@ def test_a_worker_that_is_to_finish_ends_with_the_first(life: "Life") -> None:
     life.start()
     life.end()
     assert life.error is MISTAKE
-    assert life.told(ConsumerHalted) == []
+    assert life.emitted(ConsumerHalted) == []

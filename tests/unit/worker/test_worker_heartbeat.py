@@ -1,4 +1,4 @@
-"""The book of leases, and the heartbeat that keeps leases and claims."""
+"""The lease book, and the heartbeat that extends leases and claims."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -25,18 +25,18 @@ LEASE_SECONDS = 30.0
 
 
 class Extender:
-    """Extends what it is asked to, unless the test says otherwise."""
+    """Extends every claim, unless the test sets other results."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[list[str], float]] = []
         self.answers: list[Extension | Exception] = []
         self.gate: threading.Event | None = None
-        self.asked = threading.Event()
+        self.extending = threading.Event()
 
     def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
         assert answer_seconds < LEASE_SECONDS / 3, "several answers of that length fit between two heartbeats"
         self.calls.append((list(ids), lease_seconds))
-        self.asked.set()
+        self.extending.set()
         if self.gate is not None:
             assert self.gate.wait(DEADLINE_SECONDS)
         answer = self.answers.pop(0) if self.answers else Extension()
@@ -50,7 +50,7 @@ class Batch:
 
     def __init__(self, extender: Extender, id: str = "claim") -> None:
         self.held: HeldClaim | None = HeldClaim(extender=extender, id=id)
-        self.ended_by_itself = False
+        self.ended_before = False
         self.suspended = False
         self.lost = False
 
@@ -61,7 +61,7 @@ class Batch:
 
     def loses(self, claim: HeldClaim) -> bool:
         assert claim == self.held
-        return not self.ended_by_itself
+        return not self.ended_before
 
     def lose(self) -> None:
         self.lost = True
@@ -77,9 +77,9 @@ class Beating:
         self.sign = LifeSign("penstock-heartbeat", clock)
         self.eventually = eventually
         self._clock = clock
-        self.heartbeat = self.made(settle_max=2)
+        self.heartbeat = self.make_heartbeat(settle_max=2)
 
-    def made(self, *, settle_max: int, draw: float = 0.0) -> Heartbeat:
+    def make_heartbeat(self, *, settle_max: int, draw: float = 0.0) -> Heartbeat:
         return Heartbeat(
             broker=self.broker,
             lease_book=self.lease_book,
@@ -98,11 +98,11 @@ class Beating:
         return deliveries
 
     def beat(self) -> None:
-        """One beat, to its end."""
+        """Run one beat and wait for its end."""
         self.heartbeat.beat()
-        self.eventually(lambda: self.heartbeat.idle, "every call has been answered")
+        self.eventually(lambda: self.heartbeat.idle, "every call has returned")
 
-    def told(self, kind: type[Event]) -> list[Event]:
+    def emitted(self, kind: type[Event]) -> list[Event]:
         return [event for event in self.events if isinstance(event, kind)]
 
 
@@ -112,8 +112,8 @@ def beating(broker: "FakeBroker", skipping_clock: "SkippingClock", eventually: E
 
 
 @pytest.fixture
-def standing(broker: "FakeBroker", clock: "FakeClock", eventually: Eventually) -> Beating:
-    """On a clock that stands still."""
+def frozen(broker: "FakeBroker", clock: "FakeClock", eventually: Eventually) -> Beating:
+    """Return a heartbeat on a clock that stands still."""
     return Beating(broker, clock, eventually)
 
 
@@ -123,30 +123,30 @@ def test_leases_are_extended_in_groups(beating: Beating, broker: "FakeBroker") -
     assert broker.extensions == [["m0", "m1"], ["m2", "m3"], ["m4"]]
 
 
-def test_a_ledger_that_does_not_answer_delays_no_lease(standing: Beating, broker: "FakeBroker") -> None:
-    """Beat after beat, while the first call of the claims is still waiting."""
-    standing.claims = [Batch(standing.extender)]
-    standing.receive(1)
-    standing.extender.gate = threading.Event()
+def test_an_unresponsive_ledger_delays_no_message_lease(frozen: Beating, broker: "FakeBroker") -> None:
+    """Three beats succeed while the first call for the claims is still waiting."""
+    frozen.claims = [Batch(frozen.extender)]
+    frozen.receive(1)
+    frozen.extender.gate = threading.Event()
     for beats in range(1, 4):
-        standing.heartbeat.beat()
-        standing.eventually(lambda beats=beats: len(standing.told(LeasesExtended)) == beats)
-    assert len(standing.extender.calls) == 1
-    standing.extender.gate.set()
-    standing.eventually(lambda: standing.heartbeat.idle)
+        frozen.heartbeat.beat()
+        frozen.eventually(lambda beats=beats: len(frozen.emitted(LeasesExtended)) == beats)
+    assert len(frozen.extender.calls) == 1
+    frozen.extender.gate.set()
+    frozen.eventually(lambda: frozen.heartbeat.idle)
 
 
-def test_a_queue_whose_call_hangs_delays_no_other_queue(standing: Beating, broker: "FakeBroker") -> None:
+def test_a_queue_whose_call_hangs_delays_no_other_queue(frozen: Beating, broker: "FakeBroker") -> None:
     hanging = threading.Event()
     broker.hanging = {"q": hanging}
-    standing.receive(1)
-    standing.receive(1, queue="other")
+    frozen.receive(1)
+    frozen.receive(1, queue="other")
     for beats in range(1, 4):
-        standing.heartbeat.beat()
-        standing.eventually(lambda beats=beats: len(standing.told(LeasesExtended)) == beats)
-    assert {event.queue for event in standing.events if isinstance(event, LeasesExtended)} == {"other"}
+        frozen.heartbeat.beat()
+        frozen.eventually(lambda beats=beats: len(frozen.emitted(LeasesExtended)) == beats)
+    assert {event.queue for event in frozen.events if isinstance(event, LeasesExtended)} == {"other"}
     hanging.set()
-    standing.eventually(lambda: standing.heartbeat.idle)
+    frozen.eventually(lambda: frozen.heartbeat.idle)
 
 
 def test_claims_are_extended_as_a_set(beating: Beating) -> None:
@@ -157,51 +157,51 @@ def test_claims_are_extended_as_a_set(beating: Beating) -> None:
 
 
 def test_a_claim_ends_before_the_lease_of_its_message_however_late_it_is_extended(
-    standing: Beating, clock: "FakeClock"
+    frozen: Beating, clock: "FakeClock"
 ) -> None:
-    """So the claim of a worker that died is free when its message comes back."""
-    standing.claims = [Batch(standing.extender, f"c{number}") for number in range(3)]
-    standing.extender.gate = threading.Event()
+    """Therefore the claim of a dead worker is free when its message is redelivered."""
+    frozen.claims = [Batch(frozen.extender, f"c{number}") for number in range(3)]
+    frozen.extender.gate = threading.Event()
     began_at = clock.time
-    standing.heartbeat.beat()
-    standing.eventually(standing.extender.asked.is_set)
-    clock.time += 5.0  # for the answer of the first call
-    standing.extender.gate.set()
-    standing.eventually(lambda: standing.heartbeat.idle)
-    (_, first_seconds), (_, second_seconds) = standing.extender.calls
+    frozen.heartbeat.beat()
+    frozen.eventually(frozen.extender.extending.is_set)
+    clock.time += 5.0  # the duration of the first call
+    frozen.extender.gate.set()
+    frozen.eventually(lambda: frozen.heartbeat.idle)
+    (_, first_seconds), (_, second_seconds) = frozen.extender.calls
     assert began_at + first_seconds == clock.time + second_seconds == began_at + LEASE_SECONDS - 1.0
 
 
-def test_a_beat_that_fails_is_tried_again_a_second_later(
+def test_a_failed_beat_is_retried_after_a_second(
     beating: Beating, broker: "FakeBroker", skipping_clock: "SkippingClock"
 ) -> None:
     beating.receive(1)
-    broker.extend_faults = [TemporaryError("away"), TemporaryError("away")]
+    broker.extend_faults = [TemporaryError("down"), TemporaryError("down")]
     beating.beat()
     assert len(broker.extensions) == 3
     assert skipping_clock.waits == [1.0, 1.0]
     assert [type(event) for event in beating.events] == [HeartbeatFailed, HeartbeatFailed, LeasesExtended]
 
 
-def test_it_gives_up_a_beat_after_five_tries(beating: Beating, broker: "FakeBroker") -> None:
+def test_a_beat_is_abandoned_after_five_tries(beating: Beating, broker: "FakeBroker") -> None:
     beating.receive(1)
-    broker.extend_faults = [TemporaryError("away")] * 9
+    broker.extend_faults = [TemporaryError("down")] * 9
     beating.beat()
     assert len(broker.extensions) == TRIES == 5
 
 
-def test_claims_that_fail_are_tried_again_and_none_is_lost(beating: Beating) -> None:
+def test_a_failed_extension_of_claims_is_retried_and_loses_none(beating: Beating) -> None:
     batch = Batch(beating.extender)
     beating.claims = [batch]
-    beating.extender.answers = [TemporaryError("away"), TemporaryError("away")]
+    beating.extender.answers = [TemporaryError("down"), TemporaryError("down")]
     beating.beat()
     assert len(beating.extender.calls) == 3
     assert [event.last for event in beating.events if isinstance(event, HeartbeatFailed)] == [False, False]
     assert not batch.lost
 
 
-def test_the_calls_of_a_beat_end_with_it(beating: Beating, skipping_clock: "SkippingClock") -> None:
-    """A ledger that takes long to fail gets no second try in a beat that is over."""
+def test_a_beat_starts_no_call_after_its_end(beating: Beating, skipping_clock: "SkippingClock") -> None:
+    """A ledger that is slow to fail gets no second try in a beat whose time is over."""
 
     class Slow(Extender):
         def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
@@ -209,14 +209,14 @@ def test_the_calls_of_a_beat_end_with_it(beating: Beating, skipping_clock: "Skip
             return super().extend(ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
 
     extender = Slow()
-    extender.answers = [TemporaryError("away")] * 9
+    extender.answers = [TemporaryError("down")] * 9
     beating.claims = [Batch(extender)]
     beating.beat()
     assert len(extender.calls) == 2
     assert [event.last for event in beating.events if isinstance(event, HeartbeatFailed)] == [False, True]
 
 
-def test_claims_that_a_beat_had_no_time_for_are_the_first_of_the_next(
+def test_claims_that_a_beat_had_no_time_for_come_first_in_the_next(
     beating: Beating, skipping_clock: "SkippingClock"
 ) -> None:
     class Slow(Extender):
@@ -230,15 +230,15 @@ def test_claims_that_a_beat_had_no_time_for_are_the_first_of_the_next(
     skipping_clock.time += LEASE_SECONDS / 6
     for _ in range(3):
         beating.beat()
-    asked = [id for ids, _ in extender.calls for id in ids]
-    assert [asked[:3], asked[3:5]] == [["c0", "c1", "c2"], ["c3", "c4"]]
-    assert [asked[5:7], asked[7]] == [["c0", "c1"], "c2"], "and then those that were extended first"
+    extended = [id for ids, _ in extender.calls for id in ids]
+    assert [extended[:3], extended[3:5]] == [["c0", "c1", "c2"], ["c3", "c4"]]
+    assert [extended[5:7], extended[7]] == [["c0", "c1"], "c2"], "then the claims that were extended first"
 
 
-def test_an_extender_that_is_slow_for_each_claim_is_asked_for_fewer_until_it_answers_in_time(
+def test_an_extender_that_is_slow_per_claim_gets_smaller_groups_until_it_responds_in_time(
     beating: Beating, skipping_clock: "SkippingClock"
 ) -> None:
-    beating.heartbeat = beating.made(settle_max=500)
+    beating.heartbeat = beating.make_heartbeat(settle_max=500)
 
     class SlowRows(Extender):
         def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
@@ -253,18 +253,18 @@ def test_an_extender_that_is_slow_for_each_claim_is_asked_for_fewer_until_it_ans
     for _ in range(3):
         beating.beat()
     assert {id for ids, _ in extender.calls for id in ids} == {f"c{number}" for number in range(1_000)}
-    skipping_clock.time += LEASE_SECONDS / 2  # time for more than one beat, in which it gets quick again
-    extender.extend = Extender.extend.__get__(extender)  # type: ignore[method-assign] # it is quick now
+    skipping_clock.time += LEASE_SECONDS / 2  # time for more than one beat, in which the extender becomes quick again
+    extender.extend = Extender.extend.__get__(extender)  # type: ignore[method-assign] # quick from now on
     for _ in range(2):
         beating.beat()
     assert max(len(ids) for ids, _ in extender.calls) == 500
 
 
-@pytest.mark.parametrize("failures", [0, 9], ids=["from the beginning", "after it did not answer for a while"])
-def test_an_extender_that_takes_as_long_for_few_claims_as_for_many_keeps_all(
+@pytest.mark.parametrize("failures", [0, 9], ids=["always-slow", "slow-after-failures"])
+def test_an_extender_that_is_slow_per_call_keeps_all_claims(
     beating: Beating, skipping_clock: "SkippingClock", failures: int
 ) -> None:
-    beating.heartbeat = beating.made(settle_max=500)
+    beating.heartbeat = beating.make_heartbeat(settle_max=500)
 
     class Far(Extender):
         def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
@@ -281,33 +281,33 @@ def test_an_extender_that_takes_as_long_for_few_claims_as_for_many_keeps_all(
     for _ in range(2):
         beating.beat()
     assert {id for ids, _ in extender.calls for id in ids} == {f"c{number}" for number in range(200)}
-    assert len(extender.calls) <= 2 * 4, "and so it goes on"
+    assert len(extender.calls) <= 2 * 4, "it stays at few calls"
 
 
-def test_a_beat_that_is_due_while_the_last_is_at_work_follows_it(standing: Beating, broker: "FakeBroker") -> None:
-    standing.receive(1)
+def test_a_beat_that_is_due_during_another_follows_it(frozen: Beating, broker: "FakeBroker") -> None:
+    frozen.receive(1)
     broker.extend_gate = threading.Event()
     for _ in range(3):
-        standing.heartbeat.beat()
+        frozen.heartbeat.beat()
     assert broker.extending.wait(DEADLINE_SECONDS)
     broker.extend_gate.set()
-    standing.eventually(lambda: standing.heartbeat.idle)
+    frozen.eventually(lambda: frozen.heartbeat.idle)
     assert broker.extensions == [["m0"], ["m0"]]
 
 
-def test_after_the_end_no_beat_follows(standing: Beating, broker: "FakeBroker") -> None:
-    standing.receive(1)
+def test_no_beat_follows_after_the_end(frozen: Beating, broker: "FakeBroker") -> None:
+    frozen.receive(1)
     broker.extend_gate = threading.Event()
     for _ in range(2):
-        standing.heartbeat.beat()
+        frozen.heartbeat.beat()
     assert broker.extending.wait(DEADLINE_SECONDS)
-    standing.heartbeat.end()
+    frozen.heartbeat.end()
     broker.extend_gate.set()
-    standing.eventually(lambda: standing.heartbeat.idle)
+    frozen.eventually(lambda: frozen.heartbeat.idle)
     assert broker.extensions == [["m0"]]
 
 
-def test_a_claim_that_another_transaction_has_locked_is_extended_a_moment_later(beating: Beating) -> None:
+def test_a_claim_locked_by_another_transaction_is_extended_again_shortly_after(beating: Beating) -> None:
     locked, free = Batch(beating.extender, "locked"), Batch(beating.extender, "free")
     beating.claims = [locked, free]
     beating.extender.answers = [Extension(locked=frozenset({"locked"}))]
@@ -316,7 +316,7 @@ def test_a_claim_that_another_transaction_has_locked_is_extended_a_moment_later(
     assert [locked.lost, free.lost] == [False, False]
 
 
-def test_a_lost_claim_is_told_to_its_batch_alone(beating: Beating) -> None:
+def test_a_lost_claim_is_reported_to_its_batch_only(beating: Beating) -> None:
     lost, held = Batch(beating.extender, "lost"), Batch(beating.extender, "held")
     beating.claims = [lost, held]
     beating.extender.answers = [Extension(lost=frozenset({"lost"}))]
@@ -324,57 +324,57 @@ def test_a_lost_claim_is_told_to_its_batch_alone(beating: Beating) -> None:
     assert (lost.lost, held.lost) == (True, False)
 
 
-def test_a_claim_that_its_batch_ended_meanwhile_is_no_loss(beating: Beating) -> None:
+def test_a_claim_that_its_batch_ended_meanwhile_is_not_lost(beating: Beating) -> None:
     batch = Batch(beating.extender)
-    batch.ended_by_itself = True
+    batch.ended_before = True
     beating.claims = [batch]
     beating.extender.answers = [Extension(lost=frozenset({"claim"}))]
     beating.beat()
     assert not batch.lost
 
 
-def test_work_that_cannot_go_on_is_lost_whatever_the_ledger_does(standing: Beating) -> None:
-    running, suspended = Batch(standing.extender, "running"), Batch(standing.extender, "suspended")
-    standing.extender.gate = threading.Event()
-    standing.claims = [running, suspended]
-    standing.heartbeat.beat()
-    standing.eventually(standing.extender.asked.is_set)
+def test_a_batch_whose_claim_is_suspended_is_lost_even_if_the_ledger_hangs(frozen: Beating) -> None:
+    running, suspended = Batch(frozen.extender, "running"), Batch(frozen.extender, "suspended")
+    frozen.extender.gate = threading.Event()
+    frozen.claims = [running, suspended]
+    frozen.heartbeat.beat()
+    frozen.eventually(frozen.extender.extending.is_set)
     suspended.suspended = True
-    standing.heartbeat.beat()
+    frozen.heartbeat.beat()
     assert suspended.lost
-    standing.extender.gate.set()
-    standing.eventually(lambda: standing.heartbeat.idle)
+    frozen.extender.gate.set()
+    frozen.eventually(lambda: frozen.heartbeat.idle)
 
 
-def test_what_is_not_extended_is_reported_before_it_is_lost(standing: Beating, clock: "FakeClock") -> None:
+def test_leases_that_are_not_extended_are_reported_before_they_expire(frozen: Beating, clock: "FakeClock") -> None:
     hanging = threading.Event()
-    standing.broker.hanging = {"q": hanging}
-    standing.extender.gate = threading.Event()
-    standing.claims = [Batch(standing.extender)]
-    standing.receive(2)
-    standing.heartbeat.watch()
-    standing.heartbeat.beat()
-    standing.eventually(standing.extender.asked.is_set)
+    frozen.broker.hanging = {"q": hanging}
+    frozen.extender.gate = threading.Event()
+    frozen.claims = [Batch(frozen.extender)]
+    frozen.receive(2)
+    frozen.heartbeat.watch()
+    frozen.heartbeat.beat()
+    frozen.eventually(frozen.extender.extending.is_set)
     clock.time += 14.0
-    standing.heartbeat.watch()
-    assert standing.told(LeasesExpiring) == []
+    frozen.heartbeat.watch()
+    assert frozen.emitted(LeasesExpiring) == []
     clock.time += 2.0
-    standing.heartbeat.watch()
-    assert standing.told(LeasesExpiring) == [
+    frozen.heartbeat.watch()
+    assert frozen.emitted(LeasesExpiring) == [
         LeasesExpiring(queue="q", kind="message leases", count=2, seconds_left=14.0),
         LeasesExpiring(queue="q", kind="claims", count=1, seconds_left=14.0),
     ]
     hanging.set()
-    standing.extender.gate.set()
-    standing.eventually(lambda: standing.heartbeat.idle)
-    standing.events.clear()
-    standing.heartbeat.watch()
-    assert standing.told(LeasesExpiring) == [LeasesExpiring(queue="q", kind="claims", count=1, seconds_left=13.0)], (
-        "the claim was extended for as long as it was asked to, when its call began"
+    frozen.extender.gate.set()
+    frozen.eventually(lambda: frozen.heartbeat.idle)
+    frozen.events.clear()
+    frozen.heartbeat.watch()
+    assert frozen.emitted(LeasesExpiring) == [LeasesExpiring(queue="q", kind="claims", count=1, seconds_left=13.0)], (
+        "the claim's extension counts from the begin of its call"
     )
 
 
-def test_a_lost_lease_leaves_the_book_and_is_told(beating: Beating, broker: "FakeBroker") -> None:
+def test_a_lost_lease_leaves_the_book_and_is_reported(beating: Beating, broker: "FakeBroker") -> None:
     first, second = beating.receive(2)
     broker.steal("m0")
     beating.beat()
@@ -386,7 +386,7 @@ def test_a_lost_lease_leaves_the_book_and_is_told(beating: Beating, broker: "Fak
     assert beating.lease_book.holds(second)
 
 
-def test_a_lease_ends_that_long_after_its_last_extension(
+def test_a_lease_ends_one_lease_period_after_its_last_extension(
     beating: Beating, broker: "FakeBroker", skipping_clock: "SkippingClock"
 ) -> None:
     (only,) = beating.receive(1)
@@ -396,12 +396,14 @@ def test_a_lease_ends_that_long_after_its_last_extension(
     assert ends_at == {only.receipt: skipping_clock.time + LEASE_SECONDS}
 
 
-def test_nothing_held_means_no_call(beating: Beating, broker: "FakeBroker") -> None:
+def test_a_beat_without_leases_makes_no_call(beating: Beating, broker: "FakeBroker") -> None:
     beating.beat()
     assert broker.extensions == []
 
 
-def test_the_pause_is_never_longer_than_a_third_of_the_lease(beating: Beating, skipping_clock: "SkippingClock") -> None:
+def test_the_pause_between_beats_is_at_most_a_third_of_the_lease(
+    beating: Beating, skipping_clock: "SkippingClock"
+) -> None:
     class Last(Batch):
         def claim(self) -> HeldClaim | None:
             beating.heartbeat.end()
@@ -419,43 +421,45 @@ def test_the_longest_pause_is_a_third_of_the_lease(beating: Beating, skipping_cl
             beating.heartbeat.end()
             return None
 
-    beating.heartbeat = beating.made(settle_max=2, draw=1.0)
+    beating.heartbeat = beating.make_heartbeat(settle_max=2, draw=1.0)
     beating.claims = [Last(beating.extender)]
     beating.heartbeat.run()
     assert skipping_clock.waits[:1] == [pytest.approx(LEASE_SECONDS / 6)]
 
 
-def test_taking_a_delivery_out_awaits_the_call_in_flight_for_it(standing: Beating, broker: "FakeBroker") -> None:
-    (only,) = standing.receive(1)
+def test_unregistering_a_delivery_waits_for_its_call_in_flight(frozen: Beating, broker: "FakeBroker") -> None:
+    (only,) = frozen.receive(1)
     broker.extend_gate = threading.Event()
-    standing.heartbeat.beat()
+    frozen.heartbeat.beat()
     assert broker.extending.wait(DEADLINE_SECONDS)
     out = threading.Event()
 
     def take_out() -> None:
-        standing.lease_book.unregister([only], wait_seconds=60)
+        frozen.lease_book.unregister([only], wait_seconds=60)
         broker.journal.append("out")
         out.set()
 
     threading.Thread(target=take_out, daemon=True).start()
-    standing.eventually(lambda: not standing.lease_book.holds(only))
+    frozen.eventually(lambda: not frozen.lease_book.holds(only))
     assert not out.is_set()
     broker.extend_gate.set()
     assert out.wait(DEADLINE_SECONDS)
     assert broker.journal == ["extend", "out"]
 
 
-def test_it_does_not_await_a_call_for_others(standing: Beating, broker: "FakeBroker", delivery: Make) -> None:
-    standing.receive(1)
+def test_unregistering_a_delivery_does_not_wait_for_calls_of_others(
+    frozen: Beating, broker: "FakeBroker", delivery: Make
+) -> None:
+    frozen.receive(1)
     broker.extend_gate = threading.Event()
-    standing.heartbeat.beat()
+    frozen.heartbeat.beat()
     assert broker.extending.wait(DEADLINE_SECONDS)
-    standing.lease_book.unregister([delivery(99)], wait_seconds=60)  # would wait for ever: the clock stands still
+    frozen.lease_book.unregister([delivery(99)], wait_seconds=60)  # would wait forever: the clock stands still
     broker.extend_gate.set()
-    standing.eventually(lambda: standing.heartbeat.idle)
+    frozen.eventually(lambda: frozen.heartbeat.idle)
 
 
-def test_who_waits_for_a_call_hears_of_its_end(skipping_clock: "SkippingClock", delivery: Make) -> None:
+def test_the_end_of_an_extension_call_is_reported(skipping_clock: "SkippingClock", delivery: Make) -> None:
     seen: list[bool] = []
     lease_book = LeaseBook(
         clock=skipping_clock,

@@ -1,4 +1,4 @@
-"""How late a process comes to what is due."""
+"""The lag of a process: the delay with which it runs what is due."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ Eventually = Callable[..., None]
 
 
 class StalledLoop:
-    """Comes to what is left with it when the test says so."""
+    """A loop that runs its calls when the test lets it go on."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], None]] = []
@@ -33,7 +33,7 @@ def lag_of(clock: FakeClock, loop: Any = None) -> LagSampler:
     return LagSampler(clock=clock, observe=lambda _: None, loop=lambda: loop)
 
 
-def test_who_wakes_in_time_has_no_lag(clock: FakeClock) -> None:
+def test_a_thread_that_wakes_in_time_has_no_lag(clock: FakeClock) -> None:
     lag = lag_of(clock)
     assert lag.sample(clock.time) == 0.0
     assert lag.sample(clock.time + 0.001) == 0.0
@@ -43,7 +43,7 @@ def test_the_lag_is_how_late_the_thread_woke(clock: FakeClock) -> None:
     assert lag_of(clock).sample(clock.time - 1.25) == 1.25
 
 
-def test_a_loop_that_answers_late_has_a_lag(clock: FakeClock) -> None:
+def test_a_loop_that_runs_its_call_late_has_a_lag(clock: FakeClock) -> None:
     loop = StalledLoop()
     lag = lag_of(clock, loop)
     assert lag.sample(clock.time) == 0.0
@@ -53,7 +53,7 @@ def test_a_loop_that_answers_late_has_a_lag(clock: FakeClock) -> None:
     assert lag.sample(clock.time) == pytest.approx(0.3)
 
 
-def test_a_loop_that_does_not_answer_lags_ever_more_and_is_asked_once(clock: FakeClock) -> None:
+def test_the_lag_of_a_stalled_loop_grows_with_one_pending_call(clock: FakeClock) -> None:
     loop = StalledLoop()
     lag = lag_of(clock, loop)
     lags = []
@@ -64,7 +64,7 @@ def test_a_loop_that_does_not_answer_lags_ever_more_and_is_asked_once(clock: Fak
     assert len(loop.calls) == 1
     loop.go_on()
     assert lag.sample(clock.time) == 2.0
-    assert len(loop.calls) == 1, "it is asked again"
+    assert len(loop.calls) == 1, "it is sampled again"
     loop.go_on()
     assert lag.sample(clock.time) == 0.0
 
@@ -80,7 +80,7 @@ def test_a_loop_that_is_closed_is_forgotten(clock: FakeClock) -> None:
     assert lag.sample(clock.time) == 0.0
 
 
-def test_samples_go_on_until_it_ends_and_see_a_blocked_loop(eventually: Eventually) -> None:
+def test_samples_continue_until_the_end_and_show_a_blocked_loop(eventually: Eventually) -> None:
     samples: list[float] = []
     event_loop, blocked = EventLoop(), threading.Event()
     loop: asyncio.AbstractEventLoop = event_loop.started()

@@ -34,7 +34,7 @@ UNCOUNTED = Release(delay_seconds=0.0, uncounted=True)
 # Serving
 
 
-def test_messages_are_worked_on_in_batches_and_acked(life: "Life") -> None:
+def test_messages_are_processed_in_batches_and_acked(life: "Life") -> None:
     life.broker.put(*range(10))
     life.until = lambda: len(life.broker.acked()) == 10
     assert life.start(batch_messages_max=4).end() == "drained"
@@ -42,24 +42,24 @@ def test_messages_are_worked_on_in_batches_and_acked(life: "Life") -> None:
     assert life.events[-1] == WorkerStopped(outcome="drained", released=())
 
 
-def test_a_receive_asks_for_the_free_slots_and_never_for_none(life: "Life", eventually: Eventually) -> None:
+def test_a_receive_requests_the_free_slots_and_never_zero(life: "Life", eventually: Eventually) -> None:
     life.handler.blocking = True
     life.broker.put(*range(12))
     life.start(batch_messages_max=5, fetch_max=3)
     life.running()
-    # One batch at work, one closed and waiting: there is no free slot, so nothing more is asked for.
+    # One running batch and one closed, waiting batch: no slot is free, so no more messages are requested.
     eventually(lambda: len(life.broker.leased) == 10)
-    assert life.broker.asked == [3, 2, 3, 2]
+    assert life.broker.receive_sizes == [3, 2, 3, 2]
     for number in range(3):
         life.running(number).go_on.set()
     eventually(lambda: len(life.broker.acked()) == 12)
     life.stop.request()
     assert life.end() == "drained"
-    assert 0 not in life.broker.asked
+    assert 0 not in life.broker.receive_sizes
 
 
-def test_at_the_bound_a_freed_slot_wakes_it(life: "Life", eventually: Eventually) -> None:
-    """With idle waits of 50 s nothing but the freed slot can do it in time."""
+def test_a_freed_slot_wakes_a_full_worker(life: "Life", eventually: Eventually) -> None:
+    """With idle waits of 50 s only the freed slot can wake the worker in time."""
     life.handler.blocking = True
     life.broker.put(*range(4))
     life.start(batch_messages_max=2, idle_floor_seconds=50.0, idle_ceiling_seconds=60.0)
@@ -76,7 +76,7 @@ def test_as_many_batches_are_in_flight_as_allowed(life: "Life", eventually: Even
     life.start(batch_messages_max=1, in_flight_max=3)
     for number in range(3):
         life.running(number)
-    eventually(lambda: len(life.broker.leased) == 4, "three at work and one waiting")
+    eventually(lambda: len(life.broker.leased) == 4, "three are running and one is waiting")
     assert len(life.handler.executions) == 3
     life.handler.blocking = False
     for number in range(3):
@@ -103,15 +103,15 @@ def test_prefetched_deliveries_whose_lease_was_lost_are_not_begun(life: "Life", 
     assert life.end() == "drained"
 
 
-def test_a_receive_that_fails_is_told_and_tried_again(life: "Life") -> None:
-    life.broker.receive_faults = [TemporaryError("away"), OSError("reset")]
+def test_a_failed_receive_is_reported_and_retried(life: "Life") -> None:
+    life.broker.receive_faults = [TemporaryError("down"), OSError("reset")]
     life.broker.put(0)
     life.until = lambda: bool(life.broker.acked())
     assert life.start().end() == "drained"
-    assert len(life.told(ReceiveFailed)) == 2
+    assert len(life.emitted(ReceiveFailed)) == 2
 
 
-def test_the_probe_hears_every_step(life: "Life") -> None:
+def test_the_probe_receives_every_step(life: "Life") -> None:
     life.broker.put(0)
     life.until = lambda: bool(life.broker.acked())
     life.start().end()
@@ -122,31 +122,31 @@ def test_the_probe_hears_every_step(life: "Life") -> None:
 
 
 def test_each_delivery_gets_the_settlement_of_its_receipt(life: "Life") -> None:
-    letter = DeadLetter(reason="not JSON")
+    dead_letter = DeadLetter(reason="not JSON")
     life.handler.answer = lambda deliveries: {
         deliveries[0].receipt: Ack(),
-        deliveries[1].receipt: letter,
-        "nobody's": Ack(),
+        deliveries[1].receipt: dead_letter,
+        "unknown": Ack(),
     }
     life.broker.put(0, 1)
     life.until = lambda: len(life.broker.settled) == 2
     life.start().end()
-    assert life.broker.settled == [("m0", Ack()), ("m1", letter)]
+    assert life.broker.settled == [("m0", Ack()), ("m1", dead_letter)]
 
 
-def test_a_missing_settlement_is_told_and_the_delivery_goes_back_delayed(life: "Life") -> None:
+def test_a_missing_settlement_is_reported_and_the_delivery_released_with_a_delay(life: "Life") -> None:
     life.handler.answer = lambda deliveries: {deliveries[0].receipt: Ack()}
     life.broker.put(0, 1)
     life.until = lambda: len(life.broker.settled) == 2
     life.start(backoff_base_seconds=4.0, backoff_cap_seconds=60.0).end()
-    assert life.told(SettlementMissing) == [SettlementMissing(queue="q", message_id="m1")]
+    assert life.emitted(SettlementMissing) == [SettlementMissing(queue="q", message_id="m1")]
     assert life.broker.released() == {"m1": Release(delay_seconds=2.0)}
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("a bug"), TemporaryError("ledger away"), ClaimLost("gone"), SystemExit(3)]
+    "error", [ValueError("a bug"), TemporaryError("ledger down"), ClaimLost("gone"), SystemExit(3)]
 )
-def test_a_run_that_raises_costs_a_wait_and_the_worker_goes_on(life: "Life", error: BaseException) -> None:
+def test_a_run_that_raises_costs_a_wait_and_the_worker_continues(life: "Life", error: BaseException) -> None:
     calls: list[int] = []
 
     def answer(deliveries: Sequence[Delivery]) -> dict[str, Settlement]:
@@ -160,13 +160,13 @@ def test_a_run_that_raises_costs_a_wait_and_the_worker_goes_on(life: "Life", err
     life.until = lambda: bool(life.broker.acked())
     assert life.start(batch_messages_max=1).end() == "drained"
     assert life.broker.released() == {"m0": Release(delay_seconds=0.0005)}
-    (failed,) = life.told(ExecutionFailed)
+    (failed,) = life.emitted(ExecutionFailed)
     assert failed == ExecutionFailed(handler="toy", message_ids=("m0",), error=f"{type(error).__name__}: {error}")
-    assert "give back" in life.journal, "what the failed batch held is freed"
+    assert "release" in life.journal, "the failed batch frees its resources"
 
 
 class LateClock(SystemClock):
-    """The I/O thread comes to its rest a moment late, as on a busy machine."""
+    """A clock with which the I/O thread begins its rest slightly late, as on a busy machine."""
 
     def monotonic(self) -> float:
         if sys._getframe(1).f_code.co_name == "_rest":
@@ -174,7 +174,7 @@ class LateClock(SystemClock):
         return super().monotonic()
 
 
-def test_a_wait_that_ends_between_two_looks_keeps_nothing_that_is_held(life: "Life") -> None:
+def test_a_wait_that_ends_between_two_checks_strands_no_held_message(life: "Life") -> None:
     calls: list[int] = []
 
     def answer(deliveries: Sequence[Delivery]) -> dict[str, Settlement]:
@@ -191,13 +191,13 @@ def test_a_wait_that_ends_between_two_looks_keeps_nothing_that_is_held(life: "Li
     assert len(calls) == 11
 
 
-def test_failures_in_a_row_make_the_worker_wait_longer_each_time(life: "Life", eventually: Eventually) -> None:
+def test_a_failure_makes_the_consumer_wait_for_its_backoff(life: "Life", eventually: Eventually) -> None:
     def answer(deliveries: Sequence[Delivery]) -> dict[str, Settlement]:
         raise ValueError("always")
 
     life.handler.answer = answer
     life.broker.put(*range(50))
-    # The first failure makes it wait for 500 s; what is received meanwhile is not begun.
+    # The first failure makes it wait for 500 s; messages received meanwhile are not begun.
     life.start(batch_messages_max=1, backoff_base_seconds=1_000.0, backoff_cap_seconds=1_000.0)
     eventually(lambda: life.broker.released().keys() == {"m0"})
     eventually(lambda: life.broker.leased, "the next one is held")
@@ -215,8 +215,8 @@ def test_a_begin_that_raises_is_a_failed_run(life: "Life") -> None:
     assert life.broker.released().keys() == {"m0"}
 
 
-@pytest.mark.parametrize("error", [UsageError("no such table"), PublishHalted("a person has to look")])
-def test_what_no_try_can_mend_stops_the_worker_and_gives_back_everything(life: "Life", error: Exception) -> None:
+@pytest.mark.parametrize("error", [UsageError("no such table"), PublishHalted("needs a person")])
+def test_a_permanent_error_stops_the_worker_and_releases_everything(life: "Life", error: Exception) -> None:
     def answer(deliveries: Sequence[Delivery]) -> dict[str, Settlement]:
         raise error
 
@@ -227,13 +227,13 @@ def test_what_no_try_can_mend_stops_the_worker_and_gives_back_everything(life: "
     assert life.error is error
     assert not life.broker.leased
     assert set(life.broker.released().values()) <= {UNCOUNTED}
-    assert life.journal.index("give back") < life.journal.index("interrupt")
+    assert life.journal.index("release") < life.journal.index("interrupt")
     assert life.broker.acked() == []
-    (stopped,) = life.told(WorkerStopped)
+    (stopped,) = life.emitted(WorkerStopped)
     assert stopped == WorkerStopped(outcome="interrupted", released=("m0",))
 
 
-def test_a_fatal_begin_gives_its_deliveries_back(life: "Life") -> None:
+def test_a_fatal_begin_releases_its_deliveries(life: "Life") -> None:
     life.handler.begin_faults = [UsageError("bad DDL")]
     life.broker.put(0)
     life.start().end()
@@ -241,22 +241,22 @@ def test_a_fatal_begin_gives_its_deliveries_back(life: "Life") -> None:
     assert life.broker.released() == {"m0": UNCOUNTED}
 
 
-def test_a_fatal_upkeep_gives_back_what_another_batch_holds(life: "Life") -> None:
-    life.handler.upkeep_faults = [PublishHalted("a person has to look")]
+def test_a_fatal_upkeep_stops_the_worker(life: "Life") -> None:
+    life.handler.upkeep_faults = [PublishHalted("needs a person")]
     life.start().end()
     assert isinstance(life.error, PublishHalted)
 
 
-def test_a_listener_that_raises_stops_the_worker_and_is_heard_of(life: "Life") -> None:
+def test_a_listener_that_raises_stops_the_worker_and_its_error_is_raised(life: "Life") -> None:
     life.broker.put(0)
-    defect = RuntimeError("the listener's")
+    defect = RuntimeError("of the listener")
 
     def listener(event: object) -> None:
         raise defect
 
     life.listeners = (listener,)
     worker = life.worker()
-    with pytest.raises(RuntimeError, match="the listener's"):
+    with pytest.raises(RuntimeError, match="of the listener"):
         worker.run(life.stop)
 
 
@@ -269,12 +269,12 @@ def test_a_lost_claim_ends_the_batch_without_a_settlement_of_its_own(life: "Life
     execution.held = False
     assert execution.interrupted.wait(DEADLINE_SECONDS)
     eventually(lambda: life.broker.released())
-    execution.go_on.set()  # it answers an ack, too late
+    execution.go_on.set()  # it returns an ack, too late
     life.stop.request()
     assert life.end() == "drained"
     assert life.broker.acked() == []
     assert life.broker.released()["m0"].uncounted is True
-    assert "claim was lost" in str(life.told(ExecutionFailed))
+    assert "claim was lost" in str(life.emitted(ExecutionFailed))
 
 
 def test_a_lost_message_lease_does_not_stop_the_run(life: "Life", eventually: Eventually) -> None:
@@ -286,7 +286,7 @@ def test_a_lost_message_lease_does_not_stop_the_run(life: "Life", eventually: Ev
     eventually(lambda: any(type(event).__name__ == "LeaseLost" for event in life.events))
     assert not execution.interrupted.is_set()
     execution.go_on.set()
-    eventually(lambda: any(getattr(event, "lost", False) for event in life.events), "its settlement comes too late")
+    eventually(lambda: any(getattr(event, "lost", False) for event in life.events), "its settlement arrives too late")
     life.stop.request()
     assert life.end() == "drained"
 
@@ -294,45 +294,45 @@ def test_a_lost_message_lease_does_not_stop_the_run(life: "Life", eventually: Ev
 # Upkeep and until
 
 
-def test_upkeep_happens_at_the_start_and_before_a_worker_that_is_done_leaves(life: "Life") -> None:
+def test_upkeep_runs_at_the_start_and_before_a_finished_worker_ends(life: "Life") -> None:
     life.until = lambda: True
     assert life.start(upkeep_seconds=1_000.0).end() == "drained"
     assert life.handler.upkeeps == 2
 
 
-def test_a_worker_that_is_to_finish_does_upkeep_after_the_last_batch(life: "Life") -> None:
-    """What it waits for may hang on the upkeep, as publishing does."""
+def test_a_worker_with_an_end_condition_runs_upkeep_after_the_last_batch(life: "Life") -> None:
+    """The end condition may depend on the upkeep; publishing is an example."""
     life.broker.put(0)
     life.until = lambda: bool(life.broker.acked()) and life.handler.upkeeps >= 2
     assert life.start(upkeep_seconds=1_000.0).end() == "drained"
 
 
-def test_an_idle_worker_does_upkeep_no_more_often_than_it_is_set_to(life: "Life", eventually: Eventually) -> None:
+def test_an_idle_worker_runs_upkeep_no_more_often_than_configured(life: "Life", eventually: Eventually) -> None:
     life.start(upkeep_seconds=1_000.0)
-    eventually(lambda: len(life.broker.asked) > 20, "it polls")
+    eventually(lambda: len(life.broker.receive_sizes) > 20, "it polls")
     assert life.handler.upkeeps == 1
     life.stop.request()
     life.end()
 
 
-def test_an_upkeep_that_fails_is_told_and_tried_again(life: "Life", eventually: Eventually) -> None:
-    life.handler.upkeep_faults = [TemporaryError("away"), ValueError("a bug")]
+def test_a_failed_upkeep_is_reported_and_retried(life: "Life", eventually: Eventually) -> None:
+    life.handler.upkeep_faults = [TemporaryError("down"), ValueError("a bug")]
     life.start(upkeep_seconds=1_000.0)
     eventually(lambda: life.handler.upkeeps == 3)
-    assert len(life.told(JobFailed)) == 2
+    assert len(life.emitted(JobFailed)) == 2
     life.stop.request()
     assert life.end() == "drained"
 
 
 def test_a_last_upkeep_that_keeps_failing_is_raised(life: "Life") -> None:
     life.until = lambda: True
-    life.handler.upkeep_faults = [TemporaryError("away")] * 100
+    life.handler.upkeep_faults = [TemporaryError("down")] * 100
     life.start().end()
     assert isinstance(life.error, TemporaryError)
 
 
-def test_until_that_cannot_be_asked_is_asked_again(life: "Life") -> None:
-    answers: list[bool | Exception] = [TemporaryError("ledger away"), False, True]
+def test_an_end_condition_that_fails_is_checked_again(life: "Life") -> None:
+    answers: list[bool | Exception] = [TemporaryError("ledger down"), False, True]
 
     def until() -> bool:
         answer = answers.pop(0)
@@ -345,7 +345,7 @@ def test_until_that_cannot_be_asked_is_asked_again(life: "Life") -> None:
     assert answers == []
 
 
-def test_a_worker_that_is_done_puts_back_what_it_has_not_begun(life: "Life") -> None:
+def test_a_finished_worker_releases_unstarted_messages(life: "Life") -> None:
     life.broker.put(*range(3))
     life.until = lambda: bool(life.broker.acked())
     assert life.start(batch_messages_max=1).end() == "drained"
@@ -356,21 +356,21 @@ def test_a_worker_that_is_done_puts_back_what_it_has_not_begun(life: "Life") -> 
 # Stopping
 
 
-def test_row_74_a_stop_while_idle_ends_it_within_the_poll_wait(life: "Life") -> None:
+def test_row_74_a_stop_while_idle_ends_the_worker_within_the_poll_wait(life: "Life") -> None:
     life.start(idle_floor_seconds=50.0, idle_ceiling_seconds=60.0)
     assert life.broker.receiving.wait(DEADLINE_SECONDS)
     life.stop.request()
     assert life.end() == "drained"
 
 
-def test_a_stop_lets_the_work_in_flight_end_and_its_lease_live(life: "Life", eventually: Eventually) -> None:
+def test_a_stop_lets_work_in_flight_finish_and_extends_its_lease(life: "Life", eventually: Eventually) -> None:
     life.handler.blocking = True
     life.broker.put(0)
     life.start(lease_seconds=0.2, heartbeat_seconds=0.01)
     execution = life.running()
     life.stop.request()
-    eventually(lambda: life.told(WorkerDraining))
-    assert life.told(WorkerDraining) == [WorkerDraining(reason="asked to stop", in_flight=1)]
+    eventually(lambda: life.emitted(WorkerDraining))
+    assert life.emitted(WorkerDraining) == [WorkerDraining(reason="asked to stop", in_flight=1)]
     before = len(life.broker.extensions)
     eventually(lambda: len(life.broker.extensions) > before + 3, "heartbeats outlive draining")
     execution.go_on.set()
@@ -384,7 +384,7 @@ def test_nothing_is_fetched_after_a_stop(life: "Life", eventually: Eventually) -
     life.start()
     execution = life.running()
     life.stop.request()
-    eventually(lambda: life.told(WorkerDraining))
+    eventually(lambda: life.emitted(WorkerDraining))
     life.broker.put(1)
     execution.go_on.set()
     assert life.end() == "drained"
@@ -392,36 +392,36 @@ def test_nothing_is_fetched_after_a_stop(life: "Life", eventually: Eventually) -
 
 
 def test_no_poll_begins_after_a_stop_that_arrives_between_two_steps(life: "Life", eventually: Eventually) -> None:
-    asked: list[int] = []
+    receives: list[int] = []
 
     def until() -> bool:
-        if not asked:
+        if not receives:
             life.stop.request()
-            eventually(lambda: life.told(WorkerDraining))
-            asked.append(len(life.broker.asked))
+            eventually(lambda: life.emitted(WorkerDraining))
+            receives.append(len(life.broker.receive_sizes))
         return False
 
     life.until = until
     life.broker.put(0)
     assert life.start().end() == "drained"
-    assert [len(life.broker.asked)] == asked
+    assert [len(life.broker.receive_sizes)] == receives
 
 
-def test_row_75_at_the_deadline_it_gives_back_in_order(life: "Life") -> None:
+def test_row_75_at_the_deadline_everything_is_released_in_order(life: "Life") -> None:
     life.handler.blocking = True
     life.broker.put(0, 1)
-    life.start(stop_timeout_seconds=8.0)  # which leaves nothing for draining
+    life.start(stop_timeout_seconds=8.0)  # leaves no time for draining
     execution = life.running()
     life.stop.request()
     assert life.end() == "interrupted"
     assert execution.interrupted.is_set()
     ending = [entry for entry in life.journal if not entry.startswith("extend")]
-    assert ending == ["drain", "give back", "settle 2", "interrupt"]
+    assert ending == ["drain", "release", "settle 2", "interrupt"]
     assert life.broker.released() == {"m0": UNCOUNTED, "m1": UNCOUNTED}
     assert life.events[-1] == WorkerStopped(outcome="interrupted", released=("m0", "m1"))
 
 
-def test_giving_back_awaits_a_heartbeat_in_flight(life: "Life", eventually: Eventually) -> None:
+def test_releasing_waits_for_a_heartbeat_in_flight(life: "Life", eventually: Eventually) -> None:
     life.handler.blocking = True
     life.broker.put(0)
     life.broker.extend_gate = threading.Event()
@@ -430,14 +430,14 @@ def test_giving_back_awaits_a_heartbeat_in_flight(life: "Life", eventually: Even
     assert life.broker.extending.wait(DEADLINE_SECONDS)
     life.stop.request()
     life.stop.request()
-    eventually(lambda: life.told(WorkerDraining))
-    assert "give back" not in life.journal
+    eventually(lambda: life.emitted(WorkerDraining))
+    assert "release" not in life.journal
     life.broker.extend_gate.set()
     assert life.end() == "interrupted"
-    assert life.journal.index("extend") < life.journal.index("give back")
+    assert life.journal.index("extend") < life.journal.index("release")
 
 
-def test_a_second_request_gives_back_at_once(life: "Life") -> None:
+def test_a_second_stop_request_releases_at_once(life: "Life") -> None:
     life.handler.blocking = True
     life.broker.put(0)
     life.start(stop_timeout_seconds=3_600.0)
@@ -448,7 +448,7 @@ def test_a_second_request_gives_back_at_once(life: "Life") -> None:
     assert life.broker.released() == {"m0": UNCOUNTED}
 
 
-def test_what_it_collected_and_did_not_begin_is_put_back(life: "Life", eventually: Eventually) -> None:
+def test_a_stop_releases_collected_messages_that_have_not_begun(life: "Life", eventually: Eventually) -> None:
     life.handler.blocking = True
     life.broker.put(*range(5))
     life.start(batch_messages_max=2)
@@ -462,14 +462,14 @@ def test_what_it_collected_and_did_not_begin_is_put_back(life: "Life", eventuall
 
 
 @pytest.mark.parametrize("batch_messages_max", [1, 5_000])
-def test_row_76_what_the_poll_in_flight_brings_is_put_back(
+def test_row_76_messages_of_the_poll_in_flight_are_released(
     life: "Life", eventually: Eventually, batch_messages_max: int
 ) -> None:
     life.broker.receive_gate = threading.Event()
     life.start(batch_messages_max=batch_messages_max)
     assert life.broker.receiving.wait(DEADLINE_SECONDS)
     life.stop.request()
-    eventually(lambda: life.told(WorkerDraining))
+    eventually(lambda: life.emitted(WorkerDraining))
     life.broker.put(0)
     life.broker.receive_gate.set()
     assert life.end() == "drained"
@@ -477,7 +477,7 @@ def test_row_76_what_the_poll_in_flight_brings_is_put_back(
     assert life.handler.executions == []
 
 
-def test_a_poll_that_does_not_come_back_keeps_nothing_that_was_collected(life: "Life", eventually: Eventually) -> None:
+def test_a_poll_that_hangs_does_not_keep_collected_messages(life: "Life", eventually: Eventually) -> None:
     life.handler.blocking = True
     life.broker.put(0)
     life.start(batch_messages_max=10, stop_timeout_seconds=8.0, flush_seconds=1.0, drain_seconds=0.0)
@@ -486,17 +486,17 @@ def test_a_poll_that_does_not_come_back_keeps_nothing_that_was_collected(life: "
     eventually(lambda: len(life.broker.leased) == 2)
     gate = life.broker.receive_gate = threading.Event()
     life.broker.receiving.clear()
-    assert life.broker.receiving.wait(DEADLINE_SECONDS)  # this poll meets the gate
+    assert life.broker.receiving.wait(DEADLINE_SECONDS)  # this poll waits at the gate
     life.stop.request()
     assert life.end() == "forced"
     assert life.broker.released() == {"m0": UNCOUNTED, "m1": UNCOUNTED}
-    assert life.told(ThreadLeftBehind) == [ThreadLeftBehind(thread="penstock-io")]
+    assert life.emitted(ThreadLeftBehind) == [ThreadLeftBehind(thread="penstock-io")]
     gate.set()
 
 
-def test_a_step_of_giving_back_that_raises_does_not_keep_the_others(life: "Life") -> None:
+def test_a_release_step_that_raises_does_not_prevent_the_others(life: "Life") -> None:
     life.handler.blocking = True
-    life.handler.give_back_fault = OSError("the ledger is away")
+    life.handler.release_fault = OSError("the ledger is down")
     life.broker.put(0)
     life.start(stop_timeout_seconds=8.0)
     execution = life.running()
@@ -504,8 +504,8 @@ def test_a_step_of_giving_back_that_raises_does_not_keep_the_others(life: "Life"
     assert life.end() == "interrupted"
     assert execution.interrupted.is_set()
     assert life.broker.released() == {"m0": UNCOUNTED}
-    (failed,) = life.told(ReleaseFailed)
-    assert failed == ReleaseFailed(handler="toy", step="free what the batch holds", error="OSError: the ledger is away")
+    (failed,) = life.emitted(ReleaseFailed)
+    assert failed == ReleaseFailed(handler="toy", step="free what the batch holds", error="OSError: the ledger is down")
 
 
 def test_a_stuck_thread_is_left_behind_and_named(life: "Life") -> None:
@@ -517,11 +517,11 @@ def test_a_stuck_thread_is_left_behind_and_named(life: "Life") -> None:
     life.stop.request()
     assert life.end() == "forced"
     assert life.broker.released() == {"m0": UNCOUNTED}
-    assert life.told(ThreadLeftBehind) == [ThreadLeftBehind(thread="penstock-run-toy-1")]
+    assert life.emitted(ThreadLeftBehind) == [ThreadLeftBehind(thread="penstock-run-toy-1")]
     execution.go_on.set()
 
 
-def test_one_batch_whose_giving_back_hangs_does_not_hold_the_others(life: "Life") -> None:
+def test_a_batch_whose_release_hangs_does_not_delay_the_others(life: "Life") -> None:
     life.handler.blocking = True
     life.broker.put(0, 1)
     life.start(batch_messages_max=1, in_flight_max=2, stop_timeout_seconds=8.0, release_seconds=0.5)
@@ -531,7 +531,7 @@ def test_one_batch_whose_giving_back_hangs_does_not_hold_the_others(life: "Life"
     life.stop.request()
     assert life.end() == "interrupted"
     assert life.broker.released() == {"m0": UNCOUNTED, "m1": UNCOUNTED}, "the claim alone waits for its lease to end"
-    assert [event.error for event in life.told(ReleaseFailed)] == [
+    assert [event.error for event in life.emitted(ReleaseFailed)] == [
         "TimeoutError: the time for it was over; the claim ends with its lease"
     ]
     hung.set()
@@ -547,7 +547,7 @@ def test_settlements_that_cannot_be_applied_in_time_are_named(life: "Life", even
     assert life.events[-1] == WorkerStopped(outcome="interrupted", released=("m0",), unsettled=("m0",))
 
 
-def test_a_worker_asked_before_it_started_stops(life: "Life") -> None:
+def test_a_worker_with_a_stop_request_before_its_start_stops(life: "Life") -> None:
     life.stop.request()
     life.broker.put(0)
     assert life.start().end() == "drained"

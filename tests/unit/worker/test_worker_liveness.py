@@ -1,4 +1,4 @@
-"""What a worker shows of itself to those who look: that its threads move, and how its lines stand."""
+"""The liveness report of a worker: its threads move, and the state of its consumers."""
 
 import threading
 from collections.abc import Callable
@@ -23,32 +23,32 @@ TURN_SECONDS_MAX = 300.0
 
 @pytest.fixture
 def liveness(life: "Life", clock: "FakeClock") -> Liveness:
-    """Of the worker of this life, on a clock that the test moves."""
+    """Return the liveness of this life's worker, on a clock that the test moves."""
     life.clock = clock
     life.liveness = Liveness(clock)
     return life.liveness
 
 
 def trouble_of(sign: LifeSign) -> str | None:
-    """Now: it changes without anybody's assigning it."""
+    """Return the current trouble. A function, because mypy would narrow the attribute."""
     return sign.trouble
 
 
 def phase_of(liveness: Liveness) -> Phase:
-    """The same."""
+    """Return the current phase. A function, because mypy would narrow the attribute."""
     return liveness.phase
 
 
 # A sign
 
 
-def test_a_thread_that_has_not_begun_is_in_no_trouble(clock: "FakeClock") -> None:
+def test_a_thread_that_has_not_begun_has_no_trouble(clock: "FakeClock") -> None:
     sign = LifeSign("io", clock)
     clock.time += 10_000
     assert trouble_of(sign) is None
 
 
-def test_a_sign_says_how_long_it_counts(clock: "FakeClock") -> None:
+def test_a_life_sign_is_valid_for_its_duration(clock: "FakeClock") -> None:
     sign = LifeSign("io", clock)
     sign.give(10.0, "resting")
     clock.time += 10.0
@@ -59,7 +59,7 @@ def test_a_sign_says_how_long_it_counts(clock: "FakeClock") -> None:
     assert trouble_of(sign) is None
 
 
-def test_a_thread_that_ended_has_a_moment_to_be_noticed(clock: "FakeClock") -> None:
+def test_a_thread_that_ended_is_in_trouble_only_after_a_grace_period(clock: "FakeClock") -> None:
     sign = LifeSign("io", clock)
     sign.end()
     assert trouble_of(sign) is None
@@ -68,7 +68,7 @@ def test_a_thread_that_ended_has_a_moment_to_be_noticed(clock: "FakeClock") -> N
 
 
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.STOPPING])
-def test_while_a_worker_starts_or_stops_its_threads_are_not_judged(clock: "FakeClock", phase: Phase) -> None:
+def test_threads_are_not_judged_while_a_worker_starts_or_stops(clock: "FakeClock", phase: Phase) -> None:
     liveness = Liveness(clock)
     liveness.io.give(10.0, "resting")
     clock.time += 100
@@ -81,7 +81,7 @@ def test_while_a_worker_starts_or_stops_its_threads_are_not_judged(clock: "FakeC
 # A worker
 
 
-def test_the_phases_of_a_life(life: "Life", liveness: Liveness, eventually: Eventually) -> None:
+def test_the_phases_of_a_worker(life: "Life", liveness: Liveness, eventually: Eventually) -> None:
     assert phase_of(liveness) is Phase.STARTING
     life.start()
     eventually(lambda: phase_of(liveness) is Phase.SERVING)
@@ -92,60 +92,60 @@ def test_the_phases_of_a_life(life: "Life", liveness: Liveness, eventually: Even
     assert phase_of(liveness) is Phase.STOPPING
 
 
-def test_a_receive_that_never_returns_shows(
+def test_a_receive_that_never_returns_is_a_trouble(
     life: "Life", liveness: Liveness, clock: "FakeClock", eventually: Eventually
 ) -> None:
     life.broker.receive_gate = threading.Event()
     life.start()
     eventually(lambda: life.broker.receiving.is_set(), "it receives")
     clock.time += TURN_SECONDS_MAX
-    eventually(lambda: not liveness.troubles, "the heartbeat goes on, and the turn may take that long")
+    eventually(lambda: not liveness.troubles, "heartbeats continue, and the turn may take that long")
     clock.time += 1
-    told = (
+    trouble = (
         "the thread penstock-io has not moved for 301 s while exchanging messages with the broker, which takes 300 s at"
     )
-    eventually(lambda: list(liveness.troubles) == [f"{told} most"])
+    eventually(lambda: list(liveness.troubles) == [f"{trouble} most"])
     life.broker.receive_gate.set()
     eventually(lambda: not liveness.troubles, "it moves again")
     life.stop.request()
     assert life.end() == "drained"
 
 
-def test_a_broker_that_is_away_does_not_show(
+def test_an_unreachable_broker_is_not_a_trouble(
     life: "Life", liveness: Liveness, clock: "FakeClock", eventually: Eventually
 ) -> None:
     life.handler.blocking = True
     life.broker.put(1)
     life.start()
     life.running()
-    life.broker.away = {"q"}
-    life.broker.extend_faults = [TemporaryError("away")] * 10_000
+    life.broker.unreachable = {"q"}
+    life.broker.extend_faults = [TemporaryError("down")] * 10_000
 
-    def eventually_goes_on(condition: Callable[[], object], what: str) -> None:
-        """Let a second pass before each look: a beat waits for one between its tries, and ends only after them."""
+    def eventually_with_time(condition: Callable[[], object], reason: str) -> None:
+        """Advance one second before each check: a beat waits a second between its tries and ends only after them."""
 
-        def look() -> object:
+        def check() -> object:
             clock.time += 1.0
             return condition()
 
-        eventually(look, what)
+        eventually(check, reason)
 
-    def told_since(kind: type[Event]) -> bool:
-        return len(life.told(kind)) > before[kind]
+    def emitted_since(kind: type[Event]) -> bool:
+        return len(life.emitted(kind)) > before[kind]
 
     for _ in range(20):
-        before: dict[type[Event], int] = {kind: len(life.told(kind)) for kind in (ReceiveFailed, HeartbeatFailed)}
+        before: dict[type[Event], int] = {kind: len(life.emitted(kind)) for kind in (ReceiveFailed, HeartbeatFailed)}
         clock.time += 50.0
-        eventually_goes_on(partial(told_since, ReceiveFailed), "it polls again")
-        eventually_goes_on(partial(told_since, HeartbeatFailed), "it beats again")
-        eventually_goes_on(lambda: not liveness.troubles, "nothing hangs")
+        eventually_with_time(partial(emitted_since, ReceiveFailed), "it polls again")
+        eventually_with_time(partial(emitted_since, HeartbeatFailed), "it beats again")
+        eventually_with_time(lambda: not liveness.troubles, "nothing hangs")
     life.running().let_go()
     life.stop.request()
     life.stop.request()
     life.end()
 
 
-def test_an_upkeep_may_take_its_hour(
+def test_an_upkeep_may_take_an_hour(
     life: "Life", liveness: Liveness, clock: "FakeClock", eventually: Eventually
 ) -> None:
     publishing, done = threading.Event(), threading.Event()
@@ -168,7 +168,7 @@ def test_an_upkeep_may_take_its_hour(
     assert life.end() == "drained"
 
 
-def test_a_heartbeat_that_hangs_shows_after_a_lease(
+def test_a_heartbeat_that_hangs_is_a_trouble_after_a_lease(
     life: "Life", liveness: Liveness, clock: "FakeClock", eventually: Eventually
 ) -> None:
     life.handler.blocking = True
@@ -207,10 +207,10 @@ def test_a_call_may_take_longer_than_a_short_lease(
     assert life.end() == "drained"
 
 
-# Its lines
+# Consumers
 
 
-def test_consumers_tell_what_they_hold_and_when_they_were_asked(
+def test_consumers_report_messages_in_flight_and_their_last_poll(
     life: "Life", liveness: Liveness, clock: "FakeClock", eventually: Eventually
 ) -> None:
     assert liveness.consumers() == ()
@@ -218,15 +218,15 @@ def test_consumers_tell_what_they_hold_and_when_they_were_asked(
     slow.blocking = True
     life.serve(ExecutionPlace.POOL, queue="idle")
     life.broker.put(1, 2, 3, queue="slow")
-    life.broker.away = {"idle"}
+    life.broker.unreachable = {"idle"}
     life.start(concurrency=7)
     life.running(1, slow)
-    eventually(lambda: life.told(ReceiveFailed))
+    eventually(lambda: life.emitted(ReceiveFailed))
     consumers = {consumer.queue: consumer for consumer in liveness.consumers()}
     assert (consumers["slow"].in_flight, consumers["slow"].slots, consumers["slow"].halted) == (2, 2, False)
     assert (consumers["idle"].in_flight, consumers["idle"].slots) == (0, 7)
     assert consumers["slow"].polled_at == 1_000.0
-    assert consumers["idle"].polled_at is None, "it never answered"
+    assert consumers["idle"].polled_at is None, "no receive of it succeeded"
     for number in (0, 1):
         life.running(number, slow).let_go()
     life.running(2, slow).let_go()
@@ -236,13 +236,13 @@ def test_consumers_tell_what_they_hold_and_when_they_were_asked(
     assert life.end() == "drained"
 
 
-def test_a_halted_consumer_shows(life: "Life", liveness: Liveness, eventually: Eventually) -> None:
+def test_a_halted_consumer_is_reported(life: "Life", liveness: Liveness, eventually: Eventually) -> None:
     broken = life.serve(ExecutionPlace.POOL, queue="broken")
     broken.begin_faults = [UsageError("never")]
     life.serve(ExecutionPlace.POOL, queue="mail")
     life.broker.put(1, queue="broken")
     life.start()
-    eventually(lambda: life.told(ConsumerHalted))
+    eventually(lambda: life.emitted(ConsumerHalted))
     assert [(consumer.queue, consumer.halted) for consumer in liveness.consumers()] == [
         ("broken", True),
         ("mail", False),
@@ -251,7 +251,7 @@ def test_a_halted_consumer_shows(life: "Life", liveness: Liveness, eventually: E
     assert life.end() == "drained"
 
 
-def test_the_event_loop_shows_while_it_runs(life: "Life", liveness: Liveness, eventually: Eventually) -> None:
+def test_the_event_loop_is_reported_while_it_runs(life: "Life", liveness: Liveness, eventually: Eventually) -> None:
     assert liveness.loop() is None
     handler = life.serve(ExecutionPlace.LOOP, queue="mail")
     life.broker.put(1, queue="mail")

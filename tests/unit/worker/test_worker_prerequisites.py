@@ -21,7 +21,7 @@ MISTAKE = ConfigurationError("Spark did not start")
 
 
 class Gate:
-    """A start that ends when the test says, and as it says."""
+    """A start that ends when, and as, the test decides."""
 
     def __init__(self) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
@@ -36,7 +36,7 @@ class Gate:
 
 @pytest.fixture
 def gate(life: "Life") -> Gate:
-    """That of the queue clicks, beside which mail is served."""
+    """Return the start of the queue "clicks"; "mail" is served beside it."""
     gate = Gate()
     life.serve(ExecutionPlace.THREAD, queue="clicks")
     life.serve(ExecutionPlace.POOL, queue="mail")
@@ -49,18 +49,18 @@ def gate(life: "Life") -> Gate:
     return gate
 
 
-def test_the_others_are_served_meanwhile(life: "Life", eventually: Eventually, gate: Gate) -> None:
+def test_other_consumers_are_served_during_a_start(life: "Life", eventually: Eventually, gate: Gate) -> None:
     life.start()
     eventually(lambda: life.broker.acked() == ["m1"])
     assert gate.begun.wait(DEADLINE_SECONDS)
-    assert "clicks" not in life.broker.asked_of
+    assert "clicks" not in life.broker.polled_queues
     gate.go.set()
     eventually(lambda: life.broker.acked() == ["m1", "m0"])
     life.stop.request()
     assert life.end() == "drained"
 
 
-def test_a_stop_does_not_wait_for_it(life: "Life", eventually: Eventually, gate: Gate) -> None:
+def test_a_stop_does_not_wait_for_a_start(life: "Life", eventually: Eventually, gate: Gate) -> None:
     gate.error = MISTAKE
     life.start()
     assert gate.begun.wait(DEADLINE_SECONDS)
@@ -69,48 +69,46 @@ def test_a_stop_does_not_wait_for_it(life: "Life", eventually: Eventually, gate:
     assert life.end() == "drained"
     assert life.conclusion is not None
     assert life.conclusion.threads_left == ("penstock-start",)
-    assert life.told(WorkerStopped) == [WorkerStopped(outcome="drained", released=())]
+    assert life.emitted(WorkerStopped) == [WorkerStopped(outcome="drained", released=())]
     gate.go.set()
     eventually(lambda: not any(thread.name == "penstock-start" for thread in threading.enumerate()))
-    assert life.told(ConsumerHalted) == []
+    assert life.emitted(ConsumerHalted) == []
 
 
-def test_a_start_that_fails_halts_its_consumer_alone(life: "Life", eventually: Eventually, gate: Gate) -> None:
+def test_a_failed_start_halts_only_its_consumer(life: "Life", eventually: Eventually, gate: Gate) -> None:
     gate.error = MISTAKE
     gate.go.set()
     life.start()
-    eventually(lambda: life.told(ConsumerHalted))
+    eventually(lambda: life.emitted(ConsumerHalted))
     life.broker.put(2, queue="mail")
     eventually(lambda: set(life.broker.acked()) == {"m1", "m2"})
     life.stop.request()
     assert life.end() == "drained"
-    assert [(event.queue, event.error) for event in life.told(ConsumerHalted)] == [
+    assert [(event.queue, event.error) for event in life.emitted(ConsumerHalted)] == [
         ("clicks", "ConfigurationError: Spark did not start")
     ]
-    assert "clicks" not in life.broker.asked_of
+    assert "clicks" not in life.broker.polled_queues
 
 
-def test_a_start_that_fails_for_a_passing_cause_is_tried_again(
-    life: "Life", eventually: Eventually, gate: Gate
-) -> None:
-    gate.error = TemporaryError("the store is away")
+def test_a_start_that_fails_temporarily_is_retried(life: "Life", eventually: Eventually, gate: Gate) -> None:
+    gate.error = TemporaryError("the store is down")
     gate.go.set()
     life.start()
-    eventually(lambda: life.told(JobFailed))
+    eventually(lambda: life.emitted(JobFailed))
     life.broker.put(2, queue="mail")
     eventually(lambda: set(life.broker.acked()) == {"m1", "m2"})
     gate.error = None
     eventually(lambda: set(life.broker.acked()) == {"m0", "m1", "m2"})
     life.stop.request()
     assert life.end() == "drained"
-    assert life.told(ConsumerHalted) == []
+    assert life.emitted(ConsumerHalted) == []
 
 
-def test_a_stop_ends_the_tries_to_start(life: "Life", eventually: Eventually, gate: Gate) -> None:
-    gate.error = TemporaryError("the store is away")
+def test_a_stop_ends_the_retries_of_a_start(life: "Life", eventually: Eventually, gate: Gate) -> None:
+    gate.error = TemporaryError("the store is down")
     gate.go.set()
     life.start()
-    eventually(lambda: life.told(JobFailed))
+    eventually(lambda: life.emitted(JobFailed))
     life.stop.request()
     assert life.end() == "drained"
     assert life.conclusion is not None
@@ -118,9 +116,7 @@ def test_a_stop_ends_the_tries_to_start(life: "Life", eventually: Eventually, ga
 
 
 @pytest.mark.parametrize("error", [MISTAKE, ValueError("a defect")])
-def test_a_start_that_fails_ends_a_worker_that_serves_nothing_else(
-    life: "Life", gate: Gate, error: BaseException
-) -> None:
+def test_a_failed_start_ends_a_worker_that_serves_nothing_else(life: "Life", gate: Gate, error: BaseException) -> None:
     life.consumers = [consumer for consumer in life.consumers if consumer.queue == "clicks"]
     gate.error = error
     gate.go.set()

@@ -1,4 +1,4 @@
-"""The arithmetic of stopping, and settings that refuse what cannot work."""
+"""The stop budget, and settings that refuse invalid numbers."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from penstock.errors import ConfigurationError
 from penstock.worker.settings import WorkerSettings, budget
 
 
-def test_by_default_the_drain_gets_what_the_rest_leaves() -> None:
+def test_by_default_the_drain_gets_the_remaining_time() -> None:
     parts = budget(stop_timeout_seconds=30)
     assert (parts.intake_seconds, parts.drain_seconds, parts.release_seconds) == (1, 22, 3)
     assert (parts.flush_seconds, parts.margin_seconds) == (2, 2)
@@ -17,7 +17,7 @@ def test_a_stop_timeout_too_short_for_the_rest_is_refused() -> None:
         budget(stop_timeout_seconds=7)
 
 
-def test_a_drain_that_does_not_fit_is_refused_and_told_what_would() -> None:
+def test_a_drain_that_does_not_fit_is_refused_with_the_longest_possible() -> None:
     with pytest.raises(ConfigurationError, match="drain at most 22 s"):
         budget(stop_timeout_seconds=30, drain_seconds=23)
 
@@ -51,6 +51,6 @@ def test_the_heartbeat_is_a_third_of_the_lease() -> None:
         {"start_jitter_seconds": -0.1},
     ],
 )
-def test_numbers_that_cannot_work_are_refused(wrong: dict[str, float]) -> None:
+def test_invalid_numbers_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError):
         WorkerSettings(**wrong)  # type: ignore[arg-type] # the settings check themselves

@@ -1,4 +1,4 @@
-"""How settlements are applied, and what becomes of those that cannot be."""
+"""How settlements are applied, and the outcome of those that cannot be."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,12 +35,12 @@ class Settling:
             lease_book=self.lease_book,
             settings=WorkerSettings(lease_seconds=LEASE_SECONDS, settle_max=500),
             clock=clock,
-            bus=Bus(self._tell),
+            bus=Bus(self._record),
             probe=self.steps.append,
             random=lambda: 0.5,
         )
 
-    def _tell(self, event: Event) -> None:
+    def _record(self, event: Event) -> None:
         if isinstance(event, SettlementsApplied):
             self.taken.append(event)
         else:
@@ -55,7 +55,7 @@ class Settling:
         return deliveries
 
     def apply_until(self, seconds: float) -> None:
-        """Apply whenever something is due, for so long."""
+        """Apply whenever settlements are due, for this many seconds."""
         ends_at = self.clock.time + seconds
         while (due_at := self.settler.next_due_at()) is not None and due_at <= ends_at:
             self.clock.time = max(self.clock.time, due_at)
@@ -67,7 +67,7 @@ def settling(broker: "FakeBroker", skipping_clock: "SkippingClock") -> Settling:
     return Settling(broker, skipping_clock)
 
 
-def test_five_thousand_are_settled_in_groups(settling: Settling) -> None:
+def test_five_thousand_settlements_are_applied_in_groups(settling: Settling) -> None:
     deliveries = settling.receive(5_000)
     settling.settler.submit((delivery, Ack()) for delivery in deliveries)
     settling.settler.apply_due()
@@ -78,7 +78,7 @@ def test_five_thousand_are_settled_in_groups(settling: Settling) -> None:
     assert settling.taken == [SettlementsApplied(queue="q", settlements=(Ack(),) * 500)] * 10
 
 
-def test_the_probe_hears_before_and_after_and_the_event_comes_last(settling: Settling) -> None:
+def test_the_probe_is_called_before_and_after_and_the_event_comes_last(settling: Settling) -> None:
     (only,) = settling.receive(1)
     settling.settler.submit([(only, Ack())])
     settling.settler.apply_due()
@@ -86,7 +86,7 @@ def test_the_probe_hears_before_and_after_and_the_event_comes_last(settling: Set
     assert settling.events == [DeliverySettled(queue="q", message_id="m0", attempt=1, settlement=Ack())]
 
 
-def test_only_what_failed_is_tried_again(settling: Settling) -> None:
+def test_only_failed_settlements_are_retried(settling: Settling) -> None:
     settling.broker.refuse = {"m1"}
     settling.settler.submit((delivery, Ack()) for delivery in settling.receive(3))
     settling.settler.apply_due()
@@ -95,24 +95,24 @@ def test_only_what_failed_is_tried_again(settling: Settling) -> None:
     settling.apply_until(5)
     assert settling.broker.journal == ["settle 3", "settle 1"]
     assert settling.broker.acked() == ["m0", "m2", "m1"]
-    assert [len(taken.settlements) for taken in settling.taken] == [2, 1], "what was refused is not counted"
+    assert [len(taken.settlements) for taken in settling.taken] == [2, 1], "refused settlements are not counted"
 
 
-def test_a_lost_lease_is_told_and_not_tried_again(settling: Settling) -> None:
+def test_a_lost_lease_is_reported_and_not_retried(settling: Settling) -> None:
     (only,) = settling.receive(1)
     settling.broker.steal("m0")
     settling.settler.submit([(only, Ack())])
     settling.settler.apply_due()
     assert settling.events == [
-        SettlementFailed(queue="q", message_id="m0", attempt=1, operation="ack", reason="the lease is gone", lost=True)
+        SettlementFailed(queue="q", message_id="m0", attempt=1, operation="ack", reason="the lease expired", lost=True)
     ]
     assert settling.settler.next_due_at() is None
 
 
-def test_with_the_broker_away_it_tries_until_the_lease_must_have_ended(settling: Settling) -> None:
+def test_settling_at_an_unreachable_broker_is_retried_until_the_lease_must_have_ended(settling: Settling) -> None:
     (only,) = settling.receive(1)
     began_at = settling.clock.time
-    settling.broker.settle_faults = [TemporaryError("away")] * 1_000
+    settling.broker.settle_faults = [TemporaryError("down")] * 1_000
     settling.settler.submit([(only, Ack())])
     settling.apply_until(600)
     assert LEASE_SECONDS <= settling.clock.time - began_at < LEASE_SECONDS + 10
@@ -123,15 +123,15 @@ def test_with_the_broker_away_it_tries_until_the_lease_must_have_ended(settling:
     assert settling.taken == []
 
 
-def test_a_broker_that_comes_back_gets_the_settlement(settling: Settling) -> None:
+def test_a_broker_that_recovers_gets_the_settlement(settling: Settling) -> None:
     (only,) = settling.receive(1)
-    settling.broker.settle_faults = [TemporaryError("away")] * 3
+    settling.broker.settle_faults = [TemporaryError("down")] * 3
     settling.settler.submit([(only, Release(delay_seconds=7))])
     settling.apply_until(600)
     assert settling.broker.released() == {"m0": Release(delay_seconds=7)}
 
 
-def test_a_settled_delivery_is_out_of_the_book_first(settling: Settling) -> None:
+def test_a_delivery_leaves_the_lease_book_before_it_is_settled(settling: Settling) -> None:
     (only,) = settling.receive(1)
     held: list[bool] = []
     settle = settling.broker.settle
@@ -146,14 +146,14 @@ def test_a_settled_delivery_is_out_of_the_book_first(settling: Settling) -> None
     assert held == [False]
 
 
-def test_what_the_broker_never_can_do_is_raised(settling: Settling) -> None:
+def test_a_permanent_error_of_the_broker_is_raised(settling: Settling) -> None:
     settling.broker.settle_faults = [ConfigurationError("no such queue")]
     settling.settler.submit((delivery, Ack()) for delivery in settling.receive(1))
     with pytest.raises(ConfigurationError):
         settling.settler.apply_due()
 
 
-def test_settling_by_a_deadline_tries_until_then_and_answers_what_is_left(settling: Settling) -> None:
+def test_settling_by_a_deadline_retries_until_then_and_returns_the_rest(settling: Settling) -> None:
     deliveries = settling.receive(2)
     settling.lease_book.unregister(deliveries, wait_seconds=0)
     settling.broker.refuse = {"m1"}
@@ -165,10 +165,10 @@ def test_settling_by_a_deadline_tries_until_then_and_answers_what_is_left(settli
     assert len(settling.broker.journal) > 3
 
 
-def test_settling_by_a_deadline_survives_a_broker_that_is_away_for_a_while(settling: Settling) -> None:
+def test_settling_by_a_deadline_survives_a_short_outage_of_the_broker(settling: Settling) -> None:
     deliveries = settling.receive(1)
     settling.lease_book.unregister(deliveries, wait_seconds=0)
-    settling.broker.settle_faults = [TemporaryError("away")] * 2
+    settling.broker.settle_faults = [TemporaryError("down")] * 2
     left = settling.settler.settle_by(
         [(delivery, Release()) for delivery in deliveries], deadline=settling.clock.time + 3
     )
@@ -176,17 +176,15 @@ def test_settling_by_a_deadline_survives_a_broker_that_is_away_for_a_while(settl
     assert settling.broker.released() == {"m0": Release()}
 
 
-@pytest.mark.parametrize(("asked", "given"), [(1e6, 900.0), (-1.0, 0.0), (5.0, 5.0)])
-def test_a_delay_that_the_broker_cannot_do_is_cut_to_what_it_can(
-    settling: Settling, asked: float, given: float
-) -> None:
+@pytest.mark.parametrize(("requested", "applied"), [(1e6, 900.0), (-1.0, 0.0), (5.0, 5.0)])
+def test_a_delay_is_limited_to_the_range_of_the_broker(settling: Settling, requested: float, applied: float) -> None:
     (only,) = settling.receive(1)
-    settling.settler.submit([(only, Release(delay_seconds=asked, uncounted=True))])
+    settling.settler.submit([(only, Release(delay_seconds=requested, uncounted=True))])
     settling.settler.apply_due()
-    assert settling.broker.released() == {"m0": Release(delay_seconds=given, uncounted=True)}
+    assert settling.broker.released() == {"m0": Release(delay_seconds=applied, uncounted=True)}
 
 
-# --- where a call has its price
+# --- at a broker whose calls are billed
 
 
 @pytest.fixture
@@ -195,7 +193,7 @@ def thrifty(broker: "FakeBroker", skipping_clock: "SkippingClock") -> Settling:
     return Settling(broker, skipping_clock)
 
 
-def test_a_few_wait_a_moment_for_others(thrifty: Settling) -> None:
+def test_a_few_settlements_wait_briefly_for_more(thrifty: Settling) -> None:
     began_at = thrifty.clock.time
     deliveries = thrifty.receive(5)
     thrifty.settler.submit((delivery, Ack()) for delivery in deliveries[:3])
@@ -209,7 +207,7 @@ def test_a_few_wait_a_moment_for_others(thrifty: Settling) -> None:
     assert len(thrifty.settler.take_due().settlements) == 5
 
 
-def test_enough_for_a_call_wait_for_nobody(thrifty: Settling) -> None:
+def test_enough_settlements_for_a_call_do_not_wait(thrifty: Settling) -> None:
     deliveries = thrifty.receive(12)
     thrifty.settler.submit((delivery, Ack()) for delivery in deliveries[:9])
     assert not thrifty.settler.take_due().settlements
@@ -218,7 +216,7 @@ def test_enough_for_a_call_wait_for_nobody(thrifty: Settling) -> None:
     assert len(thrifty.settler.take_due().settlements) == 12
 
 
-def test_what_comes_after_a_group_lingers_anew(thrifty: Settling) -> None:
+def test_a_settlement_after_a_group_lingers_again(thrifty: Settling) -> None:
     deliveries = thrifty.receive(11)
     thrifty.settler.submit((delivery, Ack()) for delivery in deliveries[:10])
     assert len(thrifty.settler.take_due().settlements) == 10
@@ -227,7 +225,7 @@ def test_what_comes_after_a_group_lingers_anew(thrifty: Settling) -> None:
     assert not thrifty.settler.take_due().settlements
 
 
-def test_what_one_call_left_over_lingers_too(thrifty: Settling) -> None:
+def test_the_remainder_of_a_call_lingers_too(thrifty: Settling) -> None:
     deliveries = thrifty.receive(503)
     thrifty.settler.submit((delivery, Ack()) for delivery in deliveries)
     thrifty.clock.time += 0.2
@@ -236,7 +234,7 @@ def test_what_one_call_left_over_lingers_too(thrifty: Settling) -> None:
     assert thrifty.settler.next_due_at() == thrifty.clock.time + 0.1
 
 
-def test_what_is_tried_again_waits_for_no_others_and_they_not_for_it(thrifty: Settling) -> None:
+def test_a_retried_settlement_and_new_ones_do_not_wait_for_each_other(thrifty: Settling) -> None:
     thrifty.broker.refuse = {"m0"}
     first, second = thrifty.receive(2)
     thrifty.settler.submit([(first, Ack())])
@@ -247,7 +245,7 @@ def test_what_is_tried_again_waits_for_no_others_and_they_not_for_it(thrifty: Se
     assert thrifty.settler.next_due_at() == thrifty.clock.time + 0.1
 
 
-def test_nothing_lingers_where_everything_is_to_be_applied_now(thrifty: Settling) -> None:
+def test_applying_everything_due_does_not_linger(thrifty: Settling) -> None:
     thrifty.settler.submit((delivery, Ack()) for delivery in thrifty.receive(3))
     thrifty.settler.apply_due()
     assert thrifty.broker.journal == ["settle 3"]
@@ -259,12 +257,12 @@ def test_nothing_lingers_where_everything_is_to_be_applied_now(thrifty: Settling
 
 @pytest.fixture
 def unfenced(broker: "FakeBroker", skipping_clock: "SkippingClock") -> Settling:
-    """At a broker that cannot tell an extension that comes late."""
+    """Return a settler at a broker that cannot detect a late extension."""
     broker.capabilities = replace(broker.capabilities, fenced=False)
     return Settling(broker, skipping_clock)
 
 
-def test_an_ack_does_not_wait_for_an_extension_under_way(unfenced: Settling) -> None:
+def test_an_ack_does_not_wait_for_an_extension_in_progress(unfenced: Settling) -> None:
     (only,) = unfenced.receive(1)
     with unfenced.lease_book.calling("q", [only]):
         unfenced.settler.submit([(only, Ack())])
@@ -273,7 +271,7 @@ def test_an_ack_does_not_wait_for_an_extension_under_way(unfenced: Settling) -> 
     assert unfenced.clock.waits == []
 
 
-def test_at_a_broker_with_a_fence_a_release_does_not_either(settling: Settling) -> None:
+def test_at_a_fenced_broker_a_release_does_not_wait_for_an_extension(settling: Settling) -> None:
     (only,) = settling.receive(1)
     with settling.lease_book.calling("q", [only]):
         settling.settler.submit([(only, Release())])
@@ -282,7 +280,7 @@ def test_at_a_broker_with_a_fence_a_release_does_not_either(settling: Settling) 
     assert settling.clock.waits == []
 
 
-def test_without_a_fence_a_release_is_applied_when_the_extension_is_over_and_others_do_not_wait(
+def test_at_an_unfenced_broker_only_the_release_of_a_delivery_waits_for_its_extension(
     unfenced: Settling,
 ) -> None:
     extended, other = unfenced.receive(2)
@@ -301,7 +299,7 @@ def test_without_a_fence_a_release_is_applied_when_the_extension_is_over_and_oth
     assert unfenced.clock.waits == []
 
 
-def test_a_release_waits_for_an_extension_no_longer_than_a_beat(unfenced: Settling) -> None:
+def test_a_release_waits_for_an_extension_at_most_one_beat(unfenced: Settling) -> None:
     (only,) = unfenced.receive(1)
     began_at = unfenced.clock.time
     with unfenced.lease_book.calling("q", [only]):

@@ -1,4 +1,4 @@
-"""What threads and tasks are doing, in words."""
+"""The stacks of threads and tasks, as text."""
 
 import asyncio
 import threading
@@ -21,21 +21,21 @@ async def _outermost(gate: asyncio.Event) -> None:
     await _innermost(gate)
 
 
-def test_a_task_is_shown_from_its_function_down_to_where_it_waits() -> None:
-    async def look() -> str:
+def test_a_task_is_shown_from_its_function_to_the_line_where_it_waits() -> None:
+    async def dump() -> str:
         gate = asyncio.Event()
         task = asyncio.create_task(_outermost(gate), name="the task")
         await asyncio.sleep(0)
-        told = await asyncio.to_thread(stacks, asyncio.get_running_loop())
+        text = await asyncio.to_thread(stacks, asyncio.get_running_loop())
         gate.set()
         await task
-        return told
+        return text
 
-    told = asyncio.run(look())
-    shown = told[told.index("Task the task:") :]
+    text = asyncio.run(dump())
+    shown = text[text.index("Task the task:") :]
     assert shown.index("in _outermost") < shown.index("in _innermost") < shown.index("in wait")
     assert "await gate.wait()" in shown
-    assert "opensesame" not in told, "local variables hold secrets"
+    assert "opensesame" not in text, "local variables may be secrets"
 
 
 def test_threads_are_shown_by_name() -> None:
@@ -48,20 +48,20 @@ def test_threads_are_shown_by_name() -> None:
     thread = threading.Thread(target=wait_here, name="the thread", daemon=True)
     thread.start()
     assert waiting.wait(DEADLINE_SECONDS)
-    told = stacks(None)
+    text = stacks(None)
     gate.set()
-    assert "Thread the thread:" in told
-    assert "in wait_here" in told
-    assert "Task" not in told
+    assert "Thread the thread:" in text
+    assert "in wait_here" in text
+    assert "Task" not in text
 
 
-def test_tasks_that_cannot_be_listed_keep_nothing_else_from_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_shown_even_if_tasks_cannot_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     def too_fast(loop: object) -> set[Callable[..., None]]:
         raise RuntimeError("Set changed size during iteration")
 
     monkeypatch.setattr(asyncio, "all_tasks", too_fast)
     loop = asyncio.new_event_loop()
-    told = stacks(loop)
+    text = stacks(loop)
     loop.close()
-    assert "Thread MainThread:" in told
-    assert "too fast" in told
+    assert "Thread MainThread:" in text
+    assert "too fast" in text

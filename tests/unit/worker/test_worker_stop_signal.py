@@ -1,4 +1,4 @@
-"""Asking workers to stop."""
+"""Stop requests to workers."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def test_watchers_are_woken_at_every_request() -> None:
     assert not event.is_set()
 
 
-def test_a_watcher_that_comes_late_is_woken_at_once() -> None:
+def test_a_watcher_that_joins_late_is_woken_at_once() -> None:
     stop, event = StopSignal(), threading.Event()
     stop.request()
     with stop.watched_by(event):
@@ -51,7 +51,7 @@ def test_a_request_that_interrupts_another_neither_deadlocks_nor_is_missed() -> 
         def set(self) -> None:
             self.sets += 1
             if self.sets == 1:
-                with self._cond:  # type: ignore[attr-defined] # the very lock that the real set holds
+                with self._cond:  # type: ignore[attr-defined] # the same lock that the real set holds
                     stop.request()
             super().set()
 
@@ -78,7 +78,7 @@ def test_signals_are_handled_while_installed(number: signal.Signals) -> None:
     assert signal.getsignal(number) is before
 
 
-def test_a_pause_and_a_wish_for_stacks_wake_the_watchers_and_stop_nobody() -> None:
+def test_requests_for_a_pause_and_for_stacks_wake_the_watchers_and_stop_no_worker() -> None:
     stop, event = StopSignal(), threading.Event()
     with stop.watched_by(event):
         stop.pause()
@@ -89,7 +89,7 @@ def test_a_pause_and_a_wish_for_stacks_wake_the_watchers_and_stop_nobody() -> No
     assert (stop.paused, stop.stacks_requested, stop.requested) == (True, 1, False)
 
 
-def test_each_signal_asks_for_its_own() -> None:
+def test_each_signal_makes_its_own_request() -> None:
     before = {number: signal.getsignal(number) for number in (*PAUSING, *DUMPING, *STOPPING)}
     stop = StopSignal()
     stop.install()

@@ -1,4 +1,4 @@
-"""A handler's timeout: settled by what the execution says, interrupted, its lease let go, its slot held to the end."""
+"""Handler timeouts: the execution settles, then it is interrupted; its lease is dropped, its slot held to the end."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ SHORT = {"blocking": True, "timeout_seconds": 0.02}
 
 
 @pytest.mark.parametrize("place", list(ExecutionPlace))
-def test_past_its_timeout_work_is_settled_first_and_interrupted_then(
+def test_work_past_its_timeout_is_settled_and_then_interrupted(
     life: "Life", eventually: Eventually, place: ExecutionPlace
 ) -> None:
     mail = life.serve(place, queue="mail", handler=SHORT)
@@ -32,12 +32,14 @@ def test_past_its_timeout_work_is_settled_first_and_interrupted_then(
     assert life.end() == "drained"
     assert life.journal.index("time out") < life.journal.index("interrupt")
     assert life.broker.acked() == []
-    told = str(life.told(ExecutionFailed))
-    # What shares the slots is told of by its handler, message by message.
-    assert ("timeout of 0.02 s" in told) == (place is ExecutionPlace.THREAD)
+    failures = str(life.emitted(ExecutionFailed))
+    # An execution that shares the slots reports its failures itself, message by message.
+    assert ("timeout of 0.02 s" in failures) == (place is ExecutionPlace.THREAD)
 
 
-def test_a_thread_that_ignores_it_keeps_its_slot_and_loses_its_lease(life: "Life", eventually: Eventually) -> None:
+def test_a_thread_that_ignores_its_interruption_keeps_its_slot_and_loses_its_lease(
+    life: "Life", eventually: Eventually
+) -> None:
     mail = life.serve(ExecutionPlace.POOL, queue="mail", handler={**SHORT, "obedient": False})
     images = life.serve(ExecutionPlace.THREAD, queue="images", handler={"blocking": True})
     life.broker.put(0, 1, queue="mail")
@@ -47,8 +49,8 @@ def test_a_thread_that_ignores_it_keeps_its_slot_and_loses_its_lease(life: "Life
     eventually(lambda: life.broker.released().keys() == {"m0"})
     before = len(life.broker.extensions)
     eventually(lambda: len(life.broker.extensions) > before + 5, "other leases are kept")
-    assert {ids for beat in life.broker.extensions[before:] for ids in beat} == {"m2"}, "but none of a hung run"
-    assert len(mail.executions) == 1, "the bound is hard: its slot is taken"
+    assert {ids for beat in life.broker.extensions[before:] for ids in beat} == {"m2"}, "but not that of a hung run"
+    assert len(mail.executions) == 1, "the limit is strict: its slot is occupied"
     mail.blocking = False
     execution.let_go()
     eventually(lambda: life.broker.acked() == ["m1"], "its slot is free")
@@ -57,7 +59,7 @@ def test_a_thread_that_ignores_it_keeps_its_slot_and_loses_its_lease(life: "Life
     assert life.end() == "drained"
 
 
-def test_other_work_goes_on_while_one_is_past_its_timeout(life: "Life", eventually: Eventually) -> None:
+def test_other_work_continues_while_an_execution_is_past_its_timeout(life: "Life", eventually: Eventually) -> None:
     mail = life.serve(ExecutionPlace.POOL, queue="mail", handler={**SHORT, "obedient": False})
     life.serve(ExecutionPlace.LOOP, queue="images", handler={"timeout_seconds": 100.0})
     life.broker.put(0, queue="mail")
@@ -71,7 +73,7 @@ def test_other_work_goes_on_while_one_is_past_its_timeout(life: "Life", eventual
     assert life.end() == "drained"
 
 
-def test_a_stop_does_not_wait_out_the_drain_for_a_hung_thread_and_names_it(life: "Life") -> None:
+def test_a_stop_reports_a_hung_thread_without_waiting_for_the_whole_drain(life: "Life") -> None:
     mail = life.serve(ExecutionPlace.POOL, queue="mail", handler={**SHORT, "obedient": False})
     life.broker.put(0, queue="mail")
     life.start(stop_timeout_seconds=3_600.0, flush_seconds=0.6)
@@ -81,13 +83,15 @@ def test_a_stop_does_not_wait_out_the_drain_for_a_hung_thread_and_names_it(life:
     assert life.end() == "drained"
     assert life.conclusion is not None
     assert life.conclusion.threads_left == ("penstock-pool-1",)
-    assert life.told(ThreadLeftBehind) == [ThreadLeftBehind(thread="penstock-pool-1")]
+    assert life.emitted(ThreadLeftBehind) == [ThreadLeftBehind(thread="penstock-pool-1")]
     execution.go_on.set()
 
 
-def test_timing_out_that_raises_puts_the_message_off(life: "Life", eventually: Eventually) -> None:
+def test_a_timeout_that_cannot_be_recorded_releases_the_message_with_a_delay(
+    life: "Life", eventually: Eventually
+) -> None:
     mail = life.serve(
-        ExecutionPlace.POOL, queue="mail", handler={**SHORT, "time_out_fault": OSError("the ledger is away")}
+        ExecutionPlace.POOL, queue="mail", handler={**SHORT, "time_out_fault": OSError("the ledger is down")}
     )
     life.broker.put(0, queue="mail")
     life.start(backoff_base_seconds=4.0, backoff_cap_seconds=60.0)
@@ -95,10 +99,10 @@ def test_timing_out_that_raises_puts_the_message_off(life: "Life", eventually: E
     eventually(lambda: life.broker.released() == {"m0": Release(delay_seconds=2.0)})
     life.stop.request()
     assert life.end() == "drained"
-    assert "give back" in life.journal
+    assert "release" in life.journal
 
 
-def test_work_within_its_timeout_is_left_alone(life: "Life") -> None:
+def test_work_within_its_timeout_is_not_interrupted(life: "Life") -> None:
     life.serve(ExecutionPlace.POOL, queue="mail", handler={"timeout_seconds": 100.0})
     life.broker.put(*range(20), queue="mail")
     life.until = lambda: len(life.broker.acked()) == 20
@@ -106,7 +110,7 @@ def test_work_within_its_timeout_is_left_alone(life: "Life") -> None:
     assert "time out" not in life.journal
 
 
-def test_a_timeout_counts_while_it_drains(life: "Life") -> None:
+def test_a_timeout_counts_during_a_drain(life: "Life") -> None:
     mail = life.serve(ExecutionPlace.LOOP, queue="mail", handler={"blocking": True, "timeout_seconds": 0.2})
     life.broker.put(0, queue="mail")
     life.start(stop_timeout_seconds=3_600.0)

@@ -1,4 +1,4 @@
-"""Background jobs of handlers: each in a thread of its own, so that one that hangs delays nothing else."""
+"""Background jobs of handlers: each in its own thread, so that one that hangs delays nothing else."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -46,7 +46,7 @@ def test_an_upkeep_that_hangs_delays_neither_receiving_nor_settling_nor_a_stop(
     execution = life.running(0, mail)
     assert hang.begun.wait(DEADLINE_SECONDS)
     execution.let_go()
-    eventually(lambda: life.broker.acked() == ["m0"], "what was finished is acked")
+    eventually(lambda: life.broker.acked() == ["m0"], "finished work is acked")
     mail.blocking = False
     life.broker.put(1, queue="mail")
     life.broker.put(2, queue="clicks")
@@ -58,7 +58,7 @@ def test_an_upkeep_that_hangs_delays_neither_receiving_nor_settling_nor_a_stop(
     assert not life.broker.leased
 
 
-def test_work_that_ends_while_a_worker_stops_is_acked_beside_an_upkeep_that_hangs(life: "Life", hang: Hang) -> None:
+def test_work_that_ends_during_a_stop_is_acked_even_if_an_upkeep_hangs(life: "Life", hang: Hang) -> None:
     life.serve(ExecutionPlace.THREAD, queue="clicks").upkeep = hang  # type: ignore[method-assign] # a double
     mail = life.serve(ExecutionPlace.POOL, queue="mail", handler={"blocking": True})
     life.broker.put(0, queue="mail")
@@ -69,10 +69,10 @@ def test_work_that_ends_while_a_worker_stops_is_acked_beside_an_upkeep_that_hang
     execution.let_go()
     assert life.end() == "drained"
     assert life.broker.acked() == ["m0"]
-    assert life.told(WorkerStopped) == [WorkerStopped(outcome="drained", released=())]
+    assert life.emitted(WorkerStopped) == [WorkerStopped(outcome="drained", released=())]
 
 
-def test_a_job_that_hangs_keeps_no_other_of_its_handler(life: "Life", eventually: Eventually, hang: Hang) -> None:
+def test_a_job_that_hangs_delays_no_other_job_of_its_handler(life: "Life", eventually: Eventually, hang: Hang) -> None:
     runs: list[str] = []
 
     class Jobs:
@@ -88,7 +88,7 @@ def test_a_job_that_hangs_keeps_no_other_of_its_handler(life: "Life", eventually
     assert life.end() == "drained"
 
 
-def test_a_job_is_never_begun_twice_at_once(life: "Life", eventually: Eventually, hang: Hang) -> None:
+def test_a_job_never_runs_twice_at_once(life: "Life", eventually: Eventually, hang: Hang) -> None:
     calls: list[int] = []
 
     def upkeep() -> None:
@@ -97,13 +97,13 @@ def test_a_job_is_never_begun_twice_at_once(life: "Life", eventually: Eventually
 
     life.handler.upkeep = upkeep  # type: ignore[method-assign] # a double
     life.start(upkeep_seconds=0.001, flush_seconds=0.6)
-    eventually(lambda: len(life.broker.asked) > 50)
+    eventually(lambda: len(life.broker.receive_sizes) > 50)
     assert len(calls) == 1
     life.stop.request()
     assert life.end() == "drained"
 
 
-def test_what_an_upkeep_comes_to_after_the_end_is_not_told(life: "Life", eventually: Eventually, hang: Hang) -> None:
+def test_a_failure_of_an_upkeep_after_the_end_is_not_reported(life: "Life", eventually: Eventually, hang: Hang) -> None:
     ended = threading.Event()
 
     def upkeep() -> None:
@@ -121,7 +121,7 @@ def test_what_an_upkeep_comes_to_after_the_end_is_not_told(life: "Life", eventua
     hang.over.set()
     assert ended.wait(DEADLINE_SECONDS)
     eventually(lambda: not any(thread.name.startswith("penstock-upkeep") for thread in threading.enumerate()))
-    assert life.told(JobFailed) == []
+    assert life.emitted(JobFailed) == []
 
 
 def test_a_last_upkeep_that_hangs_ends_with_a_stop(life: "Life", eventually: Eventually, hang: Hang) -> None:
@@ -141,7 +141,7 @@ def test_a_last_upkeep_that_hangs_ends_with_a_stop(life: "Life", eventually: Eve
     assert life.end() == "drained"
 
 
-def test_a_timeout_that_cannot_be_recorded_holds_no_other_queue(
+def test_a_timeout_whose_recording_hangs_delays_no_other_queue(
     life: "Life", eventually: Eventually, hang: Hang
 ) -> None:
     mail = life.serve(ExecutionPlace.POOL, queue="mail", handler={"blocking": True, "timeout_seconds": 0.3})

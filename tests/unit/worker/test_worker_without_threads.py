@@ -1,4 +1,4 @@
-"""A machine that has no more threads for a moment: the work is done later, and no attempt is counted."""
+"""A machine that is briefly out of threads: the work is done later, and no attempt is counted."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -16,10 +16,10 @@ Eventually = Callable[..., None]
 
 
 class Machine:
-    """Refuses the threads of these names, as often as the test says."""
+    """Refuses to start the threads with these names, as often as the test sets."""
 
     def __init__(self) -> None:
-        self.refuses: dict[str, int] = {}  # how often still, by the begin of the name
+        self.refuses: dict[str, int] = {}  # remaining refusals, by the prefix of the name
         self._start = threading.Thread.start
 
     def start(self, thread: threading.Thread) -> None:
@@ -35,7 +35,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     machine = Machine()
     monkeypatch.setattr(threading.Thread, "start", lambda thread: machine.start(thread))
     yield machine
-    assert not any(machine.refuses.values()), "not what the test was to meet"
+    assert not any(machine.refuses.values()), "the test did not meet all refusals"
 
 
 @pytest.mark.parametrize(
@@ -46,15 +46,15 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
         (ExecutionPlace.LOOP, "penstock-loop"),
     ],
 )
-def test_work_without_a_thread_goes_back_uncharged_and_is_done_later(
+def test_work_without_a_thread_is_released_uncounted_and_later_work_runs(
     life: "Life", machine: Machine, eventually: Eventually, place: ExecutionPlace, name: str
 ) -> None:
     life.serve(place, queue="mail")
     machine.refuses[name] = 1
     life.broker.put(0, queue="mail")
     life.start()
-    eventually(lambda: life.told(ExecutionFailed), "it went back")
-    assert "no more threads" in life.told(ExecutionFailed)[0].error
+    eventually(lambda: life.emitted(ExecutionFailed), "it was released")
+    assert "no more threads" in life.emitted(ExecutionFailed)[0].error
     [release] = life.broker.released().values()
     assert release.uncounted
     life.broker.put(1, queue="mail")
@@ -65,11 +65,11 @@ def test_work_without_a_thread_goes_back_uncharged_and_is_done_later(
     assert [len(one.deliveries) for one in life.handlers()[0].executions if one.started.is_set()] == [1]
 
 
-def test_an_upkeep_without_a_thread_is_tried_again(life: "Life", machine: Machine, eventually: Eventually) -> None:
+def test_an_upkeep_without_a_thread_is_retried(life: "Life", machine: Machine, eventually: Eventually) -> None:
     machine.refuses["penstock-upkeep"] = 2
     life.start(upkeep_seconds=0.01)
     eventually(lambda: life.handler.upkeeps >= 1)
-    assert len(life.told(JobFailed)) == 2
+    assert len(life.emitted(JobFailed)) == 2
     life.stop.request()
     assert life.end() == "drained"
     assert life.error is None
@@ -88,7 +88,7 @@ def test_a_timeout_needs_no_thread_to_be_recorded(life: "Life", machine: Machine
     assert life.error is None
 
 
-def test_claims_are_freed_at_a_stop_without_a_thread_for_it(life: "Life", machine: Machine) -> None:
+def test_claims_are_freed_at_a_stop_without_a_new_thread(life: "Life", machine: Machine) -> None:
     handler = life.serve(ExecutionPlace.POOL, queue="slow", handler={"blocking": True})
     machine.refuses["penstock-release-claims"] = 1
     life.broker.put(0, queue="slow")

@@ -1,4 +1,4 @@
-"""A scene for each test."""
+"""The fixture with one scene for each test."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A queue, a ledger and a folder, and workers without their threads: for tests of functions for objects."""
+"""A queue, a ledger and a folder, and handlers without a worker's threads: for tests of object handlers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -30,7 +30,7 @@ SomeEvent = TypeVar("SomeEvent", bound=Event)
 
 
 class Scene:
-    """All that workers share, and what they told. Time stands still until the test moves it."""
+    """The resources that workers share, and the events that they emitted. Time stands still until the test moves it."""
 
     def __init__(self, folder: Path, *, buckets_allowed: frozenset[str] | None = None) -> None:
         self.folder = folder / "in"
@@ -83,7 +83,7 @@ class Scene:
         return list((broker or self.broker).receive(QUEUE, messages_max=10, lease_seconds=LEASE_SECONDS))
 
     def begin(self, handler: ObjectHandler) -> tuple[Delivery, BatchExecution]:
-        """Receive the one message that is visible, and begin on it."""
+        """Receive the one visible message, and begin its execution."""
         [delivery] = self.receive()
         return delivery, handler.begin([delivery])
 
@@ -93,7 +93,7 @@ class Scene:
         return [settlement for _, settlement in pairs]
 
     def serve(self, handler: ObjectHandler) -> list[Settlement]:
-        """Work on every message that is visible now, one after another, and settle them."""
+        """Process every visible message, one after another, and settle it."""
         settlements: list[Settlement] = []
         for delivery in self.receive():
             answer = run(handler.begin([delivery]))
@@ -101,7 +101,7 @@ class Scene:
         return settlements
 
     def serve_to_the_end(self, handler: ObjectHandler, *, rounds_max: int = 20) -> list[Settlement]:
-        """Serve until the queue is empty, past every wait."""
+        """Serve until the queue is empty, advancing the clock past every delay."""
         settlements: list[Settlement] = []
         for _ in range(rounds_max):
             settlements += self.serve(handler)
@@ -111,7 +111,7 @@ class Scene:
             self.clock.advance(400.0)
         raise AssertionError(f"the queue is not empty after {rounds_max} rounds: {settlements}")
 
-    # What came of it
+    # Results
 
     def row(self, ref: ObjectRef) -> ObjectRow:
         return next(row for row in self.ledger.objects(HANDLER) if row.object_id == ref.object_id)
@@ -120,10 +120,10 @@ class Scene:
         return self.ledger.states(HANDLER, [ref.object_id])[ref.object_id]
 
     def dead(self) -> list[Death]:
-        letters = self.broker.browse(f"{QUEUE}-dlq", messages_max=100)
-        return [death for letter in letters if (death := death_of(letter.attributes)) is not None]
+        messages = self.broker.browse(f"{QUEUE}-dlq", messages_max=100)
+        return [death for message in messages if (death := death_of(message.attributes)) is not None]
 
-    def told(self, kind: type[SomeEvent]) -> list[SomeEvent]:
+    def emitted(self, kind: type[SomeEvent]) -> list[SomeEvent]:
         return [event for event in self.events if isinstance(event, kind)]
 
 

@@ -1,4 +1,4 @@
-"""What a user says of a function for objects."""
+"""The declaration of an object handler."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def nothing() -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("declared", "said"),
+    ("declared", "words"),
     [
         ({"name": ""}, "name"),
         ({"function": "x"}, "no function"),
@@ -31,12 +31,12 @@ def nothing() -> None: ...
         ({"cleanup": nothing}, "takes"),
     ],
 )
-def test_mistakes_are_told(declared: dict[str, Any], said: str) -> None:
+def test_invalid_declarations_are_refused(declared: dict[str, Any], words: str) -> None:
     arguments: dict[str, Any] = {"name": "h", "function": without_context, **declared}
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=words):
         ObjectHandlerDeclaration(**arguments)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "cp1252", "shift_jis"])
-def test_encodings_that_extend_ascii_are_taken(encoding: str) -> None:
+def test_encodings_that_extend_ascii_are_accepted(encoding: str) -> None:
     assert ObjectHandlerDeclaration(name="h", function=without_context, encoding=encoding).encoding == encoding

@@ -1,4 +1,4 @@
-"""A disk that fails under an object handler."""
+"""A disk that fails during the work of an object handler."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ from penstock.ledger.records import ObjectState
 
 
 @pytest.mark.parametrize("fault", [errno.EIO, errno.EBADMSG, errno.EUCLEAN])
-def test_what_several_objects_meet_is_charged_to_none_but_the_first(
+def test_a_fault_that_several_objects_meet_counts_only_for_the_first(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, fault: int
 ) -> None:
     refs = [scene.put(name) for name in ("a", "b", "c")]

@@ -1,4 +1,4 @@
-"""A function for objects: what it may raise, and what it is told."""
+"""An object handler: the exceptions that it may raise, and the context that it receives."""
 
 import asyncio
 import subprocess
@@ -45,31 +45,31 @@ def raising(raised: BaseException) -> Callable[[IncomingObject], None]:
     return function
 
 
-def test_an_object_is_worked_on_acked_and_told(scene: Scene) -> None:
+def test_an_object_is_processed_acked_and_reported(scene: Scene) -> None:
     ref = scene.put("a")
     scene.announce(ref)
     assert scene.serve(scene.handler(lambda obj: obj.read())) == [Ack()]
     row = scene.row(ref)
     assert (row.state, row.attempts, row.rows) == (ObjectState.PROCESSED, 1, 0)
     assert [type(event) for event in scene.events] == [ObjectStarted, ObjectFinished]
-    started, finished = scene.told(ObjectEvent)
+    started, finished = scene.emitted(ObjectEvent)
     assert started.attempt_id == finished.attempt_id
     [batch] = scene.ledger.batches(HANDLER)
     assert (batch.objects, batch.record.bytes, batch.record.manifest) == (1, ref.size_bytes, "")
 
 
-def test_an_unreadable_notification_is_told_of_as_of_a_handler(scene: Scene) -> None:
+def test_an_unreadable_notification_is_reported_with_its_handler(scene: Scene) -> None:
     message_id = scene.send(b'{"hello": 1}')
-    [letter] = scene.serve(scene.handler(lambda obj: obj.read()))
-    assert isinstance(letter, DeadLetter)
-    [invalid] = scene.told(MessageInvalid)
-    assert (invalid.message_id, invalid.handler, invalid.reason) == (message_id, HANDLER, letter.reason)
+    [settlement] = scene.serve(scene.handler(lambda obj: obj.read()))
+    assert isinstance(settlement, DeadLetter)
+    [invalid] = scene.emitted(MessageInvalid)
+    assert (invalid.message_id, invalid.handler, invalid.reason) == (message_id, HANDLER, settlement.reason)
     occurrence = occurrence_of(invalid)
     assert occurrence is not None
     assert (occurrence.error_type, occurrence.final) == ("InvalidMessage", True)
 
 
-def test_the_function_is_told_all_about_the_object(scene: Scene) -> None:
+def test_the_function_receives_all_facts_about_the_object(scene: Scene) -> None:
     seen: list[IncomingObject] = []
     ref = scene.put(b"caf\xe9", b"12")
     message_id = scene.send(announce(ref))
@@ -81,7 +81,7 @@ def test_the_function_is_told_all_about_the_object(scene: Scene) -> None:
     assert obj.object_id == ref.object_id
 
 
-def test_an_exception_costs_an_attempt_and_the_last_one_is_final(scene: Scene) -> None:
+def test_an_exception_counts_as_an_attempt_and_the_last_one_is_final(scene: Scene) -> None:
     ref = scene.put("a")
     scene.announce(ref)
     ends = scene.serve_to_the_end(scene.handler(raising(ValueError("no")), attempts_max=3))
@@ -90,20 +90,20 @@ def test_an_exception_costs_an_attempt_and_the_last_one_is_final(scene: Scene) -
     assert (death.reason, death.exception) == ("ValueError: no", "ValueError: no")
     assert death.traceback is not None
     assert "in function" in death.traceback
-    failures = scene.told(ObjectFailed)
+    failures = scene.emitted(ObjectFailed)
     assert [failure.outcome for failure in failures] == ["retry", "retry", "dead"]
     assert {(failure.error_type, failure.reason) for failure in failures} == {("ValueError", "ValueError: no")}
     assert all(isinstance(failure.exception, ValueError) for failure in failures)
 
 
-def test_a_traceback_holds_no_values_of_variables(scene: Scene) -> None:
+def test_a_traceback_contains_no_values_of_variables(scene: Scene) -> None:
     def secretive(obj: IncomingObject) -> None:
         password = "hunter" + str(len(obj.uri) * 0 + 2)
         raise ValueError(len(password))
 
     scene.announce(scene.put("a"))
     scene.serve(scene.handler(secretive))
-    [failure] = scene.told(ObjectFailed)
+    [failure] = scene.emitted(ObjectFailed)
     assert failure.traceback is not None
     assert "secretive" in failure.traceback
     assert "hunter2" not in failure.traceback
@@ -124,11 +124,11 @@ def test_retry_may_choose_its_delay(scene: Scene, delay_seconds: float | None) -
     scene.announce(scene.put("a"))
     [end] = scene.serve(scene.handler(raising(Retry("not there yet", delay_seconds=delay_seconds))))
     assert end == Release(delay_seconds=0.5 if delay_seconds is None else delay_seconds)
-    assert [failure.reason for failure in scene.told(ObjectFailed)] == ["not there yet"]
+    assert [failure.reason for failure in scene.emitted(ObjectFailed)] == ["not there yet"]
 
 
 @pytest.mark.parametrize("raised", [SystemExit(1), KeyboardInterrupt(), Interrupted(), asyncio.CancelledError()])
-def test_whatever_a_function_raises_is_an_attempt_and_no_more(scene: Scene, raised: BaseException) -> None:
+def test_any_exception_of_a_function_counts_as_one_attempt(scene: Scene, raised: BaseException) -> None:
     ref = scene.put("a")
     scene.announce(ref)
     [end] = scene.serve(scene.handler(raising(raised)))
@@ -137,12 +137,12 @@ def test_whatever_a_function_raises_is_an_attempt_and_no_more(scene: Scene, rais
     assert not scene.ledger.open_attempts(HANDLER)
 
 
-def test_a_temporary_error_of_the_function_is_an_attempt_and_one_of_the_store_is_not(scene: Scene) -> None:
+def test_a_temporary_error_of_the_function_counts_as_an_attempt_and_one_of_the_store_does_not(scene: Scene) -> None:
     scene.announce(scene.put("a"))
-    [end] = scene.serve(scene.handler(raising(TemporaryError("the mail server is away"))))
+    [end] = scene.serve(scene.handler(raising(TemporaryError("the mail server is down"))))
     assert end == Release(delay_seconds=0.5)
 
-    class Away:
+    class Unopenable:
         def open(self, ref: ObjectRef) -> ObjectReader:
             raise TemporaryError("too many open files")
 
@@ -151,20 +151,20 @@ def test_a_temporary_error_of_the_function_is_an_attempt_and_one_of_the_store_is
 
     ref = scene.put("b")
     scene.announce(ref)
-    scene.store = Away()
+    scene.store = Unopenable()
     ends = scene.serve(scene.handler(lambda obj: None))
     assert ends == [Release(delay_seconds=0.5, uncounted=True)]
     assert scene.row(ref).attempts == 0
-    assert [event.reason for event in scene.told(ObjectInterrupted)] == ["too many open files"]
+    assert [event.reason for event in scene.emitted(ObjectInterrupted)] == ["too many open files"]
 
 
-def test_waits_grow_while_the_machinery_fails_and_begin_anew_after_a_success(scene: Scene) -> None:
+def test_delays_grow_while_the_store_fails_and_restart_after_a_success(scene: Scene) -> None:
     class Flaky:
-        away = True
+        failing = True
 
         def open(self, ref: ObjectRef) -> ObjectReader:
-            if self.away:
-                raise TemporaryError("away")
+            if self.failing:
+                raise TemporaryError("down")
             return store.open(ref)
 
         def read_range(self, ref: ObjectRef, offset: int, length_bytes: int) -> bytes:
@@ -177,14 +177,14 @@ def test_waits_grow_while_the_machinery_fails_and_begin_anew_after_a_success(sce
     scene.announce(*refs)
     delays = [end.delay_seconds for end in scene.serve(handler) if isinstance(end, Release)]
     assert delays == [0.5, 1.0, 2.0]
-    flaky.away = False
+    flaky.failing = False
     scene.serve_to_the_end(handler)
-    flaky.away = True
+    flaky.failing = True
     scene.announce(scene.put("again"))
     assert scene.serve(handler) == [Release(delay_seconds=0.5, uncounted=True)]
 
 
-def test_the_context_tells_of_the_attempt_before_and_cleanup_comes_first(scene: Scene) -> None:
+def test_the_context_has_the_previous_attempt_and_cleanup_runs_first(scene: Scene) -> None:
     story: list[str] = []
     seen: Seen = []
 
@@ -208,7 +208,7 @@ def test_the_context_tells_of_the_attempt_before_and_cleanup_comes_first(scene: 
     assert (second.started_at, second.ended_at) == (began_at, began_at)
 
 
-def test_a_cleanup_that_fails_keeps_the_function_from_being_called(scene: Scene) -> None:
+def test_a_failed_cleanup_prevents_the_call_of_the_function(scene: Scene) -> None:
     calls: list[int] = []
 
     def function(obj: IncomingObject, ctx: ObjectContext) -> None:
@@ -222,7 +222,7 @@ def test_a_cleanup_that_fails_keeps_the_function_from_being_called(scene: Scene)
     assert ends[-1].reason == "KeyError: 'x'"
 
 
-def test_an_expired_attempt_and_a_given_back_one_are_told_apart(scene: Scene) -> None:
+def test_an_expired_attempt_and_a_released_one_are_distinguished(scene: Scene) -> None:
     seen: Seen = []
     ref = scene.put("a")
     scene.announce(ref)
@@ -231,7 +231,7 @@ def test_an_expired_attempt_and_a_given_back_one_are_told_apart(scene: Scene) ->
         seen.append(ctx.previous_attempt)
         if len(seen) == 1:
             scene.clock.advance(LEASE_SECONDS + 1)
-            handler.free_expired()  # of another worker
+            handler.free_expired()  # expired claims of another worker
         elif len(seen) == 2:
             execution.release()
 
@@ -242,17 +242,17 @@ def test_an_expired_attempt_and_a_given_back_one_are_told_apart(scene: Scene) ->
         scene.clock.advance(LEASE_SECONDS + 1)
     ends = [attempt.end for attempt in seen if attempt is not None]
     assert ends == [AttemptEnd.EXPIRED, AttemptEnd.RELEASED]
-    [taken_over] = scene.told(ObjectTakenOver)
+    [taken_over] = scene.emitted(ObjectTakenOver)
     assert (taken_over.attempt, taken_over.reason) == (2, "its lease ran out")
-    assert taken_over.from_attempt_id == scene.told(AttemptAbandoned)[0].attempt_id
-    assert scene.row(ref).attempts == 2, "what was given back does not count"
-    assert [event.reason for event in scene.told(AttemptAbandoned)] == [
+    assert taken_over.from_attempt_id == scene.emitted(AttemptAbandoned)[0].attempt_id
+    assert scene.row(ref).attempts == 2, "a released attempt does not count"
+    assert [event.reason for event in scene.emitted(AttemptAbandoned)] == [
         "its lease ran out",
         "given back at shutdown",
     ]
 
 
-def test_a_dead_object_lives_again_by_a_replay(scene: Scene) -> None:
+def test_a_replay_processes_a_failed_object_again(scene: Scene) -> None:
     ref = scene.put("a")
     scene.announce(ref)
     scene.serve(scene.handler(raising(Reject("no"))))
@@ -264,7 +264,7 @@ def test_a_dead_object_lives_again_by_a_replay(scene: Scene) -> None:
 # Stopping
 
 
-def test_an_async_function_is_worked_to_its_end(scene: Scene) -> None:
+def test_an_async_function_runs_to_its_end(scene: Scene) -> None:
     calls: list[str] = []
 
     async def function(obj: IncomingObject, ctx: ObjectContext) -> None:
@@ -278,7 +278,7 @@ def test_an_async_function_is_worked_to_its_end(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(("on_stop", "finished"), [("finish", True), ("release", False)])
-def test_an_async_function_hears_of_a_stop_as_a_plain_one_does(scene: Scene, on_stop: str, finished: bool) -> None:
+def test_an_async_function_handles_a_stop_as_a_plain_one_does(scene: Scene, on_stop: str, finished: bool) -> None:
     reached: list[bool] = []
 
     async def function(obj: IncomingObject) -> None:
@@ -293,7 +293,7 @@ def test_an_async_function_hears_of_a_stop_as_a_plain_one_does(scene: Scene, on_
     assert reached == [True] * finished
 
 
-def test_an_async_function_s_exception_is_its_failure(scene: Scene) -> None:
+def test_the_exception_of_an_async_function_is_its_failure(scene: Scene) -> None:
     async def function(obj: IncomingObject) -> None:
         raise Reject("no")
 
@@ -303,7 +303,7 @@ def test_an_async_function_s_exception_is_its_failure(scene: Scene) -> None:
     assert end.reason == "no"
 
 
-def test_work_that_is_only_made_is_a_failure_and_not_processed(scene: Scene) -> None:
+def test_a_function_that_returns_an_unrun_generator_or_coroutine_fails(scene: Scene) -> None:
     def wraps(obj: IncomingObject) -> object:
         return (line for line in obj.lines())
 
@@ -324,7 +324,7 @@ def test_an_async_function_is_cancelled_where_it_waits(scene: Scene) -> None:
     async def function(obj: IncomingObject) -> None:
         waits.set()
         try:
-            await asyncio.Event().wait()  # for ever
+            await asyncio.Event().wait()  # forever
         except asyncio.CancelledError:
             cancelled.append(True)
             raise
@@ -346,10 +346,10 @@ def test_an_async_function_is_cancelled_where_it_waits(scene: Scene) -> None:
     assert scene.state(ref) is ObjectState.UNPROCESSED
 
 
-# The seam to the worker
+# The interface to the worker
 
 
-def test_the_worker_s_questions(scene: Scene) -> None:
+def test_a_handler_has_a_name_a_place_a_timeout_and_weights(scene: Scene) -> None:
     handler = scene.handler(lambda obj: None)
     scene.announce(scene.put("a", b"12345"))
     scene.send(b"no notification")
@@ -358,7 +358,7 @@ def test_the_worker_s_questions(scene: Scene) -> None:
     assert (handler.weigh(first), handler.weigh(second)) == (5, 0)
 
 
-def test_nothing_heavy_is_imported() -> None:
+def test_the_handler_imports_no_heavy_library() -> None:
     code = (
         "import sys, penstock.pipeline.objects.handler;"
         "print(*{'pyspark', 'pyarrow', 'deltalake', 'numpy', 'pandas'} & set(sys.modules))"
@@ -367,7 +367,7 @@ def test_nothing_heavy_is_imported() -> None:
     assert ran.stdout.strip() == ""
 
 
-def test_batches_of_one_object_are_not_told(scene: Scene) -> None:
+def test_batches_of_one_object_are_not_reported(scene: Scene) -> None:
     scene.announce(scene.put("a"))
     scene.serve(scene.handler(lambda obj: None))
-    assert not scene.told(BatchCommitted)
+    assert not scene.emitted(BatchCommitted)

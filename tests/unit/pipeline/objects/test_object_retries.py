@@ -1,4 +1,4 @@
-"""Calls inside a function for objects that are tried again there."""
+"""Retried calls inside an object handler."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,38 +30,41 @@ async def asynchronous(_: IncomingObject, ctx: ObjectContext) -> None:
 
 
 @pytest.mark.parametrize("function", [plain, asynchronous])
-def test_a_call_inside_is_retried_there_every_retry_is_told_and_none_costs_an_attempt(
+def test_an_inner_call_is_retried_in_place_with_every_retry_reported_and_none_counted(
     scene: Scene, function: Callable[..., Any]
 ) -> None:
     ref = scene.put("a")
     scene.announce(ref)
     assert scene.serve(scene.handler(function)) == [Ack()]
-    told = scene.told(ObjectCallRetrying)
-    assert [(one.pipeline, one.object_uri, one.tries) for one in told] == [(HANDLER, ref.uri, 1), (HANDLER, ref.uri, 2)]
-    assert {(one.error_type, one.error) for one in told} == {("ConnectionError", "blip")}
+    retries = scene.emitted(ObjectCallRetrying)
+    assert [(one.pipeline, one.object_uri, one.tries) for one in retries] == [
+        (HANDLER, ref.uri, 1),
+        (HANDLER, ref.uri, 2),
+    ]
+    assert {(one.error_type, one.error) for one in retries} == {("ConnectionError", "blip")}
     assert scene.row(ref).attempts == 1
 
 
-def test_what_the_last_try_raised_is_the_failure_of_the_attempt(scene: Scene) -> None:
+def test_the_exception_of_the_last_try_is_the_failure_of_the_attempt(scene: Scene) -> None:
     def function(_: IncomingObject, ctx: ObjectContext) -> None:
         for attempt in ctx.retrying(ConnectionError, attempts=2, base_seconds=0.001):
             with attempt:
-                raise ConnectionError("still away")
+                raise ConnectionError("still down")
 
     scene.announce(scene.put("a"))
     [settlement] = scene.serve(scene.handler(function))
     assert isinstance(settlement, Release)
-    [failed] = scene.told(ObjectFailed)
-    assert (failed.error_type, failed.reason) == ("ConnectionError", "ConnectionError: still away")
-    assert len(scene.told(ObjectCallRetrying)) == 1
+    [failed] = scene.emitted(ObjectFailed)
+    assert (failed.error_type, failed.reason) == ("ConnectionError", "ConnectionError: still down")
+    assert len(scene.emitted(ObjectCallRetrying)) == 1
 
 
-def test_a_stop_ends_the_wait_of_work_that_gives_back(scene: Scene) -> None:
+def test_a_stop_ends_the_retry_wait_of_work_that_releases(scene: Scene) -> None:
     def function(_: IncomingObject, ctx: ObjectContext) -> None:
         for attempt in ctx.retrying(ConnectionError, base_seconds=LONG_SECONDS, cap_seconds=LONG_SECONDS):
             with attempt:
                 execution.drain()
-                raise ConnectionError("away")
+                raise ConnectionError("down")
 
     ref = scene.put("a")
     scene.announce(ref)

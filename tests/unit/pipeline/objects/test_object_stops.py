@@ -1,4 +1,4 @@
-"""A function for objects that is ended from outside: by a stop, a lost claim, or the end of its time."""
+"""An object handler that is ended from outside: by a stop, a lost claim, or its timeout."""
 
 import json
 from typing import Any
@@ -21,7 +21,7 @@ from penstock.pipeline.objects.declaration import ObjectContext
 from penstock.pipeline.objects.stream import IncomingObject
 
 
-def test_work_goes_on_after_the_stop_by_default(scene: Scene) -> None:
+def test_work_continues_after_a_stop_by_default(scene: Scene) -> None:
     stopping: list[bool] = []
 
     def function(obj: IncomingObject, ctx: ObjectContext) -> None:
@@ -36,7 +36,7 @@ def test_work_goes_on_after_the_stop_by_default(scene: Scene) -> None:
     assert stopping == [False, True]
 
 
-def test_work_that_gives_back_at_a_stop_does_so_at_its_next_checkpoint(scene: Scene) -> None:
+def test_work_that_releases_at_a_stop_ends_at_its_next_checkpoint(scene: Scene) -> None:
     reached: list[str] = []
 
     def function(obj: IncomingObject, ctx: ObjectContext) -> None:
@@ -51,12 +51,12 @@ def test_work_that_gives_back_at_a_stop_does_so_at_its_next_checkpoint(scene: Sc
     assert list(run(execution).values()) == [Release(uncounted=True)]
     assert reached == ["after the stop"]
     assert (scene.state(ref), scene.row(ref).attempts) == (ObjectState.UNPROCESSED, 0)
-    [given_back] = scene.told(ObjectInterrupted)
-    assert given_back.object_uri == ref.uri
-    assert not scene.told(ObjectFailed)
+    [interrupted] = scene.emitted(ObjectInterrupted)
+    assert interrupted.object_uri == ref.uri
+    assert not scene.emitted(ObjectFailed)
 
 
-def test_after_giving_back_the_other_objects_of_the_message_are_not_begun(scene: Scene) -> None:
+def test_after_a_release_the_other_objects_of_the_message_are_not_begun(scene: Scene) -> None:
     calls: list[str] = []
 
     def function(obj: IncomingObject, ctx: ObjectContext) -> None:
@@ -72,12 +72,12 @@ def test_after_giving_back_the_other_objects_of_the_message_are_not_begun(scene:
     [end] = scene.settle([(delivery, run(execution))])
     assert end == Release(uncounted=True)
     assert calls == [ref.key for ref in refs[:2]]
-    assert len(scene.told(ObjectStarted)) == 2, "nothing more was claimed"
+    assert len(scene.emitted(ObjectStarted)) == 2, "no other object was claimed"
     assert scene.serve(handler) == [Ack()]
-    assert calls == [ref.key for ref in (refs[0], refs[1], refs[1], refs[2], refs[3])], "the first one was recorded"
+    assert calls == [ref.key for ref in (refs[0], refs[1], refs[1], refs[2], refs[3])], "the first object was recorded"
 
 
-def test_what_is_to_be_given_back_is_not_begun_after_the_stop(scene: Scene) -> None:
+def test_work_that_releases_at_a_stop_is_not_begun_after_it(scene: Scene) -> None:
     calls: list[str] = []
     ref = scene.put("a")
     scene.announce(ref)
@@ -88,12 +88,12 @@ def test_what_is_to_be_given_back_is_not_begun_after_the_stop(scene: Scene) -> N
     assert scene.row(ref).attempts == 0
 
 
-def test_given_back_work_ends_at_its_next_checkpoint_and_counts_nothing(scene: Scene) -> None:
+def test_released_work_ends_at_its_next_checkpoint_uncounted(scene: Scene) -> None:
     def function(obj: IncomingObject, ctx: ObjectContext) -> None:
         execution.release()
         execution.interrupt()
         ctx.checkpoint()
-        raise AssertionError("it went on")
+        raise AssertionError("it continued")
 
     ref = scene.put("a")
     scene.announce(ref)
@@ -101,10 +101,10 @@ def test_given_back_work_ends_at_its_next_checkpoint_and_counts_nothing(scene: S
     with pytest.raises(RunCancelled):
         run(execution)
     assert (scene.state(ref), scene.row(ref).attempts) == (ObjectState.UNPROCESSED, 0)
-    assert [type(event) for event in scene.told(ObjectEvent)] == [ObjectStarted, ObjectInterrupted]
+    assert [type(event) for event in scene.emitted(ObjectEvent)] == [ObjectStarted, ObjectInterrupted]
 
 
-def test_work_whose_claim_was_lost_is_told_once_and_cannot_commit(scene: Scene) -> None:
+def test_work_whose_claim_was_lost_is_reported_once_and_cannot_commit(scene: Scene) -> None:
     def function(obj: IncomingObject) -> None:
         scene.clock.advance(LEASE_SECONDS + 1)
         scene.ledger.abandon_expired(HANDLER)
@@ -114,7 +114,7 @@ def test_work_whose_claim_was_lost_is_told_once_and_cannot_commit(scene: Scene) 
     scene.announce(ref)
     _, execution = scene.begin(scene.handler(function))
     run(execution)
-    [failure] = scene.told(ObjectFailed)
+    [failure] = scene.emitted(ObjectFailed)
     assert "claim was lost" in failure.reason
     assert scene.state(ref) is ObjectState.UNPROCESSED
 
@@ -122,7 +122,7 @@ def test_work_whose_claim_was_lost_is_told_once_and_cannot_commit(scene: Scene) 
 # Timeouts
 
 
-def test_a_timeout_costs_an_attempt_and_says_where_the_work_was(scene: Scene) -> None:
+def test_a_timeout_counts_as_an_attempt_and_records_a_traceback(scene: Scene) -> None:
     answers: list[Any] = []
 
     def stuck_here(obj: IncomingObject, ctx: ObjectContext) -> None:
@@ -148,10 +148,10 @@ def test_a_timeout_costs_an_attempt_and_says_where_the_work_was(scene: Scene) ->
     assert second.traceback is not None
     assert "stuck_here" in second.traceback
     assert scene.state(ref) is ObjectState.DEAD
-    assert [failure.outcome for failure in scene.told(ObjectFailed)] == ["retry", "dead"]
+    assert [failure.outcome for failure in scene.emitted(ObjectFailed)] == ["retry", "dead"]
 
 
-def test_of_several_objects_the_one_that_had_the_time_to_itself_is_charged(scene: Scene) -> None:
+def test_a_timeout_counts_only_for_an_object_that_had_the_whole_time(scene: Scene) -> None:
     answers: list[Any] = []
     slow = scene.put("1-slow")
     refs = [scene.put("0"), slow, scene.put("2")]
@@ -189,7 +189,7 @@ def test_a_timeout_after_the_commit_changes_nothing(scene: Scene) -> None:
     assert scene.state(ref) is ObjectState.PROCESSED
 
 
-def test_a_timeout_before_the_work_began_costs_nothing(scene: Scene) -> None:
+def test_a_timeout_before_the_work_began_is_not_counted(scene: Scene) -> None:
     calls: list[str] = []
     scene.announce(scene.put("a"))
     _, execution = scene.begin(scene.handler(lambda obj: calls.append(obj.key), timeout_seconds=5.0))
@@ -199,7 +199,7 @@ def test_a_timeout_before_the_work_began_costs_nothing(scene: Scene) -> None:
     assert calls == []
 
 
-# Async functions
+# Helpers
 
 
 def _together(*refs: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""The content of an object as a function gets it."""
+"""The content of an object as a handler receives it."""
 
 import bz2
 import gzip
@@ -19,7 +19,7 @@ from penstock.pipeline.objects.stream import LINES_KEPT_MAX, RAW_BYTES_MAX, Inco
 
 
 class Reader:
-    """Content of any kind, in any announced size."""
+    """A reader of any content, with any announced size."""
 
     def __init__(self, ref: ObjectRef, content: bytes, *, verified: bool = True) -> None:
         self.ref = ref
@@ -84,7 +84,7 @@ def incoming(
     )
 
 
-def test_open_gives_a_file_to_seek_in_and_each_call_another_one() -> None:
+def test_open_returns_a_new_seekable_file_for_each_call() -> None:
     obj = incoming(b"0123456789")
     first, second = obj.open(), obj.open()
     assert (first.read(), second.read(3)) == (b"0123456789", b"012")
@@ -113,7 +113,7 @@ def test_every_reader_is_closed() -> None:
     assert [reader.closed for reader in store.readers] == [True, True]
 
 
-def test_content_beyond_the_bound_is_kept_in_the_scratch_folder_and_not_in_memory(tmp_path: Path) -> None:
+def test_content_beyond_the_limit_is_kept_in_the_scratch_folder_and_not_in_memory(tmp_path: Path) -> None:
     obj = incoming(b"x" * 100, scratch=tmp_path / "missing", memory_bytes_max=99)
     with pytest.raises(TemporaryError, match="temporary file"):
         obj.open()
@@ -121,10 +121,10 @@ def test_content_beyond_the_bound_is_kept_in_the_scratch_folder_and_not_in_memor
     assert not obj.fault.lasting
     assert incoming(b"x" * 99, scratch=tmp_path / "missing", memory_bytes_max=99).open().read() == b"x" * 99
     assert incoming(b"x" * 100, scratch=tmp_path, memory_bytes_max=99).open().read() == b"x" * 100
-    assert list(tmp_path.iterdir()) == [], "the file has no name that could stay behind"
+    assert list(tmp_path.iterdir()) == [], "the file is unnamed, so none can remain"
 
 
-def test_read_refuses_what_does_not_fit() -> None:
+def test_read_refuses_content_over_its_limit() -> None:
     assert incoming(b"12345").read(5) == b"12345"
     obj = incoming(b"12345")
     with pytest.raises(ObjectUnreadable, match="5 bytes; at most 4"):
@@ -134,13 +134,13 @@ def test_read_refuses_what_does_not_fit() -> None:
 
 
 @pytest.mark.parametrize("size_bytes", [4, 6])
-def test_content_of_another_size_than_announced_is_refused(size_bytes: int) -> None:
+def test_content_with_a_different_size_than_announced_is_refused(size_bytes: int) -> None:
     obj = incoming(b"12345", size_bytes=size_bytes)
     with pytest.raises(ObjectUnreadable, match="another size"):
         obj.read()
 
 
-def test_nothing_is_handed_out_before_it_is_verified() -> None:
+def test_content_is_verified_before_it_is_returned() -> None:
     for read in (IncomingObject.read, IncomingObject.open, lambda obj: next(obj.lines())):
         obj = incoming(b"one\ntwo\n", verified=False)
         with pytest.raises(ObjectSuperseded):
@@ -150,14 +150,14 @@ def test_nothing_is_handed_out_before_it_is_verified() -> None:
 @pytest.mark.parametrize(
     ("suffix", "compress"), [(".gz", gzip.compress), (".GZ", gzip.compress), (".bz2", bz2.compress)]
 )
-def test_lines_are_inflated_by_the_name_and_bytes_are_not(suffix: str, compress: Callable[[bytes], bytes]) -> None:
+def test_lines_are_decompressed_by_the_name_and_bytes_are_not(suffix: str, compress: Callable[[bytes], bytes]) -> None:
     stored = compress(b"one\n") + compress(b"two\n")
     obj = incoming(stored, key=f"a{suffix}")
     assert [tuple(line) for line in obj.lines()] == [(1, 0, "one"), (2, 4, "two")]
     assert obj.read() == stored
 
 
-def test_what_is_cut_off_gives_no_line() -> None:
+def test_truncated_content_yields_no_line() -> None:
     obj = incoming(gzip.compress(b"one\n" * 1_000_000)[:-20], key="a.gz")
     with pytest.raises(ObjectUnreadable, match="truncated"):
         next(obj.lines())
@@ -165,7 +165,7 @@ def test_what_is_cut_off_gives_no_line() -> None:
     assert obj.fault.lasting
 
 
-def test_a_line_over_the_limit_is_named_by_its_offset() -> None:
+def test_a_line_over_the_limit_is_reported_with_its_offset() -> None:
     obj = incoming(b"ok\n" + b"x" * 10, line_bytes_max=9)
     lines = obj.lines()
     assert next(lines).text == "ok"
@@ -174,7 +174,7 @@ def test_a_line_over_the_limit_is_named_by_its_offset() -> None:
     assert [line.text for line in incoming(b"x" * 9, line_bytes_max=9).lines()] == ["x" * 9]
 
 
-def test_a_byte_order_mark_belongs_to_no_line() -> None:
+def test_a_byte_order_mark_is_not_part_of_a_line() -> None:
     assert [tuple(line) for line in incoming(b"\xef\xbb\xbfone\ntwo").lines()] == [(1, 0, "one"), (2, 7, "two")]
 
 
@@ -189,23 +189,23 @@ def test_a_carriage_return_in_the_middle_ends_no_line() -> None:
 @pytest.mark.parametrize(
     ("encoding", "word"), [("utf-8", "invalid UTF-8"), ("UTF8", "invalid UTF-8"), ("ascii", "invalid encoding")]
 )
-def test_the_reason_of_quarantined_lines_is_one_word_whatever_the_line(encoding: str, word: str) -> None:
+def test_the_reason_of_quarantined_lines_does_not_depend_on_their_content(encoding: str, word: str) -> None:
     obj = incoming(b"\xff\na\n\xfe\xff\n", encoding=encoding)
     assert [line.text for line in obj.lines()] == ["a"]
     assert obj.quarantine_reasons == {word: 2}
 
 
-def test_quarantined_lines_are_counted_all_and_kept_within_bounds() -> None:
+def test_all_quarantined_lines_are_counted_and_a_bounded_number_kept() -> None:
     obj = incoming(b"".join(b"\xff" * 1_000 + b"\n" for _ in range(LINES_KEPT_MAX + 5)))
     assert list(obj.lines()) == []
     assert obj.lines_quarantined == LINES_KEPT_MAX + 5
     assert len(obj.quarantined) == LINES_KEPT_MAX
     assert {len(line.raw) for line in obj.quarantined} == {RAW_BYTES_MAX}
     assert list(obj.lines()) == []
-    assert obj.lines_quarantined == LINES_KEPT_MAX + 5, "reading again counts anew"
+    assert obj.lines_quarantined == LINES_KEPT_MAX + 5, "reading again restarts the count"
 
 
-def test_reading_is_full_of_checkpoints() -> None:
+def test_every_read_passes_a_checkpoint() -> None:
     checks: list[int] = []
     obj = incoming(b"one\ntwo\n", check=lambda: checks.append(1))
     obj.read()
@@ -217,10 +217,10 @@ def test_reading_is_full_of_checkpoints() -> None:
     assert len(checks) == before + 1
 
 
-# What a fault in reading means to the message
+# The effect of a read fault on the message
 
 
-def test_what_lies_in_the_content_is_dead_at_once_even_where_the_function_hides_it(scene: Scene) -> None:
+def test_a_fault_of_the_content_is_final_at_once_even_if_the_function_wraps_it(scene: Scene) -> None:
     def hides(obj: IncomingObject) -> None:
         try:
             list(obj.lines())
@@ -233,7 +233,7 @@ def test_what_lies_in_the_content_is_dead_at_once_even_where_the_function_hides_
     assert "named like a gzip" in end.reason
 
 
-def test_what_lies_in_the_reading_is_tried_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_the_reading_is_retried(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     ref = scene.put("a")
 
     class Broken(Store):
@@ -253,7 +253,7 @@ def test_what_lies_in_the_reading_is_tried_again(scene: Scene, monkeypatch: pyte
     assert scene.serve_to_the_end(scene.handler(lambda obj: obj.read())) == [Ack()]
 
 
-def test_a_disk_without_room_costs_no_attempt(scene: Scene) -> None:
+def test_a_full_disk_is_not_counted_as_an_attempt(scene: Scene) -> None:
     scene.scratch.rmdir()
     ref = scene.put("a", b"x" * 100)
     scene.announce(ref)

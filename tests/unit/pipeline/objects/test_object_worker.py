@@ -1,4 +1,4 @@
-"""Functions for objects in real workers: threads, heartbeats, timeouts and stops, on an SQLite queue and ledger."""
+"""Object handlers in real workers: threads, heartbeats, timeouts and stops, on an SQLite queue and ledger."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ class Site:
         self._stops: list[StopSignal] = []
 
     def close(self) -> None:
-        for stop in self._stops:  # where a test failed: the threads must not outlive it
+        for stop in self._stops:  # after a failed test too: the threads must not outlive it
             stop.request()
             stop.request()
         self._pool.shutdown()
@@ -72,8 +72,8 @@ class Site:
         until: Callable[[], bool] | None = None,
         **declared: Any,
     ) -> "tuple[StopSignal, Future[WorkerOutcome]]":
-        """A worker at work."""
-        bus = Bus(self._tell)
+        """Start a worker; return its stop signal and its future outcome."""
+        bus = Bus(self._emit)
         handler = ObjectHandler(
             ObjectHandlerDeclaration(name=HANDLER, function=function, **declared),
             ObjectHandlerRuntime(
@@ -105,7 +105,7 @@ class Site:
 
         return stop, self._pool.submit(work)
 
-    def _tell(self, event: Event) -> None:
+    def _emit(self, event: Event) -> None:
         for listen in self.listeners:
             listen(event)
 
@@ -113,7 +113,7 @@ class Site:
         stats = self.broker.stats(QUEUE)
         return stats.visible + stats.in_flight + stats.delayed == 0
 
-    def told(self, kind: type[Event]) -> int:
+    def emitted(self, kind: type[Event]) -> int:
         return sum(isinstance(event, kind) for event in self.events)
 
     def state(self, ref: ObjectRef) -> ObjectState:
@@ -128,22 +128,22 @@ def site(tmp_path: Path) -> Iterator[Site]:
         site.close()
 
 
-def test_two_workers_and_every_object_twice_are_one_call_each(site: Site) -> None:
+def test_two_workers_call_the_function_once_for_an_object_with_two_notifications(site: Site) -> None:
     calls: list[str] = []
     refs = [site.put(str(number)) for number in range(20)]
     site.announce(*refs, *refs)
     workers = [
-        # A duplicate that meets its object at work waits for as long as a lease.
+        # A duplicate waits for one lease while its object is being processed.
         site.begin(lambda obj: calls.append(obj.key), worker=name, lease_seconds=3.0, until=site.empty)
         for name in ("w1", "w2")
     ]
     assert [future.result(DEADLINE_SECONDS).outcome for _, future in workers] == ["drained", "drained"]
     assert sorted(calls) == sorted(ref.key for ref in refs)
     assert {site.state(ref) for ref in refs} == {ObjectState.PROCESSED}
-    assert site.told(ObjectFinished) == len(refs)
+    assert site.emitted(ObjectFinished) == len(refs)
 
 
-def test_row_69_a_heartbeat_keeps_work_that_is_longer_than_its_lease(site: Site) -> None:
+def test_row_69_a_heartbeat_keeps_the_claim_of_work_longer_than_its_lease(site: Site) -> None:
     calls: list[str] = []
     beats = threading.Semaphore(0)
     site.listeners.append(lambda event: beats.release() if isinstance(event, LeasesExtended) else None)
@@ -163,7 +163,7 @@ def test_row_69_a_heartbeat_keeps_work_that_is_longer_than_its_lease(site: Site)
     assert site.state(ref) is ObjectState.PROCESSED
 
 
-def test_a_stop_in_the_middle_gives_back_at_a_checkpoint_and_another_worker_goes_on(site: Site) -> None:
+def test_a_stop_releases_work_at_a_checkpoint_and_another_worker_processes_it(site: Site) -> None:
     started, tick = threading.Event(), threading.Event()
 
     def waits(obj: IncomingObject, ctx: ObjectContext) -> None:
@@ -178,14 +178,14 @@ def test_a_stop_in_the_middle_gives_back_at_a_checkpoint_and_another_worker_goes
     stop.request()
     assert worker.result(DEADLINE_SECONDS).outcome == "interrupted"
     assert site.state(ref) is ObjectState.UNPROCESSED
-    assert (site.told(ObjectInterrupted), site.told(ObjectFailed)) == (1, 0)
+    assert (site.emitted(ObjectInterrupted), site.emitted(ObjectFailed)) == (1, 0)
 
     _, other = site.begin(lambda obj: None, worker="w2", until=site.empty)
     assert other.result(DEADLINE_SECONDS).outcome == "drained"
     assert site.state(ref) is ObjectState.PROCESSED
 
 
-def test_work_past_its_timeout_is_ended_and_dead_after_its_last_attempt(site: Site) -> None:
+def test_work_past_its_timeout_is_ended_and_final_after_its_last_attempt(site: Site) -> None:
     tick = threading.Event()
 
     def hangs(obj: IncomingObject, ctx: ObjectContext) -> None:
@@ -197,8 +197,8 @@ def test_work_past_its_timeout_is_ended_and_dead_after_its_last_attempt(site: Si
     _, worker = site.begin(hangs, timeout_seconds=0.1, attempts_max=2, until=site.empty)
     assert worker.result(DEADLINE_SECONDS).outcome == "drained"
     assert site.state(ref) is ObjectState.DEAD
-    [letter] = site.broker.browse(f"{QUEUE}-dlq", messages_max=10)
-    death = death_of(letter.attributes)
+    [message] = site.broker.browse(f"{QUEUE}-dlq", messages_max=10)
+    death = death_of(message.attributes)
     assert death is not None
     assert (death.reason, death.attempts) == ("timed out after 0.1 s", 2)
     assert "hangs" in (death.traceback or "")

@@ -1,4 +1,4 @@
-"""Manifests of S3 Inventories, as Amazon's user guide shows them, and such as are none."""
+"""Manifests of S3 Inventories, as in Amazon's user guide, and files that are not manifests."""
 
 import hashlib
 import json
@@ -42,7 +42,7 @@ def parsed(found: dict[str, Any], checksum: bytes | None = None) -> Manifest:
 
 
 @pytest.mark.parametrize(("form", "schema"), [("CSV", CSV_SCHEMA), ("ORC", ORC_SCHEMA), ("Parquet", PARQUET_SCHEMA)])
-def test_each_format_has_its_columns_in_their_order(form: str, schema: str) -> None:
+def test_the_columns_of_each_format_are_read_in_their_order(form: str, schema: str) -> None:
     found = parsed(document(form, schema))
     assert (found.source_bucket, found.destination_bucket) == ("landing", "inventories")
     assert (found.created_at, found.format) == (1_514_944_800.0, form.lower())
@@ -62,7 +62,7 @@ def test_each_format_has_its_columns_in_their_order(form: str, schema: str) -> N
     assert [file.key for file in found.files] == [FILE]
 
 
-def test_other_orders_and_unknown_columns_are_taken_as_they_are() -> None:
+def test_other_orders_and_unknown_columns_are_accepted() -> None:
     found = parsed(document(schema="ETag, Bucket, ObjectLockMode, Size, Key, LastModifiedDate"))
     assert list(found.columns.values()) == ["ETag", "Bucket", "ObjectLockMode", "Size", "Key", "LastModifiedDate"]
     assert not found.has_versions
@@ -81,19 +81,19 @@ def test_a_checksum_that_does_not_match_is_refused() -> None:
     [b"", b"[]", b"{}", b"\xff", json.dumps(document(fileFormat="XML")).encode()],
     ids=["empty", "list", "object", "binary", "format"],
 )
-def test_what_is_no_manifest_is_refused_in_a_sentence(data: bytes) -> None:
+def test_a_file_that_is_not_a_manifest_is_refused(data: bytes) -> None:
     with pytest.raises(UsageError, match="is no manifest of an S3 Inventory"):
         parse_manifest(data, where="m")
 
 
 @pytest.mark.parametrize("lacking", ["Key", "Size", "LastModifiedDate", "ETag"])
-def test_a_list_without_what_tells_objects_apart_is_refused(lacking: str) -> None:
+def test_an_inventory_without_identifying_columns_is_refused(lacking: str) -> None:
     schema = ", ".join(name for name in CSV_SCHEMA.split(", ") if name != lacking)
     with pytest.raises(UsageError, match=f"has no column {lacking}"):
         parsed(document(schema=schema))
 
 
-# --- where it lies
+# --- where the files are
 
 
 def write(folder: Path, *, data: str | None = None, checksum: bool = True) -> None:
@@ -118,7 +118,7 @@ def test_copied_files_are_found_with_their_manifest(tmp_path: Path, place: str) 
     assert (Path(str(found.root)) / found.paths[0]).resolve() == (folder / place).resolve()
 
 
-def test_of_several_lists_the_latest_that_is_whole_is_taken(tmp_path: Path) -> None:
+def test_the_latest_complete_inventory_is_used(tmp_path: Path) -> None:
     write(tmp_path / "2018-01-01T02-00Z", data="../data/939c6d46.csv.gz")
     write(tmp_path / "2018-01-02T02-00Z")
     write(tmp_path / "2018-01-03T02-00Z", checksum=False)
@@ -126,13 +126,13 @@ def test_of_several_lists_the_latest_that_is_whole_is_taken(tmp_path: Path) -> N
     assert "2018-01-02T02-00Z" in find_inventory(str(tmp_path), Aws()).uri
 
 
-def test_files_that_were_not_copied_are_missed(tmp_path: Path) -> None:
+def test_files_that_were_not_copied_are_reported(tmp_path: Path) -> None:
     write(tmp_path / "all")
     with pytest.raises(UsageError, match="copy the files with the manifest"):
         find_inventory(str(tmp_path / "all" / "manifest.json"), Aws())
 
 
-def test_a_folder_without_lists_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_inventories_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"holds no manifest\.json"):
         find_inventory(str(tmp_path), Aws())
     with pytest.raises(UsageError, match="There is no"):

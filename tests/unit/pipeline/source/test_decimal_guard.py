@@ -1,4 +1,4 @@
-"""Lines with a number that Arrow may take for another one are found, wherever in a block they stand."""
+"""Detection of lines whose number Arrow may misread, anywhere in a block."""
 
 import re
 
@@ -39,12 +39,12 @@ def test_a_run_of_digits_is_found_at_any_alignment(before: int) -> None:
     assert trusted(pa.decimal128(38, 0), line[:-1]) == [True]
 
 
-def test_no_digit_before_the_point_is_trusted_where_the_type_has_none() -> None:
+def test_a_number_with_more_integer_digits_than_its_type_is_distrusted() -> None:
     lines = b"0." + b"7" * 38, b"-0.5", b"1.5", b"0.%s" % (b"7" * 39), b"00", b"01", b"-3"
     assert trusted(pa.decimal128(38, 38), *lines) == [True, True, False, False, True, False, False]
 
 
-def test_a_number_that_lies_across_two_windows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_across_two_windows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.pipeline.spark.source.blocks._GUARDED_BYTES", 7)
     for number in (b"9" * 20, b"1e-39", b"0." + b"1" * 20):
         for before in range(14):
@@ -52,12 +52,12 @@ def test_a_number_that_lies_across_two_windows_is_found(monkeypatch: pytest.Monk
 
 
 @given(scale=st.sampled_from([0, 9, 25, 31, 33, 36, 38]), lines=st.lists(LINE, min_size=1, max_size=5))
-def test_what_is_found_is_what_a_plain_search_finds(scale: int, lines: list[bytes]) -> None:
+def test_the_guard_finds_the_same_lines_as_a_plain_search(scale: int, lines: list[bytes]) -> None:
     behind = max(19, scale)
     run = re.compile(rb"(?<![0-9.])0*[1-9][0-9]{%d}|[0-9]{%d}" % (38 - behind, behind + 1))
     expected = [not (EXPONENT.search(line) or run.search(line) or ESCAPED.search(line)) for line in lines]
     assert trusted(pa.decimal128(38, scale), *lines) == expected
 
 
-def test_other_types_are_not_looked_at() -> None:
+def test_other_types_are_not_checked() -> None:
     assert trusted(pa.string(), b"1e-39", b"9" * 40) == [True, True]

@@ -1,4 +1,4 @@
-"""CSV: its header, its options, and blocks at sizes where the narrowing has work to do."""
+"""CSV: its header, its options, and blocks large enough for the search for bad lines to narrow them down."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ def places(header: str, csv: CsvOptions | None = None) -> tuple[int | None, ...]
     return layout_of(header.encode(), SCHEMA, csv or CsvOptions(), "u").places
 
 
-def test_columns_go_by_the_header_s_names() -> None:
+def test_columns_are_matched_by_the_names_in_the_header() -> None:
     assert places("d,s,id") == (2, 1, 0)
     assert places(' ID ,"S",other') == (0, 1, None)
     assert places("other;other;s", CsvOptions(delimiter=";")) == (None, 2, None)
@@ -38,14 +38,14 @@ def test_columns_go_by_the_header_s_names() -> None:
         (b"id,\xff", "a header that is not UTF-8, at byte 3"),
     ],
 )
-def test_a_header_that_cannot_be_meant_makes_the_object_unreadable(header: bytes, words: str) -> None:
-    with pytest.raises(ObjectUnreadable) as told:
+def test_an_invalid_header_makes_the_object_unreadable(header: bytes, words: str) -> None:
+    with pytest.raises(ObjectUnreadable) as raised:
         layout_of(header, SCHEMA, CsvOptions(), "s3://b/k")
-    assert words in str(told.value)
-    assert str(told.value).startswith("s3://b/k has a header")
+    assert words in str(raised.value)
+    assert str(raised.value).startswith("s3://b/k has a header")
 
 
-def test_a_few_bad_lines_among_many_are_found_where_they_are() -> None:
+def test_a_few_bad_lines_among_many_are_located() -> None:
     bad = {
         7: (b"1", "malformed"),
         1_000: (b"x,a,", "wrong type"),
@@ -67,13 +67,13 @@ def test_a_few_bad_lines_among_many_are_found_where_they_are() -> None:
     ]
 
 
-def test_nothing_but_bad_lines_is_no_row() -> None:
+def test_only_bad_lines_yield_no_row() -> None:
     decoded = DECODER.decode(b"nonsense\n" * 3_000)
     assert (decoded.rows.num_rows, len(decoded.bad)) == (0, 3_000)
     assert decoded.rows.schema == SCHEMA
 
 
-def test_a_quoted_empty_field_is_an_empty_string_and_no_number() -> None:
+def test_a_quoted_empty_field_is_an_empty_string_and_not_a_number() -> None:
     decoded = DECODER.decode(b'"","",""\n,,\n"1","a","2024-05-06"\n')
     assert decoded.rows.column("id").to_pylist() == [None, None, 1]
     assert decoded.rows.column("s").to_pylist() == ["", None, "a"]
@@ -87,7 +87,7 @@ def test_a_quoted_empty_field_is_null_for_every_type_but_strings(kind: str) -> N
     assert (decoded.rows.to_pylist(), decoded.bad) == ([{"s": "", "x": None}] * 3, ())
 
 
-def test_the_null_text_is_null_beside_the_empty_field() -> None:
+def test_the_null_text_is_null_in_addition_to_the_empty_field() -> None:
     decoder = CsvDecoder(SCHEMA, CsvOptions(null_text="NA"), Layout(fields=3, places=(0, 1, 2)))
     decoded = decoder.decode(b'NA,NA,NA\n"NA","NA",""\n,,\nna,,\n')
     assert decoded.rows.column("s").to_pylist() == [None, "NA", None]
@@ -111,18 +111,18 @@ def test_the_null_text_is_null_beside_the_empty_field() -> None:
         (ReadOptions(format="csv", schema_ddl="a int", csv=CsvOptions(quote="''")), "quote"),
     ],
 )
-def test_options_that_cannot_be_meant_get_one_sentence(options: ReadOptions, words: str) -> None:
-    with pytest.raises(UsageError) as told:
+def test_invalid_options_are_refused_in_one_sentence(options: ReadOptions, words: str) -> None:
+    with pytest.raises(UsageError) as raised:
         checked(options)
-    assert words in str(told.value)
-    assert "\n" not in str(told.value)
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
-def test_what_is_typed_for_a_tab_is_a_tab() -> None:
+def test_an_escaped_tab_is_a_tab() -> None:
     options = ReadOptions(format="csv", schema_ddl="a int", csv=CsvOptions(delimiter=r"\t"))
     assert checked(options).csv == replace(options.csv, delimiter="\t")
 
 
-def test_text_needs_no_schema_and_takes_a_name() -> None:
+def test_text_needs_no_schema_and_accepts_a_column_name() -> None:
     assert checked(ReadOptions(format="text")).schema_ddl == "value STRING"
     assert checked(ReadOptions(format="text", schema_ddl="line string")).schema_ddl == "line STRING"

@@ -1,4 +1,4 @@
-"""Schema text."""
+"""Schemas as DDL text."""
 
 import pyarrow as pa
 import pytest
@@ -16,7 +16,7 @@ def test_every_type_is_read_and_written() -> None:
     assert format_ddl(parse_ddl(text.lower())) == text
 
 
-def test_spark_s_other_spellings_mean_the_same() -> None:
+def test_spark_s_other_spellings_of_types_are_accepted() -> None:
     assert format_ddl(parse_ddl("a: long, b real, c dec(3), d numeric(3, 1) comment 'it', e array < byte >")) == (
         "a BIGINT, b FLOAT, c DECIMAL(3,0), d DECIMAL(3,1), e ARRAY<TINYINT>"
     )
@@ -50,8 +50,8 @@ def test_spark_s_other_spellings_mean_the_same() -> None:
         ("a int comment b", "the comment's text"),
     ],
 )
-def test_a_mistake_gets_one_sentence(ddl: str, words: str) -> None:
-    with pytest.raises(UsageError) as told:
+def test_a_mistake_is_refused_in_one_sentence(ddl: str, words: str) -> None:
+    with pytest.raises(UsageError) as raised:
         parse_ddl(ddl)
-    assert words in str(told.value)
-    assert "\n" not in str(told.value)
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)

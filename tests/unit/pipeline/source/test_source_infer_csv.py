@@ -1,4 +1,4 @@
-"""Schemas guessed from CSV and text."""
+"""Schemas inferred from CSV and text."""
 
 import gzip
 from pathlib import Path
@@ -31,25 +31,25 @@ def test_names_come_from_the_header_and_types_from_the_values(tmp_path: Path) ->
     )
 
 
-def test_the_majority_decides_and_strings_hold_all(tmp_path: Path) -> None:
-    told = inferred(tmp_path, {"a": b"n,s\n" + b"1,a\n" * 8 + b"x,2\ny,true\n"})
-    assert told.ddl == "n BIGINT, s STRING"
-    assert told.notes == ("n: 8 numbers, 2 text in the sample; lines with the latter are quarantined",)
+def test_the_majority_decides_and_strings_accept_everything(tmp_path: Path) -> None:
+    found = inferred(tmp_path, {"a": b"n,s\n" + b"1,a\n" * 8 + b"x,2\ny,true\n"})
+    assert found.ddl == "n BIGINT, s STRING"
+    assert found.notes == ("n: 8 numbers, 2 text in the sample; lines with the latter are quarantined",)
 
 
 def test_without_a_header_columns_are_numbered(tmp_path: Path) -> None:
-    told = inferred(tmp_path, {"a": b"1;NA\n2;x\n"}, CsvOptions(header=False, delimiter=";", null_text="NA"))
-    assert told.ddl == "_c0 BIGINT, _c1 STRING"
+    found = inferred(tmp_path, {"a": b"1;NA\n2;x\n"}, CsvOptions(header=False, delimiter=";", null_text="NA"))
+    assert found.ddl == "_c0 BIGINT, _c1 STRING"
 
 
-def test_a_header_alone_and_a_name_given_twice(tmp_path: Path) -> None:
+def test_a_header_alone_and_a_duplicate_name_are_accepted(tmp_path: Path) -> None:
     assert inferred(tmp_path, {"a": b"id,x,X,_object\n"}).ddl == "id STRING"
 
 
-def test_nothing_to_infer_from_is_one_sentence(tmp_path: Path) -> None:
+def test_nothing_to_infer_from_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="can be read as CSV with a column"):
         inferred(tmp_path, {"a": b"", "b": b"\n\n", "c.gz": b"no gzip", "d": b'"open\n'})
 
 
-def test_text_has_one_column_whatever_it_holds(tmp_path: Path) -> None:
+def test_text_always_has_one_column(tmp_path: Path) -> None:
     assert inferred(tmp_path, {"a": b'{"id":1}\n'}, form="text") == Inferred(ddl="value STRING", notes=())

@@ -1,4 +1,4 @@
-"""Bounded inflation: all of it, or a reason."""
+"""Bounded decompression: it returns the whole content, or a reason."""
 
 import bz2
 import gzip
@@ -44,7 +44,7 @@ def inflated(kind: Squeezed, data: bytes, *, piece_bytes: int = 64, total_bytes_
     return b"".join(pieces)
 
 
-def test_a_codec_goes_by_the_name() -> None:
+def test_the_codec_is_chosen_by_the_name() -> None:
     def name(key: str) -> str | None:
         codec = codec_of(ObjectRef(bucket="b", key=key, size_bytes=1, etag="e"))
         return codec.name if codec else None
@@ -61,56 +61,56 @@ def test_a_codec_goes_by_the_name() -> None:
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 64, 1 << 20])
-def test_members_follow_each_other_and_zeros_may_follow_them(kind: Squeezed, piece_bytes: int) -> None:
+def test_several_members_and_trailing_zeros_are_accepted(kind: Squeezed, piece_bytes: int) -> None:
     data = kind.squeeze(LINES) + kind.squeeze(b"") + kind.squeeze(b"x\n" * 500) + b"\0" * 700
     assert inflated(kind, data, piece_bytes=piece_bytes) == LINES + b"x\n" * 500
 
 
-def test_what_is_read_in_the_smallest_steps_is_the_same(kind: Squeezed) -> None:
+def test_reading_in_the_smallest_steps_returns_the_same(kind: Squeezed) -> None:
     data = io.BytesIO(kind.squeeze(LINES) + kind.squeeze(LINES))
     pieces = inflate(lambda size: data.read(1), kind.codec, piece_bytes=8, total_bytes_max=1 << 20, uri="u")
     assert b"".join(pieces) == LINES * 2
 
 
-def test_nothing_inflates_to_nothing(kind: Squeezed) -> None:
+def test_empty_data_inflates_to_empty_data(kind: Squeezed) -> None:
     assert inflated(kind, b"") == b""
 
 
-def test_a_frame_to_skip_is_skipped() -> None:
+def test_a_skippable_frame_is_skipped() -> None:
     kind = KINDS["zstd"]
     assert inflated(kind, SKIPPABLE + zstd(LINES) + SKIPPABLE + zstd(b"x")) == LINES + b"x"
 
 
-def test_cut_off_at_any_byte_it_is_truncated(kind: Squeezed) -> None:
+def test_data_cut_off_at_any_byte_is_reported_as_truncated(kind: Squeezed) -> None:
     data = kind.squeeze(LINES)
     for length in range(1, len(data)):
         with pytest.raises(ObjectUnreadable, match=f"truncated {kind.codec.name}"):
             inflated(kind, data[:length])
 
 
-def test_a_second_member_cut_off_at_any_byte_is_truncated(kind: Squeezed) -> None:
+def test_a_second_member_cut_off_at_any_byte_is_reported_as_truncated(kind: Squeezed) -> None:
     first, second = kind.squeeze(b"a\n"), kind.squeeze(LINES)
     for length in range(1, len(second)):
         with pytest.raises(ObjectUnreadable, match=f"truncated {kind.codec.name}"):
             inflated(kind, first + second[:length])
 
 
-# What the checksum covers: gzip's header has a time and a name, a zstd frame's header the window and an unused bit.
+# The checksum covers neither the time and name in gzip's header nor the window and an unused bit in zstd's.
 COVERED_FROM = {"gzip": 10, "bzip2": 4, "zstd": 6}
 
 
-def test_any_flipped_bit_of_the_data_or_the_trailer_is_noticed(kind: Squeezed) -> None:
+def test_any_flipped_bit_of_the_data_or_the_trailer_is_detected(kind: Squeezed) -> None:
     data = kind.squeeze(LINES)
     for at in range(COVERED_FROM[kind.codec.name], len(data)):
         damaged = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
         try:
-            assert inflated(kind, damaged) == LINES, "what passes is what it was"
+            assert inflated(kind, damaged) == LINES, "damaged data that passes is unchanged"
         except ObjectUnreadable:
             continue
-        assert kind.codec.name == "bzip2", "only bzip2 has bits behind its end, up to the byte's"
+        assert kind.codec.name == "bzip2", "only bzip2 has unused bits in its last byte"
 
 
-def test_what_follows_the_end_or_is_something_else_is_named(kind: Squeezed) -> None:
+def test_data_after_the_end_or_in_another_format_is_refused(kind: Squeezed) -> None:
     for garbage in (b"g", b"garbage", b"\0\0garbage"):
         with pytest.raises(ObjectUnreadable, match="behind the end"):
             inflated(kind, kind.squeeze(LINES) + garbage)
@@ -135,12 +135,12 @@ def zstd_bomb() -> bytes:
 
 
 @pytest.mark.parametrize(("name", "bomb"), [("gzip", gzip_bomb()), ("bzip2", bzip2_bomb()), ("zstd", zstd_bomb())])
-def test_row_28_a_bomb_ends_at_the_limit(name: str, bomb: bytes) -> None:
+def test_row_28_a_decompression_bomb_stops_at_the_limit(name: str, bomb: bytes) -> None:
     with pytest.raises(ObjectUnreadable, match="more than 1048576 bytes"):
         inflated(KINDS[name], bomb, piece_bytes=4096)
 
 
-def test_a_frame_that_asks_for_a_great_window_is_refused() -> None:
+def test_a_frame_with_a_large_window_is_refused() -> None:
     parameters = zstandard.ZstdCompressionParameters(window_log=28, write_content_size=False)
     squeezer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     data = squeezer.compress(LINES) + squeezer.flush()

@@ -1,4 +1,4 @@
-"""Cutting objects into partitions."""
+"""Dividing objects into partitions."""
 
 import pickle
 from dataclasses import replace
@@ -58,13 +58,13 @@ def test_small_objects_are_packed_and_balanced() -> None:
     assert max(map(len, plan.partitions)) - min(map(len, plan.partitions)) <= 1
 
 
-def test_a_big_plain_object_is_cut_and_a_compressed_one_is_not() -> None:
+def test_a_big_plain_object_is_split_and_a_compressed_one_is_not() -> None:
     assert len(plan_of([ref("a", 500 * MIB)]).partitions) == 6
     assert len(plan_of([ref("a.GZ", 500 * MIB)]).partitions) == 1
     assert len(plan_of([ref("a", 3 * MIB)]).partitions) == 1
 
 
-def test_a_plan_survives_being_stored_whatever_the_names_are(tmp_path: Path) -> None:
+def test_a_plan_with_any_names_survives_being_stored(tmp_path: Path) -> None:
     objects = [
         ObjectRef(bucket="file", key=decode_key(b"/in/\xff\n%41 \xe6\x97\xa5"), size_bytes=1, etag="x"),
         ObjectRef(bucket="b", key="k", size_bytes=2, version_id="v", sequencer="0A"),
@@ -77,7 +77,7 @@ def test_a_plan_survives_being_stored_whatever_the_names_are(tmp_path: Path) -> 
     assert [path.name for path in work.root.iterdir()] == ["plan.json"]
 
 
-def test_format_and_schema_are_checked_with_one_sentence() -> None:
+def test_format_and_schema_are_checked() -> None:
     with pytest.raises(UsageError, match="format 'avro' is unknown"):
         plan_of([], options=ReadOptions(schema_ddl="id long", format="avro"))
     with pytest.raises(UsageError, match="unknown type"):

@@ -1,4 +1,4 @@
-"""What is made of the reports, and what a reading leaves behind when it goes wrong."""
+"""The summary of read reports, and the files that a failed or stopped reading leaves behind."""
 
 import gzip
 import os
@@ -23,7 +23,7 @@ LINE = b'{"id":1}\n'
 
 
 def plan_of(tmp_path: Path, contents: dict[str, bytes], **options: object) -> ReadPlan:
-    """One partition an object."""
+    """Return a plan with one partition for each object."""
     source = tmp_path / "in"
     source.mkdir()
     for name, data in contents.items():
@@ -51,7 +51,7 @@ def read(plan: ReadPlan, partition: int, *, drain: bool = False, store: LocalSto
 
 
 def start_and_stop(plan: ReadPlan, partition: int) -> None:
-    """Take one batch and go, as a limit does."""
+    """Read one batch and stop, as a limit does."""
     reading = ReadingId(plan.reports, partition)
     batches = read_partition(partition_task(plan, partition), LocalStore(plan.source, remembers=False), reading)
     next(batches)
@@ -73,7 +73,7 @@ def test_a_reading_stopped_early_leaves_neither_report_nor_quarantine(tmp_path: 
     assert summary.exclude == {}
 
 
-def test_readings_repeated_count_once_and_name_one_quarantine_file(tmp_path: Path) -> None:
+def test_repeated_readings_count_once_and_have_one_quarantine_file(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, {"a": LINE + b"no\r\n", "b": b""})
     for _ in range(3):
         read(plan, 0)
@@ -109,7 +109,7 @@ def test_readings_that_disagree_exclude_the_object(tmp_path: Path) -> None:
     assert (list(summary.readings), summary.failures) == ([1], {})
 
 
-def test_readings_of_which_a_host_refused_one_disagree_by_that_refusal(tmp_path: Path) -> None:
+def test_readings_of_which_one_was_refused_exclude_the_object_as_refused(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, {"a": LINE})
     read(plan, 0)
     path = Path(plan.objects[0].key)
@@ -120,7 +120,7 @@ def test_readings_of_which_a_host_refused_one_disagree_by_that_refusal(tmp_path:
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_a_failure_seen_only_afterwards_excludes_the_object(tmp_path: Path, begun: bool) -> None:
+def test_a_failure_after_a_reading_began_excludes_the_object(tmp_path: Path, begun: bool) -> None:
     plan = plan_of(tmp_path, {"a": LINE})
     if begun:
         start_and_stop(plan, 0)
@@ -141,7 +141,7 @@ def test_a_failure_before_any_row_is_only_a_failure(tmp_path: Path) -> None:
     assert summary.exclude == {}
 
 
-def test_cut_off_at_any_byte_a_gzip_gives_no_row(tmp_path: Path) -> None:
+def test_a_gzip_cut_off_at_any_byte_yields_no_row(tmp_path: Path) -> None:
     data = gzip.compress(b"".join(b'{"id":%d}\n' % number for number in range(40)))
     plan = plan_of(tmp_path, {f"{length:04}.gz": data[:length] for length in range(1, len(data))}, block_bytes=32)
     plan = replace(plan, partitions=[[piece for part in plan.partitions for piece in part]])
@@ -151,7 +151,7 @@ def test_cut_off_at_any_byte_a_gzip_gives_no_row(tmp_path: Path) -> None:
     assert all("truncated gzip" in failure.reason for failure in summary.failures.values())
 
 
-def test_a_break_behind_the_verified_limit_excludes_the_object(tmp_path: Path) -> None:
+def test_damage_beyond_the_verified_limit_excludes_the_object(tmp_path: Path) -> None:
     plan = plan_of(
         tmp_path, {"a.gz": gzip.compress(LINE * 1_000)[:-1]}, block_bytes=64, inflated_bytes_verified_max=128
     )
@@ -197,7 +197,7 @@ def quoted_plan(tmp_path: Path, content: bytes, **options: object) -> ReadPlan:
     return replace(plan, options=replace(plan.options, schema_ddl="id bigint, s string"))
 
 
-def test_a_quote_that_is_never_closed_costs_the_rest_of_the_object(tmp_path: Path) -> None:
+def test_an_unclosed_quote_quarantines_the_rest_of_the_object(tmp_path: Path) -> None:
     plan = quoted_plan(tmp_path, b'1,a\n2,"b\n' + b"3,c\n" * 100)
     assert read(plan, 0) == 1
     summary = summarise(plan)
@@ -206,7 +206,7 @@ def test_a_quote_that_is_never_closed_costs_the_rest_of_the_object(tmp_path: Pat
     assert list(summary.readings[0].samples) == [(4, reason)]
 
 
-def test_a_few_bad_lines_of_each_object_are_shown(tmp_path: Path) -> None:
+def test_a_sample_of_the_bad_lines_of_each_object_is_reported(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, {"a": LINE + b"no\n" * 20, "b": LINE})
     for partition in range(2):
         read(plan, partition)
@@ -216,7 +216,7 @@ def test_a_few_bad_lines_of_each_object_are_shown(tmp_path: Path) -> None:
     assert list(summary.readings[1].samples) == []
 
 
-def test_a_record_over_the_limit_of_a_line_fails_the_object(tmp_path: Path) -> None:
+def test_a_quoted_record_over_the_line_limit_fails_the_object(tmp_path: Path) -> None:
     plan = quoted_plan(tmp_path, b'1,a\n2,"b\n' + b"3,c\n" * 100, line_bytes_max=300, block_bytes=64)
     read(plan, 0)
     summary = summarise(plan)
@@ -224,7 +224,7 @@ def test_a_record_over_the_limit_of_a_line_fails_the_object(tmp_path: Path) -> N
 
 
 class ChangingStore(LocalStore):
-    """Touches each file between opening and the end of reading."""
+    """A store that touches each file between opening it and the end of reading."""
 
     def open(self, ref: ObjectRef) -> LocalObjectReader:
         reader = super().open(ref)
@@ -232,27 +232,27 @@ class ChangingStore(LocalStore):
         return reader
 
 
-def test_a_file_that_changes_while_it_is_read_gives_no_row(tmp_path: Path) -> None:
+def test_a_file_that_changes_during_the_reading_yields_no_row(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, {"a": LINE})
     assert read(plan, 0, store=ChangingStore(plan.source)) == 0
     assert summarise(plan).failures[0].kind is FailureKind.SUPERSEDED
 
 
 class FaultyStore(LocalStore):
-    """A machine out of descriptors."""
+    """A store on a machine that is out of descriptors."""
 
     def open(self, ref: ObjectRef) -> LocalObjectReader:
         raise TemporaryError("too many open files")
 
 
-def test_a_fault_of_the_machine_is_no_fault_of_the_object(tmp_path: Path) -> None:
+def test_a_fault_of_the_machine_is_not_a_fault_of_the_object(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, {"a": LINE})
     with pytest.raises(TemporaryError):
         read(plan, 0, store=FaultyStore(plan.source))
     assert summarise(plan).missing == (0,)
 
 
-def test_a_schema_is_inferred_from_what_is_there(tmp_path: Path) -> None:
+def test_a_schema_is_inferred_from_the_lines(tmp_path: Path) -> None:
     lines = [
         b'{"id": 1, "v": 1, "ts": "2024-05-06T07:08:09Z", "mixed": 1, "none": null, "tags": [], "Id": 3}',
         b'{"id": 2, "v": 1.5, "ts": "2024-05-06 07:08:09.5", "mixed": "x", "tags": ["a"]}',
@@ -268,7 +268,7 @@ def test_a_schema_is_inferred_from_what_is_there(tmp_path: Path) -> None:
     )
 
 
-def test_one_bad_line_does_not_cost_the_others_their_column(tmp_path: Path) -> None:
+def test_one_bad_line_does_not_change_the_type_of_a_column(tmp_path: Path) -> None:
     good = b'{"status": 200, "o": {"n": 1.5}}\n' * 9
     plan = plan_of(tmp_path, {"a": good + b'{"status": "two hundred", "o": {"n": 1}}\n'})
     inferred = infer_schema(plan.objects, LocalStore(plan.source))
@@ -276,7 +276,7 @@ def test_one_bad_line_does_not_cost_the_others_their_column(tmp_path: Path) -> N
     assert inferred.notes == ("status: 9 numbers, 1 text in the sample; lines with the latter are quarantined",)
 
 
-def test_whole_numbers_are_not_rounded_without_a_word(tmp_path: Path) -> None:
+def test_rounding_of_whole_numbers_is_noted(tmp_path: Path) -> None:
     plan = plan_of(
         tmp_path, {"a": b'{"large": 9007199254740993, "beside": 9007199254740993}\n{"beside": 1.5, "Large": 1}\n'}
     )
@@ -285,13 +285,13 @@ def test_whole_numbers_are_not_rounded_without_a_word(tmp_path: Path) -> None:
     assert [note.partition(":")[0] for note in inferred.notes] == ["beside", "Large"]
 
 
-def test_nothing_to_infer_from_is_one_sentence(tmp_path: Path) -> None:
+def test_nothing_to_infer_from_is_refused(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, {"a": b"", "b": b"no\n[1]\n{}\n", "c.gz": b"no gzip"})
     with pytest.raises(UsageError, match="No line of the sample"):
         infer_schema(plan.objects, LocalStore(plan.source))
 
 
-def test_the_local_reader_s_errors_reach_us_as_they_are(tmp_path: Path) -> None:
+def test_errors_of_the_local_store_are_reported_unchanged(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, {"a": LINE})
     outside = LocalStore(tmp_path / "elsewhere")
     with pytest.raises(ObjectUnreadable):

@@ -1,7 +1,7 @@
-"""Runs actors one at a time, in threads of their own, and decides at every step who goes on and who dies there.
+"""Run actors one at a time, in their own threads, and decide at every step which one continues and which one dies.
 
-Only the actor that holds the baton runs; it hands it over at a step, if chance says so. A schedule is therefore decided
-by its seed alone, and goes the same way every time it is run.
+Only the actor that holds the baton runs; at a step it may pass the baton on, by chance. A schedule is therefore
+determined by its seed alone and is reproducible.
 """
 
 import threading
@@ -12,21 +12,21 @@ PATIENCE_SECONDS = 60.0  # of real time; a step that takes longer is a deadlock
 
 
 class Crash(BaseException):
-    """The process of this actor ends here. Product code may not survive it, so it is no `Exception`."""
+    """The process of this actor ends here. Product code must not catch it, so it is not an `Exception`."""
 
 
 class Actor:
-    """One thread of the play. ``stalled_until`` is the turn before which it is not chosen."""
+    """One thread of the schedule. ``stalled_until``: the turn before which it is not chosen."""
 
-    def __init__(self, name: str, play: Callable[[], None]) -> None:
+    def __init__(self, name: str, schedule: Callable[[], None]) -> None:
         self.name = name
-        self.play = play
+        self.schedule = schedule
         self.baton = threading.Semaphore(0)
         self.stalled_until = 0
 
 
-class Stage:
-    """The scheduler. Every field is touched only by the thread that holds the baton."""
+class Scheduler:
+    """The scheduler. Only the thread that holds the baton touches its fields."""
 
     def __init__(
         self,
@@ -39,44 +39,47 @@ class Stage:
         stall: float,
         disturb: Callable[[], None],
     ) -> None:
-        """Chaos lasts ``turns_max`` steps. At the ``deadly_step`` every second actor dies.
+        """Create a scheduler.
 
-        ``disturb`` is called at every step and may do anything but take one.
+        Args:
+            turns_max: Number of steps that the chaos lasts.
+            deadly_step: The step at which every second actor dies.
+            disturb: Called at every step; it may do anything but take one.
         """
         self.random = random
         self.turn = 0
         self.log: list[str] = []
-        self.deaths: list[str] = []  # the steps at which somebody died
+        self.deaths: list[str] = []  # the steps at which an actor died
         self._turns_max = turns_max
         self._switch, self._crash, self._deadly_step, self._stall = switch, crash, deadly_step, stall
         self._disturb = disturb
         self._actors: list[Actor] = []
         self._here: Actor | None = None
-        self._apart = False  # inside a disturbance: its own steps are no steps of the play
+        self._apart = False  # inside a disturbance: its own steps are not steps of the schedule
         self._over = threading.Semaphore(0)
         self._defect: BaseException | None = None
 
     @property
     def chaos(self) -> bool:
-        """Whether things may still go wrong."""
+        """True during the chaos, while faults may still happen."""
         return self.turn < self._turns_max and self._here is not None
 
     def chance(self, probability: float) -> bool:
-        """Whether something happens now; never once the chaos is over."""
+        """Return True with this probability; never once the chaos is over."""
         return self.chaos and not self._apart and self.random.random() < probability
 
     def calm_down(self) -> None:
-        """From now on nothing goes wrong."""
+        """End the chaos."""
         self._turns_max = 0
 
-    def enter(self, name: str, play: Callable[[], None]) -> None:
+    def enter(self, name: str, schedule: Callable[[], None]) -> None:
         """Add an actor; it begins when it is chosen."""
-        actor = Actor(name, play)
+        actor = Actor(name, schedule)
         self._actors.append(actor)
         threading.Thread(target=self._perform, args=(actor,), name=name, daemon=True).start()
 
     def run(self) -> None:
-        """Play until every actor has left. Raises what an actor raised, `Crash` aside."""
+        """Run until every actor has left. Raises the exception of an actor, except `Crash`."""
         if self._actors:
             self._hand_over()
             if not self._over.acquire(timeout=PATIENCE_SECONDS):
@@ -85,7 +88,7 @@ class Stage:
             raise self._defect
 
     def step(self, name: str, *, inside: bool = False) -> None:
-        """A place where the actor may die, or others go on first; ``inside`` a transaction others have to wait."""
+        """Mark a point at which the actor may die or others may run; ``inside`` a transaction others have to wait."""
         here = self._here
         if here is None or self._apart:
             return
@@ -110,7 +113,7 @@ class Stage:
             self._switch_from(here)
 
     def rest(self, turns: int) -> None:
-        """The actor on stage has nothing to do for a while."""
+        """Let the running actor do nothing for a while."""
         if self._here is not None:
             self._here.stalled_until = self.turn + turns
         self.step("rests")
@@ -128,7 +131,7 @@ class Stage:
         return self.random.choice(awake or self._actors)
 
     def _hand_over(self) -> None:
-        """The one who has the baton leaves."""
+        """Pass the baton on from an actor that leaves."""
         if self._actors:
             self._here = self._choose()
             self._here.baton.release()
@@ -139,9 +142,9 @@ class Stage:
     def _perform(self, actor: Actor) -> None:
         actor.baton.acquire()
         try:
-            actor.play()
+            actor.schedule()
         except Crash:
-            pass  # its process is gone, and that is all
+            pass  # its process has ended; the others continue
         except BaseException as defect:
             self._defect = self._defect or defect
         self._actors.remove(actor)
