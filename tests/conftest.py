@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -28,6 +29,8 @@ SERVER_FIXTURES = {"servers", "frozen_servers", "start_redis", "start_moto", "st
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, processes that tests start would ignore it too
     if isinstance(worker := getattr(config, "workerinput", None), dict):
         config.args = collection_order(config.args, worker["workerid"], worker["workercount"])
 

@@ -14,7 +14,7 @@ DEADLINE_SECONDS = 60.0
 
 @dataclass
 class Receiver:
-    """A server and its requests. ``status`` is its response from now on; it does not respond while ``open`` is cleared."""
+    """A server and its requests. ``status`` is its response from now on; it is silent while ``open`` is cleared."""
 
     port: int = 0
     status: int = 200
